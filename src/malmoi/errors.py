@@ -1,0 +1,21 @@
+"""What can go wrong in a user's hands: one sentence that says what, where, and what to do."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class MalmoiError(Exception):
+    """The work could not be done: a file is missing, broken or does not fit. Commands exit with 1."""
+
+
+class UsageError(MalmoiError):
+    """The request itself is wrong: an unknown name, an impossible setting. Commands exit with 2."""
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """A hint for an unknown name: " Did you mean 'x'?", or all names where none is close and they are few."""
+    known = sorted(names)
+    close = get_close_matches(name, known, n=1, cutoff=0.5)
+    if close:
+        return f" Did you mean {close[0]!r}?"
+    return f" Known: {', '.join(known)}." if len(known) <= 20 else ""
