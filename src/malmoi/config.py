@@ -1,0 +1,194 @@
+"""What a model is: one frozen, checked record, JSON both ways. No torch here.
+
+`Config` is the base of every record a user may write (a model, a recipe): it checks types and choices when it is
+built, names the nearest field when one is misspelt, and takes typed overrides such as `train.lr=3e-4`.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache
+from types import UnionType
+from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+
+from malmoi.errors import UsageError, nearest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A frozen record whose fields are checked against their annotations."""
+
+    def __post_init__(self) -> None:
+        for name, kind in _hints(type(self)).items():
+            object.__setattr__(self, name, _coerce(getattr(self, name), kind, f"{type(self).__name__}.{name}"))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Builds the record from plain JSON values; an unknown field names the nearest known one."""
+        for name in values:
+            if name not in _hints(cls):
+                raise UsageError(f"{cls.__name__} has no field {name!r}.{nearest(name, _hints(cls))}")
+        missing = [f.name for f in fields(cls) if _required(f) and f.name not in values]
+        if missing:
+            raise UsageError(f"{cls.__name__} needs the field{'s'[: len(missing) > 1]} {', '.join(missing)}.")
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        return cls.from_dict(json.loads(text))
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
+
+    def override(self, path: str, value: Any) -> Self:
+        """A copy with one field changed: `override("train.lr", "3e-4")`; text is read as the field's type."""
+        name, _, rest = path.partition(".")
+        kinds = _hints(type(self))
+        if name not in kinds:
+            raise UsageError(f"{type(self).__name__} has no field {name!r}.{nearest(name, kinds)}")
+        if rest:
+            inner = getattr(self, name)
+            if not isinstance(inner, Config):
+                raise UsageError(f"{type(self).__name__}.{name} is a single value, it has no field {rest!r}.")
+            return replace(self, **{name: inner.override(rest, value)})
+        return replace(self, **{name: _read(value, kinds[name]) if isinstance(value, str) else value})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(Config):
+    """One Transformer. BERT, GPT-1, GPT-2, GPT-3, ELECTRA, ALBERT… are values of this (see model/families.py)."""
+
+    vocab: int
+    context: int = 1024
+    width: int = 768
+    depth: int = 12
+    heads: int = 12
+    kv_heads: int = 0  # fewer key/value heads than query heads (grouped keys); 0: as many
+    head_width: int = 0  # 0: width / heads
+    hidden: int = 0  # width inside the MLP; 0: 4 × width
+    embed_width: int = 0  # factorised embedding (ALBERT, ELECTRA); 0: width
+    segments: int = 0  # 0: no segment embedding
+    groups: int = 0  # distinct blocks, shared over the depth (ALBERT: 1); 0: one per layer
+    attention: tuple[str, ...] = ("causal",)  # a pattern per layer, cycled over the depth
+    positions: Literal["learned", "sinusoidal", "rotary", "none"] = "learned"
+    rotary_base: float = 10_000.0
+    norm: Literal["pre", "post"] = "pre"  # x + f(LN(x)), or LN(x + f(x))
+    norm_kind: Literal["layer", "rms"] = "layer"
+    embed_norm: bool = False
+    final_norm: bool = True
+    qk_norm: bool = False
+    eps: float = 1e-5
+    activation: Literal["gelu", "gelu_tanh", "relu", "relu2", "swiglu"] = "gelu_tanh"
+    bias: bool = True
+    tied: bool = True  # the vocabulary head reuses the token embedding
+    softcap: float = 0.0  # logits become cap·tanh(logits / cap); 0: off
+    pool: Literal["first", "last"] = "last"  # which token speaks for the sequence
+    pooler: Literal["none", "tanh", "relu", "gelu"] = "none"  # a dense layer and its activation before pooled heads
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    init: Literal["normal", "truncated"] = "normal"
+    init_std: float = 0.02
+    residual_init: Literal["same", "scaled", "zero"] = "same"  # weights that write to the residual stream
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("vocab", "context", "width", "depth", "heads"):
+            _require(getattr(self, name) > 0, f"{name} must be positive, not {getattr(self, name)}.")
+        _require(
+            self.head_width > 0 or self.width % self.heads == 0,
+            f"width {self.width} does not divide into {self.heads} heads; set head_width or change one of them.",
+        )
+        _require(self.heads % self.key_heads == 0, f"{self.heads} heads do not divide over {self.kv_heads} kv_heads.")
+        _require(self.positions != "rotary" or self.size_per_head % 2 == 0, "rotary positions need an even head width.")
+        _require(bool(self.attention), "attention needs at least one pattern, such as 'causal' or 'full'.")
+        _require(self.distinct <= self.depth, f"{self.groups} groups are more than the depth {self.depth}.")
+        for name in ("dropout", "attention_dropout"):
+            _require(0 <= getattr(self, name) < 1, f"{name} must lie in [0, 1), not {getattr(self, name)}.")
+
+    @property
+    def size_per_head(self) -> int:
+        return self.head_width or self.width // self.heads
+
+    @property
+    def key_heads(self) -> int:
+        return self.kv_heads or self.heads
+
+    @property
+    def mlp_width(self) -> int:
+        return self.hidden or 4 * self.width
+
+    @property
+    def token_width(self) -> int:
+        return self.embed_width or self.width
+
+    @property
+    def distinct(self) -> int:
+        """How many blocks have weights of their own."""
+        return self.groups or self.depth
+
+
+def _require(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise UsageError(f"This model cannot be built: {sentence}")
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return {f.name: get_type_hints(cls)[f.name] for f in fields(cls)}
+
+
+def _required(field: Any) -> bool:
+    return "MISSING" in repr(field.default) and "MISSING" in repr(field.default_factory)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Config):
+        return value.to_dict()
+    if isinstance(value, tuple):
+        return [_plain(v) for v in value]
+    return {k: _plain(v) for k, v in value.items()} if isinstance(value, Mapping) else value
+
+
+def _coerce(value: Any, kind: Any, where: str) -> Any:
+    """The value as its annotation wants it (an int may stand for a float, a list for a tuple), or a clear refusal."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        if value not in args:
+            raise UsageError(f"{where} must be one of {', '.join(map(repr, args))}, not {value!r}.{nearest(str(value), map(str, args))}")
+        return value
+    if origin in (Union, UnionType):
+        return None if value is None else _coerce(value, next(a for a in args if a is not type(None)), where)
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(_coerce(v, args[0], where) for v in value)
+    if is_dataclass(kind) and isinstance(value, Mapping):
+        return kind.from_dict(value)  # type: ignore[union-attr]
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    expected = origin or kind
+    if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
+        raise UsageError(f"{where} must be {_called(kind)}, not {value!r}.")
+    return value
+
+
+def _called(kind: Any) -> str:
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", tuple: "a list"}
+    return names.get(get_origin(kind) or kind, getattr(kind, "__name__", str(kind)))
+
+
+def _read(text: str, kind: Any) -> Any:
+    """Text from the command line as JSON where the field is not itself text."""
+    if kind is str or get_origin(kind) is Literal:
+        return text
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        pass
+    if get_origin(kind) is tuple:
+        return [part.strip() for part in text.split(",")]
+    try:
+        return int(float(text)) if kind is int else float(text)  # 1e5, .5
+    except ValueError:
+        return {"none": None, "yes": True, "no": False}.get(text.lower(), text)

@@ -1,0 +1,22 @@
+"""One Transformer for four papers: patterns → attention → transformer → heads → families."""
+
+from malmoi.model.attention import Bounds, KVCache
+from malmoi.model.families import PRESETS, preset
+from malmoi.model.heads import Network, initialise, parameters
+from malmoi.model.patterns import PATTERNS, Layout, parse
+from malmoi.model.transformer import Trail, Transformer
+
+__all__ = [
+    "PATTERNS",
+    "PRESETS",
+    "Bounds",
+    "KVCache",
+    "Layout",
+    "Network",
+    "Trail",
+    "Transformer",
+    "initialise",
+    "parameters",
+    "parse",
+    "preset",
+]

@@ -1,0 +1,199 @@
+"""Attention: the projections, the KV cache, and the one place that picks a kernel.
+
+B batch, T tokens (queries), K keys, D width, H heads, G key/value heads, S cache slots, E width of a head.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from malmoi.config import ModelConfig
+from malmoi.errors import UsageError
+from malmoi.model.patterns import Layout, Pattern
+
+FLEX_FROM = 1024  # keys: below this a dense boolean mask is as fast as FlexAttention's blocks
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Sequences packed into one row: where each begins (int32 [N + 1], cumulative) and the longest of them."""
+
+    starts: Tensor
+    longest: int
+
+
+@dataclass(frozen=True)
+class Mask:
+    """A pattern over a layout, made ready for a kernel. All fields empty: everyone sees everyone."""
+
+    causal: bool = False
+    dense: Tensor | None = None  # bool, broadcasts to [B, H, T, K]
+    blocks: Any = None  # FlexAttention's BlockMask
+    bounds: Bounds | None = None  # exact document masks without a mask
+
+
+def prepare(pattern: Pattern, layout: Layout, device: torch.device, bounds: Bounds | None, dropout: float) -> Mask:
+    """Picks the cheapest exact way to apply a pattern: a flag, nothing at all, bounds, blocks, or a dense mask."""
+    causal = pattern.text == "causal"
+    if bounds is not None and (causal or pattern.text == "full") and _has_varlen(device):
+        return Mask(causal=causal, bounds=bounds)
+    if layout.plain and (pattern.text == "full" or (causal and layout.queries == 1)):
+        return Mask()
+    if layout.plain and causal and layout.queries == layout.keys:
+        return Mask(causal=True)
+    if device.type == "cuda" and layout.queries == layout.keys >= FLEX_FROM and not dropout:
+        return Mask(blocks=_blocks(pattern, layout, device))
+    return Mask(dense=pattern.mask(layout, device))
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0) -> Tensor:
+    """softmax(q kᵀ / √E) v under a mask: q [B, H, T, E], k and v [B, G, K, E] → [B, H, T, E]."""
+    if mask.bounds is not None:
+        return _varlen(q, k, v, mask.bounds, mask.causal)
+    grouped = q.size(1) != k.size(1)
+    if mask.blocks is not None:
+        return _flex()(q, k, v, block_mask=mask.blocks, enable_gqa=grouped)
+    return F.scaled_dot_product_attention(q, k, v, mask.dense, dropout, mask.causal, enable_gqa=grouped)
+
+
+def weights(q: Tensor, k: Tensor, mask: Mask) -> Tensor:
+    """The attention probabilities themselves [B, H, T, K], for looking at; no kernel returns them."""
+    k = k.repeat_interleave(q.size(1) // k.size(1), dim=1)
+    scores = (q @ k.transpose(-1, -2)).float() / q.size(-1) ** 0.5
+    seen = torch.ones_like(scores, dtype=torch.bool).tril() if mask.causal else mask.dense
+    return scores.softmax(-1) if seen is None else scores.masked_fill(~seen, float("-inf")).softmax(-1).nan_to_num(0.0)
+
+
+def _has_varlen(device: torch.device) -> bool:
+    return device.type == "cuda" and hasattr(torch.nn.attention, "varlen")
+
+
+def _varlen(q: Tensor, k: Tensor, v: Tensor, bounds: Bounds, causal: bool) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    q, k, v = (x.squeeze(0).transpose(0, 1).contiguous() for x in (q, k, v))  # [1, H, N, E] → [N, H, E]
+    n = bounds.longest
+    y = varlen_attn(q, k, v, bounds.starts, bounds.starts, n, n, window_size=(-1, 0 if causal else -1))
+    return y.transpose(0, 1).unsqueeze(0)
+
+
+@lru_cache(maxsize=1)
+def _flex() -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def _blocks(pattern: Pattern, layout: Layout, device: torch.device) -> Any:
+    if layout.plain:
+        return _plain_blocks(pattern, layout.queries, str(device))
+    return _block_mask(pattern, layout, layout.batch, device)
+
+
+@lru_cache(maxsize=16)
+def _plain_blocks(pattern: Pattern, length: int, device: str) -> Any:
+    return _block_mask(pattern, Layout(1, length, length), None, torch.device(device))
+
+
+def _block_mask(pattern: Pattern, layout: Layout, batch: int | None, device: torch.device) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    heads = pattern.heads if pattern.varies_by_head else None
+    return create_block_mask(pattern.at(layout), batch, heads, layout.queries, layout.keys, device=str(device))
+
+
+class KVCache:
+    """Keys and values of every layer, preallocated; the caller owns it, the modules stay stateless.
+
+    Each slot remembers the position of its token, and whether it holds one: padding, left or right, needs no care.
+    """
+
+    def __init__(
+        self, config: ModelConfig, batch: int, capacity: int, *, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        shape = (config.depth, batch, config.key_heads, capacity, config.size_per_head)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.positions = torch.zeros(batch, capacity, dtype=torch.long, device=device)
+        self.keep = torch.zeros(batch, capacity, dtype=torch.bool, device=device)
+        self.used = 0  # slots filled so far, the same in every row
+        self.padded = False  # whether any of them is padding
+
+    @property
+    def capacity(self) -> int:
+        return self.keys.size(3)
+
+    def grow(self, positions: Tensor, keep: Tensor | None) -> None:
+        """Takes slots for new tokens at these positions [B, T]; `keep` says which of them are not padding."""
+        start, self.used = self.used, self.used + positions.size(1)
+        if self.used > self.capacity:
+            raise UsageError(f"{self.used} tokens do not fit into a cache of {self.capacity}; make a larger one.")
+        self.positions[:, start : self.used] = positions
+        self.keep[:, start : self.used] = True if keep is None else keep
+        self.padded = self.padded or keep is not None
+
+    def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Stores the newest keys and values of a layer and returns all of them up to now."""
+        start = self.used - k.size(2)
+        self.keys[layer, :, :, start : self.used] = k
+        self.values[layer, :, :, start : self.used] = v
+        return self.keys[layer, :, :, : self.used], self.values[layer, :, :, : self.used]
+
+    def reorder(self, rows: Tensor) -> None:
+        """Keeps these rows in this order: beams that go on, requests that are not finished."""
+        self.keys, self.values = self.keys[:, rows], self.values[:, rows]
+        self.positions, self.keep = self.positions[rows], self.keep[rows]
+
+    def truncate(self, used: int) -> None:
+        """Forgets everything after the first `used` slots: a prompt shared by many continuations stays."""
+        self.used = used
+
+
+def rotary_table(config: ModelConfig) -> Tensor:
+    """cos and sin of position × frequency (Su et al. 2021, eq. 15): [2, context, E/2]."""
+    size = config.size_per_head
+    frequency = config.rotary_base ** (-torch.arange(0, size, 2, dtype=torch.float32) / size)
+    angle = torch.arange(config.context, dtype=torch.float32)[:, None] * frequency
+    return torch.stack((angle.cos(), angle.sin()))
+
+
+def rotate(x: Tensor, turn: Tensor) -> Tensor:
+    """Turns each pair (x_i, x_{i+E/2}) by its position's angle: x [B, H, T, E], turn [2, B or 1, 1, T, E/2]."""
+    cos, sin = turn.to(x.dtype)
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+class Attention(nn.Module):
+    def __init__(self, c: ModelConfig) -> None:
+        super().__init__()
+        self.heads, self.key_heads, self.size = c.heads, c.key_heads, c.size_per_head
+        self.dropout, self.qk_norm, self.eps = c.attention_dropout, c.qk_norm, c.eps
+        self.qkv = nn.Linear(c.width, (c.heads + 2 * c.key_heads) * self.size, bias=c.bias)
+        self.out = nn.Linear(c.heads * self.size, c.width, bias=c.bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Mask,
+        turn: Tensor | None = None,
+        cache: tuple[KVCache, int] | None = None,
+        look: list[Tensor] | None = None,
+    ) -> Tensor:
+        B, T, _ = x.shape
+        parts = self.qkv(x).view(B, T, -1, self.size).transpose(1, 2)  # [B, H + 2G, T, E]
+        q, k, v = parts.split((self.heads, self.key_heads, self.key_heads), dim=1)
+        if self.qk_norm:
+            q, k = (F.rms_norm(y, (self.size,), eps=self.eps) for y in (q, k))
+        if turn is not None:
+            q, k = rotate(q, turn), rotate(k, turn)
+        if cache is not None:
+            k, v = cache[0].write(cache[1], k, v)
+        if look is not None:
+            look.append(weights(q, k, mask))
+        y = attend(q, k, v, mask, self.dropout if self.training else 0.0)
+        return self.out(y.transpose(1, 2).reshape(B, T, -1))

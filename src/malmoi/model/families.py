@@ -1,0 +1,115 @@
+"""A family is a value: each function returns one `ModelConfig`; any field can be changed by name.
+
+Numbers are the papers' own (Devlin 2019; Radford 2018, 2019; Brown 2020 table 2.1; Clark 2020; Lan 2020; Sanh 2019;
+Turc 2019 for the small BERTs).
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from malmoi.config import ModelConfig
+from malmoi.errors import UsageError, nearest
+
+
+def bert(**changes: Any) -> ModelConfig:
+    """The encoder: every token sees every token, post-norm, segments, exact GELU, [CLS] through a tanh pooler."""
+    values = dict(
+        vocab=30_522,
+        context=512,
+        segments=2,
+        attention=("full",),
+        norm="post",
+        embed_norm=True,
+        final_norm=False,
+        eps=1e-12,
+        activation="gelu",
+        pool="first",
+        pooler="tanh",
+        init="truncated",
+    )
+    return ModelConfig(**(values | changes))  # type: ignore[arg-type]
+
+
+def distilbert(**changes: Any) -> ModelConfig:
+    """BERT with every second layer, no segments; classification through a ReLU layer."""
+    return bert(**(dict(depth=6, segments=0, pooler="relu") | changes))
+
+
+def electra(**changes: Any) -> ModelConfig:
+    """BERT's trunk trained to tell replaced tokens; embeddings may be narrower than the trunk."""
+    return bert(**(dict(embed_width=128, width=256, heads=4, hidden=1024, pooler="gelu") | changes))
+
+
+def albert(**changes: Any) -> ModelConfig:
+    """One block's weights for all layers and factorised embeddings."""
+    values = dict(vocab=30_000, embed_width=128, groups=1, activation="gelu_tanh", dropout=0.0, attention_dropout=0.0)
+    return bert(**(values | changes))
+
+
+def gpt1(**changes: Any) -> ModelConfig:
+    """The decoder, post-norm, as in Vaswani et al."""
+    return ModelConfig(**(dict(vocab=40_478, context=512, norm="post", final_norm=False) | changes))  # type: ignore[arg-type]
+
+
+def gpt2(**changes: Any) -> ModelConfig:
+    """Pre-norm and a final norm; weights that write to the residual stream start scaled by 1/√(2·depth)."""
+    return ModelConfig(**(dict(vocab=50_257, residual_init="scaled") | changes))  # type: ignore[arg-type]
+
+
+def gpt3(**changes: Any) -> ModelConfig:
+    """GPT-2 with twice the context and every second layer locally banded; no dropout is published."""
+    values = dict(context=2048, attention=("causal", "causal & local:256"), dropout=0.0, attention_dropout=0.0)
+    return gpt2(**(values | changes))
+
+
+def llama(**changes: Any) -> ModelConfig:
+    """Rotary positions, RMSNorm, SwiGLU, no biases, grouped keys (Touvron et al. 2023)."""
+    values = dict(
+        vocab=32_000,
+        context=2048,
+        positions="rotary",
+        norm_kind="rms",
+        activation="swiglu",
+        bias=False,
+        tied=False,
+        dropout=0.0,
+        attention_dropout=0.0,
+    )
+    return ModelConfig(**(values | changes))  # type: ignore[arg-type]
+
+
+PRESETS: dict[str, Callable[..., ModelConfig]] = {
+    "bert-tiny": partial(bert, depth=2, width=128, heads=2),
+    "bert-mini": partial(bert, depth=4, width=256, heads=4),
+    "bert-small": partial(bert, depth=4, width=512, heads=8),
+    "bert-medium": partial(bert, depth=8, width=512, heads=8),
+    "bert-base": bert,
+    "bert-large": partial(bert, depth=24, width=1024, heads=16),
+    "distilbert": distilbert,
+    "electra-small": electra,
+    "electra-base": partial(electra, embed_width=768, width=768, heads=12, hidden=3072),
+    "albert-base": albert,
+    "gpt1": gpt1,
+    "gpt2-small": gpt2,
+    "gpt2-medium": partial(gpt2, depth=24, width=1024, heads=16),
+    "gpt2-large": partial(gpt2, depth=36, width=1280, heads=20),
+    "gpt2-xl": partial(gpt2, depth=48, width=1600, heads=25),
+    "gpt3-125m": gpt3,
+    "gpt3-350m": partial(gpt3, depth=24, width=1024, heads=16),
+    "gpt3-760m": partial(gpt3, depth=24, width=1536, heads=16),
+    # Printed as 24 heads of 128 in a width of 2048, which does not multiply out: 16 heads of 128 give the 1.3B.
+    "gpt3-1.3b": partial(gpt3, depth=24, width=2048, heads=16),
+    "gpt3-2.7b": partial(gpt3, depth=32, width=2560, heads=32),
+    "gpt3-6.7b": partial(gpt3, depth=32, width=4096, heads=32),
+    # Printed with a width of 5140; 40 heads of 128 make 5120.
+    "gpt3-13b": partial(gpt3, depth=40, width=5120, heads=40),
+    "gpt3-175b": partial(gpt3, depth=96, width=12288, heads=96),
+}
+
+
+def preset(name: str, **changes: Any) -> ModelConfig:
+    """The model of a paper by its name, with any field changed."""
+    if name not in PRESETS:
+        raise UsageError(f"There is no model {name!r}.{nearest(name, PRESETS)}")
+    return PRESETS[name](**changes)

@@ -1,0 +1,252 @@
+"""Who may attend to whom. A pattern is a predicate (batch, head, query, key) → bool, written as text.
+
+`"causal & local:256"` is a band, `"causal & (local:16 | column:16)"` is Child's strided pattern in every head, and
+`"causal & local:16 ; causal & column:16"` gives the first half of the heads one set and the second half the other.
+The same predicate makes the SDPA mask, the FlexAttention block mask, the KV-cache mask and the picture on the page.
+
+Indices in a predicate are *slots*: places in the query and key tensors. A `Layout` says which position and which
+document stands in each slot, so that padding, packing and a KV cache need no pattern of their own.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from malmoi.errors import UsageError, nearest
+
+Predicate = Callable[[Any, Any, Any, Any], Any]  # (batch, head, query, key) → bool; tensors that broadcast
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """What stands where: B rows of T query slots and K key slots. None means the plain case: slot i holds position i."""
+
+    batch: int
+    queries: int  # T
+    keys: int  # K
+    offset: int = 0  # position of the first query, where positions are plain
+    query_positions: Tensor | None = None  # [B, T]
+    key_positions: Tensor | None = None  # [B, K]
+    keep: Tensor | None = None  # [B, K] bool: slots that may be looked at
+    query_documents: Tensor | None = None  # [B, T]
+    key_documents: Tensor | None = None  # [B, K]
+
+    @property
+    def plain(self) -> bool:
+        """Every slot is a token of one document, in order: nothing but the pattern decides."""
+        return self.keep is None and self.query_positions is None and self.query_documents is None
+
+    def query(self, b: Any, q: Any) -> Any:
+        return q + self.offset if self.query_positions is None else self.query_positions[b, q]
+
+    def key(self, b: Any, k: Any) -> Any:
+        return k if self.key_positions is None else self.key_positions[b, k]
+
+
+PATTERNS: dict[str, Callable[..., Predicate]] = {}
+
+
+def pattern(make: Callable[..., Predicate]) -> Callable[..., Predicate]:
+    """Registers a pattern under its function's name; numbers after the colon become its arguments."""
+    PATTERNS[make.__name__] = make
+    return make
+
+
+@pattern
+def full(at: Layout) -> Predicate:
+    """Every token sees every token: BERT."""
+    return lambda b, h, q, k: k >= 0
+
+
+@pattern
+def causal(at: Layout) -> Predicate:
+    """No token sees a later one: GPT."""
+    return lambda b, h, q, k: at.key(b, k) <= at.query(b, q)
+
+
+@pattern
+def local(at: Layout, window: int) -> Predicate:
+    """Positions less than `window` apart: the band of GPT-3 §2.1, and the first head set of Child's strided pattern."""
+    return lambda b, h, q, k: _within(at.query(b, q) - at.key(b, k), window)
+
+
+@pattern
+def column(at: Layout, stride: int) -> Predicate:
+    """Every stride-th position counted back from the query: the second head set of Child et al. 2019, strided."""
+    return lambda b, h, q, k: (at.query(b, q) - at.key(b, k)) % stride == 0
+
+
+@pattern
+def strided(at: Layout, stride: int) -> Predicate:
+    """Child et al. 2019, strided, both head sets merged: the last `stride` positions and every stride-th before."""
+    return either(local(at, stride), column(at, stride))
+
+
+@pattern
+def block(at: Layout, stride: int) -> Predicate:
+    """Positions in the same block: the first head set of Child et al. 2019, fixed: ⌊j/l⌋ = ⌊i/l⌋."""
+    return lambda b, h, q, k: at.query(b, q) // stride == at.key(b, k) // stride
+
+
+@pattern
+def summary(at: Layout, stride: int, columns: int) -> Predicate:
+    """The last columns of every block: the second head set of Child et al. 2019, fixed: j mod l ≥ l − c."""
+    return lambda b, h, q, k: at.key(b, k) % stride >= stride - columns
+
+
+@pattern
+def fixed(at: Layout, stride: int, columns: int) -> Predicate:
+    """Child et al. 2019, fixed, both head sets merged."""
+    return either(block(at, stride), summary(at, stride, columns))
+
+
+@pattern
+def prefix(at: Layout, length: int) -> Predicate:
+    """The first `length` positions are open to all: `causal | prefix:32` is a prefix language model."""
+    return lambda b, h, q, k: at.key(b, k) < length
+
+
+@pattern
+def padding(at: Layout) -> Predicate:
+    """Only slots that hold a token. Added by itself wherever a batch is padded."""
+    keep = at.keep
+    return (lambda b, h, q, k: k >= 0) if keep is None else (lambda b, h, q, k: keep[b, k])
+
+
+@pattern
+def document(at: Layout) -> Predicate:
+    """Only tokens of the same document. Added by itself wherever a batch says which documents it packs."""
+    query, key = at.query_documents, at.key_documents
+    if query is None or key is None:
+        raise UsageError("The pattern 'document' needs a batch that says which document each token belongs to.")
+    return lambda b, h, q, k: query[b, q] == key[b, k]
+
+
+def both(*predicates: Predicate) -> Predicate:
+    return lambda b, h, q, k: reduce(lambda x, y: x & y, (p(b, h, q, k) for p in predicates))
+
+
+def either(*predicates: Predicate) -> Predicate:
+    return lambda b, h, q, k: reduce(lambda x, y: x | y, (p(b, h, q, k) for p in predicates))
+
+
+def by_head(groups: Sequence[Predicate], heads: int) -> Predicate:
+    """Heads are dealt to the groups in order: the first heads/n heads follow the first predicate, and so on."""
+
+    def predicate(b: Any, h: Any, q: Any, k: Any) -> Any:
+        group = h * len(groups) // heads
+        return reduce(lambda x, y: x | y, ((group == i) & p(b, h, q, k) for i, p in enumerate(groups)))
+
+    return predicate
+
+
+def _within(distance: Any, window: int) -> Any:
+    return (distance < window) & (-distance < window)
+
+
+# ------------------------------------------------------------------ text → predicate
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A pattern as it was written; `at(layout)` is its predicate. Two patterns of the same text are equal."""
+
+    text: str
+    heads: int = 1
+
+    def __post_init__(self) -> None:
+        probe = torch.zeros(1, 1, dtype=torch.long)
+        self._read(Layout(1, 1, 1, query_documents=probe, key_documents=probe))  # a misspelt pattern fails here, early
+
+    @property
+    def varies_by_head(self) -> bool:
+        return ";" in self.text
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether no token ever sees a later one, so that the model can be decoded token by token."""
+        reach = min(2 * max(map(int, re.findall(r"\d+", self.text)), default=1) + 2, 4096)
+        probe = torch.zeros(1, reach, dtype=torch.long)
+        mask = self.mask(Layout(1, reach, reach, query_documents=probe, key_documents=probe))
+        return not mask.expand(-1, -1, reach, -1).triu(1).any()
+
+    def at(self, layout: Layout) -> Predicate:
+        """The predicate over this layout's slots, its padding and documents included."""
+        terms = [self._read(layout)]
+        terms += [padding(layout)] if layout.keep is not None else []
+        terms += [document(layout)] if layout.query_documents is not None else []
+        return both(*terms)
+
+    def mask(self, layout: Layout, device: torch.device | str = "cpu") -> Tensor:
+        """A boolean mask that broadcasts to [B, H, T, K], for SDPA and for the eye."""
+        b = torch.arange(layout.batch, device=device)[:, None, None, None]
+        h = torch.arange(self.heads, device=device)[None, :, None, None] if self.varies_by_head else 0
+        q = torch.arange(layout.queries, device=device)[None, None, :, None]
+        k = torch.arange(layout.keys, device=device)[None, None, None, :]
+        return self.at(layout)(b if not layout.plain else 0, h, q, k)
+
+    def _read(self, layout: Layout) -> Predicate:
+        groups = [_Parser(text, layout).parse() for text in self.text.split(";")]
+        if len(groups) > self.heads:
+            raise UsageError(f"The pattern {self.text!r} has {len(groups)} head groups for {self.heads} heads.")
+        return groups[0] if len(groups) == 1 else by_head(groups, self.heads)
+
+
+@cache
+def parse(text: str, heads: int = 1) -> Pattern:
+    """Reads a pattern: names with arguments (`fixed:16,2`), joined by & and |, parentheses, ';' between head groups."""
+    return Pattern(text, heads)
+
+
+class _Parser:
+    """or := and ('|' and)*;  and := term ('&' term)*;  term := name[:n,…] | '(' or ')'."""
+
+    def __init__(self, text: str, layout: Layout) -> None:
+        self.text, self.layout = text, layout
+        self.tokens = re.findall(r"[a-z_]+(?::[\d,\s]*\d)?|\S", text)
+
+    def parse(self) -> Predicate:
+        result = self._or()
+        if self.tokens:
+            raise UsageError(f"The attention pattern {self.text!r} does not read: {self.tokens[0]!r} is unexpected.")
+        return result
+
+    def _or(self) -> Predicate:
+        return self._joined(self._and, "|", either)
+
+    def _and(self) -> Predicate:
+        return self._joined(self._term, "&", both)
+
+    def _joined(self, part: Callable[[], Predicate], sign: str, join: Callable[..., Predicate]) -> Predicate:
+        parts = [part()]
+        while self.tokens and self.tokens[0] == sign:
+            self.tokens.pop(0)
+            parts.append(part())
+        return parts[0] if len(parts) == 1 else join(*parts)
+
+    def _term(self) -> Predicate:
+        if not self.tokens:
+            raise UsageError(f"The attention pattern {self.text!r} ends where a name such as 'causal' should stand.")
+        token = self.tokens.pop(0)
+        if token == "(":
+            inner = self._or()
+            if not self.tokens or self.tokens.pop(0) != ")":
+                raise UsageError(f"The attention pattern {self.text!r} lacks a closing parenthesis.")
+            return inner
+        return self._named(token)
+
+    def _named(self, token: str) -> Predicate:
+        name, _, numbers = token.partition(":")
+        if name not in PATTERNS:
+            raise UsageError(f"There is no attention pattern {name!r}.{nearest(name, PATTERNS)}")
+        arguments = [int(n) for n in numbers.replace(" ", "").split(",") if n]
+        wanted = PATTERNS[name].__code__.co_varnames[1 : PATTERNS[name].__code__.co_argcount]
+        if len(arguments) != len(wanted) or any(n < 1 for n in arguments):
+            example = name + (":" + ",".join(wanted) if wanted else "")
+            raise UsageError(f"The attention pattern {token!r} must be written {example!r}, with positive numbers.")
+        return PATTERNS[name](self.layout, *arguments)
