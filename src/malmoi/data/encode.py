@@ -1,0 +1,254 @@
+"""Encode a corpus into two token stores, training and validation, in bounded memory, from wherever it was stopped."""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from malmoi.data.background import Background
+from malmoi.data.journal import Appender, Chunk, Counts, alone, disk_errors, holds, write_json
+from malmoi.data.split import Documents, assign, cut
+from malmoi.data.store import FORMAT, Store, dtype_for, read_about
+from malmoi.errors import MalmoiError, UsageError
+
+BATCH = 8 << 20  # bytes of text between two entries of the journal
+GULP = 1 << 20  # characters per call of the tokenizer: its own records take a hundred times the text
+Splitter = Callable[[str], list[str]]
+
+
+class Encoder(Protocol):
+    """The part of a tokenizer that a store needs."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    def ids(self, texts: list[str]) -> list[list[int]]: ...
+    def fingerprint(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a build is: told after every batch."""
+
+    documents: int
+    bytes: int
+    tokens: int
+    seconds: float
+    how: str
+
+
+@dataclass(frozen=True)
+class Stores:
+    """The two halves, and how they came to be: "built", "continued …", "reused" or "rebuilt because …"."""
+
+    train: Store
+    valid: Store
+    how: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One build: what is encoded, how, and where to."""
+
+    reader: Documents
+    tokenizer: Encoder
+    out: Path
+    sentences: Splitter | None
+    valid: float
+    seed: int
+    end: int | None
+
+    def made(self) -> dict[str, str]:
+        """What decides the content of the stores, part by part, so that a change can be named."""
+        splitter = None if self.sentences is None else _name(self.sentences)
+        settings = [splitter, self.valid, self.seed, self.end]
+        digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
+        return {"text": self.reader.fingerprint(), "tokenizer": self.tokenizer.fingerprint(), "settings": digest}
+
+
+def _name(splitter: Splitter) -> str:
+    return str(getattr(splitter, "name", None) or f"{splitter.__module__}.{splitter.__qualname__}")
+
+
+def build(
+    reader: Documents,
+    tokenizer: Encoder,
+    out: str | Path,
+    *,
+    sentences: Splitter | None = None,
+    valid: float = 0.01,
+    seed: int = 0,
+    end: int | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Stores:
+    """Encodes `reader` into out/train and out/valid, or reuses what is there if it is the same.
+
+    `sentences` splits a document for the objectives that need sentence starts; `valid` is the share of documents
+    kept for validation; `end` is put after every document. A build that was killed goes on where it stopped.
+    """
+    if not 0 <= valid < 1:
+        raise UsageError(
+            f"valid={valid} is not a share of the documents: give a number from 0 up to, not including, 1."
+        )
+    plan = Plan(reader, tokenizer, Path(out), sentences, valid, seed, end)
+    with disk_errors(plan.out), alone(plan.out):
+        how = _work(plan, progress or (lambda progress: None))
+    return Stores(Store.open(plan.out / "train"), Store.open(plan.out / "valid"), how)
+
+
+def _work(plan: Plan, progress: Callable[[Progress], None]) -> str:
+    made = plan.made()
+    changed = _finished(plan.out, made)
+    if changed == "":
+        return "reused"
+    state = _State.load(plan, made)
+    how = state.describe(changed)
+    for part in ("train", "valid"):
+        (plan.out / part / "store.json").unlink(missing_ok=True)
+    _encode_all(plan, state, lambda seconds: progress(state.progress(seconds, how)))
+    if state.train.tokens == 0:
+        raise MalmoiError("There is no text to encode: the sources hold no document with a single token.")
+    _publish(plan, state)
+    return how
+
+
+def _finished(out: Path, made: dict[str, str]) -> str | None:
+    """ "" where both stores are whole and made from the same, what changed where not, None where there are none."""
+    if (out / "journal.json").exists() or not (out / "train" / "store.json").exists():
+        return None
+    try:
+        stores = [Store.open(out / part) for part in ("train", "valid")]
+    except MalmoiError as error:
+        return f"it was damaged ({error})"
+    changed = [name for name in made if any(store.about["made"].get(name) != made[name] for store in stores)]
+    return f"the {' and the '.join(changed)} changed" if changed else ""
+
+
+@dataclass
+class _State:
+    """The journal: how many documents are done and how much of each store is good."""
+
+    made: dict[str, str]
+    done: int = 0
+    train: Counts = field(default_factory=Counts)
+    valid: Counts = field(default_factory=Counts)
+
+    @classmethod
+    def load(cls, plan: Plan, made: dict[str, str]) -> "_State":
+        path = plan.out / "journal.json"
+        try:
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            state = cls(kept["made"], kept["done"], Counts(**kept["train"]), Counts(**kept["valid"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return cls(made)
+        width, sentences = dtype_for(plan.tokenizer.vocab_size).itemsize, plan.sentences is not None
+        parts = {"train": state.train, "valid": state.valid}
+        whole = all(holds(plan.out / part, counts, width, sentences=sentences) for part, counts in parts.items())
+        return state if whole and state.made == made else cls(made)
+
+    def save(self, out: Path) -> None:
+        parts = {"train": self.train.as_dict(), "valid": self.valid.as_dict()}
+        write_json(out / "journal.json", {"made": self.made, "done": self.done, **parts})
+
+    def describe(self, changed: str | None) -> str:
+        if changed:
+            return f"rebuilt because {changed}"
+        return f"continued after {self.done:,} documents" if self.done else "built"
+
+    def progress(self, seconds: float, how: str) -> Progress:
+        tokens = self.train.tokens + self.valid.tokens
+        return Progress(self.done, self.train.bytes + self.valid.bytes, tokens, seconds, how)
+
+
+def _encode_all(plan: Plan, state: _State, told: Callable[[float], None]) -> None:
+    """The loop: a thread reads and splits while this one encodes; every batch ends in the journal."""
+    began = time.monotonic()
+    dtype, sentences = dtype_for(plan.tokenizer.vocab_size), plan.sentences is not None
+    with ExitStack() as stack:
+        train = stack.enter_context(Appender(plan.out / "train", dtype, state.train, sentences=sentences))
+        valid = stack.enter_context(Appender(plan.out / "valid", dtype, state.valid, sentences=sentences))
+        state.save(plan.out)
+        for batch in stack.enter_context(Background(_batches(plan, state.done), ahead=2)):
+            _encode(batch, plan.tokenizer)
+            for appender, part in ((train, False), (valid, True)):
+                appender.append(_chunk([item for item in batch if item.valid == part], plan, dtype))
+                appender.sync()
+            state.done += len(batch)
+            state.save(plan.out)
+            told(time.monotonic() - began)
+
+
+@dataclass
+class _Item:
+    """One document on its way: its pieces (sentences, or cuts of a long text) and then their ids."""
+
+    pieces: list[str]
+    bytes: int
+    valid: bool
+    ids: list[list[int]] = field(default_factory=list)
+
+
+def _batches(plan: Plan, skip: int) -> Iterator[list[_Item]]:
+    batch: list[_Item] = []
+    size = 0
+    for text, valid in islice(assign(plan.reader, plan.valid, plan.seed), skip, None):
+        pieces = plan.sentences(text) if plan.sentences else cut(text)
+        batch.append(_Item(pieces, len(text.encode("utf-8", "surrogatepass")), valid))
+        size += batch[-1].bytes
+        if size >= BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _encode(batch: list[_Item], tokenizer: Encoder) -> None:
+    """Fills in the ids, in gulps: the tokenizer's threads share each one."""
+    pieces = [piece for item in batch for piece in item.pieces]
+    ids = chain.from_iterable(tokenizer.ids(gulp) for gulp in _gulps(pieces))
+    for item in batch:
+        item.ids = [found for found in islice(ids, len(item.pieces)) if found]
+        item.pieces = []
+
+
+def _gulps(pieces: list[str]) -> Iterator[list[str]]:
+    first, size = 0, 0
+    for number, piece in enumerate(pieces):
+        size += len(piece)
+        if size >= GULP:
+            yield pieces[first : number + 1]
+            first, size = number + 1, 0
+    if first < len(pieces):
+        yield pieces[first:]
+
+
+def _chunk(items: list[_Item], plan: Plan, dtype: np.dtype[Any]) -> Chunk:
+    """The arrays of these documents; one without a token leaves nothing behind."""
+    items = [item for item in items if item.ids]
+    if plan.end is not None:
+        for item in items:
+            item.ids[-1].append(plan.end)
+    pieces = list(chain.from_iterable(item.ids for item in items))
+    lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
+    tokens = np.fromiter(chain.from_iterable(pieces), dtype, int(lengths.sum()))
+    documents = np.fromiter((sum(map(len, item.ids)) for item in items), np.int64, len(items))
+    return Chunk(tokens, documents, lengths if plan.sentences else None, sum(item.bytes for item in items))
+
+
+def _publish(plan: Plan, state: _State) -> None:
+    """Ends the arrays and writes store.json, which makes them a store; only then the journal goes."""
+    dtype, sentences = dtype_for(plan.tokenizer.vocab_size), plan.sentences is not None
+    for part, counts in (("train", state.train), ("valid", state.valid)):
+        with Appender(plan.out / part, dtype, counts, sentences=sentences) as appender:
+            appender.finish()
+        about = {"format": FORMAT, "dtype": dtype.name, **counts.as_dict()}
+        about |= {"end": plan.end, "vocab": plan.tokenizer.vocab_size, "made": state.made}
+        write_json(plan.out / part / "store.json", about | ({} if sentences else {"sentences": None}))
+        read_about(plan.out / part)
+    (plan.out / "journal.json").unlink()
