@@ -18,7 +18,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from malmoi.data import Store, Stores, Windows, build, encode, journal
+from malmoi.data import (
+    BertBatches,
+    LMBatches,
+    Loader,
+    Masking,
+    Mixture,
+    Pairs,
+    Share,
+    Store,
+    Stores,
+    Windows,
+    build,
+    encode,
+    journal,
+)
+from malmoi.data.mask import IGNORE, mask
+from malmoi.data.pairs import Spans, truncate
 from malmoi.data.permute import Draws, key, permute, permute_all
 from malmoi.data.split import assign, cut
 from malmoi.errors import MalmoiError, UsageError
@@ -57,6 +73,26 @@ class Words:
 
     def fingerprint(self) -> str:
         return f"words{self.vocab_size}"
+
+
+@dataclass(frozen=True)
+class Specials:
+    pad: int | None = 0
+    unk: int | None = 1
+    cls: int | None = 2
+    sep: int | None = 3
+    mask: int | None = 4
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Thirds of the ids continue a word."""
+
+    vocab_size: int = 60_000
+    specials: Specials = Specials()
+
+    def token(self, id: int) -> str:
+        return f"##{id}" if id % 3 == 0 else f"{id}"
 
 
 def lines(text: str) -> list[str]:
@@ -306,3 +342,297 @@ def test_windows_shift_and_tell_documents(tmp_path: Path) -> None:
         assert documents.tolist() == [tokens[:i].tolist().count(7) for i in range(33)]
     with pytest.raises(MalmoiError, match=r"has 5 tokens, fewer than one context of 8"):
         Windows(Store(Path("x"), np.arange(5), np.array([0, 5]), None, {"end": None}), 8, 0)
+
+
+# ---- pairs
+
+
+def _parts(tokens: np.ndarray) -> tuple[list[int], list[int]]:
+    """A and B of one sample without padding."""
+    ids = tokens.tolist()
+    assert ids[0] == 2
+    assert ids[-1] == 3
+    middle = ids.index(3)
+    return ids[1:middle], ids[middle + 1 : -1]
+
+
+def test_nsp_pairs_hold_the_papers_rates(stores: Stores) -> None:
+    pairs = Pairs(stores.train, 32, 3, specials=Specials())
+    batch = pairs.batch(np.arange(20_000))
+    assert abs(batch["labels"].mean() - 0.5) < 5 * 0.5 / 20_000**0.5
+    assert batch["lengths"].max() == 32
+    whole = stores.train.tokens.tolist()
+    for row in range(0, 20_000, 10):
+        length = batch["lengths"][row]
+        a, b = _parts(batch["tokens"][row, :length])
+        assert batch["segments"][row, :length].tolist() == [0] * (len(a) + 2) + [1] * (len(b) + 1)
+        assert not batch["tokens"][row, length:].any()
+        assert len({t // 100 for t in a}) == len({t // 100 for t in b}) == 1  # whole documents, never across
+        assert (a[0] // 100 != b[0] // 100) == batch["labels"][row]
+        if not batch["labels"][row]:
+            assert a[-1] <= b[0]  # sentences are numbered in their document
+        for part in (a, b):
+            at = whole.index(part[0])
+            assert any(whole[i : i + len(part)] == part for i in range(at, at + 10))
+
+
+def test_pairs_cover_the_text_and_shorten_a_tenth(stores: Stores) -> None:
+    long = build(corpus(80, seed=4), Words(), stores.train.folder.parent / "long", sentences=lines).train
+    pairs = Pairs(long, 16, 0, specials=Specials(), next=None, short=0)
+    seen = np.unique(pairs.batch(np.arange(8 * len(pairs)))["tokens"])
+    assert len(np.setdiff1d(np.unique(long.tokens), seen)) <= 0.01 * len(np.unique(long.tokens))
+    words = Docs([" ".join(["w9"] * 4000)] * 2)
+    flat = build(words, Words(), stores.train.folder.parent / "flat", sentences=lambda t: t.split(), valid=0).train
+    batch = Pairs(flat, 128, 0, specials=Specials()).batch(np.arange(10_000))
+    assert abs((batch["lengths"] < 127).mean() - 0.1 * 123 / 125) < 0.03  # ends of documents are short as well
+    assert batch["lengths"].min() == 3 + 2
+
+
+def test_sop_pairs_are_swapped_by_half(stores: Stores) -> None:
+    pairs = Pairs(stores.train, 32, 3, specials=Specials(), next="sop")
+    batch = pairs.batch(np.arange(4000))
+    assert abs(batch["labels"].mean() - 0.5) < 5 * 0.5 / 4000**0.5
+    for row in range(4000):
+        length = batch["lengths"][row]
+        a, b = _parts(batch["tokens"][row, :length])
+        assert batch["segments"][row, :length].tolist() == [0] * (len(a) + 2) + [1] * (len(b) + 1)
+        first, second = (b, a) if batch["labels"][row] else (a, b)
+        assert first[0] // 100 == second[0] // 100
+        assert first[-1] < second[0] or len({*first, *second}) == 1
+
+
+def test_pairs_are_pure_functions_of_their_number(stores: Stores) -> None:
+    for way in ("nsp", "sop", None):
+        pairs = Pairs(stores.train, 24, 5, specials=Specials(), next=way)
+        numbers = [7, 3 * len(pairs) + 1, 0]
+        batch = pairs.batch(numbers)
+        for row, number in enumerate(numbers):
+            tokens, segments, label = pairs.sample(number)
+            assert np.array_equal(tokens, batch["tokens"][row, : len(tokens)])
+            assert np.array_equal(segments, batch["segments"][row, : len(tokens)])
+            assert label == batch["labels"][row]
+    assert not np.array_equal(pairs.batch(np.arange(8))["lengths"], pairs.batch(np.arange(8) + len(pairs))["lengths"])
+
+
+@given(st.integers(1, 300), st.integers(0, 300), st.integers(2, 125), st.floats(0, 1, exclude_max=True))
+def test_truncation_is_googles(a: int, b: int, room: int, draw: float) -> None:
+    left, right = a, b
+    while left + right > room:
+        left, right = (left - 1, right) if left > right else (left, right - 1)
+    spans = (Spans(np.array([0]), np.array([a])), Spans(np.array([1000]), np.array([1000 + b])))
+    first, second = truncate(*spans, room, np.array([[draw], [draw * 0.7]]))
+    assert (first.length[0], second.length[0]) == (left, right)
+    assert first.start[0] >= 0
+    assert first.stop[0] <= a
+    assert second.start[0] >= 1000
+    assert second.stop[0] <= 1000 + b
+
+
+def test_truncation_tosses_fair_coins() -> None:
+    n = 50_000
+    spans = (Spans(np.zeros(n, int), np.full(n, 60)), Spans(np.full(n, 100), np.full(n, 160)))
+    first, second = truncate(*spans, 100, Draws(0, np.arange(n)).random((n, 2)).T)
+    for front in (first.start, second.start - 100):
+        assert abs(front.mean() - 5) < 0.05
+        assert abs(front.std() - (10 / 4) ** 0.5) < 0.05
+    assert abs(np.corrcoef(first.start, second.start)[0, 1]) < 0.03
+
+
+def test_pairs_say_what_they_miss(tmp_path: Path, stores: Stores) -> None:
+    plain = build(corpus(), Words(), tmp_path / "plain").train
+    with pytest.raises(MalmoiError, match="without sentences"):
+        Pairs(plain, 32, 0, specials=Specials())
+    one = build(Docs(["w1 w2\nw3 w4"]), Words(), tmp_path / "one", sentences=lines, valid=0).train
+    with pytest.raises(MalmoiError, match="needs two documents"):
+        Pairs(one, 32, 0, specials=Specials())
+    assert Pairs(one, 32, 0, specials=Specials(), others=stores.train).batch(np.arange(50))["labels"].any()
+    with pytest.raises(MalmoiError, match=r"no \[CLS\]"):
+        Pairs(stores.train, 32, 0, specials=Specials(cls=None))
+    with pytest.raises(UsageError, match="no room"):
+        Pairs(stores.train, 4, 0, specials=Specials())
+    with pytest.raises(MalmoiError, match="no document"):
+        Pairs(build(corpus(), Words(), tmp_path / "none", sentences=lines, valid=0).valid, 32, 0, specials=Specials())
+
+
+# ---- masking
+
+
+def test_masking_holds_its_rates_exactly() -> None:
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(5, 60_000, (2000, 128))
+    tokens[:, 0], tokens[:, 60] = 2, 3
+    lengths = rng.integers(3, 129, 2000)
+    how = Masking.of(Vocabulary())
+    maskable = ~how.special[tokens] & (np.arange(128) < lengths[:, None])
+    corrupted, labels = mask(tokens, maskable, rng, how)
+    chosen = labels != IGNORE
+    assert np.array_equal(chosen.sum(1), np.maximum(1, np.rint(0.15 * maskable.sum(1))))
+    assert not (chosen & ~maskable).any()
+    assert np.array_equal(labels[chosen], tokens[chosen])
+    assert np.array_equal(corrupted[~chosen], tokens[~chosen])
+    n = chosen.sum()
+    masked, kept = (corrupted[chosen] == 4).mean(), (corrupted == tokens)[chosen].mean()
+    assert abs(masked - 0.8) < 5 * (0.16 / n) ** 0.5
+    assert abs(kept - 0.1) < 5 * (0.09 / n) ** 0.5
+    random_ones = corrupted[chosen & (corrupted != 4) & (corrupted != tokens)]
+    assert random_ones.min() >= 5
+    assert abs(random_ones.mean() / 60_000 - 0.5) < 0.05
+    places = (chosen & (lengths[:, None] == 128)).sum(0)
+    assert places[[0, 60]].sum() == 0
+    one, _ = mask(tokens[3], maskable[3], Draws(0, [3]), how)
+    assert one.shape == (128,)
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 1 << 32), st.integers(4, 60))
+def test_whole_words_are_googles_greedy_choice(seed: int, width: int) -> None:
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(5, 100, (6, width))
+    tokens[:, 0] = 2
+    how = Masking.of(Vocabulary(100), whole_word=True, rate=0.3)
+    maskable = ~how.special[tokens]
+    _, labels = mask(tokens, maskable, np.random.default_rng(seed), how)
+    scores = np.random.default_rng(seed).random(tokens.shape)
+    for row in range(6):
+        words: list[list[int]] = []
+        for place in np.flatnonzero(maskable[row]).tolist():
+            if how.starts[tokens[row, place]] or not words or not maskable[row, place - 1]:
+                words.append([])
+            words[-1].append(place)
+        count, taken = max(1, round(0.3 * int(maskable[row].sum()))), []
+        for number in sorted(range(len(words)), key=lambda number: scores[row, number]):
+            if len(taken) + len(words[number]) <= count:
+                taken += words[number]
+        if not taken:
+            taken = words[int(np.argmin(scores[row, : len(words)]))][:count]
+        assert np.flatnonzero(labels[row] != IGNORE).tolist() == sorted(taken)
+
+
+def test_masking_refuses_what_cannot_be() -> None:
+    with pytest.raises(MalmoiError, match=r"no \[MASK\]"):
+        Masking.of(Vocabulary(specials=Specials(mask=None)))
+    with pytest.raises(UsageError, match="shares"):
+        Masking.of(Vocabulary(), mask=0.9, random=0.2)
+
+
+# ---- mixtures
+
+
+class Numbers:
+    """A source whose sample n is n."""
+
+    def __init__(self, size: int, offset: int = 0, width: int = 1):
+        self.size, self.offset, self.width = size, offset, width
+
+    def __len__(self) -> int:
+        return self.size
+
+    def batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        numbers = np.asarray(indices) + self.offset
+        return {"tokens": np.repeat(numbers[:, None], self.width, 1), "labels": numbers}
+
+
+@settings(max_examples=30)
+@given(st.lists(st.floats(1e-4, 1e4), min_size=1, max_size=6), st.integers(0, 9))
+def test_mixture_has_exact_weights_and_misses_nothing(weights: list[float], seed: int) -> None:
+    mixture = Mixture([Numbers(100)] * len(weights), weights, seed)
+    count = 1 << 20
+    source, local = mixture.pick(np.arange(0, 64 * 1024))
+    for number, weight in enumerate(weights):
+        mine = np.sort(local[source == number])
+        assert mine.tolist() == list(range(len(mine)))  # every sample once, in its source's own order
+        assert abs(len(mine) - 64 * 1024 * weight / sum(weights)) < 66
+    assert sum(mixture.units) == count
+    later, place = mixture.pick(np.arange(1024) + 5 * count)
+    first, start = mixture.pick(np.arange(1024))
+    assert np.array_equal(np.bincount(later), np.bincount(first))
+    for number, unit in enumerate(mixture.units):
+        if (later == number).any():
+            assert place[later == number].min() == start[first == number].min() + 5 * unit
+    assert max(abs(w - e / sum(weights)) for w, e in zip(mixture.weights, weights, strict=True)) < 6e-6
+
+
+def test_mixture_cycle_is_exact_and_batches_keep_order() -> None:
+    mixture = Mixture([Numbers(1000), Numbers(50, 10_000_000, 3)], [0.73, 0.27])
+    source, local = mixture.pick(np.arange(1 << 20))
+    assert np.bincount(source).tolist() == mixture.units.tolist() == [765460, 283116]  # 2^20 × 0.73 = 765460.48
+    assert np.array_equal(np.sort(local[source == 1]), np.arange(283116))
+    numbers = np.array([5, 70_000, 3])
+    batch = mixture.batch(numbers)
+    wanted = [int(l + 10_000_000 * s) for s, l in zip(*mixture.pick(numbers), strict=True)]
+    assert batch["labels"].tolist() == wanted
+    assert batch["tokens"][:, 0].tolist() == wanted
+    assert mixture.epochs(1000) == pytest.approx([0.73, 5.4], rel=1e-4)
+    with pytest.raises(UsageError, match="one weight for each"):
+        Mixture([Numbers(1)], [1, 2])
+    with pytest.raises(UsageError, match="positive"):
+        Mixture([Numbers(1)], [0])
+
+
+# ---- batches
+
+
+@pytest.mark.parametrize("whole_word", [False, True])
+def test_packed_and_padded_batches_say_the_same(stores: Stores, whole_word: bool) -> None:
+    pairs = Pairs(stores.train, 32, 0, specials=Specials())
+    how = Masking.of(Vocabulary(), whole_word=whole_word)
+    padded = BertBatches(pairs, Share(24), how, 0, 0).batch(3)
+    packed = BertBatches(pairs, Share(24), how, 0, 0, packed=True).batch(3)
+    assert padded["tokens"].shape[1] % 8 == 0
+    total = int(padded["keep"].sum())
+    size = packed["tokens"].shape[1]
+    assert size % 512 == 0
+    assert packed["bounds"].tolist() == [0, *np.cumsum(padded["keep"].sum(1)), size]
+    assert packed["bounds"].dtype == np.int32
+    for name in ("tokens", "segments"):
+        assert np.array_equal(packed[name][0, :total], padded[name][padded["keep"]])
+    assert np.array_equal(packed["tokens"][0, packed["firsts"]], np.full(24, 2))
+    for document in range(24):
+        here = packed["documents"][0] == document
+        assert packed["positions"][0, here].tolist() == list(range(int(here.sum())))
+    assert (packed["documents"][0, total:] == 24).all()
+    real = [{label: batch["mlm_labels"] != IGNORE} for label, batch in (("a", padded), ("b", packed))]
+    assert real[0]["a"].sum() == real[1]["b"].sum() > 24
+    assert np.array_equal(padded["mlm_labels"][real[0]["a"]], packed["mlm_labels"][real[1]["b"]])
+    flat = padded["tokens"].reshape(-1)[padded["mlm_slots"][real[0]["a"]]]
+    assert np.array_equal(flat, packed["tokens"][0][packed["mlm_slots"][real[1]["b"]]])
+    assert (padded["mlm_slots"][~real[0]["a"]] == 0).all()
+    assert np.array_equal(padded["nsp_labels"], packed["nsp_labels"])
+
+
+def test_processes_share_a_batch_and_shapes_are_stable(stores: Stores) -> None:
+    pairs = Mixture([Pairs(stores.train, 32, s, specials=Specials()) for s in (1, 2)], [2, 1])
+    how = Masking.of(Vocabulary())
+    one = BertBatches(pairs, Share(16), how, 0, 0).batch(5)
+    halves = [BertBatches(pairs, Share(16, rank, 2), how, 0, 0).batch(5) for rank in (0, 1)]
+    for name in ("tokens", "segments", "keep"):
+        rows = [row[row_keep] for half in halves for row, row_keep in zip(half[name], half["keep"], strict=True)]
+        assert all(np.array_equal(a, b[k]) for a, b, k in zip(rows, one[name], one["keep"], strict=True))
+    source = BertBatches(pairs, Share(16), how, 0, 0)
+    shapes = {(b["tokens"].shape, b["mlm_slots"].shape) for b in map(source.batch, range(30))}
+    assert len(shapes) == len({tokens for tokens, _ in shapes})
+    with pytest.raises(UsageError, match="does not divide"):
+        Share(10, 0, 4)
+
+
+def test_loader_works_ahead_and_stops_cleanly(stores: Stores) -> None:
+    batches = LMBatches(Windows(stores.train, 16, 0), Share(4))
+    with Loader(batches, 7, lambda batch: batch["tokens"]) as loader:
+        for step in range(7, 12):
+            assert np.array_equal(next(loader), batches.batch(step)["tokens"])
+        thread = loader._background._thread
+    assert not thread.is_alive()
+    loader.close()
+
+    class Failing:
+        def batch(self, step: int) -> dict[str, np.ndarray]:
+            if step == 2:
+                raise MalmoiError("the disk went away")
+            return {}
+
+    with Loader(Failing(), 0, len) as loader:
+        assert [next(loader), next(loader)] == [0, 0]
+        with pytest.raises(MalmoiError, match="went away"):
+            next(loader)
+        with pytest.raises(StopIteration):
+            next(loader)

@@ -65,14 +65,17 @@ class Draws:
     def __init__(self, seed: int, indices: ArrayLike):
         numbers = np.array(indices, dtype=np.int64, ndmin=1).astype(np.uint64)
         self._rows = mix(mix(numbers * np.uint64(_GOLDEN) + np.uint64(key(seed))))
-        self._drawn = 0
+        self._calls = 0
 
     def random(self, size: tuple[int, ...]) -> NDArray[np.float64]:
-        """Numbers in [0, 1) of shape `size`, whose first axis is the samples; every call draws new ones."""
+        """Numbers in [0, 1) of shape `size`, whose first axis is the samples; every call draws new ones.
+
+        The n-th number of a row in a call does not depend on how many are drawn, so padding changes nothing.
+        """
         if not size or size[0] != len(self._rows):
             raise ValueError(f"the first axis must be the {len(self._rows)} samples, not {size}")
         columns = int(np.prod(size[1:], dtype=np.int64))
-        counter = np.arange(self._drawn, self._drawn + columns, dtype=np.uint64) * np.uint64(_GOLDEN)
-        self._drawn += columns
+        counter = (np.arange(columns, dtype=np.uint64) + np.uint64(self._calls << 40)) * np.uint64(_GOLDEN)
+        self._calls += 1
         bits = mix(self._rows[:, None] + counter) >> np.uint64(11)
         return (bits.astype(np.float64) * 2.0**-53).reshape(size)
