@@ -1,0 +1,228 @@
+"""The tokenizer itself: encode, decode, truncate by the papers' rule; the same whatever file it came from."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Rust
+
+from malmoi.errors import MalmoiError, UsageError
+from malmoi.tokenizer import files, pipeline, save
+from malmoi.tokenizer.cut import kept, split
+from malmoi.tokenizer.settings import special_names
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """One sequence. `offsets` count characters of the text, or of the pair where the segment is 1.
+
+    `specials` marks the tokens that stand for no text ([CLS], [SEP], a [MASK] written in the text…); an unknown
+    word is text. `words` numbers the words of each text from 0 and is None where no word is.
+    """
+
+    tokens: list[int]
+    segments: list[int]
+    offsets: list[tuple[int, int]]
+    specials: list[bool]
+    words: list[int | None]
+
+
+@dataclass(frozen=True)
+class Specials:
+    """The ids of the special tokens; None where the family has none."""
+
+    pad: int | None = None
+    unk: int | None = None
+    cls: int | None = None
+    sep: int | None = None
+    mask: int | None = None
+    bos: int | None = None
+    eos: int | None = None
+
+
+class Tokenizer:
+    """Text to token ids and back, equal to transformers' own on the same files. Safe to share between threads."""
+
+    def __init__(self, rust: Rust, settings: dict[str, Any] | None = None) -> None:
+        """Wrap a `tokenizers.Tokenizer`; `settings` is what tokenizer_config.json says. Use `load` or `train`."""
+        rust.no_truncation()
+        rust.no_padding()
+        state = pipeline.parse(rust)
+        self.settings = dict(settings or {})
+        self.kind = pipeline.kind(state)
+        self._rust = rust
+        self._vocab: dict[str, int] = rust.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(self._vocab.values(), default=-1) + 1
+        names = special_names(state, self.settings)
+        self.specials = Specials(**{role: self._vocab.get(name) for role, name in names.items()})
+        self._splits = pipeline.splits_at_spaces(state)
+        self._structural = self._structural_ids(state)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Tokenizer":
+        """Read a tokenizer from a folder (tokenizer.json, vocab.txt, vocab.json + merges.txt) or from such a file."""
+        return cls(*files.read(Path(path)))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Tokenizer":
+        """Read a tokenizer from the text of a tokenizer.json."""
+        return cls(files.parse_rust(text, "The tokenizer.json given"))
+
+    @property
+    def chat_template(self) -> Any:
+        """The chat template that came with the tokenizer, verbatim, or None."""
+        return self.settings.get("chat_template")
+
+    @property
+    def model_max_length(self) -> int | None:
+        """How many tokens the model it came with takes, where tokenizer_config.json says so."""
+        length = self.settings.get("model_max_length")
+        return int(length) if length is not None and length < 1e12 else None  # transformers writes 1e30 for "no limit"
+
+    def encode(
+        self, text: str, pair: str | None = None, *, max_tokens: int | None = None, specials: bool = True
+    ) -> Encoding:
+        """One text, or a pair of texts, as tokens with segments, offsets and words, cut to `max_tokens`."""
+        return self.encode_batch([text], None if pair is None else [pair], max_tokens=max_tokens, specials=specials)[0]
+
+    def encode_batch(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        *,
+        max_tokens: int | None = None,
+        specials: bool = True,
+    ) -> list[Encoding]:
+        """Many texts at once, over all cores."""
+        check_texts(texts, "texts")
+        if pairs is not None:
+            check_texts(pairs, "pairs")
+            if len(pairs) != len(texts):
+                raise UsageError(f"There are {len(texts)} texts but {len(pairs)} pairs; give one pair for each text.")
+        self._check_room(max_tokens, paired=pairs is not None, specials=specials)
+        inputs = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
+        try:
+            encoded = self._rust.encode_batch(inputs, add_special_tokens=specials)
+        except TypeError as error:
+            raise not_unicode([*texts, *(pairs or [])], error) from None
+        return [self._encoding(one, max_tokens) for one in encoded]
+
+    def ids(self, texts: list[str]) -> list[list[int]]:
+        """The tokens of many texts and nothing else: no specials, no offsets; the fastest way, over all cores.
+
+        Long texts are cut at spaces where that cannot change a token, so that one book also keeps every core busy.
+        """
+        check_texts(texts, "texts")
+        pieces = [list(split(text)) if self._splits else [text] for text in texts]
+        flat = [piece for some in pieces for piece in some]
+        try:
+            encoded = self._rust.encode_batch_fast(flat, add_special_tokens=False)
+        except TypeError as error:
+            raise not_unicode(texts, error) from None
+        if len(flat) == len(texts):
+            return [one.ids for one in encoded]
+        bounds = pairwise(accumulate((len(some) for some in pieces), initial=0))
+        return [[token for one in encoded[start:end] for token in one.ids] for start, end in bounds]
+
+    def decode(self, ids: Iterable[int], *, skip_specials: bool = True) -> str:
+        """The text of some token ids (a list, an array or a tensor of integers)."""
+        return self.decode_batch([ids], skip_specials=skip_specials)[0]
+
+    def decode_batch(self, batch: Iterable[Iterable[int]], *, skip_specials: bool = True) -> list[str]:
+        """The texts of many sequences of token ids, over all cores."""
+        rows = [[int(token) for token in ids] for ids in batch]
+        for row in rows:
+            if row and not 0 <= min(row) <= max(row) < self.vocab_size:
+                wrong = next(token for token in row if not 0 <= token < self.vocab_size)
+                raise self._no_such(wrong)
+        texts: list[str] = self._rust.decode_batch(rows, skip_special_tokens=skip_specials)
+        return texts
+
+    def token(self, id: int) -> str:
+        """The token with this id, as it stands in the vocabulary."""
+        token = self._rust.id_to_token(int(id)) if 0 <= id < self.vocab_size else None
+        if token is None:
+            raise self._no_such(id)
+        return str(token)
+
+    def id(self, token: str) -> int | None:
+        """The id of a token as it stands in the vocabulary, or None."""
+        return self._vocab.get(token)
+
+    def vocab(self) -> dict[str, int]:
+        """Every token with its id, specials and added tokens too."""
+        return dict(self._vocab)
+
+    def save(self, folder: str | Path) -> None:
+        """Write tokenizer.json, tokenizer_config.json and the family's vocabulary files: transformers opens them."""
+        names = {role: self.token(id) for role, id in vars(self.specials).items() if id is not None}
+        save.write(self._rust, self.settings, names, Path(folder))
+
+    def fingerprint(self) -> str:
+        """A sha256 of all that decides the ids; two tokenizers with the same one give the same tokens."""
+        state = pipeline.parse(self._rust)
+        parts = {key: state[key] for key in ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "model")}
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    def __repr__(self) -> str:
+        return f"Tokenizer(kind={self.kind!r}, vocab_size={self.vocab_size})"
+
+    def _structural_ids(self, state: pipeline.State) -> frozenset[int]:
+        ids = {token["id"] for token in state["added_tokens"] if token["special"]}
+        roles = {role: id for role, id in vars(self.specials).items() if role != "unk"}
+        return frozenset(ids - ({self.specials.unk} - set(roles.values())))
+
+    def _check_room(self, max_tokens: int | None, *, paired: bool, specials: bool) -> None:
+        if max_tokens is None:
+            return
+        needed = self._rust.num_special_tokens_to_add(paired) if specials else 0
+        if max_tokens < max(needed, 1):
+            raise UsageError(
+                f"max_tokens={max_tokens} leaves no room: the special tokens alone take {needed}."
+                if needed
+                else f"max_tokens={max_tokens} leaves no room for any token; give at least 1."
+            )
+
+    def _encoding(self, one: Any, max_tokens: int | None) -> Encoding:
+        tokens, structural = one.ids, self._structural
+        columns: tuple[list[Any], ...] = (
+            tokens,
+            one.type_ids,
+            one.offsets,
+            [bool(flag) or token in structural for flag, token in zip(one.special_tokens_mask, tokens, strict=True)],
+            one.word_ids,
+        )
+        if max_tokens is None or len(tokens) <= max_tokens:
+            return Encoding(*columns)
+        keep = kept(one.sequence_ids, max_tokens)
+        return Encoding(*([column[at] for at in keep] for column in columns))
+
+    def _no_such(self, id: int) -> UsageError:
+        return UsageError(f"There is no token with id {id}: the vocabulary has ids 0 to {self.vocab_size - 1}.")
+
+
+def check_texts(texts: Any, name: str) -> None:
+    """Refuse what is not a list of str before it reaches Rust, which would take tuples for pairs."""
+    if isinstance(texts, str) or not isinstance(texts, Sequence):
+        raise UsageError(f"{name} must be a list of str, not {type(texts).__name__}.")
+    for at, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise UsageError(f"Only str can be encoded; item {at} of {name} is {type(text).__name__}: {text!r:.60}.")
+
+
+def not_unicode(texts: Iterable[str], error: Exception) -> MalmoiError:
+    """Say which text has a lone surrogate: Rust refuses those, without saying where."""
+    for at, text in enumerate(texts):
+        try:
+            text.encode()
+        except UnicodeEncodeError as where:
+            return MalmoiError(
+                f"Text {at} is not valid Unicode: a lone surrogate U+{ord(text[where.start]):04X} stands at character "
+                f"{where.start}. Read the file with the right encoding, or replace it: "
+                "text.encode('utf-8', 'replace').decode()."
+            )
+    return MalmoiError(f"The text could not be encoded: {error}.")

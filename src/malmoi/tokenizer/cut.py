@@ -1,0 +1,50 @@
+"""Where a text is cut: to the tokens that fit (the papers' rule), or into pieces that encode one by one."""
+
+import re
+from collections.abc import Iterator
+
+PIECE = 8_192  # characters of a long text encoded at once; longer pieces neither spread over cores nor stay in cache
+SPACE = re.compile(r"(?<=[^\W_]) (?=[^\W_])")
+
+
+def kept(sequences: list[int | None], max_tokens: int) -> list[int]:
+    """The positions that stay when a sequence is cut to `max_tokens`; specials (None) always do."""
+    first, second = sequences.count(0), sequences.count(1)
+    room = max_tokens - (len(sequences) - first - second)
+    limits = truncated(first, second, room) if second else (room, 0)
+    seen = [0, 0]
+    keep = []
+    for at, which in enumerate(sequences):
+        if which is not None:
+            seen[which] += 1
+            if seen[which] > limits[which]:
+                continue
+        keep.append(at)
+    return keep
+
+
+def truncated(first: int, second: int, room: int) -> tuple[int, int]:
+    """How much of each text of a pair fits: tokens go from the end of the longer one until both fit (BERT's rule).
+
+    Where both end up cut and the room is odd, the text that was longer keeps the odd token, the second in a tie,
+    as transformers' "longest_first" has it.
+    """
+    if first + second <= room:
+        return first, second
+    short, long = sorted((first, second))
+    long = max(short, room - short)
+    if short + long > room:
+        short, long = room // 2, room - room // 2
+    return (long, short) if first > second else (short, long)
+
+
+def split(text: str) -> Iterator[str]:
+    """A long text in pieces of about PIECE characters, each cut before a single space between two words."""
+    start = 0
+    while len(text) - start > 2 * PIECE:
+        cut = SPACE.search(text, start + PIECE)
+        if cut is None:
+            break
+        yield text[start : cut.start()]
+        start = cut.start()
+    yield text[start:] if start else text

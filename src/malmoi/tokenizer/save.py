@@ -1,0 +1,82 @@
+"""Writing a tokenizer as the files that transformers opens; each file appears whole or not at all."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Rust
+
+from malmoi.errors import MalmoiError
+from malmoi.tokenizer import pipeline
+from malmoi.tokenizer.pipeline import State
+
+PATHS = ("name_or_path", "special_tokens_map_file", "tokenizer_file", "vocab_file", "merges_file")
+DROPPED = (*PATHS, "added_tokens_decoder")  # paths of another machine; tokens that tokenizer.json holds itself
+
+
+def write(rust: Rust, settings: dict[str, Any], names: dict[str, str], folder: Path) -> None:
+    """Write tokenizer.json, tokenizer_config.json and, for the families that have them, the vocabulary files."""
+    state = pipeline.parse(rust)
+    texts = vocabulary_files(state) | {
+        "tokenizer_config.json": _json(config(state, settings, names)),
+        "tokenizer.json": rust.to_str(pretty=True),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            _write(folder / name, text)
+    except OSError as error:
+        raise MalmoiError(f"The tokenizer cannot be written to {folder}: {error.strerror or error}.") from None
+
+
+def config(state: State, settings: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    """tokenizer_config.json: what came with the tokenizer, and what makes transformers rebuild the same one."""
+    added = {token["content"]: token["id"] for token in state["added_tokens"]}
+    known = {role: name for role, name in names.items() if name in added}
+    values = {key: value for key, value in settings.items() if key not in DROPPED}
+    # transformers makes every token named here special; a character model's <unk> must stay five characters of text.
+    values |= {f"{role}_token": name for role, name in known.items()}
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        if isinstance(values.get(key), list):
+            values[key] = [token["content"] if isinstance(token, dict) else token for token in values[key]]
+    values.setdefault("tokenizer_class", pipeline.hf_class(state, known, added))
+    family = pipeline.kind(state)
+    if family == "wordpiece" and (state["normalizer"] or {}).get("type") == "BertNormalizer":
+        values["do_lower_case"] = state["normalizer"]["lowercase"]
+        values["strip_accents"] = state["normalizer"]["strip_accents"]
+        values["tokenize_chinese_chars"] = state["normalizer"]["handle_chinese_chars"]
+    if family in ("bpe", "byte-bpe", "char"):
+        values.setdefault("model_input_names", ["input_ids", "attention_mask"])  # they know no segments
+    if (state["pre_tokenizer"] or {}).get("type") == "ByteLevel":
+        values["add_prefix_space"] = state["pre_tokenizer"]["add_prefix_space"]
+    return values
+
+
+def vocabulary_files(state: State) -> dict[str, str]:
+    """vocab.txt of a WordPiece, vocab.json and merges.txt of a BPE with merges."""
+    model = state["model"]
+    if model["type"] == "WordPiece":
+        tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+        return {"vocab.txt": "".join(f"{token}\n" for token in tokens)}
+    if model["type"] == "BPE" and model["merges"]:
+        merges = "".join(f"{left} {right}\n" for left, right in model["merges"])
+        return {"vocab.json": _json(model["vocab"]), "merges.txt": f"#version: 0.2\n{merges}"}
+    return {}
+
+
+def _json(value: dict[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=2) + "\n"
+
+
+def _write(path: Path, text: str) -> None:
+    """Write beside, then rename: whoever reads sees the old file or the new one, never half of it."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with beside.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)

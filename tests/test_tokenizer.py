@@ -1,0 +1,364 @@
+"""The tokenizer against transformers, token by token, on real vocabularies; its laws on arbitrary text; its errors."""
+
+import json
+import subprocess
+import sys
+import time
+import unicodedata
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from malmoi.errors import MalmoiError, UsageError
+from malmoi.tokenizer import Tokenizer, train
+from malmoi.tokenizer.cut import PIECE, truncated
+
+REAL = Path(__file__).parents[2] / "shared" / "tokenizers"
+LOWERS = {"bert-base-uncased": True, "bert-base-cased": False, "kcbert-base": False, "koelectra": False}
+NAMES = [*LOWERS, "gpt2", "openai-gpt"]
+needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="the real vocabularies are not on this machine")
+quick = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog, and the dog's friends don't mind.",
+    "나는 오늘 학교에 갔다. 말모이는 처음으로 낱말을 모은 사전이다!",
+    "Café naïve résumé — ÀÉÎ 漢字 1,234.5 😀👩‍👩‍👧",
+    "학교에서 학교까지, 낱말을 낱말로 모은다.\nThe end.\tReally?",
+] * 3
+HARD = [
+    "",
+    " ",
+    "  two  spaces \n\n and\tlines \r\n",
+    "Hello, World! It's 3.14 — “quoted” …",
+    "나는 오늘 학교에 갔다. ㅋㅋㅋ 뷁 안녕하세요",
+    unicodedata.normalize("NFD", "한글 나눔 café"),
+    "e\u0301\u0302\u0303 a\u200d\u200b\ufeffb \x00\x01\x7f\x85 \ufffd",
+    "👩‍👩‍👧‍👦 🇰🇷 😀 漢字かな交じり文 𝔘𝔫𝔦𝔠𝔬𝔡𝔢",
+    "a" * 300 + " " + "가" * 150,
+    "[MASK] x[SEP]y [CLS] <|endoftext|><unk> [UNK] [mask]",
+    "İstanbul ΣΊΣΥΦΟΣ ﬁ ß Ⅷ ½",
+]
+pieces = st.one_of(
+    st.text(max_size=30),
+    st.text(alphabet=st.characters(min_codepoint=0xAC00, max_codepoint=0xD7A3), max_size=12),
+    st.text(alphabet="abcdeABC '.,-\n\t \u0301\u200d", max_size=40),
+    st.sampled_from(HARD),
+)
+texts = st.lists(pieces, max_size=4).map("".join)
+
+
+@cache
+def ours(name: str) -> Tokenizer:
+    return Tokenizer.load(REAL / name)
+
+
+@cache
+def theirs(name: str) -> Any:
+    """transformers' own tokenizer of the same files."""
+    import transformers
+
+    folder = REAL / name
+    if name in LOWERS:
+        lines = (folder / "vocab.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        vocab = {token: at for at, token in enumerate(lines)}
+        return transformers.BertTokenizer(vocab=vocab, do_lower_case=LOWERS[name])
+    files = ("vocab.json", "merges.txt") if name == "gpt2" else ("encoder_bpe_40000.json", "vocab_40000.bpe")
+    vocab = json.loads((folder / files[0]).read_text(encoding="utf-8"))
+    lines = (folder / files[1]).read_text(encoding="utf-8").split("\n")[1:]
+    merges = [tuple(line.split(" ")) for line in lines if line]
+    family = transformers.GPT2Tokenizer if name == "gpt2" else transformers.OpenAIGPTTokenizer
+    return family(vocab=vocab, merges=merges)
+
+
+@cache
+def trained(kind: str) -> Tokenizer:
+    return train(iter(CORPUS), kind=kind, vocab=600)
+
+
+def auto(folder: Path, model_type: str) -> Any:
+    """What transformers makes of a folder we wrote, with a model's config.json beside it."""
+    from transformers import AutoTokenizer
+
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def assert_same(mine: Tokenizer, hf: Any, text: str, pair: str | None = None, limit: int | None = None) -> None:
+    expected = hf(
+        [text],  # a batch: transformers takes a lone empty pair for none
+        None if pair is None else [pair],
+        truncation="longest_first" if limit else False,
+        max_length=limit,
+        return_offsets_mapping=True,
+        return_token_type_ids=True,
+    )
+    got = mine.encode(text, pair, max_tokens=limit)
+    assert got.tokens == expected["input_ids"][0]
+    assert got.offsets == expected["offset_mapping"][0]
+    assert got.words == expected.word_ids(0)
+    if mine.kind == "wordpiece":
+        assert got.segments == expected["token_type_ids"][0]
+
+
+@needs_real
+@pytest.mark.parametrize("name", NAMES)
+def test_hard_texts_equal_transformers(name: str) -> None:
+    for text in HARD:
+        assert_same(ours(name), theirs(name), text)
+        assert_same(ours(name), theirs(name), text, "a pair 한 쌍", 12)
+        plain = theirs(name)(text, add_special_tokens=False)["input_ids"]
+        assert ours(name).ids([text]) == [ours(name).encode(text, specials=False).tokens] == [plain]
+    assert ours(name).vocab_size == len(theirs(name))
+    assert ours(name).vocab() == theirs(name).get_vocab()
+
+
+@needs_real
+@pytest.mark.parametrize("name", NAMES)
+@quick
+@given(text=texts, pair=st.none() | texts, limit=st.none() | st.integers(3, 40))
+def test_any_text_equals_transformers(name: str, text: str, pair: str | None, limit: int | None) -> None:
+    assert_same(ours(name), theirs(name), text, pair, limit)
+
+
+@needs_real
+@pytest.mark.parametrize("name", NAMES)
+@quick
+@given(text=texts)
+def test_decoding_equals_transformers(name: str, text: str) -> None:
+    tokens = ours(name).encode(text).tokens
+    for skip in (True, False):
+        expected = theirs(name).decode(tokens, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+        assert ours(name).decode(tokens, skip_specials=skip) == expected
+
+
+@needs_real
+@pytest.mark.parametrize("name", NAMES)
+def test_saved_real_vocabularies_open_in_transformers(name: str, tmp_path: Path) -> None:
+    model_type = {"gpt2": "gpt2", "openai-gpt": "openai-gpt"}.get(name, "bert")
+    ours(name).save(tmp_path)
+    again, hf = Tokenizer.load(tmp_path), auto(tmp_path, model_type)
+    assert again.fingerprint() == ours(name).fingerprint()
+    assert again.specials == ours(name).specials
+    for text in HARD:
+        assert_same(again, hf, text, "둘째 second")
+        assert hf(text)["input_ids"] == theirs(name)(text)["input_ids"]
+    (tmp_path / "tokenizer.json").unlink()  # the vocabulary files alone say the same
+    assert Tokenizer.load(tmp_path).encode(HARD[3]).tokens == ours(name).encode(HARD[3]).tokens
+
+
+@pytest.mark.parametrize(
+    ("kind", "model_type"), [("wordpiece", "bert"), ("byte-bpe", "gpt2"), ("bpe", "openai-gpt"), ("char", "gpt2")]
+)
+@pytest.mark.parametrize("lowercase", [None, True])
+def test_trained_ones_open_in_transformers(kind: str, model_type: str, lowercase: bool | None, tmp_path: Path) -> None:
+    mine = train(iter(CORPUS), kind=kind, vocab=600, lowercase=lowercase)
+    mine.save(tmp_path)
+    again, hf = Tokenizer.load(tmp_path), auto(tmp_path, model_type)
+    assert (again.kind, again.specials, again.fingerprint()) == (kind, mine.specials, mine.fingerprint())
+    for text in HARD + CORPUS:
+        assert_same(again, hf, text, "둘째 second", 20)
+        assert hf(text)["input_ids"] == mine.encode(text).tokens
+    for role, id in vars(mine.specials).items():
+        assert kind == "char" or getattr(hf, f"{role}_token_id") == id
+
+
+@quick
+@given(text=texts)
+def test_byte_level_gives_every_text_back(text: str) -> None:
+    mine = trained("byte-bpe")
+    assert mine.decode(mine.encode(text).tokens, skip_specials=False) == text
+    assert mine.decode(mine.ids([text])[0], skip_specials=False) == text
+
+
+@quick
+@given(text=st.text(alphabet="".join(sorted(set("".join(CORPUS)))) + "<unk>", max_size=60))
+def test_characters_come_back_and_strangers_are_unknown(text: str) -> None:
+    mine = train(iter([*CORPUS, "<unk>"]), kind="char")
+    encoded = mine.encode(text)
+    assert mine.decode(encoded.tokens) == text
+    assert [text[start:end] for start, end in encoded.offsets] == list(text)
+    assert mine.encode("뷁").tokens == [mine.specials.unk]
+
+
+@quick
+@given(first=st.integers(0, 40), second=st.integers(1, 40), room=st.integers(0, 60))
+def test_truncation_takes_from_the_longer(first: int, second: int, room: int) -> None:
+    a, b = first, second  # google's truncate_seq_pair; only who keeps an odd last token is transformers'
+    while a + b > room:
+        a, b = (a - 1, b) if a > b else (a, b - 1)
+    got = truncated(first, second, room)
+    assert sum(got) == a + b
+    assert got == (a, b) or (abs(got[0] - got[1]) == 1 and got == (b, a) and first <= second)
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "byte-bpe", "char"])
+@quick
+@given(parts=st.lists(texts, max_size=5), times=st.integers(1, 3_000))
+def test_long_texts_in_pieces_are_the_same_tokens(kind: str, parts: list[str], times: int) -> None:
+    mine, text = trained(kind), (" ".join(["the dog 학교에", *parts]) * times)[: 4 * PIECE]
+    whole = mine._rust.encode(text, add_special_tokens=False).ids
+    assert mine.ids([text, "the end", text[:50]]) == [whole, *mine.ids(["the end"]), *mine.ids([text[:50]])]
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_hangul_stays_whole(kind: str) -> None:
+    mine = train(iter(CORPUS), kind=kind, vocab=600, lowercase=True)
+    shown = "".join(mine.token(token) for token in mine.encode("학교에 갔다 Café").tokens)
+    assert "학교에" in shown
+    assert not any("\u1100" <= letter <= "\u11ff" for token in mine.vocab() for letter in token)
+    assert mine.decode(mine.encode("학교에서 낱말").tokens) == "학교에서 낱말"
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "byte-bpe", "char"])
+def test_training_is_the_same_in_every_process(kind: str) -> None:
+    code = (
+        "import sys; from malmoi.tokenizer import train; import random; r = random.Random(0)\n"
+        "words = [''.join(r.choices('abcdefg가나다라마바사', k=r.randint(1, 6))) for _ in range(900)]\n"
+        f"print(train((' '.join(r.choices(words, k=20)) for _ in range(99)), kind={kind!r}, vocab=400).fingerprint())"
+    )
+    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True) for _ in range(2)]
+    assert runs[0].stdout == runs[1].stdout != "", runs[0].stderr
+
+
+def test_vocabularies_hold_what_was_asked() -> None:
+    for kind, size in (("wordpiece", 150), ("bpe", 90), ("byte-bpe", 300), ("char", 30)):
+        assert train(iter(CORPUS), kind=kind, vocab=size, min_frequency=1).vocab_size == size
+    mine = trained("wordpiece")
+    assert [mine.token(id) for id in range(5)] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    assert list(vars(mine.specials).values()) == [0, 1, 2, 3, 4, None, None]
+    unseen = mine.encode("xof god, 다사 교학!", specials=False).tokens  # known letters in new orders
+    assert mine.specials.unk not in unseen
+    gpt = trained("byte-bpe").specials
+    assert gpt.eos == gpt.bos == gpt.unk == trained("byte-bpe").id("<|endoftext|>")
+    assert gpt.pad is None
+
+
+def test_encodings_say_where_and_what() -> None:
+    mine = trained("wordpiece")
+    encoded = mine.encode("나는 [MASK] 갔다 뷁", "the dog")
+    at = encoded.tokens.index(mine.specials.mask)
+    assert encoded.specials[at]
+    assert encoded.offsets[at] == (3, 9)
+    unknown = encoded.tokens.index(mine.specials.unk)
+    assert not encoded.specials[unknown]
+    assert (encoded.tokens[0], encoded.specials[0], encoded.words[0]) == (mine.specials.cls, True, None)
+    second = encoded.segments.index(1)
+    assert encoded.offsets[second : second + 2] == [(0, 3), (4, 7)]
+    assert encoded.words[second : second + 2] == [0, 1]
+    assert mine.encode_batch(["a", "b"], ["c", "d"], max_tokens=4) == [
+        mine.encode("a", "c", max_tokens=4),
+        mine.encode("b", "d", max_tokens=4),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "byte-bpe"])
+@pytest.mark.parametrize("unit", ["a", "가 ", "?!"])
+def test_a_line_of_a_million_characters(kind: str, unit: str) -> None:
+    start = time.monotonic()
+    assert trained(kind).ids([unit * (1_000_000 // len(unit))])[0]
+    assert time.monotonic() - start < 30
+
+
+def test_training_survives_a_word_without_end() -> None:
+    start = time.monotonic()
+    assert train(["ab" * 500_000, " " * 1_000_000, "the dog"], kind="byte-bpe", vocab=400).vocab_size <= 400
+    assert time.monotonic() - start < 60
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda t: t.encode("a\ud800b"), MalmoiError, "U\\+D800 stands at character 1"),
+        (lambda t: t.ids(["fine", "\udfff"]), MalmoiError, "Text 1 is not valid Unicode"),
+        (lambda t: t.encode(3), UsageError, "item 0 of texts is int"),
+        (lambda t: t.encode("a", b"b"), UsageError, "pairs is bytes"),
+        (lambda t: t.ids("abc"), UsageError, "list of str"),
+        (lambda t: t.ids([("a", "b")]), UsageError, "tuple"),
+        (lambda t: t.encode_batch(["a"], ["b", "c"]), UsageError, "1 texts but 2 pairs"),
+        (lambda t: t.encode("a", "b", max_tokens=2), UsageError, "special tokens alone take 3"),
+        (lambda t: t.encode("a", max_tokens=0, specials=False), UsageError, "at least 1"),
+        (lambda t: t.token(10**6), UsageError, "no token with id 1000000"),
+        (lambda t: t.decode([1, -2]), UsageError, "no token with id -2"),
+        (lambda t: train(["a"], kind="wordpeice"), UsageError, "Did you mean 'wordpiece'"),
+        (lambda t: train("text"), UsageError, "into a list"),
+        (lambda t: train([]), MalmoiError, "no text"),
+        (lambda t: train(["a", None]), UsageError, "text 1 is NoneType"),
+        (lambda t: train(["\ud800"], kind="bpe"), MalmoiError, "lone surrogate"),
+        (lambda t: train(["a"], kind="byte-bpe", vocab=100), UsageError, "need 257"),
+        (lambda t: Tokenizer.from_json('{"model": {"type": "BPE"'), MalmoiError, "not JSON"),
+        (lambda t: Tokenizer.from_json('{"model": {"type": "Nonsense"}}'), MalmoiError, "can be used"),
+        (lambda t: Tokenizer.load("no/such/place"), MalmoiError, "no such file or folder"),
+    ],
+)
+def test_wrong_requests_say_so(call: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says) as caught:
+        call(trained("wordpiece"))
+    assert type(caught.value) is error
+
+
+FIVE = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({}, "no tokenizer in"),
+        ({"vocab.txt": ""}, "vocab.txt is empty"),
+        ({"vocab.txt": FIVE + "a\nb\na\n"}, "line 8: 'a' stands on line 6 already"),
+        ({"vocab.txt": "a\nb\n"}, r"has no \[UNK\]"),
+        ({"vocab.txt": b"\xb0\xa1\n"}, "not UTF-8"),
+        ({"vocab.txt": FIVE, "tokenizer_config.json": '{"tokenizer_class": "BertJapaneseTokenizer"}'}, "Japanese"),
+        ({"vocab.txt": FIVE, "tokenizer_config.json": "{"}, "tokenizer_config.json, line 1: not JSON"),
+        ({"tokenizer.json": '{"version": "1.0", "mod'}, "tokenizer.json is not JSON: .* cut short"),
+        ({"tokenizer.json": "[]"}, "no 'model' part"),
+        (
+            {"vocab.json": '{"a": 0, "b": 1}', "merges.txt": "#version: 0.2\na b\n"},
+            "merges.txt, line 2: 'ab' is not in",
+        ),
+        ({"vocab.json": '{"a": 0}', "merges.txt": "#version: 0.2\na\n"}, "line 2: 'a' is no merge"),
+        ({"vocab.json": '{"a": "x"}', "merges.txt": ""}, "ids are integers"),
+        ({"vocab.json": '{"a": 1, "b": 1}', "merges.txt": ""}, "same id"),
+        ({"vocab.json": "{}", "merges.txt": ""}, "is empty"),
+    ],
+)
+def test_broken_files_say_where(files: dict[str, str | bytes], says: str, tmp_path: Path) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(MalmoiError, match=says):
+        Tokenizer.load(tmp_path)
+
+
+def test_settings_beside_the_vocabulary_count(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text(FIVE.replace("[MASK]", "<m>") + "cafe\ncafé\nCafé\n", encoding="utf-8")
+    mask = {"content": "<m>", "lstrip": True, "normalized": False, "rstrip": False, "single_word": False}
+    template = "{% for m in messages %}{{ m }}{% endfor %}\n"
+    config = {"do_lower_case": True, "strip_accents": False, "model_max_length": 300, "chat_template": template}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"mask_token": mask, "bos_token": "[BOS]"}))
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<New>": 8, "[BOS]": 9}))
+    for folder in (tmp_path, tmp_path / "again"):
+        mine, hf = Tokenizer.load(folder), auto(folder, "bert")
+        assert (mine.specials.mask, mine.specials.bos, mine.vocab_size) == (4, 9, 10)
+        assert (mine.model_max_length, mine.chat_template) == (300, template)
+        for text in ("Café <m> cafe<new> <New>[BOS]café", "CAFÉ"):
+            assert_same(mine, hf, text)
+        mine.save(tmp_path / "again")
+    assert Tokenizer.load(tmp_path / "vocab.txt").encode("Café").tokens == [2, 6, 3]
+
+
+def test_saving_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained("byte-bpe").save(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert set(before) == {"tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"}
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(MalmoiError, match="No space left"):
+        trained("wordpiece").save(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
