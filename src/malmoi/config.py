@@ -7,7 +7,6 @@ built, names the nearest field when one is misspelt, and takes typed overrides s
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cache
 from types import UnionType
 from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
@@ -135,9 +134,9 @@ def _require(condition: bool, sentence: str) -> None:
         raise UsageError(f"This model cannot be built: {sentence}")
 
 
-@cache
-def _hints(cls: type) -> dict[str, Any]:
-    return {f.name: get_type_hints(cls)[f.name] for f in fields(cls)}
+def _hints(cls: Any) -> dict[str, Any]:
+    hints = get_type_hints(cls)
+    return {f.name: hints[f.name] for f in fields(cls)}
 
 
 def _required(field: Any) -> bool:
@@ -157,7 +156,8 @@ def _coerce(value: Any, kind: Any, where: str) -> Any:
     origin, args = get_origin(kind), get_args(kind)
     if origin is Literal:
         if value not in args:
-            raise UsageError(f"{where} must be one of {', '.join(map(repr, args))}, not {value!r}.{nearest(str(value), map(str, args))}")
+            choices, hint = ", ".join(map(repr, args)), nearest(str(value), map(str, args))
+            raise UsageError(f"{where} must be one of {choices}, not {value!r}.{hint}")
         return value
     if origin in (Union, UnionType):
         return None if value is None else _coerce(value, next(a for a in args if a is not type(None)), where)

@@ -5,7 +5,7 @@ B batch, T tokens (queries), K keys, D width, H heads, G key/value heads, S cach
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -77,8 +77,8 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, bounds: Bounds, causal: bool) -> Te
 
     q, k, v = (x.squeeze(0).transpose(0, 1).contiguous() for x in (q, k, v))  # [1, H, N, E] → [N, H, E]
     n = bounds.longest
-    y = varlen_attn(q, k, v, bounds.starts, bounds.starts, n, n, window_size=(-1, 0 if causal else -1))
-    return y.transpose(0, 1).unsqueeze(0)
+    y: Any = varlen_attn(q, k, v, bounds.starts, bounds.starts, n, n, window_size=(-1, 0 if causal else -1))
+    return cast(Tensor, y.transpose(0, 1).unsqueeze(0))
 
 
 @lru_cache(maxsize=1)
@@ -156,8 +156,8 @@ class KVCache:
 def rotary_table(config: ModelConfig) -> Tensor:
     """cos and sin of position × frequency (Su et al. 2021, eq. 15): [2, context, E/2]."""
     size = config.size_per_head
-    frequency = config.rotary_base ** (-torch.arange(0, size, 2, dtype=torch.float32) / size)
-    angle = torch.arange(config.context, dtype=torch.float32)[:, None] * frequency
+    frequency = config.rotary_base ** (-torch.arange(0, size, 2, dtype=torch.float32, device="cpu") / size)
+    angle = torch.arange(config.context, dtype=torch.float32, device="cpu")[:, None] * frequency
     return torch.stack((angle.cos(), angle.sin()))
 
 

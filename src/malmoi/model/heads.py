@@ -142,6 +142,11 @@ class Network(nn.Module):
             self.pooler = Pooler(self.config)
         self.heads[name] = HEADS[name](self.config, self.trunk.embed.token, classes)
 
+    def tie(self) -> None:
+        """Makes vocabulary heads share the token embedding again, after its weight was replaced."""
+        for name in VOCABULARY & set(self.heads) if self.config.tied else ():
+            self.heads[name].weight = self.trunk.embed.token.weight
+
     def forward(
         self,
         tokens: Tensor,

@@ -24,7 +24,7 @@ Predicate = Callable[[Any, Any, Any, Any], Any]  # (batch, head, query, key) →
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """What stands where: B rows of T query slots and K key slots. None means the plain case: slot i holds position i."""
+    """What stands where: B rows of T query slots and K key slots. None is the plain case: slot i holds position i."""
 
     batch: int
     queries: int  # T

@@ -105,8 +105,8 @@ class Sinusoid(nn.Module):
 
     def __init__(self, context: int, width: int) -> None:
         super().__init__()
-        even = torch.arange(0, width, 2, dtype=torch.float32)
-        angle = torch.arange(context, dtype=torch.float32)[:, None] / 10_000 ** (even / width)
+        even = torch.arange(0, width, 2, dtype=torch.float32, device="cpu")
+        angle = torch.arange(context, dtype=torch.float32, device="cpu")[:, None] / 10_000 ** (even / width)
         table = torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1)[:, :width]
         self.register_buffer("table", table, persistent=False)
 
@@ -174,7 +174,8 @@ class Transformer(nn.Module):
         masks = [prepare(p, layout, tokens.device, bounds, dropout) for p in self.patterns]
         turn = self._turn(positions)
         x = self.embed(tokens, positions, segments)
-        trail and trail.hidden.append(x)
+        if trail:
+            trail.hidden.append(x)
         for i in range(self.config.depth):
             x = self._block(i, x, masks[i % len(masks)], turn, cache, trail)
         x = self.norm(x)
@@ -189,7 +190,8 @@ class Transformer(nn.Module):
         if self.rematerialise and self.training:
             return cast(Tensor, checkpoint(block, x, mask, turn, use_reentrant=False))
         x = block(x, mask, turn, None if cache is None else (cache, i), trail and trail.attention)
-        trail and trail.hidden.append(x)
+        if trail:
+            trail.hidden.append(x)
         return x
 
     def _layout(

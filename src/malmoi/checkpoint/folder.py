@@ -1,0 +1,149 @@
+"""A checkpoint is a Hugging Face folder: read it, write it, say what did not fit."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from malmoi.checkpoint.atomic import write_text
+from malmoi.checkpoint.card import model_card
+from malmoi.checkpoint.hf import TABLES
+from malmoi.checkpoint.hub import find
+from malmoi.checkpoint.table import Table
+from malmoi.checkpoint.translate import classes_of, empty, fill, from_hf, is_tied, to_hf
+from malmoi.checkpoint.weights import read_weights, write_weights
+from malmoi.config import ModelConfig
+from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.model import Network
+from malmoi.tokenizer import Tokenizer
+
+OWN = "malmoi"  # model_type of what Hugging Face cannot express
+SHARD_BYTES = 5_000_000_000
+
+
+@dataclass
+class Checkpoint:
+    """A network with everything needed to use it."""
+
+    network: Network
+    tokenizer: Tokenizer | None = None
+    labels: tuple[str, ...] = ()  # of its classify or tag head
+    generation: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # what was missing or left unused when it was read
+    extra: dict[str, Any] = field(default_factory=dict)  # what a task keeps beside: config.json's "malmoi"
+
+
+def read(source: str | Path, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> Checkpoint:
+    """Opens a folder written by us or by transformers, or a hub id where there is a network."""
+    folder = find(source)
+    config = _read_json(folder / "config.json")
+    kind = config.get("model_type")
+    if kind == OWN:
+        network, notes = _read_own(folder, config)
+    elif kind in TABLES:
+        network, notes = from_hf(TABLES[kind], read_weights(folder), config, folder)
+    else:
+        hint = nearest(str(kind), [*TABLES, OWN])
+        raise MalmoiError(f"{folder / 'config.json'} says model_type {kind!r}, which Malmoi does not know.{hint}")
+    network.eval().to(device=device, dtype=dtype)
+    labels = tuple(name for _, name in sorted((int(i), name) for i, name in config.get("id2label", {}).items()))
+    generation = _read_json(folder / "generation_config.json", required=False)
+    checkpoint = Checkpoint(network, _read_tokenizer(folder), labels, generation, notes, config.get("malmoi", {}))
+    _check_fit(checkpoint, folder)
+    return checkpoint
+
+
+def write(checkpoint: Checkpoint, folder: str | Path, *, shard_bytes: int = SHARD_BYTES) -> None:
+    """Saves a folder that transformers opens (or, where Hugging Face has no such model, one that says so)."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    network = checkpoint.network
+    table = table_for(network)
+    tensors = dict(network.state_dict()) if table is None else to_hf(table, network)
+    if network.config.tied:
+        tensors = {k: v for k, v in tensors.items() if not (table is None and is_tied(k))}
+    write_weights(tensors, folder, shard_bytes)
+    if checkpoint.tokenizer is not None:
+        checkpoint.tokenizer.save(folder)
+    generation = checkpoint.generation or _default_generation(checkpoint)
+    write_text(folder / "generation_config.json", json.dumps(generation, indent=2) + "\n")
+    write_text(folder / "config.json", json.dumps(_config_json(checkpoint, table), indent=2, ensure_ascii=False) + "\n")
+    if not (folder / "README.md").exists():
+        write_text(folder / "README.md", model_card(network, table.model_type if table else OWN))
+
+
+def table_for(network: Network) -> Table | None:
+    """The Hugging Face family that computes exactly this network, if there is one."""
+    heads = set(network.heads)
+    return next((t for t in TABLES.values() if t.expresses(network.config, heads)), None)
+
+
+def _read_own(folder: Path, values: Mapping[str, Any]) -> tuple[Network, tuple[str, ...]]:
+    config = ModelConfig.from_dict(values.get("model", {}))
+    network = empty(config, values.get("heads", {}), bool(values.get("pooler")))
+    weights = read_weights(folder)
+    shapes = {name: t.shape for name, t in network.state_dict().items()}
+    wrong = [k for k, v in weights.items() if k not in shapes or v.shape != shapes[k]]
+    if wrong:
+        raise MalmoiError(f"{folder}: the tensor {wrong[0]} does not fit config.json; they are of different models.")
+    return network, fill(network, weights, folder, {})
+
+
+def _config_json(checkpoint: Checkpoint, table: Table | None) -> dict[str, Any]:
+    network = checkpoint.network
+    if table is None:
+        heads = {name: classes_of(head) for name, head in network.heads.items()}
+        values = {
+            "model_type": OWN,
+            "model": network.config.to_dict(),
+            "heads": heads,
+            "pooler": network.pooler is not None,
+        }
+    else:
+        architecture = table.architecture(set(network.heads), network.config.tied)
+        values = {"architectures": [architecture], "model_type": table.model_type, **table.write_config(network.config)}
+    tokenizer = checkpoint.tokenizer
+    if tokenizer is not None:
+        ids = tokenizer.specials
+        values |= {"pad_token_id": ids.pad, "bos_token_id": ids.bos, "eos_token_id": ids.eos}
+    if checkpoint.labels:
+        values["id2label"] = {str(i): name for i, name in enumerate(checkpoint.labels)}
+        values["label2id"] = {name: i for i, name in enumerate(checkpoint.labels)}
+    return values | ({"malmoi": checkpoint.extra} if checkpoint.extra else {})
+
+
+def _default_generation(checkpoint: Checkpoint) -> dict[str, Any]:
+    ids = checkpoint.tokenizer.specials if checkpoint.tokenizer else None
+    named = {"bos_token_id": ids.bos, "eos_token_id": ids.eos, "pad_token_id": ids.pad} if ids else {}
+    return {key: value for key, value in named.items() if value is not None}
+
+
+def _read_tokenizer(folder: Path) -> Tokenizer | None:
+    names = ("tokenizer.json", "vocab.txt", "vocab.json")
+    return Tokenizer.load(folder) if any((folder / name).is_file() for name in names) else None
+
+
+def _check_fit(checkpoint: Checkpoint, folder: Path) -> None:
+    tokenizer, vocab = checkpoint.tokenizer, checkpoint.network.config.vocab
+    if tokenizer is not None and tokenizer.vocab_size > vocab:
+        raise MalmoiError(
+            f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens and the model only {vocab}; "
+            "they do not belong together."
+        )
+
+
+def _read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
+    if not path.is_file():
+        if required:
+            raise UsageError(f"{path.parent} is not a model folder: it has no {path.name}.")
+        return {}
+    try:
+        values = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise MalmoiError(f"{path} is not valid JSON: {error}.") from error
+    if not isinstance(values, dict):
+        raise MalmoiError(f"{path} must hold a JSON object.")
+    return values

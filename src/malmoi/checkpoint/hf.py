@@ -1,0 +1,325 @@
+"""Hugging Face's names for every family: one reversible table each, nothing else knows them."""
+
+from malmoi.checkpoint.table import COPY, HALVES, HEADS, TRANSPOSE, Field, Rule, Table, affine
+from malmoi.model import families
+
+ACTIVATION = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+}
+BLOCK, ATTEND, MLP = "trunk.blocks.{}", "trunk.blocks.{}.attend", "trunk.blocks.{}.mlp"
+
+
+def _embeddings(prefix: str) -> list[Rule]:
+    """BERT's three embeddings and their norm."""
+    return [
+        Rule("trunk.embed.token.weight", (f"{prefix}.word_embeddings.weight",)),
+        Rule("trunk.embed.position.weight", (f"{prefix}.position_embeddings.weight",)),
+        Rule("trunk.embed.segment.weight", (f"{prefix}.token_type_embeddings.weight",)),
+        *affine("trunk.embed.norm", f"{prefix}.LayerNorm"),
+    ]
+
+
+def _bert_layers(prefix: str) -> list[Rule]:
+    layer, attention = f"{prefix}.encoder.layer.{{}}", f"{prefix}.encoder.layer.{{}}.attention"
+    return [
+        *affine(f"{ATTEND}.qkv", *(f"{attention}.self.{part}" for part in ("query", "key", "value")), via=HEADS),
+        *affine(f"{ATTEND}.out", f"{attention}.output.dense"),
+        *affine(f"{BLOCK}.attend_norm", f"{attention}.output.LayerNorm"),
+        *affine(f"{MLP}.up", f"{layer}.intermediate.dense"),
+        *affine(f"{MLP}.down", f"{layer}.output.dense"),
+        *affine(f"{BLOCK}.mlp_norm", f"{layer}.output.LayerNorm"),
+    ]
+
+
+def _gpt_layers() -> list[Rule]:
+    layer = "transformer.h.{}"
+    return [
+        *affine(f"{ATTEND}.qkv", f"{layer}.attn.c_attn", via=TRANSPOSE),
+        *affine(f"{ATTEND}.out", f"{layer}.attn.c_proj", via=TRANSPOSE),
+        *affine(f"{MLP}.up", f"{layer}.mlp.c_fc", via=TRANSPOSE),
+        *affine(f"{MLP}.down", f"{layer}.mlp.c_proj", via=TRANSPOSE),
+        *affine(f"{BLOCK}.attend_norm", f"{layer}.ln_1"),
+        *affine(f"{BLOCK}.mlp_norm", f"{layer}.ln_2"),
+    ]
+
+
+def _mlm(dense: str, norm: str, bias: str) -> list[Rule]:
+    return [
+        *affine("heads.mlm.dense", dense, head="mlm"),
+        *affine("heads.mlm.norm", norm, head="mlm"),
+        Rule("heads.mlm.bias", (bias,), COPY, "mlm"),
+    ]
+
+
+def _task_heads(*names: str) -> list[Rule]:
+    theirs = {"classify": "classifier", "choice": "classifier", "tag": "classifier", "span": "qa_outputs"}
+    return [rule for name in names for rule in affine(f"heads.{name}.linear", theirs[name], head=name)]
+
+
+def _gpt_heads() -> list[Rule]:
+    return [
+        Rule("heads.lm.weight", ("lm_head.weight",), COPY, "lm"),
+        Rule("heads.classify.linear.weight", ("score.weight",), COPY, "classify"),
+        *affine("heads.choice.linear", "multiple_choice_head.summary", head="choice"),
+    ]
+
+
+_SIZES = (
+    Field("vocab", "vocab_size"),
+    Field("context", "max_position_embeddings"),
+    Field("width", "hidden_size"),
+    Field("depth", "num_hidden_layers"),
+    Field("heads", "num_attention_heads"),
+    Field("hidden", "intermediate_size"),
+    Field("init_std", "initializer_range"),
+    Field("tied", "tie_word_embeddings"),
+)
+_BERT_FIELDS = (
+    *_SIZES,
+    Field("segments", "type_vocab_size"),
+    Field("eps", "layer_norm_eps"),
+    Field("dropout", "hidden_dropout_prob"),
+    Field("attention_dropout", "attention_probs_dropout_prob"),
+    Field("activation", "hidden_act", ACTIVATION),
+)
+_GPT_FIELDS = (
+    Field("vocab", "vocab_size"),
+    Field("context", "n_positions"),
+    Field("width", "n_embd"),
+    Field("depth", "n_layer"),
+    Field("heads", "n_head"),
+    Field("eps", "layer_norm_epsilon"),
+    Field("dropout", "resid_pdrop"),
+    Field("attention_dropout", "attn_pdrop"),
+    Field("init_std", "initializer_range"),
+    Field("tied", "tie_word_embeddings"),
+)
+
+BERT = Table(
+    model_type="bert",
+    family=families.bert,
+    prefix="bert.",
+    fields=_BERT_FIELDS,
+    rules=(
+        *_embeddings("bert.embeddings"),
+        *_bert_layers("bert"),
+        *affine("pooler.dense", "bert.pooler.dense"),
+        *_mlm("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.bias"),
+        Rule("heads.mlm.weight", ("cls.predictions.decoder.weight",), COPY, "mlm"),
+        *affine("heads.nsp.linear", "cls.seq_relationship", head="nsp"),
+        *_task_heads("classify", "choice", "tag", "span"),
+    ),
+    architectures={
+        "BertModel": (),
+        "BertForPreTraining": ("mlm", "nsp"),
+        "BertForMaskedLM": ("mlm",),
+        "BertForNextSentencePrediction": ("nsp",),
+        "BertForSequenceClassification": ("classify",),
+        "BertForTokenClassification": ("tag",),
+        "BertForQuestionAnswering": ("span",),
+        "BertForMultipleChoice": ("choice",),
+    },
+    only={"position_embedding_type": "absolute", "is_decoder": False},
+    aliases={"cls.predictions.decoder.bias": "cls.predictions.bias"},
+)
+
+DISTILBERT = Table(
+    model_type="distilbert",
+    family=families.distilbert,
+    prefix="distilbert.",
+    fields=(
+        Field("vocab", "vocab_size"),
+        Field("context", "max_position_embeddings"),
+        Field("width", "dim"),
+        Field("depth", "n_layers"),
+        Field("heads", "n_heads"),
+        Field("hidden", "hidden_dim"),
+        Field("dropout", "dropout"),
+        Field("attention_dropout", "attention_dropout"),
+        Field("activation", "activation", ACTIVATION),
+        Field("init_std", "initializer_range"),
+        Field("tied", "tie_word_embeddings"),
+    ),
+    rules=(
+        *(r for r in _embeddings("distilbert.embeddings") if "segment" not in r.ours),
+        *affine(f"{ATTEND}.qkv", *(f"distilbert.transformer.layer.{{}}.attention.{p}_lin" for p in "qkv"), via=HEADS),
+        *affine(f"{ATTEND}.out", "distilbert.transformer.layer.{}.attention.out_lin"),
+        *affine(f"{BLOCK}.attend_norm", "distilbert.transformer.layer.{}.sa_layer_norm"),
+        *affine(f"{MLP}.up", "distilbert.transformer.layer.{}.ffn.lin1"),
+        *affine(f"{MLP}.down", "distilbert.transformer.layer.{}.ffn.lin2"),
+        *affine(f"{BLOCK}.mlp_norm", "distilbert.transformer.layer.{}.output_layer_norm"),
+        *affine("pooler.dense", "pre_classifier"),
+        *_mlm("vocab_transform", "vocab_layer_norm", "vocab_projector.bias"),
+        Rule("heads.mlm.weight", ("vocab_projector.weight",), COPY, "mlm"),
+        *_task_heads("classify", "choice", "tag", "span"),
+    ),
+    architectures={
+        "DistilBertModel": (),
+        "DistilBertForMaskedLM": ("mlm",),
+        "DistilBertForSequenceClassification": ("classify",),
+        "DistilBertForTokenClassification": ("tag",),
+        "DistilBertForQuestionAnswering": ("span",),
+        "DistilBertForMultipleChoice": ("choice",),
+    },
+)
+
+ELECTRA = Table(
+    model_type="electra",
+    family=families.electra,
+    prefix="electra.",
+    fields=(*_BERT_FIELDS, Field("embed_width", "embedding_size")),
+    rules=(
+        *_embeddings("electra.embeddings"),
+        *affine("trunk.embed.project", "electra.embeddings_project"),
+        *_bert_layers("electra"),
+        *_mlm("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head.bias"),
+        Rule("heads.mlm.weight", ("generator_lm_head.weight",), COPY, "mlm"),
+        *affine("heads.detect.dense", "discriminator_predictions.dense", head="detect"),
+        *affine("heads.detect.linear", "discriminator_predictions.dense_prediction", head="detect"),
+        *affine("pooler.dense", "classifier.dense", head="classify"),
+        *affine("heads.classify.linear", "classifier.out_proj", head="classify"),
+        *affine("pooler.dense", "sequence_summary.summary", head="choice"),
+        *_task_heads("choice", "tag", "span"),
+    ),
+    architectures={
+        "ElectraModel": (),
+        "ElectraForPreTraining": ("detect",),
+        "ElectraForMaskedLM": ("mlm",),
+        "ElectraForSequenceClassification": ("classify",),
+        "ElectraForTokenClassification": ("tag",),
+        "ElectraForQuestionAnswering": ("span",),
+        "ElectraForMultipleChoice": ("choice",),
+    },
+    only={"position_embedding_type": "absolute", "is_decoder": False},
+)
+
+_GROUP = "albert.encoder.albert_layer_groups.{}.albert_layers.0"
+ALBERT = Table(
+    model_type="albert",
+    family=families.albert,
+    prefix="albert.",
+    fields=(*_BERT_FIELDS, Field("embed_width", "embedding_size"), Field("groups", "num_hidden_groups")),
+    rules=(
+        *_embeddings("albert.embeddings"),
+        *affine("trunk.embed.project", "albert.encoder.embedding_hidden_mapping_in"),
+        *affine(f"{ATTEND}.qkv", *(f"{_GROUP}.attention.{part}" for part in ("query", "key", "value")), via=HEADS),
+        *affine(f"{ATTEND}.out", f"{_GROUP}.attention.dense"),
+        *affine(f"{BLOCK}.attend_norm", f"{_GROUP}.attention.LayerNorm"),
+        *affine(f"{MLP}.up", f"{_GROUP}.ffn"),
+        *affine(f"{MLP}.down", f"{_GROUP}.ffn_output"),
+        *affine(f"{BLOCK}.mlp_norm", f"{_GROUP}.full_layer_layer_norm"),
+        *affine("pooler.dense", "albert.pooler"),
+        *_mlm("predictions.dense", "predictions.LayerNorm", "predictions.bias"),
+        Rule("heads.mlm.weight", ("predictions.decoder.weight",), COPY, "mlm"),
+        *affine("heads.nsp.linear", "sop_classifier.classifier", head="nsp"),
+        *_task_heads("classify", "choice", "tag", "span"),
+    ),
+    architectures={
+        "AlbertModel": (),
+        "AlbertForPreTraining": ("mlm", "nsp"),
+        "AlbertForMaskedLM": ("mlm",),
+        "AlbertForSequenceClassification": ("classify",),
+        "AlbertForTokenClassification": ("tag",),
+        "AlbertForQuestionAnswering": ("span",),
+        "AlbertForMultipleChoice": ("choice",),
+    },
+    only={"position_embedding_type": "absolute", "inner_group_num": 1},
+    defaults={"hidden_size": 4096, "num_attention_heads": 64, "intermediate_size": 16384},
+    aliases={"predictions.decoder.bias": "predictions.bias"},
+)
+
+GPT2 = Table(
+    model_type="gpt2",
+    family=families.gpt2,
+    prefix="transformer.",
+    fields=(*_GPT_FIELDS, Field("hidden", "n_inner"), Field("activation", "activation_function", ACTIVATION)),
+    rules=(
+        Rule("trunk.embed.token.weight", ("transformer.wte.weight",)),
+        Rule("trunk.embed.position.weight", ("transformer.wpe.weight",)),
+        *_gpt_layers(),
+        *affine("trunk.norm", "transformer.ln_f"),
+        *_gpt_heads(),
+        *_task_heads("tag", "span"),
+    ),
+    architectures={
+        "GPT2Model": (),
+        "GPT2LMHeadModel": ("lm",),
+        "GPT2ForSequenceClassification": ("classify",),
+        "GPT2ForTokenClassification": ("tag",),
+        "GPT2ForQuestionAnswering": ("span",),
+        "GPT2DoubleHeadsModel": ("lm", "choice"),
+    },
+    only={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+    write={"embd_pdrop": "dropout"},
+    free=("lm",),
+)
+
+GPT1 = Table(
+    model_type="openai-gpt",
+    family=families.gpt1,
+    prefix="transformer.",
+    # Hugging Face's "gelu" is the tanh form here, and only here.
+    fields=(*_GPT_FIELDS, Field("activation", "afn", {"gelu": "gelu_tanh", "relu": "relu"})),
+    rules=(
+        Rule("trunk.embed.token.weight", ("transformer.tokens_embed.weight",)),
+        Rule("trunk.embed.position.weight", ("transformer.positions_embed.weight",)),
+        *_gpt_layers(),
+        *_gpt_heads(),
+    ),
+    architectures={
+        "OpenAIGPTModel": (),
+        "OpenAIGPTLMHeadModel": ("lm",),
+        "OpenAIGPTForSequenceClassification": ("classify",),
+        "OpenAIGPTDoubleHeadsModel": ("lm", "choice"),
+    },
+    write={"embd_pdrop": "dropout"},
+    free=("lm",),
+)
+
+_LLAMA = "model.layers.{}"
+LLAMA = Table(
+    model_type="llama",
+    family=families.llama,
+    prefix="model.",
+    fields=(
+        *_SIZES,
+        Field("kv_heads", "num_key_value_heads"),
+        Field("head_width", "head_dim"),
+        Field("eps", "rms_norm_eps"),
+        Field("rotary_base", "rope_parameters.rope_theta"),
+        Field("attention_dropout", "attention_dropout"),
+    ),
+    rules=(
+        Rule("trunk.embed.token.weight", ("model.embed_tokens.weight",)),
+        Rule(f"{ATTEND}.qkv.weight", tuple(f"{_LLAMA}.self_attn.{p}_proj.weight" for p in "qkv"), HEADS),
+        Rule(f"{ATTEND}.out.weight", (f"{_LLAMA}.self_attn.o_proj.weight",)),
+        Rule(f"{MLP}.up.weight", (f"{_LLAMA}.mlp.gate_proj.weight", f"{_LLAMA}.mlp.up_proj.weight"), HALVES),
+        Rule(f"{MLP}.down.weight", (f"{_LLAMA}.mlp.down_proj.weight",)),
+        Rule(f"{BLOCK}.attend_norm.weight", (f"{_LLAMA}.input_layernorm.weight",)),
+        Rule(f"{BLOCK}.mlp_norm.weight", (f"{_LLAMA}.post_attention_layernorm.weight",)),
+        Rule("trunk.norm.weight", ("model.norm.weight",)),
+        Rule("heads.lm.weight", ("lm_head.weight",), COPY, "lm"),
+        Rule("heads.classify.linear.weight", ("score.weight",), COPY, "classify"),
+    ),
+    architectures={
+        "LlamaModel": (),
+        "LlamaForCausalLM": ("lm",),
+        "LlamaForSequenceClassification": ("classify",),
+    },
+    only={
+        "attention_bias": False,
+        "mlp_bias": False,
+        "hidden_act": "silu",
+        "rope_parameters.rope_type": "default",
+        "rope_scaling": None,
+    },
+    aliases={"rope_theta": "rope_parameters.rope_theta"},
+    free=("lm",),
+)
+
+TABLES = {t.model_type: t for t in (BERT, GPT2, GPT1, DISTILBERT, ELECTRA, ALBERT, LLAMA)}

@@ -1,0 +1,159 @@
+"""The mechanism of a reversible table: how one family's config and weights are called elsewhere, read both ways."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from malmoi.config import ModelConfig
+from malmoi.errors import MalmoiError
+
+
+class Via(NamedTuple):
+    """How tensors change on the way: `load` makes ours of theirs, `save` makes theirs of ours."""
+
+    load: Callable[..., Tensor]
+    save: Callable[[Tensor, ModelConfig], tuple[Tensor, ...]]
+
+
+COPY = Via(lambda t: t, lambda t, c: (t,))
+TRANSPOSE = Via(lambda t: t.T, lambda t, c: (t.T,))  # GPT-1 and GPT-2 keep [in, out]
+HALVES = Via(lambda *ts: torch.cat(ts), lambda t, c: t.chunk(2))
+
+
+def _split_heads(t: Tensor, c: ModelConfig) -> tuple[Tensor, ...]:
+    return t.split([n * c.size_per_head for n in (c.heads, c.key_heads, c.key_heads)])
+
+
+HEADS = Via(lambda *ts: torch.cat(ts), _split_heads)  # separate query, key and value
+
+
+class Rule(NamedTuple):
+    """One of our tensors and what it is called there; `{}` stands for the layer, `head` for whom it is needed."""
+
+    ours: str
+    theirs: tuple[str, ...]
+    via: Via = COPY
+    head: str | None = None  # only where the network has this head
+
+
+def affine(
+    ours: str, *theirs: str, via: Via = COPY, bias_via: Via | None = None, head: str | None = None
+) -> list[Rule]:
+    """The weight and the bias of a linear map or a norm."""
+    bias = bias_via or (COPY if via is TRANSPOSE else via)
+    return [
+        Rule(f"{ours}.{part}", tuple(f"{t}.{part}" for t in theirs), how, head)
+        for part, how in (("weight", via), ("bias", bias))
+    ]
+
+
+class Field(NamedTuple):
+    """A config field here and there; `names` translates values that are words."""
+
+    ours: str
+    theirs: str
+    names: Mapping[Any, Any] = {}  # theirs → ours
+
+    def read(self, value: Any) -> Any:
+        return self.names.get(value, value)
+
+    def write(self, value: Any) -> Any:
+        return next((theirs for theirs, ours in self.names.items() if ours == value), value)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Everything Hugging Face calls differently about one family."""
+
+    model_type: str
+    family: Callable[..., ModelConfig]
+    prefix: str  # of the trunk's tensors, absent where a bare trunk was saved
+    fields: tuple[Field, ...]
+    rules: tuple[Rule, ...]
+    architectures: Mapping[str, tuple[str, ...]]  # class → heads; the first is the bare trunk
+    only: Mapping[str, Any] = field(default_factory=dict)  # their fields that we hold fixed: other values are refused
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # what they assume when a field is left out
+    write: Mapping[str, str] = field(default_factory=dict)  # their fields that repeat one of ours
+    aliases: Mapping[str, str] = field(default_factory=dict)  # spellings accepted on load
+    free: tuple[str, ...] = ()  # heads that have no weights of their own where they are tied
+
+    def read_config(self, theirs: Mapping[str, Any]) -> ModelConfig:
+        given = {self.aliases.get(k, k): v for k, v in _flat(theirs).items() if v is not None}
+        for name, value in self.only.items():
+            if given.get(name, value) != value:
+                raise MalmoiError(
+                    f"config.json says {name} = {given[name]!r}, and Malmoi has {self.model_type} only with {value!r}."
+                )
+        known = {**self.defaults, **given}
+        return self.family(**{f.ours: f.read(known[f.theirs]) for f in self.fields if f.theirs in known})
+
+    def write_config(self, config: ModelConfig) -> dict[str, Any]:
+        full = resolved(config)
+        theirs = {f.theirs: f.write(full[f.ours]) for f in self.fields}
+        repeated = {theirs: full[ours] for theirs, ours in self.write.items()}
+        return _nested({**{k: v for k, v in self.only.items() if v is not None}, **theirs, **repeated})
+
+    def expresses(self, config: ModelConfig, heads: set[str]) -> bool:
+        """Whether a model survives the trip there and back unchanged."""
+        if self.architecture(heads, config.tied) is None:
+            return False
+        try:
+            back = self.read_config(self.write_config(config))
+        except MalmoiError:
+            return False
+        return function_of(back) == function_of(config)
+
+    def architecture(self, heads: set[str], tied: bool) -> str | None:
+        """Their class for these heads; one whose weights are all tied may be left out of it."""
+        for wanted in (heads, heads - set(self.free)) if tied else (heads,):
+            for name, theirs in self.architectures.items():
+                if set(theirs) == wanted:
+                    return name
+        return None
+
+    def expand(self, config: ModelConfig, heads: set[str]) -> Iterator[Rule]:
+        for rule in self.rules:
+            if rule.head is not None and rule.head not in heads:
+                continue
+            for i in range(config.distinct) if "{}" in rule.ours else [0]:
+                yield rule._replace(ours=rule.ours.format(i), theirs=tuple(t.format(i) for t in rule.theirs))
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} → {"a.b": 1}; their configs nest a little."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for key, value in flat.items():
+        outer, _, inner = key.partition(".")
+        if inner:
+            nested.setdefault(outer, {})[inner] = value
+        else:
+            nested[outer] = value
+    return nested
+
+
+def resolved(config: ModelConfig) -> dict[str, Any]:
+    """The config with its zeros ("as many as …") written out."""
+    return config.to_dict() | dict(
+        kv_heads=config.key_heads,
+        head_width=config.size_per_head,
+        hidden=config.mlp_width,
+        embed_width=config.token_width,
+        groups=config.distinct,
+    )
+
+
+def function_of(config: ModelConfig) -> dict[str, Any]:
+    """What decides the function a trained model computes: not how it was initialised, nor its dropout."""
+    training_only = {"dropout", "attention_dropout", "init", "init_std", "residual_init"}
+    values = {k: v for k, v in resolved(config).items() if k not in training_only}
+    return values | ({} if config.positions == "rotary" else {"rotary_base": 0.0})

@@ -1,0 +1,150 @@
+"""From a folder's tensors to a network and back: old spellings, missing heads, and what was left over is said."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from malmoi.checkpoint.table import Rule, Table
+from malmoi.config import ModelConfig
+from malmoi.errors import MalmoiError
+from malmoi.model import Network, initialise
+from malmoi.model.heads import VOCABULARY
+
+
+def to_hf(table: Table, network: Network) -> dict[str, Tensor]:
+    ours, heads = network.state_dict(), set(network.heads)
+    theirs: dict[str, Tensor] = {}
+    for rule in table.expand(network.config, heads):
+        if rule.ours in ours and not (network.config.tied and is_tied(rule.ours)):
+            theirs |= zip(rule.theirs, rule.via.save(ours[rule.ours], network.config), strict=True)
+    bare = table.architecture(heads, network.config.tied) == next(iter(table.architectures))
+    return {k.removeprefix(table.prefix): v for k, v in theirs.items()} if bare else theirs
+
+
+def from_hf(
+    table: Table, weights: dict[str, Tensor], theirs: Mapping[str, Any], folder: Path
+) -> tuple[Network, tuple[str, ...]]:
+    config = table.read_config(theirs)
+    weights = _spelled(table, weights)
+    heads = _heads(table, theirs.get("architectures") or [], weights, table.free if config.tied else ())
+    pooler = any(rule.theirs[0] in weights for rule in table.rules if rule.ours.startswith("pooler.") and not rule.head)
+    network = empty(config, heads, pooler)
+    rules = {rule.ours: rule for rule in table.expand(config, set(heads))}
+    found, used = _translate(network, rules, weights, folder)
+    notes = fill(network, found, folder, {name: rules[name].theirs[0] for name in rules})
+    unused = [k for k in weights if k not in used and not _is_buffer(k)]
+    return network, (*notes, *([listing("not used", unused)] if unused else []))
+
+
+def _spelled(table: Table, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Their tensors under today's names: LayerNorm's gamma and beta, a missing prefix, a bias kept twice."""
+    if not any(key.startswith(table.prefix) for key in weights):
+        trunk = {
+            t.removeprefix(table.prefix).split(".")[0]
+            for r in table.rules
+            for t in r.theirs
+            if t.startswith(table.prefix)
+        }
+        weights = {table.prefix + k if k.split(".")[0] in trunk else k: v for k, v in weights.items()}
+    ends = {".gamma": ".weight", ".beta": ".bias"}
+    spelled: dict[str, Tensor] = {}
+    for key, tensor in weights.items():
+        for old, new in ends.items():
+            key = key[: -len(old)] + new if key.endswith(old) else key
+        spelled.setdefault(table.aliases.get(key, key), tensor)
+    ours = {rule.ours: rule.theirs[0] for rule in table.rules}
+    for head in sorted(VOCABULARY):  # a tied weight is kept once, under either name
+        tied = ours.get(f"heads.{head}.weight")
+        if tied in spelled:
+            spelled.setdefault(ours["trunk.embed.token.weight"], spelled[tied])
+    return spelled
+
+
+def _heads(
+    table: Table, architectures: list[str], weights: Mapping[str, Tensor], free: tuple[str, ...]
+) -> dict[str, int]:
+    """Which heads the folder holds and their classes: what its class says, less what has no weights."""
+    named = [h for a in architectures for h in table.architectures.get(a, ())]
+    if not any(a in table.architectures for a in architectures):
+        named = [h for h in ("lm", "mlm", "nsp", "detect", "classify", "span") if _present(table, h, weights)]
+    named = [h for h in dict.fromkeys([*free, *named]) if h in free or _present(table, h, weights)]
+    return {h: _classes(table, h, weights) for h in named}
+
+
+def _present(table: Table, head: str, weights: Mapping[str, Tensor]) -> bool:
+    return any(t in weights for r in table.rules if r.head == head for t in r.theirs)
+
+
+def _classes(table: Table, head: str, weights: Mapping[str, Tensor]) -> int:
+    name = f"heads.{head}.linear.weight"
+    return next((weights[r.theirs[0]].size(0) for r in table.rules if r.ours == name and r.theirs[0] in weights), 0)
+
+
+def _translate(
+    network: Network, rules: Mapping[str, Rule], weights: Mapping[str, Tensor], folder: Path
+) -> tuple[dict[str, Tensor], set[str]]:
+    shapes = {name: t.shape for name, t in network.state_dict().items()}
+    found: dict[str, Tensor] = {}
+    used: set[str] = set()
+    for name, rule in rules.items():
+        used.update(rule.theirs)
+        if name not in shapes or not all(t in weights for t in rule.theirs):
+            continue
+        tensor = rule.via.load(*(weights[t] for t in rule.theirs))
+        if tensor.shape != shapes[name]:
+            raise MalmoiError(
+                f"{folder}: {rule.theirs[0]} has the shape {list(weights[rule.theirs[0]].shape)}, but config.json asks "
+                f"for {list(shapes[name])} in {name}; the weights and the config are of different models."
+            )
+        found[name] = tensor
+    return found, used
+
+
+def _is_buffer(key: str) -> bool:
+    return key.endswith((".position_ids", ".attn.bias", ".attn.masked_bias", ".inv_freq")) or key == "position_ids"
+
+
+def empty(config: ModelConfig, heads: Mapping[str, int], pooler: bool) -> Network:
+    with torch.device("meta"):
+        return Network(config, heads, pooler=pooler)
+
+
+def fill(network: Network, found: dict[str, Tensor], folder: Path, theirs: Mapping[str, str]) -> tuple[str, ...]:
+    """Puts tensors into a network built on the meta device; a head without weights is drawn anew and said so."""
+    wanted = [k for k in network.state_dict() if not (network.config.tied and is_tied(k))]
+    missing = [k for k in wanted if k not in found]
+    lost = [theirs.get(k, k) for k in missing if k.startswith("trunk.")]
+    if lost:
+        raise MalmoiError(
+            f"{folder}: {len(lost)} weights of the model are missing, the first is {lost[0]}; it cannot be used."
+        )
+    fresh = _fresh_heads(network) if missing else {}
+    network.load_state_dict({**found, **{k: fresh[k] for k in missing}}, strict=False, assign=True)
+    network.tie()
+    return (listing("newly initialised", [theirs.get(k, k) for k in missing]),) if missing else ()
+
+
+def _fresh_heads(network: Network) -> dict[str, Tensor]:
+    """New weights for every head, on a trunk of one layer that is thrown away."""
+    heads = {name: classes_of(head) for name, head in network.heads.items()}
+    config = replace(network.config, depth=1, groups=0)
+    return dict(initialise(Network(config, heads, pooler=network.pooler is not None), seed=0).state_dict())
+
+
+def is_tied(name: str) -> bool:
+    """Whether this is a vocabulary head's weight, which a tied network keeps once, as its token embedding."""
+    return any(name == f"heads.{head}.weight" for head in VOCABULARY)
+
+
+def classes_of(head: torch.nn.Module) -> int:
+    linear = getattr(head, "linear", None)
+    return linear.out_features if isinstance(linear, torch.nn.Linear) else 0
+
+
+def listing(what: str, names: list[str]) -> str:
+    shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    return f"{what}: {shown}"

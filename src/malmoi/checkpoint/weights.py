@@ -1,0 +1,85 @@
+"""Weights on disk: safetensors (one file or shards with an index), or torch's own file through its safe reader."""
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from malmoi.checkpoint.atomic import replace_file, write_text
+from malmoi.errors import MalmoiError
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+TORCH, TORCH_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a folder by their names there; safetensors are mapped, not copied."""
+    for name, index in ((SINGLE, INDEX), (TORCH, TORCH_INDEX)):
+        if (folder / name).is_file():
+            return _read_file(folder / name)
+        if (folder / index).is_file():
+            return _read_shards(folder / index)
+    raise MalmoiError(f"{folder} holds no weights: expected {SINGLE}, {INDEX} or {TORCH}.")
+
+
+def _read_shards(index: Path) -> dict[str, Tensor]:
+    try:
+        names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError) as error:
+        raise MalmoiError(f"{index} is not a shard index: {error}.") from error
+    missing = [n for n in names if Path(n).name != n or not (index.parent / n).is_file()]
+    if missing:
+        raise MalmoiError(
+            f"{index} names {missing[0]!r}, which is not in the folder: the download or copy is incomplete."
+        )
+    return {key: tensor for name in names for key, tensor in _read_file(index.parent / name).items()}
+
+
+def _read_file(path: Path) -> dict[str, Tensor]:
+    try:
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="pt") as file:
+                return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        return dict(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
+    except (SafetensorError, RuntimeError, ValueError, OSError, EOFError) as error:
+        raise MalmoiError(f"{path} is truncated or damaged: {error}. Copy or download it again.") from error
+    except Exception as error:  # torch refuses unsafe pickles with UnpicklingError, its own hierarchy
+        reason = str(error).splitlines()[0]
+        raise MalmoiError(f"{path} is not a plain file of tensors and is not opened: {reason}") from error
+
+
+def write_weights(tensors: Mapping[str, Tensor], folder: Path, shard_bytes: int) -> None:
+    """One safetensors file, or shards of at most `shard_bytes` and their index, each written beside and renamed."""
+    shards = list(_shards(tensors, shard_bytes))
+    names = (
+        [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))] if shards[1:] else [SINGLE]
+    )
+    for name, shard in zip(names, shards, strict=True):
+        contents = {key: t.detach().cpu().contiguous() for key, t in shard.items()}
+        replace_file(folder / name, partial(save_file, contents, metadata={"format": "pt"}))
+    keep = {folder / name for name in names}
+    if count > 1:
+        total = sum(t.numel() * t.element_size() for t in tensors.values())
+        where = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
+        write_text(folder / INDEX, json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=2))
+        keep.add(folder / INDEX)
+    for old in {*folder.glob("model*.safetensors"), folder / INDEX, folder / TORCH, folder / TORCH_INDEX} - keep:
+        old.unlink(missing_ok=True)
+
+
+def _shards(tensors: Mapping[str, Tensor], limit: int) -> Iterator[dict[str, Tensor]]:
+    shard: dict[str, Tensor] = {}
+    size = 0
+    for key, tensor in tensors.items():
+        bytes_here = tensor.numel() * tensor.element_size()
+        if shard and size + bytes_here > limit:
+            yield shard
+            shard, size = {}, 0
+        shard[key] = tensor
+        size += bytes_here
+    yield shard

@@ -1,0 +1,28 @@
+"""What several tests share: where real data lies, quiet transformers, small models."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+SHARED = Path(__file__).parents[2] / "shared"
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """Real data beside the checkout, for development only; its users have their own."""
+    if not SHARED.is_dir():
+        pytest.skip("real data is not on this machine")
+    return SHARED
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    """Two test processes share two cores."""
+    import torch
+
+    torch.set_num_threads(1)

@@ -1,0 +1,229 @@
+"""Folders: equal logits with transformers both ways, for every class of every family; damage is refused clearly."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from malmoi.checkpoint import Checkpoint, read, write
+from malmoi.checkpoint.hf import TABLES
+from malmoi.errors import MalmoiError, UsageError
+from malmoi.model import Network, initialise
+from malmoi.model.families import bert, gpt2, gpt3
+
+VOCAB, LENGTH = 77, 9
+SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+BERT = dict(hidden_size=24, num_hidden_layers=3, num_attention_heads=3, intermediate_size=40, vocab_size=VOCAB)
+BERT |= dict(max_position_embeddings=33, pad_token_id=0)
+GPT = dict(n_embd=24, n_layer=3, n_head=3, vocab_size=VOCAB, n_positions=33)
+CONFIGS = {
+    "bert": lambda: transformers.BertConfig(**BERT),
+    "electra": lambda: transformers.ElectraConfig(embedding_size=10, **BERT),
+    "albert": lambda: transformers.AlbertConfig(embedding_size=10, **BERT),
+    "distilbert": lambda: transformers.DistilBertConfig(
+        dim=24, n_layers=3, n_heads=3, hidden_dim=40, vocab_size=VOCAB, max_position_embeddings=33
+    ),
+    "gpt2": lambda: transformers.GPT2Config(n_inner=52, **GPT),
+    "openai-gpt": lambda: transformers.OpenAIGPTConfig(**GPT),
+    "llama": lambda: transformers.LlamaConfig(num_key_value_heads=1, **BERT),
+}
+CLASSES = [(kind, name) for kind, table in TABLES.items() for name in table.architectures]
+
+
+def make_hf(kind: str, name: str) -> transformers.PreTrainedModel:
+    config = CONFIGS[kind]()
+    config.pad_token_id = 0
+    config.num_labels = 2 if "Question" in name or "PreTraining" in name else 1 if "Choice" in name else 5
+    if "DoubleHeads" in name:
+        config.num_labels = 1
+    torch.manual_seed(0)
+    model = getattr(transformers, name)(config).eval()
+    for parameter in model.parameters():
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    return model
+
+
+def make_inputs(kind: str) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(1, VOCAB, (2, LENGTH), generator=generator)
+    keep = torch.ones_like(tokens)
+    keep[1, 6:] = 0
+    inputs = dict(input_ids=tokens.masked_fill(keep == 0, 0), attention_mask=keep)
+    if kind in ("bert", "electra", "albert"):
+        inputs["token_type_ids"] = torch.randint(0, 2, tokens.shape, generator=generator)
+    return inputs
+
+
+@torch.no_grad()
+def theirs(name: str, model: transformers.PreTrainedModel, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Their outputs, in the order of the table's heads."""
+    if "Choice" in name or "DoubleHeads" in name:
+        ends = inputs["attention_mask"].sum(1, keepdim=True) - 1
+        inputs = {k: v[:, None] for k, v in inputs.items()}
+        if "DoubleHeads" in name:
+            inputs["mc_token_ids"] = ends
+            if name.startswith("OpenAI"):  # transformers' own code does not take a mask here
+                del inputs["attention_mask"]
+    out = model(**inputs)
+    if "start_logits" in out:
+        return [torch.stack((out.start_logits, out.end_logits), -1)]
+    names = ("prediction_logits", "logits", "mc_logits", "seq_relationship_logits", "sop_logits")
+    return [out[n] for n in names if n in out] or [out.last_hidden_state]
+
+
+@pytest.mark.parametrize(("kind", "name"), CLASSES)
+@torch.no_grad()
+def test_logits_equal_transformers_and_the_folder_goes_back_bit_exact(kind: str, name: str, tmp_path: Path) -> None:
+    model, inputs = make_hf(kind, name), make_inputs(kind)
+    model.save_pretrained(tmp_path / "theirs")
+    checkpoint = read(tmp_path / "theirs")
+    assert checkpoint.notes == ()
+    keep = inputs["attention_mask"].bool()
+    hidden = checkpoint.network.trunk(inputs["input_ids"], segments=inputs.get("token_type_ids"), keep=keep)
+    heads = TABLES[kind].architectures[name]
+    ours = [checkpoint.network.read(head, hidden, keep) for head in heads] or [hidden]
+    for mine, other in zip(ours, theirs(name, model, inputs), strict=True):
+        other = other.reshape(mine.shape)
+        per_token = mine.dim() >= 2 and mine.shape[:2] == keep.shape
+        difference = (mine - other)[keep] if per_token else mine - other
+        assert difference.abs().max() < 1e-5
+    write(checkpoint, tmp_path / "ours")
+    back, info = type(model).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert all(torch.equal(t, back.state_dict()[k]) for k, t in model.state_dict().items())
+
+
+def saved(folder: Path, heads: tuple[str, ...] = ("mlm", "nsp")) -> Path:
+    network = initialise(Network(bert(vocab=60, width=16, depth=2, heads=2, context=24), dict.fromkeys(heads, 0)), 0)
+    write(Checkpoint(network), folder)
+    return folder
+
+
+def rewrite(folder: Path, change: object) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    save_file(change(tensors), folder / "model.safetensors", {"format": "pt"})
+
+
+def test_old_spellings_buffers_and_a_missing_prefix_load(tmp_path: Path) -> None:
+    want = load_file(saved(tmp_path) / "model.safetensors")
+
+    def old(tensors: dict) -> dict:
+        names = {
+            k: k.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+            for k in tensors
+        }
+        tensors = {names[k].removeprefix("bert."): v for k, v in tensors.items()}
+        return tensors | {"embeddings.position_ids": torch.arange(24)[None], "something.else": torch.zeros(2)}
+
+    rewrite(tmp_path, old)
+    checkpoint = read(tmp_path)
+    assert checkpoint.notes == ("not used: something.else",)
+    write(checkpoint, tmp_path / "again")
+    again = load_file(tmp_path / "again" / "model.safetensors")
+    assert want.keys() == again.keys()
+    assert all(torch.equal(want[k], again[k]) for k in want)
+
+
+def test_a_head_that_is_missing_is_left_out_and_the_rest_works(tmp_path: Path) -> None:
+    rewrite(saved(tmp_path), lambda tensors: {k: v for k, v in tensors.items() if "seq_relationship" not in k})
+    assert set(read(tmp_path).network.heads) == {"mlm"}
+    rewrite(tmp_path, lambda tensors: {k: v for k, v in tensors.items() if "transform.dense" not in k})
+    assert "newly initialised: cls.predictions.transform.dense.weight" in read(tmp_path).notes[0]
+
+
+def test_shards_and_torch_files_load(tmp_path: Path) -> None:
+    network = initialise(Network(gpt2(vocab=60, width=16, depth=2, heads=2, context=24), {"lm": 0}), 0)
+    write(Checkpoint(network), tmp_path / "shards", shard_bytes=8_000)
+    assert len(list((tmp_path / "shards").glob("model-*.safetensors"))) > 2
+    tokens = torch.randint(0, 60, (1, 8))
+    want = network.eval()(tokens)["lm"]
+    assert torch.equal(read(tmp_path / "shards").network(tokens)["lm"], want)
+    hf = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "shards")
+    torch.testing.assert_close(hf(tokens).logits, want, rtol=0, atol=1e-5)
+    torch.save(hf.state_dict(), tmp_path / "shards" / "pytorch_model.bin")
+    for file in (tmp_path / "shards").glob("model*safetensors*"):
+        file.unlink()
+    assert torch.equal(read(tmp_path / "shards").network(tokens)["lm"], want)
+
+
+def test_what_hugging_face_cannot_express_says_so_and_comes_back(tmp_path: Path) -> None:
+    config = gpt3(vocab=60, width=16, depth=2, heads=2, context=24, attention=("causal", "causal & local:4"))
+    network = initialise(Network(config, {"lm": 0}), 0).eval()
+    write(Checkpoint(network), tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "malmoi"
+    assert "open it with Malmoi" in (tmp_path / "README.md").read_text()
+    tokens = torch.randint(0, 60, (1, 8))
+    again = read(tmp_path)
+    assert again.network.config == config
+    assert torch.equal(again.network(tokens)["lm"], network(tokens)["lm"])
+    rotary = initialise(Network(gpt2(vocab=60, width=16, depth=1, heads=2, positions="rotary"), {"lm": 0}), 0).eval()
+    write(Checkpoint(rotary), tmp_path)
+    assert torch.equal(read(tmp_path).network(tokens)["lm"], rotary(tokens)["lm"])
+
+
+def test_labels_and_generation_settings_come_back(tmp_path: Path) -> None:
+    network = initialise(Network(bert(vocab=60, width=16, depth=1, heads=2), {"classify": 3}), 0)
+    write(Checkpoint(network, labels=("no", "maybe", "yes"), generation={"eos_token_id": 5}), tmp_path)
+    again = read(tmp_path)
+    assert again.labels == ("no", "maybe", "yes")
+    assert again.generation == {"eos_token_id": 5}
+    assert transformers.AutoConfig.from_pretrained(tmp_path).id2label[2] == "yes"
+
+
+# ------------------------------------------------------------------ damage
+
+
+def truncate(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def set_config(**values: object) -> object:
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | values))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (truncate, "truncated or damaged"),
+        (lambda d: (d / "model.safetensors").unlink(), "holds no weights"),
+        (lambda d: (d / "config.json").unlink(), "not a model folder"),
+        (lambda d: (d / "config.json").write_text("{"), "not valid JSON"),
+        (set_config(model_type="bret"), "model_type 'bret'.*Did you mean 'bert'"),
+        (set_config(hidden_size=32, intermediate_size=64), "shape"),
+        (set_config(num_hidden_layers=3), "missing"),
+        (set_config(position_embedding_type="relative_key"), "position_embedding_type"),
+        (lambda d: (d / "vocab.txt").write_text("\n".join([*SPECIALS, *(f"w{i}" for i in range(90))])), "95 tokens"),
+    ],
+)
+def test_damage_is_one_clear_sentence(damage: object, sentence: str, tmp_path: Path) -> None:
+    damage(saved(tmp_path))
+    with pytest.raises(MalmoiError, match=sentence):
+        read(tmp_path)
+
+
+def test_a_pickle_that_runs_code_is_not_opened(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple:
+            return (Path.touch, (tmp_path / "owned",))
+
+    (saved(tmp_path) / "model.safetensors").unlink()
+    torch.save({"x": Evil()}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(MalmoiError, match="not opened"):
+        read(tmp_path)
+    assert not (tmp_path / "owned").exists()
+
+
+def test_names_that_are_not_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="There is no folder"):
+        read(tmp_path / "nowhere")
+    with pytest.raises(MalmoiError, match="HF_HUB_OFFLINE"):
+        read("bert-base-uncased")

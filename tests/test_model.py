@@ -1,0 +1,239 @@
+"""One Transformer: sizes of every paper, patterns against brute force, cached decoding against the full pass."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from malmoi.config import ModelConfig
+from malmoi.errors import UsageError
+from malmoi.model import KVCache, Layout, Network, Trail, initialise, parameters, parse, preset
+from malmoi.model.families import albert, bert, gpt2, gpt3
+
+SIZES = {
+    "bert-tiny": 4_385_920,
+    "bert-mini": 11_170_560,
+    "bert-small": 28_763_648,
+    "bert-medium": 41_373_184,
+    "bert-base": 109_482_240,
+    "bert-large": 335_141_888,
+    "gpt1": 116_534_784,
+    "gpt2-small": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    "gpt3-125m": 125_226_240,
+    "gpt3-350m": 355_871_744,
+    "gpt3-760m": 760_300_032,
+    "gpt3-1.3b": 1_315_723_264,
+    "gpt3-2.7b": 2_651_553_280,
+    "gpt3-6.7b": 6_658_404_352,
+    "gpt3-13b": 12_853_386_240,
+    "gpt3-175b": 174_604_259_328,
+    "electra-small": 13_483_008,
+    "electra-base": 108_891_648,
+    "albert-base": 11_683_584,
+    "distilbert": 66_362_880,
+}
+
+
+@pytest.mark.parametrize(("name", "count"), SIZES.items())
+def test_every_preset_has_its_papers_number_of_weights(name: str, count: int) -> None:
+    with torch.device("meta"):
+        network = Network(preset(name), {}, pooler=name.startswith(("bert", "albert")))
+    assert parameters(network) == count
+
+
+# ------------------------------------------------------------------ patterns
+
+BRUTE = {
+    "full": lambda i, j: True,
+    "causal": lambda i, j: j <= i,
+    "local:3": lambda i, j: abs(i - j) < 3,
+    "column:4": lambda i, j: (i - j) % 4 == 0,
+    "strided:4": lambda i, j: abs(i - j) < 4 or (i - j) % 4 == 0,
+    "block:4": lambda i, j: i // 4 == j // 4,
+    "summary:4,2": lambda i, j: j % 4 >= 2,
+    "fixed:4,1": lambda i, j: i // 4 == j // 4 or j % 4 >= 3,
+    "prefix:5": lambda i, j: j < 5,
+}
+ATOMS = st.sampled_from(sorted(BRUTE))
+
+
+@st.composite
+def expressions(draw: st.DrawFn) -> tuple[str, object]:
+    """A random pattern as text, and the same as a Python predicate."""
+    text = draw(ATOMS)
+    truth = BRUTE[text]
+    for sign, atom in draw(st.lists(st.tuples(st.sampled_from("&|"), ATOMS), max_size=3)):
+        left, right = truth, BRUTE[atom]
+        text = f"({text}) {sign} {atom}"
+        if sign == "&":
+            truth = lambda i, j, left=left, right=right: left(i, j) and right(i, j)  # noqa: E731
+        else:
+            truth = lambda i, j, left=left, right=right: left(i, j) or right(i, j)  # noqa: E731
+    return text, truth
+
+
+@given(expressions(), st.integers(1, 19), st.integers(0, 12))
+@settings(deadline=None, max_examples=60)
+def test_patterns_equal_brute_force_also_behind_a_cache(expression: tuple, length: int, past: int) -> None:
+    text, truth = expression
+    mask = parse(text).mask(Layout(1, length, past + length, offset=past)).expand(1, 1, length, past + length)
+    assert all(bool(mask[0, 0, i, j]) == truth(past + i, j) for i in range(length) for j in range(past + length))
+
+
+def test_padding_documents_and_head_groups_equal_brute_force() -> None:
+    keep = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0]]).bool()
+    documents = torch.tensor([[0, 0, 0, 0, 1, 1], [0, 1, 1, 1, 2, 2]])
+    layout = Layout(2, 6, 6, keep=keep, query_documents=documents, key_documents=documents)
+    mask = parse("causal ; local:2", heads=4).mask(layout).expand(2, 4, 6, 6)
+    for b, h, i, j in torch.cartesian_prod(*(torch.arange(n) for n in (2, 4, 6, 6))).tolist():
+        pattern = j <= i if h < 2 else abs(i - j) < 2
+        assert bool(mask[b, h, i, j]) == bool(pattern and keep[b, j] and documents[b, i] == documents[b, j])
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("casual", "'causal'"),
+        ("causal &", "ends where"),
+        ("local", "local:window"),
+        ("local:0", "positive"),
+        ("(causal", "parenthesis"),
+        ("causal causal", "unexpected"),
+        ("causal ; full ; full", "head groups"),
+    ],
+)
+def test_a_misspelt_pattern_says_what_is_wrong(text: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=hint):
+        gpt2_tiny(attention=(text,))
+
+
+@pytest.mark.parametrize(
+    ("text", "causal"),
+    [("causal", True), ("causal & strided:4", True), ("causal | prefix:3", False), ("full", False), ("local:4", False)],
+)
+def test_causal_patterns_are_recognised(text: str, causal: bool) -> None:
+    assert parse(text).is_causal is causal
+
+
+# ------------------------------------------------------------------ the trunk
+
+
+def gpt2_tiny(**changes: object) -> Network:
+    config = gpt2(**(dict(vocab=50, width=32, depth=3, heads=2, context=32) | changes))
+    return initialise(Network(config, {"lm": 0}), seed=0).eval()
+
+
+VARIANTS: list[dict] = [
+    {},
+    {"attention": ("causal", "causal & local:3")},
+    {"attention": ("causal & fixed:4,1",)},
+    {"attention": ("causal & local:4 ; causal & column:4",)},
+    {"positions": "rotary", "heads": 4, "kv_heads": 2, "qk_norm": True, "norm_kind": "rms", "activation": "swiglu"},
+    {"positions": "sinusoidal", "norm": "post", "final_norm": False, "groups": 1, "embed_width": 8},
+]
+
+
+@pytest.mark.parametrize("changes", VARIANTS, ids=str)
+@torch.no_grad()
+def test_cached_decoding_equals_the_full_pass_for_left_padded_batches(changes: dict) -> None:
+    network = gpt2_tiny(**changes)
+    tokens = torch.randint(0, 50, (3, 12), generator=torch.Generator().manual_seed(1))
+    keep = torch.arange(12) >= torch.tensor([[0], [3], [5]])
+    full = network(tokens, keep=keep)["lm"]
+    alone = network(tokens[1:2, 3:])["lm"]
+    cache = KVCache(network.config, 3, 12, dtype=torch.float32, device="cpu")
+    steps = [network(tokens[:, :6], keep=keep[:, :6], cache=cache)["lm"]]
+    steps += [network(tokens[:, i : i + 1], cache=cache)["lm"] for i in range(6, 12)]
+    torch.testing.assert_close(torch.cat(steps, 1)[keep], full[keep], rtol=0, atol=2e-6)
+    torch.testing.assert_close(full[1:2, 3:], alone, rtol=0, atol=2e-6)
+
+
+@torch.no_grad()
+def test_packed_documents_equal_separate_passes() -> None:
+    network = initialise(Network(bert(vocab=50, width=32, depth=2, heads=2, context=16), {"mlm": 0}), 0).eval()
+    tokens = torch.randint(0, 50, (1, 12))
+    documents = torch.tensor([[0] * 5 + [1] * 7])
+    positions = torch.tensor([[*range(5), *range(7)]])
+    packed = network(tokens, documents=documents, positions=positions)["mlm"]
+    apart = torch.cat([network(tokens[:, :5])["mlm"], network(tokens[:, 5:])["mlm"]], 1)
+    torch.testing.assert_close(packed, apart, rtol=0, atol=2e-6)
+
+
+@torch.no_grad()
+def test_a_trail_shows_every_layer_and_attention_that_sums_to_one() -> None:
+    network, trail = gpt2_tiny(), Trail(attention=[])
+    hidden = network.trunk(torch.randint(0, 50, (2, 7)), trail=trail)
+    assert len(trail.hidden) == 4
+    assert torch.equal(trail.hidden[-1], hidden)
+    assert [a.shape for a in trail.attention] == [(2, 2, 7, 7)] * 3
+    torch.testing.assert_close(trail.attention[1].sum(-1), torch.ones(2, 2, 7))
+    assert not trail.attention[0].triu(1).any()
+
+
+def test_rematerialised_gradients_are_the_same() -> None:
+    network = gpt2_tiny(dropout=0.0, attention_dropout=0.0).train()
+    tokens = torch.randint(0, 50, (2, 9))
+
+    def gradients() -> list[torch.Tensor]:
+        network.zero_grad()
+        network(tokens)["lm"].square().mean().backward()
+        return [p.grad.clone() for p in network.parameters()]
+
+    plain = gradients()
+    network.trunk.rematerialise = True
+    for ours, theirs in zip(gradients(), plain, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_initialisation_follows_the_papers() -> None:
+    network = initialise(Network(gpt2(vocab=500, width=128, depth=8, heads=2), {"lm": 0}), 0)
+    block = network.trunk.blocks[0]
+    assert block.mlp.up.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert block.mlp.down.weight.std().item() == pytest.approx(0.02 / 4, rel=0.05)  # 1/√(2·8)
+    assert network.heads["lm"].weight is network.trunk.embed.token.weight
+    truncated = initialise(Network(bert(vocab=500, width=128, depth=1, heads=2), {}), 0)
+    assert truncated.trunk.embed.token.weight.abs().max().item() <= 0.04
+
+
+@torch.no_grad()
+def test_pooled_heads_read_the_first_or_the_last_real_token() -> None:
+    keep = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1]]).bool()
+    hidden = torch.randn(2, 4, 8)
+    last = Network(gpt2(vocab=9, width=8, depth=1, heads=1), {"classify": 2}).pooler
+    assert torch.equal(last(hidden, keep), torch.stack([hidden[0, 2], hidden[1, 3]]))
+    first = Network(bert(vocab=9, width=8, depth=1, heads=1, pooler="none"), {"classify": 2}).pooler
+    assert torch.equal(first(hidden, keep), torch.stack([hidden[0, 0], hidden[1, 1]]))
+
+
+def test_vocabulary_heads_read_only_the_slots_asked_for() -> None:
+    network = initialise(Network(bert(vocab=50, width=32, depth=1, heads=2), {"mlm": 0, "nsp": 0}), 0).eval()
+    tokens, slots = torch.randint(0, 50, (2, 6)), torch.tensor([1, 8])
+    some, all_ = network(tokens, slots=slots)["mlm"], network(tokens)["mlm"]
+    torch.testing.assert_close(some, all_.flatten(0, 1)[slots])
+
+
+# ------------------------------------------------------------------ configs
+
+
+def test_configs_survive_json_and_name_the_nearest_field() -> None:
+    config = gpt3(depth=2)
+    assert ModelConfig.from_json(config.to_json()) == config
+    assert config.override("width", "1536").width == 1536
+    assert config.override("attention", "full, causal").attention == ("full", "causal")
+    assert albert().groups == 1
+    with pytest.raises(UsageError, match="'width'"):
+        ModelConfig.from_dict({"vocab": 5, "widht": 3})
+    with pytest.raises(UsageError, match="whole number"):
+        gpt2(depth=2.5)
+    with pytest.raises(UsageError, match="one of"):
+        gpt2(norm="middle")
+    with pytest.raises(UsageError, match="heads"):
+        gpt2(width=100, heads=7)
+
+
+def test_too_many_tokens_are_refused_with_both_numbers() -> None:
+    with pytest.raises(UsageError, match=r"40 tokens.*32"):
+        gpt2_tiny()(torch.zeros(1, 40, dtype=torch.long))
