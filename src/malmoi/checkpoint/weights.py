@@ -56,9 +56,8 @@ def _read_file(path: Path) -> dict[str, Tensor]:
 def write_weights(tensors: Mapping[str, Tensor], folder: Path, shard_bytes: int) -> None:
     """One safetensors file, or shards of at most `shard_bytes` and their index, each written beside and renamed."""
     shards = list(_shards(tensors, shard_bytes))
-    names = (
-        [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))] if shards[1:] else [SINGLE]
-    )
+    count = len(shards)
+    names = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)] if count > 1 else [SINGLE]
     for name, shard in zip(names, shards, strict=True):
         contents = {key: t.detach().cpu().contiguous() for key, t in shard.items()}
         replace_file(folder / name, partial(save_file, contents, metadata={"format": "pt"}))
