@@ -1,0 +1,265 @@
+"""A model in a user's hands: what `malmoi.load` returns."""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypedDict, Unpack, overload
+
+import numpy as np
+import torch
+
+from malmoi.checkpoint import Checkpoint, read
+from malmoi.checkpoint import write as write_folder
+from malmoi.config import ModelConfig
+from malmoi.errors import UsageError, nearest
+from malmoi.infer.embed import vectors
+from malmoi.infer.fill import fills
+from malmoi.infer.generate import Wish, continuations, write
+from malmoi.infer.predict import READERS, Text, predictions
+from malmoi.infer.prompt import encode_prompt
+from malmoi.infer.sample import Sampling
+from malmoi.infer.score import Score, scores, sliding_bits_per_byte, sliding_perplexity
+from malmoi.model import Network
+from malmoi.tokenizer import Encoding, Tokenizer
+
+ABILITIES = {
+    "lm": ("generate", "stream", "score", "perplexity", "bits_per_byte", "logits"),
+    "mlm": ("fill", "logits"),
+    "classify": ("predict",),
+    "tag": ("predict",),
+}
+DTYPES = {
+    "fp32": torch.float32,
+    "float32": torch.float32,
+    "bf16": torch.bfloat16,
+    "bfloat16": torch.bfloat16,
+    "fp16": torch.float16,
+    "float16": torch.float16,
+}
+
+
+class Wishes(TypedDict, total=False):
+    """The settings of `generate` and `stream`."""
+
+    max_new_tokens: int  # 40
+    temperature: float  # 1.0; 0 is greedy
+    top_k: int | None
+    top_p: float | None
+    repetition_penalty: float  # 1.0
+    stop: str | Sequence[str]  # texts to stop before
+    seed: int | None  # the same seed gives the same text, alone or in a batch
+    n: int  # 1: continuations of each prompt
+
+
+def load(
+    path: str | Path, *, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None
+) -> "Model":
+    """Opens a folder written by Malmoi or by transformers, or a hub id where there is a network.
+
+    The device is the GPU where there is one; the numbers are those of the folder unless a dtype is named.
+    """
+    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return Model(read(path, dtype=_dtype(dtype), device=where))
+
+
+class Model:
+    """A network, its tokenizer and its labels, and everything one does with them."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self.network: Network = checkpoint.network.eval()
+
+    # ------------------------------------------------------------------ what it is
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        if self.checkpoint.tokenizer is None:
+            raise UsageError("This model's folder has no tokenizer; put its tokenizer.json beside the weights.")
+        return self.checkpoint.tokenizer
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.network.config
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return self.checkpoint.labels
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was missing or left unused when the folder was read."""
+        return self.checkpoint.notes
+
+    @property
+    def abilities(self) -> tuple[str, ...]:
+        """The methods that this model's heads allow."""
+        return (*dict.fromkeys(verb for head in self.network.heads for verb in ABILITIES.get(head, ())), "embed")
+
+    def __repr__(self) -> str:
+        c = self.config
+        return f"Model(width={c.width}, depth={c.depth}, context={c.context}, can: {', '.join(self.abilities)})"
+
+    def save(self, folder: str | Path) -> None:
+        """Writes a Hugging Face folder that `transformers` opens."""
+        write_folder(self.checkpoint, folder)
+
+    def tokens(self, text: str) -> list[str]:
+        """How the tokenizer cuts a text."""
+        return [self.tokenizer.token(token) for token in self.tokenizer.encode(text).tokens]
+
+    # ------------------------------------------------------------------ language models
+
+    def generate(self, prompt: str | Sequence[str], **wishes: Unpack[Wishes]) -> Any:
+        """The continuation of a prompt; of a list of prompts a list; with n > 1 a list of n for each.
+
+        Settings (see `Wishes`): max_new_tokens=40, temperature=1.0 (0 is greedy), top_k=None, top_p=None,
+        repetition_penalty=1.0, stop=(), seed=None, n=1.
+        """
+        self._need("lm", "generate")
+        wish, prompts = self._wish(**wishes), _listed(prompt, "prompt")
+        texts = continuations(self.network, self.tokenizer, self._prompts(prompts), wish)
+        results = [some[0] if wish.n == 1 else some for some in texts]
+        return results[0] if isinstance(prompt, str) else results
+
+    def stream(self, prompt: str, **wishes: Unpack[Wishes]) -> Iterator[str]:
+        """The same text as `generate`, piece by piece as it is written; whole characters only."""
+        self._need("lm", "stream")
+        wish = self._wish(**wishes)
+        if not isinstance(prompt, str) or wish.n != 1:
+            raise UsageError("Only one continuation of one prompt can be streamed; use generate for several.")
+        pieces = write(self.network, self.tokenizer, self._prompts([prompt]), wish)
+        return (text for _, text in pieces)
+
+    @overload
+    def score(self, context: str, continuation: str) -> Score: ...
+    @overload
+    def score(self, context: str | list[str], continuation: list[str]) -> list[Score]: ...
+
+    def score(self, context: Any, continuation: Any) -> Any:
+        """log p(continuation | context). Lists are scored in batches; one context may stand before many."""
+        self._need("lm", "score")
+        if isinstance(context, str) and isinstance(continuation, str):
+            return scores(self.network, self.tokenizer, [(context, continuation)])[0]
+        contexts = [context] * len(continuation) if isinstance(context, str) else list(context)
+        if isinstance(continuation, str) or len(contexts) != len(continuation):
+            raise UsageError("score takes one continuation for each context, or many for a single one.")
+        return scores(self.network, self.tokenizer, list(zip(contexts, continuation, strict=True)))
+
+    def perplexity(self, text: str, *, stride: int | None = None) -> float:
+        """exp of the mean loss per token, by a window that slides on by `stride` tokens (half the context)."""
+        self._need("lm", "perplexity")
+        return sliding_perplexity(self.network, self.tokenizer, text, stride)
+
+    def bits_per_byte(self, text: str, *, stride: int | None = None) -> float:
+        """Like perplexity, but comparable between models of different tokenizers."""
+        self._need("lm", "bits_per_byte")
+        return sliding_bits_per_byte(self.network, self.tokenizer, text, stride)
+
+    # ------------------------------------------------------------------ masked models, vectors, fine-tuned heads
+
+    def fill(self, text: str, top: int = 5) -> Any:
+        """The `top` best tokens for the mask in a text; for several masks one list each."""
+        self._need("mlm", "fill")
+        found = fills(self.network, self.tokenizer, text, top)
+        return found[0] if len(found) == 1 else found
+
+    def embed(
+        self,
+        texts: str | Sequence[str],
+        layers: int | Sequence[int] = (-1,),
+        pool: str = "mean",
+        *,
+        truncate: bool = False,
+    ) -> Any:
+        """Vectors [N, D] of texts ([D] of one): hidden states of the layers averaged, then pooled over the tokens.
+
+        Layer 0 is the embedding, -1 the last. pool: mean | cls | none; "none" gives an array [T, D] for each text.
+        """
+        encodings = [self._encoded(text, truncate) for text in _listed(texts, "texts")]
+        found = vectors(self.network, encodings, (layers,) if isinstance(layers, int) else tuple(layers), pool)
+        if isinstance(texts, str):
+            return found[0]
+        return found if pool == "none" else np.stack(found) if found else np.empty((0, self.config.width), np.float32)
+
+    @torch.inference_mode()
+    def logits(self, text: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """The scores over the vocabulary at every token [T, V]."""
+        head = next((name for name in ("lm", "mlm") if name in self.network.heads), "lm")
+        self._need(head, "logits")
+        encoding = self._encoded(text, truncate=False)
+        tokens = torch.tensor([encoding.tokens], device=self._device)
+        segments = torch.tensor([encoding.segments], device=self._device) if self.config.segments else None
+        return self.network(tokens, heads=(head,), segments=segments)[head][0].float().cpu().numpy()
+
+    def predict(self, texts: Text | Sequence[Text]) -> Any:
+        """What the model was fine-tuned to say of a text, of a pair (a, b), or of a list of either.
+
+        A classifier gives `Prediction(label, scores)`, a tagger a list of `Span(text, label, start, end, score)`.
+        """
+        head = next((name for name in READERS if name in self.network.heads), "classify")
+        self._need(head, "predict")
+        alone = isinstance(texts, str | tuple)
+        some: Sequence[Text] = [texts] if alone else list(texts)  # type: ignore[list-item]
+        found = predictions(self.network, self.tokenizer, self.labels, some)
+        return found[0] if alone else found
+
+    # ------------------------------------------------------------------ within
+
+    @property
+    def _device(self) -> torch.device:
+        return self.network.trunk.embed.token.weight.device
+
+    def _need(self, head: str, verb: str) -> None:
+        if head not in self.network.heads:
+            can = ", ".join(verb for verb in self.abilities if verb != "stream")
+            heads = ", ".join(self.network.heads) or "none"
+            raise UsageError(f"This model cannot {verb}: it has no {head} head (its heads: {heads}). It can: {can}.")
+
+    def _wish(self, **wishes: Unpack[Wishes]) -> Wish:
+        for name in wishes:
+            if name not in Wishes.__annotations__:
+                raise UsageError(f"generate has no setting {name!r}.{nearest(name, Wishes.__annotations__)}")
+        rules = {name: value for name, value in wishes.items() if name in Sampling.__dataclass_fields__}
+        others = {name: value for name, value in wishes.items() if name not in rules}
+        return Wish(sampling=Sampling(**rules), ends=self._ends, **others)  # type: ignore[arg-type]
+
+    @property
+    def _ends(self) -> frozenset[int]:
+        """Tokens that end a text: generation_config.json's, else the tokenizer's."""
+        ends = self.checkpoint.generation.get("eos_token_id", self.tokenizer.specials.eos)
+        listed = ends if isinstance(ends, list) else [ends]
+        return frozenset(end for end in listed if end is not None)
+
+    def _prompts(self, texts: Sequence[str]) -> list[list[int]]:
+        return [encode_prompt(self.tokenizer, text).tokens for text in texts]
+
+    @cached_property
+    def _causal(self) -> bool:
+        return all(pattern.is_causal for pattern in self.network.trunk.patterns)
+
+    def _encoded(self, text: str, truncate: bool) -> Encoding:
+        """A text as this model reads it; too long is refused unless it may be cut."""
+        context = self.config.context
+        read = encode_prompt if self._causal else Tokenizer.encode
+        encoding = read(self.tokenizer, text, max_tokens=context if truncate else None)
+        if len(encoding.tokens) > context:
+            raise UsageError(
+                f"The text has {len(encoding.tokens)} tokens, more than this model's context of {context}; shorten it."
+            )
+        return encoding
+
+
+def _listed(texts: str | Sequence[str], name: str) -> list[str]:
+    listed = [texts] if isinstance(texts, str) else list(texts)
+    for text in listed:
+        if not isinstance(text, str):
+            raise UsageError(f"{name} must be a text or a list of texts, not {type(text).__name__}: {text!r:.60}.")
+    return listed
+
+
+def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    if not isinstance(dtype, str):
+        return dtype
+    if dtype not in DTYPES:
+        raise UsageError(f"There is no dtype {dtype!r}.{nearest(dtype, DTYPES)}")
+    return DTYPES[dtype]

@@ -1,0 +1,28 @@
+"""What a causal model is shown of a text: its tokens, after a token to start from where there must be one."""
+
+from malmoi.errors import UsageError
+from malmoi.tokenizer import Encoding, Tokenizer
+
+
+def opens(tokenizer: Tokenizer) -> bool:
+    """Whether this tokenizer puts a token before every text, as Llama's does with <s>."""
+    return tokenizer.encode("a").tokens[0] == tokenizer.specials.bos
+
+
+def encode_text(tokenizer: Tokenizer, text: str, max_tokens: int | None = None) -> Encoding:
+    """The text after its opening token, where there is one; what stands around texts for BERT is no part of it."""
+    return tokenizer.encode(text, max_tokens=max_tokens, specials=opens(tokenizer))
+
+
+def encode_prompt(tokenizer: Tokenizer, text: str, max_tokens: int | None = None) -> Encoding:
+    """The same, but never empty: nothing at all starts from the token that begins, or else ends, a text."""
+    encoding = encode_text(tokenizer, text, max_tokens)
+    return encoding if encoding.tokens else Encoding([start(tokenizer)], [0], [(0, 0)], [True], [None])
+
+
+def start(tokenizer: Tokenizer) -> int:
+    marks = tokenizer.specials
+    token = marks.bos if marks.bos is not None else marks.eos
+    if token is None:
+        raise UsageError("The prompt is empty, and this model's tokenizer has no token to start from; give it a word.")
+    return token

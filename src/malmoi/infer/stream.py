@@ -1,0 +1,131 @@
+"""Tokens in, text out, as it comes: whole characters only, and nothing of a stop string.
+
+`generate` is the stream joined, so the two can never disagree.
+"""
+
+import codecs
+from collections.abc import Sequence
+from functools import cache
+from typing import Protocol
+
+from malmoi.errors import UsageError
+from malmoi.tokenizer import Tokenizer
+
+TAIL = 8  # tokens of the prompt that decide how the first new token is written (its space, its "##")
+
+
+class Detokenizer(Protocol):
+    tokenizer: Tokenizer
+
+    def push(self, token: int) -> str: ...
+
+
+@cache
+def byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins for the 256 bytes: those that print stand for themselves, the others follow 255."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+class ByteDetokenizer:
+    """Byte-level tokens: a character appears when its last byte has come."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        if not self.tokenizer.decode([token]):  # a special token stands for no text
+            return ""
+        return self.utf8.decode(self._bytes(self.tokenizer.token(token)))
+
+    def _bytes(self, text: str) -> bytes:
+        alphabet = byte_alphabet()
+        if all(c in alphabet for c in text):
+            return bytes(alphabet[c] for c in text)
+        return text.encode()  # a token added to the vocabulary as it is written
+
+
+class WindowDetokenizer:
+    """Any other tokenizer: decodes a small window with and without the newest tokens, and shows the difference.
+
+    A text that ends in U+FFFD waits: a byte-fallback token may still complete its character.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
+        self.tokenizer = tokenizer
+        self.window = list(prompt[-TAIL:])
+        self.read = len(self.window)  # tokens of the window that have been shown
+
+    def push(self, token: int) -> str:
+        self.window.append(token)
+        shown = self.tokenizer.decode(self.window[: self.read])
+        text = self.tokenizer.decode(self.window)
+        if len(text) <= len(shown) or text.endswith("\ufffd"):
+            return ""
+        self.window, self.read = self.window[self.read :], len(self.window) - self.read
+        return text[len(shown) :]
+
+
+def detokenizer(tokenizer: Tokenizer, prompt: Sequence[int]) -> Detokenizer:
+    return ByteDetokenizer(tokenizer) if tokenizer.kind == "byte-bpe" else WindowDetokenizer(tokenizer, prompt)
+
+
+class StopFilter:
+    """Lets text through up to the first stop string, and holds back what may become one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.stops = tuple(stops)
+        self.held = ""
+        self.found = False
+
+    def push(self, text: str) -> str:
+        self.held += text
+        at = [(i + len(stop), i) for stop in self.stops if (i := self.held.find(stop)) >= 0]
+        if at:
+            self.found = True
+            return self._release(min(at)[1], rest="")  # the first to be complete, however the text was cut
+        return self._release(len(self.held) - self._begun())
+
+    def flush(self) -> str:
+        return self._release(len(self.held))
+
+    def _release(self, upto: int, rest: str | None = None) -> str:
+        shown, self.held = self.held[:upto], self.held[upto:] if rest is None else rest
+        return shown
+
+    def _begun(self) -> int:
+        """The length of the longest end of the text that begins a stop string."""
+        longest = max(map(len, self.stops), default=1) - 1
+        for size in range(min(longest, len(self.held)), 0, -1):
+            if any(stop.startswith(self.held[-size:]) for stop in self.stops):
+                return size
+        return 0
+
+
+class Writer:
+    """One continuation being written: takes tokens, gives text, and knows when it is over."""
+
+    def __init__(self, spell: Detokenizer, stops: Sequence[str], ends: frozenset[int], limit: int) -> None:
+        self.spell, self.filter = spell, StopFilter(stops)
+        self.ends, self.left = ends, limit
+        self.done = limit == 0
+
+    def push(self, token: int) -> str:
+        """The text that this token lets out; empty while a character or a stop string is incomplete."""
+        self.left -= 1
+        text = "" if token in self.ends else self.filter.push(self._spelled(token))
+        self.done = self.filter.found or token in self.ends or self.left == 0
+        return text + self.filter.flush() if self.done else text
+
+    def _spelled(self, token: int) -> str:
+        # a network's vocabulary may be padded beyond its tokenizer's; such a token has no text
+        return self.spell.push(token) if token < self.spell.tokenizer.vocab_size else ""
+
+
+def stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    if not all(isinstance(s, str) and s for s in stops):
+        raise UsageError("A stop string must be a text of at least one character.")
+    return stops
