@@ -1,5 +1,6 @@
 """The tokenizer against transformers, token by token, on real vocabularies; its laws on arbitrary text; its errors."""
 
+import inspect
 import json
 import subprocess
 import sys
@@ -21,7 +22,8 @@ REAL = Path(__file__).parents[2] / "shared" / "tokenizers"
 LOWERS = {"bert-base-uncased": True, "bert-base-cased": False, "kcbert-base": False, "koelectra": False}
 NAMES = [*LOWERS, "gpt2", "openai-gpt"]
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="the real vocabularies are not on this machine")
-quick = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+quick = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+many = settings(quick, max_examples=80)
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, and the dog's friends don't mind.",
@@ -118,7 +120,7 @@ def test_hard_texts_equal_transformers(name: str) -> None:
 
 @needs_real
 @pytest.mark.parametrize("name", NAMES)
-@quick
+@many
 @given(text=texts, pair=st.none() | texts, limit=st.none() | st.integers(3, 40))
 def test_any_text_equals_transformers(name: str, text: str, pair: str | None, limit: int | None) -> None:
     assert_same(ours(name), theirs(name), text, pair, limit)
@@ -126,7 +128,7 @@ def test_any_text_equals_transformers(name: str, text: str, pair: str | None, li
 
 @needs_real
 @pytest.mark.parametrize("name", NAMES)
-@quick
+@many
 @given(text=texts)
 def test_decoding_equals_transformers(name: str, text: str) -> None:
     tokens = ours(name).encode(text).tokens
@@ -136,7 +138,7 @@ def test_decoding_equals_transformers(name: str, text: str) -> None:
 
 
 @needs_real
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["bert-base-uncased", "kcbert-base", "gpt2", "openai-gpt"])
 def test_saved_real_vocabularies_open_in_transformers(name: str, tmp_path: Path) -> None:
     model_type = {"gpt2": "gpt2", "openai-gpt": "openai-gpt"}.get(name, "bert")
     ours(name).save(tmp_path)
@@ -166,7 +168,7 @@ def test_trained_ones_open_in_transformers(kind: str, model_type: str, lowercase
         assert kind == "char" or getattr(hf, f"{role}_token_id") == id
 
 
-@quick
+@many
 @given(text=texts)
 def test_byte_level_gives_every_text_back(text: str) -> None:
     mine = trained("byte-bpe")
@@ -184,7 +186,7 @@ def test_characters_come_back_and_strangers_are_unknown(text: str) -> None:
     assert mine.encode("뷁").tokens == [mine.specials.unk]
 
 
-@quick
+@many
 @given(first=st.integers(0, 40), second=st.integers(1, 40), room=st.integers(0, 60))
 def test_truncation_takes_from_the_longer(first: int, second: int, room: int) -> None:
     a, b = first, second  # google's truncate_seq_pair; only who keeps an odd last token is transformers'
@@ -197,9 +199,12 @@ def test_truncation_takes_from_the_longer(first: int, second: int, room: int) ->
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "byte-bpe", "char"])
 @quick
-@given(parts=st.lists(texts, max_size=5), times=st.integers(1, 3_000))
+@given(
+    parts=st.lists(texts | st.text(alphabet="aか・。、！ー゛\n '1[", min_size=9), max_size=5),
+    times=st.integers(1, 3_000),
+)
 def test_long_texts_in_pieces_are_the_same_tokens(kind: str, parts: list[str], times: int) -> None:
-    mine, text = trained(kind), (" ".join(["the dog 학교에", *parts]) * times)[: 4 * PIECE]
+    mine, text = trained(kind), ("".join([" the dog 학교에\n", "漢字。かな、学校", *parts]) * times)[: 3 * PIECE]
     whole = mine._rust.encode(text, add_special_tokens=False).ids
     assert mine.ids([text, "the end", text[:50]]) == [whole, *mine.ids(["the end"]), *mine.ids([text[:50]])]
 
@@ -213,15 +218,23 @@ def test_hangul_stays_whole(kind: str) -> None:
     assert mine.decode(mine.encode("학교에서 낱말").tokens) == "학교에서 낱말"
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "byte-bpe", "char"])
-def test_training_is_the_same_in_every_process(kind: str) -> None:
-    code = (
-        "import sys; from malmoi.tokenizer import train; import random; r = random.Random(0)\n"
-        "words = [''.join(r.choices('abcdefg가나다라마바사', k=r.randint(1, 6))) for _ in range(900)]\n"
-        f"print(train((' '.join(r.choices(words, k=20)) for _ in range(99)), kind={kind!r}, vocab=400).fingerprint())"
-    )
-    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True) for _ in range(2)]
-    assert runs[0].stdout == runs[1].stdout != "", runs[0].stderr
+def fingerprints() -> list[str]:
+    """Of every kind, trained on words with many ties between merges."""
+    import random
+
+    from malmoi.tokenizer import train
+
+    draw = random.Random(0)
+    words = ["".join(draw.choices("abcdefg가나다라마바사", k=draw.randint(1, 6))) for _ in range(900)]
+    texts = [" ".join(draw.choices(words, k=20)) for _ in range(99)]
+    kinds = ("wordpiece", "bpe", "byte-bpe", "char")
+    return [train((text for text in texts), kind=kind, vocab=400).fingerprint() for kind in kinds]
+
+
+def test_training_is_the_same_in_every_process() -> None:
+    code = f"{inspect.getsource(fingerprints)}\nprint(*fingerprints())"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert other.stdout.split() == fingerprints(), other.stderr
 
 
 def test_vocabularies_hold_what_was_asked() -> None:
@@ -257,9 +270,9 @@ def test_encodings_say_where_and_what() -> None:
 
 @pytest.mark.parametrize("kind", ["wordpiece", "byte-bpe"])
 @pytest.mark.parametrize("unit", ["a", "가 ", "?!"])
-def test_a_line_of_a_million_characters(kind: str, unit: str) -> None:
+def test_a_line_without_end(kind: str, unit: str) -> None:
     start = time.monotonic()
-    assert trained(kind).ids([unit * (1_000_000 // len(unit))])[0]
+    assert trained(kind).ids([unit * (200_000 // len(unit))])[0]
     assert time.monotonic() - start < 30
 
 
@@ -283,6 +296,7 @@ def test_training_survives_a_word_without_end() -> None:
         (lambda t: t.encode("a", max_tokens=0, specials=False), UsageError, "at least 1"),
         (lambda t: t.token(10**6), UsageError, "no token with id 1000000"),
         (lambda t: t.decode([1, -2]), UsageError, "no token with id -2"),
+        (lambda t: t.decode([1.5]), UsageError, "must be integers"),
         (lambda t: train(["a"], kind="wordpeice"), UsageError, "Did you mean 'wordpiece'"),
         (lambda t: train("text"), UsageError, "into a list"),
         (lambda t: train([]), MalmoiError, "no text"),

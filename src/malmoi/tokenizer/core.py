@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ class Tokenizer:
         self.vocab_size = max(self._vocab.values(), default=-1) + 1
         names = special_names(state, self.settings)
         self.specials = Specials(**{role: self._vocab.get(name) for role, name in names.items()})
-        self._splits = pipeline.splits_at_spaces(state)
+        self._splits = pipeline.splits_safely(state)
         self._structural = self._structural_ids(state)
 
     @classmethod
@@ -106,23 +107,26 @@ class Tokenizer:
         self._check_room(max_tokens, paired=pairs is not None, specials=specials)
         inputs = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
         try:
-            encoded = self._rust.encode_batch(inputs, add_special_tokens=specials)
-        except TypeError as error:
-            raise not_unicode([*texts, *(pairs or [])], error) from None
+            if len(texts) == 1:  # without waking the threads
+                encoded = [self._rust.encode(texts[0], pairs[0] if pairs else None, add_special_tokens=specials)]
+            else:
+                encoded = self._rust.encode_batch(inputs, add_special_tokens=specials)
+        except Exception as error:  # the library raises plain Exception too
+            raise refused([*texts, *(pairs or [])], error) from None
         return [self._encoding(one, max_tokens) for one in encoded]
 
     def ids(self, texts: list[str]) -> list[list[int]]:
         """The tokens of many texts and nothing else: no specials, no offsets; the fastest way, over all cores.
 
-        Long texts are cut at spaces where that cannot change a token, so that one book also keeps every core busy.
+        Long texts are cut where that cannot change a token, so that one book also keeps every core busy.
         """
         check_texts(texts, "texts")
         pieces = [list(split(text)) if self._splits else [text] for text in texts]
         flat = [piece for some in pieces for piece in some]
         try:
             encoded = self._rust.encode_batch_fast(flat, add_special_tokens=False)
-        except TypeError as error:
-            raise not_unicode(texts, error) from None
+        except Exception as error:
+            raise refused(texts, error) from None
         if len(flat) == len(texts):
             return [one.ids for one in encoded]
         bounds = pairwise(accumulate((len(some) for some in pieces), initial=0))
@@ -134,7 +138,7 @@ class Tokenizer:
 
     def decode_batch(self, batch: Iterable[Iterable[int]], *, skip_specials: bool = True) -> list[str]:
         """The texts of many sequences of token ids, over all cores."""
-        rows = [[int(token) for token in ids] for ids in batch]
+        rows = [integers(ids) for ids in batch]
         for row in rows:
             if row and not 0 <= min(row) <= max(row) < self.vocab_size:
                 wrong = next(token for token in row if not 0 <= token < self.vocab_size)
@@ -205,6 +209,15 @@ class Tokenizer:
         return UsageError(f"There is no token with id {id}: the vocabulary has ids 0 to {self.vocab_size - 1}.")
 
 
+def integers(ids: Any) -> list[int]:
+    """Token ids as plain integers, from a list, an array or a tensor."""
+    values = ids.tolist() if hasattr(ids, "tolist") else ids
+    try:
+        return [index(value) for value in values]
+    except TypeError:
+        raise UsageError(f"Token ids must be integers; these cannot be decoded: {ids!r:.80}.") from None
+
+
 def check_texts(texts: Any, name: str) -> None:
     """Refuse what is not a list of str before it reaches Rust, which would take tuples for pairs."""
     if isinstance(texts, str) or not isinstance(texts, Sequence):
@@ -214,8 +227,8 @@ def check_texts(texts: Any, name: str) -> None:
             raise UsageError(f"Only str can be encoded; item {at} of {name} is {type(text).__name__}: {text!r:.60}.")
 
 
-def not_unicode(texts: Iterable[str], error: Exception) -> MalmoiError:
-    """Say which text has a lone surrogate: Rust refuses those, without saying where."""
+def refused(texts: Iterable[str], error: Exception) -> MalmoiError:
+    """Why a text could not be encoded: mostly a lone surrogate, which Rust refuses without saying where."""
     for at, text in enumerate(texts):
         try:
             text.encode()

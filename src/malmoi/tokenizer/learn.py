@@ -13,12 +13,13 @@ from tokenizers import pre_tokenizers, trainers
 
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.tokenizer import pipeline
-from malmoi.tokenizer.core import Tokenizer, not_unicode
+from malmoi.tokenizer.core import Tokenizer, refused
 from malmoi.tokenizer.pipeline import BERT, GPT1, GPT2, Merges, Vocab
 
 BERT_ORDER = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 RUN = re.compile(r"\S{1000}|\s{1000}")  # no word: it would only make every merge slow
-IDEOGRAPHS = (range(0x3400, 0x4DC0), range(0x4E00, 0xA000), range(0x20000, 0x2CEB0))  # each a word to BERT
+# Characters that words of two or more can hold lie here: all but ideographs (each a word to BERT) and private use.
+BLOCKS = ((0x21, 0x3400), (0x4DC0, 0x4E00), (0xA000, 0xD800), (0xF900, 0x20000), (0x2CEB0, 0x32400))
 
 
 def train(
@@ -65,7 +66,7 @@ class Stream:
             try:
                 text.isascii() or text.encode()
             except UnicodeEncodeError as error:
-                raise not_unicode([text], error) from None
+                raise refused([text], error) from None
             empty = empty and not text.strip()
             yield from without_runs(text)
         if empty:
@@ -132,9 +133,9 @@ def _char(texts: Stream, size: int, lowercase: bool, options: dict[str, Any]) ->
 
 @cache
 def joinable() -> list[str]:
-    """Every character that words of two or more can hold: letters, marks, numbers, symbols, less ideographs."""
-    codes = (code for code in range(ord("!"), 0x32400) if not any(code in block for block in IDEOGRAPHS))
-    return [chr(code) for code in codes if unicodedata.category(chr(code))[0] in "LMNS"]
+    """Every character that a longer word can hold: letters, marks, numbers and symbols."""
+    letters = (chr(code) for start, end in BLOCKS for code in range(start, end))
+    return [letter for letter in letters if unicodedata.category(letter)[0] in "LMNS"]
 
 
 def alphabet(words: dict[str, int], size: int, specials: int) -> tuple[list[str], list[str]]:
@@ -173,7 +174,7 @@ def _first_merges(tokens: list[str], learned: list[list[str]], size: int) -> tup
 
 def _learned(rust: Rust, trainer: Any, texts: Stream) -> dict[str, Any]:
     rust.train_from_iterator(iter(texts), trainer)
-    model: dict[str, Any] = pipeline.parse(rust)["model"]
+    model: dict[str, Any] = json.loads(rust.model.__getstate__())
     return model
 
 

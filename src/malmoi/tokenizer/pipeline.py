@@ -7,6 +7,8 @@ from typing import Any
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Rust
 
+from malmoi.tokenizer.cut import STOPS
+
 Vocab = dict[str, int]
 Merges = list[tuple[str, str]]
 State = dict[str, Any]  # a tokenizer.json, parsed
@@ -98,16 +100,16 @@ def kind(state: State) -> str:
     return "char" if bare and "Fuse" in types(state["decoder"]) else "bpe"
 
 
-def splits_at_spaces(state: State) -> bool:
-    """Whether a text may be cut before any single space between two words without changing its tokens.
+def splits_safely(state: State) -> bool:
+    """Whether a text may be cut at `cut.SAFE` without changing its tokens.
 
     True of BERT's and GPT-1's pipeline (spaces only separate), of GPT-2's (a space opens the next token) and of
-    characters, unless an added token holds spaces itself or swallows those after it.
+    characters, unless an added token could lie across a cut or swallow the spaces after it.
     """
     normalizer, pre = state["normalizer"], state["pre_tokenizer"]
     if normalizer is not None and normalizer["type"] not in ("BertNormalizer", "Lowercase"):
         return False
-    if any(token["rstrip"] or " " in token["content"] for token in state["added_tokens"]):
+    if any(token["rstrip"] or set(STOPS).intersection(token["content"]) for token in state["added_tokens"]):
         return False
     if pre is None:
         return kind(state) == "char"

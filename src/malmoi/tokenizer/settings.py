@@ -42,14 +42,15 @@ def register(rust: Rust, settings: Settings) -> None:
     added = settings.get("added_tokens_decoder") or {}
     roles = [settings.get(f"{role}_token") for role in ROLES]
     extra = settings.get("additional_special_tokens") or settings.get("extra_special_tokens") or []
-    wanted = [added[id] for id in sorted(added, key=int)] + roles + list(extra)
-    names = {_content(token) for token in [*roles, *extra]}
+    named = [*roles, *(extra.values() if isinstance(extra, dict) else extra)]
+    wanted = [added[id] for id in sorted(added, key=int)] + named
+    names = {_content(token) for token in named}
     for token in wanted:
         content = _content(token)
         if content is None or content in known:
             continue
         known.add(content)
-        special = content in names or bool(token.get("special"))
+        special = content in names or bool(token.get("special"))  # those named by no role are dicts
         rust.add_tokens([pipeline.added(token, special=special)])
 
 
