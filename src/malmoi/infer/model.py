@@ -58,8 +58,7 @@ def load(
 
     The device is the GPU where there is one; the numbers are those of the folder unless a dtype is named.
     """
-    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return Model(read(path, dtype=_dtype(dtype), device=where))
+    return Model(read(path, dtype=_dtype(dtype), device=_device(device)))
 
 
 class Model:
@@ -263,3 +262,15 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     if dtype not in DTYPES:
         raise UsageError(f"There is no dtype {dtype!r}.{nearest(dtype, DTYPES)}")
     return DTYPES[dtype]
+
+
+def _device(device: str | torch.device | None) -> torch.device:
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(device)
+    except RuntimeError:
+        raise UsageError(f"There is no device {device!r}; use cpu, cuda or cuda:1.") from None
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise UsageError(f"This machine has no device {str(device)!r}: torch sees {torch.cuda.device_count()} GPUs.")
+    return found

@@ -1,0 +1,119 @@
+"""`malmoi`: gathers the verbs, and turns what goes wrong into one sentence and an exit code.
+
+0 done, 1 failed, 2 wrong use, 130 and 143 stopped by Ctrl-C and SIGTERM. Nothing here imports torch.
+"""
+
+import errno
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from itertools import takewhile
+from typing import Annotated, Any, NoReturn, TextIO
+
+import typer
+from typer.core import TyperGroup
+
+from malmoi import __version__
+from malmoi.errors import MalmoiError, UsageError, nearest
+
+VERBS = ("say", "use", "tokenizer", "info")  # modules of this package; each adds its commands to the app
+
+
+class Group(TyperGroup):
+    """Commands of which a misspelt one offers the nearest."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            raise UsageError(f"There is no command {args[0]!r}.{nearest(args[0], self.commands)}")
+        return super().resolve_command(ctx, args)
+
+
+def build() -> typer.Typer:
+    """The app with every verb."""
+    app = typer.Typer(
+        cls=Group,
+        add_completion=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(invoke_without_command=True)(malmoi)
+    for module in VERBS:
+        import_module(f"malmoi.cli.{module}").add(app)
+    return app
+
+
+def malmoi(
+    ctx: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
+) -> None:
+    """Build BERT and GPT from your own text: tokenize, generate, fill, embed, predict, look inside.
+
+    Example: malmoi generate --model runs/tiny-gpt "The state of"
+    """
+    if version:
+        typer.echo(f"malmoi {__version__}")
+    else:
+        help_when_alone(ctx)
+
+
+def help_when_alone(ctx: typer.Context) -> None:
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+
+
+def main() -> NoReturn:
+    """The entry point of the installed command."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a character still shows the rest
+    signal.signal(signal.SIGTERM, _stop)
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Does what the arguments say and returns the exit code."""
+    debug = os.environ.get("MALMOI_DEBUG") == "1" or "--debug" in takewhile(lambda a: a.startswith("-"), arguments)
+    try:
+        code = build()(list(arguments), prog_name="malmoi", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        return _explain(error)
+
+
+def _explain(error: Exception) -> int:
+    """One sentence on stderr, and the exit code."""
+    if isinstance(error, OSError) and error.errno == errno.EPIPE:  # whoever read us has read enough
+        sys.stdout = _nowhere()
+        return 1
+    code = error.exit_code if hasattr(error, "exit_code") else 2 if isinstance(error, UsageError) else 1
+    print(f"malmoi: {_sentence(error)}", file=sys.stderr)
+    return int(code)
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, MalmoiError):
+        return str(error)
+    if hasattr(error, "format_message"):  # typer's own: a missing option, a value of the wrong type
+        context = getattr(error, "ctx", None)
+        return f"{error.format_message().rstrip('.')}. See: {context.command_path if context else 'malmoi'} --help"
+    if isinstance(error, OSError):
+        where = f" ({error.filename})" if error.filename else ""
+        return f"{error.strerror or error}{where}."
+    return f"This should not have happened: {type(error).__name__}: {error} (run malmoi --debug … to see where)."
+
+
+def _nowhere() -> TextIO:
+    return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123  (open until the process ends)
+
+
+def _stop(number: int, frame: Any) -> NoReturn:
+    raise SystemExit(128 + number)

@@ -1,0 +1,70 @@
+"""Verbs of tokenizers: train, show."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from malmoi.cli.app import Group, help_when_alone
+from malmoi.cli.inputs import JsonOption, whole_texts
+from malmoi.cli.show import print_json, print_table
+
+
+def add(app: typer.Typer) -> None:
+    group = typer.Typer(cls=Group, help="Train a tokenizer, or see how one cuts a text.")
+    group.callback(invoke_without_command=True)(help_when_alone)
+    for verb in (train, show):
+        group.command()(verb)
+    app.add_typer(group, name="tokenizer")
+
+
+def train(
+    sources: Annotated[list[str], typer.Argument(metavar="FILE…", help="Files, folders, globs, or builtin:sotu.")],
+    out: Annotated[Path, typer.Option(help="The folder to write.", metavar="DIR")],
+    kind: Annotated[str, typer.Option(help="wordpiece (BERT), bpe (GPT-1), byte-bpe (GPT-2) or char.")] = "wordpiece",
+    vocab: Annotated[int, typer.Option(help="The most tokens to learn.")] = 30_000,
+    lowercase: Annotated[
+        bool | None, typer.Option(help="Lowercase the text first; by default as the family does.")
+    ] = None,
+    min_frequency: Annotated[int, typer.Option(help="Merge only what occurs at least this often.")] = 2,
+    json: JsonOption = False,
+) -> None:
+    """Learn a tokenizer from text and write it as a Hugging Face folder.
+
+    Example: malmoi tokenizer train books/*.txt --kind byte-bpe --vocab 16000 --out tokenizers/mine
+    """
+    from malmoi.corpus.read import read
+    from malmoi.tokenizer import train as learn
+
+    reader = read(sources)
+    texts = (document.text for document in reader)
+    tokenizer = learn(texts, kind=kind, vocab=vocab, lowercase=lowercase, min_frequency=min_frequency)
+    for sentence in reader.describe():
+        print(sentence, file=sys.stderr)
+    tokenizer.save(out)
+    result = {"folder": str(out), "kind": kind, "vocab": tokenizer.vocab_size}
+    print_json(result) if json else print(f"{out}: {kind}, {tokenizer.vocab_size:,} tokens")
+
+
+def show(
+    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="A text; none, or -, reads stdin.")] = None,
+    tokenizer: Annotated[str, typer.Option(help="Its folder or file; this folder by default.", metavar="DIR")] = ".",
+    json: JsonOption = False,
+) -> None:
+    """Show how a text is cut: every token, its id, and the characters it stands for.
+
+    Example: malmoi tokenizer show --tokenizer runs/tiny-bert "말모이는 사전이다."
+    """
+    from malmoi.tokenizer import Tokenizer
+
+    cutter = Tokenizer.load(tokenizer)
+    for text in whole_texts(texts):
+        encoding = cutter.encode(text)
+        tokens = [cutter.token(token) for token in encoding.tokens]
+        if json:
+            print_json({"text": text, "tokens": tokens, "ids": encoding.tokens, "offsets": encoding.offsets})
+            continue
+        rows = zip(tokens, encoding.tokens, encoding.offsets, strict=True)
+        cells = ((token, number, f"{start}-{end}", text[start:end]) for token, number, (start, end) in rows)
+        print_table(("token", "id", "characters", "text"), cells)

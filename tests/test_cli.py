@@ -1,0 +1,278 @@
+"""Commands: results on stdout, one sentence on stderr, the right exit code, never a traceback."""
+
+import io
+import json
+import resource
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from malmoi.checkpoint import Checkpoint, write
+from malmoi.cli import run
+from malmoi.cli.info import EXTRAS
+from malmoi.model import PRESETS, Network, initialise
+from malmoi.model.families import bert, gpt2
+from malmoi.tokenizer import train
+
+TEXTS = ["the state of the union is strong", "나는 오늘 학교에 갔다. 하늘이 맑다.", "a small model of small words"] * 4
+ROOT = Path(__file__).parents[1]
+TINY = {"width": 32, "depth": 2, "heads": 2, "context": 48, "init_std": 0.3}
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Call = Callable[..., Done]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Runs a command in this process."""
+
+    def calling(*arguments: object, stdin: str | bytes = b"") -> Done:
+        content = stdin.encode() if isinstance(stdin, str) else stdin
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), "utf-8"))
+        code = run([str(a) for a in arguments])
+        return Done(code, *capsys.readouterr())
+
+    return calling
+
+
+@pytest.fixture(scope="session")
+def gpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gpt")
+    tokenizer = train(TEXTS, kind="byte-bpe", vocab=300)
+    network = initialise(Network(gpt2(vocab=tokenizer.vocab_size, **TINY), {"lm": 0}), 0)
+    write(Checkpoint(network, tokenizer), folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bert")
+    tokenizer = train(TEXTS, kind="wordpiece", vocab=120)
+    network = initialise(Network(bert(vocab=tokenizer.vocab_size, **TINY), {"mlm": 0}), 0)
+    write(Checkpoint(network, tokenizer), folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sst2")
+    tokenizer = train(TEXTS, kind="wordpiece", vocab=120)
+    network = initialise(Network(bert(vocab=tokenizer.vocab_size, **TINY), {"classify": 2}), 0)
+    write(Checkpoint(network, tokenizer, ("negative", "positive")), folder)
+    return folder
+
+
+# ------------------------------------------------------------------ what the verbs print
+
+
+def test_generate_streams_or_writes_json(call: Call, gpt: Path) -> None:
+    same = ("--model", gpt, "--max-new-tokens", 8, "--seed", 3)
+    alone = call("generate", *same, "the state")
+    assert alone.code == 0
+    assert call("generate", *same, stdin="the state\n").out == alone.out
+    rows = [json.loads(line) for line in call("generate", *same, "--json", "the state", "a small").out.splitlines()]
+    assert [row["prompt"] for row in rows] == ["the state", "a small"]
+    assert rows[0]["text"] + "\n" == alone.out
+    several = call("generate", *same, "-n", 3, "the state")
+    assert several.out.startswith(alone.out + "---\n")
+    assert several.out.count("---\n") == 2
+
+
+def test_score_and_perplexity(call: Call, gpt: Path) -> None:
+    import malmoi
+
+    lm = malmoi.load(gpt)
+    done = call("score", "--model", gpt, "the state", " of", " union")
+    logprobs = [float(line.split("\t")[0]) for line in done.out.splitlines()]
+    assert logprobs == pytest.approx(
+        [lm.score("the state", " of").logprob, lm.score("the state", " union").logprob], abs=1e-3
+    )
+    piped = call("score", "--model", gpt, "--json", stdin="the state\t of\n\nthe state\t union\n")
+    assert [json.loads(line)["logprob"] for line in piped.out.splitlines()] == pytest.approx(logprobs, abs=1e-3)
+    assert float(call("perplexity", "--model", gpt, TEXTS[0]).out) == pytest.approx(lm.perplexity(TEXTS[0]), abs=1e-3)
+    bits = json.loads(call("perplexity", "--model", gpt, "--bits-per-byte", "--json", stdin=TEXTS[0] * 9).out)
+    assert bits == {"bits_per_byte": pytest.approx(lm.bits_per_byte(TEXTS[0] * 9), rel=1e-5)}
+    assert call("score", "--model", gpt, "only a context").code == 2
+    assert "no tab" in call("score", "--model", gpt, stdin="no tab here").err
+
+
+def test_fill_embed_predict(call: Call, encoder: Path, classifier: Path, tmp_path: Path) -> None:
+    done = call("fill", "--model", encoder, "--top", 2, stdin="나는 [MASK] 갔다.\nthe [MASK] [MASK]\n")
+    assert [len(line.split("\t")) for line in done.out.splitlines()] == [3] * 6
+    fills = json.loads(call("fill", "--model", encoder, "--json", "the [MASK]").out)["fills"]
+    assert len(fills) == 1
+    assert len(fills[0]) == 5
+    lines = call("embed", "--model", encoder, "--layers=-2,-1", "a", "the state").out.splitlines()
+    assert [len(line.split()) for line in lines] == [32, 32]
+    assert call("embed", "--model", encoder, "--out", tmp_path / "v.npy", "a", "b").code == 0
+    assert np.load(tmp_path / "v.npy").shape == (2, 32)
+    vector = json.loads(call("embed", "--model", encoder, "--json", "--pool", "none", "a").out)["vector"]
+    assert len(vector) == 3
+    label, score, text = call("predict", "--model", classifier, "small words").out.rstrip("\n").split("\t")
+    assert label in ("negative", "positive")
+    assert 0.5 <= float(score) <= 1
+    assert text == "small words"
+    pair = json.loads(call("predict", "--model", classifier, "--pairs", "--json", stdin="a\tb\n").out)
+    assert set(pair["prediction"]["scores"]) == {"negative", "positive"}
+
+
+def test_tokenizers_are_trained_and_shown(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("\n\n".join(TEXTS), "utf-8")
+    done = call(
+        "tokenizer", "train", tmp_path / "text.txt", "--kind", "byte-bpe", "--vocab", 280, "--out", tmp_path / "t"
+    )
+    assert done.code == 0, done.err
+    shown = call("tokenizer", "show", "--tokenizer", tmp_path / "t", "the 하늘")
+    assert shown.out.splitlines()[0].split("\t") == ["token", "id", "characters", "text"]
+    cut = json.loads(call("tokenizer", "show", "--tokenizer", tmp_path / "t", "--json", stdin="the 하늘").out)
+    assert len(cut["tokens"]) == len(cut["ids"]) == len(shown.out.splitlines()) - 1
+    wrong = call("tokenizer", "train", tmp_path / "text.txt", "--kind", "bite-bpe", "--out", tmp_path / "u")
+    assert wrong.code == 2
+    assert "'byte-bpe'" in wrong.err
+    assert call("tokenizer", "train", tmp_path / "nothing.txt", "--out", tmp_path / "u").code in (1, 2)
+    assert not (tmp_path / "u").exists()
+
+
+def test_recipes_and_doctor(call: Call) -> None:
+    rows = [json.loads(line) for line in call("recipes", "--json").out.splitlines()]
+    counts = {row["recipe"]: row["parameters"] for row in rows}
+    assert set(PRESETS) <= set(counts)
+    assert counts["gpt2-small"] == 124_439_808
+    assert counts["bert-base"] == 109_482_240
+    assert "124,439,808" in call("recipes").out
+    found = json.loads(call("doctor", "--json").out)
+    assert {"python", "torch", "processor", "gpu", "memory", "disk", "extras"} == set(found)
+    assert torch.__version__ in call("doctor").out
+
+
+def test_the_extras_are_those_of_the_project() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    assert set(EXTRAS) == set(extras) - {"dev"}
+    for name, modules in EXTRAS.items():
+        packages = {line.split(">")[0].replace("-", "_") for line in extras[name]}
+        assert packages == set(modules)
+
+
+# ------------------------------------------------------------------ what goes wrong
+
+
+def broken(folder: Path, change: Callable[[Path], object]) -> Path:
+    """A copy of a model's folder with something wrong in it."""
+    copy = folder.parent / f"broken-{len(list(folder.parent.iterdir()))}"
+    copy.mkdir()
+    for file in folder.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    change(copy)
+    return copy
+
+
+def unknown_type(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "gpt22"}', "utf-8")
+
+
+def truncated(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+
+
+def refused(done: Done, code: int, *words: str) -> None:
+    assert done.code == code, done
+    assert done.out == ""
+    assert done.err.startswith("malmoi: ")
+    assert done.err.count("\n") == 1
+    assert "Traceback" not in done.err
+    for word in words:
+        assert word in done.err
+
+
+@pytest.mark.parametrize(("change", "word"), [(unknown_type, "'gpt22'"), (truncated, "model.safetensors")])
+def test_broken_folders(call: Call, gpt: Path, change: Callable[[Path], object], word: str) -> None:
+    refused(call("generate", "--model", broken(gpt, change), "the"), 1, word)
+
+
+def test_wrong_requests(call: Call, gpt: Path, encoder: Path, tmp_path: Path) -> None:
+    refused(call("generate", "--model", tmp_path / "nowhere", "the"), 2, "nowhere")
+    refused(call("generate", "--model", gpt, "state union " * 60), 2, "context of 48")
+    refused(call("generate", "--model", gpt, "--temperature", "-1", "the"), 2, "temperature")
+    refused(call("generate", "--model", gpt, "--top-k", "many", "the"), 2, "--top-k", "integer. See")
+    refused(call("generate", "--model", gpt, "--device", "gpu", "the"), 2, "'gpu'")
+    refused(call("generate", "--model", gpt, "--dtype", "fp33", "the"), 2, "'fp32'")
+    refused(call("generate", "--model", encoder, "the"), 2, "cannot generate", "fill")
+    refused(call("embed", "--model", encoder, "--layers", "last", "the"), 2, "'last'")
+    refused(call("embed", "--model", encoder, "--pool", "men", "the"), 2, "'mean'")
+    refused(call("fill", "--model", encoder, "no gap"), 2, "[MASK]")
+    refused(call("tokenizer", "show", "--tokenizer", tmp_path, "a"), 1, str(tmp_path))
+
+
+def test_empty_and_undecodable_input(call: Call, gpt: Path, encoder: Path) -> None:
+    refused(call("generate", "--model", gpt, stdin=b""), 2, "empty")
+    refused(call("embed", "--model", encoder, stdin=b" \n\n"), 2, "empty")
+    refused(call("fill", "--model", encoder, stdin=b"ok\n\xb0\xa1 [MASK]"), 2, "not UTF-8", "0xb0", "line 2", "iconv")
+    assert call("generate", "--model", gpt, "--max-new-tokens", 3, "").code == 0  # from <|endoftext|>
+
+
+def test_unknown_names_offer_the_nearest(call: Call) -> None:
+    refused(call("genrate"), 2, "'generate'")
+    refused(call("tokenizer", "trian"), 2, "'train'")
+    refused(call("generate", "--modle", "x"), 2, "--model")
+    refused(call("generate"), 2, "--model", "malmoi generate --help")
+    assert "generate" in call().out
+    assert call("--version").out.startswith("malmoi ")
+
+
+def test_failures_outside_our_hands_are_sentences_too(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(error: BaseException) -> Done:
+        def doctor_fails() -> str:
+            raise error
+
+        monkeypatch.setitem(sys.modules["malmoi.cli.info"].CHECKS, "disk", doctor_fails)
+        return call("doctor")
+
+    refused(fails(OSError(28, "No space left on device", "/full")), 1, "No space left", "/full")
+    refused(fails(ZeroDivisionError("by zero")), 1, "ZeroDivisionError", "--debug")
+    assert fails(KeyboardInterrupt()).code == 130
+    fails(ValueError("x"))
+    assert "Traceback" in call("--debug", "doctor").err
+
+
+# ------------------------------------------------------------------ as a process
+
+
+def process(code: str, *arguments: str) -> Done:
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, encoding="utf-8")
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def test_help_is_quick() -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    done = process("from malmoi.cli import main; main()", "--help")
+    assert done.code == 0
+    assert "generate" in done.out
+    assert done.err == ""
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 0.5
+
+
+def test_a_reader_that_leaves_is_not_an_error_to_talk_about() -> None:
+    leaves = "import os; r, w = os.pipe(); os.close(r); os.dup2(w, 1); from malmoi.cli import main; main()"
+    assert process(leaves, "--help") == Done(1, "", "")
+
+
+def test_sigterm_ends_with_143() -> None:
+    stopped = (
+        "import os, signal; from malmoi.cli import app; "
+        "app.run = lambda arguments: os.kill(os.getpid(), signal.SIGTERM) or signal.pause(); app.main()"
+    )
+    assert process(stopped) == Done(143, "", "")

@@ -1,0 +1,82 @@
+"""The promised names are there, and cost nothing until they are used."""
+
+import subprocess
+import sys
+import tomllib
+from inspect import signature
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+
+import malmoi
+
+ROOT = Path(__file__).parents[1]
+PROMISED = {
+    "generate": (
+        "prompt",
+        "max_new_tokens",
+        "temperature",
+        "top_k",
+        "top_p",
+        "repetition_penalty",
+        "stop",
+        "seed",
+        "n",
+    ),
+    "stream": ("prompt", "max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "stop", "seed", "n"),
+    "score": ("context", "continuation"),
+    "perplexity": ("text", "stride"),
+    "bits_per_byte": ("text", "stride"),
+    "fill": ("text", "top"),
+    "embed": ("texts", "layers", "pool"),
+    "predict": ("texts",),
+    "logits": ("text",),
+    "tokens": ("text",),
+    "save": ("folder",),
+}
+
+
+def test_every_public_name_is_there() -> None:
+    assert {"load", "Tokenizer", "ModelConfig", "__version__"} <= set(malmoi.__all__)
+    assert set(malmoi.__all__) <= set(dir(malmoi))
+    for name in malmoi.__all__:
+        assert getattr(malmoi, name) is not None
+    with pytest.raises(AttributeError, match="lod"):
+        malmoi.lod  # noqa: B018
+
+
+def parameters_of(method: object) -> set[str]:
+    """The names a method takes, those of its `**settings` too."""
+    names = set(signature(method).parameters)
+    rest = get_type_hints(method).get("wishes")
+    return names | (set(get_args(rest)[0].__annotations__) if rest is not None else set())
+
+
+@pytest.mark.parametrize("method", PROMISED)
+def test_a_model_has_the_promised_methods(method: str) -> None:
+    assert set(PROMISED[method]) <= parameters_of(getattr(malmoi.Model, method))
+
+
+def test_the_results_have_the_promised_fields() -> None:
+    from malmoi import infer
+
+    fields = {
+        infer.Score: ("logprob", "tokens", "token_logprobs", "greedy"),
+        infer.Fill: ("token", "probability", "text"),
+        infer.Prediction: ("label", "scores"),
+        infer.Span: ("text", "label", "start", "end", "score"),
+    }
+    for kind, names in fields.items():
+        assert tuple(kind.__dataclass_fields__) == names
+
+
+def test_the_version_is_that_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert malmoi.__version__ == project["version"]
+
+
+def test_importing_malmoi_does_not_import_torch() -> None:
+    code = "import sys, malmoi, malmoi.cli; print([m for m in ('torch', 'numpy', 'tokenizers') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
