@@ -122,7 +122,7 @@ class Model:
 
     def stream(self, prompt: str, **wishes: Unpack[Wishes]) -> Iterator[str]:
         """The same text as `generate`, piece by piece as it is written; whole characters only."""
-        self._need("lm", "stream")
+        self._need("lm", "generate")
         wish = self._wish(**wishes)
         if not isinstance(prompt, str) or wish.n != 1:
             raise UsageError("Only one continuation of one prompt can be streamed; use generate for several.")
