@@ -1,0 +1,66 @@
+"""Objectives add and scale: `mlm() + nsp()`, `classify() + 0.5 * lm()`. One operator, one training step.
+
+A term is a *sum* of losses over labels and the name of those labels; the trainer divides by how many there are in the
+whole step, so that micro-batches, several processes and padding change nothing.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from malmoi.model import Network
+
+IGNORE = -100  # the label of what is not judged
+Batch = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One forward pass, offered to be judged: the hidden states, and the network to read scores off them."""
+
+    network: Network
+    hidden: Tensor  # [B, T, D]
+    batch: Batch
+
+    def scores(self, head: str) -> Tensor:
+        return self.network.read(head, self.hidden, self.batch.get("keep"), None, self.batch.get("firsts"))
+
+
+@dataclass(frozen=True)
+class Term:
+    """One loss: its head, the labels it is counted by, and the sum of it over a pass."""
+
+    head: str
+    labels: str
+    total: Callable[[Pass], Tensor]
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A weighted sum of terms over the same pass."""
+
+    terms: tuple[Term, ...]
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(term.head for term in self.terms))
+
+    def __add__(self, other: "Objective") -> "Objective":
+        return Objective(self.terms + other.terms)
+
+    def __rmul__(self, weight: float) -> "Objective":
+        return Objective(tuple(replace(term, weight=weight * term.weight) for term in self.terms))
+
+    def __call__(self, done: Pass, counts: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss to minimise, and each head's own mean loss. `counts` says how many labels there are in all."""
+        means = {term.head: term.total(done) / counts[term.labels] for term in self.terms}
+        loss = torch.stack([term.weight * means[term.head] for term in self.terms]).sum()
+        return loss, {head: mean.detach() for head, mean in means.items()}
+
+
+def count_labels(objective: Objective, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """How many labels of each kind a batch holds."""
+    return {term.labels: (batch[term.labels] != IGNORE).sum() for term in objective.terms}

@@ -1,0 +1,97 @@
+"""Cross-entropy of a vocabulary head without ever holding all of its logits.
+
+The last product and the softmax are taken a few thousand rows at a time, and the gradients on the way: the memory is
+one piece's logits, the arithmetic that of the plain form (no second pass). N rows, D width, V vocabulary.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from malmoi.model.heads import VocabularyHead
+from malmoi.objectives.base import IGNORE
+
+PIECE = {"cuda": 1 << 29, "cpu": 1 << 22}  # logits held at once; on a CPU they should stay near its cache
+TILE = 128  # a vocabulary that is no multiple of this runs off the fast path of a GPU's matrix product
+
+
+def linear_cross_entropy(features: Tensor, head: VocabularyHead, labels: Tensor) -> Tensor:
+    """Σ −log softmax(features Wᵀ + b)[label] over the labels that are not IGNORE."""
+    x, y = features.flatten(0, -2), labels.flatten()
+    weight, bias = head.weight, head.bias
+    if torch.is_autocast_enabled(x.device.type):
+        kind = torch.get_autocast_dtype(x.device.type)
+        x, weight = x.to(kind), weight.to(kind)
+    if not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)):
+        return _forward_only(x, weight, bias, y, head.cap)
+    total: Tensor = _LinearCrossEntropy.apply(x, weight, bias, y, head.cap)
+    return total
+
+
+def _forward_only(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, cap: float) -> Tensor:
+    total = x.new_zeros((), dtype=torch.float32)
+    for rows in torch.arange(len(x)).split(_rows(x, weight)):
+        part = slice(int(rows[0]), int(rows[-1]) + 1)
+        total = total + F.cross_entropy(
+            _logits(x[part], weight, bias, cap), y[part], ignore_index=IGNORE, reduction="sum"
+        )
+    return total
+
+
+def _rows(x: Tensor, weight: Tensor) -> int:
+    return max(1, PIECE.get(x.device.type, PIECE["cpu"]) // weight.size(0))
+
+
+def _logits(x: Tensor, weight: Tensor, bias: Tensor | None, cap: float) -> Tensor:
+    logits = F.linear(x, weight).float()
+    logits = logits if bias is None else logits + bias
+    return cap * torch.tanh(logits / cap) if cap else logits
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, cap: float) -> Tensor:
+        padded = F.pad(weight, (0, 0, 0, -weight.size(0) % TILE)) if x.is_cuda else weight
+        dx, dw = torch.empty_like(x), torch.zeros_like(padded, dtype=torch.float32)
+        db = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
+        total = x.new_zeros((), dtype=torch.float32)
+        size = _rows(x, weight)
+        for start in range(0, len(x), size):
+            part = slice(start, start + size)
+            loss, slope = _piece(F.linear(x[part], padded), bias, y[part], weight.size(0), cap)
+            total += loss
+            slope = slope.to(x.dtype)
+            dx[part] = slope @ padded
+            dw += slope.T @ x[part]
+            if db is not None:
+                db += slope[:, : weight.size(0)].sum(0, dtype=torch.float32)
+        ctx.save_for_backward(dx, dw[: weight.size(0)].to(weight.dtype), db)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        dx, dw, db = ctx.saved_tensors
+        return dx * grad.to(dx.dtype), dw * grad.to(dw.dtype), None if db is None else db * grad, None, None
+
+
+def _piece(logits: Tensor, bias: Tensor | None, y: Tensor, vocab: int, cap: float) -> tuple[Tensor, Tensor]:
+    """The loss of some rows and its slope by the logits; the columns that only pad the vocabulary count for nothing."""
+    z = logits.float()
+    if bias is not None:
+        z = z + F.pad(bias, (0, logits.size(1) - vocab))
+    squash = torch.tanh(z / cap) if cap else None
+    z = cap * squash if squash is not None else z
+    if logits.size(1) != vocab:
+        z = z.masked_fill(torch.arange(logits.size(1), device=z.device) >= vocab, float("-inf"))
+    kept = y != IGNORE
+    at = y.clamp(min=0)[:, None]
+    log_sum = z.logsumexp(-1, keepdim=True)
+    loss = (log_sum - z.gather(1, at)).squeeze(1)
+    slope = (z - log_sum).exp()
+    slope = slope.scatter_add(1, at, torch.full_like(log_sum, -1.0)) * kept[:, None]
+    if squash is not None:
+        slope = slope * (1 - squash.square())
+    return (loss * kept).sum(), slope

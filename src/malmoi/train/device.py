@@ -1,0 +1,96 @@
+"""What the machine at hand is good for: precision, compilation, a measured ceiling, how much fits."""
+
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import nn
+
+from malmoi.config import ModelConfig
+from malmoi.train.recipe import TrainConfig
+
+COMPILE_FROM = 60.0  # seconds of training on a CPU from which compiling its blocks pays
+
+
+@dataclass(frozen=True)
+class Machine:
+    """How this run computes."""
+
+    device: torch.device
+    half: bool  # bf16 arithmetic, fp32 weights
+    compiled: bool
+
+    def autocast(self) -> AbstractContextManager[object]:
+        return torch.autocast(self.device.type, torch.bfloat16) if self.half else nullcontext()
+
+
+def choose(device: torch.device, c: TrainConfig) -> Machine:
+    """Takes bf16 and compilation where they pay, unless the recipe says."""
+    half = c.precision == "bf16" or (c.precision == "auto" and bf16_pays(device.type))
+    return Machine(device, half, _compile_pays(device, c) if c.compile is None else c.compile)
+
+
+def _compile_pays(device: torch.device, c: TrainConfig) -> bool:
+    if device.type == "cuda":
+        return True
+    long_enough = c.minutes * 60 >= COMPILE_FROM or c.steps >= 500 or c.tokens >= 2_000_000
+    return long_enough and shutil.which("g++") is not None
+
+
+@cache
+def bf16_pays(kind: str) -> bool:
+    """On a GPU yes; on a CPU where a quick race of two products says so (AMX)."""
+    if kind == "cuda":
+        return torch.cuda.is_bf16_supported()
+    return matmul_rate("cpu", torch.bfloat16, 512) > 1.5 * matmul_rate("cpu", torch.float32, 512)
+
+
+@cache
+def matmul_rate(device: str, dtype: torch.dtype, size: int) -> float:
+    """FLOP/s of a square matrix product, measured: the ceiling that utilisation is stated against."""
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    wait: Callable[[], None] = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
+    best = float("inf")
+    for _ in range(4):
+        wait()
+        start = time.perf_counter()
+        for _ in range(5):
+            a @ b
+        wait()
+        best = min(best, (time.perf_counter() - start) / 5)
+    return 2 * size**3 / best
+
+
+def ceiling(machine: Machine) -> float:
+    dtype = torch.bfloat16 if machine.half else torch.float32
+    return matmul_rate(str(machine.device), dtype, 8192 if machine.device.type == "cuda" else 1024)
+
+
+def flops_per_token(config: ModelConfig, weights: int, length: int) -> float:
+    """Forward and backward of one token: 6 per weight, and attention's two products (Kaplan et al. 2020, table 1)."""
+    return 6.0 * weights + 12.0 * config.depth * config.heads * config.size_per_head * length
+
+
+def first_micro(config: ModelConfig, length: int, batch: int, device: torch.device) -> int:
+    """Sequences that should fit in one pass; the trainer halves it when they do not."""
+    if device.type != "cuda":
+        return max(1, min(batch, 16_384 // length))
+    per_token = 2 * config.depth * (20 * config.width + 3 * config.mlp_width) + 40 * config.width
+    free = torch.cuda.mem_get_info(device)[0] - 4 * (1 << 30)
+    fits = max(1, int(0.7 * free / per_token / length))
+    return max(n for n in range(1, batch + 1) if batch % n == 0 and n <= max(fits, 1))
+
+
+def compile_for(machine: Machine, judge: nn.Module, blocks: nn.ModuleList, *, dynamic: bool) -> None:
+    """A GPU gains from compiling the whole pass; on a CPU one block, compiled once for all layers, is most of it."""
+    if not machine.compiled:
+        return
+    if machine.device.type == "cuda":
+        judge.compile(dynamic=None if dynamic else False)
+        return
+    for block in blocks:
+        block.compile(dynamic=True if dynamic else None)

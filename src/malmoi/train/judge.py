@@ -1,0 +1,59 @@
+"""The pass of a training step as one module: the network runs, the objective judges. DDP, FSDP2 and compile wrap it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from malmoi.model import Network
+from malmoi.objectives import IGNORE, Objective, Pass
+
+INPUTS = ("segments", "keep", "positions", "documents", "bounds")
+
+
+class Judge(nn.Module):
+    def __init__(self, network: Network, objective: Objective) -> None:
+        super().__init__()
+        self.network, self.objective = network, objective
+
+    def forward(self, batch: Mapping[str, Any], counts: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of one micro-batch as its part of the whole step, and each head's own."""
+        return self.objective(self._pass(batch), counts)
+
+    def _pass(self, batch: Mapping[str, Any]) -> Pass:
+        hidden = self.network.trunk(batch["tokens"], **{name: batch[name] for name in INPUTS if name in batch})
+        return Pass(self.network, hidden, batch)
+
+    @torch.no_grad()
+    def measure(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Sums for validation: of each head its loss, how many were right (where that is cheap), and the labels."""
+        done, sums = self._pass(batch), {}
+        for term in self.objective.terms:
+            sums[f"{term.head}_loss"] = term.total(done).double()
+            sums[f"{term.head}_count"] = (batch[term.labels] != IGNORE).sum().double()
+        if "mlm_labels" in batch:
+            chosen = done.hidden.flatten(0, 1)[batch["mlm_slots"]]
+            sums["mlm_right"] = _right(self.network.heads["mlm"](chosen), batch["mlm_labels"])
+        if "nsp_labels" in batch and "nsp" in self.network.heads:
+            sums["nsp_right"] = _right(done.scores("nsp"), batch["nsp_labels"])
+        return sums
+
+
+def _right(scores: Tensor, labels: Tensor) -> Tensor:
+    return ((scores.argmax(-1) == labels) & (labels != IGNORE)).sum().double()
+
+
+def summarise(sums: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
+    """Validation sums as metrics: the loss, each head's accuracy, a language model's perplexity."""
+    heads = [name.removesuffix("_loss") for name in sums if name.endswith("_loss")]
+    means = {head: sums[f"{head}_loss"] / max(1.0, sums[f"{head}_count"]) for head in heads}
+    metrics = {"valid_loss": sum(weights[head] * mean for head, mean in means.items())}
+    if len(heads) > 1:
+        metrics |= {f"{head}_loss": mean for head, mean in means.items()}
+    for head in heads:
+        if f"{head}_right" in sums:
+            metrics[f"{head}_accuracy"] = sums[f"{head}_right"] / max(1.0, sums[f"{head}_count"])
+    if "lm" in means:
+        metrics["perplexity"] = float(torch.tensor(means["lm"]).exp())
+    return metrics

@@ -1,0 +1,94 @@
+"""What a run says: metrics.jsonl for machines, a bar on a terminal, one line every few seconds elsewhere."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from malmoi.train.recipe import TrainConfig
+
+EVERY = 5.0  # seconds between lines where there is no terminal
+
+
+class Log:
+    """Rows of metrics and words for the person who waits. Only the first process speaks."""
+
+    def __init__(self, out: Path, c: TrainConfig, *, first: bool) -> None:
+        self.path, self.first = out / "metrics.jsonl", first
+        self._live = first and sys.stderr.isatty() and "NO_COLOR" not in os.environ
+        self._last = 0.0
+        self._board: Any = None
+        if first and c.tensorboard:
+            self._board = _tensorboard(out)
+
+    def resume(self, step: int) -> list[dict[str, Any]]:
+        """Forgets rows that a killed run wrote after its last saved step; returns the rest."""
+        if not self.first or not self.path.is_file():
+            return []
+        rows = read_rows(self.path)
+        kept = [row for row in rows if row["step"] <= step]
+        if len(kept) != len(rows) or self.path.read_bytes()[-1:] != b"\n":
+            self.path.write_text("".join(json.dumps(row) + "\n" for row in kept), "utf-8")
+        return kept
+
+    def row(self, **values: Any) -> None:
+        if not self.first:
+            return
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(values) + "\n")
+        for name, value in values.items() if self._board else ():
+            if isinstance(value, int | float) and name != "step":
+                self._board.add_scalar(name, value, values["step"])
+
+    def progress(self, text: str, *, now: bool = False) -> None:
+        """The state of the run: a line that renews itself on a terminal, one every few seconds elsewhere."""
+        if not self.first or (time.monotonic() - self._last < (0.1 if self._live else EVERY) and not now):
+            return
+        self._last = time.monotonic()
+        print(f"\r\033[K{text}" if self._live else text, end="" if self._live else "\n", file=sys.stderr, flush=True)
+
+    def say(self, text: str) -> None:
+        """Something worth a line of its own."""
+        if self.first:
+            print(f"\r\033[K{text}" if self._live else text, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self._live:
+            print(file=sys.stderr)
+        if self._board:
+            self._board.close()
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl; a last line that a kill cut short is left out."""
+    rows = []
+    for line in path.read_text("utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return [row for row in rows if isinstance(row, dict) and "step" in row]
+
+
+def _tensorboard(out: Path) -> Any:
+    from malmoi.errors import MalmoiError
+
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise MalmoiError("train.tensorboard needs: pip install 'malmoi[track]'.") from error
+    return SummaryWriter(str(out / "tensorboard"))
+
+
+def clock(seconds: float) -> str:
+    """90 → 1:30."""
+    minutes, rest = divmod(int(max(0.0, seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def bar(share: float, width: int = 24) -> str:
+    full = int(min(1.0, share) * width)
+    return "━" * full + "─" * (width - full)

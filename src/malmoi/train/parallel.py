@@ -1,0 +1,81 @@
+"""What several processes share; on one device every method here is nothing.
+
+Started by `torchrun`: DDP copies the network, FSDP2 (`fully_shard`) cuts its weights, gradients and optimizer state.
+"""
+
+import os
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from malmoi.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Group:
+    """The processes of a run: this one's rank, how many there are, and its device."""
+
+    rank: int = 0
+    world: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes logs and folders."""
+        return self.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over all processes, everywhere."""
+        if self.world > 1:
+            dist.all_reduce(values)
+        return values
+
+    def barrier(self) -> None:
+        if self.world > 1:
+            dist.barrier()
+
+    def agree(self, value: int) -> int:
+        """What the first process says, everywhere."""
+        if self.world == 1:
+            return value
+        told = torch.tensor([value], device=self.device)
+        dist.broadcast(told, 0)
+        return int(told.item())
+
+    def close(self) -> None:
+        if self.world > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def join(device: torch.device | str | None = None) -> Group:
+    """The group this process was started in: alone, or one of `torchrun`'s."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    cuda = torch.cuda.is_available() and str(device or "cuda").startswith("cuda")
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    where = torch.device("cuda", local) if cuda else torch.device(device or "cpu")
+    if cuda:
+        torch.cuda.set_device(where)
+    if world == 1:
+        return Group(device=where)
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if cuda else "gloo")
+    return Group(dist.get_rank(), dist.get_world_size(), where)
+
+
+def spread(judge: nn.Module, blocks: nn.ModuleList, group: Group, mode: str) -> nn.Module:
+    """The module to call in a training step: itself, a DDP copy of it, or itself with its weights cut (FSDP2)."""
+    if group.world == 1:
+        return judge
+    if mode == "ddp":
+        ids = [group.device.index] if group.device.type == "cuda" else None
+        return nn.parallel.DistributedDataParallel(judge, device_ids=ids)
+    if mode != "fsdp":
+        raise UsageError(f"train.parallel must be ddp or fsdp, not {mode!r}.")
+    from torch.distributed.fsdp import fully_shard
+
+    for block in blocks:
+        fully_shard(block)
+    fully_shard(judge)
+    return judge
