@@ -33,11 +33,14 @@ from malmoi.data import (
     encode,
     journal,
 )
+from malmoi.data import words as words_module
 from malmoi.data.mask import IGNORE, mask
 from malmoi.data.pairs import Spans, truncate
 from malmoi.data.permute import Draws, key, permute, permute_all
 from malmoi.data.split import assign, cut
+from malmoi.data.words import coder
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.tokenizer import Tokenizer
 
 SHARED = Path(__file__).parents[2] / "shared"
 
@@ -265,6 +268,79 @@ def test_killed_builds_go_on_to_the_same_bytes(tmp_path: Path) -> None:
     assert kills >= 2
     build(corpus(300), Words(), tmp_path / "b", sentences=lines)
     assert _content(tmp_path / "a") == _content(tmp_path / "b")
+
+
+def _tokenizers() -> list[Tokenizer]:
+    folder = SHARED / "tokenizers"
+    if not folder.is_dir():
+        pytest.skip("the shared tokenizers are not here")
+    return [Tokenizer.load(folder / name) for name in ("gpt2", "openai-gpt", "bert-base-uncased", "koelectra")]
+
+
+def test_words_encode_like_whole_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(words_module, "ENTRIES", 40)  # forgets now and then, too
+    coders = [(tokenizer, coder(tokenizer)) for tokenizer in _tokenizers()]
+    assert all(isinstance(way, words_module.Words) for _, way in coders)
+    alphabet = st.sampled_from([*"aZ1.,'!-_가é中 \n\t\r\x0b\x0c\x1c\x85\xa0\u3000\u200b\u0301👍", " the", "  "])
+    pieces = st.lists(
+        st.lists(alphabet | st.characters(exclude_categories=["Cs"]), max_size=30).map("".join), max_size=5
+    )
+
+    @given(pieces)
+    @settings(max_examples=60, deadline=None)
+    def equal(texts: list[str]) -> None:
+        for tokenizer, way in coders:
+            wanted = tokenizer.ids(texts)
+            ids, lengths = way.encode(texts)
+            assert lengths.tolist() == [len(one) for one in wanted]
+            assert ids.tolist() == [id for one in wanted for id in one]
+
+    equal()
+
+
+def test_long_documents_encode_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("malmoi.data.split.PIECE", 300)
+    text = "The  quick brown fox,\n\n didn't jump\t over 1,234 dogs. " * 60
+    for tokenizer in _tokenizers():
+        assert len(cut(text)) > 5
+        assert [id for piece in tokenizer.ids(cut(text)) for id in piece] == tokenizer.ids([text])[0]
+
+
+def test_a_tokenizer_that_joins_words_is_left_alone() -> None:
+    class Joining(Words):
+        kind = "bpe"
+
+        def ids(self, texts: list[str]) -> list[list[int]]:
+            return [[len(text)] for text in texts]
+
+    assert isinstance(coder(Joining()), words_module.Texts)
+    assert isinstance(coder(Words()), words_module.Texts)
+
+
+@pytest.mark.heavy
+def test_much_text_takes_little_memory(tmp_path: Path) -> None:
+    if not (tokenizer := SHARED / "tokenizers" / "gpt2").is_dir():
+        pytest.skip("the shared tokenizers are not here")
+    script = (
+        "import resource, sys\n"
+        "from malmoi.corpus import read, split\nfrom malmoi.data import build\nfrom malmoi.tokenizer import Tokenizer\n"
+        "build(read(sys.argv[1]), Tokenizer.load(sys.argv[2]), sys.argv[3], sentences=split)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    rng = random.Random(0)
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    common = ["".join(rng.choices(letters, k=rng.randint(2, 9))) for _ in range(200_000)]
+    with (tmp_path / "text.txt").open("w") as file:
+        size = 0
+        while size < 1_000_000_000:
+            size += file.write(" ".join(common[int(len(common) * rng.random() ** 4)] for _ in range(2000)) + ".\n")
+    ran = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "text.txt"), str(tokenizer), str(tmp_path / "store")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(ran.stdout) / 1024 < 1024  # MiB, for a gigabyte of text
 
 
 def test_reading_errors_reach_the_caller(tmp_path: Path) -> None:

@@ -5,31 +5,25 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from itertools import chain, islice
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from malmoi.data.background import Background
 from malmoi.data.journal import Appender, Chunk, Counts, alone, disk_errors, holds, write_json
 from malmoi.data.split import Documents, assign, cut
-from malmoi.data.store import FORMAT, Store, dtype_for, read_about
+from malmoi.data.store import FORMAT, Store, dtype_for
+from malmoi.data.words import Coder, Encoder
+from malmoi.data.words import coder as coder_for
 from malmoi.errors import MalmoiError, UsageError
 
 BATCH = 8 << 20  # bytes of text between two entries of the journal
 GULP = 1 << 20  # characters per call of the tokenizer: its own records take a hundred times the text
 Splitter = Callable[[str], list[str]]
-
-
-class Encoder(Protocol):
-    """The part of a tokenizer that a store needs."""
-
-    @property
-    def vocab_size(self) -> int: ...
-    def ids(self, texts: list[str]) -> list[list[int]]: ...
-    def fingerprint(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -170,28 +164,28 @@ def _encode_all(plan: Plan, state: _State, told: Callable[[float], None]) -> Non
     """The loop: a thread reads and splits while this one encodes; every batch ends in the journal."""
     began = time.monotonic()
     dtype, sentences = dtype_for(plan.tokenizer.vocab_size), plan.sentences is not None
+    coder = coder_for(plan.tokenizer)
     with ExitStack() as stack:
         train = stack.enter_context(Appender(plan.out / "train", dtype, state.train, sentences=sentences))
         valid = stack.enter_context(Appender(plan.out / "valid", dtype, state.valid, sentences=sentences))
         state.save(plan.out)
         for batch in stack.enter_context(Background(_batches(plan, state.done), ahead=2)):
-            _encode(batch, plan.tokenizer)
+            encoded = _encode(batch, coder, plan.end)
             for appender, part in ((train, False), (valid, True)):
-                appender.append(_chunk([item for item in batch if item.valid == part], plan, dtype))
+                appender.append(encoded.chunk(np.array([item.valid == part for item in batch]), sentences=sentences))
                 appender.sync()
             state.done += len(batch)
             state.save(plan.out)
             told(time.monotonic() - began)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Item:
-    """One document on its way: its pieces (sentences, or cuts of a long text) and then their ids."""
+    """One document on its way: its sentences, or the cuts of a long text."""
 
     pieces: list[str]
     bytes: int
     valid: bool
-    ids: list[list[int]] = field(default_factory=list)
 
 
 def _batches(plan: Plan, skip: int) -> Iterator[list[_Item]]:
@@ -208,13 +202,47 @@ def _batches(plan: Plan, skip: int) -> Iterator[list[_Item]]:
         yield batch
 
 
-def _encode(batch: list[_Item], tokenizer: Encoder) -> None:
-    """Fills in the ids, in gulps: the tokenizer's threads share each one."""
-    pieces = [piece for item in batch for piece in item.pieces]
-    ids = chain.from_iterable(tokenizer.ids(gulp) for gulp in _gulps(pieces))
-    for item in batch:
-        item.ids = [found for found in islice(ids, len(item.pieces)) if found]
-        item.pieces = []
+@dataclass(frozen=True)
+class _Encoded:
+    """A batch as arrays: its ids in a row; of each piece its document and its length; the bytes of each document."""
+
+    ids: NDArray[Any]
+    owners: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    bytes: NDArray[np.int64]
+
+    def documents(self) -> NDArray[np.int64]:
+        """Tokens of each document."""
+        return np.bincount(self.owners, self.lengths, len(self.bytes)).astype(np.int64)
+
+    def chunk(self, chosen: NDArray[np.bool_], *, sentences: bool) -> Chunk:
+        """The chosen documents; one without a token leaves nothing behind."""
+        documents = self.documents()
+        chosen = chosen & (documents > 0)
+        pieces = self.lengths[chosen[self.owners] & (self.lengths > 0)] if sentences else None
+        return Chunk(self.ids[np.repeat(chosen, documents)], documents[chosen], pieces, int(self.bytes[chosen].sum()))
+
+
+def _encode(batch: list[_Item], coder: Coder, end: int | None) -> _Encoded:
+    """Encodes in gulps, and puts the end-of-text after every document."""
+    parts = [coder.encode(gulp) for gulp in _gulps([piece for item in batch for piece in item.pieces])]
+    nothing = np.zeros(0, np.int64)
+    ids, lengths = (np.concatenate([nothing, *(part[n] for part in parts)]) for n in (0, 1))
+    owners = np.repeat(np.arange(len(batch)), [len(item.pieces) for item in batch])
+    encoded = _Encoded(ids, owners, lengths, np.array([item.bytes for item in batch]))
+    return encoded if end is None else _ended(encoded, end)
+
+
+def _ended(encoded: _Encoded, end: int) -> _Encoded:
+    documents = encoded.documents()
+    some = documents > 0
+    ids = np.insert(encoded.ids, np.cumsum(documents)[some], end)
+    last = np.full(len(documents), -1)
+    pieces = np.flatnonzero(encoded.lengths)
+    last[encoded.owners[pieces]] = pieces  # of several pieces of one document, the last assignment stays
+    lengths = encoded.lengths.copy()
+    lengths[last[some]] += 1
+    return replace(encoded, ids=ids, lengths=lengths)
 
 
 def _gulps(pieces: list[str]) -> Iterator[list[str]]:
@@ -228,19 +256,6 @@ def _gulps(pieces: list[str]) -> Iterator[list[str]]:
         yield pieces[first:]
 
 
-def _chunk(items: list[_Item], plan: Plan, dtype: np.dtype[Any]) -> Chunk:
-    """The arrays of these documents; one without a token leaves nothing behind."""
-    items = [item for item in items if item.ids]
-    if plan.end is not None:
-        for item in items:
-            item.ids[-1].append(plan.end)
-    pieces = list(chain.from_iterable(item.ids for item in items))
-    lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
-    tokens = np.fromiter(chain.from_iterable(pieces), dtype, int(lengths.sum()))
-    documents = np.fromiter((sum(map(len, item.ids)) for item in items), np.int64, len(items))
-    return Chunk(tokens, documents, lengths if plan.sentences else None, sum(item.bytes for item in items))
-
-
 def _publish(plan: Plan, state: _State) -> None:
     """Ends the arrays and writes store.json, which makes them a store; only then the journal goes."""
     dtype, sentences = dtype_for(plan.tokenizer.vocab_size), plan.sentences is not None
@@ -250,5 +265,4 @@ def _publish(plan: Plan, state: _State) -> None:
         about = {"format": FORMAT, "dtype": dtype.name, **counts.as_dict()}
         about |= {"end": plan.end, "vocab": plan.tokenizer.vocab_size, "made": state.made}
         write_json(plan.out / part / "store.json", about | ({} if sentences else {"sentences": None}))
-        read_about(plan.out / part)
     (plan.out / "journal.json").unlink()

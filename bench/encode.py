@@ -1,0 +1,102 @@
+"""How fast text becomes a token store, beside tokenizers' encode_batch and datasets.map, in one run.
+
+    python bench/encode.py --text books.txt.xz --tokenizer gpt2/ [--megabytes 20] [--sentences]
+
+Each way reads the same documents from one plain file; ours also reads, splits and writes to disk. Ratios count: the
+megabytes per second are this machine's at this moment.
+"""
+
+import argparse
+import os
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from malmoi.corpus import read, split
+from malmoi.data import build
+from malmoi.tokenizer import Tokenizer
+
+
+def prepare(source: str, megabytes: int, folder: Path) -> tuple[Path, float]:
+    """A plain file of about so many megabytes, one document a line, repeated where the source is shorter."""
+    path, size = folder / "text.txt", 0
+    with path.open("w", encoding="utf-8") as file:
+        while size < megabytes * 1_000_000:
+            for document in read(source):
+                size += (
+                    file.write(" ".join(document.text.split()) + "\n")
+                    if len(document.text) < 50_000
+                    else _lines(file, document.text)
+                )
+                if size >= megabytes * 1_000_000:
+                    break
+    return path, path.stat().st_size / 1e6
+
+
+def _lines(file, text: str) -> int:  # type: ignore[no-untyped-def]
+    return sum(file.write(line + "\n") for line in text.split("\n") if line.strip())
+
+
+def timed(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def peers(path: Path, tokenizer: Tokenizer, folder: Path) -> dict[str, Callable[[], object]]:
+    """The other ways to the same ids: in memory by tokenizers, to disk by datasets (if it is installed)."""
+    from tokenizers import Tokenizer as Fast
+
+    tokenizer.save(folder / "tokenizer")
+    fast = Fast.from_file(str(folder / "tokenizer" / "tokenizer.json"))
+    texts = path.read_text(encoding="utf-8").splitlines()
+    ways: dict[str, Callable[[], object]] = {
+        "tokenizers.encode_batch": lambda: [
+            [encoding.ids for encoding in fast.encode_batch(texts[first : first + 1000], add_special_tokens=False)]
+            for first in range(0, len(texts), 1000)
+        ]
+    }
+    try:
+        import datasets
+    except ImportError:
+        print("datasets is not installed: left out")
+        return ways
+
+    def mapped() -> None:
+        data = datasets.load_dataset("text", data_files=str(path), split="train", cache_dir=str(folder / "cache"))
+        data.map(
+            lambda rows: {"ids": [e.ids for e in fast.encode_batch(rows["text"], add_special_tokens=False)]},
+            batched=True,
+            remove_columns=["text"],
+        )
+
+    return ways | {"datasets.map": mapped}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--text", required=True)
+    parser.add_argument("--tokenizer", required=True)
+    parser.add_argument("--megabytes", type=int, default=20)
+    parser.add_argument("--sentences", action="store_true", help="ours also splits sentences, as BERT needs")
+    parser.add_argument("--alone", action="store_true", help="only ours: its peak memory is then its own")
+    chosen = parser.parse_args()
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        path, size = prepare(chosen.text, chosen.megabytes, folder)
+        tokenizer = Tokenizer.load(chosen.tokenizer)
+        reader = read(path, documents="line")
+        sentences = split if chosen.sentences else None
+        ours = timed(lambda: build(reader, tokenizer, folder / "store", sentences=sentences))
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(f"{'malmoi.data.build':26s}{size / ours:8.2f} MB/s   peak RSS {peak:.0f} MiB, {size:.0f} MB of text")
+        for label, way in ({} if chosen.alone else peers(path, tokenizer, folder)).items():
+            theirs = timed(way)
+            print(f"{label:26s}{size / theirs:8.2f} MB/s   ours {theirs / ours:.2f}x")
+
+
+if __name__ == "__main__":
+    main()

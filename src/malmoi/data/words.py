@@ -1,0 +1,111 @@
+"""Fast ids for much text: every word is encoded once and looked up from then on.
+
+WordPiece, GPT-1's BPE and byte-level BPE never join two words, so the ids of a text are those of its words, each with
+the space before it. Most words of a corpus are among a few thousand; a look-up costs a tenth of encoding them again.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from itertools import chain, product
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+ENTRIES = 1 << 19  # words remembered, about 100 MB; beyond that, or beyond so many characters, it starts anew
+CHARACTERS = 1 << 25
+# A word begins where a letter or sign is followed by a plain space. Other kinds of space do not part words for every
+# tokenizer (BERT's drop some as control characters), and \x1c-\x1f are a space only to Python.
+_SPACE, _OTHER = r"[^\S\x1c-\x1f]", r"[^\S\x1c-\x1f \t\n\r]"
+_WORD = re.compile(rf"{_SPACE}*[\S\x1c-\x1f]+(?:{_OTHER}{_SPACE}*[\S\x1c-\x1f]*)*|{_SPACE}+")
+_KINDS = ("wordpiece", "bpe", "byte-bpe")
+_SIDES = ("a", "Ab1", ".", "(", "'s", "가", "é", "e\u0301", "中", "👍", "##", "\x1c", "\x85", "\x0c", "\u200b", "\xad")
+_SPACES = (" ", "  ", "\n", "\n\n", " \n ", "\t", "\u3000", "\xa0 ", " \xa0", "\r\n", "\u200b ", "\x85", "\x0b")
+
+
+class Encoder(Protocol):
+    """The part of a tokenizer that a store needs."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    def ids(self, texts: list[str]) -> list[list[int]]: ...
+    def fingerprint(self) -> str: ...
+
+
+class Coder(Protocol):
+    """Texts to ids as arrays."""
+
+    def encode(self, texts: Sequence[str]) -> tuple[NDArray[Any], Ints]:
+        """The ids of all texts in a row, and how many each text has."""
+        ...
+
+
+def coder(tokenizer: Encoder) -> Coder:
+    """By words where this tokenizer is known and seen to keep words apart, else text by text."""
+    if getattr(tokenizer, "kind", None) in _KINDS and keeps_words_apart(tokenizer):
+        return Words(tokenizer)
+    return Texts(tokenizer)
+
+
+def keeps_words_apart(tokenizer: Encoder) -> bool:
+    """Whether all meetings of letters, signs, scripts and spaces encode like their words alone."""
+    texts = ["".join(parts) for parts in product(_SIDES, _SPACES, _SIDES)] + list(_SPACES)
+    words = [_WORD.findall(text) for text in texts]
+    alone = iter(tokenizer.ids(list(chain.from_iterable(words))))
+    joined = [[id for _ in parts for id in next(alone)] for parts in words]
+    return tokenizer.ids(texts) == joined
+
+
+def _flat(ids: Iterable[list[int]], lengths: Ints) -> Ints:
+    return np.fromiter(chain.from_iterable(ids), np.int64, int(lengths.sum()))
+
+
+class Texts:
+    """The tokenizer as it is."""
+
+    def __init__(self, tokenizer: Encoder):
+        self._tokenizer = tokenizer
+
+    def encode(self, texts: Sequence[str]) -> tuple[NDArray[Any], Ints]:
+        ids = self._tokenizer.ids(list(texts))
+        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+        return _flat(ids, lengths), lengths
+
+
+class Words:
+    """The tokenizer with a memory of words."""
+
+    def __init__(self, tokenizer: Encoder):
+        self._tokenizer = tokenizer
+        self._forget()
+
+    def _forget(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._ids, self._ends = np.zeros(0, np.int64), np.zeros(1, np.int64)  # word n is ids[ends[n] : ends[n + 1]]
+        self._characters = 0
+
+    def encode(self, texts: Sequence[str]) -> tuple[NDArray[Any], Ints]:
+        found = [_WORD.findall(text) for text in texts]
+        words = list(chain.from_iterable(found))
+        self._learn(set(words))
+        numbers = np.fromiter(map(self._numbers.__getitem__, words), np.int64, len(words))
+        begins, lengths = self._ends[numbers], self._ends[numbers + 1] - self._ends[numbers]
+        ends = np.concatenate([[0], np.cumsum(lengths)])
+        # Token t of word w is ids[begins[w] + t - ends[w]]: one gather for all.
+        ids = self._ids[np.repeat(begins - ends[:-1], lengths) + np.arange(ends[-1])]
+        texts_end = np.cumsum([0, *map(len, found)])
+        return ids, np.diff(ends[texts_end])
+
+    def _learn(self, words: set[str]) -> None:
+        if len(self._numbers) + len(words) > ENTRIES or self._characters > CHARACTERS:
+            self._forget()
+        new = list(words.difference(self._numbers))
+        if not new:
+            return
+        ids = self._tokenizer.ids(new)
+        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+        self._ids = np.concatenate([self._ids, _flat(ids, lengths)])
+        self._ends = np.concatenate([self._ends, self._ends[-1] + np.cumsum(lengths)])
+        self._numbers.update(zip(new, range(len(self._numbers), len(self._numbers) + len(new)), strict=True))
+        self._characters += sum(map(len, new))
