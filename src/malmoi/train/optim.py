@@ -59,22 +59,24 @@ class Muon(torch.optim.Optimizer):
                 self._update(params, group)
 
     def _update(self, params: list[nn.Parameter], group: dict[str, Any]) -> None:
+        weights: list[Tensor] = list(params)
         buffers = [self._momentum(p) for p in params]
-        grads = [p.grad for p in params]
+        grads = [p.grad for p in params if p.grad is not None]
         torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
         nesterov = torch._foreach_lerp(grads, buffers, group["momentum"])
         updates = orthogonal(torch.stack(list(nesterov)))
         rows, columns = params[0].shape
         scale = max(1.0, rows / columns) ** 0.5
         if group["weight_decay"]:
-            torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_add_(params, list(updates.to(params[0].dtype).unbind()), alpha=-group["lr"] * scale)
+            torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(weights, list(updates.to(params[0].dtype).unbind()), alpha=-group["lr"] * scale)
 
     def _momentum(self, p: nn.Parameter) -> Tensor:
         state = self.state[p]
         if "momentum" not in state:
             state["momentum"] = torch.zeros_like(p)
-        return state["momentum"]  # type: ignore[no-any-return]
+        momentum: Tensor = state["momentum"]
+        return momentum
 
 
 def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:

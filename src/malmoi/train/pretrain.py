@@ -164,10 +164,10 @@ def _readers(recipe: Recipe, sources: list[str]) -> list[Reader]:
     """One reader for all sources, or one for each where they are mixed by weight."""
     weights, kinds = recipe.data.weights, dict(documents=recipe.data.documents, text=recipe.data.text)
     if not weights:
-        return [read_sources(sources, **kinds)]  # type: ignore[arg-type]
+        return [read_sources(sources, **kinds)]
     if len(weights) != len(sources):
         raise UsageError(f"data.weights has {len(weights)} numbers for {len(sources)} sources; give one for each.")
-    return [read_sources([source], **kinds) for source in sources]  # type: ignore[arg-type]
+    return [read_sources([source], **kinds) for source in sources]
 
 
 def _vocabulary(

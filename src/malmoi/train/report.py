@@ -20,8 +20,9 @@ p.lead{color:var(--soft);margin:.2rem 0 1rem}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 td,th{padding:.35rem .6rem;text-align:left;
 border-bottom:1px solid var(--line);vertical-align:top}th{color:var(--soft);font-weight:500}
-svg{width:100%;height:auto;overflow:visible}svg text{fill:var(--soft);font-size:12px}pre,code{font:14px/1.5 ui-monospace,
-monospace}pre{background:color-mix(in srgb,var(--ink) 5%,transparent);padding:.8rem 1rem;border-radius:8px;overflow:auto}
+svg{width:100%;height:auto;overflow:visible}svg text{fill:var(--soft);font-size:12px}
+pre,code{font:14px/1.5 ui-monospace,monospace}
+pre{background:color-mix(in srgb,var(--ink) 5%,transparent);padding:.8rem 1rem;border-radius:8px;overflow:auto}
 """
 Points = list[tuple[float, float]]
 
@@ -71,9 +72,8 @@ def _grid(x0: float, x1: float, y0: float, y1: float, place: Any, edge: float) -
         lines.append(f'<line x1="{x:.0f}" x2="{edge}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--line)"/>')
         lines.append(f'<text x="{x - 6:.0f}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>')
         mark = x0 + (x1 - x0) * i / 4
-        lines.append(
-            f'<text x="{place(mark, y0)[0]:.0f}" y="{place(mark, y0)[1] + 18:.0f}" text-anchor="middle">{_short(mark)}</text>'
-        )
+        x, y = place(mark, y0)
+        lines.append(f'<text x="{x:.0f}" y="{y + 18:.0f}" text-anchor="middle">{_short(mark)}</text>')
     return "".join(lines)
 
 

@@ -156,7 +156,7 @@ class Trainer:
         """Labels of the whole step over the number of processes, because gradients are averaged over those."""
         parts = [count_labels(self.objective, micro) for micro in micros]
         names = list(parts[0])
-        summed = torch.stack([sum(p[name] for p in parts) for name in names]).float()  # type: ignore[arg-type]
+        summed = torch.stack([torch.stack([p[name] for p in parts]).sum() for name in names]).float()
         summed = self.group.sum(summed) / self.group.world
         return {name: summed[i].clamp(min=1) for i, name in enumerate(names)}
 
