@@ -12,6 +12,7 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import chain, repeat
 from pathlib import Path
 
 from malmoi.corpus import read, split
@@ -20,23 +21,15 @@ from malmoi.tokenizer import Tokenizer
 
 
 def prepare(source: str, megabytes: int, folder: Path) -> tuple[Path, float]:
-    """A plain file of about so many megabytes, one document a line, repeated where the source is shorter."""
-    path, size = folder / "text.txt", 0
+    """A plain file of about so many megabytes, a document a line, repeated where the source is shorter."""
+    path, left = folder / "text.txt", megabytes * 1_000_000
     with path.open("w", encoding="utf-8") as file:
-        while size < megabytes * 1_000_000:
-            for document in read(source):
-                size += (
-                    file.write(" ".join(document.text.split()) + "\n")
-                    if len(document.text) < 50_000
-                    else _lines(file, document.text)
-                )
-                if size >= megabytes * 1_000_000:
-                    break
+        for document in chain.from_iterable(repeat(read(source, documents="line"))):
+            left -= len(document.text.encode()) + 1
+            file.write(" ".join(document.text.split()) + "\n")
+            if left <= 0:
+                break
     return path, path.stat().st_size / 1e6
-
-
-def _lines(file, text: str) -> int:  # type: ignore[no-untyped-def]
-    return sum(file.write(line + "\n") for line in text.split("\n") if line.strip())
 
 
 def timed(work: Callable[[], object]) -> float:

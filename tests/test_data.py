@@ -281,7 +281,9 @@ def test_words_encode_like_whole_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(words_module, "ENTRIES", 40)  # forgets now and then, too
     coders = [(tokenizer, coder(tokenizer)) for tokenizer in _tokenizers()]
     assert all(isinstance(way, words_module.Words) for _, way in coders)
-    alphabet = st.sampled_from([*"aZ1.,'!-_가é中 \n\t\r\x0b\x0c\x1c\x85\xa0\u3000\u200b\u0301👍", " the", "  "])
+    alphabet = st.sampled_from(
+        [*"aZ1.,'!-_가é中 \n\t\r\x0b\x0c\x1c\x85\xa0\u3000\u200b\u0301👍;:)\"", " the", "can't", "가다.", "  "]
+    )
     pieces = st.lists(
         st.lists(alphabet | st.characters(exclude_categories=["Cs"]), max_size=30).map("".join), max_size=5
     )

@@ -15,13 +15,33 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 ENTRIES = 1 << 19  # words remembered, about 100 MB; beyond that, or beyond so many characters, it starts anew
 CHARACTERS = 1 << 25
-# A word begins where a letter or sign is followed by a plain space. Other kinds of space do not part words for every
+# A word begins where a letter or sign is followed by a plain space, and where a plain word is followed by the sign
+# that ends a phrase ("word" and "word," are then one entry). Other kinds of space do not part words for every
 # tokenizer (BERT's drop some as control characters), and \x1c-\x1f are a space only to Python.
-_SPACE, _OTHER = r"[^\S\x1c-\x1f]", r"[^\S\x1c-\x1f \t\n\r]"
-_WORD = re.compile(rf"{_SPACE}*[\S\x1c-\x1f]+(?:{_OTHER}{_SPACE}*[\S\x1c-\x1f]*)*|{_SPACE}+")
+_SPACE, _SOLID = r"[^\S\x1c-\x1f]", r"[\S\x1c-\x1f]"
+_MORE = rf"(?:[^\S\x1c-\x1f \t\n\r]{_SPACE}*{_SOLID}*)*"
+_WORD = re.compile(rf"{_SPACE}*(?:[A-Za-z0-9가-힣]+(?:(?=[.,!?;:\"')])|{_SOLID}*{_MORE})|{_SOLID}+{_MORE})|{_SPACE}+")
 _KINDS = ("wordpiece", "bpe", "byte-bpe")
-_SIDES = ("a", "Ab1", ".", "(", "'s", "가", "é", "e\u0301", "中", "👍", "##", "\x1c", "\x85", "\x0c", "\u200b", "\xad")
+_SIDES = (
+    "a",
+    "Ab1",
+    ".",
+    "(b)",
+    "it's",
+    "가",
+    "é",
+    "e\u0301",
+    "中",
+    "👍",
+    "##",
+    "\x1c",
+    "\x85",
+    "\x0c",
+    "\u200b",
+    "\xad",
+)
 _SPACES = (" ", "  ", "\n", "\n\n", " \n ", "\t", "\u3000", "\xa0 ", " \xa0", "\r\n", "\u200b ", "\x85", "\x0b")
+_SIGNS = (".", ", ", "!?", ";", ":", '"', "'", ")", "...", "'ll", ".\n")
 
 
 class Encoder(Protocol):
@@ -50,7 +70,7 @@ def coder(tokenizer: Encoder) -> Coder:
 
 def keeps_words_apart(tokenizer: Encoder) -> bool:
     """Whether all meetings of letters, signs, scripts and spaces encode like their words alone."""
-    texts = ["".join(parts) for parts in product(_SIDES, _SPACES, _SIDES)] + list(_SPACES)
+    texts = ["".join(parts) for parts in product(_SIDES, _SPACES + _SIGNS, _SIDES)] + [*_SPACES, *_SIGNS]
     words = [_WORD.findall(text) for text in texts]
     alone = iter(tokenizer.ids(list(chain.from_iterable(words))))
     joined = [[id for _ in parts for id in next(alone)] for parts in words]
