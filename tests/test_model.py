@@ -221,8 +221,8 @@ def test_vocabulary_heads_read_only_the_slots_asked_for() -> None:
 def test_configs_survive_json_and_name_the_nearest_field() -> None:
     config = gpt3(depth=2)
     assert ModelConfig.from_json(config.to_json()) == config
-    assert config.override("width", "1536").width == 1536
-    assert config.override("attention", "full, causal").attention == ("full", "causal")
+    assert config.override({"width": "1536"}).width == 1536
+    assert config.override({"attention": "full, causal"}).attention == ("full", "causal")
     assert albert().groups == 1
     with pytest.raises(UsageError, match="'width'"):
         ModelConfig.from_dict({"vocab": 5, "widht": 3})

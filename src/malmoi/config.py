@@ -1,7 +1,7 @@
 """What a model is: one frozen, checked record, JSON both ways. No torch here.
 
 `Config` is the base of every record a user may write (a model, a recipe): it checks types and choices when it is
-built, names the nearest field when one is misspelt, and takes typed overrides such as `train.lr=3e-4`.
+built, names the nearest field when one is misspelt, and takes typed overrides such as {"train.lr": "3e-4"}.
 """
 
 import json
@@ -42,18 +42,27 @@ class Config:
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
 
-    def override(self, path: str, value: Any) -> Self:
-        """A copy with one field changed: `override("train.lr", "3e-4")`; text is read as the field's type."""
-        name, _, rest = path.partition(".")
+    def override(self, changes: Mapping[str, Any]) -> Self:
+        """A copy with some fields changed at once, such as {"train.lr": "3e-4"}; text is read as the field's type."""
         kinds = _hints(type(self))
-        if name not in kinds:
-            raise UsageError(f"{type(self).__name__} has no field {name!r}.{nearest(name, kinds)}")
-        if rest:
-            inner = getattr(self, name)
+        here: dict[str, Any] = {}
+        inside: dict[str, dict[str, Any]] = {}
+        for path, value in changes.items():
+            name, _, rest = path.partition(".")
+            if name not in kinds:
+                raise UsageError(f"{type(self).__name__} has no field {name!r}.{nearest(name, kinds)}")
+            if rest:
+                inside.setdefault(name, {})[rest] = value
+            else:
+                here[name] = _read(value, kinds[name]) if isinstance(value, str) else value
+        for name, parts in inside.items():
+            inner = here.get(name, getattr(self, name))
             if not isinstance(inner, Config):
-                raise UsageError(f"{type(self).__name__}.{name} is a single value, it has no field {rest!r}.")
-            return replace(self, **{name: inner.override(rest, value)})
-        return replace(self, **{name: _read(value, kinds[name]) if isinstance(value, str) else value})
+                raise UsageError(
+                    f"{type(self).__name__}.{name} is a single value, it has no field {next(iter(parts))!r}."
+                )
+            here[name] = inner.override(parts)
+        return replace(self, **here)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,9 +67,7 @@ def resolve(recipe: str | Recipe, overrides: Mapping[str, Any]) -> Recipe:
     paths = {_path(chosen, name): value for name, value in overrides.items() if value is not None}
     if paths.keys() & {f"train.{n}" for n in ("steps", "tokens", "minutes")}:
         chosen = replace(chosen, train=replace(chosen.train, steps=0, tokens=0, minutes=0.0))
-    for path, value in paths.items():
-        chosen = chosen.override(path, value)
-    return chosen.check()
+    return chosen.override(paths).check()
 
 
 def _path(recipe: Recipe, name: str) -> str:
