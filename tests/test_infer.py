@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from malmoi.checkpoint import Checkpoint
 from malmoi.errors import UsageError
 from malmoi.infer import Model, load
+from malmoi.infer.fast import Screen, lay_out
 from malmoi.infer.generate import Decoding, Wish, requests
 from malmoi.infer.predict import spans
 from malmoi.infer.sample import RULES, Sampling, draw, generators
@@ -172,6 +173,49 @@ def test_sparse_patterns_decode_as_the_full_forward(bytes_tokenizer: Tokenizer, 
             assert ours.network(shown)["lm"][0, -1].argmax() == token
 
 
+@pytest.mark.parametrize(("scale", "shift"), [(0.02, 0.0), (1.0, 0.0), (0.1, 40.0)])
+def test_a_screened_head_chooses_exactly_the_best(scale: float, shift: float) -> None:
+    config = gpt2(vocab=5000, context=8, width=96, depth=1, heads=2, init_std=scale)
+    head = initialise(Network(config, {"lm": 0}), 0).heads["lm"]
+    with torch.no_grad():
+        head.weight[:, 0] -= shift * scale  # a part that all scores share, as in GPT-2's
+        head.weight[4000] = head.weight[17]  # a tie: the first one wins
+        features = torch.randn(64, 96, generator=torch.Generator().manual_seed(1)) * 5
+        features[0] = head.weight[17]
+    screen = Screen(head)
+    with torch.inference_mode():
+        expected = head.scores(features).argmax(-1)
+        assert torch.equal(screen.best(features[:16]), expected[:16])
+        assert all(
+            torch.equal(screen.best(row[None]), best[None]) for row, best in zip(features, expected, strict=True)
+        )
+    assert screen.fresh
+    with torch.no_grad():
+        head.weight.mul_(2)
+    assert not screen.fresh
+
+
+def test_decoding_with_a_screen_writes_the_same(gpt2_pair) -> None:
+    _, ours = gpt2_pair
+    prompts = [ours.tokenizer.encode(text).tokens for text in PROMPTS]
+    wish = Wish(20, Sampling(temperature=0))
+    decoding = Decoding(ours.network, requests(prompts, wish, 64), wish.sampling, Screen(ours.network.heads["lm"]))
+    steps = [decoding.step() for _ in range(20)]
+    assert [[step[i] for step in steps] for i in range(len(prompts))] == tokens_of(ours, prompts, wish)
+
+
+def test_the_order_in_memory_changes_no_number() -> None:
+    network = initialise(Network(gpt2(vocab=50, context=8, width=32, depth=2, heads=2), {"lm": 0}), 0).eval()
+    tokens = torch.arange(8)[None]
+    before = network(tokens)["lm"]
+    state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    after = lay_out(network)(tokens)["lm"]
+    assert torch.allclose(before, after, atol=1e-6)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in network.state_dict().items())
+    assert network.trunk.blocks[0].mlp.up.weight.t().is_contiguous()
+    after.sum().backward()  # still a network that can learn
+
+
 # ------------------------------------------------------------------ sampling
 
 
@@ -252,6 +296,8 @@ def test_prompts_that_cannot_be_continued(gpt2_pair, gpt1_pair) -> None:
     _, ours = gpt2_pair
     with pytest.raises(UsageError, match=r"\d\d tokens .* context of 64"):
         ours.generate("state union " * 60)
+    with pytest.raises(UsageError, match="context of 64"):
+        ours.stream("state union " * 60)  # before the first piece is asked for
     with pytest.raises(UsageError, match="empty"):
         gpt1_pair[1].generate("")
     assert isinstance(ours.generate("", max_new_tokens=3), str)  # starts from <|endoftext|>

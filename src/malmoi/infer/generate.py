@@ -11,6 +11,7 @@ from torch import Tensor
 
 from malmoi.errors import UsageError
 from malmoi.infer.batch import batches, kept, pad
+from malmoi.infer.fast import ROWS, Screen
 from malmoi.infer.sample import Sampling, choose, generators
 from malmoi.infer.stream import Writer, detokenizer, stop_strings
 from malmoi.model import KVCache, Network
@@ -62,8 +63,10 @@ def requests(prompts: Sequence[Sequence[int]], wish: Wish, context: int) -> list
 class Decoding:
     """Requests continued together, one token a step. Rows that are over leave when they are half of the batch."""
 
-    def __init__(self, network: Network, wanted: Sequence[Request], sampling: Sampling) -> None:
-        self.network, self.sampling = network, sampling
+    def __init__(
+        self, network: Network, wanted: Sequence[Request], sampling: Sampling, screen: Screen | None = None
+    ) -> None:
+        self.network, self.sampling, self.screen = network, sampling, screen
         self.wanted = wanted
         self.live = list(range(len(wanted)))  # which request each row serves
         self.over: set[int] = set()
@@ -74,9 +77,8 @@ class Decoding:
     def step(self) -> dict[int, int]:
         """The next token of every request that still runs."""
         if self.last is not None:
-            self.logits = self._forward(self.last)
-        drawing = [self.wanted[i].generator for i in self.live]
-        self.last = choose(self.logits, self.sampling, self.seen, drawing)
+            self._forward(self.last)
+        self.last = self._choose()
         if self.sampling.remembers:
             self.seen.scatter_(1, self.last[:, None], True)
         tokens = zip(self.live, self.last.tolist(), strict=True)
@@ -102,8 +104,8 @@ class Decoding:
         device = self.network.trunk.embed.token.weight.device
         keep = kept(distinct, left=True, device=device)
         self.cache = self._make_cache(len(distinct))
-        hidden = self.network.trunk(pad(distinct, left=True, device=device), keep=keep, cache=self.cache)
-        self.logits = self.network.read("lm", hidden[:, -1])
+        tokens = pad(distinct, left=True, device=device)
+        self.hidden = self.network.trunk(tokens, keep=keep, cache=self.cache)[:, -1]  # of the newest token [B, D]
         lengths = torch.tensor([[len(prompt)] for prompt in distinct], device=device)
         self.positions = None if keep is None else lengths  # of the next token [B, 1]; plain rows need none
         self.seen = self._seen(distinct)
@@ -119,41 +121,56 @@ class Decoding:
 
     def _seen(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         """Which tokens stand in each row [B, V], where a rule wants to know."""
-        seen = torch.zeros_like(self.logits, dtype=torch.bool)
-        for row, prompt in zip(seen, prompts if self.sampling.remembers else [], strict=False):
+        width = self.network.config.vocab if self.sampling.remembers else 0
+        seen = torch.zeros(len(prompts), width, dtype=torch.bool, device=self.hidden.device)
+        for row, prompt in zip(seen, prompts if width else [], strict=False):
             row[torch.tensor(prompt, device=row.device)] = True
         return seen
 
-    def _forward(self, tokens: Tensor) -> Tensor:
-        hidden = self.network.trunk(tokens[:, None], cache=self.cache, positions=self.positions)
+    def _choose(self) -> Tensor:
+        plain = self.sampling.greedy and not self.sampling.remembers
+        if plain and self.screen is not None and self.screen.fresh and len(self.hidden) <= ROWS:
+            return self.screen.best(self.screen.head.features(self.hidden))
+        drawing = [self.wanted[i].generator for i in self.live]
+        return choose(self.network.read("lm", self.hidden), self.sampling, self.seen, drawing)
+
+    def _forward(self, tokens: Tensor) -> None:
+        self.hidden = self.network.trunk(tokens[:, None], cache=self.cache, positions=self.positions)[:, -1]
         if self.positions is not None:
             # a row that is over runs on until it is dropped; it must not run past the position table
             self.positions = (self.positions + 1).clamp(max=self.network.config.context - 1)
-        return self.network.read("lm", hidden[:, -1])
 
     def _select(self, rows: list[int]) -> None:
-        at = torch.tensor(rows, device=self.logits.device)
+        at = torch.tensor(rows, device=self.hidden.device)
         self.cache.reorder(at)
-        self.logits, self.seen = self.logits[at], self.seen[at]
+        self.hidden, self.seen = self.hidden[at], self.seen[at]
         self.positions = None if self.positions is None else self.positions[at]
         self.live = [self.live[row] for row in rows] if self.last is not None else self.live
 
 
-def write(
-    network: Network, tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], wish: Wish
-) -> Iterator[tuple[int, str]]:
+@dataclass(frozen=True)
+class Speaker:
+    """What writes: a network with an lm head, its tokenizer, and a screen where greedy decoding has one."""
+
+    network: Network
+    tokenizer: Tokenizer
+    screen: Screen | None = None
+
+
+def write(speaker: Speaker, prompts: Sequence[Sequence[int]], wish: Wish) -> Iterator[tuple[int, str]]:
     """Pieces of text as they come, each with the number of its continuation: prompt i's sample j is i · n + j."""
-    wanted = requests(prompts, wish, network.config.context)
+    return _write_all(speaker, requests(prompts, wish, speaker.network.config.context), wish)  # refuses at once
+
+
+def _write_all(speaker: Speaker, wanted: Sequence[Request], wish: Wish) -> Iterator[tuple[int, str]]:
     for group in batches([len(request.prompt) + request.limit for request in wanted]):
-        for i, text in _write_group(network, tokenizer, [wanted[i] for i in group], wish):
+        for i, text in _write_group(speaker, [wanted[i] for i in group], wish):
             yield group[i], text
 
 
-def _write_group(
-    network: Network, tokenizer: Tokenizer, wanted: Sequence[Request], wish: Wish
-) -> Iterator[tuple[int, str]]:
-    writers = [Writer(detokenizer(tokenizer, r.prompt), wish.stop, wish.ends, r.limit) for r in wanted]
-    decoding = Decoding(network, wanted, wish.sampling)
+def _write_group(speaker: Speaker, wanted: Sequence[Request], wish: Wish) -> Iterator[tuple[int, str]]:
+    writers = [Writer(detokenizer(speaker.tokenizer, r.prompt), wish.stop, wish.ends, r.limit) for r in wanted]
+    decoding = Decoding(speaker.network, wanted, wish.sampling, speaker.screen)
     while decoding.running:
         for i, token in decoding.step().items():
             if text := writers[i].push(token):
@@ -161,11 +178,9 @@ def _write_group(
         decoding.drop(i for i, writer in enumerate(writers) if writer.done)
 
 
-def continuations(
-    network: Network, tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], wish: Wish
-) -> list[list[str]]:
+def continuations(speaker: Speaker, prompts: Sequence[Sequence[int]], wish: Wish) -> list[list[str]]:
     """The continuations of every prompt, `n` each."""
     texts = [""] * (len(prompts) * wish.n)
-    for i, text in write(network, tokenizer, prompts, wish):
+    for i, text in write(speaker, prompts, wish):
         texts[i] += text
     return [texts[i : i + wish.n] for i in range(0, len(texts), wish.n)]

@@ -13,10 +13,12 @@ from malmoi.checkpoint import write as write_folder
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError, nearest
 from malmoi.infer.embed import vectors
+from malmoi.infer.fast import lay_out, screen_for
 from malmoi.infer.fill import fills
-from malmoi.infer.generate import Wish, continuations, write
-from malmoi.infer.predict import READERS, Text, predictions
+from malmoi.infer.generate import Speaker, Wish, continuations, write
+from malmoi.infer.predict import Reading
 from malmoi.infer.prompt import encode_prompt
+from malmoi.infer.readers import READERS, predictions
 from malmoi.infer.sample import Sampling
 from malmoi.infer.score import Score, scores, sliding_bits_per_byte, sliding_perplexity
 from malmoi.model import Network
@@ -27,6 +29,8 @@ ABILITIES = {
     "mlm": ("fill", "logits"),
     "classify": ("predict",),
     "tag": ("predict",),
+    "span": ("predict",),
+    "choice": ("predict",),
 }
 DTYPES = {
     "fp32": torch.float32,
@@ -58,7 +62,9 @@ def load(
 
     The device is the GPU where there is one; the numbers are those of the folder unless a dtype is named.
     """
-    return Model(read(path, dtype=_dtype(dtype), device=_device(device)))
+    checkpoint = read(path, dtype=_dtype(dtype), device=_device(device))
+    lay_out(checkpoint.network)
+    return Model(checkpoint)
 
 
 class Model:
@@ -116,7 +122,7 @@ class Model:
         """
         self._need("lm", "generate")
         wish, prompts = self._wish(**wishes), _listed(prompt, "prompt")
-        texts = continuations(self.network, self.tokenizer, self._prompts(prompts), wish)
+        texts = continuations(self._speaker, self._prompts(prompts), wish)
         results = [some[0] if wish.n == 1 else some for some in texts]
         return results[0] if isinstance(prompt, str) else results
 
@@ -126,7 +132,7 @@ class Model:
         wish = self._wish(**wishes)
         if not isinstance(prompt, str) or wish.n != 1:
             raise UsageError("Only one continuation of one prompt can be streamed; use generate for several.")
-        pieces = write(self.network, self.tokenizer, self._prompts([prompt]), wish)
+        pieces = write(self._speaker, self._prompts([prompt]), wish)
         return (text for _, text in pieces)
 
     @overload
@@ -190,16 +196,17 @@ class Model:
         segments = torch.tensor([encoding.segments], device=self._device) if self.config.segments else None
         return self.network(tokens, heads=(head,), segments=segments)[head][0].float().cpu().numpy()
 
-    def predict(self, texts: Text | Sequence[Text]) -> Any:
+    def predict(self, texts: Any) -> Any:
         """What the model was fine-tuned to say of a text, of a pair (a, b), or of a list of either.
 
         A classifier gives `Prediction(label, scores)`, a tagger a list of `Span(text, label, start, end, score)`.
+        A model that answers takes (question, context) and gives `Answer(text, start, end, score, candidates, null)`;
+        one that chooses takes (text, choices) and gives a `Prediction` of the likeliest choice.
         """
         head = next((name for name in READERS if name in self.network.heads), "classify")
         self._need(head, "predict")
         alone = isinstance(texts, str | tuple)
-        some: Sequence[Text] = [texts] if alone else list(texts)  # type: ignore[list-item]
-        found = predictions(self.network, self.tokenizer, self.labels, some)
+        found = predictions(Reading.of(self.checkpoint), [texts] if alone else list(texts))
         return found[0] if alone else found
 
     # ------------------------------------------------------------------ within
@@ -221,6 +228,10 @@ class Model:
         rules = {name: value for name, value in wishes.items() if name in Sampling.__dataclass_fields__}
         others = {name: value for name, value in wishes.items() if name not in rules}
         return Wish(sampling=Sampling(**rules), ends=self._ends, **others)  # type: ignore[arg-type]
+
+    @cached_property
+    def _speaker(self) -> Speaker:
+        return Speaker(self.network, self.tokenizer, screen_for(self.network))
 
     @property
     def _ends(self) -> frozenset[int]:
