@@ -4,9 +4,12 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from malmoi.checkpoint.atomic import write_text
+from malmoi.errors import MalmoiError
 from malmoi.train.recipe import TrainConfig
 
 EVERY = 5.0  # seconds between lines where there is no terminal
@@ -20,6 +23,7 @@ class Log:
         self._live = first and sys.stderr.isatty() and "NO_COLOR" not in os.environ
         self._last = 0.0
         self._board: Any = None
+        self._there: set[tuple[int, bool]] = set()  # rows of the step that a run goes on from
         if first and c.tensorboard:
             self._board = _tensorboard(out)
 
@@ -29,12 +33,14 @@ class Log:
             return []
         rows = read_rows(self.path)
         kept = [row for row in rows if row["step"] <= step]
-        if len(kept) != len(rows) or self.path.read_bytes()[-1:] != b"\n":
-            self.path.write_text("".join(json.dumps(row) + "\n" for row in kept), "utf-8")
+        if len(kept) != len(rows) or self.path.read_bytes()[-1:] not in (b"\n", b""):
+            write_text(self.path, "".join(json.dumps(row) + "\n" for row in kept))
+        self._there = {_kind(row) for row in kept if row["step"] == step}
         return kept
 
     def row(self, **values: Any) -> None:
-        if not self.first:
+        """Adds a row, unless the run had written it before it was stopped."""
+        if not self.first or _kind(values) in self._there:
             return
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(values) + "\n")
@@ -61,9 +67,16 @@ class Log:
             self._board.close()
 
 
+def _kind(row: Mapping[str, Any]) -> tuple[int, bool]:
+    """Which row of a run this is: its step, and whether it is of training or of validation."""
+    return row["step"], "loss" in row
+
+
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl; a last line that a kill cut short is left out."""
+    """The rows of a metrics.jsonl, none where there is none; a last line that a kill cut short is left out."""
     rows = []
+    if not path.is_file():
+        return []
     for line in path.read_text("utf-8").splitlines():
         try:
             rows.append(json.loads(line))
@@ -73,8 +86,6 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _tensorboard(out: Path) -> Any:
-    from malmoi.errors import MalmoiError
-
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:

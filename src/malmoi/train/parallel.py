@@ -32,6 +32,12 @@ class Group:
             dist.all_reduce(values)
         return values
 
+    def most(self, values: Tensor) -> Tensor:
+        """The greatest over all processes, everywhere."""
+        if self.world > 1:
+            dist.all_reduce(values, dist.ReduceOp.MAX)
+        return values
+
     def barrier(self) -> None:
         if self.world > 1:
             dist.barrier()
@@ -51,17 +57,29 @@ class Group:
 
 def join(device: torch.device | str | None = None) -> Group:
     """The group this process was started in: alone, or one of `torchrun`'s."""
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    cuda = torch.cuda.is_available() and str(device or "cuda").startswith("cuda")
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    where = torch.device("cuda", local) if cuda else torch.device(device or "cpu")
+    world, local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
+    where = _device(device)
+    cuda = where.type == "cuda"
     if cuda:
+        where = torch.device("cuda", local if where.index is None or world > 1 else where.index)
         torch.cuda.set_device(where)
     if world == 1:
         return Group(device=where)
     if not dist.is_initialized():
-        dist.init_process_group("nccl" if cuda else "gloo")
+        dist.init_process_group("nccl" if cuda else "gloo", device_id=where if cuda else None)
     return Group(dist.get_rank(), dist.get_world_size(), where)
+
+
+def _device(name: torch.device | str | None) -> torch.device:
+    """The device asked for, if it is there; the GPU where none is named and there is one."""
+    there = torch.cuda.is_available()
+    try:
+        device = torch.device(name or ("cuda" if there else "cpu"))
+    except RuntimeError as error:
+        raise UsageError(f"There is no device {str(name)!r}: give cpu, cuda, or cuda:1 and so on.") from error
+    if device.type == "cuda" and not (there and (device.index or 0) < torch.cuda.device_count()):
+        raise UsageError(f"There is no GPU {str(name)!r} on this machine that torch can use: leave the device out.")
+    return device
 
 
 def spread(judge: nn.Module, blocks: nn.ModuleList, group: Group, mode: str) -> nn.Module:
@@ -73,9 +91,12 @@ def spread(judge: nn.Module, blocks: nn.ModuleList, group: Group, mode: str) -> 
         return nn.parallel.DistributedDataParallel(judge, device_ids=ids)
     if mode != "fsdp":
         raise UsageError(f"train.parallel must be ddp or fsdp, not {mode!r}.")
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
+    mesh = init_device_mesh(group.device.type, (group.world,))
     for block in blocks:
-        fully_shard(block)
-    fully_shard(judge)
+        fully_shard(block, mesh=mesh)
+    fully_shard(judge, mesh=mesh)
+    register_fsdp_forward_method(judge, "measure")  # validation gathers the weights too
     return judge

@@ -22,7 +22,7 @@ class DataConfig(Config):
     shares: tuple[float, ...] = ()  # of the budget for each phase (BERT: 0.9 at 128, 0.1 at 512)
     weights: tuple[float, ...] = ()  # of each source in the mixture; none: by size
     valid: float = 0.01  # share of the documents kept for validation
-    documents: Literal["auto", "blank", "line", "file"] = "auto"  # what separates documents in plain text
+    documents: Literal["auto", "blank", "blanks", "line", "file"] = "auto"  # what separates documents in plain text
     text: str = "text"  # the column or key that holds the text
     sentences: Literal["rules", "kiwi"] = "rules"
     document_mask: bool = False  # packed documents do not see one another
@@ -101,7 +101,13 @@ class Recipe(Config):
         )
         budgets = [n for n in ("steps", "tokens", "minutes") if getattr(self.train, n)]
         _require(len(budgets) <= 1, f"give one budget, not {' and '.join(budgets)}.")
-        _require(self.train.batch > 0, "train.batch must be positive.")
+        _require(bool(budgets), "give a budget: train.minutes, train.tokens or train.steps.")
+        for name in (*budgets, "batch", "lr", "save_every", "log_every", "keep"):
+            _require(getattr(self.train, name) > 0, f"train.{name} must be positive, not {getattr(self.train, name)}.")
+        _require(
+            self.objective != "lm" or all("causal" in pattern for pattern in self.model.attention),
+            f"a model whose tokens see what follows cannot learn to predict it (attention {self.model.attention}).",
+        )
         return self
 
 

@@ -1,14 +1,17 @@
 """What only training needs, kept so that a run can be killed at any moment: train_state/step-N/.
 
-Every process writes the rows of the weights and of the optimizer that it holds, as plain safetensors; `state.json`
-says what is where, with a checksum of each file. Any number of processes can read it back. Nothing is unpickled.
+Every process writes the rows of the weights and of the optimizer that only it holds, as plain safetensors;
+`state.json` has a checksum of each file. Any number of processes can read it back. Nothing is unpickled.
 """
 
+import errno
 import json
+import math
 import os
 import shutil
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,10 @@ from malmoi.errors import MalmoiError
 from malmoi.train.parallel import Group
 
 FORMAT = 1
+
+
+class Damaged(MalmoiError):
+    """A state that is not as it was written."""
 
 
 @dataclass
@@ -49,32 +56,60 @@ def tensors_of(network: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) 
     return tensors
 
 
+def sound(network: nn.Module, group: Group) -> bool:
+    """Whether every weight is a finite number, on every process."""
+    norms = torch.stack(list(torch._foreach_norm([_local(p.data) for p in network.parameters()])))
+    return not group.most((~norms.isfinite()).any().int()).item()
+
+
 def save_state(root: Path, position: Position, tensors: Mapping[str, Tensor], group: Group) -> Path:
     """Writes train_state/step-N beside, flushes it to the disk and renames it: it is whole or it is not there."""
     final, beside = root / f"step-{position.step}", root / f".step-{position.step}.tmp"
-    if group.first:
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
-    group.barrier()
-    file = beside / f"rank-{group.rank:05}.safetensors"
-    local = {name: _local(t).detach().cpu().contiguous() for name, t in tensors.items()}
-    save_file(local, file, {"rows": json.dumps({name: _first_row(t) for name, t in tensors.items()})})
-    _fsync(file)
-    group.barrier()
-    if group.first:
-        _publish(beside, final, position, {name: list(t.shape) for name, t in tensors.items()})
+    with _disk_errors(root, beside):
+        if group.first:
+            shutil.rmtree(beside, ignore_errors=True)
+            beside.mkdir(parents=True)
+        group.barrier()
+        file = beside / f"rank-{group.rank:05}.safetensors"
+        own = {name: t for name, t in tensors.items() if group.first or _is_cut(t)}
+        local = {name: _local(t).detach().cpu().contiguous() for name, t in own.items()}
+        save_file(local, file, {"rows": json.dumps({name: _first_row(t) for name, t in own.items()})})
+        _fsync(file)
+        group.barrier()
+        if group.first:
+            _publish(beside, final, position, {name: list(t.shape) for name, t in tensors.items()})
     group.barrier()
     return final
 
 
+@contextmanager
+def _disk_errors(root: Path, beside: Path) -> Iterator[None]:
+    """Turns what a disk refuses into a sentence, and gives back what a half-written state took."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(beside, ignore_errors=True)
+        full = getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error)
+        what = "the disk is full" if full else getattr(error, "strerror", None) or str(error)
+        raise MalmoiError(
+            f"The state of training could not be written to {root}: {what}. The states before it are whole: "
+            "make room and give the same command again."
+        ) from error
+
+
 def _publish(beside: Path, final: Path, position: Position, shapes: Mapping[str, list[int]]) -> None:
+    """Puts a written state in its place; one of the same step stays until the new one is there."""
     files = {path.name: _checksum(path) for path in sorted(beside.glob("rank-*.safetensors"))}
     state = {"format": FORMAT, "position": asdict(position), "shapes": shapes, "files": files}
     (beside / "state.json").write_text(json.dumps(state), "utf-8")
     _fsync(beside / "state.json")
-    shutil.rmtree(final, ignore_errors=True)
+    old = final.with_name(f".{final.name}.old")
+    if final.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        final.rename(old)
     beside.rename(final)
     _fsync(final.parent)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def load_state(folder: Path, network: nn.Module, optimizers: list[torch.optim.Optimizer]) -> Position:
@@ -124,37 +159,59 @@ def _gather(name: str, like: Tensor, files: list[Any], rows: list[dict[str, int]
     """This process's rows of a tensor, out of whichever files hold them."""
     local, first = _local(like), _first_row(like)
     if not local.dim():
-        return files[0].get_tensor(name)
+        return torch.as_tensor(files[0].get_tensor(name))
     pieces = []
     for file, starts in zip(files, rows, strict=True):
+        if name not in starts:
+            continue
         part, start = file.get_slice(name), starts[name]
         a, b = max(first, start), min(first + len(local), start + part.get_shape()[0])
         if a < b:
             pieces.append((a, part[a - start : b - start]))
-    found: dict[int, Tensor] = dict(sorted(pieces, key=lambda piece: piece[0]))
-    whole = torch.cat(list(found.values())) if found else local[:0]
-    return whole[: len(local)]  # replicated tensors are in every file
+    found = [piece for _, piece in sorted(pieces, key=lambda piece: piece[0])]
+    return torch.cat(found) if found else local[:0]
 
 
-def latest(root: Path, note: Any) -> Path | None:
-    """The newest state that is whole; a damaged one is named and passed over, never deleted."""
+def latest(root: Path, note: Callable[[str], None], group: Group) -> Path | None:
+    """The newest state that is whole, the same for all processes; a damaged one is named and put aside, not deleted."""
+    number = group.agree(_newest(root, note) if group.first else 0)
+    return None if number < 0 else root / f"step-{number}"
+
+
+def _newest(root: Path, note: Callable[[str], None]) -> int:
+    for old in root.glob(".step-*.old"):  # killed between two renames: the old one is still the state of that step
+        if not (place := root / old.name[1:].removesuffix(".old")).exists():
+            old.rename(place)
     for folder in sorted(_states(root), key=_number, reverse=True):
         try:
             _read(folder, verify=True)
-            return folder
-        except MalmoiError as error:
-            note(f"{error} The state before it is used.")
-    return None
+            return _number(folder)
+        except Damaged as error:
+            aside = folder.with_name(f"damaged-{folder.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            folder.rename(aside)
+            note(f"{error} It is put aside as {aside.name}.")
+    return -1
 
 
-def prune(root: Path, keep: int, best: Path | None) -> None:
-    """Keeps the last few states and the best one."""
+def prune(root: Path, keep: int) -> None:
+    """Keeps the last few states, and the one that was best at its validation."""
     states = sorted(_states(root), key=_number)
-    for folder in states[:-keep] if keep else states:
-        if folder != best:
+    losses = {folder: _valid_loss(folder) for folder in states}
+    best = min(reversed(states), key=lambda folder: losses[folder], default=None)
+    for folder in states[:-keep]:
+        if folder != best or losses[folder] == math.inf:
             shutil.rmtree(folder, ignore_errors=True)
-    for leftover in root.glob(".step-*.tmp"):
+    for leftover in (*root.glob(".step-*.tmp"), *root.glob(".step-*.old")):
         shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _valid_loss(folder: Path) -> float:
+    try:
+        loss = _read(folder)["position"]["valid_loss"]
+    except Damaged:
+        return math.inf
+    return math.inf if loss is None else float(loss)
 
 
 def _states(root: Path) -> list[Path]:
@@ -170,12 +227,12 @@ def _read(folder: Path, *, verify: bool = False) -> dict[str, Any]:
         state: dict[str, Any] = json.loads((folder / "state.json").read_text("utf-8"))
         fits = state["format"] == FORMAT
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise MalmoiError(f"{folder} is damaged: its state.json does not read.") from error
+        raise Damaged(f"{folder} is damaged: its state.json does not read.") from error
     if not fits:
         raise MalmoiError(f"{folder} was written by another version (format {state['format']!r}, not {FORMAT}).")
     for name, checksum in state["files"].items() if verify else ():
         if not (folder / name).is_file() or _checksum(folder / name) != checksum:
-            raise MalmoiError(f"{folder} is damaged: {name} is not what was written.")
+            raise Damaged(f"{folder} is damaged: {name} is not what was written.")
     return state
 
 
@@ -183,16 +240,21 @@ def _open(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt").__enter__()
     except (SafetensorError, OSError) as error:
-        raise MalmoiError(f"{path} is damaged: {error}.") from error
+        raise Damaged(f"{path} is damaged: {error}.") from error
 
 
 def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def _first_row(tensor: Tensor) -> int:
+def _is_cut(tensor: Any) -> bool:
+    """Whether every process holds other rows of this tensor."""
+    return hasattr(tensor, "device_mesh") and bool(tensor.placements[0].is_shard())
+
+
+def _first_row(tensor: Any) -> int:
     """The first of this process's rows: FSDP2 cuts the rows like torch.chunk."""
-    if not hasattr(tensor, "device_mesh") or not tensor.placements[0].is_shard():  # type: ignore[attr-defined]
+    if not _is_cut(tensor):
         return 0
     size = -(-tensor.shape[0] // tensor.device_mesh.size())
     return min(tensor.shape[0], size * tensor.device_mesh.get_local_rank())

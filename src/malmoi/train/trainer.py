@@ -16,12 +16,12 @@ from malmoi.objectives import count_labels, objective
 from malmoi.train.device import Machine, ceiling, choose, compile_for, first_micro, flops_per_token
 from malmoi.train.feed import Feed, Micro, Tensors, batch_sizes
 from malmoi.train.judge import Judge, summarise
-from malmoi.train.log import Log, bar, clock
+from malmoi.train.log import Log, bar, clock, read_rows
 from malmoi.train.optim import make_optimizers, set_rate
 from malmoi.train.parallel import Group, spread
 from malmoi.train.recipe import Recipe
 from malmoi.train.schedule import rate
-from malmoi.train.state import Position, latest, load_state, prune, save_state, tensors_of
+from malmoi.train.state import Position, latest, load_state, prune, save_state, sound, tensors_of
 from malmoi.train.stop import Stopped, StopSignals
 
 ROLLBACKS = 3  # after so many spikes the run stops
@@ -78,12 +78,12 @@ class Trainer:
         self.call = spread(self.judge, network.trunk.blocks, group, self.config.parallel)
         self.optimizers = make_optimizers(network, self.config)
         self.position = Position(positions=[0] * len(feeds))
-        self.best: tuple[float, Path] | None = None
         self.log = Log(out, self.config, first=group.first)
         self.micro = self.config.micro or first_micro(
             network.config, max(f.length for f in feeds), max(1, self.config.batch // group.world), group.device
         )
         self._pending: list[dict[str, Tensor]] = []
+        self._mark = (0, 0.0)  # tokens and time at the last row: the speed is told by them
         self._weights = parameters(network)
 
     @property
@@ -183,31 +183,37 @@ class Trainer:
     def _watch(self, phase: int) -> None:
         """After a step: look at the loss, write a row, validate, save, stop; as often as each is due."""
         c, p = self.config, self.position
-        due = p.step % c.log_every == 0 or self.group.device.type == "cpu"
-        self._agree()
+        asked = self._agree()
+        done = self.budget.progress(p) >= 1
+        saving = done or asked or self._save_is_due()
+        due = saving or p.step % c.log_every == 0 or self.group.device.type == "cpu"
         if due and not self._look(phase):
             return
-        done = self.budget.progress(p) >= 1
+        if saving and not sound(self.network, self.group):  # the loss of this step came before its update
+            self._roll_back(math.nan, phase)
+            return
         if c.valid_every and p.step % c.valid_every == 0 and not done:
             self._validate()
-        since = time.monotonic() - self._saved_at
-        late = self.group.agree(int(since > MOST_SECONDS)) if p.step % c.log_every == 0 else 0
-        if (p.step % c.save_every == 0 or late) and not done:
+        if saving and not done:
             self.save()
-        if self._stop.number:
-            self.save()
+        if asked and not done:
             self.log.say(f"Stopped at step {p.step:,} and saved; the same command goes on from here.")
             self.log.close()
-            raise Stopped(self._stop.number)
+            raise Stopped(asked)
 
-    def _agree(self) -> None:
-        """One clock and one stop flag for all processes."""
-        seconds = time.monotonic() - self._began
+    def _save_is_due(self) -> bool:
+        c, p = self.config, self.position
+        late = time.monotonic() - self._saved_at > MOST_SECONDS
+        return p.step % c.save_every == 0 or (p.step % c.log_every == 0 and bool(self.group.agree(int(late))))
+
+    def _agree(self) -> int:
+        """One clock for all processes, and the signal that asked any of them to stop, or 0."""
+        seconds, number = time.monotonic() - self._began, self._stop.number
         if self.group.world > 1:
-            told = torch.tensor([seconds if self.group.first else 0.0, self._stop.number], device=self.group.device)
-            seconds, number = self.group.sum(told.double()).tolist()
-            self._stop.number = min(15, int(number))
+            told = torch.tensor([seconds if self.group.first else 0.0, number], device=self.group.device)
+            seconds, number = self.group.most(told.double()).tolist()
         self.position.seconds = seconds
+        return int(number)
 
     def _look(self, phase: int) -> bool:
         """Reads the losses since the last look; False where a spike took the run back."""
@@ -245,6 +251,7 @@ class Trainer:
             )
         step = self.position.step
         self._restore()
+        self.log.resume(self.position.step)
         self.position.positions[phase], self.position.rollbacks = used, rollbacks
         self.position.seconds = seconds
         self.log.say(
@@ -254,7 +261,7 @@ class Trainer:
     def _row(self, losses: Mapping[str, float], phase: int) -> None:
         p, progress = self.position, self.budget.progress(self.position)
         now = time.monotonic()
-        before_tokens, before = getattr(self, "_mark", (p.tokens, now))
+        before_tokens, before = self._mark
         speed = (p.tokens - before_tokens) / (now - before) if now > before else 0.0
         self._mark = (p.tokens, now)
         learning = self.config.lr * rate(p.step, progress, self.config)
@@ -310,28 +317,31 @@ class Trainer:
     def save(self) -> None:
         """The state of training, then the checkpoint a user opens; old states go, the best stays."""
         self.position.seconds = time.monotonic() - self._began if self.group.world == 1 else self.position.seconds
-        folder = save_state(self.state_root, self.position, tensors_of(self.network, self.optimizers), self.group)
-        loss = self.position.valid_loss
-        if loss is not None and (self.best is None or loss <= self.best[0]):
-            self.best = (loss, folder)
+        save_state(self.state_root, self.position, tensors_of(self.network, self.optimizers), self.group)
+        self.position.valid_loss = None  # it was of this state only
         if self.group.first:
-            prune(self.state_root, self.config.keep, self.best[1] if self.best else None)
+            prune(self.state_root, self.config.keep)
         self._save_folder()
+        self.group.barrier()  # a process that leaves early would take the one that writes with it
         self._saved_at = time.monotonic()
 
     def _resume(self) -> None:
         """Goes on from the newest whole state in the folder, or starts from drawn weights."""
         self._restore()
+        rows = read_rows(self.log.path)
         self.log.resume(self.position.step)
         if self.position.step:
             self.log.say(f"Going on from step {self.position.step:,}.")
+        elif rows:
+            self.log.say(f"There is no whole state in {self.state_root}: the run starts anew.")
 
     def _restore(self) -> None:
-        folder = latest(self.state_root, self.log.say)
+        folder = latest(self.state_root, self.log.say, self.group)
         self._pending = []
         if folder is None:  # from now on there is always a state to go back to
             folder = save_state(self.state_root, self.position, tensors_of(self.network, self.optimizers), self.group)
         self.position = load_state(folder, self.network, self.optimizers)
+        self._mark = (self.position.tokens, time.monotonic())
         self.network.train()
 
 

@@ -1,0 +1,267 @@
+"""Everything a trainer needs, made ready in the run's folder: vocabulary, token stores, network, recipe.json."""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from malmoi.checkpoint import Checkpoint, read
+from malmoi.checkpoint.atomic import write_text
+from malmoi.corpus.formats import RULES
+from malmoi.corpus.read import Reader
+from malmoi.corpus.read import read as read_sources
+from malmoi.corpus.sentences import splitter
+from malmoi.data import Progress, Store, Stores, build
+from malmoi.errors import MalmoiError, UsageError
+from malmoi.model import Network, initialise, parameters
+from malmoi.model.heads import POOLED
+from malmoi.objectives import objective
+from malmoi.tokenizer import Tokenizer
+from malmoi.tokenizer import train as train_tokenizer
+from malmoi.train.feed import Feed
+from malmoi.train.parallel import Group
+from malmoi.train.recipe import Recipe
+from malmoi.train.run import Run
+from malmoi.train.samples import make_feeds, prompt_of
+from malmoi.train.trainer import Budget
+
+FEW = 3  # files that are described one by one
+TOKENIZER_TEXT = 200_000_000  # characters a vocabulary is learnt from
+FREE = {"steps", "tokens", "minutes", "save_every", "keep", "valid_every", "valid_batches", "log_every", "sample_every"}
+FREE |= {"prompt", "micro", "compile", "parallel", "tensorboard"}  # train settings that may change between resumes
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a run's text, vocabulary and first weights come from."""
+
+    sources: tuple[str, ...]
+    tokenizer: Path | None = None
+    start: str | Path | None = None
+
+
+def prepare(recipe: Recipe, origin: Origin, out: Path, group: Group) -> Run:
+    """The run, up to its first step. The first process writes; the others read what it wrote."""
+    _check_parallel(recipe, group)
+    readers: list[Reader] = []
+    if group.first:
+        _check_folder(out)
+        readers = _readers(recipe, list(origin.sources))
+        _vocabulary(recipe, readers, out, origin)
+    group.barrier()
+    words = Tokenizer.load(out)
+    recipe = recipe if origin.start else replace(recipe, model=replace(recipe.model, vocab=words.vocab_size))
+    checkpoint = _begin(recipe, words, origin)
+    recipe = replace(recipe, model=checkpoint.network.config).check()
+    if group.first:
+        _remember(recipe, out)
+        _encode(recipe, readers, words, out)
+    group.barrier()
+    stores = [Stores(Store.open(w / "train"), Store.open(w / "valid"), "reused") for w in _places(recipe, out)]
+    feeds, valid = make_feeds(recipe, stores, words, packed=group.device.type == "cuda")
+    if group.first:
+        _describe(recipe, stores, feeds, checkpoint.network)
+    return Run(recipe, checkpoint, feeds, valid, out, group, prompt_of(recipe, stores, words))
+
+
+def _check_parallel(recipe: Recipe, group: Group) -> None:
+    c = recipe.train
+    if group.world > 1 and c.parallel == "fsdp" and c.optimizer == "muon":
+        raise UsageError(
+            "Muon needs whole matrices, which train.parallel=fsdp cuts: use ddp, or train.optimizer=adamw."
+        )
+    if c.batch % group.world:
+        raise UsageError(f"train.batch={c.batch} does not divide over {group.world} processes: give a multiple of it.")
+
+
+def _check_folder(out: Path) -> None:
+    """A folder with a model that no run of ours made is somebody's: it is not written over."""
+    if not (out / "recipe.json").is_file() and any(out.glob("*.safetensors")):
+        raise UsageError(f"{out} holds a model that was not pre-trained here: name another folder.")
+    out.mkdir(parents=True, exist_ok=True)
+    for leftover in out.glob(".*.tmp"):  # of a run that was killed while it wrote
+        leftover.unlink(missing_ok=True)
+
+
+def _readers(recipe: Recipe, sources: list[str]) -> list[Reader]:
+    """One reader for all sources, or one for each where they are mixed by weight."""
+    weights, kinds = recipe.data.weights, dict(documents=recipe.data.documents, text=recipe.data.text)
+    if not weights:
+        return [read_sources(sources, **kinds)]
+    if len(weights) != len(sources):
+        raise UsageError(f"data.weights has {len(weights)} numbers for {len(sources)} sources; give one for each.")
+    return [read_sources([source], **kinds) for source in sources]
+
+
+# ------------------------------------------------------------------ vocabulary
+
+
+def _vocabulary(recipe: Recipe, readers: list[Reader], out: Path, origin: Origin) -> None:
+    """The run's own tokenizer: the one already there, a given one, the start's, or one learnt from the text."""
+    given = origin.tokenizer or origin.start
+    wanted = Tokenizer.load(given) if given else None
+    if (out / "tokenizer.json").is_file():
+        _check_same(Tokenizer.load(out), wanted, recipe, out)
+    elif wanted is not None:
+        wanted.save(out)
+    else:
+        _learn(recipe, readers).save(out)
+
+
+def _check_same(there: Tokenizer, wanted: Tokenizer | None, recipe: Recipe, out: Path) -> None:
+    if wanted is not None and wanted.fingerprint() != there.fingerprint():
+        raise UsageError(f"{out} was begun with another tokenizer: leave --tokenizer out, or name another folder.")
+    if not (out / "recipe.json").is_file() and wanted is None and there.kind != recipe.tokenizer.kind:
+        raise UsageError(
+            f"{out} holds a {there.kind} tokenizer and this recipe learns a {recipe.tokenizer.kind} one: "
+            "name another folder, or use it with --tokenizer."
+        )
+
+
+def _learn(recipe: Recipe, readers: list[Reader]) -> Tokenizer:
+    c = recipe.tokenizer
+    print(f"Learning a {c.kind} vocabulary of up to {c.vocab:,} from the text…", file=sys.stderr)
+    texts = (document.text for reader in readers for document in reader)
+    return train_tokenizer(_until(texts, TOKENIZER_TEXT), kind=c.kind, vocab=c.vocab, lowercase=c.lowercase)
+
+
+def _until(texts: Iterable[str], limit: int) -> Iterator[str]:
+    for text in texts:
+        if limit <= 0:
+            return
+        limit -= len(text)
+        yield text
+
+
+# ------------------------------------------------------------------ network
+
+
+def _begin(recipe: Recipe, words: Tokenizer, origin: Origin) -> Checkpoint:
+    """New weights by the recipe's rule, or the ones of a model to go on from."""
+    heads = objective(recipe.objective).heads
+    if origin.start is None:
+        network = Network(recipe.model, dict.fromkeys(heads, 0))
+        return Checkpoint(initialise(network, recipe.train.seed), words)
+    checkpoint = read(origin.start)
+    _check_start(checkpoint, words, origin, heads, recipe.objective)
+    _freeze_others(checkpoint.network, heads)
+    return Checkpoint(checkpoint.network, words)
+
+
+def _check_start(
+    checkpoint: Checkpoint, words: Tokenizer, origin: Origin, heads: Sequence[str], objective_name: str
+) -> None:
+    for head in heads:
+        if head not in checkpoint.network.heads:
+            raise UsageError(f"{origin.start} has no {head} head, which the objective {objective_name} trains.")
+    vocab, own = checkpoint.network.config.vocab, checkpoint.tokenizer
+    if words.vocab_size > vocab:
+        raise UsageError(f"The tokenizer has {words.vocab_size:,} tokens, {origin.start} only {vocab:,}.")
+    if own is not None and own.fingerprint() != words.fingerprint():
+        raise UsageError(f"{origin.start} was trained with another tokenizer, its own: leave --tokenizer out.")
+
+
+def _freeze_others(network: Network, heads: Sequence[str]) -> None:
+    """Heads that this objective does not train stay as they are."""
+    others: list[Any] = [head for name, head in network.heads.items() if name not in heads]
+    if network.pooler is not None and not POOLED & set(heads):
+        others.append(network.pooler)
+    trained = {id(p) for part in (network.trunk, *(network.heads[h] for h in heads)) for p in part.parameters()}
+    for parameter in (p for part in others for p in part.parameters() if id(p) not in trained):
+        parameter.requires_grad_(False)
+
+
+# ------------------------------------------------------------------ recipe.json
+
+
+def _remember(recipe: Recipe, out: Path) -> None:
+    """Writes recipe.json; a folder made by another recipe is refused, with what differs."""
+    path = out / "recipe.json"
+    if path.is_file():
+        changed = _differences(read_recipe(path).to_dict(), recipe.to_dict())
+        if changed:
+            raise UsageError(
+                f"{out} holds a run with other settings ({', '.join(changed[:4])}); "
+                "give those again to go on with it, or name another folder."
+            )
+    write_text(path, recipe.to_json())
+
+
+def read_recipe(path: Path) -> Recipe:
+    """A recipe from its file."""
+    try:
+        return Recipe.from_json(path.read_text("utf-8"))
+    except (OSError, ValueError, AttributeError, UsageError) as error:
+        raise MalmoiError(f"{path} does not read as a recipe: {error}") from error
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    found = []
+    for key, value in new.items():
+        if isinstance(value, dict):
+            found += _differences(old.get(key, {}), value, f"{prefix}{key}.")
+        elif old.get(key) != value and not (prefix == "train." and key in FREE) and key not in ("about", "name"):
+            found.append(f"{prefix}{key} was {json.dumps(old.get(key), ensure_ascii=False)}")
+    return found
+
+
+# ------------------------------------------------------------------ token stores
+
+
+def _places(recipe: Recipe, out: Path) -> list[Path]:
+    """The folder of each store: one for all sources, or one for each where they are mixed by weight."""
+    count = len(recipe.data.weights)
+    return [out / "data" / str(i) for i in range(count)] if count > 1 else [out / "data"]
+
+
+def _encode(recipe: Recipe, readers: list[Reader], words: Tokenizer, out: Path) -> None:
+    """Encodes every source; what is already encoded is reused."""
+    pairs = recipe.objective != "lm"
+    sentences, end = (splitter(recipe.data.sentences), None) if pairs else (None, words.specials.eos)
+    for reader, where in zip(readers, _places(recipe, out), strict=True):
+        done = build(
+            reader, words, where, sentences=sentences, valid=recipe.data.valid, seed=0, end=end, progress=_encoding
+        )
+        if done.how.startswith("rebuilt"):
+            print(f"The token store in {where} was {done.how}; training goes on with the new one.", file=sys.stderr)
+        for sentence in _about(reader):
+            print(sentence, file=sys.stderr)
+
+
+def _about(reader: Reader) -> list[str]:
+    """What there is to say of the text that was read: how documents were told apart, what was left out."""
+    if len(reader.rules) <= FEW:
+        return reader.describe()
+    counts = Counter(reader.rules.values())
+    bad = sum(problem.count for problem in reader.problems.values())
+    said = [f"{count:,} files: {RULES[rule]}." for rule, count in counts.items()]
+    first = next((problem.first[0] for problem in reader.problems.values()), "")
+    return [*said, f"{bad:,} bad lines left out, first {first}."] if bad else said
+
+
+def _encoding(progress: Progress) -> None:
+    speed = progress.bytes / 1e6 / max(progress.seconds, 1e-9)
+    print(f"Encoded {progress.bytes / 1e6:,.1f} MB: {progress.tokens:,} tokens, {speed:.1f} MB/s", file=sys.stderr)
+
+
+def _describe(recipe: Recipe, stores: list[Stores], feeds: list[Feed], network: Network) -> None:
+    tokens = sum(len(s.train.tokens) for s in stores)
+    budget = Budget.of(recipe)
+    size = f"{parameters(network) / 1e6:.1f}M weights, {tokens:,} training tokens"
+    steps = f"{budget.steps:,} steps" if budget.steps else f"{recipe.train.minutes:g} minutes"
+    lengths = " then ".join(str(length) for length, _ in recipe.phases)
+    print(f"{recipe.name}: {size}, {steps} of {recipe.train.batch} × {lengths} tokens", file=sys.stderr)
+    if budget.steps and len(stores) > 1:
+        weights = recipe.data.weights
+        samples = budget.steps * recipe.train.batch
+        for i, (weight, epochs) in enumerate(zip(weights, _epochs(weights, feeds[0], stores, samples), strict=True)):
+            print(f"  source {i + 1}: weight {weight / sum(weights):.2f}, {epochs:.2f} epochs", file=sys.stderr)
+
+
+def _epochs(weights: Sequence[float], feed: Feed, stores: list[Stores], samples: int) -> list[float]:
+    """How often each source is gone through (the last column of GPT-3's table 2.2)."""
+    used = samples * feed.length
+    return [used * w / sum(weights) / max(1, len(s.train.tokens)) for w, s in zip(weights, stores, strict=True)]

@@ -1,0 +1,84 @@
+"""What a run is fed: the samples of its phases and of validation, made from its token stores."""
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from malmoi.data import BertBatches, LMBatches, Masking, Mixture, Pairs, Store, Stores, Windows
+from malmoi.errors import MalmoiError
+from malmoi.tokenizer import Tokenizer
+from malmoi.train.feed import Feed
+from malmoi.train.recipe import Recipe
+
+PROMPT = 3  # words of the text that the samples of a language model start with
+SENTENCE = range(5, 25)  # tokens of a sentence that is good for a gap
+
+
+def make_feeds(
+    recipe: Recipe, stores: list[Stores], words: Tokenizer, *, packed: bool
+) -> tuple[list[Feed], Feed | None]:
+    """The samples of every phase, and of validation at the last phase's length (none where the text is too short)."""
+    packed = recipe.data.packed if recipe.data.packed is not None else packed
+    train = [s.train for s in stores]
+    feeds = [_feed(recipe, train, words, length, packed) for length, _ in recipe.phases]
+    try:
+        valid = _feed(recipe, [s.valid for s in stores], words, recipe.phases[-1][0], False, train)
+    except MalmoiError:
+        print("The validation text is shorter than one sample: there will be no validation.", file=sys.stderr)
+        valid = None
+    return feeds, valid
+
+
+def _feed(
+    recipe: Recipe, stores: list[Store], words: Tokenizer, length: int, packed: bool, others: list[Store] | None = None
+) -> Feed:
+    seed, d = recipe.train.seed, recipe.data
+    parts = [_source(recipe, store, words, length, others[i] if others else None) for i, store in enumerate(stores)]
+    source = parts[0] if len(parts) == 1 else Mixture(parts, d.weights, seed)
+    if recipe.objective == "lm":
+        return Feed(lambda share: LMBatches(source, share), length, len(source))
+    masking = Masking.of(words, whole_word=d.whole_word, rate=d.mask_rate, mask=d.mask_token, random=d.mask_random)
+    pad = words.specials.pad or 0
+    return Feed(lambda share: BertBatches(source, share, masking, pad, seed, packed), length, len(source))
+
+
+def _source(recipe: Recipe, store: Store, words: Tokenizer, length: int, others: Store | None) -> Any:
+    seed, d = recipe.train.seed, recipe.data
+    if recipe.objective == "lm":
+        return Windows(store, length, seed, documents=d.document_mask)
+    following: Any = {"mlm+nsp": "nsp", "mlm+sop": "sop"}.get(recipe.objective)
+    return Pairs(store, length, seed, specials=words.specials, next=following, short=d.short, others=others)
+
+
+# ------------------------------------------------------------------ what the model is asked on the way
+
+
+def prompt_of(recipe: Recipe, stores: list[Stores], words: Tokenizer) -> str:
+    """What the samples of this run continue or fill: the recipe's prompt, or a piece of its own text."""
+    if recipe.train.prompt:
+        return recipe.train.prompt
+    store = next((s for one in stores for s in (one.valid, one.train) if len(s.tokens)), None)
+    if store is None:
+        return ""
+    return _beginning(store, words) if recipe.objective == "lm" else _gap(store, words)
+
+
+def _beginning(store: Store, words: Tokenizer) -> str:
+    text = words.decode(store.tokens[:60].tolist()).lstrip()
+    return " ".join(text.split(maxsplit=PROMPT)[:PROMPT])
+
+
+def _gap(store: Store, words: Tokenizer) -> str:
+    """The first sentence of a fair length, with [MASK] for a word in its middle."""
+    starts = store.sentences if store.sentences is not None else store.documents
+    lengths = np.diff(starts[:1000])
+    fair = np.flatnonzero((lengths >= SENTENCE.start) & (lengths < SENTENCE.stop))
+    if not len(fair) or words.specials.mask is None:
+        return ""
+    ids = store.tokens[starts[fair[0]] : starts[fair[0] + 1]].tolist()
+    whole = [not words.token(i).startswith("##") for i in [*ids, ids[0]]]
+    places = [i for i in range(len(ids) // 2, len(ids)) if whole[i] and whole[i + 1] and words.token(ids[i]).isalpha()]
+    middle = places[0] if places else len(ids) // 2
+    parts = (words.decode(ids[:middle]), words.token(words.specials.mask), words.decode(ids[middle + 1 :]))
+    return " ".join(part for part in parts if part)
