@@ -85,6 +85,7 @@ class Specials:
     cls: int | None = 2
     sep: int | None = 3
     mask: int | None = 4
+    eos: int | None = None
 
 
 @dataclass(frozen=True)
@@ -311,6 +312,7 @@ def test_long_documents_encode_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_tokenizer_that_joins_words_is_left_alone() -> None:
     class Joining(Words):
         kind = "bpe"
+        specials = Specials(sep=None)
 
         def ids(self, texts: list[str]) -> list[list[int]]:
             return [[len(text)] for text in texts]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 ENTRIES = 1 << 19  # words remembered, about 100 MB; beyond that, or beyond so many characters, it starts anew
 CHARACTERS = 1 << 25
+JOINED = 200  # words in one text
 # A word begins where a letter or sign is followed by a plain space, and where a plain word is followed by the sign
 # that ends a phrase ("word" and "word," are then one entry). Other kinds of space do not part words for every
 # tokenizer (BERT's drop some as control characters), and \x1c-\x1f are a space only to Python.
@@ -63,18 +64,23 @@ class Coder(Protocol):
 
 def coder(tokenizer: Encoder) -> Coder:
     """By words where this tokenizer is known and seen to keep words apart, else text by text."""
-    if getattr(tokenizer, "kind", None) in _KINDS and keeps_words_apart(tokenizer):
-        return Words(tokenizer)
-    return Texts(tokenizer)
+    if getattr(tokenizer, "kind", None) not in _KINDS:
+        return Texts(tokenizer)
+    words = Words(tokenizer, _mark(tokenizer))
+    return words if _alike(words, Texts(tokenizer)) else Texts(tokenizer)
 
 
-def keeps_words_apart(tokenizer: Encoder) -> bool:
-    """Whether all meetings of letters, signs, scripts and spaces encode like their words alone."""
+def _alike(one: Coder, other: Coder) -> bool:
+    """Whether all meetings of letters, signs, scripts and spaces get the same ids both ways."""
     texts = ["".join(parts) for parts in product(_SIDES, _SPACES + _SIGNS, _SIDES)] + [*_SPACES, *_SIGNS]
-    words = [_WORD.findall(text) for text in texts]
-    alone = iter(tokenizer.ids(list(chain.from_iterable(words))))
-    joined = [[id for _ in parts for id in next(alone)] for parts in words]
-    return tokenizer.ids(texts) == joined
+    return all(np.array_equal(mine, yours) for mine, yours in zip(one.encode(texts), other.encode(texts), strict=True))
+
+
+def _mark(tokenizer: Any) -> tuple[str, int] | None:
+    """A special token to write between words, so that many are encoded in one text."""
+    specials = tokenizer.specials
+    id = specials.eos if specials.sep is None else specials.sep
+    return None if id is None else (tokenizer.token(id), id)
 
 
 def _flat(ids: Iterable[list[int]], lengths: Ints) -> Ints:
@@ -94,10 +100,10 @@ class Texts:
 
 
 class Words:
-    """The tokenizer with a memory of words."""
+    """The tokenizer with a memory of words; `mark` is a special token's text and id."""
 
-    def __init__(self, tokenizer: Encoder):
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Encoder, mark: tuple[str, int] | None = None):
+        self._tokenizer, self._mark = tokenizer, mark
         self._forget()
 
     def _forget(self) -> None:
@@ -123,9 +129,18 @@ class Words:
         new = list(words.difference(self._numbers))
         if not new:
             return
-        ids = self._tokenizer.ids(new)
-        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
-        self._ids = np.concatenate([self._ids, _flat(ids, lengths)])
+        ids, lengths = self._marked(new) or Texts(self._tokenizer).encode(new)
+        self._ids = np.concatenate([self._ids, ids])
         self._ends = np.concatenate([self._ends, self._ends[-1] + np.cumsum(lengths)])
         self._numbers.update(zip(new, range(len(self._numbers), len(self._numbers) + len(new)), strict=True))
         self._characters += sum(map(len, new))
+
+    def _marked(self, words: list[str]) -> tuple[Ints, Ints] | None:
+        """Many words in one text, each followed by the mark: half the cost of as many texts. None if one holds it."""
+        if self._mark is None or any(self._mark[0] in word for word in words):
+            return None
+        text, id = self._mark
+        joined = [text.join([*words[first : first + JOINED], ""]) for first in range(0, len(words), JOINED)]
+        ids, _ = Texts(self._tokenizer).encode(joined)
+        ends = np.flatnonzero(ids == id)
+        return (ids[ids != id], np.diff(ends, prepend=-1) - 1) if len(ends) == len(words) else None
