@@ -16,8 +16,9 @@ from malmoi.infer.embed import vectors
 from malmoi.infer.fast import lay_out, screen_for
 from malmoi.infer.fill import fills
 from malmoi.infer.generate import Speaker, Wish, continuations, write
-from malmoi.infer.predict import READERS, Text, predictions
+from malmoi.infer.predict import Reading
 from malmoi.infer.prompt import encode_prompt
+from malmoi.infer.readers import READERS, predictions
 from malmoi.infer.sample import Sampling
 from malmoi.infer.score import Score, scores, sliding_bits_per_byte, sliding_perplexity
 from malmoi.model import Network
@@ -28,6 +29,8 @@ ABILITIES = {
     "mlm": ("fill", "logits"),
     "classify": ("predict",),
     "tag": ("predict",),
+    "span": ("predict",),
+    "choice": ("predict",),
 }
 DTYPES = {
     "fp32": torch.float32,
@@ -193,16 +196,17 @@ class Model:
         segments = torch.tensor([encoding.segments], device=self._device) if self.config.segments else None
         return self.network(tokens, heads=(head,), segments=segments)[head][0].float().cpu().numpy()
 
-    def predict(self, texts: Text | Sequence[Text]) -> Any:
+    def predict(self, texts: Any) -> Any:
         """What the model was fine-tuned to say of a text, of a pair (a, b), or of a list of either.
 
         A classifier gives `Prediction(label, scores)`, a tagger a list of `Span(text, label, start, end, score)`.
+        A model that answers takes (question, context) and gives `Answer(text, start, end, score, candidates, null)`;
+        one that chooses takes (text, choices) and gives a `Prediction` of the likeliest choice.
         """
         head = next((name for name in READERS if name in self.network.heads), "classify")
         self._need(head, "predict")
         alone = isinstance(texts, str | tuple)
-        some: Sequence[Text] = [texts] if alone else list(texts)  # type: ignore[list-item]
-        found = predictions(self.network, self.tokenizer, self.labels, some)
+        found = predictions(Reading.of(self.checkpoint), [texts] if alone else list(texts))
         return found[0] if alone else found
 
     # ------------------------------------------------------------------ within

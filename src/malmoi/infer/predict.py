@@ -1,18 +1,22 @@
-"""What a fine-tuned model says of a text: a label, or a label for each word. N classes, T tokens."""
+"""What a fine-tuned model says of a text: a label, a choice, or a label for each word. N classes, T tokens."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from malmoi.checkpoint import Checkpoint
 from malmoi.errors import UsageError
 from malmoi.infer.batch import batches, inputs
 from malmoi.model import Network
 from malmoi.tokenizer import Encoding, Tokenizer
+from malmoi.tokenizer.pieces import Piece, word_pieces
 
 Text = str | tuple[str, str]
+Question = tuple[Any, ...]  # (text, choices) or (text, question, choices)
 OUTSIDE = "O"  # the label of a word that is part of nothing (CoNLL)
 
 
@@ -35,35 +39,97 @@ class Span:
     score: float
 
 
-def predictions(
-    network: Network, tokenizer: Tokenizer, labels: Sequence[str], texts: Sequence[Text]
-) -> list[Prediction] | list[list[Span]]:
-    """Reads the head that the model was fine-tuned with."""
-    head = next(name for name in READERS if name in network.heads)
-    return READERS[head](network, tokenizer, labels, texts)
+@dataclass(frozen=True)
+class Reading:
+    """A fine-tuned model as it reads texts."""
+
+    network: Network
+    tokenizer: Tokenizer
+    labels: tuple[str, ...] = ()
+    length: int = 0  # the most tokens; 0: the context
+    stride: int = 128  # by which windows over a long context move on
+    both: bool = False  # pairs are read in both orders (GPT-1 §3.3)
+    threshold: float = float("inf")  # "there is no answer" must beat the best by more than this
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> "Reading":
+        """As it was fine-tuned, where its folder says how."""
+        if checkpoint.tokenizer is None:
+            raise UsageError("This model's folder has no tokenizer; put its tokenizer.json beside the weights.")
+        told = {name: checkpoint.extra[name] for name in ("length", "stride", "both", "threshold")
+                if name in checkpoint.extra}  # fmt: skip
+        return cls(checkpoint.network, checkpoint.tokenizer, checkpoint.labels, **told)
+
+    @property
+    def longest(self) -> int:
+        return min(self.length or self.network.config.context, self.network.config.context)
 
 
-def classify(network: Network, tokenizer: Tokenizer, labels: Sequence[str], texts: Sequence[Text]) -> list[Prediction]:
+def classify(reading: Reading, texts: Sequence[Text]) -> list[Prediction]:
     """One label a text; long ones are cut as they were in fine-tuning: from the end of the longer of a pair."""
-    encodings = _encode(tokenizer, texts, network.config.context)
-    return [_prediction(scores, labels) for scores in _scores(network, encodings, "classify")]
+    return [_prediction(scores, reading.labels) for scores in class_scores(reading, texts)]
 
 
-def tag(network: Network, tokenizer: Tokenizer, labels: Sequence[str], texts: Sequence[Text]) -> list[list[Span]]:
+def class_scores(reading: Reading, texts: Sequence[Text]) -> Tensor:
+    """The scores of every class [texts, N]."""
+    vectors = pooled(reading, _encode(reading.tokenizer, texts, reading.longest))
+    if reading.both and texts and not isinstance(texts[0], str):
+        turned = [(pair[1], pair[0]) for pair in texts]
+        vectors = vectors + pooled(reading, _encode(reading.tokenizer, turned, reading.longest))
+    with torch.inference_mode():
+        scores: Tensor = reading.network.heads["classify"](vectors)
+    return scores.float().cpu()
+
+
+def choose(reading: Reading, questions: Sequence[Question]) -> list[Prediction]:
+    """The likeliest choice of each question (text, choices) or (text, question, choices), and every choice's chance."""
+    chances = [scores.softmax(-1).tolist() for scores in choice_scores(reading, questions)]
+    return [
+        Prediction(choices[max(range(len(choices)), key=some.__getitem__)], dict(zip(choices, some, strict=True)))
+        for (*_, choices), some in zip(questions, chances, strict=True)
+    ]
+
+
+def choice_scores(reading: Reading, questions: Sequence[Question]) -> list[Tensor]:
+    """One score for each choice of each question: every choice is read after its text, by itself."""
+    pairs = [(q[0], _asked(q[1] if len(q) == 3 else "", choice)) for q in questions for choice in q[-1]]
+    vectors = pooled(reading, _encode(reading.tokenizer, pairs, reading.longest))
+    with torch.inference_mode():
+        scores = reading.network.heads["choice"](vectors).float().cpu().squeeze(-1)
+    return list(scores.split([len(q[-1]) for q in questions]))
+
+
+def _asked(question: str, choice: str) -> str:
+    """A choice after its question, or in its gap."""
+    return question.replace("_", choice) if "_" in question else f"{question} {choice}".strip()
+
+
+def tag(reading: Reading, texts: Sequence[Text]) -> list[list[Span]]:
     """Labelled spans of each text."""
-    encodings = _encode(tokenizer, texts, None)
+    encodings = _encode(reading.tokenizer, texts, None)
     for encoding in encodings:
-        if len(encoding.tokens) > network.config.context:
+        if len(encoding.tokens) > reading.network.config.context:
             raise UsageError(
                 f"The text has {len(encoding.tokens)} tokens, more than this model's context of "
-                f"{network.config.context}; give it sentence by sentence."
+                f"{reading.network.config.context}; give it sentence by sentence."
             )
-    scores = _scores(network, encodings, "tag")
+    scores = token_scores(reading.network, encodings, "tag")
     tagged = zip(texts, encodings, scores, strict=True)
-    return [list(spans(text if isinstance(text, str) else text[0], e, s, labels)) for text, e, s in tagged]
+    return [list(spans(text if isinstance(text, str) else text[0], e, s, reading.labels)) for text, e, s in tagged]
 
 
-READERS: dict[str, Callable[..., list[Prediction] | list[list[Span]]]] = {"classify": classify, "tag": tag}
+def tag_words(reading: Reading, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
+    """A label for each word of sentences that are already cut into words; a word that leaves no token is outside."""
+    pieces = word_pieces(reading.tokenizer, sentences, reading.longest)
+    flat = [piece for some in pieces for piece in some]
+    scores = iter(token_scores(reading.network, [piece.encoding for piece in flat], "tag"))
+    return [[label for piece in some for label in _labels(piece, next(scores), reading.labels)] for some in pieces]
+
+
+def _labels(piece: Piece, scores: Tensor, labels: Sequence[str]) -> Iterator[str]:
+    best = scores.argmax(-1).tolist()
+    for place in piece.firsts:
+        yield OUTSIDE if place is None else name_of(labels, best[place])
 
 
 def _encode(tokenizer: Tokenizer, texts: Sequence[Text], longest: int | None) -> list[Encoding]:
@@ -77,14 +143,27 @@ def _encode(tokenizer: Tokenizer, texts: Sequence[Text], longest: int | None) ->
 
 
 @torch.inference_mode()
-def _scores(network: Network, texts: Sequence[Encoding], head: str) -> list[Tensor]:
-    """The head's scores of each text: [N], or [T, N] for a head that reads every token."""
+def pooled(reading: Reading, texts: Sequence[Encoding]) -> Tensor:
+    """One vector a text [N, D], through the pooler."""
+    network = reading.network
+    device = network.trunk.embed.token.weight.device
+    found = torch.empty(len(texts), network.config.width, device=device, dtype=network.trunk.embed.token.weight.dtype)
+    for group in batches([len(text.tokens) for text in texts]):
+        given = inputs([texts[i] for i in group], network.config, device)
+        vectors = network.pooler(network.trunk(**given), given["keep"])  # type: ignore[misc]
+        found[torch.tensor(group, device=device)] = vectors.to(found.dtype)
+    return found
+
+
+@torch.inference_mode()
+def token_scores(network: Network, texts: Sequence[Encoding], head: str) -> list[Tensor]:
+    """The scores of every token of each text [T, N]."""
     found: list[Tensor] = [torch.empty(0)] * len(texts)
     device = network.trunk.embed.token.weight.device
     for group in batches([len(text.tokens) for text in texts]):
         scores = network(**inputs([texts[i] for i in group], network.config, device), heads=(head,))[head]
         for i, row in zip(group, scores.float().cpu(), strict=True):
-            found[i] = row[: len(texts[i].tokens)] if row.dim() == 2 else row
+            found[i] = row[: len(texts[i].tokens)]
     return found
 
 

@@ -1,0 +1,85 @@
+"""Answers to questions about a text: the best spans over windows of a long context, and whether there is one."""
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from malmoi.errors import UsageError
+from malmoi.infer.predict import Reading, token_scores
+from malmoi.tokenizer import Encoding
+from malmoi.tokenizer.pieces import windows
+
+LONGEST = 30  # tokens of an answer (Devlin 2019's code)
+STARTS = 20  # starts and ends that are paired in a window
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A stretch of the context that may be the answer; `start` and `end` count its characters."""
+
+    text: str
+    start: int
+    end: int
+    score: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer, empty where the text holds none; the best candidates; how much likelier "none" is than the best."""
+
+    text: str
+    start: int
+    end: int
+    score: float
+    candidates: tuple[Candidate, ...]
+    null: float
+
+
+def answer(reading: Reading, questions: Sequence[tuple[str, str]], top: int = 5) -> list[Answer]:
+    """The answer to each (question, context): max of S·T_i + E·T_j, j ≥ i, over all windows (BERT §4.2).
+
+    There is none where s_null > s_best + threshold (BERT §4.3); a folder that never met such questions always answers.
+    """
+    for one in questions:
+        if isinstance(one, str) or len(one) != 2:
+            raise UsageError(f"A question needs its text: give pairs (question, context), not {one!r:.60}.")
+    length = reading.longest
+    cut = windows(reading.tokenizer, questions, length, min(reading.stride, length))
+    scores = iter(token_scores(reading.network, [window for some in cut for window in some], "span"))
+    last = reading.network.config.pool == "last"
+    return [
+        _answer(context, [(window, next(scores)) for window in some], reading.threshold, top, last)
+        for (_, context), some in zip(questions, cut, strict=True)
+    ]
+
+
+def _answer(context: str, read: Sequence[tuple[Encoding, Tensor]], threshold: float, top: int, last: bool) -> Answer:
+    found: dict[tuple[int, int], float] = {}
+    null = float("inf")
+    for window, scores in read:
+        null = min(null, float(scores[-1 if last else 0].sum()))
+        for start, end, score in _spans(window, scores):
+            found[start, end] = max(score, found.get((start, end), score))
+    best = heapq.nlargest(max(top, 1), found.items(), key=lambda item: item[1])
+    candidates = tuple(Candidate(context[a:b], a, b, score) for (a, b), score in best)
+    if not candidates:
+        return Answer("", 0, 0, null, (), float("inf"))
+    difference = null - candidates[0].score
+    if difference > threshold:
+        return Answer("", 0, 0, null, candidates[:top], difference)
+    one = candidates[0]
+    return Answer(one.text, one.start, one.end, one.score, candidates[:top], difference)
+
+
+def _spans(window: Encoding, scores: Tensor) -> Iterator[tuple[int, int, float]]:
+    """(first character, last, score) of the spans between the best starts and ends of a window."""
+    places = [i for i, s in enumerate(window.segments) if s == 1 and not window.specials[i]]
+    starts, ends = scores[:, 0].tolist(), scores[:, 1].tolist()
+    firsts = heapq.nlargest(STARTS, places, key=starts.__getitem__)
+    lasts = heapq.nlargest(STARTS, places, key=ends.__getitem__)
+    for i in firsts:
+        for j in lasts:
+            if i <= j < i + LONGEST:
+                yield window.offsets[i][0], window.offsets[j][1], starts[i] + ends[j]

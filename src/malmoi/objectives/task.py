@@ -1,0 +1,79 @@
+"""The objectives of fine-tuning: a label, a number, a tag for each word, an answer's span, a choice.
+
+B examples, R rows of the batch, K choices, T tokens, N classes.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from malmoi.objectives.base import IGNORE, Objective, Pass, Term
+
+
+def pooled(done: Pass) -> Tensor:
+    """One vector an example [B, D]; where it was read in both orders, their sum (GPT-1 §3.3)."""
+    vectors: Tensor = done.network.pooler(done.hidden, done.batch.get("keep"), done.batch.get("firsts"))  # type: ignore[misc]
+    places = done.batch.get("places")
+    return vectors if places is None else vectors[places].sum(1)
+
+
+def classify(weights: Sequence[float] | None = None) -> Objective:
+    """GPT-1 eq. 4, BERT §4.1: −log P(label); with weights, of each class."""
+
+    def total(done: Pass) -> Tensor:
+        scores = done.network.heads["classify"](pooled(done)).float()
+        rare = None if weights is None else torch.tensor(weights, device=scores.device)
+        return F.cross_entropy(scores, done.batch["labels"], rare, ignore_index=IGNORE, reduction="sum")
+
+    return Objective((Term("classify", "labels", total),))
+
+
+def regress() -> Objective:
+    """The squared error of one score."""
+
+    def total(done: Pass) -> Tensor:
+        scores = done.network.heads["classify"](pooled(done)).float().squeeze(-1)
+        return F.mse_loss(scores, done.batch["labels"], reduction="sum")
+
+    return Objective((Term("classify", "labels", total),))
+
+
+def tag(weights: Sequence[float] | None = None) -> Objective:
+    """BERT §5.3: the label of each word, read off its first token; the others are not judged."""
+
+    def total(done: Pass) -> Tensor:
+        scores = done.scores("tag").float().flatten(0, 1)
+        rare = None if weights is None else torch.tensor(weights, device=scores.device)
+        return F.cross_entropy(scores, done.batch["labels"].flatten(), rare, ignore_index=IGNORE, reduction="sum")
+
+    return Objective((Term("tag", "labels", total),))
+
+
+def span() -> Objective:
+    """BERT §4.2: −log of the probabilities of the answer's first and of its last token, averaged."""
+
+    def total(done: Pass) -> Tensor:
+        scores = done.scores("span").float()  # [B, T, 2]
+        keep = done.batch.get("keep")
+        if keep is not None:
+            scores = scores.masked_fill(~keep[..., None], float("-inf"))
+        return F.cross_entropy(scores, done.batch["labels"], ignore_index=IGNORE, reduction="sum")
+
+    return Objective((Term("span", "labels", total),))
+
+
+def choose() -> Objective:
+    """BERT §4.4, GPT-1 §3.3: each choice is read by itself and scored; softmax over the choices of an example."""
+
+    def total(done: Pass) -> Tensor:
+        scores = choice_scores(done.scores("choice"), done.batch["places"])
+        return F.cross_entropy(scores, done.batch["labels"], ignore_index=IGNORE, reduction="sum")
+
+    return Objective((Term("choice", "labels", total),))
+
+
+def choice_scores(scores: Tensor, places: Tensor) -> Tensor:
+    """[R, 1] scores of rows as [B, K] scores of choices; a place of −1 is no choice at all."""
+    return scores.float().squeeze(-1)[places.clamp(min=0)].masked_fill(places < 0, float("-inf"))

@@ -1,0 +1,45 @@
+"""Tasks as records: GLUE, SQuAD, NER, multiple choice, their Korean sisters, and any table of your own."""
+
+from pathlib import Path
+
+from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.tasks import glue
+from malmoi.tasks.base import METRICS, Example, Examples, Prompt, Task, label_names, load, need_labels
+from malmoi.tasks.own import own
+
+TASKS: dict[str, Task] = {task.name: task for task in (*glue.TASKS,)}
+
+__all__ = [
+    "METRICS",
+    "TASKS",
+    "Example",
+    "Examples",
+    "Prompt",
+    "Task",
+    "files_in",
+    "label_names",
+    "load",
+    "need_labels",
+    "own",
+    "task",
+]
+
+
+def task(name: str) -> Task:
+    """A task by its name; the name of a kind stands for your own columns text, label…"""
+    if name in METRICS and name != "choice":
+        return own(name)  # type: ignore[arg-type]
+    if name not in TASKS:
+        raise UsageError(f"There is no task {name!r}.{nearest(name, TASKS)} `malmoi tasks` lists them.")
+    return TASKS[name]
+
+
+def files_in(task: Task, source: str | Path) -> tuple[Path, Path | None]:
+    """The training file and, of a folder, the development file that lies beside it."""
+    path = Path(source)
+    if not path.is_dir():
+        return path, None
+    train, dev = ([p for p in sorted(path.glob(pattern)) if p.is_file()] for pattern in task.files)
+    if not train:
+        raise MalmoiError(f"The folder {path} has no file {task.files[0]!r} for the task {task.name}.")
+    return train[0], dev[0] if dev else None

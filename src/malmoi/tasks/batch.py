@@ -1,0 +1,72 @@
+"""Items as tensors: rows of like length side by side, so that little is padding. B examples, R rows, T tokens."""
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from malmoi.config import ModelConfig
+from malmoi.tasks.features import IGNORE, Item
+
+POOL = 50  # batches whose items are sorted by length together
+MULTIPLE = 8  # rows are padded to a multiple of this: few shapes
+
+
+def plan(lengths: Sequence[int], batch: int, seed: int) -> list[list[int]]:
+    """One epoch's batches, as indices: shuffled, then sorted by length within pools, then the batches shuffled."""
+    order, chance = list(range(len(lengths))), random.Random(seed)
+    chance.shuffle(order)
+    batches = []
+    for start in range(0, len(order), POOL * batch):
+        pool = sorted(order[start : start + POOL * batch], key=lambda i: lengths[i])
+        batches += [pool[i : i + batch] for i in range(0, len(pool), batch)]
+    chance.shuffle(batches)
+    return batches
+
+
+def collate(items: Sequence[Item], config: ModelConfig, *, lm: bool = False) -> dict[str, Tensor]:
+    """The tensors of one pass: tokens, segments, keep, labels, and `places` of an example's several rows."""
+    rows = [row for item in items for row in item.rows]
+    tensors = {"tokens": _padded([row.tokens for row in rows], 0, config.context)}
+    width = tensors["tokens"].size(1)
+    lengths = torch.tensor([len(row.tokens) for row in rows])
+    keep = torch.arange(width)[None] < lengths[:, None]
+    if not bool(keep.all()):
+        tensors["keep"] = keep
+    if config.segments:
+        tensors["segments"] = _padded([row.segments for row in rows], 0, config.context)
+    if len(rows) > len(items):
+        tensors["places"] = _places(items)
+    tensors["labels"] = _labels(items, config.context)
+    if lm:  # GPT-1 eq. 5: the text itself is learnt beside its label
+        tensors["lm_labels"] = tensors["tokens"].roll(-1, 1).masked_fill(~keep.roll(-1, 1), IGNORE)
+        tensors["lm_labels"][:, -1] = IGNORE
+    return tensors
+
+
+def _padded(rows: Sequence[Sequence[int]], fill: int, most: int) -> Tensor:
+    longest = max(map(len, rows))
+    width = max(longest, min(most, -(-longest // MULTIPLE) * MULTIPLE))
+    return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows])
+
+
+def _places(items: Sequence[Item]) -> Tensor:
+    """Which rows belong to each example [B, K]; −1 where it has fewer than the others."""
+    most, at, places = max(len(item.rows) for item in items), 0, []
+    for item in items:
+        places.append([*range(at, at + len(item.rows)), *[-1] * (most - len(item.rows))])
+        at += len(item.rows)
+    return torch.tensor(places)
+
+
+def _labels(items: Sequence[Item], most: int) -> Tensor:
+    labels: list[Any] = [item.label for item in items]
+    return _padded(labels, IGNORE, most) if isinstance(labels[0], list) else torch.tensor(labels)
+
+
+def batches(items: Sequence[Item], batch: int, seed: int, config: ModelConfig, lm: bool) -> Iterator[dict[str, Tensor]]:
+    """An epoch's batches, ready for the network."""
+    for group in plan([item.length for item in items], batch, seed):
+        yield collate([items[i] for i in group], config, lm=lm)

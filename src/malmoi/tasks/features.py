@@ -1,0 +1,133 @@
+"""The first view of a task: examples as tokens and labels, the same for a BERT and for a framed GPT."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from malmoi.tasks.base import Example, Task
+from malmoi.tokenizer import Encoding, Tokenizer
+from malmoi.tokenizer.pieces import windows, word_pieces
+
+IGNORE = -100  # the label of a token that is not judged
+HEADS = {
+    "classification": "classify",
+    "regression": "classify",
+    "tagging": "tag",
+    "choice": "choice",
+    "answer": "span",
+}
+
+
+@dataclass(frozen=True)
+class Item:
+    """What is learnt from at once: one row of tokens, or the rows of an example's choices or orders; and its label."""
+
+    rows: tuple[Encoding, ...]
+    label: Any
+
+    @property
+    def length(self) -> int:
+        return max(len(row.tokens) for row in self.rows)
+
+
+@dataclass(frozen=True)
+class View:
+    """How examples become tokens."""
+
+    tokenizer: Tokenizer
+    labels: tuple[str, ...]
+    length: int  # the most tokens of a row
+    stride: int = 128  # by which windows over a long context move on
+    both: bool = False  # pairs in both orders
+    last: bool = False  # the last token speaks for the whole, not the first
+
+
+def features(task: Task, examples: Sequence[Example], view: View) -> list[Item]:
+    """Everything that the examples teach, as tokens."""
+    return list(FEATURES[task.kind](examples, view))
+
+
+def _encode(examples: Sequence[Example], view: View, *, turned: bool = False) -> list[Encoding]:
+    """Texts and pairs in batches of their own, in the examples' order."""
+    found: list[Encoding | None] = [None] * len(examples)
+    for paired in (False, True):
+        places = [i for i, e in enumerate(examples) if (e.pair is not None) == paired]
+        firsts, seconds = [examples[i].text for i in places], [examples[i].pair or "" for i in places]
+        if turned:
+            firsts, seconds = seconds, firsts
+        encoded = view.tokenizer.encode_batch(firsts, seconds if paired else None, max_tokens=view.length)
+        for i, encoding in zip(places, encoded, strict=True):
+            found[i] = encoding
+    return [encoding for encoding in found if encoding is not None]
+
+
+def _labelled(examples: Sequence[Example], view: View, label: Callable[[Any], Any]) -> Iterator[Item]:
+    rows = [_encode(examples, view)] + ([_encode(examples, view, turned=True)] if view.both else [])
+    for example, *some in zip(examples, *rows, strict=True):
+        yield Item(tuple(some), label(example.label))
+
+
+def classification(examples: Sequence[Example], view: View) -> Iterator[Item]:
+    numbers = {name: i for i, name in enumerate(view.labels)}
+    return _labelled(examples, view, numbers.__getitem__)
+
+
+def regression(examples: Sequence[Example], view: View) -> Iterator[Item]:
+    return _labelled(examples, view, float)
+
+
+def tagging(examples: Sequence[Example], view: View) -> Iterator[Item]:
+    """A label for each word's first token."""
+    numbers = {name: i for i, name in enumerate(view.labels)}
+    for example, pieces in zip(
+        examples, word_pieces(view.tokenizer, [e.words for e in examples], view.length), strict=True
+    ):
+        for piece in pieces:
+            labels = [IGNORE] * len(piece.encoding.tokens)
+            for word, place in enumerate(piece.firsts, start=piece.start):
+                if place is not None:
+                    labels[place] = numbers[example.label[word]]
+            yield Item((piece.encoding,), labels)
+
+
+def choice(examples: Sequence[Example], view: View) -> Iterator[Item]:
+    """Each choice after the text (and the question): (context, question + choice) as one row."""
+    flat = [Example(e.text, _after(e.pair, c)) for e in examples for c in e.choices]
+    rows = iter(_encode(flat, view))
+    for example in examples:
+        yield Item(tuple(next(rows) for _ in example.choices), example.label)
+
+
+def _after(question: str | None, choice: str) -> str:
+    if not question:
+        return choice
+    return question.replace("_", choice) if "_" in question else f"{question} {choice}"  # RACE's cloze questions
+
+
+def answer(examples: Sequence[Example], view: View) -> Iterator[Item]:
+    """Windows over the context; where one does not hold the answer, the token that speaks for it is the answer."""
+    pairs = [(e.text, e.pair or "") for e in examples]
+    for example, some in zip(examples, windows(view.tokenizer, pairs, view.length, view.stride), strict=True):
+        for window in some:
+            null = len(window.tokens) - 1 if view.last else 0
+            gold = example.label[0] if example.label else None
+            yield Item((window,), (null, null) if gold is None else _place(window, *gold) or (null, null))
+
+
+def _place(window: Encoding, text: str, start: int) -> tuple[int, int] | None:
+    """The first and last token of an answer, if it lies whole in the window."""
+    end = start + len(text)
+    context = [i for i, s in enumerate(window.segments) if s == 1 and not window.specials[i]]
+    inside = [i for i in context if window.offsets[i][1] > start and window.offsets[i][0] < end]
+    if not inside or window.offsets[context[0]][0] > start or window.offsets[context[-1]][1] < end:
+        return None
+    return inside[0], inside[-1]
+
+
+FEATURES: dict[str, Callable[[Sequence[Example], View], Iterator[Item]]] = {
+    "classification": classification,
+    "regression": regression,
+    "tagging": tagging,
+    "choice": choice,
+    "answer": answer,
+}

@@ -1,0 +1,76 @@
+"""Your own files as a task: any table or JSON lines, by the names of their columns."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from malmoi.errors import UsageError, nearest
+from malmoi.tasks.base import METRICS, Example, Kind, Task, columns, numbers
+from malmoi.tasks.rows import BadRow, Row, any_rows
+
+
+def own(
+    kind: Kind,
+    *,
+    text: str = "text",
+    pair: str | None = None,
+    label: str = "label",
+    choices: Sequence[str] = (),
+    metrics: Sequence[str] = (),
+) -> Task:
+    """A task on named columns: `own("classification", text="review", label="stars")`.
+
+    Tagging takes words and tags as lists (or with spaces between); choice takes the columns of the choices and
+    the number of the right one; answer takes the context in `pair`, the answer itself in `label`.
+    """
+    makers = {
+        "classification": lambda: columns(text, pair, label),
+        "regression": lambda: numbers(text, pair, label),
+        "tagging": lambda: _tagging(text, label),
+        "choice": lambda: _choice(text, pair, choices, label),
+        "answer": lambda: _answer(text, pair or "context", label),
+    }
+    if kind not in makers:
+        raise UsageError(f"There is no kind of task {kind!r}.{nearest(kind, makers)}")
+    return Task(kind, kind, any_rows, makers[kind](), about="your own columns", metrics=tuple(metrics) or METRICS[kind])
+
+
+def _listed(row: Row, name: str) -> tuple[str, ...]:
+    value: Any = row[name]
+    return tuple(map(str, value)) if isinstance(value, list) else tuple(row.text(name).split())
+
+
+def _tagging(text: str, label: str) -> Any:
+    def example(row: Row) -> Example:
+        words = _listed(row, text)
+        tags = _listed(row, label) if label in row.values else None
+        return Example(" ".join(words), label=tags, place=row.place, words=words)
+
+    return example
+
+
+def _choice(text: str, pair: str | None, choices: Sequence[str], label: str) -> Any:
+    if not choices:
+        raise UsageError("A choice needs the columns of its choices: --choices first,second (choices=[…]).")
+
+    def example(row: Row) -> Example:
+        given = row[choices[0]] if len(choices) == 1 else [row.text(name) for name in choices]
+        if not isinstance(given, list) or len(given) < 2:
+            raise BadRow(row.place, "there are fewer than two choices")
+        right = row.number(label)
+        second = row.text(pair) if pair else None
+        return Example(row.text(text), second, None if right is None else int(right), "", row.place, tuple(given))
+
+    return example
+
+
+def _answer(text: str, context: str, label: str) -> Any:
+    def example(row: Row) -> Example:
+        passage, found = row.text(context), row.values.get(label)
+        golds = None if label not in row.values else () if not found else (str(found),)
+        starts = [] if golds is None else [passage.find(gold) for gold in golds]
+        if -1 in starts:
+            raise BadRow(row.place, f"the answer {found!r:.60} is not in its context")
+        gold = None if golds is None else tuple(zip(golds, starts, strict=True))
+        return Example(row.text(text), passage, gold, str(row.values.get("id", row.place)), row.place)
+
+    return example

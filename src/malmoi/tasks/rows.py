@@ -1,0 +1,153 @@
+"""Rows of the files data sets come in: tables, JSON lines, one JSON value; compressed, in any encoding we know."""
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from malmoi.corpus.lines import COMPRESSED, SAMPLE, encoding_of, lines, opened
+from malmoi.errors import MalmoiError, UsageError, nearest
+
+
+class BadRow(Exception):
+    """A row that cannot be used: where it is, and why."""
+
+    def __init__(self, place: str, why: str) -> None:
+        super().__init__(f"{place}: {why}")
+        self.place = place
+
+
+@dataclass(frozen=True)
+class Row:
+    """The values of one row by the names of their columns; a missing column is a clear error."""
+
+    values: Mapping[str, Any]
+    place: str  # file:row
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.values:
+            raise MalmoiError(f"{self.place} has no column {name!r}.{nearest(name, self.values)}")
+        return self.values[name]
+
+    def text(self, name: str) -> str:
+        value = self[name]
+        if not isinstance(value, str):
+            raise BadRow(self.place, f"{name!r} holds no text but {value!r:.40}")
+        return value
+
+    def label(self, *names: str) -> str | None:
+        """The first of these columns that is there, as a name; None where the file has none of them (a test set)."""
+        name = next((name for name in names if name in self.values), None)
+        if name is None:
+            return None
+        value = self[name]
+        if value is None or str(value).strip() == "":
+            raise BadRow(self.place, f"the label in {name!r} is missing")
+        return str(value).strip()
+
+    def number(self, name: str) -> float | None:
+        found = self.label(name)
+        try:
+            return None if found is None else float(found)
+        except ValueError:
+            raise BadRow(self.place, f"{name!r} must be a number, not {found!r:.40}") from None
+
+
+def text_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Every line of a text file with its number; bytes that are no text are an error with their line."""
+
+    def bad(number: int, why: str) -> None:
+        raise MalmoiError(f"{path}:{number} is {why}.")
+
+    with opened(path) as stream:
+        encoding = encoding_of(stream.read(SAMPLE))
+    with opened(path) as stream:
+        parts: list[str] = []
+        for number, text, ends in lines(stream, encoding, bad):
+            parts.append(text)
+            if ends:
+                yield number, "".join(parts)
+                parts = []
+        if parts:
+            yield number, "".join(parts)
+
+
+def table(path: Path, header: Sequence[str] | None = None, *, quoted: bool = False) -> Iterator[Row]:
+    """Tab-separated rows, never quoted (GLUE and most sets), or comma-separated ones with quotes."""
+    csv.field_size_limit(1 << 30)
+    texts = (text + "\n" for _, text in text_lines(path))
+    reader = csv.reader(texts) if quoted else csv.reader(texts, delimiter="\t", quoting=csv.QUOTE_NONE)
+    names = list(header) if header is not None else [name.strip() for name in next(reader, [])]
+    for values in reader:
+        place = f"{path}:{reader.line_num}"
+        if len(values) != len(names) and values:
+            yield _broken(place, f"{len(values)} fields where there should be {len(names)}")
+        elif values:
+            yield Row(dict(zip(names, values, strict=True)), place)
+
+
+@dataclass(frozen=True)
+class Broken(Row):
+    """A row that says what is wrong with it as soon as it is asked for anything."""
+
+    why: str = ""
+
+    def __getitem__(self, name: str) -> Any:
+        raise BadRow(self.place, self.why)
+
+
+def _broken(place: str, why: str) -> Row:
+    return Broken({}, place, why)
+
+
+def json_lines(path: Path) -> Iterator[Row]:
+    """One JSON object a line."""
+    for number, text in text_lines(path):
+        if not text.strip():
+            continue
+        place = f"{path}:{number}"
+        try:
+            value = json.loads(text)
+        except ValueError as error:
+            yield _broken(place, f"not JSON: {error}")
+            continue
+        yield Row(value, place) if isinstance(value, dict) else _broken(place, "not a JSON object")
+
+
+def json_value(path: Path) -> Any:
+    """A file that is one JSON value, such as SQuAD's."""
+    text = "\n".join(line for _, line in text_lines(path))
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise MalmoiError(f"{path} is not valid JSON: {error}.") from error
+
+
+def json_array(path: Path) -> Iterator[Row]:
+    """A file that is one JSON array of objects; rows are counted from 1."""
+    values = json_value(path)
+    if not isinstance(values, list):
+        raise MalmoiError(f"{path} must hold a JSON array.")
+    for number, value in enumerate(values, start=1):
+        place = f"{path}:{number}"
+        yield Row(value, place) if isinstance(value, dict) else _broken(place, "not a JSON object")
+
+
+READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
+    ".tsv": table,
+    ".txt": table,
+    ".csv": lambda path: table(path, quoted=True),
+    ".jsonl": json_lines,
+    ".json": json_array,
+}
+
+
+def any_rows(path: Path) -> Iterator[Row]:
+    """The rows of a file by what its name ends in."""
+    bare = path.with_suffix("") if path.suffix in COMPRESSED else path
+    if bare.suffix not in READERS:
+        kinds = f"{' '.join(READERS)}, also {' '.join(COMPRESSED)}"
+        raise UsageError(f"{path} is of no known kind: it should end in one of {kinds}.")
+    return READERS[bare.suffix](path)

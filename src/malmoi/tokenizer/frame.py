@@ -1,0 +1,28 @@
+"""GPT-1's input transformations as a tokenizer: ⟨s⟩ text ⟨e⟩, ⟨s⟩ text $ pair ⟨e⟩ (Radford et al. 2018, figure 1)."""
+
+from tokenizers import Tokenizer as Rust
+from tokenizers import processors
+
+from malmoi.tokenizer import pipeline
+from malmoi.tokenizer.core import Tokenizer
+
+START, BETWEEN, END, PAD = "<s>", "<$>", "<e>", "<pad>"
+
+
+def framed(tokenizer: Tokenizer) -> Tokenizer:
+    """The same tokenizer with new tokens around a text and between a pair; its other ids stay what they were."""
+    rust = Rust.from_str(tokenizer._rust.to_str())
+    rust.add_special_tokens([pipeline.added(name) for name in (START, BETWEEN, END, PAD)])
+    rust.post_processor = processors.TemplateProcessing(
+        single=f"{START}:0 $A:0 {END}:0",
+        pair=f"{START}:0 $A:0 {BETWEEN}:0 $B:1 {END}:1",
+        special_tokens=[(name, rust.token_to_id(name)) for name in (START, BETWEEN, END)],
+    )
+    roles = {"bos_token": START, "sep_token": BETWEEN, "eos_token": END, "pad_token": PAD}
+    # transformers' own GPT classes would put their pipeline in the place of this one
+    return Tokenizer(rust, tokenizer.settings | roles | {"tokenizer_class": "PreTrainedTokenizerFast"})
+
+
+def is_framed(tokenizer: Tokenizer) -> bool:
+    """Whether a tokenizer already marks where a text begins and ends."""
+    return bool(tokenizer.encode("").tokens)

@@ -1,0 +1,273 @@
+"""From a pre-trained model and labelled rows to a fine-tuned folder: read → frame → `Tuner.fit` → judge → write."""
+
+import json
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from malmoi.checkpoint import Checkpoint, read, write
+from malmoi.checkpoint.atomic import write_text
+from malmoi.errors import UsageError
+from malmoi.infer import Model
+from malmoi.infer.model import _device as pick_device
+from malmoi.infer.predict import Reading
+from malmoi.metrics import better, mean
+from malmoi.model import Network, initialise
+from malmoi.objectives import Objective, lm
+from malmoi.objectives.task import choose, classify, regress, span, tag
+from malmoi.tasks import Example, Task, files_in, label_names, need_labels
+from malmoi.tasks import load as load_examples
+from malmoi.tasks import task as named_task
+from malmoi.tasks.features import HEADS, View, features
+from malmoi.tokenizer.frame import framed, is_framed
+from malmoi.train.evaluate import Outcome, outcome, with_threshold
+from malmoi.train.settings import FinetuneConfig, finetune_config
+from malmoi.train.task_report import write_task_report
+from malmoi.train.tune import Tuner
+
+MOST = 512  # tokens of a row, where nothing else is asked for
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished fine-tuning: its measures on the development set, each run's own, and the model."""
+
+    metrics: dict[str, float]
+    runs: tuple[dict[str, float], ...]
+    out: Path
+    model: Model
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every run of a fine-tuning shares."""
+
+    task: Task
+    train: tuple[Example, ...]
+    dev: tuple[Example, ...]
+    labels: tuple[str, ...]
+    start: Checkpoint
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished run."""
+
+    settings: FinetuneConfig
+    checkpoint: Checkpoint
+    outcome: Outcome
+
+
+def finetune(
+    model: str | Path | Model,
+    task: str | Task,
+    data: str | Path | Sequence[str | Path],
+    out: str | Path,
+    dev: str | Path | Sequence[str | Path] | None = None,
+    *,
+    device: str | None = None,
+    **overrides: Any,
+) -> Result:
+    """Fine-tunes a BERT or a GPT to a task, into a folder that transformers opens too.
+
+    `data` is the training file (or a folder that holds train and dev); without `dev` a tenth is held out. Overrides
+    name a field of `FinetuneConfig`: epochs=3, lr=2e-5, freeze=True, lm=0.5, seeds=5…
+    """
+    settings = finetune_config(overrides)
+    chosen, out = named_task(task) if isinstance(task, str) else task, Path(out)
+    work = _gather(chosen, data, dev, settings, _start(model), pick_device(device))
+    variants = settings.variants()
+    folders = [out] if len(variants) == 1 else [out / _called(settings, v) for v in variants]
+    runs = [_run(work, v, folder) for v, folder in zip(variants, folders, strict=True)]
+    kept = _kept(runs, chosen.judged[0], best=settings.grid)
+    if len(runs) > 1:
+        write(kept.checkpoint, out)
+        _tell(chosen.judged[0], runs)
+    _finish(work, kept, runs, out)
+    return Result(kept.outcome.metrics, tuple(run.outcome.metrics for run in runs), out, Model(kept.checkpoint))
+
+
+def _called(settings: FinetuneConfig, v: FinetuneConfig) -> str:
+    return f"lr{v.lr:g}-batch{v.batch}-epochs{v.epochs:g}" if settings.grid else f"seed-{v.seed}"
+
+
+def _start(model: str | Path | Model) -> Checkpoint:
+    start = model.checkpoint if isinstance(model, Model) else read(model)
+    if start.tokenizer is None:
+        raise UsageError("This model's folder has no tokenizer; put its tokenizer.json beside the weights.")
+    return start
+
+
+def _gather(task: Task, data: Any, dev: Any, settings: FinetuneConfig, start: Checkpoint, device: torch.device) -> Work:
+    """Reads the examples; without a development file some of the training's are kept apart."""
+    if dev is None and isinstance(data, str | Path):
+        data, dev = files_in(task, data)
+    train = load_examples(task, data, skip_bad=settings.skip_bad)
+    notes, rows = list(train.notes), list(train.rows)
+    if dev is None:
+        random.Random(settings.seed).shuffle(rows)
+        held = max(1, round(len(rows) * settings.holdout))
+        judged, rows = rows[:held], rows[held:]
+        notes.append(f"There is no development file: {held:,} of the examples are held out to judge by.")
+    else:
+        found = load_examples(task, dev, skip_bad=settings.skip_bad)
+        judged, notes = list(found.rows), notes + list(found.notes)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    need_labels(task, [*rows, *judged])
+    labels = label_names(task, [*rows, *judged])
+    return Work(task, tuple(rows), tuple(judged), labels, start, device)
+
+
+# ------------------------------------------------------------------ one run
+
+
+def _run(work: Work, settings: FinetuneConfig, out: Path) -> Run:
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "metrics.jsonl").unlink(missing_ok=True)
+    checkpoint = adapt(work.start, work.task, work.labels, settings)
+    checkpoint.network.to(work.device)
+    reading = Reading.of(checkpoint)
+    items = features(work.task, work.train, _view(work, checkpoint, reading))
+    _describe(work, settings, checkpoint.network, items)
+
+    def judged() -> Outcome:
+        if not _may_be_unanswered(work.task, work.train):
+            return outcome(work.task, work.dev, reading)
+        found, checkpoint.extra["threshold"] = with_threshold(work.task, work.dev, reading)
+        return found
+
+    objective = make_objective(work, settings)
+    tuner = Tuner(checkpoint.network, objective, settings, out, lambda: judged().metrics, work.task.judged[0])
+    tuner.fit(items)
+    done = Run(settings, checkpoint, judged())
+    write(checkpoint, out)
+    write_text(out / "finetune.json", json.dumps({"task": work.task.name, **settings.to_dict()}, indent=2) + "\n")
+    return done
+
+
+def adapt(start: Checkpoint, task: Task, labels: tuple[str, ...], settings: FinetuneConfig) -> Checkpoint:
+    """A network for the task: the trunk of the pre-trained one, one new output layer, and a GPT's new tokens."""
+    tokenizer, config, head = start.tokenizer, start.network.config, HEADS[task.kind]
+    if tokenizer is None:
+        raise UsageError("A model without a tokenizer cannot be fine-tuned.")
+    causal = config.pool == "last"
+    tokenizer = framed(tokenizer) if causal and not is_framed(tokenizer) else tokenizer
+    config = replace(config, vocab=max(config.vocab, tokenizer.vocab_size))
+    if settings.lm and not causal:
+        raise UsageError("lm (the auxiliary language model of GPT-1) needs a GPT; this model reads both ways.")
+    heads = {"lm": 0} if settings.lm else {}
+    classes = {"classification": len(labels), "tagging": len(labels), "regression": 1}.get(task.kind, 0)
+    network = initialise(Network(config, {**heads, head: classes}), settings.seed)
+    if not settings.untrained:
+        _inherit(network, start.network, head if start.labels == labels else None)
+    _freeze(network, head, settings)
+    both = {"both": True} if causal and task.both else {}
+    length = min(settings.length or MOST, config.context)
+    extra = {"task": task.name, "kind": task.kind, "length": length, "stride": min(settings.stride, length), **both}
+    return Checkpoint(network, tokenizer, labels, dict(start.generation), (), extra)
+
+
+@torch.no_grad()
+def _inherit(network: Network, old: Network, head: str | None) -> None:
+    """Copies the weights that are the same in both; of a vocabulary that has grown, its old rows."""
+    before = old.state_dict()
+    kinds = ("trunk.", "pooler.", "heads.lm.") + ((f"heads.{head}.",) if head else ())
+    for name, weight in network.state_dict().items():
+        if name in before and name.startswith(kinds) and before[name].shape[1:] == weight.shape[1:]:
+            weight[: len(before[name])] = before[name].to(weight)
+
+
+def _freeze(network: Network, head: str, settings: FinetuneConfig) -> None:
+    layers = network.config.distinct if settings.freeze else settings.freeze_layers
+    if not layers:
+        return
+    if layers > network.config.distinct:
+        raise UsageError(f"freeze_layers={layers} is more than the {network.config.distinct} layers of this model.")
+    still = [network.trunk] if settings.freeze else [network.trunk.embed, *network.trunk.blocks[:layers]]
+    for module in still:
+        module.requires_grad_(False)
+
+
+def _view(work: Work, checkpoint: Checkpoint, reading: Reading) -> View:
+    last = checkpoint.network.config.pool == "last"
+    return View(reading.tokenizer, work.labels, reading.longest, reading.stride, reading.both, last)
+
+
+def make_objective(work: Work, settings: FinetuneConfig) -> Objective:
+    """The task's loss and, for GPT-1, λ times the language model's: L3 = L2 + λ·L1 (eq. 5)."""
+    rare = _weights(work) if settings.class_weights else None
+    makers: dict[str, Callable[[], Objective]] = {
+        "classification": lambda: classify(rare),
+        "regression": regress,
+        "tagging": lambda: tag(rare),
+        "choice": choose,
+        "answer": span,
+    }
+    objective = makers[work.task.kind]()
+    return objective + settings.lm * lm() if settings.lm else objective
+
+
+def _weights(work: Work) -> list[float]:
+    """n / (N · count) of each label: rare ones count more, the mean over the examples stays 1."""
+    tagged = work.task.kind == "tagging"
+    counts = Counter(label for e in work.train for label in (e.label if tagged else [e.label]))
+    total = sum(counts.values())
+    return [total / (len(work.labels) * counts[name]) if counts[name] else 1.0 for name in work.labels]
+
+
+def _may_be_unanswered(task: Task, examples: Sequence[Example]) -> bool:
+    return task.kind == "answer" and any(not e.label for e in examples)
+
+
+# ------------------------------------------------------------------ what is said and written
+
+
+def _describe(work: Work, settings: FinetuneConfig, network: Network, items: Sequence[Any]) -> None:
+    learning = sum(p.numel() for p in network.parameters() if p.requires_grad)
+    what = f"{len(work.train):,} examples to learn from, {len(work.dev):,} to judge by"
+    long = f"{settings.minutes:g} minutes" if settings.minutes else f"{settings.epochs:g} epochs"
+    print(f"{work.task.name}: {what}; {learning / 1e6:.1f}M weights learn, {long}.", file=sys.stderr)
+    limit = max(item.length for item in items)
+    cut = sum(item.length == limit for item in items)
+    if cut > 1 and limit == min(settings.length or MOST, network.config.context) and work.task.kind != "answer":
+        print(f"note: up to {cut:,} texts are longer than {limit} tokens and are cut there.", file=sys.stderr)
+
+
+def _kept(runs: Sequence[Run], measure: str, *, best: bool) -> Run:
+    """The best run of a grid; of several seeds the median one, which promises nothing that luck brought."""
+    ordered = sorted(runs, key=lambda run: run.outcome.metrics[measure])
+    if not best:
+        return ordered[(len(ordered) - 1) // 2]
+    return ordered[-1] if better(measure, 1.0, 0.0) else ordered[0]
+
+
+def _tell(measure: str, runs: Sequence[Run]) -> None:
+    found = mean([run.outcome.metrics[measure] for run in runs])
+    spread = f"{found.mean:.4f} ± {found.deviation:.4f} (standard deviation)"
+    print(f"{len(runs)} runs: {measure} {spread}.", file=sys.stderr)
+
+
+def _finish(work: Work, kept: Run, runs: Sequence[Run], out: Path) -> None:
+    done = kept.outcome
+    rows = [_row(*each) for each in zip(work.dev, done.gold, done.said, done.sure, strict=True)]
+    write_text(out / "predictions.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    if work.task.kind == "answer":  # SQuAD's own format
+        answers = {e.id: said for e, said in zip(work.dev, done.said, strict=True)}
+        write_text(out / "predictions.json", json.dumps(answers, ensure_ascii=False) + "\n")
+    table = [{**run.settings.to_dict(), **run.outcome.metrics} for run in runs]
+    write_task_report(out, work.task, work.labels, done, rows, table)
+
+
+def _row(example: Example, gold: Any, said: Any, sure: float) -> dict[str, Any]:
+    pair = {} if example.pair is None else {"pair": example.pair}
+    choices = {"choices": list(example.choices)} if example.choices else {}
+    seen = {"id": example.id, "text": example.text, **pair, **choices}
+    return {**seen, "gold": gold, "said": said, "sure": round(sure, 5)}

@@ -1,0 +1,88 @@
+"""How a model is fine-tuned: one frozen record; BERT's and GPT-1's own numbers are its defaults."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, Literal
+
+from malmoi.config import Config
+from malmoi.errors import UsageError
+from malmoi.train.recipe import TrainConfig
+
+RATES, BATCHES, EPOCHS = (5e-5, 3e-5, 2e-5), (16, 32), (2, 3, 4)  # Devlin et al. 2019 appendix A.3
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneConfig(Config):
+    """Everything `finetune` needs but the model, the task and the files."""
+
+    epochs: float = 3.0
+    minutes: float = 0.0  # a budget of time in place of the epochs
+    batch: int = 32
+    lr: float = 5e-5  # BERT: 5e-5, 3e-5 or 2e-5; GPT-1: 6.25e-5
+    decay: float = 0.01
+    clip: float = 1.0
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    warmup: float = 0.1  # share of the steps; GPT-1: 0.002
+    length: int = 0  # the most tokens of a row; 0: the context, 512 at most (128 at most for pairs would be BERT's)
+    stride: int = 128  # by which windows over a long context move on
+    lm: float = 0.0  # λ of GPT-1 eq. 5: the language model is trained beside the task
+    freeze: bool = False  # only the new layer learns
+    freeze_layers: int = 0  # the embeddings and the first n layers do not learn
+    layer_decay: float = 1.0  # each layer's rate is this share of the next one's
+    class_weights: bool = False  # rare labels count more
+    untrained: bool = False  # new weights for the whole network: what pre-training is worth
+    holdout: float = 0.1  # of the training examples, where there is no development file
+    evaluations: int = 1  # in an epoch
+    patience: int = 0  # stop after so many evaluations without a better one; 0: never
+    seed: int = 0
+    seeds: int = 1  # runs; the median one is kept
+    grid: bool = False  # all of the paper's rates, batches and epochs; the best is kept
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    compile: bool = False
+    skip_bad: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("batch", "lr", "epochs", "seeds", "evaluations", "stride"):
+            _require(getattr(self, name) > 0, f"{name} must be positive, not {getattr(self, name)}.")
+        _require(0 < self.holdout < 1, f"holdout must lie between 0 and 1, not {self.holdout}.")
+        _require(0 <= self.warmup < 1, f"warmup must lie in [0, 1), not {self.warmup}.")
+        _require(0 < self.layer_decay <= 1, f"layer_decay must lie in (0, 1], not {self.layer_decay}.")
+
+    def training(self, steps: int) -> TrainConfig:
+        """The same as the parts of training take it."""
+        return TrainConfig(
+            steps=0 if self.minutes else steps,
+            minutes=self.minutes,
+            batch=self.batch,
+            lr=self.lr,
+            decay=self.decay,
+            clip=self.clip,
+            schedule=self.schedule,
+            warmup=self.warmup,
+            warmup_steps=1,
+            seed=self.seed,
+            precision=self.precision,
+            compile=self.compile,
+        )
+
+    def variants(self) -> list["FinetuneConfig"]:
+        """The runs that are asked for: one, one for each seed, or the paper's grid."""
+        alone = replace(self, seeds=1, grid=False)
+        if self.grid:
+            return [replace(alone, lr=lr, batch=b, epochs=e) for lr, b, e in product(RATES, BATCHES, EPOCHS)]
+        return [replace(alone, seed=self.seed + i) for i in range(self.seeds)]
+
+
+def finetune_config(overrides: Mapping[str, Any]) -> FinetuneConfig:
+    """The defaults with some fields changed; None leaves a field as it is."""
+    settings = FinetuneConfig().override({name: value for name, value in overrides.items() if value is not None})
+    if settings.grid and settings.seeds > 1:
+        raise UsageError("Take the grid or several seeds, not both: the grid first, then seeds of its best.")
+    return settings
+
+
+def _require(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise UsageError(f"These settings do not fit together: {sentence}")

@@ -1,0 +1,173 @@
+"""The loop of fine-tuning: batches of like length, one update each, the best on the development set kept."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from malmoi.data.background import Background
+from malmoi.errors import MalmoiError
+from malmoi.metrics import better
+from malmoi.model import Network
+from malmoi.objectives import Objective, count_labels
+from malmoi.tasks.batch import batches, plan
+from malmoi.tasks.features import Item
+from malmoi.train.device import choose, compile_for
+from malmoi.train.judge import Judge
+from malmoi.train.log import Log, bar, clock
+from malmoi.train.optim import make_optimizers, set_rate
+from malmoi.train.schedule import rate
+from malmoi.train.settings import FinetuneConfig
+from malmoi.train.stop import Stopped, StopSignals
+
+LOG_EVERY = 10  # steps
+
+
+@dataclass
+class Best:
+    """The best state so far, by the measure that decides."""
+
+    name: str
+    value: float | None = None
+    step: int = 0
+    state: dict[str, Tensor] = field(default_factory=dict)
+    since: int = 0  # evaluations without a better one
+
+    def offer(self, value: float, step: int, network: Network) -> None:
+        if self.value is not None and not better(self.name, value, self.value):
+            self.since += 1
+            return
+        self.value, self.step, self.since = value, step, 0
+        self.state = {name: tensor.detach().to("cpu", copy=True) for name, tensor in network.state_dict().items()}
+
+
+class Tuner:
+    """One run over some items. `evaluate` gives the measures of the network as it stands."""
+
+    def __init__(
+        self,
+        network: Network,
+        objective: Objective,
+        settings: FinetuneConfig,
+        out: Path,
+        evaluate: Callable[[], dict[str, float]],
+        measure: str,
+    ) -> None:
+        self.network, self.objective, self.settings, self.evaluate = network, objective, settings, evaluate
+        self.device = network.trunk.embed.token.weight.device
+        self.judge = Judge(network, objective)
+        self.best = Best(measure)
+        self.out = out
+        self.step = self.tokens = 0
+
+    def fit(self, items: Sequence[Item]) -> Best:
+        """Trains through the epochs or the minutes; the network ends with the best weights."""
+        s = self.settings
+        per_epoch = len(plan([1] * len(items), s.batch, 0))
+        self.steps = max(1, round(per_epoch * s.epochs))
+        self.every = max(1, per_epoch // s.evaluations)
+        self.config = s.training(self.steps)
+        self.machine = choose(self.device, self.config)
+        self.optimizers = make_optimizers(self.network, self.config)
+        _layered(self.optimizers, self.network, s.layer_decay)
+        compile_for(self.machine, self.judge, self.network.trunk.blocks, dynamic=True)
+        self.log = Log(self.out, self.config, first=True)
+        self.began, self.pending = time.monotonic(), list[Tensor]()
+        self.network.train()
+        with StopSignals() as stop, Background(self._batches(items), ahead=4) as stream:
+            for batch in stream:
+                self._update(batch)
+                if self._done(bool(stop.number)):
+                    break
+        self.network.load_state_dict(self.best.state)
+        self.network.eval()
+        self.log.close()
+        if stop.number:
+            raise Stopped(stop.number)
+        return self.best
+
+    def _batches(self, items: Sequence[Item]) -> Iterator[dict[str, Tensor]]:
+        epoch = 0
+        while True:
+            seed = self.settings.seed * 1000 + epoch
+            for batch in batches(items, self.settings.batch, seed, self.network.config, lm=self.settings.lm > 0):
+                yield {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
+            epoch += 1
+
+    @property
+    def progress(self) -> float:
+        if self.settings.minutes:
+            return (time.monotonic() - self.began) / (60 * self.settings.minutes)
+        return self.step / self.steps
+
+    def _update(self, batch: dict[str, Any]) -> None:
+        torch.manual_seed(self.settings.seed * 1_000_003 + self.step)  # dropout is a function of the step
+        set_rate(self.optimizers, rate(self.step, min(1.0, self.progress), self.config))
+        counts = {name: count.clamp(min=1) for name, count in count_labels(self.objective, batch).items()}
+        with self.machine.autocast():
+            loss, _ = self.judge(batch, counts)
+        loss.backward()
+        if self.config.clip:
+            torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.clip)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        self.tokens += batch["tokens"].numel()
+        self.pending.append(loss.detach())
+
+    def _done(self, stopped: bool) -> bool:
+        """After a step: write, judge, and say whether this was the last."""
+        over = self.progress >= 1 or stopped
+        if self.step % LOG_EVERY == 0 or over:
+            self._row()
+        if self.step % self.every == 0 or over:
+            self._judge()
+        return over or bool(self.settings.patience and self.best.since >= self.settings.patience)
+
+    def _row(self) -> None:
+        loss = float(torch.stack(self.pending).mean())
+        self.pending = []
+        if loss != loss:
+            raise MalmoiError(f"The loss is no number any more at step {self.step}; a lower lr usually helps.")
+        seconds = time.monotonic() - self.began
+        learning = self.config.lr * rate(self.step, min(1.0, self.progress), self.config)
+        row = dict(step=self.step, tokens=self.tokens, seconds=round(seconds, 3), loss=round(loss, 5), lr=learning)
+        self.log.row(**row, tokens_per_second=round(self.tokens / seconds, 1))
+        left = seconds / max(self.progress, 1e-9) * (1 - self.progress)
+        share = min(1.0, self.progress)
+        self.log.progress(f"{bar(share)} {share:4.0%}  step {self.step:,}  loss {loss:.3f}  {clock(left)} left")
+
+    def _judge(self) -> None:
+        """The measures on the development set; the best so far is kept."""
+        self.network.eval()
+        with self.machine.autocast(), torch.compiler.set_stance("force_eager"):
+            metrics = self.evaluate()
+        self.network.train()
+        self.best.offer(metrics[self.best.name], self.step, self.network)
+        rounded = {name: round(value, 5) for name, value in metrics.items()}
+        self.log.row(step=self.step, tokens=self.tokens, seconds=round(time.monotonic() - self.began, 3), **rounded)
+        words = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in rounded.items())
+        self.log.say(f"step {self.step:,}: {words}" + ("" if self.best.since else "  (the best so far)"))
+
+
+def _layered(optimizers: list[torch.optim.Optimizer], network: Network, decay: float) -> None:
+    """Layer-wise rates: a layer n below the top learns at decay^n of the rate (Howard & Ruder 2018)."""
+    if decay == 1:
+        return
+    depth = {id(p): network.config.distinct + 1 for p in network.trunk.embed.parameters()}
+    for i, block in enumerate(network.trunk.blocks):
+        depth |= {id(p): network.config.distinct - i for p in block.parameters()}
+    for optimizer in optimizers:
+        groups = list(optimizer.param_groups)
+        optimizer.param_groups.clear()
+        for group in groups:
+            by_depth: dict[int, list[Any]] = {}
+            for p in group["params"]:
+                by_depth.setdefault(depth.get(id(p), 0), []).append(p)
+            for below, params in by_depth.items():
+                optimizer.param_groups.append({**group, "params": params, "lr": group["lr"] * decay**below})
