@@ -17,9 +17,10 @@ import torch
 from malmoi.checkpoint import Checkpoint, write
 from malmoi.cli import run
 from malmoi.cli.info import EXTRAS
-from malmoi.model import PRESETS, Network, initialise
+from malmoi.model import Network, initialise
 from malmoi.model.families import bert, gpt2
 from malmoi.tokenizer import train
+from malmoi.train import RECIPES
 
 TEXTS = ["the state of the union is strong", "나는 오늘 학교에 갔다. 하늘이 맑다.", "a small model of small words"] * 4
 ROOT = Path(__file__).parents[1]
@@ -149,7 +150,7 @@ def test_tokenizers_are_trained_and_shown(call: Call, tmp_path: Path) -> None:
 def test_recipes_and_doctor(call: Call) -> None:
     rows = [json.loads(line) for line in call("recipes", "--json").out.splitlines()]
     counts = {row["recipe"]: row["parameters"] for row in rows}
-    assert set(PRESETS) <= set(counts)
+    assert set(RECIPES) == set(counts)
     assert counts["gpt2-small"] == 124_439_808
     assert counts["bert-base"] == 109_482_240
     assert "124,439,808" in call("recipes").out

@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 
 PUBLIC = {
     "load": "malmoi.infer",
+    "pretrain": "malmoi.train",
     "Model": "malmoi.infer",
     "Tokenizer": "malmoi.tokenizer",
     "ModelConfig": "malmoi.config",
@@ -29,6 +30,7 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from malmoi.infer import Model as Model
     from malmoi.infer import load as load
     from malmoi.tokenizer import Tokenizer as Tokenizer
+    from malmoi.train import pretrain as pretrain
 
 
 def __getattr__(name: str) -> Any:

@@ -36,7 +36,7 @@ def add(app: typer.Typer) -> None:
 
 
 def recipes(json: JsonOption = False) -> None:
-    """List the models of the papers, with the number of their weights.
+    """List what can be pre-trained: the models of the papers and their fast variants.
 
     Example: malmoi recipes
     """
@@ -50,18 +50,21 @@ def recipes(json: JsonOption = False) -> None:
 
 
 def _models() -> Iterator[dict[str, Any]]:
-    """Every preset, built without memory for its weights."""
+    """Every recipe's model, built without memory for its weights."""
     import torch
 
-    from malmoi.model import PRESETS, Network, parameters
+    from malmoi.model import Network, parameters
+    from malmoi.train import RECIPES
 
-    for name, make in PRESETS.items():
-        config = make()
+    for name, make in RECIPES.items():
+        recipe = make()
+        config = recipe.model
         encoder = config.pool == "first"
         with torch.device("meta"):
             network = Network(config, {} if encoder else {"lm": 0}, pooler=encoder and config.pooler == "tanh")
         sizes = {field: getattr(config, field) for field in ("depth", "width", "heads", "context", "vocab")}
-        yield {"recipe": name, "parameters": parameters(network), **sizes}
+        objective = {"objective": recipe.objective}
+        yield {"recipe": name, "parameters": parameters(network), **sizes, **objective, "about": recipe.about}
 
 
 def doctor(json: JsonOption = False) -> None:

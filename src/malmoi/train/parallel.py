@@ -58,7 +58,7 @@ class Group:
 def join(device: torch.device | str | None = None) -> Group:
     """The group this process was started in: alone, or one of `torchrun`'s."""
     world, local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
-    where = _device(device)
+    where = pick_device(device)
     cuda = where.type == "cuda"
     if cuda:
         where = torch.device("cuda", local if where.index is None or world > 1 else where.index)
@@ -70,7 +70,7 @@ def join(device: torch.device | str | None = None) -> Group:
     return Group(dist.get_rank(), dist.get_world_size(), where)
 
 
-def _device(name: torch.device | str | None) -> torch.device:
+def pick_device(name: torch.device | str | None) -> torch.device:
     """The device asked for, if it is there; the GPU where none is named and there is one."""
     there = torch.cuda.is_available()
     try:
