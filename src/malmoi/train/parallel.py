@@ -100,3 +100,11 @@ def spread(judge: nn.Module, blocks: nn.ModuleList, group: Group, mode: str) -> 
     fully_shard(judge, mesh=mesh)
     register_fsdp_forward_method(judge, "measure")  # validation gathers the weights too
     return judge
+
+
+def settle(judge: nn.Module) -> None:
+    """Lets go of the weights that FSDP2 gathered for a pass without a backward."""
+    from torch.distributed.fsdp import FSDPModule
+
+    if isinstance(judge, FSDPModule):
+        judge.reshard()

@@ -18,7 +18,7 @@ from malmoi.train.feed import Feed, Micro, Tensors, batch_sizes
 from malmoi.train.judge import Judge, summarise
 from malmoi.train.log import Log, bar, clock, read_rows
 from malmoi.train.optim import make_optimizers, set_rate
-from malmoi.train.parallel import Group, spread
+from malmoi.train.parallel import Group, settle, spread
 from malmoi.train.recipe import Recipe
 from malmoi.train.schedule import rate
 from malmoi.train.state import Position, latest, load_state, prune, save_state, sound, tensors_of
@@ -288,13 +288,14 @@ class Trainer:
             return {}
         self.network.eval()
         sums: dict[str, Tensor] = {}
-        size = max(1, min(self.micro, self.valid.epoch, 8192 // self.valid.length))
-        wanted = self.config.valid_batches * max(1, self.config.batch // self.group.world) // size
+        size = max(1, min(self.config.batch, self.valid.epoch, 8192 // self.valid.length))
+        wanted = self.config.valid_batches * self.config.batch // size
         for i in range(max(1, min(wanted, self.valid.epoch // size, 64))):
             batch = self.valid.micro(i * size, size, self.group.device).tensors
             with self.machine.autocast(), torch.compiler.set_stance("force_eager"):
                 for name, value in self.judge.measure(batch).items():
                     sums[name] = sums[name] + value if name in sums else value
+        settle(self.judge)
         weights = {term.head: term.weight for term in self.objective.terms}
         metrics = summarise({name: float(value) for name, value in sums.items()}, weights)
         self.position.valid_loss = metrics["valid_loss"]
