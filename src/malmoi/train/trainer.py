@@ -74,7 +74,7 @@ class Trainer:
         self.objective = objective(recipe.objective)
         self.judge = Judge(network.to(group.device), self.objective)
         network.trunk.rematerialise = self.config.rematerialise
-        compile_for(self.machine, self.judge, network.trunk.blocks, dynamic=recipe.objective != "lm")
+        compile_for(self.machine, self.judge, dynamic=recipe.objective != "lm")
         self.call = spread(self.judge, network.trunk.blocks, group, self.config.parallel)
         self.optimizers = make_optimizers(network, self.config)
         self.position = Position(positions=[0] * len(feeds))

