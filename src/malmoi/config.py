@@ -188,16 +188,21 @@ def _called(kind: Any) -> str:
 
 
 def _read(text: str, kind: Any) -> Any:
-    """Text from the command line as JSON where the field is not itself text."""
+    """Text from the command line as JSON where the field is not itself text; a list may do without its brackets."""
     if kind is str or get_origin(kind) is Literal:
         return text
+    if get_origin(kind) is tuple and not text.lstrip().startswith("["):
+        return [_read(part.strip(), get_args(kind)[0]) for part in text.split(",") if part.strip()]
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except json.JSONDecodeError:
-        pass
-    if get_origin(kind) is tuple:
-        return [part.strip() for part in text.split(",")]
+        words = {"none": None, "yes": True, "no": False, "true": True, "false": False}
+        value = words[text.lower()] if text.lower() in words else _number(text)
+    return int(value) if kind is int and isinstance(value, float) and value.is_integer() else value  # 1e5
+
+
+def _number(text: str) -> float | str:
     try:
-        return int(float(text)) if kind is int else float(text)  # 1e5, .5
+        return float(text)  # .5
     except ValueError:
-        return {"none": None, "yes": True, "no": False}.get(text.lower(), text)
+        return text

@@ -1,0 +1,678 @@
+"""Training: schedules and optimizers to the formula, and runs that survive whatever happens to them."""
+
+import errno
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import malmoi
+from malmoi.cli import run
+from malmoi.data import Store
+from malmoi.errors import MalmoiError, UsageError
+from malmoi.model import Network, initialise
+from malmoi.model.families import bert
+from malmoi.train import RECIPES, Recipe, Stopped, resolve
+from malmoi.train.feed import Feed, batch_sizes
+from malmoi.train.log import Log, read_rows
+from malmoi.train.optim import Muon, make_optimizers, orthogonal, set_rate
+from malmoi.train.parallel import Group
+from malmoi.train.prepare import read_recipe
+from malmoi.train.recipe import TrainConfig
+from malmoi.train.schedule import SCHEDULES, rate
+from malmoi.train.state import Position, latest, prune, save_state
+from malmoi.train.trainer import Budget, Trainer
+from tiny_runs import (
+    KINDS,
+    assert_equal_weights,
+    losses,
+    signalled,
+    steps_of,
+    train,
+    weights,
+    write_corpus,
+)
+
+SCRIPT = Path(__file__).with_name("tiny_runs.py")
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("text") / "text.txt")
+
+
+@pytest.fixture(scope="session")
+def whole(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Undisturbed runs of 20 steps, dropout on."""
+    folders = {kind: tmp_path_factory.mktemp("whole") / kind for kind in KINDS}
+    for kind, out in folders.items():
+        train(kind, corpus, out, steps=20, **{"train.save_every": 6})
+    return folders
+
+
+# ---- schedules, batches, optimizers
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_warms_up_and_ends_at_its_floor(name: Any) -> None:
+    c = TrainConfig(schedule=name, warmup=0.1, warmup_steps=0, floor=0.1)
+    shares = [rate(step, step / 1000, c) for step in range(1001)]
+    assert shares[50] == pytest.approx(0.5 * SCHEDULES[name](0.0, c), rel=1e-3)
+    assert max(shares) == pytest.approx(1.0, abs=1e-3)
+    assert shares[-1] == pytest.approx(1.0 if name == "constant" else 0.1)
+    assert all(a <= b + 1e-12 for a, b in pairwise(shares[:101]))
+    assert all(a >= b - 1e-12 for a, b in pairwise(shares[100:]))
+
+
+def test_schedules_have_their_shapes() -> None:
+    c = TrainConfig(warmup=0.0, warmup_steps=0, cooldown=0.4)
+    assert rate(0, 0.25, replace(c, schedule="linear")) == pytest.approx(0.75)
+    assert rate(0, 0.5, replace(c, schedule="cosine")) == pytest.approx(0.5)
+    assert rate(0, 0.25, replace(c, schedule="cosine")) == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
+    assert rate(0, 0.6, replace(c, schedule="wsd")) == pytest.approx(1.0)
+    assert rate(0, 0.8, replace(c, schedule="wsd")) == pytest.approx(0.5)
+    few = TrainConfig(warmup=0.0, warmup_steps=10)
+    assert [rate(step, 0.0, few) for step in (0, 4, 9, 50)] == pytest.approx([0.1, 0.5, 1.0, 1.0])
+
+
+def test_the_batch_grows_as_gpt3s() -> None:
+    c = TrainConfig(batch=64, batch_start=8, batch_ramp=0.1)
+    sizes = list(islice(batch_sizes(c, 0, 1000, world=4), 120))
+    assert sizes[0] == 8
+    assert sizes[50] == 36
+    assert set(sizes[100:]) == {64}
+    assert sizes == sorted(sizes)
+    assert not any(size % 4 for size in sizes)
+    assert sizes[30:40] == list(islice(batch_sizes(c, 30, 1000, world=4), 10))  # whichever step it starts at
+
+
+def test_a_budget_of_tokens_counts_the_growing_batch() -> None:
+    recipe = resolve("gpt2-small", {"tokens": 1_000_000, "batch": 32, "batch_start": 8, "batch_ramp": 0.5})
+    steps = Budget.of(recipe).steps
+    used = sum(islice(batch_sizes(recipe.train, 0, steps, 1), steps)) * recipe.model.context
+    assert used == pytest.approx(1_000_000, rel=0.05)
+
+
+def test_biases_and_norms_do_not_decay() -> None:
+    config = bert(vocab=50, context=16, width=8, depth=1, heads=2)
+    network = Network(config, {"mlm": 0, "nsp": 0})
+    (adam,) = make_optimizers(network, TrainConfig(decay=0.3))
+    names = {id(p): name for name, p in network.named_parameters()}
+    decay = {names[id(p)]: group["weight_decay"] for group in adam.param_groups for p in group["params"]}
+    assert decay.keys() == dict(network.named_parameters()).keys()
+    for name, value in decay.items():
+        assert value == (0.0 if name.endswith("bias") or "norm" in name else 0.3), name
+
+
+def test_muon_takes_the_matrices_of_the_blocks_and_makes_them_orthogonal() -> None:
+    network = initialise(Network(bert(vocab=50, context=16, width=32, depth=2, heads=2), {"mlm": 0}), 0)
+    adam, muon = make_optimizers(network, TrainConfig(optimizer="muon", matrix_lr=0.1))
+    assert isinstance(muon, Muon)
+    taken = [p for group in muon.param_groups for p in group["params"]]
+    assert all(p.dim() == 2 for p in taken)
+    assert len(taken) + sum(len(g["params"]) for g in adam.param_groups) == len(list(network.parameters()))
+    values = torch.linalg.svdvals(orthogonal(torch.randn(3, 24, 60)).float())
+    assert 0.6 < float(values.min()) <= float(values.max()) < 1.3  # the quintic keeps them near 1, not at it
+    matrix = torch.nn.Parameter(torch.zeros(8, 8))
+    optimizer = Muon([matrix], lr=0.1)
+    matrix.grad = torch.randn(8, 8)
+    set_rate([optimizer], 0.5)
+    optimizer.step()
+    moved = torch.linalg.svdvals(matrix.detach() / -0.05)  # every direction moves by the rate
+    assert 0.5 < float(moved.min()) <= float(moved.max()) < 1.4
+
+
+# ---- going on
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("step", [3, 7, 12])
+def test_a_stopped_run_ends_as_if_it_had_not_been(
+    kind: str, step: int, corpus: Path, whole: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"steps": 20, "train.save_every": 6}
+    with signalled(step), pytest.raises(Stopped) as stopped:
+        train(kind, corpus, tmp_path, **settings)
+    assert stopped.value.code == 143
+    assert f"Stopped at step {step} and saved" in capsys.readouterr().err
+    assert (tmp_path / "report.html").is_file()
+    train(kind, corpus, tmp_path, **settings)
+    assert f"Going on from step {step}." in capsys.readouterr().err
+    assert_equal_weights(tmp_path, whole[kind])
+    assert steps_of(tmp_path) == list(range(1, 21))
+    assert losses(tmp_path) == losses(whole[kind])
+
+
+def test_the_command_stops_with_143_after_saving(corpus: Path, whole: dict[str, Path], tmp_path: Path) -> None:
+    _, settings = KINDS["gpt"]
+    sets = [
+        f"--set={name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in settings.items()
+    ]
+    arguments = [
+        "pretrain",
+        "gpt2-small",
+        "--data",
+        str(corpus),
+        "--out",
+        str(tmp_path / "run"),
+        "--steps",
+        "20",
+        *sets,
+    ]
+    slow = "import time, malmoi.train.trainer as t; f = t.Trainer.step\n"
+    slow += "t.Trainer.step = lambda *a: (time.sleep(0.1), f(*a))[1]\nfrom malmoi.cli import main; main()"
+    said = ""
+    with subprocess.Popen([sys.executable, "-c", slow, *arguments], stderr=subprocess.PIPE, text=True) as child:
+        for line in child.stderr or ():
+            said += line
+            if "step 1 " in line:
+                child.send_signal(signal.SIGTERM)
+    assert child.returncode == 143
+    assert "and saved" in said
+    assert "Traceback" not in said
+    assert run([*arguments, "--json"]) == 0
+    assert_equal_weights(tmp_path / "run", whole["gpt"])
+
+
+def kill_often(jobs: dict[str, Any], folder: Path) -> list[str]:
+    file = folder / "jobs.json"
+    file.write_text(json.dumps([jobs]), "utf-8")
+    done = subprocess.run([sys.executable, str(SCRIPT), str(file)], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def check_kills(corpus: Path, folder: Path, *, kind: str, steps: int, kills: int, between: tuple[float, float]) -> None:
+    settings = {"steps": steps, "train.save_every": 1, "train.valid_every": 3}
+    job = dict(name="kills", kind=kind, data=str(corpus), out=str(folder / "killed"), settings=settings)
+    ends = kill_often(job | dict(kills=kills, seed=kills, between=between), folder)
+    assert ends.count("killed") >= kills // 2  # otherwise the run was too short to say anything
+    train(kind, corpus, folder / "killed", **settings)
+    train(kind, corpus, folder / "whole", **settings)
+    assert_equal_weights(folder / "killed", folder / "whole")
+    for name in ("loss", "valid_loss"):
+        rows, wanted = (
+            [(row["step"], row[name]) for row in read_rows(folder / run / "metrics.jsonl") if name in row]
+            for run in ("killed", "whole")
+        )
+        assert rows == wanted
+    left = [path.name for path in (folder / "killed").rglob("*") if path.name.endswith((".tmp", ".old"))]
+    assert left == []
+
+
+def test_a_killed_run_ends_as_if_it_had_not_been(corpus: Path, tmp_path: Path) -> None:
+    check_kills(corpus, tmp_path, kind="gpt", steps=40, kills=3, between=(0.2, 0.7))
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("kind", KINDS)
+def test_twenty_kills_at_random_moments(kind: str, corpus: Path, tmp_path: Path) -> None:
+    check_kills(corpus, tmp_path, kind=kind, steps=400, kills=20, between=(0.2, 1.2))
+
+
+def test_a_kill_between_two_renames_loses_nothing(tmp_path: Path) -> None:
+    tensors = {"weights.x": torch.arange(6.0)}
+    save_state(tmp_path, Position(step=3), tensors, Group())
+    (tmp_path / "step-3").rename(tmp_path / ".step-3.old")
+    assert latest(tmp_path, print, Group()) == tmp_path / "step-3"
+    save_state(tmp_path, Position(step=3, tokens=9), tensors, Group())
+    assert [path.name for path in tmp_path.iterdir()] == ["step-3"]
+    assert json.loads((tmp_path / "step-3" / "state.json").read_text())["position"]["tokens"] == 9
+
+
+def test_the_last_states_and_the_best_are_kept(tmp_path: Path) -> None:
+    for step, loss in enumerate([3.0, 1.0, 2.0, None, 2.5]):
+        save_state(tmp_path, Position(step=step, valid_loss=loss), {"weights.x": torch.ones(2)}, Group())
+        prune(tmp_path, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1", "step-3", "step-4"]
+
+
+def test_position_is_computed_not_replayed(corpus: Path, whole: dict[str, Path]) -> None:
+    """The first batch after 100,000 steps reads as many places of the store as the first of all."""
+    store = Store.open(whole["gpt"] / "data" / "train")
+
+    class Counting(np.ndarray):  # type: ignore[type-arg]
+        reads = 0
+
+        def __getitem__(self, key: Any) -> Any:
+            Counting.reads += 1
+            return np.asarray(self)[key]
+
+    from malmoi.data import LMBatches, Windows
+
+    watched = replace(store, tokens=store.tokens.view(Counting))
+    windows = Windows(watched, 16, seed=0)
+    feed = Feed(lambda share: LMBatches(windows, share), 16, len(windows))
+
+    def work(position: int) -> int:
+        Counting.reads = 0
+        feed.micro(position, 8, torch.device("cpu"))
+        return Counting.reads
+
+    assert work(100_000 * 8) == work(10 * 8) == 8
+
+
+def test_a_run_goes_on_from_a_far_step(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state of step 100,000: one batch is made for each step that is left, none for those before."""
+    train("gpt", corpus, tmp_path, steps=2)
+    (state,) = (tmp_path / "train_state").glob("step-2")
+    about = json.loads((state / "state.json").read_text())
+    about["position"] |= {"step": 100_000, "positions": [800_000]}
+    (state / "state.json").write_text(json.dumps(about))
+    state.rename(state.with_name("step-100000"))
+    asked: list[int] = []
+    original = Feed.micro
+
+    def counting(self: Feed, first: int, size: int, device: torch.device) -> Any:
+        asked.append(first)
+        return original(self, first, size, device)
+
+    monkeypatch.setattr(Feed, "micro", counting)
+    monkeypatch.setattr(Trainer, "_validate", lambda self: {})
+    train("gpt", corpus, tmp_path, steps=100_002)
+    assert asked[:2] == [800_000, 800_008]
+    assert len(asked) <= 2 + 6  # and what the thread had prepared ahead
+
+
+def test_a_finished_run_run_again_changes_nothing(whole: dict[str, Path], corpus: Path) -> None:
+    rows, before = read_rows(whole["bert"] / "metrics.jsonl"), weights(whole["bert"])
+    model = train("bert", corpus, whole["bert"], steps=20, **{"train.save_every": 6})
+    assert read_rows(whole["bert"] / "metrics.jsonl") == rows
+    assert all(torch.equal(before[name], value) for name, value in weights(whole["bert"]).items())
+    assert not model.network.training
+
+
+def test_a_longer_budget_goes_on(corpus: Path, tmp_path: Path) -> None:
+    train("gpt", corpus, tmp_path, steps=3)
+    train("gpt", corpus, tmp_path, steps=5)
+    assert steps_of(tmp_path) == [1, 2, 3, 4, 5]
+
+
+# ---- damage
+
+
+def begun(corpus: Path, out: Path) -> dict[str, Any]:
+    """A run of 20 stopped at step 8, with states of 6 and 8."""
+    settings = {"steps": 20, "train.save_every": 6}
+    with signalled(8), pytest.raises(Stopped):
+        train("gpt", corpus, out, **settings)
+    assert {"step-6", "step-8"} <= {path.name for path in (out / "train_state").iterdir()}
+    return settings
+
+
+def truncate(state: Path) -> None:
+    file = next(state.glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def flip(state: Path) -> None:
+    file = next(state.glob("*.safetensors"))
+    content = bytearray(file.read_bytes())
+    content[-50] ^= 1
+    file.write_bytes(bytes(content))
+
+
+def forget(state: Path) -> None:
+    (state / "state.json").unlink()
+
+
+@pytest.mark.parametrize("damage", [truncate, flip, forget])
+def test_the_state_before_a_damaged_one_is_used(
+    damage: Callable[[Path], None],
+    corpus: Path,
+    whole: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings = begun(corpus, tmp_path)
+    damage(tmp_path / "train_state" / "step-8")
+    train("gpt", corpus, tmp_path, **settings)
+    said = capsys.readouterr().err
+    assert "step-8 is damaged" in said
+    assert "damaged-step-8" in said
+    assert "Going on from step 6." in said
+    assert (tmp_path / "train_state" / "damaged-step-8").is_dir()  # nothing is lost
+    assert_equal_weights(tmp_path, whole["gpt"])
+    assert steps_of(tmp_path) == list(range(1, 21))
+
+
+@pytest.mark.parametrize("what", ["all damaged", "deleted"])
+def test_without_a_state_the_run_starts_anew_and_says_so(
+    what: str, corpus: Path, whole: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = begun(corpus, tmp_path)
+    for state in (tmp_path / "train_state").iterdir():
+        (truncate if what == "all damaged" else remove)(state)
+    capsys.readouterr()
+    train("gpt", corpus, tmp_path, **settings)
+    said = capsys.readouterr().err
+    assert "the run starts anew" in said
+    assert "Going on" not in said
+    assert_equal_weights(tmp_path, whole["gpt"])
+    assert steps_of(tmp_path) == list(range(1, 21))
+
+
+def remove(state: Path) -> None:
+    for path in state.iterdir():
+        path.unlink()
+    state.rmdir()
+
+
+def test_a_state_of_another_version_is_refused(corpus: Path, tmp_path: Path) -> None:
+    settings = begun(corpus, tmp_path)
+    file = tmp_path / "train_state" / "step-8" / "state.json"
+    file.write_text(file.read_text().replace('"format": 1', '"format": 99'))
+    with pytest.raises(MalmoiError, match="another version"):
+        train("gpt", corpus, tmp_path, **settings)
+    assert file.is_file()
+
+
+# ---- losses that go wrong
+
+
+def spoil(monkeypatch: pytest.MonkeyPatch, at: Callable[[Trainer, int], bool], how: str) -> None:
+    """Some steps end in a loss, or in weights, that are no numbers."""
+    original, calls = Trainer.step, iter(range(1, 10_000))
+
+    def step(self: Trainer, micros: list[Any]) -> Any:
+        losses = original(self, micros)
+        if at(self, next(calls)):
+            if how == "weights":
+                with torch.no_grad():
+                    next(self.network.parameters()).fill_(math.nan)
+            else:
+                losses["loss"] = losses["loss"] * float(how)
+        return losses
+
+    monkeypatch.setattr(Trainer, "step", step)
+
+
+@pytest.mark.parametrize("how", ["nan", "inf", "weights"])
+def test_a_bad_step_takes_the_run_back_and_is_skipped(
+    how: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoil(monkeypatch, lambda trainer, call: call == 8, how)
+    train("gpt", corpus, tmp_path, steps=12, **{"train.save_every": 4})
+    said = capsys.readouterr().err
+    assert "at step 8: back to step 4, skipping" in said
+    assert steps_of(tmp_path) == list(range(1, 13))
+    assert all(math.isfinite(loss) for loss in losses(tmp_path))
+    assert all(value.isfinite().all() for value in weights(tmp_path).values())
+    newest = tmp_path / "train_state" / "step-12" / "state.json"
+    assert json.loads(newest.read_text())["position"]["positions"] == [(12 + 4) * 8]  # four steps were skipped
+
+
+def test_a_spike_is_one_that_stands_out(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("malmoi.train.trainer.SPIKE_AFTER", 10)
+    spoil(monkeypatch, lambda trainer, call: call == 15, "3")
+    train("gpt", corpus, tmp_path, steps=20, **{"train.save_every": 4})
+    assert json.loads((tmp_path / "train_state" / "step-20" / "state.json").read_text())["position"]["rollbacks"] == 1
+
+
+def test_the_fourth_bad_step_ends_the_run_with_its_last_good_state(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as bad:
+        spoil(bad, lambda trainer, call: trainer.position.step == 9, "nan")
+        with pytest.raises(MalmoiError, match=r"4th time.*last good state.*train\.lr"):
+            train("gpt", corpus, tmp_path, steps=12, **{"train.save_every": 4})
+    assert all(value.isfinite().all() for value in weights(tmp_path).values())
+    train("gpt", corpus, tmp_path, steps=12, **{"train.save_every": 4})
+    assert steps_of(tmp_path) == list(range(1, 13))
+
+
+# ---- disks, sources, settings
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), OSError(errno.EIO, "I/O error")])
+def test_a_full_disk_is_one_sentence_and_costs_nothing(
+    error: OSError, corpus: Path, whole: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = begun(corpus, tmp_path)
+    with monkeypatch.context() as full:
+
+        def refuse(tensors: Any, path: Path, metadata: Any) -> None:
+            path.write_bytes(b"half")
+            raise error
+
+        full.setattr("malmoi.train.state.save_file", refuse)
+        with pytest.raises(MalmoiError, match=r"could not be written .*(disk is full|I/O error).* same command again"):
+            train("gpt", corpus, tmp_path, **settings)
+    assert not list((tmp_path / "train_state").glob(".*"))
+    train("gpt", corpus, tmp_path, **settings)
+    assert_equal_weights(tmp_path, whole["gpt"])
+
+
+def test_a_text_that_is_not_there_or_empty_or_short(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(MalmoiError, match=r"nowhere\.txt"):
+        train("gpt", tmp_path / "nowhere.txt", tmp_path / "a", steps=2)
+    empty = tmp_path / "empty.txt"
+    empty.write_text(" \n\n")
+    with pytest.raises(MalmoiError, match="no text"):
+        train("gpt", empty, tmp_path / "b", steps=2)
+    short = tmp_path / "short.txt"
+    short.write_text("the state of the union")
+    with pytest.raises(MalmoiError, match="fewer than one context of 512"):
+        train("gpt", short, tmp_path / "c", steps=2, **{"model.context": 512})
+    with pytest.raises(MalmoiError, match="blank lines"):
+        train("bert", short, tmp_path / "d", steps=2)
+
+
+def test_a_text_that_changed_is_encoded_again_and_said(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = write_corpus(tmp_path / "text.txt")
+    train("gpt", text, tmp_path / "run", steps=2)
+    write_corpus(text, documents=70)
+    train("gpt", text, tmp_path / "run", steps=4)
+    assert "rebuilt because the text changed" in capsys.readouterr().err
+
+
+def test_other_settings_in_the_same_folder_are_refused_by_name(corpus: Path, whole: dict[str, Path]) -> None:
+    before = (whole["gpt"] / "recipe.json").read_bytes()
+    with pytest.raises(UsageError, match=r"train\.lr was 0\.003.*name another folder"):
+        train("gpt", corpus, whole["gpt"], steps=20, **{"train.lr": 1e-2})
+    with pytest.raises(UsageError, match=r"model\.width was 16"):
+        train("gpt", corpus, whole["gpt"], steps=20, **{"model.width": 32})
+    assert (whole["gpt"] / "recipe.json").read_bytes() == before
+
+
+def test_a_folder_with_someone_elses_model_is_left_alone(whole: dict[str, Path], corpus: Path, tmp_path: Path) -> None:
+    malmoi.load(whole["gpt"]).save(tmp_path / "model")
+    with pytest.raises(UsageError, match="not pre-trained here"):
+        train("gpt", corpus, tmp_path / "model", steps=2)
+
+
+def test_one_run_in_a_folder_at_a_time(corpus: Path, tmp_path: Path) -> None:
+    import fcntl
+
+    with (tmp_path / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(MalmoiError, match="Another process is training"):
+            train("gpt", corpus, tmp_path, steps=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"steps": 0}, "give a budget"),
+        ({"steps": 2, "minutes": 3}, "one budget"),
+        ({"steps": -2}, r"train\.steps must be positive"),
+        ({"train.save_every": 0}, r"train\.save_every must be positive"),
+        ({"train.keep": 0}, r"train\.keep must be positive"),
+        ({"objective": "lm"}, "cannot learn to predict"),
+        ({"train.lrr": 1}, "Did you mean 'lr'"),
+        ({"minuets": 1}, "Did you mean 'minutes'"),
+        ({"data.lengths": "128,1024"}, "more than the model's context"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(changes: dict[str, Any], match: str) -> None:
+    with pytest.raises(UsageError, match=match):
+        resolve("bert-tiny", changes)
+
+
+# ---- starting from a model
+
+
+def test_a_model_goes_on_with_its_own_tokenizer(whole: dict[str, Path], corpus: Path, tmp_path: Path) -> None:
+    pretrained = weights(whole["bert"])
+    train("bert", corpus, tmp_path / "on", start=whole["bert"], steps=2, objective="mlm")
+    assert (tmp_path / "on" / "tokenizer.json").read_bytes() == (whole["bert"] / "tokenizer.json").read_bytes()
+    after = weights(tmp_path / "on")
+    assert not torch.equal(
+        after["bert.embeddings.word_embeddings.weight"], pretrained["bert.embeddings.word_embeddings.weight"]
+    )
+    same = "cls.seq_relationship.weight"  # not trained by this objective
+    assert torch.equal(after[same], pretrained[same])
+
+
+def test_a_tokenizer_that_does_not_fit_the_start_is_refused(
+    whole: dict[str, Path], corpus: Path, tmp_path: Path
+) -> None:
+    larger = tmp_path / "larger"
+    malmoi.tokenizer.train(corpus.read_text().split(), kind="byte-bpe", vocab=310).save(larger)
+    with pytest.raises(UsageError, match=r"tokens.*only 290"):
+        train("gpt", corpus, tmp_path / "a", start=whole["gpt"], tokenizer=larger, steps=2)
+    other = tmp_path / "other"
+    malmoi.tokenizer.train(["other words altogether"] * 9, kind="byte-bpe", vocab=270).save(other)
+    with pytest.raises(UsageError, match="another tokenizer"):
+        train("gpt", corpus, tmp_path / "b", start=whole["gpt"], tokenizer=other, steps=2)
+    with pytest.raises(UsageError, match="begun with another tokenizer"):
+        train("gpt", corpus, whole["gpt"], tokenizer=other, steps=20)
+    with pytest.raises(UsageError, match="has no mlm head"):
+        train("bert", corpus, tmp_path / "c", start=whole["gpt"], steps=2)
+
+
+# ---- the folder
+
+
+def test_transformers_opens_a_run(whole: dict[str, Path]) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, BertForPreTraining
+
+    text = "The state is strong."
+    ours, theirs = malmoi.load(whole["gpt"]), AutoModelForCausalLM.from_pretrained(whole["gpt"]).eval()
+    tokens = torch.tensor([AutoTokenizer.from_pretrained(whole["gpt"])(text)["input_ids"]])
+    torch.testing.assert_close(
+        torch.from_numpy(ours.logits(text)), theirs(tokens).logits[0].detach(), rtol=1e-4, atol=1e-4
+    )
+    ours, theirs = malmoi.load(whole["bert"]), BertForPreTraining.from_pretrained(whole["bert"]).eval()
+    tokens = torch.tensor([AutoTokenizer.from_pretrained(whole["bert"])(text)["input_ids"]])
+    torch.testing.assert_close(
+        torch.from_numpy(ours.logits(text)), theirs(tokens).prediction_logits[0].detach(), rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_recipe_and_the_report_are_there(kind: str, whole: dict[str, Path]) -> None:
+    recipe = read_recipe(whole[kind] / "recipe.json")
+    assert Recipe.from_json(recipe.to_json()) == recipe
+    assert replace(recipe.model, hidden=recipe.model.mlp_width) == malmoi.load(whole[kind]).config
+    assert resolve(str(whole[kind] / "recipe.json"), {}) == recipe
+    report = (whole[kind] / "report.html").read_text("utf-8")
+    assert "<polyline" in report
+    assert "http" not in report.replace("http-equiv", "")  # it needs nothing from elsewhere
+    rows = read_rows(whole[kind] / "metrics.jsonl")
+    assert {"step", "tokens", "seconds", "loss", "lr", "tokens_per_second"} <= set(rows[0])
+    assert rows[-1]["valid_loss"] > 0
+    assert rows[-1]["sample"]
+
+
+def test_a_cut_off_row_is_left_out(tmp_path: Path) -> None:
+    log = Log(tmp_path, TrainConfig(), first=True)
+    for step in (1, 2, 3):
+        log.row(step=step, loss=1.0)
+    with log.path.open("a") as file:
+        file.write('{"step": 4, "lo')
+    assert [row["step"] for row in Log(tmp_path, TrainConfig(), first=True).resume(2)] == [1, 2]
+    assert [row["step"] for row in read_rows(log.path)] == [1, 2]
+
+
+# ---- the command
+
+
+def test_a_dry_run_says_what_it_would_take_and_does_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "pretrain",
+        "gpt2-small",
+        "--data",
+        "nowhere",
+        "--out",
+        str(tmp_path / "run"),
+        "--tokens",
+        "1e6",
+        "--dry-run",
+    ]
+    assert run([*arguments, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["parameters"] == 124_439_808
+    assert said["weights"] == 4 * said["parameters"]
+    assert said["optimizer"] == 8 * said["parameters"]
+    assert 1e6 <= said["tokens"] < 1.6e6  # whole steps of half a million
+    assert said["seconds"] > 0
+    assert Recipe.from_dict(said["recipe"]).train.tokens == 1_000_000
+    assert run(arguments) == 0
+    assert "124,439,808" in capsys.readouterr().out
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_command_trains_several_files_and_tells_the_result(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [str(write_corpus(tmp_path / f"{i}.txt", documents=30)) for i in range(2)]
+    sets = ["model.width=16", "model.depth=1", "model.heads=2", "model.context=16", "batch=4", "compile=false"]
+    arguments = ["pretrain", "gpt-char", "--data", *files, "--out", str(tmp_path / "run"), "--steps", "4"]
+    arguments += [part for setting in sets for part in ("--set", setting)]
+    assert run([*arguments, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["folder"] == str(tmp_path / "run")
+    assert result["step"] == 4
+    assert result["valid_loss"] > 0
+    assert run(arguments) == 0
+    assert "step 4" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["gpt-chat", "--data", "x", "--out", "y"], 2, "gpt-char"),
+        (["gpt-char", "--data", "x", "--out", "y", "--set", "train.lr"], 2, "NAME=VALUE"),
+        (["gpt-char", "--data", "x", "--out", "y", "--minutes", "2", "--steps", "3"], 2, "one budget"),
+        (["gpt-char", "--data", "x", "--out", "y", "--steps", "many"], 2, "a whole number"),
+        (["nowhere/recipe.json", "--data", "x", "--out", "y"], 2, "nowhere/recipe.json"),
+        (["gpt-char", "--data", "-", "-", "--out", "y"], 2, "only once"),
+        (["gpt-char", "--data", "x", "--out", "y", "--device", "tpu"], 2, "device"),
+        (["gpt-char", "--out", "y"], 2, "--data"),
+    ],
+)
+def test_wrong_commands_are_one_sentence(
+    arguments: list[str],
+    code: int,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["pretrain", *arguments]) == code
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_recipe_can_be_resolved() -> None:
+    for name in RECIPES:
+        recipe = resolve(name, {})
+        assert recipe.name == name
+        assert recipe.about
+        assert Recipe.from_json(recipe.to_json()) == recipe
