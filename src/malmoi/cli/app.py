@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 from malmoi import __version__
 from malmoi.errors import MalmoiError, UsageError, nearest
 
-VERBS = ("say", "use", "tokenizer", "pretrain", "info")  # modules of this package; each adds its commands to the app
+VERBS = ("demo", "say", "use", "tokenizer", "pretrain", "tasks", "info")  # modules here; each adds its commands
 
 
 class Group(TyperGroup):

@@ -8,8 +8,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,70 +18,16 @@ from malmoi.infer import Model
 from malmoi.model import preset
 from malmoi.tasks import own
 from malmoi.tokenizer import Tokenizer, train
+from malmoi.train.demo_page import write_demo_page
+from malmoi.train.demo_story import ERAS, HELD_OUT, MASKED, PROMPTS, SENTENCE, Paragraph, Plan, Story
 from malmoi.train.finetune import Result, finetune
 from malmoi.train.pretrain import pretrain
 from malmoi.train.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
 from malmoi.train.recipes import fast_bert, fast_gpt
 
-ERAS = ((1900, "before 1900"), (1946, "1900–1945"), (9999, "after 1945"))
-HELD_OUT = 6  # one message in so many
-PROMPTS = ("The state of the Union is", "My fellow Americans,", "We must", "The people of the United States")
-MASKED = (
-    "The [MASK] of the United States is strong.",
-    "I ask the [MASK] to pass this bill.",
-    "We are at [MASK] with all nations.",
-)
-SENTENCE = "The Congress must act now to protect the people."
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How long each part takes and how large the models are: the one place to tune."""
-
-    minutes: Mapping[str, float] = field(
-        default_factory=lambda: {"gpt": 65 / 60, "bert": 65 / 60, "tune": 14 / 60, "untrained": 14 / 60}
-    )
-    vocab: int = 4096
-    width: int = 256
-    depth: int = 4
-    length: int = 128
-    batch: int = 32
-    labelled: int = 1500  # paragraphs with their era to learn from
-    judged: int = 600  # paragraphs of messages that were held out
-    compiled: bool | None = False  # on a CPU compiling costs half a minute for each model, more than a minute returns
-
-
-@dataclass(frozen=True)
-class Paragraph:
-    text: str
-    year: int
-
-    @property
-    def era(self) -> str:
-        return next(name for end, name in ERAS if self.year < end)
-
-
-@dataclass
-class Story:
-    """Everything the page shows."""
-
-    plan: Plan
-    out: Path
-    seconds: dict[str, float] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
-    cut: dict[str, list[str]] = field(default_factory=dict)  # a sentence as each vocabulary has it
-    samples: list[tuple[str, str]] = field(default_factory=list)
-    fills: list[tuple[str, list[tuple[str, float]]]] = field(default_factory=list)
-    scores: dict[str, float] = field(default_factory=dict)  # accuracy of telling the era, by who tells it
-    said: list[dict[str, Any]] = field(default_factory=list)
-    tokens: list[str] = field(default_factory=list)
-    attention: list[Any] = field(default_factory=list)  # [heads, T, T] of each layer
-
 
 def demo(out: str | Path = "demo", plan: Plan | None = None) -> Story:
     """Does it all in a folder and writes report.html there; says in plain sentences what happens."""
-    from malmoi.train.demo_page import write_demo_page
-
     story = Story(plan or Plan(), Path(out))
     began = time.monotonic()
     story.out.mkdir(parents=True, exist_ok=True)
@@ -187,7 +132,7 @@ def _gpt(story: Story) -> None:
     model = _pretrain(story, "gpt", "byte-bpe")
     texts = model.generate(list(PROMPTS), max_new_tokens=60, temperature=0.7, top_p=0.9, seed=1)
     story.samples = list(zip(PROMPTS, texts, strict=True))
-    story.facts["order"] = tells_order(model, [row for row in _rows(story, "dev")][:50])
+    story.facts["order"] = tells_order(model, _rows(story, "dev")[:50])
     for prompt, text in story.samples:
         print(f"  {prompt}{text}", file=sys.stderr)
 
@@ -226,9 +171,9 @@ def _era(story: Story) -> None:
     counts = Counter(line.split("\t")[1] for line in judged)
     most, number = counts.most_common(1)[0]
     _say(f"Fine-tuning the BERT to tell a paragraph's era ({', '.join(name for _, name in ERAS)}).")
-    tuned = _tune(story, "era", "tune", untrained=False)
+    tuned = _tune(story, "era", minutes=story.plan.minutes["tune"])
     _say("The same network once more, without what pre-training taught it.")
-    raw = _tune(story, "era-untrained", "untrained", untrained=True)
+    raw = _tune(story, "era-untrained", steps=tuned.steps, untrained=True)  # as many updates, whatever they take
     story.scores = {
         f"always “{most}”": number / len(judged),
         "the same BERT without pre-training": raw.metrics["accuracy"],
@@ -238,13 +183,10 @@ def _era(story: Story) -> None:
     story.said = [json.loads(row) for row in rows]
 
 
-def _tune(story: Story, name: str, budget: str, *, untrained: bool) -> Result:
+def _tune(story: Story, name: str, **budget: Any) -> Result:
     task = own("classification", text="text", label="era")
     data, dev = story.out / "era.train.tsv", story.out / "era.dev.tsv"
-    minutes = story.plan.minutes[budget]
-    return finetune(
-        story.out / "bert", task, data, story.out / name, dev, lr=5e-4, batch=16, minutes=minutes, untrained=untrained
-    )
+    return finetune(story.out / "bert", task, data, story.out / name, dev, lr=5e-4, batch=16, **budget)
 
 
 def _look(story: Story) -> None:

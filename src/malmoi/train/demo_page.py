@@ -6,7 +6,7 @@ from typing import Any
 
 from malmoi.checkpoint.atomic import write_text
 from malmoi.metrics import confusion
-from malmoi.train.demo import ERAS, PROMPTS, SENTENCE, Story
+from malmoi.train.demo_story import ERAS, PROMPTS, SENTENCE, Story
 from malmoi.train.log import clock, read_rows
 from malmoi.train.pictures import attention_grid, bars, chips, heat_map, sharpest
 from malmoi.train.report import chart, page
@@ -29,7 +29,8 @@ align-items:center;padding:.16rem 0}.bars b{font-weight:500;font-variant-numeric
 .heads{display:flex;gap:.7rem;align-items:center;margin:.5rem 0}.heads span{width:4rem;color:var(--soft);
 font-size:.9rem}.heads figure{margin:0;flex:1;max-width:96px}
 .tag{display:inline-block;border-radius:6px;padding:.05rem .5rem;font-size:.85rem;
-background:color-mix(in srgb,var(--a) 14%,transparent)}.tag.wrong{background:color-mix(in srgb,var(--b) 18%,transparent)}
+background:color-mix(in srgb,var(--a) 14%,transparent)}
+.tag.wrong{background:color-mix(in srgb,var(--b) 18%,transparent)}
 </style>"""
 EXAMPLES = 6
 

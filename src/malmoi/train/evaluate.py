@@ -26,6 +26,7 @@ class Outcome:
     gold: list[Any] = field(repr=False)
     said: list[Any] = field(repr=False)
     sure: list[float] = field(repr=False)  # probability, score, or how much likelier "no answer" is than the best
+    threshold: float | None = None  # above which there is no answer, where that was looked for
 
 
 def evaluate(
@@ -109,10 +110,11 @@ PREDICT: dict[str, Callable[[Reading, Sequence[Example]], tuple[list[Any], list[
 }
 
 
-def with_threshold(task: Task, examples: Sequence[Example], reading: Reading) -> tuple[Outcome, float]:
-    """An outcome whose threshold for "no answer" is the one of the best F1 (BERT §4.3), and that threshold."""
+def with_threshold(task: Task, examples: Sequence[Example], reading: Reading) -> Outcome:
+    """An outcome whose threshold for "no answer" is the one of the best F1 (BERT §4.3)."""
     best = outcome(task, examples, replace(reading, threshold=ALWAYS))
     found = best_threshold(best.gold, best.said, best.sure)
     said = ["" if null > found.threshold else text for text, null in zip(best.said, best.sure, strict=True)]
     without = {f"{name}_without_threshold": value for name, value in best.metrics.items()}
-    return Outcome({**judge(task.judged, best.gold, said), **without}, best.gold, said, best.sure), found.threshold
+    metrics = {**judge(task.judged, best.gold, said), **without}
+    return Outcome(metrics, best.gold, said, best.sure, found.threshold)

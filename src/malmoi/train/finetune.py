@@ -28,6 +28,7 @@ from malmoi.tasks.features import HEADS, View, features
 from malmoi.tokenizer.frame import framed, is_framed
 from malmoi.train.evaluate import Outcome, outcome, with_threshold
 from malmoi.train.settings import FinetuneConfig, finetune_config
+from malmoi.train.stop import Stopped
 from malmoi.train.task_report import write_task_report
 from malmoi.train.tune import Tuner
 
@@ -42,6 +43,7 @@ class Result:
     runs: tuple[dict[str, float], ...]
     out: Path
     model: Model
+    steps: int  # updates of the run that was kept
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class Run:
     settings: FinetuneConfig
     checkpoint: Checkpoint
     outcome: Outcome
+    steps: int
 
 
 def finetune(
@@ -91,7 +94,8 @@ def finetune(
         write(kept.checkpoint, out)
         _tell(chosen.judged[0], runs)
     _finish(work, kept, runs, out)
-    return Result(kept.outcome.metrics, tuple(run.outcome.metrics for run in runs), out, Model(kept.checkpoint))
+    every = tuple(run.outcome.metrics for run in runs)
+    return Result(kept.outcome.metrics, every, out, Model(kept.checkpoint), kept.steps)
 
 
 def _called(settings: FinetuneConfig, v: FinetuneConfig) -> str:
@@ -138,19 +142,22 @@ def _run(work: Work, settings: FinetuneConfig, out: Path) -> Run:
     items = features(work.task, work.train, _view(work, checkpoint, reading))
     _describe(work, settings, checkpoint.network, items)
 
-    def judged() -> Outcome:
-        if not _may_be_unanswered(work.task, work.train):
-            return outcome(work.task, work.dev, reading)
-        found, checkpoint.extra["threshold"] = with_threshold(work.task, work.dev, reading)
-        return found
+    judged = with_threshold if _may_be_unanswered(work.task, work.train) else outcome
+
+    def evaluate() -> Outcome:
+        return judged(work.task, work.dev, reading)
 
     objective = make_objective(work, settings)
-    tuner = Tuner(checkpoint.network, objective, settings, out, lambda: judged().metrics, work.task.judged[0])
-    tuner.fit(items)
-    done = Run(settings, checkpoint, judged())
+    tuner = Tuner(checkpoint.network, objective, settings, out, evaluate, work.task.judged[0])
+    best = tuner.fit(items)
+    if best.threshold is not None:
+        checkpoint.extra["threshold"] = best.threshold
     write(checkpoint, out)
     write_text(out / "finetune.json", json.dumps({"task": work.task.name, **settings.to_dict()}, indent=2) + "\n")
-    return done
+    if tuner.stopped:
+        print(f"Stopped at step {tuner.step:,}; the best so far is in {out}.", file=sys.stderr)
+        raise Stopped(tuner.stopped)
+    return Run(settings, checkpoint, best, tuner.step)
 
 
 def adapt(start: Checkpoint, task: Task, labels: tuple[str, ...], settings: FinetuneConfig) -> Checkpoint:

@@ -17,7 +17,8 @@ class FinetuneConfig(Config):
     """Everything `finetune` needs but the model, the task and the files."""
 
     epochs: float = 3.0
-    minutes: float = 0.0  # a budget of time in place of the epochs
+    steps: int = 0  # a number of updates in place of the epochs
+    minutes: float = 0.0  # a budget of time in place of both
     batch: int = 32
     lr: float = 5e-5  # BERT: 5e-5, 3e-5 or 2e-5; GPT-1: 6.25e-5
     decay: float = 0.01

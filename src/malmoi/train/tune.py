@@ -17,12 +17,13 @@ from malmoi.objectives import Objective, count_labels
 from malmoi.tasks.batch import batches, plan
 from malmoi.tasks.features import Item
 from malmoi.train.device import choose, compile_for
+from malmoi.train.evaluate import Outcome
 from malmoi.train.judge import Judge
 from malmoi.train.log import Log, bar, clock
 from malmoi.train.optim import make_optimizers, set_rate
 from malmoi.train.schedule import rate
 from malmoi.train.settings import FinetuneConfig
-from malmoi.train.stop import Stopped, StopSignals
+from malmoi.train.stop import StopSignals
 
 LOG_EVERY = 10  # steps
 
@@ -32,21 +33,22 @@ class Best:
     """The best state so far, by the measure that decides."""
 
     name: str
-    value: float | None = None
+    outcome: Outcome | None = None
     step: int = 0
     state: dict[str, Tensor] = field(default_factory=dict)
     since: int = 0  # evaluations without a better one
 
-    def offer(self, value: float, step: int, network: Network) -> None:
-        if self.value is not None and not better(self.name, value, self.value):
+    def offer(self, outcome: Outcome, step: int, network: Network) -> None:
+        now = outcome.metrics[self.name]
+        if self.outcome is not None and not better(self.name, now, self.outcome.metrics[self.name]):
             self.since += 1
             return
-        self.value, self.step, self.since = value, step, 0
+        self.outcome, self.step, self.since = outcome, step, 0
         self.state = {name: tensor.detach().to("cpu", copy=True) for name, tensor in network.state_dict().items()}
 
 
 class Tuner:
-    """One run over some items. `evaluate` gives the measures of the network as it stands."""
+    """One run over some items. `evaluate` judges the network as it stands, by `measure` first of all."""
 
     def __init__(
         self,
@@ -54,7 +56,7 @@ class Tuner:
         objective: Objective,
         settings: FinetuneConfig,
         out: Path,
-        evaluate: Callable[[], dict[str, float]],
+        evaluate: Callable[[], Outcome],
         measure: str,
     ) -> None:
         self.network, self.objective, self.settings, self.evaluate = network, objective, settings, evaluate
@@ -62,19 +64,19 @@ class Tuner:
         self.judge = Judge(network, objective)
         self.best = Best(measure)
         self.out = out
-        self.step = self.tokens = 0
+        self.step = self.tokens = self.stopped = 0  # stopped: by which signal
 
-    def fit(self, items: Sequence[Item]) -> Best:
-        """Trains through the epochs or the minutes; the network ends with the best weights."""
+    def fit(self, items: Sequence[Item]) -> Outcome:
+        """Trains through the epochs or the minutes; the network ends with the best weights, which are judged so."""
         s = self.settings
         per_epoch = len(plan([1] * len(items), s.batch, 0))
-        self.steps = max(1, round(per_epoch * s.epochs))
+        self.steps = s.steps or max(1, round(per_epoch * s.epochs))
         self.every = max(1, per_epoch // s.evaluations)
         self.config = s.training(self.steps)
         self.machine = choose(self.device, self.config)
         self.optimizers = make_optimizers(self.network, self.config)
         _layered(self.optimizers, self.network, s.layer_decay)
-        compile_for(self.machine, self.judge, self.network.trunk.blocks, dynamic=True)
+        compile_for(self.machine, self.judge, dynamic=True)
         self.log = Log(self.out, self.config, first=True)
         self.began, self.pending = time.monotonic(), list[Tensor]()
         self.network.train()
@@ -86,9 +88,10 @@ class Tuner:
         self.network.load_state_dict(self.best.state)
         self.network.eval()
         self.log.close()
-        if stop.number:
-            raise Stopped(stop.number)
-        return self.best
+        if self.best.outcome is None:
+            raise MalmoiError("Nothing was learnt: there was no step to judge.")
+        self.stopped = stop.number
+        return self.best.outcome
 
     def _batches(self, items: Sequence[Item]) -> Iterator[dict[str, Tensor]]:
         epoch = 0
@@ -146,10 +149,10 @@ class Tuner:
         """The measures on the development set; the best so far is kept."""
         self.network.eval()
         with self.machine.autocast(), torch.compiler.set_stance("force_eager"):
-            metrics = self.evaluate()
+            outcome = self.evaluate()
         self.network.train()
-        self.best.offer(metrics[self.best.name], self.step, self.network)
-        rounded = {name: round(value, 5) for name, value in metrics.items()}
+        self.best.offer(outcome, self.step, self.network)
+        rounded = {name: round(value, 5) for name, value in outcome.metrics.items()}
         self.log.row(step=self.step, tokens=self.tokens, seconds=round(time.monotonic() - self.began, 3), **rounded)
         words = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in rounded.items())
         self.log.say(f"step {self.step:,}: {words}" + ("" if self.best.since else "  (the best so far)"))

@@ -1,0 +1,58 @@
+"""What the demo does and what it found: the plan, and the story that its page tells."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ERAS = ((1900, "before 1900"), (1946, "1900–1945"), (9999, "after 1945"))
+HELD_OUT = 6  # one message in so many
+PROMPTS = ("The state of the Union is", "My fellow Americans,", "We must", "The people of the United States")
+MASKED = (
+    "The [MASK] of the United States is strong.",
+    "I ask the [MASK] to pass this bill.",
+    "We are at [MASK] with all nations.",
+)
+SENTENCE = "The Congress must act now to protect the people."
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long each part takes and how large the models are: the one place to tune."""
+
+    minutes: Mapping[str, float] = field(default_factory=lambda: {"gpt": 65 / 60, "bert": 65 / 60, "tune": 14 / 60})
+    vocab: int = 4096
+    width: int = 256
+    depth: int = 4
+    length: int = 128
+    batch: int = 32
+    labelled: int = 1500  # paragraphs with their era to learn from
+    judged: int = 600  # paragraphs of messages that were held out
+    compiled: bool | None = False  # on a CPU compiling costs half a minute for each model, more than a minute returns
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    text: str
+    year: int
+
+    @property
+    def era(self) -> str:
+        return next(name for end, name in ERAS if self.year < end)
+
+
+@dataclass
+class Story:
+    """Everything the page shows."""
+
+    plan: Plan
+    out: Path
+    seconds: dict[str, float] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    cut: dict[str, list[str]] = field(default_factory=dict)  # a sentence as each vocabulary has it
+    samples: list[tuple[str, str]] = field(default_factory=list)
+    fills: list[tuple[str, list[tuple[str, float]]]] = field(default_factory=list)
+    scores: dict[str, float] = field(default_factory=dict)  # accuracy of telling the era, by who tells it
+    said: list[dict[str, Any]] = field(default_factory=list)
+    tokens: list[str] = field(default_factory=list)
+    attention: list[Any] = field(default_factory=list)  # [heads, T, T] of each layer
