@@ -232,9 +232,9 @@ def best_threshold(gold: Golds, predicted: Sequence[str], null: Numbers, measure
     """SQuAD 2.0's search: with every answer given up at first, taken back from the surest on; the best sum wins."""
     _paired(gold, predicted)
     judge = {"span_f1": overlap, "span_exact": exact}[measure]
-    has = [any(normal(g) for g in golds) for golds in gold]
+    has = [bool(golds) for golds in gold]
     score = best = float(sum(not h for h in has))
-    threshold = 0.0
+    threshold = float(np.min(null)) - 1  # below all: never an answer
     for i in np.argsort(np.asarray(null, np.float64), kind="stable"):
         if has[i]:
             score += _best(judge, gold[i], predicted[i])

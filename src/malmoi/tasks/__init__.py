@@ -3,11 +3,12 @@
 from pathlib import Path
 
 from malmoi.errors import MalmoiError, UsageError, nearest
-from malmoi.tasks import glue
+from malmoi.tasks import choice, glue, korean, ner, squad
 from malmoi.tasks.base import METRICS, Example, Examples, Prompt, Task, label_names, load, need_labels
 from malmoi.tasks.own import own
 
-TASKS: dict[str, Task] = {task.name: task for task in (*glue.TASKS,)}
+_FAMILIES = (glue, korean, ner, squad, choice)
+TASKS: dict[str, Task] = {task.name: task for family in _FAMILIES for task in family.TASKS}
 
 __all__ = [
     "METRICS",

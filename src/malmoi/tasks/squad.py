@@ -1,0 +1,50 @@
+"""SQuAD 1.1 (Rajpurkar et al. 2016) and 2.0 (2018): a question, a paragraph, and where the answer stands in it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from malmoi.errors import MalmoiError
+from malmoi.tasks.base import Example, Task
+from malmoi.tasks.rows import Row, json_value
+
+
+def questions(path: Path) -> Iterator[Row]:
+    """Every question with its paragraph; its place is its number in the file."""
+    number = 0
+    try:
+        for article in json_value(path)["data"]:
+            for paragraph in article["paragraphs"]:
+                for question in paragraph["qas"]:
+                    number += 1
+                    yield Row({**question, "context": paragraph["context"]}, f"{path}:{number}")
+    except (KeyError, TypeError) as error:
+        raise MalmoiError(f"{path} is not in SQuAD's form after question {number}: {error} is missing.") from error
+
+
+def example(row: Row) -> Example:
+    impossible = bool(row.values.get("is_impossible", False))
+    golds = None
+    if impossible or "answers" in row.values:
+        given = [] if impossible else row["answers"]
+        golds = tuple(dict.fromkeys((str(one["text"]), int(one["answer_start"])) for one in given))
+    return Example(row.text("question"), row.text("context"), golds, str(row["id"]), row.place)
+
+
+SQUAD = Task(
+    "squad",
+    "answer",
+    questions,
+    example,
+    about="where in a paragraph is the answer?",
+    files=("train*", "dev*"),
+)
+SQUAD2 = Task(
+    "squad2",
+    "answer",
+    questions,
+    example,
+    about="where is the answer, if there is one at all?",
+    files=("train*", "dev*"),
+)
+
+TASKS = (SQUAD, SQUAD2)

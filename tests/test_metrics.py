@@ -1,0 +1,188 @@
+"""Every measure against an oracle: scikit-learn, scipy, seqeval, and SQuAD's rules written out a second time."""
+
+import math
+import re
+import string
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from malmoi import metrics
+from malmoi.errors import UsageError
+
+few = settings(max_examples=40, deadline=None)
+
+
+def both(values: st.SearchStrategy) -> st.SearchStrategy:
+    """Gold and predicted lists of one length."""
+    return st.lists(st.tuples(values, values), min_size=1, max_size=30).map(
+        lambda rows: ([a for a, _ in rows], [b for _, b in rows])
+    )
+
+
+@few
+@given(both(st.sampled_from("abcd")))
+def test_labels_as_scikit_learn(pair: tuple[list[str], list[str]]) -> None:
+    from sklearn import metrics as theirs
+
+    gold, said = (["a", "b", *some] for some in pair)  # scikit-learn warns of a single label
+    assert metrics.accuracy(gold, said) == pytest.approx(theirs.accuracy_score(gold, said))
+    assert metrics.f1_macro(gold, said) == pytest.approx(theirs.f1_score(gold, said, average="macro", zero_division=0))
+    assert metrics.f1_micro(gold, said) == pytest.approx(theirs.f1_score(gold, said, average="micro", zero_division=0))
+    assert metrics.matthews(gold, said) == pytest.approx(theirs.matthews_corrcoef(gold, said), abs=1e-12)
+    assert metrics.confusion(gold, said).tolist() == theirs.confusion_matrix(gold, said).tolist()
+
+
+@few
+@given(both(st.sampled_from("01")))
+def test_two_labels_as_scikit_learn(pair: tuple[list[str], list[str]]) -> None:
+    from sklearn.metrics import f1_score
+
+    gold, said = pair
+    wanted = f1_score([int(g) for g in gold], [int(s) for s in said], zero_division=0)
+    assert metrics.f1(gold, said) == pytest.approx(wanted)
+    assert metrics.f1(gold, said, positive="0") == pytest.approx(
+        f1_score([int(g) for g in gold], [int(s) for s in said], pos_label=0, zero_division=0)
+    )
+
+
+@few
+@given(both(st.integers(-5, 5)))
+def test_correlations_as_scipy(pair: tuple[list[int], list[int]]) -> None:
+    from scipy.stats import pearsonr, spearmanr
+
+    gold, said = pair
+    if len(set(gold)) < 2 or len(set(said)) < 2:
+        assert metrics.pearson(gold, said) == 0
+        return
+    assert metrics.pearson(gold, said) == pytest.approx(pearsonr(gold, said)[0], abs=1e-9)
+    assert metrics.spearman(gold, said) == pytest.approx(spearmanr(gold, said)[0], abs=1e-9)
+
+
+def test_a_correlation_keeps_its_figures_whatever_the_scale() -> None:
+    x = np.array([1.0, 2.0, 4.0, 3.0])
+    for scale in (1e-200, 1e200):
+        assert metrics.pearson(x * scale, x) == pytest.approx(1)
+    assert metrics.spearman([1, 2, 2, 3], [10, 20, 20, 30]) == pytest.approx(1)
+
+
+TAGS = st.sampled_from(["O", *(f"{mark}-{name}" for mark in "BIES" for name in ("PER", "LOC"))])
+
+
+@few
+@given(st.lists(st.lists(st.tuples(TAGS, TAGS), min_size=1, max_size=12), min_size=1, max_size=6))
+def test_entities_as_seqeval(sentences: list[list[tuple[str, str]]]) -> None:
+    from seqeval import metrics as theirs
+
+    gold = [[g for g, _ in sentence] for sentence in sentences]
+    said = [[s for _, s in sentence] for sentence in sentences]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wanted = {
+            "entity_f1": theirs.f1_score(gold, said),
+            "entity_precision": theirs.precision_score(gold, said),
+            "entity_recall": theirs.recall_score(gold, said),
+        }
+    assert metrics.judge(tuple(wanted), gold, said) == pytest.approx(wanted)
+
+
+def test_the_ways_to_mark_entities_agree() -> None:
+    wanted = {("PER", 0, 1), ("PER", 2, 2), ("LOC", 4, 4)}
+    assert metrics.entities(["I-PER", "I-PER", "B-PER", "O", "I-LOC"]) == wanted  # IOB1
+    assert metrics.entities(["B-PER", "I-PER", "B-PER", "O", "B-LOC"]) == wanted  # IOB2
+    assert metrics.entities(["B-PER", "E-PER", "S-PER", "O", "S-LOC"]) == wanted  # BIOES
+    assert metrics.entities(["B-PER", "L-PER", "U-PER", "O", "U-LOC"]) == wanted  # BILOU
+
+
+# ------------------------------------------------------------------ SQuAD, its rules once more
+
+
+def normalised(text: str) -> list[str]:
+    """Lower case, no punctuation, no articles, split at spaces: written from the description."""
+    kept = text.lower().translate(str.maketrans("", "", string.punctuation))
+    return [word for word in re.sub(r"\b(?:a|an|the)\b", " ", kept).split() if word]
+
+
+def one_f1(gold: str, said: str) -> float:
+    a, b = normalised(gold), normalised(said)
+    if not a or not b:
+        return float(a == b)
+    shared = sum(min(a.count(word), b.count(word)) for word in set(a))
+    if not shared:
+        return 0.0
+    precision, recall = shared / len(b), shared / len(a)
+    return 2 * precision * recall / (precision + recall)
+
+
+WORDS = st.lists(st.sampled_from(["the", "a", "Cat", "cat.", "sat", "an", "-", "on"]), max_size=4).map(" ".join)
+QUESTIONS = st.lists(st.tuples(st.lists(WORDS, max_size=3), WORDS, st.integers(-9, 9)), min_size=1, max_size=12)
+
+
+@few
+@given(QUESTIONS)
+def test_answers_by_squads_rules(rows: list[tuple[list[str], str, int]]) -> None:
+    gold, said = [g for g, _, _ in rows], [s for _, s, _ in rows]
+    meant = [[g for g in golds if normalised(g)] or [""] for golds in gold]
+    exact = [max(normalised(g) == normalised(s) for g in golds) for golds, s in zip(meant, said, strict=True)]
+    f1 = [max(one_f1(g, s) for g in golds) for golds, s in zip(meant, said, strict=True)]
+    assert metrics.span_exact(gold, said) == pytest.approx(np.mean(exact))
+    assert metrics.span_f1(gold, said) == pytest.approx(np.mean(f1))
+
+
+@few
+@given(QUESTIONS)
+def test_no_threshold_beats_the_best_one(rows: list[tuple[list[str], str, int]]) -> None:
+    gold, said, null = ([row[i] for row in rows] for i in range(3))
+    assume(len(set(null)) == len(null))  # a threshold cannot part equals, the official search does
+    assume(all(normalised(g) for golds in gold for g in golds))  # an answer of articles only is no answer
+    found = metrics.best_threshold(gold, said, null)
+
+    def with_threshold(at: float) -> float:
+        return metrics.span_f1(gold, ["" if n > at else s for s, n in zip(said, null, strict=True)])
+
+    scores = [with_threshold(at) for at in (min(null) - 1, *null)]
+    # The official sum takes a question without answer for wrong as soon as anything is said, even "the".
+    if all(normalised(s) for s in said):
+        assert found.score == pytest.approx(max(scores))
+        assert with_threshold(found.threshold) == pytest.approx(found.score)
+
+
+def test_squads_rules_by_hand() -> None:
+    assert metrics.span_exact([["The Denver Broncos!"]], ["denver broncos"]) == 1
+    assert metrics.span_f1([["Denver Broncos", "the Broncos of Denver"]], ["broncos"]) == pytest.approx(2 / 3)
+    assert metrics.span_f1([[]], [""]) == 1
+    assert metrics.span_f1([[]], ["anything"]) == 0
+    assert metrics.span_f1([["yes"]], [""]) == 0
+    # two answerable, one not; giving up on the least sure is best
+    found = metrics.best_threshold([["a1"], ["b1"], []], ["a1", "b1", "c"], [-3.0, 1.0, 2.0])
+    assert (found.score, found.threshold) == (1.0, 1.0)
+
+
+# ------------------------------------------------------------------ language, means, refusals
+
+
+def test_language_measures_and_means() -> None:
+    assert metrics.perplexity([math.log(0.25)] * 3) == pytest.approx(4)
+    assert metrics.bits_per_byte([math.log(0.5)] * 6, "말") == pytest.approx(2)  # three bytes
+    found = metrics.mean([1.0, 2.0, 3.0, 4.0])
+    assert (found.mean, found.deviation) == (2.5, pytest.approx(np.std([1, 2, 3, 4], ddof=1)))
+    assert found.error == pytest.approx(found.deviation / 2)
+    assert metrics.mean([3.0]).error == 0
+
+
+def test_what_cannot_be_judged_is_said() -> None:
+    with pytest.raises(UsageError, match="2 gold values and 1 prediction"):
+        metrics.accuracy(["a", "b"], ["a"])
+    with pytest.raises(UsageError, match="nothing to judge"):
+        metrics.f1_macro([], [])
+    with pytest.raises(UsageError, match="f1_macro"):
+        metrics.f1(["a", "b", "c"], ["a", "b", "c"])
+    with pytest.raises(UsageError, match="Sentence 1 has 2 gold tags and 1"):
+        metrics.entity_f1([["O", "O"]], [["O"]])
+    with pytest.raises(UsageError, match="Did you mean 'accuracy'"):
+        metrics.metric("acuracy")
+    assert metrics.better("accuracy", 0.9, 0.8)
+    assert metrics.better("mse", 0.1, 0.2)
