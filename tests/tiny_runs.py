@@ -106,9 +106,13 @@ def run(job: dict[str, Any]) -> None:
     try:
         with signalled(**stop) if stop else _nothing():
             train(job["kind"], Path(job["data"]), Path(job["out"]), **job["settings"])
-        print(f"{job['name']} rank {rank} done", flush=True)
+        _say(f"{job['name']} rank {rank} done")
     except Stopped as stopped:
-        print(f"{job['name']} rank {rank} stopped {stopped.code}", flush=True)
+        _say(f"{job['name']} rank {rank} stopped {stopped.code}")
+
+
+def _say(text: str) -> None:
+    os.write(1, f"{text}\n".encode())  # at once, so that two processes do not mix their lines
 
 
 @contextmanager
@@ -128,10 +132,14 @@ def kill_often(job: dict[str, Any]) -> None:
         time.sleep(rng.uniform(*job["between"]))
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
-        print("killed" if os.WIFSIGNALED(status) else "finished", flush=True)
+        _say("killed" if os.WIFSIGNALED(status) else "finished")
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    if "WORLD_SIZE" in os.environ:  # one group for all jobs
+        torch.distributed.init_process_group("gloo")
     for task in json.loads(Path(sys.argv[1]).read_text("utf-8")):
         (kill_often if "kills" in task else run)(task)
+    if "WORLD_SIZE" in os.environ:
+        torch.distributed.destroy_process_group()

@@ -20,6 +20,7 @@ class Group:
     rank: int = 0
     world: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    owned: bool = False  # whether the processes were brought together for this run
 
     @property
     def first(self) -> bool:
@@ -51,7 +52,8 @@ class Group:
         return int(told.item())
 
     def close(self) -> None:
-        if self.world > 1 and dist.is_initialized():
+        """Parts the processes, unless whoever called had brought them together."""
+        if self.owned and dist.is_initialized():
             dist.destroy_process_group()
 
 
@@ -65,9 +67,10 @@ def join(device: torch.device | str | None = None) -> Group:
         torch.cuda.set_device(where)
     if world == 1:
         return Group(device=where)
-    if not dist.is_initialized():
+    owned = not dist.is_initialized()
+    if owned:
         dist.init_process_group("nccl" if cuda else "gloo", device_id=where if cuda else None)
-    return Group(dist.get_rank(), dist.get_world_size(), where)
+    return Group(dist.get_rank(), dist.get_world_size(), where, owned)
 
 
 def pick_device(name: torch.device | str | None) -> torch.device:

@@ -1,0 +1,148 @@
+"""Several processes: the same losses as one, states that any number of them can go on from, one voice."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import malmoi
+from malmoi.errors import UsageError
+from malmoi.train.log import read_rows
+from malmoi.train.parallel import Group
+from malmoi.train.prepare import _check_parallel
+from malmoi.train.recipes import recipe
+from tiny_runs import KINDS, STILL, losses, steps_of, train, weights, write_corpus
+
+SCRIPT = Path(__file__).with_name("tiny_runs.py")
+STEPS = 6
+SETTINGS = {**STILL, "steps": STEPS, "train.save_every": 100}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("text") / "text.txt")
+
+
+@pytest.fixture(scope="module")
+def alone(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """What one process does."""
+    folders = {kind: tmp_path_factory.mktemp("alone") / kind for kind in KINDS}
+    for kind, out in folders.items():
+        train(kind, corpus, out, **SETTINGS)
+    return folders
+
+
+def job(name: str, corpus: Path, folder: Path, **more: Any) -> dict[str, Any]:
+    kind, _, way = name.split()[0].partition("-")
+    settings = {**SETTINGS, "train.parallel": way}
+    return dict(name=name, kind=kind, data=str(corpus), out=str(folder / name), settings=settings) | more
+
+
+class Two:
+    """What two processes did, one job after another, and said."""
+
+    def __init__(self, corpus: Path, folder: Path) -> None:
+        self.folder = folder
+        third = {"step": 3, "rank": 1}  # the second process is asked to stop
+        half = [job("gpt-fsdp half", corpus, folder, signal=third), job("bert-ddp half", corpus, folder, signal=third)]
+        on = []
+        for name in ("gpt-fsdp on", "bert-ddp on"):  # begun by one process, here
+            self._begin_alone(name, corpus)
+            on.append(job(name, corpus, folder))
+        ways = [job(f"{kind}-{way}", corpus, folder) for kind in KINDS for way in ("ddp", "fsdp")]
+        done = self._run([*ways, *half, *on])
+        self.said, self.ended = done.stderr, sorted(done.stdout.splitlines())
+
+    def _begin_alone(self, name: str, corpus: Path) -> None:
+        kind = name.partition("-")[0]
+        train(kind, corpus, self.folder / name, **{**SETTINGS, "steps": STEPS, "train.save_every": 3})
+        newest = self.folder / name / "train_state" / f"step-{STEPS}"
+        newest.rename(newest.with_name("later"))  # as if it had been killed after step 3
+
+    def _run(self, jobs: list[dict[str, Any]]) -> "subprocess.CompletedProcess[str]":
+        file = self.folder / "jobs.json"
+        file.write_text(json.dumps(jobs), "utf-8")
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        return subprocess.run(
+            [*command, str(SCRIPT), str(file)], capture_output=True, text=True, check=True, env=environment
+        )
+
+
+@pytest.fixture(scope="module")
+def two(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Two:
+    return Two(corpus, tmp_path_factory.mktemp("two"))
+
+
+def near(one: Path, other: Path) -> None:
+    first, second = weights(one), weights(other)
+    assert first.keys() == second.keys()
+    for name in first:
+        torch.testing.assert_close(first[name], second[name], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_learn_as_one(kind: str, way: str, two: Two, alone: dict[str, Path]) -> None:
+    out = two.folder / f"{kind}-{way}"
+    assert losses(out) == pytest.approx(losses(alone[kind]), abs=1e-4)
+    valid = [read_rows(folder / "metrics.jsonl")[-1]["valid_loss"] for folder in (out, alone[kind])]
+    assert valid[0] == pytest.approx(valid[1], abs=1e-4)
+    near(out, alone[kind])
+    assert f"{kind}-{way} rank 1 done" in two.ended
+    assert malmoi.load(out).network.config.tied
+
+
+def test_one_voice(two: Two) -> None:
+    """Only the first process says and writes; every step is there once."""
+    assert two.said.count("Learning a wordpiece vocabulary") == 3  # two ways, and the half run
+    assert steps_of(two.folder / "gpt-fsdp") == list(range(1, STEPS + 1))
+    assert "Traceback" not in two.said
+
+
+def test_a_signal_to_one_process_stops_all_after_saving(two: Two) -> None:
+    for name in ("gpt-fsdp half", "bert-ddp half"):
+        assert [line for line in two.ended if line.startswith(name)] == [
+            f"{name} rank 0 stopped 143",
+            f"{name} rank 1 stopped 143",
+        ]
+        assert (two.folder / name / "train_state" / "step-3").is_dir()
+        assert (two.folder / name / "model.safetensors").is_file()
+    assert two.said.count("Stopped at step 3 and saved") == 2
+
+
+@pytest.mark.parametrize("name", ["gpt-fsdp half", "bert-ddp half"])
+def test_one_process_goes_on_from_a_state_of_two(name: str, two: Two, alone: dict[str, Path], corpus: Path) -> None:
+    kind = name.partition("-")[0]
+    files = sorted((two.folder / name / "train_state" / "step-3").glob("rank-*"))
+    sizes = [file.stat().st_size for file in files]
+    if "fsdp" in name:
+        assert 0.5 < sizes[0] / sizes[1] < 2  # each wrote its half
+    else:
+        assert sizes[1] < 1000 < sizes[0]  # what both hold is written once
+    train(kind, corpus, two.folder / name, **SETTINGS)
+    assert steps_of(two.folder / name) == list(range(1, STEPS + 1))
+    assert losses(two.folder / name) == pytest.approx(losses(alone[kind]), abs=1e-4)
+    near(two.folder / name, alone[kind])
+
+
+@pytest.mark.parametrize("name", ["gpt-fsdp on", "bert-ddp on"])
+def test_two_processes_go_on_from_a_state_of_one(name: str, two: Two, alone: dict[str, Path]) -> None:
+    kind = name.partition("-")[0]
+    assert two.said.count("Going on from step 3.") == 2
+    assert losses(two.folder / name) == pytest.approx(losses(alone[kind]), abs=1e-4)
+    near(two.folder / name, alone[kind])
+
+
+def test_what_cannot_be_cut_is_refused() -> None:
+    chosen = recipe("gpt-char").override({"train.parallel": "fsdp"})
+    with pytest.raises(UsageError, match=r"Muon needs whole matrices"):
+        _check_parallel(chosen, Group(0, 2))
+    with pytest.raises(UsageError, match="does not divide over 3 processes"):
+        _check_parallel(recipe("gpt-char"), Group(0, 3))
+    _check_parallel(chosen, Group())
