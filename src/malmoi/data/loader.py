@@ -20,7 +20,7 @@ from malmoi.errors import UsageError
 Batch = dict[str, NDArray[Any]]
 T = TypeVar("T")
 WIDTH = 8  # T is a multiple: the tensor cores' tile
-PACKED = 512  # N is a multiple: few shapes, few compilations
+PACKED = 128  # N is a multiple; the tail that fills it up is no longer than this
 
 
 class Batches(Protocol):
@@ -100,7 +100,7 @@ class BertBatches:
     def _packed(self, tokens: NDArray[Any], labels: NDArray[Any], keep: NDArray[Any], samples: Batch) -> Batch:
         lengths = samples["lengths"]
         bounds = np.concatenate([[0], np.cumsum(lengths)])
-        total, size = int(bounds[-1]), _up(int(bounds[-1]), PACKED)
+        size = _up(int(bounds[-1]), PACKED)
         rows = np.broadcast_to(np.arange(len(tokens))[:, None], tokens.shape)
         places = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
         most = int(self.masking.rate * (size - 2 * len(tokens))) + len(tokens)
@@ -110,7 +110,7 @@ class BertBatches:
             "positions": _tail(places[keep], size, 0),
             "documents": _tail(rows[keep], size, len(tokens)),
             "firsts": bounds[:-1],
-            "bounds": np.append(bounds, [size] if size > total else []).astype(np.int32),
+            "bounds": np.append(bounds, size).astype(np.int32),
             **_slots(_tail(labels[keep], size, IGNORE)[0], _up(max(most, 1), WIDTH)),
         }
 

@@ -39,7 +39,7 @@ class Mask:
 def prepare(pattern: Pattern, layout: Layout, device: torch.device, bounds: Bounds | None, dropout: float) -> Mask:
     """Picks the cheapest exact way to apply a pattern: a flag, nothing at all, bounds, blocks, or a dense mask."""
     causal = pattern.text == "causal"
-    if bounds is not None and (causal or pattern.text == "full") and _has_varlen(device):
+    if bounds is not None and device.type == "cuda" and (causal or pattern.text == "full"):
         return Mask(causal=causal, bounds=bounds)
     if layout.plain and (pattern.text == "full" or (causal and layout.queries == 1)):
         return Mask()
@@ -53,7 +53,7 @@ def prepare(pattern: Pattern, layout: Layout, device: torch.device, bounds: Boun
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0) -> Tensor:
     """softmax(q kᵀ / √E) v under a mask: q [B, H, T, E], k and v [B, G, K, E] → [B, H, T, E]."""
     if mask.bounds is not None:
-        return _varlen(q, k, v, mask.bounds, mask.causal)
+        return _packed(q, k, v, mask.bounds, mask.causal, dropout)
     grouped = q.size(1) != k.size(1)
     if mask.blocks is not None:
         return _flex()(q, k, v, block_mask=mask.blocks, enable_gqa=grouped)
@@ -68,17 +68,15 @@ def weights(q: Tensor, k: Tensor, mask: Mask) -> Tensor:
     return scores.softmax(-1) if seen is None else scores.masked_fill(~seen, float("-inf")).softmax(-1).nan_to_num(0.0)
 
 
-def _has_varlen(device: torch.device) -> bool:
-    return device.type == "cuda" and hasattr(torch.nn.attention, "varlen")
-
-
-def _varlen(q: Tensor, k: Tensor, v: Tensor, bounds: Bounds, causal: bool) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn
-
-    q, k, v = (x.squeeze(0).transpose(0, 1).contiguous() for x in (q, k, v))  # [1, H, N, E] → [N, H, E]
+def _packed(q: Tensor, k: Tensor, v: Tensor, bounds: Bounds, causal: bool, dropout: float) -> Tensor:
+    """FlashAttention over the sequences of one packed row; torch's public `varlen_attn` is this without dropout."""
+    if q.dtype not in (torch.bfloat16, torch.float16):
+        raise UsageError("Packed sequences need bf16 on a GPU: set train.precision=bf16, or data.packed=false.")
+    q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))  # [1, H, N, E] → [N, H, E], no copy
     n = bounds.longest
-    y: Any = varlen_attn(q, k, v, bounds.starts, bounds.starts, n, n, window_size=(-1, 0 if causal else -1))
-    return cast(Tensor, y.transpose(0, 1).unsqueeze(0))
+    flash = torch.ops.aten._flash_attention_forward
+    y = flash(q, k, v, bounds.starts, bounds.starts, n, n, dropout, causal, False)[0]
+    return cast(Tensor, y.transpose(0, 1)[None])
 
 
 @lru_cache(maxsize=1)

@@ -91,7 +91,11 @@ def _piece(logits: Tensor, bias: Tensor | None, y: Tensor, vocab: int, cap: floa
     log_sum = z.logsumexp(-1, keepdim=True)
     loss = (log_sum - z.gather(1, at)).squeeze(1)
     slope = (z - log_sum).exp()
-    slope = slope.scatter_add(1, at, torch.full_like(log_sum, -1.0)) * kept[:, None]
+    if z.is_cuda:  # a comparison melts into the kernel that writes the slope; a scatter would pass over it again
+        slope = slope - (torch.arange(z.size(1), device=z.device) == at).to(slope.dtype)
+    else:
+        slope = slope.scatter_add_(1, at, torch.full_like(log_sum, -1.0))
+    slope = slope * kept[:, None]
     if squash is not None:
         slope = slope * (1 - squash.square())
     return (loss * kept).sum(), slope

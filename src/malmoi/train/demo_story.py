@@ -22,10 +22,10 @@ class Plan:
 
     minutes: Mapping[str, float] = field(default_factory=lambda: {"gpt": 65 / 60, "bert": 65 / 60, "tune": 14 / 60})
     vocab: int = 4096
-    width: int = 256
+    width: int = 192
     depth: int = 4
     length: int = 128
-    batch: int = 32
+    batch: int = 16
     labelled: int = 1500  # paragraphs with their era to learn from
     judged: int = 600  # paragraphs of messages that were held out
     compiled: bool | None = False  # on a CPU compiling costs half a minute for each model, more than a minute returns

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from malmoi.data import Batch, Share
 from malmoi.data.background import Background
+from malmoi.data.loader import PACKED
 from malmoi.model import Bounds
 from malmoi.train.parallel import Group
 from malmoi.train.recipe import TrainConfig
@@ -75,7 +76,7 @@ def _tensors(batch: Batch, length: int, device: torch.device) -> Tensors:
         if "documents" in tensors:
             tensors["documents"] = tensors["documents"][:, :-1].contiguous()
     if "bounds" in tensors:
-        tensors["bounds"] = Bounds(tensors["bounds"], length)
+        tensors["bounds"] = Bounds(tensors["bounds"], max(length, PACKED))
     return tensors
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -15,13 +16,46 @@ from malmoi.train.recipe import TrainConfig
 EVERY = 5.0  # seconds between lines where there is no terminal
 
 
-class Log:
-    """Rows of metrics and words for the person who waits. Only the first process speaks."""
+class Voice:
+    """Words for the person who waits: lines, and on a terminal one that renews itself."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._live = not quiet and sys.stderr.isatty() and "NO_COLOR" not in os.environ
+        self._open = False  # whether the line that renews itself is on the screen
+        self._last = -EVERY
+
+    def progress(self, text: str) -> None:
+        """How it goes: renewed on a terminal, a line every few seconds elsewhere."""
+        if self._quiet or time.monotonic() - self._last < (0.1 if self._live else EVERY):
+            return
+        self._last = time.monotonic()
+        if self._live:
+            text = text[: shutil.get_terminal_size().columns - 1]  # a line that wraps cannot be renewed
+        self._print(text, end="" if self._live else "\n")
+        self._open = self._live
+
+    def say(self, text: str) -> None:
+        """Something worth a line of its own."""
+        if not self._quiet:
+            self._print(text)
+            self._open = False
+
+    def _print(self, text: str, end: str = "\n") -> None:
+        print(f"\r\033[K{text}" if self._live else text, end=end, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self._open:
+            print(file=sys.stderr)
+            self._open = False
+
+
+class Log(Voice):
+    """Rows of metrics, and words. Only the first process speaks."""
 
     def __init__(self, out: Path, c: TrainConfig, *, first: bool) -> None:
+        super().__init__(quiet=not first)
         self.path, self.first = out / "metrics.jsonl", first
-        self._live = first and sys.stderr.isatty() and "NO_COLOR" not in os.environ
-        self._last = 0.0
         self._board: Any = None
         self._there: set[tuple[int, bool]] = set()  # rows of the step that a run goes on from
         if first and c.tensorboard:
@@ -34,7 +68,7 @@ class Log:
         rows = read_rows(self.path)
         kept = [row for row in rows if row["step"] <= step]
         if len(kept) != len(rows) or self.path.read_bytes()[-1:] not in (b"\n", b""):
-            write_text(self.path, "".join(json.dumps(row) + "\n" for row in kept))
+            write_text(self.path, "".join(_line(row) for row in kept))
         self._there = {_kind(row) for row in kept if row["step"] == step}
         return kept
 
@@ -43,28 +77,19 @@ class Log:
         if not self.first or _kind(values) in self._there:
             return
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(values) + "\n")
+            file.write(_line(values))
         for name, value in values.items() if self._board else ():
             if isinstance(value, int | float) and name != "step":
                 self._board.add_scalar(name, value, values["step"])
 
-    def progress(self, text: str, *, now: bool = False) -> None:
-        """The state of the run: a line that renews itself on a terminal, one every few seconds elsewhere."""
-        if not self.first or (time.monotonic() - self._last < (0.1 if self._live else EVERY) and not now):
-            return
-        self._last = time.monotonic()
-        print(f"\r\033[K{text}" if self._live else text, end="" if self._live else "\n", file=sys.stderr, flush=True)
-
-    def say(self, text: str) -> None:
-        """Something worth a line of its own."""
-        if self.first:
-            print(f"\r\033[K{text}" if self._live else text, file=sys.stderr, flush=True)
-
     def close(self) -> None:
-        if self._live:
-            print(file=sys.stderr)
+        super().close()
         if self._board:
             self._board.close()
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False) + "\n"
 
 
 def _kind(row: Mapping[str, Any]) -> tuple[int, bool]:
@@ -77,7 +102,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     rows = []
     if not path.is_file():
         return []
-    for line in path.read_text("utf-8").splitlines():
+    for line in path.read_text("utf-8", errors="replace").split("\n"):
         try:
             rows.append(json.loads(line))
         except ValueError:

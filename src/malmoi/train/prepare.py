@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from malmoi.objectives import objective
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer import train as train_tokenizer
 from malmoi.train.feed import Feed
+from malmoi.train.log import Voice
 from malmoi.train.parallel import Group
 from malmoi.train.recipe import Recipe
 from malmoi.train.run import Run
@@ -222,9 +224,10 @@ def _encode(recipe: Recipe, readers: list[Reader], words: Tokenizer, out: Path) 
     pairs = recipe.objective != "lm"
     sentences, end = (splitter(recipe.data.sentences), None) if pairs else (None, words.specials.eos)
     for reader, where in zip(readers, _places(recipe, out), strict=True):
-        done = build(
-            reader, words, where, sentences=sentences, valid=recipe.data.valid, seed=0, end=end, progress=_encoding
-        )
+        voice, valid = Voice(), recipe.data.valid
+        told = partial(_encoding, voice)
+        done = build(reader, words, where, sentences=sentences, valid=valid, seed=0, end=end, progress=told)
+        voice.close()
         if done.how.startswith("rebuilt"):
             print(f"The token store in {where} was {done.how}; training goes on with the new one.", file=sys.stderr)
         for sentence in _about(reader):
@@ -242,9 +245,9 @@ def _about(reader: Reader) -> list[str]:
     return [*said, f"{bad:,} bad lines left out, first {first}."] if bad else said
 
 
-def _encoding(progress: Progress) -> None:
+def _encoding(voice: Voice, progress: Progress) -> None:
     speed = progress.bytes / 1e6 / max(progress.seconds, 1e-9)
-    print(f"Encoded {progress.bytes / 1e6:,.1f} MB: {progress.tokens:,} tokens, {speed:.1f} MB/s", file=sys.stderr)
+    voice.progress(f"Encoded {progress.bytes / 1e6:,.1f} MB: {progress.tokens:,} tokens, {speed:.1f} MB/s")
 
 
 def _describe(recipe: Recipe, stores: list[Stores], feeds: list[Feed], network: Network) -> None:
@@ -253,7 +256,7 @@ def _describe(recipe: Recipe, stores: list[Stores], feeds: list[Feed], network: 
     size = f"{parameters(network) / 1e6:.1f}M weights, {tokens:,} training tokens"
     steps = f"{budget.steps:,} steps" if budget.steps else f"{recipe.train.minutes:g} minutes"
     lengths = " then ".join(str(length) for length, _ in recipe.phases)
-    print(f"{recipe.name}: {size}, {steps} of {recipe.train.batch} × {lengths} tokens", file=sys.stderr)
+    print(f"{recipe.name}: {size}, {steps}, {recipe.train.batch} × {lengths} tokens a step", file=sys.stderr)
     if budget.steps and len(stores) > 1:
         weights = recipe.data.weights
         samples = budget.steps * recipe.train.batch

@@ -140,7 +140,7 @@ class Trainer:
         counts = self._counts(micros)
         total: dict[str, Tensor] = {}
         for micro in micros:
-            with self.machine.autocast():
+            with self.machine.computing():
                 loss, means = self.call(micro, counts)
             loss.backward()
             for name, value in {"loss": loss.detach(), **means}.items():
@@ -292,7 +292,7 @@ class Trainer:
         wanted = self.config.valid_batches * self.config.batch // size
         for i in range(max(1, min(wanted, self.valid.epoch // size, 64))):
             batch = self.valid.micro(i * size, size, self.group.device).tensors
-            with self.machine.autocast(), torch.compiler.set_stance("force_eager"):
+            with self.machine.computing(), torch.compiler.set_stance("force_eager"):
                 for name, value in self.judge.measure(batch).items():
                     sums[name] = sums[name] + value if name in sums else value
         settle(self.judge)

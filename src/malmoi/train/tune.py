@@ -111,7 +111,7 @@ class Tuner:
         torch.manual_seed(self.settings.seed * 1_000_003 + self.step)  # dropout is a function of the step
         set_rate(self.optimizers, rate(self.step, min(1.0, self.progress), self.config))
         counts = {name: count.clamp(min=1) for name, count in count_labels(self.objective, batch).items()}
-        with self.machine.autocast():
+        with self.machine.computing():
             loss, _ = self.judge(batch, counts)
         loss.backward()
         if self.config.clip:
@@ -148,7 +148,7 @@ class Tuner:
     def _judge(self) -> None:
         """The measures on the development set; the best so far is kept."""
         self.network.eval()
-        with self.machine.autocast(), torch.compiler.set_stance("force_eager"):
+        with self.machine.computing(), torch.compiler.set_stance("force_eager"):
             outcome = self.evaluate()
         self.network.train()
         self.best.offer(outcome, self.step, self.network)
