@@ -277,8 +277,8 @@ class Trainer:
         used = flops_per_token(self.network.config, self._weights, length) * speed / ceiling(self.machine)
         left = p.seconds / max(progress, 1e-9) * (1 - progress)
         return (
-            f"{bar(progress)} {progress:4.0%}  step {p.step:,}  loss {loss:.3f}  {speed:,.0f} tok/s  "
-            f"{used / self.group.world:.0%} of the machine  {clock(left)} left"
+            f"{bar(progress, 16)} {progress:4.0%}  {clock(left)} left  step {p.step:,}  loss {loss:.3f}  "
+            f"{speed:,.0f} tok/s  {used / self.group.world:.0%} of the machine"
         )
 
     @torch.no_grad()
