@@ -166,7 +166,7 @@ def need_labels(task: Task, examples: Sequence[Example]) -> None:
 def label_names(task: Task, examples: Sequence[Example]) -> tuple[str, ...]:
     """The labels in the order of their scores: the task's own, or those of the data, numbers by value."""
     if task.kind not in ("classification", "tagging"):
-        return task.labels
+        return ("score",) if task.kind == "regression" else ()
     used = {e.label for e in examples} if task.kind == "classification" else {t for e in examples for t in e.label}
     if len(used) < 2:
         place = examples[0].place

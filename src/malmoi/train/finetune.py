@@ -170,7 +170,8 @@ def adapt(start: Checkpoint, task: Task, labels: tuple[str, ...], settings: Fine
     config = replace(config, vocab=max(config.vocab, tokenizer.vocab_size))
     if settings.lm and not causal:
         raise UsageError("lm (the auxiliary language model of GPT-1) needs a GPT; this model reads both ways.")
-    heads = {"lm": 0} if settings.lm else {}
+    # transformers' GPT that chooses has a language head too; tied, it costs nothing
+    heads = {"lm": 0} if settings.lm or (causal and task.kind == "choice") else {}
     classes = {"classification": len(labels), "tagging": len(labels), "regression": 1}.get(task.kind, 0)
     network = initialise(Network(config, {**heads, head: classes}), settings.seed)
     if not settings.untrained:

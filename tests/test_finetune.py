@@ -1,0 +1,404 @@
+"""Fine-tuning: every kind of task by BERT's way and GPT-1's, in folders that transformers opens with equal scores."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import malmoi
+from malmoi.checkpoint import Checkpoint, write
+from malmoi.errors import MalmoiError, UsageError
+from malmoi.infer import Answer, Model
+from malmoi.infer.answer import answer
+from malmoi.infer.predict import Reading
+from malmoi.model import Network, initialise, preset
+from malmoi.objectives import Pass, count_labels
+from malmoi.objectives.task import choice_scores, choose, classify, regress, span, tag
+from malmoi.tasks import own, task
+from malmoi.tokenizer import train
+from malmoi.train import Stopped, evaluate, finetune
+from malmoi.train.settings import FinetuneConfig, finetune_config
+from malmoi.train.tune import Tuner
+
+GOOD, BAD = "a good fine great film", "a bad poor weak film"
+CONTEXT = "Alice lives in Seoul . Bob lives in Paris . Carol lives in Rome ."
+VOCAB = [GOOD, BAD, CONTEXT, "where does Alice Bob Carol live", "the cat sat", "who knows why"]
+QUICK: dict[str, Any] = dict(epochs=6, lr=5e-3, batch=8, warmup=0.1, precision="fp32")
+
+
+def rows_of(kind: str) -> tuple[str, str]:
+    """A name and the content of a file from which this kind can be learnt in seconds."""
+    if kind == "classification":
+        return "a.csv", "text,label\n" + "".join(f"{t},{n}\n" for t, n in [(GOOD, "yes"), (BAD, "no")] * 24)
+    if kind == "regression":
+        return "a.csv", "text,pair,label\n" + "".join(f"{GOOD},{t},{n}\n" for t, n in [(GOOD, 4), (BAD, 1)] * 24)
+    if kind == "tagging":
+        row = {"text": CONTEXT.split(), "label": [_tag(word) for word in CONTEXT.split()]}
+        return "a.jsonl", (json.dumps(row) + "\n") * 32
+    if kind == "choice":
+        rows = [(GOOD, BAD, 0), (BAD, GOOD, 1)] * 16
+        return "a.csv", "text,first,second,label\n" + "".join(f"the cat sat,{a},{b},{n}\n" for a, b, n in rows)
+    people = [("Alice", "Seoul"), ("Bob", "Paris"), ("Carol", "Rome")] * 12
+    return "a.jsonl", "".join(
+        json.dumps({"text": f"where does {who} live", "context": CONTEXT, "label": where, "id": str(i)}) + "\n"
+        for i, (who, where) in enumerate(people)
+    )
+
+
+def _tag(word: str) -> str:
+    return "B-PER" if word in ("Alice", "Bob", "Carol") else "B-LOC" if word in ("Seoul", "Paris", "Rome") else "O"
+
+
+def the_task(kind: str) -> Any:
+    more: dict[str, Any] = {"choice": {"choices": ("first", "second")}, "regression": {"pair": "pair"}}.get(kind, {})
+    return own(kind, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    words = train(VOCAB * 3, kind="wordpiece", vocab=150)
+    config = preset("bert-tiny", vocab=words.vocab_size, context=64, width=32, depth=2, heads=2, dropout=0.0)
+    folder = tmp_path_factory.mktemp("bert")
+    write(Checkpoint(initialise(Network(config, {"mlm": 0, "nsp": 0}), 0), words), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def gpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    words = train(VOCAB * 3, kind="byte-bpe", vocab=330)
+    config = preset("gpt2-small", vocab=words.vocab_size, context=96, width=32, depth=2, heads=2, dropout=0.0)
+    folder = tmp_path_factory.mktemp("gpt")
+    write(Checkpoint(initialise(Network(config, {"lm": 0}), 0), words), folder)
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Callable[[str], Path]:
+    def make(kind: str) -> Path:
+        name, content = rows_of(kind)
+        path = tmp_path / name
+        path.write_text(content, "utf-8")
+        return path
+
+    return make
+
+
+KINDS = {
+    "classification": ("accuracy", GOOD, "AutoModelForSequenceClassification"),
+    "regression": ("pearson", (GOOD, BAD), "AutoModelForSequenceClassification"),
+    "tagging": ("entity_f1", CONTEXT, "AutoModelForTokenClassification"),
+    "choice": ("accuracy", ("the cat sat", (GOOD, BAD)), "AutoModelForMultipleChoice"),
+    "answer": ("span_f1", ("where does Alice live", CONTEXT), "AutoModelForQuestionAnswering"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bert_learns_every_kind_and_transformers_reads_it(
+    kind: str, bert: Path, data: Callable[[str], Path], tmp_path: Path
+) -> None:
+    measure, text, theirs = KINDS[kind]
+    path, out = data(kind), tmp_path / "out"
+    chosen = the_task(kind)
+    more = dict(epochs=25) if kind == "answer" else {}
+    done = finetune(bert, chosen, path, out, path, **{**QUICK, **more})
+    assert done.metrics[measure] > (0.3 if kind == "answer" else 0.9)
+    ours = malmoi.load(out)
+    assert evaluate(out, chosen, path)[measure] == pytest.approx(done.metrics[measure], abs=1e-6)
+    assert scores_of(ours, text, kind).flatten().tolist() == pytest.approx(
+        scores_there(out, text, theirs).flatten().tolist(), abs=1e-4
+    )
+    assert {
+        "config.json",
+        "model.safetensors",
+        "metrics.jsonl",
+        "predictions.jsonl",
+        "report.html",
+        "finetune.json",
+    } <= {p.name for p in out.iterdir()}
+
+
+def scores_of(model: Model, text: Any, kind: str) -> torch.Tensor:
+    from malmoi.infer.predict import choice_scores as choices
+    from malmoi.infer.predict import class_scores, token_scores
+
+    reading = Reading.of(model.checkpoint)
+    if kind in ("classification", "regression"):
+        return class_scores(reading, [text])
+    if kind == "choice":
+        return torch.stack(choices(reading, [text]))
+    encoding = model.tokenizer.encode(*([text] if isinstance(text, str) else text))
+    found = token_scores(model.network, [encoding], "tag" if kind == "tagging" else "span")[0]
+    return found if kind == "tagging" else found.T
+
+
+def scores_there(out: Path, text: Any, name: str) -> torch.Tensor:
+    import transformers
+
+    words = transformers.AutoTokenizer.from_pretrained(out)
+    model = getattr(transformers, name).from_pretrained(out).eval()
+    with torch.no_grad():
+        if "Choice" in name:
+            context, choices = text
+            inputs = words([context] * len(choices), list(choices), return_tensors="pt", padding=True)
+            return model(**{key: value[None] for key, value in inputs.items()}).logits
+        inputs = words(*([text] if isinstance(text, str) else text), return_tensors="pt")
+        found = model(**inputs)
+    return torch.stack([found.start_logits[0], found.end_logits[0]]) if "Question" in name else found.logits[0]
+
+
+@pytest.mark.parametrize("kind", ["classification", "choice", "regression"])
+def test_a_gpt_learns_by_gpt1s_way(kind: str, gpt: Path, data: Callable[[str], Path], tmp_path: Path) -> None:
+    path = data(kind)
+    done = finetune(gpt, the_task(kind), path, tmp_path / "out", path, lm=0.5, **QUICK)
+    assert done.metrics[KINDS[kind][0]] > 0.9
+    words = done.model.tokenizer
+    assert words.token(words.encode("a", "b").tokens[0]) == "<s>"
+    assert done.model.config.vocab >= words.vocab_size
+    if kind == "classification":
+        ours = malmoi.load(tmp_path / "out")
+        there = scores_there(tmp_path / "out", GOOD, KINDS[kind][2])
+        assert scores_of(ours, GOOD, kind)[0].tolist() == pytest.approx(there.tolist(), abs=1e-4)
+        assert ours.predict(GOOD).label == "yes"
+
+
+def test_a_pair_without_an_order_is_read_both_ways(gpt: Path, tmp_path: Path) -> None:
+    path = tmp_path / "train.tsv"
+    path.write_text("sentence1\tsentence2\tscore\n" + f"{GOOD}\t{BAD}\t1\n{GOOD}\t{GOOD}\t4\n" * 12, "utf-8")
+    model = finetune(gpt, "stsb", path, tmp_path / "out", path, **{**QUICK, "epochs": 2}).model
+    assert model.checkpoint.extra["both"] is True
+    there, back = (model.predict(pair).scores for pair in [(GOOD, BAD), (BAD, GOOD)])
+    assert list(there.values()) == pytest.approx(list(back.values()), abs=1e-5)
+
+
+# ------------------------------------------------------------------ objectives
+
+
+def a_pass(head: str, classes: int, batch: dict[str, torch.Tensor]) -> Pass:
+    config = preset("bert-tiny", vocab=20, context=16, width=16, heads=2, depth=1, dropout=0.0)
+    network = initialise(Network(config, {head: classes}), 0).eval()
+    tokens = torch.randint(0, 20, (4, 8), generator=torch.Generator().manual_seed(0))
+    return Pass(network, network.trunk(tokens), {"tokens": tokens, **batch})
+
+
+def test_task_losses_are_what_torch_says() -> None:
+    labels = torch.tensor([0, 2, 1, 2])
+    done = a_pass("classify", 3, {"labels": labels})
+    counts = count_labels(classify(), done.batch)
+    scores = done.scores("classify")
+    assert classify()(done, counts)[0].item() == pytest.approx(F.cross_entropy(scores, labels).item(), abs=1e-6)
+    rare = torch.tensor([2.0, 1.0, 0.5])
+    summed = F.cross_entropy(scores, labels, rare, reduction="sum").item() / 4
+    assert classify(rare.tolist())(done, counts)[0].item() == pytest.approx(summed, abs=1e-6)
+
+    numbers = torch.tensor([0.5, 1.0, -2.0, 3.0])
+    done = a_pass("classify", 1, {"labels": numbers})
+    wanted = F.mse_loss(done.scores("classify").squeeze(-1), numbers).item()
+    assert regress()(done, count_labels(regress(), done.batch))[0].item() == pytest.approx(wanted, abs=1e-6)
+
+    tags = torch.randint(0, 3, (4, 8))
+    tags[:, 5:] = -100
+    done = a_pass("tag", 3, {"labels": tags})
+    wanted = F.cross_entropy(done.scores("tag").flatten(0, 1), tags.flatten(), ignore_index=-100).item()
+    assert tag()(done, count_labels(tag(), done.batch))[0].item() == pytest.approx(wanted, abs=1e-6)
+
+
+def test_the_span_loss_is_that_of_transformers() -> None:
+    places = torch.tensor([[1, 3], [0, 0], [2, 2], [4, 6]])
+    done = a_pass("span", 0, {"labels": places})
+    start, end = done.scores("span").unbind(-1)
+    wanted = (F.cross_entropy(start, places[:, 0]) + F.cross_entropy(end, places[:, 1])) / 2
+    assert span()(done, count_labels(span(), done.batch))[0].item() == pytest.approx(wanted.item(), abs=1e-6)
+
+
+def test_choices_of_unequal_number_are_scored_apart() -> None:
+    places = torch.tensor([[0, 1, 2], [3, -1, -1]])
+    done = a_pass("choice", 0, {"labels": torch.tensor([2, 0]), "places": places})
+    scores = choice_scores(done.scores("choice"), places)
+    assert scores[1, 0].softmax(-1) == 1
+    wanted = F.cross_entropy(done.scores("choice")[:3, 0][None], torch.tensor([2])).item() / 2
+    assert choose()(done, count_labels(choose(), done.batch))[0].item() == pytest.approx(wanted, abs=1e-6)
+
+
+# ------------------------------------------------------------------ ways of adapting
+
+
+def test_a_frozen_trunk_stays_and_layers_can_be_frozen(bert: Path, data: Callable[[str], Path], tmp_path: Path) -> None:
+    path = data("classification")
+    before = malmoi.load(bert).network.trunk.state_dict()
+    after = finetune(bert, "classification", path, tmp_path / "a", path, freeze=True, epochs=1, lr=1e-2).model
+    assert all(torch.equal(before[name], weight) for name, weight in after.network.trunk.state_dict().items())
+    some = finetune(bert, "classification", path, tmp_path / "b", path, freeze_layers=1, epochs=1, lr=1e-2).model
+    same = {n: torch.equal(before[n], w) for n, w in some.network.trunk.state_dict().items()}
+    assert same["blocks.0.mlp.up.weight"]
+    assert same["embed.token.weight"]
+    assert not same["blocks.1.mlp.up.weight"]
+    with pytest.raises(UsageError, match="freeze_layers=9 is more than the 2 layers"):
+        finetune(bert, "classification", path, tmp_path / "c", path, freeze_layers=9)
+
+
+def test_the_same_seed_gives_the_same_weights(bert: Path, data: Callable[[str], Path], tmp_path: Path) -> None:
+    path = data("classification")
+    one, two = (
+        finetune(bert, "classification", path, tmp_path / name, path, epochs=2, lr=1e-3, layer_decay=0.8).model
+        for name in "ab"
+    )
+    pairs = zip(one.network.parameters(), two.network.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_layers_further_down_learn_slower(bert: Path, tmp_path: Path) -> None:
+    checkpoint = malmoi.load(bert).checkpoint
+    settings = finetune_config({"layer_decay": 0.5, "lr": 1e-3})
+    from malmoi.train.optim import make_optimizers
+    from malmoi.train.tune import _layered
+
+    optimizers = make_optimizers(checkpoint.network, settings.training(10))
+    _layered(optimizers, checkpoint.network, 0.5)
+    rates = {id(p): group["lr"] for o in optimizers for group in o.param_groups for p in group["params"]}
+    trunk = checkpoint.network.trunk
+    assert len(rates) == sum(1 for _ in checkpoint.network.parameters())
+    assert rates[id(trunk.blocks[1].mlp.up.weight)] == pytest.approx(5e-4)  # type: ignore[union-attr]
+    assert rates[id(trunk.blocks[0].mlp.up.weight)] == pytest.approx(2.5e-4)  # type: ignore[union-attr]
+    assert rates[id(trunk.embed.token.weight)] == pytest.approx(1.25e-4)
+
+
+def test_seeds_and_the_grid(
+    bert: Path, data: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = data("classification")
+    done = finetune(bert, "classification", path, tmp_path / "s", path, seeds=3, epochs=1)
+    assert len(done.runs) == 3
+    assert done.metrics["accuracy"] == sorted(run["accuracy"] for run in done.runs)[1]
+    assert {p.name for p in (tmp_path / "s").glob("seed-*")} == {"seed-0", "seed-1", "seed-2"}
+    assert "3 runs: accuracy" in capsys.readouterr().err
+    assert "Every run" in (tmp_path / "s" / "report.html").read_text("utf-8")
+    assert malmoi.load(tmp_path / "s").labels == ("no", "yes")
+    grid = FinetuneConfig(grid=True).variants()
+    assert len(grid) == 18
+    assert {v.lr for v in grid} == {5e-5, 3e-5, 2e-5}
+
+
+def test_without_a_development_file_some_are_held_out(
+    bert: Path, data: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = finetune(bert, "classification", data("classification"), tmp_path / "o", class_weights=True, untrained=True,
+                    patience=1, evaluations=4, epochs=1)  # fmt: skip
+    assert "5 of the examples are held out" in capsys.readouterr().err
+    rows = [json.loads(line) for line in (done.out / "metrics.jsonl").read_text("utf-8").splitlines()]
+    assert {"step", "tokens", "seconds", "loss", "lr", "tokens_per_second"} <= set(rows[0]) | set(rows[1])
+    assert any("accuracy" in row for row in rows)
+
+
+def test_questions_without_an_answer_get_a_threshold(bert: Path, tmp_path: Path) -> None:
+    rows = [("where does Alice live", "Seoul"), ("who knows why", "")] * 16
+    lines = [{"text": q, "context": CONTEXT, "label": a, "id": str(i)} for i, (q, a) in enumerate(rows)]
+    path = tmp_path / "q.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    done = finetune(bert, own("answer"), path, tmp_path / "out", path, **{**QUICK, "epochs": 20})
+    assert done.metrics["span_f1"] >= done.metrics["span_f1_without_threshold"]
+    assert done.metrics["span_f1"] > 0.9
+    model = malmoi.load(tmp_path / "out")
+    assert "threshold" in model.checkpoint.extra
+    said = model.predict([("where does Alice live", CONTEXT), ("who knows why", CONTEXT)])
+    assert [one.text for one in said] == ["Seoul", ""]
+    official = json.loads((tmp_path / "out" / "predictions.json").read_text("utf-8"))
+    assert official["0"] == "Seoul"
+
+
+def test_the_best_span_is_the_best_of_all(bert: Path) -> None:
+    """Against every span of a short context, over one window."""
+    words = malmoi.load(bert).tokenizer
+    config = preset("bert-tiny", vocab=words.vocab_size, context=64, width=32, depth=1, heads=2)
+    network = initialise(Network(config, {"span": 0}), 3).eval()
+    with torch.no_grad():
+        network.heads["span"].linear.weight.mul_(30)  # type: ignore[union-attr, operator]
+    (found,) = answer(Reading(network, words), [("where", CONTEXT)], top=3)
+    assert isinstance(found, Answer)
+    encoding = words.encode("where", CONTEXT)
+    with torch.inference_mode():
+        scores = network(torch.tensor([encoding.tokens]), segments=torch.tensor([encoding.segments]), heads=("span",))[
+            "span"
+        ][0]
+    places = [i for i, s in enumerate(encoding.segments) if s and not encoding.specials[i]]
+    every = {(i, j): float(scores[i, 0] + scores[j, 1]) for i in places for j in places if i <= j < i + 30}
+    first, last = max(every, key=every.__getitem__)
+    assert (found.start, found.end) == (encoding.offsets[first][0], encoding.offsets[last][1])
+    assert found.text == CONTEXT[found.start : found.end]
+    assert found.score == pytest.approx(every[first, last], abs=1e-4)
+    assert len(found.candidates) == 3
+
+
+# ------------------------------------------------------------------ stopping, refusing
+
+
+def test_a_stopped_run_leaves_its_best(
+    bert: Path, data: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update = Tuner._update
+
+    def interrupted(self: Tuner, batch: dict[str, Any]) -> None:
+        update(self, batch)
+        if self.step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Tuner, "_update", interrupted)
+    path = data("classification")
+    with pytest.raises(Stopped) as stopped:
+        finetune(bert, "classification", path, tmp_path / "out", path, epochs=50)
+    assert stopped.value.code == 143
+    assert malmoi.load(tmp_path / "out").predict(GOOD).label in ("yes", "no")
+
+
+def test_what_does_not_fit_is_said(bert: Path, gpt: Path, data: Callable[[str], Path], tmp_path: Path) -> None:
+    path = data("classification")
+    with pytest.raises(UsageError, match="auxiliary language model of GPT-1"):
+        finetune(bert, "classification", path, tmp_path / "o", path, lm=0.5)
+    with pytest.raises(UsageError, match=r"no field 'epoch'.* Did you mean 'epochs'"):
+        finetune(bert, "classification", path, tmp_path / "o", path, epoch=2)
+    with pytest.raises(UsageError, match="batch must be positive"):
+        finetune(bert, "classification", path, tmp_path / "o", path, batch=0)
+    with pytest.raises(UsageError, match="grid or several seeds, not both"):
+        finetune(bert, "classification", path, tmp_path / "o", path, grid=True, seeds=2)
+    with pytest.raises(UsageError, match=r"no classify head.*fine-tune it first"):
+        evaluate(bert, "classification", path)
+    with pytest.raises(MalmoiError, match="has no file"):
+        finetune(bert, "sst2", tmp_path / "..", tmp_path / "o")
+    finetune(bert, "classification", path, tmp_path / "yes", path, epochs=1)
+    sst2 = tmp_path / "dev.tsv"
+    sst2.write_text("sentence\tlabel\na\t1\n", "utf-8")
+    with pytest.raises(UsageError, match=r"labels 0, 1; this model was fine-tuned to say no, yes"):
+        evaluate(tmp_path / "yes", task("sst2"), sst2)
+
+
+def test_a_very_long_text_is_cut_and_told(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f"text,label\n{'good ' * 20_000},1\n{'bad ' * 20_000},0\n,1\ngood,1\n", "utf-8")
+    finetune(bert, "classification", path, tmp_path / "o", path, epochs=1)
+    said = capsys.readouterr().err
+    assert "2 texts are longer than 64 tokens and are cut there" in said
+    assert "1 texts are empty, the first at" in said
+
+
+def test_the_commands(
+    bert: Path, data: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from malmoi.cli import run
+
+    path, out = data("classification"), tmp_path / "o"
+    call = ["finetune", "classification", "--model", str(bert), "--data", str(path), "--dev", str(path)]
+    assert run([*call, "--out", str(out), "--epochs", "1", "--set", "lr=1e-3", "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)) == {"accuracy", "f1_macro", "model"}
+    assert run(["evaluate", "classification", "--model", str(out), "--data", str(path), "--text", "text"]) == 0
+    assert capsys.readouterr().out.startswith("measure\tvalue\naccuracy\t")
+    assert run(["tasks", "--json"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) > 20
+    assert run([*call, "--out", str(out), "--text", "txt"]) == 1
+    assert "has no column 'txt'. Did you mean 'text'?" in capsys.readouterr().err
+    assert run(["finetune", "sst2", "--model", str(bert), "--data", str(path), "--out", str(out), "--text", "a"]) == 2
+    assert "--text is for a kind" in capsys.readouterr().err
