@@ -192,10 +192,13 @@ class Trainer:
         if saving and not sound(self.network, self.group):  # the loss of this step came before its update
             self._roll_back(math.nan, phase)
             return
+        aside = time.monotonic()
         if c.valid_every and p.step % c.valid_every == 0 and not done:
             self._validate()
         if saving and not done:
             self.save()
+        tokens, since = self._mark
+        self._mark = (tokens, since + time.monotonic() - aside)  # the speed is that of training alone
         if asked and not done:
             self.log.say(f"Stopped at step {p.step:,} and saved; the same command goes on from here.")
             self.log.close()
