@@ -14,7 +14,7 @@ import malmoi
 from malmoi.errors import UsageError
 from malmoi.train.log import read_rows
 from malmoi.train.parallel import Group
-from malmoi.train.prepare import _check_parallel
+from malmoi.train.prepare import check_request
 from malmoi.train.recipes import recipe
 from tiny_runs import KINDS, STILL, losses, steps_of, train, weights, write_corpus
 
@@ -142,7 +142,7 @@ def test_two_processes_go_on_from_a_state_of_one(name: str, two: Two, alone: dic
 def test_what_cannot_be_cut_is_refused() -> None:
     chosen = recipe("gpt-char").override({"train.parallel": "fsdp"})
     with pytest.raises(UsageError, match=r"Muon needs whole matrices"):
-        _check_parallel(chosen, Group(0, 2))
+        check_request(chosen, Group(0, 2))
     with pytest.raises(UsageError, match="does not divide over 3 processes"):
-        _check_parallel(recipe("gpt-char"), Group(0, 3))
-    _check_parallel(chosen, Group())
+        check_request(recipe("gpt-char"), Group(0, 3))
+    check_request(chosen, Group())

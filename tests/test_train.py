@@ -2,6 +2,7 @@
 
 import errno
 import json
+import lzma
 import math
 import os
 import signal
@@ -35,6 +36,8 @@ from malmoi.train.state import Position, latest, prune, save_state
 from malmoi.train.trainer import Budget, Trainer
 from tiny_runs import (
     KINDS,
+    STILL,
+    TINY,
     assert_equal_weights,
     losses,
     signalled,
@@ -152,6 +155,31 @@ def test_a_stopped_run_ends_as_if_it_had_not_been(
     assert_equal_weights(tmp_path, whole[kind])
     assert steps_of(tmp_path) == list(range(1, 21))
     assert losses(tmp_path) == losses(whole[kind])
+
+
+def test_every_part_of_a_run_goes_on(corpus: Path, tmp_path: Path) -> None:
+    """Muon, a batch that grows, two sources by weight, several passes a step."""
+    other = write_corpus(tmp_path / "other.txt", documents=25)
+    recipe, settings = KINDS["gpt"]
+    settings = {**settings, "train.optimizer": "muon", "train.batch_start": 2, "train.batch_ramp": 0.8}
+    settings |= {"data.weights": [3, 1], "train.micro": 3, "steps": 12}
+
+    def go(out: Path) -> None:
+        malmoi.pretrain(recipe, data=[corpus, other], out=out, device="cpu", **settings)
+
+    go(tmp_path / "whole")
+    with signalled(7), pytest.raises(Stopped):
+        go(tmp_path / "stopped")
+    go(tmp_path / "stopped")
+    assert_equal_weights(tmp_path / "stopped", tmp_path / "whole")
+    assert losses(tmp_path / "stopped") == losses(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_passes_of_three_are_one_of_eight(kind: str, corpus: Path, tmp_path: Path) -> None:
+    for micro in (3, 8):
+        train(kind, corpus, tmp_path / str(micro), steps=5, **STILL, **{"train.micro": micro})
+    assert losses(tmp_path / "3") == pytest.approx(losses(tmp_path / "8"), abs=1e-5)
 
 
 def test_the_command_stops_with_143_after_saving(corpus: Path, whole: dict[str, Path], tmp_path: Path) -> None:
@@ -468,6 +496,13 @@ def test_a_text_that_is_not_there_or_empty_or_short(corpus: Path, tmp_path: Path
         train("bert", short, tmp_path / "d", steps=2)
 
 
+def test_a_broken_archive_is_named(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.txt.xz"
+    broken.write_bytes(lzma.compress(b"the state of the union\n" * 9999)[:-40])
+    with pytest.raises(MalmoiError, match=r"broken\.txt\.xz"):
+        train("gpt", broken, tmp_path / "run", steps=2)
+
+
 def test_a_text_that_changed_is_encoded_again_and_said(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -668,6 +703,26 @@ def test_wrong_commands_are_one_sentence(
     assert said in error
     assert error.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+SMALL = {
+    "electra-small": {"tokenizer.vocab": 90, "model.embed_width": 8, "model.hidden": 32},
+    "albert-base": {"tokenizer.vocab": 90, "model.embed_width": 8, "data.lengths": [16, 32]},
+    "bert-tiny-fast": {"tokenizer.vocab": 90, "data.lengths": [16, 32]},
+    "bert-tiny": {"tokenizer.vocab": 90, "data.lengths": [16, 32], "data.packed": True, "data.whole_word": True},
+    "gpt1": {"tokenizer.vocab": 200},
+    "gpt3-125m": {"tokenizer.vocab": 290, "train.batch_start": 2},
+    "gpt2-small-fast": {"tokenizer.vocab": 290, "data.document_mask": True},
+    "gpt-char": {"tokenizer.vocab": 90},
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_kind_of_recipe_trains_and_opens(name: str, corpus: Path, tmp_path: Path) -> None:
+    settings = {**TINY, "model.context": 32, **SMALL[name]}
+    malmoi.pretrain(name, data=corpus, out=tmp_path, device="cpu", steps=3, **settings)
+    assert len(losses(tmp_path)) == 3
+    assert malmoi.load(tmp_path).tokens("the state")
 
 
 def test_every_recipe_can_be_resolved() -> None:

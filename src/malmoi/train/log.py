@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from malmoi.checkpoint.atomic import write_text
-from malmoi.errors import MalmoiError
 from malmoi.train.recipe import TrainConfig
 
 EVERY = 5.0  # seconds between lines where there is no terminal
@@ -111,10 +110,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _tensorboard(out: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise MalmoiError("train.tensorboard needs: pip install 'malmoi[track]'.") from error
+    from torch.utils.tensorboard import SummaryWriter
+
     return SummaryWriter(str(out / "tensorboard"))
 
 

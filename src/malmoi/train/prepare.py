@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ class Origin:
 
 def prepare(recipe: Recipe, origin: Origin, out: Path, group: Group) -> Run:
     """The run, up to its first step. The first process writes; the others read what it wrote."""
-    _check_parallel(recipe, group)
+    check_request(recipe, group)
     readers: list[Reader] = []
     if group.first:
         _check_folder(out)
@@ -69,8 +70,11 @@ def prepare(recipe: Recipe, origin: Origin, out: Path, group: Group) -> Run:
     return Run(recipe, checkpoint, feeds, valid, out, group, prompt_of(recipe, stores, words))
 
 
-def _check_parallel(recipe: Recipe, group: Group) -> None:
+def check_request(recipe: Recipe, group: Group) -> None:
+    """What would fail only after the text is encoded is refused before."""
     c = recipe.train
+    if c.tensorboard and find_spec("tensorboard") is None:
+        raise MalmoiError("train.tensorboard needs: pip install 'malmoi[track]'.")
     if group.world > 1 and c.parallel == "fsdp" and c.optimizer == "muon":
         raise UsageError(
             "Muon needs whole matrices, which train.parallel=fsdp cuts: use ddp, or train.optimizer=adamw."
