@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 
 import malmoi
 from malmoi.cli import run
@@ -479,6 +480,31 @@ def test_a_full_disk_is_one_sentence_and_costs_nothing(
     assert not list((tmp_path / "train_state").glob(".*"))
     train("gpt", corpus, tmp_path, **settings)
     assert_equal_weights(tmp_path, whole["gpt"])
+
+
+def test_a_disk_that_is_full_when_the_model_is_written(
+    corpus: Path, whole: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"steps": 20, "train.save_every": 6}
+    with monkeypatch.context() as full:
+
+        def refuse(tensors: Any, path: Path, metadata: Any) -> None:
+            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+        full.setattr("malmoi.checkpoint.weights.save_file", refuse)
+        with pytest.raises(MalmoiError, match="The disk is full"):
+            train("gpt", corpus, tmp_path, **settings)
+    train("gpt", corpus, tmp_path, **settings)
+    assert_equal_weights(tmp_path, whole["gpt"])
+
+
+def test_without_validation_there_is_still_a_result(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train("bert", corpus, tmp_path, steps=3, **{"data.valid": 0.0, "train.valid_every": 1})
+    assert "there will be no validation" in capsys.readouterr().err
+    assert steps_of(tmp_path) == [1, 2, 3]
+    assert "<polyline" in (tmp_path / "report.html").read_text("utf-8")
 
 
 def test_a_text_that_is_not_there_or_empty_or_short(corpus: Path, tmp_path: Path) -> None:

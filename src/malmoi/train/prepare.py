@@ -67,6 +67,8 @@ def prepare(recipe: Recipe, origin: Origin, out: Path, group: Group) -> Run:
     feeds, valid = make_feeds(recipe, stores, words, packed=group.device.type == "cuda")
     if group.first:
         _describe(recipe, stores, feeds, checkpoint.network)
+    if group.first and valid is None:
+        print("The validation text is shorter than one sample: there will be no validation.", file=sys.stderr)
     return Run(recipe, checkpoint, feeds, valid, out, group, prompt_of(recipe, stores, words))
 
 

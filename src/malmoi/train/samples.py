@@ -1,6 +1,5 @@
 """What a run is fed: the samples of its phases and of validation, made from its token stores."""
 
-import sys
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ def make_feeds(
     try:
         valid = _feed(recipe, [s.valid for s in stores], words, recipe.phases[-1][0], False, train)
     except MalmoiError:
-        print("The validation text is shorter than one sample: there will be no validation.", file=sys.stderr)
         valid = None
     return feeds, valid
 

@@ -82,6 +82,11 @@ def save_state(root: Path, position: Position, tensors: Mapping[str, Tensor], gr
     return final
 
 
+def is_full(error: Exception) -> bool:
+    """Whether this is what a full disk says, to Python or to safetensors."""
+    return getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error)
+
+
 @contextmanager
 def _disk_errors(root: Path, beside: Path) -> Iterator[None]:
     """Turns what a disk refuses into a sentence, and gives back what a half-written state took."""
@@ -89,8 +94,7 @@ def _disk_errors(root: Path, beside: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         shutil.rmtree(beside, ignore_errors=True)
-        full = getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error)
-        what = "the disk is full" if full else getattr(error, "strerror", None) or str(error)
+        what = "the disk is full" if is_full(error) else getattr(error, "strerror", None) or str(error)
         raise MalmoiError(
             f"The state of training could not be written to {root}: {what}. The states before it are whole: "
             "make room and give the same command again."
