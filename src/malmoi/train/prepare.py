@@ -3,8 +3,8 @@
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +22,6 @@ from malmoi.model import Network, initialise, parameters
 from malmoi.model.heads import POOLED
 from malmoi.objectives import objective
 from malmoi.tokenizer import Tokenizer
-from malmoi.tokenizer import train as train_tokenizer
 from malmoi.train.feed import Feed
 from malmoi.train.log import Voice
 from malmoi.train.parallel import Group
@@ -30,20 +29,11 @@ from malmoi.train.recipe import Recipe
 from malmoi.train.run import Run
 from malmoi.train.samples import make_feeds, prompt_of
 from malmoi.train.trainer import Budget
+from malmoi.train.vocabulary import Origin, vocabulary
 
 FEW = 3  # files that are described one by one
-TOKENIZER_TEXT = 200_000_000  # characters a vocabulary is learnt from
 FREE = {"steps", "tokens", "minutes", "save_every", "keep", "valid_every", "valid_batches", "log_every", "sample_every"}
 FREE |= {"prompt", "micro", "compile", "parallel", "tensorboard"}  # train settings that may change between resumes
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where a run's text, vocabulary and first weights come from."""
-
-    sources: tuple[str, ...]
-    tokenizer: Path | None = None
-    start: str | Path | None = None
 
 
 def prepare(recipe: Recipe, origin: Origin, out: Path, group: Group) -> Run:
@@ -53,7 +43,7 @@ def prepare(recipe: Recipe, origin: Origin, out: Path, group: Group) -> Run:
     if group.first:
         _check_folder(out)
         readers = _readers(recipe, list(origin.sources))
-        _vocabulary(recipe, readers, out, origin)
+        vocabulary(recipe, readers, out, origin)
     group.barrier()
     words = Tokenizer.load(out)
     recipe = recipe if origin.start else replace(recipe, model=replace(recipe.model, vocab=words.vocab_size))
@@ -102,46 +92,6 @@ def _readers(recipe: Recipe, sources: list[str]) -> list[Reader]:
     if len(weights) != len(sources):
         raise UsageError(f"data.weights has {len(weights)} numbers for {len(sources)} sources; give one for each.")
     return [read_sources([source], **kinds) for source in sources]
-
-
-# ------------------------------------------------------------------ vocabulary
-
-
-def _vocabulary(recipe: Recipe, readers: list[Reader], out: Path, origin: Origin) -> None:
-    """The run's own tokenizer: the one already there, a given one, the start's, or one learnt from the text."""
-    given = origin.tokenizer or origin.start
-    wanted = Tokenizer.load(given) if given else None
-    if (out / "tokenizer.json").is_file():
-        _check_same(Tokenizer.load(out), wanted, recipe, out)
-    elif wanted is not None:
-        wanted.save(out)
-    else:
-        _learn(recipe, readers).save(out)
-
-
-def _check_same(there: Tokenizer, wanted: Tokenizer | None, recipe: Recipe, out: Path) -> None:
-    if wanted is not None and wanted.fingerprint() != there.fingerprint():
-        raise UsageError(f"{out} was begun with another tokenizer: leave --tokenizer out, or name another folder.")
-    if not (out / "recipe.json").is_file() and wanted is None and there.kind != recipe.tokenizer.kind:
-        raise UsageError(
-            f"{out} holds a {there.kind} tokenizer and this recipe learns a {recipe.tokenizer.kind} one: "
-            "name another folder, or use it with --tokenizer."
-        )
-
-
-def _learn(recipe: Recipe, readers: list[Reader]) -> Tokenizer:
-    c = recipe.tokenizer
-    print(f"Learning a {c.kind} vocabulary of up to {c.vocab:,} from the text…", file=sys.stderr)
-    texts = (document.text for reader in readers for document in reader)
-    return train_tokenizer(_until(texts, TOKENIZER_TEXT), kind=c.kind, vocab=c.vocab, lowercase=c.lowercase)
-
-
-def _until(texts: Iterable[str], limit: int) -> Iterator[str]:
-    for text in texts:
-        if limit <= 0:
-            return
-        limit -= len(text)
-        yield text
 
 
 # ------------------------------------------------------------------ network

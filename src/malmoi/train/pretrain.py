@@ -11,13 +11,14 @@ from safetensors import SafetensorError
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.infer import Model
 from malmoi.train.parallel import join
-from malmoi.train.prepare import Origin, prepare, read_recipe
+from malmoi.train.prepare import prepare, read_recipe
 from malmoi.train.recipe import Recipe
 from malmoi.train.recipes import recipe as named_recipe
 from malmoi.train.report import write_report
 from malmoi.train.state import is_full
 from malmoi.train.stop import Stopped
 from malmoi.train.trainer import Trainer
+from malmoi.train.vocabulary import Origin
 
 
 def pretrain(
