@@ -4,6 +4,8 @@ The last product and the softmax are taken a few thousand rows at a time, and th
 one piece's logits, the arithmetic that of the plain form (no second pass). N rows, D width, V vocabulary.
 """
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -57,10 +59,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dx, dw = torch.empty_like(x), torch.zeros_like(padded, dtype=torch.float32)
         db = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         total = x.new_zeros((), dtype=torch.float32)
-        size = _rows(x, weight)
+        size, piece = _rows(x, weight), _fused() if x.is_cuda else _piece
         for start in range(0, len(x), size):
             part = slice(start, start + size)
-            loss, slope = _piece(F.linear(x[part], padded), bias, y[part], weight.size(0), cap)
+            loss, slope = piece(F.linear(x[part], padded), bias, y[part], weight.size(0), cap)
             total += loss
             slope = slope.to(x.dtype)
             dx[part] = slope @ padded
@@ -75,6 +77,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         (grad,) = grads
         dx, dw, db = ctx.saved_tensors
         return dx * grad.to(dx.dtype), dw * grad.to(dw.dtype), None if db is None else db * grad, None, None
+
+
+@cache
+def _fused() -> Callable[..., tuple[Tensor, Tensor]]:
+    """`_piece` as a few kernels. Only this is compiled: torch 2.11 compiles the Function around it to zero slopes."""
+    return torch.compile(_piece)
 
 
 def _piece(logits: Tensor, bias: Tensor | None, y: Tensor, vocab: int, cap: float) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ STYLE = """<style>
 .cards b{display:block;font-size:1.6rem;font-weight:600;font-variant-numeric:tabular-nums;line-height:1.25}
 .cards span,.note{color:var(--soft);font-size:.9rem}
 section{margin-top:2.8rem}section>h2{margin-bottom:.3rem}
+h3{font-size:1rem;font-weight:600;margin:1.5rem 0 .3rem}
 .chips{line-height:2.1;margin:.4rem 0}.chips span{border:1px solid var(--line);border-radius:6px;padding:.12rem .4rem;
 margin-right:.3rem;font:13px ui-monospace,monospace;white-space:pre}
 blockquote{margin:.9rem 0;padding:.1rem 0 .1rem 1rem;border-left:3px solid var(--line)}blockquote b{color:var(--a)}
@@ -62,7 +63,7 @@ def _cards(story: Story) -> str:
         (f"{gpt.get('perplexity', float('nan')):.0f}", "the GPT's perplexity on unseen speeches"),
         (f"{bert.get('mlm_accuracy', float('nan')):.0%}", "of masked tokens the BERT guesses exactly"),
         (f"{era[-1]:.0%}", "of unseen paragraphs put into the right era"),
-        (f"+{100 * (era[-1] - era[1]):.0f}", "points of that are owed to pre-training"),
+        (f"{100 * (era[-1] - era[1]):+.0f}".replace("-", "−"), "points over the same network without pre-training"),
     ]
     return f'<div class="cards">{"".join(f"<div><b>{n}</b><span>{w}</span></div>" for n, w in cards)}</div>'
 
@@ -109,8 +110,13 @@ def _bert(story: Story) -> str:
         f"(right: {last.get('nsp_accuracy', 0):.0%}, by chance 50%)."
     )
     curve = _curve(story, "bert", {"mlm": "masked tokens", "nsp": "next sentence"})
-    fills = "".join(f"<h3>{html.escape(text)}</h3>{bars(found)}" for text, found in story.fills)
+    fills = "".join(f"<h3>{html.escape(text)}</h3>{_likely(found)}" for text, found in story.fills)
     return _section("The BERT: what is missing?", _note(words), curve, fills)
+
+
+def _likely(found: list[tuple[str, float]]) -> str:
+    """Candidates for a gap; the bars compare them with one another, the numbers say how sure it is."""
+    return bars(found, whole=max(2 * found[0][1], 1e-9) if found[0][1] < 0.5 else 1.0)
 
 
 def _era(story: Story) -> str:

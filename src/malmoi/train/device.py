@@ -93,10 +93,6 @@ def first_micro(config: ModelConfig, length: int, batch: int, device: torch.devi
 
 
 def compile_for(machine: Machine, judge: Judge, *, dynamic: bool) -> None:
-    """Compiles one block, which serves all layers, and on a GPU the head with its loss: seconds, not minutes."""
-    if not machine.compiled:
-        return
-    for block in judge.network.trunk.blocks:
+    """Compiles one block, which serves all layers: seconds, not minutes."""
+    for block in judge.network.trunk.blocks if machine.compiled else ():
         block.compile(dynamic=None if dynamic else False)
-    if machine.device.type == "cuda":
-        judge.score = torch.compile(judge.score, dynamic=None if dynamic else False)  # type: ignore[method-assign]

@@ -19,10 +19,7 @@ class Judge(nn.Module):
 
     def forward(self, batch: Mapping[str, Any], counts: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of one micro-batch as its part of the whole step, and each head's own."""
-        return self.score(self._pass(batch), counts)
-
-    def score(self, done: Pass, counts: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        return self.objective(done, counts)
+        return self.objective(self._pass(batch), counts)
 
     def _pass(self, batch: Mapping[str, Any]) -> Pass:
         hidden = self.network.trunk(batch["tokens"], **{name: batch[name] for name in INPUTS if name in batch})

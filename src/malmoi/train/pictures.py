@@ -11,15 +11,15 @@ def chips(tokens: Sequence[str]) -> str:
     return f'<p class="chips">{"".join(f"<span>{html.escape(token)}</span>" for token in tokens)}</p>'
 
 
-def bars(values: Sequence[tuple[str, float]], *, best: bool = True) -> str:
-    """Shares as horizontal bars; the largest is coloured."""
+def bars(values: Sequence[tuple[str, float]], *, whole: float = 1.0) -> str:
+    """Shares as horizontal bars, of which a full one means `whole`; the largest is coloured."""
     top = max((value for _, value in values), default=0.0)
     rows = []
     for name, value in values:
-        kind = "bar best" if best and value == top else "bar"
+        kind = "bar best" if value == top else "bar"
         rows.append(
             f'<div class="row"><span>{html.escape(name)}</span><div class="{kind}">'
-            f'<i style="width:{100 * value:.1f}%"></i></div><b>{value:.1%}</b></div>'
+            f'<i style="width:{min(100, 100 * value / whole):.1f}%"></i></div><b>{value:.1%}</b></div>'
         )
     return f'<div class="bars">{"".join(rows)}</div>'
 
