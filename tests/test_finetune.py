@@ -334,6 +334,31 @@ def test_the_best_span_is_the_best_of_all(bert: Path) -> None:
     assert len(found.candidates) == 3
 
 
+def test_a_gpt_answers_too_and_the_command_shows_it(
+    gpt: Path, bert: Path, data: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from malmoi.cli import run
+
+    path = data("answer")
+    model = finetune(gpt, own("answer"), path, tmp_path / "a", path, **QUICK).model
+    found = model.predict(("where does Alice live", CONTEXT))
+    assert found.text == CONTEXT[found.start : found.end] == found.text.strip() != ""
+    capsys.readouterr()
+    ask = ["predict", "--model", str(tmp_path / "a"), "--pairs", "where does Alice live", CONTEXT]
+    assert run(ask) == 0
+    assert capsys.readouterr().out.split("\t")[0] == found.text
+    assert run([*ask[:3], "--json", *ask[3:]]) == 0
+    assert json.loads(capsys.readouterr().out)["prediction"]["candidates"][0]["text"] == found.text
+    path = data("choice")
+    finetune(bert, the_task("choice"), path, tmp_path / "c", path, **QUICK)
+    capsys.readouterr()
+    call = ["predict", "--model", str(tmp_path / "c"), "--choice", GOOD, "--choice", BAD, "the cat sat"]
+    assert run(call) == 0
+    assert capsys.readouterr().out.split("\t")[0] == GOOD
+    with pytest.raises(UsageError, match="A question needs its text"):
+        malmoi.load(tmp_path / "a").predict("where")
+
+
 # ------------------------------------------------------------------ stopping, refusing
 
 

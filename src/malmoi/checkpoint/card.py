@@ -2,17 +2,19 @@
 
 from malmoi.model import Network, parameters
 
-_USES = {
-    "lm": 'malmoi.load(".").generate("The state of")',
-    "mlm": 'malmoi.load(".").fill("The [MASK] of the union")',
+_USES = {  # the first that fits is shown: what a model was fine-tuned for, before what it was pre-trained for
     "classify": 'malmoi.load(".").predict("I love this movie!")',
     "tag": 'malmoi.load(".").predict("Alice went to Seoul.")',
+    "span": 'malmoi.load(".").predict(("Where did she go?", "Alice went to Seoul."))',
+    "choice": 'malmoi.load(".").predict(("It rained, so", ("the street was wet.", "the sun shone.")))',
+    "lm": 'malmoi.load(".").generate("The state of")',
+    "mlm": 'malmoi.load(".").fill("The [MASK] of the union")',
 }
 
 
 def model_card(network: Network, model_type: str) -> str:
     c = network.config
-    use = next((_USES[head] for head in network.heads if head in _USES), 'malmoi.load(".").embed(["a text"])')
+    use = next((use for head, use in _USES.items() if head in network.heads), 'malmoi.load(".").embed(["a text"])')
     elsewhere = (
         "Hugging Face has no such model: open it with Malmoi."
         if model_type == "malmoi"

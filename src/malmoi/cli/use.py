@@ -1,5 +1,6 @@
 """Verbs of encoders and fine-tuned models: fill, embed, predict."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -101,28 +102,35 @@ def predict(
     model: ModelOption,
     texts: TextsArgument = None,
     paired: Annotated[
-        bool, typer.Option("--pairs", help="Texts come in twos; on standard input a tab between.")
+        bool, typer.Option("--pairs", help="Texts come in twos (question, context…); on standard input a tab between.")
     ] = False,
+    choices: Annotated[
+        list[str] | None, typer.Option("--choice", help="One of the choices, for a model that chooses; give each.")
+    ] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Say what a fine-tuned model thinks of each text: its label and score, or the spans it marks.
+    """Say what a fine-tuned model thinks of each text: its label, the spans it marks, its answer, its choice.
 
     Example: malmoi predict --model runs/sst2 "I love this movie!"
     """
     given: list[Any] = pairs(texts) if paired else lines(texts)
+    if choices:
+        given = [(*([text] if isinstance(text, str) else text), tuple(choices)) for text in given]
     found = open_model(model, device, dtype).predict(given)
     for text, answer in zip(given, found, strict=True):
         if json:
             key = "spans" if isinstance(answer, list) else "prediction"
-            print_json({"text": text, key: [vars(s) for s in answer] if isinstance(answer, list) else vars(answer)})
+            print_json({"text": text, key: list(map(asdict, answer)) if isinstance(answer, list) else asdict(answer)})
         else:
             print(_line(text, answer))
 
 
 def _line(text: Any, answer: Any) -> str:
-    shown = one_line(text) if isinstance(text, str) else "\t".join(map(one_line, text))
+    shown = one_line(text) if isinstance(text, str) else "\t".join(one_line(str(part)) for part in text)
     if isinstance(answer, list):
         return f"{' '.join(f'[{one_line(s.text)} {s.label} {s.score:.3f}]' for s in answer) or '-'}\t{shown}"
+    if hasattr(answer, "candidates"):
+        return f"{one_line(answer.text) or '-'}\t{answer.score:.4f}\t{shown}"
     return f"{answer.label}\t{answer.scores[answer.label]:.4f}\t{shown}"

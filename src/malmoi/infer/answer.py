@@ -63,7 +63,7 @@ def _answer(context: str, read: Sequence[tuple[Encoding, Tensor]], threshold: fl
         for start, end, score in _spans(window, scores):
             found[start, end] = max(score, found.get((start, end), score))
     best = heapq.nlargest(max(top, 1), found.items(), key=lambda item: item[1])
-    candidates = tuple(Candidate(context[a:b], a, b, score) for (a, b), score in best)
+    candidates = tuple(_candidate(context, a, b, score) for (a, b), score in best)
     if not candidates:
         return Answer("", 0, 0, null, (), float("inf"))
     difference = null - candidates[0].score
@@ -71,6 +71,12 @@ def _answer(context: str, read: Sequence[tuple[Encoding, Tensor]], threshold: fl
         return Answer("", 0, 0, null, candidates[:top], difference)
     one = candidates[0]
     return Answer(one.text, one.start, one.end, one.score, candidates[:top], difference)
+
+
+def _candidate(context: str, start: int, end: int, score: float) -> Candidate:
+    """Without the space that a byte-level token may begin with."""
+    start += len(context[start:end]) - len(context[start:end].lstrip())
+    return Candidate(context[start:end], start, end, score)
 
 
 def _spans(window: Encoding, scores: Tensor) -> Iterator[tuple[int, int, float]]:
