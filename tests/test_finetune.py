@@ -355,6 +355,7 @@ def test_a_gpt_answers_too_and_the_command_shows_it(
     call = ["predict", "--model", str(tmp_path / "c"), "--choice", GOOD, "--choice", BAD, "the cat sat"]
     assert run(call) == 0
     assert capsys.readouterr().out.split("\t")[0] == GOOD
+    assert model.predict(("where does Alice live", "")).text == ""
     with pytest.raises(UsageError, match="A question needs its text"):
         malmoi.load(tmp_path / "a").predict("where")
 

@@ -12,6 +12,7 @@ from malmoi.tokenizer import Encoding
 from malmoi.tokenizer.pieces import windows
 
 LONGEST = 30  # tokens of an answer (Devlin 2019's code)
+CERTAIN = 1e6  # how much likelier "no answer" is where the context is empty
 STARTS = 20  # starts and ends that are paired in a window
 
 
@@ -65,7 +66,7 @@ def _answer(context: str, read: Sequence[tuple[Encoding, Tensor]], threshold: fl
     best = heapq.nlargest(max(top, 1), found.items(), key=lambda item: item[1])
     candidates = tuple(_candidate(context, a, b, score) for (a, b), score in best)
     if not candidates:
-        return Answer("", 0, 0, null, (), float("inf"))
+        return Answer("", 0, 0, null, (), CERTAIN)
     difference = null - candidates[0].score
     if difference > threshold:
         return Answer("", 0, 0, null, candidates[:top], difference)

@@ -5,7 +5,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +15,22 @@ from malmoi.checkpoint import Checkpoint, read, write
 from malmoi.checkpoint.atomic import write_text
 from malmoi.errors import UsageError
 from malmoi.infer import Model
-from malmoi.infer.model import _device as pick_device
 from malmoi.infer.predict import Reading
 from malmoi.metrics import better, mean
-from malmoi.model import Network, initialise
+from malmoi.model import Network
 from malmoi.objectives import Objective, lm
 from malmoi.objectives.task import choose, classify, regress, span, tag
 from malmoi.tasks import Example, Task, files_in, label_names, need_labels
 from malmoi.tasks import load as load_examples
 from malmoi.tasks import task as named_task
-from malmoi.tasks.features import HEADS, View, features
-from malmoi.tokenizer.frame import framed, is_framed
+from malmoi.tasks.features import View, features
 from malmoi.train.evaluate import Outcome, outcome, with_threshold
+from malmoi.train.parallel import join
 from malmoi.train.settings import FinetuneConfig, finetune_config
+from malmoi.train.start import MOST, adapt
 from malmoi.train.stop import Stopped
 from malmoi.train.task_report import write_task_report
 from malmoi.train.tune import Tuner
-
-MOST = 512  # tokens of a row, where nothing else is asked for
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ def finetune(
     """
     settings = finetune_config(overrides)
     chosen, out = named_task(task) if isinstance(task, str) else task, Path(out)
-    work = _gather(chosen, data, dev, settings, _start(model), pick_device(device))
+    work = _gather(chosen, data, dev, settings, _start(model), join(device).device)
     variants = settings.variants()
     folders = [out] if len(variants) == 1 else [out / _called(settings, v) for v in variants]
     runs = [_run(work, v, folder) for v, folder in zip(variants, folders, strict=True)]
@@ -158,50 +156,6 @@ def _run(work: Work, settings: FinetuneConfig, out: Path) -> Run:
         print(f"Stopped at step {tuner.step:,}; the best so far is in {out}.", file=sys.stderr)
         raise Stopped(tuner.stopped)
     return Run(settings, checkpoint, best, tuner.step)
-
-
-def adapt(start: Checkpoint, task: Task, labels: tuple[str, ...], settings: FinetuneConfig) -> Checkpoint:
-    """A network for the task: the trunk of the pre-trained one, one new output layer, and a GPT's new tokens."""
-    tokenizer, config, head = start.tokenizer, start.network.config, HEADS[task.kind]
-    if tokenizer is None:
-        raise UsageError("A model without a tokenizer cannot be fine-tuned.")
-    causal = config.pool == "last"
-    tokenizer = framed(tokenizer) if causal and not is_framed(tokenizer) else tokenizer
-    config = replace(config, vocab=max(config.vocab, tokenizer.vocab_size))
-    if settings.lm and not causal:
-        raise UsageError("lm (the auxiliary language model of GPT-1) needs a GPT; this model reads both ways.")
-    # transformers' GPT that chooses has a language head too; tied, it costs nothing
-    heads = {"lm": 0} if settings.lm or (causal and task.kind == "choice") else {}
-    classes = {"classification": len(labels), "tagging": len(labels), "regression": 1}.get(task.kind, 0)
-    network = initialise(Network(config, {**heads, head: classes}), settings.seed)
-    if not settings.untrained:
-        _inherit(network, start.network, head if start.labels == labels else None)
-    _freeze(network, head, settings)
-    both = {"both": True} if causal and task.both else {}
-    length = min(settings.length or MOST, config.context)
-    extra = {"task": task.name, "kind": task.kind, "length": length, "stride": min(settings.stride, length), **both}
-    return Checkpoint(network, tokenizer, labels, dict(start.generation), (), extra)
-
-
-@torch.no_grad()
-def _inherit(network: Network, old: Network, head: str | None) -> None:
-    """Copies the weights that are the same in both; of a vocabulary that has grown, its old rows."""
-    before = old.state_dict()
-    kinds = ("trunk.", "pooler.", "heads.lm.") + ((f"heads.{head}.",) if head else ())
-    for name, weight in network.state_dict().items():
-        if name in before and name.startswith(kinds) and before[name].shape[1:] == weight.shape[1:]:
-            weight[: len(before[name])] = before[name].to(weight)
-
-
-def _freeze(network: Network, head: str, settings: FinetuneConfig) -> None:
-    layers = network.config.distinct if settings.freeze else settings.freeze_layers
-    if not layers:
-        return
-    if layers > network.config.distinct:
-        raise UsageError(f"freeze_layers={layers} is more than the {network.config.distinct} layers of this model.")
-    still = [network.trunk] if settings.freeze else [network.trunk.embed, *network.trunk.blocks[:layers]]
-    for module in still:
-        module.requires_grad_(False)
 
 
 def _view(work: Work, checkpoint: Checkpoint, reading: Reading) -> View:

@@ -1,0 +1,59 @@
+"""A network for a task out of a pre-trained one: its trunk, one new output layer, and the new tokens of a GPT."""
+
+from dataclasses import replace
+
+import torch
+
+from malmoi.checkpoint import Checkpoint
+from malmoi.errors import UsageError
+from malmoi.model import Network, initialise
+from malmoi.tasks import Task
+from malmoi.tasks.features import HEADS
+from malmoi.tokenizer.frame import framed, is_framed
+from malmoi.train.settings import FinetuneConfig
+
+MOST = 512  # tokens of a row, where nothing else is asked for
+
+
+def adapt(start: Checkpoint, task: Task, labels: tuple[str, ...], settings: FinetuneConfig) -> Checkpoint:
+    """A network for the task: the trunk of the pre-trained one, one new output layer, and a GPT's new tokens."""
+    tokenizer, config, head = start.tokenizer, start.network.config, HEADS[task.kind]
+    if tokenizer is None:
+        raise UsageError("A model without a tokenizer cannot be fine-tuned.")
+    causal = config.pool == "last"
+    tokenizer = framed(tokenizer) if causal and not is_framed(tokenizer) else tokenizer
+    config = replace(config, vocab=max(config.vocab, tokenizer.vocab_size))
+    if settings.lm and not causal:
+        raise UsageError("lm (the auxiliary language model of GPT-1) needs a GPT; this model reads both ways.")
+    # transformers' GPT that chooses has a language head too; tied, it costs nothing
+    heads = {"lm": 0} if settings.lm or (causal and task.kind == "choice") else {}
+    classes = {"classification": len(labels), "tagging": len(labels), "regression": 1}.get(task.kind, 0)
+    network = initialise(Network(config, {**heads, head: classes}), settings.seed)
+    if not settings.untrained:
+        _inherit(network, start.network, head if start.labels == labels else None)
+    _freeze(network, settings)
+    both = {"both": True} if causal and task.both else {}
+    length = min(settings.length or MOST, config.context)
+    extra = {"task": task.name, "kind": task.kind, "length": length, "stride": min(settings.stride, length), **both}
+    return Checkpoint(network, tokenizer, labels, dict(start.generation), (), extra)
+
+
+@torch.no_grad()
+def _inherit(network: Network, old: Network, head: str | None) -> None:
+    """Copies the weights that are the same in both; of a vocabulary that has grown, its old rows."""
+    before = old.state_dict()
+    kinds = ("trunk.", "pooler.", "heads.lm.") + ((f"heads.{head}.",) if head else ())
+    for name, weight in network.state_dict().items():
+        if name in before and name.startswith(kinds) and before[name].shape[1:] == weight.shape[1:]:
+            weight[: len(before[name])] = before[name].to(weight)
+
+
+def _freeze(network: Network, settings: FinetuneConfig) -> None:
+    layers = network.config.distinct if settings.freeze else settings.freeze_layers
+    if not layers:
+        return
+    if layers > network.config.distinct:
+        raise UsageError(f"freeze_layers={layers} is more than the {network.config.distinct} layers of this model.")
+    still = [network.trunk] if settings.freeze else [network.trunk.embed, *network.trunk.blocks[:layers]]
+    for module in still:
+        module.requires_grad_(False)
