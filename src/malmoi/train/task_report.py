@@ -10,7 +10,7 @@ from malmoi.metrics import confusion, mean
 from malmoi.tasks import Task
 from malmoi.train.evaluate import Outcome
 from malmoi.train.log import read_rows
-from malmoi.train.report import chart, page, table
+from malmoi.train.report import chart, facts, page, table
 
 SHOWN = 200  # predictions on the page; all of them are in predictions.jsonl
 MOST_LABELS = 40  # beyond which a confusion matrix cannot be read
@@ -24,8 +24,8 @@ def write_task_report(
     rows: Sequence[Mapping[str, Any]],
     runs: Sequence[Mapping[str, Any]],
 ) -> None:
-    facts = [(name.replace("_", " "), f"{value:.4f}") for name, value in outcome.metrics.items()]
-    parts = [f"<h2>Measures</h2>{table(('measure', 'value'), [*facts, ('examples', f'{len(rows):,}')])}"]
+    measured = [(name.replace("_", " "), f"{value:.4f}") for name, value in outcome.metrics.items()]
+    parts = [facts([*measured, ("examples", f"{len(rows):,}")])]
     if len(runs) > 1:
         parts.append(f"<h2>Every run</h2>{_runs(runs, task.judged[0])}")
     parts.append(_curves(out, task.judged[0]))
@@ -74,11 +74,17 @@ def _examples(rows: Sequence[Mapping[str, Any]]) -> str:
     wrong = sorted((r for r in rows if not right(r)), key=lambda r: -r["sure"])
     fine = [r for r in rows if right(r)]
     shown = [*wrong[: SHOWN // 2], *fine[: SHOWN // 2]]
-    cells = [("" if right(r) else "✗", _cut(r["text"]), _cut(r.get("pair", "")), _cut(r["gold"]), _cut(r["said"]),
-              f"{r['sure']:.3f}") for r in shown]  # fmt: skip
+    paired = any("pair" in row for row in rows)
+    cells = [_cells(row, paired) for row in shown]
     note = f"{len(wrong):,} of {len(rows):,} are not exactly right; all are in predictions.jsonl."
-    head = ("", "text", "pair", "right", "said", "sure")
+    head = ("", "text", *(["pair"] if paired else []), "right", "said", "sure")
     return f'<h2>Examples</h2><p class="lead">{note}</p>{table(head, cells)}'
+
+
+def _cells(row: Mapping[str, Any], paired: bool) -> tuple[str, ...]:
+    pair = (_cut(row.get("pair", "")),) if paired else ()
+    return ("" if right(row) else "✗", _cut(row["text"]), *pair, _cut(row["gold"]), _cut(row["said"]),
+            f"{row['sure']:.3f}")  # fmt: skip
 
 
 def right(row: Mapping[str, Any]) -> bool:
@@ -91,11 +97,6 @@ def right(row: Mapping[str, Any]) -> bool:
 
 
 def _cut(value: Any, most: int = 160) -> str:
-    text = (
-        " ".join(map(str, value))
-        if isinstance(value, list | tuple)
-        else f"{value:.3f}"
-        if isinstance(value, float)
-        else str(value)
-    )
+    text = " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    text = f"{value:.3f}" if isinstance(value, float) else text
     return text if len(text) <= most else text[: most - 1] + "…"

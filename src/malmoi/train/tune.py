@@ -143,7 +143,7 @@ class Tuner:
         self.log.row(**row, tokens_per_second=round(self.tokens / seconds, 1))
         left = seconds / max(self.progress, 1e-9) * (1 - self.progress)
         share = min(1.0, self.progress)
-        self.log.progress(f"{bar(share)} {share:4.0%}  step {self.step:,}  loss {loss:.3f}  {clock(left)} left")
+        self.log.progress(f"{bar(share, 16)} {share:4.0%}  {clock(left)} left  step {self.step:,}  loss {loss:.3f}")
 
     def _judge(self) -> None:
         """The measures on the development set; the best so far is kept."""
