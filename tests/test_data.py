@@ -661,7 +661,7 @@ def test_packed_and_padded_batches_say_the_same(stores: Stores, whole_word: bool
     assert padded["tokens"].shape[1] % 8 == 0
     total = int(padded["keep"].sum())
     size = packed["tokens"].shape[1]
-    assert size % 512 == 0
+    assert size % 128 == 0
     assert packed["bounds"].tolist() == [0, *np.cumsum(padded["keep"].sum(1)), size]
     assert packed["bounds"].dtype == np.int32
     for name in ("tokens", "segments"):
