@@ -125,6 +125,11 @@ def _era(story: Story) -> str:
         f"Judged on {len(story.said):,} paragraphs of the held-out messages. The second row is the same network with "
         "the same training, but drawn at random instead of pre-trained."
     )
+    _, raw, tuned = story.scores.values()
+    if tuned <= raw:  # what was found is said, whichever way it went
+        words += (
+            " This time pre-training did not help: so short a one need not, and the words alone tell much of an era."
+        )
     names = [name for _, name in ERAS]
     gold, said = [row["gold"] for row in story.said], [row["said"] for row in story.said]
     matrix = confusion_table(names, confusion(gold, said, names).tolist())
@@ -147,7 +152,7 @@ def _attention(story: Story) -> str:
         return ""
     layer, head = sharpest(story.attention)
     words = (
-        f"“{SENTENCE}”: each row is a token, the dark squares are the tokens that it looks at. "
+        f"“{SENTENCE}”: each row is a token, the strong squares are the tokens that it looks at. "
         f"Head {head + 1} of layer {layer + 1} is the most decided one; below are all of them."
     )
     large = heat_map(story.attention[layer][head], story.tokens)

@@ -28,7 +28,7 @@ class Plan:
     batch: int = 16
     labelled: int = 1500  # paragraphs with their era to learn from
     judged: int = 600  # paragraphs of messages that were held out
-    compiled: bool | None = False  # on a CPU compiling costs half a minute for each model, more than a minute returns
+    compiled: bool | None = False  # None: as the recipe would choose for so long a run
 
 
 @dataclass(frozen=True)
