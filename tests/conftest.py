@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+# Two test processes share two cores, and results to the bit need one number of threads in all of them.
+os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -18,11 +20,3 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip("real data is not on this machine")
     return SHARED
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread() -> None:
-    """Two test processes share two cores."""
-    import torch
-
-    torch.set_num_threads(1)
