@@ -49,7 +49,7 @@ def test_a_masked_model_of_proteins_knows_antibodies(wheels: Path) -> None:
     theirs = transformers.BertForMaskedLM.from_pretrained(model)
     tokens = torch.tensor([ours.tokenizer.encode(" ".join(ANTIBODY)).tokens])
     ours_logits, theirs_logits = ours.network(tokens, heads=("mlm",))["mlm"], theirs(tokens).logits
-    assert (ours_logits - theirs_logits).abs().max() < 1e-5
+    assert (ours_logits - theirs_logits).abs().max() < 1e-5 * theirs_logits.abs().max()  # they reach 33
     places = range(5, len(ANTIBODY), 7)
     masked = [" ".join("[MASK]" if i == place else letter for i, letter in enumerate(ANTIBODY)) for place in places]
     right = sum(ours.fill(text, top=1)[0].token == ANTIBODY[place] for text, place in zip(masked, places, strict=True))
