@@ -7,10 +7,10 @@ from html.parser import HTMLParser
 import pytest
 
 import malmoi
-from malmoi.train import demo as module
-from malmoi.train.demo import demo, recipes
-from malmoi.train.demo_story import Plan, Story
-from malmoi.train.pictures import attention_grid, bars, heat_map, sharpest
+from malmoi.demo import run as module
+from malmoi.demo.pictures import attention_grid, bars, heat_map, sharpest
+from malmoi.demo.run import demo, recipes
+from malmoi.demo.story import Plan, Story
 
 TINY = Plan(
     minutes={"gpt": 3 / 60, "bert": 3 / 60, "tune": 2 / 60},
@@ -91,7 +91,7 @@ def test_the_page_needs_nothing_else(story: Story) -> None:
 
 
 def test_the_page_escapes_what_models_say(story: Story) -> None:
-    from malmoi.train.demo_page import write_demo_page
+    from malmoi.demo.page import write_demo_page
 
     before, story.samples = story.samples, [("<b>", "<script>alert(1)</script>")]
     write_demo_page(story)

@@ -21,8 +21,8 @@ def demo(
 
     Example: malmoi demo
     """
+    from malmoi.demo.run import demo as run
     from malmoi.train import Stopped
-    from malmoi.train.demo import demo as run
 
     try:
         story = run(out)

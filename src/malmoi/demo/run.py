@@ -14,12 +14,12 @@ from typing import Any
 
 from malmoi.checkpoint.atomic import write_text
 from malmoi.corpus.read import read
+from malmoi.demo.page import write_demo_page
+from malmoi.demo.story import ERAS, HELD_OUT, MASKED, PROMPTS, SENTENCE, Paragraph, Plan, Story
 from malmoi.infer import Model
 from malmoi.model import preset
 from malmoi.tasks import own
 from malmoi.tokenizer import Tokenizer, train
-from malmoi.train.demo_page import write_demo_page
-from malmoi.train.demo_story import ERAS, HELD_OUT, MASKED, PROMPTS, SENTENCE, Paragraph, Plan, Story
 from malmoi.train.finetune import Result, finetune
 from malmoi.train.pretrain import pretrain
 from malmoi.train.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig

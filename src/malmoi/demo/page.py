@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from malmoi.checkpoint.atomic import write_text
+from malmoi.demo.pictures import attention_grid, bars, chips, heat_map, sharpest
+from malmoi.demo.story import ERAS, PROMPTS, SENTENCE, Story
 from malmoi.metrics import confusion
-from malmoi.train.demo_story import ERAS, PROMPTS, SENTENCE, Story
 from malmoi.train.log import clock, read_rows
-from malmoi.train.pictures import attention_grid, bars, chips, heat_map, sharpest
 from malmoi.train.report import chart, page
 from malmoi.train.task_report import confusion_table
 
