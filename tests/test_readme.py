@@ -1,0 +1,143 @@
+"""What the README and the guide promise: every command parses, every name exists, both languages say the same.
+
+Nothing is trained. A fenced block of `sh` or `python` is meant to run as it stands; anything else is fenced `text`.
+"""
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from importlib import import_module
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.main import get_command
+
+import malmoi
+from malmoi.cli.app import build
+from malmoi.infer.model import Wishes
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("README.md", "docs/guide.md", "CONTRIBUTING.md")
+PAIRS = (("README.md", "README.ko.md"), ("docs/guide.md", "docs/guide.ko.md"))
+LINKING = (*PAGES, "README.ko.md", "docs/guide.ko.md", "docs/architecture.md", "docs/performance.md",
+           "docs/decisions.md", "docs/results/gpt2-small.md", "CHANGELOG.md")  # fmt: skip
+
+
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text("utf-8")
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text_of(page), re.MULTILINE | re.DOTALL)
+
+
+def commands(page: str) -> list[list[str]]:
+    """The words after `malmoi` of every line that calls it, under `torchrun` and after a pipe too."""
+    lines = (line for block in blocks(page, "sh") for line in block.splitlines())
+    words = [shlex.split(line, comments=True) for line in lines]
+    return [line[line.index("malmoi") + 1 :] for line in words if "malmoi" in line]
+
+
+COMMANDS = [pytest.param(words, id=" ".join(words)[:60]) for page in PAGES for words in commands(page)]
+
+
+def parsed(words: list[str]) -> tuple[str, dict[str, Any]]:
+    """The command that these words call and its values, by the app's own parser; nothing is run."""
+    command: Any = get_command(build())
+    name = "malmoi"
+    while hasattr(command, "commands") and words and not words[0].startswith("-"):
+        name, words = words[0], words[1:]
+        assert name in command.commands, f"there is no command {name}"
+        command = command.commands[name]
+    return name, command.make_context(name, list(words)).params
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_command_of_the_pages_parses(words: list[str]) -> None:
+    if "--help" in words:
+        with pytest.raises(typer.Exit):
+            parsed(words)
+        return
+    name, values = parsed(words)
+    if name == "pretrain":
+        from malmoi.cli.pretrain import _given, _settings
+        from malmoi.train import RECIPES, resolve
+
+        if values["recipe"] in RECIPES:  # else the recipe of a run that the reader has made
+            budget = _given(**{key: values[key] for key in ("minutes", "tokens", "steps")})
+            resolve(values["recipe"], _settings(values["settings"] or []) | budget)
+    if name in ("finetune", "evaluate"):
+        from malmoi.tasks import METRICS, TASKS
+
+        assert values["task"] in {*METRICS, *TASKS}
+
+
+def test_the_readme_shows_every_command() -> None:
+    app: Any = get_command(build())
+    shown = {words[0] for words in commands("README.md") if words}
+    assert set(app.commands) - {"demo"} <= shown  # `make demo` is the first line of all
+
+
+# ------------------------------------------------------------------ Python
+
+
+SNIPPETS = [
+    pytest.param(code, id=f"{page}:{i}") for page in PAGES for i, code in enumerate(blocks(page, "python"), start=1)
+]
+
+
+@pytest.mark.parametrize("code", SNIPPETS)
+def test_a_snippet_compiles_and_its_names_exist(code: str) -> None:
+    tree = ast.parse(code)
+    for module, name in imported(tree):
+        assert hasattr(import_module(module), name), f"{module} has no {name}"
+    models = set(bound_to_models(tree))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            owner = {"malmoi": malmoi}.get(node.value.id, malmoi.Model if node.value.id in models else None)
+            assert owner is None or hasattr(owner, node.attr), f"{node.value.id} has no {node.attr}"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            check_keywords(node, models)
+
+
+def imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "malmoi":
+            yield from ((str(node.module), alias.name) for alias in node.names)
+
+
+def bound_to_models(tree: ast.Module) -> Iterator[str]:
+    """Variables that hold what `malmoi.load` or `malmoi.pretrain` returned."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith(("malmoi.load(", "malmoi.pretrain(")):
+            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
+
+
+def check_keywords(call: ast.Call, models: set[str]) -> None:
+    """A keyword of a method of a model is one that it takes."""
+    function = call.func
+    assert isinstance(function, ast.Attribute)
+    if isinstance(function.value, ast.Name) and function.value.id in models:
+        taken = {*signature(getattr(malmoi.Model, function.attr)).parameters, *Wishes.__annotations__}
+        assert {str(keyword.arg) for keyword in call.keywords} <= taken
+
+
+# ------------------------------------------------------------------ languages and links
+
+
+@pytest.mark.parametrize(("english", "korean"), PAIRS)
+@pytest.mark.parametrize("language", ["sh", "python"])
+def test_both_languages_have_the_same_code(english: str, korean: str, language: str) -> None:
+    assert blocks(english, language)
+    assert blocks(english, language) == blocks(korean, language)
+
+
+@pytest.mark.parametrize("page", LINKING)
+def test_links_lead_somewhere(page: str) -> None:
+    targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text_of(page))
+    missing = [target for target in targets if not (ROOT / page).parent.joinpath(target).exists()]
+    assert not missing
