@@ -59,7 +59,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dx, dw = torch.empty_like(x), torch.zeros_like(padded, dtype=torch.float32)
         db = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         total = x.new_zeros((), dtype=torch.float32)
-        size, piece = _rows(x, weight), _fused() if x.is_cuda else _piece
+        size, piece = _rows(x, weight), _fused() if x.is_cuda else _in_place
         for start in range(0, len(x), size):
             part = slice(start, start + size)
             loss, slope = piece(F.linear(x[part], padded), bias, y[part], weight.size(0), cap)
@@ -99,11 +99,19 @@ def _piece(logits: Tensor, bias: Tensor | None, y: Tensor, vocab: int, cap: floa
     log_sum = z.logsumexp(-1, keepdim=True)
     loss = (log_sum - z.gather(1, at)).squeeze(1)
     slope = (z - log_sum).exp()
-    if z.is_cuda:  # a comparison melts into the kernel that writes the slope; a scatter would pass over it again
-        slope = slope - (torch.arange(z.size(1), device=z.device) == at).to(slope.dtype)
-    else:
-        slope = slope.scatter_add_(1, at, torch.full_like(log_sum, -1.0))
+    slope = slope - (torch.arange(z.size(1), device=z.device) == at).to(slope.dtype)
     slope = slope * kept[:, None]
     if squash is not None:
         slope = slope * (1 - squash.square())
     return (loss * kept).sum(), slope
+
+
+def _in_place(logits: Tensor, bias: Tensor | None, y: Tensor, vocab: int, cap: float) -> tuple[Tensor, Tensor]:
+    """The same without a compiler: as few passes over the logits as there can be, each in place."""
+    if bias is not None or cap:
+        return _piece(logits, bias, y, vocab, cap)
+    slope = F.log_softmax(logits, -1, dtype=torch.float32)
+    kept, at = y != IGNORE, y.clamp(min=0)[:, None]
+    loss = -(slope.gather(1, at).squeeze(1) * kept).sum()
+    slope.exp_().scatter_add_(1, at, torch.full_like(at, -1.0, dtype=slope.dtype))
+    return loss, slope if bool(kept.all()) else slope.mul_(kept[:, None])
