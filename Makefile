@@ -27,7 +27,7 @@ heavy: $(READY)
 	$(BIN)/pytest -m heavy
 
 bench: $(READY)
-	$(BIN)/malmoi bench
+	@for script in bench/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 clean:
 	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache

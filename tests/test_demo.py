@@ -10,15 +10,14 @@ import malmoi
 from malmoi.demo import run as module
 from malmoi.demo.pictures import attention_grid, bars, heat_map, sharpest
 from malmoi.demo.run import demo, recipes
-from malmoi.demo.story import Plan, Story
+from malmoi.demo.story import Plan, Size, Story
 
 TINY = Plan(
-    minutes={"gpt": 3 / 60, "bert": 3 / 60, "tune": 2 / 60},
+    gpt=Size(seconds=3, width=32, depth=2, length=64, batch=8),
+    bert=Size(seconds=3, width=32, depth=2, length=64, batch=8),
     vocab=600,
-    width=32,
-    depth=2,
-    length=64,
-    batch=8,
+    updates=8,
+    seeds=1,
     labelled=64,
     judged=32,
 )
@@ -48,7 +47,7 @@ def test_the_story_is_whole(story: Story) -> None:
     assert len(story.scores) == 3
     assert all(0 <= score <= 1 for score in story.scores.values())
     assert len(story.samples) == 4
-    assert len(story.attention) == TINY.depth
+    assert len(story.attention) == TINY.bert.depth
     assert all(abs(sum(row) - 1) < 1e-3 for head in story.attention[0] for row in head)
     held = (story.out / "era.dev.tsv").read_text("utf-8").splitlines()[1].split("\t")[0]
     learnt = " ".join(" ".join(path.read_text("utf-8").split()) for path in (story.out / "text").iterdir())
@@ -104,7 +103,7 @@ def test_the_recipes_are_small_and_resolve() -> None:
     found = recipes(Plan())
     assert (found["gpt"].objective, found["bert"].objective) == ("lm", "mlm+nsp")
     assert json.loads(found["bert"].to_json())["model"]["pool"] == "first"
-    assert sum(Plan().minutes.values()) < 3  # the rest of the four minutes is reading, judging and looking
+    assert Plan().gpt.seconds + Plan().bert.seconds < 180  # the rest of four minutes is reading and looking
 
 
 def test_pictures() -> None:

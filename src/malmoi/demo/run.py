@@ -9,13 +9,15 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from malmoi.checkpoint.atomic import write_text
+from malmoi.config import ModelConfig
 from malmoi.corpus.read import read
 from malmoi.demo.page import write_demo_page
-from malmoi.demo.story import ERAS, HELD_OUT, MASKED, PROMPTS, SENTENCE, Paragraph, Plan, Story
+from malmoi.demo.story import ERAS, HELD_OUT, MASKED, PROMPTS, SENTENCE, Paragraph, Plan, Size, Story
 from malmoi.infer import Model
 from malmoi.model import preset
 from malmoi.tasks import own
@@ -101,34 +103,54 @@ def _vocabularies(story: Story) -> None:
 
 
 def recipes(plan: Plan) -> dict[str, Recipe]:
-    """A small GPT and a small BERT that learn as much as a minute allows."""
-    size = dict(
-        vocab=plan.vocab, context=plan.length, width=plan.width, depth=plan.depth, heads=max(1, plan.width // 64)
+    """A small GPT and a small BERT: the -fast recipes, with the norm that needs no compiler to be quick."""
+    gpt = Recipe(
+        name="demo-gpt",
+        model=_model("gpt2-small", plan.gpt, plan.vocab),
+        tokenizer=TokenizerConfig(kind="byte-bpe", vocab=plan.vocab),
+        data=DataConfig(documents="file", valid=0.03),
+        train=_training(plan.gpt),
     )
-    data = DataConfig(documents="file", valid=0.03)
-    training = TrainConfig(batch=plan.batch, lr=8e-4, valid_every=10**6, valid_batches=8, save_every=10**6, keep=1,
-                           compile=plan.compiled)  # fmt: skip
-    gpt = Recipe(name="demo-gpt", model=preset("gpt2-small", **size), data=data, train=training,
-                 tokenizer=TokenizerConfig(kind="byte-bpe", vocab=plan.vocab))  # fmt: skip
-    bert = Recipe(name="demo-bert", model=preset("bert-tiny", **size), objective="mlm+nsp", data=data, train=training,
-                  tokenizer=TokenizerConfig(kind="wordpiece", vocab=plan.vocab))  # fmt: skip
-    return {"gpt": fast_gpt(gpt), "bert": fast_bert(bert).override({"objective": "mlm+nsp"})}
+    bert = replace(
+        gpt,
+        name="demo-bert",
+        model=_model("bert-tiny", plan.bert, plan.vocab),
+        tokenizer=TokenizerConfig(kind="wordpiece", vocab=plan.vocab),
+        train=_training(plan.bert),
+    )
+    quick = {"model.norm_kind": "layer"}
+    return {
+        "gpt": fast_gpt(gpt).override(quick),
+        "bert": fast_bert(bert).override({**quick, "objective": "mlm+nsp"}),
+    }
 
 
-def _pretrain(story: Story, name: str, kind: str) -> Model:
+def _model(name: str, size: Size, vocab: int) -> ModelConfig:
+    heads = max(1, size.width // 64)
+    return preset(name, vocab=vocab, context=size.length, width=size.width, depth=size.depth, heads=heads)
+
+
+def _training(size: Size) -> TrainConfig:
+    """A run of a minute: too short to compile anything or to look up on the way."""
+    rare = 10**6
+    return TrainConfig(
+        batch=size.batch, lr=8e-4, valid_every=rare, valid_batches=8, save_every=rare, keep=1, compile=False
+    )
+
+
+def _pretrain(story: Story, name: str, kind: str, size: Size) -> Model:
     return pretrain(
         recipes(story.plan)[name],
         data=str(story.out / "text"),
         out=story.out / name,
         tokenizer=story.out / "tokenizers" / kind,
-        minutes=story.plan.minutes[name],
+        minutes=size.seconds / 60,
     )
 
 
 def _gpt(story: Story) -> None:
-    minutes = story.plan.minutes["gpt"]
-    _say(f"Pre-training a GPT for {minutes * 60:.0f} seconds: it learns to say the next token.")
-    model = _pretrain(story, "gpt", "byte-bpe")
+    _say(f"Pre-training a GPT for {story.plan.gpt.seconds:.0f} seconds: it learns to say the next token.")
+    model = _pretrain(story, "gpt", "byte-bpe", story.plan.gpt)
     texts = model.generate(list(PROMPTS), max_new_tokens=60, temperature=0.7, top_p=0.9, seed=1)
     story.samples = list(zip(PROMPTS, texts, strict=True))
     story.facts["order"] = tells_order(model, _rows(story, "dev")[:50])
@@ -152,9 +174,9 @@ def _rows(story: Story, part: str) -> list[str]:
 
 
 def _bert(story: Story) -> None:
-    minutes = story.plan.minutes["bert"]
-    _say(f"Pre-training a BERT for {minutes * 60:.0f} seconds: masked words, and whether one sentence follows another.")
-    model = _pretrain(story, "bert", "wordpiece")
+    seconds = story.plan.bert.seconds
+    _say(f"Pre-training a BERT for {seconds:.0f} seconds: masked words, and whether one sentence follows another.")
+    model = _pretrain(story, "bert", "wordpiece", story.plan.bert)
     for text in MASKED:
         found = [(fill.token, fill.probability) for fill in model.fill(text, top=5)]
         story.fills.append((text, found))
@@ -170,22 +192,27 @@ def _era(story: Story) -> None:
     counts = Counter(line.split("\t")[1] for line in judged)
     most, number = counts.most_common(1)[0]
     _say(f"Fine-tuning the BERT to tell a paragraph's era ({', '.join(name for _, name in ERAS)}).")
-    tuned = _tune(story, "era", minutes=story.plan.minutes["tune"])
+    tuned = _tune(story, "era")
     _say("The same network once more, without what pre-training taught it.")
-    raw = _tune(story, "era-untrained", steps=tuned.steps, untrained=True)  # as many updates, whatever they take
+    raw = _tune(story, "era-untrained", untrained=True)
     story.scores = {
         f"always “{most}”": number / len(judged),
-        "the same BERT without pre-training": raw.metrics["accuracy"],
-        "the pre-trained BERT, fine-tuned": tuned.metrics["accuracy"],
+        "the same BERT without pre-training": _mean_accuracy(raw),
+        "the pre-trained BERT, fine-tuned": _mean_accuracy(tuned),
     }
     rows = (story.out / "era" / "predictions.jsonl").read_text("utf-8").splitlines()
     story.said = [json.loads(row) for row in rows]
 
 
-def _tune(story: Story, name: str, **budget: Any) -> Result:
+def _mean_accuracy(result: Result) -> float:
+    return sum(run["accuracy"] for run in result.runs) / len(result.runs)
+
+
+def _tune(story: Story, name: str, **how: Any) -> Result:
     task = own("classification", text="text", label="era")
     data, dev = story.out / "era.train.tsv", story.out / "era.dev.tsv"
-    return finetune(story.out / "bert", task, data, story.out / name, dev, lr=5e-4, batch=16, **budget)
+    how |= {"lr": 1e-3, "batch": 16, "steps": story.plan.updates, "seeds": story.plan.seeds}
+    return finetune(story.out / "bert", task, data, story.out / name, dev, **how)
 
 
 def _look(story: Story) -> None:

@@ -3,6 +3,7 @@
 B batch, T tokens (queries), K keys, D width, H heads, G key/value heads, S cache slots, E width of a head.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
@@ -179,7 +180,9 @@ class Attention(nn.Module):
     def __init__(self, c: ModelConfig) -> None:
         super().__init__()
         self.heads, self.key_heads, self.size = c.heads, c.key_heads, c.size_per_head
-        self.dropout, self.qk_norm, self.eps = c.attention_dropout, c.qk_norm, c.eps
+        self.dropout, self.eps = c.attention_dropout, c.eps
+        norms: dict[str, Callable[..., Tensor]] = {"layer": F.layer_norm, "rms": F.rms_norm}
+        self.qk_norm = norms[c.norm_kind] if c.qk_norm else None
         self.qkv = nn.Linear(c.width, (c.heads + 2 * c.key_heads) * self.size, bias=c.bias)
         self.out = nn.Linear(c.heads * self.size, c.width, bias=c.bias)
 
@@ -194,8 +197,8 @@ class Attention(nn.Module):
         B, T, _ = x.shape
         parts = self.qkv(x).view(B, T, -1, self.size).transpose(1, 2)  # [B, H + 2G, T, E]
         q, k, v = parts.split((self.heads, self.key_heads, self.key_heads), dim=1)
-        if self.qk_norm:
-            q, k = (F.rms_norm(y, (self.size,), eps=self.eps) for y in (q, k))
+        if self.qk_norm is not None:
+            q, k = (self.qk_norm(y, (self.size,), eps=self.eps) for y in (q, k))
         if turn is not None:
             q, k = rotate(q, turn), rotate(k, turn)
         if cache is not None:

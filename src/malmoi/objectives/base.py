@@ -56,9 +56,12 @@ class Objective:
 
     def __call__(self, done: Pass, counts: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss to minimise, and each head's own mean loss. `counts` says how many labels there are in all."""
-        means = {term.head: term.total(done) / counts[term.labels] for term in self.terms}
-        loss = torch.stack([term.weight * means[term.head] for term in self.terms]).sum()
-        return loss, {head: mean.detach() for head, mean in means.items()}
+        means = [term.total(done) / counts[term.labels] for term in self.terms]
+        loss = torch.stack([term.weight * mean for term, mean in zip(self.terms, means, strict=True)]).sum()
+        told: dict[str, Tensor] = {}
+        for term, mean in zip(self.terms, means, strict=True):
+            told[term.head] = told.get(term.head, 0) + mean.detach()
+        return loss, told
 
 
 def count_labels(objective: Objective, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -99,3 +99,9 @@ def compile_for(machine: Machine, judge: Judge, *, dynamic: bool) -> None:
     """Compiles one block, which serves all layers: seconds, not minutes."""
     for block in judge.network.trunk.blocks if machine.compiled else ():
         block.compile(dynamic=None if dynamic else False)
+
+
+def release(judge: Judge) -> None:
+    """Forgets what was compiled for training: decoding has other shapes, and would compile each of them anew."""
+    for block in judge.network.trunk.blocks:
+        block._compiled_call_impl = None

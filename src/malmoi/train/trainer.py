@@ -13,7 +13,7 @@ from torch import Tensor
 from malmoi.errors import MalmoiError
 from malmoi.model import Network, parameters
 from malmoi.objectives import count_labels, objective
-from malmoi.train.device import Machine, ceiling, choose, compile_for, first_micro, flops_per_token
+from malmoi.train.device import Machine, ceiling, choose, compile_for, first_micro, flops_per_token, release
 from malmoi.train.feed import Feed, Micro, Tensors, batch_sizes
 from malmoi.train.judge import Judge, summarise
 from malmoi.train.log import Log, bar, clock, read_rows
@@ -102,6 +102,7 @@ class Trainer:
                 self._phase()
             metrics = self._validate()
             self.save()
+        release(self.judge)
         self.log.close()
         return metrics
 
