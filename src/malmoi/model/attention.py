@@ -56,7 +56,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0) ->
     """softmax(q kᵀ / √E) v under a mask: q [B, H, T, E], k and v [B, G, K, E] → [B, H, T, E]."""
     if mask.bounds is not None:
         return _packed(q, k, v, mask.bounds, mask.causal, dropout)
-    if q.device.type == "cpu" and q.dtype == torch.bfloat16 and q.requires_grad and k.size(2) <= SHORT:
+    if _is_short(q, k):
         return _short(q, k, v, mask, dropout)
     grouped = q.size(1) != k.size(1)
     if mask.blocks is not None:
@@ -71,6 +71,12 @@ def weights(q: Tensor, k: Tensor, mask: Mask) -> Tensor:
     T, K = scores.shape[-2:]
     seen = torch.ones(T, K, dtype=torch.bool, device=q.device).tril(K - T) if mask.causal else mask.dense
     return (scores if seen is None else scores.masked_fill(~seen, torch.finfo(scores.dtype).min)).softmax(-1)
+
+
+def _is_short(q: Tensor, k: Tensor) -> bool:
+    """Whether to take plain products. Not while compiling: torch 2.13 makes NaN of their gradient on a CPU."""
+    cpu = q.device.type == "cpu" and q.dtype == torch.bfloat16 and q.requires_grad
+    return cpu and k.size(2) <= SHORT and not torch.compiler.is_compiling()
 
 
 def _short(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:
