@@ -27,7 +27,8 @@ heavy: $(READY)
 	$(BIN)/pytest -m heavy
 
 bench: $(READY)
-	@for script in bench/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	$(BIN)/python bench/decode.py
+	$(BIN)/python bench/train_cpu.py
 
 clean:
 	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache
