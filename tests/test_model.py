@@ -237,3 +237,21 @@ def test_configs_survive_json_and_name_the_nearest_field() -> None:
 def test_too_many_tokens_are_refused_with_both_numbers() -> None:
     with pytest.raises(UsageError, match=r"40 tokens.*32"):
         gpt2_tiny()(torch.zeros(1, 40, dtype=torch.long))
+
+
+@pytest.mark.parametrize("text", ["causal & local:5", "causal & fixed:4,1", "causal & local:4 ; causal & column:4"])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@torch.no_grad()
+def test_flex_attention_takes_the_same_predicate(text: str, packed: bool) -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    from malmoi.model.attention import Mask, _block_mask, attend
+
+    documents = torch.tensor([[0] * 50 + [1] * 78, [0] * 100 + [1] * 28]) if packed else None
+    layout = Layout(2, 128, 128, query_documents=documents, key_documents=documents)
+    pattern = parse(text, 2)
+    q, k, v = torch.randn(3, 2, 2, 128, 16).unbind()
+    blocks = _block_mask(pattern, layout, 2 if packed else None, torch.device("cpu"))
+    dense = attend(q, k, v, Mask(dense=pattern.mask(layout)))
+    torch.testing.assert_close(flex_attention(q, k, v, block_mask=blocks), dense, rtol=0, atol=2e-6)
