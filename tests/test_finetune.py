@@ -22,9 +22,10 @@ from malmoi.objectives import Pass, count_labels
 from malmoi.objectives.task import choice_scores, choose, classify, regress, span, tag
 from malmoi.tasks import own, task
 from malmoi.tokenizer import train
-from malmoi.train import Stopped, evaluate, finetune
-from malmoi.train.settings import FinetuneConfig, finetune_config
-from malmoi.train.tune import Tuner
+from malmoi.train import Stopped
+from malmoi.tune import evaluate, finetune
+from malmoi.tune.settings import FinetuneConfig, finetune_config
+from malmoi.tune.tuner import Tuner
 
 GOOD, BAD = "a good fine great film", "a bad poor weak film"
 CONTEXT = "Alice lives in Seoul . Bob lives in Paris . Carol lives in Rome ."
@@ -256,7 +257,7 @@ def test_layers_further_down_learn_slower(bert: Path, tmp_path: Path) -> None:
     checkpoint = malmoi.load(bert).checkpoint
     settings = finetune_config({"layer_decay": 0.5, "lr": 1e-3})
     from malmoi.train.optim import make_optimizers
-    from malmoi.train.tune import _layered
+    from malmoi.tune.tuner import _layered
 
     optimizers = make_optimizers(checkpoint.network, settings.training(10))
     _layered(optimizers, checkpoint.network, 0.5)

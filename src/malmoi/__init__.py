@@ -15,8 +15,8 @@ __version__ = "0.1.0"
 PUBLIC = {
     "load": "malmoi.infer",
     "pretrain": "malmoi.train",
-    "finetune": "malmoi.train",
-    "evaluate": "malmoi.train",
+    "finetune": "malmoi.tune",
+    "evaluate": "malmoi.tune",
     "Model": "malmoi.infer",
     "Tokenizer": "malmoi.tokenizer",
     "ModelConfig": "malmoi.config",
@@ -32,9 +32,9 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from malmoi.infer import Model as Model
     from malmoi.infer import load as load
     from malmoi.tokenizer import Tokenizer as Tokenizer
-    from malmoi.train import evaluate as evaluate
-    from malmoi.train import finetune as finetune
     from malmoi.train import pretrain as pretrain
+    from malmoi.tune import evaluate as evaluate
+    from malmoi.tune import finetune as finetune
 
 
 def __getattr__(name: str) -> Any:

@@ -66,7 +66,7 @@ def finetune(
     Example: malmoi finetune sst2 --model runs/bert --data SST-2/train.tsv --dev SST-2/dev.tsv --out runs/sst2
     """
     from malmoi.train import Stopped
-    from malmoi.train.finetune import finetune as tune
+    from malmoi.tune.finetune import finetune as tune
 
     changes: dict[str, Any] = dict(epochs=epochs, lr=lr, batch=batch, seeds=seeds, lm=lm)
     flags = dict(grid=grid, freeze=freeze, untrained=untrained, skip_bad=skip_bad)
@@ -95,7 +95,7 @@ def evaluate(
 
     Example: malmoi evaluate sst2 --model runs/sst2 --data SST-2/dev.tsv
     """
-    from malmoi.train.evaluate import evaluate as judge
+    from malmoi.tune.evaluate import evaluate as judge
 
     chosen = _task(task, text, pair, label, choices)
     _show(judge(model, chosen, data, device=device, skip_bad=skip_bad), json)

@@ -10,7 +10,7 @@ from malmoi.demo.story import ERAS, PROMPTS, SENTENCE, Story
 from malmoi.metrics import confusion
 from malmoi.train.log import clock, read_rows
 from malmoi.train.report import chart, page
-from malmoi.train.task_report import confusion_table
+from malmoi.tune.report import confusion_table
 
 STYLE = """<style>
 .cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:.8rem;margin:1.4rem 0 .5rem}

@@ -22,10 +22,10 @@ from malmoi.infer import Model
 from malmoi.model import preset
 from malmoi.tasks import own
 from malmoi.tokenizer import Tokenizer, train
-from malmoi.train.finetune import Result, finetune
 from malmoi.train.pretrain import pretrain
 from malmoi.train.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
 from malmoi.train.recipes import fast_bert, fast_gpt
+from malmoi.tune.finetune import Result, finetune
 
 
 def demo(out: str | Path = "demo", plan: Plan | None = None) -> Story:

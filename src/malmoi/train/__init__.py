@@ -1,20 +1,8 @@
 """Training: recipes, the trainer, and what it saves."""
 
-from malmoi.train.evaluate import evaluate
-from malmoi.train.finetune import Result, finetune
 from malmoi.train.pretrain import pretrain, resolve
 from malmoi.train.recipe import Recipe
 from malmoi.train.recipes import RECIPES, recipe
 from malmoi.train.stop import Stopped
 
-__all__ = [
-    "RECIPES",
-    "Recipe",
-    "Result",
-    "Stopped",
-    "evaluate",
-    "finetune",
-    "pretrain",
-    "recipe",
-    "resolve",
-]
+__all__ = ["RECIPES", "Recipe", "Stopped", "pretrain", "recipe", "resolve"]

@@ -8,9 +8,9 @@ from typing import Any
 from malmoi.checkpoint.atomic import write_text
 from malmoi.metrics import confusion, mean
 from malmoi.tasks import Task
-from malmoi.train.evaluate import Outcome
 from malmoi.train.log import read_rows
 from malmoi.train.report import chart, facts, page, table
+from malmoi.tune.evaluate import Outcome
 
 SHOWN = 200  # predictions on the page; all of them are in predictions.jsonl
 MOST_LABELS = 40  # beyond which a confusion matrix cannot be read

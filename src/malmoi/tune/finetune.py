@@ -24,13 +24,13 @@ from malmoi.tasks import Example, Task, files_in, label_names, need_labels
 from malmoi.tasks import load as load_examples
 from malmoi.tasks import task as named_task
 from malmoi.tasks.features import View, features
-from malmoi.train.evaluate import Outcome, outcome, with_threshold
 from malmoi.train.parallel import join
-from malmoi.train.settings import FinetuneConfig, finetune_config
-from malmoi.train.start import MOST, adapt
 from malmoi.train.stop import Stopped
-from malmoi.train.task_report import write_task_report
-from malmoi.train.tune import Tuner
+from malmoi.tune.evaluate import Outcome, outcome, with_threshold
+from malmoi.tune.report import write_task_report
+from malmoi.tune.settings import FinetuneConfig, finetune_config
+from malmoi.tune.start import MOST, adapt
+from malmoi.tune.tuner import Tuner
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ from malmoi.objectives import Objective, count_labels
 from malmoi.tasks.batch import batches, plan
 from malmoi.tasks.features import Item
 from malmoi.train.device import choose, compile_for
-from malmoi.train.evaluate import Outcome
 from malmoi.train.judge import Judge
 from malmoi.train.log import Log, bar, clock
 from malmoi.train.optim import make_optimizers, set_rate
 from malmoi.train.schedule import rate
-from malmoi.train.settings import FinetuneConfig
 from malmoi.train.stop import StopSignals
+from malmoi.tune.evaluate import Outcome
+from malmoi.tune.settings import FinetuneConfig
 
 LOG_EVERY = 10  # steps
 

@@ -10,7 +10,7 @@ from malmoi.model import Network, initialise
 from malmoi.tasks import Task
 from malmoi.tasks.features import HEADS
 from malmoi.tokenizer.frame import framed, is_framed
-from malmoi.train.settings import FinetuneConfig
+from malmoi.tune.settings import FinetuneConfig
 
 MOST = 512  # tokens of a row, where nothing else is asked for
 
