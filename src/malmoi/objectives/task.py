@@ -3,7 +3,8 @@
 B examples, R rows of the batch, K choices, T tokens, N classes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -19,13 +20,18 @@ def pooled(done: Pass) -> Tensor:
     return vectors if places is None else vectors[places].sum(1)
 
 
+def _on_device(weights: Sequence[float] | None) -> Callable[[torch.device], Tensor | None]:
+    """The weights of classes, sent to a device once: a recorded step cannot send them."""
+    return cache(lambda device: None if weights is None else torch.tensor(weights, device=device))
+
+
 def classify(weights: Sequence[float] | None = None) -> Objective:
     """GPT-1 eq. 4, BERT §4.1: −log P(label); with weights, of each class."""
+    rare = _on_device(weights)
 
     def total(done: Pass) -> Tensor:
         scores = done.network.heads["classify"](pooled(done)).float()
-        rare = None if weights is None else torch.tensor(weights, device=scores.device)
-        return F.cross_entropy(scores, done.batch["labels"], rare, ignore_index=IGNORE, reduction="sum")
+        return F.cross_entropy(scores, done.batch["labels"], rare(scores.device), ignore_index=IGNORE, reduction="sum")
 
     return Objective((Term("classify", "labels", total),))
 
@@ -42,11 +48,13 @@ def regress() -> Objective:
 
 def tag(weights: Sequence[float] | None = None) -> Objective:
     """BERT §5.3: the label of each word, read off its first token; the others are not judged."""
+    rare = _on_device(weights)
 
     def total(done: Pass) -> Tensor:
         scores = done.scores("tag").float().flatten(0, 1)
-        rare = None if weights is None else torch.tensor(weights, device=scores.device)
-        return F.cross_entropy(scores, done.batch["labels"].flatten(), rare, ignore_index=IGNORE, reduction="sum")
+        return F.cross_entropy(
+            scores, done.batch["labels"].flatten(), rare(scores.device), ignore_index=IGNORE, reduction="sum"
+        )
 
     return Objective((Term("tag", "labels", total),))
 

@@ -10,10 +10,11 @@ from malmoi.model import Network
 from malmoi.train.recipe import TrainConfig
 
 
-def make_optimizers(network: Network, c: TrainConfig) -> list[torch.optim.Optimizer]:
+def make_optimizers(network: Network, c: TrainConfig, *, capturable: bool = False) -> list[torch.optim.Optimizer]:
     """AdamW for everything, or Muon for the matrices of the blocks and AdamW for the rest.
 
-    Biases, norms and other vectors never decay (BERT appendix A.2, GPT-1 §4.1).
+    Biases, norms and other vectors never decay (BERT appendix A.2, GPT-1 §4.1). A capturable AdamW keeps its rate on
+    the GPU, so that a recorded step can be replayed with another one.
     """
     named = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
     matrices = [p for name, p in named if c.optimizer == "muon" and name.startswith("trunk.blocks.") and p.dim() == 2]
@@ -23,9 +24,10 @@ def make_optimizers(network: Network, c: TrainConfig) -> list[torch.optim.Optimi
         {"params": [p for p in rest if p.dim() >= 2], "weight_decay": c.decay},
         {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},
     ]
-    adam = torch.optim.AdamW(
-        [g for g in groups if g["params"]], lr=c.lr, betas=(c.betas[0], c.betas[1]), eps=c.eps, fused=True
-    )
+    groups = [g for g in groups if g["params"]]
+    rate = torch.tensor(c.lr, device=rest[0].device) if capturable else c.lr
+    betas = (c.betas[0], c.betas[1])
+    adam = torch.optim.AdamW(groups, lr=rate, betas=betas, eps=c.eps, fused=True, capturable=capturable)
     return [adam, Muon(matrices, lr=c.matrix_lr, decay=c.decay)] if matrices else [adam]
 
 
@@ -33,8 +35,11 @@ def set_rate(optimizers: Iterable[torch.optim.Optimizer], share: float) -> None:
     """Sets every group's rate to this share of its peak."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group.setdefault("peak", group["lr"])
-            group["lr"] = group["peak"] * share
+            now = group.setdefault("peak", float(group["lr"])) * share
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(now)
+            else:
+                group["lr"] = now
 
 
 class Muon(torch.optim.Optimizer):

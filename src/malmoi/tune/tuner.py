@@ -1,7 +1,7 @@
 """The loop of fine-tuning: batches of like length, one update each, the best on the development set kept."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from malmoi.train.device import choose, compile_for
 from malmoi.train.judge import Judge
 from malmoi.train.log import Log, bar, clock
 from malmoi.train.optim import make_optimizers, set_rate
+from malmoi.train.replay import Replay
 from malmoi.train.schedule import rate
 from malmoi.train.stop import StopSignals
 from malmoi.tune.evaluate import Outcome
@@ -74,9 +75,11 @@ class Tuner:
         self.every = max(1, per_epoch // s.evaluations)
         self.config = s.training(self.steps)
         self.machine = choose(self.device, self.config)
-        self.optimizers = make_optimizers(self.network, self.config)
+        gpu = self.device.type == "cuda"
+        self.optimizers = make_optimizers(self.network, self.config, capturable=gpu)
         _layered(self.optimizers, self.network, s.layer_decay)
         compile_for(self.machine, self.judge, dynamic=True)
+        self.learn = Replay(self._learn, self.device) if gpu else self._learn
         self.log = Log(self.out, self.config, first=True)
         self.began, self.pending = time.monotonic(), list[Tensor]()
         self.network.train()
@@ -94,11 +97,11 @@ class Tuner:
         return self.best.outcome
 
     def _batches(self, items: Sequence[Item]) -> Iterator[dict[str, Tensor]]:
-        epoch = 0
+        epoch, pinned = 0, self.device.type == "cuda"
         while True:
             seed = self.settings.seed * 1000 + epoch
             for batch in batches(items, self.settings.batch, seed, self.network.config, lm=self.settings.lm > 0):
-                yield {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
+                yield {name: tensor.pin_memory() for name, tensor in batch.items()} if pinned else batch
             epoch += 1
 
     @property
@@ -107,9 +110,15 @@ class Tuner:
             return (time.monotonic() - self.began) / (60 * self.settings.minutes)
         return self.step / self.steps
 
-    def _update(self, batch: dict[str, Any]) -> None:
+    def _update(self, batch: Mapping[str, Tensor]) -> None:
         torch.manual_seed(self.settings.seed * 1_000_003 + self.step)  # dropout is a function of the step
         set_rate(self.optimizers, rate(self.step, min(1.0, self.progress), self.config))
+        self.pending.append(self.learn(batch))
+        self.step += 1
+        self.tokens += batch["tokens"].numel()
+
+    def _learn(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """One update, and the loss it was made by."""
         counts = {name: count.clamp(min=1) for name, count in count_labels(self.objective, batch).items()}
         with self.machine.computing():
             loss, _ = self.judge(batch, counts)
@@ -119,9 +128,7 @@ class Tuner:
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        self.step += 1
-        self.tokens += batch["tokens"].numel()
-        self.pending.append(loss.detach())
+        return loss.detach()
 
     def _done(self, stopped: bool) -> bool:
         """After a step: write, judge, and say whether this was the last."""
