@@ -11,6 +11,8 @@ from safetensors.torch import load_file, save_file
 from malmoi.checkpoint import Checkpoint, read, write
 from malmoi.checkpoint.hf import TABLES
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.infer.generate import Decoding, Wish, requests
+from malmoi.infer.sample import Sampling
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert, gpt2, gpt3
 
@@ -172,6 +174,77 @@ def test_labels_and_generation_settings_come_back(tmp_path: Path) -> None:
     assert again.labels == ("no", "maybe", "yes")
     assert again.generation == {"eos_token_id": 5}
     assert transformers.AutoConfig.from_pretrained(tmp_path).id2label[2] == "yes"
+
+
+# ------------------------------------------------------------------ LLaMA's many settings
+
+LLAMA = dict(BERT, num_key_value_heads=1, max_position_embeddings=96)
+SCALINGS = {
+    "": dict(rope_type="default"),
+    "linear:4": dict(rope_type="linear", factor=4.0),
+    "llama3:8,1,4,16": dict(
+        rope_type="llama3",
+        factor=8.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=16,
+    ),
+    "yarn:4,32,32,1": dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=32),
+}
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize(("bias", "tied"), [(False, True), (True, False)])
+@torch.no_grad()
+def test_llama_scalings_biases_and_tied_weights(scaling: str, bias: bool, tied: bool, tmp_path: Path) -> None:
+    rope = dict(SCALINGS[scaling], rope_theta=5000.0)
+    settings = dict(rope_parameters=rope, attention_bias=bias, mlp_bias=bias, tie_word_embeddings=tied)
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA, **settings)).eval()
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    model.save_pretrained(tmp_path / "theirs")
+    tokens = torch.randint(1, VOCAB, (1, 90))
+    want, checkpoint = model(tokens).logits, read(tmp_path / "theirs")
+    assert checkpoint.network.config.rotary_scaling == scaling
+    torch.testing.assert_close(checkpoint.network(tokens)["lm"], want, rtol=0, atol=1e-5)
+    write(checkpoint, tmp_path / "ours")
+    back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    assert torch.equal(back(tokens).logits, want)
+    older = json.loads((tmp_path / "ours" / "config.json").read_text())  # what transformers 4 looks for
+    older.pop("rope_parameters")
+    (tmp_path / "ours" / "config.json").write_text(json.dumps(older))
+    assert read(tmp_path / "ours").network.config == checkpoint.network.config
+
+
+def test_llama_generates_as_transformers_does(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)).eval()
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    model.save_pretrained(tmp_path)
+    prompts = torch.randint(1, VOCAB, (3, 7))
+    theirs = model.generate(prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=40, eos_token_id=None)
+    wish = Wish(40, Sampling(temperature=0))
+    decoding = Decoding(read(tmp_path).network, requests(prompts.tolist(), wish, 96), wish.sampling)
+    ours = [decoding.step() for _ in range(40)]
+    assert [[step[row] for step in ours] for row in range(3)] == theirs[:, 7:].tolist()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rotary positions 'longrope'; Malmoi has default, linear"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "gives no number as factor"),
+        ({"attention_bias": True}, "in both or in none"),
+        ({"hidden_act": "gelu"}, "only with 'silu'"),
+    ],
+)
+def test_what_a_llama_cannot_be_is_one_clear_sentence(changes: dict, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **LLAMA, **changes}))
+    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(MalmoiError, match=sentence):
+        read(tmp_path)
 
 
 # ------------------------------------------------------------------ damage

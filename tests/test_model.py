@@ -34,6 +34,11 @@ SIZES = {
     "electra-base": 108_891_648,
     "albert-base": 11_683_584,
     "distilbert": 66_362_880,
+    "llama-7b": 6_607_343_616,  # 6,738,415,616 with its untied head
+    "llama3.2-1b": 1_235_814_400,
+    "smollm2-135m": 134_515_008,
+    "smollm2-360m": 361_821_120,
+    "smollm2-1.7b": 1_711_376_384,
 }
 
 

@@ -83,6 +83,7 @@ class ModelConfig(Config):
     attention: tuple[str, ...] = ("causal",)  # a pattern per layer, cycled over the depth
     positions: Literal["learned", "sinusoidal", "rotary", "none"] = "learned"
     rotary_base: float = 10_000.0
+    rotary_scaling: str = ""  # how a longer context is fitted to it: "linear:4", "llama3:8,1,4,8192"; empty: not
     norm: Literal["pre", "post"] = "pre"  # x + f(LN(x)), or LN(x + f(x))
     norm_kind: Literal["layer", "rms"] = "layer"
     embed_norm: bool = False

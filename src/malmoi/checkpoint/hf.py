@@ -1,6 +1,11 @@
 """Hugging Face's names for every family: one reversible table each, nothing else knows them."""
 
-from malmoi.checkpoint.table import COPY, HALVES, HEADS, TRANSPOSE, Field, Rule, Table, affine
+from collections.abc import Mapping
+from typing import Any
+
+from malmoi.checkpoint.rope import ROPE
+from malmoi.checkpoint.table import COPY, HALVES, HEADS, TRANSPOSE, Field, Rule, Several, Table, affine
+from malmoi.errors import MalmoiError
 from malmoi.model import families
 
 ACTIVATION = {
@@ -281,6 +286,16 @@ GPT1 = Table(
     free=("lm",),
 )
 
+
+def _read_bias(theirs: Mapping[str, Any]) -> bool:
+    attention, mlp = (bool(theirs.get(f"{part}_bias", False)) for part in ("attention", "mlp"))
+    if attention != mlp:
+        raise MalmoiError(
+            f"config.json says attention_bias = {attention} and mlp_bias = {mlp}; Malmoi has biases in both or in none."
+        )
+    return attention
+
+
 _LLAMA = "model.layers.{}"
 LLAMA = Table(
     model_type="llama",
@@ -294,12 +309,13 @@ LLAMA = Table(
         Field("rotary_base", "rope_parameters.rope_theta"),
         Field("attention_dropout", "attention_dropout"),
     ),
+    several=(Several("bias", _read_bias, lambda bias: {"attention_bias": bias, "mlp_bias": bias}), ROPE),
     rules=(
         Rule("trunk.embed.token.weight", ("model.embed_tokens.weight",)),
-        Rule(f"{ATTEND}.qkv.weight", tuple(f"{_LLAMA}.self_attn.{p}_proj.weight" for p in "qkv"), HEADS),
-        Rule(f"{ATTEND}.out.weight", (f"{_LLAMA}.self_attn.o_proj.weight",)),
-        Rule(f"{MLP}.up.weight", (f"{_LLAMA}.mlp.gate_proj.weight", f"{_LLAMA}.mlp.up_proj.weight"), HALVES),
-        Rule(f"{MLP}.down.weight", (f"{_LLAMA}.mlp.down_proj.weight",)),
+        *affine(f"{ATTEND}.qkv", *(f"{_LLAMA}.self_attn.{p}_proj" for p in "qkv"), via=HEADS),
+        *affine(f"{ATTEND}.out", f"{_LLAMA}.self_attn.o_proj"),
+        *affine(f"{MLP}.up", f"{_LLAMA}.mlp.gate_proj", f"{_LLAMA}.mlp.up_proj", via=HALVES),
+        *affine(f"{MLP}.down", f"{_LLAMA}.mlp.down_proj"),
         Rule(f"{BLOCK}.attend_norm.weight", (f"{_LLAMA}.input_layernorm.weight",)),
         Rule(f"{BLOCK}.mlp_norm.weight", (f"{_LLAMA}.post_attention_layernorm.weight",)),
         Rule("trunk.norm.weight", ("model.norm.weight",)),
@@ -311,14 +327,21 @@ LLAMA = Table(
         "LlamaForCausalLM": ("lm",),
         "LlamaForSequenceClassification": ("classify",),
     },
-    only={
-        "attention_bias": False,
-        "mlp_bias": False,
-        "hidden_act": "silu",
-        "rope_parameters.rope_type": "default",
-        "rope_scaling": None,
+    only={"hidden_act": "silu"},
+    defaults={
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "rms_norm_eps": 1e-6,
     },
-    aliases={"rope_theta": "rope_parameters.rope_theta"},
+    write={"rope_theta": "rotary_base"},
+    # transformers 4 has rope_theta by itself and the scaling, if any, in rope_scaling; still older files call it type
+    aliases={
+        "rope_theta": "rope_parameters.rope_theta",
+        "rope_scaling.": "rope_parameters.",
+        "rope_parameters.type": "rope_parameters.rope_type",
+    },
     free=("lm",),
 )
 

@@ -64,6 +64,14 @@ class Field(NamedTuple):
         return next((theirs for theirs, ours in self.names.items() if ours == value), value)
 
 
+class Several(NamedTuple):
+    """One config field here that is several there."""
+
+    ours: str
+    read: Callable[[Mapping[str, Any]], Any]
+    write: Callable[[Any], Mapping[str, Any]]
+
+
 @dataclass(frozen=True)
 class Table:
     """Everything Hugging Face calls differently about one family."""
@@ -74,6 +82,7 @@ class Table:
     fields: tuple[Field, ...]
     rules: tuple[Rule, ...]
     architectures: Mapping[str, tuple[str, ...]]  # class → heads; the first is the bare trunk
+    several: tuple[Several, ...] = ()
     only: Mapping[str, Any] = field(default_factory=dict)  # their fields that we hold fixed: other values are refused
     defaults: Mapping[str, Any] = field(default_factory=dict)  # what they assume when a field is left out
     write: Mapping[str, str] = field(default_factory=dict)  # their fields that repeat one of ours
@@ -81,20 +90,30 @@ class Table:
     free: tuple[str, ...] = ()  # heads that have no weights of their own where they are tied
 
     def read_config(self, theirs: Mapping[str, Any]) -> ModelConfig:
-        given = {self.aliases.get(k, k): v for k, v in _flat(theirs).items() if v is not None}
+        given = {self._today(k): v for k, v in _flat(theirs).items() if v is not None}
         for name, value in self.only.items():
             if given.get(name, value) != value:
                 raise MalmoiError(
                     f"config.json says {name} = {given[name]!r}, and Malmoi has {self.model_type} only with {value!r}."
                 )
         known = {**self.defaults, **given}
-        return self.family(**{f.ours: f.read(known[f.theirs]) for f in self.fields if f.theirs in known})
+        ours = {f.ours: f.read(known[f.theirs]) for f in self.fields if f.theirs in known}
+        return self.family(**ours, **{some.ours: some.read(known) for some in self.several})
+
+    def _today(self, name: str) -> str:
+        """A field's present name: old ones, whole or by what they begin with ("rope_scaling."), have moved."""
+        for old, new in self.aliases.items():
+            if name == old or (old.endswith(".") and name.startswith(old)):
+                name = new + name[len(old) :]
+        return name
 
     def write_config(self, config: ModelConfig) -> dict[str, Any]:
         full = resolved(config)
         theirs = {f.theirs: f.write(full[f.ours]) for f in self.fields}
         repeated = {theirs: full[ours] for theirs, ours in self.write.items()}
-        return _nested({**{k: v for k, v in self.only.items() if v is not None}, **theirs, **repeated})
+        for some in self.several:
+            repeated |= some.write(full[some.ours])
+        return _nested({**self.only, **theirs, **repeated})
 
     def expresses(self, config: ModelConfig, heads: set[str]) -> bool:
         """Whether a model survives the trip there and back unchanged."""
@@ -156,4 +175,4 @@ def function_of(config: ModelConfig) -> dict[str, Any]:
     """What decides the function a trained model computes: not how it was initialised, nor its dropout."""
     training_only = {"dropout", "attention_dropout", "init", "init_std", "residual_init"}
     values = {k: v for k, v in resolved(config).items() if k not in training_only}
-    return values | ({} if config.positions == "rotary" else {"rotary_base": 0.0})
+    return values | ({} if config.positions == "rotary" else {"rotary_base": 0.0, "rotary_scaling": ""})

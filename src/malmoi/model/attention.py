@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
 from malmoi.model.patterns import Layout, Pattern
+from malmoi.model.rotary import rotate
 
 SHORT = 512  # keys: up to here plain products beat SDPA in bf16 training on a CPU (5 times at 128, 1.2 at 512)
 FLEX_FROM = 1024  # keys: below this a dense boolean mask is as fast as FlexAttention's blocks
@@ -165,21 +166,6 @@ class KVCache:
     def truncate(self, used: int) -> None:
         """Forgets everything after the first `used` slots: a prompt shared by many continuations stays."""
         self.used = used
-
-
-def rotary_table(config: ModelConfig) -> Tensor:
-    """cos and sin of position × frequency (Su et al. 2021, eq. 15): [2, context, E/2]."""
-    size = config.size_per_head
-    frequency = config.rotary_base ** (-torch.arange(0, size, 2, dtype=torch.float32, device="cpu") / size)
-    angle = torch.arange(config.context, dtype=torch.float32, device="cpu")[:, None] * frequency
-    return torch.stack((angle.cos(), angle.sin()))
-
-
-def rotate(x: Tensor, turn: Tensor) -> Tensor:
-    """Turns each pair (x_i, x_{i+E/2}) by its position's angle: x [B, H, T, E], turn [2, B or 1, 1, T, E/2]."""
-    cos, sin = turn.to(x.dtype)
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
 class Attention(nn.Module):

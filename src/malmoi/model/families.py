@@ -1,7 +1,7 @@
 """A family is a value: each function returns one `ModelConfig`; any field can be changed by name.
 
 Numbers are the papers' own (Devlin 2019; Radford 2018, 2019; Brown 2020 table 2.1; Clark 2020; Lan 2020; Sanh 2019;
-Turc 2019 for the small BERTs).
+Turc 2019 for the small BERTs; Touvron 2023, Grattafiori 2024, Allal 2025 for the LLaMAs).
 """
 
 from collections.abc import Callable
@@ -79,6 +79,12 @@ def llama(**changes: Any) -> ModelConfig:
     return ModelConfig(**(values | changes))  # type: ignore[arg-type]
 
 
+def smollm2(**changes: Any) -> ModelConfig:
+    """A LLaMA that fits a laptop (Allal et al. 2025 §5): deep and thin, three query heads to a key head, tied."""
+    values = dict(vocab=49_152, context=8192, rotary_base=100_000.0, tied=True)
+    return llama(**(values | changes))
+
+
 PRESETS: dict[str, Callable[..., ModelConfig]] = {
     "bert-tiny": partial(bert, depth=2, width=128, heads=2),
     "bert-mini": partial(bert, depth=4, width=256, heads=4),
@@ -105,6 +111,23 @@ PRESETS: dict[str, Callable[..., ModelConfig]] = {
     # Printed with a width of 5140; 40 heads of 128 make 5120.
     "gpt3-13b": partial(gpt3, depth=40, width=5120, heads=40),
     "gpt3-175b": partial(gpt3, depth=96, width=12288, heads=96),
+    "llama-7b": partial(llama, depth=32, width=4096, heads=32, hidden=11008, eps=1e-6),
+    "llama3.2-1b": partial(
+        llama,
+        vocab=128_256,
+        context=131_072,
+        depth=16,
+        width=2048,
+        heads=32,
+        kv_heads=8,
+        hidden=8192,
+        tied=True,
+        rotary_base=500_000.0,
+        rotary_scaling="llama3:32,1,4,8192",
+    ),
+    "smollm2-135m": partial(smollm2, depth=30, width=576, heads=9, kv_heads=3, hidden=1536),
+    "smollm2-360m": partial(smollm2, depth=32, width=960, heads=15, kv_heads=5, hidden=2560),
+    "smollm2-1.7b": partial(smollm2, depth=24, width=2048, heads=32, hidden=8192, rotary_base=130_000.0),
 }
 
 

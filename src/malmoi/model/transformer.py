@@ -14,8 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
-from malmoi.model.attention import Attention, Bounds, KVCache, Mask, prepare, rotary_table
+from malmoi.model.attention import Attention, Bounds, KVCache, Mask, prepare
 from malmoi.model.patterns import Layout, parse
+from malmoi.model.rotary import rotary_table
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,  # exact, with erf: BERT
