@@ -6,7 +6,7 @@ B batch, T tokens (queries), K keys, D width, H heads, G key/value heads, S cach
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -42,7 +42,7 @@ class Mask:
 def prepare(pattern: Pattern, layout: Layout, device: torch.device, bounds: Bounds | None, dropout: float) -> Mask:
     """Picks the cheapest exact way to apply a pattern: a flag, nothing at all, bounds, blocks, or a dense mask."""
     causal = pattern.text == "causal"
-    if bounds is not None and device.type == "cuda" and (causal or pattern.text == "full"):
+    if bounds is not None and device.type == "cuda" and (causal or pattern.text == "full") and not layout.ahead:
         return Mask(causal=causal, bounds=bounds)
     if layout.plain and (pattern.text == "full" or (causal and layout.queries == 1)):
         return Mask()
@@ -121,6 +121,12 @@ def _block_mask(pattern: Pattern, layout: Layout, batch: int | None, device: tor
     return create_block_mask(pattern.at(layout), batch, heads, layout.queries, layout.keys, device=str(device))
 
 
+class Keeper(Protocol):
+    """What attention hands its newest keys and values to; it gives back all that are looked at."""
+
+    def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
 class KVCache:
     """Keys and values of every layer, preallocated; the caller owns it, the modules stay stateless.
 
@@ -183,7 +189,7 @@ class Attention(nn.Module):
         x: Tensor,
         mask: Mask,
         turn: Tensor | None = None,
-        cache: tuple[KVCache, int] | None = None,
+        cache: tuple[Keeper, int] | None = None,
         look: list[Tensor] | None = None,
     ) -> Tensor:
         B, T, _ = x.shape

@@ -10,11 +10,12 @@ document stands in each slot, so that padding, packing and a KV cache need no pa
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, reduce
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from malmoi.errors import UsageError, nearest
@@ -35,6 +36,7 @@ class Layout:
     keep: Tensor | None = None  # [B, K] bool: slots that may be looked at
     query_documents: Tensor | None = None  # [B, T]
     key_documents: Tensor | None = None  # [B, K]
+    ahead: int = 0  # so many of the keys stand before position 0 and are seen by all
 
     @property
     def plain(self) -> bool:
@@ -45,7 +47,17 @@ class Layout:
         return q + self.offset if self.query_positions is None else self.query_positions[b, q]
 
     def key(self, b: Any, k: Any) -> Any:
-        return k if self.key_positions is None else self.key_positions[b, k]
+        return k - self.ahead if self.key_positions is None else self.key_positions[b, k]
+
+    def behind(self, ahead: int) -> "Layout":
+        """The same tokens behind so many more keys."""
+        kept = None if self.keep is None else F.pad(self.keep, (ahead, 0), value=True)
+        positions, documents = (
+            None if t is None else F.pad(t, (ahead, 0), value=-1) for t in (self.key_positions, self.key_documents)
+        )
+        return replace(
+            self, keys=self.keys + ahead, key_positions=positions, keep=kept, key_documents=documents, ahead=ahead
+        )
 
 
 PATTERNS: dict[str, Callable[..., Predicate]] = {}
@@ -127,6 +139,11 @@ def document(at: Layout) -> Predicate:
     return lambda b, h, q, k: query[b, q] == key[b, k]
 
 
+def before(at: Layout) -> Predicate:
+    """What stands before every text (soft tokens, not its own) is open to all of it."""
+    return lambda b, h, q, k: k < at.ahead
+
+
 def both(*predicates: Predicate) -> Predicate:
     return lambda b, h, q, k: reduce(lambda x, y: x & y, (p(b, h, q, k) for p in predicates))
 
@@ -180,7 +197,7 @@ class Pattern:
         terms = [self._read(layout)]
         terms += [padding(layout)] if layout.keep is not None else []
         terms += [document(layout)] if layout.query_documents is not None else []
-        return both(*terms)
+        return either(before(layout), both(*terms)) if layout.ahead else both(*terms)
 
     def mask(self, layout: Layout, device: torch.device | str = "cpu") -> Tensor:
         """A boolean mask that broadcasts to [B, H, T, K], for SDPA and for the eye."""

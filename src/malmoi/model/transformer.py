@@ -3,8 +3,9 @@
 B batch, T tokens, K keys, D width, V vocabulary. What differs between families is in `ModelConfig`, never in a class.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import cast
 
 import torch
@@ -14,7 +15,10 @@ from torch.utils.checkpoint import checkpoint
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
-from malmoi.model.attention import Attention, Bounds, KVCache, Mask, prepare
+from malmoi.model.ahead import Before, Record
+from malmoi.model.attention import Attention, Bounds, Keeper, KVCache, Mask, prepare
+from malmoi.model.embedding import Embedding
+from malmoi.model.embedding import make_norm as make_norm
 from malmoi.model.patterns import Layout, parse
 from malmoi.model.rotary import rotary_table
 
@@ -25,11 +29,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu2": lambda x: F.relu(x).square(),  # So et al. 2021
     "tanh": torch.tanh,
 }
-
-
-def make_norm(c: ModelConfig, width: int = 0) -> nn.Module:
-    kind = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}[c.norm_kind]
-    return kind(width or c.width, c.eps)
 
 
 class MLP(nn.Module):
@@ -56,6 +55,7 @@ class GatedMLP(nn.Module):
         return self.down(F.silu(gate) * up)
 
 
+Kept = tuple[Keeper, int] | None  # where a layer's keys and values go, and its number there
 Branch = Callable[[Tensor], Tensor]
 
 
@@ -94,52 +94,11 @@ class Block(nn.Module):
         x: Tensor,
         mask: Mask,
         turn: Tensor | None = None,
-        cache: tuple[KVCache, int] | None = None,
+        cache: tuple[Keeper, int] | None = None,
         look: list[Tensor] | None = None,
     ) -> Tensor:
         x = self.residual(x, self.attend_norm, lambda y: self.drop(self.attend(y, mask, turn, cache, look)))
         return self.residual(x, self.mlp_norm, lambda y: self.drop(self.mlp(y)))
-
-
-class Sinusoid(nn.Module):
-    """Vaswani et al. 2017 §3.5: PE(p, 2i) = sin(p / 10000^(2i/D)), PE(p, 2i+1) = cos(…). Nothing to learn."""
-
-    def __init__(self, context: int, width: int) -> None:
-        super().__init__()
-        even = torch.arange(0, width, 2, dtype=torch.float32, device="cpu")
-        angle = torch.arange(context, dtype=torch.float32, device="cpu")[:, None] / 10_000 ** (even / width)
-        table = torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1)[:, :width]
-        self.register_buffer("table", table, persistent=False)
-
-    def forward(self, positions: Tensor) -> Tensor:
-        return F.embedding(positions, cast(Tensor, self.table))
-
-
-def make_position(c: ModelConfig) -> nn.Module | None:
-    if c.positions == "learned":
-        return nn.Embedding(c.context, c.token_width)
-    return Sinusoid(c.context, c.token_width) if c.positions == "sinusoidal" else None
-
-
-class Embedding(nn.Module):
-    """Token + position + segment (BERT figure 2), normed where the family does, projected where E ≠ D (ALBERT)."""
-
-    def __init__(self, c: ModelConfig) -> None:
-        super().__init__()
-        self.token = nn.Embedding(c.vocab, c.token_width)
-        self.position = make_position(c)
-        self.segment = nn.Embedding(c.segments, c.token_width) if c.segments else None
-        self.norm = make_norm(c, c.token_width) if c.embed_norm else nn.Identity()
-        self.drop = nn.Dropout(c.dropout)
-        self.project = nn.Linear(c.token_width, c.width) if c.token_width != c.width else nn.Identity()
-
-    def forward(self, tokens: Tensor, positions: Tensor, segments: Tensor | None) -> Tensor:
-        x = self.token(tokens)
-        if self.segment is not None:
-            x = x + (self.segment.weight[0] if segments is None else self.segment(segments))
-        if self.position is not None:
-            x = x + self.position(positions)
-        return self.project(self.drop(self.norm(x)))
 
 
 class Transformer(nn.Module):
@@ -152,6 +111,8 @@ class Transformer(nn.Module):
         self.embed = Embedding(c)
         self.blocks = nn.ModuleList(Block(c) for _ in range(c.distinct))
         self.norm = make_norm(c) if c.final_norm else nn.Identity()
+        self.soft: nn.Parameter | None = None  # [n, E]: vectors that stand before every text
+        self.past: nn.Parameter | None = None  # [depth, 2, G, n, E]: or the keys and values of such places
         self.rematerialise = False  # gradient checkpointing: trade a second forward pass for memory
         if c.positions == "rotary":
             self.register_buffer("turns", rotary_table(c), persistent=False)
@@ -170,27 +131,67 @@ class Transformer(nn.Module):
         """Hidden states of `tokens`. `keep` [B, T] marks tokens that are not padding (left or right); `documents`
         and `bounds` say what a packed row holds; a `cache` makes `tokens` continue what it has seen."""
         self._check_length(tokens, positions, cache)
+        if self.soft is not None and not self.is_causal:
+            if positions is not None or documents is not None or cache is not None:
+                raise UsageError("Soft tokens before a model that reads both ways need rows of one text each, padded.")
+            return self._among_soft(tokens, segments, keep, trail)
         layout, positions = self._layout(tokens, keep, positions, documents, cache)
+        ahead = self.past if self.soft is None else self.keys_of(self.soft)
+        kept: list[Kept] = [None if cache is None else (cache, i) for i in range(self.config.depth)]
+        if ahead is not None:
+            layout, positions = layout.behind(ahead.size(3)), positions + ahead.size(3)
+            kept = [(Before(*pair), 0) for pair in zip(ahead, kept, strict=True)]
+        return self._layers(self.embed(tokens, positions, segments), layout, positions, bounds, kept, trail)
+
+    def keys_of(self, vectors: Tensor) -> Tensor:
+        """The keys and values that vectors [n, E] have in every layer of a causal network: [depth, 2, G, n, E]."""
+        n, record = len(vectors), Record()
+        where = torch.arange(n, device=vectors.device)[None]
+        kept: list[Kept] = [(record, i) for i in range(self.config.depth)]
+        self._layers(self.embed.place(vectors[None], where, None), Layout(1, n, n), where, None, kept, None)
+        return torch.stack(record.layers)
+
+    def _among_soft(self, tokens: Tensor, segments: Tensor | None, keep: Tensor | None, trail: Trail | None) -> Tensor:
+        """Where tokens see what comes after them, soft vectors read the text as it reads them: a longer row."""
+        soft = cast(Tensor, self.soft)
+        wide = F.pad(tokens, (len(soft), 0))
+        segments = None if segments is None else F.pad(segments, (len(soft), 0))
+        keep = None if keep is None else F.pad(keep, (len(soft), 0), value=True)
+        layout, positions = self._layout(wide, keep, None, None, None)
+        vectors = torch.cat((soft.expand(len(tokens), -1, -1), self.embed.token(tokens)), 1)
+        x = self.embed.place(vectors, positions, segments)
+        hidden = self._layers(x, layout, positions, None, [None] * self.config.depth, trail)
+        if trail:
+            trail.hidden[:] = [states[:, len(soft) :] for states in trail.hidden]
+        return hidden[:, len(soft) :]
+
+    def _layers(
+        self,
+        x: Tensor,
+        layout: Layout,
+        positions: Tensor,
+        bounds: Bounds | None,
+        kept: Sequence[Kept],
+        trail: Trail | None,
+    ) -> Tensor:
+        """Embedded tokens [B, T, D] through every block."""
         dropout = self.config.attention_dropout if self.training else 0.0
-        masks = [prepare(p, layout, tokens.device, bounds, dropout) for p in self.patterns]
+        masks = [prepare(p, layout, x.device, bounds, dropout) for p in self.patterns]
         turn = self._turn(positions)
-        x = self.embed(tokens, positions, segments)
         if trail:
             trail.hidden.append(x)
         for i in range(self.config.depth):
-            x = self._block(i, x, masks[i % len(masks)], turn, cache, trail)
+            x = self._block(i, x, masks[i % len(masks)], turn, kept[i], trail)
         x = self.norm(x)
         if trail:
             trail.hidden[-1] = x
         return x
 
-    def _block(
-        self, i: int, x: Tensor, mask: Mask, turn: Tensor | None, cache: KVCache | None, trail: Trail | None
-    ) -> Tensor:
+    def _block(self, i: int, x: Tensor, mask: Mask, turn: Tensor | None, kept: Kept, trail: Trail | None) -> Tensor:
         block = self.blocks[i * self.config.distinct // self.config.depth]
         if self.rematerialise and self.training:
-            return cast(Tensor, checkpoint(block, x, mask, turn, use_reentrant=False))
-        x = block(x, mask, turn, None if cache is None else (cache, i), trail and trail.attention)
+            return cast(Tensor, checkpoint(block, x, mask, turn, kept, use_reentrant=False))
+        x = block(x, mask, turn, kept, trail and trail.attention)
         if trail:
             trail.hidden.append(x)
         return x
@@ -227,6 +228,11 @@ class Transformer(nn.Module):
         if keep is None or past:
             return past + steps
         return (steps - keep.int().argmax(1, keepdim=True)).clamp(min=0)
+
+    @cached_property
+    def is_causal(self) -> bool:
+        """Whether no layer lets a token see a later one."""
+        return all(pattern.is_causal for pattern in self.patterns)
 
     def _turn(self, positions: Tensor) -> Tensor | None:
         return cast(Tensor, self.turns)[:, positions][:, :, None] if self.config.positions == "rotary" else None

@@ -1,0 +1,61 @@
+"""What goes into the first block: token, position and segment as one vector, and the norm of every place.
+
+B batch, T tokens, D width, E width of an embedding.
+"""
+
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from malmoi.config import ModelConfig
+
+
+def make_norm(c: ModelConfig, width: int = 0) -> nn.Module:
+    kind = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}[c.norm_kind]
+    return kind(width or c.width, c.eps)
+
+
+class Sinusoid(nn.Module):
+    """Vaswani et al. 2017 §3.5: PE(p, 2i) = sin(p / 10000^(2i/D)), PE(p, 2i+1) = cos(…). Nothing to learn."""
+
+    def __init__(self, context: int, width: int) -> None:
+        super().__init__()
+        even = torch.arange(0, width, 2, dtype=torch.float32, device="cpu")
+        angle = torch.arange(context, dtype=torch.float32, device="cpu")[:, None] / 10_000 ** (even / width)
+        table = torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1)[:, :width]
+        self.register_buffer("table", table, persistent=False)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        return F.embedding(positions, cast(Tensor, self.table))
+
+
+def make_position(c: ModelConfig) -> nn.Module | None:
+    if c.positions == "learned":
+        return nn.Embedding(c.context, c.token_width)
+    return Sinusoid(c.context, c.token_width) if c.positions == "sinusoidal" else None
+
+
+class Embedding(nn.Module):
+    """Token + position + segment (BERT figure 2), normed where the family does, projected where E ≠ D (ALBERT)."""
+
+    def __init__(self, c: ModelConfig) -> None:
+        super().__init__()
+        self.token = nn.Embedding(c.vocab, c.token_width)
+        self.position = make_position(c)
+        self.segment = nn.Embedding(c.segments, c.token_width) if c.segments else None
+        self.norm = make_norm(c, c.token_width) if c.embed_norm else nn.Identity()
+        self.drop = nn.Dropout(c.dropout)
+        self.project = nn.Linear(c.token_width, c.width) if c.token_width != c.width else nn.Identity()
+
+    def forward(self, tokens: Tensor, positions: Tensor, segments: Tensor | None) -> Tensor:
+        return self.place(self.token(tokens), positions, segments)
+
+    def place(self, x: Tensor, positions: Tensor, segments: Tensor | None) -> Tensor:
+        """Vectors [B, T, E], a token's or not, each at its position."""
+        if self.segment is not None:
+            x = x + (self.segment.weight[0] if segments is None else self.segment(segments))
+        if self.position is not None:
+            x = x + self.position(positions)
+        return self.project(self.drop(self.norm(x)))
