@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.model import preset
-from malmoi.tasks import TASKS, Example, Task, files_in, label_names, load, own, task
+from malmoi.tasks import TASKS, Example, Task, arithmetic, as_text, files_in, label_names, load, own, task
 from malmoi.tasks.batch import collate, plan
 from malmoi.tasks.features import IGNORE, View, features
 from malmoi.tasks.ner import iob2
+from malmoi.tasks.text import tags_of
 from malmoi.tokenizer import Tokenizer, train
 from malmoi.tokenizer.frame import framed, is_framed
 from malmoi.tokenizer.pieces import first_tokens, windows, word_pieces
@@ -75,8 +76,52 @@ FILES = {  # a file of each task as it is distributed, and what its first row sa
         "; 한석규가 간다.\n$<한석규:PS>가 간다.\n1\t한석규\tNNP\tB_PS\n1\t가\tJKS\tI\n2\t가\tVV\tO\n",
         ("한석규 가 가", None, ("B-PS", "I-PS", "O")),
     ),
+    "piqa": ('{"goal": "Dry it.", "sol1": "Sun.", "sol2": "Rain.", "label": 0}\n', ("Dry it.", None, 0)),
+    "arc": (
+        '{"question": {"stem": "Hot?", "choices": [{"text": "Ice", "label": "A"}, {"text": "Sun", "label": "B"}]},'
+        ' "answerKey": "B"}\n',
+        ("Hot?", None, 1),
+    ),
+    "hellaswag": ('{"ctx": "He runs", "endings": ["far.", "up."], "label": "1"}\n', ("He runs", None, 1)),
+    "winograd": (
+        '{"context_options": ["The cup is in the bag so the cup", "The cup is in the bag so the bag"],'
+        ' "continuation": "is full.", "gold": 1}\n',
+        ("The cup is in the bag so the", "_ is full.", 1),
+    ),
+    "winogrande": (
+        '{"sentence": "Sam beat Tom so _ won.", "option1": "Sam", "option2": "Tom", "answer": "1"}\n',
+        ("Sam beat Tom so", "_ won.", 0),
+    ),
+    "cbt": (
+        "1 Once there was a cat .\n2 It ran .\n21 The XXXXX sat .\tcat\t\tdog|cat|sun\n\n",
+        ("Once there was a cat . It ran .", "The _ sat .", 1),
+    ),
+    "boolq": ('{"question": "is it so", "passage": "It is.", "answer": true}\n', ("It is.", "is it so", "1")),
+    "prompts": ('{"query": "a", "choices": ["b", "c"], "gold": 1}\n', ("a", None, 1)),
+    "lambada": ("he saw the old man and the sea\n", ("he saw the old man and the", None, "sea")),
+    "wikitext": (
+        ' \n = One = \n It was a man @-@ eater ; " so " he said . \n \n = Two = \n',
+        (
+            '\n= One =\nIt was a man-eater; "so" he said.\n\n',
+            ' \n = One = \n It was a man @-@ eater ; " so " he said . \n \n',
+            None,
+        ),
+    ),
+    "ptb": (" it did n't pay $ N a year \n", (" it didn't pay $1 a year\n", " it did n't pay $ N a year \n", None)),
+    "plain-text": ("One.\n", ("One.\n", "One.\n", None)),
+    "translation": ('{"source": "cat", "target": "chat"}\n', ("cat", None, ("chat",))),
+    "summary": ('{"article": "Long.", "highlights": "Short."}\n', ("Long.", None, ("Short.",))),
+    **{
+        one.name: ('{"question": "What is 1 plus 2?", "answer": "3"}\n', ("What is 1 plus 2?", None, ("3",)))
+        for one in arithmetic.TASKS
+    },
+    "reversed-words": ("union\n", ("noinu", None, ("union",))),
+    "cycle-letters": ("aaaaa\n", ("aaaaa", None, ("aaaaa",))),
+    "anagram-1": ("abbba\n", ("abbba", None, ("abbba",))),
+    "anagram-2": ("abcde\n", ("abcde", None, ("abcde",))),
+    "random-insertion": ("union\n", ("u n i.o/n", None, ("union",))),
 }
-SUFFIX = {"klue-nli": ".json", "swag": ".csv", "race": ".jsonl", "copa": ".jsonl", "squad": ".json", "squad2": ".json"}
+SUFFIX = {"klue-nli": ".json", "swag": ".csv", "squad": ".json", "squad2": ".json"}
 
 
 def test_every_task_has_a_file_here() -> None:
@@ -86,7 +131,8 @@ def test_every_task_has_a_file_here() -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_a_task_reads_its_own_format(name: str, tmp_path: Path) -> None:
     content, first = FILES[name]
-    path = tmp_path / f"train{SUFFIX.get(name, '.tsv')}.xz"
+    kind = ".jsonl" if content.startswith("{") else ".tsv" if "\t" in content else ".txt"
+    path = tmp_path / f"train{SUFFIX.get(name, kind)}.xz"
     path.write_bytes(lzma.compress(content.encode()))
     rows = load(task(name), path).rows
     assert (rows[0].text, rows[0].pair, rows[0].label) == first
@@ -222,12 +268,19 @@ def test_unknown_names_offer_the_nearest() -> None:
 
 
 def test_the_text_view() -> None:
-    prompt = task("sst2").as_text(Example("a fine film", label="1"))
+    prompt = as_text(task("sst2"), Example("a fine film", label="1"))
     assert (prompt.query, prompt.choices[prompt.gold or 0]) == ("Review: a fine film\nSentiment:", " positive")
-    prompt = task("copa").as_text(Example("It rained so", label=1, choices=("a", "b")))
+    prompt = as_text(task("copa"), Example("It rained so", label=1, choices=("a", "b")))
     assert (prompt.choices, prompt.gold) == ((" a", " b"), 1)
-    with pytest.raises(UsageError, match="no text view"):
-        task("conll2003").as_text(Example("a"))
+    prompt = as_text(
+        task("conll2003"), Example("EU in Rome", label=("B-ORG", "O", "B-LOC"), words=("EU", "in", "Rome"))
+    )
+    assert prompt.shown == "Text: EU in Rome\nNames: EU (ORG); Rome (LOC)"
+    assert tags_of(prompt.choices[0], ("EU", "in", "Rome")) == ("B-ORG", "O", "B-LOC")
+    prompt = as_text(task("winograd"), Example("The cup is so", "_ is full.", 1, choices=("he", "she")))
+    assert (prompt.shown, prompt.partial) == ("The cup is so she is full.", True)
+    prompt = as_text(task("squad2"), Example("Why?", "Rome.", ()))
+    assert prompt.shown == "Rome.\nQuestion: Why?\nAnswer: unanswerable"
 
 
 def test_iob2_from_other_marks() -> None:

@@ -1,13 +1,14 @@
-"""Tasks as records: GLUE, SQuAD, NER, multiple choice, their Korean sisters, and any table of your own."""
+"""Tasks as records: GLUE, SQuAD, NER, multiple choice, Korean ones, what GPT-3 was asked, and any table of your own."""
 
 from pathlib import Path
 
 from malmoi.errors import MalmoiError, UsageError, nearest
-from malmoi.tasks import choice, glue, korean, ner, squad
-from malmoi.tasks.base import METRICS, Example, Examples, Prompt, Task, label_names, load, need_labels
+from malmoi.tasks import arithmetic, choice, commonsense, glue, korean, language, ner, scramble, squad
+from malmoi.tasks.base import METRICS, Example, Examples, Task, label_names, load, make, need_labels
 from malmoi.tasks.own import own
+from malmoi.tasks.text import Prompt, as_text
 
-_FAMILIES = (glue, korean, ner, squad, choice)
+_FAMILIES = (glue, korean, ner, squad, choice, commonsense, language, arithmetic, scramble)
 TASKS: dict[str, Task] = {task.name: task for family in _FAMILIES for task in family.TASKS}
 
 __all__ = [
@@ -17,9 +18,11 @@ __all__ = [
     "Examples",
     "Prompt",
     "Task",
+    "as_text",
     "files_in",
     "label_names",
     "load",
+    "make",
     "need_labels",
     "own",
     "task",

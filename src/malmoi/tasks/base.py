@@ -1,15 +1,16 @@
-"""A task is a record with two views: features for fine-tuning, text for in-context learning."""
+"""A task is a record with two views: features for fine-tuning (`features.py`), text for prompts (`text.py`)."""
 
+import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import MalmoiError
 from malmoi.tasks.rows import BadRow, Row
 
-Kind = Literal["classification", "regression", "tagging", "choice", "answer"]
+Kind = Literal["classification", "regression", "tagging", "choice", "answer", "cloze", "write", "text"]
 SHOWN = 5  # places of bad rows that are named
 METRICS: dict[str, tuple[str, ...]] = {  # what a kind is judged by; the first one chooses the best checkpoint
     "classification": ("accuracy", "f1_macro"),
@@ -17,6 +18,9 @@ METRICS: dict[str, tuple[str, ...]] = {  # what a kind is judged by; the first o
     "tagging": ("entity_f1", "entity_precision", "entity_recall"),
     "choice": ("accuracy",),
     "answer": ("span_f1", "span_exact"),
+    "cloze": ("accuracy", "perplexity"),
+    "write": ("span_exact",),
+    "text": ("perplexity", "bits_per_byte"),
 }
 
 
@@ -25,7 +29,8 @@ class Example:
     """One row of a task. `text` is the question of an answer and the words of a tagging joined by spaces.
 
     `label`: a name (classification), a number (regression), a name for each word (tagging), the place of the right
-    choice, or the gold answers as (text, start) of which there may be none; None where it is not known.
+    choice, the gold answers as (text, start) of which there may be none, the missing word (cloze), or the texts that
+    would be right (write); None where it is not known, and of a text that is only read.
     """
 
     text: str
@@ -35,15 +40,6 @@ class Example:
     place: str = ""  # file:row
     choices: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """An example as a language model reads it: a query, the ways it may go on, and which of them is right."""
-
-    query: str
-    choices: tuple[str, ...]
-    gold: int | None
 
 
 @dataclass(frozen=True)
@@ -61,21 +57,16 @@ class Task:
     both: bool = False  # a pair without an order: a GPT reads it both ways (GPT-1 §3.3)
     prompt: str = "{text}"  # the text view, with {text}, {pair}
     answers: Mapping[str, str] = field(default_factory=dict)  # label → how a language model says it
+    intro: str = ""  # said once, before the examples that are shown
+    after: str = ""  # what stands behind an answer: a BERT reads it too
+    between: str = "\n\n"  # parts an example from the next
+    most: int = 32  # tokens that are written as an answer
+    gap: Literal["", "fill", "rest"] = ""  # `pair` has a gap _: judged by what fills it and the rest, or the rest alone
+    made: Callable[[random.Random], Iterable[Row]] | None = None  # its rows, drawn, where there is no file
 
     @property
     def judged(self) -> tuple[str, ...]:
         return self.metrics or METRICS[self.kind]
-
-    def as_text(self, example: Example) -> Prompt:
-        """The example for a language model: a query and its choices."""
-        query = self.prompt.format(text=example.text, pair=example.pair or "")
-        if self.kind == "choice":
-            return Prompt(query, tuple(" " + choice for choice in example.choices), example.label)
-        if self.kind != "classification":
-            raise UsageError(f"The task {self.name} has no text view: {self.kind} is learnt by fine-tuning only.")
-        names = self.labels or tuple(self.answers)
-        gold = names.index(example.label) if example.label in names else None
-        return Prompt(query, tuple(" " + self.answers.get(name, name) for name in names), gold)
 
 
 @dataclass(frozen=True)
@@ -111,19 +102,32 @@ def numbers(text: str, pair: str | None = None, label: str = "score", id: str | 
 def load(task: Task, sources: str | Path | Sequence[str | Path], *, skip_bad: bool = False) -> Examples:
     """Reads a task's files. A bad row is an error that names its place, or left out and counted with `skip_bad`."""
     paths = [Path(source) for source in ([sources] if isinstance(sources, str | Path) else sources)]
-    found, bad = [], []
-    for path in paths:
-        for row in task.rows(path):
-            try:
-                found.append(_checked(task, task.example(row)))
-            except BadRow as problem:
-                bad.append(str(problem))
+    found, bad = _sorted_out(task, (row for path in paths for row in task.rows(path)))
     if bad and not skip_bad:
         shown = "; ".join(bad[:SHOWN]) + (f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else "")
         raise MalmoiError(f"{shown}. Mend the file, or leave such rows out with --skip-bad (skip_bad=True).")
     if not found:
         raise MalmoiError(f"There are no examples in {', '.join(map(str, paths))}.")
     return Examples(tuple(found), tuple(_notes(task, found, bad)))
+
+
+def make(task: Task, seed: int) -> Examples:
+    """The examples of a task that is drawn, not read: the same for the same seed."""
+    if task.made is None:
+        raise MalmoiError(f"The task {task.name} needs a file of its rows: name it with --data (data=…).")
+    found, _ = _sorted_out(task, task.made(random.Random(f"{task.name}:{seed}")))
+    return Examples(tuple(found))
+
+
+def _sorted_out(task: Task, rows: Iterable[Row]) -> tuple[list[Example], list[str]]:
+    """The examples of good rows, and what is wrong with the others."""
+    found, bad = [], []
+    for row in rows:
+        try:
+            found.append(_checked(task, task.example(row)))
+        except BadRow as problem:
+            bad.append(str(problem))
+    return found, bad
 
 
 def _checked(task: Task, example: Example) -> Example:

@@ -15,7 +15,7 @@ def swag_rows(path: Path) -> Iterator[Row]:
 def swag(row: Row) -> Example:
     """A scene and the beginning of the next one; four ways it may end."""
     endings = tuple(row.text(f"ending{i}") for i in range(4))
-    return Example(row.text("sent1"), row.text("sent2"), _number(row, "label"), "", row.place, endings)
+    return Example(row.text("sent1"), row.text("sent2"), row.whole("label"), "", row.place, endings)
 
 
 def race_rows(path: Path) -> Iterator[Row]:
@@ -43,22 +43,23 @@ def race(row: Row) -> Example:
     return Example(row.text("article"), row.text("question"), right, "", row.place, tuple(row["options"]))
 
 
+def asked(row: Row) -> Example:
+    """A query, its choices, and the number of the right one."""
+    choices = tuple(map(str, row["choices"]))
+    if len(choices) < 2:
+        raise BadRow(row.place, "there are fewer than two choices")
+    return Example(row.text("query"), None, row.whole("gold"), "", row.place, choices)
+
+
 def copa(row: Row) -> Example:
     """As SuperGLUE has it (premise, question: cause or effect, choice1, choice2), or as query, choices, gold."""
     if "query" in row.values:
-        return Example(row.text("query"), None, _number(row, "gold"), "", row.place, tuple(row["choices"]))
+        return asked(row)
     link = {"cause": "because", "effect": "so"}.get(row.text("question"))
     if link is None:
         raise BadRow(row.place, f"the question must be cause or effect, not {row['question']!r}")
     choices = (row.text("choice1"), row.text("choice2"))
-    return Example(f"{row.text('premise').rstrip('.')} {link}", None, _number(row, "label"), "", row.place, choices)
-
-
-def _number(row: Row, name: str) -> int | None:
-    value = row.number(name)
-    if value is not None and value != int(value):
-        raise BadRow(row.place, f"{name!r} must be a whole number, not {value:g}")
-    return None if value is None else int(value)
+    return Example(f"{row.text('premise').rstrip('.')} {link}", None, row.whole("label"), "", row.place, choices)
 
 
 SWAG = Task(

@@ -60,6 +60,8 @@ STSB = Task(
     about="how alike are two sentences, 0 to 5?",
     metrics=("spearman", "pearson"),
     both=True,
+    prompt="First: {text}\nSecond: {pair}\nHow alike are they, from 0 to 5?",
+    answers={str(n): str(n) for n in range(6)},
 )
 QQP = Task(
     "qqp",
@@ -150,6 +152,8 @@ SICK_R = Task(
     about="how related are two plain sentences, 1 to 5?",
     files=("*train*", "*trial*"),
     both=True,
+    prompt="First: {text}\nSecond: {pair}\nHow related are they, from 1 to 5?",
+    answers={str(n): str(n) for n in range(1, 6)},
 )
 IMDB = Task(
     "imdb",

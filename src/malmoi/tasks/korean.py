@@ -25,6 +25,8 @@ KORSTS = Task(
     metrics=("spearman", "pearson"),
     files=("*train*", "*dev*"),
     both=True,
+    prompt="문장 1: {text}\n문장 2: {pair}\n얼마나 비슷한가? (0에서 5)\n답:",
+    answers={str(n): str(n) for n in range(6)},
 )
 KLUE_NLI = Task(
     "klue-nli",

@@ -80,6 +80,8 @@ CONLL2003 = Task(
     example,
     about="which words name a person, a place, an organisation?",
     files=("*train*", "*testa*"),
+    prompt="Text: {text}\nNames:",
+    most=64,
 )
 KLP2016 = Task(
     "klp2016",
@@ -88,6 +90,8 @@ KLP2016 = Task(
     example,
     about="사람, 곳, 기관, 날짜, 시간의 이름은 어디에? (Korean names)",
     files=("*train*", "*dev*"),
+    prompt="글: {text}\n이름:",
+    most=64,
 )
 
 TASKS = (CONLL2003, KLP2016)

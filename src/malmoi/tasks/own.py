@@ -6,6 +6,9 @@ from typing import Any
 from malmoi.errors import UsageError, nearest
 from malmoi.tasks.base import METRICS, Example, Kind, Task, columns, numbers
 from malmoi.tasks.rows import BadRow, Row, any_rows
+from malmoi.tasks.squad import PROMPT
+
+PROMPTS = dict.fromkeys(("classification", "regression", "choice", "write"), "{text}\n{pair}") | {"answer": PROMPT}
 
 
 def own(
@@ -20,7 +23,9 @@ def own(
     """A task on named columns: `own("classification", text="review", label="stars")`.
 
     Tagging takes words and tags as lists (or with spaces between); choice takes the columns of the choices and
-    the number of the right one; answer takes the context in `pair`, the answer itself in `label`.
+    the number of the right one; answer takes the context in `pair`, the answer itself in `label`. Three kinds are for
+    language models alone: cloze (the last word is in `label`), write (`label` is what should be written, or several
+    such texts) and text (how likely is it?).
     """
     makers = {
         "classification": lambda: columns(text, pair, label),
@@ -28,10 +33,15 @@ def own(
         "tagging": lambda: _tagging(text, label),
         "choice": lambda: _choice(text, pair, choices, label),
         "answer": lambda: _answer(text, pair or "context", label),
+        "cloze": lambda: columns(text, pair, label),
+        "write": lambda: _write(text, pair, label),
+        "text": lambda: lambda row: Example(row.text(text), row.text(text), place=row.place),
     }
     if kind not in makers:
         raise UsageError(f"There is no kind of task {kind!r}.{nearest(kind, makers)}")
-    return Task(kind, kind, any_rows, makers[kind](), about="your own columns", metrics=tuple(metrics) or METRICS[kind])
+    prompt = PROMPTS.get(kind, "{text}") if pair or kind == "answer" else "{text}"
+    made = makers[kind]()
+    return Task(kind, kind, any_rows, made, "your own columns", tuple(metrics) or METRICS[kind], prompt=prompt)
 
 
 def _listed(row: Row, name: str) -> tuple[str, ...]:
@@ -72,5 +82,14 @@ def _answer(text: str, context: str, label: str) -> Any:
             raise BadRow(row.place, f"the answer {found!r:.60} is not in its context")
         gold = None if golds is None else tuple(zip(golds, starts, strict=True))
         return Example(row.text(text), passage, gold, str(row.values.get("id", row.place)), row.place)
+
+    return example
+
+
+def _write(text: str, pair: str | None, label: str) -> Any:
+    def example(row: Row) -> Example:
+        given = row.values.get(label)
+        golds = tuple(map(str, given)) if isinstance(given, list) else None if given is None else (str(given),)
+        return Example(row.text(text), row.text(pair) if pair else None, golds, place=row.place)
 
     return example

@@ -54,6 +54,12 @@ class Row:
         except ValueError:
             raise BadRow(self.place, f"{name!r} must be a number, not {found!r:.40}") from None
 
+    def whole(self, name: str) -> int | None:
+        value = self.number(name)
+        if value is not None and value != int(value):
+            raise BadRow(self.place, f"{name!r} must be a whole number, not {value:g}")
+        return None if value is None else int(value)
+
 
 def text_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Every line of a text file with its number; bytes that are no text are an error with their line."""

@@ -7,6 +7,8 @@ from malmoi.errors import MalmoiError
 from malmoi.tasks.base import Example, Task
 from malmoi.tasks.rows import Row, json_value
 
+PROMPT = "{pair}\nQuestion: {text}\nAnswer:"
+
 
 def questions(path: Path) -> Iterator[Row]:
     """Every question with its paragraph; its place is its number in the file."""
@@ -37,6 +39,7 @@ SQUAD = Task(
     example,
     about="where in a paragraph is the answer?",
     files=("train*", "dev*"),
+    prompt=PROMPT,
 )
 SQUAD2 = Task(
     "squad2",
@@ -45,6 +48,7 @@ SQUAD2 = Task(
     example,
     about="where is the answer, if there is one at all?",
     files=("train*", "dev*"),
+    prompt=PROMPT,
 )
 
 TASKS = (SQUAD, SQUAD2)

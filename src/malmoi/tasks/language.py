@@ -1,0 +1,129 @@
+"""Language itself: the last word of a passage, the likelihood of a text, translations, summaries."""
+
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from malmoi.corpus.lines import COMPRESSED
+from malmoi.tasks.base import Example, Task
+from malmoi.tasks.rows import READERS, BadRow, Row, any_rows, text_lines
+
+TITLE = re.compile(r"= [^=].*[^=] =")  # begins an article of WikiText; sections have more signs
+
+
+def lambada_rows(path: Path) -> Iterator[Row]:
+    """JSON lines, or the authors' own form: a passage a line."""
+    bare = path.with_suffix("") if path.suffix in COMPRESSED else path
+    if bare.suffix in READERS and bare.suffix != ".txt":
+        yield from any_rows(path)
+        return
+    for number, line in text_lines(path):
+        if line.strip():
+            yield Row({"text": line}, f"{path}:{number}")
+
+
+def lambada(row: Row) -> Example:
+    """A passage without its last word, and that word (Paperno et al. 2016)."""
+    if "context" in row.values:
+        return Example(row.text("context").rstrip(), None, row.text("continuation").strip(), "", row.place)
+    before, _, last = row.text("text").rstrip().rpartition(" ")
+    if not before:
+        raise BadRow(row.place, "a passage needs two words at least")
+    return Example(before.rstrip(), None, last, "", row.place)
+
+
+# ------------------------------------------------------------------ texts whose likelihood is measured
+
+
+def articles(path: Path) -> Iterator[Row]:
+    """WikiText article by article, words still cut as in the file: perplexity is counted by their number."""
+    lines: list[str] = []
+    begun = 1
+    for number, line in text_lines(path):
+        if TITLE.fullmatch(line.strip()) and any(one.strip() for one in lines):
+            yield Row({"text": "\n".join(lines) + "\n"}, f"{path}:{begun}")
+            lines, begun = [], number
+        lines.append(line)
+    if lines:
+        yield Row({"text": "\n".join(lines) + "\n"}, f"{path}:{begun}")
+
+
+def stream(path: Path) -> Iterator[Row]:
+    """A file as one text."""
+    yield Row({"text": "".join(f"{line}\n" for _, line in text_lines(path))}, f"{path}:1")
+
+
+def written(clean: Callable[[str], str]) -> Callable[[Row], Example]:
+    """The text as a person would write it, and beside it as it stands in the file: it has the words to count."""
+    return lambda row: Example(clean(row.text("text")), row.text("text"), None, "", row.place)
+
+
+# GPT-2 §3.1 undoes what the sets' own tokenizers did, by rules it does not print; these are the ones in use since
+# (Megatron-LM, lm-evaluation-harness), in their order.
+WIKITEXT_RULES = (
+    (r"s '", r"s'"), (r" @([-,.])@ ", r"\1"), (r" ([:;.!?,]) ", r"\1 "),
+    (r"\(\s*([^\)]*?)\s*\)", r"(\1)"), (r"\[\s*([^\]]*?)\s*\]", r"[\1]"), (r"{\s*([^}]*?)\s*}", r"{\1}"),
+    (r"\"\s*([^\"]*?)\s*\"", r'"\1"'), (r"'\s*([^']*?)\s*'", r"'\1'"),
+    (r"= = = =", "===="), (r"= = =", "==="), (r"= =", "=="), (r" ° ", "°"),
+    (r" \n", "\n"), (r"\n ", "\n"), (r" N ", " 1 "), (r" 's", "'s"),
+)  # fmt: skip
+PTB_RULES = ((r" '", "'"), (r" \n", "\n"), (r"\n ", "\n"), (r" n't", "n't"), (r" N ", " 1 "), (r"([$#]) 1", r"\g<1>1"))
+
+
+def rewritten(rules: tuple[tuple[str, str], ...], text: str) -> str:
+    """The text as it was before it was cut into words, as far as rules can tell."""
+    for found, put in rules:
+        text = re.sub(found, put, text)
+    return text
+
+
+# ------------------------------------------------------------------ texts that are written
+
+
+def pair(sources: tuple[str, ...], targets: tuple[str, ...], row: Row) -> Example:
+    """A text and the one that should be written of it, in the first of these columns that the file has."""
+    text = row.text(next((name for name in sources if name in row.values), sources[0]))
+    right = row.label(*targets)
+    return Example(text.strip(), None, None if right is None else (right,), "", row.place)
+
+
+LAMBADA = Task("lambada", "cloze", lambada_rows, lambada, about="the last word of a passage")
+WIKITEXT = Task(
+    "wikitext",
+    "text",
+    articles,
+    written(partial(rewritten, WIKITEXT_RULES)),
+    about="how likely is Wikipedia, word by word?",
+)
+PTB = Task(
+    "ptb",
+    "text",
+    stream,
+    written(partial(rewritten, PTB_RULES)),
+    about="how likely is the Wall Street Journal of 1989?",
+)
+TEXT = Task("plain-text", "text", stream, written(str), about="how likely is any text, word by word?")
+TRANSLATION = Task(
+    "translation",
+    "write",
+    any_rows,
+    partial(pair, ("source", "text"), ("target", "label")),
+    about="a sentence in another language",
+    metrics=("bleu",),
+    prompt="{text} =",  # GPT-2 §3.7
+    between="\n",
+    most=64,
+)
+SUMMARY = Task(
+    "summary",
+    "write",
+    any_rows,
+    partial(pair, ("article", "document", "text"), ("highlights", "summary", "label")),
+    about="what a text says, in a few sentences",
+    metrics=("rouge_l",),
+    prompt="{text}\nTL;DR:",  # GPT-2 §3.6
+    most=100,
+)
+
+TASKS = (LAMBADA, WIKITEXT, PTB, TEXT, TRANSLATION, SUMMARY)
