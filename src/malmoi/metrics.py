@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from malmoi.errors import UsageError, nearest
+from malmoi.ngrams import bleu, rouge_l
 
 Labels = Sequence[Any]
 Numbers = Sequence[float] | np.ndarray[Any, Any]
@@ -301,6 +302,8 @@ METRICS: dict[str, Callable[..., float]] = {
     "entity_f1": entity_f1,
     "span_exact": span_exact,
     "span_f1": span_f1,
+    "bleu": bleu,
+    "rouge_l": rouge_l,
     "perplexity": perplexity,
     "bits_per_byte": bits_per_byte,
 }
