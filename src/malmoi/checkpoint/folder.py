@@ -17,7 +17,7 @@ from malmoi.checkpoint.translate import classes_of, empty, fill, from_hf, is_tie
 from malmoi.checkpoint.weights import read_weights, write_weights
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, UsageError, nearest
-from malmoi.model import Network
+from malmoi.model import FeatureConfig, Network
 from malmoi.tokenizer import Tokenizer
 
 OWN = "malmoi"  # model_type of what Hugging Face cannot express
@@ -77,13 +77,16 @@ def write(checkpoint: Checkpoint, folder: str | Path, *, shard_bytes: int = SHAR
 
 def table_for(network: Network) -> Table | None:
     """The Hugging Face family that computes exactly this network, if there is one."""
+    if network.features is not None:
+        return None
     heads = set(network.heads)
     return next((t for t in TABLES.values() if t.expresses(network.config, heads)), None)
 
 
 def _read_own(folder: Path, values: Mapping[str, Any]) -> tuple[Network, tuple[str, ...]]:
     config = ModelConfig.from_dict(values.get("model", {}))
-    network = empty(config, values.get("heads", {}), bool(values.get("pooler")))
+    features = FeatureConfig.from_dict(values["features"]) if values.get("features") else None
+    network = empty(config, values.get("heads", {}), bool(values.get("pooler")), features)
     weights = read_weights(folder)
     shapes = {name: t.shape for name, t in network.state_dict().items()}
     wrong = [k for k, v in weights.items() if k not in shapes or v.shape != shapes[k]]
@@ -102,6 +105,7 @@ def _config_json(checkpoint: Checkpoint, table: Table | None) -> dict[str, Any]:
             "heads": heads,
             "pooler": network.pooler is not None,
         }
+        values |= {"features": network.features.to_dict()} if network.features else {}
     else:
         architecture = table.architecture(set(network.heads), network.config.tied)
         values = {"architectures": [architecture], "model_type": table.model_type, **table.write_config(network.config)}

@@ -11,7 +11,7 @@ from torch import Tensor
 from malmoi.checkpoint.table import Rule, Table
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError
-from malmoi.model import Network, initialise
+from malmoi.model import FeatureConfig, Network, initialise
 from malmoi.model.heads import VOCABULARY
 
 
@@ -108,9 +108,11 @@ def _is_buffer(key: str) -> bool:
     return key.endswith((".position_ids", ".attn.bias", ".attn.masked_bias", ".inv_freq")) or key == "position_ids"
 
 
-def empty(config: ModelConfig, heads: Mapping[str, int], pooler: bool) -> Network:
+def empty(
+    config: ModelConfig, heads: Mapping[str, int], pooler: bool, features: FeatureConfig | None = None
+) -> Network:
     with torch.device("meta"):
-        return Network(config, heads, pooler=pooler)
+        return Network(config, heads, pooler=pooler, features=features)
 
 
 def fill(network: Network, found: dict[str, Tensor], folder: Path, theirs: Mapping[str, str]) -> tuple[str, ...]:
@@ -132,7 +134,8 @@ def _fresh_heads(network: Network) -> dict[str, Tensor]:
     """New weights for every head, on a trunk of one layer that is thrown away."""
     heads = {name: classes_of(head) for name, head in network.heads.items()}
     config = replace(network.config, depth=1, groups=0)
-    return dict(initialise(Network(config, heads, pooler=network.pooler is not None), seed=0).state_dict())
+    fresh = Network(config, heads, pooler=network.pooler is not None, features=network.features)
+    return dict(initialise(fresh, seed=0).state_dict())
 
 
 def is_tied(name: str) -> bool:

@@ -52,6 +52,10 @@ def finetune(
     seeds: Annotated[int | None, typer.Option(help="Runs; their mean is told and the median one kept.")] = None,
     grid: Annotated[bool, typer.Option("--grid", help="Try the paper's rates, batches and epochs.")] = False,
     freeze: Annotated[bool, typer.Option("--freeze", help="Train only the new layer.")] = False,
+    features: Annotated[
+        str | None,
+        typer.Option(help="A small model on frozen layers: last4, last, weighted-all, layers=5,6…", metavar="LAYERS"),
+    ] = None,
     lm: Annotated[float | None, typer.Option(help="λ of GPT-1's auxiliary language model (0).")] = None,
     untrained: Annotated[bool, typer.Option("--untrained", help="From new weights: the baseline.")] = False,
     settings: Annotated[
@@ -68,7 +72,7 @@ def finetune(
     from malmoi.train import Stopped
     from malmoi.tune.finetune import finetune as tune
 
-    changes: dict[str, Any] = dict(epochs=epochs, lr=lr, batch=batch, seeds=seeds, lm=lm)
+    changes: dict[str, Any] = dict(epochs=epochs, lr=lr, batch=batch, seeds=seeds, lm=lm, features=features)
     flags = dict(grid=grid, freeze=freeze, untrained=untrained, skip_bad=skip_bad)
     changes |= {name: True for name, given in flags.items() if given} | _settings(settings or [])
     chosen = _task(task, text, pair, label, choices)

@@ -38,7 +38,7 @@ def vectors(network: Network, texts: Sequence[Encoding], layers: Sequence[int], 
     """One array for each text; layer 0 is the embedding, −1 the last layer; several layers are averaged."""
     if pool not in POOLS:
         raise UsageError(f"There is no pool {pool!r}.{nearest(pool, POOLS)}")
-    _check_layers(layers, network.config.depth)
+    check_layers(layers, network.config.depth)
     found: list[Array] = [np.empty(0, np.float32)] * len(texts)
     first = network.config.pool == "first"
     for group in batches([len(text.tokens) for text in texts]):
@@ -55,7 +55,8 @@ def _states(network: Network, texts: Sequence[Encoding], layers: Sequence[int]) 
     return torch.stack([trail.hidden[layer] for layer in layers]).mean(0)
 
 
-def _check_layers(layers: Sequence[int], depth: int) -> None:
+def check_layers(layers: Sequence[int], depth: int) -> None:
+    """Refuses layers that a model of this depth does not have."""
     if not layers:
         raise UsageError("layers needs at least one number: 0 is the embedding, -1 the last layer.")
     for layer in layers:

@@ -147,10 +147,10 @@ def pooled(reading: Reading, texts: Sequence[Encoding]) -> Tensor:
     """One vector a text [N, D], through the pooler."""
     network = reading.network
     device = network.trunk.embed.token.weight.device
-    found = torch.empty(len(texts), network.config.width, device=device, dtype=network.trunk.embed.token.weight.dtype)
+    found = torch.empty(len(texts), network.width, device=device, dtype=network.trunk.embed.token.weight.dtype)
     for group in batches([len(text.tokens) for text in texts]):
         given = inputs([texts[i] for i in group], network.config, device)
-        vectors = network.pooler(network.trunk(**given), given["keep"])  # type: ignore[misc]
+        vectors = network.pooler(network.hidden(**given), given["keep"])  # type: ignore[misc, arg-type]
         found[torch.tensor(group, device=device)] = vectors.to(found.dtype)
     return found
 

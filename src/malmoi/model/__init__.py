@@ -2,6 +2,7 @@
 
 from malmoi.model.attention import Bounds, KVCache
 from malmoi.model.families import PRESETS, preset
+from malmoi.model.features import FeatureConfig
 from malmoi.model.heads import Network, initialise, parameters
 from malmoi.model.patterns import PATTERNS, Layout, parse
 from malmoi.model.transformer import Trail, Transformer
@@ -10,6 +11,7 @@ __all__ = [
     "PATTERNS",
     "PRESETS",
     "Bounds",
+    "FeatureConfig",
     "KVCache",
     "Layout",
     "Network",

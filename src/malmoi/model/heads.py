@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError, nearest
+from malmoi.model.features import FeatureConfig, LayeredTransformer, MeanPooler, Reader
 from malmoi.model.transformer import ACTIVATIONS, Transformer, make_norm
 
 
@@ -83,10 +84,10 @@ class Pooler(nn.Module):
 class Scores(nn.Module):
     """A linear map to N scores, of each token or of the pooled vector."""
 
-    def __init__(self, c: ModelConfig, classes: int, bias: bool = True) -> None:
+    def __init__(self, c: ModelConfig, classes: int, bias: bool = True, width: int = 0) -> None:
         super().__init__()
         self.drop = nn.Dropout(c.dropout)
-        self.linear = nn.Linear(c.width, classes, bias=bias)
+        self.linear = nn.Linear(width or c.width, classes, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(self.drop(x))
@@ -115,6 +116,7 @@ HEADS: dict[str, Callable[[ModelConfig, nn.Embedding, int], nn.Module]] = {
     "detect": lambda c, token, n: DetectHead(c),
 }
 POOLED = {"nsp", "classify", "choice"}
+READ = {"classify", "tag"}  # heads that a small model on frozen layers can have
 VOCABULARY = {"lm", "mlm"}
 
 
@@ -122,25 +124,49 @@ class Network(nn.Module):
     """A trunk and named heads; calling it runs only the heads asked for.
 
     `heads` maps a name to its number of classes (0 where that is fixed); a pooler comes with the heads that need it.
+    With `features` the trunk is frozen and a small model reads its layers.
     """
 
-    def __init__(self, config: ModelConfig, heads: Mapping[str, int], *, pooler: bool = False) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        heads: Mapping[str, int],
+        *,
+        pooler: bool = False,
+        features: FeatureConfig | None = None,
+    ) -> None:
         super().__init__()
-        self.config = config
-        self.trunk = Transformer(config)
-        self.pooler = Pooler(config) if pooler else None
+        self.config, self.features = config, features
+        self.trunk = LayeredTransformer(config, features.layers) if features else Transformer(config)
+        self.reader = Reader(config, features) if features else None
+        self.pooler: nn.Module | None = MeanPooler() if features else Pooler(config) if pooler else None
         self.heads = nn.ModuleDict()
         for name, classes in heads.items():
             self.add(name, classes)
+
+    @property
+    def width(self) -> int:
+        """Of what the heads read."""
+        return self.config.width if self.reader is None else self.reader.width
 
     def add(self, name: str, classes: int = 0) -> None:
         if name not in HEADS:
             raise UsageError(f"There is no head {name!r}.{nearest(name, HEADS)}")
         if name in ("classify", "tag") and classes < 1:
             raise UsageError(f"The head {name!r} needs the number of its classes.")
+        if self.reader is not None:
+            self._add_to_reader(name, classes)
+            return
         if name in POOLED and self.pooler is None:
             self.pooler = Pooler(self.config)
         self.heads[name] = HEADS[name](self.config, self.trunk.embed.token, classes)
+
+    def _add_to_reader(self, name: str, classes: int) -> None:
+        if name not in READ:
+            raise UsageError(
+                f"A small model on frozen layers has no head {name!r}; it can have {' or '.join(sorted(READ))}."
+            )
+        self.heads[name] = Scores(self.config, classes, width=self.width)
 
     def tie(self) -> None:
         """Makes vocabulary heads share the token embedding again, after its weight was replaced."""
@@ -158,8 +184,13 @@ class Network(nn.Module):
         **inputs: object,
     ) -> dict[str, Tensor]:
         """Scores of each head asked for (all by default). `slots` [M]: vocabulary heads read only these flat places."""
-        hidden = self.trunk(tokens, keep=keep, **inputs)
+        hidden = self.hidden(tokens, keep=keep, **inputs)
         return {name: self.read(name, hidden, keep, slots, firsts) for name in heads or tuple(self.heads)}
+
+    def hidden(self, tokens: Tensor, *, keep: Tensor | None = None, **inputs: object) -> Tensor:
+        """What the heads read [B, T, D]: the trunk's last layer, or what the small model makes of its frozen ones."""
+        states: Tensor = self.trunk(tokens, keep=keep, **inputs)
+        return states if self.reader is None else cast(Tensor, self.reader(states, keep))
 
     def read(
         self,
@@ -173,7 +204,7 @@ class Network(nn.Module):
             have = ", ".join(self.heads) or "none"
             raise UsageError(f"This model has no head {name!r} (it has: {have}); it was trained for something else.")
         if name in POOLED:
-            return cast(Tensor, self.heads[name](cast(Pooler, self.pooler)(hidden, keep, firsts)))
+            return cast(Tensor, self.heads[name](cast(nn.Module, self.pooler)(hidden, keep, firsts)))
         if name in VOCABULARY and slots is not None:
             hidden = hidden.flatten(0, 1)[slots]
         return cast(Tensor, self.heads[name](hidden))
@@ -201,6 +232,8 @@ def initialise(network: Network, seed: int | None = None) -> Network:
     for block in network.trunk.blocks:
         for writer in (block.attend.out, block.mlp.down):  # type: ignore[union-attr]
             writer.weight.mul_({"same": 1.0, "scaled": (2 * c.depth) ** -0.5, "zero": 0.0}[c.residual_init])  # type: ignore[union-attr, operator]
+    if network.reader is not None:
+        network.reader.reset(generator)
     return network
 
 

@@ -22,7 +22,7 @@ class Judge(nn.Module):
         return self.objective(self._pass(batch), counts)
 
     def _pass(self, batch: Mapping[str, Any]) -> Pass:
-        hidden = self.network.trunk(batch["tokens"], **{name: batch[name] for name in INPUTS if name in batch})
+        hidden = self.network.hidden(batch["tokens"], **{name: batch[name] for name in INPUTS if name in batch})
         return Pass(self.network, hidden, batch)
 
     @torch.no_grad()

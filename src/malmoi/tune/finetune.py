@@ -23,10 +23,12 @@ from malmoi.objectives.task import choose, classify, regress, span, tag
 from malmoi.tasks import Example, Task, files_in, label_names, need_labels
 from malmoi.tasks import load as load_examples
 from malmoi.tasks import task as named_task
-from malmoi.tasks.features import View, features
+from malmoi.tasks.features import Item, View, features
+from malmoi.tokenizer import Encoding
 from malmoi.train.parallel import join
 from malmoi.train.stop import Stopped
 from malmoi.tune.evaluate import Outcome, outcome, with_threshold
+from malmoi.tune.features import remembered
 from malmoi.tune.report import write_task_report
 from malmoi.tune.settings import FinetuneConfig, finetune_config
 from malmoi.tune.start import MOST, adapt
@@ -147,7 +149,8 @@ def _run(work: Work, settings: FinetuneConfig, out: Path) -> Run:
 
     objective = make_objective(work, settings)
     tuner = Tuner(checkpoint.network, objective, settings, out, evaluate, work.task.judged[0])
-    best = tuner.fit(items)
+    with remembered(checkpoint.network, lambda: _rows(work, checkpoint, reading, items)):
+        best = tuner.fit(items)
     if best.threshold is not None:
         checkpoint.extra["threshold"] = best.threshold
     write(checkpoint, out)
@@ -156,6 +159,12 @@ def _run(work: Work, settings: FinetuneConfig, out: Path) -> Run:
         print(f"Stopped at step {tuner.step:,}; the best so far is in {out}.", file=sys.stderr)
         raise Stopped(tuner.stopped)
     return Run(settings, checkpoint, best, tuner.step)
+
+
+def _rows(work: Work, checkpoint: Checkpoint, reading: Reading, items: Sequence[Item]) -> list[Encoding]:
+    """Every row that is learnt from or judged by."""
+    judged = features(work.task, work.dev, _view(work, checkpoint, reading))
+    return [row for item in (*items, *judged) for row in item.rows]
 
 
 def _view(work: Work, checkpoint: Checkpoint, reading: Reading) -> View:

@@ -10,6 +10,7 @@ from malmoi.errors import UsageError
 from malmoi.train.recipe import TrainConfig
 
 RATES, BATCHES, EPOCHS = (5e-5, 3e-5, 2e-5), (16, 32), (2, 3, 4)  # Devlin et al. 2019 appendix A.3
+FEATURED = {"lr": 1e-3, "epochs": 10.0, "precision": "fp32"}  # a small model from new weights, on frozen features
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,8 @@ class FinetuneConfig(Config):
     lm: float = 0.0  # λ of GPT-1 eq. 5: the language model is trained beside the task
     freeze: bool = False  # only the new layer learns
     freeze_layers: int = 0  # the embeddings and the first n layers do not learn
+    features: str = ""  # a small model on frozen layers: last4, weighted-all… or layers=8,9 (see tune/features.py)
+    recurrent: int = 768  # width of a tagger's BiLSTM on features
     layer_decay: float = 1.0  # each layer's rate is this share of the next one's
     class_weights: bool = False  # rare labels count more
     untrained: bool = False  # new weights for the whole network: what pre-training is worth
@@ -78,7 +81,10 @@ class FinetuneConfig(Config):
 
 def finetune_config(overrides: Mapping[str, Any]) -> FinetuneConfig:
     """The defaults with some fields changed; None leaves a field as it is."""
-    settings = FinetuneConfig().override({name: value for name, value in overrides.items() if value is not None})
+    given = {name: value for name, value in overrides.items() if value is not None}
+    settings = FinetuneConfig().override({**(FEATURED if given.get("features") else {}), **given})
+    if settings.features and (settings.lm or settings.grid):
+        raise UsageError("features goes with neither lm nor grid: both are for fine-tuning the whole model.")
     if settings.grid and settings.seeds > 1:
         raise UsageError("Take the grid or several seeds, not both: the grid first, then seeds of its best.")
     return settings

@@ -10,6 +10,7 @@ from malmoi.model import Network, initialise
 from malmoi.tasks import Task
 from malmoi.tasks.features import HEADS
 from malmoi.tokenizer.frame import framed, is_framed
+from malmoi.tune.features import feature_config
 from malmoi.tune.settings import FinetuneConfig
 
 MOST = 512  # tokens of a row, where nothing else is asked for
@@ -28,7 +29,8 @@ def adapt(start: Checkpoint, task: Task, labels: tuple[str, ...], settings: Fine
     # transformers' GPT that chooses has a language head too; tied, it costs nothing
     heads = {"lm": 0} if settings.lm or (causal and task.kind == "choice") else {}
     classes = {"classification": len(labels), "tagging": len(labels), "regression": 1}.get(task.kind, 0)
-    network = initialise(Network(config, {**heads, head: classes}), settings.seed)
+    small = feature_config(start, task, settings)
+    network = initialise(Network(config, {**heads, head: classes}, features=small), settings.seed)
     if not settings.untrained:
         _inherit(network, start.network, head if start.labels == labels else None)
     _freeze(network, settings)

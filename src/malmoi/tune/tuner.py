@@ -79,7 +79,7 @@ class Tuner:
         self.optimizers = make_optimizers(self.network, self.config, capturable=gpu)
         _layered(self.optimizers, self.network, s.layer_decay)
         compile_for(self.machine, self.judge, dynamic=True)
-        self.learn = Replay(self._learn, self.device) if gpu else self._learn
+        self.learn = Replay(self._learn, self.device) if gpu and self.network.reader is None else self._learn
         self.log = Log(self.out, self.config, first=True)
         self.began, self.pending = time.monotonic(), list[Tensor]()
         self.network.train()

@@ -1,0 +1,85 @@
+"""A small model on a frozen one (BERT §5.3): which layers are read, how they are joined, what reads them.
+
+B batch, T tokens, L layers that are read, D width.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from malmoi.config import Config, ModelConfig
+from malmoi.model.recurrent import BiLSTM
+from malmoi.model.transformer import Trail, Transformer
+
+KEPT = torch.float16  # the precision in which states are kept on the disk, and so read everywhere
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureConfig(Config):
+    """How a small model reads the hidden states of a frozen one (BERT §5.3)."""
+
+    layers: tuple[int, ...]  # 0 is the embedding, the depth the last layer
+    weighted: bool = False  # a learned sum of the layers; else one beside the other
+    recurrent: int = 0  # width of the two-layer BiLSTM over them; 0: none
+
+
+class LayeredTransformer(Transformer):
+    """A trunk that does not learn, nor drop anything; it gives the states of several layers [B, T, L, D].
+
+    They are rounded as the cache on the disk rounds them: a model sees in use what it saw when it was trained.
+    """
+
+    def __init__(self, c: ModelConfig, layers: tuple[int, ...]) -> None:
+        super().__init__(c)
+        self.layers = layers
+        self.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> Self:
+        return super().train(False)
+
+    @torch.no_grad()
+    def forward(self, tokens: Tensor, *, trail: Trail | None = None, **inputs: Any) -> Tensor:  # type: ignore[override]
+        seen = trail or Trail()
+        last = super().forward(tokens, trail=seen, **inputs)
+        return torch.stack([seen.hidden[layer] for layer in self.layers], dim=2).to(KEPT).to(last.dtype)
+
+
+class Reader(nn.Module):
+    """The layers joined, and a BiLSTM over them where there is one: [B, T, L, D] → [B, T, width]."""
+
+    def __init__(self, c: ModelConfig, f: FeatureConfig) -> None:
+        super().__init__()
+        joined = c.width if f.weighted else c.width * len(f.layers)
+        self.weights = nn.Parameter(torch.zeros(len(f.layers))) if f.weighted else None
+        self.recurrent = BiLSTM(joined, f.recurrent, dropout=c.dropout) if f.recurrent else None
+        self.width = f.recurrent or joined
+
+    def forward(self, states: Tensor, keep: Tensor | None = None) -> Tensor:
+        x = self.join(states)
+        return x if self.recurrent is None else self.recurrent(x, keep)
+
+    def join(self, states: Tensor) -> Tensor:
+        """One layer beside the other, or Σ softmax(w)_l · h_l (Peters et al. 2018 eq. 1)."""
+        if self.weights is None:
+            return states.flatten(2)
+        return torch.einsum("l,btld->btd", self.weights.softmax(0).to(states.dtype), states)
+
+    @torch.no_grad()
+    def reset(self, generator: torch.Generator | None) -> None:
+        """Every layer weighs the same; the BiLSTM by its own rule."""
+        if self.weights is not None:
+            self.weights.zero_()
+        if self.recurrent is not None:
+            self.recurrent.reset(generator)
+
+
+class MeanPooler(nn.Module):
+    """One vector for a sequence: the mean of its tokens. Nothing taught a frozen [CLS] to speak for the rest."""
+
+    def forward(self, hidden: Tensor, keep: Tensor | None = None, firsts: Tensor | None = None) -> Tensor:
+        if keep is None:
+            return hidden.mean(1)
+        marks = keep[..., None].to(hidden.dtype)
+        return (hidden * marks).sum(1) / marks.sum(1)
