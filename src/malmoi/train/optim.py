@@ -25,9 +25,10 @@ def make_optimizers(network: Network, c: TrainConfig, *, capturable: bool = Fals
         {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},
     ]
     groups = [g for g in groups if g["params"]]
-    rate = torch.tensor(c.lr, device=rest[0].device) if capturable else c.lr
+    for group in groups if capturable else ():
+        group["lr"] = torch.tensor(c.lr, device=rest[0].device)
     betas = (c.betas[0], c.betas[1])
-    adam = torch.optim.AdamW(groups, lr=rate, betas=betas, eps=c.eps, fused=True, capturable=capturable)
+    adam = torch.optim.AdamW(groups, lr=c.lr, betas=betas, eps=c.eps, fused=True, capturable=capturable)
     return [adam, Muon(matrices, lr=c.matrix_lr, decay=c.decay)] if matrices else [adam]
 
 
