@@ -221,6 +221,12 @@ def span_f1(gold: Golds, predicted: Sequence[str]) -> float:
     return float(np.mean([_best(overlap, g, p) for g, p in zip(gold, predicted, strict=True)]))
 
 
+def match(gold: Golds, predicted: Sequence[str]) -> float:
+    """The share that is written exactly as one of the golds: unlike span_exact, a minus sign counts."""
+    _paired(gold, predicted)
+    return float(np.mean([p.strip() in {one.strip() for one in g} for g, p in zip(gold, predicted, strict=True)]))
+
+
 @dataclass(frozen=True)
 class Threshold:
     """The best score that any threshold reaches, and the threshold: no answer where `null` is above it."""
@@ -302,6 +308,7 @@ METRICS: dict[str, Callable[..., float]] = {
     "entity_f1": entity_f1,
     "span_exact": span_exact,
     "span_f1": span_f1,
+    "match": match,
     "bleu": bleu,
     "rouge_l": rouge_l,
     "perplexity": perplexity,

@@ -19,7 +19,7 @@ METRICS: dict[str, tuple[str, ...]] = {  # what a kind is judged by; the first o
     "choice": ("accuracy",),
     "answer": ("span_f1", "span_exact"),
     "cloze": ("accuracy", "perplexity"),
-    "write": ("span_exact",),
+    "write": ("match",),
     "text": ("perplexity", "bits_per_byte"),
 }
 
