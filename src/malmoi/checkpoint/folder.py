@@ -34,12 +34,13 @@ class Checkpoint:
     generation: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # what was missing or left unused when it was read
     extra: dict[str, Any] = field(default_factory=dict)  # what a task keeps beside: config.json's "malmoi"
+    source: Path | None = None  # where it was read from
 
 
 def read(source: str | Path, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> Checkpoint:
     """Opens a folder written by us or by transformers, or a hub id where there is a network."""
     folder = find(source)
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
     kind = config.get("model_type")
     if kind == OWN:
         network, notes = _read_own(folder, config)
@@ -50,8 +51,9 @@ def read(source: str | Path, *, dtype: torch.dtype | None = None, device: str | 
         raise MalmoiError(f"{folder / 'config.json'} says model_type {kind!r}, which Malmoi does not know.{hint}")
     network.eval().to(device=device, dtype=dtype)
     labels = tuple(name for _, name in sorted((int(i), name) for i, name in config.get("id2label", {}).items()))
-    generation = _read_json(folder / "generation_config.json", required=False)
-    checkpoint = Checkpoint(network, _read_tokenizer(folder), labels, generation, notes, config.get("malmoi", {}))
+    generation = read_json(folder / "generation_config.json", required=False)
+    extra = config.get("malmoi", {})
+    checkpoint = Checkpoint(network, _read_tokenizer(folder), labels, generation, notes, extra, folder.absolute())
     _check_fit(checkpoint, folder)
     return checkpoint
 
@@ -59,8 +61,11 @@ def read(source: str | Path, *, dtype: torch.dtype | None = None, device: str | 
 def write(checkpoint: Checkpoint, folder: str | Path, *, shard_bytes: int = SHARD_BYTES) -> None:
     """Saves a folder that transformers opens (or, where Hugging Face has no such model, one that says so)."""
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     network = checkpoint.network
+    if network.trunk.soft is not None or network.trunk.past is not None:
+        raise UsageError("Soft tokens fit into no model's folder: keep the adapter's own, beside its base.")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "adapter_config.json").unlink(missing_ok=True)  # a whole model takes an adapter's place
     table = table_for(network)
     tensors = dict(network.state_dict()) if table is None else to_hf(table, network)
     if network.config.tied:
@@ -139,7 +144,8 @@ def _check_fit(checkpoint: Checkpoint, folder: Path) -> None:
         )
 
 
-def _read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
+def read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
+    """An object of a model's folder; where it may be absent, an empty one."""
     if not path.is_file():
         if required:
             raise UsageError(f"{path.parent} is not a model folder: it has no {path.name}.")

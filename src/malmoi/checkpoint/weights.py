@@ -21,7 +21,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """All tensors of a folder by their names there; safetensors are mapped, not copied."""
     for name, index in ((SINGLE, INDEX), (TORCH, TORCH_INDEX)):
         if (folder / name).is_file():
-            return _read_file(folder / name)
+            return read_file(folder / name)
         if (folder / index).is_file():
             return _read_shards(folder / index)
     raise MalmoiError(f"{folder} holds no weights: expected {SINGLE}, {INDEX} or {TORCH}.")
@@ -37,10 +37,11 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
         raise MalmoiError(
             f"{index} names {missing[0]!r}, which is not in the folder: the download or copy is incomplete."
         )
-    return {key: tensor for name in names for key, tensor in _read_file(index.parent / name).items()}
+    return {key: tensor for name in names for key, tensor in read_file(index.parent / name).items()}
 
 
-def _read_file(path: Path) -> dict[str, Tensor]:
+def read_file(path: Path) -> dict[str, Tensor]:
+    """All tensors of one file."""
     try:
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as file:

@@ -1,0 +1,141 @@
+"""An adapter in PEFT's format: its config, and its tensors, both ways."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from malmoi.adapt.lora import Patch, Patched, patched
+from malmoi.adapt.names import LORA_PREFIX, SOFT, Place, places
+from malmoi.adapt.settings import AdapterConfig
+from malmoi.adapt.soft import precede
+from malmoi.checkpoint.table import Table
+from malmoi.errors import MalmoiError
+from malmoi.model import Network
+
+TASKS = {"classify": "SEQ_CLS", "tag": "TOKEN_CLS", "span": "QUESTION_ANS", "lm": "CAUSAL_LM"}  # by head
+# What changes LoRA's mathematics, and the value at which it does not.
+PLAIN = {"use_dora": False, "bias": "none", "lora_bias": False, "layer_replication": None, "use_qalora": False,
+         "use_bdlora": None, "alora_invocation_tokens": None}  # fmt: skip
+
+
+# ------------------------------------------------------------------ LoRA
+
+
+def lora_config(network: Network, adapter: AdapterConfig, table: Table | None) -> dict[str, Any]:
+    """A rank of its own for each map that several patches meet on, at the same scale."""
+    found = {place.theirs: (place, pair) for place, pair in _joined(network, table)}
+    ranks = {name: len(pair[0]) for name, (_, pair) in found.items() if len(pair[0]) != adapter.rank}
+    return {
+        "peft_type": "LORA",
+        "r": adapter.rank,
+        "lora_alpha": adapter.alpha,
+        "lora_dropout": adapter.dropout,
+        "target_modules": list(found),
+        "rank_pattern": ranks,
+        "alpha_pattern": {name: adapter.alpha * rank / adapter.rank for name, rank in ranks.items()},
+        "fan_in_fan_out": any(place.flipped for place, _ in found.values()),
+        "bias": "none",
+    }
+
+
+def lora_tensors(network: Network, table: Table | None) -> dict[str, Tensor]:
+    return {
+        f"{LORA_PREFIX}{place.theirs}.lora_{letter}.weight": tensor
+        for place, pair in _joined(network, table)
+        for letter, tensor in zip("AB", pair, strict=True)
+    }
+
+
+def _joined(network: Network, table: Table | None) -> list[tuple[Place, tuple[Tensor, Tensor]]]:
+    found = []
+    for place in places(network, table):
+        module = network.get_submodule(place.ours)
+        pair = module.joined(place.start, place.stop) if isinstance(module, Patched) else None
+        found += [(place, pair)] if pair is not None else []
+    return found
+
+
+def put_lora(
+    network: Network, config: Mapping[str, Any], tensors: Mapping[str, Tensor], table: Table | None
+) -> set[str]:
+    """Patches from a file's tensors; returns the names that were used."""
+    changed = [name for name, plain in PLAIN.items() if config.get(name, plain) != plain]
+    if changed:
+        raise MalmoiError(f"This LoRA has {changed[0]}={config[changed[0]]!r}, which Malmoi does not have.")
+    known = {place.theirs: place for place in places(network, table)}
+    used: set[str] = set()
+    for key in tensors:
+        if ".lora_A." not in key:
+            continue
+        name = key.removeprefix(LORA_PREFIX).partition(".lora_A.")[0]
+        place = known.get(name) or known.get(f"{table.prefix if table else ''}{name}")
+        pair = key, key.replace(".lora_A.", ".lora_B.")
+        if place is None or pair[1] not in tensors:
+            raise MalmoiError(f"This LoRA changes {name}, which is no map of its base's blocks.")
+        _put(network, place, tensors[pair[0]], tensors[pair[1]], _scale(config, name, len(tensors[key])))
+        used.update(pair)
+    return used
+
+
+def _put(network: Network, place: Place, a: Tensor, b: Tensor, scale: float) -> None:
+    module = patched(network, place.ours)
+    if a.size(1) != module.in_features or len(b) != place.stop - place.start or b.size(1) != len(a):
+        raise MalmoiError(
+            f"This LoRA's matrices for {place.theirs}, {list(a.shape)} and {list(b.shape)}, do not fit the base's map "
+            f"[{place.stop - place.start}, {module.in_features}]; it was learnt on another model."
+        )
+    module.patches.append(Patch((place.start, place.stop), a, b, scale))
+
+
+def _scale(config: Mapping[str, Any], name: str, rank: int) -> float:
+    patterns = (config.get("alpha_pattern") or {}).items()
+    fits = (value for pattern, value in patterns if re.fullmatch(rf"(.*\.)?({pattern})", name))
+    alpha = float(next(fits, config.get("lora_alpha", 8)))
+    return alpha / rank**0.5 if config.get("use_rslora") else alpha / rank
+
+
+# ------------------------------------------------------------------ soft tokens
+
+
+def soft_config(network: Network) -> dict[str, Any]:
+    c, trunk = network.config, network.trunk
+    prefix = trunk.past is not None
+    n = trunk.past.size(3) if trunk.past is not None else len(trunk.soft)  # type: ignore[arg-type]
+    # What reads both ways hands [CLS] to its pooler here, and the first soft token there: not the same model.
+    kind = "PREFIX_TUNING" if prefix else "PROMPT_TUNING" if trunk.is_causal else "MALMOI_PROMPT"
+    own: dict[str, Any] = {"prefix_projection": False} if prefix else {"prompt_tuning_init": "RANDOM"}
+    return {
+        "peft_type": kind,
+        "num_virtual_tokens": n,
+        "token_dim": c.key_heads * c.size_per_head if prefix else c.token_width,
+        "num_attention_heads": c.key_heads if prefix else c.heads,
+        "num_layers": c.depth,
+        "num_transformer_submodules": 1,
+        **own,
+    }
+
+
+def soft_tensors(network: Network) -> dict[str, Tensor]:
+    """A prompt [n, E]; a prefix [n, depth · 2 · G · E], place by place."""
+    trunk = network.trunk
+    return {SOFT: trunk.soft if trunk.past is None else trunk.past.permute(3, 0, 1, 2, 4).flatten(1)}  # type: ignore[dict-item]
+
+
+def put_soft(network: Network, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> set[str]:
+    if config.get("prefix_projection"):
+        raise MalmoiError("This prefix has prefix_projection=true, which Malmoi does not have; save it without.")
+    if SOFT not in tensors:
+        raise MalmoiError(f"The adapter's weights hold no {SOFT}; they are not those of its config.")
+    c, found = network.config, tensors[SOFT].to(network.trunk.embed.token.weight)
+    prefix = config["peft_type"] == "PREFIX_TUNING"
+    wanted = c.depth * 2 * c.key_heads * c.size_per_head if prefix else c.token_width
+    if found.dim() != 2 or found.size(1) != wanted:
+        raise MalmoiError(f"Soft tokens {list(found.shape)} do not fit a base that wants {wanted} numbers for each.")
+    if prefix:
+        shape = (len(found), c.depth, 2, c.key_heads, c.size_per_head)
+        precede(network, past=found.view(shape).permute(1, 2, 3, 0, 4).contiguous())
+    else:
+        precede(network, soft=found)
+    return {SOFT}

@@ -1,0 +1,194 @@
+"""An adapter's folder: a small file of weights and the name of the base, in PEFT's format; what PEFT has no field
+for (labels, the task, how the base is known again) lies in adapter.json."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from malmoi.adapt.attach import settle
+from malmoi.adapt.fingerprint import difference, fingerprint
+from malmoi.adapt.names import LORA_PREFIX, SOFT_PREFIX, modules, new_weights, our_weights
+from malmoi.adapt.peft import TASKS, lora_config, lora_tensors, put_lora, put_soft, soft_config, soft_tensors
+from malmoi.adapt.settings import AdapterConfig
+from malmoi.checkpoint import Checkpoint, table_for
+from malmoi.checkpoint import read as read_folder
+from malmoi.checkpoint.atomic import replace_file, write_text
+from malmoi.checkpoint.folder import read_json
+from malmoi.checkpoint.table import Table
+from malmoi.checkpoint.weights import read_file
+from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.model import Network
+from malmoi.tokenizer import Tokenizer
+
+WEIGHTS, CONFIG, OURS = "adapter_model.safetensors", "adapter_config.json", "adapter.json"
+KINDS = ("LORA", "PROMPT_TUNING", "PREFIX_TUNING", "MALMOI_PROMPT")
+
+
+def is_adapter(source: str | Path) -> bool:
+    return (Path(source).expanduser() / CONFIG).is_file()
+
+
+# ------------------------------------------------------------------ written
+
+
+def write_adapter(checkpoint: Checkpoint, base: Checkpoint, adapter: AdapterConfig, folder: Path) -> None:
+    """Saves what was learnt beside a base: the adapter's own weights, and those that are new for the task."""
+    network, table = checkpoint.network, table_for(base.network)
+    lora = adapter.kind == "lora"
+    own = lora_tensors(network, table) if lora else soft_tensors(network)
+    config = lora_config(network, adapter, table) if lora else soft_config(network)
+    new = new_weights(network, _learnt(network), table)
+    prefix = LORA_PREFIX if lora else SOFT_PREFIX
+    tensors = own | {prefix + name: tensor for name, tensor in new.items()}
+    config |= {
+        "base_model_name_or_path": str(base.source),
+        "task_type": next((TASKS[head] for head in network.heads if head in TASKS), None),
+        "inference_mode": True,
+        "modules_to_save": modules(new, table) or None,
+    }
+    told = {"labels": checkpoint.labels, "malmoi": checkpoint.extra, "base": fingerprint(base)}
+    heads = {name: len(checkpoint.labels) for name in network.heads}
+    folder.mkdir(parents=True, exist_ok=True)
+    contents = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    replace_file(folder / WEIGHTS, partial(save_file, contents, metadata={"format": "pt"}))
+    if checkpoint.tokenizer is not None:
+        checkpoint.tokenizer.save(folder)
+    for name, values in ((OURS, {"heads": heads, **told}), (CONFIG, config)):
+        write_text(folder / name, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+    write_text(folder / "README.md", _card(config))
+
+
+def _learnt(network: Network) -> set[str]:
+    """Weights of the network itself that learnt: a task's new layer, not the adapter."""
+    learning = {name for name, p in network.named_parameters() if p.requires_grad}
+    return {name for name in learning if ".patches." not in name and name not in ("trunk.soft", "trunk.past")}
+
+
+def _card(config: Mapping[str, Any]) -> str:
+    base = config["base_model_name_or_path"]
+    return f"""---
+library_name: peft
+tags: [malmoi, {config["peft_type"].lower()}]
+---
+# An adapter ({config["peft_type"]})
+
+It changes the model in `{base}`, which must be there and unchanged:
+
+```python
+import malmoi
+malmoi.load(".")
+```
+"""
+
+
+# ------------------------------------------------------------------ read
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An adapter's folder as it was found."""
+
+    folder: Path
+    config: dict[str, Any]
+    told: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+def read(source: str | Path, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> Checkpoint:
+    """Opens a model's folder; or an adapter's, on its base, ready for use."""
+    if not is_adapter(source):
+        return read_folder(source, dtype=dtype, device=device)
+    found = _open(Path(source).expanduser())
+    base = _base(found)
+    network = base.network
+    _set_heads(found, network, table_for(network))
+    settle(network)
+    network.eval().to(device=device, dtype=dtype)
+    own = (found.folder / "tokenizer.json").is_file()
+    tokenizer = Tokenizer.load(found.folder) if own else base.tokenizer
+    labels, extra = tuple(found.told.get("labels", base.labels)), found.told.get("malmoi", base.extra)
+    return Checkpoint(network, tokenizer, labels, base.generation, base.notes, extra, found.folder)
+
+
+def _open(folder: Path) -> Opened:
+    config = read_json(folder / CONFIG)
+    kind = config.get("peft_type")
+    if kind not in KINDS:
+        raise MalmoiError(
+            f"{folder / CONFIG} says peft_type {kind!r}, which Malmoi has not.{nearest(str(kind), KINDS)}"
+        )
+    if not (folder / WEIGHTS).is_file():
+        raise MalmoiError(f"{folder} is an adapter without its weights: {WEIGHTS} is not there.")
+    return Opened(folder, config, read_json(folder / OURS, required=False), read_file(folder / WEIGHTS))
+
+
+def _base(found: Opened) -> Checkpoint:
+    """The base, if it is still the one that the adapter was learnt on."""
+    named = found.config.get("base_model_name_or_path") or ""
+    where = found.folder / named if (found.folder / named).is_dir() and named else named
+    mend = f"Put its present place into base_model_name_or_path of {found.folder / CONFIG}."
+    if not named:
+        raise MalmoiError(f"{found.folder} is an adapter that names no base. {mend}")
+    try:
+        base = read_folder(where)
+    except MalmoiError as error:
+        raise MalmoiError(f"{found.folder} is an adapter of {named}, which cannot be opened: {error} {mend}") from error
+    changed = difference(found.told["base"], fingerprint(base)) if "base" in found.told else ""
+    if changed:
+        raise MalmoiError(
+            f"{found.folder} was learnt on the model in {named}, which has changed since: {changed}. "
+            "Bring the old one back, or learn the adapter anew."
+        )
+    return base
+
+
+def _set_heads(found: Opened, network: Network, table: Table | None) -> None:
+    """Puts the adapter and the task's new weights on the base."""
+    lora = found.config["peft_type"] == "LORA"
+    prefix = LORA_PREFIX if lora else SOFT_PREFIX
+    used = (
+        put_lora(network, found.config, found.tensors, table)
+        if lora
+        else put_soft(network, found.config, found.tensors)
+    )
+    new = {name.removeprefix(prefix): tensor for name, tensor in found.tensors.items() if name not in used}
+    if new or "heads" in found.told:
+        _replace_heads(network, found.told.get("heads") or _heads(found, new, table))
+    weights = our_weights(network, new, table)
+    shapes = {name: tensor.shape for name, tensor in network.state_dict().items()}
+    for name, tensor in weights.items():
+        if shapes.get(name) != tensor.shape:
+            raise MalmoiError(f"{found.folder / WEIGHTS}: {name} {list(tensor.shape)} does not belong to this base.")
+    network.load_state_dict(weights, strict=False)
+
+
+def _heads(found: Opened, new: Mapping[str, Tensor], table: Table | None) -> dict[str, int]:
+    """The head that PEFT's task has, and its classes."""
+    task = found.config.get("task_type")
+    head = next((head for head, theirs in TASKS.items() if theirs == task), None)
+    rules = {rule.ours: rule.theirs[0] for rule in table.rules} if table and head else {}
+    weight = rules.get(f"heads.{head}.linear.weight", "")
+    if head is None or weight not in new:
+        raise MalmoiError(f"{found.folder / WEIGHTS} holds {next(iter(new))}, of which the task {task!r} says nothing.")
+    return {head: new[weight].size(0)}
+
+
+def _replace_heads(network: Network, heads: Mapping[str, int]) -> None:
+    for name in [name for name in network.heads if name not in heads]:
+        del network.heads[name]
+    for name, classes in heads.items():
+        if name not in network.heads or name not in ("lm", "mlm"):
+            network.add(name, classes)
+
+
+def check_target(folder: Path) -> None:
+    """An adapter is not written over a whole model."""
+    if (folder / "config.json").is_file():
+        raise UsageError(f"{folder} holds a whole model; name another folder for the adapter.")
