@@ -10,6 +10,7 @@ import torch
 
 from malmoi.checkpoint.atomic import write_text
 from malmoi.checkpoint.card import model_card
+from malmoi.checkpoint.gguf import read_gguf
 from malmoi.checkpoint.hf import TABLES
 from malmoi.checkpoint.hub import find
 from malmoi.checkpoint.table import Table
@@ -38,7 +39,12 @@ class Checkpoint:
 
 
 def read(source: str | Path, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> Checkpoint:
-    """Opens a folder written by us or by transformers, or a hub id where there is a network."""
+    """Opens a folder written by us or by transformers, a GGUF file, or a hub id where there is a network."""
+    file = Path(source).expanduser()
+    if file.suffix == ".gguf" and file.is_file():
+        checkpoint = _read_gguf(file)
+        checkpoint.network.eval().to(device=device, dtype=dtype)
+        return checkpoint
     folder = find(source)
     config = read_json(folder / "config.json")
     kind = config.get("model_type")
@@ -86,6 +92,16 @@ def table_for(network: Network) -> Table | None:
         return None
     heads = set(network.heads)
     return next((t for t in TABLES.values() if t.expresses(network.config, heads)), None)
+
+
+def _read_gguf(file: Path) -> Checkpoint:
+    contents = read_gguf(file)
+    network, notes = from_hf(TABLES["llama"], contents.weights, contents.config, file)
+    checkpoint = Checkpoint(
+        network, contents.tokenizer, generation=contents.generation, notes=notes, source=file.absolute()
+    )
+    _check_fit(checkpoint, file)
+    return checkpoint
 
 
 def _read_own(folder: Path, values: Mapping[str, Any]) -> tuple[Network, tuple[str, ...]]:

@@ -1,0 +1,180 @@
+"""A GGUF file opened safely: every length it states is checked against the bytes that are there before it is believed.
+
+(The `gguf` package's own reader trusts them: an array of 2⁶⁰ numbers keeps it busy for ever.) Layout, version 3: magic,
+version, counts; metadata as (name, type, value); tensors as (name, shape, type, offset); padding; the tensors' bytes.
+"""
+
+import mmap
+import struct
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from malmoi.errors import MalmoiError
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+TEXT, ARRAY = 8, 9
+MOST_DIMENSIONS = 4
+SHORTEST = {"metadata": 13, "tensors": 24}  # bytes of the smallest possible entry
+
+
+class Cursor:
+    """Reads forward through bytes and refuses to go past their end."""
+
+    def __init__(self, data: memoryview, path: Path) -> None:
+        self.data, self.path, self.at = data, path, 0
+
+    def take(self, size: int) -> memoryview:
+        if size > len(self.data) - self.at:
+            raise damaged(self.path, f"byte {self.at} begins something of {size} bytes, and {len(self.data)} are there")
+        self.at += size
+        return self.data[self.at - size : self.at]
+
+    def number(self, format: str) -> Any:
+        return struct.unpack(f"<{format}", self.take(struct.calcsize(f"<{format}")))[0]
+
+    def text(self) -> str:
+        try:
+            return str(self.take(self.number("Q")), "utf-8")
+        except UnicodeDecodeError:
+            raise damaged(self.path, f"the text before byte {self.at} is not UTF-8") from None
+
+    def count(self, what: str, smallest: int) -> int:
+        """How many entries follow; more than the file has room for is no count."""
+        count = int(self.number("Q"))
+        if count * smallest > len(self.data) - self.at:
+            raise damaged(self.path, f"it announces {count} {what} and has no room for them")
+        return count
+
+    def value(self) -> Any:
+        kind = self.number("I")
+        return self._array() if kind == ARRAY else self._single(kind)
+
+    def _single(self, kind: int) -> Any:
+        if kind == TEXT:
+            return self.text()
+        if kind not in NUMBERS:
+            raise damaged(self.path, f"there is no type {kind} for a value, as at byte {self.at}")
+        return self.number(NUMBERS[kind])
+
+    def _array(self) -> list[Any]:
+        kind = self.number("I")
+        if kind == TEXT:
+            return [self.text() for _ in range(self.count("texts", 8))]
+        if kind not in NUMBERS:
+            raise damaged(self.path, f"there is no type {kind} for a list, as at byte {self.at}")
+        count = self.count("numbers", struct.calcsize(NUMBERS[kind]))
+        return list(struct.unpack(f"<{count}{NUMBERS[kind]}", self.take(count * struct.calcsize(NUMBERS[kind]))))
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor as it lies in the file."""
+
+    shape: tuple[int, ...]  # as torch has it: the fastest dimension last
+    kind: int
+    start: int
+
+
+class GGUFFile:
+    """Metadata and tensors of a GGUF file; a tensor is read, and its quantisation undone, when it is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.data = _map(path)
+        cursor = Cursor(self.data, path)
+        tensors, entries = self._header(cursor)
+        self.metadata: dict[str, Any] = {}
+        for _ in range(entries):
+            name = cursor.text()
+            self.metadata[name] = cursor.value()
+        found = dict(self._entry(cursor) for _ in range(tensors))
+        step = self.metadata.get("general.alignment", 32)
+        if not isinstance(step, int) or step < 1:
+            raise damaged(path, f"an alignment of {step!r} is impossible")
+        start = -(-cursor.at // step) * step
+        self.tensors = {name: Stored(t.shape, t.kind, start + t.start) for name, t in found.items()}
+        for name in self.tensors:
+            self._bytes(name)
+
+    def _header(self, cursor: Cursor) -> tuple[int, int]:
+        if bytes(cursor.take(4)) != MAGIC:
+            raise MalmoiError(f"{self.path} is not a GGUF file: it does not begin with GGUF.")
+        version = cursor.number("I")
+        if version not in VERSIONS:
+            raise MalmoiError(f"{self.path} is a GGUF file of version {version}; Malmoi reads versions 2 and 3.")
+        counts = (int(cursor.number("Q")), int(cursor.number("Q")))
+        for count, (what, smallest) in zip(counts, reversed(SHORTEST.items()), strict=True):
+            if count * smallest > len(self.data):
+                raise damaged(self.path, f"it announces {count} {what} and has no room for them")
+        return counts
+
+    def _entry(self, cursor: Cursor) -> tuple[str, Stored]:
+        name, dimensions = cursor.text(), cursor.number("I")
+        if dimensions > MOST_DIMENSIONS:
+            raise damaged(self.path, f"the tensor {name!r} has {dimensions} dimensions")
+        shape = tuple(int(cursor.number("Q")) for _ in range(dimensions))[::-1]
+        return name, Stored(shape, int(cursor.number("I")), int(cursor.number("Q")))
+
+    def _bytes(self, name: str) -> memoryview:
+        """The bytes of a tensor, if all of them are there."""
+        stored, (block, size) = self.tensors[name], self._block(name)
+        count = prod(stored.shape)
+        if not stored.shape or stored.shape[-1] % block:
+            raise damaged(
+                self.path, f"the shape {list(stored.shape)} of {name!r} does not divide into blocks of {block}"
+            )
+        end = stored.start + count // block * size
+        if end > len(self.data):
+            raise damaged(self.path, f"{name!r} ends at byte {end} of a file of {len(self.data)}")
+        return self.data[stored.start : end]
+
+    def _block(self, name: str) -> tuple[int, int]:
+        """How many numbers are packed together, and into how many bytes."""
+        gguf = package()
+        try:
+            return gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(self.tensors[name].kind)]
+        except (ValueError, KeyError):
+            raise damaged(
+                self.path, f"{name!r} is packed in a way (type {self.tensors[name].kind}) unknown here"
+            ) from None
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor as plain fp32 numbers."""
+        stored, gguf = self.tensors[name], package()
+        rows = np.frombuffer(self._bytes(name), np.uint8).reshape(*stored.shape[:-1], -1)
+        kind = gguf.GGMLQuantizationType(stored.kind)
+        try:
+            numbers = gguf.quants.dequantize(rows, kind)
+        except NotImplementedError:
+            raise MalmoiError(
+                f"{self.path}: {name!r} is packed as {kind.name}, which cannot be unpacked here."
+            ) from None
+        return torch.from_numpy(np.array(numbers, np.float32)).reshape(stored.shape)
+
+
+def _map(path: Path) -> memoryview:
+    with path.open("rb") as file:
+        if not path.stat().st_size:
+            raise MalmoiError(f"{path} is empty; copy or download it again.")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def damaged(path: Path, reason: str) -> MalmoiError:
+    return MalmoiError(f"{path} is cut short or damaged: {reason}. Copy or download it again.")
+
+
+def package() -> Any:
+    """The `gguf` package, which knows how every type is packed."""
+    try:
+        import gguf
+    except ImportError as error:
+        raise MalmoiError("Reading a GGUF file needs the gguf package: pip install 'malmoi[export]'.") from error
+    return gguf

@@ -1,0 +1,141 @@
+"""Tokenizers out of a GGUF file's metadata: byte-level BPE with the cutting rule it names, and SentencePiece's BPE."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as Rust
+
+from malmoi.errors import MalmoiError, nearest
+from malmoi.tokenizer import pipeline
+from malmoi.tokenizer.core import Tokenizer
+from malmoi.tokenizer.pipeline import Merges, Vocab
+
+NORMAL, UNKNOWN, CONTROL, DEFINED = 1, 2, 3, 4  # llama.cpp's types of a token
+SPACE = "▁"
+CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+LLAMA3 = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", GPT2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]")  # llama.cpp's, where nothing is named
+
+
+def _cut_at(*patterns: str) -> Any:
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+    return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def _gpt2() -> Any:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+
+def _single_digits() -> Any:
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
+
+
+CUTS: dict[str, Callable[[], Any]] = {  # tokenizer.ggml.pre: how text is cut before merging
+    "default": lambda: _cut_at(*DEFAULT),
+    "gpt-2": _gpt2,
+    "smollm": _single_digits,
+    "starcoder": _single_digits,
+    "llama-bpe": lambda: _cut_at(LLAMA3),
+    "qwen2": lambda: _cut_at(QWEN2),
+}
+
+
+def read_vocabulary(metadata: Mapping[str, Any], where: str) -> Tokenizer:
+    """The tokenizer that a GGUF file's metadata describes, with its chat template."""
+    given = {key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()}
+    kind = given.get("model")
+    if kind not in KINDS:
+        raise MalmoiError(f"{where} has a vocabulary of the kind {kind!r}; Malmoi reads {', '.join(KINDS)}.")
+    tokens = _listed(given, "tokens", where)
+    vocab: Vocab = {token: id for id, token in enumerate(tokens)}
+    if len(vocab) < len(tokens):
+        raise MalmoiError(f"{where}: a token stands twice in its vocabulary, so its id would be ambiguous.")
+    types = given.get("token_type") or [NORMAL] * len(tokens)
+    try:
+        rust = KINDS[kind](vocab, types, given, where)
+    except MalmoiError:
+        raise
+    except Exception as error:  # the library raises plain Exception for a vocabulary it cannot use
+        raise MalmoiError(f"{where}: its vocabulary cannot be used: {error}.") from None
+    _mark(rust, tokens, types)
+    names = _names(given, tokens)
+    _open(rust, vocab, names, given)
+    template = metadata.get("tokenizer.chat_template")
+    settings = {f"{role}_token": name for role, name in names.items()}
+    return Tokenizer(rust, settings | ({"chat_template": template} if template else {}))
+
+
+def byte_bpe(vocab: Vocab, types: Sequence[int], given: Mapping[str, Any], where: str) -> Rust:
+    """GPT-2's byte-level BPE, with the rule that cuts text into words before merging."""
+    cut = given.get("pre", "default")
+    if cut not in CUTS:
+        raise MalmoiError(f"{where} cuts its text by the rule {cut!r}, which Malmoi does not know.{nearest(cut, CUTS)}")
+    lines = [merge.partition(" ") for merge in _listed(given, "merges", where)]
+    rust = pipeline.gpt2(vocab, [(left, right) for left, _, right in lines])
+    if cut == "llama-bpe":  # a word that is a token is that token, whatever the merges would make of it
+        rust.model.ignore_merges = True
+    rust.pre_tokenizer = CUTS[cut]()
+    return rust
+
+
+def sentencepiece(vocab: Vocab, types: Sequence[int], given: Mapping[str, Any], where: str) -> Rust:
+    """SentencePiece's BPE: spaces become ▁, unknown characters bytes; the order of merges is that of the scores."""
+    tokens, scores = list(vocab), _listed(given, "scores", where)
+    normal = {token: score for token, score, type in zip(tokens, scores, types, strict=True) if type == NORMAL}
+    unknown = next((token for token, type in zip(tokens, types, strict=True) if type == UNKNOWN), None)
+    bpe = models.BPE(vocab, merges_by_score(normal, vocab), unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    rust = Rust(bpe)
+    front = [normalizers.Prepend(SPACE)] if given.get("add_space_prefix", True) else []
+    rust.normalizer = normalizers.Sequence([*front, normalizers.Replace(" ", SPACE)])
+    back = [decoders.Strip(" ", 1, 0)] if front else []
+    rust.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *back])
+    return rust
+
+
+def merges_by_score(scores: Mapping[str, float], vocab: Vocab) -> Merges:
+    """Every way to make a piece of two others, the best-scored piece first."""
+    found = [
+        (-score, -cut, -(len(piece) - cut), piece[:cut], piece[cut:])
+        for piece, score in scores.items()
+        for cut in range(1, len(piece))
+        if piece[:cut] in vocab and piece[cut:] in vocab
+    ]
+    return [(left, right) for *_, left, right in sorted(found, key=lambda merge: merge[:3])]
+
+
+KINDS = {"gpt2": byte_bpe, "llama": sentencepiece}  # tokenizer.ggml.model
+
+
+def _listed(given: Mapping[str, Any], name: str, where: str) -> list[Any]:
+    values = given.get(name)
+    if not isinstance(values, list) or not values:
+        raise MalmoiError(f"{where} has no list tokenizer.ggml.{name}, so its tokenizer cannot be rebuilt.")
+    return values
+
+
+def _mark(rust: Rust, tokens: Sequence[str], types: Sequence[int]) -> None:
+    """Tokens that are found before all else: control tokens stand for no text, those a user defined do."""
+    for token, type in zip(tokens, types, strict=False):
+        if type in (UNKNOWN, CONTROL, DEFINED):
+            rust.add_tokens([pipeline.added(token, special=type != DEFINED)])
+
+
+def _names(given: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, str]:
+    theirs = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    ids = {role: given.get(f"{name}_token_id") for role, name in theirs.items()}
+    return {role: tokens[id] for role, id in ids.items() if isinstance(id, int) and 0 <= id < len(tokens)}
+
+
+def _open(rust: Rust, vocab: Vocab, names: Mapping[str, str], given: Mapping[str, Any]) -> None:
+    """Puts bos before every text, and eos after, where the file asks for it; SentencePiece's begin with bos unasked."""
+    first = names.get("bos") if given.get("add_bos_token", given["model"] == "llama") else None
+    last = names.get("eos") if given.get("add_eos_token", False) else None
+    if first is None and last is None:
+        return
+    whole = " ".join(part for part in (first, "$A", last) if part)
+    second = " ".join(f"{part}:1" for part in (first, "$B", last) if part)
+    marks = [(name, vocab[name]) for name in (first, last) if name]
+    rust.post_processor = processors.TemplateProcessing(single=whole, pair=f"{whole} {second}", special_tokens=marks)
