@@ -1,9 +1,10 @@
 """Answers to questions about a text: the best spans over windows of a long context, and whether there is one."""
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor
 
 from malmoi.errors import UsageError
@@ -61,8 +62,8 @@ def _answer(context: str, read: Sequence[tuple[Encoding, Tensor]], threshold: fl
     null = float("inf")
     for window, scores in read:
         null = min(null, float(scores[-1 if last else 0].sum()))
-        for start, end, score in _spans(window, scores):
-            found[start, end] = max(score, found.get((start, end), score))
+        for place, score in _spans(window, scores, max(top, 1)).items():
+            found[place] = max(score, found.get(place, score))
     best = heapq.nlargest(max(top, 1), found.items(), key=lambda item: item[1])
     candidates = tuple(_candidate(context, a, b, score) for (a, b), score in best)
     if not candidates:
@@ -80,13 +81,17 @@ def _candidate(context: str, start: int, end: int, score: float) -> Candidate:
     return Candidate(context[start:end], start, end, score)
 
 
-def _spans(window: Encoding, scores: Tensor) -> Iterator[tuple[int, int, float]]:
-    """(first character, last, score) of the spans between the best starts and ends of a window."""
-    places = [i for i, s in enumerate(window.segments) if s == 1 and not window.specials[i]]
-    starts, ends = scores[:, 0].tolist(), scores[:, 1].tolist()
-    firsts = heapq.nlargest(STARTS, places, key=starts.__getitem__)
-    lasts = heapq.nlargest(STARTS, places, key=ends.__getitem__)
-    for i in firsts:
-        for j in lasts:
-            if i <= j < i + LONGEST:
-                yield window.offsets[i][0], window.offsets[j][1], starts[i] + ends[j]
+def _spans(window: Encoding, scores: Tensor, top: int) -> dict[tuple[int, int], float]:
+    """The best spans between the best starts and ends of a window: (first character, last) → score."""
+    places = np.array([i for i, s in enumerate(window.segments) if s == 1 and not window.specials[i]], np.int64)
+    starts, ends = scores.numpy()[places].T
+    first, last = (np.argsort(-some, kind="stable")[:STARTS] for some in (starts, ends))
+    fits = (first[:, None] <= last) & (last < first[:, None] + LONGEST)
+    totals = np.where(fits, starts[first][:, None] + ends[last], -np.inf)
+    found: dict[tuple[int, int], float] = {}
+    for i, j in zip(*np.unravel_index(np.argsort(-totals, axis=None, kind="stable"), totals.shape), strict=True):
+        if len(found) == top or totals[i, j] == -np.inf:
+            break
+        place = window.offsets[places[first[i]]][0], window.offsets[places[last[j]]][1]
+        found.setdefault(place, float(totals[i, j]))
+    return found
