@@ -1,0 +1,137 @@
+"""Conversations: templates rendered as transformers renders them, answers through a model and the command."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from typer.testing import CliRunner
+
+import malmoi
+from malmoi.checkpoint import Checkpoint, write
+from malmoi.cli.app import build
+from malmoi.errors import MalmoiError, UsageError
+from malmoi.model import Network, initialise
+from malmoi.model.families import gpt2
+from malmoi.tokenizer import Tokenizer, train
+from malmoi.tokenizer.chat import render
+
+TALK = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What is <2 & 3>?\n  Say it."},
+    {"role": "assistant", "content": "Five."},
+    {"role": "user", "content": "고마워요!"},
+]
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "adds <a> & 'b'", "parameters": {"나": 1}}}]
+TEMPLATES = {
+    "chatml": "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou are helpful<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + "
+    "message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}"
+    "{{ '<|im_start|>assistant\n' }}{% endif %}",
+    "llama2": "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
+    "{% set system_message = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}"
+    "{% set system_message = false %}{% endif %}{% for message in loop_messages %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}"
+    "{% endif %}{% if loop.index0 == 0 and system_message != false %}"
+    "{% set content = '<<SYS>>\\n' + system_message + '\\n<</SYS>>\\n\\n' + message['content'] %}{% else %}"
+    "{% set content = message['content'] %}{% endif %}{% if message['role'] == 'user' %}"
+    "{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}{% elif message['role'] == 'assistant' %}"
+    "{{ ' '  + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}",
+    "blocks": """{%- set found = namespace(last=-1) %}
+    {% for message in messages %}
+        {%- if message.role == "system" %}{% continue %}{% endif %}
+        {%- set found.last = loop.index0 %}
+        {% if message.role == "assistant" %}
+        {% generation %}{{ message.content | trim }}{{ eos_token }}{% endgeneration %}
+        {% else %}
+[{{ message.role | upper }}] {{ message.content }}
+        {% endif %}
+    {% endfor %}
+{{ found.last }} {{ messages | map(attribute="role") | join(",") }}
+{% if tools %}{{ tools | tojson(indent=2) }} {{ tools | tojson }}{% endif %}""",
+}
+
+
+@pytest.fixture(scope="module")
+def words() -> Tokenizer:
+    return train(["User: What is it?\nAssistant: Five. 고마워요!\n"] * 20, kind="byte-bpe", vocab=300)
+
+
+def talking(words: Tokenizer, template: Any) -> Tokenizer:
+    return Tokenizer(words._rust, words.settings | {"chat_template": template})
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("reply", [True, False])
+@pytest.mark.parametrize("tools", [None, TOOLS])
+def test_templates_give_transformers_text(name: str, reply: bool, tools: Any, words: Tokenizer, tmp_path: Path) -> None:
+    ours = talking(words, TEMPLATES[name])
+    ours.save(tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    settings = dict(tokenize=False, add_generation_prompt=reply, tools=tools)
+    assert render(ours, TALK, reply=reply, tools=tools) == theirs.apply_chat_template(TALK, **settings)
+    theirs.save_pretrained(tmp_path / "theirs")  # as chat_template.jinja
+    assert Tokenizer.load(tmp_path / "theirs").chat_template == TEMPLATES[name]
+
+
+def test_of_several_templates_the_default_is_taken(words: Tokenizer) -> None:
+    several = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": "{{ messages[0].role }}"}]
+    assert render(talking(words, several), TALK) == "system"
+
+
+def test_a_model_without_a_template_gets_a_plain_dialogue(words: Tokenizer) -> None:
+    want = "Be brief.\n\nUser: What is <2 & 3>?\n  Say it.\nAssistant: Five.\nUser: 고마워요!\nAssistant:"
+    assert render(words, TALK) == want
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "sentence"),
+    [
+        (TEMPLATES["llama2"], TALK[2:], "refuses these messages: roles must alternate"),
+        ("{{ messages[0].content.__class__.__mro__ }}", TALK, "refuses"),
+        ("{% for x in range(999999999) %}{% endfor %}", TALK, "refuses"),
+        ("{{ messages.append(1) }}", TALK, "refuses"),
+        ("{% for %}", TALK, "not one: .*line 1"),
+        (None, [], "list of messages"),
+        (None, "hello", "list of messages"),
+        (None, [{"content": "hello"}], "Message 0 has no role"),
+        (None, [{"role": "user", "content": 5}], "content of message 0"),
+        (None, [{"role": "user", "content": "x", "more": object()}], "plain data"),
+    ],
+)
+def test_what_a_template_cannot_do(template: Any, messages: Any, sentence: str, words: Tokenizer) -> None:
+    with pytest.raises(MalmoiError, match=sentence):
+        render(talking(words, template), messages)
+
+
+@pytest.fixture(scope="module")
+def folder(words: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    network = initialise(Network(gpt2(vocab=300, width=32, depth=2, heads=2, context=256), {"lm": 0}), 0)
+    folder = tmp_path_factory.mktemp("model")
+    write(Checkpoint(network, talking(words, TEMPLATES["chatml"])), folder)
+    return folder
+
+
+def test_an_answer_is_the_continuation_of_the_rendered_text(folder: Path) -> None:
+    model = malmoi.load(folder, device="cpu")
+    settings = dict(max_new_tokens=12, temperature=0)
+    want = model.generate(render(model.tokenizer, TALK), **settings).strip()
+    assert model.chat(TALK, **settings) == "".join(model.chat_stream(TALK, **settings)).strip() == want
+    assert model.chat("Hello", **settings) == model.chat([{"role": "user", "content": "Hello"}], **settings)
+    with pytest.raises(UsageError, match="one answer at a time"):
+        model.chat("Hello", n=2)
+
+
+def test_the_command_remembers_what_was_said(folder: Path) -> None:
+    command = ["chat", "--model", str(folder), "--temperature", "0", "--max-new-tokens", "5", "--device", "cpu"]
+    given = CliRunner().invoke(build(), [*command, "--json", "Hello", "And you?"])
+    typed = CliRunner().invoke(build(), [*command, "--json"], input="Hello\n\nAnd you?\n")
+    assert given.exit_code == typed.exit_code == 0
+    assert given.stdout == typed.stdout
+    model = malmoi.load(folder, device="cpu")
+    settings = dict(max_new_tokens=5, temperature=0)
+    first = model.chat("Hello", **settings)
+    talk = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": first}]
+    second = model.chat([*talk, {"role": "user", "content": "And you?"}], **settings)
+    assert [json.loads(line)["content"] for line in given.stdout.splitlines()] == [first, second]
