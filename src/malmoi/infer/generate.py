@@ -1,151 +1,69 @@
-"""Continuing prompts: many at once, left-padded, over one KV cache.
-
-`Decoding` turns prompts into tokens, `write` turns those into text. B rows, T tokens, V vocabulary.
-"""
+"""Continuing prompts: tokens by `Decoding`, beams or drafts, and `write` turns those into text."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from malmoi.errors import UsageError
-from malmoi.infer.batch import batches, kept, pad
-from malmoi.infer.fast import ROWS, Screen
-from malmoi.infer.sample import Sampling, choose, generators
-from malmoi.infer.stream import Writer, detokenizer, stop_strings
-from malmoi.model import KVCache, Network
+from malmoi.infer.batch import batches
+from malmoi.infer.beam import Search, beam_search
+from malmoi.infer.choice import Seat, Written
+from malmoi.infer.cohort import Cohort
+from malmoi.infer.constrain import Constraint
+from malmoi.infer.fast import Screen
+from malmoi.infer.lookup import Lookup
+from malmoi.infer.prefix import Prefixes
+from malmoi.infer.sample import Sampling
+from malmoi.infer.stream import Writer, detokenizer
+from malmoi.infer.wish import Request, Wish, requests
+from malmoi.model import Network
 from malmoi.tokenizer import Tokenizer
 
-
-@dataclass(frozen=True)
-class Wish:
-    """What a user asks of a continuation."""
-
-    max_new_tokens: int = 40
-    sampling: Sampling = field(default_factory=Sampling)
-    stop: tuple[str, ...] = ()
-    ends: frozenset[int] = frozenset()  # tokens that end a text
-    seed: int | None = None
-    n: int = 1
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", stop_strings(self.stop))
-        for name in ("max_new_tokens", "n"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be 1 or more, not {getattr(self, name)}.")
-
-
-@dataclass(frozen=True)
-class Request:
-    """One continuation: its prompt, its random numbers, and how many tokens it may take."""
-
-    prompt: tuple[int, ...]
-    generator: torch.Generator
-    limit: int
-
-
-def requests(prompts: Sequence[Sequence[int]], wish: Wish, context: int) -> list[Request]:
-    """Every sample of every prompt; generation ends with the context at the latest."""
-    for prompt in prompts:
-        if len(prompt) >= context:
-            raise UsageError(
-                f"The prompt has {len(prompt)} tokens and leaves no room in this model's context of {context}; "
-                f"shorten it to {context - 1} or fewer."
-            )
-    return [
-        Request(tuple(prompt), generator, min(wish.max_new_tokens, context - len(prompt)))
-        for prompt in prompts
-        for generator in generators(wish.seed, wish.n)
-    ]
+__all__ = ["Decoding", "Request", "Speaker", "Wish", "continuations", "requests", "write"]
 
 
 class Decoding:
-    """Requests continued together, one token a step. Rows that are over leave when they are half of the batch."""
+    """Requests that were all there from the start, continued together, one token a step."""
 
     def __init__(
-        self, network: Network, wanted: Sequence[Request], sampling: Sampling, screen: Screen | None = None
+        self,
+        network: Network,
+        wanted: Sequence[Request],
+        sampling: Sampling,
+        screen: Screen | None = None,
+        constraint: Constraint | None = None,
     ) -> None:
-        self.network, self.sampling, self.screen = network, sampling, screen
-        self.wanted = wanted
-        self.live = list(range(len(wanted)))  # which request each row serves
-        self.over: set[int] = set()
-        self.last: Tensor | None = None  # the newest token of each row [B], not yet shown to the network
-        self._prefill()
+        self.seats = [Seat(request, sampling, constraint.walk() if constraint else None) for request in wanted]
+        self.number = {seat: i for i, seat in enumerate(self.seats)}
+        capacity = max(len(request.prompt) + request.limit for request in wanted) - 1  # the last token is never read
+        repeated = len({request.prompt for request in wanted}) < len(wanted)  # samples of a prompt read it once
+        prefixes = Prefixes(network) if repeated else None
+        self.cohort = Cohort(network, len(wanted), capacity, screen=screen, prefixes=prefixes, captured=False)
+        for seat in self.seats:
+            self.cohort.join(seat)
 
-    @torch.inference_mode()
     def step(self) -> dict[int, int]:
         """The next token of every request that still runs."""
-        if self.last is not None:
-            self._forward(self.last)
-        self.last = self._choose()
-        if self.sampling.remembers:
-            self.seen.scatter_(1, self.last[:, None], True)
-        tokens = zip(self.live, self.last.tolist(), strict=True)
-        return {i: token for i, token in tokens if i not in self.over}
+        written = self._read() if any(not seat.live for seat in self.cohort.seats) else self.cohort.step()
+        for seat in self.cohort.seats:
+            if seat.error is not None:
+                raise seat.error
+        return {self.number[one.seat]: one.tokens[0] for one in written}
 
-    @torch.inference_mode()
+    def _read(self) -> list[Written]:
+        """All prompts, part by part; the first token of each comes when the last is read."""
+        first: list[Written] = []
+        while any(not seat.live for seat in self.cohort.seats):
+            first += self.cohort.read()
+        return first
+
     def drop(self, finished: Iterable[int]) -> None:
-        """These requests are over. Their rows go when many have gathered: moving the cache costs as much as a step."""
-        self.over.update(finished)
-        staying = [row for row, i in enumerate(self.live) if i not in self.over]
-        if self.last is not None and 0 < len(staying) <= len(self.live) // 2:
-            self._select(staying)
-            self.last = self.last[torch.tensor(staying, device=self.last.device)]
+        """These requests are over."""
+        for i in finished:
+            if self.seats[i] in self.cohort.seats:
+                self.cohort.leave(self.seats[i])
 
     @property
     def running(self) -> bool:
-        return len(self.over) < len(self.wanted)
-
-    @torch.inference_mode()
-    def _prefill(self) -> None:
-        """Shows the network each distinct prompt once; the samples of a prompt share what it has seen."""
-        distinct = list(dict.fromkeys(request.prompt for request in self.wanted))
-        device = self.network.trunk.embed.token.weight.device
-        keep = kept(distinct, left=True, device=device)
-        self.cache = self._make_cache(len(distinct))
-        tokens = pad(distinct, left=True, device=device)
-        self.hidden = self.network.trunk(tokens, keep=keep, cache=self.cache)[:, -1]  # of the newest token [B, D]
-        lengths = torch.tensor([[len(prompt)] for prompt in distinct], device=device)
-        self.positions = None if keep is None else lengths  # of the next token [B, 1]; plain rows need none
-        self.seen = self._seen(distinct)
-        if len(distinct) < len(self.wanted):
-            rows = {prompt: row for row, prompt in enumerate(distinct)}
-            self._select([rows[request.prompt] for request in self.wanted])
-
-    def _make_cache(self, batch: int) -> KVCache:
-        longest = max(len(request.prompt) for request in self.wanted)
-        capacity = longest + max(request.limit for request in self.wanted) - 1  # the last token is never read
-        weight = self.network.trunk.embed.token.weight
-        return KVCache(self.network.config, batch, capacity, dtype=weight.dtype, device=weight.device)
-
-    def _seen(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Which tokens stand in each row [B, V], where a rule wants to know."""
-        width = self.network.config.vocab if self.sampling.remembers else 0
-        seen = torch.zeros(len(prompts), width, dtype=torch.bool, device=self.hidden.device)
-        for row, prompt in zip(seen, prompts if width else [], strict=False):
-            row[torch.tensor(prompt, device=row.device)] = True
-        return seen
-
-    def _choose(self) -> Tensor:
-        plain = self.sampling.greedy and not self.sampling.remembers
-        if plain and self.screen is not None and self.screen.fresh and len(self.hidden) <= ROWS:
-            return self.screen.best(self.screen.head.features(self.hidden))
-        drawing = [self.wanted[i].generator for i in self.live]
-        return choose(self.network.read("lm", self.hidden), self.sampling, self.seen, drawing)
-
-    def _forward(self, tokens: Tensor) -> None:
-        self.hidden = self.network.trunk(tokens[:, None], cache=self.cache, positions=self.positions)[:, -1]
-        if self.positions is not None:
-            # a row that is over runs on until it is dropped; it must not run past the position table
-            self.positions = (self.positions + 1).clamp(max=self.network.config.context - 1)
-
-    def _select(self, rows: list[int]) -> None:
-        at = torch.tensor(rows, device=self.hidden.device)
-        self.cache.reorder(at)
-        self.hidden, self.seen = self.hidden[at], self.seen[at]
-        self.positions = None if self.positions is None else self.positions[at]
-        self.live = [self.live[row] for row in rows] if self.last is not None else self.live
+        return bool(self.cohort.seats)
 
 
 @dataclass(frozen=True)
@@ -163,19 +81,43 @@ def write(speaker: Speaker, prompts: Sequence[Sequence[int]], wish: Wish) -> Ite
 
 
 def _write_all(speaker: Speaker, wanted: Sequence[Request], wish: Wish) -> Iterator[tuple[int, str]]:
+    if wish.beams > 1 or wish.speculate:
+        for i, request in enumerate(wanted):
+            yield from ((i, text) for text in _write_one(speaker, request, wish))
+        return
     for group in batches([len(request.prompt) + request.limit for request in wanted]):
         for i, text in _write_group(speaker, [wanted[i] for i in group], wish):
             yield group[i], text
 
 
 def _write_group(speaker: Speaker, wanted: Sequence[Request], wish: Wish) -> Iterator[tuple[int, str]]:
-    writers = [Writer(detokenizer(speaker.tokenizer, r.prompt), wish.stop, wish.ends, r.limit) for r in wanted]
-    decoding = Decoding(speaker.network, wanted, wish.sampling, speaker.screen)
+    writers = [_writer(speaker, request, wish) for request in wanted]
+    decoding = Decoding(speaker.network, wanted, wish.sampling, speaker.screen, wish.constraint)
     while decoding.running:
         for i, token in decoding.step().items():
-            if text := writers[i].push(token):
+            text, walk = writers[i].push(token), decoding.seats[i].walk
+            if text := text + writers[i].end() if walk is not None and walk.over else text:
                 yield i, text
         decoding.drop(i for i, writer in enumerate(writers) if writer.done)
+
+
+def _write_one(speaker: Speaker, request: Request, wish: Wish) -> Iterator[str]:
+    """A request that does not share its steps: several beams, or several tokens a step."""
+    writer = _writer(speaker, request, wish)
+    if wish.beams > 1:
+        search = Search(wish.beams, request.limit, wish.ends, wish.length_penalty, wish.early_stopping)
+        tokens: Iterable[int] = beam_search(speaker.network, request.prompt, search)
+    else:
+        tokens = Lookup(speaker.network, request.prompt, request.limit, speaker.screen)
+    for token in tokens:
+        if text := writer.push(token):
+            yield text
+        if writer.done:
+            return
+
+
+def _writer(speaker: Speaker, request: Request, wish: Wish) -> Writer:
+    return Writer(detokenizer(speaker.tokenizer, request.prompt), wish.stop, wish.ends, request.limit)
 
 
 def continuations(speaker: Speaker, prompts: Sequence[Sequence[int]], wish: Wish) -> list[list[str]]:

@@ -1,9 +1,9 @@
 """A model in a user's hands: what `malmoi.load` returns."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypedDict, Unpack, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from malmoi.checkpoint import Checkpoint, read
 from malmoi.checkpoint import write as write_folder
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError, nearest
+from malmoi.infer.constrain import LIMITS, constrain
 from malmoi.infer.embed import vectors
 from malmoi.infer.fast import lay_out, screen_for
 from malmoi.infer.fill import fills
@@ -53,6 +54,14 @@ class Wishes(TypedDict, total=False):
     stop: str | Sequence[str]  # texts to stop before
     seed: int | None  # the same seed gives the same text, alone or in a batch
     n: int  # 1: continuations of each prompt
+    choices: Sequence[str]  # the text is one of these
+    regex: str  # the text matches this as a whole
+    allowed: Iterable[int] | Callable[[list[int]], Iterable[int]]  # tokens; or a function of those written so far
+    banned: Sequence[str]  # words that are not written
+    beams: int  # 1; more: the likeliest text by beam search, with temperature=0
+    length_penalty: float  # 1.0: beams are scored by log p / length^penalty
+    early_stopping: bool | Literal["never"]  # False: when a beam search ends
+    speculate: bool  # False; True: drafts from the text itself, with temperature=0; the same text, sooner
 
 
 def load(
@@ -118,11 +127,12 @@ class Model:
         """The continuation of a prompt; of a list of prompts a list; with n > 1 a list of n for each.
 
         Settings (see `Wishes`): max_new_tokens=40, temperature=1.0 (0 is greedy), top_k=None, top_p=None,
-        repetition_penalty=1.0, stop=(), seed=None, n=1.
+        repetition_penalty=1.0, stop=(), seed=None, n=1; choices, regex, allowed and banned constrain what is written;
+        beams=1, length_penalty=1.0, early_stopping=False; speculate=False.
         """
         self._need("lm", "generate")
         wish, prompts = self._wish(**wishes), _listed(prompt, "prompt")
-        texts = continuations(self._speaker, self._prompts(prompts), wish)
+        texts = continuations(self.speaker, self._prompts(prompts), wish)
         results = [some[0] if wish.n == 1 else some for some in texts]
         return results[0] if isinstance(prompt, str) else results
 
@@ -132,7 +142,7 @@ class Model:
         wish = self._wish(**wishes)
         if not isinstance(prompt, str) or wish.n != 1:
             raise UsageError("Only one continuation of one prompt can be streamed; use generate for several.")
-        pieces = write(self._speaker, self._prompts([prompt]), wish)
+        pieces = write(self.speaker, self._prompts([prompt]), wish)
         return (text for _, text in pieces)
 
     @overload
@@ -226,11 +236,15 @@ class Model:
             if name not in Wishes.__annotations__:
                 raise UsageError(f"generate has no setting {name!r}.{nearest(name, Wishes.__annotations__)}")
         rules = {name: value for name, value in wishes.items() if name in Sampling.__dataclass_fields__}
-        others = {name: value for name, value in wishes.items() if name not in rules}
-        return Wish(sampling=Sampling(**rules), ends=self._ends, **others)  # type: ignore[arg-type]
+        limits = {name: value for name, value in wishes.items() if name in LIMITS}
+        others = {name: value for name, value in wishes.items() if name not in rules | limits}
+        constraint = constrain(self.tokenizer, self._ends, **limits) if limits else None  # type: ignore[arg-type]
+        return Wish(sampling=Sampling(**rules), ends=self._ends, constraint=constraint, **others)  # type: ignore[arg-type]
 
     @cached_property
-    def _speaker(self) -> Speaker:
+    def speaker(self) -> Speaker:
+        """What writes: the parts of this model that an engine needs."""
+        self._need("lm", "generate")
         return Speaker(self.network, self.tokenizer, screen_for(self.network))
 
     @property

@@ -91,9 +91,14 @@ def choose(logits: Tensor, sampling: Sampling, seen: Tensor, generators: Sequenc
 
 
 def draw(logits: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-    """A token from softmax(logits) by inverting the cumulative distribution: one random number a row, not V."""
+    """A token from softmax(logits), each row by the next random number of its generator."""
+    chance = torch.stack([torch.rand(1, generator=g, dtype=torch.float64) for g in generators])
+    return invert(logits, chance.to(logits.device))
+
+
+def invert(logits: Tensor, chance: Tensor) -> Tensor:
+    """The token at which softmax(logits), summed up, reaches a uniform number [B, 1]: one number a row, not V."""
     total = logits.double().softmax(-1).cumsum(-1)
-    chance = torch.stack([torch.rand(1, generator=g, dtype=torch.float64) for g in generators]).to(logits.device)
     # right=True: the first token whose cumulative share exceeds the target, never one of probability zero
     return torch.searchsorted(total, chance * total[:, -1:], right=True).squeeze(-1)
 

@@ -5,10 +5,10 @@
 
 import codecs
 from collections.abc import Sequence
-from functools import cache
-from typing import Protocol
+from typing import Literal, Protocol
 
 from malmoi.errors import UsageError
+from malmoi.infer.spell import spelling
 from malmoi.tokenizer import Tokenizer
 
 TAIL = 8  # tokens of the prompt that decide how the first new token is written (its space, its "##")
@@ -20,14 +20,6 @@ class Detokenizer(Protocol):
     def push(self, token: int) -> str: ...
 
 
-@cache
-def byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins for the 256 bytes: those that print stand for themselves, the others follow 255."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [b for b in range(256) if b not in printable]
-    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
-
-
 class ByteDetokenizer:
     """Byte-level tokens: a character appears when its last byte has come."""
 
@@ -36,15 +28,7 @@ class ByteDetokenizer:
         self.utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
-        if not self.tokenizer.decode([token]):  # a special token stands for no text
-            return ""
-        return self.utf8.decode(self._bytes(self.tokenizer.token(token)))
-
-    def _bytes(self, text: str) -> bytes:
-        alphabet = byte_alphabet()
-        if all(c in alphabet for c in text):
-            return bytes(alphabet[c] for c in text)
-        return text.encode()  # a token added to the vocabulary as it is written
+        return self.utf8.decode(spelling(self.tokenizer, token))
 
 
 class WindowDetokenizer:
@@ -111,13 +95,25 @@ class Writer:
         self.spell, self.filter = spell, StopFilter(stops)
         self.ends, self.left = ends, limit
         self.done = limit == 0
+        self.ended = False
 
     def push(self, token: int) -> str:
         """The text that this token lets out; empty while a character or a stop string is incomplete."""
         self.left -= 1
         text = "" if token in self.ends else self.filter.push(self._spelled(token))
-        self.done = self.filter.found or token in self.ends or self.left == 0
+        self.ended = self.filter.found or token in self.ends
+        self.done = self.ended or self.left == 0
         return text + self.filter.flush() if self.done else text
+
+    def end(self) -> str:
+        """Nothing more can come: lets out what was held back."""
+        self.ended = self.done = True
+        return self.filter.flush()
+
+    @property
+    def finish(self) -> Literal["stop", "length"]:
+        """Why it is over: "stop" where the text came to an end, "length" where there was no more room."""
+        return "stop" if self.ended else "length"
 
     def _spelled(self, token: int) -> str:
         # a network's vocabulary may be padded beyond its tokenizer's; such a token has no text

@@ -1,0 +1,253 @@
+"""What may be written next: allowed tokens, banned words, a regular expression, one of several choices.
+
+A `Constraint` is what is asked; each request takes a `Walk` through it, which knows what was written so far.
+V vocabulary.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from malmoi.errors import MalmoiError, UsageError
+from malmoi.infer.regex import EMPTY, LAST, NOTHING, Regex, complete, derive, either, firsts, literal, parse
+from malmoi.infer.spell import Trie, spellings, trie
+from malmoi.tokenizer import Tokenizer
+
+SMALLEST = {2: 0x80, 3: 0x800, 4: 0x10000}  # code points that need so many bytes
+
+
+class Walk(Protocol):
+    """One text on its way through a constraint."""
+
+    def allowed(self, vocab: int) -> Tensor:
+        """Which tokens may come next: bool [V]."""
+        ...
+
+    def push(self, token: int) -> None:
+        """This token was chosen."""
+        ...
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing can follow, so that the text ends here."""
+        ...
+
+
+class Constraint(Protocol):
+    def walk(self) -> Walk: ...
+
+
+class Allowed:
+    """Only these tokens, or those that a function of the tokens written so far returns."""
+
+    def __init__(self, tokens: Iterable[int] | Callable[[list[int]], Iterable[int]]) -> None:
+        fixed = None if callable(tokens) else tuple(tokens)
+        self.rule: Callable[[list[int]], Iterable[int]] = tokens if callable(tokens) else lambda _: fixed or ()
+
+    def walk(self) -> Walk:
+        return _AllowedWalk(self.rule)
+
+
+class _AllowedWalk:
+    over = False
+
+    def __init__(self, rule: Callable[[list[int]], Iterable[int]]) -> None:
+        self.rule, self.written = rule, list[int]()
+
+    def allowed(self, vocab: int) -> Tensor:
+        return _some(_mask(self.rule(list(self.written)), vocab), "the allowed tokens are none of the vocabulary")
+
+    def push(self, token: int) -> None:
+        self.written.append(token)
+
+
+class Banned:
+    """None of these words anywhere in what is written, however they are cut into tokens."""
+
+    def __init__(self, words: Sequence[str], tokenizer: Tokenizer) -> None:
+        if not all(words):
+            raise UsageError("A banned word must be a text of at least one character.")
+        self.words = [word.encode() for word in words]
+        self.spelled = spellings(tokenizer)
+        self.longest = max(map(len, self.words), default=0)
+        self.whole = [i for i, text in enumerate(self.spelled) if any(word in text for word in self.words)]
+
+    def walk(self) -> Walk:
+        return _BannedWalk(self)
+
+    @lru_cache(maxsize=1024)  # noqa: B019  # lives as long as its tokens' spellings
+    def finishing(self, rest: bytes) -> list[int]:
+        """Tokens that begin with the rest of a word."""
+        return [i for i, text in enumerate(self.spelled) if text.startswith(rest)]
+
+
+class _BannedWalk:
+    over = False
+
+    def __init__(self, banned: Banned) -> None:
+        self.banned, self.tail = banned, b""
+
+    def allowed(self, vocab: int) -> Tensor:
+        wrong = set(self.banned.whole)
+        for word in self.banned.words:
+            for size in range(1, len(word)):
+                if self.tail.endswith(word[:size]):
+                    wrong.update(self.banned.finishing(word[size:]))
+        return _some(~_mask(wrong, vocab), "every token would write a banned word")
+
+    def push(self, token: int) -> None:
+        spelled = self.banned.spelled[token] if token < len(self.banned.spelled) else b""
+        self.tail = (self.tail + spelled)[-self.banned.longest :]
+
+
+class Pattern:
+    """A text that matches a regular expression as a whole; it may end, by a token of `ends`, where it is complete."""
+
+    def __init__(self, regex: str | Regex, tokenizer: Tokenizer, ends: Iterable[int] = ()) -> None:
+        self.regex = parse(regex) if isinstance(regex, str) else regex
+        self.tokenizer, self.ends = tokenizer, tuple(ends)
+        self.masks: dict[tuple[Regex, bytes], list[int]] = {}
+
+    def walk(self) -> Walk:
+        return _PatternWalk(self)
+
+    def tokens(self, regex: Regex, begun: bytes) -> list[int]:
+        """The tokens that can come next after this much is left to match and this much of a character is there."""
+        if (regex, begun) not in self.masks:
+            found: list[int] = []
+            _follow(trie(self.tokenizer), regex, begun, found)
+            self.masks[regex, begun] = found
+        return self.masks[regex, begun]
+
+
+class _PatternWalk:
+    def __init__(self, pattern: Pattern) -> None:
+        self.pattern, self.regex, self.begun = pattern, pattern.regex, b""
+
+    @property
+    def over(self) -> bool:
+        return self.regex == EMPTY
+
+    def allowed(self, vocab: int) -> Tensor:
+        ends = self.pattern.ends if complete(self.regex) and not self.begun else ()
+        tokens = [*self.pattern.tokens(self.regex, self.begun), *ends]
+        return _some(_mask(tokens, vocab), "no token of the vocabulary continues towards the pattern or the choices")
+
+    def push(self, token: int) -> None:
+        if token not in self.pattern.ends:
+            for byte in spellings(self.pattern.tokenizer)[token]:
+                self.regex, self.begun = _advance(self.regex, self.begun, byte)
+
+
+class Together:
+    """Several constraints at once."""
+
+    def __init__(self, parts: Sequence[Constraint]) -> None:
+        self.parts = parts
+
+    def walk(self) -> Walk:
+        return _TogetherWalk([part.walk() for part in self.parts])
+
+
+class _TogetherWalk:
+    def __init__(self, walks: list[Walk]) -> None:
+        self.walks = walks
+
+    @property
+    def over(self) -> bool:
+        return any(walk.over for walk in self.walks)
+
+    def allowed(self, vocab: int) -> Tensor:
+        masks = torch.stack([walk.allowed(vocab) for walk in self.walks])
+        return _some(masks.all(0), "what one constraint allows the other forbids")
+
+    def push(self, token: int) -> None:
+        for walk in self.walks:
+            walk.push(token)
+
+
+LIMITS = ("choices", "regex", "allowed", "banned")
+
+
+def constrain(
+    tokenizer: Tokenizer,
+    ends: Iterable[int],
+    *,
+    choices: Sequence[str] | None = None,
+    regex: str | None = None,
+    allowed: Iterable[int] | Callable[[list[int]], Iterable[int]] | None = None,
+    banned: Sequence[str] | None = None,
+) -> Constraint:
+    """What the settings of `generate` ask for, all of it at once."""
+    parts: list[Constraint] = []
+    parts += [choice(choices, tokenizer, ends)] if choices is not None else []
+    parts += [Pattern(regex, tokenizer, ends)] if regex is not None else []
+    parts += [Allowed(allowed)] if allowed is not None else []
+    parts += [Banned([banned] if isinstance(banned, str) else banned, tokenizer)] if banned is not None else []
+    return parts[0] if len(parts) == 1 else Together(parts)
+
+
+def choice(texts: Sequence[str], tokenizer: Tokenizer, ends: Iterable[int] = ()) -> Pattern:
+    """Exactly one of these texts."""
+    if isinstance(texts, str) or not texts or not all(texts):
+        raise UsageError("choices must be a list of texts of at least one character each.")
+    return Pattern(either(*map(literal, texts)), tokenizer, ends)
+
+
+def _follow(node: Trie, regex: Regex, begun: bytes, found: list[int]) -> None:
+    """Goes down the vocabulary's trie as far as the expression goes along."""
+    for byte, child in node.children.items():
+        left, rest = _advance(regex, begun, byte)
+        if left != NOTHING:
+            found += child.tokens
+            _follow(child, left, rest, found)
+
+
+def _advance(regex: Regex, begun: bytes, byte: int) -> tuple[Regex, bytes]:
+    """What is left to match after a byte, and the bytes of a character that is not complete yet."""
+    text = begun + bytes((byte,))
+    size = _length(text[0])
+    if size == 0 or (len(text) > 1 and not 0x80 <= byte < 0xC0):
+        return NOTHING, b""
+    if len(text) < size:
+        low, high = _reach(text, size)
+        alive = any(first <= high and low <= last for first, last in firsts(regex))
+        return (regex if alive else NOTHING), text
+    try:
+        return derive(regex, ord(text.decode())), b""
+    except UnicodeDecodeError:
+        return NOTHING, b""
+
+
+@lru_cache(maxsize=1 << 14)
+def _reach(text: bytes, size: int) -> tuple[int, int]:
+    """The code points of the characters of `size` bytes that begin so; none where such a beginning is not UTF-8."""
+    value = text[0] & (0x7F >> size)
+    for byte in text[1:]:
+        value = value << 6 | byte & 0x3F
+    left = 6 * (size - len(text))
+    low, high = max(value << left, SMALLEST[size]), min((value + 1 << left) - 1, LAST)
+    surrogates = low >= 0xD800 and high <= 0xDFFF
+    return (LAST + 1, -1) if surrogates or low > high else (low, high)
+
+
+def _length(first: int) -> int:
+    """How many bytes a character of UTF-8 has that begins with this one; 0: none begins so."""
+    return (
+        1 if first < 0x80 else 0 if first < 0xC2 else 2 if first < 0xE0 else 3 if first < 0xF0 else 4 * (first < 0xF5)
+    )
+
+
+def _mask(tokens: Iterable[int], vocab: int) -> Tensor:
+    mask = torch.zeros(vocab, dtype=torch.bool)
+    mask[torch.tensor([token for token in tokens if 0 <= token < vocab], dtype=torch.long)] = True
+    return mask
+
+
+def _some(mask: Tensor, reason: str) -> Tensor:
+    if not mask.any():
+        raise MalmoiError(f"The constraint allows nothing: {reason}.")
+    return mask

@@ -1,0 +1,62 @@
+"""A step on a GPU is hundreds of kernels of microseconds: launching them from Python takes longer than running them.
+
+A CUDA graph launches all of them at once. It repeats the very same addresses and shapes, so a step must read and write
+fixed tensors, and there is one graph for each number of rows and each width of the cache that it looks at.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+WARM_UPS = 3  # the first calls choose kernels and allocate workspaces, which must not be recorded
+WIDTHS = (128, 256, 512, 1024)
+Step = Callable[[int, int], None]
+
+
+class Graphs:
+    """Runs a step of (rows, width): recorded and replayed on a GPU, simply called elsewhere.
+
+    `state` is what the step changes and must not change while it is tried out.
+    """
+
+    def __init__(self, step: Step, state: tuple[Tensor, ...]) -> None:
+        self.step, self.state = step, state
+        self.device = state[0].device
+        self.recorded: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+
+    def run(self, rows: int, width: int) -> None:
+        if self.device.type != "cuda":
+            self.step(rows, width)
+            return
+        if (rows, width) not in self.recorded:
+            self.recorded[rows, width] = self._record(rows, width)
+        self.recorded[rows, width].replay()
+
+    def _record(self, rows: int, width: int) -> torch.cuda.CUDAGraph:
+        before = [tensor.clone() for tensor in self.state]
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UPS):
+                self.step(rows, width)
+        torch.cuda.current_stream(self.device).wait_stream(stream)
+        for tensor, value in zip(self.state, before, strict=True):
+            tensor.copy_(value)
+        graph = torch.cuda.CUDAGraph()
+        # other threads (another engine, a user's own work) may go on allocating while this one records
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+            self.step(rows, width)
+        return graph
+
+
+def bucket_rows(rows: int, most: int) -> int:
+    """The next power of two: few graphs, and at most half of the rows idle."""
+    return min(1 << (rows - 1).bit_length(), most)
+
+
+def bucket_width(width: int, most: int) -> int:
+    """The next of a few widths; beyond the last of them, multiples of it."""
+    step = next((w for w in WIDTHS if w >= width), WIDTHS[-1])
+    return min(-(-width // step) * step, most)

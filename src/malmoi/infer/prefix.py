@@ -1,0 +1,109 @@
+"""Keys and values of prompts that were read before: prompts that begin alike are read once.
+
+A trie over blocks of tokens. A block's keys and values depend on everything before it, so a node is found only by the
+whole path to it; the least recently used leaves go when the budget is full.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from malmoi.infer.slots import Slots
+from malmoi.model import Network
+
+BLOCK = 16  # tokens of a node
+BUDGET = 256 * 2**20  # bytes: 3,600 tokens of GPT-2 small in fp32
+
+
+@dataclass(eq=False)
+class Node:
+    """What a block of tokens adds to the cache [2, depth, G, BLOCK, E], after the path to it."""
+
+    block: tuple[int, ...]
+    parent: "Node | None" = None
+    held: Tensor | None = None
+    children: dict[tuple[int, ...], "Node"] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        return 0 if self.held is None else self.held.nbytes
+
+
+class Prefixes:
+    """The trie. Whoever owns it uses it from one thread, and only with the network it was made for."""
+
+    def __init__(self, network: Network, budget: int = BUDGET) -> None:
+        self.network, self.budget = network, budget
+        self._forget()
+
+    def load(self, tokens: Sequence[int], slots: Slots, row: int) -> int:
+        """Puts what is known of the beginning of these tokens into a row; how many tokens that is."""
+        path = self._path(tokens)
+        if not path:
+            return 0
+        held = torch.cat([node.held for node in path if node.held is not None], dim=3)
+        slots.keys[:, row, :, : held.size(3)], slots.values[:, row, :, : held.size(3)] = held
+        self._touch(path)
+        return held.size(3)
+
+    def known(self, tokens: Sequence[int]) -> int:
+        """How many of the first of these tokens `load` would find."""
+        return BLOCK * len(self._path(tokens))
+
+    def store(self, tokens: Sequence[int], slots: Slots, row: int) -> None:
+        """Keeps the whole blocks of these tokens, which a row holds."""
+        path = self._path(tokens)
+        node = path[-1] if path else self.root
+        for start, block in list(_blocks(tokens))[len(path) :]:
+            at = slice(start, start + BLOCK)
+            held = torch.stack((slots.keys[:, row, :, at], slots.values[:, row, :, at]))
+            if held.nbytes > self.budget:
+                return
+            path.append(Node(block, node, held))
+            node.children[block] = node = path[-1]
+            self.used += held.nbytes
+        self._touch(path)
+        self._evict()
+
+    def _path(self, tokens: Sequence[int]) -> list[Node]:
+        if self.version != _version(self.network):
+            self._forget()
+        path, node = [], self.root
+        for _, block in _blocks(tokens):
+            found = node.children.get(block)
+            if found is None:
+                break
+            path.append(node := found)
+        return path
+
+    def _touch(self, path: list[Node]) -> None:
+        """From the leaf to the root: a parent is always used later than its children, so that leaves go first."""
+        for node in reversed(path):
+            self.order[node] = None
+            self.order.move_to_end(node)
+
+    def _evict(self) -> None:
+        while self.used > self.budget:
+            node, _ = self.order.popitem(last=False)
+            self.used -= node.size
+            if node.parent is not None:
+                del node.parent.children[node.block]
+
+    def _forget(self) -> None:
+        self.root, self.used = Node(()), 0
+        self.order: OrderedDict[Node, None] = OrderedDict()
+        self.version = _version(self.network)
+
+
+def _blocks(tokens: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    for start, end in pairwise(range(0, len(tokens) + 1, BLOCK)):
+        yield start, tuple(tokens[start:end])
+
+
+def _version(network: Network) -> int:
+    """Counts the changes made to the weights in place: training makes what was read before worthless."""
+    return sum(0 if weight.is_inference() else weight._version for weight in network.parameters())

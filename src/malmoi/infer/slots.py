@@ -1,0 +1,105 @@
+"""A static cache whose rows have lengths of their own: requests of any length live side by side, none is padded.
+
+A token's place in its row is its position, and every pattern that decodes is causal, so what lies ahead of a row's
+newest token, left over from another request, is never seen and never has to be cleared.
+
+S rows, C places, B rows of a pass, T tokens, K keys, G key/value heads, E width of a head.
+"""
+
+import torch
+from torch import Tensor
+
+from malmoi.config import ModelConfig
+from malmoi.errors import UsageError
+from malmoi.model import KVCache, Network
+
+FAR = 2**40  # a position that no query reaches
+
+
+class Slots:
+    """Keys and values of S rows, preallocated; one more place at the end takes what nobody may see."""
+
+    def __init__(self, network: Network, rows: int, capacity: int) -> None:
+        check_causal(network)
+        c: ModelConfig = network.config
+        weight = network.trunk.embed.token.weight
+        shape = (c.depth, rows, c.key_heads, capacity + 1, c.size_per_head)
+        self.keys = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
+        self.values = torch.zeros_like(self.keys)
+        self.places = torch.arange(capacity + 1, device=weight.device)
+        self.numbers = torch.arange(rows, device=weight.device)
+        self.capacity = capacity
+
+    @property
+    def device(self) -> torch.device:
+        return self.keys.device
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Makes the first places of one row those of another."""
+        for held in (self.keys, self.values):
+            held[:, target, :, :length] = held[:, source, :, :length]
+
+
+class Window(KVCache):
+    """Some rows of the slots during one pass, looked at up to `width` places."""
+
+    def __init__(self, slots: Slots, rows: int | Tensor, width: int) -> None:
+        self.slots, self.rows = slots, rows  # a number: that many from the first, which needs no copy
+        self.used, self.padded = width, False
+        self.index = slots.numbers[:rows] if isinstance(rows, int) else rows
+        self.positions = slots.places.expand(len(self.index), -1)
+
+    def grow(self, positions: Tensor, keep: Tensor | None) -> None:
+        """Where this pass writes: each token at its position; padding, and what would not fit, at the spare place."""
+        spare = self.slots.capacity
+        at = positions.clamp(max=spare)
+        self.at = at if keep is None else at.masked_fill(~keep, spare)
+
+    def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return self._store(self.slots.keys[layer], k), self._store(self.slots.values[layer], v)
+
+    def _store(self, held: Tensor, new: Tensor) -> Tensor:
+        held[self.index[:, None], :, self.at] = new.transpose(1, 2)  # [B, G, T, E] → [B, T, G, E]
+        if isinstance(self.rows, int):
+            return held[: self.rows, :, : self.used]
+        return held[self.rows, :, : self.used]
+
+
+class Branches(KVCache):
+    """Continuations of rows that are only read: many branches grow from one row, and nothing is kept of them."""
+
+    def __init__(self, slots: Slots, rows: Tensor, lengths: Tensor) -> None:
+        self.slots, self.rows = slots, rows
+        self.stem = int(lengths.max())
+        places = slots.places[: self.stem]
+        self.positions = torch.where(places < lengths[:, None], places, FAR)
+        self.used, self.padded = self.stem, False
+
+    def grow(self, positions: Tensor, keep: Tensor | None) -> None:
+        self.positions = torch.cat((self.positions, positions), dim=1)
+        self.used = self.positions.size(1)
+
+    def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        stems = (held[layer, self.rows, :, : self.stem] for held in (self.slots.keys, self.slots.values))
+        keys, values = (torch.cat((stem, new), dim=2) for stem, new in zip(stems, (k, v), strict=True))
+        return keys, values
+
+
+def read_rows(network: Network, slots: Slots, rows: list[int], parts: list[list[int]], starts: list[int]) -> Tensor:
+    """Shows the network the next tokens of some rows at once; hidden states [B, T, D], of padding on the right too."""
+    device, lengths = slots.device, [len(part) for part in parts]
+    T = max(lengths)
+    tokens = torch.tensor([[*part, *[0] * (T - len(part))] for part in parts], device=device)
+    steps = torch.arange(T, device=device)
+    positions = torch.tensor(starts, device=device)[:, None] + steps
+    keep = steps < torch.tensor(lengths, device=device)[:, None]
+    window = Window(slots, torch.tensor(rows, device=device), max(map(sum, zip(starts, lengths, strict=True))))
+    hidden: Tensor = network.trunk(
+        tokens, keep=keep, positions=positions.clamp(max=network.config.context - 1), cache=window
+    )
+    return hidden
+
+
+def check_causal(network: Network) -> None:
+    if not all(pattern.is_causal for pattern in network.trunk.patterns):
+        raise UsageError("This model cannot be decoded token by token: in its attention, tokens see later ones.")

@@ -1,0 +1,62 @@
+"""The bytes that each token of a vocabulary writes, and the trie of them."""
+
+import re
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+
+from malmoi.tokenizer import Tokenizer
+
+FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # a byte that no other token of a SentencePiece vocabulary writes
+
+
+@cache
+def byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins for the 256 bytes: those that print stand for themselves, the others follow 255."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+@lru_cache(maxsize=1 << 19)
+def spelling(tokenizer: Tokenizer, id: int) -> bytes:
+    """What a token writes within a text: nothing where it is special."""
+    text = tokenizer.decode([id])
+    if not text:
+        return b""
+    token = tokenizer.token(id)
+    if tokenizer.kind == "byte-bpe":
+        alphabet = byte_alphabet()
+        known = all(c in alphabet for c in token)
+        return bytes(alphabet[c] for c in token) if known else token.encode()  # else added as it is written
+    if found := FALLBACK.fullmatch(token):
+        return bytes([int(found[1], 16)])
+    if token.endswith("</w>"):  # GPT-1's end of a word
+        return token.removesuffix("</w>").encode() + b" "
+    return tokenizer.decode([id, id])[len(text) :].encode()  # after another one: spaces and "##" come out right
+
+
+@lru_cache(maxsize=8)
+def spellings(tokenizer: Tokenizer) -> tuple[bytes, ...]:
+    """What every token writes; nothing for ids that stand for no token."""
+    known = set(tokenizer.vocab().values())
+    return tuple(spelling(tokenizer, id) if id in known else b"" for id in range(tokenizer.vocab_size))
+
+
+@dataclass
+class Trie:
+    """Tokens by their bytes."""
+
+    children: dict[int, "Trie"] = field(default_factory=dict)
+    tokens: list[int] = field(default_factory=list)  # those that end here
+
+
+@lru_cache(maxsize=8)
+def trie(tokenizer: Tokenizer) -> Trie:
+    root = Trie()
+    for id, text in enumerate(spellings(tokenizer)):
+        node = root
+        for byte in text:
+            node = node.children.setdefault(byte, Trie())
+        if text:
+            node.tokens.append(id)
+    return root

@@ -1,0 +1,74 @@
+"""What is asked of a continuation, and the requests that this makes of prompts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from malmoi.errors import UsageError
+from malmoi.infer.constrain import Constraint
+from malmoi.infer.sample import Sampling, generators
+from malmoi.infer.stream import stop_strings
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a user asks of a continuation."""
+
+    max_new_tokens: int = 40
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: tuple[str, ...] = ()
+    ends: frozenset[int] = frozenset()  # tokens that end a text
+    seed: int | None = None
+    n: int = 1
+    constraint: Constraint | None = None
+    beams: int = 1  # more than one: beam search
+    length_penalty: float = 1.0  # above 0 longer texts are favoured, below 0 shorter ones
+    early_stopping: bool | Literal["never"] = False
+    speculate: bool = False  # drafts from the prompt, greedy only
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", stop_strings(self.stop))
+        for name in ("max_new_tokens", "n", "beams"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be 1 or more, not {getattr(self, name)}.")
+        plain = self.sampling.greedy and not self.sampling.remembers and self.constraint is None and self.n == 1
+        for name, asked in (("beams", self.beams > 1), ("speculate", self.speculate)):
+            if asked and not plain:
+                raise UsageError(
+                    f"{name} takes the likeliest text and goes only with temperature=0, n=1, no repetition_penalty "
+                    "and no constraint."
+                )
+        if self.beams > 1 and self.speculate:
+            raise UsageError("beams and speculate do not go together: choose one.")
+        if self.early_stopping not in (True, False, "never"):
+            raise UsageError(f"early_stopping must be True, False or 'never', not {self.early_stopping!r}.")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One continuation: its prompt, its random numbers, and how many tokens it may take."""
+
+    prompt: tuple[int, ...]
+    generator: torch.Generator
+    limit: int
+
+
+def requests(prompts: Sequence[Sequence[int]], wish: Wish, context: int) -> list[Request]:
+    """Every sample of every prompt; generation ends with the context at the latest."""
+    for prompt in prompts:
+        check_room(prompt, context)
+    return [
+        Request(tuple(prompt), generator, min(wish.max_new_tokens, context - len(prompt)))
+        for prompt in prompts
+        for generator in generators(wish.seed, wish.n)
+    ]
+
+
+def check_room(prompt: Sequence[int], context: int) -> None:
+    if len(prompt) >= context:
+        raise UsageError(
+            f"The prompt has {len(prompt)} tokens and leaves no room in this model's context of {context}; "
+            f"shorten it to {context - 1} or fewer."
+        )
