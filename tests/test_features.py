@@ -225,7 +225,7 @@ def test_frozen_features_of_a_real_encoder_name_entities(shared: Path, tmp_path:
         text = lzma.decompress((ner / f"conll2003.{name}.txt.xz").read_bytes()).decode()
         rows[name] = tmp_path / f"{name}.txt"
         rows[name].write_text("\n\n".join(text.split("\n\n")[:sentences]) + "\n", "utf-8")
-    quick: dict[str, Any] = dict(epochs=4, recurrent=128, features="last4")
+    quick: dict[str, Any] = dict(epochs=3, lr=3e-3, recurrent=256, features="last4")
     done = finetune(encoder, "conll2003", rows["train"], tmp_path / "o", rows["testa"], **quick)
     blank = finetune(encoder, "conll2003", rows["train"], tmp_path / "u", rows["testa"], untrained=True, **quick)
     assert done.metrics["entity_f1"] > 0.7  # saying O everywhere has 0

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from malmoi.errors import MalmoiError
-from malmoi.tasks.rows import BadRow, Row
+from malmoi.tasks.rows import BadRow, NoColumn, Row
 
 Kind = Literal["classification", "regression", "tagging", "choice", "answer", "cloze", "write", "text"]
 SHOWN = 5  # places of bad rows that are named
@@ -121,11 +121,14 @@ def make(task: Task, seed: int) -> Examples:
 
 def _sorted_out(task: Task, rows: Iterable[Row]) -> tuple[list[Example], list[str]]:
     """The examples of good rows, and what is wrong with the others."""
-    found, bad = [], []
+    found: list[Example] = []
+    bad: list[str] = []
     for row in rows:
         try:
             found.append(_checked(task, task.example(row)))
         except BadRow as problem:
+            if isinstance(problem, NoColumn) and not found and not bad:
+                raise MalmoiError(problem.sentence) from problem
             bad.append(str(problem))
     return found, bad
 
@@ -137,6 +140,8 @@ def _checked(task: Task, example: Example) -> Example:
         raise BadRow(place, f"the label {label!r} is none of {', '.join(task.labels)}")
     if task.kind == "tagging" and label is not None and len(label) != len(example.words):
         raise BadRow(place, f"there are {len(example.words)} words and {len(label)} tags")
+    if task.kind == "tagging" and "" in example.words:
+        raise BadRow(place, f"word {example.words.index('') + 1} is empty: a tag without its word")
     if task.kind == "choice" and label is not None and not 0 <= label < len(example.choices):
         raise BadRow(place, f"choice {label} is right, but there are only {len(example.choices)} (counted from 0)")
     for text, start in label or () if task.kind == "answer" else ():
@@ -164,19 +169,22 @@ def need_labels(task: Task, examples: Sequence[Example]) -> None:
     """Training and judging need every label."""
     missing = [e.place for e in examples if e.label is None]
     if missing:
-        raise MalmoiError(f"{missing[0]} has no label ({len(missing):,} rows in all); this cannot be learnt or judged.")
+        raise MalmoiError(
+            f"{missing[0]} has no label ({len(missing):,} such rows in all), so it cannot be learnt or judged; "
+            "name the column of the labels: --label COLUMN."
+        )
 
 
 def label_names(task: Task, examples: Sequence[Example]) -> tuple[str, ...]:
     """The labels in the order of their scores: the task's own, or those of the data, numbers by value."""
-    if task.kind not in ("classification", "tagging"):
-        return ("score",) if task.kind == "regression" else ()
-    used = {e.label for e in examples} if task.kind == "classification" else {t for e in examples for t in e.label}
+    if task.kind not in ("classification", "tagging", "regression"):
+        return ()
+    used = {t for e in examples for t in e.label} if task.kind == "tagging" else {e.label for e in examples}
     if len(used) < 2:
         place = examples[0].place
         raise MalmoiError(f"All {len(examples):,} rows (from {place} on) have the label {next(iter(used))!r}: "
                           "there is nothing to tell apart.")  # fmt: skip
-    return task.labels or tuple(sorted(used, key=_order))
+    return ("score",) if task.kind == "regression" else task.labels or tuple(sorted(used, key=_order))
 
 
 def _order(label: str) -> tuple[int, float, str]:

@@ -21,8 +21,9 @@ def swag(row: Row) -> Example:
 def race_rows(path: Path) -> Iterator[Row]:
     """One article a line, with several questions each; every question becomes a row."""
     for row in json_lines(path):
-        if isinstance(row, Broken):
-            yield row
+        missing = [name for name in ("article", "questions", "options", "answers") if name not in row.values]
+        if isinstance(row, Broken) or missing:
+            yield row if isinstance(row, Broken) else Broken({}, row.place, f"there is no {missing[0]!r}")
             continue
         parts = [row[name] for name in ("questions", "options", "answers")]
         if len({len(part) for part in parts}) != 1:

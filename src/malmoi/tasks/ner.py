@@ -18,7 +18,7 @@ def sentences(path: Path, split: str | None = None, word: int = 0) -> Iterator[R
     words: list[str] = []
     tags: list[str] = []
     broken = ""
-    begun = 1
+    begun, wide = 1, 0  # wide: columns of the first good line, and so of all
     for number, line in text_lines(path):
         if not line.strip() or line.startswith(DOCUMENT):
             yield from _sentence(f"{path}:{begun}", words, tags, broken)
@@ -28,12 +28,20 @@ def sentences(path: Path, split: str | None = None, word: int = 0) -> Iterator[R
             continue
         begun = begun if words else number
         columns = line.split(split)
-        if len(columns) < word + 2 or not columns[word].strip():
-            broken = broken or f"line {number} must hold a word and its tag, not {line!r:.40}"
+        if fault := _fault(columns, word, wide, bare=split is None and line[0].isspace()):
+            broken = broken or f"line {number} {fault}, not {line!r:.40}"
             continue
+        wide = len(columns)
         words.append(columns[word].strip())
         tags.append(columns[-1].strip())
     yield from _sentence(f"{path}:{begun}", words, tags, broken)
+
+
+def _fault(columns: list[str], word: int, wide: int, *, bare: bool) -> str:
+    """What a line lacks; `bare`: it begins with the gap before a tag."""
+    if bare or len(columns) < word + 2 or not columns[word].strip():
+        return "must hold a word and its tag"
+    return f"must have {wide} columns like the lines before it" if wide not in (0, len(columns)) else ""
 
 
 def _sentence(place: str, words: list[str], tags: list[str], broken: str) -> Iterator[Row]:

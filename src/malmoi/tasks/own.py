@@ -66,9 +66,8 @@ def _choice(text: str, pair: str | None, choices: Sequence[str], label: str) -> 
         given = row[choices[0]] if len(choices) == 1 else [row.text(name) for name in choices]
         if not isinstance(given, list) or len(given) < 2:
             raise BadRow(row.place, "there are fewer than two choices")
-        right = row.number(label)
         second = row.text(pair) if pair else None
-        return Example(row.text(text), second, None if right is None else int(right), "", row.place, tuple(given))
+        return Example(row.text(text), second, row.whole(label), "", row.place, tuple(given))
 
     return example
 

@@ -2,7 +2,8 @@
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,14 @@ class BadRow(Exception):
         self.place = place
 
 
+class NoColumn(BadRow):
+    """A row without a column that was asked for: in the first row the name is wrong, later the row is."""
+
+    def __init__(self, place: str, name: str, known: Iterable[str]) -> None:
+        super().__init__(place, f"there is no column {name!r}")
+        self.sentence = f"{place} has no column {name!r}.{nearest(name, known)}"
+
+
 @dataclass(frozen=True)
 class Row:
     """The values of one row by the names of their columns; a missing column is a clear error."""
@@ -28,7 +37,7 @@ class Row:
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.values:
-            raise MalmoiError(f"{self.place} has no column {name!r}.{nearest(name, self.values)}")
+            raise NoColumn(self.place, name, self.values)
         return self.values[name]
 
     def text(self, name: str) -> str:
@@ -49,10 +58,15 @@ class Row:
 
     def number(self, name: str) -> float | None:
         found = self.label(name)
+        if found is None:
+            return None
         try:
-            return None if found is None else float(found)
+            value = float(found)
         except ValueError:
-            raise BadRow(self.place, f"{name!r} must be a number, not {found!r:.40}") from None
+            value = math.nan
+        if not math.isfinite(value):
+            raise BadRow(self.place, f"{name!r} must be a number, not {found!r:.40}")
+        return value
 
     def whole(self, name: str) -> int | None:
         value = self.number(name)
@@ -86,12 +100,22 @@ def table(path: Path, header: Sequence[str] | None = None, *, quoted: bool = Fal
     texts = (text + "\n" for _, text in text_lines(path))
     reader = csv.reader(texts) if quoted else csv.reader(texts, delimiter="\t", quoting=csv.QUOTE_NONE)
     names = list(header) if header is not None else [name.strip() for name in next(reader, [])]
+    _check_header(path, names)
+    before = reader.line_num
     for values in reader:
-        place = f"{path}:{reader.line_num}"
+        place, several = f"{path}:{before + 1}", reader.line_num - before > 1  # a quoted field may span lines
+        before = reader.line_num
         if len(values) != len(names) and values:
-            yield _broken(place, f"{len(values)} fields where there should be {len(names)}")
+            quote = f" (a quote that opens here goes on to line {before})" if several else ""
+            yield _broken(place, f"{len(values)} fields where there should be {len(names)}{quote}")
         elif values:
             yield Row(dict(zip(names, values, strict=True)), place)
+
+
+def _check_header(path: Path, names: Sequence[str]) -> None:
+    twice = [name for i, name in enumerate(names) if name and name in names[:i]]
+    if twice:
+        raise MalmoiError(f"{path}:1 has two columns {twice[0]!r}; which one is meant cannot be told: rename one.")
 
 
 @dataclass(frozen=True)

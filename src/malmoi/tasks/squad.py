@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from malmoi.errors import MalmoiError
 from malmoi.tasks.base import Example, Task
-from malmoi.tasks.rows import Row, json_value
+from malmoi.tasks.rows import BadRow, Row, json_value
 
 PROMPT = "{pair}\nQuestion: {text}\nAnswer:"
 
@@ -28,8 +29,15 @@ def example(row: Row) -> Example:
     golds = None
     if impossible or "answers" in row.values:
         given = [] if impossible else row["answers"]
-        golds = tuple(dict.fromkeys((str(one["text"]), int(one["answer_start"])) for one in given))
+        golds = tuple(dict.fromkeys(_gold(one, row.place) for one in given))
     return Example(row.text("question"), row.text("context"), golds, str(row["id"]), row.place)
+
+
+def _gold(answer: Any, place: str) -> tuple[str, int]:
+    try:
+        return str(answer["text"]), int(answer["answer_start"])
+    except (KeyError, TypeError, ValueError):
+        raise BadRow(place, f"an answer must have a text and an answer_start, not {answer!r:.60}") from None
 
 
 SQUAD = Task(

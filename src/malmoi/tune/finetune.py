@@ -13,7 +13,7 @@ import torch
 
 from malmoi.checkpoint import Checkpoint, read, write
 from malmoi.checkpoint.atomic import write_text
-from malmoi.errors import UsageError
+from malmoi.errors import MalmoiError, UsageError
 from malmoi.infer import Model
 from malmoi.infer.predict import Reading
 from malmoi.metrics import better, mean
@@ -113,21 +113,23 @@ def _gather(task: Task, data: Any, dev: Any, settings: FinetuneConfig, start: Ch
     """Reads the examples; without a development file some of the training's are kept apart."""
     if dev is None and isinstance(data, str | Path):
         data, dev = files_in(task, data)
-    train = load_examples(task, data, skip_bad=settings.skip_bad)
-    notes, rows = list(train.notes), list(train.rows)
-    if dev is None:
-        random.Random(settings.seed).shuffle(rows)
-        held = max(1, round(len(rows) * settings.holdout))
-        judged, rows = rows[:held], rows[held:]
-        notes.append(f"There is no development file: {held:,} of the examples are held out to judge by.")
-    else:
-        found = load_examples(task, dev, skip_bad=settings.skip_bad)
-        judged, notes = list(found.rows), notes + list(found.notes)
-    for note in notes:
+    given = [load_examples(task, files, skip_bad=settings.skip_bad) for files in (data, dev) if files is not None]
+    for note in (note for some in given for note in some.notes):
         print(f"note: {note}", file=sys.stderr)
-    need_labels(task, [*rows, *judged])
-    labels = label_names(task, [*rows, *judged])
-    return Work(task, tuple(rows), tuple(judged), labels, start, device)
+    every = [row for some in given for row in some.rows]
+    need_labels(task, every)
+    rows, judged = _held_out(every, settings) if dev is None else (given[0].rows, given[1].rows)
+    return Work(task, rows, judged, label_names(task, every), start, device)
+
+
+def _held_out(rows: list[Example], settings: FinetuneConfig) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
+    """What is learnt from, and a share of the examples, drawn, that is judged by."""
+    if len(rows) < 2:
+        raise MalmoiError(f"There is only one example ({rows[0].place}): one is needed to learn from, one to judge by.")
+    held = max(1, round(len(rows) * settings.holdout))
+    print(f"note: There is no development file: {held:,} of the examples are held out to judge by.", file=sys.stderr)
+    mixed = random.Random(settings.seed).sample(rows, len(rows))
+    return tuple(mixed[held:]), tuple(mixed[:held])
 
 
 # ------------------------------------------------------------------ one run

@@ -10,7 +10,7 @@ from malmoi.errors import UsageError
 from malmoi.train.recipe import TrainConfig
 
 RATES, BATCHES, EPOCHS = (5e-5, 3e-5, 2e-5), (16, 32), (2, 3, 4)  # Devlin et al. 2019 appendix A.3
-FEATURED = {"lr": 1e-3, "epochs": 10.0, "precision": "fp32"}  # a small model from new weights, on frozen features
+FEATURED = {"lr": 2e-3, "batch": 16, "epochs": 10.0, "precision": "fp32"}  # a small model on frozen layers
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,219 @@
+"""What people give by mistake, through the command: a sentence with the row's place, or the work done and told."""
+
+import json
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from malmoi.checkpoint import Checkpoint, write
+from malmoi.cli import run
+from malmoi.model import Network, initialise, preset
+from malmoi.tokenizer import train
+
+GOOD = "".join(f"a good film {i},pos\na bad film {i},neg\n" for i in range(4))
+KOREAN = "본문,라벨\n" + "".join(f"재미있는 영화 {i},긍정\n지루한 영화 {i},부정\n" for i in range(4)) + "라벨 없음,\n"
+ASKED = {"text": "who", "context": "Alice lives in Rome."}
+OWN = ["--text", "본문", "--label", "라벨"]
+
+
+def lines(*rows: object) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def squad(*answers: object) -> str:
+    asked = [{"id": str(i), "question": "q", "answers": [answer]} for i, answer in enumerate(answers)]
+    return json.dumps({"data": [{"paragraphs": [{"context": "Rome is old.", "qas": asked}]}]})
+
+
+def encoded(text: str, name: str = "utf-8") -> bytes:
+    return text.encode(name)
+
+
+MISSING = f"text,label\n{GOOD}no label,\n"
+REFUSED: dict[str, tuple[list[str], str, bytes, str]] = {  # arguments, file, content, what is said
+    "a label is missing": (["classification"], "a.csv", encoded(MISSING), "a.csv:10: the label in 'label' is missing"),
+    "… in a file with CRLF": (
+        ["classification"],
+        "a.csv",
+        encoded(MISSING.replace("\n", "\r\n")),
+        "a.csv:10: the label",
+    ),
+    "… with a byte order mark": (["classification"], "a.csv", encoded(MISSING, "utf-8-sig"), "a.csv:10: the label"),
+    "… in UTF-16": (["classification"], "a.csv", encoded(MISSING, "utf-16"), "a.csv:10: the label"),
+    "… compressed": (["classification"], "a.csv.xz", lzma.compress(encoded(MISSING)), "a.csv.xz:10: the label"),
+    "… in EUC-KR": (
+        ["classification", *OWN],
+        "a.csv",
+        encoded(KOREAN, "euc-kr"),
+        "a.csv:10: the label in '라벨' is miss",
+    ),
+    "… after a field of two lines": (
+        ["classification"],
+        "a.csv",
+        encoded('text,label\n"two\nlines, ""said"" he",pos\nbad,\n'),
+        "a.csv:4: the label",
+    ),
+    "no column of labels": (
+        ["classification"],
+        "a.csv",
+        b"text,stars\na,1\nb,2\n",
+        "a.csv:2 has no label (2 such rows",
+    ),
+    "an unknown column": (
+        ["classification", "--text", "txt"],
+        "a.csv",
+        b"text,label\na,1\n",
+        "a.csv:2 has no column 'txt'. Did you mean 'text'?",
+    ),
+    "a row without its column": (
+        ["classification"],
+        "a.jsonl",
+        encoded(lines({"text": "a", "label": 1}, {"txt": "b", "label": 2})),
+        "a.jsonl:2: there is no column 'text'",
+    ),
+    "two columns of one name": (
+        ["classification"],
+        "a.csv",
+        b"text,text,label\na,b,1\n",
+        "a.csv:1 has two columns 'text'",
+    ),
+    "one class only": (
+        ["classification"],
+        "a.csv",
+        b"text,label\na,pos\nb,pos\nc,pos\n",
+        "All 3 rows (from a.csv:2 on) have the label 'pos'",
+    ),
+    "one number only": (
+        ["regression"],
+        "a.csv",
+        b"text,label\na,3\nb,3\n",
+        "have the label 3.0: there is nothing to tell apart",
+    ),
+    "no number": (["regression"], "a.csv", b"text,label\na,1\nb,nan\n", "a.csv:3: 'label' must be a number, not 'nan'"),
+    "half a choice": (
+        ["choice", "--choices", "a,b"],
+        "a.csv",
+        b"text,a,b,label\nx,1,2,0.5\n",
+        "a.csv:2: 'label' must be a whole number",
+    ),
+    "a quote that is not closed": (
+        ["classification"],
+        "a.csv",
+        encoded(f'text,label\n{GOOD}"open,pos\nnext,neg\n'),
+        "a.csv:10: 1 fields where there should be 2 (a quote that opens here goes on to line 11)",
+    ),
+    "an answer elsewhere": (
+        ["answer"],
+        "a.jsonl",
+        encoded(lines({**ASKED, "label": "Paris"})),
+        "a.jsonl:1: the answer 'Paris' is not in its context",
+    ),
+    "an answer at the wrong place": (
+        ["squad"],
+        "a.json",
+        encoded(squad({"text": "Rome", "answer_start": 3})),
+        "a.json:1: the answer 'Rome' does not stand at character 3",
+    ),
+    "an answer without its place": (
+        ["squad"],
+        "a.json",
+        encoded(squad({"text": "Rome"})),
+        "a.json:1: an answer must have a text and an answer_start",
+    ),
+    "an id that comes twice": (
+        ["answer"],
+        "a.jsonl",
+        encoded(lines(*[{**ASKED, "label": "Rome", "id": "x"}] * 2)),
+        "a.jsonl:2: the id 'x' comes 2 times; ids must differ",
+    ),
+    "a tag without its word": (
+        ["conll2003"],
+        "a.txt",
+        b"EU NNP I-NP I-ORG\nO\n",
+        "a.txt:1: line 2 must hold a word and its tag, not 'O'",
+    ),
+    "… where the word is blank": (
+        ["conll2003"],
+        "a.txt",
+        b"EU NNP I-NP I-ORG\n\tNNP\tI-NP\tO\n",
+        "line 2 must hold a word and its tag",
+    ),
+    "a word without its tag": (
+        ["conll2003"],
+        "a.txt",
+        b"EU NNP I-NP I-ORG\n\nGerman JJ I-NP\n",
+        "a.txt:3: line 3 must have 4 columns",
+    ),
+    "an empty word": (
+        ["tagging"],
+        "a.jsonl",
+        encoded(lines({"text": ["a", ""], "label": ["O", "B-X"]})),
+        "a.jsonl:1: word 2 is empty",
+    ),
+    "fewer tags than words": (
+        ["tagging"],
+        "a.csv",
+        b"text,label\nAlice lives,B-PER\n",
+        "a.csv:2: there are 2 words and 1 tags",
+    ),
+    "one example": (["classification"], "a.csv", b"text,label\na,pos\n", "There is only one example"),
+    "no examples": (["classification"], "a.csv", b"text,label\n", "There are no examples in"),
+    "a file cut off": (["classification"], "a.csv.xz", lzma.compress(encoded(MISSING))[:-9], "is damaged or cut off"),
+}
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    words = train([GOOD, "Alice lives in Rome", KOREAN] * 3, kind="wordpiece", vocab=150)
+    config = preset("bert-tiny", vocab=words.vocab_size, context=32, width=16, depth=1, heads=1)
+    folder = tmp_path_factory.mktemp("bert")
+    write(Checkpoint(initialise(Network(config, {"mlm": 0}), 0), words), folder)
+    return folder
+
+
+@pytest.fixture
+def tune(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    monkeypatch.chdir(tmp_path)
+
+    def call(arguments: list[str], name: str, content: bytes) -> int:
+        (tmp_path / name).write_bytes(content)
+        return run(["finetune", *arguments, "--model", str(bert), "--data", name, "--out", "out", "--epochs", "1"])
+
+    return call
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_mistake_is_told_with_its_place(
+    what: str, tune: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments, name, content, said = REFUSED[what]
+    assert tune(arguments, name, content) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("malmoi: ")
+    assert said in error
+    assert not (tmp_path / "out").exists()  # nothing is begun that cannot be done
+
+
+def test_what_is_odd_is_done_and_told(
+    tune: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = f"{'good ' * 25_000},pos\n{'bad ' * 25_000},neg\n"
+    assert tune(["classification"], "a.csv", f"text,label\n{GOOD}{long},pos\n".encode()) == 0
+    said = capsys.readouterr().err
+    assert "note: 1 texts are empty, the first at a.csv:12" in said
+    assert "texts are longer than 32 tokens and are cut there" in said
+    assert tune(["nsmc"], "b.txt", "id\tdocument\tlabel\n1\t굳 ㅋ\t1\n1\t별로\t0\n2\t굳\t1\n".encode()) == 0
+    assert "note: b.txt:3: the id '1' comes 2 times" in capsys.readouterr().err
+    assert tune(["classification", "--skip-bad"], "a.csv", MISSING.encode()) == 0
+    assert "note: 1 bad rows left out, such as a.csv:10" in capsys.readouterr().err
+
+
+def test_a_very_long_context_is_read_in_windows(tune: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {"text": "who", "context": "lives in Rome . " * 7000 + "Alice", "label": "Alice", "id": str(i)} for i in (1, 2)
+    ]
+    assert len(rows[0]["context"]) > 100_000
+    assert tune(["answer", "--set", "steps=1", "--set", "stride=1000"], "a.jsonl", lines(*rows).encode()) == 0
+    assert "span_f1" in capsys.readouterr().out
