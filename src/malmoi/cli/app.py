@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 from malmoi import __version__
 from malmoi.errors import MalmoiError, UsageError, nearest
 
-VERBS = ("demo", "say", "use", "tokenizer", "pretrain", "tasks", "info")  # modules here; each adds its commands
+VERBS = ("demo", "say", "use", "tokenizer", "pretrain", "tasks", "merge", "info")  # modules here; each adds its commands
 
 
 class Group(TyperGroup):

@@ -56,6 +56,10 @@ def finetune(
         str | None,
         typer.Option(help="A small model on frozen layers: last4, last, weighted-all, layers=5,6…", metavar="LAYERS"),
     ] = None,
+    adapter: Annotated[
+        str | None,
+        typer.Option(help="Learn only lora, prompt or prefix; the model stays as it is.", metavar="KIND"),
+    ] = None,
     lm: Annotated[float | None, typer.Option(help="λ of GPT-1's auxiliary language model (0).")] = None,
     untrained: Annotated[bool, typer.Option("--untrained", help="From new weights: the baseline.")] = False,
     settings: Annotated[
@@ -72,7 +76,9 @@ def finetune(
     from malmoi.train import Stopped
     from malmoi.tune.finetune import finetune as tune
 
-    changes: dict[str, Any] = dict(epochs=epochs, lr=lr, batch=batch, seeds=seeds, lm=lm, features=features)
+    changes: dict[str, Any] = dict(
+        epochs=epochs, lr=lr, batch=batch, seeds=seeds, lm=lm, features=features, adapter=adapter
+    )
     flags = dict(grid=grid, freeze=freeze, untrained=untrained, skip_bad=skip_bad)
     changes |= {name: True for name, given in flags.items() if given} | _settings(settings or [])
     chosen = _task(task, text, pair, label, choices)

@@ -8,7 +8,8 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 import numpy as np
 import torch
 
-from malmoi.checkpoint import Checkpoint, read
+from malmoi.adapt import read
+from malmoi.checkpoint import Checkpoint
 from malmoi.checkpoint import write as write_folder
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError, nearest
@@ -19,7 +20,7 @@ from malmoi.infer.fill import fills
 from malmoi.infer.generate import Speaker, Wish, continuations, write
 from malmoi.infer.predict import Reading
 from malmoi.infer.prompt import encode_prompt
-from malmoi.infer.readers import READERS, predictions
+from malmoi.infer.readers import predictions, reader_of
 from malmoi.infer.sample import Sampling
 from malmoi.infer.score import Score, scores, sliding_bits_per_byte, sliding_perplexity
 from malmoi.model import Network
@@ -67,7 +68,7 @@ class Wishes(TypedDict, total=False):
 def load(
     path: str | Path, *, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None
 ) -> "Model":
-    """Opens a folder written by Malmoi or by transformers, or a hub id where there is a network.
+    """Opens a folder written by Malmoi, transformers or PEFT, or a hub id where there is a network.
 
     The device is the GPU where there is one; the numbers are those of the folder unless a dtype is named.
     """
@@ -107,7 +108,8 @@ class Model:
     @property
     def abilities(self) -> tuple[str, ...]:
         """The methods that this model's heads allow."""
-        return (*dict.fromkeys(verb for head in self.network.heads for verb in ABILITIES.get(head, ())), "embed")
+        heads = [*self.network.heads, *(["classify"] if "words" in self.checkpoint.extra else [])]
+        return (*dict.fromkeys(verb for head in heads for verb in ABILITIES.get(head, ())), "embed")
 
     def __repr__(self) -> str:
         c = self.config
@@ -213,10 +215,11 @@ class Model:
         A model that answers takes (question, context) and gives `Answer(text, start, end, score, candidates, null)`;
         one that chooses takes (text, choices) and gives a `Prediction` of the likeliest choice.
         """
-        head = next((name for name in READERS if name in self.network.heads), "classify")
-        self._need(head, "predict")
+        reading = Reading.of(self.checkpoint)
+        if reader_of(reading) is None:
+            self._need("classify", "predict")
         alone = isinstance(texts, str | tuple)
-        found = predictions(Reading.of(self.checkpoint), [texts] if alone else list(texts))
+        found = predictions(reading, [texts] if alone else list(texts))
         return found[0] if alone else found
 
     # ------------------------------------------------------------------ within

@@ -11,6 +11,7 @@ from torch import Tensor
 from malmoi.checkpoint import Checkpoint
 from malmoi.errors import UsageError
 from malmoi.infer.batch import batches, inputs
+from malmoi.infer.words import Words, word_scores
 from malmoi.model import Network
 from malmoi.tokenizer import Encoding, Tokenizer
 from malmoi.tokenizer.pieces import Piece, word_pieces
@@ -50,14 +51,17 @@ class Reading:
     stride: int = 128  # by which windows over a long context move on
     both: bool = False  # pairs are read in both orders (GPT-1 §3.3)
     threshold: float = float("inf")  # "there is no answer" must beat the best by more than this
+    words: Words | None = None  # what a language model says for each label, where it has no head for them
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> "Reading":
         """As it was fine-tuned, where its folder says how."""
         if checkpoint.tokenizer is None:
             raise UsageError("This model's folder has no tokenizer; put its tokenizer.json beside the weights.")
-        told = {name: checkpoint.extra[name] for name in ("length", "stride", "both", "threshold")
+        told: dict[str, Any] = {name: checkpoint.extra[name] for name in ("length", "stride", "both", "threshold")
                 if name in checkpoint.extra}  # fmt: skip
+        if "words" in checkpoint.extra:
+            told["words"] = Words(checkpoint.extra["words"]["prompt"], tuple(checkpoint.extra["words"]["said"]))
         return cls(checkpoint.network, checkpoint.tokenizer, checkpoint.labels, **told)
 
     @property
@@ -72,6 +76,8 @@ def classify(reading: Reading, texts: Sequence[Text]) -> list[Prediction]:
 
 def class_scores(reading: Reading, texts: Sequence[Text]) -> Tensor:
     """The scores of every class [texts, N]."""
+    if reading.words is not None:
+        return word_scores(reading.network, reading.tokenizer, reading.words, texts)
     vectors = pooled(reading, _encode(reading.tokenizer, texts, reading.longest))
     if reading.both and texts and not isinstance(texts[0], str):
         turned = [(pair[1], pair[0]) for pair in texts]

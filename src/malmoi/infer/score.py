@@ -39,7 +39,7 @@ class Row:
 
 def scores(network: Network, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> list[Score]:
     """The score of every (context, continuation)."""
-    rows = [_fit(split(tokenizer, *pair), network.config.context) for pair in pairs]
+    rows = [fit(split(tokenizer, *pair), network.config.context) for pair in pairs]
     return [
         Score(sum(logprobs), tuple(map(tokenizer.token, row.tokens[row.first :])), tuple(logprobs), greedy)
         for row, (logprobs, greedy) in zip(rows, token_logprobs(network, rows), strict=True)
@@ -62,7 +62,7 @@ def split(tokenizer: Tokenizer, context: str, continuation: str) -> Row:
     return Row(whole, len(before))
 
 
-def _fit(row: Row, context: int) -> Row:
+def fit(row: Row, context: int) -> Row:
     """Drops the oldest tokens of a context that does not fit; the last token is only predicted, never read."""
     surplus = max(len(row.tokens) - 1 - context, 0)
     if surplus >= row.first:

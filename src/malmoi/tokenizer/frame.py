@@ -3,6 +3,7 @@
 from tokenizers import Tokenizer as Rust
 from tokenizers import processors
 
+from malmoi.errors import UsageError
 from malmoi.tokenizer import pipeline
 from malmoi.tokenizer.core import Tokenizer
 
@@ -21,6 +22,22 @@ def framed(tokenizer: Tokenizer) -> Tokenizer:
     roles = {"bos_token": START, "sep_token": BETWEEN, "eos_token": END, "pad_token": PAD}
     # transformers' own GPT classes would put their pipeline in the place of this one
     return Tokenizer(rust, tokenizer.settings | roles | {"tokenizer_class": "PreTrainedTokenizerFast"})
+
+
+def framed_by_end(tokenizer: Tokenizer) -> Tokenizer:
+    """For a model whose vocabulary must not grow: its own end-of-text before a text and between a pair.
+
+    None stands at the end: transformers pads with it, and lets the last token that is no padding speak.
+    """
+    end = tokenizer.specials.eos
+    if end is None:
+        raise UsageError("This model's tokenizer has no end-of-text token to put around a text.")
+    rust, name = Rust.from_str(tokenizer._rust.to_str()), tokenizer.token(end)
+    rust.post_processor = processors.TemplateProcessing(
+        single=f"{name}:0 $A:0", pair=f"{name}:0 $A:0 {name}:0 $B:1", special_tokens=[(name, end)]
+    )
+    roles = {"pad_token": name, "tokenizer_class": "PreTrainedTokenizerFast"}
+    return Tokenizer(rust, tokenizer.settings | roles)
 
 
 def is_framed(tokenizer: Tokenizer) -> bool:

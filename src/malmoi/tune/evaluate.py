@@ -57,7 +57,7 @@ def outcome(task: Task, examples: Sequence[Example], reading: Reading) -> Outcom
 def check_fit(task: Task, reading: Reading) -> None:
     """A model answers only what it was fine-tuned for."""
     head = HEADS[task.kind]
-    if head not in reading.network.heads:
+    if head not in reading.network.heads and reading.words is None:
         raise UsageError(
             f"This model has no {head} head, which the task {task.name} ({task.kind}) needs; "
             f"fine-tune it first: malmoi finetune {task.name} --model …"

@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 
-from malmoi.checkpoint import Checkpoint, read, write
+from malmoi.adapt import check_target, is_adapter, read, write_adapter
+from malmoi.checkpoint import Checkpoint, write
 from malmoi.checkpoint.atomic import write_text
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.infer import Model
 from malmoi.infer.predict import Reading
 from malmoi.metrics import better, mean
-from malmoi.model import Network
+from malmoi.model import Network, parameters
 from malmoi.objectives import Objective, lm
 from malmoi.objectives.task import choose, classify, regress, span, tag
 from malmoi.tasks import Example, Task, files_in, label_names, need_labels
@@ -33,6 +34,7 @@ from malmoi.tune.report import write_task_report
 from malmoi.tune.settings import FinetuneConfig, finetune_config
 from malmoi.tune.start import MOST, adapt
 from malmoi.tune.tuner import Tuner
+from malmoi.tune.words import said_items, say
 
 
 @dataclass(frozen=True)
@@ -85,28 +87,43 @@ def finetune(
     """
     settings = finetune_config(overrides)
     chosen, out = named_task(task) if isinstance(task, str) else task, Path(out)
-    work = _gather(chosen, data, dev, settings, _start(model), join(device).device)
+    work = _gather(chosen, data, dev, settings, _start(model, settings, out), join(device).device)
     variants = settings.variants()
     folders = [out] if len(variants) == 1 else [out / _called(settings, v) for v in variants]
     runs = [_run(work, v, folder) for v, folder in zip(variants, folders, strict=True)]
     kept = _kept(runs, chosen.judged[0], best=settings.grid)
     if len(runs) > 1:
-        write(kept.checkpoint, out)
+        _save(work, settings, kept.checkpoint, out)
         _tell(chosen.judged[0], runs)
     _finish(work, kept, runs, out)
     every = tuple(run.outcome.metrics for run in runs)
-    return Result(kept.outcome.metrics, every, out, Model(kept.checkpoint), kept.steps)
+    usable = read(out, device=work.device) if is_adapter(out) else kept.checkpoint
+    return Result(kept.outcome.metrics, every, out, Model(usable), kept.steps)
 
 
 def _called(settings: FinetuneConfig, v: FinetuneConfig) -> str:
     return f"lr{v.lr:g}-batch{v.batch}-epochs{v.epochs:g}" if settings.grid else f"seed-{v.seed}"
 
 
-def _start(model: str | Path | Model) -> Checkpoint:
+def _start(model: str | Path | Model, settings: FinetuneConfig, out: Path) -> Checkpoint:
     start = model.checkpoint if isinstance(model, Model) else read(model)
     if start.tokenizer is None:
         raise UsageError("This model's folder has no tokenizer; put its tokenizer.json beside the weights.")
+    if start.network.trunk.soft is not None or start.network.trunk.past is not None:
+        raise UsageError("This model is a soft prompt or a prefix on a base; fine-tune the base itself.")
+    if settings.adapter.kind != "none":
+        check_target(out)
+        if start.source is None or is_adapter(start.source):
+            raise UsageError("An adapter needs a base in a folder of its own; save this model first, and name that.")
     return start
+
+
+def _save(work: Work, settings: FinetuneConfig, checkpoint: Checkpoint, out: Path) -> None:
+    """The whole model, or beside the one that it started from what was learnt."""
+    if settings.adapter.kind == "none":
+        write(checkpoint, out)
+    else:
+        write_adapter(checkpoint, work.start, settings.adapter, out)
 
 
 def _gather(task: Task, data: Any, dev: Any, settings: FinetuneConfig, start: Checkpoint, device: torch.device) -> Work:
@@ -141,7 +158,7 @@ def _run(work: Work, settings: FinetuneConfig, out: Path) -> Run:
     checkpoint = adapt(work.start, work.task, work.labels, settings)
     checkpoint.network.to(work.device)
     reading = Reading.of(checkpoint)
-    items = features(work.task, work.train, _view(work, checkpoint, reading))
+    items = _items(work, checkpoint, reading)
     _describe(work, settings, checkpoint.network, items)
 
     judged = with_threshold if _may_be_unanswered(work.task, work.train) else outcome
@@ -149,18 +166,24 @@ def _run(work: Work, settings: FinetuneConfig, out: Path) -> Run:
     def evaluate() -> Outcome:
         return judged(work.task, work.dev, reading)
 
-    objective = make_objective(work, settings)
+    objective = make_objective(work, settings, say(items) if reading.words else None)
     tuner = Tuner(checkpoint.network, objective, settings, out, evaluate, work.task.judged[0])
     with remembered(checkpoint.network, lambda: _rows(work, checkpoint, reading, items)):
         best = tuner.fit(items)
     if best.threshold is not None:
         checkpoint.extra["threshold"] = best.threshold
-    write(checkpoint, out)
+    _save(work, settings, checkpoint, out)
     write_text(out / "finetune.json", json.dumps({"task": work.task.name, **settings.to_dict()}, indent=2) + "\n")
     if tuner.stopped:
         print(f"Stopped at step {tuner.step:,}; the best so far is in {out}.", file=sys.stderr)
         raise Stopped(tuner.stopped)
     return Run(settings, checkpoint, best, tuner.step)
+
+
+def _items(work: Work, checkpoint: Checkpoint, reading: Reading) -> list[Item]:
+    if reading.words is not None:
+        return said_items(work.train, reading, reading.words)
+    return features(work.task, work.train, _view(work, checkpoint, reading))
 
 
 def _rows(work: Work, checkpoint: Checkpoint, reading: Reading, items: Sequence[Item]) -> list[Encoding]:
@@ -174,8 +197,8 @@ def _view(work: Work, checkpoint: Checkpoint, reading: Reading) -> View:
     return View(reading.tokenizer, work.labels, reading.longest, reading.stride, reading.both, last)
 
 
-def make_objective(work: Work, settings: FinetuneConfig) -> Objective:
-    """The task's loss and, for GPT-1, λ times the language model's: L3 = L2 + λ·L1 (eq. 5)."""
+def make_objective(work: Work, settings: FinetuneConfig, words: Objective | None = None) -> Objective:
+    """The loss of the task or of its words and, for GPT-1, λ times the language model's: L3 = L2 + λ·L1 (eq. 5)."""
     rare = _weights(work) if settings.class_weights else None
     makers: dict[str, Callable[[], Objective]] = {
         "classification": lambda: classify(rare),
@@ -184,7 +207,7 @@ def make_objective(work: Work, settings: FinetuneConfig) -> Objective:
         "choice": choose,
         "answer": span,
     }
-    objective = makers[work.task.kind]()
+    objective = words or makers[work.task.kind]()
     return objective + settings.lm * lm() if settings.lm else objective
 
 
@@ -204,10 +227,10 @@ def _may_be_unanswered(task: Task, examples: Sequence[Example]) -> bool:
 
 
 def _describe(work: Work, settings: FinetuneConfig, network: Network, items: Sequence[Any]) -> None:
-    learning = sum(p.numel() for p in network.parameters() if p.requires_grad)
+    learning, whole = sum(p.numel() for p in network.parameters() if p.requires_grad), parameters(network)
     what = f"{len(work.train):,} examples to learn from, {len(work.dev):,} to judge by"
     long = f"{settings.minutes:g} minutes" if settings.minutes else f"{settings.epochs:g} epochs"
-    print(f"{work.task.name}: {what}; {learning / 1e6:.1f}M weights learn, {long}.", file=sys.stderr)
+    print(f"{work.task.name}: {what}; {learning:,} weights learn ({learning / whole:.2%}), {long}.", file=sys.stderr)
     limit = max(item.length for item in items)
     cut = sum(item.length == limit for item in items)
     if cut > 1 and limit == min(settings.length or MOST, network.config.context) and work.task.kind != "answer":

@@ -1,15 +1,18 @@
 """How a model is fine-tuned: one frozen record; BERT's and GPT-1's own numbers are its defaults."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, Literal
 
+from malmoi.adapt import AdapterConfig
 from malmoi.config import Config
 from malmoi.errors import UsageError
 from malmoi.train.recipe import TrainConfig
 
 RATES, BATCHES, EPOCHS = (5e-5, 3e-5, 2e-5), (16, 32), (2, 3, 4)  # Devlin et al. 2019 appendix A.3
+# What learns few weights from nothing wants a higher rate than a whole network (Hu 2021 table 9, Lester 2021 §3.1).
+ADAPTED = {"none": 5e-5, "lora": 5e-4, "prompt": 1e-2, "prefix": 1e-2}
 FEATURED = {"lr": 2e-3, "batch": 16, "epochs": 10.0, "precision": "fp32"}  # a small model on frozen layers
 
 
@@ -33,6 +36,8 @@ class FinetuneConfig(Config):
     freeze_layers: int = 0  # the embeddings and the first n layers do not learn
     features: str = ""  # a small model on frozen layers: last4, weighted-all… or layers=8,9 (see tune/features.py)
     recurrent: int = 768  # width of a tagger's BiLSTM on features
+    adapter: AdapterConfig = field(default_factory=AdapterConfig)  # what is learnt beside a model that stays as it is
+    words: bool | None = None  # label words are learnt, not a new layer; none: after a soft prompt, where that can be
     layer_decay: float = 1.0  # each layer's rate is this share of the next one's
     class_weights: bool = False  # rare labels count more
     untrained: bool = False  # new weights for the whole network: what pre-training is worth
@@ -82,7 +87,13 @@ class FinetuneConfig(Config):
 def finetune_config(overrides: Mapping[str, Any]) -> FinetuneConfig:
     """The defaults with some fields changed; None leaves a field as it is."""
     given = {name: value for name, value in overrides.items() if value is not None}
+    if isinstance(given.get("adapter"), str):
+        given["adapter.kind"] = given.pop("adapter")
     settings = FinetuneConfig().override({**(FEATURED if given.get("features") else {}), **given})
+    if "lr" not in given and settings.adapter.kind != "none":
+        settings = replace(settings, lr=ADAPTED[settings.adapter.kind])
+    if settings.adapter.kind != "none" and (settings.features or settings.untrained):
+        raise UsageError("An adapter stands beside a pre-trained model: it goes with neither features nor untrained.")
     if settings.features and (settings.lm or settings.grid):
         raise UsageError("features goes with neither lm nor grid: both are for fine-tuning the whole model.")
     if settings.grid and settings.seeds > 1:

@@ -1,28 +1,35 @@
 """A network for a task out of a pre-trained one: its trunk, one new output layer, and the new tokens of a GPT."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import torch
 
+from malmoi.adapt import attach
 from malmoi.checkpoint import Checkpoint
 from malmoi.errors import UsageError
 from malmoi.model import Network, initialise
 from malmoi.tasks import Task
 from malmoi.tasks.features import HEADS
-from malmoi.tokenizer.frame import framed, is_framed
+from malmoi.tokenizer import Tokenizer
+from malmoi.tokenizer.frame import framed, framed_by_end, is_framed
 from malmoi.tune.features import feature_config
 from malmoi.tune.settings import FinetuneConfig
+from malmoi.tune.words import label_words
 
 MOST = 512  # tokens of a row, where nothing else is asked for
 
 
 def adapt(start: Checkpoint, task: Task, labels: tuple[str, ...], settings: FinetuneConfig) -> Checkpoint:
-    """A network for the task: the trunk of the pre-trained one, one new output layer, and a GPT's new tokens."""
-    tokenizer, config, head = start.tokenizer, start.network.config, HEADS[task.kind]
+    """A network for the task: the trunk of the pre-trained one, one new output layer, and a GPT's new tokens.
+
+    With an adapter only that and the new layer learn; where label words are said, there is no new layer.
+    """
+    tokenizer, config, said = start.tokenizer, start.network.config, _says_words(start, task, settings)
     if tokenizer is None:
         raise UsageError("A model without a tokenizer cannot be fine-tuned.")
-    causal = config.pool == "last"
-    tokenizer = framed(tokenizer) if causal and not is_framed(tokenizer) else tokenizer
+    causal, head = config.pool == "last", "lm" if said else HEADS[task.kind]
+    if causal and not said:
+        tokenizer = _framed(tokenizer, settings)
     config = replace(config, vocab=max(config.vocab, tokenizer.vocab_size))
     if settings.lm and not causal:
         raise UsageError("lm (the auxiliary language model of GPT-1) needs a GPT; this model reads both ways.")
@@ -34,10 +41,29 @@ def adapt(start: Checkpoint, task: Task, labels: tuple[str, ...], settings: Fine
     if not settings.untrained:
         _inherit(network, start.network, head if start.labels == labels else None)
     _freeze(network, settings)
+    if settings.adapter.kind != "none":
+        _hold(network, start.network)
+        attach(network, settings.adapter, tokenizer, settings.seed)
     both = {"both": True} if causal and task.both else {}
-    length = min(settings.length or MOST, config.context)
+    length = min(settings.length or MOST, network.config.context)
     extra = {"task": task.name, "kind": task.kind, "length": length, "stride": min(settings.stride, length), **both}
+    if said:
+        extra["words"] = asdict(label_words(task, labels))
     return Checkpoint(network, tokenizer, labels, dict(start.generation), (), extra)
+
+
+def _says_words(start: Checkpoint, task: Task, settings: FinetuneConfig) -> bool:
+    """Whether label words are learnt in place of a new layer: where that is asked for, or after a soft prompt."""
+    can = "lm" in start.network.heads and task.kind == "classification"
+    if settings.words and not can:
+        raise UsageError(f"words needs a language model and a classification; {task.name} on this model is not that.")
+    return can and settings.adapter.kind == "prompt" if settings.words is None else settings.words
+
+
+def _framed(tokenizer: Tokenizer, settings: FinetuneConfig) -> Tokenizer:
+    if is_framed(tokenizer):
+        return tokenizer
+    return framed(tokenizer) if settings.adapter.kind == "none" else framed_by_end(tokenizer)
 
 
 @torch.no_grad()
@@ -48,6 +74,14 @@ def _inherit(network: Network, old: Network, head: str | None) -> None:
     for name, weight in network.state_dict().items():
         if name in before and name.startswith(kinds) and before[name].shape[1:] == weight.shape[1:]:
             weight[: len(before[name])] = before[name].to(weight)
+
+
+def _hold(network: Network, base: Network) -> None:
+    """Beside an adapter only a task's own layers learn, and a pooler that the base does not have."""
+    before = base.state_dict()
+    for name, weight in network.named_parameters():
+        task_own = name.startswith("heads.") and not name.startswith(("heads.lm.", "heads.mlm."))
+        weight.requires_grad_(task_own or name not in before)
 
 
 def _freeze(network: Network, settings: FinetuneConfig) -> None:

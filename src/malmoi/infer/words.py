@@ -1,0 +1,29 @@
+"""Labels told by a language model itself: each has words, and the likeliest words win (verbalizers). N labels."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from malmoi.infer.score import scores
+from malmoi.model import Network
+from malmoi.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Words:
+    """How a text is shown to a language model, and what it says for each label."""
+
+    prompt: str  # with {text} and {pair}
+    said: tuple[str, ...]  # in the order of the labels
+
+    def query(self, text: str, pair: str = "") -> str:
+        return self.prompt.format(text=text, pair=pair)
+
+
+def word_scores(network: Network, tokenizer: Tokenizer, words: Words, texts: Sequence[str | tuple[str, str]]) -> Tensor:
+    """log P(a label's words | the text in its prompt) [texts, N]."""
+    queries = [words.query(*([text] if isinstance(text, str) else text)) for text in texts]
+    found = scores(network, tokenizer, [(query, said) for query in queries for said in words.said])
+    return torch.tensor([one.logprob for one in found]).view(len(queries), len(words.said))

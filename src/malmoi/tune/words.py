@@ -1,0 +1,71 @@
+"""Learning to say a label: a language model keeps its own head and learns the right label's words.
+
+B examples, T tokens, A tokens of the longest answer, D width, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from malmoi.errors import UsageError
+from malmoi.infer.predict import Reading
+from malmoi.infer.score import fit, split
+from malmoi.infer.words import Words
+from malmoi.objectives import IGNORE, Objective, Pass
+from malmoi.objectives.base import Term
+from malmoi.tasks import Example, Task
+from malmoi.tasks.features import Item
+from malmoi.tasks.text import as_text
+from malmoi.tokenizer import Encoding
+
+
+def label_words(task: Task, labels: tuple[str, ...]) -> Words:
+    """The task's prompt, and what is said for each label."""
+    if task.kind != "classification":
+        raise UsageError(f"words are for classification; {task.kind} ({task.name}) needs a layer of its own.")
+    said = as_text(replace(task, labels=labels), Example("")).choices
+    if len(set(said)) < len(said):
+        raise UsageError(f"Two labels of {task.name} are said alike: {', '.join(said)}.")
+    return Words(task.prompt, said)
+
+
+def said_items(examples: Sequence[Example], reading: Reading, words: Words) -> list[Item]:
+    """Each example's prompt and the right words after it; only the words are judged."""
+    right = dict(zip(reading.labels, words.said, strict=True))
+    items = []
+    for example in examples:
+        query = words.query(example.text, example.pair or "")
+        row = fit(split(reading.tokenizer, query, right[example.label]), reading.longest)
+        shown, next_ones = row.tokens[:-1], row.tokens[1:]
+        labels = [IGNORE] * (row.first - 1) + next_ones[row.first - 1 :]
+        nothing = [0] * len(shown)
+        items.append(Item((Encoding(shown, nothing, [], [], []),), labels))
+    return items
+
+
+def say(items: Sequence[Item]) -> Objective:
+    """−log P(the right words | soft tokens, text) (Lester et al. 2021 §2), read at the end of each row alone.
+
+    The vocabulary's product is the dearest of the step, and a row has as many words to judge as a label has tokens.
+    """
+    longest = max(sum(label != IGNORE for label in item.label) for item in items)
+
+    def total(done: Pass) -> Tensor:
+        hidden, labels = _ends(done, longest)
+        scores = done.network.heads["lm"](hidden).float()
+        return F.cross_entropy(scores.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum")
+
+    return Objective((Term("lm", "labels", total),))
+
+
+def _ends(done: Pass, n: int) -> tuple[Tensor, Tensor]:
+    """The last n tokens of each row that are not padding: hidden states [B, n, D] and labels [B, n]."""
+    labels, keep = done.batch["labels"], done.batch.get("keep")
+    steps = torch.arange(-n, 0, device=labels.device)
+    at = (labels.size(1) if keep is None else keep.sum(1, keepdim=True)) + steps.expand(len(labels), n)
+    inside = at.clamp(min=0)
+    hidden = done.hidden.gather(1, inside[..., None].expand(-1, -1, done.hidden.size(-1)))
+    return hidden, labels.gather(1, inside).masked_fill(at < 0, IGNORE)
