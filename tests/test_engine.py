@@ -18,10 +18,12 @@ from malmoi.infer.cohort import BURST, Cohort
 from malmoi.infer.constrain import Allowed
 from malmoi.infer.engine import Busy, Engine, Job
 from malmoi.infer.graph import bucket_rows, bucket_width
+from malmoi.infer.likelihood import Row, each_alone
 from malmoi.infer.lookup import Lookup, find
 from malmoi.infer.prefix import BLOCK, Prefixes
 from malmoi.infer.regex import complete, derive, parse
 from malmoi.infer.sample import Sampling
+from malmoi.infer.stems import token_logprobs
 from malmoi.infer.wish import Wish, requests
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert, gpt2, llama
@@ -310,6 +312,41 @@ def test_what_is_kept_stays_within_its_budget_and_forgets_the_oldest(model: Mode
     with torch.no_grad():
         model.network.trunk.norm.bias.add_(0.0)
     assert prefixes.known(texts[0]) == 0  # the weights were touched
+
+
+def test_continuations_of_contexts_that_begin_alike_score_as_each_alone(pair, monkeypatch) -> None:
+    theirs, ours = pair
+    shots, questions = prompts(1, seed=11)[0][:3] * 13, prompts(6, longest=12, seed=12)
+    rows = [
+        Row([*shots, *question, *choice], len(shots) + len(question))
+        for question in questions
+        for choice in prompts(4, longest=6, seed=13)
+    ]
+    shown: list[int] = []
+    forward = ours.network.trunk.forward
+    monkeypatch.setattr(
+        ours.network.trunk, "forward", lambda tokens, **more: shown.append(tokens.numel()) or forward(tokens, **more)
+    )
+    alone = each_alone(ours.network, rows)
+    whole, prefixes = sum(shown), Prefixes(ours.network)
+    for store in (None, prefixes, prefixes):  # without a store, filling it, from it
+        shown.clear()
+        found = token_logprobs(ours.network, rows, store)
+        assert sum(shown) < whole / 2.5
+        assert [best for _, best in found] == [best for _, best in alone]
+        for (logprobs, _), (expected, _) in zip(found, alone, strict=True):
+            assert logprobs == pytest.approx(expected, abs=1e-4)
+    assert prefixes.known(shots) == 32
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([rows[0].tokens])).logits[0].log_softmax(-1)
+    scored = [expected[t - 1, rows[0].tokens[t]].item() for t in range(rows[0].first, len(rows[0].tokens))]
+    assert found[0][0] == pytest.approx(scored, abs=1e-4)
+
+
+def test_rows_without_anything_in_common_are_read_alone(model: Model, monkeypatch) -> None:
+    rows = [Row(list(prompt), len(prompt) // 2 or 1) for prompt in prompts(9, seed=14) if len(prompt) > 1]
+    monkeypatch.setattr("malmoi.infer.stems._Reading.run", None)
+    assert token_logprobs(model.network, rows) == each_alone(model.network, rows)
 
 
 # ------------------------------------------------------------------ log-probabilities

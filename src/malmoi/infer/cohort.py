@@ -13,7 +13,7 @@ from malmoi.infer.choice import Chooser, Dice, Seat, Written, logprobs
 from malmoi.infer.fast import Screen
 from malmoi.infer.graph import Graphs, bucket_rows, bucket_width
 from malmoi.infer.prefix import BLOCK, Prefixes
-from malmoi.infer.slots import Slots, Window, read_rows
+from malmoi.infer.slots import Slots, Window, alike, read_rows
 from malmoi.model import Network
 
 CHUNK = {"cpu": 128, "cuda": 512}  # tokens of prompts read between two steps, so that a long one stalls nobody
@@ -136,7 +136,7 @@ class Cohort:
         if self.prefixes is None or seat.read or seat.echo:
             return False
         prompt = seat.request.prompt[:-1]
-        common = max((_alike(prompt, other.request.prompt) for other in readers), default=0)
+        common = max((alike(prompt, other.request.prompt) for other in readers), default=0)
         return common // BLOCK * BLOCK > self.prefixes.known(prompt)
 
     def _recall(self, seat: Seat) -> None:
@@ -176,7 +176,7 @@ class Cohort:
         hidden = self.network.trunk(
             self.last[:rows, None],
             keep=live[:, None],
-            positions=at[:, None].clamp(max=self.network.config.context - 1),
+            positions=at[:, None].clamp(max=self.slots.capacity - 1),  # who is over runs on to the end of a burst
             cache=Window(self.slots, rows, width),
         )[:, -1]
         at += live
@@ -216,8 +216,3 @@ class Cohort:
             seat.read += steps
             seat.tokens += columns[seat.row]
         return [Written(seat, columns[seat.row], []) for seat in seats]
-
-
-def _alike(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two prompts have in common at their beginning."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -20,6 +20,7 @@ from malmoi.infer.cohort import Cohort
 from malmoi.infer.constrain import Constraint
 from malmoi.infer.model import Model
 from malmoi.infer.prefix import BUDGET, Prefixes
+from malmoi.infer.slots import room
 from malmoi.infer.stream import Writer, detokenizer
 from malmoi.infer.ticket import Done, Finish, Piece, Ticket
 from malmoi.infer.wish import Wish, check_room, requests
@@ -101,7 +102,7 @@ class Engine:
             if value < 1:
                 raise UsageError(f"{name} must be 1 or more, not {value}.")
         self.model, self.queue = model, queue
-        self.capacity = min(capacity or model.config.context, model.config.context)
+        self.capacity = min(capacity or model.config.context, room(model.network))
         prefixes = Prefixes(model.network, prefix) if prefix else None
         screen = model.speaker.screen
         self.cohort = Cohort(model.network, slots, self.capacity, screen=screen, prefixes=prefixes)

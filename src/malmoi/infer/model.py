@@ -19,6 +19,7 @@ from malmoi.infer.fast import lay_out, screen_for
 from malmoi.infer.fill import fills
 from malmoi.infer.generate import Speaker, Wish, continuations, write
 from malmoi.infer.predict import Reading
+from malmoi.infer.prefix import Prefixes
 from malmoi.infer.prompt import encode_prompt
 from malmoi.infer.readers import predictions, reader_of
 from malmoi.infer.sample import Sampling
@@ -156,11 +157,12 @@ class Model:
         """log p(continuation | context). Lists are scored in batches; one context may stand before many."""
         self._need("lm", "score")
         if isinstance(context, str) and isinstance(continuation, str):
-            return scores(self.network, self.tokenizer, [(context, continuation)])[0]
+            return scores(self.network, self.tokenizer, [(context, continuation)], self._prefixes)[0]
         contexts = [context] * len(continuation) if isinstance(context, str) else list(context)
         if isinstance(continuation, str) or len(contexts) != len(continuation):
             raise UsageError("score takes one continuation for each context, or many for a single one.")
-        return scores(self.network, self.tokenizer, list(zip(contexts, continuation, strict=True)))
+        pairs = list(zip(contexts, continuation, strict=True))
+        return scores(self.network, self.tokenizer, pairs, self._prefixes)
 
     def perplexity(self, text: str, *, stride: int | None = None) -> float:
         """exp of the mean loss per token, by a window that slides on by `stride` tokens (half the context)."""
@@ -249,6 +251,11 @@ class Model:
         """What writes: the parts of this model that an engine needs."""
         self._need("lm", "generate")
         return Speaker(self.network, self.tokenizer, screen_for(self.network))
+
+    @cached_property
+    def _prefixes(self) -> Prefixes:
+        """Beginnings of contexts that `score` has read before."""
+        return Prefixes(self.network)
 
     @property
     def _ends(self) -> frozenset[int]:

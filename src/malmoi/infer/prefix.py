@@ -4,6 +4,7 @@ A trie over blocks of tokens. A block's keys and values depend on everything bef
 whole path to it; the least recently used leaves go when the budget is full.
 """
 
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -34,40 +35,44 @@ class Node:
 
 
 class Prefixes:
-    """The trie. Whoever owns it uses it from one thread, and only with the network it was made for."""
+    """The trie, for one network; several threads may use it. What is found is copied, so nothing is lent."""
 
     def __init__(self, network: Network, budget: int = BUDGET) -> None:
         self.network, self.budget = network, budget
+        self.lock = threading.RLock()
         self._forget()
 
     def load(self, tokens: Sequence[int], slots: Slots, row: int) -> int:
         """Puts what is known of the beginning of these tokens into a row; how many tokens that is."""
-        path = self._path(tokens)
+        with self.lock:
+            path = self._path(tokens)
+            self._touch(path)
         if not path:
             return 0
         held = torch.cat([node.held for node in path if node.held is not None], dim=3)
         slots.keys[:, row, :, : held.size(3)], slots.values[:, row, :, : held.size(3)] = held
-        self._touch(path)
         return held.size(3)
 
     def known(self, tokens: Sequence[int]) -> int:
         """How many of the first of these tokens `load` would find."""
-        return BLOCK * len(self._path(tokens))
+        with self.lock:
+            return BLOCK * len(self._path(tokens))
 
     def store(self, tokens: Sequence[int], slots: Slots, row: int) -> None:
         """Keeps the whole blocks of these tokens, which a row holds."""
-        path = self._path(tokens)
-        node = path[-1] if path else self.root
-        for start, block in list(_blocks(tokens))[len(path) :]:
-            at = slice(start, start + BLOCK)
-            held = torch.stack((slots.keys[:, row, :, at], slots.values[:, row, :, at]))
-            if held.nbytes > self.budget:
-                return
-            path.append(Node(block, node, held))
-            node.children[block] = node = path[-1]
-            self.used += held.nbytes
-        self._touch(path)
-        self._evict()
+        with self.lock:
+            path = self._path(tokens)
+            for start, block in list(_blocks(tokens))[len(path) :]:
+                path.append(self._grow(path[-1] if path else self.root, block, slots, row, start))
+            self._touch(path)
+            self._evict()
+
+    def _grow(self, parent: Node, block: tuple[int, ...], slots: Slots, row: int, start: int) -> Node:
+        at = slice(start, start + BLOCK)
+        held = torch.stack((slots.keys[:, row, :, at], slots.values[:, row, :, at]))
+        parent.children[block] = node = Node(block, parent, held)
+        self.used += node.size
+        return node
 
     def _path(self, tokens: Sequence[int]) -> list[Node]:
         if self.version != _version(self.network):

@@ -1,22 +1,16 @@
-"""How likely a text is: continuations, and whole texts of any length by a sliding window.
-
-B rows, T tokens, M scored tokens, V vocabulary.
-"""
+"""How likely a text is: continuations, and whole texts of any length by a sliding window."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from malmoi.errors import UsageError
-from malmoi.infer.batch import batches, pad
+from malmoi.infer.likelihood import Row
+from malmoi.infer.prefix import Prefixes
 from malmoi.infer.prompt import encode_prompt, encode_text
+from malmoi.infer.stems import token_logprobs
 from malmoi.model import Network
 from malmoi.tokenizer import Encoding, Tokenizer
-
-ROWS_OF_SCORES = 512  # tokens whose scores over the vocabulary are held at once: 100 MB for GPT-2
 
 
 @dataclass(frozen=True)
@@ -29,20 +23,14 @@ class Score:
     greedy: bool  # whether greedy decoding would have written exactly this
 
 
-@dataclass(frozen=True)
-class Row:
-    """A sequence of which the tokens from `first` on are scored."""
-
-    tokens: list[int]
-    first: int
-
-
-def scores(network: Network, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> list[Score]:
-    """The score of every (context, continuation)."""
+def scores(
+    network: Network, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], prefixes: Prefixes | None = None
+) -> list[Score]:
+    """The score of every (context, continuation); with `prefixes`, going on from what earlier calls have read."""
     rows = [fit(split(tokenizer, *pair), network.config.context) for pair in pairs]
     return [
         Score(sum(logprobs), tuple(map(tokenizer.token, row.tokens[row.first :])), tuple(logprobs), greedy)
-        for row, (logprobs, greedy) in zip(rows, token_logprobs(network, rows), strict=True)
+        for row, (logprobs, greedy) in zip(rows, token_logprobs(network, rows, prefixes), strict=True)
     ]
 
 
@@ -71,41 +59,6 @@ def fit(row: Row, context: int) -> Row:
             f"of {context}; use perplexity, which slides over texts of any length."
         )
     return Row(row.tokens[surplus:], row.first - surplus)
-
-
-@torch.inference_mode()
-def token_logprobs(network: Network, rows: Sequence[Row]) -> list[tuple[list[float], bool]]:
-    """Of each row: the log-probability of every scored token, and whether each was the most likely one."""
-    results: list[tuple[list[float], bool]] = [([], True)] * len(rows)
-    for group in batches([len(row.tokens) for row in rows]):
-        found = _group_logprobs(network, [rows[i] for i in group])
-        for i, (logprobs, best) in zip(group, found, strict=True):
-            results[i] = logprobs.tolist(), bool(best.all())
-    return results
-
-
-def _group_logprobs(network: Network, rows: Sequence[Row]) -> list[tuple[Tensor, Tensor]]:
-    device = network.trunk.embed.token.weight.device
-    shown = pad([row.tokens[:-1] for row in rows], device=device)  # padding on the right: no causal query sees it
-    hidden = network.trunk(shown).flatten(0, 1)
-    width = shown.size(1)
-    slots = [i * width + t - 1 for i, row in enumerate(rows) for t in range(row.first, len(row.tokens))]
-    targets = torch.tensor([t for row in rows for t in row.tokens[row.first :]], device=device)
-    logprobs, best = _target_logprobs(network, hidden[torch.tensor(slots, device=device)], targets)
-    sizes = [len(row.tokens) - row.first for row in rows]
-    return list(zip(logprobs.split(sizes), best.split(sizes), strict=True))
-
-
-def _target_logprobs(network: Network, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    parts = zip(hidden.split(ROWS_OF_SCORES), targets.split(ROWS_OF_SCORES), strict=True)
-    found = [_logprobs_of(network.read("lm", part).float(), target) for part, target in parts]
-    logprobs, best = zip(*found, strict=True)
-    return torch.cat(logprobs), torch.cat(best)
-
-
-def _logprobs_of(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    chosen = logits.gather(1, targets[:, None]).squeeze(1)
-    return chosen - logits.logsumexp(-1), logits.argmax(-1) == targets
 
 
 def sliding_perplexity(network: Network, tokenizer: Tokenizer, text: str, stride: int | None) -> float:

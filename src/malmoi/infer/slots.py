@@ -6,11 +6,14 @@ newest token, left over from another request, is never seen and never has to be 
 S rows, C places, B rows of a pass, T tokens, K keys, G key/value heads, E width of a head.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
+from malmoi.infer.batch import pad
 from malmoi.model import KVCache, Network
 
 FAR = 2**40  # a position that no query reaches
@@ -76,7 +79,8 @@ class Branches(KVCache):
         self.used, self.padded = self.stem, False
 
     def grow(self, positions: Tensor, keep: Tensor | None) -> None:
-        self.positions = torch.cat((self.positions, positions), dim=1)
+        seen = positions if keep is None else positions.masked_fill(~keep, FAR)
+        self.positions = torch.cat((self.positions, seen), dim=1)
         self.used = self.positions.size(1)
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,19 +91,28 @@ class Branches(KVCache):
 
 def read_rows(network: Network, slots: Slots, rows: list[int], parts: list[list[int]], starts: list[int]) -> Tensor:
     """Shows the network the next tokens of some rows at once; hidden states [B, T, D], of padding on the right too."""
-    device, lengths = slots.device, [len(part) for part in parts]
-    T = max(lengths)
-    tokens = torch.tensor([[*part, *[0] * (T - len(part))] for part in parts], device=device)
-    steps = torch.arange(T, device=device)
-    positions = torch.tensor(starts, device=device)[:, None] + steps
-    keep = steps < torch.tensor(lengths, device=device)[:, None]
-    window = Window(slots, torch.tensor(rows, device=device), max(map(sum, zip(starts, lengths, strict=True))))
-    hidden: Tensor = network.trunk(
-        tokens, keep=keep, positions=positions.clamp(max=network.config.context - 1), cache=window
-    )
+    device, lengths = slots.device, torch.tensor([[len(part)] for part in parts], device=slots.device)
+    tokens = pad(parts, device=device)
+    steps = torch.arange(tokens.size(1), device=device).expand_as(tokens)
+    positions = torch.tensor(starts, device=device)[:, None] + steps.minimum(lengths - 1)
+    width = max(start + len(part) for start, part in zip(starts, parts, strict=True))
+    window = Window(slots, torch.tensor(rows, device=device), width)
+    hidden: Tensor = network.trunk(tokens, keep=steps < lengths, positions=positions, cache=window)
     return hidden
 
 
+def room(network: Network) -> int:
+    """How many tokens a text may have: the context, less what an adapter puts before every text."""
+    trunk = network.trunk
+    ahead = len(trunk.soft) if trunk.soft is not None else trunk.past.size(3) if trunk.past is not None else 0
+    return network.config.context - ahead
+
+
+def alike(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two texts have in common at their beginning."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
 def check_causal(network: Network) -> None:
-    if not all(pattern.is_causal for pattern in network.trunk.patterns):
+    if not network.trunk.is_causal:
         raise UsageError("This model cannot be decoded token by token: in its attention, tokens see later ones.")

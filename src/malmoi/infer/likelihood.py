@@ -1,0 +1,68 @@
+"""The log-probability of tokens given those before them. B rows, T tokens, M scored tokens, D width, V vocabulary."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from malmoi.infer.batch import batches, pad
+from malmoi.model import Network
+
+ROWS_OF_SCORES = 512  # tokens whose scores over the vocabulary are held at once: 100 MB for GPT-2
+
+Found = tuple[list[float], bool]  # each scored token's log-probability; whether each was the most likely one
+
+
+@dataclass(frozen=True)
+class Row:
+    """A sequence of which the tokens from `first` on are scored."""
+
+    tokens: list[int]
+    first: int
+
+    @property
+    def stem(self) -> tuple[int, ...]:
+        """What is read before the first token that predicts."""
+        return tuple(self.tokens[: self.first - 1])
+
+    @property
+    def branch(self) -> list[int]:
+        """The tokens that predict."""
+        return self.tokens[self.first - 1 : -1]
+
+
+def each_alone(network: Network, rows: Sequence[Row]) -> list[Found]:
+    """Every row read from its beginning, those of like length together."""
+    device = network.trunk.embed.token.weight.device
+    results: list[Found] = [([], True)] * len(rows)
+    for group in batches([len(row.tokens) for row in rows]):
+        some = [rows[i] for i in group]
+        shown = pad([row.tokens[:-1] for row in some], device=device)  # on the right: no causal query sees it
+        found = predicted(network, network.trunk(shown), some, [row.first - 1 for row in some])
+        for i, one in zip(group, found, strict=True):
+            results[i] = one
+    return results
+
+
+def predicted(network: Network, hidden: Tensor, rows: Sequence[Row], begins: Sequence[int]) -> list[Found]:
+    """What hidden states [B, T, D] say of each row's scored tokens; `begins` is where the first predicting one is."""
+    width, device = hidden.size(1), hidden.device
+    sizes = [len(row.tokens) - row.first for row in rows]
+    slots = [i * width + begin + t for i, (begin, n) in enumerate(zip(begins, sizes, strict=True)) for t in range(n)]
+    targets = torch.tensor([t for row in rows for t in row.tokens[row.first :]], device=device)
+    logprobs, best = _in_pieces(network, hidden.flatten(0, 1)[torch.tensor(slots, device=device)], targets)
+    parts = zip(logprobs.split(sizes), best.split(sizes), strict=True)
+    return [(one.tolist(), bool(right.all())) for one, right in parts]
+
+
+def _in_pieces(network: Network, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    parts = zip(hidden.split(ROWS_OF_SCORES), targets.split(ROWS_OF_SCORES), strict=True)
+    found = [_logprobs_of(network.read("lm", part).float(), target) for part, target in parts]
+    logprobs, best = zip(*found, strict=True)
+    return torch.cat(logprobs), torch.cat(best)
+
+
+def _logprobs_of(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    chosen = logits.gather(1, targets[:, None]).squeeze(1)
+    return chosen - logits.logsumexp(-1), logits.argmax(-1) == targets
