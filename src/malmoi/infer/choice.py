@@ -50,6 +50,11 @@ class Seat:
         return self.tokens[self.read :]
 
     @property
+    def left(self) -> int:
+        """How many tokens it may still write, those under way counted as written."""
+        return self.request.limit - (self.read - len(self.request.prompt) + 1)
+
+    @property
     def free(self) -> bool:
         """Whether the next token depends on the scores alone, so that steps need not wait for one another."""
         return self.walk is None and not self.top and not self.sampling.remembers

@@ -20,7 +20,6 @@ from malmoi.infer.cohort import Cohort
 from malmoi.infer.constrain import Constraint
 from malmoi.infer.model import Model
 from malmoi.infer.prefix import BUDGET, Prefixes
-from malmoi.infer.slots import room
 from malmoi.infer.stream import Writer, detokenizer
 from malmoi.infer.ticket import Done, Finish, Piece, Ticket
 from malmoi.infer.wish import Wish, check_room, requests
@@ -66,7 +65,7 @@ class _Guest:
         constraint = job.constraint or job.wish.constraint
         request = requests([job.prompt], job.wish, capacity)[0]
         walk = constraint.walk() if constraint is not None else None
-        self.seat = Seat(request, job.wish.sampling, walk, job.logprobs, job.echo)
+        self.seat = Seat(request, job.wish.sampling, walk, int(job.logprobs), job.echo)
         self.writer = Writer(detokenizer(model.tokenizer, job.prompt), job.wish.stop, job.wish.ends, request.limit)
         self.prompt_text = model.tokenizer.decode(job.prompt) if job.echo else ""
 
@@ -102,7 +101,7 @@ class Engine:
             if value < 1:
                 raise UsageError(f"{name} must be 1 or more, not {value}.")
         self.model, self.queue = model, queue
-        self.capacity = min(capacity or model.config.context, room(model.network))
+        self.capacity = min(capacity or model.config.context, model.config.context)
         prefixes = Prefixes(model.network, prefix) if prefix else None
         screen = model.speaker.screen
         self.cohort = Cohort(model.network, slots, self.capacity, screen=screen, prefixes=prefixes)
@@ -208,7 +207,9 @@ class Engine:
     def _hand_over(self, results: list[Written]) -> None:
         """Gives everyone what was written for them; who is over leaves. One guest's failure is its own."""
         for written in results:
-            guest = self.guests[written.seat]
+            guest = self.guests.get(written.seat)
+            if guest is None:  # steps that were under way when it left
+                continue
             try:
                 self._deliver(guest, written)
             except Exception as error:

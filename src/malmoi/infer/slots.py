@@ -62,7 +62,8 @@ class Window(KVCache):
         return self._store(self.slots.keys[layer], k), self._store(self.slots.values[layer], v)
 
     def _store(self, held: Tensor, new: Tensor) -> Tensor:
-        held[self.index[:, None], :, self.at] = new.transpose(1, 2)  # [B, G, T, E] → [B, T, G, E]
+        # [B, G, T, E] → [B, T, G, E]; under autocast they come in half the width
+        held[self.index[:, None], :, self.at] = new.transpose(1, 2).to(held.dtype)
         if isinstance(self.rows, int):
             return held[: self.rows, :, : self.used]
         return held[self.rows, :, : self.used]
@@ -99,13 +100,6 @@ def read_rows(network: Network, slots: Slots, rows: list[int], parts: list[list[
     window = Window(slots, torch.tensor(rows, device=device), width)
     hidden: Tensor = network.trunk(tokens, keep=steps < lengths, positions=positions, cache=window)
     return hidden
-
-
-def room(network: Network) -> int:
-    """How many tokens a text may have: the context, less what an adapter puts before every text."""
-    trunk = network.trunk
-    ahead = len(trunk.soft) if trunk.soft is not None else trunk.past.size(3) if trunk.past is not None else 0
-    return network.config.context - ahead
 
 
 def alike(a: Sequence[int], b: Sequence[int]) -> int:
