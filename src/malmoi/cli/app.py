@@ -19,7 +19,8 @@ from typer.core import TyperGroup
 from malmoi import __version__
 from malmoi.errors import MalmoiError, UsageError, nearest
 
-VERBS = ("demo", "say", "use", "tokenizer", "pretrain", "tasks", "merge", "info")  # modules here; each adds its commands
+# modules here; each adds its commands
+VERBS = ("demo", "say", "chat", "use", "tokenizer", "pretrain", "tasks", "merge", "evaluate", "info")
 
 
 class Group(TyperGroup):

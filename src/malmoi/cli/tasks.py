@@ -1,4 +1,4 @@
-"""Verbs of tasks: finetune, evaluate, tasks."""
+"""Verbs of tasks: finetune, tasks."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,7 +32,7 @@ SkipOption = Annotated[bool, typer.Option("--skip-bad", help="Leave bad rows out
 
 
 def add(app: typer.Typer) -> None:
-    for verb in (finetune, evaluate, tasks):
+    for verb in (finetune, tasks):
         app.command()(verb)
 
 
@@ -81,34 +81,12 @@ def finetune(
     )
     flags = dict(grid=grid, freeze=freeze, untrained=untrained, skip_bad=skip_bad)
     changes |= {name: True for name, given in flags.items() if given} | _settings(settings or [])
-    chosen = _task(task, text, pair, label, choices)
+    chosen = chosen_task(task, text, pair, label, choices)
     try:
         done = tune(model, chosen, data[0] if len(data) == 1 else data, out, dev or None, device=device, **changes)
     except Stopped as stopped:
         raise typer.Exit(stopped.code) from stopped
-    _show({**done.metrics, "model": str(done.out)}, json)
-
-
-def evaluate(
-    task: TaskArgument,
-    model: ModelOption,
-    data: Annotated[list[Path], typer.Option(help="Rows with their labels.")],
-    text: TextOption = None,
-    pair: PairOption = None,
-    label: LabelOption = None,
-    choices: ChoicesOption = None,
-    skip_bad: SkipOption = False,
-    device: DeviceOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Judge a fine-tuned model on rows it has not seen, by the task's measures.
-
-    Example: malmoi evaluate sst2 --model runs/sst2 --data SST-2/dev.tsv
-    """
-    from malmoi.tune.evaluate import evaluate as judge
-
-    chosen = _task(task, text, pair, label, choices)
-    _show(judge(model, chosen, data, device=device, skip_bad=skip_bad), json)
+    show_facts({**done.metrics, "model": str(done.out)}, json)
 
 
 def tasks(json: JsonOption = False) -> None:
@@ -125,7 +103,7 @@ def tasks(json: JsonOption = False) -> None:
         print_table(("task", "kind", "judged by", "what is asked"), rows)
 
 
-def _task(name: str, text: str | None, pair: str | None, label: str | None, choices: str | None) -> "Task":
+def chosen_task(name: str, text: str | None, pair: str | None, label: str | None, choices: str | None) -> "Task":
     """A named task, or one on the user's columns."""
     from malmoi.tasks import METRICS, own
     from malmoi.tasks import task as named
@@ -150,7 +128,7 @@ def _settings(given: list[str]) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def _show(facts: dict[str, Any], json: bool) -> None:
+def show_facts(facts: dict[str, Any], json: bool) -> None:
     if json:
         print_json(facts)
     else:

@@ -63,7 +63,7 @@ def evaluate(
     if asking.score not in (known := scorings(model)):
         raise UsageError(f"There is no way {asking.score!r} to compare choices.{nearest(asking.score, known)}")
     asked = templated(task, asking.template)
-    items, pool, notes = _rows(asked, data, asking)
+    items, pool, notes = rows_of(asked, data, asking)
     if asked.kind == "classification" and not asked.labels:
         asked = replace(asked, labels=label_names(asked, [*items, *pool]))
     for shots in wanted:
@@ -87,7 +87,7 @@ def _result(exam: Exam, items: Sequence[Example], asker: Asker, notes: Sequence[
     return Result(task.name, shots, verdict, questions, (*drawn, *said, *verdict.notes))
 
 
-def _rows(task: Task, data: Files | None, asking: Asking) -> tuple[Sequence[Example], Sequence[Example], list[str]]:
+def rows_of(task: Task, data: Files | None, asking: Asking) -> tuple[Sequence[Example], Sequence[Example], list[str]]:
     """The items that are asked, those that may be shown, and what is worth saying about them."""
     train, dev = _files(task, data)
     found = make(task, asking.seed) if dev is None else load(task, dev, skip_bad=asking.skip_bad)

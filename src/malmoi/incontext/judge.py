@@ -14,12 +14,15 @@ from malmoi.incontext.likelihood import SCORINGS, Judged, judged, likelihoods, p
 from malmoi.incontext.question import Question
 from malmoi.infer import Model
 from malmoi.infer.prompt import encode_text, opens, start
-from malmoi.infer.score import token_logprobs, windows
+from malmoi.infer.score import windows
+from malmoi.infer.stems import token_logprobs
 from malmoi.metrics import Mean, mean, metric
 from malmoi.tasks import Task
 from malmoi.tasks.text import NO_ANSWER, tags_of
 
-MEANS = frozenset({"accuracy", "span_exact", "span_f1", "rouge_l", "match"})  # measures of a set that are means over its items
+MEANS = frozenset(
+    {"accuracy", "span_exact", "span_f1", "rouge_l", "match"}
+)  # measures of a set that are means over its items
 RESAMPLES = 200  # of the bootstrap, for measures that are not
 
 

@@ -13,6 +13,8 @@ from malmoi.checkpoint import Checkpoint
 from malmoi.checkpoint import write as write_folder
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError, nearest
+from malmoi.infer.ask import Answering
+from malmoi.infer.chat import conversation
 from malmoi.infer.constrain import LIMITS, constrain
 from malmoi.infer.embed import vectors
 from malmoi.infer.fast import lay_out, screen_for
@@ -26,10 +28,12 @@ from malmoi.infer.sample import Sampling
 from malmoi.infer.score import Score, scores, sliding_bits_per_byte, sliding_perplexity
 from malmoi.model import Network
 from malmoi.tokenizer import Encoding, Tokenizer
+from malmoi.tokenizer.chat import Messages
 
+ASKED = ("classify", "answer", "summarise", "translate")  # without training: see ask.py
 ABILITIES = {
-    "lm": ("generate", "stream", "score", "perplexity", "bits_per_byte", "logits"),
-    "mlm": ("fill", "logits"),
+    "lm": ("generate", "stream", "chat", "score", "perplexity", "bits_per_byte", "logits", *ASKED),
+    "mlm": ("fill", "logits", "classify"),
     "classify": ("predict",),
     "tag": ("predict",),
     "span": ("predict",),
@@ -78,7 +82,7 @@ def load(
     return Model(checkpoint)
 
 
-class Model:
+class Model(Answering):
     """A network, its tokenizer and its labels, and everything one does with them."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -147,6 +151,23 @@ class Model:
             raise UsageError("Only one continuation of one prompt can be streamed; use generate for several.")
         pieces = write(self.speaker, self._prompts([prompt]), wish)
         return (text for _, text in pieces)
+
+    def chat(self, messages: Messages | str, **wishes: Unpack[Wishes]) -> str:
+        """The answer to a conversation [{"role": "user", "content": "…"}, …], by the model's own chat template.
+
+        A text alone is what a user says. A model without a template continues "User: …\\nAssistant:". The settings
+        are those of `generate`, but max_new_tokens=256.
+        """
+        return "".join(self.chat_stream(messages, **wishes)).strip()
+
+    def chat_stream(self, messages: Messages | str, **wishes: Unpack[Wishes]) -> Iterator[str]:
+        """The same answer, piece by piece as it is written."""
+        self._need("lm", "chat")
+        said = conversation(self.tokenizer, messages)
+        wish = self._wish(**said.wishes(dict(wishes)))
+        if wish.n != 1:
+            raise UsageError("A conversation has one answer at a time; ask again with another seed for another.")
+        return (text for _, text in write(self.speaker, [said.tokens], wish))
 
     @overload
     def score(self, context: str, continuation: str) -> Score: ...

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from malmoi.errors import UsageError
 from malmoi.tasks.base import Example, Task
 from malmoi.tokenizer import Encoding, Tokenizer
 from malmoi.tokenizer.pieces import windows, word_pieces
@@ -16,6 +17,16 @@ HEADS = {
     "choice": "choice",
     "answer": "span",
 }
+
+
+def head_for(task: Task) -> str:
+    """The head that learns a task; some are only for language models as they are."""
+    if task.kind not in HEADS:
+        raise UsageError(
+            f"The task {task.name} ({task.kind}) is not learnt by fine-tuning; ask a language model as it is: "
+            f"malmoi evaluate {task.name} --model … --shots 0"
+        )
+    return HEADS[task.kind]
 
 
 @dataclass(frozen=True)

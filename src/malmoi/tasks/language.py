@@ -62,7 +62,7 @@ def written(clean: Callable[[str], str]) -> Callable[[Row], Example]:
 # GPT-2 §3.1 undoes what the sets' own tokenizers did, by rules it does not print; these are the ones in use since
 # (Megatron-LM, lm-evaluation-harness), in their order.
 WIKITEXT_RULES = (
-    (r"s '", r"s'"), (r" @([-,.])@ ", r"\1"), (r" ([:;.!?,]) ", r"\1 "),
+    (r"s '", r"s'"), *((rf" @\{sign}@ ", sign) for sign in "-,."), *((rf" \{sign} ", f"{sign} ") for sign in ":;.!?,"),
     (r"\(\s*([^\)]*?)\s*\)", r"(\1)"), (r"\[\s*([^\]]*?)\s*\]", r"[\1]"), (r"{\s*([^}]*?)\s*}", r"{\1}"),
     (r"\"\s*([^\"]*?)\s*\"", r'"\1"'), (r"'\s*([^']*?)\s*'", r"'\1'"),
     (r"= = = =", "===="), (r"= = =", "==="), (r"= =", "=="), (r" ° ", "°"),

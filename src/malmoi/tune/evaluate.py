@@ -1,4 +1,4 @@
-"""What a fine-tuned model is worth: its predictions on a task's examples, judged by the task's measures."""
+"""What a model is worth: a fine-tuned one by its predictions, any other by what it says in context (`ask.py`)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,8 @@ from malmoi.metrics import best_threshold, judge
 from malmoi.tasks import Example, Task, need_labels
 from malmoi.tasks import load as load_examples
 from malmoi.tasks import task as named_task
-from malmoi.tasks.features import HEADS
+from malmoi.tasks.features import HEADS, head_for
+from malmoi.tune.ask import Files, in_context
 
 ALWAYS = float("inf")  # the threshold of a model that never says that there is no answer
 
@@ -32,14 +33,26 @@ class Outcome:
 def evaluate(
     model: str | Path | Model,
     task: str | Task,
-    data: str | Path | Sequence[str | Path],
+    data: Files | None = None,
     *,
     device: str | None = None,
     skip_bad: bool = False,
-) -> dict[str, float]:
-    """The measures of a fine-tuned model on some of a task's files: {"accuracy": 0.91, …, "examples": 872}."""
+    **asking: Any,
+) -> Any:
+    """The measures of a model on some of a task's files: {"accuracy": 0.91, …, "examples": 872}.
+
+    A fine-tuned model is judged by its head. With `shots` (0, 1, K, "max") a GPT or a BERT is asked as it is, after so
+    many examples, and every measure has a standard error; several numbers ("0,1,4") give a list. Other settings are
+    the fields of `Asking`: train, seed, limit, score, template; and out (a folder for the curve), harness ("lm-eval").
+    """
     found = model if isinstance(model, Model) else load(model, device=device)
+    if isinstance(task, str) and task.endswith((".yaml", ".yml")):
+        return in_context(found, Path(task), data, **asking)
     chosen = named_task(task) if isinstance(task, str) else task
+    if asking or chosen.kind not in HEADS:
+        return in_context(found, chosen, data, skip_bad=skip_bad, **asking)
+    if data is None:
+        raise UsageError(f"The task {chosen.name} needs a file of its rows: name it with --data (data=…).")
     examples = load_examples(chosen, data, skip_bad=skip_bad).rows
     done = outcome(chosen, examples, Reading.of(found.checkpoint))
     return {**done.metrics, "examples": len(examples)}
@@ -56,11 +69,11 @@ def outcome(task: Task, examples: Sequence[Example], reading: Reading) -> Outcom
 
 def check_fit(task: Task, reading: Reading) -> None:
     """A model answers only what it was fine-tuned for."""
-    head = HEADS[task.kind]
+    head = head_for(task)
     if head not in reading.network.heads and reading.words is None:
         raise UsageError(
             f"This model has no {head} head, which the task {task.name} ({task.kind}) needs; "
-            f"fine-tune it first: malmoi finetune {task.name} --model …"
+            f"fine-tune it first: malmoi finetune {task.name} --model … Or ask a GPT or a BERT as it is: --shots 0."
         )
     if task.kind == "classification" and task.labels and set(task.labels) != set(reading.labels):
         ours, theirs = ", ".join(task.labels), ", ".join(reading.labels) or "none"

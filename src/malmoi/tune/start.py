@@ -9,7 +9,7 @@ from malmoi.checkpoint import Checkpoint
 from malmoi.errors import UsageError
 from malmoi.model import Network, initialise
 from malmoi.tasks import Task
-from malmoi.tasks.features import HEADS
+from malmoi.tasks.features import head_for
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.frame import framed, framed_by_end, is_framed
 from malmoi.tune.features import feature_config
@@ -27,7 +27,7 @@ def adapt(start: Checkpoint, task: Task, labels: tuple[str, ...], settings: Fine
     tokenizer, config, said = start.tokenizer, start.network.config, _says_words(start, task, settings)
     if tokenizer is None:
         raise UsageError("A model without a tokenizer cannot be fine-tuned.")
-    causal, head = config.pool == "last", "lm" if said else HEADS[task.kind]
+    causal, head = config.pool == "last", "lm" if said else head_for(task)
     if causal and not said:
         tokenizer = _framed(tokenizer, settings)
     config = replace(config, vocab=max(config.vocab, tokenizer.vocab_size))

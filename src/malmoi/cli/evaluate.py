@@ -1,0 +1,106 @@
+"""The verb evaluate: a fine-tuned model by its head, any other by what it says in context."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from malmoi.cli.inputs import DeviceOption, JsonOption, ModelOption, open_model
+from malmoi.cli.show import print_json, print_table
+from malmoi.cli.tasks import (
+    ChoicesOption,
+    LabelOption,
+    PairOption,
+    SkipOption,
+    TaskArgument,
+    TextOption,
+    chosen_task,
+    show_facts,
+)
+
+if TYPE_CHECKING:
+    from malmoi.incontext import Result
+
+YAML = (".yaml", ".yml")
+
+
+def add(app: typer.Typer) -> None:
+    app.command()(evaluate)
+
+
+def evaluate(
+    task: TaskArgument,
+    model: ModelOption,
+    data: Annotated[list[Path] | None, typer.Option(help="Rows with their labels; some tasks draw their own.")] = None,
+    shots: Annotated[
+        str | None, typer.Option(help="Ask in context, after so many examples: 0, 1, K, max, or 0,1,4.", metavar="K")
+    ] = None,
+    train: Annotated[list[Path] | None, typer.Option(help="Rows that examples are drawn from.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed draws the same examples.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Only so many items.")] = None,
+    score: Annotated[
+        str | None,
+        typer.Option(help="Compare choices by total, token, byte or unconditional likelihood; BERT: cloze_total…"),
+    ] = None,
+    template: Annotated[str | None, typer.Option(help="Another way to ask, by its name or from a .toml file.")] = None,
+    show: Annotated[int, typer.Option(help="Print the first so many prompts as they were put.")] = 0,
+    harness: Annotated[str | None, typer.Option(help="Let lm-eval ask; TASK may be a YAML of its own.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write curve.json and curve.svg here.", metavar="DIR")] = None,
+    text: TextOption = None,
+    pair: PairOption = None,
+    label: LabelOption = None,
+    choices: ChoicesOption = None,
+    skip_bad: SkipOption = False,
+    device: DeviceOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Judge a model by a task: a fine-tuned one as it is, a GPT or a BERT in context with --shots.
+
+    Example: malmoi evaluate copa --model runs/tiny-gpt --data copa.jsonl --shots 0,1,4 --show 2
+    """
+    from malmoi.tasks.features import HEADS
+    from malmoi.tune.evaluate import evaluate as judge
+
+    given: dict[str, Any] = dict(shots=shots, train=train, seed=seed, limit=limit, score=score, template=template)
+    asking = {name: value for name, value in given.items() if value is not None}
+    opened = open_model(model, device, None)
+    rows: Any = data[0] if data and len(data) == 1 else data
+    chosen: Any = task if task.endswith(YAML) else chosen_task(task, text, pair, label, choices)
+    if harness is not None or isinstance(chosen, str):
+        show_facts(judge(opened, chosen, rows, skip_bad=skip_bad, harness=harness, **asking), json)
+    elif asking or show or out or chosen.kind not in HEADS:
+        from malmoi.tune.ask import results, wanted
+
+        for result in results(opened, chosen, rows, wanted(asking | {"skip_bad": skip_bad}), out):
+            _tell(result, show, json)
+    else:
+        show_facts(judge(opened, chosen, rows, skip_bad=skip_bad), json)
+
+
+def _tell(result: "Result", show: int, json: bool) -> None:
+    """One result: the prompts that were asked to be shown, then the measures with their errors."""
+    shown = [_item(result, i) for i in range(min(show, len(result.questions)))]
+    if json:
+        print_json({"task": result.task, **result.facts, **({"shown": shown} if shown else {})})
+        return
+    for one in shown:
+        print(f"--- {one['place']}, {one['shots']} examples\n{one['prompt']}⟨…⟩")
+        print(f"    choices: {one['choices']}\n    right: {one['right']!r}, said: {one['said']!r}\n")
+    rows = [(name, str(value)) for name, value in result.verdict.measures.items()]
+    counts = [(name, f"{result.facts[name]:g}") for name in ("shots", "examples")]
+    print_table(("measure", "value ± error"), [*rows, *counts])
+
+
+def _item(result: "Result", number: int) -> dict[str, Any]:
+    question, said = result.questions[number], result.verdict.said[number]
+    prompt = question.prompt
+    right = None if prompt.gold is None else prompt.choices[prompt.gold]
+    return {
+        "place": question.example.place,
+        "shots": question.shots,
+        "prompt": question.before,
+        "choices": list(prompt.choices),
+        "ending": prompt.ending,
+        "right": right,
+        "said": prompt.choices[said] if isinstance(said, int) and not isinstance(said, bool) else said,
+    }
