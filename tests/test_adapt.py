@@ -19,6 +19,9 @@ from malmoi.checkpoint import Checkpoint, write
 from malmoi.checkpoint import read as read_folder
 from malmoi.cli.app import run
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.infer.engine import Engine, Job
+from malmoi.infer.sample import Sampling
+from malmoi.infer.wish import Wish
 from malmoi.model import KVCache, Network, initialise, parameters, preset
 from malmoi.tasks import own, task
 from malmoi.tokenizer import Tokenizer, train
@@ -44,7 +47,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "prefix": dict(tokens=5),
 }
 QUICK: dict[str, Any] = dict(batch=8, precision="fp32")
-PACE = {"lora": dict(epochs=6, lr=2e-2), "prefix": dict(epochs=6, lr=2e-2), "prompt": dict(epochs=30, lr=0.1)}
+PACE: dict[str, dict[str, Any]] = {
+    "lora": dict(epochs=6, lr=2e-2),
+    "prefix": dict(epochs=6, lr=2e-2),
+    "prompt": dict(epochs=30, lr=0.1, precision="bf16"),
+}
 
 
 def adapter_of(name: str) -> AdapterConfig:
@@ -220,6 +227,9 @@ def test_an_adapter_writes_and_scores_like_any_model(kind: str, bases: dict[str,
         chances = model.network(torch.tensor([tokens]))["lm"][0].log_softmax(-1)
     expected = sum(float(chances[i - 1, tokens[i]]) for i in (len(tokens) - 1,))
     assert model.score("the cat", " sat").logprob == pytest.approx(expected, abs=1e-5)
+    with Engine(model, slots=2) as engine:
+        jobs = [Job(tuple(model.tokenizer.encode(p).tokens), Wish(12, Sampling(temperature=0))) for p in prompts]
+        assert [ticket.result().text for ticket in [engine.submit(job) for job in jobs]] == texts
     room = model.config.context
     assert room == (64 if kind == "lora" else 59)
     with pytest.raises(UsageError, match=f"context of {room}"):
@@ -248,7 +258,7 @@ def test_an_adapter_learns_a_label_and_its_base_stays(
     family: str, kind: str, bases: dict[str, Path], rows: Path, tmp_path: Path
 ) -> None:
     before, out = bits(bases[family]), tmp_path / "out"
-    done = finetune(bases[family], own("classification"), rows, out, rows, adapter=kind, **QUICK, **PACE[kind])
+    done = finetune(bases[family], own("classification"), rows, out, rows, adapter=kind, **{**QUICK, **PACE[kind]})
     assert done.metrics["accuracy"] == 1.0
     assert bits(bases[family]) == before
     assert evaluate(out, own("classification"), rows)["accuracy"] == 1.0

@@ -12,7 +12,6 @@ from malmoi.infer.fast import Screen
 from malmoi.infer.lookup import Lookup
 from malmoi.infer.prefix import Prefixes
 from malmoi.infer.sample import Sampling
-from malmoi.infer.slots import room
 from malmoi.infer.stream import Writer, detokenizer
 from malmoi.infer.wish import Request, Wish, requests
 from malmoi.model import Network
@@ -78,7 +77,7 @@ class Speaker:
 
 def write(speaker: Speaker, prompts: Sequence[Sequence[int]], wish: Wish) -> Iterator[tuple[int, str]]:
     """Pieces of text as they come, each with the number of its continuation: prompt i's sample j is i · n + j."""
-    return _write_all(speaker, requests(prompts, wish, room(speaker.network)), wish)  # refuses at once
+    return _write_all(speaker, requests(prompts, wish, speaker.network.config.context), wish)  # refuses at once
 
 
 def _write_all(speaker: Speaker, wanted: Sequence[Request], wish: Wish) -> Iterator[tuple[int, str]]:

@@ -229,7 +229,8 @@ def _may_be_unanswered(task: Task, examples: Sequence[Example]) -> bool:
 def _describe(work: Work, settings: FinetuneConfig, network: Network, items: Sequence[Any]) -> None:
     learning, whole = sum(p.numel() for p in network.parameters() if p.requires_grad), parameters(network)
     what = f"{len(work.train):,} examples to learn from, {len(work.dev):,} to judge by"
-    long = f"{settings.minutes:g} minutes" if settings.minutes else f"{settings.epochs:g} epochs"
+    long = f"{settings.steps:,} steps" if settings.steps else f"{settings.epochs:g} epochs"
+    long = f"{settings.minutes:g} minutes" if settings.minutes else long
     print(f"{work.task.name}: {what}; {learning:,} weights learn ({learning / whole:.2%}), {long}.", file=sys.stderr)
     limit = max(item.length for item in items)
     cut = sum(item.length == limit for item in items)
