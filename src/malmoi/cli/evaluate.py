@@ -79,12 +79,14 @@ def evaluate(
 
 def _tell(result: "Result", show: int, json: bool) -> None:
     """One result: the prompts that were asked to be shown, then the measures with their errors."""
+    from malmoi.incontext.question import counted
+
     shown = [_item(result, i) for i in range(min(show, len(result.questions)))]
     if json:
         print_json({"task": result.task, **result.facts, **({"shown": shown} if shown else {})})
         return
     for one in shown:
-        print(f"--- {one['place']}, {one['shots']} examples\n{one['prompt']}⟨…⟩")
+        print(f"--- {one['place']}, {counted(one['shots'])}\n{one['prompt']}⟨…⟩")
         print(f"    choices: {one['choices']}\n    right: {one['right']!r}, said: {one['said']!r}\n")
     rows = [(name, str(value)) for name, value in result.verdict.measures.items()]
     counts = [(name, f"{result.facts[name]:g}") for name in ("shots", "examples")]

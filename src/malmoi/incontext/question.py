@@ -13,6 +13,10 @@ from malmoi.tasks import Example, Prompt, Task, as_text
 WRITTEN = ("answer", "write", "tagging")  # kinds whose answers are written, not chosen
 
 
+def counted(number: int) -> str:
+    return f"{number} example{'' if number == 1 else 's'}"
+
+
 @dataclass(frozen=True)
 class Question:
     """Everything before the answer, the item's own prompt, and how it came to be."""
@@ -43,14 +47,14 @@ class Asker:
         some = list(islice(others, self.shots.count))
         if len(some) < self.shots.count:
             raise UsageError(
-                f"{self.shots.count} examples are asked for, but there are only {len(some)} to draw from: name a file "
+                f"{counted(self.shots.count)} asked for, but there are only {len(some)} to draw from: name a file "
                 "of training rows with --train (train=…), or ask for fewer."
             )
         question = self._with(prompt, item, some)
         need, context = self._tokens(question), self.model.config.context
         if need > context and some:
             raise UsageError(
-                f"{len(some)} examples do not fit: {item.place} needs {need} tokens with them, and this model's "
+                f"{counted(len(some))} cannot be shown: {item.place} needs {need} tokens with so many, and this model's "
                 f"context is {context}. Ask for fewer, or for as many as fit: --shots max."
             )
         return question if need <= context else self._cut(question, need - context)
