@@ -122,7 +122,7 @@ def test_as_many_examples_as_fit(gpt: Path, copa: Path) -> None:
         question = asker.ask(item, number)
         longest = max(question.prompt.choices, key=len)
         assert len(model.tokenizer.encode(question.before + longest).tokens) <= model.config.context
-        with pytest.raises(UsageError, match="cannot be shown: .* Ask for fewer"):  # one more would not
+        with pytest.raises(UsageError, match=r"cannot be shown: .* Ask for fewer"):  # one more would not
             Asker(task("copa"), model, rows, Shots(question.shots + 1)).ask(item, number)
         assert question == Asker(task("copa"), model, rows, Shots(question.shots)).ask(item, number)
 
@@ -380,7 +380,7 @@ def test_errors_are_sentences(gpt: Path, bert: Path, copa: Path, tmp_path: Path)
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"query": "a", "choices": ["", "b"], "gold": 1}\n', "utf-8")
     cases: list[tuple[str, Any, dict[str, Any], str]] = [
-        ("copa", copa, {"shots": 20}, r"20 examples cannot be shown: .*copa\.jsonl:1 needs \d+ tokens.*context is 128"),
+        ("copa", copa, {"shots": 20}, r"20 examples cannot be shown: .*copa\.jsonl:1 takes \d+ tokens.*context is 128"),
         ("copa", copa, {"shots": 30}, "30 examples asked for, but there are only 23 to draw from"),
         ("prompts", bad, {}, r"bad\.jsonl:1: choice 1 \(''\) has no tokens"),
         ("ptb", copa, {"shots": 1}, "reads whole texts; it takes no examples"),

@@ -54,7 +54,7 @@ class Asker:
         need, context = self._tokens(question), self.model.config.context
         if need > context and some:
             raise UsageError(
-                f"{counted(len(some))} cannot be shown: {item.place} needs {need} tokens with so many, and this model's "
+                f"{counted(len(some))} cannot be shown: {item.place} takes {need} tokens with them, and this model's "
                 f"context is {context}. Ask for fewer, or for as many as fit: --shots max."
             )
         return question if need <= context else self._cut(question, need - context)
