@@ -43,7 +43,7 @@ def ours(model: Model) -> Decode:
         wish = Wish(count, Sampling(temperature=0))
         decoding = Decoding(model.network, requests(prompts, wish, model.config.context), wish.sampling, screen)
         steps = [decoding.step() for _ in range(count)]
-        return [[step[i] for step in steps] for i in range(len(prompts))]
+        return [[token for step in steps for token in step[i]] for i in range(len(prompts))]
 
     return decode
 

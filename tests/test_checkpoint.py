@@ -228,7 +228,7 @@ def test_llama_generates_as_transformers_does(tmp_path: Path) -> None:
     wish = Wish(40, Sampling(temperature=0))
     decoding = Decoding(read(tmp_path).network, requests(prompts.tolist(), wish, 96), wish.sampling)
     ours = [decoding.step() for _ in range(40)]
-    assert [[step[row] for step in ours] for row in range(3)] == theirs[:, 7:].tolist()
+    assert [[token for step in ours for token in step[row]] for row in range(3)] == theirs[:, 7:].tolist()
 
 
 @pytest.mark.parametrize(

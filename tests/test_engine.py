@@ -273,6 +273,24 @@ def test_steps_that_go_ahead_give_the_same(model: Model, monkeypatch) -> None:
     assert max(len(done.tokens) for done in expected) > 3 * BURST
 
 
+def test_generate_uses_a_cohort_again_where_its_graphs_are_worth_keeping(model: Model) -> None:
+    wishes = {"max_new_tokens": 21, "seed": 5}
+    texts = ["the state", "a", "나는 오늘 학교에", "a"]
+    expected = model.generate(texts, **wishes), model.generate("the", n=3, **wishes)
+    cohorts = model.speaker.cohorts
+    assert cohorts.kept is None  # nothing to keep on a processor
+    cohorts.kept = cohort = Cohort(model.network, 8, 96, captured=True)
+    try:
+        for _ in range(2):
+            assert (model.generate(texts, **wishes), model.generate("the", n=3, **wishes)) == expected
+            assert next(model.stream("the", **wishes))  # given up half-way
+            assert cohorts.kept is cohort
+            assert not cohort.seats
+        assert not cohort.fits(9, 96)
+    finally:
+        cohorts.kept = None
+
+
 @given(st.integers(1, 64), st.integers(1, 3000), st.integers(1, 3000))
 def test_buckets_hold_what_they_must(rows: int, width: int, most: int) -> None:
     assert rows <= bucket_rows(rows, 64) <= min(2 * rows, 64)

@@ -93,8 +93,8 @@ def tokens_of(model: Model, prompts: list[list[int]], wish: Wish) -> list[list[i
     decoding = Decoding(model.network, wanted, wish.sampling)
     rows: list[list[int]] = [[] for _ in wanted]
     while decoding.running:
-        for i, token in decoding.step().items():
-            rows[i].append(token)
+        for i, tokens in decoding.step().items():
+            rows[i] += tokens
         over = (i for i, row in enumerate(rows) if len(row) == wanted[i].limit or row[-1] in wish.ends)
         decoding.drop(over)
     return rows
@@ -201,7 +201,9 @@ def test_decoding_with_a_screen_writes_the_same(gpt2_pair) -> None:
     wish = Wish(20, Sampling(temperature=0))
     decoding = Decoding(ours.network, requests(prompts, wish, 64), wish.sampling, Screen(ours.network.heads["lm"]))
     steps = [decoding.step() for _ in range(20)]
-    assert [[step[i] for step in steps] for i in range(len(prompts))] == tokens_of(ours, prompts, wish)
+    assert [[token for step in steps for token in step[i]] for i in range(len(prompts))] == tokens_of(
+        ours, prompts, wish
+    )
 
 
 def test_the_order_in_memory_changes_no_number() -> None:

@@ -4,13 +4,16 @@ The rows in use are always the first ones: who leaves is replaced by the last, s
 many rows as there are requests. S rows, B rows of a pass, D width, V vocabulary.
 """
 
+import threading
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from malmoi.infer.batch import ROWS
 from malmoi.infer.choice import Chooser, Seat, Written, logprobs
 from malmoi.infer.fast import Screen
+from malmoi.infer.graph import bucket_rows, bucket_width
 from malmoi.infer.prefix import BLOCK, Prefixes
 from malmoi.infer.slots import Slots, alike, read_rows
 from malmoi.infer.steps import Flight, Steps
@@ -33,17 +36,22 @@ class Cohort:
         screen: Screen | None = None,
         prefixes: Prefixes | None = None,
         captured: bool | None = None,
+        compiled: bool = False,
     ) -> None:
-        """`captured`: steps are fixed in shape and chosen ahead, as a CUDA graph wants; by default on a GPU."""
+        """`captured`: steps are fixed in shape and go ahead, as a CUDA graph wants; by default on a GPU.
+
+        `compiled`: their code is compiled too, which takes up to a minute for each shape.
+        """
         self.network, self.prefixes = network, prefixes
         self.slots = Slots(network, rows, capacity)
         self.rows, self.device = rows, self.slots.device
         self.chooser = Chooser(network, screen)
         gpu = self.device.type == "cuda"
-        self.steps = Steps(network, self.slots, self.chooser, gpu if captured is None else captured)
+        self.steps = Steps(network, self.slots, self.chooser, gpu if captured is None else captured, compiled)
         self.flight: Flight | None = None
         self.seats: list[Seat] = []  # the i-th has row i
         self.shared = 0  # tokens of prompts that did not have to be read
+        self.weights = _places(network)
 
     # ------------------------------------------------------------------ joining and leaving
 
@@ -121,8 +129,8 @@ class Cohort:
         if self.prefixes is None or seat.read or seat.echo:
             return False
         prompt = seat.request.prompt[:-1]
-        common = max((alike(prompt, other.request.prompt) for other in readers), default=0)
-        return common // BLOCK * BLOCK > self.prefixes.known(prompt)
+        common = max((alike(prompt, other.request.prompt) for other in readers), default=0) // BLOCK * BLOCK
+        return common > 0 and common > self.prefixes.known(prompt)
 
     def _recall(self, seat: Seat) -> None:
         """Starts a prompt from what is known of its beginning; its last token is read anyway, to go on from."""
@@ -148,3 +156,42 @@ class Cohort:
             seats = []
         landed = before.collect() if before is not None else []
         return landed + (self.steps.look(seats, len(self.seats)) if seats else [])
+
+    # ------------------------------------------------------------------ used again
+
+    def fits(self, rows: int, capacity: int) -> bool:
+        """Whether it is large enough, and the weights lie where its graphs read them."""
+        return self.rows >= rows and self.slots.capacity >= capacity and self.weights == _places(self.network)
+
+    def clear(self) -> None:
+        """Everyone leaves."""
+        for seat in reversed(list(self.seats)):
+            self.leave(seat)
+        self.flight = None
+
+
+class Cohorts:
+    """Keeps a cohort from one call to the next where that pays: on a GPU its graphs are recorded but once."""
+
+    def __init__(self) -> None:
+        self.kept: Cohort | None = None
+        self.lock = threading.Lock()
+
+    def take(self, network: Network, rows: int, capacity: int, screen: Screen | None) -> Cohort:
+        with self.lock:
+            kept, self.kept = self.kept, None  # whoever comes meanwhile makes another
+        if kept is not None and kept.fits(rows, capacity):
+            return kept
+        if network.trunk.embed.token.weight.device.type != "cuda":
+            return Cohort(network, rows, capacity, screen=screen)
+        width = bucket_width(capacity, network.config.context)
+        return Cohort(network, bucket_rows(rows, ROWS), width, screen=screen)
+
+    def give(self, cohort: Cohort) -> None:
+        cohort.clear()
+        with self.lock:
+            self.kept = cohort if cohort.steps.captured else None
+
+
+def _places(network: Network) -> tuple[int, ...]:
+    return tuple(weight.data_ptr() for weight in network.parameters())

@@ -94,17 +94,25 @@ class Engine:
     """Serves jobs over one static cache of `slots` rows, each of `capacity` tokens (the model's context)."""
 
     def __init__(
-        self, model: Model, *, slots: int = 16, capacity: int | None = None, queue: int = 256, prefix: int = BUDGET
+        self,
+        model: Model,
+        *,
+        slots: int = 16,
+        capacity: int | None = None,
+        queue: int = 256,
+        prefix: int = BUDGET,
+        compiled: bool = False,
     ) -> None:
-        """`queue` jobs may wait; `prefix` bytes are kept of prompts read before (0: none)."""
+        """`queue` jobs may wait; `prefix` bytes are kept of prompts read before (0: none); `compiled` see `Cohort`."""
         for name, value in (("slots", slots), ("queue", queue)):
             if value < 1:
                 raise UsageError(f"{name} must be 1 or more, not {value}.")
         self.model, self.queue = model, queue
         self.capacity = min(capacity or model.config.context, model.config.context)
         prefixes = Prefixes(model.network, prefix) if prefix else None
-        screen = model.speaker.screen
-        self.cohort = Cohort(model.network, slots, self.capacity, screen=screen, prefixes=prefixes)
+        self.cohort = Cohort(
+            model.network, slots, self.capacity, screen=model.speaker.screen, prefixes=prefixes, compiled=compiled
+        )
         self.waiting: deque[_Guest] = deque()
         self.guests: dict[Seat, _Guest] = {}
         self.counts = dict.fromkeys(("tokens", "prompt_tokens", "finished", "cancelled", "failed"), 0)

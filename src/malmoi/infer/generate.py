@@ -1,12 +1,12 @@
 """Continuing prompts: tokens by `Decoding`, beams or drafts, and `write` turns those into text."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from malmoi.infer.batch import batches
 from malmoi.infer.beam import Search, beam_search
 from malmoi.infer.choice import Seat, Written
-from malmoi.infer.cohort import Cohort
+from malmoi.infer.cohort import Cohorts
 from malmoi.infer.constrain import Constraint
 from malmoi.infer.fast import Screen
 from malmoi.infer.lookup import Lookup
@@ -21,7 +21,7 @@ __all__ = ["Decoding", "Request", "Speaker", "Wish", "continuations", "requests"
 
 
 class Decoding:
-    """Requests that were all there from the start, continued together, one token a step."""
+    """Requests that were all there from the start, continued together."""
 
     def __init__(
         self,
@@ -30,23 +30,25 @@ class Decoding:
         sampling: Sampling,
         screen: Screen | None = None,
         constraint: Constraint | None = None,
+        cohorts: Cohorts | None = None,
     ) -> None:
         self.seats = [Seat(request, sampling, constraint.walk() if constraint else None) for request in wanted]
         self.number = {seat: i for i, seat in enumerate(self.seats)}
+        self.cohorts = cohorts or Cohorts()
         capacity = max(len(request.prompt) + request.limit for request in wanted) - 1  # the last token is never read
+        self.cohort = self.cohorts.take(network, len(wanted), capacity, screen)
         repeated = len({request.prompt for request in wanted}) < len(wanted)  # samples of a prompt read it once
-        prefixes = Prefixes(network) if repeated else None
-        self.cohort = Cohort(network, len(wanted), capacity, screen=screen, prefixes=prefixes, captured=False)
+        self.cohort.prefixes = Prefixes(network) if repeated else None
         for seat in self.seats:
             self.cohort.join(seat)
 
-    def step(self) -> dict[int, int]:
-        """The next token of every request that still runs."""
+    def step(self) -> dict[int, list[int]]:
+        """The next token of every request that still runs; on a GPU the next few."""
         written = self._read() if any(not seat.live for seat in self.cohort.seats) else self.cohort.step()
         for seat in self.cohort.seats:
             if seat.error is not None:
                 raise seat.error
-        return {self.number[one.seat]: one.tokens[0] for one in written}
+        return {self.number[one.seat]: one.tokens for one in written if one.seat in self.cohort.seats}
 
     def _read(self) -> list[Written]:
         """All prompts, part by part; the first token of each comes when the last is read."""
@@ -61,6 +63,10 @@ class Decoding:
             if self.seats[i] in self.cohort.seats:
                 self.cohort.leave(self.seats[i])
 
+    def close(self) -> None:
+        """Whoever is left goes, and the cohort may serve others."""
+        self.cohorts.give(self.cohort)
+
     @property
     def running(self) -> bool:
         return bool(self.cohort.seats)
@@ -73,6 +79,7 @@ class Speaker:
     network: Network
     tokenizer: Tokenizer
     screen: Screen | None = None
+    cohorts: Cohorts = field(default_factory=Cohorts)
 
 
 def write(speaker: Speaker, prompts: Sequence[Sequence[int]], wish: Wish) -> Iterator[tuple[int, str]]:
@@ -92,13 +99,27 @@ def _write_all(speaker: Speaker, wanted: Sequence[Request], wish: Wish) -> Itera
 
 def _write_group(speaker: Speaker, wanted: Sequence[Request], wish: Wish) -> Iterator[tuple[int, str]]:
     writers = [_writer(speaker, request, wish) for request in wanted]
-    decoding = Decoding(speaker.network, wanted, wish.sampling, speaker.screen, wish.constraint)
-    while decoding.running:
-        for i, token in decoding.step().items():
-            text, walk = writers[i].push(token), decoding.seats[i].walk
-            if text := text + writers[i].end() if walk is not None and walk.over else text:
-                yield i, text
-        decoding.drop(i for i, writer in enumerate(writers) if writer.done)
+    decoding = Decoding(speaker.network, wanted, wish.sampling, speaker.screen, wish.constraint, speaker.cohorts)
+    try:
+        while decoding.running:
+            for i, tokens in decoding.step().items():
+                if text := _push(writers[i], tokens, decoding.seats[i]):
+                    yield i, text
+            decoding.drop(i for i, writer in enumerate(writers) if writer.done)
+    finally:
+        decoding.close()
+
+
+def _push(writer: Writer, tokens: Sequence[int], seat: Seat) -> str:
+    """The text that these tokens let out, up to its end."""
+    text = ""
+    for token in tokens:
+        text += writer.push(token)
+        if seat.walk is not None and seat.walk.over:
+            text += writer.end()
+        if writer.done:
+            break
+    return text
 
 
 def _write_one(speaker: Speaker, request: Request, wish: Wish) -> Iterator[str]:

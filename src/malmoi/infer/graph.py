@@ -30,9 +30,10 @@ class Graphs:
         if self.device.type != "cuda":
             self.step(rows, width)
             return
-        if (rows, width) not in self.recorded:
-            self.recorded[rows, width] = self._record(rows, width)
-        self.recorded[rows, width].replay()
+        with torch.cuda.device(self.device):
+            if (rows, width) not in self.recorded:
+                self.recorded[rows, width] = self._record(rows, width)
+            self.recorded[rows, width].replay()
 
     def _record(self, rows: int, width: int) -> torch.cuda.CUDAGraph:
         before = [tensor.clone() for tensor in self.state]

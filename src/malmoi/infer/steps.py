@@ -41,7 +41,9 @@ class Steps:
     """The state of all rows, and the step that moves them on."""
 
     @torch.inference_mode()
-    def __init__(self, network: Network, slots: Slots, chooser: Chooser, captured: bool) -> None:
+    def __init__(
+        self, network: Network, slots: Slots, chooser: Chooser, captured: bool, compiled: bool = False
+    ) -> None:
         self.network, self.slots, self.chooser, self.captured = network, slots, chooser, captured
         self.rows, self.device = len(slots.numbers), slots.device
         weight = network.trunk.embed.token.weight
@@ -50,7 +52,8 @@ class Steps:
         self.live = torch.zeros_like(self.last, dtype=torch.bool)  # whether the row writes
         self.hidden = torch.zeros(self.rows, network.config.width, dtype=weight.dtype, device=self.device)
         self.logits = self.hidden.new_zeros(self.rows if captured else 0, network.config.vocab)
-        self.graphs = Graphs(self._pass, (self.last, self.at))
+        step = torch.compile(self._pass, dynamic=False) if compiled else self._pass
+        self.graphs = Graphs(step, (self.last, self.at))
 
     def start(self, seats: Sequence[Seat]) -> None:
         """These have read their prompts and write from now on."""
@@ -119,10 +122,11 @@ class Steps:
             cache=Window(self.slots, rows, width),
         )[:, -1]
         at += live
-        self.hidden[:rows] = hidden
-        if self.captured:
-            self.logits[:rows] = self.network.read("lm", hidden)
-            self.last[:rows] = self.logits[:rows].argmax(-1)
+        if not self.captured:
+            self.hidden[:rows] = hidden
+            return
+        self.logits[:rows] = self.network.read("lm", hidden)
+        self.last[:rows] = self.logits[:rows].argmax(-1)
 
     def _numbers(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.long, device=self.device)

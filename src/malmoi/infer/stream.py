@@ -65,6 +65,8 @@ class StopFilter:
         self.found = False
 
     def push(self, text: str) -> str:
+        if not self.stops:
+            return text
         self.held += text
         at = [(i + len(stop), i) for stop in self.stops if (i := self.held.find(stop)) >= 0]
         if at:
