@@ -121,16 +121,12 @@ def test_a_seed_gives_the_same_text_alone_and_in_company_and_in_generate(model: 
         for i, (text, rule) in enumerate(zip(texts, rules, strict=True))
     ]
     with Engine(model, slots=3) as engine:
-        for together in (False, True):
-            tickets = []
-            for i, (text, rule) in enumerate(zip(texts, rules, strict=True)):
-                tokens = tuple(model.tokenizer.encode(text).tokens)
-                wish = Wish(15, Sampling(**rule), ends=frozenset({model.tokenizer.specials.eos}), seed=i)
-                tickets.append(engine.submit(Job(tokens, wish)))
-                if not together:
-                    assert tickets[-1].result().text == expected[i]
-            if together:
-                assert [ticket.result().text for ticket in tickets] == expected
+        jobs = [
+            engine.job(text, max_new_tokens=15, seed=i, **rule)
+            for i, (text, rule) in enumerate(zip(texts, rules, strict=True))
+        ]
+        assert [engine.submit(job).result().text for job in jobs] == expected
+        assert [ticket.result().text for ticket in [engine.submit(job) for job in jobs]] == expected
 
 
 def test_pieces_are_whole_characters_and_stop_strings_end_a_text(model: Model) -> None:
@@ -520,5 +516,6 @@ def test_constraints_that_allow_nothing_or_mean_nothing(model: Model) -> None:
             model.generate("the", choices=wrong)
     with pytest.raises(UsageError, match="banned word"):
         model.generate("the", banned=[""])
-    with pytest.raises(UsageError, match="stop string"):
-        Wish(4, stop=("",))
+    for stop in ([""], ["x" * 5000], ["x"] * 10_000):  # of nothing, without end, without number
+        with pytest.raises(UsageError, match="stop string"):
+            Wish(4, stop=stop)

@@ -1,24 +1,24 @@
 """Many requests at once: they queue, join a running batch when there is a place, and leave it when they are over.
 
     with Engine(model, slots=16) as engine:
-        ticket = engine.submit(Job(prompt=tokens, wish=Wish(max_new_tokens=40)))
-        for piece in ticket:
+        for piece in engine.submit(engine.job("The state of", max_new_tokens=40)):
             print(piece.text, end="")
 
-One thread does all the work (`_Server` in its loop); everything else may be called from any thread.
+One thread does all the work; everything that users call may be called from any thread.
 """
 
 import threading
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.infer.choice import Seat, Written
 from malmoi.infer.cohort import Cohort
 from malmoi.infer.constrain import Constraint
-from malmoi.infer.model import Model
+from malmoi.infer.model import Model, Wishes
 from malmoi.infer.prefix import BUDGET, Prefixes
 from malmoi.infer.stream import Writer, detokenizer
 from malmoi.infer.ticket import Done, Finish, Piece, Ticket
@@ -120,6 +120,13 @@ class Engine:
         self.changed = threading.Condition()
         self.thread = threading.Thread(target=self._work, name="malmoi-engine", daemon=True)
         self.thread.start()
+
+    def job(
+        self, prompt: str | Sequence[int], *, logprobs: int = 0, echo: bool = False, **wishes: Unpack[Wishes]
+    ) -> Job:
+        """A job from a text (or its tokens) and the settings of `generate`; it ends where this model's texts end."""
+        tokens = self.model._prompts([prompt])[0] if isinstance(prompt, str) else prompt
+        return Job(tuple(tokens), self.model._wish(**wishes), logprobs, echo)
 
     def submit(self, job: Job) -> Ticket:
         """Takes a job in, or refuses it at once: `Busy` where too many wait, `UsageError` where it cannot be done."""

@@ -17,9 +17,23 @@ def byte_alphabet() -> dict[str, int]:
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
 
 
-@lru_cache(maxsize=1 << 19)
-def spelling(tokenizer: Tokenizer, id: int) -> bytes:
-    """What a token writes within a text: nothing where it is special."""
+class Spelling(dict[int, bytes]):
+    """What each token writes within a text, found out when it is first asked for: nothing where it is special."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def __missing__(self, id: int) -> bytes:
+        self[id] = text = _spelled(self.tokenizer, id)
+        return text
+
+
+@lru_cache(maxsize=8)
+def spelling(tokenizer: Tokenizer) -> Spelling:
+    return Spelling(tokenizer)
+
+
+def _spelled(tokenizer: Tokenizer, id: int) -> bytes:
     text = tokenizer.decode([id])
     if not text:
         return b""
@@ -38,8 +52,8 @@ def spelling(tokenizer: Tokenizer, id: int) -> bytes:
 @lru_cache(maxsize=8)
 def spellings(tokenizer: Tokenizer) -> tuple[bytes, ...]:
     """What every token writes; nothing for ids that stand for no token."""
-    known = set(tokenizer.vocab().values())
-    return tuple(spelling(tokenizer, id) if id in known else b"" for id in range(tokenizer.vocab_size))
+    known, spelled = set(tokenizer.vocab().values()), spelling(tokenizer)
+    return tuple(spelled[id] if id in known else b"" for id in range(tokenizer.vocab_size))
 
 
 @dataclass

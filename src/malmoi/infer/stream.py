@@ -11,6 +11,7 @@ from malmoi.errors import UsageError
 from malmoi.infer.spell import spelling
 from malmoi.tokenizer import Tokenizer
 
+MOST_STOPS, LONGEST_STOP = 64, 1000  # every token is compared with all of them
 TAIL = 8  # tokens of the prompt that decide how the first new token is written (its space, its "##")
 
 
@@ -24,11 +25,11 @@ class ByteDetokenizer:
     """Byte-level tokens: a character appears when its last byte has come."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
+        self.tokenizer, self.spelled = tokenizer, spelling(tokenizer)
         self.utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
-        return self.utf8.decode(spelling(self.tokenizer, token))
+        return self.utf8.decode(self.spelled[token])
 
 
 class WindowDetokenizer:
@@ -126,4 +127,6 @@ def stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     if not all(isinstance(s, str) and s for s in stops):
         raise UsageError("A stop string must be a text of at least one character.")
+    if len(stops) > MOST_STOPS or any(len(s) > LONGEST_STOP for s in stops):
+        raise UsageError(f"Up to {MOST_STOPS} stop strings of up to {LONGEST_STOP} characters can be looked for.")
     return stops
