@@ -142,7 +142,7 @@ def drafts(ours: Model, peer: transformers.PreTrainedModel, count: int) -> Resul
 def decoding(ours: Model, peer: transformers.PreTrainedModel, batch: int, count: int, compiled: bool) -> Result:
     """Tokens a second of `batch` requests at once, prompts of 32 tokens included; the second run of each counts."""
     prompts = drawn(batch, 32, batch)
-    with Engine(ours, slots=batch, capacity=512, compiled=compiled) as engine:
+    with Engine(ours, slots=batch, capacity=512, mode="compiled" if compiled else None) as engine:
         for _ in range(2):
             served(engine, prompts, count)  # records the graphs
         seconds, found = timed(lambda: served(engine, prompts, count))

@@ -2,7 +2,6 @@
 
 import re
 import threading
-from functools import partial
 
 import pytest
 import torch
@@ -252,20 +251,19 @@ def test_closing_drains_or_cancels(model: Model) -> None:
 # ------------------------------------------------------------------ steps fixed for a CUDA graph, here without one
 
 
-def test_steps_that_go_ahead_give_the_same(model: Model, monkeypatch) -> None:
+def test_steps_that_go_ahead_give_the_same(model: Model) -> None:
     jobs = [
         Job(prompt, Wish(5 + 4 * i, Sampling(**rule), seed=i), logprobs=2 * (i == 3))
         for i, prompt in enumerate(prompts(7, longest=50))
         for rule in ({"temperature": 0}, {"temperature": 0.8, "top_k": 9}, {"top_p": 0.8})
     ]
 
-    def served() -> list[Done]:
-        with Engine(model, slots=5) as engine:
+    def served(mode: str) -> list[Done]:
+        with Engine(model, slots=5, mode=mode) as engine:
             return [ticket.result() for ticket in [engine.submit(job) for job in jobs]]
 
-    expected = served()
-    monkeypatch.setattr("malmoi.infer.engine.Cohort", partial(Cohort, captured=True))
-    assert [done.tokens for done in served()] == [done.tokens for done in expected]
+    expected = served("plain")
+    assert [done.tokens for done in served("captured")] == [done.tokens for done in expected]
     assert max(len(done.tokens) for done in expected) > 3 * BURST
 
 
@@ -275,7 +273,7 @@ def test_generate_uses_a_cohort_again_where_its_graphs_are_worth_keeping(model: 
     expected = model.generate(texts, **wishes), model.generate("the", n=3, **wishes)
     cohorts = model.speaker.cohorts
     assert cohorts.kept is None  # nothing to keep on a processor
-    cohorts.kept = cohort = Cohort(model.network, 8, 96, captured=True)
+    cohorts.kept = cohort = Cohort(model.network, 8, 96, mode="captured")
     try:
         for _ in range(2):
             assert (model.generate(texts, **wishes), model.generate("the", n=3, **wishes)) == expected

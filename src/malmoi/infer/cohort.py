@@ -16,7 +16,7 @@ from malmoi.infer.fast import Screen
 from malmoi.infer.graph import bucket_rows, bucket_width
 from malmoi.infer.prefix import BLOCK, Prefixes
 from malmoi.infer.slots import Slots, alike, read_rows
-from malmoi.infer.steps import Flight, Steps
+from malmoi.infer.steps import Flight, Mode, Steps
 from malmoi.model import Network
 
 CHUNK = {"cpu": 128, "cuda": 512}  # tokens of prompts read between two steps, so that a long one stalls nobody
@@ -35,19 +35,15 @@ class Cohort:
         *,
         screen: Screen | None = None,
         prefixes: Prefixes | None = None,
-        captured: bool | None = None,
-        compiled: bool = False,
+        mode: Mode | None = None,
     ) -> None:
-        """`captured`: steps are fixed in shape and go ahead, as a CUDA graph wants; by default on a GPU.
-
-        `compiled`: their code is compiled too, which takes up to a minute for each shape.
-        """
+        """`mode` says how steps are taken: "captured" on a GPU and "plain" elsewhere, unless it is named."""
         self.network, self.prefixes = network, prefixes
         self.slots = Slots(network, rows, capacity)
         self.rows, self.device = rows, self.slots.device
         self.chooser = Chooser(network, screen)
-        gpu = self.device.type == "cuda"
-        self.steps = Steps(network, self.slots, self.chooser, gpu if captured is None else captured, compiled)
+        usual: Mode = "captured" if self.device.type == "cuda" else "plain"
+        self.steps = Steps(network, self.slots, self.chooser, mode or usual)
         self.flight: Flight | None = None
         self.seats: list[Seat] = []  # the i-th has row i
         self.shared = 0  # tokens of prompts that did not have to be read

@@ -20,6 +20,7 @@ from malmoi.infer.cohort import Cohort
 from malmoi.infer.constrain import Constraint
 from malmoi.infer.model import Model, Wishes
 from malmoi.infer.prefix import BUDGET, Prefixes
+from malmoi.infer.steps import Mode
 from malmoi.infer.stream import Writer, detokenizer
 from malmoi.infer.ticket import Done, Finish, Piece, Ticket
 from malmoi.infer.wish import Wish, check_room, requests
@@ -101,18 +102,17 @@ class Engine:
         capacity: int | None = None,
         queue: int = 256,
         prefix: int = BUDGET,
-        compiled: bool = False,
+        mode: Mode | None = None,
     ) -> None:
-        """`queue` jobs may wait; `prefix` bytes are kept of prompts read before (0: none); `compiled` see `Cohort`."""
+        """`queue` jobs may wait; `prefix` bytes are kept of prompts read before (0: none); `mode`: see `Cohort`."""
         for name, value in (("slots", slots), ("queue", queue)):
             if value < 1:
                 raise UsageError(f"{name} must be 1 or more, not {value}.")
         self.model, self.queue = model, queue
         self.capacity = min(capacity or model.config.context, model.config.context)
         prefixes = Prefixes(model.network, prefix) if prefix else None
-        self.cohort = Cohort(
-            model.network, slots, self.capacity, screen=model.speaker.screen, prefixes=prefixes, compiled=compiled
-        )
+        screen = model.speaker.screen
+        self.cohort = Cohort(model.network, slots, self.capacity, screen=screen, prefixes=prefixes, mode=mode)
         self.waiting: deque[_Guest] = deque()
         self.guests: dict[Seat, _Guest] = {}
         self.counts = dict.fromkeys(("tokens", "prompt_tokens", "finished", "cancelled", "failed"), 0)

@@ -7,6 +7,7 @@ are being computed: the GPU never waits for Python. S rows, D width, V vocabular
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +18,10 @@ from malmoi.infer.slots import Slots, Window
 from malmoi.model import Network
 
 BURST = 8  # steps that go ahead together
+
+# plain: one step, then a look at it. captured: fixed shapes, recorded on a GPU, several steps ahead. compiled: the
+# same, the code compiled as well, which takes up to a minute for each shape.
+Mode = Literal["plain", "captured", "compiled"]
 
 
 @dataclass(frozen=True)
@@ -41,18 +46,17 @@ class Steps:
     """The state of all rows, and the step that moves them on."""
 
     @torch.inference_mode()
-    def __init__(
-        self, network: Network, slots: Slots, chooser: Chooser, captured: bool, compiled: bool = False
-    ) -> None:
-        self.network, self.slots, self.chooser, self.captured = network, slots, chooser, captured
+    def __init__(self, network: Network, slots: Slots, chooser: Chooser, mode: Mode) -> None:
+        self.network, self.slots, self.chooser = network, slots, chooser
+        self.captured = mode != "plain"
         self.rows, self.device = len(slots.numbers), slots.device
         weight = network.trunk.embed.token.weight
         self.last = torch.zeros(self.rows, dtype=torch.long, device=self.device)  # token not yet shown to the network
         self.at = torch.zeros_like(self.last)  # its position
         self.live = torch.zeros_like(self.last, dtype=torch.bool)  # whether the row writes
         self.hidden = torch.zeros(self.rows, network.config.width, dtype=weight.dtype, device=self.device)
-        self.logits = self.hidden.new_zeros(self.rows if captured else 0, network.config.vocab)
-        step = torch.compile(self._pass, dynamic=False) if compiled else self._pass
+        self.logits = self.hidden.new_zeros(self.rows if self.captured else 0, network.config.vocab)
+        step = torch.compile(self._pass, dynamic=False) if mode == "compiled" else self._pass
         self.graphs = Graphs(step, (self.last, self.at))
 
     def start(self, seats: Sequence[Seat]) -> None:
