@@ -364,22 +364,107 @@ def test_a_gpt_answers_too_and_the_command_shows_it(
 # ------------------------------------------------------------------ stopping, refusing
 
 
-def test_a_stopped_run_leaves_its_best(
-    bert: Path, data: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def stop_at(step: int, monkeypatch: pytest.MonkeyPatch, number: int = signal.SIGTERM) -> None:
+    """From now on a run gets this signal after so many updates."""
     update = Tuner._update
 
     def interrupted(self: Tuner, batch: dict[str, Any]) -> None:
         update(self, batch)
-        if self.step == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
+        if self.step == step:
+            os.kill(os.getpid(), number)
 
     monkeypatch.setattr(Tuner, "_update", interrupted)
-    path = data("classification")
-    with pytest.raises(Stopped) as stopped:
-        finetune(bert, "classification", path, tmp_path / "out", path, epochs=50)
-    assert stopped.value.code == 143
-    assert malmoi.load(tmp_path / "out").predict(GOOD).label in ("yes", "no")
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return malmoi.load(folder).network.state_dict()
+
+
+def judged_rows(folder: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+    return [{k: v for k, v in row.items() if "second" not in k} for row in rows]
+
+
+@pytest.mark.parametrize("way", [{}, {"features": "last", "batch": 8}, {"layer_decay": 0.8, "patience": 4}])
+def test_a_stopped_run_goes_on_and_ends_bit_equal(
+    way: dict[str, Any], bert: Path, data: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path, settings = data("classification"), {"epochs": 4, "batch": 8, "lr": 1e-3, "evaluations": 2, **way}
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    done = finetune(bert, "classification", path, whole, path, **settings)
+    for step, number in ((2, signal.SIGTERM), (13, signal.SIGINT)):
+        with monkeypatch.context() as patch:
+            stop_at(step, patch, number)
+            with pytest.raises(Stopped) as stopped:
+                finetune(bert, "classification", path, cut, path, **settings)
+        assert stopped.value.code == 128 + number
+        assert malmoi.load(cut).predict(GOOD).label in ("yes", "no")  # what there is can be looked at
+        assert (cut / "train_state" / f"step-{step}").is_dir()
+    again = finetune(bert, "classification", path, cut, path, **settings)
+    assert (again.metrics, again.steps) == (done.metrics, done.steps)
+    assert all(torch.equal(weight, weights_of(whole)[name]) for name, weight in weights_of(cut).items())
+    ours = [row for row in judged_rows(cut) if row["step"] != 2]  # judged at once, to leave a model
+    assert ours == judged_rows(whole)
+    assert not (cut / "train_state").exists()
+
+
+def test_a_killed_run_loses_what_came_after_its_last_state(
+    bert: Path, data: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from malmoi.tune import tuner
+
+    class Killed(BaseException):
+        """Stands for a power cut: nothing is saved on the way out."""
+
+    def dies(self: Tuner, batch: dict[str, Any]) -> None:
+        if self.step == 9:
+            raise Killed
+        update(self, batch)
+
+    path, settings = data("classification"), {"epochs": 3, "batch": 8, "lr": 1e-3}
+    done = finetune(bert, "classification", path, tmp_path / "whole", path, **settings)
+    monkeypatch.setattr(tuner, "KEEP_EVERY", -1.0)
+    with monkeypatch.context() as patch:
+        update = Tuner._update
+        patch.setattr(Tuner, "_update", dies)
+        with pytest.raises(Killed):
+            finetune(bert, "classification", path, tmp_path / "cut", path, **settings)
+    (tmp_path / "cut" / "train_state" / "step-9" / "rank-00000.safetensors").write_bytes(b"half")  # and a bad disk
+    assert finetune(bert, "classification", path, tmp_path / "cut", path, **settings).metrics == done.metrics
+    assert all(torch.equal(w, weights_of(tmp_path / "whole")[n]) for n, w in weights_of(tmp_path / "cut").items())
+
+
+def test_what_is_finished_is_not_done_again(
+    bert: Path, data: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    path, out = data("classification"), tmp_path / "out"
+    learnt: list[int] = []
+    fit = Tuner.fit
+    with monkeypatch.context() as patch:
+
+        def fit_and_stop(self: Tuner, items: Any) -> Any:
+            if self.settings.seed == 1:
+                stop_at(2, patch)
+            return fit(self, items)
+
+        patch.setattr(Tuner, "fit", fit_and_stop)
+        with pytest.raises(Stopped):  # in the second of three runs
+            finetune(bert, "classification", path, out, path, seeds=3, epochs=2)
+    monkeypatch.setattr(Tuner, "fit", lambda self, items: (learnt.append(self.settings.seed), fit(self, items))[1])
+    first = finetune(bert, "classification", path, out, path, seeds=3, epochs=2)
+    assert learnt == [1, 2]
+    same = finetune(bert, "classification", path, out, path, seeds=3, epochs=2)
+    assert learnt == [1, 2]
+    assert (same.metrics, same.runs, same.steps) == (first.metrics, first.runs, first.steps)
+    assert f"{out / 'seed-1'} is finished (step 4)" in capsys.readouterr().err
+    with pytest.raises(UsageError, match=r"holds another fine-tuning \(epochs was 2\.0\).*--again"):
+        finetune(bert, "classification", path, out, path, seeds=3, epochs=1)
+    path.write_text("text,label\na,yes\nb,no\n", "utf-8")
+    with pytest.raises(UsageError, match="of another model or other examples"):
+        finetune(bert, "classification", path, out, path, seeds=3, epochs=2)
+    finetune(bert, "classification", path, out, path, seeds=3, epochs=1, again=True)
+    assert learnt == [1, 2, 0, 1, 2]
 
 
 def test_what_does_not_fit_is_said(bert: Path, gpt: Path, data: Callable[[str], Path], tmp_path: Path) -> None:

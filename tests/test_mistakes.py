@@ -179,7 +179,9 @@ def tune(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
 
     def call(arguments: list[str], name: str, content: bytes) -> int:
         (tmp_path / name).write_bytes(content)
-        return run(["finetune", *arguments, "--model", str(bert), "--data", name, "--out", "out", "--epochs", "1"])
+        return run(
+            ["finetune", *arguments, "--model", str(bert), "--data", name, "--out", "out", "--epochs", "1", "--again"]
+        )
 
     return call
 

@@ -61,6 +61,7 @@ def finetune(
         typer.Option(help="Learn only lora, prompt or prefix; the model stays as it is.", metavar="KIND"),
     ] = None,
     lm: Annotated[float | None, typer.Option(help="λ of GPT-1's auxiliary language model (0).")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Start anew in a folder that holds a run.")] = False,
     untrained: Annotated[bool, typer.Option("--untrained", help="From new weights: the baseline.")] = False,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Any other setting, e.g. layer_decay=0.9.", metavar="K=V")
@@ -83,7 +84,8 @@ def finetune(
     changes |= {name: True for name, given in flags.items() if given} | _settings(settings or [])
     chosen = chosen_task(task, text, pair, label, choices)
     try:
-        done = tune(model, chosen, data[0] if len(data) == 1 else data, out, dev or None, device=device, **changes)
+        files = data[0] if len(data) == 1 else data
+        done = tune(model, chosen, files, out, dev or None, device=device, again=again, **changes)
     except Stopped as stopped:
         raise typer.Exit(stopped.code) from stopped
     show_facts({**done.metrics, "model": str(done.out)}, json)

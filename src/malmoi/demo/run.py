@@ -212,7 +212,7 @@ def _tune(story: Story, name: str, **how: Any) -> Result:
     task = own("classification", text="text", label="era")
     data, dev = story.out / "era.train.tsv", story.out / "era.dev.tsv"
     how |= {"lr": 1e-3, "batch": 16, "steps": story.plan.updates, "seeds": story.plan.seeds}
-    return finetune(story.out / "bert", task, data, story.out / name, dev, **how)
+    return finetune(story.out / "bert", task, data, story.out / name, dev, again=True, **how)
 
 
 def _look(story: Story) -> None:

@@ -66,7 +66,9 @@ def _labels(items: Sequence[Item], most: int) -> Tensor:
     return _padded(labels, IGNORE, most) if isinstance(labels[0], list) else torch.tensor(labels)
 
 
-def batches(items: Sequence[Item], batch: int, seed: int, config: ModelConfig, lm: bool) -> Iterator[dict[str, Tensor]]:
-    """An epoch's batches, ready for the network."""
-    for group in plan([item.length for item in items], batch, seed):
+def batches(
+    items: Sequence[Item], batch: int, seed: int, config: ModelConfig, lm: bool, start: int = 0
+) -> Iterator[dict[str, Tensor]]:
+    """An epoch's batches from one of them on, ready for the network."""
+    for group in plan([item.length for item in items], batch, seed)[start:]:
         yield collate([items[i] for i in group], config, lm=lm)

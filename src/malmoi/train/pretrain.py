@@ -41,7 +41,7 @@ def pretrain(
     origin = Origin(tuple(str(source) for source in sources), Path(tokenizer) if tokenizer else None, start)
     group = join(device)
     try:
-        with _alone(out, first=group.first):
+        with alone(out, first=group.first):
             run = prepare(chosen, origin, out, group)
             trainer = Trainer(run.recipe, run.network, run.feeds, run.valid, out, group, run.save, run.sample)
             _fit(trainer)
@@ -74,7 +74,7 @@ def _report(trainer: Trainer) -> None:
 
 
 @contextmanager
-def _alone(out: Path, *, first: bool) -> Iterator[None]:
+def alone(out: Path, *, first: bool) -> Iterator[None]:
     """One run in a folder at a time."""
     import fcntl
 

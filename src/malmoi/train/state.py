@@ -136,6 +136,13 @@ def load_state(folder: Path, network: nn.Module, optimizers: list[torch.optim.Op
     return Position(**state["position"])
 
 
+def other_tensors(folder: Path) -> dict[str, Tensor]:
+    """What a state holds beside weights and optimizers, of runs on one process."""
+    names = [name for name in _read(folder)["shapes"] if not name.startswith(("weights.", "optimizer"))]
+    file = _open(folder / "rank-00000.safetensors")
+    return {name: file.get_tensor(name) for name in names}
+
+
 def _load_optimizer(
     i: int, optimizer: torch.optim.Optimizer, named: Mapping[str, nn.Parameter], known: Mapping[str, Any], fetch: Any
 ) -> None:

@@ -26,11 +26,14 @@ from malmoi.tasks import load as load_examples
 from malmoi.tasks import task as named_task
 from malmoi.tasks.features import Item, View, features
 from malmoi.tokenizer import Encoding
+from malmoi.train.device import choose as choose_machine
 from malmoi.train.parallel import join
+from malmoi.train.pretrain import alone
 from malmoi.train.stop import Stopped
 from malmoi.tune.evaluate import Outcome, outcome, with_threshold
 from malmoi.tune.features import remembered
 from malmoi.tune.report import write_task_report
+from malmoi.tune.resume import begin, fingerprint, finish, steps_of
 from malmoi.tune.settings import FinetuneConfig, finetune_config
 from malmoi.tune.start import MOST, adapt
 from malmoi.tune.tuner import Tuner
@@ -58,6 +61,7 @@ class Work:
     labels: tuple[str, ...]
     start: Checkpoint
     device: torch.device
+    of: str  # which model and which examples these are
 
 
 @dataclass(frozen=True)
@@ -78,19 +82,22 @@ def finetune(
     dev: str | Path | Sequence[str | Path] | None = None,
     *,
     device: str | None = None,
+    again: bool = False,
     **overrides: Any,
 ) -> Result:
     """Fine-tunes a BERT or a GPT to a task, into a folder that transformers opens too.
 
     `data` is the training file (or a folder that holds train and dev); without `dev` a tenth is held out. Overrides
-    name a field of `FinetuneConfig`: epochs=3, lr=2e-5, freeze=True, lm=0.5, seeds=5…
+    name a field of `FinetuneConfig`: epochs=3, lr=2e-5, freeze=True, lm=0.5, seeds=5… The same call on the same folder
+    goes on where it was stopped; what is finished there is not done again, unless `again`.
     """
     settings = finetune_config(overrides)
     chosen, out = named_task(task) if isinstance(task, str) else task, Path(out)
     work = _gather(chosen, data, dev, settings, _start(model, settings, out), join(device).device)
     variants = settings.variants()
     folders = [out] if len(variants) == 1 else [out / _called(settings, v) for v in variants]
-    runs = [_run(work, v, folder) for v, folder in zip(variants, folders, strict=True)]
+    with alone(out, first=True):
+        runs = [_run(work, v, folder, again=again) for v, folder in zip(variants, folders, strict=True)]
     kept = _kept(runs, chosen.judged[0], best=settings.grid)
     if len(runs) > 1:
         _save(work, settings, kept.checkpoint, out)
@@ -136,7 +143,8 @@ def _gather(task: Task, data: Any, dev: Any, settings: FinetuneConfig, start: Ch
     every = [row for some in given for row in some.rows]
     need_labels(task, every)
     rows, judged = _held_out(every, settings) if dev is None else (given[0].rows, given[1].rows)
-    return Work(task, rows, judged, label_names(task, every), start, device)
+    of = fingerprint(start.network, [*rows, *judged])
+    return Work(task, rows, judged, label_names(task, every), start, device, of)
 
 
 def _held_out(rows: list[Example], settings: FinetuneConfig) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
@@ -152,19 +160,19 @@ def _held_out(rows: list[Example], settings: FinetuneConfig) -> tuple[tuple[Exam
 # ------------------------------------------------------------------ one run
 
 
-def _run(work: Work, settings: FinetuneConfig, out: Path) -> Run:
+def _run(work: Work, settings: FinetuneConfig, out: Path, *, again: bool) -> Run:
     out.mkdir(parents=True, exist_ok=True)
-    (out / "metrics.jsonl").unlink(missing_ok=True)
     checkpoint = adapt(work.start, work.task, work.labels, settings)
+    record = {"task": work.task.name, **settings.to_dict(), "of": work.of}
+    if begin(out, record, again=again):
+        return _finished(work, settings, out)
     checkpoint.network.to(work.device)
     reading = Reading.of(checkpoint)
     items = _items(work, checkpoint, reading)
     _describe(work, settings, checkpoint.network, items)
 
-    judged = with_threshold if _may_be_unanswered(work.task, work.train) else outcome
-
     def evaluate() -> Outcome:
-        return judged(work.task, work.dev, reading)
+        return _judged(work, reading)
 
     objective = make_objective(work, settings, say(items) if reading.words else None)
     tuner = Tuner(checkpoint.network, objective, settings, out, evaluate, work.task.judged[0])
@@ -173,11 +181,25 @@ def _run(work: Work, settings: FinetuneConfig, out: Path) -> Run:
     if best.threshold is not None:
         checkpoint.extra["threshold"] = best.threshold
     _save(work, settings, checkpoint, out)
-    write_text(out / "finetune.json", json.dumps({"task": work.task.name, **settings.to_dict()}, indent=2) + "\n")
     if tuner.stopped:
-        print(f"Stopped at step {tuner.step:,}; the best so far is in {out}.", file=sys.stderr)
+        where = f"the best so far is in {out}, the same command goes on from here"
+        print(f"Stopped at step {tuner.step:,} and saved: {where}.", file=sys.stderr)
         raise Stopped(tuner.stopped)
+    finish(out, record, best.metrics, tuner.step)
     return Run(settings, checkpoint, best, tuner.step)
+
+
+def _judged(work: Work, reading: Reading) -> Outcome:
+    return (with_threshold if _may_be_unanswered(work.task, work.train) else outcome)(work.task, work.dev, reading)
+
+
+def _finished(work: Work, settings: FinetuneConfig, out: Path) -> Run:
+    """A run that was done before: its model is read and judged, nothing is learnt."""
+    steps = steps_of(out)
+    print(f"{out} is finished (step {steps:,}); --again (again=True) would start it anew.", file=sys.stderr)
+    checkpoint = read(out, device=work.device)
+    with choose_machine(work.device, settings.training(1)).computing():
+        return Run(settings, checkpoint, _judged(work, Reading.of(checkpoint)), steps)
 
 
 def _items(work: Work, checkpoint: Checkpoint, reading: Reading) -> list[Item]:

@@ -24,9 +24,11 @@ from malmoi.train.replay import Replay
 from malmoi.train.schedule import rate
 from malmoi.train.stop import StopSignals
 from malmoi.tune.evaluate import Outcome
+from malmoi.tune.resume import keep, restore
 from malmoi.tune.settings import FinetuneConfig
 
 LOG_EVERY = 10  # steps
+KEEP_EVERY = 60.0  # seconds between two states on the disk: so much is lost at most
 
 
 @dataclass
@@ -65,14 +67,14 @@ class Tuner:
         self.judge = Judge(network, objective)
         self.best = Best(measure)
         self.out = out
-        self.step = self.tokens = self.stopped = 0  # stopped: by which signal
+        self.step = self.tokens = self.stopped = 0  # stopped: by which signal, before the end
 
     def fit(self, items: Sequence[Item]) -> Outcome:
         """Trains through the epochs or the minutes; the network ends with the best weights, which are judged so."""
         s = self.settings
-        per_epoch = len(plan([1] * len(items), s.batch, 0))
-        self.steps = s.steps or max(1, round(per_epoch * s.epochs))
-        self.every = max(1, per_epoch // s.evaluations)
+        self.per_epoch = len(plan([1] * len(items), s.batch, 0))
+        self.steps = s.steps or max(1, round(self.per_epoch * s.epochs))
+        self.every = max(1, self.per_epoch // s.evaluations)
         self.config = s.training(self.steps)
         self.machine = choose(self.device, self.config)
         gpu = self.device.type == "cuda"
@@ -82,27 +84,29 @@ class Tuner:
         self.learn = Replay(self._learn, self.device) if gpu and self.network.reader is None else self._learn
         self.log = Log(self.out, self.config, first=True)
         self.began, self.pending = time.monotonic(), list[Tensor]()
+        restore(self)
+        self.log.resume(self.step)
+        self.kept = time.monotonic()
         self.network.train()
         with StopSignals() as stop, Background(self._batches(items), ahead=4) as stream:
             for batch in stream:
                 self._update(batch)
-                if self._done(bool(stop.number)):
+                if self._done(stop.number):
                     break
         self.network.load_state_dict(self.best.state)
         self.network.eval()
         self.log.close()
         if self.best.outcome is None:
             raise MalmoiError("Nothing was learnt: there was no step to judge.")
-        self.stopped = stop.number
         return self.best.outcome
 
     def _batches(self, items: Sequence[Item]) -> Iterator[dict[str, Tensor]]:
-        epoch, pinned = 0, self.device.type == "cuda"
+        (epoch, start), pinned, s = divmod(self.step, self.per_epoch), self.device.type == "cuda", self.settings
         while True:
-            seed = self.settings.seed * 1000 + epoch
-            for batch in batches(items, self.settings.batch, seed, self.network.config, lm=self.settings.lm > 0):
+            seed = s.seed * 1000 + epoch
+            for batch in batches(items, s.batch, seed, self.network.config, s.lm > 0, start):
                 yield {name: tensor.pin_memory() for name, tensor in batch.items()} if pinned else batch
-            epoch += 1
+            epoch, start = epoch + 1, 0
 
     @property
     def progress(self) -> float:
@@ -130,14 +134,22 @@ class Tuner:
             optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
-    def _done(self, stopped: bool) -> bool:
-        """After a step: write, judge, and say whether this was the last."""
-        over = self.progress >= 1 or stopped
+    def _done(self, asked: int) -> bool:
+        """After a step: write, judge, keep the state where that is due; whether this was the last, or is for now."""
+        over = self.progress >= 1
         if self.step % LOG_EVERY == 0 or over:
             self._row()
         if self.step % self.every == 0 or over:
             self._judge()
-        return over or bool(self.settings.patience and self.best.since >= self.settings.patience)
+        if over or (self.settings.patience and self.best.since >= self.settings.patience):
+            return True
+        if asked or time.monotonic() - self.kept > KEEP_EVERY:
+            keep(self)
+            self.kept = time.monotonic()
+        if asked and self.best.outcome is None:  # so that there is a model to look at; the state knows nothing of it
+            self._judge()
+        self.stopped = asked
+        return bool(asked)
 
     def _row(self) -> None:
         loss = float(torch.stack(self.pending).mean())
@@ -152,12 +164,17 @@ class Tuner:
         share = min(1.0, self.progress)
         self.log.progress(f"{bar(share, 16)} {share:4.0%}  {clock(left)} left  step {self.step:,}  loss {loss:.3f}")
 
-    def _judge(self) -> None:
-        """The measures on the development set; the best so far is kept."""
+    def outcome(self) -> Outcome:
+        """What the network is worth as it stands."""
         self.network.eval()
         with self.machine.computing(), torch.compiler.set_stance("force_eager"):
-            outcome = self.evaluate()
+            found = self.evaluate()
         self.network.train()
+        return found
+
+    def _judge(self) -> None:
+        """The measures on the development set; the best so far is kept."""
+        outcome = self.outcome()
         self.best.offer(outcome, self.step, self.network)
         rounded = {name: round(value, 5) for name, value in outcome.metrics.items()}
         self.log.row(step=self.step, tokens=self.tokens, seconds=round(time.monotonic() - self.began, 3), **rounded)

@@ -1,0 +1,122 @@
+"""A fine-tuning that was stopped goes on, one that is finished is not done again: what its folder remembers."""
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from malmoi.checkpoint.atomic import write_text
+from malmoi.errors import UsageError
+from malmoi.model import Network
+from malmoi.tasks import Example
+from malmoi.train.parallel import Group
+from malmoi.train.state import Position, latest, load_state, other_tensors, prune, save_state, tensors_of
+
+if TYPE_CHECKING:
+    from malmoi.tune.tuner import Tuner
+
+BEST = "best."  # before the names of the best weights so far
+
+
+# ------------------------------------------------------------------ finetune.json: which run this is
+
+
+def fingerprint(network: Network, examples: Sequence[Example]) -> str:
+    """Of the weights that a run begins with and of the examples, wherever their files lie."""
+    found = hashlib.sha256()
+    for name, tensor in network.state_dict().items():
+        found.update(name.encode())
+        found.update(tensor.detach().float().cpu().contiguous().numpy().data)
+    for e in examples:
+        found.update(repr((e.text, e.pair, e.label, e.id, e.choices, e.words)).encode())
+    return found.hexdigest()[:32]
+
+
+def begin(out: Path, record: Mapping[str, Any], *, again: bool) -> bool:
+    """Makes the folder ready; whether the very same run is finished there. Another run's folder is refused."""
+    path = out / "finetune.json"
+    if again:
+        path.unlink(missing_ok=True)
+        forget(out)
+    before = _read(path)
+    changed = [name for name, value in record.items() if before and before.get(name) != value]
+    if changed:
+        raise UsageError(
+            f"{out} holds another fine-tuning ({', '.join(_told(name, before) for name in changed[:4])}): "
+            "give the same again to go on with it, name another folder, or start anew with --again (again=True)."
+        )
+    if "finished" in before:
+        return True
+    write_text(path, _text(record))
+    return False
+
+
+def _told(name: str, before: Mapping[str, Any]) -> str:
+    was = json.dumps(before.get(name), ensure_ascii=False)
+    return "of another model or other examples" if name == "of" else f"{name} was {was}"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    except ValueError:
+        values = {}
+    return values if isinstance(values, dict) else {}
+
+
+def _text(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+
+
+def finish(out: Path, record: Mapping[str, Any], metrics: Mapping[str, float], steps: int) -> None:
+    """From now on the run is finished, and its state no longer needed."""
+    write_text(out / "finetune.json", _text({**record, "finished": {"steps": steps, **metrics}}))
+    forget(out)
+
+
+def steps_of(out: Path) -> int:
+    """How many updates a finished run made."""
+    return int(_read(out / "finetune.json")["finished"]["steps"])
+
+
+def forget(out: Path) -> None:
+    shutil.rmtree(out / "train_state", ignore_errors=True)
+
+
+# ------------------------------------------------------------------ train_state: where it stands
+
+
+def keep(tuner: "Tuner") -> None:
+    """Saves everything that decides how the run goes on: weights, optimizer, the best so far, where it stands."""
+    root, best = tuner.out / "train_state", tuner.best
+    position = Position(step=tuner.step, tokens=tuner.tokens, seconds=time.monotonic() - tuner.began)
+    tensors = tensors_of(tuner.network, tuner.optimizers)
+    tensors |= {f"{BEST}{name}": tensor for name, tensor in best.state.items()}
+    tensors["judged"] = torch.tensor([best.step, best.since])
+    tensors["pending"] = torch.tensor([float(loss) for loss in tuner.pending])
+    group = Group(device=tuner.device)
+    save_state(root, position, tensors, group)
+    prune(root, 1)
+
+
+def restore(tuner: "Tuner") -> None:
+    """Goes on from the state in the folder, if there is one; the best so far is judged again."""
+    folder = latest(tuner.out / "train_state", tuner.log.say, Group(device=tuner.device))
+    if folder is None:
+        return
+    found, best = other_tensors(folder), tuner.best
+    best.step, best.since = found["judged"].tolist()
+    best.state = {name.removeprefix(BEST): t for name, t in found.items() if name.startswith(BEST)}
+    if best.state:
+        tuner.network.load_state_dict(best.state)
+        best.outcome = tuner.outcome()
+    position = load_state(folder, tuner.network, tuner.optimizers)
+    tuner.step, tuner.tokens = position.step, position.tokens
+    tuner.began = time.monotonic() - position.seconds
+    tuner.pending = list(found["pending"].to(tuner.device))
+    tuner.log.say(f"Going on from step {tuner.step:,}.")
