@@ -448,6 +448,15 @@ def test_a_spike_is_one_that_stands_out(corpus: Path, tmp_path: Path, monkeypatc
     assert json.loads((tmp_path / "train_state" / "step-20" / "state.json").read_text())["position"]["rollbacks"] == 1
 
 
+def test_longer_samples_are_no_spike(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where BERT goes from 128 to 512 tokens it meets positions that it never learnt, and its loss leaps."""
+    monkeypatch.setattr("malmoi.train.trainer.SPIKE_AFTER", 5)
+    spoil(monkeypatch, lambda trainer, call: call > 10, "3")
+    phases = {"data.lengths": (16, 32), "data.shares": (0.5, 0.5), "train.log_every": 4}
+    train("bert", corpus, tmp_path, steps=20, **phases)
+    assert json.loads((tmp_path / "train_state" / "step-20" / "state.json").read_text())["position"]["rollbacks"] == 0
+
+
 def test_the_fourth_bad_step_ends_the_run_with_its_last_good_state(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

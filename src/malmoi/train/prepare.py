@@ -32,7 +32,7 @@ from malmoi.train.trainer import Budget
 from malmoi.train.vocabulary import Origin, vocabulary
 
 FEW = 3  # files that are described one by one
-FREE = {"steps", "tokens", "minutes", "save_every", "keep", "valid_every", "valid_batches", "log_every", "sample_every"}
+FREE = {"steps", "tokens", "minutes", "save_every", "keep", "valid_every", "valid_batches", "log_every"}
 FREE |= {"prompt", "micro", "compile", "parallel", "tensorboard"}  # train settings that may change between resumes
 
 
@@ -57,7 +57,7 @@ def prepare(recipe: Recipe, origin: Origin, out: Path, group: Group) -> Run:
     feeds, valid = make_feeds(recipe, stores, words, packed=group.device.type == "cuda")
     if group.first:
         _describe(recipe, stores, feeds, checkpoint.network)
-    if group.first and valid is None:
+    if group.first and not valid:
         print("The validation text is shorter than one sample: there will be no validation.", file=sys.stderr)
     return Run(recipe, checkpoint, feeds, valid, out, group, prompt_of(recipe, stores, words))
 

@@ -66,8 +66,7 @@ class TrainConfig(Config):
     valid_every: int = 500
     valid_batches: int = 16
     log_every: int = 10
-    sample_every: int = 0  # steps between samples; 0: with each validation
-    prompt: str = ""  # what the samples continue or fill; none: one for the objective
+    prompt: str = ""  # what the sample of each validation continues or fills; none: one for the objective
     parallel: Literal["ddp", "fsdp"] = "ddp"
     tensorboard: bool = False
 

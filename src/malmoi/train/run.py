@@ -21,7 +21,7 @@ class Run:
     recipe: Recipe
     checkpoint: Checkpoint
     feeds: list[Feed]
-    valid: Feed | None
+    valid: list[Feed]  # of each phase; none where the text is too short
     out: Path
     group: Group
     prompt: str = ""

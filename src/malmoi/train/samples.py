@@ -16,16 +16,16 @@ SENTENCE = range(5, 25)  # tokens of a sentence that is good for a gap
 
 def make_feeds(
     recipe: Recipe, stores: list[Stores], words: Tokenizer, *, packed: bool
-) -> tuple[list[Feed], Feed | None]:
-    """The samples of every phase, and of validation at the last phase's length (none where the text is too short)."""
+) -> tuple[list[Feed], list[Feed]]:
+    """The samples of every phase, and its validation's (none at all where the text is too short for one of them)."""
     packed = recipe.data.packed if recipe.data.packed is not None else packed
     train = [s.train for s in stores]
     feeds = [_feed(recipe, train, words, length, packed) for length, _ in recipe.phases]
+    held = [s.valid for s in stores]
     try:
-        valid = _feed(recipe, [s.valid for s in stores], words, recipe.phases[-1][0], False, train)
+        return feeds, [_feed(recipe, held, words, length, False, train) for length, _ in recipe.phases]
     except MalmoiError:
-        valid = None
-    return feeds, valid
+        return feeds, []
 
 
 def _feed(

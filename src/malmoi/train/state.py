@@ -39,6 +39,7 @@ class Position:
     positions: list[int] = field(default_factory=list)  # samples used in each phase
     tokens: int = 0
     seconds: float = 0.0
+    phase: int = 0  # that the next two are of
     mean: float = 0.0  # of the loss, running; a spike is told by it
     spread: float = 0.0
     rollbacks: int = 0

@@ -61,7 +61,7 @@ class Trainer:
         recipe: Recipe,
         network: Network,
         feeds: list[Feed],
-        valid: Feed | None,
+        valid: list[Feed],
         out: Path,
         group: Group,
         save: Callable[[], None] = lambda: None,
@@ -82,7 +82,7 @@ class Trainer:
         self.micro = self.config.micro or first_micro(
             network.config, max(f.length for f in feeds), max(1, self.config.batch // group.world), group.device
         )
-        self._pending: list[dict[str, Tensor]] = []
+        self._pending: list[tuple[int, dict[str, Tensor]]] = []  # losses not yet looked at, and of which phase
         self._mark = (0, 0.0)  # tokens and time at the last row: the speed is told by them
         self._weights = parameters(network)
 
@@ -130,7 +130,7 @@ class Trainer:
         p.step += 1
         p.positions[phase] += size
         p.tokens += sum(micro.tokens for micro in micros) * self.group.world
-        self._pending.append(losses)
+        self._pending.append((phase, losses))
         self._watch(phase)
 
     def step(self, micros: list[Tensors]) -> dict[str, Tensor]:
@@ -221,25 +221,28 @@ class Trainer:
 
     def _look(self, phase: int) -> bool:
         """Reads the losses since the last look; False where a spike took the run back."""
-        pending = [{k: v.float() for k, v in losses.items()} for losses in self._pending]
+        phases = [number for number, _ in self._pending]
+        pending = [{k: v.float() for k, v in losses.items()} for _, losses in self._pending]
         stacked = {name: torch.stack([losses[name] for losses in pending]) for name in pending[0]}
         table = torch.stack(list(stacked.values()))
         rows = (self.group.sum(table) / self.group.world).tolist()
         self._pending = []
-        for loss in rows[0]:
-            if self._spiked(loss):
+        for number, loss in zip(phases, rows[0], strict=True):
+            if self._spiked(loss, number):
                 self._roll_back(loss, phase)
                 return False
         if self.position.step % self.config.log_every == 0:
             self._row({name: sum(row) / len(row) for name, row in zip(stacked, rows, strict=True)}, phase)
         return True
 
-    def _spiked(self, loss: float) -> bool:
-        """NaN, infinity, or far above the running mean; otherwise the mean moves on."""
+    def _spiked(self, loss: float, phase: int) -> bool:
+        """NaN, infinity, or far above the phase's running mean; otherwise the mean moves on."""
         p = self.position
+        if p.phase != phase:  # longer samples are another measure: BERT's loss leaps where it goes from 128 to 512
+            p.phase, p.mean, p.spread = phase, 0.0, 0.0
         if not math.isfinite(loss):
             return True
-        if p.step > SPIKE_AFTER and loss > p.mean + max(SPIKE_NATS, SPIKE * p.spread**0.5):
+        if p.step > SPIKE_AFTER and p.mean and loss > p.mean + max(SPIKE_NATS, SPIKE * p.spread**0.5):
             return True
         p.spread = 0.98 * p.spread + 0.02 * (loss - p.mean) ** 2 if p.mean else 0.0
         p.mean = 0.98 * p.mean + 0.02 * loss if p.mean else loss
@@ -287,15 +290,16 @@ class Trainer:
 
     @torch.no_grad()
     def _validate(self) -> dict[str, float]:
-        """The validation loss on the same batches every time, and a sample of what the model says."""
-        if self.valid is None:
+        """The phase's validation loss, on the same batches every time, and a sample of what the model says."""
+        if not self.valid:
             return {}
+        valid = self.valid[self._phase_number()]
         self.network.eval()
         sums: dict[str, Tensor] = {}
-        size = max(1, min(self.config.batch, self.valid.epoch, 8192 // self.valid.length))
+        size = max(1, min(self.config.batch, valid.epoch, 8192 // valid.length))
         wanted = self.config.valid_batches * self.config.batch // size
-        for i in range(max(1, min(wanted, self.valid.epoch // size, 64))):
-            batch = self.valid.micro(i * size, size, self.group.device).tensors
+        for i in range(max(1, min(wanted, valid.epoch // size, 64))):
+            batch = valid.micro(i * size, size, self.group.device).tensors
             with self.machine.computing(), torch.compiler.set_stance("force_eager"):
                 for name, value in self.judge.measure(batch).items():
                     sums[name] = sums[name] + value if name in sums else value
