@@ -168,7 +168,7 @@ def describe(row: Result) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--tokens", type=int, default=0, help="new tokens of a request (16 on a processor, else 256)")
+    parser.add_argument("--tokens", type=int, default=0, help="new tokens of a request (16 on a processor, else 128)")
     parser.add_argument("--compile", action="store_true", help="compile our steps too (GPU; a minute more)")
     parser.add_argument("--json", action="store_true", help="print one JSON object a comparison")
     chosen = parser.parse_args()
@@ -181,7 +181,7 @@ def main() -> None:
             lambda: drafts(ours, peer, 2 * count),
         ]
     else:
-        parts = [lambda b=b: decoding(ours, peer, b, chosen.tokens or 256, chosen.compile) for b in (1, 64)]  # type: ignore[misc]
+        parts = [lambda b=b: decoding(ours, peer, b, chosen.tokens or 128, chosen.compile) for b in (1, 64)]  # type: ignore[misc]
     for part in parts:
         row = part()
         print(json.dumps(row) if chosen.json else describe(row), flush=True)

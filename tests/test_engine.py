@@ -267,6 +267,22 @@ def test_steps_that_go_ahead_give_the_same(model: Model) -> None:
     assert max(len(done.tokens) for done in expected) > 3 * BURST
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="recorded steps need a GPU")
+def test_steps_recorded_on_a_gpu_give_the_same(tokenizer: Tokenizer) -> None:
+    config = gpt2(vocab=tokenizer.vocab_size, context=300, width=64, depth=3, heads=4, init_std=0.3)
+    ours = Model(Checkpoint(initialise(Network(config, {"lm": 0}), 0).cuda(), tokenizer))
+    found = {}
+    for mode in ("plain", "captured"):
+        with Engine(ours, slots=6, mode=mode) as engine:
+            jobs = [engine.job(prompt, max_new_tokens=9 * i + 1, seed=i) for i, prompt in enumerate(prompts(14))]
+            jobs += [engine.job(prompt, max_new_tokens=150, temperature=0) for prompt in prompts(3, seed=1)]
+            found[mode] = [ticket.result().tokens for ticket in [engine.submit(job) for job in jobs]]
+    assert found["captured"] == found["plain"]
+    texts = ours.generate(["the", "a"], max_new_tokens=30, seed=1)
+    assert ours.generate(["the", "a"], max_new_tokens=30, seed=1) == texts
+    assert ours.speaker.cohorts.kept is not None
+
+
 def test_generate_uses_a_cohort_again_where_its_graphs_are_worth_keeping(model: Model) -> None:
     wishes = {"max_new_tokens": 21, "seed": 5}
     texts = ["the state", "a", "나는 오늘 학교에", "a"]
