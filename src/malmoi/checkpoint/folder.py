@@ -19,8 +19,10 @@ from malmoi.checkpoint.weights import read_weights, write_weights
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.model import FeatureConfig, Network
+from malmoi.model.int8 import is_quantized, quantize
 from malmoi.tokenizer import Tokenizer
 
+INT8 = "int8"  # how an own folder says that its linear maps are quantised
 OWN = "malmoi"  # model_type of what Hugging Face cannot express
 SHARD_BYTES = 5_000_000_000
 
@@ -88,7 +90,7 @@ def write(checkpoint: Checkpoint, folder: str | Path, *, shard_bytes: int = SHAR
 
 def table_for(network: Network) -> Table | None:
     """The Hugging Face family that computes exactly this network, if there is one."""
-    if network.features is not None:
+    if network.features is not None or is_quantized(network):
         return None
     heads = set(network.heads)
     return next((t for t in TABLES.values() if t.expresses(network.config, heads)), None)
@@ -108,6 +110,7 @@ def _read_own(folder: Path, values: Mapping[str, Any]) -> tuple[Network, tuple[s
     config = ModelConfig.from_dict(values.get("model", {}))
     features = FeatureConfig.from_dict(values["features"]) if values.get("features") else None
     network = empty(config, values.get("heads", {}), bool(values.get("pooler")), features)
+    network = quantize(network) if values.get("weights") == INT8 else network
     weights = read_weights(folder)
     shapes = {name: t.shape for name, t in network.state_dict().items()}
     wrong = [k for k, v in weights.items() if k not in shapes or v.shape != shapes[k]]
@@ -127,6 +130,7 @@ def _config_json(checkpoint: Checkpoint, table: Table | None) -> dict[str, Any]:
             "pooler": network.pooler is not None,
         }
         values |= {"features": network.features.to_dict()} if network.features else {}
+        values |= {"weights": INT8} if is_quantized(network) else {}
     else:
         architecture = table.architecture(set(network.heads), network.config.tied)
         values = {"architectures": [architecture], "model_type": table.model_type, **table.write_config(network.config)}

@@ -170,8 +170,9 @@ class Network(nn.Module):
 
     def tie(self) -> None:
         """Makes vocabulary heads share the token embedding again, after its weight was replaced."""
-        for name in VOCABULARY & set(self.heads) if self.config.tied else ():
-            self.heads[name].weight = self.trunk.embed.token.weight
+        for head in self.heads.values() if self.config.tied else ():
+            if isinstance(head, VocabularyHead):
+                head.weight = self.trunk.embed.token.weight
 
     def forward(
         self,
