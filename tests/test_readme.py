@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/guide.md", "CONTRIBUTING.md")
 PAIRS = (("README.md", "README.ko.md"), ("docs/guide.md", "docs/guide.ko.md"))
 LINKING = (*PAGES, "README.ko.md", "docs/guide.ko.md", "docs/architecture.md", "docs/performance.md",
-           "docs/decisions.md", "docs/results/gpt2-small.md", "CHANGELOG.md")  # fmt: skip
+           "docs/decisions.md", "docs/results/gpt2-small.md", "docs/results/bert-small.md", "CHANGELOG.md")  # fmt: skip
 
 
 def text_of(page: str) -> str:
