@@ -165,6 +165,20 @@ def test_parquet_and_saved_data_sets(tmp_path: Path) -> None:
     assert texts(tmp_path / "saved") == texts(f"hf:{tmp_path / 'saved'}") == ["하나", "three"]
 
 
+def test_a_data_set_in_a_folder_is_read_by_its_own_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    rows = datasets.Dataset.from_dict({"text": ["하나", "둘"], "id": [1, 2]})
+    rows.to_parquet(tmp_path / "set" / "data" / "train-00000-of-00001.parquet")
+    rows.select([0]).to_parquet(tmp_path / "set" / "data" / "test-00000-of-00001.parquet")
+    (tmp_path / "set" / "README.md").write_text("no text of the set")
+    assert texts(f"hf:{tmp_path / 'set'}") == ["하나", "둘"]
+    assert texts(f"hf:{tmp_path / 'set'}::test") == ["하나"]
+    rows.rename_column("text", "words").to_parquet(tmp_path / "other" / "train.parquet")
+    with pytest.raises(MalmoiError, match="no column 'text'"):
+        texts(f"hf:{tmp_path / 'other'}")
+
+
 def test_compressed_files(tmp_path: Path) -> None:
     data = b"one\n\ntwo\n"
     packers = {"gz": gzip.compress, "xz": lzma.compress, "bz2": bz2.compress}

@@ -100,7 +100,8 @@ class Sotu:
 
 
 class Hub:
-    """A data set of the Hugging Face hub: hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT (train unless said)."""
+    """A data set of the Hugging Face hub, or a folder laid out like one: hf:NAME, hf:NAME:CONFIG or
+    hf:NAME:CONFIG:SPLIT (train unless said)."""
 
     def __init__(self, name: str):
         self.name = name
@@ -141,9 +142,14 @@ def resolve(given: str) -> list[Source]:
         if given != "builtin:sotu":
             raise UsageError(f"There is no built-in corpus {given!r}.{nearest(given, ['builtin:sotu'])}")
         return [Sotu()]
-    if given.startswith("hf:") and not Path(given.removeprefix("hf:")).expanduser().is_dir():
+    if given.startswith("hf:") and not _is_saved(Path(given.removeprefix("hf:")).expanduser()):
         return [Hub(given)]
     return list(_on_disk(given.removeprefix("hf:")))
+
+
+def _is_saved(folder: Path) -> bool:
+    """Whether it is what `save_to_disk` of the datasets library writes."""
+    return any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
 
 
 def _on_disk(given: str) -> Iterator[File]:
