@@ -1,7 +1,6 @@
 """From a pre-trained model and labelled rows to a fine-tuned folder: read → frame → `Tuner.fit` → judge → write."""
 
 import json
-import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -9,20 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from malmoi.adapt import check_target, is_adapter, read, write_adapter
 from malmoi.checkpoint import Checkpoint, write
 from malmoi.checkpoint.atomic import write_text
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import UsageError
 from malmoi.infer import Model
 from malmoi.infer.predict import Reading
 from malmoi.metrics import better, mean
-from malmoi.model import Network, parameters
 from malmoi.objectives import Objective, lm
 from malmoi.objectives.task import choose, classify, regress, span, tag
-from malmoi.tasks import Example, Task, files_in, label_names, need_labels
-from malmoi.tasks import load as load_examples
+from malmoi.tasks import Example, Task
 from malmoi.tasks import task as named_task
 from malmoi.tasks.features import Item, View, features
 from malmoi.tokenizer import Encoding
@@ -33,11 +28,12 @@ from malmoi.train.stop import Stopped
 from malmoi.tune.evaluate import Outcome, outcome, with_threshold
 from malmoi.tune.features import remembered
 from malmoi.tune.report import write_task_report
-from malmoi.tune.resume import begin, fingerprint, finish, steps_of
+from malmoi.tune.resume import begin, finish, steps_of
 from malmoi.tune.settings import FinetuneConfig, finetune_config
-from malmoi.tune.start import MOST, adapt
+from malmoi.tune.start import adapt
 from malmoi.tune.tuner import Tuner
 from malmoi.tune.words import said_items, say
+from malmoi.tune.work import Work, describe, gather
 
 
 @dataclass(frozen=True)
@@ -49,19 +45,6 @@ class Result:
     out: Path
     model: Model
     steps: int  # updates of the run that was kept
-
-
-@dataclass(frozen=True)
-class Work:
-    """What every run of a fine-tuning shares."""
-
-    task: Task
-    train: tuple[Example, ...]
-    dev: tuple[Example, ...]
-    labels: tuple[str, ...]
-    start: Checkpoint
-    device: torch.device
-    of: str  # which model and which examples these are
 
 
 @dataclass(frozen=True)
@@ -93,7 +76,7 @@ def finetune(
     """
     settings = finetune_config(overrides)
     chosen, out = named_task(task) if isinstance(task, str) else task, Path(out)
-    work = _gather(chosen, data, dev, settings, _start(model, settings, out), join(device).device)
+    work = gather(chosen, data, dev, settings, _start(model, settings, out), join(device).device)
     variants = settings.variants()
     folders = [out] if len(variants) == 1 else [out / _called(settings, v) for v in variants]
     with alone(out, first=True):
@@ -133,30 +116,6 @@ def _save(work: Work, settings: FinetuneConfig, checkpoint: Checkpoint, out: Pat
         write_adapter(checkpoint, work.start, settings.adapter, out)
 
 
-def _gather(task: Task, data: Any, dev: Any, settings: FinetuneConfig, start: Checkpoint, device: torch.device) -> Work:
-    """Reads the examples; without a development file some of the training's are kept apart."""
-    if dev is None and isinstance(data, str | Path):
-        data, dev = files_in(task, data)
-    given = [load_examples(task, files, skip_bad=settings.skip_bad) for files in (data, dev) if files is not None]
-    for note in (note for some in given for note in some.notes):
-        print(f"note: {note}", file=sys.stderr)
-    every = [row for some in given for row in some.rows]
-    need_labels(task, every)
-    rows, judged = _held_out(every, settings) if dev is None else (given[0].rows, given[1].rows)
-    of = fingerprint(start.network, [*rows, *judged])
-    return Work(task, rows, judged, label_names(task, every), start, device, of)
-
-
-def _held_out(rows: list[Example], settings: FinetuneConfig) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
-    """What is learnt from, and a share of the examples, drawn, that is judged by."""
-    if len(rows) < 2:
-        raise MalmoiError(f"There is only one example ({rows[0].place}): one is needed to learn from, one to judge by.")
-    held = max(1, round(len(rows) * settings.holdout))
-    print(f"note: There is no development file: {held:,} of the examples are held out to judge by.", file=sys.stderr)
-    mixed = random.Random(settings.seed).sample(rows, len(rows))
-    return tuple(mixed[held:]), tuple(mixed[:held])
-
-
 # ------------------------------------------------------------------ one run
 
 
@@ -169,7 +128,7 @@ def _run(work: Work, settings: FinetuneConfig, out: Path, *, again: bool) -> Run
     checkpoint.network.to(work.device)
     reading = Reading.of(checkpoint)
     items = _items(work, checkpoint, reading)
-    _describe(work, settings, checkpoint.network, items)
+    describe(work, settings, checkpoint.network, items)
 
     def evaluate() -> Outcome:
         return _judged(work, reading)
@@ -246,18 +205,6 @@ def _may_be_unanswered(task: Task, examples: Sequence[Example]) -> bool:
 
 
 # ------------------------------------------------------------------ what is said and written
-
-
-def _describe(work: Work, settings: FinetuneConfig, network: Network, items: Sequence[Any]) -> None:
-    learning, whole = sum(p.numel() for p in network.parameters() if p.requires_grad), parameters(network)
-    what = f"{len(work.train):,} examples to learn from, {len(work.dev):,} to judge by"
-    long = f"{settings.steps:,} steps" if settings.steps else f"{settings.epochs:g} epochs"
-    long = f"{settings.minutes:g} minutes" if settings.minutes else long
-    print(f"{work.task.name}: {what}; {learning:,} weights learn ({learning / whole:.2%}), {long}.", file=sys.stderr)
-    limit = max(item.length for item in items)
-    cut = sum(item.length == limit for item in items)
-    if cut > 1 and limit == min(settings.length or MOST, network.config.context) and work.task.kind != "answer":
-        print(f"note: up to {cut:,} texts are longer than {limit} tokens and are cut there.", file=sys.stderr)
 
 
 def _kept(runs: Sequence[Run], measure: str, *, best: bool) -> Run:

@@ -1,0 +1,74 @@
+"""What every run of a fine-tuning shares: its examples, read and checked, and the model it starts from."""
+
+import random
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from malmoi.checkpoint import Checkpoint
+from malmoi.errors import MalmoiError
+from malmoi.model import Network, parameters
+from malmoi.tasks import Example, Task, files_in, label_names, need_labels
+from malmoi.tasks import load as load_examples
+from malmoi.tasks.features import Item
+from malmoi.tune.resume import fingerprint
+from malmoi.tune.settings import FinetuneConfig
+from malmoi.tune.start import MOST
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every run of a fine-tuning shares."""
+
+    task: Task
+    train: tuple[Example, ...]
+    dev: tuple[Example, ...]
+    labels: tuple[str, ...]
+    start: Checkpoint
+    device: torch.device
+    of: str  # which model and which examples these are
+
+
+def gather(task: Task, data: Any, dev: Any, settings: FinetuneConfig, start: Checkpoint, device: torch.device) -> Work:
+    """Reads the examples; without a development file some of the training's are kept apart."""
+    if dev is None and isinstance(data, str | Path):
+        data, dev = files_in(task, data)
+    given = [load_examples(task, files, skip_bad=settings.skip_bad) for files in (data, dev) if files is not None]
+    for note in (note for some in given for note in some.notes):
+        print(f"note: {note}", file=sys.stderr)
+    every = [row for some in given for row in some.rows]
+    need_labels(task, every)
+    rows, judged = _held_out(every, settings) if dev is None else (given[0].rows, given[1].rows)
+    of = fingerprint(start.network, [*rows, *judged])
+    return Work(task, rows, judged, label_names(task, every), start, device, of)
+
+
+def _held_out(rows: list[Example], settings: FinetuneConfig) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
+    """What is learnt from, and a share of the examples, drawn, that is judged by."""
+    if len(rows) < 2:
+        raise MalmoiError(f"There is only one example ({rows[0].place}): one is needed to learn from, one to judge by.")
+    held = max(1, round(len(rows) * settings.holdout))
+    print(f"note: There is no development file: {held:,} of the examples are held out to judge by.", file=sys.stderr)
+    mixed = random.Random(settings.seed).sample(rows, len(rows))
+    return tuple(mixed[held:]), tuple(mixed[:held])
+
+
+def describe(work: Work, settings: FinetuneConfig, network: Network, items: Sequence[Item]) -> None:
+    """Says what is about to be learnt, and what is worth knowing before."""
+    learning, whole = sum(p.numel() for p in network.parameters() if p.requires_grad), parameters(network)
+    what = f"{len(work.train):,} examples to learn from, {len(work.dev):,} to judge by"
+    long = f"{settings.steps:,} steps" if settings.steps else f"{settings.epochs:g} epochs"
+    long = f"{settings.minutes:g} minutes" if settings.minutes else long
+    print(f"{work.task.name}: {what}; {learning:,} weights learn ({learning / whole:.2%}), {long}.", file=sys.stderr)
+    if work.task.kind == "classification":
+        label, times = Counter(e.label for e in work.dev).most_common(1)[0]
+        print(f"note: always saying {label!r} would be right for {times / len(work.dev):.1%} of them.", file=sys.stderr)
+    limit = max(item.length for item in items)
+    cut = sum(item.length == limit for item in items)
+    if cut > 1 and limit == min(settings.length or MOST, network.config.context) and work.task.kind != "answer":
+        print(f"note: up to {cut:,} texts are longer than {limit} tokens and are cut there.", file=sys.stderr)
