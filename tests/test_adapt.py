@@ -8,7 +8,7 @@ import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import peft
 import pytest
@@ -92,6 +92,7 @@ def drawn(base: Checkpoint, adapter: AdapterConfig, head: str = "") -> Checkpoin
     if head:
         network.heads.clear()
         network.add(head, 3)
+        cast(torch.nn.Module, network.pooler).requires_grad_(True)
     attach(network, adapter, tokenizer_of(base))
     generator = torch.Generator().manual_seed(1)
     for p in network.parameters():

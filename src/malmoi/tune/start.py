@@ -42,7 +42,7 @@ def adapt(start: Checkpoint, task: Task, labels: tuple[str, ...], settings: Fine
         _inherit(network, start.network, head if start.labels == labels else None)
     _freeze(network, settings)
     if settings.adapter.kind != "none":
-        _hold(network, start.network)
+        _hold(network)
         attach(network, settings.adapter, tokenizer, settings.seed)
     both = {"both": True} if causal and task.both else {}
     length = min(settings.length or MOST, network.config.context)
@@ -76,12 +76,13 @@ def _inherit(network: Network, old: Network, head: str | None) -> None:
             weight[: len(before[name])] = before[name].to(weight)
 
 
-def _hold(network: Network, base: Network) -> None:
-    """Beside an adapter only a task's own layers learn, and a pooler that the base does not have."""
-    before = base.state_dict()
+def _hold(network: Network) -> None:
+    """Beside an adapter only what reads the trunk for a task learns: its new layer, and the pooler before it.
+
+    A pooler that pre-training left as it was drawn, or made for another use, lets little through while it is frozen.
+    """
     for name, weight in network.named_parameters():
-        task_own = name.startswith("heads.") and not name.startswith(("heads.lm.", "heads.mlm."))
-        weight.requires_grad_(task_own or name not in before)
+        weight.requires_grad_(name.startswith(("heads.", "pooler.")) and not name.startswith("heads.lm."))
 
 
 def _freeze(network: Network, settings: FinetuneConfig) -> None:
