@@ -185,6 +185,24 @@ def test_the_disk_gives_back_what_the_trunk_said(model: Path) -> None:
         assert torch.allclose(found[name].float(), wanted, atol=2e-3)
 
 
+def test_states_that_cannot_be_written_leave_nothing_half(
+    model: Path, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half(network: Any, rows: Any, layers: Any, files: Any) -> None:
+        files[0].write(b"half")
+        raise OSError(28, "No space left on device")
+
+    path = file_of("tagging", tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(states, "_write", half)
+        with pytest.raises(OSError, match="No space left"):
+            finetune(model, "tagging", path, tmp_path / "o", path, features="last")
+    (folder,) = (own_cache / "malmoi" / "states").iterdir()
+    assert list(folder.iterdir()) == []
+    finetune(model, "tagging", path, tmp_path / "o", path, features="last", steps=1, recurrent=4, again=True)
+    assert [p.name for p in folder.iterdir()] == ["layer-3.f16"]
+
+
 def test_what_does_not_go_together_is_said(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = file_of("classification", tmp_path)
     with pytest.raises(UsageError, match="neither lm nor grid"):

@@ -101,12 +101,18 @@ class Tuner:
         return self.best.outcome
 
     def _batches(self, items: Sequence[Item]) -> Iterator[dict[str, Tensor]]:
-        (epoch, start), pinned, s = divmod(self.step, self.per_epoch), self.device.type == "cuda", self.settings
+        (epoch, start), s = divmod(self.step, self.per_epoch), self.settings
         while True:
             seed = s.seed * 1000 + epoch
             for batch in batches(items, s.batch, seed, self.network.config, s.lm > 0, start):
-                yield {name: tensor.pin_memory() for name, tensor in batch.items()} if pinned else batch
+                yield self._sent(batch)
             epoch, start = epoch + 1, 0
+
+    def _sent(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """In pinned memory, from which a recorded step fetches it, or where the network is."""
+        if isinstance(self.learn, Replay):
+            return {name: tensor.pin_memory() for name, tensor in batch.items()}
+        return {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
 
     @property
     def progress(self) -> float:
