@@ -367,11 +367,11 @@ def test_a_real_language_model_learns_sst2_by_a_soft_prompt(tmp_path: Path) -> N
         head, *lines = lzma.decompress((data / f"{name}.tsv.xz").read_bytes()).decode().splitlines()
         random.Random(0).shuffle(lines)
         (tmp_path / f"{name}.tsv").write_text("\n".join([head, *lines[:count]]) + "\n", "utf-8")
-    settings: dict[str, Any] = {"adapter": "prompt", "adapter.init": QUESTION, "steps": 100, "batch": 16}
+    settings: dict[str, Any] = {"adapter": "prompt", "adapter.init": QUESTION, "steps": 200, "batch": 16}
     done = finetune(
         tmp_path / "base", "sst2", tmp_path / "train.tsv", tmp_path / "out", tmp_path / "dev.tsv", **settings
     )
-    assert done.metrics["accuracy"] > 0.8
+    assert done.metrics["accuracy"] > 0.83  # 0.785 as it is, asked in the same words
     assert bits(tmp_path / "base") == before
 
 

@@ -12,7 +12,7 @@ from malmoi.train.recipe import TrainConfig
 
 RATES, BATCHES, EPOCHS = (5e-5, 3e-5, 2e-5), (16, 32), (2, 3, 4)  # Devlin et al. 2019 appendix A.3
 # What learns few weights from nothing wants a higher rate than a whole network (Hu 2021 table 9, Lester 2021 §3.1).
-ADAPTED = {"none": 5e-5, "lora": 1e-3, "prompt": 1e-2, "prefix": 1e-2}
+ADAPTED = {"none": 5e-5, "lora": 1e-3, "prompt": 3e-2, "prefix": 1e-2}
 FEATURED = {"lr": 2e-3, "batch": 16, "epochs": 10.0, "precision": "fp32"}  # a small model on frozen layers
 
 
