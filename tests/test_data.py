@@ -322,6 +322,7 @@ def test_a_tokenizer_that_joins_words_is_left_alone() -> None:
 
 
 @pytest.mark.heavy
+@pytest.mark.timeout(1800)
 def test_much_text_takes_little_memory(tmp_path: Path) -> None:
     if not (tokenizer := SHARED / "tokenizers" / "gpt2").is_dir():
         pytest.skip("the shared tokenizers are not here")
