@@ -9,7 +9,7 @@ One thread does all the work; everything that users call may be called from any 
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, Unpack
@@ -61,8 +61,8 @@ class Stats:
 class _Guest:
     """A job on its way through the engine."""
 
-    def __init__(self, job: Job, model: Model, capacity: int) -> None:
-        self.job, self.ticket = job, Ticket()
+    def __init__(self, job: Job, model: Model, capacity: int, hear: Callable[[Piece], None] | None) -> None:
+        self.job, self.ticket = job, Ticket(hear)
         constraint = job.constraint or job.wish.constraint
         request = requests([job.prompt], job.wish, capacity)[0]
         walk = constraint.walk() if constraint is not None else None
@@ -128,10 +128,10 @@ class Engine:
         tokens = self.model._prompts([prompt])[0] if isinstance(prompt, str) else prompt
         return Job(tuple(tokens), self.model._wish(**wishes), logprobs, echo)
 
-    def submit(self, job: Job) -> Ticket:
+    def submit(self, job: Job, hear: Callable[[Piece], None] | None = None) -> Ticket:
         """Takes a job in, or refuses it at once: `Busy` where too many wait, `UsageError` where it cannot be done."""
         self._check(job)
-        guest = _Guest(job, self.model, self.capacity)
+        guest = _Guest(job, self.model, self.capacity, hear)
         with self.changed:
             if self.closing:
                 raise MalmoiError("The engine is closing and takes no more requests.")

@@ -1,6 +1,6 @@
 """What a request gets back: pieces as they are written, or everything at its end."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Literal
@@ -32,12 +32,16 @@ class Done:
 
 
 class Ticket:
-    """A request's place in the engine. Read it once, from any thread: as pieces, or as a result."""
+    """A request's place in the engine. Read it once, from any thread: as pieces, or as a result.
 
-    def __init__(self) -> None:
+    With `hear`, pieces go there instead, in the engine's thread: an event loop waits for nobody.
+    """
+
+    def __init__(self, hear: Callable[[Piece], None] | None = None) -> None:
         self.cancelled = False
         self.error: MalmoiError | None = None  # what went wrong, where the last piece says "error"
         self._pieces: SimpleQueue[Piece] = SimpleQueue()
+        self._hear = hear or self._pieces.put
 
     def __iter__(self) -> Iterator[Piece]:
         """Pieces as they come; the last one says why the text is over."""
@@ -56,11 +60,16 @@ class Ticket:
         pieces = list(self)
         if self.error is not None:
             raise self.error
-        text = "".join(piece.text for piece in pieces)
-        tokens = tuple(token for piece in pieces for token in piece.tokens)
-        said = tuple(one for piece in pieces for one in piece.logprobs)
-        return Done(text, tokens, said, pieces[-1].finish or "stop")
+        return joined(pieces)
 
     def put(self, piece: Piece) -> None:
         """For the engine: hands a piece over."""
-        self._pieces.put(piece)
+        self._hear(piece)
+
+
+def joined(pieces: Sequence[Piece]) -> Done:
+    """All that was written, in one."""
+    text = "".join(piece.text for piece in pieces)
+    tokens = tuple(token for piece in pieces for token in piece.tokens)
+    said = tuple(one for piece in pieces for one in piece.logprobs)
+    return Done(text, tokens, said, pieces[-1].finish or "stop")

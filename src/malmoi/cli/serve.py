@@ -1,0 +1,90 @@
+"""The verb `serve`: models behind an OpenAI-compatible API, and the studio page."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from malmoi.cli.inputs import DeviceOption, DtypeOption
+from malmoi.errors import MalmoiError
+
+if TYPE_CHECKING:
+    from malmoi.serve.settings import ServeConfig
+
+KEY = "MALMOI_API_KEY"
+
+
+def add(app: typer.Typer) -> None:
+    app.command()(serve)
+
+
+def serve(
+    model: Annotated[
+        list[str], typer.Option("--model", "-m", help="A model's folder; give each, the first is the default.")
+    ],
+    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes any that is free.")] = 8000,
+    api_key: Annotated[
+        str | None, typer.Option(envvar=KEY, show_envvar=True, help="What clients must send as their key.")
+    ] = None,
+    cors: Annotated[list[str] | None, typer.Option(help="An origin whose pages may read answers.")] = None,
+    slots: Annotated[int, typer.Option(help="Texts that a model writes at once.")] = 16,
+    queue: Annotated[int, typer.Option(help="Texts that may wait for that; more are refused with 429.")] = 256,
+    timeout: Annotated[float, typer.Option(help="Seconds that one request may take.")] = 300,
+    max_tokens: Annotated[int, typer.Option(help="The most tokens that one request may ask for.")] = 4096,
+    runs: Annotated[Path | None, typer.Option(help="A folder of training runs for the studio to show.")] = None,
+    open: Annotated[bool, typer.Option("--open", help="Show the studio in a browser.")] = False,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+) -> None:
+    """Serve models over HTTP: OpenAI's API under /v1, and at / a page that shows what they do.
+
+    Example: malmoi serve --model runs/tiny-gpt --model runs/tiny-bert
+    """
+    _need_fastapi()
+    from malmoi.serve.settings import ServeConfig
+
+    settings = ServeConfig(
+        host=host,
+        port=port,
+        api_key=api_key,
+        cors=tuple(cors or ()),
+        slots=slots,
+        queue=queue,
+        timeout=timeout,
+        max_tokens=max_tokens,
+        runs=runs,
+    )
+    _run(settings, model, device, dtype, open)
+
+
+def _run(settings: "ServeConfig", paths: list[str], device: str | None, dtype: str | None, show: bool) -> None:
+    from malmoi.serve.app import create_app
+    from malmoi.serve.registry import Registry
+    from malmoi.serve.run import Server, address, listen
+
+    with listen(settings) as where:
+        registry = Registry.open(paths, settings, device=device, dtype=dtype)
+        for note in registry.notes:
+            _say(f"note: {note}")
+        if not settings.local and settings.api_key is None:
+            _say("note: other machines can reach this server, and no API key is set: anyone there may use it.")
+        _say(f"{', '.join(registry.names)} at {address(where)} (the studio) and {address(where)}/v1 (the API)")
+        if show:
+            import webbrowser
+
+            webbrowser.open(address(where))
+        Server(create_app(registry, settings), settings).run(sockets=[where])
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _need_fastapi() -> None:
+    try:
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise MalmoiError(f"malmoi serve needs {error.name}: pip install 'malmoi[serve]'.") from error

@@ -1,0 +1,85 @@
+"""The app: everything that answers, put together."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
+
+from malmoi import __version__
+from malmoi.serve import about, chat, completions, errors, look, understand, views
+from malmoi.serve.guard import Gate, Guard
+from malmoi.serve.metrics import Metrics
+from malmoi.serve.registry import Registry
+from malmoi.serve.settings import ServeConfig
+from malmoi.serve.work import Workshop
+
+STUDIO = Path(__file__).parent / "studio"
+# nothing from elsewhere, and no script but ours, whatever a model or a user writes
+POLICY = (
+    "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; object-src 'none'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+MEANINGS: dict[int | str, str] = {
+    400: "The request is wrong; the message says where.",
+    401: "The API key is missing or wrong.",
+    404: "There is no such model or address.",
+    413: "The body is too large.",
+    429: "Too many are waiting; try again after Retry-After seconds.",
+    500: "The work failed.",
+    503: "The server is stopping.",
+    504: "The work took too long.",
+    "default": "Something else is wrong.",
+}
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    status: {"model": errors.ErrorReply, "description": meaning} for status, meaning in MEANINGS.items()
+}
+
+
+def create_app(registry: Registry, settings: ServeConfig) -> FastAPI:
+    """An app that answers for these models. Whoever starts it stops it through its lifespan."""
+    app = FastAPI(
+        title="Malmoi",
+        version=__version__,
+        summary="BERT and GPT behind HTTP: OpenAI's API, and what it does not have.",
+        docs_url=None,  # FastAPI's pages load scripts from elsewhere; the studio is ours
+        redoc_url=None,
+        responses=REFUSALS,
+        lifespan=_lifespan,
+    )
+    app.state.registry, app.state.settings = registry, settings
+    app.state.metrics, app.state.gate = Metrics(), Gate()
+    app.state.work = Workshop(registry, settings)
+    errors.install(app)
+    for part in (about, completions, chat, understand, look, views):
+        app.include_router(part.router)
+    app.router.default = Studio(directory=STUDIO, html=True)  # after every address, so that those say 405 themselves
+    app.add_middleware(Guard, gate=app.state.gate, settings=settings, metrics=app.state.metrics)
+    if settings.cors:
+        headers = ["Authorization", "Content-Type"]
+        app.add_middleware(
+            CORSMiddleware, allow_origins=settings.cors, allow_methods=["GET", "POST"], allow_headers=headers
+        )
+    return app
+
+
+class Studio(StaticFiles):
+    """The page and its files."""
+
+    def file_response(self, *given: Any, **more: Any) -> Response:
+        response = super().file_response(*given, **more)
+        response.headers["Content-Security-Policy"] = POLICY
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        response.headers["Cache-Control"] = "no-cache"
+        return response
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    yield
+    app.state.work.close()
+    app.state.registry.close(drain=False)

@@ -1,0 +1,120 @@
+"""What goes wrong, in the form that OpenAI's clients read: {"error": {"message", "type", "param", "code"}}."""
+
+import sys
+import traceback
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+
+from malmoi.errors import MalmoiError, UsageError
+from malmoi.infer.engine import Busy
+
+RETRY = 1  # seconds after which a full server may be asked again
+CODES = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong."""
+
+    message: str = Field(examples=["There is no model 'tiny-gtp'. Did you mean 'tiny-gpt'?"])
+    type: str = Field(examples=["invalid_request_error"])
+    param: str | None = Field(examples=["model"])
+    code: str | None = Field(examples=["model_not_found"])
+
+
+class ErrorReply(BaseModel):
+    """Every answer that is not the one asked for."""
+
+    error: ErrorDetail
+
+
+class ApiError(Exception):
+    """A request that is answered with an error: its status, a sentence, and names that programs read."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+
+    @property
+    def type(self) -> str:
+        if self.status in (401, 403):
+            return "authentication_error"
+        if self.status == 429:
+            return "rate_limit_error"
+        return "invalid_request_error" if self.status < 500 else "server_error"
+
+    def body(self) -> dict[str, Any]:
+        # a lone surrogate of the request, repeated in the sentence, could not be sent
+        message = self.message.encode("utf-8", "replace").decode()
+        param = self.param and self.param.encode("utf-8", "replace").decode()
+        return {"error": {"message": message, "type": self.type, "param": param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        headers = {"Retry-After": str(RETRY)} if self.status in (429, 503) else {}
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return JSONResponse(self.body(), self.status, headers)
+
+
+def api_error(error: BaseException) -> ApiError:
+    """Whatever was raised, as it is told to a client."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, Busy):
+        return ApiError(429, str(error), code="busy")
+    if isinstance(error, UsageError):
+        return ApiError(400, str(error))
+    if isinstance(error, MalmoiError):
+        return ApiError(500, str(error), code="failed")
+    return ApiError(500, "This should not have happened; the server's log says where.", code="internal_error")
+
+
+def log(error: BaseException) -> None:
+    """The place of a mistake of ours, for whoever runs the server."""
+    if api_error(error).code == "internal_error":
+        traceback.print_exception(error, file=sys.stderr)
+
+
+def install(app: FastAPI) -> None:
+    """Makes every error of the app one of these."""
+
+    async def told(_: Request, error: Exception) -> JSONResponse:
+        return api_error(error).response()
+
+    async def refused(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        return wrong_shape(error).response()
+
+    async def http(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        response = ApiError(error.status_code, _sentence(error), code=CODES.get(error.status_code)).response()
+        response.headers.update(error.headers or {})
+        return response
+
+    for kind in (ApiError, MalmoiError, Exception):
+        app.add_exception_handler(kind, told)
+    app.add_exception_handler(RequestValidationError, refused)
+    app.add_exception_handler(HTTPException, http)
+
+
+def wrong_shape(error: RequestValidationError) -> ApiError:
+    """The first thing that is wrong with a body."""
+    first = error.errors()[0]
+    if first["type"] == "unknown_field":
+        return ApiError(400, first["msg"], param=first["ctx"]["name"], code="unknown_field")
+    where = str(first["loc"][1]) if len(first["loc"]) > 1 else None
+    if first["type"] == "json_invalid" or where is None:
+        return ApiError(400, "The body must be one JSON object, sent as application/json.", code="invalid_json")
+    return ApiError(400, f"{where}: {first['msg']}.", param=where, code="invalid_value")
+
+
+def _sentence(error: HTTPException) -> str:
+    if error.status_code == 404:
+        return "There is nothing at this address; /openapi.json says what there is."
+    if error.status_code == 405:
+        return f"This address does not take this method; it takes {(error.headers or {}).get('Allow', 'another')}."
+    return str(error.detail)

@@ -1,0 +1,149 @@
+"""The door: who comes in, with how much, and who is still inside when the server is to stop."""
+
+import asyncio
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from hmac import compare_digest
+from time import perf_counter
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from malmoi.serve.errors import ApiError
+from malmoi.serve.metrics import Metrics
+from malmoi.serve.settings import ServeConfig, is_local
+
+CROWD = 1024  # requests inside at once
+PATIENCE = 30.0  # seconds that a body may take to come
+LEFTOVERS = 64 * 2**20  # bytes read of a body that is too large, so that its sender comes to read the answer
+LOCKED = ("/v1", "/studio", "/metrics")  # what needs the key; the page itself holds nothing of a model
+
+
+@dataclass
+class Gate:
+    """Who is inside, and whether anyone else may come in."""
+
+    inside: int = 0
+    stopping: bool = False
+
+
+class _Gone(Exception):
+    """The client went away before it had said what it wants."""
+
+
+class Guard:
+    """Lets requests in or answers them at the door; an ASGI middleware."""
+
+    def __init__(self, app: ASGIApp, gate: Gate, settings: ServeConfig, metrics: Metrics) -> None:
+        self.app, self.gate, self.settings, self.metrics = app, gate, settings, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        seen, start = Seen(send, self.gate), perf_counter()
+        self.gate.inside += 1
+        try:
+            await self._let_in(scope, receive, seen)
+        finally:
+            self.gate.inside -= 1
+            self.metrics.request(_address(scope), seen.status, perf_counter() - start)
+
+    async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            self._check(scope)
+            body = await self._body(Headers(scope=scope), receive)
+        except ApiError as error:
+            await error.response()(scope, receive, send)
+        except _Gone:
+            return
+        else:
+            await self.app(scope, _again(body, receive), send)
+
+    def _check(self, scope: Scope) -> None:
+        headers = Headers(scope=scope)
+        if self.gate.stopping:
+            raise ApiError(503, "The server is stopping and takes no more requests.", code="stopping")
+        if self.gate.inside > CROWD:
+            raise ApiError(429, f"{CROWD} requests are being served already; try again later.", code="busy")
+        if self.settings.api_key is not None:
+            if scope["path"].startswith(LOCKED) and not self._has_key(headers):
+                raise ApiError(401, "The API key is missing or wrong: send Authorization: Bearer KEY.", code="no_key")
+        elif self.settings.local and not is_local(_host(headers)):
+            # a page of another site may have made its own name mean this machine (DNS rebinding)
+            raise ApiError(403, "This server answers only to localhost; give it an --api-key to be reached by a name.")
+
+    def _has_key(self, headers: Headers) -> bool:
+        given, key = headers.get("authorization", ""), self.settings.api_key or ""
+        return compare_digest(given.encode("latin-1", "replace"), f"Bearer {key}".encode())
+
+    async def _body(self, headers: Headers, receive: Receive) -> bytes:
+        """All of the body, if it is small and soon enough."""
+        announced = headers.get("content-length", "0")
+        left = self.settings.max_body - (int(announced) if announced.isdigit() and len(announced) < 20 else 0)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                return await self._read(receive, too_large=left < 0)
+        except TimeoutError:
+            message = f"The body of the request took longer than {PATIENCE:g} seconds to come."
+            raise ApiError(408, message, code="slow") from None
+
+    async def _read(self, receive: Receive, too_large: bool) -> bytes:
+        most, size = self.settings.max_body, 0
+        parts: list[bytes] = []
+        async for part in _parts(receive):
+            size += len(part)
+            too_large = too_large or size > most
+            if too_large and size > LEFTOVERS:
+                break
+            parts = [] if too_large else [*parts, part]
+        if too_large:
+            message = f"The body is larger than {most:,} bytes, which is all that this server takes."
+            raise ApiError(413, message, code="too_large")
+        return b"".join(parts)
+
+
+class Seen:
+    """Passes messages on and remembers the status; an answer at closing time is the last of its connection."""
+
+    def __init__(self, send: Send, gate: Gate) -> None:
+        self.send, self.gate, self.status = send, gate, 499  # nothing was sent: the client closed
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            if self.gate.stopping or self.status in (408, 413):
+                message["headers"] = [*message.get("headers", []), (b"connection", b"close")]
+        await self.send(message)
+
+
+async def _parts(receive: Receive) -> Any:
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise _Gone
+        yield message.get("body", b"")
+        if not message.get("more_body", False):
+            return
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """Gives a body that was read already, and then whatever comes."""
+    first: list[MutableMapping[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def next_message() -> Message:
+        return first.pop() if first else await receive()
+
+    return next_message
+
+
+def _host(headers: Headers) -> str:
+    """The name by which the server was addressed, without its port."""
+    host = headers.get("host", "")
+    return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+
+
+def _address(scope: Scope) -> str:
+    """The address as the API has it, so that nobody can make up a thousand."""
+    return str(getattr(scope.get("route"), "path", "other"))
