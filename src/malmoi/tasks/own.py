@@ -8,7 +8,7 @@ from malmoi.tasks.base import METRICS, Example, Kind, Task, columns, numbers
 from malmoi.tasks.rows import BadRow, Row, any_rows
 from malmoi.tasks.squad import PROMPT
 
-PROMPTS = dict.fromkeys(("classification", "regression", "choice", "write"), "{text}\n{pair}") | {"answer": PROMPT}
+PAIRED = ("classification", "regression", "choice", "write")  # kinds whose prompt has the pair below the text
 
 
 def own(
@@ -39,9 +39,16 @@ def own(
     }
     if kind not in makers:
         raise UsageError(f"There is no kind of task {kind!r}.{nearest(kind, makers)}")
-    prompt = PROMPTS.get(kind, "{text}") if pair or kind == "answer" else "{text}"
-    made = makers[kind]()
-    return Task(kind, kind, any_rows, made, "your own columns", tuple(metrics) or METRICS[kind], prompt=prompt)
+    made, measures = makers[kind](), tuple(metrics) or METRICS[kind]
+    return Task(kind, kind, any_rows, made, "your own columns", measures, prompt=_prompt(kind, pair, label))
+
+
+def _prompt(kind: Kind, pair: str | None, label: str) -> str:
+    """How a language model is asked; which label, by the name of its column."""
+    if kind == "answer":
+        return PROMPT
+    text = "{text}\n{pair}" if pair and kind in PAIRED else "{text}"
+    return f"{text}\n{label.replace('{', '{{').replace('}', '}}')}:" if kind == "classification" else text
 
 
 def _listed(row: Row, name: str) -> tuple[str, ...]:
