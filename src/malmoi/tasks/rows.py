@@ -134,10 +134,15 @@ def _broken(place: str, why: str) -> Row:
 
 def json_lines(path: Path) -> Iterator[Row]:
     """One JSON object a line."""
-    for number, text in text_lines(path):
+    return json_rows(text_lines(path), str(path))
+
+
+def json_rows(numbered: Iterable[tuple[int, str]], name: str) -> Iterator[Row]:
+    """The same of lines that are at hand; `name` says where they are from."""
+    for number, text in numbered:
         if not text.strip():
             continue
-        place = f"{path}:{number}"
+        place = f"{name}:{number}"
         try:
             value = json.loads(text)
         except ValueError as error:

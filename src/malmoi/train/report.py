@@ -74,7 +74,7 @@ def chart(
     faint: Collection[str] = (),
 ) -> str:
     """Lines as SVG with axes and a legend; one colour each, in order. A faint one is a shadow without a legend."""
-    lines = {name: _thin(line) for name, line in series.items() if line}
+    lines = {name: thin(line) for name, line in series.items() if line}
     points = [p for line in lines.values() for p in line]
     if len(points) < 2:
         return ""
@@ -157,7 +157,7 @@ def short(number: float) -> str:
     return f"{number:.4g}"
 
 
-def _thin(line: Points) -> Points:
+def thin(line: Points) -> Points:
     """At most so many points, the last one among them."""
     every = -(-len(line) // MOST)
     return line if every <= 1 else [*line[:-1:every], line[-1]]

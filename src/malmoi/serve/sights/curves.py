@@ -1,0 +1,76 @@
+"""The runs under a folder, as they go: their losses, and what they say."""
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from malmoi.train.log import read_rows
+from malmoi.train.report import Points, smooth, thin
+
+MOST = 50  # runs that are shown, the latest first
+DEEP = 3  # folders below the one that is named
+SAMPLES = 6
+
+
+class Sample(BaseModel):
+    step: int
+    text: str
+
+
+class Run(BaseModel):
+    """One run: points are (tokens, loss), or (step, loss) where no tokens are counted."""
+
+    name: str
+    changed: float  # when it last wrote, in seconds since 1970
+    step: int
+    seconds: float
+    tokens_per_second: float | None
+    loss: list[tuple[float, float]]
+    valid: list[tuple[float, float]]
+    samples: list[Sample]
+
+
+class Runs(BaseModel):
+    runs: list[Run]
+
+
+def runs(folder: Path) -> Runs:
+    """Every run under the folder, the one that wrote last first."""
+    files = sorted(_metrics(folder), key=lambda file: -file.stat().st_mtime_ns)
+    return Runs(runs=[_fresh(file, folder) for file in islice(files, MOST)])
+
+
+def _metrics(folder: Path) -> Iterator[Path]:
+    for depth in range(DEEP + 1):
+        yield from folder.glob("/".join(["*"] * depth + ["metrics.jsonl"]))
+
+
+def _fresh(file: Path, folder: Path) -> Run:
+    state = file.stat()
+    return _run(file, folder, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=2 * MOST)  # a run that has not written since is not read again
+def _run(file: Path, folder: Path, changed: int, size: int) -> Run:
+    rows = read_rows(file)
+    last: dict[str, Any] = rows[-1] if rows else {}
+    speeds = [row["tokens_per_second"] for row in rows if row.get("tokens_per_second")]
+    said = [Sample(step=row["step"], text=str(row["sample"])) for row in rows if row.get("sample")]
+    return Run(
+        name=file.parent.relative_to(folder).as_posix() if file.parent != folder else folder.resolve().name,
+        changed=changed / 1e9,
+        step=int(last.get("step", 0)),
+        seconds=float(last.get("seconds", 0.0)),
+        tokens_per_second=speeds[-1] if speeds else None,
+        loss=thin(smooth(_line(rows, "loss"))),
+        valid=thin(_line(rows, "valid_loss")),
+        samples=said[-SAMPLES:],
+    )
+
+
+def _line(rows: Sequence[dict[str, Any]], key: str) -> Points:
+    return [(float(row.get("tokens", row["step"])), float(row[key])) for row in rows if row.get(key) is not None]

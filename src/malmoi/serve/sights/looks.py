@@ -1,0 +1,58 @@
+"""Who looks at whom, by tokens or by whole words, for the picture. L layers, H heads, T tokens, W words."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel
+
+from malmoi.infer import Model
+from malmoi.serve.inside import Attention, attention
+from malmoi.serve.sights.spell import readable
+from malmoi.tokenizer import Tokenizer
+
+DIGITS = 4  # of a weight: more cannot be seen
+Array = np.ndarray[Any, np.dtype[np.float32]]
+
+
+class Looks(BaseModel):
+    names: list[str]  # tokens, or words
+    segments: list[int]
+    weights: list[list[list[list[float]]]]  # [L][H][T][T]: a row is one that looks
+
+
+def looks(model: Model, text: str, pair: str | None, *, words: bool) -> Looks:
+    """The attention of every head, its numbers rounded."""
+    seen = attention(model, text, pair)
+    groups = word_groups(seen) if words else [[i] for i in range(len(seen.tokens))]
+    weights = by_words(seen.weights, groups) if words else seen.weights
+    return Looks(
+        names=[_name(model.tokenizer, seen, group) for group in groups],
+        segments=[seen.segments[group[0]] for group in groups],
+        weights=np.round(weights.astype(np.float64), DIGITS).tolist(),
+    )
+
+
+def word_groups(seen: Attention) -> list[list[int]]:
+    """The places of each word's tokens; what belongs to no word stands alone."""
+
+    def word(i: int) -> tuple[int, int]:
+        number = seen.words[i]
+        return (seen.segments[i], number) if number is not None else (-1, i)
+
+    return [list(places) for _, places in groupby(range(len(seen.tokens)), key=word)]
+
+
+def by_words(weights: Array, groups: Sequence[Sequence[int]]) -> Array:
+    """Attention between words: *to* a word its pieces' summed, *from* a word its pieces' mean, so that rows still
+    sum to 1 (Clark et al. 2019 §4.1)."""
+    columns = np.stack([weights[..., group].sum(-1) for group in groups], -1)
+    return np.stack([columns[..., group, :].mean(-2) for group in groups], -2)
+
+
+def _name(tokenizer: Tokenizer, seen: Attention, group: Sequence[int]) -> str:
+    if len(group) == 1:
+        return readable(tokenizer, seen.tokens[group[0]])
+    ids = [tokenizer.id(seen.tokens[i]) for i in group]
+    return tokenizer.decode([id for id in ids if id is not None]).strip()

@@ -1,0 +1,40 @@
+"""Tokens as people can read them, and back: vocabularies write "Ġthe" and "ìĸ´" where the text has " the" and bytes."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from pydantic import BaseModel
+
+from malmoi.errors import UsageError
+from malmoi.infer import Model
+from malmoi.infer.prompt import encode_prompt
+from malmoi.serve.names import name
+from malmoi.tokenizer import Tokenizer
+
+
+class Branch(BaseModel):
+    """A prompt as tokens: what was given, and what was written after it token by token."""
+
+    tokens: list[int]
+
+
+def readable(tokenizer: Tokenizer, token: str) -> str:
+    """What a token of the vocabulary writes; a piece of a word keeps its ##."""
+    id = tokenizer.id(token)
+    return token if id is None or token.startswith("##") else name(tokenizer, id)
+
+
+def branch(model: Model, prompt: str | list[int], written: Sequence[str]) -> Branch:
+    """The tokens to go on from: those that were written stay as they were, however the text would be cut anew."""
+    known = _by_name(model.tokenizer)
+    unknown = next((one for one in written if one not in known), None)
+    if unknown is not None:
+        raise UsageError(f"This model writes no token {unknown!r:.60}.")
+    before = encode_prompt(model.tokenizer, prompt).tokens if isinstance(prompt, str) else prompt
+    return Branch(tokens=[*before, *(known[one] for one in written)])
+
+
+@lru_cache(maxsize=8)
+def _by_name(tokenizer: Tokenizer) -> dict[str, int]:
+    """Every token by the name that /v1/completions gives it; of two alike the first."""
+    return {name(tokenizer, id): id for id in sorted(tokenizer.vocab().values(), reverse=True)}

@@ -1,0 +1,57 @@
+// Labelled controls that are bound to a page's settings.
+import { h } from "./dom.js";
+import { t } from "./words.js";
+
+function labelled(name, control, ...beside) {
+  control.id = `field-${name}`;
+  return h("div", { class: "field" }, h("label", { for: control.id }, t(`field.${name}`), ...beside), control);
+}
+
+const bound = (page, name) => (event) => page.changed(name, event.target.value);
+
+export function area(page, name, rows = 3) {
+  const control = h("textarea", { rows, spellcheck: "false", oninput: bound(page, name) });
+  control.value = page.values[name];
+  return labelled(name, control);
+}
+
+export function line(page, name, given = {}) {
+  return labelled(name, h("input", { type: "text", value: page.values[name], spellcheck: "false", oninput: bound(page, name), ...given }));
+}
+
+export const number = (page, name, given = {}) => line(page, name, { type: "number", ...given });
+
+/** A slider that says its value; `read` puts it in words. */
+export function range(page, name, given, read = (value) => value) {
+  const shown = h("output", {}, read(page.values[name]));
+  const control = h("input", {
+    type: "range", value: page.values[name], ...given,
+    oninput: (event) => {
+      shown.textContent = read(event.target.value);
+      page.changed(name, event.target.value);
+    },
+  });
+  control.value = page.values[name];
+  const field = labelled(name, control, shown);
+  shown.setAttribute("for", control.id);
+  return field;
+}
+
+/** One of some: [value, words] each. */
+export function pick(page, name, options) {
+  const control = h("select", { onchange: bound(page, name) }, options.map(([value, words]) => h("option", { value }, words)));
+  control.value = page.values[name];
+  if (control.selectedIndex < 0) control.selectedIndex = 0;
+  return labelled(name, control);
+}
+
+export const modelField = (page, name = "model", models = page.models) => pick(page, name, models.map((model) => [model.name, model.name]));
+
+export function check(page, name) {
+  const control = h("input", { type: "checkbox", checked: page.values[name] === "yes", onchange: (event) => page.changed(name, event.target.checked ? "yes" : "no") });
+  return h("label", { class: "check" }, control, t(`field.${name}`));
+}
+
+export const button = (words, onclick, given = {}) => h("button", { type: "button", onclick, ...given }, words);
+export const row = (...children) => h("div", { class: "row" }, ...children);
+export const card = (...children) => h("section", { class: "card" }, ...children);
