@@ -1,6 +1,8 @@
 """The door: who comes in, with how much, and who is still inside when the server is to stop."""
 
 import asyncio
+import json
+import re
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from hmac import compare_digest
@@ -17,6 +19,7 @@ from malmoi.serve.settings import ServeConfig, is_local
 CROWD = 1024  # requests inside at once
 PATIENCE = 30.0  # seconds that a body may take to come
 LEFTOVERS = 64 * 2**20  # bytes read of a body that is too large, so that its sender comes to read the answer
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 LOCKED = ("/v1", "/studio", "/metrics")  # what needs the key; the page itself holds nothing of a model
 
 
@@ -54,6 +57,7 @@ class Guard:
         try:
             self._check(scope)
             body = await self._body(Headers(scope=scope), receive)
+            _check_text(body)
         except ApiError as error:
             await error.response()(scope, receive, send)
         except _Gone:
@@ -126,6 +130,19 @@ async def _parts(receive: Receive) -> Any:
         yield message.get("body", b"")
         if not message.get("more_body", False):
             return
+
+
+def _check_text(body: bytes) -> None:
+    """Refuses half of a character, which JSON can say (\\ud800) and nothing after it can write."""
+    if not SURROGATE.search(body):
+        return
+    try:
+        json.dumps(json.loads(body), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        message = "The body has half of a character, a lone surrogate such as \\ud800."
+        raise ApiError(400, message, code="invalid_text") from None
+    except (ValueError, RecursionError):
+        return  # whoever reads it says what is wrong
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
