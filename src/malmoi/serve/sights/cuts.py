@@ -19,6 +19,7 @@ class Piece(BaseModel):
     token: str
     text: str
     special: bool
+    unknown: bool  # stands for what the vocabulary does not have
     bytes: str | None = None
 
 
@@ -56,8 +57,8 @@ def cuts(models: Iterable[tuple[str, Model]], text: str) -> Cuts:
 
 def _cut(name: str, words: Tokenizer, text: str) -> Cut:
     encoding = words.encode(text)
-    unknown = encoding.tokens.count(words.specials.unk) if words.specials.unk is not None else 0
     pieces = list(_pieces(words, encoding, text))
+    unknown = sum(piece.unknown for piece in pieces)
     return Cut(models=[name], kind=words.kind, vocab=words.vocab_size, unknown=unknown, pieces=pieces)
 
 
@@ -66,4 +67,5 @@ def _pieces(words: Tokenizer, encoding: Encoding, text: str) -> Iterator[Piece]:
         covered, held = text[start:end], b"" if special else spelling(words)[token]
         broken = words.kind == "byte-bpe" and held != covered.encode()
         shown = held.hex(" ").upper() if broken and held else None
-        yield Piece(id=token, token=words.token(token), text=covered, special=special, bytes=shown)
+        name, unknown = words.token(token), token == words.specials.unk
+        yield Piece(id=token, token=name, text=covered, special=special, unknown=unknown, bytes=shown)

@@ -19,9 +19,9 @@ class Branch(BaseModel):
 
 
 def readable(tokenizer: Tokenizer, token: str) -> str:
-    """What a token of the vocabulary writes; a piece of a word keeps its ##."""
+    """What a token of the vocabulary writes; WordPiece is readable as it is."""
     id = tokenizer.id(token)
-    return token if id is None or token.startswith("##") else name(tokenizer, id)
+    return token if id is None or tokenizer.kind == "wordpiece" else name(tokenizer, id)
 
 
 def branch(model: Model, prompt: str | list[int], written: Sequence[str]) -> Branch:

@@ -45,7 +45,12 @@ export function pick(page, name, options) {
   return labelled(name, control);
 }
 
-export const modelField = (page, name = "model", models = page.models) => pick(page, name, models.map((model) => [model.name, model.name]));
+/** Which model; another one may need other fields. */
+export function modelField(page) {
+  const field = pick(page, "model", page.models.map((model) => [model.name, model.name]));
+  field.querySelector("select").addEventListener("change", () => page.rebuild());
+  return field;
+}
 
 export function check(page, name) {
   const control = h("input", { type: "checkbox", checked: page.values[name] === "yes", onchange: (event) => page.changed(name, event.target.checked ? "yes" : "no") });
@@ -53,5 +58,6 @@ export function check(page, name) {
 }
 
 export const button = (words, onclick, given = {}) => h("button", { type: "button", onclick, ...given }, words);
+export const act = (...children) => h("div", { class: "row act" }, ...children);
 export const row = (...children) => h("div", { class: "row" }, ...children);
 export const card = (...children) => h("section", { class: "card" }, ...children);

@@ -10,7 +10,7 @@ const at = (id) => document.getElementById(id);
 let about = { models: [], tasks: [], runs: false };
 let page = null;
 
-async function show({ focus = false } = {}) {
+async function show({ focus = false, keep = null } = {}) {
   const { name, values } = read();
   const known = NAMES.includes(name) ? name : NAMES[0];
   const { default: view } = await import(`./views/${known}.js`);
@@ -18,11 +18,13 @@ async function show({ focus = false } = {}) {
   at("status").classList.remove("wrong");
   put(at("status"));
   page = new Page(view, about, values, at("status"));
+  page.rebuild = () => show({ keep: document.activeElement?.id });
   at("title").textContent = t(`${known}.title`);
   at("lead").textContent = t(`${known}.lead`);
   document.title = `${t(`${known}.title`)} · Malmoi`;
   mark(known);
   put(at("view"), page.models.length || view.alone?.(about) ? view.build(page) : missing(known));
+  if (keep) document.getElementById(keep)?.focus();
   if (focus) at("main").focus({ preventScroll: true });
   if (page.models.length || view.alone?.(about)) await page.run(view.waits ? null : undefined);
 }

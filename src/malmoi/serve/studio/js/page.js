@@ -15,6 +15,7 @@ export class Page {
     this.values = { ...this.defaults, ...values };
     if (!this.models.some((model) => model.name === this.values.model)) this.values.model = this.defaults.model;
     this.status = status;
+    this.rebuild = () => {}; // shows the view anew
     this.work = null; // what is done when a setting changes
     this.control = new AbortController();
   }

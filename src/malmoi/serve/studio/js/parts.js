@@ -18,7 +18,8 @@ export function bars(rows, choose) {
 /** A token that can be seen, whatever it is made of: spaces as ·, bytes of a character as ⟨EC 96⟩. */
 export function visible(name) {
   if (name.startsWith("bytes:")) return `⟨${name.slice(6).replaceAll("\\x", " ").trim().toUpperCase()}⟩`;
-  return name.replace(/^ +/, (spaces) => "·".repeat(spaces.length)).replaceAll("\n", "↵") || "∅";
+  const shown = name.replace(/^ +/, (spaces) => "·".repeat(spaces.length)).replaceAll("\n", "↵");
+  return shown.replace(/\p{Cc}/gu, (mark) => `⟨${mark.codePointAt(0).toString(16).toUpperCase().padStart(2, "0")}⟩`) || "∅";
 }
 
 export function facts(pairs) {
@@ -31,7 +32,8 @@ export function maskPicture(rows, label, now = -1) {
   const gap = size > 40 ? 0.06 : 0.1;
   const cell = (x, y) => `M${x + gap} ${y + gap}h${1 - 2 * gap}v${1 - 2 * gap}h${2 * gap - 1}z`;
   const cells = rows.flatMap((row, y) => [...row].map((seen, x) => (seen === "1" ? cell(x, y) : "")));
-  const svg = s("svg", { class: "picture mask", viewBox: `-0.2 -0.2 ${size + 0.4} ${size + 0.4}`, role: "img", "aria-label": label },
+  const width = `${Math.min(24, 1.7 * size)}rem`;
+  const svg = s("svg", { class: "picture mask", style: { "max-width": width }, viewBox: `-0.2 -0.2 ${size + 0.4} ${size + 0.4}`, role: "img", "aria-label": label },
     s("rect", { x: 0, y: 0, width: size, height: size, rx: 0.15 }), s("path", { d: cells.join("") }));
   if (now >= 0) svg.append(s("rect", { class: "now", x: 0, y: now, width: size, height: 1, rx: 0.12 }));
   return svg;

@@ -26,7 +26,7 @@ function standalone(svg) {
   for (const [node, other] of pairs) {
     const style = getComputedStyle(node);
     for (const name of KEPT) other.setAttribute(name, style.getPropertyValue(name));
-    other.removeAttribute("class");
+    for (const name of ["class", "style"]) other.removeAttribute(name);
   }
   const { width, height } = svg.viewBox.baseVal;
   copy.setAttribute("width", width);

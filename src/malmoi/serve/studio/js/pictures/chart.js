@@ -2,26 +2,29 @@
 import { s } from "../dom.js";
 import { short } from "../numbers.js";
 
-const WIDTH = 720;
+const WIDEST = 720;
+const EDGES = 76; // of the page and the card on a phone
 const ROOM = { left: 58, right: 14, top: 26, bottom: 34 };
 export const HUES = ["var(--a)", "var(--b)", "var(--c)", "var(--d)", "var(--soft)"];
 
 /** series: {name, points: [[x, y]…], hue, dashed?}. */
 export function chart(series, { across, up, read = short, height = 280, floor = null }) {
+  const width = Math.min(WIDEST, innerWidth - EDGES); // so that words keep their size
   const points = series.flatMap((one) => one.points);
   const [xs, ys] = [0, 1].map((i) => points.map((point) => point[i]));
-  const x = scale(Math.min(...xs), Math.max(...xs), ROOM.left, WIDTH - ROOM.right);
+  const right = Math.max(...xs);
+  const x = scale(Math.min(...xs), right, ROOM.left, width - ROOM.right, right);
   const low = floor ?? Math.min(...ys);
   const y = scale(low, Math.max(...ys, low + 1e-9), height - ROOM.bottom, ROOM.top);
   const grid = y.ticks.flatMap((value) => [
-    s("line", { class: "axis", x1: ROOM.left, x2: WIDTH - ROOM.right, y1: y.at(value), y2: y.at(value) }),
+    s("line", { class: "axis", x1: ROOM.left, x2: width - ROOM.right, y1: y.at(value), y2: y.at(value) }),
     s("text", { class: "soft", x: ROOM.left - 8, y: y.at(value) + 4, "text-anchor": "end" }, read(value)),
   ]);
-  const feet = x.ticks.filter((value) => value <= Math.max(...xs)).map((value) => s("text", { class: "soft", x: x.at(value), y: height - 14, "text-anchor": "middle" }, short(value)));
+  const feet = x.ticks.filter((value) => value <= right).map((value) => s("text", { class: "soft", x: x.at(value), y: height - 14, "text-anchor": "middle" }, short(value)));
   const drawn = series.filter((one) => one.points.length).map((one) => line(one, x, y));
   const label = `${up} / ${across}: ${series.map((one) => `${one.name} ${one.points.length ? read(one.points.at(-1)[1]) : ""}`).join(", ")}`;
-  return s("svg", { class: "picture", viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label }, grid, feet, drawn,
-    s("text", { class: "soft", x: 0, y: 12 }, up), s("text", { class: "soft", x: WIDTH - ROOM.right, y: height - 1, "text-anchor": "end" }, across));
+  return s("svg", { class: "picture", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label }, grid, feet, drawn,
+    s("text", { class: "soft", x: 0, y: 12 }, up), s("text", { class: "soft", x: width - ROOM.right, y: height - 1, "text-anchor": "end" }, across));
 }
 
 function line({ points, hue, dashed }, x, y) {
@@ -31,9 +34,9 @@ function line({ points, hue, dashed }, x, y) {
     s("circle", { cx: x.at(ex), cy: y.at(ey), r: 3, style: { fill: hue } }));
 }
 
-function scale(low, high, from, to) {
+function scale(low, high, from, to, end = null) {
   const marks = ticks(low, high);
-  const [first, last] = [marks[0], marks.at(-1)];
+  const [first, last] = [marks[0], end ?? marks.at(-1)];
   return { ticks: marks, at: (value) => from + ((value - first) / (last - first || 1)) * (to - from) };
 }
 

@@ -4,9 +4,9 @@ import { percent } from "../numbers.js";
 import { visible } from "../parts.js";
 
 const STEP = 28;
-const LEFT = 150;
-const RIGHT = 330;
-const WIDTH = 480;
+const LEFT = 126;
+const RIGHT = 276;
+const WIDTH = 420;
 const FAINT = 0.02; // weaker ones are not drawn
 
 export function lines(names, weights, label) {

@@ -42,7 +42,7 @@ export default {
     };
     const save = (how) => () => how(large.querySelector("svg"), `attention-${page.values.layer}-${page.values.head}`);
     return [
-      card(area(page, "text", 2), row(modelField(page), line(page, "pair"), pick(page, "picture", [["lines", t("picture.lines")], ["matrix", t("picture.matrix")]]), check(page, "words"))),
+      card(area(page, "text", 2), row(modelField(page), page.model.causal ? null : line(page, "pair"), pick(page, "picture", [["lines", t("picture.lines")], ["matrix", t("picture.matrix")]]), check(page, "words"))),
       h("div", { class: "pair" }, card(large, row(button(t("save.svg"), save(saveSvg), { class: "quiet" }), button(t("save.png"), save(savePng), { class: "quiet" }))), card(small)),
       h("details", { class: "card" }, h("summary", {}, t("numbers")), numbers),
     ];

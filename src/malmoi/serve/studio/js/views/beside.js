@@ -45,6 +45,6 @@ function side(kind, one, { words, place }) {
     h("ol", { class: "words", lang: "" }, one.words.map(word)),
     maskPicture(one.mask, t(`beside.${kind}.mask`), kind === "gpt" && !place ? -1 : one.row),
     h("p", { class: "note" }, t(`beside.${kind}.mask`)),
-    h("h3", {}, t("beside.guesses")), bars(one.guesses.map((guess) => ({ name: guess.text, share: guess.probability }))),
+    h("h3", {}, t(`beside.${kind}.guesses`)), bars(one.guesses.map((guess) => ({ name: guess.text, share: guess.probability }))),
     h("p", { class: "note" }, t("beside.word", { word: words[place], logprob: fixed(one.logprob), p: percent(Math.exp(one.logprob)), tokens: one.tokens })));
 }

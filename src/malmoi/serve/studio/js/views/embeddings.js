@@ -6,9 +6,9 @@ import { fixed, percent } from "../numbers.js";
 import { bars } from "../parts.js";
 import { t } from "../words.js";
 
-const WIDTH = 640;
-const HEIGHT = 440;
-const EDGE = 40;
+const WIDEST = 460;
+const HEIGHT = 360;
+const EDGE = 24;
 
 export default {
   name: "embeddings",
@@ -34,25 +34,26 @@ export default {
       choose(Math.min(page.number("text", 1, texts.length), texts.length) - 1);
     };
     return [
-      card(area(page, "texts", 7), row(modelField(page), pick(page, "layer", layers.reverse()), pick(page, "pool", [["mean", t("pool.mean")], ["cls", t("pool.cls")]]))),
+      card(area(page, "texts", 8), row(modelField(page), pick(page, "layer", layers.reverse()), pick(page, "pool", [["mean", t("pool.mean")], ["cls", t("pool.cls")]]))),
       h("div", { class: "pair" }, card(plane), card(near)),
     ];
   },
 };
 
 function picture(texts, points, choose) {
+  const width = Math.min(WIDEST, innerWidth - 76);
   const [x, y] = [0, 1].map((i) => {
     const values = points.map((point) => point[i]);
     const [low, high] = [Math.min(...values), Math.max(...values)];
     return (value) => (value - low) / (high - low || 1);
   });
   const dot = (text, i) => {
-    const [px, py] = [EDGE + x(points[i][0]) * (WIDTH - 2 * EDGE), HEIGHT - EDGE - y(points[i][1]) * (HEIGHT - 2 * EDGE)];
-    const right = px > WIDTH / 2;
+    const [px, py] = [EDGE + x(points[i][0]) * (width - 2 * EDGE), HEIGHT - EDGE - y(points[i][1]) * (HEIGHT - 2 * EDGE)];
+    const right = px > width / 2;
     return s("g", {
       class: "dot", tabindex: "0", role: "button", "aria-label": text, onclick: () => choose(i),
       onkeydown: (event) => ["Enter", " "].includes(event.key) && (event.preventDefault(), choose(i)),
-    }, s("circle", { cx: px, cy: py, r: 7 }), s("text", { class: "soft", x: px + (right ? -11 : 11), y: py + 4, "text-anchor": right ? "end" : "start" }, text.length > 24 ? `${text.slice(0, 23)}…` : text));
+    }, s("circle", { cx: px, cy: py, r: 7 }), s("text", { class: "soft", x: px + (right ? -11 : 11), y: py + 4, "text-anchor": right ? "end" : "start" }, text.length > 20 ? `${text.slice(0, 19)}…` : text));
   };
-  return s("svg", { class: "picture", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "group", "aria-label": t("embeddings.title") }, texts.map(dot));
+  return s("svg", { class: "picture", viewBox: `0 0 ${width} ${HEIGHT}`, role: "group", "aria-label": t("embeddings.title") }, texts.map(dot));
 }

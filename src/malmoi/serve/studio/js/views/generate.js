@@ -1,7 +1,7 @@
 // Tokens as they are written, coloured by how likely they were; each can be opened, and left for another.
 import { post, stream } from "../api.js";
 import { h, put } from "../dom.js";
-import { area, button, card, number, pick, range, row } from "../fields.js";
+import { act, area, button, card, number, pick, range, row } from "../fields.js";
 import { percent, strength } from "../numbers.js";
 import { bars, visible } from "../parts.js";
 import { t } from "../words.js";
@@ -114,7 +114,7 @@ export default {
           range(page, "topk", { min: 0, max: 100, step: 1 }, (v) => (v === "0" ? t("off") : v)),
           range(page, "topp", { min: 0.05, max: 1, step: 0.05 }, (v) => (v === "1" ? t("off") : v)),
           range(page, "length", { min: 1, max: 200, step: 1 })),
-        row(button(t("generate.write"), start, { id: "write" }), button(t("stop"), () => page.stop(), { class: "quiet" }),
+        act(button(t("generate.write"), start, { id: "write" }), button(t("stop"), () => page.stop(), { class: "quiet" }),
           h("span", { class: "scale" }, "0.01%", h("i", {}), "100%"))),
       sheets,
     ];

@@ -18,7 +18,6 @@ export default {
     const panel = h("div", { "aria-live": "polite" });
     page.work = async (signal) => {
       const seen = await post("studio/lens", { model: page.values.model, text: page.values.text, top: TOP }, signal);
-      put(panel);
       const open = (layer, place, node) => {
         grid.querySelectorAll("[aria-expanded]").forEach((one) => one.setAttribute("aria-expanded", String(one === node)));
         put(panel, h("h3", {}, t("lens.cell", { layer: named(layer), token: visible(seen.tokens[place]) })),
@@ -30,7 +29,9 @@ export default {
       }, visible(guesses[0].text)));
       const rows = seen.layers.map((places, layer) => h("tr", {}, h("th", { scope: "row" }, named(layer)), places.map((guesses, place) => cell(guesses, layer, place))));
       const head = h("tr", {}, h("td", {}), seen.tokens.map((token) => h("th", { scope: "col" }, visible(token))));
+      const lastCell = rows.at(-1).querySelector("td:last-child button");
       put(grid, h("table", { class: "lens" }, h("thead", {}, head), h("tbody", {}, rows.reverse())));
+      lastCell.click();
     };
     const named = (layer) => (layer ? t("lens.layer", { layer }) : t("lens.embedding"));
     return [card(area(page, "text", 2), row(modelField(page))), card(grid, h("p", { class: "note" }, t("lens.hint"))), card(panel)];

@@ -29,7 +29,7 @@ export default {
       const seen = await post("studio/shots", body(page.number("k", 0, MOST)), signal);
       put(prompt, seen.prompt);
       put(answers, bars(seen.choices.map((one) => ({ name: one.text, share: one.share, right: one.right }))),
-        table([t("shots.answer"), "log p", t("tokens.count"), t("field.scoring")], seen.choices.map((one) => [one.text, fixed(one.logprob), String(one.tokens), fixed(one.score)])));
+        table([t("shots.answer"), "log p", t("tokens.count"), t("shots.score")], seen.choices.map((one) => [one.text, fixed(one.logprob), String(one.tokens), fixed(one.score)])));
     };
     const every = (signal) => all(body, curve, signal);
     const task = pick(page, "task", [...page.about.tasks.map((name) => [name, name]), ["own", t("shots.own")]]);

@@ -6,7 +6,7 @@ import { fixed, whole } from "../numbers.js";
 import { facts, visible } from "../parts.js";
 import { t } from "../words.js";
 
-const piece = (one) => h("li", { class: one.special ? "special" : one.bytes ? "broken" : null, title: one.token },
+const piece = (one) => h("li", { class: one.special ? "special" : one.unknown ? "unknown" : one.bytes ? "broken" : null, title: one.token },
   h("span", {}, one.special ? one.token : one.bytes ?? visible(one.text)), h("small", {}, String(one.id)));
 
 export default {
