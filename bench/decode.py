@@ -50,7 +50,7 @@ def ours(model: Model) -> Decode:
 
 def measure(decoders: dict[str, Decode], batch: int, count: int, rounds: int) -> dict[str, Any]:
     """Tokens a second of each, the median of rounds taken in turn, after one to warm up."""
-    prompts = torch.randint(0, 50_257, (batch, PROMPT), generator=torch.Generator().manual_seed(batch)).tolist()
+    prompts = torch.randint(0, 49_152, (batch, PROMPT), generator=torch.Generator().manual_seed(batch)).tolist()
     rates: dict[str, list[float]] = {name: [] for name in decoders}
     tokens = {name: decode(prompts, count) for name, decode in decoders.items()}
     for _ in range(rounds):

@@ -194,11 +194,12 @@ class Attention(nn.Module):
     ) -> Tensor:
         B, T, _ = x.shape
         parts = self.qkv(x).view(B, T, -1, self.size).transpose(1, 2)  # [B, H + 2G, T, E]
-        q, k, v = parts.split((self.heads, self.key_heads, self.key_heads), dim=1)
+        qk, v = parts.split((self.heads + self.key_heads, self.key_heads), dim=1)
         if self.qk_norm is not None:
-            q, k = (self.qk_norm(y, (self.size,), eps=self.eps) for y in (q, k))
+            qk = self.qk_norm(qk, (self.size,), eps=self.eps)
         if turn is not None:
-            q, k = rotate(q, turn), rotate(k, turn)
+            qk = rotate(qk, turn)
+        q, k = qk.split((self.heads, self.key_heads), dim=1)
         if cache is not None:
             k, v = cache[0].write(cache[1], k, v)
         if look is not None:
