@@ -14,6 +14,8 @@ from torch import Tensor
 from malmoi.errors import UsageError
 
 NEVER = float("-inf")
+COLDEST = 1e-4  # a temperature below which scores may grow beyond all numbers, and the whole batch with them
+PENALTIES = (0.01, 100.0)  # of repetition, for the same reason
 Rule = Callable[[Tensor, float, Tensor], Tensor]  # (logits [B, V], the rule's setting, seen [B, V]) → logits
 
 
@@ -61,10 +63,17 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        _require(self.temperature >= 0, f"temperature must be 0 (greedy) or more, not {self.temperature}")
+        _require(
+            self.temperature == 0 or self.temperature >= COLDEST,
+            f"temperature must be 0 (greedy) or {COLDEST:g} and more, not {self.temperature}",
+        )
         _require(self.top_k is None or self.top_k >= 1, f"top_k must be 1 or more, not {self.top_k}")
         _require(self.top_p is None or 0 < self.top_p <= 1, f"top_p must be above 0 and at most 1, not {self.top_p}")
-        _require(self.repetition_penalty > 0, f"repetition_penalty must be above 0, not {self.repetition_penalty}")
+        low, high = PENALTIES
+        _require(
+            low <= self.repetition_penalty <= high,
+            f"repetition_penalty must be between {low:g} and {high:g}, not {self.repetition_penalty}",
+        )
 
     @property
     def greedy(self) -> bool:
