@@ -13,7 +13,7 @@ from malmoi.checkpoint import Checkpoint, read, write
 from malmoi.errors import UsageError
 from malmoi.model import Network, initialise, preset
 from malmoi.model.families import bert, gpt2, llama
-from malmoi.model.int8 import BASE, LARGEST, Int8Linear, is_quantized, pack, quantize
+from malmoi.model.int8 import LARGEST, Int8Linear, is_quantized, pack, quantize
 from malmoi.tokenizer import train
 
 SIZES = dict(vocab=300, width=48, depth=2, heads=4, context=64)
@@ -48,11 +48,13 @@ def test_the_product_is_that_of_the_rounded_weights(rows: int, columns: int, bia
     scale = scale.float()
     want = F.linear(x.double(), packed.double() * scale[:, None].double(), None if offset is None else offset.double())
     found = Int8Linear(weight, offset)(x)
-    step = x.abs().amax(-1, keepdim=True) / (BASE * LARGEST)  # all that an activation may be off by
-    assert ((found - want).abs() <= step * (packed.abs() * scale[:, None]).sum(1) + 1e-5 * want.abs().max()).all()
+    sizes = packed.abs() * scale[:, None]
+    step = x.abs().amax(-1, keepdim=True) / LARGEST**2  # all that an activation is off by
+    assert ((found - want).abs() <= step * sizes.sum(1) + 1e-5 * want.abs().max()).all()
     one = x[1:, :1]  # takes another way: row, sums and result are each rounded to the 8 bits of bfloat16
-    most = one.abs() @ (packed.abs() * scale[:, None]).T
-    assert ((Int8Linear(weight, offset)(one) - want[1:, :1]).abs() <= 3 * 2**-8 * most).all()
+    assert (
+        (Int8Linear(weight, offset)(one) - want[1:, :1]).abs() <= 3 * 2**-8 * (one.abs() @ sizes.T) + step[1:, :1]
+    ).all()
     assert Int8Linear(weight, offset)(x.bfloat16()).dtype == torch.bfloat16
 
 

@@ -14,7 +14,6 @@ from malmoi.errors import UsageError
 from malmoi.model.heads import VOCABULARY, Network, VocabularyHead
 
 LARGEST = 127  # of a signed byte, the same on both sides
-BASE = 2 * LARGEST  # x ≈ step · (high + low / BASE), both whole numbers of at most LARGEST
 SMALL = 2_000_000  # weights up to which one row is done before its two parts would be made
 STRIDE = 16  # columns that torch's kernel for one row reads at once, past the end of a row that has fewer
 TINY = 1e-30
@@ -50,7 +49,7 @@ class Int8Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.size(-1))
-        y = self._one(rows) if self.direct and len(rows) == 1 else self._many(rows.float())
+        y = self._one(rows) if len(rows) == 1 and self.direct else self._several(rows)
         y = y if self.bias is None else y + self.bias
         return y.to(x.dtype).view(*x.shape[:-1], -1)
 
@@ -58,16 +57,16 @@ class Int8Linear(nn.Module):
         """Reads the weights as they are; the row is rounded to bfloat16."""
         return torch._weight_int8pack_mm(row.bfloat16(), self.weight, self.scale)
 
-    def _many(self, rows: Tensor) -> Tensor:
-        """Through int8 instructions (VNNI, AMX), the rows in two parts of 8 bits: finer than bfloat16."""
+    def _several(self, rows: Tensor) -> Tensor:
+        """Through int8 instructions (VNNI, AMX): x ≈ step · (high + low / 127), both parts of 8 bits."""
         if self.product is None:
             self.product = product_with(self.weight, self.scale)
-        step = torch.linalg.vector_norm(rows, float("inf"), 1, True).div_(LARGEST).clamp_(min=TINY)
+        step = rows.abs().amax(1, True).float().div_(LARGEST).clamp_(min=TINY)
         parts = rows.div(step)
-        high = parts.round()
-        low = parts.sub_(high).mul_(BASE)
-        above, below = self.product(torch.cat((high, low)).to(torch.int8)).chunk(2)
-        return above.add_(below, alpha=1 / BASE).mul_(step)
+        high = parts.to(torch.int8)
+        low = parts.sub_(high).mul_(LARGEST).to(torch.int8)
+        above, below = self.product(torch.cat((high, low))).chunk(2)
+        return above.add_(below, alpha=1 / LARGEST).mul_(step)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Int8Linear":
         """A network's `.to(dtype)` is about its float weights; these keep their types, and stay on the processor."""
