@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 from xml.etree import ElementTree
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -22,6 +23,7 @@ from malmoi.infer import Model, load
 from malmoi.model import Layout, Trail, parse
 from malmoi.serve.app import STUDIO
 from malmoi.serve.inside import attention
+from malmoi.serve.sights import curves
 from malmoi.serve.sights.looks import by_words, word_groups
 from malmoi.serve.sights.points import principal
 from malmoi.serve.sights.shots import Ask, ask
@@ -33,6 +35,7 @@ in_browser = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium o
 expect = playwright.expect
 
 VIEWS = ("generate", "fill", "attention", "patterns", "lens", "tokens", "shots", "train", "embeddings", "beside")
+QUICK: dict[str, dict[str, Any]] = {"generate": {"length": 6}, "patterns": {"at": 7}}  # where the numbers do not matter
 SENTENCE = "어제 카페 갔었어 거기 사람 많더라"
 CHECKS = Path(__file__).with_name("studio_checks.js").read_text("utf-8")
 torch.set_num_threads(1)
@@ -216,7 +219,7 @@ def test_a_pattern_is_drawn_from_its_predicate_with_its_cost(visitor: Visitor, p
 
 @in_browser
 def test_a_misspelt_pattern_is_told_kindly(visitor: Visitor) -> None:
-    page = visitor.visit("patterns")
+    page = visitor.visit("patterns", at=7)
     page.get_by_label("Pattern", exact=True).fill("causl & local:4")
     expect(page.locator("#status")).to_have_text("There is no attention pattern 'causl'. Did you mean 'causal'?")
     visitor.problems.clear()  # the browser itself notes that the server answered 400
@@ -328,7 +331,7 @@ def test_what_the_models_cannot_do_is_said_with_what_to_load(browser: Any, model
 def test_every_view_can_be_read_and_reached(browser: Any, live: Live, language: str, scheme: str) -> None:
     visitor = Visitor(browser, live.url, locale=language, color_scheme=scheme)
     for view in VIEWS:
-        page = visitor.visit(view)
+        page = visitor.visit(view, **QUICK.get(view, {}))
         if view == "generate":
             page.click("#write")
             visitor.done()
@@ -356,7 +359,7 @@ def unreached(page: Any) -> list[str]:
 def test_every_view_fits_a_phone(browser: Any, live: Live) -> None:
     visitor = Visitor(browser, live.url, viewport={"width": 360, "height": 740})
     for view in VIEWS:
-        page = visitor.visit(view)
+        page = visitor.visit(view, **QUICK.get(view, {}))
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, view
         expect(page.locator(f"nav a[data-view={view}]")).to_be_in_viewport()
     visitor.context.close()
@@ -407,6 +410,53 @@ def test_a_server_with_a_key_asks_for_it(browser: Any, models: dict[str, Model])
 # ------------------------------------------------------------------ without a browser
 
 
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("pattern", {"pattern": "(" * 300}),
+    ("pattern", {"pattern": "local:99999999999999"}),
+    ("pattern", {"pattern": ";".join(["full"] * 40)}),
+    ("pattern", {"pattern": "document"}),
+    ("beside", {"text": "", "gpt": "gpt"}),
+    ("beside", {"text": SENTENCE}),
+    ("embeddings", {"texts": ["a", "b"], "pool": "none"}),
+    ("attention", {"text": "a " * 400}),
+    ("shots", {"task": "own", "lines": "[1]"}),
+    ("shots", {"task": "own", "lines": '{"text": "a", "label": "only one"}'}),
+    ("shots", {"task": "2d+", "shots": 63}),
+    ("shots", {"task": "2d+", "item": 64}),
+    ("shots", {"task": "../secret"}),
+    ("branch", {"written": ["no such token"]}),
+]
+
+
+@pytest.mark.parametrize(("view", "body"), REFUSED)
+def test_what_cannot_be_shown_is_refused_in_a_sentence(live: Live, view: str, body: dict[str, Any]) -> None:
+    answer = httpx.post(f"{live.url}/studio/{view}", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].endswith((".", ". "))
+
+
+@pytest.mark.parametrize(
+    ("view", "body"),
+    [
+        ("beside", {"text": "\u0007 \u0007", "place": 1, "gpt": "gpt"}),
+        ("beside", {"text": "[MASK] [MASK][MASK] x", "place": 2, "gpt": "gpt", "bert": "bert"}),
+        ("embeddings", {"texts": ["", ""], "model": "bert"}),
+        ("tokens", {"text": ""}),
+        ("lens", {"text": ""}),
+        ("attention", {"text": "", "words": True, "model": "bert"}),
+    ],
+)
+def test_strange_texts_are_shown_too(live: Live, view: str, body: dict[str, Any]) -> None:
+    answer = httpx.post(f"{live.url}/studio/{view}", json=body)
+    assert answer.status_code == 200, answer.text
+
+
+def test_a_run_that_went_wrong_is_drawn_as_far_as_it_went(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": NaN}\n{"step": 3, "los')
+    (run,) = curves.runs(tmp_path).runs
+    assert (run.loss, run.step, run.name) == ([(1.0, 2.0)], 2, tmp_path.name)
+
+
 def test_both_dictionaries_say_everything() -> None:
     english, korean = (json.loads((STUDIO / f"words/{name}.json").read_text("utf-8")) for name in ("en", "ko"))
     assert list(english) == list(korean)
@@ -446,7 +496,7 @@ def test_words_are_the_tokenizers_words(models: dict[str, Model]) -> None:
     assert joined == ["[CLS]", "하늘이", "맑다", "[SEP]", "나는", "학교에", "[SEP]"]
 
 
-def test_the_plane_is_scikit_learns(models: dict[str, Model]) -> None:
+def test_the_plane_is_scikit_learns() -> None:
     from sklearn.decomposition import PCA
 
     vectors = np.random.default_rng(0).normal(size=(12, 7))

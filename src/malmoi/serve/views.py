@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
@@ -79,7 +79,7 @@ class PointsAsk(Ask):
 
     texts: Annotated[list[Annotated[str, Field(max_length=2000)]], Field(min_length=2, max_length=200)]
     layer: int = Field(-1, ge=-1000, le=1000)
-    pool: Name = "mean"
+    pool: Literal["mean", "cls"] = "mean"
 
 
 class BesideAsk(Bare):

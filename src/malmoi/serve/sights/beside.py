@@ -97,9 +97,9 @@ def _mask(model: Model, size: int) -> list[str]:
 
 
 def _looks(model: Model, text: str, at: int, words: Sequence[str]) -> list[float]:
-    """How much the token that holds character `at` looks at each word of the text."""
+    """How much the token at character `at`, or the last before it, looks at each word of the text."""
     offsets, weights = read(model, text).offsets, attention(model, text).weights
-    asker = max(i for i, (first, last) in enumerate(offsets) if first <= at < last)
+    asker = max((i for i, (first, last) in enumerate(offsets) if first <= at and first < last), default=0)
     row = weights[-1].mean(0)[asker]
     return [float(row[places].sum()) for places in _places(offsets, words)]
 

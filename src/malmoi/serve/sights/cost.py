@@ -13,6 +13,7 @@ from malmoi.model.patterns import Pattern
 
 TILE = 128  # FlexAttention computes tiles of so many queries and keys, or leaves them out
 LARGEST = 1_000_000  # a number in a pattern: more than any context
+GROUPS, DEPTH = 8, 20  # of heads, of parentheses: more is no pattern but an accident
 
 
 class Drawn(BaseModel):
@@ -38,7 +39,7 @@ def draw(text: str, length: int, at: int, heads: int) -> Drawn:
     return Drawn(
         length=length,
         masks=[["".join("01"[seen] for seen in row) for row in mask.int().tolist()] for mask in masks],
-        causal=pattern.is_causal,
+        causal=all(Pattern(group).is_causal for group in text.split(";")),
         at=at,
         pairs=round(pairs),
         share=pairs / at**2,
@@ -54,6 +55,8 @@ def _read(text: str, heads: int) -> Pattern:
         raise UsageError(f"The number {large:.20} in this pattern is larger than any context; write a smaller one.")
     if re.search(r"\b(document|padding)\b", text):
         raise UsageError("The patterns 'document' and 'padding' depend on a batch; they have no picture of their own.")
+    if text.count(";") >= GROUPS or text.count("(") > DEPTH:
+        raise UsageError(f"A pattern has up to {GROUPS} head groups and {DEPTH} parentheses here; write a simpler one.")
     return replace(Pattern(text, heads), heads=text.count(";") + 1)
 
 

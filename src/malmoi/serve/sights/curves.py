@@ -1,5 +1,6 @@
 """The runs under a folder, as they go: their losses, and what they say."""
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
@@ -73,4 +74,9 @@ def _run(file: Path, folder: Path, changed: int, size: int) -> Run:
 
 
 def _line(rows: Sequence[dict[str, Any]], key: str) -> Points:
-    return [(float(row.get("tokens", row["step"])), float(row[key])) for row in rows if row.get(key) is not None]
+    """What can be drawn: a run that went wrong has written NaN."""
+    return [(float(row.get("tokens", row["step"])), float(row[key])) for row in rows if _drawable(row.get(key))]
+
+
+def _drawable(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel
 
+from malmoi.errors import UsageError
 from malmoi.infer import Model
 from malmoi.serve.inside import Attention, attention
 from malmoi.serve.sights.spell import readable
 from malmoi.tokenizer import Tokenizer
 
 DIGITS = 4  # of a weight: more cannot be seen
+MOST = 1_000_000  # weights of one picture: a page draws no more
 Array = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -27,6 +29,9 @@ def looks(model: Model, text: str, pair: str | None, *, words: bool) -> Looks:
     seen = attention(model, text, pair)
     groups = word_groups(seen) if words else [[i] for i in range(len(seen.tokens))]
     weights = by_words(seen.weights, groups) if words else seen.weights
+    if weights.size > MOST:
+        most = int((MOST / (weights.shape[0] * weights.shape[1])) ** 0.5)
+        raise UsageError(f"{len(groups)} are too many to draw of this model: shorten the text to {most}, or fewer.")
     return Looks(
         names=[_name(model.tokenizer, seen, group) for group in groups],
         segments=[seen.segments[group[0]] for group in groups],
