@@ -320,12 +320,15 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("/v1/completions", {"model": "bert"}, 400, "cannot write: it can fill"),
     ("/v1/completions", {"temprature": 1}, 400, "Did you mean 'temperature'"),
     ("/v1/completions", {"prompt": []}, 400, "prompt"),
+    ("/v1/completions", {"prompt": {}}, 400, "valid string; or: Input should be a valid list"),
     ("/v1/completions", {"prompt": [10**6]}, 400, "the vocabulary ends at"),
     ("/v1/completions", {"prompt": "a" * 5000}, 400, "leaves no room"),
     ("/v1/completions", {"prompt": "a", "suffix": "b"}, 400, "suffix"),
     ("/v1/completions", {"prompt": "a", "max_tokens": 100_000}, 400, "this server writes 200 at most"),
     ("/v1/completions", {"prompt": "a", "max_tokens": -1}, 400, "max_tokens"),
     ("/v1/completions", {"prompt": "a", "temperature": -1}, 400, "temperature"),
+    ("/v1/completions", {"prompt": "a", "temperature": 1e-300}, 400, "temperature must be 0 (greedy)"),
+    ("/v1/completions", {"prompt": "a", "repetition_penalty": 1e-300}, 400, "repetition_penalty"),
     ("/v1/completions", {"prompt": "a", "stop": ["x"] * 10_000}, 400, "stop"),
     ("/v1/completions", {"prompt": "a", "n": 128}, 400, "too many"),
     ("/v1/completions", {"prompt": "a", "seed": 2**80}, 400, "seed"),
@@ -423,6 +426,7 @@ def test_the_specification_is_kept(live: Live) -> None:
 
 
 @pytest.mark.heavy
+@pytest.mark.timeout(900)
 def test_the_specification_is_kept_for_long(live: Live) -> None:
     check_specification(live, examples=150)
 
@@ -553,6 +557,20 @@ def test_slow_senders_are_sent_away(slow: Live, monkeypatch: Any) -> None:
     assert httpx.get(f"{slow.url}/health").status_code == 200
 
 
+def test_who_does_not_read_is_hung_up_on(folder: Path, monkeypatch: Any) -> None:
+    """More than the sockets hold is written to someone who does not read: the request ends all the same."""
+    monkeypatch.setattr("malmoi.serve.streams.STALL", 0.2)
+    body = json.dumps({**LONG, "n": 64, "logprobs": 20, "stream": True}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with Live({"gpt": load(folder, device="cpu")}, timeout=1) as server, socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        one.connect(server.socket.getsockname())
+        one.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        assert wait_until(lambda: server.app.state.gate.inside == 1)
+        assert wait_until(lambda: server.app.state.gate.inside == 0)
+        assert wait_until(lambda: server.engine().stats().running == 0)
+
+
 def test_keys_origins_and_names(folder: Path) -> None:
     with Live({"gpt": load(folder, device="cpu")}, api_key=KEY, cors=("http://page.example",)) as server:
         with httpx.Client(base_url=server.url) as client:
@@ -604,6 +622,16 @@ def test_the_command_serves_and_stops_in_order(folder: Path, tmp_path: Path) -> 
     finally:
         child.kill()
         child.stderr.close()
+
+
+def test_without_the_extra_the_command_says_what_to_install(monkeypatch: Any, capsys: Any) -> None:
+    from malmoi.cli import run
+
+    assert run(["serve"]) == 2
+    assert "--model" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    assert run(["serve", "--model", "anything"]) == 1
+    assert "pip install 'malmoi[serve]'" in capsys.readouterr().err
 
 
 def test_a_taken_port_is_told() -> None:

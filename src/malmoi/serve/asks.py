@@ -53,7 +53,7 @@ class WriteAsk(Ask):
     temperature: float = Field(1.0, ge=0, le=100, description="0 always takes the likeliest token.")
     top_p: float | None = Field(None, gt=0, le=1, description="Among the likeliest tokens that reach p together.")
     top_k: int | None = Field(None, ge=1, le=2**31, description="Among the k likeliest tokens.")
-    repetition_penalty: float = Field(1.0, gt=0, le=100, description="Above 1, repetition becomes less likely.")
+    repetition_penalty: float = Field(1.0, ge=0.01, le=100, description="Above 1, repetition becomes less likely.")
     n: int = Field(1, ge=1, le=128, description="Continuations of each prompt.")
     stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = Field(
         None, description="Texts to stop before."

@@ -16,13 +16,13 @@ from malmoi.serve.names import chat_logprobs
 from malmoi.serve.orders import Order
 from malmoi.serve.registry import Served
 from malmoi.serve.replies import ChatChoice, ChatChunk, ChatCompletion, ChatLogprobs, ChunkChoice, Delta, Said, Usage
-from malmoi.serve.streams import Events, EventStream
+from malmoi.serve.streams import STREAMED, Events, EventStream
 from malmoi.serve.work import aside, unless_gone
 
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions", response_model=ChatCompletion, tags=["OpenAI"])
+@router.post("/v1/chat/completions", response_model=ChatCompletion, responses=STREAMED, tags=["OpenAI"])
 async def chat(ask: ChatAsk, request: Request) -> Any:
     """Answers in a conversation, by the model's own chat template.
 

@@ -15,13 +15,13 @@ from malmoi.serve.names import Record
 from malmoi.serve.orders import Order
 from malmoi.serve.registry import Served
 from malmoi.serve.replies import Choice, Completion, Usage
-from malmoi.serve.streams import Events, EventStream
+from malmoi.serve.streams import STREAMED, Events, EventStream
 from malmoi.serve.work import aside, unless_gone
 
 router = APIRouter()
 
 
-@router.post("/v1/completions", response_model=Completion, tags=["OpenAI"])
+@router.post("/v1/completions", response_model=Completion, responses=STREAMED, tags=["OpenAI"])
 async def completions(ask: CompletionAsk, request: Request) -> Any:
     """Continues a prompt, or each of several; as server-sent events where `stream` is true.
 

@@ -109,7 +109,9 @@ def wrong_shape(error: RequestValidationError) -> ApiError:
     where = str(first["loc"][1]) if len(first["loc"]) > 1 else None
     if first["type"] == "json_invalid" or where is None:
         return ApiError(400, "The body must be one JSON object, sent as application/json.", code="invalid_json")
-    return ApiError(400, f"{where}: {first['msg']}.", param=where, code="invalid_value")
+    # of a field that may be several things, what each of them should be
+    wrong = dict.fromkeys(one["msg"] for one in error.errors() if one["loc"][1:2] == first["loc"][1:2])
+    return ApiError(400, f"{where}: {'; or: '.join(list(wrong)[:4])}.", param=where, code="invalid_value")
 
 
 def _sentence(error: HTTPException) -> str:

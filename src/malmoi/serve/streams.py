@@ -15,6 +15,13 @@ from malmoi.serve.work import unless_gone
 
 STALL = 30.0  # seconds beyond the time of a request that its reader may take
 DONE = b"data: [DONE]\n\n"
+EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "All at once, or where `stream` is true as events, each `data: ` and a part of it as JSON.",
+        "content": {"text/event-stream": {"schema": EVENT}},
+    }
+}
 Events = AsyncIterator[Sequence[BaseModel]]
 
 
@@ -33,6 +40,8 @@ class EventStream(Response):
             try:
                 async with asyncio.timeout(self.order.seconds + STALL):
                     await unless_gone(receive, self._send_all(send))
+            except TimeoutError:
+                return  # whoever does not read cannot be told either; an answer without its end is hung up on
             except ApiError as error:
                 if error.code != "gone":
                     raise
