@@ -17,10 +17,10 @@ from typing import Any
 import torch
 import transformers
 
+from malmoi.decode.fast import screen_for
+from malmoi.decode.generate import Decoding, Wish, requests
+from malmoi.decode.sample import Sampling
 from malmoi.infer import Model, load
-from malmoi.infer.fast import screen_for
-from malmoi.infer.generate import Decoding, Wish, requests
-from malmoi.infer.sample import Sampling
 
 PROMPT = 32  # tokens
 Decode = Callable[[list[list[int]], int], list[list[int]]]

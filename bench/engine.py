@@ -20,15 +20,15 @@ import transformers
 from tokenizers import Tokenizer as Rust
 from tokenizers import decoders, models, pre_tokenizers
 
+from malmoi.decode.lookup import Lookup
+from malmoi.decode.prefix import Prefixes
+from malmoi.decode.sample import Sampling
+from malmoi.decode.spell import byte_alphabet
+from malmoi.decode.wish import Wish
 from malmoi.infer import Model, load
 from malmoi.infer.engine import Engine, Job
 from malmoi.infer.likelihood import Row
-from malmoi.infer.lookup import Lookup
-from malmoi.infer.prefix import Prefixes
-from malmoi.infer.sample import Sampling
-from malmoi.infer.spell import byte_alphabet
 from malmoi.infer.stems import token_logprobs
-from malmoi.infer.wish import Wish
 from malmoi.tokenizer import Tokenizer
 
 VOCAB = 50_257

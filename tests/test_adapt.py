@@ -23,10 +23,10 @@ from malmoi.adapt.soft import first_words, precede
 from malmoi.checkpoint import Checkpoint, write
 from malmoi.checkpoint import read as read_folder
 from malmoi.cli.app import run
+from malmoi.decode.sample import Sampling
+from malmoi.decode.wish import Wish
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.infer.engine import Engine, Job
-from malmoi.infer.sample import Sampling
-from malmoi.infer.wish import Wish
 from malmoi.model import KVCache, Network, initialise, parameters, preset
 from malmoi.tasks import own, task
 from malmoi.tokenizer import Tokenizer, train

@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from malmoi.checkpoint import Checkpoint, read, write
 from malmoi.checkpoint.hf import TABLES
+from malmoi.decode.generate import Decoding, Wish, requests
+from malmoi.decode.sample import Sampling
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.infer.generate import Decoding, Wish, requests
-from malmoi.infer.sample import Sampling
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert, gpt2, gpt3
 

@@ -10,22 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from malmoi.checkpoint import Checkpoint
+from malmoi.decode.beam import Search, beam_search
+from malmoi.decode.choice import Seat
+from malmoi.decode.cohort import Cohort
+from malmoi.decode.constrain import Allowed
+from malmoi.decode.graph import bucket_rows, bucket_width
+from malmoi.decode.lookup import Lookup, find
+from malmoi.decode.prefix import BLOCK, Prefixes
+from malmoi.decode.regex import complete, derive, parse
+from malmoi.decode.sample import Sampling
+from malmoi.decode.steps import BURST
+from malmoi.decode.wish import Wish, requests
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.infer import Model, load
-from malmoi.infer.beam import Search, beam_search
-from malmoi.infer.choice import Seat
-from malmoi.infer.cohort import Cohort
-from malmoi.infer.constrain import Allowed
 from malmoi.infer.engine import Busy, Done, Engine, Job
-from malmoi.infer.graph import bucket_rows, bucket_width
 from malmoi.infer.likelihood import Row, each_alone
-from malmoi.infer.lookup import Lookup, find
-from malmoi.infer.prefix import BLOCK, Prefixes
-from malmoi.infer.regex import complete, derive, parse
-from malmoi.infer.sample import Sampling
 from malmoi.infer.stems import token_logprobs
-from malmoi.infer.steps import BURST
-from malmoi.infer.wish import Wish, requests
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert, gpt2, llama
 from malmoi.tokenizer import Tokenizer, train

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from malmoi.checkpoint import Checkpoint
+from malmoi.decode.fast import Screen, lay_out
+from malmoi.decode.generate import Decoding, Wish, requests
+from malmoi.decode.sample import RULES, Sampling, draw, generators
+from malmoi.decode.stream import ByteDetokenizer, StopFilter, Writer, detokenizer, stop_strings
 from malmoi.errors import UsageError
 from malmoi.infer import Model, load
-from malmoi.infer.fast import Screen, lay_out
-from malmoi.infer.generate import Decoding, Wish, requests
 from malmoi.infer.predict import spans
-from malmoi.infer.sample import RULES, Sampling, draw, generators
 from malmoi.infer.score import Row, token_logprobs, windows
-from malmoi.infer.stream import ByteDetokenizer, StopFilter, Writer, detokenizer, stop_strings
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert, gpt2
 from malmoi.tokenizer import Encoding, Tokenizer, train

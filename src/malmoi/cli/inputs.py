@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 ModelOption = Annotated[str, typer.Option("--model", "-m", help="The model's folder, or a hub id.", metavar="DIR")]
 DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1…; the GPU where there is one.")]
-DtypeOption = Annotated[str | None, typer.Option(help="fp32, bf16, fp16, or int8 on a processor; that of the folder by default.")]
+DtypeOption = Annotated[
+    str | None, typer.Option(help="fp32, bf16, fp16, or int8 on a processor; that of the folder by default.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 TextsArgument = Annotated[
     list[str] | None, typer.Argument(metavar="TEXT…", help="Texts; none, or -, reads standard input.")

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from malmoi.decode.batch import batches, inputs
 from malmoi.errors import UsageError, nearest
-from malmoi.infer.batch import batches, inputs
 from malmoi.model import Network, Trail
 from malmoi.tokenizer import Encoding
 

@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, Unpack
 
+from malmoi.decode.choice import Seat, Written
+from malmoi.decode.cohort import Cohort
+from malmoi.decode.constrain import Constraint
+from malmoi.decode.prefix import BUDGET, Prefixes
+from malmoi.decode.steps import Mode
+from malmoi.decode.stream import Writer, detokenizer
+from malmoi.decode.wish import Wish, check_room, requests
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.infer.choice import Seat, Written
-from malmoi.infer.cohort import Cohort
-from malmoi.infer.constrain import Constraint
 from malmoi.infer.model import Model, Wishes
-from malmoi.infer.prefix import BUDGET, Prefixes
-from malmoi.infer.steps import Mode
-from malmoi.infer.stream import Writer, detokenizer
 from malmoi.infer.ticket import Done, Finish, Piece, Ticket
-from malmoi.infer.wish import Wish, check_room, requests
 
 __all__ = ["Busy", "Done", "Engine", "Job", "Piece", "Stats", "Ticket"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from malmoi.infer.batch import batches, pad
+from malmoi.decode.batch import batches, pad
 from malmoi.model import Network
 
 ROWS_OF_SCORES = 512  # tokens whose scores over the vocabulary are held at once: 100 MB for GPT-2

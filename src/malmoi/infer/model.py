@@ -12,19 +12,19 @@ from malmoi.adapt import read
 from malmoi.checkpoint import Checkpoint
 from malmoi.checkpoint import write as write_folder
 from malmoi.config import ModelConfig
+from malmoi.decode.constrain import LIMITS, constrain
+from malmoi.decode.fast import lay_out, screen_for
+from malmoi.decode.generate import Speaker, Wish, continuations, write
+from malmoi.decode.prefix import Prefixes
+from malmoi.decode.sample import Sampling
 from malmoi.errors import UsageError, nearest
 from malmoi.infer.ask import Answering
 from malmoi.infer.chat import conversation
-from malmoi.infer.constrain import LIMITS, constrain
 from malmoi.infer.embed import vectors
-from malmoi.infer.fast import lay_out, screen_for
 from malmoi.infer.fill import fills
-from malmoi.infer.generate import Speaker, Wish, continuations, write
 from malmoi.infer.predict import Reading
-from malmoi.infer.prefix import Prefixes
 from malmoi.infer.prompt import encode_prompt
 from malmoi.infer.readers import predictions, reader_of
-from malmoi.infer.sample import Sampling
 from malmoi.infer.score import Score, scores, sliding_bits_per_byte, sliding_perplexity
 from malmoi.model import Network
 from malmoi.model.int8 import quantize

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from malmoi.checkpoint import Checkpoint
+from malmoi.decode.batch import batches, inputs
 from malmoi.errors import UsageError
-from malmoi.infer.batch import batches, inputs
 from malmoi.infer.words import Words, word_scores
 from malmoi.model import Network
 from malmoi.tokenizer import Encoding, Tokenizer

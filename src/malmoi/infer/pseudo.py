@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from malmoi.decode.batch import batches, inputs
 from malmoi.errors import UsageError
-from malmoi.infer.batch import batches, inputs
 from malmoi.infer.score import Score
 from malmoi.model import Network
 from malmoi.tokenizer import Encoding, Tokenizer

@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from malmoi.decode.prefix import Prefixes
 from malmoi.errors import UsageError
 from malmoi.infer.likelihood import Row
-from malmoi.infer.prefix import Prefixes
 from malmoi.infer.prompt import encode_prompt, encode_text
 from malmoi.infer.stems import token_logprobs
 from malmoi.model import Network

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
-from malmoi.infer.batch import ROWS, TOKENS, batches, pad
+from malmoi.decode.batch import ROWS, TOKENS, batches, pad
+from malmoi.decode.prefix import BLOCK, Prefixes
+from malmoi.decode.slots import Branches, Slots, alike, read_rows
 from malmoi.infer.likelihood import Found, Row, each_alone, predicted
-from malmoi.infer.prefix import BLOCK, Prefixes
-from malmoi.infer.slots import Branches, Slots, alike, read_rows
 from malmoi.model import Network
 
 WORTH = 0.8  # of the tokens that reading each row alone would take; above it, sharing costs more than it saves

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Literal
 
+from malmoi.decode.choice import Logprob
 from malmoi.errors import MalmoiError
-from malmoi.infer.choice import Logprob
 
 Finish = Literal["stop", "length", "cancelled", "error"]
 

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from malmoi.decode.stream import LONGEST_STOP, MOST_STOPS
 from malmoi.errors import nearest
-from malmoi.infer.stream import LONGEST_STOP, MOST_STOPS
 
 MOST_TEXTS = 256  # of one request
 MOST_TOP = 20  # tokens named beside each that is written

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from malmoi.decode.batch import inputs
 from malmoi.errors import UsageError
 from malmoi.infer import Model
-from malmoi.infer.batch import inputs
 from malmoi.infer.prompt import encode_prompt
 from malmoi.model import Trail
 from malmoi.tokenizer import Encoding

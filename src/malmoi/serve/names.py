@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 
-from malmoi.infer.choice import Logprob
+from malmoi.decode.choice import Logprob
+from malmoi.decode.spell import spelling
+from malmoi.decode.stream import detokenizer
 from malmoi.infer.engine import Job, Piece
-from malmoi.infer.spell import spelling
-from malmoi.infer.stream import detokenizer
 from malmoi.serve.replies import ChatLogprobs, Logprobs, NamedLogprob, TokenLogprob
 from malmoi.tokenizer import Tokenizer
 

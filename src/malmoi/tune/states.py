@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from malmoi.decode.batch import batches, inputs
 from malmoi.errors import MalmoiError
-from malmoi.infer.batch import batches, inputs
 from malmoi.model import Network, Trail
 from malmoi.model.features import KEPT
 from malmoi.tokenizer import Encoding

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator
 
 from pydantic import BaseModel
 
+from malmoi.decode.spell import spelling
 from malmoi.infer import Model
-from malmoi.infer.spell import spelling
 from malmoi.tokenizer import Encoding, Tokenizer
 
 

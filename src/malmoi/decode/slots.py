@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from malmoi.config import ModelConfig
+from malmoi.decode.batch import pad
 from malmoi.errors import UsageError
-from malmoi.infer.batch import pad
 from malmoi.model import KVCache, Network
 
 FAR = 2**40  # a position that no query reaches

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from malmoi.infer.fast import ROWS, Screen
-from malmoi.infer.slots import check_causal
+from malmoi.decode.fast import ROWS, Screen
+from malmoi.decode.slots import check_causal
 from malmoi.model import KVCache, Network
 
 NGRAM = 3  # tokens that must be the same; down to 1 where no more are

@@ -3,17 +3,17 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from malmoi.infer.batch import batches
-from malmoi.infer.beam import Search, beam_search
-from malmoi.infer.choice import Seat, Written
-from malmoi.infer.cohort import Cohorts
-from malmoi.infer.constrain import Constraint
-from malmoi.infer.fast import Screen
-from malmoi.infer.lookup import Lookup
-from malmoi.infer.prefix import Prefixes
-from malmoi.infer.sample import Sampling
-from malmoi.infer.stream import Writer, detokenizer
-from malmoi.infer.wish import Request, Wish, requests
+from malmoi.decode.batch import batches
+from malmoi.decode.beam import Search, beam_search
+from malmoi.decode.choice import Seat, Written
+from malmoi.decode.cohort import Cohorts
+from malmoi.decode.constrain import Constraint
+from malmoi.decode.fast import Screen
+from malmoi.decode.lookup import Lookup
+from malmoi.decode.prefix import Prefixes
+from malmoi.decode.sample import Sampling
+from malmoi.decode.stream import Writer, detokenizer
+from malmoi.decode.wish import Request, Wish, requests
 from malmoi.model import Network
 from malmoi.tokenizer import Tokenizer
 

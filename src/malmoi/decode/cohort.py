@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from malmoi.infer.batch import ROWS
-from malmoi.infer.choice import Chooser, Seat, Written, logprobs
-from malmoi.infer.fast import Screen
-from malmoi.infer.graph import bucket_rows, bucket_width
-from malmoi.infer.prefix import BLOCK, Prefixes
-from malmoi.infer.slots import Slots, alike, read_rows
-from malmoi.infer.steps import Flight, Mode, Steps
+from malmoi.decode.batch import ROWS
+from malmoi.decode.choice import Chooser, Seat, Written, logprobs
+from malmoi.decode.fast import Screen
+from malmoi.decode.graph import bucket_rows, bucket_width
+from malmoi.decode.prefix import BLOCK, Prefixes
+from malmoi.decode.slots import Slots, alike, read_rows
+from malmoi.decode.steps import Flight, Mode, Steps
 from malmoi.model import Network
 
 CHUNK = {"cpu": 128, "cuda": 512}  # tokens of prompts read between two steps, so that a long one stalls nobody

@@ -7,8 +7,8 @@ import codecs
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
+from malmoi.decode.spell import spelling
 from malmoi.errors import UsageError
-from malmoi.infer.spell import spelling
 from malmoi.tokenizer import Tokenizer
 
 MOST_STOPS, LONGEST_STOP = 64, 1000  # every token is compared with all of them

@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from malmoi.infer.slots import Slots
+from malmoi.decode.slots import Slots
 from malmoi.model import Network
 
 BLOCK = 16  # tokens of a node

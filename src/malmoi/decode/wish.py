@@ -6,10 +6,10 @@ from typing import Literal
 
 import torch
 
+from malmoi.decode.constrain import Constraint
+from malmoi.decode.sample import Sampling, generators
+from malmoi.decode.stream import stop_strings
 from malmoi.errors import UsageError
-from malmoi.infer.constrain import Constraint
-from malmoi.infer.sample import Sampling, generators
-from malmoi.infer.stream import stop_strings
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from malmoi.infer.choice import Chooser, Dice, Seat, Written
-from malmoi.infer.graph import Graphs, bucket_rows, bucket_width
-from malmoi.infer.slots import Slots, Window
+from malmoi.decode.choice import Chooser, Dice, Seat, Written
+from malmoi.decode.graph import Graphs, bucket_rows, bucket_width
+from malmoi.decode.slots import Slots, Window
 from malmoi.model import Network
 
 BURST = 8  # steps that go ahead together

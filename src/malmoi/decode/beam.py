@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from malmoi.infer.slots import check_causal
+from malmoi.decode.slots import check_causal
 from malmoi.model import KVCache, Network
 
 

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from malmoi.decode.constrain import Walk
+from malmoi.decode.fast import ROWS, Screen
+from malmoi.decode.sample import NEVER, Sampling, choose, invert
+from malmoi.decode.wish import Request
 from malmoi.errors import MalmoiError
-from malmoi.infer.constrain import Walk
-from malmoi.infer.fast import ROWS, Screen
-from malmoi.infer.sample import NEVER, Sampling, choose, invert
-from malmoi.infer.wish import Request
 from malmoi.model import Network
 
 

@@ -11,9 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from malmoi.decode.regex import EMPTY, LAST, NOTHING, Regex, complete, derive, either, firsts, literal, parse
+from malmoi.decode.spell import Trie, spellings, trie
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.infer.regex import EMPTY, LAST, NOTHING, Regex, complete, derive, either, firsts, literal, parse
-from malmoi.infer.spell import Trie, spellings, trie
 from malmoi.tokenizer import Tokenizer
 
 SMALLEST = {2: 0x80, 3: 0x800, 4: 0x10000}  # code points that need so many bytes
