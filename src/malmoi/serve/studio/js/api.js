@@ -34,7 +34,10 @@ async function* texts(body) {
 }
 
 const sent = (body, signal) => ({
-  method: "POST", body: JSON.stringify(body), signal, headers: { "Content-Type": "application/json" },
+  method: "POST",
+  body: JSON.stringify(body),
+  signal,
+  headers: { "Content-Type": "application/json" },
 });
 
 async function ask(path, options) {

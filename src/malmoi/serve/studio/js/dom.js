@@ -13,7 +13,8 @@ function fill(node, given, children) {
   for (const [name, value] of Object.entries(given)) {
     if (value === undefined || value === null || value === false) continue;
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-    else if (name === "style") for (const [property, set] of Object.entries(value)) node.style.setProperty(property, set);
+    else if (name === "style")
+      for (const [property, set] of Object.entries(value)) node.style.setProperty(property, set);
     else node.setAttribute(name, value === true ? "" : value);
   }
   node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));

@@ -16,7 +16,10 @@ export function area(page, name, rows = 3) {
 }
 
 export function line(page, name, given = {}) {
-  return labelled(name, h("input", { type: "text", value: page.values[name], spellcheck: "false", oninput: bound(page, name), ...given }));
+  return labelled(
+    name,
+    h("input", { type: "text", value: page.values[name], spellcheck: "false", oninput: bound(page, name), ...given }),
+  );
 }
 
 export const number = (page, name, given = {}) => line(page, name, { type: "number", ...given });
@@ -25,7 +28,9 @@ export const number = (page, name, given = {}) => line(page, name, { type: "numb
 export function range(page, name, given, read = (value) => value) {
   const shown = h("output", {}, read(page.values[name]));
   const control = h("input", {
-    type: "range", value: page.values[name], ...given,
+    type: "range",
+    value: page.values[name],
+    ...given,
     oninput: (event) => {
       shown.textContent = read(event.target.value);
       page.changed(name, event.target.value);
@@ -39,7 +44,11 @@ export function range(page, name, given, read = (value) => value) {
 
 /** One of some: [value, words] each. */
 export function pick(page, name, options) {
-  const control = h("select", { onchange: bound(page, name) }, options.map(([value, words]) => h("option", { value }, words)));
+  const control = h(
+    "select",
+    { onchange: bound(page, name) },
+    options.map(([value, words]) => h("option", { value }, words)),
+  );
   control.value = page.values[name];
   if (control.selectedIndex < 0) control.selectedIndex = 0;
   return labelled(name, control);
@@ -47,13 +56,21 @@ export function pick(page, name, options) {
 
 /** Which model; another one may need other fields. */
 export function modelField(page) {
-  const field = pick(page, "model", page.models.map((model) => [model.name, model.name]));
+  const field = pick(
+    page,
+    "model",
+    page.models.map((model) => [model.name, model.name]),
+  );
   field.querySelector("select").addEventListener("change", () => page.rebuild());
   return field;
 }
 
 export function check(page, name) {
-  const control = h("input", { type: "checkbox", checked: page.values[name] === "yes", onchange: (event) => page.changed(name, event.target.checked ? "yes" : "no") });
+  const control = h("input", {
+    type: "checkbox",
+    checked: page.values[name] === "yes",
+    onchange: (event) => page.changed(name, event.target.checked ? "yes" : "no"),
+  });
   return h("label", { class: "check" }, control, t(`field.${name}`));
 }
 

@@ -10,23 +10,28 @@ const at = (id) => document.getElementById(id);
 let about = { models: [], tasks: [], runs: false };
 let page = null;
 
+/** Shows the view that the address names; `focus` goes there, or back to the field called `keep`. */
 async function show({ focus = false, keep = null } = {}) {
   const { name, values } = read();
   const known = NAMES.includes(name) ? name : NAMES[0];
   const { default: view } = await import(`./views/${known}.js`);
   page?.close();
-  at("status").classList.remove("wrong");
-  put(at("status"));
   page = new Page(view, about, values, at("status"));
   page.rebuild = () => show({ keep: document.activeElement?.id });
+  page.say("");
+  title(known);
+  const served = page.models.length || view.alone?.(about);
+  put(at("view"), served ? view.build(page) : missing(known));
+  if (focus) at("main").focus({ preventScroll: true });
+  if (keep) document.getElementById(keep)?.focus();
+  if (served && !view.waits) await page.run();
+}
+
+function title(known) {
   at("title").textContent = t(`${known}.title`);
   at("lead").textContent = t(`${known}.lead`);
   document.title = `${t(`${known}.title`)} · Malmoi`;
   mark(known);
-  put(at("view"), page.models.length || view.alone?.(about) ? view.build(page) : missing(known));
-  if (keep) document.getElementById(keep)?.focus();
-  if (focus) at("main").focus({ preventScroll: true });
-  if (page.models.length || view.alone?.(about)) await page.run(view.waits ? null : undefined);
 }
 
 function mark(known) {
@@ -41,20 +46,35 @@ function mark(known) {
 /** What to load, where nothing that is loaded can do this. */
 function missing(name) {
   const loaded = about.models.map((model) => model.name).join(", ") || "–";
-  return h("section", { class: "card empty" }, h("h2", {}, t("missing")), h("p", {}, t(`${name}.need`)),
-    h("p", { class: "note" }, t("loaded", { names: loaded })), h("pre", {}, h("code", {}, t(`${name}.command`))));
+  return h(
+    "section",
+    { class: "card empty" },
+    h("h2", {}, t("missing")),
+    h("p", {}, t(`${name}.need`)),
+    h("p", { class: "note" }, t("loaded", { names: loaded })),
+    h("pre", {}, h("code", {}, t(`${name}.command`))),
+  );
 }
 
 function furnish() {
   at("skip").textContent = t("skip");
   at("views").setAttribute("aria-label", t("views"));
-  put(at("views"), h("ul", {}, NAMES.map((name) => h("li", {}, h("a", { href: `#/${name}`, "data-view": name }, t(`${name}.name`))))));
+  put(
+    at("views"),
+    h(
+      "ul",
+      {},
+      NAMES.map((name) => h("li", {}, h("a", { href: `#/${name}`, "data-view": name }, t(`${name}.name`)))),
+    ),
+  );
   at("language").textContent = t("language");
   at("language").lang = document.documentElement.lang === "ko" ? "en" : "ko";
   at("theme").textContent = t(dark() ? "theme.light" : "theme.dark");
 }
 
-const dark = () => (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+const dark = () =>
+  (document.documentElement.dataset.theme ??
+    (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
 
 function light(theme) {
   if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;

@@ -85,6 +85,12 @@ export class Page {
       sessionStorage.setItem("malmoi.key", field.value);
       location.reload();
     };
-    return h("span", { class: "row" }, h("label", { for: "key" }, t("key")), field, h("button", { type: "button", onclick: use }, t("key.use")));
+    return h(
+      "span",
+      { class: "row" },
+      h("label", { for: "key" }, t("key")),
+      field,
+      h("button", { type: "button", onclick: use }, t("key.use")),
+    );
   }
 }

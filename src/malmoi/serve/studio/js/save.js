@@ -1,5 +1,15 @@
 // A picture as a file: SVG with its colours written out, or PNG drawn from that.
-const KEPT = ["fill", "stroke", "stroke-width", "stroke-opacity", "fill-opacity", "opacity", "font-family", "font-size", "font-weight"];
+const KEPT = [
+  "fill",
+  "stroke",
+  "stroke-width",
+  "stroke-opacity",
+  "fill-opacity",
+  "opacity",
+  "font-family",
+  "font-size",
+  "font-weight",
+];
 const SHARP = 2; // pixels of a PNG for one on the page
 
 export function saveSvg(svg, name) {

@@ -16,5 +16,8 @@ export async function speak(language) {
 
 /** The words of a key, with {names} replaced. */
 export function t(key, values = {}) {
-  return Object.entries(values).reduce((text, [name, value]) => text.replaceAll(`{${name}}`, value), dictionary[key] ?? key);
+  return Object.entries(values).reduce(
+    (text, [name, value]) => text.replaceAll(`{${name}}`, value),
+    dictionary[key] ?? key,
+  );
 }

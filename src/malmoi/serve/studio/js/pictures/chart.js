@@ -20,18 +20,40 @@ export function chart(series, { across, up, read = short, height = 280, floor = 
     s("line", { class: "axis", x1: ROOM.left, x2: width - ROOM.right, y1: y.at(value), y2: y.at(value) }),
     s("text", { class: "soft", x: ROOM.left - 8, y: y.at(value) + 4, "text-anchor": "end" }, read(value)),
   ]);
-  const feet = x.ticks.filter((value) => value <= right).map((value) => s("text", { class: "soft", x: x.at(value), y: height - 14, "text-anchor": "middle" }, short(value)));
+  const feet = x.ticks
+    .filter((value) => value <= right)
+    .map((value) =>
+      s("text", { class: "soft", x: x.at(value), y: height - 14, "text-anchor": "middle" }, short(value)),
+    );
   const drawn = series.filter((one) => one.points.length).map((one) => line(one, x, y));
   const label = `${up} / ${across}: ${series.map((one) => `${one.name} ${one.points.length ? read(one.points.at(-1)[1]) : ""}`).join(", ")}`;
-  return s("svg", { class: "picture", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label }, grid, feet, drawn,
-    s("text", { class: "soft", x: 0, y: 12 }, up), s("text", { class: "soft", x: width - ROOM.right, y: height - 1, "text-anchor": "end" }, across));
+  return s(
+    "svg",
+    { class: "picture", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label },
+    grid,
+    feet,
+    drawn,
+    s("text", { class: "soft", x: 0, y: 12 }, up),
+    s("text", { class: "soft", x: width - ROOM.right, y: height - 1, "text-anchor": "end" }, across),
+  );
 }
 
 function line({ points, hue, dashed }, x, y) {
   const path = points.map(([px, py]) => `${x.at(px).toFixed(1)},${y.at(py).toFixed(1)}`).join(" ");
   const [ex, ey] = points.at(-1);
-  return s("g", {}, s("polyline", { points: path, fill: "none", style: { stroke: hue }, "stroke-width": 2, "stroke-linejoin": "round", "stroke-dasharray": dashed ? "5 4" : null }),
-    s("circle", { cx: x.at(ex), cy: y.at(ey), r: 3, style: { fill: hue } }));
+  return s(
+    "g",
+    {},
+    s("polyline", {
+      points: path,
+      fill: "none",
+      style: { stroke: hue },
+      "stroke-width": 2,
+      "stroke-linejoin": "round",
+      "stroke-dasharray": dashed ? "5 4" : null,
+    }),
+    s("circle", { cx: x.at(ex), cy: y.at(ey), r: 3, style: { fill: hue } }),
+  );
 }
 
 function scale(low, high, from, to, end = null) {

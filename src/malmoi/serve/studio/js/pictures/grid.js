@@ -9,14 +9,27 @@ export function headGrid(weights, [layer, head], choose) {
   const colour = accent();
   const cell = (l, k) => {
     const here = l === layer && k === head;
-    return h("button", {
-      type: "button", role: "radio", "aria-checked": String(here), tabindex: here ? "0" : "-1",
-      "aria-label": t("attention.one", { layer: l + 1, head: k + 1 }), onclick: () => choose(l, k),
-    }, thumbnail(weights[l][k], colour));
+    return h(
+      "button",
+      {
+        type: "button",
+        role: "radio",
+        "aria-checked": String(here),
+        tabindex: here ? "0" : "-1",
+        "aria-label": t("attention.one", { layer: l + 1, head: k + 1 }),
+        onclick: () => choose(l, k),
+      },
+      thumbnail(weights[l][k], colour),
+    );
   };
   const labels = [h("span", {}), ...weights[0].map((_, k) => h("span", {}, String(k + 1)))];
   const rows = weights.flatMap((some, l) => [h("span", {}, String(l + 1)), ...some.map((_, k) => cell(l, k))]);
-  const grid = h("div", { class: "heads", role: "radiogroup", "aria-label": t("attention.all"), style: { "--heads": String(heads) } }, labels, rows);
+  const grid = h(
+    "div",
+    { class: "heads", role: "radiogroup", "aria-label": t("attention.all"), style: { "--heads": String(heads) } },
+    labels,
+    rows,
+  );
   grid.addEventListener("keydown", (event) => {
     const step = STEPS[event.key];
     if (!step) return;
@@ -36,10 +49,12 @@ function thumbnail(weights, colour) {
   const canvas = h("canvas", { width: size, height: size, "aria-hidden": "true" });
   const brush = canvas.getContext("2d");
   brush.fillStyle = colour;
-  weights.forEach((row, y) => row.forEach((weight, x) => {
-    brush.globalAlpha = weight;
-    brush.fillRect(x, y, 1, 1);
-  }));
+  weights.forEach((row, y) =>
+    row.forEach((weight, x) => {
+      brush.globalAlpha = weight;
+      brush.fillRect(x, y, 1, 1);
+    }),
+  );
   return canvas;
 }
 

@@ -7,34 +7,58 @@ const STEP = 28;
 const LEFT = 126;
 const RIGHT = 276;
 const WIDTH = 420;
+const BEND = 70;
 const FAINT = 0.02; // weaker ones are not drawn
+const LONG = 12; // characters of a name
+const y = (i) => 8 + i * STEP + STEP / 2;
 
 export function lines(names, weights, label) {
-  const height = names.length * STEP + 12;
-  const y = (i) => 8 + i * STEP + STEP / 2;
-  const strands = weights.map((row, q) => row.map((weight, k) => (weight < FAINT ? null : s("path", {
-    d: `M${LEFT} ${y(q)}C${LEFT + 70} ${y(q)} ${RIGHT - 70} ${y(k)} ${RIGHT} ${y(k)}`, fill: "none",
-    style: { stroke: "var(--a)" }, "stroke-width": 1 + 3 * weight, "stroke-opacity": Math.min(1, 0.12 + 0.88 * weight).toFixed(2),
-  }))));
+  const strands = weights.map((row, q) => row.map((weight, k) => (weight < FAINT ? null : strand(q, k, weight))));
   const shares = names.map((_, k) => s("text", { class: "soft", x: WIDTH - 4, y: y(k) + 4, "text-anchor": "end" }));
-  const light = (q) => {
-    strands.forEach((some, i) => some.forEach((path) => path?.setAttribute("visibility", q === null || i === q ? "visible" : "hidden")));
-    shares.forEach((text, k) => (text.textContent = q === null ? "" : percent(weights[q][k])));
-    askers.forEach((node, i) => node.classList.toggle("on", i === q));
+  const light = (chosen) => {
+    const seen = (i) => (chosen === null || i === chosen ? "visible" : "hidden");
+    strands.forEach((some, i) => some.forEach((path) => path?.setAttribute("visibility", seen(i))));
+    shares.forEach((text, k) => (text.textContent = chosen === null ? "" : percent(weights[chosen][k])));
+    askers.forEach((node, i) => node.classList.toggle("on", i === chosen));
   };
-  const askers = names.map((name, i) => s("g", {
-    class: "look", tabindex: "0", role: "button", "aria-label": spoken(names, weights[i], i),
-    onmouseenter: () => light(i), onmouseleave: () => light(null), onfocus: () => light(i), onblur: () => light(null),
-  }, s("rect", { x: 4, y: y(i) - 12, width: LEFT - 10, height: 24, rx: 6, fill: "transparent" }),
-  s("text", { x: LEFT - 12, y: y(i) + 5, "text-anchor": "end" }, clipped(name))));
+  const askers = names.map((name, i) => asker(name, i, spoken(names, weights[i], i), light));
   const targets = names.map((name, i) => s("text", { x: RIGHT + 10, y: y(i) + 5 }, clipped(name)));
-  return s("svg", { class: "picture", viewBox: `0 0 ${WIDTH} ${height}`, role: "group", "aria-label": label }, strands.flat(), askers, targets, shares);
+  const given = { class: "picture", viewBox: `0 0 ${WIDTH} ${names.length * STEP + 12}`, role: "group" };
+  return s("svg", { ...given, "aria-label": label }, strands.flat(), askers, targets, shares);
 }
 
-const clipped = (name) => (visible(name).length > 12 ? `${visible(name).slice(0, 11)}…` : visible(name));
+function strand(q, k, weight) {
+  return s("path", {
+    d: `M${LEFT} ${y(q)}C${LEFT + BEND} ${y(q)} ${RIGHT - BEND} ${y(k)} ${RIGHT} ${y(k)}`,
+    fill: "none",
+    style: { stroke: "var(--a)" },
+    "stroke-width": 1 + 3 * weight,
+    "stroke-opacity": (0.12 + 0.88 * Math.min(1, weight)).toFixed(2),
+  });
+}
+
+/** A token that looks: pointed at, or reached with Tab, it shows its looks alone. */
+function asker(name, i, words, light) {
+  const [on, off] = [() => light(i), () => light(null)];
+  return s(
+    "g",
+    {
+      ...{ class: "look", tabindex: "0", role: "button", "aria-label": words },
+      ...{ onmouseenter: on, onmouseleave: off, onfocus: on, onblur: off },
+    },
+    s("rect", { x: 4, y: y(i) - 12, width: LEFT - 10, height: 24, rx: 6, fill: "transparent" }),
+    s("text", { x: LEFT - 12, y: y(i) + 5, "text-anchor": "end" }, clipped(name)),
+  );
+}
+
+function clipped(name) {
+  const shown = visible(name);
+  return shown.length > LONG ? `${shown.slice(0, LONG - 1)}…` : shown;
+}
 
 /** The three strongest looks in words. */
 function spoken(names, row, i) {
-  const best = row.map((weight, k) => [weight, k]).sort((one, other) => other[0] - one[0]).slice(0, 3);
-  return `${names[i]}: ${best.map(([weight, k]) => `${names[k]} ${percent(weight)}`).join(", ")}`;
+  const best = row.map((weight, k) => [weight, k]).sort((one, other) => other[0] - one[0]);
+  const told = best.slice(0, 3).map(([weight, k]) => `${names[k]} ${percent(weight)}`);
+  return `${names[i]}: ${told.join(", ")}`;
 }

@@ -9,13 +9,37 @@ const TOP = 84;
 
 export function matrix(names, weights, label) {
   const size = names.length * CELL;
-  const cells = weights.flatMap((row, q) => row.map((weight, k) => s("rect", {
-    x: LEFT + k * CELL, y: TOP + q * CELL, width: CELL - 1, height: CELL - 1, rx: 3, style: { fill: "var(--a)" },
-    "fill-opacity": Math.max(0.04, Math.min(1, weight)).toFixed(2),
-  }, s("title", {}, `${names[q]} → ${names[k]}: ${percent(weight)}`))));
+  const cells = weights.flatMap((row, q) =>
+    row.map((weight, k) =>
+      s(
+        "rect",
+        {
+          x: LEFT + k * CELL,
+          y: TOP + q * CELL,
+          width: CELL - 1,
+          height: CELL - 1,
+          rx: 3,
+          style: { fill: "var(--a)" },
+          "fill-opacity": Math.max(0.04, Math.min(1, weight)).toFixed(2),
+        },
+        s("title", {}, `${names[q]} → ${names[k]}: ${percent(weight)}`),
+      ),
+    ),
+  );
   const texts = names.flatMap((name, i) => [
     s("text", { x: LEFT - 8, y: TOP + i * CELL + 17, "text-anchor": "end" }, visible(name).slice(0, 12)),
     s("text", { transform: `translate(${LEFT + i * CELL + 17},${TOP - 8}) rotate(-55)` }, visible(name).slice(0, 12)),
   ]);
-  return s("svg", { class: "picture", viewBox: `0 0 ${LEFT + size + 40} ${TOP + size}`, style: { "max-width": `${LEFT + size + 40}px` }, role: "img", "aria-label": label }, cells, texts);
+  return s(
+    "svg",
+    {
+      class: "picture",
+      viewBox: `0 0 ${LEFT + size + 40} ${TOP + size}`,
+      style: { "max-width": `${LEFT + size + 40}px` },
+      role: "img",
+      "aria-label": label,
+    },
+    cells,
+    texts,
+  );
 }

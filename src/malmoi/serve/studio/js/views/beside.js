@@ -12,7 +12,12 @@ const fillers = (about) => about.models.filter((model) => model.can.includes("fi
 export default {
   name: "beside",
   needs: (model) => model.can.includes("score") || (model.can.includes("fill") && model.mask),
-  defaults: (page) => ({ text: "어제 카페 갔었어 거기 사람 많더라", place: "4", gpt: writers(page.about)[0]?.name ?? "", bert: fillers(page.about)[0]?.name ?? "" }),
+  defaults: (page) => ({
+    text: "어제 카페 갔었어 거기 사람 많더라",
+    place: "4",
+    gpt: writers(page.about)[0]?.name ?? "",
+    bert: fillers(page.about)[0]?.name ?? "",
+  }),
 
   build(page) {
     const sides = h("div", { class: "pair" });
@@ -24,27 +29,63 @@ export default {
       if (count() !== words) slider();
       words = count();
       const place = page.number("place", 1, words) - 1;
-      const seen = await post("studio/beside", { text: page.values.text, place, gpt: page.values.gpt || null, bert: page.values.bert || null }, signal);
+      const seen = await post(
+        "studio/beside",
+        { text: page.values.text, place, gpt: page.values.gpt || null, bert: page.values.bert || null },
+        signal,
+      );
       put(sides, side("gpt", seen.gpt, seen), side("bert", seen.bert, seen));
     };
     slider();
     const named = (models) => models.map((model) => [model.name, model.name]);
     return [
-      card(line(page, "text"), row(slot, writers(page.about).length ? pick(page, "gpt", named(writers(page.about))) : null, fillers(page.about).length ? pick(page, "bert", named(fillers(page.about))) : null)),
+      card(
+        line(page, "text"),
+        row(
+          slot,
+          writers(page.about).length ? pick(page, "gpt", named(writers(page.about))) : null,
+          fillers(page.about).length ? pick(page, "bert", named(fillers(page.about))) : null,
+        ),
+      ),
       sides,
     ];
   },
 };
 
 function side(kind, one, { words, place }) {
-  if (!one) return h("section", { class: "card empty" }, h("h2", {}, t(`beside.${kind}`)), h("p", {}, t(`beside.${kind}.need`)), h("pre", {}, h("code", {}, t("beside.command"))));
+  if (!one)
+    return h(
+      "section",
+      { class: "card empty" },
+      h("h2", {}, t(`beside.${kind}`)),
+      h("p", {}, t(`beside.${kind}.need`)),
+      h("pre", {}, h("code", {}, t("beside.command"))),
+    );
   const visible = (i) => kind === "bert" || i < place;
-  const word = (text, i) => h("li", { class: i === place ? "asked" : visible(i) ? null : "away", style: { "--p": String(one.looks[i]) } },
-    i === place && kind === "gpt" ? "?" : text, h("small", {}, visible(i) ? percent(one.looks[i]) : t("beside.unseen")));
-  return card(h("h2", {}, t(`beside.${kind}`)), h("p", { class: "note" }, t(`beside.${kind}.about`, { word: words[place] })),
+  const word = (text, i) =>
+    h(
+      "li",
+      { class: i === place ? "asked" : visible(i) ? null : "away", style: { "--p": String(one.looks[i]) } },
+      i === place && kind === "gpt" ? "?" : text,
+      h("small", {}, visible(i) ? percent(one.looks[i]) : t("beside.unseen")),
+    );
+  return card(
+    h("h2", {}, t(`beside.${kind}`)),
+    h("p", { class: "note" }, t(`beside.${kind}.about`, { word: words[place] })),
     h("ol", { class: "words", lang: "" }, one.words.map(word)),
     maskPicture(one.mask, t(`beside.${kind}.mask`), kind === "gpt" && !place ? -1 : one.row),
     h("p", { class: "note" }, t(`beside.${kind}.mask`)),
-    h("h3", {}, t(`beside.${kind}.guesses`)), bars(one.guesses.map((guess) => ({ name: guess.text, share: guess.probability }))),
-    h("p", { class: "note" }, t("beside.word", { word: words[place], logprob: fixed(one.logprob), p: percent(Math.exp(one.logprob)), tokens: one.tokens })));
+    h("h3", {}, t(`beside.${kind}.guesses`)),
+    bars(one.guesses.map((guess) => ({ name: guess.text, share: guess.probability }))),
+    h(
+      "p",
+      { class: "note" },
+      t("beside.word", {
+        word: words[place],
+        logprob: fixed(one.logprob),
+        p: percent(Math.exp(one.logprob)),
+        tokens: one.tokens,
+      }),
+    ),
+  );
 }

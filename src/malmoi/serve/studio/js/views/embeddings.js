@@ -1,14 +1,52 @@
 // Texts as points: near means alike.
 import { post } from "../api.js";
-import { h, put, s } from "../dom.js";
+import { h, put } from "../dom.js";
 import { area, card, modelField, pick, row } from "../fields.js";
 import { fixed, percent } from "../numbers.js";
 import { bars } from "../parts.js";
+import { plane } from "../pictures/plane.js";
 import { t } from "../words.js";
 
-const WIDEST = 460;
-const HEIGHT = 360;
-const EDGE = 24;
+const MARKED = 3; // neighbours that the plane shows
+
+class Cloud {
+  constructor(page) {
+    this.page = page;
+    [this.plane, this.near] = [h("div"), h("div", { "aria-live": "polite" })];
+    page.work = (signal) => this.read(signal);
+  }
+
+  async read(signal) {
+    const { model, texts, pool } = this.page.values;
+    this.texts = texts
+      .split("\n")
+      .map((text) => text.trim())
+      .filter(Boolean);
+    const body = { model, texts: this.texts, layer: this.page.number("layer", -1000, 1000), pool };
+    this.seen = await post("studio/embeddings", body, signal);
+    const [first, second] = this.seen.explained.map(percent);
+    const share = h("p", { class: "note" }, t("embeddings.share", { first, second }));
+    put(
+      this.plane,
+      plane(this.texts, this.seen.points, t("embeddings.title"), (i) => this.choose(i)),
+      share,
+    );
+    this.choose(this.page.number("text", 1, this.texts.length) - 1);
+  }
+
+  /** A text's neighbours: in a list, and marked on the plane. */
+  choose(chosen) {
+    this.page.set("text", chosen + 1);
+    const near = this.seen.neighbours[chosen];
+    const bar = ({ index, cosine }) => ({ name: this.texts[index], share: Math.max(0, cosine), value: fixed(cosine) });
+    put(this.near, h("h2", {}, t("embeddings.near", { text: this.texts[chosen] })), bars(near.map(bar)));
+    const marked = near.slice(0, MARKED).map((one) => one.index);
+    this.plane.querySelectorAll(".dot").forEach((dot, i) => {
+      dot.classList.toggle("on", i === chosen);
+      dot.classList.toggle("near", marked.includes(i));
+    });
+  }
+}
 
 export default {
   name: "embeddings",
@@ -16,44 +54,15 @@ export default {
   defaults: () => ({ texts: t("embeddings.sample"), layer: "-1", pool: "mean", text: "1" }),
 
   build(page) {
-    const plane = h("div", {});
-    const near = h("div", { "aria-live": "polite" });
-    const layers = Array.from({ length: page.model.depth + 1 }, (_, i) => [String(i ? i - page.model.depth - 1 : -page.model.depth - 1), i ? t("lens.layer", { layer: i }) : t("lens.embedding")]);
-    page.work = async (signal) => {
-      const texts = page.values.texts.split("\n").map((text) => text.trim()).filter(Boolean);
-      const seen = await post("studio/embeddings", { model: page.values.model, texts, layer: page.number("layer", -1000, 1000), pool: page.values.pool }, signal);
-      const choose = (i) => {
-        page.set("text", i + 1);
-        put(near, h("h2", {}, t("embeddings.near", { text: texts[i] })), bars(seen.neighbours[i].map((one) => ({ name: texts[one.index], share: Math.max(0, one.cosine), value: fixed(one.cosine) }))));
-        plane.querySelectorAll(".dot").forEach((dot, j) => {
-          dot.classList.toggle("on", j === i);
-          dot.classList.toggle("near", seen.neighbours[i].slice(0, 3).some((one) => one.index === j));
-        });
-      };
-      put(plane, picture(texts, seen.points, choose), h("p", { class: "note" }, t("embeddings.share", { first: percent(seen.explained[0]), second: percent(seen.explained[1]) })));
-      choose(Math.min(page.number("text", 1, texts.length), texts.length) - 1);
-    };
+    const cloud = new Cloud(page);
+    const { depth } = page.model;
+    const layers = Array.from({ length: depth + 1 }, (_, back) => [String(-1 - back), layerName(depth - back)]);
+    const pools = ["mean", "cls"].map((name) => [name, t(`pool.${name}`)]);
     return [
-      card(area(page, "texts", 8), row(modelField(page), pick(page, "layer", layers.reverse()), pick(page, "pool", [["mean", t("pool.mean")], ["cls", t("pool.cls")]]))),
-      h("div", { class: "pair" }, card(plane), card(near)),
+      card(area(page, "texts", 8), row(modelField(page), pick(page, "layer", layers), pick(page, "pool", pools))),
+      h("div", { class: "pair" }, card(cloud.plane), card(cloud.near)),
     ];
   },
 };
 
-function picture(texts, points, choose) {
-  const width = Math.min(WIDEST, innerWidth - 76);
-  const [x, y] = [0, 1].map((i) => {
-    const values = points.map((point) => point[i]);
-    const [low, high] = [Math.min(...values), Math.max(...values)];
-    return (value) => (value - low) / (high - low || 1);
-  });
-  const dot = (text, i) => {
-    const [px, py] = [EDGE + x(points[i][0]) * (width - 2 * EDGE), HEIGHT - EDGE - y(points[i][1]) * (HEIGHT - 2 * EDGE)];
-    const right = px > width / 2;
-    return s("g", {
-      class: "dot", tabindex: "0", role: "button", "aria-label": text, onclick: () => choose(i),
-      onkeydown: (event) => ["Enter", " "].includes(event.key) && (event.preventDefault(), choose(i)),
-    }, s("circle", { cx: px, cy: py, r: 7 }), s("text", { class: "soft", x: px + (right ? -11 : 11), y: py + 4, "text-anchor": right ? "end" : "start" }, text.length > 20 ? `${text.slice(0, 19)}…` : text));
-  };
-  return s("svg", { class: "picture", viewBox: `0 0 ${width} ${HEIGHT}`, role: "group", "aria-label": t("embeddings.title") }, texts.map(dot));
-}
+const layerName = (layer) => (layer ? t("lens.layer", { layer }) : t("lens.embedding"));

@@ -21,12 +21,29 @@ export default {
     page.work = async (signal) => {
       const body = { model: page.values.model, text: page.values.text, top: page.number("top", 1, 50) };
       const masks = (await post("v1/fill", body, signal)).fills;
-      put(found, masks.map((fills, i) => card(h("h2", {}, t("fill.mask", { number: i + 1 })),
-        bars(fills.map((one) => ({ name: one.token, share: one.probability, text: one.text })), (chosen) => write(chosen.text)))));
+      put(
+        found,
+        masks.map((fills, i) =>
+          card(
+            h("h2", {}, t("fill.mask", { number: i + 1 })),
+            bars(
+              fills.map((one) => ({ name: one.token, share: one.probability, text: one.text })),
+              (chosen) => write(chosen.text),
+            ),
+          ),
+        ),
+      );
     };
     const insert = () => write(`${page.values.text.trimEnd()} ${page.model.mask}`);
     return [
-      card(text, row(modelField(page), range(page, "top", { min: 1, max: 20, step: 1 }), button(t("fill.insert", { mask: page.model.mask }), insert, { class: "quiet" }))),
+      card(
+        text,
+        row(
+          modelField(page),
+          range(page, "top", { min: 1, max: 20, step: 1 }),
+          button(t("fill.insert", { mask: page.model.mask }), insert, { class: "quiet" }),
+        ),
+      ),
       found,
       h("p", { class: "note" }, t("fill.hint")),
     ];

@@ -12,8 +12,12 @@ function wishes(page) {
   const top = page.number("topk", 0, 1000);
   const seed = page.values.seed.trim();
   return {
-    max_tokens: page.number("length", 1, 512), temperature: page.number("temperature", 0, 2), top_p: page.number("topp", 0.05, 1),
-    ...(top ? { top_k: top } : {}), ...(seed ? { seed: Number(seed) } : {}), logprobs: ALTERNATIVES,
+    max_tokens: page.number("length", 1, 512),
+    temperature: page.number("temperature", 0, 2),
+    top_p: page.number("topp", 0.05, 1),
+    ...(top ? { top_k: top } : {}),
+    ...(seed ? { seed: Number(seed) } : {}),
+    logprobs: ALTERNATIVES,
   };
 }
 
@@ -26,7 +30,15 @@ class Sheet {
     this.panel = h("div", {});
     this.end = h("p", { class: "note" });
     this.live = h("p", { class: "hidden", role: "log", "aria-label": t("generate.written", { name }) });
-    this.node = h("section", { class: "card", "aria-label": name }, h("h2", {}, name), this.text, this.end, this.panel, this.live);
+    this.node = h(
+      "section",
+      { class: "card", "aria-label": name },
+      h("h2", {}, name),
+      this.text,
+      this.end,
+      this.panel,
+      this.live,
+    );
   }
 
   /** `prompt` is a text, or tokens whose text is `shown`. */
@@ -54,10 +66,19 @@ class Sheet {
   add(name, text, logprob, others) {
     const at = this.tokens.length;
     const p = Math.exp(logprob);
-    const node = h("button", {
-      type: "button", class: "token", title: percent(p), "aria-expanded": "false", "data-p": p.toPrecision(6),
-      style: { "--p": String(strength(p)) }, onclick: () => this.open(at),
-    }, text || visible(name));
+    const node = h(
+      "button",
+      {
+        type: "button",
+        class: "token",
+        title: percent(p),
+        "aria-expanded": "false",
+        "data-p": p.toPrecision(6),
+        style: { "--p": String(strength(p)) },
+        onclick: () => this.open(at),
+      },
+      text || visible(name),
+    );
     this.tokens.push({ name, text, others, node });
     this.text.append(node);
   }
@@ -71,10 +92,18 @@ class Sheet {
   open(at) {
     const token = this.tokens[at];
     this.tokens.forEach((one) => one.node.setAttribute("aria-expanded", String(one === token)));
-    const rows = Object.entries(token.others ?? {}).map(([name, logprob]) => ({ name, share: Math.exp(logprob), right: name === token.name }));
+    const rows = Object.entries(token.others ?? {}).map(([name, logprob]) => ({
+      name,
+      share: Math.exp(logprob),
+      right: name === token.name,
+    }));
     rows.sort((one, other) => other.share - one.share);
-    put(this.panel, h("h3", {}, t("generate.instead", { token: visible(token.name) })), bars(rows, (chosen) => this.branch(at, chosen.name)),
-      h("p", { class: "note" }, t("generate.branch")));
+    put(
+      this.panel,
+      h("h3", {}, t("generate.instead", { token: visible(token.name) })),
+      bars(rows, (chosen) => this.branch(at, chosen.name)),
+      h("p", { class: "note" }, t("generate.branch")),
+    );
   }
 
   /** Goes on from another token: those before it stay, token by token. */
@@ -83,7 +112,11 @@ class Sheet {
     const written = [...before.map((token) => token.name), chosen];
     const shown = this.shown + before.map((token) => token.text).join("") + (chosen.startsWith("bytes:") ? "" : chosen);
     return this.page.run(async (signal) => {
-      const body = { model: this.name, written, ...(Array.isArray(this.prompt) ? { tokens: this.prompt } : { prompt: this.prompt }) };
+      const body = {
+        model: this.name,
+        written,
+        ...(Array.isArray(this.prompt) ? { tokens: this.prompt } : { prompt: this.prompt }),
+      };
       const { tokens } = await post("studio/branch", body, signal);
       this.begin(tokens, shown);
       await this.write(signal);
@@ -95,27 +128,49 @@ export default {
   name: "generate",
   waits: true,
   needs: (model) => model.can.includes("generate"),
-  defaults: () => ({ text: t("generate.sample"), second: "", temperature: "0.8", topk: "0", topp: "0.95", length: "40", seed: "0" }),
+  defaults: () => ({
+    text: t("generate.sample"),
+    second: "",
+    temperature: "0.8",
+    topk: "0",
+    topp: "0.95",
+    length: "40",
+    seed: "0",
+  }),
 
   build(page) {
     const sheets = h("div", { class: "pair" });
     const start = () => {
       const names = [page.values.model, page.values.second].filter(Boolean);
       const shown = [...new Set(names)].map((name) => new Sheet(page, name));
-      put(sheets, shown.map((sheet) => sheet.node));
+      put(
+        sheets,
+        shown.map((sheet) => sheet.node),
+      );
       shown.forEach((sheet) => sheet.begin(page.values.text));
       return page.run((signal) => Promise.all(shown.map((sheet) => sheet.write(signal))));
     };
     const others = [["", t("none")], ...page.models.map((model) => [model.name, model.name])];
     return [
-      card(area(page, "text", 2),
-        row(pick(page, "model", others.slice(1)), pick(page, "second", others), number(page, "seed", { min: 0, placeholder: t("any") })),
-        row(range(page, "temperature", { min: 0, max: 2, step: 0.05 }, (v) => (v === "0" ? t("greedy") : v)),
+      card(
+        area(page, "text", 2),
+        row(
+          pick(page, "model", others.slice(1)),
+          pick(page, "second", others),
+          number(page, "seed", { min: 0, placeholder: t("any") }),
+        ),
+        row(
+          range(page, "temperature", { min: 0, max: 2, step: 0.05 }, (v) => (v === "0" ? t("greedy") : v)),
           range(page, "topk", { min: 0, max: 100, step: 1 }, (v) => (v === "0" ? t("off") : v)),
           range(page, "topp", { min: 0.05, max: 1, step: 0.05 }, (v) => (v === "1" ? t("off") : v)),
-          range(page, "length", { min: 1, max: 200, step: 1 })),
-        act(button(t("generate.write"), start, { id: "write" }), button(t("stop"), () => page.stop(), { class: "quiet" }),
-          h("span", { class: "scale" }, "0.01%", h("i", {}), "100%"))),
+          range(page, "length", { min: 1, max: 200, step: 1 }),
+        ),
+        act(
+          button(t("generate.write"), start, { id: "write" }),
+          button(t("stop"), () => page.stop(), { class: "quiet" }),
+          h("span", { class: "scale" }, "0.01%", h("i", {}), "100%"),
+        ),
+      ),
       sheets,
     ];
   },

@@ -7,33 +7,59 @@ import { bars, visible } from "../parts.js";
 import { t } from "../words.js";
 
 const TOP = 8;
+const named = (layer) => (layer ? t("lens.layer", { layer }) : t("lens.embedding"));
+
+class Lens {
+  constructor(page) {
+    this.page = page;
+    this.grid = h("div", { class: "wide", tabindex: "0", role: "region", "aria-label": t("lens.title") });
+    this.panel = h("div", { "aria-live": "polite" });
+    page.work = (signal) => this.read(signal);
+  }
+
+  async read(signal) {
+    const { model, text } = this.page.values;
+    this.seen = await post("studio/lens", { model, text, top: TOP }, signal);
+    this.cells = this.seen.layers.map((places, layer) => places.map((_, place) => this.cell(layer, place)));
+    const row = (cells, layer) =>
+      h(
+        "tr",
+        {},
+        h("th", { scope: "row" }, named(layer)),
+        cells.map((cell) => h("td", {}, cell)),
+      );
+    const head = this.seen.tokens.map((token) => h("th", { scope: "col" }, visible(token)));
+    const body = this.cells.map(row).reverse(); // the last layer on top
+    put(this.grid, h("table", { class: "lens" }, h("thead", {}, h("tr", {}, h("td"), head)), h("tbody", {}, body)));
+    this.open(this.cells.length - 1, head.length - 1);
+  }
+
+  cell(layer, place) {
+    const [best] = this.seen.layers[layer][place];
+    const given = { type: "button", "aria-expanded": "false", title: percent(best.probability) };
+    const style = { "--p": String(best.probability) };
+    return h("button", { ...given, style, onclick: () => this.open(layer, place) }, visible(best.text));
+  }
+
+  open(layer, place) {
+    const chosen = this.cells[layer][place];
+    this.cells.flat().forEach((cell) => cell.setAttribute("aria-expanded", String(cell === chosen)));
+    const title = t("lens.cell", { layer: named(layer), token: visible(this.seen.tokens[place]) });
+    const guesses = this.seen.layers[layer][place].map(({ text, probability }) => ({ name: text, share: probability }));
+    put(this.panel, h("h3", {}, title), bars(guesses));
+  }
+}
 
 export default {
   name: "lens",
   needs: (model) => model.can.includes("logits"),
-  defaults: (page) => ({ text: t(page.models[0]?.causal ? "lens.sample" : "fill.sample").replaceAll("[MASK]", page.models[0]?.mask ?? "[MASK]") }),
+  defaults: ({ models: [first] }) => ({
+    text: first?.causal ? t("lens.sample") : t("fill.sample").replaceAll("[MASK]", first?.mask ?? "[MASK]"),
+  }),
 
   build(page) {
-    const grid = h("div", { class: "wide", tabindex: "0", role: "region", "aria-label": t("lens.title") });
-    const panel = h("div", { "aria-live": "polite" });
-    page.work = async (signal) => {
-      const seen = await post("studio/lens", { model: page.values.model, text: page.values.text, top: TOP }, signal);
-      const open = (layer, place, node) => {
-        grid.querySelectorAll("[aria-expanded]").forEach((one) => one.setAttribute("aria-expanded", String(one === node)));
-        put(panel, h("h3", {}, t("lens.cell", { layer: named(layer), token: visible(seen.tokens[place]) })),
-          bars(seen.layers[layer][place].map((guess) => ({ name: guess.text, share: guess.probability }))));
-      };
-      const cell = (guesses, layer, place) => h("td", {}, h("button", {
-        type: "button", "aria-expanded": "false", title: percent(guesses[0].probability), style: { "--p": String(guesses[0].probability) },
-        onclick: (event) => open(layer, place, event.currentTarget),
-      }, visible(guesses[0].text)));
-      const rows = seen.layers.map((places, layer) => h("tr", {}, h("th", { scope: "row" }, named(layer)), places.map((guesses, place) => cell(guesses, layer, place))));
-      const head = h("tr", {}, h("td", {}), seen.tokens.map((token) => h("th", { scope: "col" }, visible(token))));
-      const lastCell = rows.at(-1).querySelector("td:last-child button");
-      put(grid, h("table", { class: "lens" }, h("thead", {}, head), h("tbody", {}, rows.reverse())));
-      lastCell.click();
-    };
-    const named = (layer) => (layer ? t("lens.layer", { layer }) : t("lens.embedding"));
-    return [card(area(page, "text", 2), row(modelField(page))), card(grid, h("p", { class: "note" }, t("lens.hint"))), card(panel)];
+    const lens = new Lens(page);
+    const hint = h("p", { class: "note" }, t("lens.hint"));
+    return [card(area(page, "text", 2), row(modelField(page))), card(lens.grid, hint), card(lens.panel)];
   },
 };

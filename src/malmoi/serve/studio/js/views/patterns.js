@@ -6,56 +6,96 @@ import { bytes, percent, whole } from "../numbers.js";
 import { bars, facts, maskPicture } from "../parts.js";
 import { t } from "../words.js";
 
-const KNOWN = [
-  ["full", "full"], ["causal", "causal"], ["banded", "causal & local:8"], ["strided", "causal & strided:8"], ["fixed", "causal & fixed:8,2"],
-  ["prefix", "causal | prefix:8"], ["two", "causal & local:8 ; causal & column:8"],
-];
+const KNOWN = {
+  full: "full",
+  causal: "causal",
+  banded: "causal & local:8",
+  strided: "causal & strided:8",
+  fixed: "causal & fixed:8,2",
+  prefix: "causal | prefix:8",
+  two: "causal & local:8 ; causal & column:8",
+};
+
+class Patterns {
+  constructor(page) {
+    this.page = page;
+    this.typed = line(page, "pattern", { class: "mono" });
+    this.chips = h("div", { class: "chips", role: "group", "aria-label": t("patterns.known") });
+    [this.found, this.others] = [h("div"), card()];
+    this.costs = {}; // by pattern and length: they do not change
+    page.work = (signal) => this.read(signal);
+    this.furnish();
+  }
+
+  /** Chips of the known patterns, and of those that the loaded models use. */
+  furnish() {
+    const known = Object.entries(KNOWN).map(([name, text]) => [t(`pattern.${name}`), text]);
+    const used = this.page.about.models.flatMap((model) =>
+      [...new Set(model.attention)].map((text) => [`${model.name}: ${text}`, text]),
+    );
+    const chip = ([name, text]) => {
+      const pressed = String(text === this.page.values.pattern);
+      return button(name, () => this.choose(text), { class: "quiet", "aria-pressed": pressed });
+    };
+    put(this.chips, [...known, ...used].map(chip));
+  }
+
+  choose(text) {
+    this.typed.querySelector("input").value = text;
+    this.page.set("pattern", text);
+    this.page.run();
+  }
+
+  async read(signal) {
+    this.furnish();
+    const { page } = this;
+    const [length, heads] = [page.number("drawn", 4, 64), page.number("heads", 1, 96)];
+    const body = { pattern: page.values.pattern, length, at: 2 ** page.number("at", 6, 12), heads };
+    const drawn = await post("studio/pattern", body, signal);
+    this.draw(drawn);
+    await this.compare(body, drawn.share, signal);
+  }
+
+  draw(drawn) {
+    const label = t("patterns.picture", { pattern: this.page.values.pattern });
+    const group = (i) => (drawn.masks.length > 1 ? h("h2", {}, t("patterns.group", { number: i + 1 })) : null);
+    const pictures = drawn.masks.map((mask, i) => card(group(i), maskPicture(mask, label)));
+    const numbers = [
+      [t("patterns.pairs", { at: whole(drawn.at) }), whole(drawn.pairs)],
+      [t("patterns.share"), percent(drawn.share)],
+      [t("patterns.tiles"), percent(drawn.tiles)],
+      [t("patterns.memory"), bytes(drawn.memory)],
+      [t("patterns.causal"), t(drawn.causal ? "yes" : "no")],
+    ];
+    const axes = h("p", { class: "note" }, t("patterns.axes"));
+    put(this.found, facts(numbers), h("div", { class: "pair" }, pictures, this.others), axes);
+  }
+
+  /** The known patterns' shares at the same length. */
+  async compare(body, share, signal) {
+    const rows = [{ name: body.pattern, share, right: true }];
+    for (const [name, pattern] of Object.entries(KNOWN)) {
+      if (pattern === body.pattern) continue;
+      const key = `${pattern} ${body.at}`;
+      this.costs[key] ??= (await post("studio/pattern", { ...body, pattern, length: 1, heads: 2 }, signal)).share;
+      rows.push({ name: t(`pattern.${name}`), share: this.costs[key] });
+    }
+    put(this.others, h("h2", {}, t("patterns.others")), bars(rows));
+  }
+}
 
 export default {
   name: "patterns",
   alone: () => true,
-  defaults: () => ({ pattern: "causal & strided:8", drawn: "32", at: "11", heads: "12" }),
+  defaults: () => ({ pattern: KNOWN.strided, drawn: "32", at: "11", heads: "12" }),
 
   build(page) {
-    const found = h("div", {});
-    const others = card();
-    const costs = {}; // by pattern and length: they do not change
-    const typed = line(page, "pattern", { class: "mono" });
-    const chips = h("div", { class: "chips", role: "group", "aria-label": t("patterns.known") });
-    const models = page.about.models.flatMap((model) => [...new Set(model.attention)].map((text) => [`${model.name}: ${text}`, text]));
-    const choose = (text) => {
-      typed.querySelector("input").value = text;
-      page.set("pattern", text);
-      page.run();
-    };
-    const furnish = () => put(chips, [...KNOWN.map(([name, text]) => [t(`pattern.${name}`), text]), ...models].map(([name, text]) =>
-      button(name, () => choose(text), { class: "quiet", "aria-pressed": String(text === page.values.pattern) })));
-    page.work = async (signal) => {
-      furnish();
-      const body = { pattern: page.values.pattern, length: page.number("drawn", 4, 64), at: 2 ** page.number("at", 6, 12), heads: page.number("heads", 1, 96) };
-      const drawn = await post("studio/pattern", body, signal);
-      const label = t("patterns.picture", { pattern: page.values.pattern });
-      put(found,
-        facts([[t("patterns.pairs", { at: whole(drawn.at) }), whole(drawn.pairs)], [t("patterns.share"), percent(drawn.share)], [t("patterns.tiles"), percent(drawn.tiles)],
-          [t("patterns.memory"), bytes(drawn.memory)], [t("patterns.causal"), t(drawn.causal ? "yes" : "no")]]),
-        h("div", { class: "pair" }, drawn.masks.map((mask, i) => card(drawn.masks.length > 1 ? h("h2", {}, t("patterns.group", { number: i + 1 })) : null, maskPicture(mask, label))), others),
-        h("p", { class: "note" }, t("patterns.axes")));
-      await compare(body, drawn.share, signal);
-    };
-    /** The known patterns' shares at the same length, as they come. */
-    const compare = async (body, share, signal) => {
-      const rows = [{ name: page.values.pattern, share, right: true }];
-      for (const [name, pattern] of KNOWN.filter(([, text]) => text !== page.values.pattern)) {
-        costs[`${pattern} ${body.at}`] ??= (await post("studio/pattern", { ...body, pattern, length: 1, heads: 2 }, signal)).share;
-        rows.push({ name: t(`pattern.${name}`), share: costs[`${pattern} ${body.at}`] });
-      }
-      put(others, h("h2", {}, t("patterns.others")), bars(rows));
-    };
-    furnish();
-    return [
-      card(chips, h("div", { class: "row" }, typed),
-        row(range(page, "drawn", { min: 4, max: 64, step: 1 }), range(page, "at", { min: 6, max: 12, step: 1 }, (v) => whole(2 ** v)), range(page, "heads", { min: 1, max: 96, step: 1 }))),
-      found,
-    ];
+    const patterns = new Patterns(page);
+    const sliders = row(
+      range(page, "drawn", { min: 4, max: 64, step: 1 }),
+      range(page, "at", { min: 6, max: 12, step: 1 }, (power) => whole(2 ** power)),
+      range(page, "heads", { min: 1, max: 96, step: 1 }),
+    );
+    return [card(patterns.chips, row(patterns.typed), sliders), patterns.found];
   },
 };

@@ -6,8 +6,13 @@ import { fixed, whole } from "../numbers.js";
 import { facts, visible } from "../parts.js";
 import { t } from "../words.js";
 
-const piece = (one) => h("li", { class: one.special ? "special" : one.unknown ? "unknown" : one.bytes ? "broken" : null, title: one.token },
-  h("span", {}, one.special ? one.token : one.bytes ?? visible(one.text)), h("small", {}, String(one.id)));
+const piece = (one) =>
+  h(
+    "li",
+    { class: one.special ? "special" : one.unknown ? "unknown" : one.bytes ? "broken" : null, title: one.token },
+    h("span", {}, one.special ? one.token : (one.bytes ?? visible(one.text))),
+    h("small", {}, String(one.id)),
+  );
 
 export default {
   name: "tokens",
@@ -20,11 +25,26 @@ export default {
       const { cuts, characters, bytes, words } = await post("studio/tokens", { text: page.values.text }, signal);
       const cut = (one) => {
         const count = one.pieces.filter((p) => !p.special).length;
-        return card(h("h2", {}, one.models.join(", ")), h("p", { class: "note" }, t("tokens.kind", { kind: t(`kind.${one.kind}`), vocab: whole(one.vocab) })),
-          facts([[t("tokens.count"), whole(count)], [t("tokens.each"), count ? fixed(characters / count, 2) : "–"], [t("tokens.unknown"), whole(one.unknown)]]),
-          h("ol", { class: "pieces" }, one.pieces.map(piece)));
+        return card(
+          h("h2", {}, one.models.join(", ")),
+          h("p", { class: "note" }, t("tokens.kind", { kind: t(`kind.${one.kind}`), vocab: whole(one.vocab) })),
+          facts([
+            [t("tokens.count"), whole(count)],
+            [t("tokens.each"), count ? fixed(characters / count, 2) : "–"],
+            [t("tokens.unknown"), whole(one.unknown)],
+          ]),
+          h("ol", { class: "pieces" }, one.pieces.map(piece)),
+        );
       };
-      put(found, h("p", { class: "note" }, t("tokens.text", { characters: whole(characters), bytes: whole(bytes), words: whole(words) })), cuts.map(cut));
+      put(
+        found,
+        h(
+          "p",
+          { class: "note" },
+          t("tokens.text", { characters: whole(characters), bytes: whole(bytes), words: whole(words) }),
+        ),
+        cuts.map(cut),
+      );
     };
     return [card(area(page, "text", 3)), found];
   },
