@@ -30,7 +30,7 @@ from malmoi.tune.features import remembered
 from malmoi.tune.report import write_task_report
 from malmoi.tune.resume import begin, finish, steps_of
 from malmoi.tune.settings import FinetuneConfig, finetune_config
-from malmoi.tune.start import adapt
+from malmoi.tune.start import for_task
 from malmoi.tune.tuner import Tuner
 from malmoi.tune.words import said_items, say
 from malmoi.tune.work import Work, describe, gather
@@ -121,7 +121,7 @@ def _save(work: Work, settings: FinetuneConfig, checkpoint: Checkpoint, out: Pat
 
 def _run(work: Work, settings: FinetuneConfig, out: Path, *, again: bool) -> Run:
     out.mkdir(parents=True, exist_ok=True)
-    checkpoint = adapt(work.start, work.task, work.labels, settings)
+    checkpoint = for_task(work.start, work.task, work.labels, settings)
     record = {"task": work.task.name, **settings.to_dict(), "of": work.of}
     if begin(out, record, again=again):
         return _finished(work, settings, out)

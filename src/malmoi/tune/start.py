@@ -19,7 +19,7 @@ from malmoi.tune.words import label_words
 MOST = 512  # tokens of a row, where nothing else is asked for
 
 
-def adapt(start: Checkpoint, task: Task, labels: tuple[str, ...], settings: FinetuneConfig) -> Checkpoint:
+def for_task(start: Checkpoint, task: Task, labels: tuple[str, ...], settings: FinetuneConfig) -> Checkpoint:
     """A network for the task: the trunk of the pre-trained one, one new output layer, and a GPT's new tokens.
 
     With an adapter only that and the new layer learn; where label words are said, there is no new layer.
