@@ -23,8 +23,9 @@ from malmoi.infer.model import Wishes
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/guide.md", "CONTRIBUTING.md")
 PAIRS = (("README.md", "README.ko.md"), ("docs/guide.md", "docs/guide.ko.md"))
-LINKING = (*PAGES, "README.ko.md", "docs/guide.ko.md", "docs/architecture.md", "docs/performance.md",
-           "docs/decisions.md", "docs/results/gpt2-small.md", "docs/results/bert-small.md", "CHANGELOG.md")  # fmt: skip
+RESULTS = tuple(f"docs/results/{page.name}" for page in (ROOT / "docs" / "results").glob("*.md"))
+LINKING = (*PAGES, *RESULTS, "README.ko.md", "docs/guide.ko.md", "docs/architecture.md", "docs/performance.md",
+           "docs/decisions.md", "CHANGELOG.md")  # fmt: skip
 
 
 def text_of(page: str) -> str:
