@@ -32,8 +32,9 @@ def looks(model: Model, text: str, pair: str | None, *, words: bool) -> Looks:
     if weights.size > MOST:
         most = int((MOST / (weights.shape[0] * weights.shape[1])) ** 0.5)
         raise UsageError(f"{len(groups)} are too many to draw of this model: shorten the text to {most}, or fewer.")
+    name = _word if words else _token
     return Looks(
-        names=[_name(model.tokenizer, seen, group) for group in groups],
+        names=[name(model.tokenizer, seen, group) for group in groups],
         segments=[seen.segments[group[0]] for group in groups],
         weights=np.round(weights.astype(np.float64), DIGITS).tolist(),
     )
@@ -56,8 +57,12 @@ def by_words(weights: Array, groups: Sequence[Sequence[int]]) -> Array:
     return np.stack([columns[..., group, :].mean(-2) for group in groups], -2)
 
 
-def _name(tokenizer: Tokenizer, seen: Attention, group: Sequence[int]) -> str:
-    if len(group) == 1:
-        return readable(tokenizer, seen.tokens[group[0]])
+def _token(tokenizer: Tokenizer, seen: Attention, group: Sequence[int]) -> str:
+    return readable(tokenizer, seen.tokens[group[0]])
+
+
+def _word(tokenizer: Tokenizer, seen: Attention, group: Sequence[int]) -> str:
+    """A word without the space before it; what has no text, such as [CLS], by its token."""
     ids = [tokenizer.id(seen.tokens[i]) for i in group]
-    return tokenizer.decode([id for id in ids if id is not None]).strip()
+    text = tokenizer.decode([id for id in ids if id is not None]).strip()
+    return text or _token(tokenizer, seen, group)

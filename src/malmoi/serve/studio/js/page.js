@@ -42,17 +42,17 @@ export class Page {
     this.timer = setTimeout(() => this.run(), PAUSE);
   }
 
-  /** Does the view's work, or another; what was under way is given up. */
-  async run(work = this.work) {
+  /** Does the view's work, or another; what was under way is given up. `quiet` work only tells what goes wrong. */
+  async run(work = this.work, { quiet = false } = {}) {
     if (!work) return;
     clearTimeout(this.timer);
     this.control.abort();
     const control = (this.control = new AbortController());
-    this.say(t("busy"));
+    if (!quiet) this.say(t("busy"));
     const start = performance.now();
     try {
       await work(control.signal);
-      this.say(t("done", { seconds: ((performance.now() - start) / 1000).toFixed(2) }));
+      if (!quiet) this.say(t("done", { seconds: ((performance.now() - start) / 1000).toFixed(2) }));
     } catch (error) {
       if (!control.signal.aborted) this.fail(error);
     }

@@ -22,12 +22,12 @@ class Runs {
   }
 
   async read(signal) {
+    this.page.timer = setTimeout(() => this.page.run(this.page.work, { quiet: true }), EVERY);
     this.found = (await get("studio/runs", signal)).runs;
     const names = this.found.map((run) => run.name).join("|");
     if (names !== this.listed) this.furnish(); // a box that has the focus is not made anew
     this.listed = names;
     this.draw();
-    this.page.timer = setTimeout(() => this.page.run(), EVERY);
   }
 
   get chosen() {
