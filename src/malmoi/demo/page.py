@@ -165,8 +165,12 @@ def _next(story: Story) -> str:
         f'malmoi generate --model {out}/gpt --temperature 0.8 "{PROMPTS[0]}"\n'
         f'malmoi fill --model {out}/bert "The [MASK] of the people."\n'
         f'malmoi predict --model {out}/era "We will put a man on the moon."\n'
+        f"malmoi serve --model {out}/gpt --model {out}/bert --model {out}/era --runs {out} --open\n"
         "malmoi pretrain bert-mini --data my_texts/ --out runs/mine --minutes 30\n"
         "malmoi finetune classification --model runs/mine --data rows.csv --text review --label stars --out runs/stars"
     )
-    words = "All of this lies in one folder; these use it, and the last two start from your own text."
+    words = (
+        "All of this lies in one folder. The first four use it: the fourth opens a page that shows both models at work, "
+        "and these very curves. The last two start from your own text."
+    )
     return _section("What to try next", _note(words), f"<pre>{commands}</pre>")
