@@ -170,7 +170,7 @@ def _next(story: Story) -> str:
         "malmoi finetune classification --model runs/mine --data rows.csv --text review --label stars --out runs/stars"
     )
     words = (
-        "All of this lies in one folder. The first four use it: the fourth opens a page that shows both models at work, "
-        "and these very curves. The last two start from your own text."
+        "All of this lies in one folder. The first four use it; the fourth opens a page that shows both models at "
+        "work, and these very curves. The last two start from your own text."
     )
     return _section("What to try next", _note(words), f"<pre>{commands}</pre>")
