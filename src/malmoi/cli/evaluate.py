@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from malmoi.cli.inputs import DeviceOption, JsonOption, ModelOption, open_model
+from malmoi.cli.inputs import DeviceOption, DtypeOption, JsonOption, ModelOption, open_model
 from malmoi.cli.show import print_json, print_table
 from malmoi.cli.tasks import (
     ChoicesOption,
@@ -52,6 +52,7 @@ def evaluate(
     choices: ChoicesOption = None,
     skip_bad: SkipOption = False,
     device: DeviceOption = None,
+    dtype: DtypeOption = None,
     json: JsonOption = False,
 ) -> None:
     """Judge a model by a task: a fine-tuned one as it is, a GPT or a BERT in context with --shots.
@@ -63,7 +64,7 @@ def evaluate(
 
     given: dict[str, Any] = dict(shots=shots, train=train, seed=seed, limit=limit, score=score, template=template)
     asking = {name: value for name, value in given.items() if value is not None}
-    opened = open_model(model, device, None)
+    opened = open_model(model, device, dtype)
     rows: Any = data[0] if data and len(data) == 1 else data
     chosen: Any = task if task.endswith(YAML) else chosen_task(task, text, pair, label, choices)
     if harness is not None or isinstance(chosen, str):
