@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.request import urlopen
 
 import transformers
@@ -29,6 +29,7 @@ import transformers
 from malmoi.tokenizer import train
 
 WORDS = ("the", "state", "of", "union", "is", "strong", "people", "are", "free", "we", "work", "for", "peace", "law")
+LONGEST = 300  # seconds that an answer may take
 PATIENCE = 90  # seconds for a server to start
 
 
@@ -62,21 +63,22 @@ def make_folder(folder: Path) -> Path:
 @contextmanager
 def served(command: list[str], port: int) -> Iterator[int]:
     """A server in a process of its own, ready to be asked; gives its process's number."""
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    child = subprocess.Popen(command, env={**os.environ, "HF_HUB_OFFLINE": "1"}, text=True, **quiet)  # type: ignore[call-overload]
-    try:
-        wait_for(child, port)
-        yield child.pid
-    finally:
-        child.terminate()
-        child.communicate()
+    with tempfile.TemporaryFile("w+") as said:  # not a pipe, which would stop a talkative server once it is full
+        child = subprocess.Popen(command, env={**os.environ, "HF_HUB_OFFLINE": "1"}, stdout=said, stderr=said)
+        try:
+            wait_for(child, port, said)
+            yield child.pid
+        finally:
+            child.terminate()
+            child.wait()
 
 
-def wait_for(child: Any, port: int) -> None:
+def wait_for(child: subprocess.Popen[bytes], port: int, said: IO[str]) -> None:
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         if child.poll() is not None:
-            raise SystemExit(f"The server ended before it began: {child.stderr.read()[-500:]}")
+            said.seek(0)
+            raise SystemExit(f"The server ended before it began: {said.read()[-500:]}")
         try:
             with urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
                 return
@@ -138,8 +140,9 @@ async def stream(port: int, model: str, seed: int, tokens: int, end: float, tall
             "stream": True,
         }
         try:
-            await ask(port, body | {"stream_options": {"include_usage": True}}, tally)
-        except OSError as error:
+            async with asyncio.timeout(LONGEST):
+                await ask(port, body | {"stream_options": {"include_usage": True}}, tally)
+        except (OSError, TimeoutError) as error:
             tally.errors.append(repr(error))
 
 

@@ -94,18 +94,17 @@ class Guard:
             raise ApiError(408, message, code="slow") from None
 
     async def _read(self, receive: Receive, too_large: bool) -> bytes:
-        most, size = self.settings.max_body, 0
-        parts: list[bytes] = []
+        most, size, body = self.settings.max_body, 0, bytearray()
         async for part in _parts(receive):
             size += len(part)
             too_large = too_large or size > most
             if too_large and size > LEFTOVERS:
                 break
-            parts = [] if too_large else [*parts, part]
+            body += b"" if too_large else part
         if too_large:
             message = f"The body is larger than {most:,} bytes, which is all that this server takes."
             raise ApiError(413, message, code="too_large")
-        return b"".join(parts)
+        return bytes(body)
 
 
 class Seen:
