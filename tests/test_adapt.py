@@ -7,6 +7,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -265,10 +266,11 @@ def test_an_adapter_learns_a_label_and_its_base_stays(
     family: str, kind: str, bases: dict[str, Path], rows: Path, tmp_path: Path
 ) -> None:
     before, out = bits(bases[family]), tmp_path / "out"
-    done = finetune(bases[family], own("classification"), rows, out, rows, adapter=kind, **{**QUICK, **PACE[kind]})
+    task = replace(own("classification"), prompt="{text}")  # no words between: drawn weights carry nothing over them
+    done = finetune(bases[family], task, rows, out, rows, adapter=kind, **{**QUICK, **PACE[kind]})
     assert done.metrics["accuracy"] == 1.0
     assert bits(bases[family]) == before
-    assert evaluate(out, own("classification"), rows)["accuracy"] == 1.0
+    assert evaluate(out, task, rows)["accuracy"] == 1.0
     assert malmoi.load(out).predict([GOOD, BAD])[0].label == "yes"
     assert done.model.predict(BAD).label == "no"
     assert (out / "adapter_model.safetensors").stat().st_size < (bases[family] / "model.safetensors").stat().st_size / 2
@@ -321,7 +323,7 @@ def test_label_words_are_learnt_without_a_soft_prompt_too(
     model = malmoi.load(tmp_path / "out", device="cpu")
     assert list(model.network.heads) == ["lm"]
     assert [found.label for found in model.predict([GOOD, BAD])] == ["yes", "no"]
-    assert model.generate(GOOD, max_new_tokens=4, temperature=0).startswith(" yes")
+    assert model.generate(f"{GOOD}\nlabel:", max_new_tokens=4, temperature=0).startswith(" yes")
 
 
 def test_the_papers_share_of_weights() -> None:
