@@ -152,7 +152,8 @@ class GGUFFile:
         rows = np.frombuffer(self._bytes(name), np.uint8).reshape(*stored.shape[:-1], -1)
         kind = gguf.GGMLQuantizationType(stored.kind)
         try:
-            numbers = gguf.quants.dequantize(rows, kind)
+            with np.errstate(all="ignore"):  # a damaged scale may be infinite; that is no reason to warn
+                numbers = gguf.quants.dequantize(rows, kind)
         except NotImplementedError:
             raise MalmoiError(
                 f"{self.path}: {name!r} is packed as {kind.name}, which cannot be unpacked here."
