@@ -85,7 +85,8 @@ class Sampling:
         return self.repetition_penalty != 1
 
     def apply(self, logits: Tensor, seen: Tensor) -> Tensor:
-        """The logits after every rule that is switched on."""
+        """The logits after every rule that is switched on; in fp32, since cold scores overflow half precision."""
+        logits = logits.float()
         for name, rule in RULES.items():
             value = getattr(self, name)
             if value not in OFF[name] and not (self.greedy and name in ("top_k", "top_p")):
