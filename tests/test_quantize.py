@@ -14,6 +14,7 @@ from malmoi.errors import UsageError
 from malmoi.model import Network, initialise, preset
 from malmoi.model.families import bert, gpt2, llama
 from malmoi.model.int8 import LARGEST, Int8Linear, is_quantized, pack, quantize
+from malmoi.model.int8_row import kernel, row_product
 from malmoi.tokenizer import train
 
 SIZES = dict(vocab=300, width=48, depth=2, heads=4, context=64)
@@ -56,6 +57,38 @@ def test_the_product_is_that_of_the_rounded_weights(rows: int, columns: int, bia
         (Int8Linear(weight, offset)(one) - want[1:, :1]).abs() <= 3 * 2**-8 * (one.abs() @ sizes.T) + step[1:, :1]
     ).all()
     assert Int8Linear(weight, offset)(x.bfloat16()).dtype == torch.bfloat16
+
+
+@given(st.integers(1, 70), st.integers(1, 40), st.floats(1e-6, 1e6), st.integers(0, 10_000))
+@settings(max_examples=40, deadline=None)
+@torch.no_grad()
+def test_our_own_kernel_takes_one_row_and_loses_as_little(outputs: int, eighths: int, size: float, seed: int) -> None:
+    if kernel() is None:
+        pytest.skip("this processor has no VNNI, or there is no compiler")
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(outputs, 8 * eighths, generator=generator)
+    x, bias = size * torch.randn(1, 8 * eighths, generator=generator), torch.randn(outputs, generator=generator)
+    packed, scale = pack(weight)
+    product = row_product(packed, scale, bias)
+    assert product is not None
+    stood_for = packed.double() * scale.double()[:, None]
+    want = F.linear(x.double(), stood_for, bias.double())
+    step = x.abs().max() / LARGEST**2
+    assert ((product(x) - want).abs() <= step * stood_for.abs().sum(1) + 1e-5 * (want.abs().max() + 1)).all()
+
+
+def test_a_machine_without_the_kernel_takes_torchs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    layer, x = Int8Linear(torch.randn(50, 64)), torch.randn(1, 64)
+    first = layer(x)
+    kernel.cache_clear()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    other = Int8Linear(torch.zeros(50, 64))
+    other.weight, other.scale = layer.weight, layer.scale
+    assert kernel() is None
+    assert other.row is None
+    torch.testing.assert_close(other(x), first, rtol=0.05, atol=0.5)
+    kernel.cache_clear()
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -5,6 +5,7 @@ Rows of a weight are scaled one by one and symmetrically. Activations lose no mo
 """
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from malmoi.errors import UsageError
 from malmoi.model.heads import VOCABULARY, Network, VocabularyHead
+from malmoi.model.int8_row import row_product
 
 LARGEST = 127  # of a signed byte, the same on both sides
 SMALL = 2_000_000  # weights up to which one row is done before its two parts would be made
@@ -49,9 +51,17 @@ class Int8Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.size(-1))
-        y = self._one(rows) if len(rows) == 1 and self.direct else self._several(rows)
-        y = y if self.bias is None else y + self.bias
+        if len(rows) == 1 and self.row is not None:
+            y = self.row(rows)
+        else:
+            y = self._one(rows) if len(rows) == 1 and self.direct else self._several(rows)
+            y = y if self.bias is None else y + self.bias
         return y.to(x.dtype).view(*x.shape[:-1], -1)
+
+    @cached_property
+    def row(self) -> Callable[[Tensor], Tensor] | None:
+        """The product of one row by our own kernel, where there is one; made when it is first needed."""
+        return row_product(self.weight, self.scale, self.bias)
 
     def _one(self, row: Tensor) -> Tensor:
         """Reads the weights as they are; the row is rounded to bfloat16."""
