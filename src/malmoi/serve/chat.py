@@ -11,13 +11,13 @@ from malmoi.errors import UsageError
 from malmoi.infer.chat import conversation
 from malmoi.infer.engine import Done, Engine, Job, Piece
 from malmoi.serve.asks import ChatAsk
-from malmoi.serve.completions import check_length
+from malmoi.serve.completions import answered, check_length
 from malmoi.serve.names import chat_logprobs
 from malmoi.serve.orders import Order
 from malmoi.serve.registry import Served
 from malmoi.serve.replies import ChatChoice, ChatChunk, ChatCompletion, ChatLogprobs, ChunkChoice, Delta, Said, Usage
-from malmoi.serve.streams import STREAMED, Events, EventStream
-from malmoi.serve.work import aside, unless_gone
+from malmoi.serve.streams import STREAMED, Events
+from malmoi.serve.work import aside
 
 router = APIRouter()
 
@@ -37,11 +37,7 @@ async def chat(ask: ChatAsk, request: Request) -> Any:
         raise UsageError("max_tokens must be 1 or more: an answer of 0 tokens is none.")
     jobs = await aside(lambda: _jobs(ask, served.writer))
     order = Order(served.writer, jobs, state.settings.timeout, state.metrics)
-    reply = _Reply(ask, served, jobs)
-    if ask.stream:
-        return EventStream(order, reply.events(order))
-    with order:
-        return reply.whole(await unless_gone(request.receive, order.whole()))
+    return await answered(request, ask, order, _Reply(ask, served, jobs), order.whole)
 
 
 def _jobs(ask: ChatAsk, engine: Engine) -> list[Job]:

@@ -1,6 +1,6 @@
 """POST /v1/completions: texts go on."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from time import time
 from typing import Any
 from uuid import uuid4
@@ -32,11 +32,17 @@ async def completions(ask: CompletionAsk, request: Request) -> Any:
     _check(ask, state.settings.max_tokens)
     jobs = await aside(lambda: _jobs(ask, served.writer))
     order = Order(served.writer, jobs, state.settings.timeout, state.metrics)
-    reply = _Reply(ask, served, jobs)
+    return await answered(request, ask, order, _Reply(ask, served, jobs), order.pieces)
+
+
+async def answered(
+    request: Request, ask: WriteAsk, order: Order, reply: Any, written: Callable[[], Awaitable[Any]]
+) -> Any:
+    """The reply to an order: events while it is written, or all of it at its end, unless the client has gone."""
     if ask.stream:
         return EventStream(order, reply.events(order))
     with order:
-        return reply.whole(await unless_gone(request.receive, order.pieces()))
+        return reply.whole(await unless_gone(request.receive, written()))
 
 
 def check_length(ask: WriteAsk, most: int, limit: int) -> None:
