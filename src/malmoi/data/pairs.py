@@ -56,7 +56,7 @@ class Pairs:
         if next == "nsp" and self.others is store and len(store) < 2:
             raise MalmoiError(
                 f"Next-sentence prediction needs two documents and {store.folder} has {len(store)}: "
-                "say what separates them (--set data.documents=blank or line), or train without it (objective=mlm)."
+                "separate them by blank lines (and --set data.documents=blank), or train without it (mlm or mlm+sop)."
             )
         self._cls, self._sep = _frame(specials)
         self.room = context - (3 if next else 2)
