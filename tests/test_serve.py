@@ -537,6 +537,7 @@ def test_stopping_tells_everyone(slow: Live) -> None:
 def test_stopping_at_once_cancels_and_says_so(slow: Live) -> None:
     with httpx.Client(base_url=slow.url) as client, ThreadPoolExecutor(2) as pool:
         stream = pool.submit(lambda: events(client.post("/v1/completions", json={**LONG, "stream": True})))
+        assert wait_until(lambda: slow.engine().stats().running == 1)  # only then is there room to wait
         whole = pool.submit(client.post, "/v1/completions", json=LONG)
         assert wait_until(lambda: (s := slow.engine().stats()).running + s.waiting == 2)
         slow.server.stop(now=True)
