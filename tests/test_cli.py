@@ -92,6 +92,33 @@ def test_generate_streams_or_writes_json(call: Call, gpt: Path) -> None:
     assert several.out.count("---\n") == 2
 
 
+ASKED: dict[str, tuple[list[str], dict[str, object]]] = {  # options, and what Python calls them
+    "beams": (["--beams", "4", "--length-penalty", "0.3"], dict(beams=4, length_penalty=0.3, temperature=0)),
+    "drafts": (["--speculate"], dict(speculate=True, temperature=0)),
+    "choices": (["--choices", " yes, no,아마", "--seed", "1"], dict(choices=[" yes", " no", "아마"], seed=1)),
+    "a pattern": (["--regex", "[0-9]{3}-[ab]+!", "--seed", "1"], dict(regex="[0-9]{3}-[ab]+!", seed=1)),
+    "banned words": (
+        ["--banned", "D", "--banned", "\x10", "--temperature", "0"],
+        dict(banned=["D", "\x10"], temperature=0),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ASKED)
+def test_generate_asks_as_python_does(call: Call, gpt: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import malmoi
+    from malmoi.infer import Model
+
+    options, wishes = ASKED[what]
+    lm, asked, stream = malmoi.load(gpt), {}, Model.stream
+    written = lm.generate("the state of the", max_new_tokens=24, **wishes)
+    monkeypatch.setattr(Model, "stream", lambda self, prompt, **w: stream(self, prompt, **(asked.update(w) or w)))
+    same = ("generate", "--model", gpt, "--max-new-tokens", 24, *options, "the state of the")
+    assert call(*same) == Done(0, f"{written}\n", "")
+    assert wishes.items() <= asked.items()
+    assert set(asked) - set(wishes) <= {"max_new_tokens", "repetition_penalty", "n", "beams", "speculate"}
+
+
 def test_score_and_perplexity(call: Call, gpt: Path) -> None:
     import malmoi
 
@@ -216,6 +243,20 @@ def test_wrong_requests(call: Call, gpt: Path, encoder: Path, tmp_path: Path) ->
     refused(call("embed", "--model", encoder, "--pool", "men", "the"), 2, "'mean'")
     refused(call("fill", "--model", encoder, "no gap"), 2, "[MASK]")
     refused(call("tokenizer", "show", "--tokenizer", tmp_path, "a"), 1, str(tmp_path))
+
+
+def test_wishes_that_do_not_go_together(call: Call, gpt: Path) -> None:
+    def asked(*options: object) -> Done:
+        return call("generate", "--model", gpt, *options, "the")
+
+    refused(asked("--beams", 3, "--temperature", 0.8), 2, "beams", "temperature=0")
+    refused(asked("--beams", 3, "-n", 2), 2, "beams", "n=1")
+    refused(asked("--speculate", "--choices", "a,b"), 2, "speculate", "no constraint")
+    refused(asked("--speculate", "--beams", 2), 2, "do not go together")
+    refused(asked("--length-penalty", 0.8), 2, "--beams")
+    refused(asked("--beams", 0), 2, "beams must be 1 or more")
+    refused(asked("--choices", "yes,"), 2, "choices")
+    refused(asked("--regex", "(a"), 2, "(a")
 
 
 def test_empty_and_undecodable_input(call: Call, gpt: Path, encoder: Path) -> None:

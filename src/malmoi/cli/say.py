@@ -30,13 +30,31 @@ def generate(
     model: ModelOption,
     texts: TextsArgument = None,
     max_new_tokens: Annotated[int, typer.Option(help="The most tokens to write.")] = 40,
-    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token; above 1 is wilder.")] = 1.0,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            help="0 always takes the likeliest token; above 1 is wilder.",
+            show_default="1; 0 with --beams or --speculate",
+        ),
+    ] = None,
     top_k: Annotated[int | None, typer.Option(help="Choose among the k likeliest tokens only.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Choose among the likeliest that together reach p.")] = None,
     repetition_penalty: Annotated[float, typer.Option(help="Above 1 makes repetition less likely.")] = 1.0,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be given again.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed writes the same text.")] = None,
     n: Annotated[int, typer.Option("--samples", "-n", help="Continuations of each prompt.")] = 1,
+    choices: Annotated[
+        str | None, typer.Option(help="The text is one of these; spaces count.", metavar="A,B,…")
+    ] = None,
+    regex: Annotated[str | None, typer.Option(help="The text matches this as a whole.", metavar="PATTERN")] = None,
+    banned: Annotated[list[str] | None, typer.Option(help="Never write this; may be given again.")] = None,
+    beams: Annotated[int, typer.Option(help="More than 1: the likeliest text by beam search.")] = 1,
+    length_penalty: Annotated[
+        float | None, typer.Option(help="Beams are scored by log p / length^penalty.", show_default="1")
+    ] = None,
+    speculate: Annotated[
+        bool, typer.Option("--speculate", help="Draft from the text itself: the likeliest text, sooner.")
+    ] = False,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     json: JsonOption = False,
@@ -45,14 +63,24 @@ def generate(
 
     Example: malmoi generate --model runs/tiny-gpt --temperature 0.8 "The state of"
     """
+    if length_penalty is not None and beams == 1:
+        raise UsageError("--length-penalty scores beams: give --beams 2 or more with it.")
+    if temperature is None and (beams > 1 or speculate):
+        temperature = 0.0
     prompts = whole_texts(texts)
-    wishes: dict[str, Any] = dict(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p)
-    wishes |= dict(repetition_penalty=repetition_penalty, stop=stop or (), seed=seed, n=n)
+    wishes = _given(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p)
+    wishes |= _given(repetition_penalty=repetition_penalty, stop=stop, seed=seed, n=n)
+    wishes |= _given(choices=choices and choices.split(","), regex=regex, banned=banned)
+    wishes |= _given(beams=beams, length_penalty=length_penalty, speculate=speculate)
     lm = open_model(model, device, dtype)
     if len(prompts) == 1 and n == 1 and not json:
         _stream(lm, prompts[0], wishes)
     else:
         _write_all(lm, prompts, wishes, json)
+
+
+def _given(**wishes: Any) -> dict[str, Any]:
+    return {name: value for name, value in wishes.items() if value is not None}
 
 
 def _stream(lm: "Model", prompt: str, wishes: dict[str, Any]) -> None:
