@@ -216,6 +216,13 @@ def truncated(folder: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:-1000])
 
 
+def no_marks(folder: Path) -> None:
+    """A tokenizer that does not say which of its tokens begins or ends a text, as GPT-1's."""
+    (folder / "tokenizer_config.json").write_text("{}", "utf-8")
+    words = json.loads((folder / "tokenizer.json").read_text("utf-8")) | {"added_tokens": [], "post_processor": None}
+    (folder / "tokenizer.json").write_text(json.dumps(words), "utf-8")
+
+
 def refused(done: Done, code: int, *words: str) -> None:
     assert done.code == code, done
     assert done.out == ""
@@ -263,7 +270,18 @@ def test_empty_and_undecodable_input(call: Call, gpt: Path, encoder: Path) -> No
     refused(call("generate", "--model", gpt, stdin=b""), 2, "empty")
     refused(call("embed", "--model", encoder, stdin=b" \n\n"), 2, "empty")
     refused(call("fill", "--model", encoder, stdin=b"ok\n\xb0\xa1 [MASK]"), 2, "not UTF-8", "0xb0", "line 2", "iconv")
-    assert call("generate", "--model", gpt, "--max-new-tokens", 3, "").code == 0  # from <|endoftext|>
+
+
+def test_an_empty_prompt_says_what_it_starts_from(call: Call, gpt: Path, encoder: Path) -> None:
+    same = ("generate", "--model", gpt, "--max-new-tokens", 3, "--temperature", 0)
+    done = call(*same, "")
+    assert done.code == 0
+    assert done.err == "note: The prompt is empty: the text starts after <|endoftext|>, as a new one.\n"
+    assert done.out == call(*same, "<|endoftext|>").out
+    assert call(*same, "--json", "the", "").err == done.err
+    assert call(*same, "the").err == ""
+    refused(call("generate", "--model", encoder, ""), 2, "cannot generate")
+    refused(call("generate", "--model", broken(gpt, no_marks), ""), 2, "no token to start from")
 
 
 def test_unknown_names_offer_the_nearest(call: Call) -> None:

@@ -1,5 +1,6 @@
 """Verbs of language models: generate, score, perplexity."""
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -73,6 +74,7 @@ def generate(
     wishes |= _given(choices=choices and choices.split(","), regex=regex, banned=banned)
     wishes |= _given(beams=beams, length_penalty=length_penalty, speculate=speculate)
     lm = open_model(model, device, dtype)
+    _note_empty(lm, prompts)
     if len(prompts) == 1 and n == 1 and not json:
         _stream(lm, prompts[0], wishes)
     else:
@@ -81,6 +83,15 @@ def generate(
 
 def _given(**wishes: Any) -> dict[str, Any]:
     return {name: value for name, value in wishes.items() if value is not None}
+
+
+def _note_empty(lm: "Model", prompts: list[str]) -> None:
+    """Says on stderr what an empty prompt starts from; a model that has no such token refuses it."""
+    from malmoi.infer.prompt import start
+
+    if "generate" in lm.abilities and not all(lm.tokenizer.encode(text, specials=False).tokens for text in prompts):
+        mark = lm.tokenizer.token(start(lm.tokenizer))
+        print(f"note: The prompt is empty: the text starts after {mark}, as a new one.", file=sys.stderr)
 
 
 def _stream(lm: "Model", prompt: str, wishes: dict[str, Any]) -> None:

@@ -139,6 +139,7 @@ class Model(Answering):
     def generate(self, prompt: str | Sequence[str], **wishes: Unpack[Wishes]) -> Any:
         """The continuation of a prompt; of a list of prompts a list; with n > 1 a list of n for each.
 
+        An empty prompt starts after the token that begins, or else ends, a text; without one it is refused.
         Settings (see `Wishes`): max_new_tokens=40, temperature=1.0 (0 is greedy), top_k=None, top_p=None,
         repetition_penalty=1.0, stop=(), seed=None, n=1; choices, regex, allowed and banned constrain what is written;
         beams=1, length_penalty=1.0, early_stopping=False; speculate=False.
