@@ -5,11 +5,13 @@ import threading
 
 import pytest
 import torch
+import torch.nn.functional as F
 import transformers as hf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from malmoi.checkpoint import Checkpoint
+from malmoi.decode.batch import READ
 from malmoi.decode.beam import Search, beam_search
 from malmoi.decode.choice import Seat
 from malmoi.decode.cohort import Cohort
@@ -24,7 +26,7 @@ from malmoi.decode.wish import Wish, requests
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.infer import Model, load
 from malmoi.infer.engine import Busy, Done, Engine, Job
-from malmoi.infer.likelihood import Row, each_alone
+from malmoi.infer.likelihood import SCORES, Row, each_alone
 from malmoi.infer.stems import token_logprobs
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert, gpt2, llama
@@ -283,6 +285,28 @@ def test_steps_recorded_on_a_gpu_give_the_same(tokenizer: Tokenizer) -> None:
     assert ours.speaker.cohorts.kept is not None
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernel needs a GPU")
+@pytest.mark.parametrize(("heads", "shared", "size"), [(4, 4, 16), (6, 2, 24), (12, 1, 64)])
+def test_the_kernel_of_a_step_stores_and_looks_as_attention_does(heads: int, shared: int, size: int) -> None:
+    from malmoi.decode.kernel import step
+
+    torch.manual_seed(0)
+    lengths, spare = torch.tensor([0, 1, 63, 64, 149], device="cuda"), 150
+    slots = lengths.clone().index_fill_(0, torch.tensor([2], device="cuda"), spare)
+    before, values = torch.randn(2, 7, shared, spare + 1, size, device="cuda")
+    keys = before.clone()
+    parts = torch.randn(5, 1, heads + 2 * shared, size, device="cuda").transpose(1, 2)
+    q, k, v = parts.split((heads, shared, shared), 1)
+    found = step(q, k, v, keys, old := values.clone(), lengths, slots)
+    for row, length in enumerate(lengths.tolist()):
+        seen = [torch.cat((held[row, :, :length], new[row]), 1)[None] for held, new in ((before, k), (values, v))]
+        expected = F.scaled_dot_product_attention(q[row][None], *seen, enable_gqa=True)[0]
+        torch.testing.assert_close(found[row], expected, atol=1e-5, rtol=1e-4)
+    for held, was, new in ((keys, before, k), (old, values, v)):
+        was[torch.arange(5), :, slots] = new[:, :, 0]
+        assert torch.equal(held, was)
+
+
 def test_generate_uses_a_cohort_again_where_its_graphs_are_worth_keeping(model: Model) -> None:
     wishes = {"max_new_tokens": 21, "seed": 5}
     texts = ["the state", "a", "나는 오늘 학교에", "a"]
@@ -368,6 +392,17 @@ def test_continuations_of_contexts_that_begin_alike_score_as_each_alone(pair, mo
         expected = theirs(torch.tensor([rows[0].tokens])).logits[0].log_softmax(-1)
     scored = [expected[t - 1, rows[0].tokens[t]].item() for t in range(rows[0].first, len(rows[0].tokens))]
     assert found[0][0] == pytest.approx(scored, abs=1e-4)
+
+
+@pytest.mark.parametrize("read", [(3, 64), (256, 65_536)])
+def test_the_size_of_a_pass_changes_no_score(read: tuple[int, int], model: Model, monkeypatch) -> None:
+    shots, some = list(prompts(1, seed=15)[0][:3] * 9), prompts(20, longest=9, seed=16)
+    rows = [Row([*shots, *a, *b], len(shots) + len(a)) for a, b in zip(some, reversed(some), strict=True)]
+    expected = token_logprobs(model.network, rows)
+    monkeypatch.setitem(READ, "cpu", read)
+    monkeypatch.setitem(SCORES, "cpu", 7)
+    for found, (logprobs, best) in zip(token_logprobs(model.network, rows), expected, strict=True):
+        assert found == (pytest.approx(logprobs, abs=1e-4), best)
 
 
 def test_rows_without_anything_in_common_are_read_alone(model: Model, monkeypatch) -> None:

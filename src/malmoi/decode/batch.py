@@ -10,6 +10,7 @@ from malmoi.tokenizer import Encoding
 
 ROWS = 32  # sequences in a batch
 TOKENS = 16_384  # tokens in a batch, padding included
+READ = {"cpu": (ROWS, TOKENS), "cuda": (128, 32_768)}  # both, of a pass that only reads: fewer leave a GPU idle
 
 
 def pad(rows: Sequence[Sequence[int]], *, left: bool = False, device: torch.device | str = "cpu") -> Tensor:
@@ -39,6 +40,16 @@ def batches(lengths: Sequence[int], rows: int = ROWS, tokens: int = TOKENS) -> I
         group.append(i)
     if group:
         yield group
+
+
+def batches_on(device: torch.device, lengths: Sequence[int]) -> Iterator[list[int]]:
+    """The same for a pass that only reads, as large as suits the device."""
+    return batches(lengths, *room(device))
+
+
+def room(device: torch.device) -> tuple[int, int]:
+    """The most rows and tokens of a pass that only reads."""
+    return READ.get(device.type, READ["cpu"])
 
 
 def inputs(rows: Sequence[Encoding], config: ModelConfig, device: torch.device | str) -> dict[str, Tensor | None]:

@@ -79,7 +79,7 @@ def _result(exam: Exam, items: Sequence[Example], asker: Asker, notes: Sequence[
             raise UsageError(f"The task {task.name} reads whole texts; it takes no examples: leave --shots out.")
         questions = [Question(item.text, asker.prompt(item), item) for item in items]
     else:
-        questions = [asker.ask(item, number) for number, item in enumerate(items)]
+        questions = asker.ask_all(items)
     verdict = JUDGES[task.kind](exam, questions)
     cut = sum(question.cut for question in questions)
     said = [f"{cut:,} of {len(questions):,} items were cut at their beginning to fit"] if cut else []

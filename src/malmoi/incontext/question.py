@@ -1,15 +1,16 @@
 """An item as it is put to a model: an introduction, the examples that it is shown, and its own query; all must fit."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
 from malmoi.errors import UsageError
 from malmoi.incontext.shots import Shots, drawn
 from malmoi.infer import Model
-from malmoi.infer.prompt import encode_prompt
+from malmoi.infer.prompt import prompts_tokens
 from malmoi.tasks import Example, Prompt, Task, as_text
 
+AT_ONCE = 512  # items whose tokens are counted together
 WRITTEN = ("answer", "write", "tagging")  # kinds whose answers are written, not chosen
 
 
@@ -40,21 +41,36 @@ class Asker:
 
     def ask(self, item: Example, number: int) -> Question:
         """The item with its examples; refused where they do not fit."""
-        prompt = self.prompt(item)
-        others = drawn(self.pool, item, self.seed, number)
         if self.shots.most:
-            return self._fullest(prompt, item, others)
-        some = list(islice(others, self.shots.count))
+            return self._fullest(item, number)
+        question = self._shown(item, number)
+        return self._fitted(question, *self._tokens([question]))
+
+    def ask_all(self, items: Sequence[Example]) -> list[Question]:
+        """Every item, the first being number 0."""
+        if self.shots.most:
+            return [self._fullest(item, number) for number, item in enumerate(items)]
+        found: list[Question] = []
+        for start in range(0, len(items), AT_ONCE):
+            some = [self._shown(item, start + i) for i, item in enumerate(items[start : start + AT_ONCE])]
+            found += [self._fitted(question, need) for question, need in zip(some, self._tokens(some), strict=True)]
+        return found
+
+    def _shown(self, item: Example, number: int) -> Question:
+        prompt = self.prompt(item)
+        some = list(islice(drawn(self.pool, item, self.seed, number), self.shots.count))
         if len(some) < self.shots.count:
             raise UsageError(
                 f"{counted(self.shots.count)} asked for, but there are only {len(some)} to draw from: name a file "
                 "of training rows with --train (train=…), or ask for fewer."
             )
-        question = self._with(prompt, item, some)
-        need, context = self._tokens(question), self.model.config.context
-        if need > context and some:
+        return self._with(prompt, item, some)
+
+    def _fitted(self, question: Question, need: int) -> Question:
+        context, place = self.model.config.context, question.example.place
+        if need > context and question.shots:
             raise UsageError(
-                f"{counted(len(some))} cannot be shown: {item.place} takes {need} tokens with them, and this model's "
+                f"{counted(question.shots)} cannot be shown: {place} takes {need} tokens with them, and this model's "
                 f"context is {context}. Ask for fewer, or for as many as fit: --shots max."
             )
         return question if need <= context else self._cut(question, need - context)
@@ -74,32 +90,36 @@ class Asker:
         shown = "".join(as_text(self.task, one).shown + self.task.between for one in some)
         return Question(self.task.intro + shown + prompt.query, prompt, item, len(some))
 
-    def _fullest(self, prompt: Prompt, item: Example, others: Iterator[Example]) -> Question:
+    def _fullest(self, item: Example, number: int) -> Question:
         """One example more, until the next does not fit."""
-        context = self.model.config.context
+        context, prompt = self.model.config.context, self.prompt(item)
         best = self._with(prompt, item, [])
-        if (need := self._tokens(best)) > context:
-            return self._cut(best, need - context)
+        (used,) = self._tokens([best])
+        if used > context:
+            return self._cut(best, used - context)
         some: list[Example] = []
-        used = self._tokens(best)
-        for one in others:
-            used += self._length(as_text(self.task, one).shown + self.task.between)
+        for one in drawn(self.pool, item, self.seed, number):
+            used += sum(self._lengths([as_text(self.task, one).shown + self.task.between]))
             next_one = self._with(prompt, item, [*some, one])
-            if used > context or self._tokens(next_one) > context:
+            if used > context or max(self._tokens([next_one])) > context:
                 break
             some, best = [*some, one], next_one
         return best
 
-    def _tokens(self, question: Question) -> int:
-        """How much of the context a question takes with its longest answer."""
+    def _tokens(self, questions: Sequence[Question]) -> list[int]:
+        """How much of the context each question takes with its longest answer."""
         if self.task.kind in WRITTEN:
-            return self._length(question.before) + self.task.most
-        endings = [choice + question.prompt.ending for choice in question.prompt.choices]
-        return max(self._length(question.before + ending) for ending in endings or [""])
+            return [length + self.task.most for length in self._lengths([question.before for question in questions])]
+        endings = [[choice + one.prompt.ending for choice in one.prompt.choices] or [""] for one in questions]
+        texts = [[one.before + end for end in some] for one, some in zip(questions, endings, strict=True)]
+        lengths = iter(self._lengths([text for some in texts for text in some]))
+        return [max(islice(lengths, len(some))) for some in texts]
 
-    def _length(self, text: str) -> int:
-        read = encode_prompt if "lm" in self.model.network.heads else type(self.model.tokenizer).encode
-        return len(read(self.model.tokenizer, text).tokens)
+    def _lengths(self, texts: Sequence[str]) -> list[int]:
+        tokenizer = self.model.tokenizer
+        if "lm" in self.model.network.heads:
+            return [len(tokens) for tokens in prompts_tokens(tokenizer, texts)]
+        return [len(encoding.tokens) for encoding in tokenizer.encode_batch(texts)]
 
     def _cut(self, question: Question, surplus: int) -> Question:
         """Without the oldest tokens: what stands last, the question itself, counts most."""

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from malmoi.decode.batch import batches, pad
+from malmoi.decode.batch import batches_on, pad
 from malmoi.model import Network
 
-ROWS_OF_SCORES = 512  # tokens whose scores over the vocabulary are held at once: 100 MB for GPT-2
+SCORES = {"cpu": 512, "cuda": 2048}  # tokens whose scores over the vocabulary are held at once: 100 MB for GPT-2, 400
 
 Found = tuple[list[float], bool]  # each scored token's log-probability; whether each was the most likely one
 
@@ -36,7 +36,7 @@ def each_alone(network: Network, rows: Sequence[Row]) -> list[Found]:
     """Every row read from its beginning, those of like length together."""
     device = network.trunk.embed.token.weight.device
     results: list[Found] = [([], True)] * len(rows)
-    for group in batches([len(row.tokens) for row in rows]):
+    for group in batches_on(device, [len(row.tokens) for row in rows]):
         some = [rows[i] for i in group]
         shown = pad([row.tokens[:-1] for row in some], device=device)  # on the right: no causal query sees it
         found = predicted(network, network.trunk(shown), some, [row.first - 1 for row in some])
@@ -57,10 +57,11 @@ def predicted(network: Network, hidden: Tensor, rows: Sequence[Row], begins: Seq
 
 
 def _in_pieces(network: Network, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    parts = zip(hidden.split(ROWS_OF_SCORES), targets.split(ROWS_OF_SCORES), strict=True)
+    size = SCORES.get(hidden.device.type, SCORES["cpu"])
+    parts = zip(hidden.split(size), targets.split(size), strict=True)
     found = [_logprobs_of(network.read("lm", part).float(), target) for part, target in parts]
     logprobs, best = zip(*found, strict=True)
-    return torch.cat(logprobs), torch.cat(best)
+    return torch.cat(logprobs).cpu(), torch.cat(best).cpu()  # at once: a row's own numbers cost a GPU a wait each
 
 
 def _logprobs_of(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

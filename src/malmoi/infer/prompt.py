@@ -1,5 +1,7 @@
 """What a causal model is shown of a text: its tokens, after a token to start from where there must be one."""
 
+from collections.abc import Sequence
+
 from malmoi.errors import UsageError
 from malmoi.tokenizer import Encoding, Tokenizer
 
@@ -18,6 +20,13 @@ def encode_prompt(tokenizer: Tokenizer, text: str, max_tokens: int | None = None
     """The same, but never empty: nothing at all starts from the token that begins, or else ends, a text."""
     encoding = encode_text(tokenizer, text, max_tokens)
     return encoding if encoding.tokens else Encoding([start(tokenizer)], [0], [(0, 0)], [True], [None])
+
+
+def prompts_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """The tokens of `encode_prompt` for many texts, over all cores."""
+    if opens(tokenizer):
+        return [encoding.tokens for encoding in tokenizer.encode_batch(texts)]
+    return [tokens or [start(tokenizer)] for tokens in tokenizer.ids(list(texts))]
 
 
 def start(tokenizer: Tokenizer) -> int:

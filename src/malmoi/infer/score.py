@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from malmoi.decode.prefix import Prefixes
 from malmoi.errors import UsageError
 from malmoi.infer.likelihood import Row
-from malmoi.infer.prompt import encode_prompt, encode_text
+from malmoi.infer.prompt import encode_text, prompts_tokens
 from malmoi.infer.stems import token_logprobs
 from malmoi.model import Network
 from malmoi.tokenizer import Encoding, Tokenizer
@@ -27,7 +27,7 @@ def scores(
     network: Network, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], prefixes: Prefixes | None = None
 ) -> list[Score]:
     """The score of every (context, continuation); with `prefixes`, going on from what earlier calls have read."""
-    rows = [fit(split(tokenizer, *pair), network.config.context) for pair in pairs]
+    rows = [fit(row, network.config.context) for row in splits(tokenizer, pairs)]
     return [
         Score(sum(logprobs), tuple(map(tokenizer.token, row.tokens[row.first :])), tuple(logprobs), greedy)
         for row, (logprobs, greedy) in zip(rows, token_logprobs(network, rows, prefixes), strict=True)
@@ -35,16 +35,31 @@ def scores(
 
 
 def split(tokenizer: Tokenizer, context: str, continuation: str) -> Row:
-    """Tokens of both as one text, where the cut falls between two of them; else of each by itself.
+    """Tokens of both as one text, where the cut falls between two of them; else of each by itself."""
+    return splits(tokenizer, [(context, continuation)])[0]
 
-    Spaces at the end of the context go to the continuation: tokenizers attach a space to the word after it.
-    """
+
+def splits(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> list[Row]:
+    """`split` of every (context, continuation); a context that several share is read once."""
+    parted = [_parted(*pair) for pair in pairs]
+    contexts = list(dict.fromkeys(context for context, _ in parted))
+    before = dict(zip(contexts, prompts_tokens(tokenizer, contexts), strict=True))
+    whole = prompts_tokens(tokenizer, [context + continuation for context, continuation in parted])
+    return [
+        _row(tokenizer, before[context], tokens if context else [], continuation)
+        for (context, continuation), tokens in zip(parted, whole, strict=True)
+    ]
+
+
+def _parted(context: str, continuation: str) -> tuple[str, str]:
+    """Spaces at the end of the context go to the continuation: tokenizers attach a space to the word after it."""
     if not continuation:
         raise UsageError("There is nothing to score: the continuation is empty.")
     bare = context.rstrip(" ")
-    context, continuation = bare, context[len(bare) :] + continuation
-    before = encode_prompt(tokenizer, context).tokens
-    whole = encode_text(tokenizer, context + continuation).tokens if context else []
+    return bare, context[len(bare) :] + continuation
+
+
+def _row(tokenizer: Tokenizer, before: list[int], whole: list[int], continuation: str) -> Row:
     if whole[: len(before)] != before or len(whole) == len(before):
         whole = before + tokenizer.encode(continuation, specials=False).tokens
     return Row(whole, len(before))
