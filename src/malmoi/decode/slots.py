@@ -7,6 +7,7 @@ S rows, C places, B rows of a pass, T tokens, K keys, G key/value heads, E width
 """
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from malmoi.config import ModelConfig
 from malmoi.decode.batch import pad
 from malmoi.errors import UsageError
-from malmoi.model import KVCache, Network
+from malmoi.model import KVCache, Looker, Network
 
 FAR = 2**40  # a position that no query reaches
 
@@ -67,6 +68,29 @@ class Window(KVCache):
         if isinstance(self.rows, int):
             return held[: self.rows, :, : self.used]
         return held[self.rows, :, : self.used]
+
+
+class Newest(Window, Looker):
+    """One new token for each of the first rows, on a GPU: a kernel stores it and looks at what its row holds."""
+
+    def __init__(self, slots: Slots, rows: int) -> None:
+        super().__init__(slots, rows, slots.capacity)
+
+    def grow(self, positions: Tensor, keep: Tensor | None) -> None:
+        super().grow(positions, keep)
+        self.lengths = positions[:, 0]
+
+    def look(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        from malmoi.decode.kernel import step
+
+        return step(q, k, v, self.slots.keys[layer], self.slots.values[layer], self.lengths, self.at[:, 0])
+
+
+def has_kernel(network: Network, device: torch.device) -> bool:
+    """Whether `Newest` serves: every layer sees all that came before, nothing stands ahead, and Triton is there."""
+    trunk = network.trunk
+    plain = all(pattern.text == "causal" for pattern in trunk.patterns) and trunk.soft is None and trunk.past is None
+    return plain and device.type == "cuda" and find_spec("triton") is not None
 
 
 class Branches(KVCache):

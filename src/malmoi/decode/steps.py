@@ -14,7 +14,7 @@ from torch import Tensor
 
 from malmoi.decode.choice import Chooser, Dice, Seat, Written
 from malmoi.decode.graph import Graphs, bucket_rows, bucket_width
-from malmoi.decode.slots import Slots, Window
+from malmoi.decode.slots import Newest, Slots, Window, has_kernel
 from malmoi.model import Network
 
 BURST = 8  # steps that go ahead together
@@ -49,6 +49,7 @@ class Steps:
     def __init__(self, network: Network, slots: Slots, chooser: Chooser, mode: Mode) -> None:
         self.network, self.slots, self.chooser = network, slots, chooser
         self.captured = mode != "plain"
+        self.kernel = self.captured and has_kernel(network, slots.device)
         self.rows, self.device = len(slots.numbers), slots.device
         weight = network.trunk.embed.token.weight
         self.last = torch.zeros(self.rows, dtype=torch.long, device=self.device)  # token not yet shown to the network
@@ -113,7 +114,8 @@ class Steps:
 
     def _shape(self, used: int, width: int) -> tuple[int, int]:
         if self.captured:
-            return bucket_rows(used, self.rows), bucket_width(width, self.slots.capacity)
+            most = self.slots.capacity
+            return bucket_rows(used, self.rows), most if self.kernel else bucket_width(width, most)
         return used, min(width, self.slots.capacity)
 
     def _pass(self, rows: int, width: int) -> None:
@@ -123,7 +125,7 @@ class Steps:
             self.last[:rows, None],
             keep=live[:, None],
             positions=at[:, None].clamp(max=self.slots.capacity - 1),  # who is over runs on to the end of a burst
-            cache=Window(self.slots, rows, width),
+            cache=Newest(self.slots, rows) if self.kernel else Window(self.slots, rows, width),
         )[:, -1]
         at += live
         if not self.captured:

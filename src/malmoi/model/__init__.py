@@ -1,6 +1,6 @@
 """One Transformer for four papers: patterns → attention → transformer → heads → families."""
 
-from malmoi.model.attention import Bounds, KVCache
+from malmoi.model.attention import Bounds, KVCache, Looker
 from malmoi.model.families import PRESETS, preset
 from malmoi.model.features import FeatureConfig
 from malmoi.model.heads import Network, initialise, parameters
@@ -14,6 +14,7 @@ __all__ = [
     "FeatureConfig",
     "KVCache",
     "Layout",
+    "Looker",
     "Network",
     "Trail",
     "Transformer",

@@ -3,6 +3,7 @@
 B batch, T tokens (queries), K keys, D width, H heads, G key/value heads, S cache slots, E width of a head.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -127,6 +128,13 @@ class Keeper(Protocol):
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
+class Looker(ABC):
+    """A keeper with a kernel of its own: what is new is stored and all of it looked at, in one, without a mask."""
+
+    @abstractmethod
+    def look(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
+
+
 class KVCache:
     """Keys and values of every layer, preallocated; the caller owns it, the modules stay stateless.
 
@@ -200,9 +208,12 @@ class Attention(nn.Module):
         if turn is not None:
             qk = rotate(qk, turn)
         q, k = qk.split((self.heads, self.key_heads), dim=1)
-        if cache is not None:
-            k, v = cache[0].write(cache[1], k, v)
-        if look is not None:
-            look.append(weights(q, k, mask))
-        y = attend(q, k, v, mask, self.dropout if self.training else 0.0)
+        if cache is not None and isinstance(cache[0], Looker):
+            y = cache[0].look(cache[1], q, k, v)
+        else:
+            if cache is not None:
+                k, v = cache[0].write(cache[1], k, v)
+            if look is not None:
+                look.append(weights(q, k, mask))
+            y = attend(q, k, v, mask, self.dropout if self.training else 0.0)
         return self.out(y.transpose(1, 2).reshape(B, T, -1))

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
 from malmoi.model.ahead import Before, Record
-from malmoi.model.attention import Attention, Bounds, Keeper, KVCache, Mask, prepare
+from malmoi.model.attention import Attention, Bounds, Keeper, KVCache, Looker, Mask, prepare
 from malmoi.model.embedding import Embedding
 from malmoi.model.embedding import make_norm as make_norm
 from malmoi.model.patterns import Layout, parse
@@ -175,8 +175,7 @@ class Transformer(nn.Module):
         trail: Trail | None,
     ) -> Tensor:
         """Embedded tokens [B, T, D] through every block."""
-        dropout = self.config.attention_dropout if self.training else 0.0
-        masks = [prepare(p, layout, x.device, bounds, dropout) for p in self.patterns]
+        masks = self._masks(layout, x.device, bounds, kept[0])
         turn = self._turn(positions)
         if trail:
             trail.hidden.append(x)
@@ -186,6 +185,12 @@ class Transformer(nn.Module):
         if trail:
             trail.hidden[-1] = x
         return x
+
+    def _masks(self, layout: Layout, device: torch.device, bounds: Bounds | None, kept: Kept) -> list[Mask]:
+        if kept is not None and isinstance(kept[0], Looker):
+            return [Mask()]
+        dropout = self.config.attention_dropout if self.training else 0.0
+        return [prepare(pattern, layout, device, bounds, dropout) for pattern in self.patterns]
 
     def _block(self, i: int, x: Tensor, mask: Mask, turn: Tensor | None, kept: Kept, trail: Trail | None) -> Tensor:
         block = self.blocks[i * self.config.distinct // self.config.depth]

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from malmoi.config import ModelConfig
-from malmoi.tasks.features import IGNORE, Item
+from malmoi.objectives import IGNORE
+from malmoi.tasks.features import Item
 
 POOL = 50  # batches whose items are sorted by length together
 MULTIPLE = 8  # rows are padded to a multiple of this: few shapes
@@ -24,6 +25,17 @@ def plan(lengths: Sequence[int], batch: int, seed: int) -> list[list[int]]:
         batches += [pool[i : i + batch] for i in range(0, len(pool), batch)]
     chance.shuffle(batches)
     return batches
+
+
+def labels_a_batch(items: Sequence[Item], batch: int) -> dict[str, float]:
+    """How many labels a batch holds on average: divided by it, each label weighs the same, however long its row is."""
+    labels = sum(_count(item.label) for item in items)
+    words = sum(len(row.tokens) - 1 for item in items for row in item.rows)
+    return {name: max(1.0, batch * count / len(items)) for name, count in (("labels", labels), ("lm_labels", words))}
+
+
+def _count(label: Any) -> int:
+    return sum(one != IGNORE for one in label) if isinstance(label, list | tuple) else 1
 
 
 def collate(items: Sequence[Item], config: ModelConfig, *, lm: bool = False) -> dict[str, Tensor]:

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from malmoi.errors import UsageError
+from malmoi.objectives import IGNORE
 from malmoi.tasks.base import Example, Task
 from malmoi.tokenizer import Encoding, Tokenizer
 from malmoi.tokenizer.pieces import windows, word_pieces
 
-IGNORE = -100  # the label of a token that is not judged
 HEADS = {
     "classification": "classify",
     "regression": "classify",

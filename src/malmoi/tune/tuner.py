@@ -13,8 +13,8 @@ from malmoi.data.background import Background
 from malmoi.errors import MalmoiError
 from malmoi.metrics import better
 from malmoi.model import Network
-from malmoi.objectives import Objective, count_labels
-from malmoi.tasks.batch import batches, plan
+from malmoi.objectives import Objective
+from malmoi.tasks.batch import batches, labels_a_batch, plan
 from malmoi.tasks.features import Item
 from malmoi.train.device import choose, compile_for
 from malmoi.train.judge import Judge
@@ -77,6 +77,7 @@ class Tuner:
         self.every = max(1, self.per_epoch // s.evaluations)
         self.config = s.training(self.steps)
         self.machine = choose(self.device, self.config)
+        self.counts = {name: torch.tensor(n, device=self.device) for name, n in labels_a_batch(items, s.batch).items()}
         gpu = self.device.type == "cuda"
         self.optimizers = make_optimizers(self.network, self.config, capturable=gpu)
         _layered(self.optimizers, self.network, s.layer_decay)
@@ -129,9 +130,8 @@ class Tuner:
 
     def _learn(self, batch: Mapping[str, Tensor]) -> Tensor:
         """One update, and the loss it was made by."""
-        counts = {name: count.clamp(min=1) for name, count in count_labels(self.objective, batch).items()}
         with self.machine.computing():
-            loss, _ = self.judge(batch, counts)
+            loss, _ = self.judge(batch, self.counts)
         loss.backward()
         if self.config.clip:
             torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.clip)
