@@ -709,6 +709,9 @@ def test_the_command_trains_several_files_and_tells_the_result(
     assert result["valid_loss"] > 0
     assert run(arguments) == 0
     assert "step 4" in capsys.readouterr().out
+    arguments[arguments.index("--out") + 1] = str(tmp_path / "blind")
+    assert run([*arguments, "--set", "data.valid=0", "--set", "log_every=100"]) == 0
+    assert f"{tmp_path / 'blind'}: step 4, tokens 256, training loss 3." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def _span(seconds: float) -> str:
 
 
 def _tell(out: Path, json: bool) -> None:
-    """The result on stdout: the folder and its last measures."""
+    """The result on stdout: the folder and its last measures, of training where there was nothing to validate on."""
     from malmoi.train.log import read_rows
 
     rows = read_rows(out / "metrics.jsonl")
@@ -131,7 +131,8 @@ def _tell(out: Path, json: bool) -> None:
     if json:
         print_json({"folder": str(out), **row})
         return
-    words = ", ".join(f"{name.replace('_', ' ')} {_number(value)}" for name, value in row.items() if name != "seconds")
+    row = {"training_loss" if name == "loss" else name: value for name, value in row.items() if name != "seconds"}
+    words = ", ".join(f"{name.replace('_', ' ')} {_number(value)}" for name, value in row.items())
     print(f"{out}: {words}")
 
 

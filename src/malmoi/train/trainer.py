@@ -231,7 +231,7 @@ class Trainer:
             if self._spiked(loss, number):
                 self._roll_back(loss, phase)
                 return False
-        if self.position.step % self.config.log_every == 0:
+        if self.position.step % self.config.log_every == 0 or self.budget.progress(self.position) >= 1:
             self._row({name: sum(row) / len(row) for name, row in zip(stacked, rows, strict=True)}, phase)
         return True
 
