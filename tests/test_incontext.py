@@ -433,6 +433,11 @@ def test_evaluate_from_the_shell(gpt: Path, copa: Path, tmp_path: Path, capsys: 
     assert (first["shots"], second["shots"], second["examples"]) == (0, 1, 4)
     assert second["shown"][0]["prompt"].endswith(first["shown"][0]["prompt"])
     assert "drawn from the other rows" in err
+    assert run([*words_, "--shots", "0,1,2", "--limit", "4", "--seed", "7"]) == 0
+    head, *table = (line.split("\t") for line in capsys.readouterr().out.splitlines())
+    assert (head[:3], head[-1]) == (["shots", "accuracy", "accuracy_total"], "examples")
+    assert [(row[0], row[-1], len(row)) for row in table] == [(k, "4", len(head)) for k in ("0", "1", "2")]
+    assert float(table[0][1].split(" ± ")[0]) == first["accuracy"]
     assert run([*words_, "--shots", "99"]) == 2
     assert "to draw from" in capsys.readouterr().err
     assert run(["evaluate", "2d-", "--model", str(gpt), "--limit", "3", "--device", "cpu"]) == 0

@@ -72,26 +72,43 @@ def evaluate(
     elif asking or show or out or chosen.kind not in HEADS:
         from malmoi.tune.ask import results, wanted
 
-        for result in results(opened, chosen, rows, wanted(asking | {"skip_bad": skip_bad}), out):
-            _tell(result, show, json)
+        _tell(results(opened, chosen, rows, wanted(asking | {"skip_bad": skip_bad}), out), show, json)
     else:
         show_facts(judge(opened, chosen, rows, skip_bad=skip_bad), json)
 
 
-def _tell(result: "Result", show: int, json: bool) -> None:
-    """One result: the prompts that were asked to be shown, then the measures with their errors."""
+def _tell(found: "list[Result]", show: int, json: bool) -> None:
+    """The prompts that were asked to be shown, then the measures with their errors in one table."""
+    for result in found:
+        shown = [_item(result, i) for i in range(min(show, len(result.questions)))]
+        if json:
+            print_json({"task": result.task, **result.facts, **({"shown": shown} if shown else {})})
+        else:
+            _print_items(shown)
+    if not json:
+        _print_measures(found)
+
+
+def _print_items(shown: list[dict[str, Any]]) -> None:
     from malmoi.incontext.question import counted
 
-    shown = [_item(result, i) for i in range(min(show, len(result.questions)))]
-    if json:
-        print_json({"task": result.task, **result.facts, **({"shown": shown} if shown else {})})
-        return
     for one in shown:
         print(f"--- {one['place']}, {counted(one['shots'])}\n{one['prompt']}⟨…⟩")
         print(f"    choices: {one['choices']}\n    right: {one['right']!r}, said: {one['said']!r}\n")
-    rows = [(name, str(value)) for name, value in result.verdict.measures.items()]
-    counts = [(name, f"{result.facts[name]:g}") for name in ("shots", "examples")]
-    print_table(("measure", "value ± error"), [*rows, *counts])
+
+
+def _print_measures(found: "list[Result]") -> None:
+    """Measures by the number of examples: one below the other for one number, side by side for several."""
+    names, counts = list(found[0].verdict.measures), ("shots", "examples")
+    cells = [
+        {name: str(result.verdict.measures[name]) for name in names} | {n: f"{result.facts[n]:g}" for n in counts}
+        for result in found
+    ]
+    if len(found) == 1:
+        print_table(("measure", "value ± error"), cells[0].items())
+        return
+    columns = ("shots", *names, "examples")
+    print_table(columns, [[row[name] for name in columns] for row in cells])
 
 
 def _item(result: "Result", number: int) -> dict[str, Any]:
