@@ -469,6 +469,17 @@ def test_the_fourth_bad_step_ends_the_run_with_its_last_good_state(
     assert steps_of(tmp_path) == list(range(1, 13))
 
 
+def test_spikes_far_apart_do_not_add_up(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("malmoi.train.trainer.FORGIVEN", 3)
+    spoil(monkeypatch, lambda trainer, call: call % 6 == 0, "nan")  # once in six steps, two of which are done again
+    train("gpt", corpus, tmp_path, steps=40, **{"train.save_every": 2})
+    assert steps_of(tmp_path) == list(range(1, 41))
+    position = json.loads((tmp_path / "train_state" / "step-40" / "state.json").read_text())["position"]
+    assert position["spiked"] > 30
+    assert position["rollbacks"] == 1
+    assert position["positions"][0] > (40 + 4) * 8  # more than four times
+
+
 # ---- disks, sources, settings
 
 

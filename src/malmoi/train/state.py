@@ -42,7 +42,8 @@ class Position:
     phase: int = 0  # that the next two are of
     mean: float = 0.0  # of the loss, running; a spike is told by it
     spread: float = 0.0
-    rollbacks: int = 0
+    rollbacks: int = 0  # spikes close to one another
+    spiked: int = 0  # the step of the last one
     valid_loss: float | None = None
 
 

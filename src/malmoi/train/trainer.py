@@ -24,7 +24,8 @@ from malmoi.train.schedule import rate
 from malmoi.train.state import Position, latest, load_state, prune, save_state, sound, tensors_of
 from malmoi.train.stop import Stopped, StopSignals
 
-ROLLBACKS = 3  # after so many spikes the run stops
+ROLLBACKS = 3  # after so many spikes the run stops, …
+FORGIVEN = 1000  # … unless it came so many steps further than the last one
 SPIKE = 8.0  # standard deviations above the running mean, and …
 SPIKE_NATS = 1.0  # … so much at least
 SPIKE_AFTER = 100  # steps: before that the loss falls too fast to judge
@@ -113,11 +114,11 @@ class Trainer:
         again = batch_sizes(self.config, self.position.step, self.budget.steps, self.group.world)
         with self.feeds[phase].stream(self.position.positions[phase], sizes, self.micro, self.group) as stream:
             for micros in stream:
-                rollbacks, micro = self.position.rollbacks, self.micro
+                step = self.position.step
                 self._one(micros, phase, next(again))
                 if self.budget.progress(self.position) >= 1 or self._phase_number() != phase:
                     return
-                if (rollbacks, micro) != (self.position.rollbacks, self.micro):
+                if self.position.step <= step:  # taken back, or the batch did not fit
                     return
 
     def _one(self, micros: list[Micro], phase: int, size: int) -> None:
@@ -250,20 +251,20 @@ class Trainer:
 
     def _roll_back(self, loss: float, phase: int) -> None:
         """Back to the last good state; the samples since then are skipped."""
-        used, rollbacks, seconds = self.position.positions[phase], self.position.rollbacks + 1, self.position.seconds
+        p = self.position
+        rollbacks = p.rollbacks + 1 if p.step - p.spiked <= FORGIVEN else 1
         if rollbacks > ROLLBACKS:
             raise MalmoiError(
-                f"The loss went to {loss:g} at step {self.position.step:,}, for the {rollbacks}th time: the run is "
-                f"stopped, its last good state is in {self.state_root}. A lower train.lr usually helps."
+                f"The loss went to {loss:g} at step {p.step:,}, for the {rollbacks}th time without {FORGIVEN:,} good "
+                f"steps between: the run is stopped, its last good state is in {self.state_root}. A lower train.lr "
+                "usually helps."
             )
-        step = self.position.step
         self._restore()
         self.log.resume(self.position.step)
-        self.position.positions[phase], self.position.rollbacks = used, rollbacks
-        self.position.seconds = seconds
-        self.log.say(
-            f"The loss went to {loss:g} at step {step:,}: back to step {self.position.step:,}, skipping what led there."
-        )
+        self.position.positions[phase], self.position.seconds = p.positions[phase], p.seconds
+        self.position.rollbacks, self.position.spiked = rollbacks, p.step
+        back = f"back to step {self.position.step:,}, skipping what led there"
+        self.log.say(f"The loss went to {loss:g} at step {p.step:,}: {back}.")
 
     def _row(self, losses: Mapping[str, float], phase: int) -> None:
         p, progress = self.position, self.budget.progress(self.position)
