@@ -1,0 +1,77 @@
+"""The verb of research: study."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from malmoi.cli.inputs import DeviceOption, JsonOption
+from malmoi.cli.pretrain import _settings
+from malmoi.cli.show import print_json, print_table
+from malmoi.errors import UsageError
+
+
+def add(app: typer.Typer) -> None:
+    app.command(context_settings={"allow_extra_args": True})(study)  # what a shell makes of --data books/*.txt
+
+
+def study(
+    ctx: typer.Context,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A study; none lists them.")] = None,
+    data: Annotated[
+        list[str] | None, typer.Option(help="Text: files, folders, globs or builtin:sotu.", metavar="SRC…")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The study's folder; one that is begun goes on.")] = None,
+    sizes: Annotated[str | None, typer.Option(help="Only these: small,medium,large.", metavar="A,B")] = None,
+    minutes: Annotated[str | None, typer.Option(help="Train the largest for so long (3) …", metavar="M")] = None,
+    tokens: Annotated[str | None, typer.Option(help="… or every size on so many tokens.", metavar="N")] = None,
+    seed: Annotated[str | None, typer.Option(help="The same seed draws the same text and questions.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a setting, e.g. rules=reverse,ending.", metavar="K=V")
+    ] = None,
+    device: DeviceOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Do a table or a figure of a paper again, ours beside theirs. What is done is not done twice.
+
+    Several processes may each do one size in the same folder (--sizes), given the same --tokens.
+
+    Example: malmoi study in-context --data builtin:sotu --out runs/in-context
+    """
+    from malmoi.study.studies import STUDIES
+    from malmoi.study.studies import study as named
+
+    if name is None:
+        _list([{"study": one.name, "about": one.about} for one in STUDIES.values()], json)
+        return
+    chosen = named(name)
+    if not data or out is None:
+        raise UsageError(f"The study {name} needs text and a folder: --data book.txt --out runs/{name}")
+    given = dict(sizes=sizes, minutes=minutes, tokens=tokens, seed=seed)
+    changes = _settings(settings or []) | {key: value for key, value in given.items() if value is not None}
+    required = {"data": [*data, *ctx.args], "out": str(out), "device": device}
+    _do(chosen, chosen.plan.from_dict(required).override(changes), json)
+
+
+def _do(chosen: Any, plan: Any, json: bool) -> None:
+    from malmoi.train import Stopped
+
+    try:
+        facts = chosen.run(plan)
+    except Stopped as stopped:
+        raise typer.Exit(stopped.code) from stopped
+    if json:
+        print_json(facts)
+        return
+    rows = [(size, *(f"{point['accuracy']:.1%}" for point in one["curve"])) for size, one in facts["sizes"].items()]
+    shots = [f"{point['shots']} examples" for point in next(iter(facts["sizes"].values()))["curve"]]
+    print_table(("size", *shots), rows)
+    print(f"{plan.out}/report.md")
+
+
+def _list(rows: list[dict[str, str]], json: bool) -> None:
+    if json:
+        for row in rows:
+            print_json(row)
+    else:
+        print_table(tuple(rows[0]), [tuple(row.values()) for row in rows])

@@ -1,0 +1,43 @@
+"""The GPTs of the in-context study: three sizes, alike in all but width, depth and rate."""
+
+from dataclasses import dataclass, replace
+
+from malmoi.model import preset
+from malmoi.train.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
+from malmoi.train.recipes import fast_gpt
+
+CONTEXT = 512  # characters: sixteen examples and a question
+TEXT = 0.1  # share of natural text; the rest are documents of hidden rules
+
+
+@dataclass(frozen=True)
+class Size:
+    """What differs; the rate falls as models grow (GPT-3 table 2.1)."""
+
+    depth: int
+    width: int
+    heads: int
+    lr: float
+    matrix_lr: float
+
+
+SIZES = {
+    "small": Size(2, 64, 2, 6e-3, 0.04),
+    "medium": Size(4, 192, 6, 4e-3, 0.03),
+    "large": Size(8, 512, 8, 2e-3, 0.02),
+}  # in order
+
+
+def recipe(name: str, texts: int, seed: int) -> Recipe:
+    """One size as a recipe: fast GPT's ingredients, characters, a share of natural text from so many sources."""
+    size = SIZES[name]
+    model = preset("gpt2-small", vocab=256, context=CONTEXT, width=size.width, depth=size.depth, heads=size.heads)
+    train = TrainConfig(minutes=3, batch=128, lr=size.lr, seed=seed)
+    base = fast_gpt(Recipe(name=f"in-context-{name}", model=model, train=train))
+    weights = (*(TEXT / texts,) * texts, 1 - TEXT)
+    return replace(
+        base,
+        tokenizer=TokenizerConfig(kind="char", vocab=256),
+        data=DataConfig(weights=weights),
+        train=replace(base.train, lr=size.lr, matrix_lr=size.matrix_lr, save_every=100_000, valid_every=1000),
+    )
