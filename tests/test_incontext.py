@@ -254,7 +254,7 @@ def test_the_last_word_and_its_perplexity(gpt: Path, tmp_path: Path) -> None:
 def test_the_perplexity_of_a_text_counts_the_words_of_its_file(gpt: Path, tmp_path: Path) -> None:
     path = tmp_path / "t.txt"
     path.write_text(" the man did n't act \n we must act now \n" * 2, "utf-8")
-    text = " the man didn't act\nwe must act now\nthe man didn't act\nwe must act now\n"
+    text = "the man didn't act\nwe must act now\nthe man didn't act\nwe must act now\n"
     scored = load(gpt, device="cpu").score("", text)  # from the token that opens a text, as here
     facts = result(gpt, "ptb", path).facts
     assert math.log(facts["perplexity"]) == pytest.approx(-scored.logprob / 22)  # "n't" and a line's end are words

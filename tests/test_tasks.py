@@ -2,6 +2,7 @@
 
 import json
 import lzma
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from malmoi.model import preset
 from malmoi.tasks import TASKS, Example, Task, arithmetic, as_text, files_in, label_names, load, own, task
 from malmoi.tasks.batch import collate, plan
 from malmoi.tasks.features import IGNORE, View, features
+from malmoi.tasks.language import PTB_RULES, rewritten
 from malmoi.tasks.ner import iob2
 from malmoi.tasks.text import tags_of
 from malmoi.tokenizer import Tokenizer, train
@@ -107,7 +109,7 @@ FILES = {  # a file of each task as it is distributed, and what its first row sa
             None,
         ),
     ),
-    "ptb": (" it did n't pay $ N a year \n", (" it didn't pay $1 a year\n", " it did n't pay $ N a year \n", None)),
+    "ptb": (" it did n't pay $ N a year \n", ("it didn't pay $1 a year\n", " it did n't pay $ N a year \n", None)),
     "plain-text": ("One.\n", ("One.\n", "One.\n", None)),
     "translation": ('{"source": "cat", "target": "chat"}\n', ("cat", None, ("chat",))),
     "summary": ('{"article": "Long.", "highlights": "Short."}\n', ("Long.", None, ("Short.",))),
@@ -158,6 +160,44 @@ def test_the_real_files(shared: Path) -> None:
 def write(path: Path, text: str) -> Path:
     path.write_text(text, "utf-8")
     return path
+
+
+PTB = {  # lines as they stand in the set, and as the Journal printed them but for the numbers
+    " net was $ N million or N cents a share ": "net was $1 million or 1 cents a share",
+    " lin closed at $ N down $ N ": "lin closed at $1 down $1",
+    " the rate fell to N N from N N ": "the rate fell to 1% from 1%",
+    " the notes are N N N securities of N ": "the notes are 1 1% securities of 1",
+    " they paid $ N N years ago ": "they paid $1 1 years ago",
+    " c$ N and us$ N and # N million ": "c$1 and us$1 and #1 million",
+    " a $ <unk> offer a $ 300-a-share bid ": "a $<unk> offer a $300-a-share bid",
+    " i 'm sure they 'll say it 's o'brien 's ": "i'm sure they'll say it's o'brien's",
+    " united airlines ' parent <unk> 's too ": "united airlines' parent <unk>'s too",
+    " in the '80s and the 1970s ": "in the '80s and the 1970s",
+    " we wo n't we ca n't and you can not ": "we won't we can't and you cannot",
+    " mgm\\/ua said net income \\* ": "mgm/ua said net income *",
+    " 30-year bonds by n. <unk> at s&p ": "30-year bonds by n. <unk> at s&p",
+}
+
+
+def cut_again(line: str) -> str:
+    """From a line of the Journal to that of the set."""
+    line = re.sub(r"([$#])(?=[\d<])", r"\1 ", re.sub(r"([*/])", r"\\\1", line))
+    line = re.sub(r"(\S)('s|'re|'ve|'m|'ll|'d|n't|')(?!\S)", r"\1 \2", line)
+    words = {"1": "N", "1%": "N N", "cannot": "can not"}
+    return f" {' '.join(words.get(word, word) for word in line.split(' '))} "
+
+
+@pytest.mark.parametrize("line", PTB)
+def test_the_journal_is_put_together_as_it_was_printed(line: str) -> None:
+    assert rewritten(PTB_RULES, line) == PTB[line]
+    assert cut_again(PTB[line]) == line
+
+
+def test_what_is_put_together_can_be_cut_again(shared: Path) -> None:
+    """GPT-2 §3.1: invertible, so that a likelihood of the one is a likelihood of the other."""
+    with lzma.open(shared / "data" / "lm" / "ptb.valid.txt.xz", "rt") as file:
+        text = file.read().rstrip("\n")
+    assert [cut_again(line) for line in rewritten(PTB_RULES, text).split("\n")] == text.split("\n")
 
 
 def test_own_columns_in_any_file(tmp_path: Path) -> None:
