@@ -4,16 +4,20 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 
 import malmoi
 from malmoi.errors import UsageError
+from malmoi.train import trainer
 from malmoi.train.log import read_rows
-from malmoi.train.parallel import Group
+from malmoi.train.parallel import Group, syncing
 from malmoi.train.prepare import check_request
 from malmoi.train.recipes import recipe
 from tiny_runs import KINDS, STILL, losses, steps_of, train, weights, write_corpus
@@ -39,7 +43,7 @@ def alone(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
 
 def job(name: str, corpus: Path, folder: Path, **more: Any) -> dict[str, Any]:
     kind, _, way = name.split()[0].partition("-")
-    settings = {**SETTINGS, "train.parallel": way}
+    settings = {**SETTINGS, "train.parallel": way, "train.micro": 3}  # two passes, of three sequences and of one
     return dict(name=name, kind=kind, data=str(corpus), out=str(folder / name), settings=settings) | more
 
 
@@ -96,6 +100,55 @@ def test_two_processes_learn_as_one(kind: str, way: str, two: Two, alone: dict[s
     near(out, alone[kind])
     assert f"{kind}-{way} rank 1 done" in two.ended
     assert malmoi.load(out).network.config.tied
+
+
+@pytest.fixture
+def lone() -> Iterator[None]:
+    """A group of one process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def passes(call: torch.nn.Module) -> Iterator[int]:
+    """Three passes of which only the third is the last, again and again."""
+    for number in (1, 2, 3, 1, 2, 3):
+        with syncing(call, last=number == 3):
+            call(torch.ones(1, 2)).sum().backward()
+        yield number
+
+
+def test_ddp_exchanges_gradients_once_a_step(lone: None) -> None:
+    call, exchanged = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1, bias=False)), []
+
+    def exchange(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        exchanged.append(bucket.buffer().tolist())
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    call.register_comm_hook(None, exchange)
+    assert [(number, len(exchanged)) for number in passes(call)] == [(1, 0), (2, 0), (3, 1), (1, 1), (2, 1), (3, 2)]
+    assert exchanged == [[3.0, 3.0], [6.0, 6.0]]
+
+
+def test_fsdp_exchanges_gradients_once_a_step(lone: None) -> None:
+    linear = torch.nn.Linear(2, 1, bias=False)
+    cut = fully_shard(linear)
+    sums = [0.0 if linear.weight.grad is None else linear.weight.grad.sum().item() for _ in passes(cut)]
+    assert sums == [0, 0, 6, 6, 6, 12]
+
+
+def test_a_step_has_one_last_pass(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+
+    def listening(call: torch.nn.Module, *, last: bool) -> Any:
+        told.append(last)
+        return syncing(call, last=last)
+
+    monkeypatch.setattr(trainer, "syncing", listening)
+    train("gpt", corpus, tmp_path, **{**SETTINGS, "steps": 2, "train.micro": 3})
+    assert told == [False, False, True] * 2
 
 
 def test_one_voice(two: Two) -> None:

@@ -4,6 +4,8 @@ Started by `torchrun`: DDP copies the network, FSDP2 (`fully_shard`) cuts its we
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -38,6 +40,10 @@ class Group:
         if self.world > 1:
             dist.all_reduce(values, dist.ReduceOp.MAX)
         return values
+
+    def least(self, value: int) -> int:
+        """The smallest over all processes, everywhere."""
+        return -int(self.most(torch.tensor(-value, device=self.device)))
 
     def barrier(self) -> None:
         if self.world > 1:
@@ -103,6 +109,20 @@ def spread(judge: nn.Module, blocks: nn.ModuleList, group: Group, mode: str) -> 
     fully_shard(judge, mesh=mesh)
     register_fsdp_forward_method(judge, "measure")  # validation gathers the weights too
     return judge
+
+
+@contextmanager
+def syncing(call: nn.Module, *, last: bool) -> Iterator[None]:
+    """One pass of a step: until the last, gradients add up here; with it, the sum goes between the processes."""
+    from torch.distributed.fsdp import FSDPModule
+
+    if isinstance(call, FSDPModule):
+        call.set_requires_gradient_sync(last)
+    if isinstance(call, nn.parallel.DistributedDataParallel) and not last:
+        with call.no_sync():
+            yield
+    else:
+        yield
 
 
 def settle(judge: nn.Module) -> None:

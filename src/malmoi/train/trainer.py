@@ -18,7 +18,7 @@ from malmoi.train.feed import Feed, Micro, Tensors, batch_sizes
 from malmoi.train.judge import Judge, summarise
 from malmoi.train.log import Log, bar, clock, read_rows
 from malmoi.train.optim import make_optimizers, set_rate
-from malmoi.train.parallel import Group, settle, spread
+from malmoi.train.parallel import Group, settle, spread, syncing
 from malmoi.train.recipe import Recipe
 from malmoi.train.schedule import rate
 from malmoi.train.state import Position, latest, load_state, prune, save_state, sound, tensors_of
@@ -80,9 +80,9 @@ class Trainer:
         self.optimizers = make_optimizers(network, self.config)
         self.position = Position(positions=[0] * len(feeds))
         self.log = Log(out, self.config, first=group.first)
-        self.micro = self.config.micro or first_micro(
-            network.config, max(f.length for f in feeds), max(1, self.config.batch // group.world), group.device
-        )
+        share = max(1, self.config.batch // group.world)
+        fits = first_micro(network.config, max(f.length for f in feeds), share, group.device)
+        self.micro = self.config.micro or group.least(fits)  # all processes make the same passes
         self._pending: list[tuple[int, dict[str, Tensor]]] = []  # losses not yet looked at, and of which phase
         self._mark = (0, 0.0)  # tokens and time at the last row: the speed is told by them
         self._weights = parameters(network)
@@ -141,10 +141,11 @@ class Trainer:
         set_rate(self.optimizers, rate(p.step, self.budget.progress(p), c))
         counts = self._counts(micros)
         total: dict[str, Tensor] = {}
-        for micro in micros:
-            with self.machine.computing():
-                loss, means = self.call(micro, counts)
-            loss.backward()
+        for i, micro in enumerate(micros, 1):
+            with syncing(self.call, last=i == len(micros)):
+                with self.machine.computing():
+                    loss, means = self.call(micro, counts)
+                loss.backward()
             for name, value in {"loss": loss.detach(), **means}.items():
                 total[name] = total[name] + value if name in total else value
         if c.clip:
