@@ -47,7 +47,7 @@ class Plan(Config):
     device: str | None = None
     rules: tuple[str, ...] = ()  # none: all
     documents: int = 150_000  # of hidden rules, about 350 characters each
-    batch: int = 128  # sequences a step
+    batch: int = 64  # sequences a step
     shots: tuple[int, ...] = (0, 1, 2, 4, 8, 16)
     draws: int = 3  # parameters of each rule that are asked
     limit: int = 32  # questions of each parameter

@@ -70,6 +70,15 @@ def _two_letters(rng: Random) -> tuple[str, str]:
     return first, _another(first, rng)
 
 
+def _vowels(rng: Random) -> str:
+    return "".join(rng.sample(VOWELS, len(VOWELS)))
+
+
+def change_vowels(word: str, others: str) -> str:
+    """Each vowel becomes the one in its place among the others: it takes several examples to see all five."""
+    return word.translate(str.maketrans(VOWELS, others))
+
+
 def _ending(rng: Random) -> str:
     return rng.choice(ascii_lowercase) + rng.choice(ascii_lowercase)
 
@@ -116,6 +125,7 @@ RULES = (
     Rule("letter", "Pick a letter:", _change(lambda word, at: word[at]), lambda rng: rng.choice(PLACES)),
     Rule("ending", "Add an ending:", _change(lambda word, end: word + end), _ending, held=True),
     Rule("replace", "Replace a letter:", _change(lambda word, two: word.replace(*two)), _two_letters, held=True),
+    Rule("vowels", "Change the vowels:", _change(change_vowels), _vowels, held=True),
     Rule("group", "Name the group:", _change(group), _groups),
     Rule("add", "Add a number:", _change(lambda x, n: str(int(x) + n)), lambda rng: rng.randrange(1, 100), "numbers",
          held=True),

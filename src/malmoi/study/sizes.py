@@ -22,8 +22,8 @@ class Size:
 
 
 SIZES = {
-    "small": Size(2, 64, 2, 6e-3, 0.04),
-    "medium": Size(4, 192, 6, 4e-3, 0.03),
+    "small": Size(2, 64, 2, 5e-3, 0.03),
+    "medium": Size(4, 192, 6, 3e-3, 0.025),
     "large": Size(8, 512, 8, 2e-3, 0.02),
 }  # in order
 
@@ -32,7 +32,7 @@ def recipe(name: str, texts: int, seed: int) -> Recipe:
     """One size as a recipe: fast GPT's ingredients, characters, a share of natural text from so many sources."""
     size = SIZES[name]
     model = preset("gpt2-small", vocab=256, context=CONTEXT, width=size.width, depth=size.depth, heads=size.heads)
-    train = TrainConfig(minutes=3, batch=128, lr=size.lr, seed=seed)
+    train = TrainConfig(minutes=3, batch=64, lr=size.lr, seed=seed)
     base = fast_gpt(Recipe(name=f"in-context-{name}", model=model, train=train))
     weights = (*(TEXT / texts,) * texts, 1 - TEXT)
     return replace(
