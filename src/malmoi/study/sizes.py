@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from malmoi.model import preset
-from malmoi.train.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
+from malmoi.train.recipe import DataConfig, Recipe, TokenizerConfig
 from malmoi.train.recipes import fast_gpt
 
 CONTEXT = 512  # characters: sixteen examples and a question
@@ -32,12 +32,11 @@ def recipe(name: str, texts: int, seed: int) -> Recipe:
     """One size as a recipe: fast GPT's ingredients, characters, a share of natural text from so many sources."""
     size = SIZES[name]
     model = preset("gpt2-small", vocab=256, context=CONTEXT, width=size.width, depth=size.depth, heads=size.heads)
-    train = TrainConfig(minutes=3, batch=64, lr=size.lr, seed=seed)
-    base = fast_gpt(Recipe(name=f"in-context-{name}", model=model, train=train))
-    weights = (*(TEXT / texts,) * texts, 1 - TEXT)
+    base = fast_gpt(Recipe(name=f"in-context-{name}", model=model))
+    train = replace(base.train, lr=size.lr, matrix_lr=size.matrix_lr, seed=seed, valid_every=1000, save_every=5000)
     return replace(
         base,
         tokenizer=TokenizerConfig(kind="char", vocab=256),
-        data=DataConfig(weights=weights),
-        train=replace(base.train, lr=size.lr, matrix_lr=size.matrix_lr, save_every=100_000, valid_every=1000),
+        data=DataConfig(weights=(*(TEXT / texts,) * texts, 1 - TEXT)),
+        train=train,
     )
