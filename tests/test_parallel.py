@@ -192,6 +192,45 @@ def test_two_processes_go_on_from_a_state_of_one(name: str, two: Two, alone: dic
     near(two.folder / name, alone[kind])
 
 
+COMMAND = "from tiny_runs import starved; from malmoi.cli import main\nwith starved(step=3, rank=1): main()"
+
+
+def command(rank: int, corpus: Path, out: Path) -> "subprocess.Popen[str]":
+    """`malmoi pretrain` as one of two processes that find one another by a store; the second runs out of memory."""
+    recipe, settings = KINDS["gpt"]
+    sets = [part for name, value in {**settings, **SETTINGS}.items() for part in ("--set", f"{name}={value}")]
+    given = ["pretrain", recipe, "--data", str(corpus), "--out", str(out), "--device", "cpu", *sets]
+    world = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-c", COMMAND, *given],
+        env={**os.environ, **world},
+        cwd=SCRIPT.parent,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_process_that_fails_ends_the_others(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # where the two find one another
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    both = [command(rank, corpus, tmp_path) for rank in (0, 1)]
+    try:
+        first, second = (process.communicate(timeout=120)[1].splitlines()[-1] for process in both)
+    finally:
+        for process in both:
+            process.kill()
+    assert [process.returncode for process in both] == [1, 1]
+    assert second == (
+        "malmoi: 4 sequences in one pass do not fit into the memory of process 1's GPU: set train.micro=2 or "
+        "train.rematerialise=true."
+    )
+    assert first == (
+        "malmoi: Process 0 stops because another process of this run has ended; its message, or torchrun's, says why."
+    )
+
+
 def test_what_cannot_be_cut_is_refused() -> None:
     chosen = recipe("gpt-char").override({"train.parallel": "fsdp"})
     with pytest.raises(UsageError, match=r"Muon needs whole matrices"):

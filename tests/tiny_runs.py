@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from malmoi.train import Stopped, pretrain
+from malmoi.train.judge import Judge
 from malmoi.train.log import read_rows
 from malmoi.train.trainer import Trainer
 
@@ -93,6 +94,21 @@ def signalled(step: int, number: int = signal.SIGTERM, rank: int = 0) -> Iterato
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "step", noisy)
+        yield
+
+
+@contextmanager
+def starved(step: int, rank: int) -> Iterator[None]:
+    """One process runs out of memory in the middle of a step."""
+    original, calls = Judge.forward, iter(range(1, 10_000))
+
+    def forward(self: Judge, *given: Any) -> Any:
+        if int(os.environ["RANK"]) == rank and next(calls) == step:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+        return original(self, *given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Judge, "forward", forward)
         yield
 
 

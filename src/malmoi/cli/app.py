@@ -72,7 +72,10 @@ def main() -> NoReturn:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character still shows the rest
     signal.signal(signal.SIGTERM, _stop)
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    if code and os.environ.get("WORLD_SIZE", "1") != "1":  # NCCL would wait for the others on its way out
+        os._exit(code)
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from malmoi.errors import UsageError
+from malmoi.errors import MalmoiError, UsageError
+from malmoi.train.stop import Stopped
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,30 @@ def join(device: torch.device | str | None = None) -> Group:
     if owned:
         dist.init_process_group("nccl" if cuda else "gloo", device_id=where if cuda else None)
     return Group(dist.get_rank(), dist.get_world_size(), where, owned)
+
+
+@contextmanager
+def joined(device: torch.device | str | None = None) -> Iterator[Group]:
+    """The group of a run, parted when all of it is over; a process that fails leaves at once and parts nothing."""
+    group = join(device)
+    try:
+        yield group
+    except Stopped:
+        group.close()
+        raise
+    except RuntimeError as error:
+        if group.world == 1 or not _left_alone(error):
+            raise
+        raise MalmoiError(
+            f"Process {group.rank} stops because another process of this run has ended; its message, or torchrun's, "
+            "says why."
+        ) from error
+    group.close()
+
+
+def _left_alone(error: RuntimeError) -> bool:
+    """Whether processes could not reach one another: Gloo says so in words only."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error).lower()
 
 
 def pick_device(name: torch.device | str | None) -> torch.device:

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.infer import Model
-from malmoi.train.parallel import join
+from malmoi.train.parallel import joined
 from malmoi.train.prepare import prepare, read_recipe
 from malmoi.train.recipe import Recipe
 from malmoi.train.recipes import recipe as named_recipe
@@ -39,15 +39,11 @@ def pretrain(
     chosen, out = resolve(recipe, overrides), Path(out)
     sources = (data,) if isinstance(data, str | Path) else tuple(data)
     origin = Origin(tuple(str(source) for source in sources), Path(tokenizer) if tokenizer else None, start)
-    group = join(device)
-    try:
-        with alone(out, first=group.first):
-            run = prepare(chosen, origin, out, group)
-            trainer = Trainer(run.recipe, run.network, run.feeds, run.valid, out, group, run.save, run.sample)
-            _fit(trainer)
+    with joined(device) as group, alone(out, first=group.first):
+        run = prepare(chosen, origin, out, group)
+        trainer = Trainer(run.recipe, run.network, run.feeds, run.valid, out, group, run.save, run.sample)
+        _fit(trainer)
         return run.model()
-    finally:
-        group.close()
 
 
 def _fit(trainer: Trainer) -> None:

@@ -164,9 +164,14 @@ class Trainer:
         return {name: summed[i].clamp(min=1) for i, name in enumerate(names)}
 
     def _shrink(self) -> None:
-        """The batch did not fit: take half as many sequences in one pass."""
+        """The batch did not fit: take half as many sequences in one pass, which one of several cannot do alone."""
         if self.micro == 1:
             raise MalmoiError("One sequence does not fit into the GPU's memory: set train.rematerialise=true.")
+        if self.group.world > 1:
+            raise MalmoiError(
+                f"{self.micro} sequences in one pass do not fit into the memory of process {self.group.rank}'s GPU: "
+                f"set train.micro={self.micro // 2} or train.rematerialise=true."
+            )
         self.micro = max(1, self.micro // 2)
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
