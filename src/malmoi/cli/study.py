@@ -54,6 +54,7 @@ def study(
 
 
 def _do(chosen: Any, plan: Any, json: bool) -> None:
+    from malmoi.incontext.question import counted
     from malmoi.train import Stopped
 
     try:
@@ -64,7 +65,7 @@ def _do(chosen: Any, plan: Any, json: bool) -> None:
         print_json(facts)
         return
     rows = [(size, *(f"{point['accuracy']:.1%}" for point in one["curve"])) for size, one in facts["sizes"].items()]
-    shots = [f"{point['shots']} examples" for point in next(iter(facts["sizes"].values()))["curve"]]
+    shots = [counted(point["shots"]) for point in next(iter(facts["sizes"].values()))["curve"]]
     print_table(("size", *shots), rows)
     print(f"{plan.out}/report.md")
 

@@ -86,6 +86,11 @@ def _curves(found: Found, rules: Sequence[str]) -> list[dict[str, Any]]:
     return rows
 
 
+def rough(number: float) -> str:
+    """25,231,872 → 25M."""
+    return short(float(f"{number:.2g}"))
+
+
 # ------------------------------------------------------------------ the picture
 
 
@@ -143,7 +148,7 @@ def _line(across: Sequence[float], line: Sequence[Mean], colour: str, *, dashed:
 def _legend(found: Mapping[str, Found]) -> str:
     parts, at = ['<text x="0" y="14">right, over all rules; dashed: with the instruction</text>'], WIDTH - RIGHT
     for name, colour in reversed(list(zip(found, COLOURS, strict=False))):
-        text = f"{name}, {short(found[name].facts['parameters'])}"
+        text = f"{name}, {rough(found[name].facts['parameters'])}"
         parts.append(f'<text x="{at}" y="14" text-anchor="end" style="fill:{colour}">{html.escape(text)}</text>')
         at -= 8 * len(text) + 14
     return "".join(parts)

@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from malmoi.metrics import Mean
-from malmoi.study.curves import Found
-from malmoi.train.report import short
+from malmoi.study.curves import Found, rough
 
 GPT3 = {  # Brown et al. 2020 table 3.10: GPT-3 175B after 0, 1 and 100 examples
     "random-insertion": (0.0826, 0.454, 0.672),
@@ -30,7 +29,7 @@ def _share(value: Mean) -> str:
 
 def _models(found: Mapping[str, Found]) -> str:
     rows = [
-        (name, short(one.facts["parameters"]), short(one.facts["tokens"]), f"{one.facts['seconds']:.0f}",
+        (name, rough(one.facts["parameters"]), rough(one.facts["tokens"]), f"{one.facts['seconds']:.0f}",
          "" if one.facts["valid_loss"] is None else f"{one.facts['valid_loss']:.3f}")
         for name, one in found.items()
     ]  # fmt: skip
@@ -95,7 +94,7 @@ def _beside(found: Mapping[str, Found]) -> str:
     return (
         "## Beside GPT-3\n\nBrown et al. 2020, table 3.10, with their instruction. The figures are not of one kind: "
         "GPT-3 met these tasks in its prompt only and reads pieces of words; ours was pre-trained on documents of "
-        f"them and reads characters. What is alike is the shape of the curve.\n\n{_table(head, rows)}"
+        f"them and reads characters. Only the shapes of the curves compare.\n\n{_table(head, rows)}"
     )
 
 
@@ -116,7 +115,7 @@ def _limits(found: Mapping[str, Found]) -> str:
         said.append(
             "Examples choose among rules that pre-training had; a rule that is two of them one after the other was in "
             f"no document, and examples teach it this much (after {steps} of them):\n\n"
-            + _table(["rule", *found], rows)
+            + _table(["rule", *found], rows).rstrip()
         )
     said.append(
         "The documents have the very form of the questions, so what is measured is how a model finds the rule and its "
