@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from malmoi.checkpoint import Checkpoint
-from malmoi.decode.batch import READ
+from malmoi.decode.batch import LIKE, READ, Room, batches
 from malmoi.decode.beam import Search, beam_search
 from malmoi.decode.choice import Seat
 from malmoi.decode.cohort import Cohort
@@ -394,8 +394,8 @@ def test_continuations_of_contexts_that_begin_alike_score_as_each_alone(pair, mo
     assert found[0][0] == pytest.approx(scored, abs=1e-4)
 
 
-@pytest.mark.parametrize("read", [(3, 64), (256, 65_536)])
-def test_the_size_of_a_pass_changes_no_score(read: tuple[int, int], model: Model, monkeypatch) -> None:
+@pytest.mark.parametrize("read", [Room(3, 64, 1), Room(256, 65_536, 65_536)])
+def test_the_size_of_a_pass_changes_no_score(read: Room, model: Model, monkeypatch) -> None:
     shots, some = list(prompts(1, seed=15)[0][:3] * 9), prompts(20, longest=9, seed=16)
     rows = [Row([*shots, *a, *b], len(shots) + len(a)) for a, b in zip(some, reversed(some), strict=True)]
     expected = token_logprobs(model.network, rows)
@@ -403,6 +403,19 @@ def test_the_size_of_a_pass_changes_no_score(read: tuple[int, int], model: Model
     monkeypatch.setitem(SCORES, "cpu", 7)
     for found, (logprobs, best) in zip(token_logprobs(model.network, rows), expected, strict=True):
         assert found == (pytest.approx(logprobs, abs=1e-4), best)
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=60))
+def test_a_pass_is_within_its_room_and_pads_little_beyond_what_keeps_a_device_busy(lengths: list[int]) -> None:
+    most = Room(8, 1000, 400)
+    groups = list(batches(lengths, most))
+    assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
+    for group in groups:
+        longest = max(lengths[i] for i in group)
+        like = [i for i in group if lengths[i] >= LIKE * longest]
+        assert len(group) <= most.rows
+        assert len(group) * longest <= most.tokens
+        assert len(group) == len(like) or (len(group) - 1) * longest < most.enough
 
 
 def test_rows_without_anything_in_common_are_read_alone(model: Model, monkeypatch) -> None:

@@ -1,6 +1,7 @@
 """Rows of unequal length side by side: padding, and batches that waste little of it."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from malmoi.tokenizer import Encoding
 
 ROWS = 32  # sequences in a batch
 TOKENS = 16_384  # tokens in a batch, padding included
-READ = {"cpu": (ROWS, TOKENS), "cuda": (128, 32_768)}  # both, of a pass that only reads: fewer leave a GPU idle
+LIKE = 0.8  # of the longest: a row that is shorter waits for the next batch, where this one is large enough
 
 
 def pad(rows: Sequence[Sequence[int]], *, left: bool = False, device: torch.device | str = "cpu") -> Tensor:
@@ -30,26 +31,36 @@ def kept(rows: Sequence[Sequence[int]], *, left: bool = False, device: torch.dev
     return places >= width - lengths if left else places < lengths
 
 
-def batches(lengths: Sequence[int], rows: int = ROWS, tokens: int = TOKENS) -> Iterator[list[int]]:
+@dataclass(frozen=True)
+class Room:
+    """How large a batch may be, and how many tokens keep a device busy: beyond them padding only costs."""
+
+    rows: int = ROWS
+    tokens: int = TOKENS
+    enough: int = TOKENS
+
+
+WRITE = Room()  # of a batch whose rows go on to write
+READ = {"cpu": Room(enough=512), "cuda": Room(128, 32_768, 16_384)}  # of a pass that reads and writes nothing
+
+
+def room(device: torch.device) -> Room:
+    """For a pass that reads and writes nothing on this device."""
+    return READ.get(device.type, READ["cpu"])
+
+
+def batches(lengths: Sequence[int], most: Room = WRITE) -> Iterator[list[int]]:
     """Indices of the sequences, the longest first, in groups of few enough rows and tokens."""
     group: list[int] = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if group and (len(group) == rows or (len(group) + 1) * lengths[group[0]] > tokens):
+        longest = lengths[group[0]] if group else 0
+        unlike = len(group) * longest >= most.enough and lengths[i] < LIKE * longest
+        if group and (unlike or len(group) == most.rows or (len(group) + 1) * longest > most.tokens):
             yield group
             group = []
         group.append(i)
     if group:
         yield group
-
-
-def batches_on(device: torch.device, lengths: Sequence[int]) -> Iterator[list[int]]:
-    """The same for a pass that only reads, as large as suits the device."""
-    return batches(lengths, *room(device))
-
-
-def room(device: torch.device) -> tuple[int, int]:
-    """The most rows and tokens of a pass that only reads."""
-    return READ.get(device.type, READ["cpu"])
 
 
 def inputs(rows: Sequence[Encoding], config: ModelConfig, device: torch.device | str) -> dict[str, Tensor | None]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from malmoi.decode.batch import batches_on, pad
+from malmoi.decode.batch import batches, pad, room
 from malmoi.model import Network
 
 SCORES = {"cpu": 512, "cuda": 2048}  # tokens whose scores over the vocabulary are held at once: 100 MB for GPT-2, 400
@@ -36,7 +36,7 @@ def each_alone(network: Network, rows: Sequence[Row]) -> list[Found]:
     """Every row read from its beginning, those of like length together."""
     device = network.trunk.embed.token.weight.device
     results: list[Found] = [([], True)] * len(rows)
-    for group in batches_on(device, [len(row.tokens) for row in rows]):
+    for group in batches([len(row.tokens) for row in rows], room(device)):
         some = [rows[i] for i in group]
         shown = pad([row.tokens[:-1] for row in some], device=device)  # on the right: no causal query sees it
         found = predicted(network, network.trunk(shown), some, [row.first - 1 for row in some])

@@ -5,11 +5,11 @@ four choices of five is 520 tokens to read, not 2,020, and the next question's e
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from malmoi.decode.batch import batches_on, pad, room
+from malmoi.decode.batch import Room, batches, pad, room
 from malmoi.decode.prefix import BLOCK, Prefixes
 from malmoi.decode.slots import Branches, Slots, alike, read_rows
 from malmoi.infer.likelihood import Found, Row, each_alone, predicted
@@ -34,7 +34,7 @@ def token_logprobs(network: Network, rows: Sequence[Row], prefixes: Prefixes | N
     """
     results: list[Found] = [([], True)] * len(rows)
     alone: list[int] = []
-    for group in _groups(rows, *room(network.trunk.embed.token.weight.device)):
+    for group in _groups(rows, room(network.trunk.embed.token.weight.device)):
         reading = _Reading(network, rows, group, prefixes) if network.trunk.is_causal else None
         if reading is None or not reading.pays:
             alone += [i for stem in group for i in stem.rows]
@@ -46,7 +46,7 @@ def token_logprobs(network: Network, rows: Sequence[Row], prefixes: Prefixes | N
     return results
 
 
-def _groups(rows: Sequence[Row], most_stems: int, most_tokens: int) -> Iterator[list[Stem]]:
+def _groups(rows: Sequence[Row], most: Room) -> Iterator[list[Stem]]:
     """The contexts in order, so that those that begin alike stand together, as many as are read at once."""
     found: dict[tuple[int, ...], list[int]] = {}
     for i, row in enumerate(rows):
@@ -55,7 +55,7 @@ def _groups(rows: Sequence[Row], most_stems: int, most_tokens: int) -> Iterator[
     longest = 0
     for tokens in sorted(found):
         longest = max(longest, len(tokens))
-        if group and (len(group) == most_stems or (len(group) + 1) * longest > most_tokens):
+        if group and (len(group) == most.rows or (len(group) + 1) * longest > most.tokens):
             yield group
             group, longest = [], len(tokens)
         group.append(Stem(tokens, found[tokens]))
@@ -84,9 +84,15 @@ class _Reading:
         self._read_common()
         self._read_rests()
         pairs = [(row, i) for row, stem in enumerate(self.stems) for i in stem.rows]
-        for group in batches_on(self.slots.device, [len(self.rows[i].tokens) for _, i in pairs]):
+        for group in batches([len(self.rows[i].branch) for _, i in pairs], self._room(pairs)):
             some = [pairs[k] for k in group]
             yield from zip([i for _, i in some], self._branch(some), strict=True)
+
+    def _room(self, pairs: Sequence[tuple[int, int]]) -> Room:
+        """For branches, each of which has its stem's keys and values beside it."""
+        most = room(self.slots.device)
+        longest = max(len(self.rows[i].tokens) for _, i in pairs)
+        return replace(most, rows=min(most.rows, max(1, most.tokens // longest)))
 
     def _read_common(self) -> None:
         """What all begin with goes into the first row, from an earlier reading where there was one, then into all."""
@@ -102,7 +108,7 @@ class _Reading:
     def _read_rests(self) -> None:
         start = len(self.common)
         rests = [(row, list(stem.tokens[start:])) for row, stem in enumerate(self.stems) if len(stem.tokens) > start]
-        for group in batches_on(self.slots.device, [len(rest) for _, rest in rests]):
+        for group in batches([len(rest) for _, rest in rests], room(self.slots.device)):
             some = [rests[k] for k in group]
             read_rows(self.network, self.slots, [r for r, _ in some], [rest for _, rest in some], [start] * len(some))
 
