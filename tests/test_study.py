@@ -20,13 +20,13 @@ from malmoi.study import sizes
 from malmoi.study.curves import Cell, accuracy
 from malmoi.study.documents import document, halves, held_out
 from malmoi.study.in_context import Plan, study
-from malmoi.study.questions import questions
-from malmoi.study.rules import PROPERTIES, RULES, UNSEEN, VOWELS
+from malmoi.study.questions import MOST, questions
+from malmoi.study.rules import PROPERTIES, RULES, UNSEEN, VOWELS, Rule
 from malmoi.study.sequences import CHUNK, write_documents
 from malmoi.tasks import make
 from malmoi.tasks.scramble import frequent_words
 
-WORDS = [a + b + c for a in ("bel", "cor", "dan", "fim", "gus") for b in "aeiou" for c in ("ta", "ren", "lo", "mips")]
+WORDS = [a + b + c for a in ("bel", "cor", "dan", "fim", "gus") for b in "aeiou" for c in ("ta", "ren", "lo", "mip")]
 by_name = {rule.name: rule for rule in (*RULES, *UNSEEN)}
 
 
@@ -64,7 +64,7 @@ CHECKS: dict[str, Any] = {  # (x, y, parameter) → whether y is right, found an
 }
 
 
-@given(st.sampled_from(sorted(by_name)), st.text(ascii_lowercase, min_size=5, max_size=8), st.integers(0, 2**32))
+@given(st.sampled_from(sorted(by_name)), st.text(ascii_lowercase, min_size=5, max_size=7), st.integers(0, 2**32))
 def test_each_rule_is_what_it_says(name: str, word: str, seed: int) -> None:
     rule, rng = by_name[name], Random(seed)
     hidden = rule.draw(rng)
@@ -105,6 +105,16 @@ def test_a_document_is_one_rule_in_the_form_of_the_questions(text: Path) -> None
     rows = {told: make(questions(by_name["caesar"], asked, 0, instructed=told), 0).rows for told in (False, True)}
     assert rows[False] == rows[True]
     assert {row.text for row in rows[True]} <= set(asked.words)
+
+
+@pytest.mark.parametrize("rule", by_name.values(), ids=by_name)
+def test_sixteen_examples_of_any_rule_fit(rule: Rule) -> None:
+    lines = [
+        rule.pair("950" if rule.items == "numbers" else "letters", rule.draw(Random(n)), Random(n)) for n in range(50)
+    ]
+    longest, answer = (max(map(len, some)) for some in ([f"{x} = {y}\n" for x, y in lines], [y for _, y in lines]))
+    assert len(rule.instruction) + 1 + 17 * longest + MOST <= sizes.CONTEXT
+    assert answer + 2 <= MOST
 
 
 def test_documents_are_the_same_for_any_number_of_processes(text: Path, tmp_path: Path) -> None:
@@ -182,9 +192,10 @@ def test_mistakes_are_sentences(text: Path, tmp_path: Path, capsys: pytest.Captu
         (order(text, tmp_path, "--sizes", "smal"), "There is no size 'smal'. Did you mean 'small'?"),
         (order(text, tmp_path, "--set", "rules=revers"), "There is no rule 'revers'. Did you mean 'reverse'?"),
         (order(text, tmp_path, "--set", "document=3"), "Plan has no field 'document'."),
+        (order(text, tmp_path, "--set", "shots=0,50"), "too few to show 50 examples"),
     ):
-        assert run(words) == 2
+        assert run(words) == (1 if "too few" in said else 2)
         assert said in capsys.readouterr().err
     (tmp_path / "few.txt").write_text("only some words here", "utf-8")
-    with pytest.raises(MalmoiError, match="only 1 words of 5 to 8 Latin letters"):
+    with pytest.raises(MalmoiError, match="only 1 words of 5 to 7 Latin letters"):
         halves([str(tmp_path / "few.txt")])

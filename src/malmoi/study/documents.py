@@ -12,7 +12,7 @@ from malmoi.study.rules import RULES, Rule
 from malmoi.tasks.scramble import frequent_words
 
 HELD_OUT = 8  # one word in so many is never in a document, only asked for; of some rules one parameter in so many too
-LETTERS = range(5, 9)  # of a word: sixteen examples fit into 512 characters
+LETTERS = range(5, 8)  # of a word: sixteen examples of any rule fit into 512 characters
 NUMBERS = range(100, 900)
 FEWEST = 100  # words that are not worth a study
 LINES = range(12, 25)  # examples in a document

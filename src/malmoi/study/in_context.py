@@ -16,7 +16,7 @@ from typing import Any
 from malmoi.checkpoint.atomic import write_text
 from malmoi.config import Config
 from malmoi.corpus import read
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.incontext import Asking, evaluate
 from malmoi.infer import Model, load
 from malmoi.model import parameters
@@ -98,6 +98,11 @@ def _ready(plan: Plan) -> Items:
     """The documents and the vocabulary in the study's folder, made once; the items of the questions."""
     plan.folder.mkdir(parents=True, exist_ok=True)
     for_training, for_questions = halves(plan.data)
+    if (count := len(for_questions.words)) <= max(plan.shots):
+        raise MalmoiError(
+            f"{', '.join(plan.data)} leaves {count} words for questions, too few to show {max(plan.shots)} examples: "
+            "name more text, or fewer examples with --set shots=0,1,2."
+        )
     with _alone(plan.folder):
         _remember(plan)
         path = plan.folder / "documents.jsonl"

@@ -10,7 +10,7 @@ from malmoi.tasks import Example, Task
 from malmoi.tasks.rows import Row, any_rows
 
 ROWS = 64  # of a task: questions, and what their examples are drawn from
-MOST = 18  # characters of an answer: a space, eight letters doubled, the line's end
+MOST = 16  # characters of an answer: a space, seven letters doubled, the line's end
 
 
 def questions(rule: Rule, items: Items, number: int, *, instructed: bool) -> Task:

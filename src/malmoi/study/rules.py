@@ -88,7 +88,7 @@ def _ending(rng: Random) -> str:
 PROPERTIES: dict[str, Callable[[str], bool]] = {
     "begins with a vowel": lambda word: word[0] in VOWELS,
     "ends with a vowel": lambda word: word[-1] in VOWELS,
-    "has more than six letters": lambda word: len(word) > 6,
+    "has more than five letters": lambda word: len(word) > 5,
     "begins with a to l": lambda word: word[0] < "m",
     **{f"has an {letter}": partial(lambda letter, word: letter in word, letter) for letter in "aeios"},
 }
