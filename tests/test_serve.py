@@ -360,6 +360,17 @@ def test_what_cannot_be_done_is_told_in_their_form(
     assert words in error["message"]
 
 
+def test_what_programs_look_for_has_a_name(client: httpx.Client) -> None:
+    def code(path: str, **body: Any) -> str | None:
+        return client.post(path, json=body).json()["error"]["code"]
+
+    assert code("/v1/completions", prompt="the " * 500) == "context_length_exceeded"  # OpenAI's own
+    assert code("/v1/embeddings", model="bert", input="the " * 500) == "context_length_exceeded"
+    assert code("/v1/attention", model="gpt", text="the " * 500) == "context_length_exceeded"
+    assert code("/v1/fill", model="bert", text="a") == "no_mask"
+    assert code("/v1/completions", model="none", prompt="a") == "model_not_found"
+
+
 BROKEN = {
     "half a text": b'{"prompt": "a',
     "broken UTF-8": b'{"prompt": "\xff\xfe"}',

@@ -225,6 +225,66 @@ def test_a_misspelt_pattern_is_told_kindly(visitor: Visitor) -> None:
     visitor.problems.clear()  # the browser itself notes that the server answered 400
 
 
+MEANT = {  # what a visitor does wrong: a view, its values, and the Korean words beside the server's own
+    "too long": (
+        "generate",
+        {"text": "state union " * 90},
+        "글이 너무 깁니다",
+        "leaves no room in this model's context",
+    ),
+    "too long to look at": ("lens", {"text": "하늘 " * 300}, "글이 너무 깁니다", "more than this model's context"),
+    "no mask": ("fill", {"text": "나는 갔다"}, "빈칸이 없습니다", "There is nothing to fill"),
+    "no words": ("beside", {"text": " "}, "글이 비어 있습니다", "There is no sentence"),
+    "half a seed": ("generate", {"text": "the", "seed": 1.5}, "‘seed’ 값이 맞지 않습니다", "a valid integer"),
+    "a misspelt pattern": ("patterns", {"pattern": "causl"}, "이대로는 할 수 없습니다", "Did you mean 'causal'?"),
+}
+
+
+@pytest.fixture
+def korean(browser: Any, live: Live) -> Iterator[Visitor]:
+    one = Visitor(browser, live.url, locale="ko-KR")
+    yield one
+    one.context.close()
+
+
+def told(visitor: Visitor, words: str, detail: str) -> None:
+    """The page says in Korean what is wrong, where it can be seen, and beside it what the server says."""
+    status = visitor.page.locator("#status.wrong")
+    expect(status).to_contain_text(words)
+    expect(status.locator("small[lang=en]")).to_contain_text(detail)
+    expect(status).to_be_in_viewport()
+    assert visitor.page.evaluate(CHECKS) == []
+
+
+@in_browser
+@pytest.mark.parametrize("what", MEANT)
+def test_a_refusal_is_said_in_the_language_of_the_page(korean: Visitor, what: str) -> None:
+    view, values, words, detail = MEANT[what]
+    korean.page.goto(f"{korean.url}/#/{view}?{urlencode(values, quote_via=quote)}")
+    if view == "generate":
+        korean.page.click("#write")
+    told(korean, words, detail)
+
+
+@in_browser
+def test_a_server_that_is_busy_or_gone_is_said_so_too(browser: Any, models: dict[str, Model]) -> None:
+    with Live({"bert": models["bert"]}, queue=1) as server:
+        visitor = Visitor(browser, server.url, locale="ko-KR")
+        visitor.visit("fill")
+        server.app.state.work.waiting["bert"] = 1
+        visitor.page.locator("textarea").fill("the [MASK]")
+        told(visitor, "요청이 밀려 있습니다", "requests are waiting already")
+    visitor.page.locator("textarea").fill("the [MASK] is")
+    told(visitor, "서버에 물어볼 수 없습니다", "Failed to fetch")
+    visitor.context.close()
+
+
+def test_every_refusal_that_has_words_is_sent() -> None:
+    words = json.loads((STUDIO / "words/ko.json").read_text("utf-8"))
+    code = "".join(path.read_text("utf-8") for path in STUDIO.parents[1].rglob("*.py"))
+    assert [key for key in words if key.startswith("refused.") and f'"{key[8:]}"' not in code] == []
+
+
 @in_browser
 def test_the_lens_ends_with_what_the_model_says(visitor: Visitor, models: dict[str, Model]) -> None:
     text = "the state of"
@@ -459,11 +519,11 @@ def test_a_run_that_went_wrong_is_drawn_as_far_as_it_went(tmp_path: Path) -> Non
 
 def test_both_dictionaries_say_everything() -> None:
     english, korean = (json.loads((STUDIO / f"words/{name}.json").read_text("utf-8")) for name in ("en", "ko"))
-    assert list(english) == list(korean)
+    assert list(english) == [key for key in korean if not key.startswith("refused.")]  # the server speaks English
     for key, words in english.items():
         assert sorted(re.findall(r"\{[a-z]+\}", words)) == sorted(re.findall(r"\{[a-z]+\}", korean[key])), key
         assert words
-        assert korean[key]
+    assert all(words for words in korean.values())
     used = {key for path in STUDIO.rglob("*.js") for key in re.findall(r'\bt\("([^"]+)"', path.read_text("utf-8"))}
     assert used <= set(english)
 

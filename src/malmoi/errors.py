@@ -9,7 +9,14 @@ class MalmoiError(Exception):
 
 
 class UsageError(MalmoiError):
-    """The request itself is wrong: an unknown name, an impossible setting. Commands exit with 2."""
+    """The request itself is wrong: an unknown name, an impossible setting. Commands exit with 2.
+
+    `code` is a name for programs, where what is wrong is met often: a server sends it, and its page has words for it.
+    """
+
+    def __init__(self, sentence: str, *, code: str | None = None) -> None:
+        super().__init__(sentence)
+        self.code = code
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -70,5 +70,6 @@ def check_room(prompt: Sequence[int], context: int) -> None:
     if len(prompt) >= context:
         raise UsageError(
             f"The prompt has {len(prompt)} tokens and leaves no room in this model's context of {context}; "
-            f"shorten it to {context - 1} or fewer."
+            f"shorten it to {context - 1} or fewer.",
+            code="context_length_exceeded",
         )

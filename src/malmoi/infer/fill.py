@@ -43,12 +43,14 @@ def _masks(tokenizer: Tokenizer, encoding: Encoding, context: int) -> list[int]:
         raise UsageError("This model's tokenizer has no mask token, so there is nothing to fill.")
     if len(encoding.tokens) > context:
         raise UsageError(
-            f"The text has {len(encoding.tokens)} tokens, more than this model's context of {context}; shorten it."
+            f"The text has {len(encoding.tokens)} tokens, more than this model's context of {context}; shorten it.",
+            code="context_length_exceeded",
         )
     masks = [at for at, token in enumerate(encoding.tokens) if token == mark]
     if not masks:
         word = tokenizer.token(mark)
-        raise UsageError(f"There is nothing to fill: write {word} where a word is missing, as in 'Paris is {word}.'")
+        sentence = f"There is nothing to fill: write {word} where a word is missing, as in 'Paris is {word}.'"
+        raise UsageError(sentence, code="no_mask")
     return masks
 
 

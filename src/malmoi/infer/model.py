@@ -306,7 +306,8 @@ class Model(Answering):
         encoding = read(self.tokenizer, text, max_tokens=context if truncate else None)
         if len(encoding.tokens) > context:
             raise UsageError(
-                f"The text has {len(encoding.tokens)} tokens, more than this model's context of {context}; shorten it."
+                f"The text has {len(encoding.tokens)} tokens, more than this model's context of {context}; shorten it.",
+                code="context_length_exceeded",
             )
         return encoding
 

@@ -33,5 +33,8 @@ def start(tokenizer: Tokenizer) -> int:
     marks = tokenizer.specials
     token = marks.bos if marks.bos is not None else marks.eos
     if token is None:
-        raise UsageError("The prompt is empty, and this model's tokenizer has no token to start from; give it a word.")
+        raise UsageError(
+            "The prompt is empty, and this model's tokenizer has no token to start from; give it a word.",
+            code="empty_prompt",
+        )
     return token

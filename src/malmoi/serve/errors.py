@@ -67,7 +67,7 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, Busy):
         return ApiError(429, str(error), code="busy")
     if isinstance(error, UsageError):
-        return ApiError(400, str(error))
+        return ApiError(400, str(error), code=error.code)
     if isinstance(error, MalmoiError):
         return ApiError(500, str(error), code="failed")
     return ApiError(500, "This should not have happened; the server's log says where.", code="internal_error")

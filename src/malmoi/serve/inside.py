@@ -54,7 +54,8 @@ def attention(model: Model, text: str, pair: str | None = None) -> Attention:
     size, c = len(encoding.tokens), model.config
     if c.depth * c.heads * size**2 > MOST:
         most = int((MOST / (c.depth * c.heads)) ** 0.5)
-        raise UsageError(f"The text has {size} tokens; the attention of {most} or fewer can be shown of this model.")
+        sentence = f"The text has {size} tokens; the attention of {most} or fewer can be shown of this model."
+        raise UsageError(sentence, code="context_length_exceeded")
     trail = Trail(attention=[])
     _watch(model, encoding, trail)
     seen = torch.stack(trail.attention or [])[:, 0, :, -size:, -size:]
@@ -86,7 +87,8 @@ def read(model: Model, text: str, pair: str | None = None) -> Encoding:
     encoding = encode_prompt(model.tokenizer, text) if causal else model.tokenizer.encode(text, pair)
     size, context = len(encoding.tokens), model.config.context
     if size > context:
-        raise UsageError(f"The text has {size} tokens, more than this model's context of {context}; shorten it.")
+        sentence = f"The text has {size} tokens, more than this model's context of {context}; shorten it."
+        raise UsageError(sentence, code="context_length_exceeded")
     return encoding
 
 

@@ -38,6 +38,8 @@ class Beside(BaseModel):
 
 def beside(text: str, place: int, gpt: Model | None, bert: Model | None) -> Beside:
     words = text.split()
+    if not words:
+        raise UsageError("There is no sentence: write a few words.", code="empty_prompt")
     if not 0 <= place < len(words):
         raise UsageError(f"There is no word {place + 1}: the sentence has {len(words)}.")
     sides = (None if gpt is None else _gpt(gpt, words, place), None if bert is None else _bert(bert, words, place))

@@ -31,7 +31,8 @@ def looks(model: Model, text: str, pair: str | None, *, words: bool) -> Looks:
     weights = by_words(seen.weights, groups) if words else seen.weights
     if weights.size > MOST:
         most = int((MOST / (weights.shape[0] * weights.shape[1])) ** 0.5)
-        raise UsageError(f"{len(groups)} are too many to draw of this model: shorten the text to {most}, or fewer.")
+        sentence = f"{len(groups)} are too many to draw of this model: shorten the text to {most}, or fewer."
+        raise UsageError(sentence, code="context_length_exceeded")
     name = _word if words else _token
     return Looks(
         names=[name(model.tokenizer, seen, group) for group in groups],

@@ -1,8 +1,8 @@
-// Asking the server. A refusal is its sentence; a stream is its events, one by one.
+// Asking the server. A refusal is its sentence and the names of what is wrong; a stream is its events, one by one.
 export class Refused extends Error {
-  constructor(sentence, status) {
-    super(sentence);
-    this.status = status;
+  constructor({ message, code, type, param }, status) {
+    super(message);
+    Object.assign(this, { code, type, param, status });
   }
 }
 
@@ -24,7 +24,7 @@ export async function* stream(path, body, signal) {
 }
 
 function checked(event) {
-  if (event.error) throw new Refused(event.error.message, 500);
+  if (event.error) throw new Refused(event.error, 500);
   return event;
 }
 
@@ -46,5 +46,5 @@ async function ask(path, options) {
   const answer = await fetch(path, { ...options, headers });
   if (answer.ok) return answer;
   const said = await answer.json().catch(() => ({}));
-  throw new Refused(said.error?.message ?? `${answer.status} ${answer.statusText}`, answer.status);
+  throw new Refused(said.error ?? { message: `${answer.status} ${answer.statusText}` }, answer.status);
 }

@@ -2,7 +2,7 @@
 import { Refused } from "./api.js";
 import { write } from "./address.js";
 import { h, put } from "./dom.js";
-import { t } from "./words.js";
+import { refusal, t } from "./words.js";
 
 const PAUSE = 300; // ms after the last key before work starts
 
@@ -74,8 +74,10 @@ export class Page {
   }
 
   fail(error) {
+    const words = error instanceof Refused ? refusal(error) : t("failed");
     this.status.classList.add("wrong");
-    put(this.status, error instanceof Refused ? error.message : `${t("failed")} ${error.message}`);
+    put(this.status, words, words !== error.message && [" ", h("small", { lang: "en" }, error.message)]);
+    this.status.scrollIntoView({ block: "nearest" });
     if (error.status === 401) this.status.append(this.keyField());
   }
 

@@ -1,4 +1,4 @@
-// What the page says, in Korean or English: one dictionary each, the same keys in both.
+// What the page says, in Korean or English: one dictionary each, the same keys in both but for refusals.
 import { get } from "./api.js";
 
 export const LANGUAGES = ["en", "ko"];
@@ -12,6 +12,12 @@ export function preferred() {
 export async function speak(language) {
   dictionary = await get(`words/${language}.json`);
   document.documentElement.lang = language;
+}
+
+/** A refusal by its code, else by its type, else as the server says it: in English that needs no other words. */
+export function refusal({ code, type, param, message }) {
+  const key = [`refused.${code}`, `refused.${type}`].find((one) => one in dictionary);
+  return key ? t(key, { param }) : message;
 }
 
 /** The words of a key, with {names} replaced. */
