@@ -16,12 +16,12 @@ from malmoi.decode.fast import Screen
 from malmoi.decode.graph import bucket_rows, bucket_width
 from malmoi.decode.prefix import BLOCK, Prefixes
 from malmoi.decode.slots import Slots, alike, read_rows
-from malmoi.decode.steps import Flight, Mode, Steps
+from malmoi.decode.steps import BURST, Flight, Mode, Steps
 from malmoi.model import Network
 
-CHUNK = {"cpu": 128, "cuda": 512}  # tokens of prompts read between two steps, so that a long one stalls nobody
+CHUNK = {"cpu": 128, "cuda": 4096}  # tokens of prompts read between two steps, so that a long one stalls nobody
+LONGEST = {"cpu": 512, "cuda": 4096}  # tokens of one prompt in a pass
 ALONE = 4  # times as many where nobody waits for the next step
-LONGEST = 512  # tokens of one prompt in a pass
 
 
 class Cohort:
@@ -41,6 +41,8 @@ class Cohort:
         self.network, self.prefixes = network, prefixes
         self.slots = Slots(network, rows, capacity)
         self.rows, self.device = rows, self.slots.device
+        kind = "cuda" if self.device.type == "cuda" else "cpu"
+        self.chunk, self.longest = CHUNK[kind], LONGEST[kind]
         self.chooser = Chooser(network, screen)
         usual: Mode = "captured" if self.device.type == "cuda" else "plain"
         self.steps = Steps(network, self.slots, self.chooser, mode or usual)
@@ -80,7 +82,7 @@ class Cohort:
         readers = self._readers()
         if not readers:
             return []
-        size = min(self._chunk() // len(readers), LONGEST)
+        size = min(self._chunk() // len(readers), self.longest)
         parts = [seat.unread[:size] for seat in readers]
         hidden = read_rows(self.network, self.slots, [s.row for s in readers], parts, [seat.read for seat in readers])
         for seat, part, states in zip(readers, parts, hidden, strict=True):
@@ -103,8 +105,7 @@ class Cohort:
         return written
 
     def _chunk(self) -> int:
-        size = CHUNK.get(self.device.type, CHUNK["cpu"])
-        return size if any(seat.live for seat in self.seats) else size * ALONE
+        return self.chunk if any(seat.live for seat in self.seats) else self.chunk * ALONE
 
     def _readers(self) -> list[Seat]:
         """The requests whose prompts are read next, in the order they came, as many as fit into a chunk."""
@@ -114,7 +115,7 @@ class Cohort:
             if seat.live or self._profits(seat, readers):
                 continue
             self._recall(seat)
-            longest = max(longest, min(len(seat.unread), chunk, LONGEST))
+            longest = max(longest, min(len(seat.unread), chunk, self.longest))
             if readers and (len(readers) + 1) * longest > chunk:
                 break
             readers.append(seat)
@@ -148,7 +149,8 @@ class Cohort:
         seats = [seat for seat in self.seats if seat.live and seat.left > 0]
         before, self.flight = self.flight, None
         if seats and self.steps.captured and all(seat.free for seat in seats):
-            self.flight = self.steps.launch(seats, len(self.seats))
+            ahead = BURST if all(seat.live for seat in self.seats) else 1  # prompts wait to be read
+            self.flight = self.steps.launch(seats, len(self.seats), ahead)
             seats = []
         landed = before.collect() if before is not None else []
         return landed + (self.steps.look(seats, len(self.seats)) if seats else [])

@@ -86,9 +86,9 @@ class Steps:
         rows = self._numbers([one.seat.row for one in written])
         self.last[rows] = self._numbers([one.tokens[-1] for one in written])
 
-    def launch(self, seats: Sequence[Seat], used: int) -> Flight:
+    def launch(self, seats: Sequence[Seat], used: int, most: int = BURST) -> Flight:
         """Several steps, without waiting for any of them."""
-        count = min(BURST, max(seat.left for seat in seats))
+        count = min(most, max(seat.left for seat in seats))
         shape = self._shape(used, max(seat.read for seat in seats) + count)
         dice = Dice(seats, count, self.device)
         out = self.last.new_empty(count, self.rows)

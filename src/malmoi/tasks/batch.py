@@ -12,7 +12,7 @@ from malmoi.objectives import IGNORE
 from malmoi.tasks.features import Item
 
 POOL = 50  # batches whose items are sorted by length together
-MULTIPLE = 8  # rows are padded to a multiple of this: few shapes
+SHORT, MULTIPLE, COARSE = 128, 8, 32  # short rows are padded to a multiple of 8, others of 32: few shapes
 
 
 def plan(lengths: Sequence[int], batch: int, seed: int) -> list[list[int]]:
@@ -60,7 +60,8 @@ def collate(items: Sequence[Item], config: ModelConfig, *, lm: bool = False) -> 
 
 def _padded(rows: Sequence[Sequence[int]], fill: int, most: int) -> Tensor:
     longest = max(map(len, rows))
-    width = max(longest, min(most, -(-longest // MULTIPLE) * MULTIPLE))
+    step = MULTIPLE if longest <= SHORT else COARSE
+    width = max(longest, min(most, -(-longest // step) * step))
     return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows])
 
 
