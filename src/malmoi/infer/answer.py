@@ -10,7 +10,6 @@ from torch import Tensor
 from malmoi.errors import UsageError
 from malmoi.infer.predict import Reading, token_scores
 from malmoi.tokenizer import Encoding
-from malmoi.tokenizer.pieces import windows
 
 LONGEST = 30  # tokens of an answer (Devlin 2019's code)
 CERTAIN = 1e6  # how much likelier "no answer" is where the context is empty
@@ -48,7 +47,7 @@ def answer(reading: Reading, questions: Sequence[tuple[str, str]], top: int = 5)
         if isinstance(one, str) or len(one) != 2:
             raise UsageError(f"A question needs its text: give pairs (question, context), not {one!r:.60}.")
     length = reading.longest
-    cut = windows(reading.tokenizer, questions, length, min(reading.stride, length))
+    cut = reading.cut(reading.tokenizer, tuple(questions), length, min(reading.stride, length))
     scores = iter(token_scores(reading.network, [window for some in cut for window in some], "span"))
     last = reading.network.config.pool == "last"
     return [

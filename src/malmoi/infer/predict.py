@@ -1,6 +1,6 @@
 """What a fine-tuned model says of a text: a label, a choice, or a label for each word. N classes, T tokens."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -14,7 +14,7 @@ from malmoi.errors import UsageError
 from malmoi.infer.words import Words, word_scores
 from malmoi.model import Network
 from malmoi.tokenizer import Encoding, Tokenizer
-from malmoi.tokenizer.pieces import Piece, word_pieces
+from malmoi.tokenizer.pieces import Piece, windows, word_pieces
 
 Text = str | tuple[str, str]
 Question = tuple[Any, ...]  # (text, choices) or (text, question, choices)
@@ -52,6 +52,7 @@ class Reading:
     both: bool = False  # pairs are read in both orders (GPT-1 §3.3)
     threshold: float = float("inf")  # "there is no answer" must beat the best by more than this
     words: Words | None = None  # what a language model says for each label, where it has no head for them
+    cut: Callable[..., list[list[Encoding]]] = windows  # questions and their contexts into windows
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> "Reading":

@@ -4,7 +4,8 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from malmoi.tasks import Example, Task
 from malmoi.tasks import task as named_task
 from malmoi.tasks.features import Item, View, features
 from malmoi.tokenizer import Encoding
+from malmoi.tokenizer.pieces import windows
 from malmoi.train.device import choose as choose_machine
 from malmoi.train.parallel import join
 from malmoi.train.pretrain import alone
@@ -126,7 +128,7 @@ def _run(work: Work, settings: FinetuneConfig, out: Path, *, again: bool) -> Run
     if begin(out, record, again=again):
         return _finished(work, settings, out)
     checkpoint.network.to(work.device)
-    reading = Reading.of(checkpoint)
+    reading = replace(Reading.of(checkpoint), cut=lru_cache(maxsize=1)(windows))  # the same rows are judged each time
     items = _items(work, checkpoint, reading)
     describe(work, settings, checkpoint.network, items)
 

@@ -180,10 +180,13 @@ class Tuner:
 
     def _judge(self) -> None:
         """The measures on the development set; the best so far is kept."""
+        began = time.monotonic()
         outcome = self.outcome()
+        judging = round(time.monotonic() - began, 3)
         self.best.offer(outcome, self.step, self.network)
         rounded = {name: round(value, 5) for name, value in outcome.metrics.items()}
-        self.log.row(step=self.step, tokens=self.tokens, seconds=round(time.monotonic() - self.began, 3), **rounded)
+        seconds = round(time.monotonic() - self.began, 3)
+        self.log.row(step=self.step, tokens=self.tokens, seconds=seconds, judging_seconds=judging, **rounded)
         words = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in rounded.items())
         self.log.say(f"step {self.step:,}: {words}" + ("" if self.best.since else "  (the best so far)"))
 
