@@ -1,0 +1,5 @@
+"""`python -m malmoi` is `malmoi`."""
+
+from malmoi.cli import main
+
+main()
