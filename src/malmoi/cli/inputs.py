@@ -31,6 +31,17 @@ def open_model(path: str, device: str | None, dtype: str | None) -> "Model":
     return model
 
 
+def changes_of(given: list[str] | None) -> dict[str, str]:
+    """What --set says: `train.lr=3e-4` changes the setting of that name."""
+    changes = {}
+    for text in given or []:
+        name, sign, value = text.partition("=")
+        if not sign or not name.strip():
+            raise UsageError(f"--set {text} is not NAME=VALUE; write for example --set train.lr=3e-4.")
+        changes[name.strip()] = value.strip()
+    return changes
+
+
 def whole_texts(given: list[str] | None) -> list[str]:
     """The texts of the command line; else all of standard input as one text."""
     return given if given and given != ["-"] else [_standard_input().rstrip("\r\n")]

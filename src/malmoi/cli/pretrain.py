@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from malmoi.cli.inputs import DeviceOption, JsonOption
+from malmoi.cli.inputs import DeviceOption, JsonOption, changes_of
 from malmoi.cli.show import print_json, print_table
 from malmoi.errors import UsageError
 
@@ -45,7 +45,7 @@ def pretrain(
 
     Example: malmoi pretrain gpt-char --data book.txt --out runs/book --minutes 3
     """
-    changes = _settings(settings or []) | _given(minutes=minutes, tokens=tokens, steps=steps)
+    changes = changes_of(settings) | _given(minutes=minutes, tokens=tokens, steps=steps)
     if dry_run:
         _foresee(recipe, changes, tokenizer, start, device, json)
         return
@@ -59,17 +59,6 @@ def pretrain(
         raise typer.Exit(stopped.code) from stopped
     if os.environ.get("RANK", "0") == "0":
         _tell(out, json)
-
-
-def _settings(given: list[str]) -> dict[str, Any]:
-    """`train.lr=3e-4` as a change of the recipe."""
-    changes: dict[str, Any] = {}
-    for text in given:
-        name, sign, value = text.partition("=")
-        if not sign or not name.strip():
-            raise UsageError(f"--set {text} is not NAME=VALUE; write for example --set train.lr=3e-4.")
-        changes[name.strip()] = value.strip()
-    return changes
 
 
 def _given(**options: str | None) -> dict[str, Any]:

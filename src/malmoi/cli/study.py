@@ -5,8 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from malmoi.cli.inputs import DeviceOption, JsonOption
-from malmoi.cli.pretrain import _settings
+from malmoi.cli.inputs import DeviceOption, JsonOption, changes_of
 from malmoi.cli.show import print_json, print_table
 from malmoi.errors import UsageError
 
@@ -48,7 +47,7 @@ def study(
     if not data or out is None:
         raise UsageError(f"The study {name} needs text and a folder: --data book.txt --out runs/{name}")
     given = dict(sizes=sizes, minutes=minutes, tokens=tokens, seed=seed)
-    changes = _settings(settings or []) | {key: value for key, value in given.items() if value is not None}
+    changes = changes_of(settings) | {key: value for key, value in given.items() if value is not None}
     required = {"data": [*data, *ctx.args], "out": str(out), "device": device}
     _do(chosen, chosen.plan.from_dict(required).override(changes), json)
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from malmoi.cli.inputs import DeviceOption, JsonOption, ModelOption
+from malmoi.cli.inputs import DeviceOption, JsonOption, ModelOption, changes_of
 from malmoi.cli.show import print_json, print_table
 from malmoi.errors import UsageError
 
@@ -81,7 +81,7 @@ def finetune(
         epochs=epochs, lr=lr, batch=batch, seeds=seeds, lm=lm, features=features, adapter=adapter
     )
     flags = dict(grid=grid, freeze=freeze, untrained=untrained, skip_bad=skip_bad)
-    changes |= {name: True for name, given in flags.items() if given} | _settings(settings or [])
+    changes |= {name: True for name, given in flags.items() if given} | changes_of(settings)
     chosen = chosen_task(task, text, pair, label, choices)
     try:
         files = data[0] if len(data) == 1 else data
@@ -120,14 +120,6 @@ def chosen_task(name: str, text: str | None, pair: str | None, label: str | None
             f"The task {name} knows its columns; --{next(iter(given))} is for a kind such as classification."
         )
     return named(name)
-
-
-def _settings(given: list[str]) -> dict[str, str]:
-    pairs = [one.partition("=") for one in given]
-    for name, equals, _ in pairs:
-        if not equals:
-            raise UsageError(f"--set takes a setting and its value, such as epochs=4, not {name!r}.")
-    return {name: value for name, _, value in pairs}
 
 
 def show_facts(facts: dict[str, Any], json: bool) -> None:

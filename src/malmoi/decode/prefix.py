@@ -38,7 +38,8 @@ class Prefixes:
     """The trie, for one network; several threads may use it. What is found is copied, so nothing is lent."""
 
     def __init__(self, network: Network, budget: int = BUDGET) -> None:
-        self.network, self.budget = network, budget
+        self.weights = [weight for weight in network.parameters() if not weight.is_inference()]  # others never change
+        self.budget = budget
         self.lock = threading.RLock()
         self._forget()
 
@@ -75,7 +76,7 @@ class Prefixes:
         return node
 
     def _path(self, tokens: Sequence[int]) -> list[Node]:
-        if self.version != _version(self.network):
+        if self.version != _version(self.weights):
             self._forget()
         path, node = [], self.root
         for _, block in _blocks(tokens):
@@ -101,7 +102,7 @@ class Prefixes:
     def _forget(self) -> None:
         self.root, self.used = Node(()), 0
         self.order: OrderedDict[Node, None] = OrderedDict()
-        self.version = _version(self.network)
+        self.version = _version(self.weights)
 
 
 def _blocks(tokens: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
@@ -109,6 +110,6 @@ def _blocks(tokens: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
         yield start, tuple(tokens[start:end])
 
 
-def _version(network: Network) -> int:
+def _version(weights: Sequence[Tensor]) -> int:
     """Counts the changes made to the weights in place: training makes what was read before worthless."""
-    return sum(0 if weight.is_inference() else weight._version for weight in network.parameters())
+    return sum(weight._version for weight in weights)

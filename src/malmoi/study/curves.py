@@ -146,7 +146,8 @@ def _line(across: Sequence[float], line: Sequence[Mean], colour: str, *, dashed:
 
 
 def _legend(found: Mapping[str, Found]) -> str:
-    parts, at = ['<text x="0" y="14">right, over all rules; dashed: with the instruction</text>'], WIDTH - RIGHT
+    said = "exact answers over all rules (dashed: with the instruction)"
+    parts, at = [f'<text x="{LEFT}" y="14">{said}</text>'], WIDTH - RIGHT
     for name, colour in reversed(list(zip(found, COLOURS, strict=False))):
         text = f"{name}, {rough(found[name].facts['parameters'])}"
         parts.append(f'<text x="{at}" y="14" text-anchor="end" style="fill:{colour}">{html.escape(text)}</text>')
