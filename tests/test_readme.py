@@ -65,12 +65,13 @@ def test_a_command_of_the_pages_parses(words: list[str]) -> None:
         return
     name, values = parsed(words)
     if name == "pretrain":
-        from malmoi.cli.pretrain import _given, _settings
+        from malmoi.cli.inputs import changes_of
+        from malmoi.cli.pretrain import _given
         from malmoi.train import RECIPES, resolve
 
         if values["recipe"] in RECIPES:  # else the recipe of a run that the reader has made
             budget = _given(**{key: values[key] for key in ("minutes", "tokens", "steps")})
-            resolve(values["recipe"], _settings(values["settings"] or []) | budget)
+            resolve(values["recipe"], changes_of(values["settings"]) | budget)
     if name in ("finetune", "evaluate"):
         from malmoi.tasks import METRICS, TASKS
 
