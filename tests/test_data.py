@@ -41,6 +41,7 @@ from malmoi.data.split import assign, cut
 from malmoi.data.words import coder
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.tokenizer import Tokenizer
+from malmoi.tokenizer import train as learn
 
 SHARED = Path(__file__).parents[2] / "shared"
 
@@ -280,8 +281,10 @@ def _tokenizers() -> list[Tokenizer]:
 
 def test_words_encode_like_whole_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(words_module, "ENTRIES", 40)  # forgets now and then, too
-    coders = [(tokenizer, coder(tokenizer)) for tokenizer in _tokenizers()]
-    assert all(isinstance(way, words_module.Words) for _, way in coders)
+    letters = [learn(["aZ1 the can't 가다.é\n"], kind="char", vocab=60, lowercase=low) for low in (False, True)]
+    coders = [(tokenizer, coder(tokenizer)) for tokenizer in [*_tokenizers(), *letters]]
+    quick = [words_module.Words] * 4 + [words_module.Characters] * 2
+    assert [type(way) for _, way in coders] == quick
     alphabet = st.sampled_from(
         [*"aZ1.,'!-_가é中 \n\t\r\x0b\x0c\x1c\x85\xa0\u3000\u200b\u0301👍;:)\"", " the", "can't", "가다.", "  "]
     )

@@ -1,10 +1,11 @@
-"""Fast ids for much text: every word is encoded once and looked up from then on.
+"""Fast ids for much text: every word, or character, is encoded once and looked up from then on.
 
 WordPiece, GPT-1's BPE and byte-level BPE never join two words, so the ids of a text are those of its words, each with
 the space before it. Most words of a corpus are among a few thousand; a look-up costs a tenth of encoding them again.
 """
 
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from itertools import chain, product
 from typing import Any, Protocol
@@ -63,11 +64,12 @@ class Coder(Protocol):
 
 
 def coder(tokenizer: Encoder) -> Coder:
-    """By words where this tokenizer is known and seen to keep words apart, else text by text."""
-    if getattr(tokenizer, "kind", None) not in _KINDS:
+    """By words or characters where this tokenizer is known and seen to keep them apart, else text by text."""
+    kind = getattr(tokenizer, "kind", None)
+    if kind not in (*_KINDS, "char"):
         return Texts(tokenizer)
-    words = Words(tokenizer, _mark(tokenizer))
-    return words if _alike(words, Texts(tokenizer)) else Texts(tokenizer)
+    quick: Coder = Characters(tokenizer) if kind == "char" else Words(tokenizer, _mark(tokenizer))
+    return quick if _alike(quick, Texts(tokenizer)) else Texts(tokenizer)
 
 
 def _alike(one: Coder, other: Coder) -> bool:
@@ -97,6 +99,31 @@ class Texts:
         ids = self._tokenizer.ids(list(texts))
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
         return _flat(ids, lengths), lengths
+
+
+class Characters:
+    """The tokenizer with a memory of characters: a table by their code points."""
+
+    def __init__(self, tokenizer: Encoder):
+        self._texts = Texts(tokenizer)
+        self._ids = np.full(sys.maxunicode + 1, -1, np.int64)
+
+    def encode(self, texts: Sequence[str]) -> tuple[NDArray[Any], Ints]:
+        try:
+            codes = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
+        except UnicodeEncodeError:
+            return self._texts.encode(texts)  # which says what is wrong, and where
+        if not self._learn(np.unique(codes[self._ids[codes] < 0])):
+            return self._texts.encode(texts)
+        return self._ids[codes], np.fromiter(map(len, texts), np.int64, len(texts))
+
+    def _learn(self, codes: NDArray[Any]) -> bool:
+        """Whether each of these characters has one id, which is then known."""
+        ids, lengths = self._texts.encode([chr(code) for code in codes])
+        if not (lengths == 1).all():
+            return False
+        self._ids[codes] = ids
+        return True
 
 
 class Words:

@@ -27,9 +27,7 @@ class Rule:
     name: str
     instruction: str  # names the kind, never the parameter
     pair: Pair
-    draw: Callable[[Random], Any] = lambda rng: (
-        None
-    )  # a parameter; most rules without one need no example but to be known
+    draw: Callable[[Random], Any] = lambda rng: None  # a parameter; a rule without one has only to be recognised
     items: Literal["words", "numbers"] = "words"
     held: bool = False  # whether questions have parameters that training never had
 
