@@ -132,12 +132,17 @@ def mse(gold: Numbers, predicted: Numbers) -> float:
 # ------------------------------------------------------------------ entities
 
 
-def entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
+def entities(tags: Sequence[str]) -> frozenset[tuple[str, int, int]]:
     """(label, first word, last word) of each entity in IOB1, IOB2 or BIOES tags, as conlleval tells them.
 
     One begins at B and S, and at I and E where there is none of its label before; it ends before the next begins,
     at O, after E and S.
     """
+    return _entities(tuple(tags))
+
+
+@lru_cache(maxsize=100_000)  # three measures ask for the same, and golds come again at every evaluation
+def _entities(tags: tuple[str, ...]) -> frozenset[tuple[str, int, int]]:
     found, begun, label = set(), 0, ""
     for i, tag in enumerate([*tags, "O"]):
         mark, name = _parts(tag)
@@ -148,9 +153,10 @@ def entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
             label = ""
         if mark != "O" and not label:
             begun, label = i, name
-    return found
+    return frozenset(found)
 
 
+@lru_cache(maxsize=1000)
 def _parts(tag: str) -> tuple[str, str]:
     """B-PER or B_PER → ("B", "PER"); a tag without a label is of one that has no name."""
     mark = {"L": "E", "U": "S"}.get(tag[:1], tag[:1])
