@@ -82,7 +82,7 @@ def _candidate(context: str, start: int, end: int, score: float) -> Candidate:
 
 def _spans(window: Encoding, scores: Tensor, top: int) -> dict[tuple[int, int], float]:
     """The best spans between the best starts and ends of a window: (first character, last) → score."""
-    places = np.array([i for i, s in enumerate(window.segments) if s == 1 and not window.specials[i]], np.int64)
+    places = np.flatnonzero((np.array(window.segments) == 1) & ~np.array(window.specials, bool))
     starts, ends = scores.numpy()[places].T
     first, last = (np.argsort(-some, kind="stable")[:STARTS] for some in (starts, ends))
     fits = (first[:, None] <= last) & (last < first[:, None] + LONGEST)
