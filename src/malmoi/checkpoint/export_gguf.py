@@ -1,0 +1,178 @@
+"""A language model as a GGUF file, as llama.cpp's own converter would write it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from malmoi.checkpoint.atomic import replace_file
+from malmoi.checkpoint.folder import Checkpoint
+from malmoi.checkpoint.gguf import FACTORS
+from malmoi.checkpoint.gguf_file import package
+from malmoi.checkpoint.hf import GPT2, LLAMA
+from malmoi.checkpoint.table import Table, function_of, resolved
+from malmoi.checkpoint.translate import to_hf
+from malmoi.config import ModelConfig
+from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.model import Network
+from malmoi.model.int8 import is_quantized
+from malmoi.model.rotary import frequencies
+from malmoi.tokenizer.gguf_write import vocabulary
+
+DTYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}  # and general.file_type
+PLAIN = ("position_embd.",)  # matrices that llama.cpp wants in f32
+_SIZES = {  # metadata, after the name of the architecture, and the field it comes from
+    "context_length": "context",
+    "embedding_length": "width",
+    "block_count": "depth",
+    "feed_forward_length": "hidden",
+    "attention.head_count": "heads",
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An architecture of llama.cpp's."""
+
+    table: Table
+    fields: Mapping[str, str]
+    only: Mapping[str, Any]  # what it holds fixed and Hugging Face does not
+
+
+KINDS = {
+    "gpt2": Kind(GPT2, _SIZES | {"attention.layer_norm_epsilon": "eps"}, {"activation": "gelu_tanh"}),
+    "llama": Kind(
+        LLAMA,
+        _SIZES
+        | {
+            "vocab_size": "vocab",
+            "attention.head_count_kv": "kv_heads",
+            "attention.key_length": "head_width",
+            "attention.value_length": "head_width",
+            "attention.layer_norm_rms_epsilon": "eps",
+            "rope.dimension_count": "head_width",
+            "rope.freq_base": "rotary_base",
+        },
+        {},
+    ),
+}
+
+
+def export_gguf(checkpoint: Checkpoint, path: Path, dtype: str = "f32") -> None:
+    """Writes weights, sizes and tokenizer into one file; norms and biases stay f32 whatever the rest is packed as."""
+    if dtype not in DTYPES:
+        raise UsageError(f"GGUF files are written as {', '.join(DTYPES)}, not {dtype!r}.{nearest(dtype, DTYPES)}")
+    network = checkpoint.network
+    name = _kind(network)
+    if checkpoint.tokenizer is None:
+        raise UsageError("This model's folder has no tokenizer, and a GGUF file must hold one.")
+    gguf = package()
+    metadata = _metadata(name, network.config) | vocabulary(checkpoint.tokenizer, network.config.vocab)
+    metadata |= {"general.file_type": int(gguf.LlamaFileType[DTYPES[dtype]])}
+    metadata |= {"general.quantization_version": gguf.GGML_QUANT_VERSION} if dtype == "q8_0" else {}
+    metadata |= {"general.name": checkpoint.source.name} if checkpoint.source else {}
+    replace_file(path, lambda beside: _write(beside, name, metadata, _tensors(name, network), dtype))
+
+
+def _kind(network: Network) -> str:
+    """The architecture that computes exactly this network; else a sentence that says what stands in the way."""
+    if is_quantized(network) or network.features is not None or set(network.heads) != {"lm"}:
+        what = "int8 weights" if is_quantized(network) else f"the heads {', '.join(network.heads) or 'none'}"
+        raise UsageError(f"GGUF is for language models with their own weights; this has {what}. Export it to ONNX.")
+    if network.trunk.soft is not None or network.trunk.past is not None:
+        raise UsageError("Soft tokens fit into no GGUF file: they are an adapter's, and stand beside their base.")
+    apart = {name: _differences(kind, network.config) for name, kind in KINDS.items()}
+    near = min(apart, key=lambda name: len(apart[name]))
+    if apart[near]:
+        said = ", ".join(f"{field} = {value!r}" for field, value in apart[near].items())
+        raise UsageError(f"llama.cpp has no such model: what sets it apart from {near} is {said}. Export it to ONNX.")
+    return near
+
+
+def _differences(kind: Kind, config: ModelConfig) -> dict[str, Any]:
+    """Fields of the model that the architecture cannot have."""
+    ours = function_of(config)
+    try:
+        theirs = function_of(kind.table.read_config(kind.table.write_config(config)))
+    except MalmoiError:
+        theirs = function_of(kind.table.family(vocab=config.vocab))
+    theirs |= kind.only
+    if config.rotary_scaling.startswith("yarn:") and not config.rotary_scaling.endswith(",32,1"):
+        theirs["rotary_scaling"] = ""
+    return {name: value for name, value in ours.items() if theirs[name] != value}
+
+
+def _metadata(name: str, config: ModelConfig) -> dict[str, Any]:
+    values = resolved(config)
+    named = {theirs: values[ours] for theirs, ours in KINDS[name].fields.items()} | _scaling(config)
+    return {f"{name}.{field}": value for field, value in named.items()}
+
+
+def _scaling(config: ModelConfig) -> dict[str, Any]:
+    """How rotary positions are scaled; LLaMA 3's way is a tensor of its own."""
+    rule, _, numbers = config.rotary_scaling.partition(":")
+    if rule not in ("linear", "yarn"):
+        return {}
+    factor, *rest = (float(number) for number in numbers.split(","))
+    scaling: dict[str, Any] = {"rope.scaling.type": rule, "rope.scaling.factor": factor}
+    return scaling | ({"rope.scaling.original_context_length": int(rest[0])} if rest else {})
+
+
+def _tensors(name: str, network: Network) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor under llama.cpp's name and in its order."""
+    config, gguf = network.config, package()
+    architecture = next(arch for arch, called in gguf.MODEL_ARCH_NAMES.items() if called == name)
+    names = gguf.get_tensor_name_map(architecture, config.depth)
+    for theirs, tensor in to_hf(KINDS[name].table, network).items():
+        called = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
+        yield called, _turned(called, tensor, name, config)
+    if config.rotary_scaling.startswith("llama3:"):
+        plain, _ = frequencies(config.override({"rotary_scaling": ""}))
+        yield FACTORS, plain / frequencies(config)[0]
+
+
+def _turned(called: str, tensor: Tensor, name: str, config: ModelConfig) -> Tensor:
+    """GPT-2's matrices as [out, in]; rows of LLaMA's queries and keys so that neighbours (x_2i, x_2i+1) turn."""
+    part = called.split(".")[-2]
+    if name == "gpt2":
+        return tensor.T if tensor.dim() > 1 and called.startswith("blk.") else tensor
+    heads = {"attn_q": config.heads, "attn_k": config.key_heads}.get(part)
+    return tensor if heads is None else tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+
+
+def _write(
+    path: Path, name: str, metadata: Mapping[str, Any], tensors: Iterator[tuple[str, Tensor]], dtype: str
+) -> None:
+    gguf = package()
+    writer = gguf.GGUFWriter(path, name)
+    for field, value in metadata.items():
+        _add(writer, field, value)
+    for called, tensor in tensors:
+        numbers = np.ascontiguousarray(tensor.detach().float().cpu().numpy())
+        kind = _packing(called, numbers, dtype)
+        writer.add_tensor(called, gguf.quants.quantize(numbers, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add(writer: Any, field: str, value: Any) -> None:
+    types = package().GGUFValueType
+    kinds = {bool: types.BOOL, int: types.UINT32, float: types.FLOAT32, str: types.STRING}
+    if not isinstance(value, list):
+        writer.add_key_value(field, value, kinds[type(value)])
+    elif value:
+        writer.add_array(field, value)
+
+
+def _packing(called: str, numbers: Any, dtype: str) -> Any:
+    """A row that does not divide into blocks is kept as f16, as llama.cpp's converter does."""
+    kinds = package().GGMLQuantizationType
+    if numbers.ndim < 2 or called.startswith(PLAIN):
+        return kinds.F32
+    whole = numbers.shape[-1] % package().GGML_QUANT_SIZES[kinds[dtype.upper()]][0] == 0
+    return kinds[dtype.upper()] if whole else kinds.F16

@@ -1,0 +1,98 @@
+"""A tokenizer as a GGUF file's metadata, where llama.cpp cuts text exactly as it does; else a refusal."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tokenizers import Tokenizer as Rust
+from tokenizers import models, normalizers
+
+from malmoi.errors import UsageError
+from malmoi.tokenizer import pipeline
+from malmoi.tokenizer.core import Tokenizer
+from malmoi.tokenizer.gguf import CONTROL, CUTS, DEFINED, NORMAL, SPACE, UNKNOWN
+from malmoi.tokenizer.pipeline import State
+
+UNUSED, BYTE = 5, 6  # more of llama.cpp's types of a token
+ROLES = {"bos": "bos", "eos": "eos", "pad": "padding"}
+
+
+def vocabulary(tokenizer: Tokenizer, size: int) -> dict[str, Any]:
+    """All of `tokenizer.*` for a network of `size` tokens; ids beyond the tokenizer's own are marked as unused."""
+    state = pipeline.parse(tokenizer._rust)
+    kind, described = _described(tokenizer, state)
+    tokens, types = [f"[PAD{id}]" for id in range(size)], [UNUSED] * size
+    for token, id in tokenizer._vocab.items():
+        tokens[id], types[id] = token, BYTE if kind == "llama" and _is_byte(token) else NORMAL
+    for token in state["added_tokens"]:
+        types[token["id"]] = CONTROL if token["special"] else DEFINED
+    if kind == "llama" and tokenizer.specials.unk is not None:
+        types[tokenizer.specials.unk] = UNKNOWN
+    values = {"model": kind, "tokens": tokens, "token_type": types, **described, **_ids(tokenizer, kind)}
+    if kind == "llama":
+        values["scores"] = _scores(state, tokens)
+    named = {f"tokenizer.ggml.{name}": value for name, value in values.items()}
+    template = tokenizer.chat_template
+    return named | ({"tokenizer.chat_template": template} if isinstance(template, str) else {})
+
+
+def _described(tokenizer: Tokenizer, state: State) -> tuple[str, dict[str, Any]]:
+    """llama.cpp's kind of tokenizer, and how it cuts or joins."""
+    model = state["model"]
+    if tokenizer.kind == "byte-bpe" and state["normalizer"] is None:
+        cut = next((name for name in CUTS if _same(state["pre_tokenizer"], _cut(name))), None)
+        if cut is not None and model.get("ignore_merges", False) == (cut == "llama-bpe"):
+            return "gpt2", {"pre": cut, "merges": [" ".join(pair) for pair in model["merges"]]}
+    if model["type"] == "BPE" and model.get("byte_fallback") and state["pre_tokenizer"] is None:
+        for front in (True, False):
+            if state["normalizer"] == _spaces(front):
+                return "llama", {"pre": "default", "add_space_prefix": front}
+    raise UsageError(
+        f"llama.cpp does not cut text as this tokenizer ({tokenizer.kind}) does: it has byte-level BPE as in "
+        f"{', '.join(CUTS)}, without lowercasing, and SentencePiece's BPE."
+    )
+
+
+def _ids(tokenizer: Tokenizer, kind: str) -> dict[str, Any]:
+    specials, marks = tokenizer.specials, tokenizer.encode("").tokens
+    roles = ROLES | ({"unk": "unknown"} if kind == "llama" else {})
+    ids = {f"{theirs}_token_id": getattr(specials, ours) for ours, theirs in roles.items()}
+    first, last = (
+        id is not None and marks[place : place + 1 or None] == [id]
+        for id, place in ((specials.bos, 0), (specials.eos, -1))
+    )
+    known = {name: id for name, id in ids.items() if id is not None}
+    return known | {"add_bos_token": first, "add_eos_token": last and len(marks) > first}
+
+
+def _scores(state: State, tokens: list[str]) -> list[float]:
+    """SentencePiece merges what scores best; here what is merged first scores best."""
+    ranks: dict[str, int] = {}
+    for rank, (left, right) in enumerate(state["model"]["merges"]):
+        ranks.setdefault(left + right, rank)
+    return [-float(ranks.get(token, len(ranks))) for token in tokens]
+
+
+def _is_byte(token: str) -> bool:
+    return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
+
+
+def _cut(name: str) -> Any:
+    rust = Rust(models.BPE())
+    rust.pre_tokenizer = CUTS[name]()
+    return pipeline.parse(rust)["pre_tokenizer"]
+
+
+def _spaces(front: bool) -> Any:
+    rust, first = Rust(models.BPE()), [normalizers.Prepend(SPACE)]
+    rust.normalizer = normalizers.Sequence([*(first if front else []), normalizers.Replace(" ", SPACE)])
+    return pipeline.parse(rust)["normalizer"]
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two cuts are alike; where offsets begin is not about ids."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        names = (one.keys() | other.keys()) - {"trim_offsets"}
+        return all(_same(one.get(name), other.get(name)) for name in names)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return bool(one == other)
