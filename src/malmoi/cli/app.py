@@ -20,7 +20,21 @@ from malmoi import __version__
 from malmoi.errors import MalmoiError, UsageError, nearest
 
 # modules here; each adds its commands
-VERBS = ("demo", "say", "chat", "use", "tokenizer", "pretrain", "tasks", "merge", "evaluate", "study", "serve", "info")
+VERBS = (
+    "demo",
+    "say",
+    "chat",
+    "use",
+    "tokenizer",
+    "plan",
+    "pretrain",
+    "tasks",
+    "merge",
+    "evaluate",
+    "study",
+    "serve",
+    "info",
+)
 
 
 class Group(TyperGroup):

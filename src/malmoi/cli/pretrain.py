@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from malmoi.cli.inputs import DeviceOption, JsonOption, changes_of
-from malmoi.cli.show import print_json, print_table
+from malmoi.cli.show import print_json, print_table, size, span
 from malmoi.errors import UsageError
 
 
@@ -87,26 +87,11 @@ def _foresee(
         ("parameters", f"{made.parameters:,}"),
         ("tokens", f"about {made.tokens:,}"),
         ("steps", f"{made.steps:,}" if made.steps else "as many as the time allows"),
-        *((part, _size(getattr(made, part))) for part in ("weights", "gradients", "optimizer", "activations")),
-        ("memory in all", f"about {_size(made.memory)}"),
-        ("time", f"about {_span(made.seconds)} at {UTILISATION:.0%} of {made.ceiling / 1e12:.2f} TFLOP/s measured"),
+        *((part, size(getattr(made, part))) for part in ("weights", "gradients", "optimizer", "activations")),
+        ("memory in all", f"about {size(made.memory)}"),
+        ("time", f"about {span(made.seconds)} at {UTILISATION:.0%} of {made.ceiling / 1e12:.2f} TFLOP/s measured"),
     ]
     print_table(("what", "expected"), rows)
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.1f} TB"
-
-
-def _span(seconds: float) -> str:
-    for unit, size in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:,.0f} {unit}"
-    return f"{seconds:.0f} seconds"
 
 
 def _tell(out: Path, json: bool) -> None:

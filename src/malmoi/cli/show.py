@@ -33,3 +33,20 @@ def _rich_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     for row in rows:
         table.add_row(*(Text(one_line(str(cell))) for cell in row))
     Console().print(table)
+
+
+def size(count: float) -> str:
+    """Bytes in words."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.1f} TB"
+
+
+def span(seconds: float) -> str:
+    """A time in words."""
+    for unit, length in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:,.{int(seconds < 10 * length)}f} {unit}"
+    return f"{seconds:.0f} seconds"

@@ -1,16 +1,18 @@
 """What a run would take, before it starts: weights, tokens, memory, time on this machine."""
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from malmoi.model import Network, parameters
 from malmoi.objectives import objective
 from malmoi.objectives.linear_xent import PIECE
-from malmoi.train.device import Machine, ceiling, choose, first_micro, flops_per_token
+from malmoi.train.device import ceiling, choose, first_micro, flops_per_token
 from malmoi.train.parallel import pick_device
 from malmoi.train.recipe import Recipe
 from malmoi.train.trainer import Budget
@@ -44,11 +46,14 @@ def estimate(
     recipe: Recipe, *, tokenizer: Path | None = None, start: str | Path | None = None, device: str | None = None
 ) -> tuple[Recipe, Estimate]:
     """The recipe as far as it is known before the text is read, and what it would take; writes nothing."""
-    recipe = _resolved(recipe, tokenizer, start)
-    network = _hollow(recipe)
+    recipe = resolved(recipe, tokenizer, start)
+    network = hollow(recipe)
     machine = choose(pick_device(device), recipe.train)
     count, rate = parameters(network), ceiling(machine)
-    steps, tokens, seconds = _budget(recipe, count, UTILISATION * rate)
+    length = int(sum(length * share for length, share in recipe.phases))
+    steps, tokens, seconds = spent(recipe, flops_per_token(recipe.model, count, length), UTILISATION * rate)
+    longest = max(length for length, _ in recipe.phases)
+    micro = recipe.train.micro or first_micro(recipe.model, longest, recipe.train.batch, machine.device)
     made = Estimate(
         parameters=count,
         steps=steps,
@@ -56,14 +61,15 @@ def estimate(
         seconds=seconds,
         weights=4 * count,
         gradients=4 * count,
-        optimizer=_optimizer_bytes(network, recipe),
-        activations=_activation_bytes(recipe, machine),
+        optimizer=optimizer_bytes(network, recipe),
+        activations=activation_bytes(recipe, micro, half=machine.half, device=machine.device.type),
         ceiling=rate,
     )
     return recipe, made
 
 
-def _resolved(recipe: Recipe, tokenizer: Path | None, start: str | Path | None) -> Recipe:
+def resolved(recipe: Recipe, tokenizer: Path | None = None, start: str | Path | None = None) -> Recipe:
+    """The recipe with the model of `start`, or with the vocabulary of its tokenizer."""
     if start is not None:
         from malmoi.checkpoint import read
 
@@ -76,16 +82,15 @@ def _resolved(recipe: Recipe, tokenizer: Path | None, start: str | Path | None) 
     return replace(recipe, model=replace(recipe.model, vocab=vocab))
 
 
-def _hollow(recipe: Recipe) -> Network:
+def hollow(recipe: Recipe) -> Network:
     """The network without memory for its weights."""
     with torch.device("meta"):
         return Network(recipe.model, dict.fromkeys(objective(recipe.objective).heads, 0))
 
 
-def _budget(recipe: Recipe, count: int, speed: float) -> tuple[int, int, float]:
-    """Steps, tokens and seconds of the budget at so many FLOP/s; a budget of minutes has no steps."""
+def spent(recipe: Recipe, per_token: float, speed: float) -> tuple[int, int, float]:
+    """Steps, tokens and seconds of the budget at so many FLOPs a token and a second; minutes have no steps."""
     budget, length = Budget.of(recipe), sum(length * share for length, share in recipe.phases)
-    per_token = flops_per_token(recipe.model, count, int(length))
     if not budget.steps:
         return 0, int(budget.seconds * speed / per_token), budget.seconds
     c = recipe.train
@@ -94,17 +99,18 @@ def _budget(recipe: Recipe, count: int, speed: float) -> tuple[int, int, float]:
     return budget.steps, tokens, tokens * per_token / speed
 
 
-def _optimizer_bytes(network: Network, recipe: Recipe) -> int:
-    """Two fp32 moments a weight; Muon keeps one for the matrices of the blocks."""
-    matrices = sum(p.numel() for p in network.trunk.blocks.parameters() if p.dim() == 2)
-    return 8 * parameters(network) - (4 * matrices if recipe.train.optimizer == "muon" else 0)
+def optimizer_bytes(network: Network, recipe: Recipe, size: Callable[[Tensor], int] = Tensor.numel) -> int:
+    """Two fp32 moments a weight, Muon one for the matrices of the blocks; `size` is how much of a weight is here."""
+    matrices = sum(size(p) for p in network.trunk.blocks.parameters() if p.dim() == 2)
+    return 8 * sum(map(size, network.parameters())) - (4 * matrices if recipe.train.optimizer == "muon" else 0)
 
 
-def _activation_bytes(recipe: Recipe, machine: Machine) -> int:
-    """What the backward pass keeps of one pass's tokens, and the logits of one piece."""
-    config, c, length = recipe.model, recipe.train, max(length for length, _ in recipe.phases)
-    micro = c.micro or first_micro(config, length, c.batch, machine.device)
-    number = 2 if machine.half else 4
-    layer = 2 * config.width if c.rematerialise else 20 * config.width + 3 * config.mlp_width
-    piece = min(PIECE.get(machine.device.type, PIECE["cpu"]), micro * length * config.vocab)
-    return micro * length * number * (config.depth * layer + 20 * config.width) + 12 * piece
+def activation_bytes(recipe: Recipe, micro: int, *, half: bool, device: str) -> int:
+    """What the backward pass keeps of one pass's tokens; of the loss, a piece's logits and the head's slope."""
+    config, length = recipe.model, max(length for length, _ in recipe.phases)
+    number = 2 if half else 4
+    whole = 20 * config.width + 3 * config.mlp_width
+    layers = config.depth * 2 * config.width + whole if recipe.train.rematerialise else config.depth * whole
+    piece = min(PIECE.get(device, PIECE["cpu"]), micro * length * config.vocab)
+    slope = (4 + number) * config.vocab * config.token_width
+    return micro * length * number * (layers + 20 * config.width) + 12 * piece + slope

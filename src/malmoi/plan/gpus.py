@@ -1,0 +1,54 @@
+"""GPUs as records: what their makers print, dense and without sparsity. No torch here."""
+
+import math
+from dataclasses import dataclass, replace
+
+from malmoi.errors import UsageError, nearest
+
+
+@dataclass(frozen=True)
+class GPU:
+    """One card. TFLOP/s of matrix products, GB of memory, GB/s of bandwidth, watts at most."""
+
+    name: str
+    bf16: float  # with fp32 sums; 0: it has no units for it, and trains in fp32
+    fp32: float
+    memory: float
+    bandwidth: float = 0.0  # 0: not known, as with the next
+    watts: float = 0.0
+
+
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        GPU("b200", 2250, 75, 180, 8000, 1000),
+        GPU("h200", 989, 67, 141, 4800, 700),
+        GPU("h100", 989, 67, 80, 3350, 700),
+        GPU("h100-pcie", 756, 51, 80, 2000, 350),
+        GPU("a100-80", 312, 19.5, 80, 2039, 400),
+        GPU("a100-40", 312, 19.5, 40, 1555, 400),
+        GPU("l40s", 362, 91.6, 48, 864, 350),
+        GPU("l4", 121, 30.3, 24, 300, 72),
+        GPU("a10", 125, 31.2, 24, 600, 150),
+        GPU("rtx5090", 209.5, 104.8, 32, 1792, 575),
+        GPU("rtx4090", 165.2, 82.6, 24, 1008, 450),
+        GPU("rtx3090", 71, 35.6, 24, 936, 350),
+        GPU("v100", 0, 15.7, 32, 900, 300),
+        GPU("t4", 0, 8.1, 16, 320, 70),
+    )
+}
+
+
+def gpu(name: str, *, memory: float | None = None, tflops: float | None = None, watts: float | None = None) -> GPU:
+    """A card by its name, with what is known better; one of any name where memory and speed are given."""
+    for option, value in (("--gpu-memory", memory), ("--gpu-tflops", tflops), ("--gpu-watts", watts)):
+        if value is not None and not 0 < value < math.inf:
+            raise UsageError(f"{option} must be positive and finite, not {value:g}.")
+    if name not in GPUS and (memory is None or tflops is None):
+        raise UsageError(
+            f"There is no GPU {name!r} here.{nearest(name, GPUS)} `malmoi plan` lists them; any other is described by "
+            "--gpu-memory and --gpu-tflops."
+        )
+    known = GPUS.get(name, GPU(name, 0, 0, 0))
+    known = replace(known, memory=memory or known.memory, watts=watts or known.watts)
+    return replace(known, bf16=tflops, fp32=tflops) if tflops else known

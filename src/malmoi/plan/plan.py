@@ -1,0 +1,216 @@
+"""`plan`: a recipe and some GPUs in, what the run would take out. Nothing is trained and no weight has memory."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from malmoi.errors import UsageError
+from malmoi.model import Network, parameters
+from malmoi.plan.flops import Flops, flops
+from malmoi.plan.gpus import GPU
+from malmoi.plan.memory import Memory, activations, spread, ways
+from malmoi.plan.optimal import Optimal, optimal
+from malmoi.train.estimate import hollow, optimizer_bytes, resolved, spent
+from malmoi.train.recipe import Recipe
+
+UTILISATION = 0.41  # of the bf16 peak: gpt2-small at 506k tokens/s on one H200 (docs/performance.md)
+PUE = 1.2  # what a data centre draws for each watt of its machines
+ROOM = 0.95  # of a GPU's memory: the rest is CUDA's, NCCL's, and gaps
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The GPUs of a run, how well they are used, and what they cost."""
+
+    gpu: GPU
+    gpus: int = 1
+    utilisation: float = UTILISATION
+    pue: float = PUE
+    price: float | None = None  # of one GPU for an hour
+
+    def __post_init__(self) -> None:
+        _require(self.gpus >= 1, f"A run needs at least one GPU, not {self.gpus}.")
+        _require(0 < self.utilisation <= 1, f"The utilisation must lie in (0, 1], not {self.utilisation:g}.")
+        _require(self.pue >= 1, f"The PUE is 1 at least, not {self.pue:g}.")
+        _require(self.price is None or self.price >= 0, f"The price cannot be negative ({self.price}).")
+
+    @property
+    def room(self) -> float:
+        """Bytes of one GPU that a run may use."""
+        return ROOM * self.gpu.memory * 1e9
+
+    def half(self, recipe: Recipe) -> bool:
+        """Whether the run computes in bf16."""
+        return self.gpu.bf16 > 0 and recipe.train.precision != "fp32"
+
+    def peak(self, recipe: Recipe) -> float:
+        """FLOP/s of one GPU in the run's precision."""
+        return 1e12 * (self.gpu.bf16 if self.half(recipe) else self.gpu.fp32)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run would take. Bytes of memory and seconds are expectations, the counts are exact."""
+
+    recipe: Recipe
+    fleet: Fleet
+    embedding: int  # parameters, as are the next two
+    blocks: int
+    head: int
+    steps: int  # 0: as many as the minutes allow
+    tokens: int
+    flops: Flops
+    seconds: float
+    memory: Memory  # laid out as the recipe says
+    others: tuple[Memory, ...]  # every way, without and with rematerialisation
+    activations: dict[int, tuple[int, int]]  # bytes by micro-batch: kept, and rematerialised
+    state: int  # bytes of one saved state
+    storage: int  # bytes of all that a run's folder holds at its fullest, without the text
+    optimal: Optimal | None  # of a language model
+    help: str  # what would make it fit; empty where it does
+    notes: tuple[str, ...]
+
+    @property
+    def parameters(self) -> int:
+        return self.embedding + self.blocks + self.head
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.total <= self.fleet.room
+
+    @property
+    def gpu_hours(self) -> float:
+        return self.fleet.gpus * self.seconds / 3600
+
+    @property
+    def kwh(self) -> float | None:
+        """The GPUs at their most watts, and what the building takes for them."""
+        return self.gpu_hours * self.fleet.gpu.watts / 1000 * self.fleet.pue if self.fleet.gpu.watts else None
+
+    @property
+    def cost(self) -> float | None:
+        return None if self.fleet.price is None else self.gpu_hours * self.fleet.price
+
+    def to_dict(self) -> dict[str, Any]:
+        f, room, by_micro = self.flops, self.fleet.room, self.activations.items()
+        return {
+            "recipe": self.recipe.to_dict(),
+            **asdict(self.fleet),
+            "parameters": {
+                part: getattr(self, part) for part in ("embedding", "blocks", "head")
+            } | {"all": self.parameters},
+            "steps": self.steps,
+            "tokens": self.tokens,
+            "flops": {"6nd": f.rule * self.tokens, "exact": f.exact * self.tokens, "again": f.again * self.tokens},
+            "seconds": self.seconds,
+            "days": self.seconds / 86_400,
+            "tokens_per_second": self.tokens / self.seconds,
+            "gpu_hours": self.gpu_hours,
+            "kwh": self.kwh,
+            "cost": self.cost,
+            "fits": self.fits,
+            "memory": self.memory.to_dict(room),
+            "others": [one.to_dict(room) for one in self.others],
+            "activations": {n: {"kept": kept, "rematerialised": again} for n, (kept, again) in by_micro},
+            "state": self.state,
+            "storage": self.storage,
+            "optimal": None if self.optimal is None else asdict(self.optimal),
+            "help": self.help,
+            "notes": self.notes,
+        }  # fmt: skip
+
+
+def plan(recipe: Recipe, fleet: Fleet) -> Plan:
+    """What this recipe would take on these GPUs."""
+    recipe = resolved(recipe)
+    network, c = hollow(recipe), recipe.train
+    _require(
+        fleet.gpus <= c.batch,
+        f"{fleet.gpus:,} GPUs cannot share a step of {c.batch:,} sequences: take fewer, or set a larger train.batch.",
+    )
+    each, half = flops(network, recipe), fleet.half(recipe)
+    steps, tokens, seconds = spent(recipe, each.done, fleet.gpus * fleet.utilisation * fleet.peak(recipe))
+    embedding, blocks = parameters(network.trunk.embed), parameters(network.trunk.blocks)
+    blocks += parameters(network.trunk.norm)
+    count = parameters(network)
+    memory = spread(network, recipe, c.parallel, fleet.gpus, half).best(fleet.room)
+    state = 4 * count + optimizer_bytes(network, recipe)
+    return Plan(
+        recipe=recipe,
+        fleet=fleet,
+        embedding=embedding,
+        blocks=blocks,
+        head=count - embedding - blocks,
+        steps=steps,
+        tokens=tokens,
+        flops=each,
+        seconds=seconds,
+        memory=memory,
+        others=tuple(one.best(fleet.room) for one in ways(network, recipe, fleet.gpus, half)),
+        activations=activations(recipe, max(1, c.batch // fleet.gpus), half),
+        state=state,
+        storage=(c.keep + 2) * state + 4 * count,  # the last few, the best, the one being written; the model
+        optimal=optimal(blocks, count, each.rule * tokens) if recipe.objective == "lm" else None,
+        help="" if memory.total <= fleet.room else _help(network, recipe, fleet),
+        notes=tuple(_notes(recipe, fleet, memory)),
+    )
+
+
+def _help(network: Network, recipe: Recipe, fleet: Fleet) -> str:
+    """The least change that makes it fit, in words of the command; or that no number of GPUs is enough."""
+    half, c = fleet.half(recipe), recipe.train
+    for way, again, micro, gpus in _changes(recipe, fleet.gpus):
+        tried = recipe.override({"train.parallel": way, "train.rematerialise": again, "train.micro": micro})
+        if spread(network, tried, way, gpus, half).best(fleet.room).total <= fleet.room:
+            return f"It fits with {' '.join(_words(recipe, tried, fleet.gpus, gpus))}."
+    least = spread(network, replace(recipe, train=replace(c, rematerialise=True, micro=1)), "fsdp", c.batch, half)
+    return (
+        f"No number of these GPUs is enough: on {c.batch:,}, cut and rematerialised, one sequence still takes "
+        f"{least.memory(1).total / 1e9:,.0f} GB of each. Take GPUs with more memory, a smaller model.width or "
+        "model.vocab, or shorter data.lengths."
+    )
+
+
+def _changes(recipe: Recipe, gpus: int) -> Iterator[tuple[str, bool, int, int]]:
+    """Ways to take less memory, the cheapest first: parallel, rematerialise, micro, gpus."""
+    c = recipe.train
+    for micro in dict.fromkeys((c.micro, 0)):
+        for again in dict.fromkeys((c.rematerialise, True)):
+            for way in dict.fromkeys((c.parallel, "fsdp")):
+                yield way, again, micro, gpus
+    for doublings in range(1, math.floor(math.log2(c.batch / gpus)) + 1):
+        yield "fsdp", True, 0, gpus * 2**doublings
+    yield "fsdp", True, 0, c.batch
+
+
+def _words(recipe: Recipe, tried: Recipe, before: int, gpus: int) -> Iterator[str]:
+    c, t = recipe.train, tried.train
+    if gpus != before:
+        yield f"--gpus {gpus}"
+    if t.parallel != c.parallel and gpus > 1:
+        yield f"--set train.parallel={t.parallel}"
+    if t.rematerialise != c.rematerialise:
+        yield "--rematerialise"
+    if t.micro != c.micro:
+        yield "--set train.micro=0"
+
+
+def _notes(recipe: Recipe, fleet: Fleet, memory: Memory) -> Iterator[str]:
+    batch, gpus = recipe.train.batch, fleet.gpus
+    if batch % gpus:
+        yield (
+            f"train.batch={batch} is no multiple of {gpus} GPUs: a step would take {batch // gpus * gpus} sequences "
+            f"and the run fewer tokens; set train.batch={round(batch / gpus) * gpus}."
+        )
+    if memory.way == "fsdp" and memory.passes > 1:
+        yield "While a step has several passes, FSDP keeps whole gradients: they are exchanged once, with the last."
+    if gpus > 1:
+        yield "Waiting for other GPUs is not foreseen: where they are many, give the --utilisation you know."
+    if not fleet.half(recipe):
+        yield "The run computes in fp32." + ("" if fleet.gpu.bf16 else f" A {fleet.gpu.name} has no units for bf16.")
+
+
+def _require(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise UsageError(sentence)
