@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -343,7 +345,7 @@ def test_the_command_tells_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert said["fits"] is True
     assert said["memory"]["rematerialise"] is True
     assert said["cost"] == pytest.approx(2.5 * said["gpu_hours"])
-    assert set(Memory.__annotations__) < set(said["others"][0])
+    assert set(Memory.__annotations__) < set(said["ways"][0])
     assert run(arguments) == 0
     told = capsys.readouterr().out
     assert "124,439,808" in told
@@ -357,5 +359,8 @@ def test_alone_it_lists_the_gpus(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Example: malmoi plan" in said
     assert run(["plan", "--json"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(GPUS)
+    code = "import sys; from malmoi.cli.app import run; run(['plan']); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("False\n")
     assert run(["plan", "gpt2-small", "--gpu", "h20"]) == 2
     assert "Did you mean 'h200'" in capsys.readouterr().err

@@ -84,7 +84,7 @@ def _tell(made: "Plan") -> None:
     print_table(("what", "expected"), _rows(made))
     print()
     columns = ("a GPU's memory", *PARTS, "in all", "micro-batch", "fits")
-    print_table(columns, [_row(one, made.fleet.room) for one in made.others])
+    print_table(columns, [_row(one, made.fleet.room) for one in made.ways])
     print()
     rows = [(str(n), *map(size, sizes)) for n, sizes in made.activations.items()]
     print_table(("micro-batch", "activations", "rematerialised"), rows)

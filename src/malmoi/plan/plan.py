@@ -15,6 +15,7 @@ from malmoi.train.estimate import hollow, optimizer_bytes, resolved, spent
 from malmoi.train.recipe import Recipe
 
 UTILISATION = 0.41  # of the bf16 peak: gpt2-small at 506k tokens/s on one H200 (docs/performance.md)
+PARTS = ("embedding", "blocks", "head")
 PUE = 1.2  # what a data centre draws for each watt of its machines
 ROOM = 0.95  # of a GPU's memory: the rest is CUDA's, NCCL's, and gaps
 
@@ -32,8 +33,8 @@ class Fleet:
     def __post_init__(self) -> None:
         _require(self.gpus >= 1, f"A run needs at least one GPU, not {self.gpus}.")
         _require(0 < self.utilisation <= 1, f"The utilisation must lie in (0, 1], not {self.utilisation:g}.")
-        _require(self.pue >= 1, f"The PUE is 1 at least, not {self.pue:g}.")
-        _require(self.price is None or self.price >= 0, f"The price cannot be negative ({self.price}).")
+        _require(1 <= self.pue < math.inf, f"The PUE is 1 at least, not {self.pue:g}.")
+        _require(0 <= (self.price or 0) < math.inf, f"The price must be a number from 0 on, not {self.price}.")
 
     @property
     def room(self) -> float:
@@ -63,7 +64,7 @@ class Plan:
     flops: Flops
     seconds: float
     memory: Memory  # laid out as the recipe says
-    others: tuple[Memory, ...]  # every way, without and with rematerialisation
+    ways: tuple[Memory, ...]  # laid out in every way, without and with rematerialisation
     activations: dict[int, tuple[int, int]]  # bytes by micro-batch: kept, and rematerialised
     state: int  # bytes of one saved state
     storage: int  # bytes of all that a run's folder holds at its fullest, without the text
@@ -97,9 +98,7 @@ class Plan:
         return {
             "recipe": self.recipe.to_dict(),
             **asdict(self.fleet),
-            "parameters": {
-                part: getattr(self, part) for part in ("embedding", "blocks", "head")
-            } | {"all": self.parameters},
+            "parameters": {part: getattr(self, part) for part in PARTS} | {"all": self.parameters},
             "steps": self.steps,
             "tokens": self.tokens,
             "flops": {"6nd": f.rule * self.tokens, "exact": f.exact * self.tokens, "again": f.again * self.tokens},
@@ -111,14 +110,14 @@ class Plan:
             "cost": self.cost,
             "fits": self.fits,
             "memory": self.memory.to_dict(room),
-            "others": [one.to_dict(room) for one in self.others],
+            "ways": [one.to_dict(room) for one in self.ways],
             "activations": {n: {"kept": kept, "rematerialised": again} for n, (kept, again) in by_micro},
             "state": self.state,
             "storage": self.storage,
             "optimal": None if self.optimal is None else asdict(self.optimal),
             "help": self.help,
             "notes": self.notes,
-        }  # fmt: skip
+        }
 
 
 def plan(recipe: Recipe, fleet: Fleet) -> Plan:
@@ -129,6 +128,7 @@ def plan(recipe: Recipe, fleet: Fleet) -> Plan:
         fleet.gpus <= c.batch,
         f"{fleet.gpus:,} GPUs cannot share a step of {c.batch:,} sequences: take fewer, or set a larger train.batch.",
     )
+    _require(c.micro >= 0, f"train.micro cannot be negative ({c.micro}).")
     each, half = flops(network, recipe), fleet.half(recipe)
     steps, tokens, seconds = spent(recipe, each.done, fleet.gpus * fleet.utilisation * fleet.peak(recipe))
     embedding, blocks = parameters(network.trunk.embed), parameters(network.trunk.blocks)
@@ -147,7 +147,7 @@ def plan(recipe: Recipe, fleet: Fleet) -> Plan:
         flops=each,
         seconds=seconds,
         memory=memory,
-        others=tuple(one.best(fleet.room) for one in ways(network, recipe, fleet.gpus, half)),
+        ways=tuple(one.best(fleet.room) for one in ways(network, recipe, fleet.gpus, half)),
         activations=activations(recipe, max(1, c.batch // fleet.gpus), half),
         state=state,
         storage=(c.keep + 2) * state + 4 * count,  # the last few, the best, the one being written; the model
