@@ -30,6 +30,7 @@ VERBS = (
     "pretrain",
     "tasks",
     "merge",
+    "export",
     "evaluate",
     "study",
     "serve",

@@ -1,0 +1,89 @@
+"""Verbs that write a model for other runtimes: onnx, gguf."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from malmoi.cli.app import Group, help_when_alone
+from malmoi.cli.inputs import ModelOption
+from malmoi.errors import UsageError
+
+if TYPE_CHECKING:
+    from malmoi.checkpoint import Checkpoint
+
+OutOption = Annotated[Path, typer.Option(help="The file to write.", metavar="FILE")]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")]
+
+
+def add(app: typer.Typer) -> None:
+    group = typer.Typer(cls=Group, help="Write a model for ONNX Runtime or llama.cpp.")
+    group.callback(invoke_without_command=True)(help_when_alone)
+    for verb in (onnx, gguf):
+        group.command()(verb)
+    app.add_typer(group, name="export")
+
+
+def onnx(
+    model: ModelOption,
+    out: OutOption,
+    dtype: Annotated[str, typer.Option(help="fp32, or int8: a quarter of the size, scores slightly off.")] = "fp32",
+    overwrite: OverwriteOption = False,
+) -> None:
+    """Write a model as an ONNX file, its tokenizer beside it; compared with ONNX Runtime's answers first.
+
+    Example: malmoi export onnx --model runs/sst2 --out sst2/model.onnx
+    """
+    from malmoi.checkpoint.export_onnx import export_onnx
+
+    checkpoint = _read(model, out, ".onnx", overwrite)
+    tokenizer = out.parent / "tokenizer.json"
+    if tokenizer.exists() and not overwrite and out.parent.resolve() != checkpoint.source:
+        raise UsageError(f"{tokenizer} is there already; name another folder, or say --overwrite.")
+    if checkpoint.tokenizer is None:
+        print("note: the model has no tokenizer, so none is written beside the file.", file=sys.stderr)
+    far = export_onnx(checkpoint, out, dtype)
+    if checkpoint.tokenizer is not None:
+        checkpoint.tokenizer.save(out.parent)
+    print(f"{out}: {_megabytes(out)}, scores at most {far:.1g} from ours")
+
+
+def gguf(
+    model: ModelOption,
+    out: OutOption,
+    dtype: Annotated[str, typer.Option(help="f32, f16, bf16 or q8_0.")] = "f32",
+    overwrite: OverwriteOption = False,
+) -> None:
+    """Write a GPT-2 or a LLaMA with its tokenizer as a GGUF file for llama.cpp.
+
+    Example: malmoi export gguf --model runs/gpt --out gpt.gguf --dtype q8_0
+    """
+    from malmoi.checkpoint.export_gguf import export_gguf
+
+    export_gguf(_read(model, out, ".gguf", overwrite), out, dtype)
+    print(f"{out}: {_megabytes(out)}")
+
+
+def _read(model: str, out: Path, suffix: str, overwrite: bool) -> "Checkpoint":
+    """The model in fp32, once it is clear that the file may be written."""
+    import torch
+
+    from malmoi.adapt import is_adapter
+    from malmoi.checkpoint import read
+
+    if out.suffix != suffix:
+        raise UsageError(f"--out {out} should be a file whose name ends in {suffix}.")
+    if out.exists() and (out.is_dir() or not overwrite):
+        raise UsageError(f"{out} is there already; name another file, or say --overwrite.")
+    if is_adapter(model):
+        raise UsageError(f"{model} is an adapter; make it a whole model first: malmoi merge --model {model} --out DIR")
+    checkpoint = read(model, dtype=torch.float32)
+    for note in checkpoint.notes:
+        print(f"note: {note}", file=sys.stderr)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    return checkpoint
+
+
+def _megabytes(file: Path) -> str:
+    return f"{file.stat().st_size / 1e6:.3g} MB"

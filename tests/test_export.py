@@ -1,0 +1,290 @@
+"""Models elsewhere: ONNX Runtime gives our scores, transformers and our own reader open our GGUF files."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+import transformers
+
+import malmoi
+from malmoi.checkpoint import Checkpoint, write
+from malmoi.checkpoint.export_gguf import export_gguf
+from malmoi.checkpoint.export_onnx import HEADS, Graph, batch, export_onnx, scores
+from malmoi.cli.app import run
+from malmoi.config import ModelConfig
+from malmoi.errors import MalmoiError, UsageError
+from malmoi.model import FeatureConfig, Network, initialise
+from malmoi.model.families import albert, bert, electra, gpt2, gpt3, llama
+from malmoi.tokenizer import Tokenizer
+from malmoi.tokenizer.gguf import read_vocabulary
+from malmoi.tokenizer.gguf_write import vocabulary
+from test_gguf import TEMPLATE, TEXT, byte_vocabulary
+
+SIZES: dict[str, Any] = dict(vocab=352, context=40, width=32, depth=1, heads=4)
+Case = tuple[ModelConfig, dict[str, int], FeatureConfig | None]
+
+
+def network(config: ModelConfig, heads: dict[str, int], features: FeatureConfig | None = None) -> Network:
+    torch.manual_seed(0)
+    found = initialise(Network(config, heads, features=features), seed=0).eval()
+    with torch.no_grad():
+        for weight in found.parameters():
+            weight += 0.1 * torch.randn_like(weight)
+    return found
+
+
+def words() -> Tokenizer:
+    settings = {"bos_token": "<|start|>", "eos_token": "<|end|>", "chat_template": TEMPLATE}
+    return Tokenizer(byte_vocabulary(), settings)
+
+
+# ------------------------------------------------------------------ ONNX
+
+FAST: dict[str, Case] = {
+    "GPT-3's banded layers": (gpt3(**SIZES | dict(depth=2), attention=("causal", "causal & local:3")), {"lm": 0}, None),
+    "a choice": (gpt2(**SIZES), {"lm": 0, "choice": 0}, None),
+}
+SLOW: dict[str, Case] = {
+    "llama": (llama(**SIZES, kv_heads=2), {"lm": 0}, None),
+    "a fast recipe": (
+        gpt2(**SIZES, qk_norm=True, positions="rotary", activation="relu2", softcap=9.0),
+        {"lm": 0},
+        None,
+    ),
+    "gpt classifier": (gpt2(**SIZES), {"classify": 3}, None),
+    "bert": (bert(**SIZES), {"mlm": 0, "nsp": 0}, None),
+    "bert classifier": (bert(**SIZES), {"classify": 3}, None),
+    "bare": (bert(**SIZES), {}, None),
+    "answers": (bert(**SIZES), {"span": 0}, None),
+    "choice by bert": (bert(**SIZES), {"choice": 0}, None),
+    "tags": (albert(**SIZES | dict(depth=2), embed_width=16), {"tag": 5}, None),
+    "replaced": (electra(**SIZES, embed_width=16), {"detect": 0}, None),
+    "linear on frozen layers": (bert(**SIZES), {"tag": 3}, FeatureConfig(layers=(0, 1), weighted=True)),
+    "BiLSTM on frozen layers": (bert(**SIZES), {"classify": 3}, FeatureConfig(layers=(0, 1), recurrent=16)),
+}
+
+
+def check(case: Case, path: Path) -> None:
+    """The same scores at every shape, with padding at the end and, where the model knows it, at the front."""
+    graph = Graph(network(*case))
+    assert export_onnx(Checkpoint(graph.network), path) < 1e-4
+    session = onnxruntime.InferenceSession(path)
+    assert [given.name for given in session.get_inputs()] == list(graph.inputs)
+    assert [given.name for given in session.get_outputs()] == list(graph.outputs)
+    for rows, length, left in [(1, 1, False), (1, 40, False), (4, 17, False), (5, 9, True)]:
+        if left and graph.recurrent is not None:
+            continue
+        given = batch(graph, rows, length)
+        given = (given[0], given[1].flip(-1) if left else given[1], *given[2:])
+        theirs = session.run(None, {name: part.numpy() for name, part in zip(graph.inputs, given, strict=True)})
+        mask = given[1].bool().numpy()
+        with torch.inference_mode():
+            ours = scores(graph, given)
+        for one, other in zip(ours, theirs, strict=True):
+            places = mask if one.shape[: mask.ndim] == mask.shape else ...
+            assert one.shape == other.shape
+            np.testing.assert_allclose(other[places], one[places], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_onnx_runtime_gives_our_scores_at_any_shape(name: str, tmp_path: Path) -> None:
+    check(FAST[name], tmp_path / "model.onnx")
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", SLOW)
+def test_onnx_runtime_gives_the_scores_of_every_kind_of_model(name: str, tmp_path: Path) -> None:
+    check(SLOW[name], tmp_path / "model.onnx")
+
+
+def test_every_head_is_written() -> None:
+    assert set(HEADS) == set(malmoi.model.heads.HEADS)
+
+
+def test_a_classifier_goes_to_onnx_with_its_labels_and_its_tokenizer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = network(bert(**SIZES), {"classify": 3})
+    write(Checkpoint(given, words(), ("나쁨", "so so", "good")), tmp_path / "model")
+    asked = ["export", "onnx", "--model", str(tmp_path / "model"), "--out", str(tmp_path / "new" / "model.onnx")]
+    assert run([*asked, "--dtype", "int8"]) == 0, capsys.readouterr().err
+    assert " MB, scores at most 0.0" in capsys.readouterr().out
+    assert Tokenizer.load(tmp_path / "new").encode(TEXT) == words().encode(TEXT)
+    file = onnx.load(tmp_path / "new" / "model.onnx")
+    about = {entry.key: entry.value for entry in file.metadata_props}
+    assert json.loads(about["labels"]) == ["나쁨", "so so", "good"]
+    assert (about["head"], about["context"]) == ("classify", "40")
+    assert str(Path(malmoi.__file__).parent).encode() not in file.SerializeToString()
+    weights = {tensor.data_type for tensor in file.graph.initializer if len(tensor.dims) == 2}
+    assert onnx.TensorProto.INT8 in weights
+    tokens = np.array([words().encode("the King").tokens])
+    inputs = {"input_ids": tokens, "attention_mask": np.ones_like(tokens), "token_type_ids": np.zeros_like(tokens)}
+    theirs = onnxruntime.InferenceSession(tmp_path / "new" / "model.onnx").run(None, inputs)[0]
+    with torch.inference_mode():
+        ours = given(torch.from_numpy(tokens))["classify"].numpy()
+    np.testing.assert_allclose(theirs, ours, rtol=0, atol=0.05)
+    before = (tmp_path / "new" / "model.onnx").read_bytes()
+    assert run(asked) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert (tmp_path / "new" / "model.onnx").read_bytes() == before
+    assert run([*asked[:-1], str(tmp_path / "new" / "other.onnx")]) == 2
+    assert "tokenizer.json is there already" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------ GGUF
+
+WIDE = SIZES | dict(width=64, depth=2)
+LLAMAS = {
+    "tied": llama(**WIDE, kv_heads=2, hidden=96, tied=True),
+    "biased": llama(**WIDE, hidden=96, bias=True),
+    "llama3": llama(**WIDE, rotary_base=500_000.0, rotary_scaling="llama3:8,1,4,8192"),
+    "linear": llama(**WIDE, head_width=32, rotary_scaling="linear:4"),
+    "yarn": llama(**WIDE, rotary_scaling="yarn:4,16,32,1"),
+}
+
+
+@pytest.mark.parametrize("name", LLAMAS)
+def test_our_reader_finds_a_llama_bit_for_bit(name: str, tmp_path: Path) -> None:
+    given = network(LLAMAS[name], {"lm": 0})
+    export_gguf(Checkpoint(given, words()), tmp_path / "model.gguf")
+    back = malmoi.load(tmp_path / "model.gguf", device="cpu")
+    weights = back.network.state_dict()
+    assert all(torch.equal(weights[name], weight) for name, weight in given.state_dict().items())
+    tokens = torch.arange(40)[None]
+    assert torch.equal(back.network(tokens)["lm"], given(tokens)["lm"])
+    assert back.config.rotary_scaling == LLAMAS[name].rotary_scaling
+    assert back.tokenizer.encode(TEXT) == words().encode(TEXT)
+    assert back.tokenizer.specials == words().specials
+
+
+@pytest.mark.parametrize("config", [gpt2(**WIDE), gpt2(**WIDE, tied=False), LLAMAS["tied"], llama(**WIDE)])
+@torch.no_grad()
+def test_transformers_opens_the_file(config: ModelConfig, tmp_path: Path) -> None:
+    given = network(config, {"lm": 0})
+    export_gguf(Checkpoint(given, words()), tmp_path / "model.gguf")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf")
+    tokens = torch.randint(0, 320, (2, 40))
+    torch.testing.assert_close(theirs(tokens).logits, given(tokens)["lm"], rtol=0, atol=1e-4)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
+    assert tokenizer(TEXT).input_ids == words().encode(TEXT).tokens
+    assert tokenizer.chat_template == TEMPLATE
+
+
+@pytest.mark.parametrize(("dtype", "bits", "size"), [("f16", 11, 2), ("bf16", 8, 2), ("q8_0", 8, 1.0625)])
+def test_weights_are_packed(dtype: str, bits: int, size: float, tmp_path: Path) -> None:
+    given = network(LLAMAS["tied"], {"lm": 0})
+    for name in ("f32", dtype):
+        export_gguf(Checkpoint(given, words()), tmp_path / f"{name}.gguf", name)
+    weights = {name: weight for name, weight in given.state_dict().items() if weight.dim() > 1 and "heads" not in name}
+    saved = (tmp_path / "f32.gguf").stat().st_size - (tmp_path / f"{dtype}.gguf").stat().st_size
+    assert saved == pytest.approx(sum(weight.numel() for weight in weights.values()) * (4 - size), rel=1e-2)
+    back = malmoi.load(tmp_path / f"{dtype}.gguf", device="cpu").network.state_dict()
+    for name, weight in weights.items():
+        assert (back[name] - weight).abs().max() <= weight.abs().max() / (2**bits - 2), name
+
+
+def test_a_row_that_fits_no_block_is_kept_as_f16(tmp_path: Path) -> None:
+    given = network(llama(**SIZES | dict(width=40), hidden=64), {"lm": 0})
+    export_gguf(Checkpoint(given, words()), tmp_path / "model.gguf", "q8_0")
+    back = malmoi.load(tmp_path / "model.gguf", device="cpu").network.state_dict()
+    up, down = (f"trunk.blocks.0.mlp.{part}.weight" for part in ("up", "down"))
+    assert torch.equal(back[up], given.state_dict()[up].half().float())
+    assert not torch.equal(back[down], given.state_dict()[down].half().float())
+
+
+def test_a_sentencepiece_vocabulary_comes_back() -> None:
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcd", "ab", "▁ab", "cd", "abcd"]
+    given = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0] * 264 + [-1.0, -2.0, -0.5, -3.0],
+        "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, *[1] * 9],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
+    tokenizer = read_vocabulary(given, "here")
+    described = vocabulary(tokenizer, len(tokens))
+    assert described["tokenizer.ggml.token_type"] == given["tokenizer.ggml.token_type"]
+    assert described["tokenizer.ggml.add_bos_token"]
+    again = read_vocabulary(described, "here")
+    for text in ("abcd", "ab cd", "dabc  b", "abz 한"):
+        assert again.encode(text).tokens == tokenizer.encode(text).tokens
+
+
+# ------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize(
+    ("config", "heads", "sentence"),
+    [
+        (
+            gpt2(**SIZES, activation="relu2", qk_norm=True),
+            {"lm": 0},
+            "from gpt2 is qk_norm = True, activation = 'relu2'",
+        ),
+        (gpt2(**SIZES, activation="relu"), {"lm": 0}, "activation = 'relu'"),
+        (gpt3(**SIZES, attention=("causal & local:3",)), {"lm": 0}, "attention = "),
+        (llama(**SIZES, softcap=30.0), {"lm": 0}, "from llama is softcap = 30.0"),
+        (llama(**SIZES, rotary_scaling="yarn:4,16,16,1"), {"lm": 0}, "rotary_scaling = 'yarn:4,16,16,1'"),
+        (gpt2(**SIZES), {"classify": 2}, "this has the heads classify"),
+        (bert(**SIZES), {"mlm": 0}, "this has the heads mlm"),
+    ],
+)
+def test_what_llama_cpp_cannot_do_is_refused(
+    config: ModelConfig, heads: dict[str, int], sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        export_gguf(Checkpoint(network(config, heads), words()), tmp_path / "model.gguf")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_tokenizer_that_llama_cpp_has_not_is_refused(tmp_path: Path) -> None:
+    lower = malmoi.tokenizer.train(["a b c"] * 9, kind="byte-bpe", vocab=300, lowercase=True)
+    for tokenizer in (lower, malmoi.tokenizer.train(["a b c"] * 9, kind="char", vocab=300)):
+        with pytest.raises(UsageError, match="does not cut text as this tokenizer"):
+            export_gguf(Checkpoint(network(gpt2(**SIZES), {"lm": 0}), tokenizer), tmp_path / "model.gguf")
+    with pytest.raises(UsageError, match="has no tokenizer"):
+        export_gguf(Checkpoint(network(gpt2(**SIZES), {"lm": 0})), tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize(
+    ("words_", "sentence"),
+    [
+        (["onx", "--model", "m", "--out", "a.onnx"], "There is no command 'onx'. Did you mean 'onnx'?"),
+        (["onnx", "--model", "m", "--out", "a.bin"], "should be a file whose name ends in .onnx"),
+        (["onnx", "--model", "m", "--out", "a.onnx", "--dtype", "int4"], "written as fp32 or int8, not 'int4'"),
+        (["gguf", "--model", "m", "--out", "a.gguf", "--dtype", "q4_0"], "written as f32, f16, bf16, q8_0, not 'q4_0'"),
+        (["gguf", "--model", "adapter", "--out", "a.gguf"], "malmoi merge --model adapter --out DIR"),
+        (["gguf", "--model", "m", "--out", "there.gguf"], "there.gguf is there already"),
+    ],
+)
+def test_wrong_requests_are_one_sentence(
+    words_: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(Checkpoint(network(gpt2(**SIZES), {"lm": 0})), tmp_path / "m")
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    (tmp_path / "there.gguf").touch()
+    assert run(["export", *words_]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("package", "export"), [("onnxscript", export_onnx), ("gguf", export_gguf)])
+def test_a_missing_package_names_the_extra(
+    package: str, export: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MalmoiError, match=r'need.* the gguf.*|Writing ONNX needs onnxscript: pip install "malmoi\[exp'):
+        export(Checkpoint(network(gpt2(**SIZES), {"lm": 0}), words()), tmp_path / "model.onnx")
