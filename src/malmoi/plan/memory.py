@@ -46,7 +46,6 @@ class Spread:
     way: str
     gpus: int
     half: bool
-    whole: int  # weights of the network
     cut: int  # weights that lie on one GPU
     optimizer: int
     copies: int
@@ -58,18 +57,16 @@ class Spread:
         return max(1, self.recipe.train.batch // self.gpus)
 
     def memory(self, micro: int) -> Memory:
-        """Until the last pass of a step FSDP2 adds up whole gradients, so that they are exchanged once."""
-        passes = -(-self.share // micro)
-        gradients = self.whole if self.way == "fsdp" and passes > 1 else self.cut
+        """With so many sequences in one pass."""
         activations = activation_bytes(self.recipe, micro, half=self.half, device="cuda")
         return Memory(
             way=self.way,
             gpus=self.gpus,
             rematerialise=self.recipe.train.rematerialise,
             micro=micro,
-            passes=passes,
+            passes=-(-self.share // micro),
             weights=4 * self.cut,
-            gradients=4 * gradients,
+            gradients=4 * self.cut,
             optimizer=self.optimizer,
             copies=self.copies,
             exchange=self.exchange,
@@ -101,7 +98,6 @@ def spread(network: Network, recipe: Recipe, way: str, gpus: int, half: bool) ->
         way=way,
         gpus=gpus,
         half=half,
-        whole=whole,
         cut=sum(map(here, network.parameters())),
         optimizer=optimizer_bytes(network, recipe, here),
         copies=_copies(network, recipe) if half else 0,

@@ -153,7 +153,7 @@ def plan(recipe: Recipe, fleet: Fleet) -> Plan:
         storage=(c.keep + 2) * state + 4 * count,  # the last few, the best, the one being written; the model
         optimal=optimal(blocks, count, each.rule * tokens) if recipe.objective == "lm" else None,
         help="" if memory.total <= fleet.room else _help(network, recipe, fleet),
-        notes=tuple(_notes(recipe, fleet, memory)),
+        notes=tuple(_notes(recipe, fleet)),
     )
 
 
@@ -196,15 +196,13 @@ def _words(recipe: Recipe, tried: Recipe, before: int, gpus: int) -> Iterator[st
         yield "--set train.micro=0"
 
 
-def _notes(recipe: Recipe, fleet: Fleet, memory: Memory) -> Iterator[str]:
+def _notes(recipe: Recipe, fleet: Fleet) -> Iterator[str]:
     batch, gpus = recipe.train.batch, fleet.gpus
     if batch % gpus:
         yield (
             f"train.batch={batch} is no multiple of {gpus} GPUs: a step would take {batch // gpus * gpus} sequences "
             f"and the run fewer tokens; set train.batch={round(batch / gpus) * gpus}."
         )
-    if memory.way == "fsdp" and memory.passes > 1:
-        yield "While a step has several passes, FSDP keeps whole gradients: they are exchanged once, with the last."
     if gpus > 1:
         yield "Waiting for other GPUs is not foreseen: where they are many, give the --utilisation you know."
     if not fleet.half(recipe):

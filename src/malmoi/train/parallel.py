@@ -138,11 +138,10 @@ def spread(judge: nn.Module, blocks: nn.ModuleList, group: Group, mode: str) -> 
 
 @contextmanager
 def syncing(call: nn.Module, *, last: bool) -> Iterator[None]:
-    """One pass of a step: until the last, gradients add up here; with it, the sum goes between the processes."""
-    from torch.distributed.fsdp import FSDPModule
+    """One pass of a step: DDP adds gradients up here until the last, and exchanges their sum with it.
 
-    if isinstance(call, FSDPModule):
-        call.set_requires_gradient_sync(last)
+    FSDP2 exchanges with every pass: else it would keep whole gradients between them, and it is there to save memory.
+    """
     if isinstance(call, nn.parallel.DistributedDataParallel) and not last:
         with call.no_sync():
             yield
