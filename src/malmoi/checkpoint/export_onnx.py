@@ -162,12 +162,13 @@ def _exporter() -> Iterator[None]:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise MalmoiError(f'Writing ONNX needs {error.name}: pip install "malmoi[export]".') from error
+    before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(action="ignore"):
             yield
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(before)
 
 
 def _program(graph: Graph) -> Any:
@@ -192,12 +193,13 @@ def _program(graph: Graph) -> Any:
 
 
 def _describe(model: Any, checkpoint: Checkpoint, graph: Graph) -> None:
-    """Metadata: what is computed, the names of its classes, the context; not the exporter's traces of this machine."""
+    """Metadata: what is computed, the names of its classes, how it was fine-tuned; no traces of this machine."""
     for part in (model.graph, *model.graph):
         part.metadata_props.clear()
     about = {"head": graph.head or "none", "context": str(graph.network.config.context)}
-    labels = json.dumps(checkpoint.labels, ensure_ascii=False)
-    model.metadata_props.update(about | ({"labels": labels} if checkpoint.labels else {}))
+    told = {"labels": checkpoint.labels, "malmoi": checkpoint.extra}
+    about |= {name: json.dumps(value, ensure_ascii=False) for name, value in told.items() if value}
+    model.metadata_props.update(about)
 
 
 def _quantize(file: Path) -> None:
