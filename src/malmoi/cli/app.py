@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from itertools import takewhile
 from typing import Annotated, Any, NoReturn, TextIO
@@ -79,6 +79,15 @@ def malmoi(
 def help_when_alone(ctx: typer.Context) -> None:
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
+
+
+def add_group(app: typer.Typer, name: str, about: str, *verbs: Callable[..., None]) -> None:
+    """Verbs under one name: `malmoi tokenizer train`, `malmoi tokenizer show`."""
+    group = typer.Typer(cls=Group, help=about)
+    group.callback(invoke_without_command=True)(help_when_alone)
+    for verb in verbs:
+        group.command()(verb)
+    app.add_typer(group, name=name)
 
 
 def main() -> NoReturn:

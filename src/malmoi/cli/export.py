@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from malmoi.cli.app import Group, help_when_alone
+from malmoi.cli.app import add_group
 from malmoi.cli.inputs import ModelOption
 from malmoi.errors import UsageError
 
@@ -18,11 +18,7 @@ OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace file
 
 
 def add(app: typer.Typer) -> None:
-    group = typer.Typer(cls=Group, help="Write a model for ONNX Runtime or llama.cpp.")
-    group.callback(invoke_without_command=True)(help_when_alone)
-    for verb in (onnx, gguf):
-        group.command()(verb)
-    app.add_typer(group, name="export")
+    add_group(app, "export", "Write a model for ONNX Runtime or llama.cpp.", onnx, gguf)
 
 
 def onnx(

@@ -6,17 +6,13 @@ from typing import Annotated
 
 import typer
 
-from malmoi.cli.app import Group, help_when_alone
+from malmoi.cli.app import add_group
 from malmoi.cli.inputs import JsonOption, whole_texts
 from malmoi.cli.show import print_json, print_table
 
 
 def add(app: typer.Typer) -> None:
-    group = typer.Typer(cls=Group, help="Train a tokenizer, or see how one cuts a text.")
-    group.callback(invoke_without_command=True)(help_when_alone)
-    for verb in (train, show):
-        group.command()(verb)
-    app.add_typer(group, name="tokenizer")
+    add_group(app, "tokenizer", "Train a tokenizer, or see how one cuts a text.", train, show)
 
 
 def train(
