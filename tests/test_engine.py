@@ -1,5 +1,6 @@
 """The engine writes what generate writes and what transformers writes, whoever else is being served."""
 
+import gc
 import re
 import threading
 
@@ -16,7 +17,7 @@ from malmoi.decode.beam import Search, beam_search
 from malmoi.decode.choice import Seat
 from malmoi.decode.cohort import Cohort
 from malmoi.decode.constrain import Allowed
-from malmoi.decode.graph import bucket_rows, bucket_width
+from malmoi.decode.graph import bucket_rows, bucket_width, recording
 from malmoi.decode.lookup import Lookup, find
 from malmoi.decode.prefix import BLOCK, Prefixes
 from malmoi.decode.regex import complete, derive, parse
@@ -283,6 +284,27 @@ def test_steps_recorded_on_a_gpu_give_the_same(tokenizer: Tokenizer) -> None:
     texts = ours.generate(["the", "a"], max_new_tokens=30, seed=1)
     assert ours.generate(["the", "a"], max_new_tokens=30, seed=1) == texts
     assert ours.speaker.cohorts.kept is not None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="recorded steps need a GPU")
+def test_garbage_on_a_gpu_does_not_break_a_recording() -> None:
+    """A graph that only the collector frees would be destroyed while another is recorded."""
+    at, graphs = torch.zeros(1, device="cuda"), list[torch.cuda.CUDAGraph]()
+    before = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        for _ in range(2):
+            with recording(torch.cuda.Stream()) as graph:
+                circle: list[object] = [graphs.pop() if graphs else None]
+                circle.append(circle)
+                del circle
+                kept = [[at.add_(1)] for _ in range(50)]  # lists set the collector off
+            graphs.append(graph)
+    finally:
+        gc.set_threshold(*before)
+    graphs.pop().replay()
+    assert at.item() == len(kept)
+    assert gc.isenabled()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernel needs a GPU")

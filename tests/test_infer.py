@@ -17,11 +17,13 @@ from malmoi.decode.sample import RULES, Sampling, draw, generators
 from malmoi.decode.stream import ByteDetokenizer, StopFilter, Writer, detokenizer, stop_strings
 from malmoi.errors import UsageError
 from malmoi.infer import Model, load
+from malmoi.infer.answer import _spans
 from malmoi.infer.predict import spans
 from malmoi.infer.score import Row, token_logprobs, windows
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert, gpt2
 from malmoi.tokenizer import Encoding, Tokenizer, train
+from malmoi.tokenizer.pieces import Window
 
 TEXTS = ["the state of the union is strong", "나는 오늘 학교에 갔다. 하늘이 맑다.", "a small model of small words"] * 4
 PROMPTS = ["the state", "나는 오늘 학교에 갔다", "a", "small words of the union is"]
@@ -585,3 +587,17 @@ def test_a_saved_model_is_the_same_model(gpt2_pair, tmp_path: Path) -> None:
 
 def test_rules_and_settings_go_together() -> None:
     assert set(RULES) == set(Sampling.__dataclass_fields__)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 20)), min_size=1, max_size=4), st.integers(1, 6), st.data())
+def test_the_best_spans_are_those_of_brute_force(shapes: list[tuple[int, int]], top: int, data: st.DataObject) -> None:
+    width = max(first + n for first, n in shapes) + 1
+    seed = data.draw(st.integers(0, 2**20))
+    scores = torch.randn(len(shapes), width, 2, generator=torch.Generator().manual_seed(seed))
+    nothing = np.zeros(width, np.int32)
+    some = [Window(nothing, nothing, first, np.array([(2 * i, 2 * i + 1) for i in range(n)])) for first, n in shapes]
+    for row, window, found in zip(scores, some, _spans(some, scores, top), strict=True):
+        n, inside = len(window.offsets), row[window.first :]
+        every = {(2 * i, 2 * j + 1): float(inside[i, 0] + inside[j, 1]) for i in range(n) for j in range(i, n)}
+        assert found == dict(sorted(every.items(), key=lambda item: -item[1])[:top])

@@ -373,7 +373,7 @@ def test_long_sentences_are_cut_between_words(words: Tokenizer) -> None:
     pieces = word_pieces(words, [sentence], 16)[0]
     assert len(pieces) > 2
     assert sum(len(piece.firsts) for piece in pieces) == len(sentence)
-    assert all(len(piece.encoding.tokens) <= 16 for piece in pieces)
+    assert all(len(piece.row.tokens) <= 16 for piece in pieces)
     assert [piece.start for piece in pieces] == sorted(piece.start for piece in pieces)
 
 
@@ -384,11 +384,12 @@ def test_windows_cover_the_context_and_keep_its_offsets(kind: str, words: Tokeni
     whole = windows(tokenizer, [("what comes next", context)], 10_000, 10)[0]
     assert len(whole) == 1
     cut = windows(tokenizer, [("what comes next", context)], 48, 10)[0]
-    seen = {o for w in cut for o, s, x in zip(w.offsets, w.segments, w.specials, strict=True) if s == 1 and not x}
-    wanted = {
-        o for o, s, x in zip(whole[0].offsets, whole[0].segments, whole[0].specials, strict=True) if s == 1 and not x
-    }
-    assert seen == wanted
+    assert {tuple(o) for w in cut for o in w.offsets} == {tuple(o) for o in whole[0].offsets}
+    for w in cut:
+        begin = int(w.offsets[0, 0])
+        at = next(i for i, o in enumerate(whole[0].offsets) if o[0] == begin) + whole[0].first
+        length = len(w.offsets)
+        assert list(w.tokens[w.first : w.first + length]) == list(whole[0].tokens[at : at + length])
     assert all(len(w.tokens) <= 48 for w in cut)
     assert all(w.tokens[0] == whole[0].tokens[0] and w.tokens[-1] == whole[0].tokens[-1] for w in cut)
 
@@ -398,12 +399,12 @@ def test_an_answer_is_found_in_the_windows_that_hold_it(words: Tokenizer) -> Non
     start = context.index("Alice in Seoul", 60)
     example = Example("who is it", context, (("Alice in Seoul", start),))
     items = features(task("squad"), [example], View(words, (), 40, 12))
-    held = [item for item in items if item.label != (0, 0)]
+    cut = windows(words, [("who is it", context)], 40, 12)[0]
+    held = [(item, window) for item, window in zip(items, cut, strict=True) if item.label != (0, 0)]
     assert 0 < len(held) < len(items)
-    for item in held:
-        first, last = item.label
-        row = item.rows[0]
-        assert context[row.offsets[first][0] : row.offsets[last][1]] == "Alice in Seoul"
+    for item, window in held:
+        first, last = (place - window.first for place in item.label)
+        assert context[window.offsets[first][0] : window.offsets[last][1]] == "Alice in Seoul"
 
 
 def test_batches_waste_little_and_carry_their_labels(words: Tokenizer) -> None:
@@ -446,7 +447,7 @@ def test_the_language_models_labels_are_the_next_tokens(gpt_words: Tokenizer) ->
     items = features(chosen, [Example("the state", label="1"), Example("now", label="0")], view)
     batch = collate(items, config, lm=True)
     for row, item in enumerate(items):
-        tokens = item.rows[0].tokens
+        tokens = item.rows[0].tokens.tolist()
         judged = batch["lm_labels"][row].tolist()
         assert judged[: len(tokens) - 1] == tokens[1:]
         assert set(judged[len(tokens) - 1 :]) <= {IGNORE}

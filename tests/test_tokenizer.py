@@ -197,6 +197,23 @@ def test_truncation_takes_from_the_longer(first: int, second: int, room: int) ->
     assert got == (a, b) or (abs(got[0] - got[1]) == 1 and got == (b, a) and first <= second)
 
 
+@pytest.mark.parametrize("kind", ["wordpiece", "byte-bpe"])
+@quick
+@given(
+    some=st.lists(texts, max_size=4),
+    others=st.lists(texts, min_size=4, max_size=4),
+    paired=st.booleans(),
+    limit=st.none() | st.integers(3, 12),
+)
+def test_rows_are_encodings_without_the_rest(
+    kind: str, some: list[str], others: list[str], paired: bool, limit: int | None
+) -> None:
+    pairs = others[: len(some)] if paired else None
+    rows = trained(kind).rows(some, pairs, max_tokens=limit)
+    encodings = trained(kind).encode_batch(some, pairs, max_tokens=limit)
+    assert [(row.tokens.tolist(), row.segments.tolist()) for row in rows] == [(e.tokens, e.segments) for e in encodings]
+
+
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "byte-bpe", "char"])
 @quick
 @given(

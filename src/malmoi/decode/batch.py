@@ -2,26 +2,37 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from malmoi.config import ModelConfig
-from malmoi.tokenizer import Encoding
+from malmoi.tokenizer import Encoding, TokenRow
 
 ROWS = 32  # sequences in a batch
 TOKENS = 16_384  # tokens in a batch, padding included
 LIKE = 0.8  # of the longest: a row that is shorter waits for the next batch, where this one is large enough
 
 
-def pad(rows: Sequence[Sequence[int]], *, left: bool = False, device: torch.device | str = "cpu") -> Tensor:
+Ids = Sequence[int] | np.ndarray[Any, Any]
+
+
+def pad(rows: Sequence[Ids], *, left: bool = False, device: torch.device | str = "cpu") -> Tensor:
     """The rows as one tensor [B, T]; zeros stand where a row is shorter."""
-    width = max(map(len, rows))
-    gaps = [[0] * (width - len(row)) for row in rows]
-    return torch.tensor([[*g, *r] if left else [*r, *g] for r, g in zip(rows, gaps, strict=True)], device=device)
+    return torch.from_numpy(padded(rows, max(map(len, rows)), left=left)).to(device)
 
 
-def kept(rows: Sequence[Sequence[int]], *, left: bool = False, device: torch.device | str = "cpu") -> Tensor | None:
+def padded(rows: Sequence[Ids], width: int, fill: int = 0, *, left: bool = False) -> np.ndarray[Any, Any]:
+    """The rows side by side [B, width]; `fill` stands where a row is shorter."""
+    found = np.full((len(rows), width), fill, np.int64)
+    for place, row in zip(found, rows, strict=True):
+        place[width - len(row) if left else 0 :][: len(row)] = row
+    return found
+
+
+def kept(rows: Sequence[Ids], *, left: bool = False, device: torch.device | str = "cpu") -> Tensor | None:
     """Which places of the padded rows hold a token [B, T]; None where all of them do."""
     lengths = torch.tensor([len(row) for row in rows], device=device)[:, None]
     width = int(lengths.max())
@@ -63,7 +74,9 @@ def batches(lengths: Sequence[int], most: Room = WRITE) -> Iterator[list[int]]:
         yield group
 
 
-def inputs(rows: Sequence[Encoding], config: ModelConfig, device: torch.device | str) -> dict[str, Tensor | None]:
+def inputs(
+    rows: Sequence[Encoding | TokenRow], config: ModelConfig, device: torch.device | str
+) -> dict[str, Tensor | None]:
     """What the network takes of a batch of encoded texts, padded on the right."""
     tokens = [row.tokens for row in rows]
     segments = pad([row.segments for row in rows], device=device) if config.segments else None

@@ -4,7 +4,10 @@ A CUDA graph launches all of them at once. It repeats the very same addresses an
 fixed tensors, and there is one graph for each number of rows and each width of the cache that it looks at.
 """
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,11 +48,31 @@ class Graphs:
         torch.cuda.current_stream(self.device).wait_stream(stream)
         for tensor, value in zip(self.state, before, strict=True):
             tensor.copy_(value)
-        graph = torch.cuda.CUDAGraph()
-        # other threads (another engine, a user's own work) may go on allocating while this one records
-        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+        with recording(stream, self.pool) as graph:
             self.step(rows, width)
         return graph
+
+
+@contextmanager
+def recording(stream: torch.cuda.Stream, pool: Any = None) -> Iterator[torch.cuda.CUDAGraph]:
+    """What is launched in here becomes a graph, whose memory comes from `pool`.
+
+    Other threads (another engine, the one that pins batches) may go on allocating meanwhile. No garbage is collected:
+    an older graph that went with it would be destroyed in the midst of this one, which breaks it.
+    """
+    graph, collected = torch.cuda.CUDAGraph(), gc.isenabled()
+    torch.cuda.synchronize(stream.device)
+    gc.disable()
+    try:
+        with torch.cuda.stream(stream):
+            graph.capture_begin(pool, capture_error_mode="thread_local")
+            try:
+                yield graph
+            finally:
+                graph.capture_end()
+    finally:
+        if collected:
+            gc.enable()
 
 
 def bucket_rows(rows: int, most: int) -> int:

@@ -1,15 +1,15 @@
 """Answers to questions about a text: the best spans over windows of a long context, and whether there is one."""
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
+import torch
 from torch import Tensor
 
 from malmoi.errors import UsageError
-from malmoi.infer.predict import Reading, token_scores
-from malmoi.tokenizer import Encoding
+from malmoi.infer.predict import Reading, scored
+from malmoi.tokenizer.pieces import Window
 
 LONGEST = 30  # tokens of an answer (Devlin 2019's code)
 CERTAIN = 1e6  # how much likelier "no answer" is where the context is empty
@@ -47,50 +47,75 @@ def answer(reading: Reading, questions: Sequence[tuple[str, str]], top: int = 5)
         if isinstance(one, str) or len(one) != 2:
             raise UsageError(f"A question needs its text: give pairs (question, context), not {one!r:.60}.")
     length = reading.longest
-    cut = reading.cut(reading.tokenizer, tuple(questions), length, min(reading.stride, length))
-    scores = iter(token_scores(reading.network, [window for some in cut for window in some], "span"))
-    last = reading.network.config.pool == "last"
+    cut = reading.windows(reading.tokenizer, tuple(questions), length, min(reading.stride, length))
+    read = iter(_read(reading, [window for some in cut for window in some], max(top, 1)))
     return [
-        _answer(context, [(window, next(scores)) for window in some], reading.threshold, top, last)
+        _answer(context, [next(read) for _ in some], reading.threshold, top)
         for (_, context), some in zip(questions, cut, strict=True)
     ]
 
 
-def _answer(context: str, read: Sequence[tuple[Encoding, Tensor]], threshold: float, top: int, last: bool) -> Answer:
+@dataclass(frozen=True)
+class Read:
+    """What a window says: the score of "no answer", and of its best spans (first character, last)."""
+
+    null: float
+    spans: dict[tuple[int, int], float]
+
+
+@torch.inference_mode()
+def _read(reading: Reading, windows: Sequence[Window], top: int) -> list[Read]:
+    found: list[Read] = [Read(0.0, {})] * len(windows)
+    for group, scores in scored(reading.network, windows, "span"):
+        some = [windows[i] for i in group]
+        ends = [len(window.tokens) - 1 if reading.network.config.pool == "last" else 0 for window in some]
+        nulls = scores[range(len(some)), ends].sum(-1).tolist()
+        for i, null, spans in zip(group, nulls, _spans(some, scores, top), strict=True):
+            found[i] = Read(null, spans)
+    return found
+
+
+def _spans(windows: Sequence[Window], scores: Tensor, top: int) -> Iterator[dict[tuple[int, int], float]]:
+    """The best spans between the best starts and ends of each window: (first character, last) → score."""
+    bounds = torch.tensor([(w.first, w.first + len(w.offsets)) for w in windows], device=scores.device)
+    places = torch.arange(scores.size(1), device=scores.device)
+    inside = (places >= bounds[:, :1]) & (places < bounds[:, 1:])
+    ordered = scores.masked_fill(~inside[..., None], -torch.inf).sort(dim=1, descending=True, stable=True)
+    (starts, ends), (first, last) = (some[:, :STARTS].unbind(-1) for some in ordered)
+    first, last = first[:, :, None], last[:, None]
+    fits = (first <= last) & (last < first + LONGEST)
+    totals = (starts[:, :, None] + ends[:, None]).masked_fill(~fits, -torch.inf).flatten(1)
+    best = totals.sort(dim=1, descending=True, stable=True)
+    begins, closes = (some.expand_as(fits).flatten(1).gather(1, best.indices) for some in (first, last))
+    read = (some.cpu().numpy() for some in (best.values, begins, closes))
+    for window, *spans in zip(windows, *read, strict=True):
+        found: dict[tuple[int, int], float] = {}
+        for score, begin, close in zip(*spans, strict=True):
+            if len(found) == top or score == -torch.inf:
+                break
+            place = int(window.offsets[begin - window.first, 0]), int(window.offsets[close - window.first, 1])
+            found.setdefault(place, float(score))
+        yield found
+
+
+def _answer(context: str, read: Sequence[Read], threshold: float, top: int) -> Answer:
     found: dict[tuple[int, int], float] = {}
-    null = float("inf")
-    for window, scores in read:
-        null = min(null, float(scores[-1 if last else 0].sum()))
-        for place, score in _spans(window, scores, max(top, 1)).items():
+    null = min(one.null for one in read)
+    for one in read:
+        for place, score in one.spans.items():
             found[place] = max(score, found.get(place, score))
-    best = heapq.nlargest(max(top, 1), found.items(), key=lambda item: item[1])
-    candidates = tuple(_candidate(context, a, b, score) for (a, b), score in best)
+    ranked = heapq.nlargest(max(top, 1), found.items(), key=lambda item: item[1])
+    candidates = tuple(_candidate(context, a, b, score) for (a, b), score in ranked)
     if not candidates:
         return Answer("", 0, 0, null, (), CERTAIN)
     difference = null - candidates[0].score
     if difference > threshold:
         return Answer("", 0, 0, null, candidates[:top], difference)
-    one = candidates[0]
-    return Answer(one.text, one.start, one.end, one.score, candidates[:top], difference)
+    best = candidates[0]
+    return Answer(best.text, best.start, best.end, best.score, candidates[:top], difference)
 
 
 def _candidate(context: str, start: int, end: int, score: float) -> Candidate:
     """Without the space that a byte-level token may begin with."""
     start += len(context[start:end]) - len(context[start:end].lstrip())
     return Candidate(context[start:end], start, end, score)
-
-
-def _spans(window: Encoding, scores: Tensor, top: int) -> dict[tuple[int, int], float]:
-    """The best spans between the best starts and ends of a window: (first character, last) → score."""
-    places = np.flatnonzero((np.array(window.segments) == 1) & ~np.array(window.specials, bool))
-    starts, ends = scores.numpy()[places].T
-    first, last = (np.argsort(-some, kind="stable")[:STARTS] for some in (starts, ends))
-    fits = (first[:, None] <= last) & (last < first[:, None] + LONGEST)
-    totals = np.where(fits, starts[first][:, None] + ends[last], -np.inf)
-    found: dict[tuple[int, int], float] = {}
-    for i, j in zip(*np.unravel_index(np.argsort(-totals, axis=None, kind="stable"), totals.shape), strict=True):
-        if len(found) == top or totals[i, j] == -np.inf:
-            break
-        place = window.offsets[places[first[i]]][0], window.offsets[places[last[j]]][1]
-        found.setdefault(place, float(totals[i, j]))
-    return found

@@ -1,7 +1,8 @@
 """What a fine-tuned model says of a text: a label, a choice, or a label for each word. N classes, T tokens."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
@@ -9,12 +10,12 @@ import torch
 from torch import Tensor
 
 from malmoi.checkpoint import Checkpoint
-from malmoi.decode.batch import batches, inputs
+from malmoi.decode.batch import batches, inputs, room
 from malmoi.errors import UsageError
 from malmoi.infer.words import Words, word_scores
 from malmoi.model import Network
-from malmoi.tokenizer import Encoding, Tokenizer
-from malmoi.tokenizer.pieces import Piece, windows, word_pieces
+from malmoi.tokenizer import Encoding, Tokenizer, TokenRow
+from malmoi.tokenizer.pieces import Piece, Window, windows, word_pieces
 
 Text = str | tuple[str, str]
 Question = tuple[Any, ...]  # (text, choices) or (text, question, choices)
@@ -40,6 +41,21 @@ class Span:
     score: float
 
 
+def rows_of(tokenizer: Tokenizer, texts: Sequence[Text], longest: int) -> list[TokenRow]:
+    """Texts, or pairs of them, as rows; long ones are cut as they were in fine-tuning: from the end of the longer."""
+    firsts, seconds = _parted(texts)
+    return tokenizer.rows(firsts, seconds, max_tokens=longest)
+
+
+def _parted(texts: Sequence[Text]) -> tuple[list[str], list[str] | None]:
+    pairs = [text for text in texts if not isinstance(text, str)]
+    if not pairs:
+        return list(texts), None  # type: ignore[arg-type]
+    if len(pairs) < len(texts) or any(len(pair) != 2 for pair in pairs):
+        raise UsageError("Give either texts or pairs of texts, (first, second), not some of each.")
+    return [first for first, _ in pairs], [second for _, second in pairs]
+
+
 @dataclass(frozen=True)
 class Reading:
     """A fine-tuned model as it reads texts."""
@@ -52,7 +68,9 @@ class Reading:
     both: bool = False  # pairs are read in both orders (GPT-1 §3.3)
     threshold: float = float("inf")  # "there is no answer" must beat the best by more than this
     words: Words | None = None  # what a language model says for each label, where it has no head for them
-    cut: Callable[..., list[list[Encoding]]] = windows  # questions and their contexts into windows
+    rows: Callable[..., list[TokenRow]] = rows_of  # what becomes of texts,
+    pieces: Callable[..., list[list[Piece]]] = word_pieces  # of sentences in words,
+    windows: Callable[..., list[list[Window]]] = windows  # of questions and their contexts
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> "Reading":
@@ -65,13 +83,18 @@ class Reading:
             told["words"] = Words(checkpoint.extra["words"]["prompt"], tuple(checkpoint.extra["words"]["said"]))
         return cls(checkpoint.network, checkpoint.tokenizer, checkpoint.labels, **told)
 
+    def remembering(self) -> "Reading":
+        """The same, for who reads the same texts again and again: they are cut into tokens once."""
+        kept = lru_cache(maxsize=2)  # two: a pair's both orders
+        return replace(self, rows=kept(self.rows), pieces=kept(self.pieces), windows=kept(self.windows))
+
     @property
     def longest(self) -> int:
         return min(self.length or self.network.config.context, self.network.config.context)
 
 
 def classify(reading: Reading, texts: Sequence[Text]) -> list[Prediction]:
-    """One label a text; long ones are cut as they were in fine-tuning: from the end of the longer of a pair."""
+    """One label a text."""
     return [_prediction(scores, reading.labels) for scores in class_scores(reading, texts)]
 
 
@@ -79,10 +102,10 @@ def class_scores(reading: Reading, texts: Sequence[Text]) -> Tensor:
     """The scores of every class [texts, N]."""
     if reading.words is not None:
         return word_scores(reading.network, reading.tokenizer, reading.words, texts)
-    vectors = pooled(reading, _encode(reading.tokenizer, texts, reading.longest))
+    vectors = pooled(reading.network, reading.rows(reading.tokenizer, tuple(texts), reading.longest))
     if reading.both and texts and not isinstance(texts[0], str):
-        turned = [(pair[1], pair[0]) for pair in texts]
-        vectors = vectors + pooled(reading, _encode(reading.tokenizer, turned, reading.longest))
+        turned = tuple((pair[1], pair[0]) for pair in texts)
+        vectors = vectors + pooled(reading.network, reading.rows(reading.tokenizer, turned, reading.longest))
     with torch.inference_mode():
         scores: Tensor = reading.network.heads["classify"](vectors)
     return scores.float().cpu()
@@ -99,8 +122,8 @@ def choose(reading: Reading, questions: Sequence[Question]) -> list[Prediction]:
 
 def choice_scores(reading: Reading, questions: Sequence[Question]) -> list[Tensor]:
     """One score for each choice of each question: every choice is read after its text, by itself."""
-    pairs = [(q[0], _asked(q[1] if len(q) == 3 else "", choice)) for q in questions for choice in q[-1]]
-    vectors = pooled(reading, _encode(reading.tokenizer, pairs, reading.longest))
+    pairs = tuple((q[0], _asked(q[1] if len(q) == 3 else "", choice)) for q in questions for choice in q[-1])
+    vectors = pooled(reading.network, reading.rows(reading.tokenizer, pairs, reading.longest))
     with torch.inference_mode():
         scores = reading.network.heads["choice"](vectors).float().cpu().squeeze(-1)
     return list(scores.split([len(q[-1]) for q in questions]))
@@ -113,7 +136,7 @@ def _asked(question: str, choice: str) -> str:
 
 def tag(reading: Reading, texts: Sequence[Text]) -> list[list[Span]]:
     """Labelled spans of each text."""
-    encodings = _encode(reading.tokenizer, texts, None)
+    encodings = reading.tokenizer.encode_batch(*_parted(texts))
     for encoding in encodings:
         if len(encoding.tokens) > reading.network.config.context:
             raise UsageError(
@@ -127,51 +150,49 @@ def tag(reading: Reading, texts: Sequence[Text]) -> list[list[Span]]:
 
 def tag_words(reading: Reading, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
     """A label for each word of sentences that are already cut into words; a word that leaves no token is outside."""
-    pieces = word_pieces(reading.tokenizer, sentences, reading.longest)
+    pieces = reading.pieces(reading.tokenizer, tuple(map(tuple, sentences)), reading.longest)
     flat = [piece for some in pieces for piece in some]
-    scores = iter(token_scores(reading.network, [piece.encoding for piece in flat], "tag"))
-    return [[label for piece in some for label in _labels(piece, next(scores), reading.labels)] for some in pieces]
+    best: list[list[int]] = [[]] * len(flat)
+    for group, scores in scored(reading.network, [piece.row for piece in flat], "tag"):
+        for i, places in zip(group, scores.argmax(-1).tolist(), strict=True):
+            best[i] = places
+    labels = iter([list(_labels(piece, places, reading.labels)) for piece, places in zip(flat, best, strict=True)])
+    return [[label for _ in some for label in next(labels)] for some in pieces]
 
 
-def _labels(piece: Piece, scores: Tensor, labels: Sequence[str]) -> Iterator[str]:
-    best = scores.argmax(-1).tolist()
+def _labels(piece: Piece, best: Sequence[int], labels: Sequence[str]) -> Iterator[str]:
     for place in piece.firsts:
         yield OUTSIDE if place is None else name_of(labels, best[place])
 
 
-def _encode(tokenizer: Tokenizer, texts: Sequence[Text], longest: int | None) -> list[Encoding]:
-    pairs = [text for text in texts if not isinstance(text, str)]
-    if not pairs:
-        return tokenizer.encode_batch(texts, max_tokens=longest)  # type: ignore[arg-type]
-    if len(pairs) < len(texts) or any(len(pair) != 2 for pair in pairs):
-        raise UsageError("Give either texts or pairs of texts, (first, second), not some of each.")
-    firsts, seconds = zip(*pairs, strict=True)
-    return tokenizer.encode_batch(firsts, seconds, max_tokens=longest)
-
-
 @torch.inference_mode()
-def pooled(reading: Reading, texts: Sequence[Encoding]) -> Tensor:
+def pooled(network: Network, rows: Sequence[TokenRow]) -> Tensor:
     """One vector a text [N, D], through the pooler."""
-    network = reading.network
-    device = network.trunk.embed.token.weight.device
-    found = torch.empty(len(texts), network.width, device=device, dtype=network.trunk.embed.token.weight.dtype)
-    for group in batches([len(text.tokens) for text in texts]):
-        given = inputs([texts[i] for i in group], network.config, device)
+    weight = network.trunk.embed.token.weight
+    found = torch.empty(len(rows), network.width, device=weight.device, dtype=weight.dtype)
+    for group in batches([len(row.tokens) for row in rows], room(weight.device)):
+        given = inputs([rows[i] for i in group], network.config, weight.device)
         vectors = network.pooler(network.hidden(**given), given["keep"])  # type: ignore[misc, arg-type]
-        found[torch.tensor(group, device=device)] = vectors.to(found.dtype)
+        found[torch.tensor(group, device=weight.device)] = vectors.to(found.dtype)
     return found
 
 
-@torch.inference_mode()
 def token_scores(network: Network, texts: Sequence[Encoding], head: str) -> list[Tensor]:
     """The scores of every token of each text [T, N]."""
     found: list[Tensor] = [torch.empty(0)] * len(texts)
-    device = network.trunk.embed.token.weight.device
-    for group in batches([len(text.tokens) for text in texts]):
-        scores = network(**inputs([texts[i] for i in group], network.config, device), heads=(head,))[head]
-        for i, row in zip(group, scores.float().cpu(), strict=True):
+    for group, scores in scored(network, texts, head):
+        for i, row in zip(group, scores.cpu(), strict=True):
             found[i] = row[: len(texts[i].tokens)]
     return found
+
+
+@torch.inference_mode()
+def scored(network: Network, rows: Sequence[Encoding | TokenRow], head: str) -> Iterator[tuple[list[int], Tensor]]:
+    """Batches of the rows: which ones they are, and the scores of all their tokens [B, T, N]."""
+    device = network.trunk.embed.token.weight.device
+    for group in batches([len(row.tokens) for row in rows], room(device)):
+        given = inputs([rows[i] for i in group], network.config, device)
+        yield group, network(**given, heads=(head,))[head].float()
 
 
 def name_of(labels: Sequence[str], i: int) -> str:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from malmoi.config import ModelConfig
+from malmoi.decode.batch import Ids, padded
 from malmoi.objectives import IGNORE
 from malmoi.tasks.features import Item
 
@@ -58,11 +59,11 @@ def collate(items: Sequence[Item], config: ModelConfig, *, lm: bool = False) -> 
     return tensors
 
 
-def _padded(rows: Sequence[Sequence[int]], fill: int, most: int) -> Tensor:
+def _padded(rows: Sequence[Ids], fill: int, most: int) -> Tensor:
     longest = max(map(len, rows))
     step = MULTIPLE if longest <= SHORT else COARSE
     width = max(longest, min(most, -(-longest // step) * step))
-    return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows])
+    return torch.from_numpy(padded(rows, width, fill))
 
 
 def _places(items: Sequence[Item]) -> Tensor:

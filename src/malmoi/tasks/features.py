@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from malmoi.errors import UsageError
 from malmoi.objectives import IGNORE
 from malmoi.tasks.base import Example, Task
-from malmoi.tokenizer import Encoding, Tokenizer
-from malmoi.tokenizer.pieces import windows, word_pieces
+from malmoi.tokenizer import Tokenizer, TokenRow
+from malmoi.tokenizer.pieces import Window, windows, word_pieces
 
 HEADS = {
     "classification": "classify",
@@ -33,7 +35,7 @@ def head_for(task: Task) -> str:
 class Item:
     """What is learnt from at once: one row of tokens, or the rows of an example's choices or orders; and its label."""
 
-    rows: tuple[Encoding, ...]
+    rows: tuple[TokenRow, ...]
     label: Any
 
     @property
@@ -58,18 +60,18 @@ def features(task: Task, examples: Sequence[Example], view: View) -> list[Item]:
     return list(FEATURES[task.kind](examples, view))
 
 
-def _encode(examples: Sequence[Example], view: View, *, turned: bool = False) -> list[Encoding]:
+def _encode(examples: Sequence[Example], view: View, *, turned: bool = False) -> list[TokenRow]:
     """Texts and pairs in batches of their own, in the examples' order."""
-    found: list[Encoding | None] = [None] * len(examples)
+    found: list[TokenRow | None] = [None] * len(examples)
     for paired in (False, True):
         places = [i for i, e in enumerate(examples) if (e.pair is not None) == paired]
         firsts, seconds = [examples[i].text for i in places], [examples[i].pair or "" for i in places]
         if turned:
             firsts, seconds = seconds, firsts
-        encoded = view.tokenizer.encode_batch(firsts, seconds if paired else None, max_tokens=view.length)
-        for i, encoding in zip(places, encoded, strict=True):
-            found[i] = encoding
-    return [encoding for encoding in found if encoding is not None]
+        rows = view.tokenizer.rows(firsts, seconds if paired else None, max_tokens=view.length)
+        for i, row in zip(places, rows, strict=True):
+            found[i] = row
+    return [row for row in found if row is not None]
 
 
 def _labelled(examples: Sequence[Example], view: View, label: Callable[[Any], Any]) -> Iterator[Item]:
@@ -94,11 +96,11 @@ def tagging(examples: Sequence[Example], view: View) -> Iterator[Item]:
         examples, word_pieces(view.tokenizer, [e.words for e in examples], view.length), strict=True
     ):
         for piece in pieces:
-            labels = [IGNORE] * len(piece.encoding.tokens)
+            labels = [IGNORE] * len(piece.row.tokens)
             for word, place in enumerate(piece.firsts, start=piece.start):
                 if place is not None:
                     labels[place] = numbers[example.label[word]]
-            yield Item((piece.encoding,), labels)
+            yield Item((piece.row,), labels)
 
 
 def choice(examples: Sequence[Example], view: View) -> Iterator[Item]:
@@ -122,17 +124,17 @@ def answer(examples: Sequence[Example], view: View) -> Iterator[Item]:
         for window in some:
             null = len(window.tokens) - 1 if view.last else 0
             gold = example.label[0] if example.label else None
-            yield Item((window,), (null, null) if gold is None else _place(window, *gold) or (null, null))
+            row = TokenRow(window.tokens, window.segments)
+            yield Item((row,), (null, null) if gold is None else _place(window, *gold) or (null, null))
 
 
-def _place(window: Encoding, text: str, start: int) -> tuple[int, int] | None:
+def _place(window: Window, text: str, start: int) -> tuple[int, int] | None:
     """The first and last token of an answer, if it lies whole in the window."""
-    end = start + len(text)
-    context = [i for i, s in enumerate(window.segments) if s == 1 and not window.specials[i]]
-    inside = [i for i in context if window.offsets[i][1] > start and window.offsets[i][0] < end]
-    if not inside or window.offsets[context[0]][0] > start or window.offsets[context[-1]][1] < end:
+    end, (begins, ends) = start + len(text), window.offsets.T
+    inside = np.flatnonzero((ends > start) & (begins < end)) + window.first
+    if not len(inside) or begins[0] > start or ends[-1] < end:
         return None
-    return inside[0], inside[-1]
+    return int(inside[0]), int(inside[-1])
 
 
 FEATURES: dict[str, Callable[[Sequence[Example], View], Iterator[Item]]] = {

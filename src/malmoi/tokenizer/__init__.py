@@ -1,6 +1,6 @@
 """Text to token ids and back: train, load, encode, decode and save WordPiece, BPE and byte-level BPE."""
 
-from malmoi.tokenizer.core import Encoding, Specials, Tokenizer
+from malmoi.tokenizer.core import Encoding, Specials, Tokenizer, TokenRow
 from malmoi.tokenizer.learn import train
 
-__all__ = ["Encoding", "Specials", "Tokenizer", "train"]
+__all__ = ["Encoding", "Specials", "TokenRow", "Tokenizer", "train"]

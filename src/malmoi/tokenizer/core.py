@@ -9,12 +9,24 @@ from operator import index
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer as Rust
 
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.tokenizer import files, pipeline, save
 from malmoi.tokenizer.cut import kept, split
 from malmoi.tokenizer.settings import special_names
+
+AT_ONCE = 2_000  # texts whose encodings, which hold far more than ids, lie in memory together
+
+
+@dataclass(frozen=True, eq=False)
+class TokenRow:
+    """What a network reads of a text or a pair: its tokens, and which of the two each one is of."""
+
+    tokens: NDArray[np.int32]
+    segments: NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -99,12 +111,7 @@ class Tokenizer:
         specials: bool = True,
     ) -> list[Encoding]:
         """Many texts at once, over all cores."""
-        check_texts(texts, "texts")
-        if pairs is not None:
-            check_texts(pairs, "pairs")
-            if len(pairs) != len(texts):
-                raise UsageError(f"There are {len(texts)} texts but {len(pairs)} pairs; give one pair for each text.")
-        self._check_room(max_tokens, paired=pairs is not None, specials=specials)
+        self._check(texts, pairs, max_tokens, specials=specials)
         inputs = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
         try:
             if len(texts) == 1:  # without waking the threads
@@ -114,6 +121,24 @@ class Tokenizer:
         except Exception as error:  # the library raises plain Exception too
             raise refused([*texts, *(pairs or [])], error) from None
         return [self._encoding(one, max_tokens) for one in encoded]
+
+    def rows(
+        self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, max_tokens: int | None = None
+    ) -> list[TokenRow]:
+        """The tokens and segments of `encode_batch` and nothing else, in a fraction of its memory."""
+        self._check(texts, pairs, max_tokens, specials=True)
+        inputs: list[Any] = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
+        # the faster one may forget which of a pair a token is of
+        encode = self._rust.encode_batch_fast if pairs is None else self._rust.encode_batch
+        found = []
+        for start in range(0, len(inputs), AT_ONCE):
+            some = inputs[start : start + AT_ONCE]
+            try:
+                encoded = encode(some, add_special_tokens=True)
+            except Exception as error:  # the library raises plain Exception too
+                raise refused([*texts, *(pairs or [])], error) from None
+            found += [_row(one, max_tokens) for one in encoded]
+        return found
 
     def ids(self, texts: list[str]) -> list[list[int]]:
         """The tokens of many texts and nothing else: no specials, no offsets; the fastest way, over all cores.
@@ -180,10 +205,16 @@ class Tokenizer:
         roles = {role: id for role, id in vars(self.specials).items() if role != "unk"}
         return frozenset(ids - ({self.specials.unk} - set(roles.values())))
 
-    def _check_room(self, max_tokens: int | None, *, paired: bool, specials: bool) -> None:
+    def _check(self, texts: Any, pairs: Any, max_tokens: int | None, *, specials: bool) -> None:
+        """Refuses what cannot be encoded: no texts, pairs without their firsts, no room for any token."""
+        check_texts(texts, "texts")
+        if pairs is not None:
+            check_texts(pairs, "pairs")
+            if len(pairs) != len(texts):
+                raise UsageError(f"There are {len(texts)} texts but {len(pairs)} pairs; give one pair for each text.")
         if max_tokens is None:
             return
-        needed = self._rust.num_special_tokens_to_add(paired) if specials else 0
+        needed = self._rust.num_special_tokens_to_add(pairs is not None) if specials else 0
         if max_tokens < max(needed, 1):
             raise UsageError(
                 f"max_tokens={max_tokens} leaves no room: the special tokens alone take {needed}."
@@ -207,6 +238,14 @@ class Tokenizer:
 
     def _no_such(self, id: int) -> UsageError:
         return UsageError(f"There is no token with id {id}: the vocabulary has ids 0 to {self.vocab_size - 1}.")
+
+
+def _row(one: Any, max_tokens: int | None) -> TokenRow:
+    tokens, segments = np.array(one.ids, np.int32), np.array(one.type_ids, np.int32)
+    if max_tokens is None or len(tokens) <= max_tokens:
+        return TokenRow(tokens, segments)
+    keep = kept(one.sequence_ids, max_tokens)
+    return TokenRow(tokens[keep], segments[keep])
 
 
 def integers(ids: Any) -> list[int]:

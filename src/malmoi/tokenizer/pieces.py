@@ -3,15 +3,18 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from malmoi.errors import UsageError
-from malmoi.tokenizer.core import Encoding, Tokenizer
+from malmoi.tokenizer.core import AT_ONCE, Encoding, Tokenizer, TokenRow
 
 
 @dataclass(frozen=True)
 class Piece:
     """Some words as tokens: where each one's first token stands (None where it has none), and the first word."""
 
-    encoding: Encoding
+    row: TokenRow
     firsts: tuple[int | None, ...]
     start: int = 0
 
@@ -26,15 +29,19 @@ def _fitting(
     tokenizer: Tokenizer, words: Sequence[str], encoding: Encoding, length: int, start: int
 ) -> Iterator[Piece]:
     if len(encoding.tokens) <= length:
-        yield Piece(encoding, tuple(first_tokens(words, encoding)), start)
+        yield _piece(words, encoding, start)
         return
     if len(words) < 2:
-        cut = tokenizer.encode(" ".join(words), max_tokens=length)
-        yield Piece(cut, tuple(first_tokens(words, cut)), start)
+        yield _piece(words, tokenizer.encode(" ".join(words), max_tokens=length), start)
         return
     half = len(words) // 2
     for part, at in ((words[:half], start), (words[half:], start + half)):
         yield from _fitting(tokenizer, part, tokenizer.encode(" ".join(part)), length, at)
+
+
+def _piece(words: Sequence[str], e: Encoding, start: int) -> Piece:
+    row = TokenRow(np.array(e.tokens, np.int32), np.array(e.segments, np.int32))
+    return Piece(row, tuple(first_tokens(words, e)), start)
 
 
 def first_tokens(words: Sequence[str], encoding: Encoding) -> Iterator[int | None]:
@@ -50,31 +57,40 @@ def first_tokens(words: Sequence[str], encoding: Encoding) -> Iterator[int | Non
         begin = end + 1
 
 
+@dataclass(frozen=True, eq=False)
+class Window(TokenRow):
+    """A question and a stretch of its context: the token that begins it, and the characters of each of its tokens."""
+
+    first: int
+    offsets: NDArray[np.int32]  # [tokens, 2]
+
+
 def windows(
     tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], length: int, stride: int, most: int = 64
-) -> list[list[Encoding]]:
+) -> list[list[Window]]:
     """Each (question, context) as windows of `length` tokens that move on by `stride` (Devlin 2019's SQuAD).
 
     A question longer than `most` tokens is cut. Offsets of the context stay those of the whole.
     """
-    encodings = tokenizer.encode_batch([q for q, _ in pairs], [c for _, c in pairs])
-    return [list(_windows(encoding, length, stride, most)) for encoding in encodings]
+    found = []
+    for start in range(0, len(pairs), AT_ONCE):
+        questions, contexts = zip(*pairs[start : start + AT_ONCE], strict=True)
+        encodings = tokenizer.encode_batch(questions, contexts)
+        found += [list(_windows(encoding, length, stride, most)) for encoding in encodings]
+    return found
 
 
-def _windows(e: Encoding, length: int, stride: int, most: int) -> Iterator[Encoding]:
-    asked = [i for i, s in enumerate(e.segments) if s == 0 and not e.specials[i]]
-    context = [i for i, s in enumerate(e.segments) if s == 1 and not e.specials[i]]
-    dropped = set(asked[most:])
-    frame = [i for i in range(len(e.tokens)) if i not in dropped and not (context and context[0] <= i <= context[-1])]
-    head = [i for i in frame if not context or i < context[0]]
-    room = length - len(frame)
+def _windows(e: Encoding, length: int, stride: int, most: int) -> Iterator[Window]:
+    tokens, segments, text = np.array(e.tokens, np.int32), np.array(e.segments, np.int32), ~np.array(e.specials)
+    inside, asked = np.flatnonzero(text & (segments == 1)), np.flatnonzero(text & (segments == 0))
+    begin, end = (inside[0], inside[-1] + 1) if len(inside) else (len(tokens), len(tokens))
+    head, tail = np.setdiff1d(np.arange(begin), asked[most:]), np.arange(end, len(tokens))
+    offsets = np.array(e.offsets[begin:end], np.int32).reshape(-1, 2)
+    room = length - len(head) - len(tail)
     if room < 1:
         raise UsageError(f"{length} tokens leave no room for a context after the question; allow more.")
     step = min(stride, room)
-    for start in range(0, max(1, len(context) - room + step), step):
-        yield _take(e, [*head, *context[start : start + room], *frame[len(head) :]])
-
-
-def _take(e: Encoding, places: Sequence[int]) -> Encoding:
-    columns = (e.tokens, e.segments, e.offsets, e.specials, e.words)
-    return Encoding(*([column[i] for i in places] for column in columns))  # type: ignore[arg-type]
+    for start in range(0, max(1, len(offsets) - room + step), step):
+        stop = min(start + room, len(offsets))
+        places = np.concatenate([head, np.arange(begin + start, begin + stop), tail])
+        yield Window(tokens[places], segments[places], len(head), offsets[start:stop])

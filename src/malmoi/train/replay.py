@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from malmoi.decode.graph import recording
+
 Step = Callable[[Mapping[str, Tensor]], Tensor]  # forward, backward, update: a batch in, its loss out
 MOST = 64  # shapes that are recorded; what comes after them runs as it is
 
@@ -45,16 +47,10 @@ class Replay:
         return loss
 
     def _record(self, batch: Mapping[str, Tensor]) -> tuple[torch.cuda.CUDAGraph, dict[str, Tensor], Tensor]:
-        inputs, graph = self._sent(batch), torch.cuda.CUDAGraph()
+        inputs = self._sent(batch)
         pool = next((found[0].pool() for found in self.recorded.values() if found), None)
-        torch.cuda.synchronize()
-        with torch.cuda.stream(self.stream):
-            # the thread that pins batches goes on meanwhile
-            graph.capture_begin(pool, capture_error_mode="thread_local")
-            try:
-                loss = self.step(inputs).detach()
-            finally:
-                graph.capture_end()
+        with recording(self.stream, pool) as graph:
+            loss = self.step(inputs).detach()
         return graph, inputs, loss
 
     def _sent(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:

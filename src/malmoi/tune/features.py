@@ -11,7 +11,7 @@ from malmoi.errors import UsageError, nearest
 from malmoi.infer.embed import check_layers
 from malmoi.model import FeatureConfig, Network
 from malmoi.tasks import Task
-from malmoi.tokenizer import Encoding
+from malmoi.tokenizer import TokenRow
 from malmoi.tune.settings import FinetuneConfig
 from malmoi.tune.states import States, key
 
@@ -74,7 +74,7 @@ class Remembered(nn.Module):
 
 
 @contextmanager
-def remembered(network: Network, rows: Callable[[], Sequence[Encoding]]) -> Iterator[None]:
+def remembered(network: Network, rows: Callable[[], Sequence[TokenRow]]) -> Iterator[None]:
     """While this is open, the frozen trunk's states of these rows are read and not computed again."""
     if network.features is None:
         yield

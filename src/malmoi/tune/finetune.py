@@ -4,8 +4,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,7 @@ from malmoi.objectives.task import choose, classify, regress, span, tag
 from malmoi.tasks import Example, Task
 from malmoi.tasks import task as named_task
 from malmoi.tasks.features import Item, View, features
-from malmoi.tokenizer import Encoding
-from malmoi.tokenizer.pieces import windows
+from malmoi.tokenizer import TokenRow
 from malmoi.train.device import choose as choose_machine
 from malmoi.train.parallel import join
 from malmoi.train.pretrain import alone
@@ -128,7 +126,7 @@ def _run(work: Work, settings: FinetuneConfig, out: Path, *, again: bool) -> Run
     if begin(out, record, again=again):
         return _finished(work, settings, out)
     checkpoint.network.to(work.device)
-    reading = replace(Reading.of(checkpoint), cut=lru_cache(maxsize=1)(windows))  # the same rows are judged each time
+    reading = Reading.of(checkpoint).remembering()  # the same rows are judged each time
     items = _items(work, checkpoint, reading)
     describe(work, settings, checkpoint.network, items)
 
@@ -169,7 +167,7 @@ def _items(work: Work, checkpoint: Checkpoint, reading: Reading) -> list[Item]:
     return features(work.task, work.train, _view(work, checkpoint, reading))
 
 
-def _rows(work: Work, checkpoint: Checkpoint, reading: Reading, items: Sequence[Item]) -> list[Encoding]:
+def _rows(work: Work, checkpoint: Checkpoint, reading: Reading, items: Sequence[Item]) -> list[TokenRow]:
     """Every row that is learnt from or judged by."""
     judged = features(work.task, work.dev, _view(work, checkpoint, reading))
     return [row for item in (*items, *judged) for row in item.rows]

@@ -22,7 +22,7 @@ from malmoi.decode.batch import batches, inputs
 from malmoi.errors import MalmoiError
 from malmoi.model import Network, Trail
 from malmoi.model.features import KEPT
-from malmoi.tokenizer import Encoding
+from malmoi.tokenizer import TokenRow
 from malmoi.train.log import Voice
 
 FORMAT = 1
@@ -53,7 +53,7 @@ class States(Mapping[bytes, Tensor]):
         return len(self._places)
 
     @classmethod
-    def of(cls, network: Network, rows: Sequence[Encoding]) -> "States":
+    def of(cls, network: Network, rows: Sequence[TokenRow]) -> "States":
         """Takes from the cache what is there, computes the layers that are not."""
         segmented = bool(network.config.segments)
         named = {key([row.tokens, row.segments] if segmented else [row.tokens]): row for row in rows}
@@ -87,7 +87,7 @@ def _is_whole(path: Path, size: int) -> bool:
     return path.is_file() and path.stat().st_size == size
 
 
-def _fingerprint(network: Network, rows: Mapping[bytes, Encoding]) -> str:
+def _fingerprint(network: Network, rows: Mapping[bytes, TokenRow]) -> str:
     """Of the weights, of how they are used, and of every row: its tokens say which tokenizer and which data."""
     found = hashlib.sha256(f"{FORMAT} {network.config.to_json()}".encode())
     for name, tensor in network.trunk.state_dict().items():
@@ -98,7 +98,7 @@ def _fingerprint(network: Network, rows: Mapping[bytes, Encoding]) -> str:
     return found.hexdigest()[:32]
 
 
-def _compute(network: Network, rows: Sequence[Encoding], layers: Sequence[int], folder: Path, size: int) -> None:
+def _compute(network: Network, rows: Sequence[TokenRow], layers: Sequence[int], folder: Path, size: int) -> None:
     """Runs the trunk once over all rows and writes the layers, which appear in the folder only when they are whole."""
     folder.mkdir(parents=True, exist_ok=True)
     _check_room(folder, size * len(layers))
@@ -113,7 +113,7 @@ def _compute(network: Network, rows: Sequence[Encoding], layers: Sequence[int], 
 
 
 @torch.inference_mode()
-def _write(network: Network, rows: Sequence[Encoding], layers: Sequence[int], files: Sequence[IO[bytes]]) -> None:
+def _write(network: Network, rows: Sequence[TokenRow], layers: Sequence[int], files: Sequence[IO[bytes]]) -> None:
     """Rows come longest first, as `batches` takes them, so their order on the disk is their own."""
     device, voice, done = network.trunk.embed.token.weight.device, Voice(), 0
     network.eval()

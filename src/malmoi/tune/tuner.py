@@ -94,6 +94,7 @@ class Tuner:
                 self._update(batch)
                 if self._done(stop.number):
                     break
+        self.learn = self._learn  # what was recorded goes, and its memory with it
         self.network.load_state_dict(self.best.state)
         self.network.eval()
         self.log.close()

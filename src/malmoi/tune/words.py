@@ -6,6 +6,7 @@ B examples, T tokens, A tokens of the longest answer, D width, V vocabulary.
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,7 +20,7 @@ from malmoi.objectives.base import Term
 from malmoi.tasks import Example, Task
 from malmoi.tasks.features import Item
 from malmoi.tasks.text import as_text
-from malmoi.tokenizer import Encoding
+from malmoi.tokenizer import TokenRow
 
 
 def label_words(task: Task, labels: tuple[str, ...]) -> Words:
@@ -41,8 +42,7 @@ def said_items(examples: Sequence[Example], reading: Reading, words: Words) -> l
         row = fit(split(reading.tokenizer, query, right[example.label]), reading.longest)
         shown, next_ones = row.tokens[:-1], row.tokens[1:]
         labels = [IGNORE] * (row.first - 1) + next_ones[row.first - 1 :]
-        nothing = [0] * len(shown)
-        items.append(Item((Encoding(shown, nothing, [], [], []),), labels))
+        items.append(Item((TokenRow(np.array(shown, np.int32), np.zeros(len(shown), np.int32)),), labels))
     return items
 
 
