@@ -47,7 +47,7 @@ def answer(reading: Reading, questions: Sequence[tuple[str, str]], top: int = 5)
         if isinstance(one, str) or len(one) != 2:
             raise UsageError(f"A question needs its text: give pairs (question, context), not {one!r:.60}.")
     length = reading.longest
-    cut = reading.windows(reading.tokenizer, tuple(questions), length, min(reading.stride, length))
+    cut = reading.cuts.windows(reading.tokenizer, tuple(questions), length, min(reading.stride, length))
     read = iter(_read(reading, [window for some in cut for window in some], max(top, 1)))
     return [
         _answer(context, [next(read) for _ in some], reading.threshold, top)

@@ -1,7 +1,7 @@
 """What a fine-tuned model says of a text: a label, a choice, or a label for each word. N classes, T tokens."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from typing import Any
@@ -57,6 +57,20 @@ def _parted(texts: Sequence[Text]) -> tuple[list[str], list[str] | None]:
 
 
 @dataclass(frozen=True)
+class Cuts:
+    """How tokens are made of texts, of sentences in words, of questions and their contexts."""
+
+    rows: Callable[..., list[TokenRow]] = rows_of
+    pieces: Callable[..., list[list[Piece]]] = word_pieces
+    windows: Callable[..., list[list[Window]]] = windows
+
+    def remembering(self) -> "Cuts":
+        """For who reads the same texts again and again: they are cut once."""
+        kept = lru_cache(maxsize=2)  # two: a pair's both orders
+        return Cuts(kept(self.rows), kept(self.pieces), kept(self.windows))
+
+
+@dataclass(frozen=True)
 class Reading:
     """A fine-tuned model as it reads texts."""
 
@@ -68,9 +82,7 @@ class Reading:
     both: bool = False  # pairs are read in both orders (GPT-1 §3.3)
     threshold: float = float("inf")  # "there is no answer" must beat the best by more than this
     words: Words | None = None  # what a language model says for each label, where it has no head for them
-    rows: Callable[..., list[TokenRow]] = rows_of  # what becomes of texts,
-    pieces: Callable[..., list[list[Piece]]] = word_pieces  # of sentences in words,
-    windows: Callable[..., list[list[Window]]] = windows  # of questions and their contexts
+    cuts: Cuts = Cuts()
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> "Reading":
@@ -82,11 +94,6 @@ class Reading:
         if "words" in checkpoint.extra:
             told["words"] = Words(checkpoint.extra["words"]["prompt"], tuple(checkpoint.extra["words"]["said"]))
         return cls(checkpoint.network, checkpoint.tokenizer, checkpoint.labels, **told)
-
-    def remembering(self) -> "Reading":
-        """The same, for who reads the same texts again and again: they are cut into tokens once."""
-        kept = lru_cache(maxsize=2)  # two: a pair's both orders
-        return replace(self, rows=kept(self.rows), pieces=kept(self.pieces), windows=kept(self.windows))
 
     @property
     def longest(self) -> int:
@@ -102,10 +109,10 @@ def class_scores(reading: Reading, texts: Sequence[Text]) -> Tensor:
     """The scores of every class [texts, N]."""
     if reading.words is not None:
         return word_scores(reading.network, reading.tokenizer, reading.words, texts)
-    vectors = pooled(reading.network, reading.rows(reading.tokenizer, tuple(texts), reading.longest))
+    vectors = pooled(reading.network, reading.cuts.rows(reading.tokenizer, tuple(texts), reading.longest))
     if reading.both and texts and not isinstance(texts[0], str):
         turned = tuple((pair[1], pair[0]) for pair in texts)
-        vectors = vectors + pooled(reading.network, reading.rows(reading.tokenizer, turned, reading.longest))
+        vectors = vectors + pooled(reading.network, reading.cuts.rows(reading.tokenizer, turned, reading.longest))
     with torch.inference_mode():
         scores: Tensor = reading.network.heads["classify"](vectors)
     return scores.float().cpu()
@@ -123,7 +130,7 @@ def choose(reading: Reading, questions: Sequence[Question]) -> list[Prediction]:
 def choice_scores(reading: Reading, questions: Sequence[Question]) -> list[Tensor]:
     """One score for each choice of each question: every choice is read after its text, by itself."""
     pairs = tuple((q[0], _asked(q[1] if len(q) == 3 else "", choice)) for q in questions for choice in q[-1])
-    vectors = pooled(reading.network, reading.rows(reading.tokenizer, pairs, reading.longest))
+    vectors = pooled(reading.network, reading.cuts.rows(reading.tokenizer, pairs, reading.longest))
     with torch.inference_mode():
         scores = reading.network.heads["choice"](vectors).float().cpu().squeeze(-1)
     return list(scores.split([len(q[-1]) for q in questions]))
@@ -150,7 +157,7 @@ def tag(reading: Reading, texts: Sequence[Text]) -> list[list[Span]]:
 
 def tag_words(reading: Reading, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
     """A label for each word of sentences that are already cut into words; a word that leaves no token is outside."""
-    pieces = reading.pieces(reading.tokenizer, tuple(map(tuple, sentences)), reading.longest)
+    pieces = reading.cuts.pieces(reading.tokenizer, tuple(map(tuple, sentences)), reading.longest)
     flat = [piece for some in pieces for piece in some]
     best: list[list[int]] = [[]] * len(flat)
     for group, scores in scored(reading.network, [piece.row for piece in flat], "tag"):

@@ -4,7 +4,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,7 @@ def _run(work: Work, settings: FinetuneConfig, out: Path, *, again: bool) -> Run
     if begin(out, record, again=again):
         return _finished(work, settings, out)
     checkpoint.network.to(work.device)
-    reading = Reading.of(checkpoint).remembering()  # the same rows are judged each time
+    reading = replace(Reading.of(checkpoint), cuts=work.cuts)
     items = _items(work, checkpoint, reading)
     describe(work, settings, checkpoint.network, items)
 
@@ -164,7 +164,7 @@ def _finished(work: Work, settings: FinetuneConfig, out: Path) -> Run:
 def _items(work: Work, checkpoint: Checkpoint, reading: Reading) -> list[Item]:
     if reading.words is not None:
         return said_items(work.train, reading, reading.words)
-    return features(work.task, work.train, _view(work, checkpoint, reading))
+    return work.items(_view(work, checkpoint, reading))
 
 
 def _rows(work: Work, checkpoint: Checkpoint, reading: Reading, items: Sequence[Item]) -> list[TokenRow]:

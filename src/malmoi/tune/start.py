@@ -1,6 +1,7 @@
 """A network for a task out of a pre-trained one: its trunk, one new output layer, and the new tokens of a GPT."""
 
 from dataclasses import asdict, replace
+from functools import lru_cache
 
 import torch
 
@@ -29,7 +30,7 @@ def for_task(start: Checkpoint, task: Task, labels: tuple[str, ...], settings: F
         raise UsageError("A model without a tokenizer cannot be fine-tuned.")
     causal, head = config.pool == "last", "lm" if said else head_for(task)
     if causal and not said:
-        tokenizer = _framed(tokenizer, settings)
+        tokenizer = _framed(tokenizer, settings.adapter.kind)
     config = replace(config, vocab=max(config.vocab, tokenizer.vocab_size))
     if settings.lm and not causal:
         raise UsageError("lm (the auxiliary language model of GPT-1) needs a GPT; this model reads both ways.")
@@ -60,10 +61,11 @@ def _says_words(start: Checkpoint, task: Task, settings: FinetuneConfig) -> bool
     return can and settings.adapter.kind == "prompt" if settings.words is None else settings.words
 
 
-def _framed(tokenizer: Tokenizer, settings: FinetuneConfig) -> Tokenizer:
+@lru_cache(maxsize=1)  # one for all runs, so that what it has encoded is known to the next
+def _framed(tokenizer: Tokenizer, adapter: str) -> Tokenizer:
     if is_framed(tokenizer):
         return tokenizer
-    return framed(tokenizer) if settings.adapter.kind == "none" else framed_by_end(tokenizer)
+    return framed(tokenizer) if adapter == "none" else framed_by_end(tokenizer)
 
 
 @torch.no_grad()

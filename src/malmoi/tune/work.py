@@ -3,8 +3,9 @@
 import random
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import torch
 
 from malmoi.checkpoint import Checkpoint
 from malmoi.errors import MalmoiError
+from malmoi.infer.predict import Cuts
 from malmoi.model import Network, parameters
 from malmoi.tasks import Example, Task, files_in, label_names, need_labels
 from malmoi.tasks import load as load_examples
-from malmoi.tasks.features import Item
+from malmoi.tasks.features import Item, View, features
 from malmoi.tune.resume import fingerprint
 from malmoi.tune.settings import FinetuneConfig
 from malmoi.tune.start import MOST
@@ -32,6 +34,16 @@ class Work:
     start: Checkpoint
     device: torch.device
     of: str  # which model and which examples these are
+
+    @cached_property
+    def cuts(self) -> Cuts:
+        """The same rows are judged after each epoch of each run."""
+        return Cuts().remembering()
+
+    @cached_property
+    def items(self) -> Callable[[View], list[Item]]:
+        """What is learnt from, as tokens: the same for every run that looks at it alike."""
+        return lru_cache(maxsize=1)(lambda view: features(self.task, self.train, view))
 
 
 def gather(task: Task, data: Any, dev: Any, settings: FinetuneConfig, start: Checkpoint, device: torch.device) -> Work:
