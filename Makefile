@@ -29,6 +29,7 @@ heavy: $(READY)
 bench: $(READY)
 	$(BIN)/python bench/decode.py
 	$(BIN)/python bench/train_cpu.py
+	$(BIN)/python bench/finetune.py
 
 clean:
 	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache
