@@ -21,7 +21,7 @@ from malmoi.model import Network, initialise, preset
 from malmoi.objectives import Pass, count_labels
 from malmoi.objectives.task import choice_scores, choose, classify, regress, span, tag
 from malmoi.tasks import own, task
-from malmoi.tokenizer import train
+from malmoi.tokenizer import Tokenizer, train
 from malmoi.train import Stopped
 from malmoi.tune import evaluate, finetune
 from malmoi.tune.settings import FinetuneConfig, finetune_config
@@ -467,6 +467,24 @@ def test_what_is_finished_is_not_done_again(
     assert learnt == [1, 2, 0, 1, 2]
 
 
+@pytest.mark.parametrize("model", ["bert", "gpt"])
+def test_runs_share_their_tokens(
+    model: str, request: Any, data: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, asked = Tokenizer.rows, list[int]()
+
+    def rows(self: Tokenizer, texts: Any, *rest: Any, **more: Any) -> Any:
+        asked.append(len(texts))
+        return encode(self, texts, *rest, **more)
+
+    monkeypatch.setattr(Tokenizer, "rows", rows)
+    start, path = request.getfixturevalue(model), data("classification")
+    for seeds in (1, 3):
+        finetune(start, "classification", path, tmp_path / str(seeds), path, steps=2, seeds=seeds)
+    assert sum(asked[: len(asked) // 2]) > 0
+    assert asked[: len(asked) // 2] == asked[len(asked) // 2 :]
+
+
 def test_what_does_not_fit_is_said(bert: Path, gpt: Path, data: Callable[[str], Path], tmp_path: Path) -> None:
     path = data("classification")
     with pytest.raises(UsageError, match="auxiliary language model of GPT-1"):
@@ -475,6 +493,8 @@ def test_what_does_not_fit_is_said(bert: Path, gpt: Path, data: Callable[[str], 
         finetune(bert, "classification", path, tmp_path / "o", path, epoch=2)
     with pytest.raises(UsageError, match="batch must be positive"):
         finetune(bert, "classification", path, tmp_path / "o", path, batch=0)
+    with pytest.raises(UsageError, match="steps must not be negative"):
+        finetune(bert, "classification", path, tmp_path / "o", path, steps=-1)
     with pytest.raises(UsageError, match="grid or several seeds, not both"):
         finetune(bert, "classification", path, tmp_path / "o", path, grid=True, seeds=2)
     with pytest.raises(UsageError, match=r"no classify head.*fine-tune it first"):

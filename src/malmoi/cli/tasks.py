@@ -47,8 +47,11 @@ def finetune(
     label: LabelOption = None,
     choices: ChoicesOption = None,
     epochs: Annotated[float | None, typer.Option(help="Times through the rows (3).")] = None,
+    steps: Annotated[int | None, typer.Option(help="… or so many updates,", metavar="N")] = None,
+    minutes: Annotated[float | None, typer.Option(help="… or so long.", metavar="N")] = None,
     lr: Annotated[float | None, typer.Option(help="The peak learning rate (5e-5).")] = None,
     batch: Annotated[int | None, typer.Option(help="Examples in an update (32).")] = None,
+    length: Annotated[int | None, typer.Option(help="The most tokens of a row (512).", metavar="N")] = None,
     seeds: Annotated[int | None, typer.Option(help="Runs; their mean is told and the median one kept.")] = None,
     grid: Annotated[bool, typer.Option("--grid", help="Try the paper's rates, batches and epochs.")] = False,
     freeze: Annotated[bool, typer.Option("--freeze", help="Train only the new layer.")] = False,
@@ -77,9 +80,8 @@ def finetune(
     from malmoi.train import Stopped
     from malmoi.tune.finetune import finetune as tune
 
-    changes: dict[str, Any] = dict(
-        epochs=epochs, lr=lr, batch=batch, seeds=seeds, lm=lm, features=features, adapter=adapter
-    )
+    changes: dict[str, Any] = dict(epochs=epochs, steps=steps, minutes=minutes, lr=lr, batch=batch, length=length)
+    changes |= dict(seeds=seeds, features=features, adapter=adapter, lm=lm)
     flags = dict(grid=grid, freeze=freeze, untrained=untrained, skip_bad=skip_bad)
     changes |= {name: True for name, given in flags.items() if given} | changes_of(settings)
     chosen = chosen_task(task, text, pair, label, choices)

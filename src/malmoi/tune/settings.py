@@ -55,6 +55,8 @@ class FinetuneConfig(Config):
         super().__post_init__()
         for name in ("batch", "lr", "epochs", "seeds", "evaluations", "stride"):
             _require(getattr(self, name) > 0, f"{name} must be positive, not {getattr(self, name)}.")
+        for name in ("steps", "minutes", "length", "lm", "decay", "clip", "patience", "freeze_layers"):
+            _require(getattr(self, name) >= 0, f"{name} must not be negative, but is {getattr(self, name)}.")
         _require(0 < self.holdout < 1, f"holdout must lie between 0 and 1, not {self.holdout}.")
         _require(0 <= self.warmup < 1, f"warmup must lie in [0, 1), not {self.warmup}.")
         _require(0 < self.layer_decay <= 1, f"layer_decay must lie in (0, 1], not {self.layer_decay}.")
