@@ -30,6 +30,7 @@ VERBS = (
     "pretrain",
     "tasks",
     "merge",
+    "compress",
     "export",
     "evaluate",
     "study",

@@ -1,0 +1,116 @@
+"""Verbs that make a model smaller: quantize, prune, distil, share."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from malmoi.cli.app import add_group
+from malmoi.cli.inputs import DeviceOption, JsonOption, ModelOption, changes_of
+from malmoi.cli.show import print_json, print_table
+
+if TYPE_CHECKING:
+    from malmoi.compress import Shrunk
+
+OutOption = Annotated[Path, typer.Option(help="The folder of the smaller model.", metavar="DIR")]
+TaskOption = Annotated[str | None, typer.Option(help="The task of the rows in --data (see malmoi tasks).")]
+
+
+def add(app: typer.Typer) -> None:
+    add_group(app, "compress", "Make a model smaller.", quantize, prune, distil, share)
+
+
+def quantize(
+    model: ModelOption,
+    out: OutOption,
+    bits: Annotated[int, typer.Option(help="8, or 4.")] = 8,
+    group: Annotated[int, typer.Option(help="Inputs that share a scale; 0: a whole row, at 4 bits 32.")] = 0,
+    task: TaskOption = None,
+    data: Annotated[Path | None, typer.Option(help="Text, or rows of the task: judged before and after.")] = None,
+    device: DeviceOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Keep the weights of linear layers as whole numbers of few bits, with scales.
+
+    Example: malmoi compress quantize --model runs/gpt --out runs/gpt-8bit --data held-out.txt
+    """
+    from malmoi.compress.quantize import quantize as done
+
+    _show(done(model, out, bits=bits, group=group, task=task, data=data, device=device), json)
+
+
+def prune(
+    model: ModelOption,
+    out: OutOption,
+    sparsity: Annotated[float | None, typer.Option(help="The share of the weights that become zero.")] = None,
+    pattern: Annotated[str | None, typer.Option(help="Zeros in a pattern: 2:4 is two of every four.")] = None,
+    layers: Annotated[str | None, typer.Option(help="The layers that stay, e.g. 0,2,4.", metavar="N,…")] = None,
+    heads: Annotated[float | None, typer.Option(help="The share of each layer's heads that stays.")] = None,
+    neurons: Annotated[float | None, typer.Option(help="The share of each MLP's neurons that stays.")] = None,
+    task: TaskOption = None,
+    data: Annotated[Path | None, typer.Option(help="Text, or rows of the task: judged before and after.")] = None,
+    device: DeviceOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Take parts out of a model: single weights, layers, heads, or neurons, the least important first.
+
+    Example: malmoi compress prune --model runs/bert --out runs/bert-half --layers 0,2,4
+    """
+    from malmoi.compress.prune import prune as done
+
+    ways: dict[str, Any] = dict(sparsity=sparsity, pattern=pattern, layers=layers, heads=heads, neurons=neurons)
+    _show(done(model, out, **ways, task=task, data=data, device=device), json)
+
+
+def distil(
+    model: ModelOption,
+    data: Annotated[list[Path], typer.Option(help="Text, or rows of the task, from which the student learns.")],
+    out: OutOption,
+    task: TaskOption = None,
+    dev: Annotated[list[Path] | None, typer.Option(help="Rows of the task to judge by.")] = None,
+    layers: Annotated[int | None, typer.Option(help="The student's; half of the teacher's.")] = None,
+    student: Annotated[str | None, typer.Option(help="A student of another shape.", metavar="DIR")] = None,
+    temperature: Annotated[float, typer.Option(help="Softens what the teacher says.")] = 2.0,
+    soft: Annotated[float, typer.Option(help="The teacher's share of the loss; the labels have the rest.")] = 0.5,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Any setting of finetune or pretrain.", metavar="K=V")
+    ] = None,
+    device: DeviceOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Teach a smaller student what a model says: of a task's rows, or of plain text.
+
+    Example: malmoi compress distil --model runs/sst2 --task sst2 --data train.tsv --dev dev.tsv --out runs/sst2-3
+    """
+    from malmoi.compress.distil import distil as done
+
+    ways: dict[str, Any] = dict(layers=layers, student=student, temperature=temperature, soft=soft)
+    changes = changes_of(settings)
+    _show(done(model, out, data, task=task, dev=dev or None, **ways, device=device, **changes), json)
+
+
+def share(
+    model: ModelOption,
+    out: OutOption,
+    groups: Annotated[int, typer.Option(help="Distinct blocks, shared over the depth.")] = 1,
+    embedding: Annotated[int, typer.Option(help="The width of a factorised embedding; 0: as it is.")] = 0,
+    json: JsonOption = False,
+) -> None:
+    """Let layers share their weights, and factorise the embedding, as ALBERT does; then it must learn again.
+
+    Example: malmoi compress share --model runs/bert --groups 1 --embedding 128 --out runs/bert-shared
+    """
+    from malmoi.compress.share import share as done
+
+    _show(done(model, out, groups=groups, embedding=embedding), json)
+
+
+def _show(found: "Shrunk", json: bool) -> None:
+    if json:
+        sizes = {"weights": found.weights, "bytes": found.size}
+        print_json(
+            {**{name: list(pair) for name, pair in (sizes | dict(found.metrics)).items()}, "model": str(found.out)}
+        )
+    else:
+        print_table(("what", "before", "after"), list(found.rows()))
+        print(found.out)

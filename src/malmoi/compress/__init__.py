@@ -1,0 +1,5 @@
+"""A smaller model out of a large one: fewer bits, fewer parts, shared layers, or a student that learns from it."""
+
+from malmoi.compress.shrunk import Shrunk
+
+__all__ = ["Shrunk"]

@@ -1,0 +1,42 @@
+"""What became of a model that was made smaller."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from malmoi.model import Network, parameters
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """Where the smaller model lies; before and after: its weights, its bytes on the disk, what it was judged by."""
+
+    out: Path
+    weights: tuple[int, int]
+    size: tuple[int, int]
+    metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    def rows(self) -> Iterator[tuple[str, str, str]]:
+        """A table: what, before, after."""
+        yield "weights", *(f"{n:,}" for n in self.weights)
+        yield "MB", *(f"{n / 1e6:,.1f}" for n in self.size)
+        for name, values in self.metrics.items():
+            yield name, *(f"{value:.4g}" for value in values)
+
+    @classmethod
+    def of(
+        cls,
+        before: tuple[Network, Path],
+        after: tuple[Network, Path],
+        metrics: Mapping[str, tuple[float, float]] | None = None,
+    ) -> "Shrunk":
+        """Counts the weights of two networks and the bytes of their folders."""
+        weights = parameters(before[0]), parameters(after[0])
+        return cls(after[1], weights, (folder_size(before[1]), folder_size(after[1])), metrics or {})
+
+
+def folder_size(folder: Path) -> int:
+    """Bytes of the weights in a folder (a file is its own size)."""
+    if folder.is_file():
+        return folder.stat().st_size
+    return sum(file.stat().st_size for kind in ("*.safetensors", "*.bin") for file in folder.glob(kind))
