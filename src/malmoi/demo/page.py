@@ -8,8 +8,9 @@ from malmoi.checkpoint.atomic import write_text
 from malmoi.demo.pictures import attention_grid, bars, chips, heat_map, sharpest
 from malmoi.demo.story import ERAS, PROMPTS, SENTENCE, Story
 from malmoi.metrics import confusion
+from malmoi.train.chart import chart
 from malmoi.train.log import clock, read_rows
-from malmoi.train.report import chart, page
+from malmoi.train.report import page
 from malmoi.tune.report import confusion_table
 
 STYLE = """<style>

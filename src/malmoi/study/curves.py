@@ -1,6 +1,5 @@
 """What was asked and what was right, summed up and drawn: one line over the number of examples for each size."""
 
-import html
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,11 +7,7 @@ from typing import Any
 
 from malmoi.metrics import Mean
 from malmoi.study.rules import UNSEEN
-from malmoi.train.report import short
-from malmoi.tune.ask import STYLE
-
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 820, 380, 52, 16, 46, 40
-COLOURS = ("var(--c)", "var(--b)", "var(--a)")
+from malmoi.train.chart import Line, Points, alone, chart, short
 
 
 @dataclass(frozen=True)
@@ -96,60 +91,15 @@ def rough(number: float) -> str:
 
 def picture(found: Mapping[str, Found]) -> str:
     """curve.svg: accuracy over all rules by the number of examples; dashed with the instruction."""
-    shots = sorted({number for one in found.values() for number in one.shots})
-    parts = [STYLE, _grid(shots)]
-    for name, colour in zip(found, COLOURS, strict=False):
-        one = found[name]
-        for instructed in (True, False):
-            line = [one.at(number, one.rules, instructed=instructed) for number in one.shots]
-            parts.append(_line([_x(shots, number) for number in one.shots], line, colour, dashed=instructed))
-    label = f"Accuracy by examples in context: {', '.join(found)}"
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{html.escape(label)}">{"".join(parts)}{_legend(found)}</svg>\n'
-    )
-
-
-def _x(shots: Sequence[int], number: int) -> float:
-    """Numbers of examples stand side by side, as on a logarithmic axis that has a zero."""
-    return LEFT + (WIDTH - LEFT - RIGHT) * shots.index(number) / max(1, len(shots) - 1)
-
-
-def _y(share: float) -> float:
-    return TOP + (HEIGHT - TOP - BOTTOM) * (1 - share)
-
-
-def _grid(shots: Sequence[int]) -> str:
-    parts = []
-    for tenth in range(0, 11, 2):
-        y = _y(tenth / 10)
-        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--line)"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{tenth * 10} %</text>')
-    for number in shots:
-        parts.append(f'<text x="{_x(shots, number):.1f}" y="{HEIGHT - 22}" text-anchor="middle">{number}</text>')
-    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">examples in context</text>')
-    return "".join(parts)
-
-
-def _line(across: Sequence[float], line: Sequence[Mean], colour: str, *, dashed: bool) -> str:
-    path = " ".join(f"{x:.1f},{_y(v.mean):.1f}" for x, v in zip(across, line, strict=True))
-    dashes = ' stroke-dasharray="5 5" stroke-opacity=".6"' if dashed else ""
-    drawn = f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dashes}/>'
-    if dashed:
-        return drawn
-    bars = (
-        f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_y(v.mean - v.error):.1f}" y2="{_y(v.mean + v.error):.1f}" '
-        f'stroke="{colour}"/><circle cx="{x:.1f}" cy="{_y(v.mean):.1f}" r="3" fill="{colour}"/>'
-        for x, v in zip(across, line, strict=True)
-    )
-    return drawn + "".join(bars)
-
-
-def _legend(found: Mapping[str, Found]) -> str:
+    lines: dict[str, Line] = {}
+    for size, one in found.items():
+        name = f"{size}, {rough(one.facts['parameters'])}"
+        plain, told = ([one.at(n, one.rules, instructed=i) for n in one.shots] for i in (False, True))
+        lines[f"{name}, instructed"] = Line(_points(one, told), beside=name, dashed=True)
+        lines[name] = Line(_points(one, plain), [value.error for value in plain])
     said = "exact answers over all rules (dashed: with the instruction)"
-    parts, at = [f'<text x="{LEFT}" y="14">{said}</text>'], WIDTH - RIGHT
-    for name, colour in reversed(list(zip(found, COLOURS, strict=False))):
-        text = f"{name}, {rough(found[name].facts['parameters'])}"
-        parts.append(f'<text x="{at}" y="14" text-anchor="end" style="fill:{colour}">{html.escape(text)}</text>')
-        at -= 8 * len(text) + 14
-    return "".join(parts)
+    return alone(chart(lines, "examples in context", said, height=380, even=True, share=True))
+
+
+def _points(found: Found, line: Sequence[Mean]) -> Points:
+    return [(number, value.mean) for number, value in zip(found.shots, line, strict=True)]

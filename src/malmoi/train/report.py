@@ -1,13 +1,13 @@
 """report.html: the curves of a run and what it said on the way, in one file that needs nothing else."""
 
 import html
-import math
-from collections.abc import Collection, Mapping, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from malmoi.checkpoint.atomic import write_text
+from malmoi.train.chart import Line, Points, chart, short, smooth
 from malmoi.train.log import clock, read_rows
 from malmoi.train.recipe import Recipe
 
@@ -32,10 +32,6 @@ svg{width:100%;height:auto;overflow:visible}svg text{fill:var(--soft);font-size:
 summary{cursor:pointer;color:var(--soft)}pre,code{font:14px/1.5 ui-monospace,monospace}
 pre{background:color-mix(in srgb,var(--ink) 5%,transparent);padding:.8rem 1rem;border-radius:8px;overflow:auto}
 """
-COLOURS = ("var(--a)", "var(--b)", "var(--c)", "var(--soft)")
-LEFT, RIGHT, TOP, BOTTOM = 52, 16, 30, 34  # room around a chart
-MOST = 400  # points of a line: more cannot be seen
-Points = list[tuple[float, float]]
 
 
 def page(title: str, lead: str, body: str) -> str:
@@ -62,117 +58,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return f"<table><tr>{cells(head, 'th')}</tr>{body}</table>"
 
 
-# ------------------------------------------------------------------ charts
-
-
-def chart(
-    series: Mapping[str, Points],
-    across: str,
-    up: str,
-    width: int = 820,
-    height: int = 300,
-    faint: Collection[str] = (),
-) -> str:
-    """Lines as SVG with axes and a legend; one colour each, in order. A faint one is a shadow without a legend."""
-    lines = {name: thin(line) for name, line in series.items() if line}
-    points = [p for line in lines.values() for p in line]
-    if len(points) < 2:
-        return ""
-    right = max(x for x, _ in points)
-    ticks_x = [x for x in ticks(min(x for x, _ in points), right) if x <= right]
-    ticks_y = ticks(min(y for _, y in points), max(y for _, y in points))
-    frame = _Frame((ticks_x[0], max(right, ticks_x[-1])), (ticks_y[0], ticks_y[-1]), width, height)
-    strong = [name for name in lines if name not in faint]
-    drawn = "".join(_line(frame, line, name, strong) for name, line in lines.items())
-    about = html.escape(f"{up} by {across}: {', '.join(strong)}")
-    return (
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{about}">{_grid(frame, ticks_x, ticks_y)}{drawn}'
-        f"{_legend(strong, up, width)}"
-        f'<text x="{width - RIGHT}" y="{height - 2}" text-anchor="end">{html.escape(across)}</text></svg>'
-    )
-
-
-class _Frame:
-    """Where a value lies on the picture."""
-
-    def __init__(self, x: tuple[float, float], y: tuple[float, float], width: int, height: int) -> None:
-        self.x, self.y, self.width, self.height = x, y, width, height
-
-    def place(self, x: float, y: float) -> tuple[float, float]:
-        (x0, x1), (y0, y1) = self.x, self.y
-        inner, tall = self.width - LEFT - RIGHT, self.height - TOP - BOTTOM
-        return LEFT + (x - x0) / ((x1 - x0) or 1) * inner, TOP + (y1 - y) / ((y1 - y0) or 1) * tall
-
-
-def ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Round numbers from at most `low` to at least `high`."""
-    span = (high - low) or abs(high) or 1.0
-    power = 10.0 ** math.floor(math.log10(span / about))
-    step = next(m * power for m in (1, 2, 5, 10) if m * power * about >= span)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(i * step, 12) for i in range(first, max(last, first + 1) + 1)]
-
-
-def _grid(frame: _Frame, ticks_x: Sequence[float], ticks_y: Sequence[float]) -> str:
-    parts = []
-    for value in ticks_y:
-        x, y = frame.place(frame.x[0], value)
-        parts.append(f'<line x1="{x:.0f}" x2="{frame.width - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--line)"/>')
-        parts.append(f'<text x="{x - 8:.0f}" y="{y + 4:.1f}" text-anchor="end">{short(value)}</text>')
-    for value in ticks_x:
-        x, y = frame.place(value, frame.y[0])
-        parts.append(f'<text x="{x:.0f}" y="{y + 18:.0f}" text-anchor="middle">{short(value)}</text>')
-    return "".join(parts)
-
-
-def _line(frame: _Frame, line: Points, name: str, strong: Sequence[str]) -> str:
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (frame.place(*p) for p in line))
-    if name not in strong:
-        return f'<polyline points="{path}" fill="none" stroke="{COLOURS[0]}" stroke-opacity=".25"/>'
-    colour = COLOURS[strong.index(name) % len(COLOURS)]
-    x, y = frame.place(*line[-1])
-    return (
-        f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2" stroke-linejoin="round"/>'
-        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>'
-    )
-
-
-def _legend(names: Sequence[str], up: str, width: int) -> str:
-    parts, at = [f'<text x="0" y="12">{html.escape(up)}</text>'], width - RIGHT
-    for i, name in reversed(list(enumerate(names))) if len(names) > 1 else ():
-        colour = COLOURS[i % len(COLOURS)]
-        parts.append(f'<text x="{at}" y="12" text-anchor="end" style="fill:{colour}">{html.escape(name)}</text>')
-        at -= 8 * len(name) + 14
-    return "".join(parts)
-
-
-def short(number: float) -> str:
-    """1,500,000 → 1.5M."""
-    for size, sign in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(number) >= size:
-            return f"{number / size:.4g}{sign}"
-    if 0 < abs(number) < 1e-3:
-        power = math.floor(math.log10(abs(number)))
-        return f"{number / 10.0**power:.3g}e{power}"
-    return f"{number:.4g}"
-
-
-def thin(line: Points) -> Points:
-    """At most so many points, the last one among them."""
-    every = -(-len(line) // MOST)
-    return line if every <= 1 else [*line[:-1:every], line[-1]]
-
-
-def smooth(line: Points, share: float = 0.02) -> Points:
-    """A noisy line as the mean of a few points around each, fewer towards the ends."""
-    sums = list(accumulate((y for _, y in line), initial=0.0))
-    result = []
-    for i, (x, _) in enumerate(line):
-        half = min(i, len(line) - 1 - i, int(share * len(line)))
-        result.append((x, (sums[i + half + 1] - sums[i - half]) / (2 * half + 1)))
-    return result
-
-
 # ------------------------------------------------------------------ a pre-training run
 
 
@@ -180,17 +65,22 @@ def curves(rows: Sequence[Mapping[str, Any]]) -> str:
     """Training and validation loss by tokens; the single steps are a shadow of their mean."""
     steps: Points = [(r["tokens"], r["loss"]) for r in rows if "loss" in r]
     valid: Points = [(r["tokens"], r["valid_loss"]) for r in rows if "valid_loss" in r]
-    return chart({"steps": steps, "training": smooth(steps), "validation": valid}, "tokens", "loss", faint=("steps",))
+    lines: dict[str, Points | Line] = {
+        "steps": Line(steps, beside="training"),
+        "training": smooth(steps),
+        "validation": valid,
+    }
+    return chart(lines, "tokens", "loss")
 
 
 def _course(rows: Sequence[Mapping[str, Any]]) -> str:
     """The learning rate and the speed, side by side."""
     rates: Points = [(r["tokens"], r["lr"]) for r in rows if "lr" in r]
     speeds: Points = [(r["tokens"], r["tokens_per_second"]) for r in rows if r.get("tokens_per_second")]
-    both = {"steps": speeds, "speed": smooth(speeds)}
+    both: dict[str, Points | Line] = {"steps": Line(speeds, beside="speed"), "speed": smooth(speeds)}
     small = (
         chart({"learning rate": rates}, "tokens", "learning rate", 400, 180),
-        chart(both, "tokens", "tokens a second", 400, 180, faint=("steps",)),
+        chart(both, "tokens", "tokens a second", 400, 180),
     )
     return f'<div class="pair">{"".join(f"<div>{svg}</div>" for svg in small if svg)}</div>'
 

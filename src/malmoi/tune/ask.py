@@ -13,12 +13,10 @@ from malmoi.incontext.harness import harnessed
 from malmoi.infer import Model
 from malmoi.metrics import Mean
 from malmoi.tasks import Task
+from malmoi.train.chart import Line, alone, chart
 from malmoi.train.log import Voice
-from malmoi.train.report import Points, chart
 
 Files = str | Path | Sequence[str | Path]
-STYLE = """<style>:root{--ink:#1d2433;--soft:#5f6879;--line:#e0e4ec;--a:#2458c5;--b:#b94a12;--c:#2b7a4b}
-text{fill:var(--soft);font:12px system-ui,"Noto Sans KR",sans-serif}</style>"""
 
 
 def in_context(model: Model, task: Task | Path, data: Files | None, **asking: Any) -> Any:
@@ -70,8 +68,5 @@ def write_curve(out: Path, found: Sequence[Result]) -> None:
 
 def _drawn(title: str, values: Sequence[Mean], shots: Sequence[float]) -> str:
     """A picture that needs no page around it."""
-    bounds = {"above": [v.mean + v.error for v in values], "below": [v.mean - v.error for v in values]}
-    lines = {"mean": [v.mean for v in values], **bounds}
-    series: dict[str, Points] = {name: list(zip(shots, line, strict=True)) for name, line in lines.items()}
-    picture = chart(series, "examples shown", title, faint=tuple(bounds))
-    return picture.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(">", f">{STYLE}", 1) + "\n"
+    points = [(number, value.mean) for number, value in zip(shots, values, strict=True)]
+    return alone(chart({"mean": Line(points, [value.error for value in values])}, "examples shown", title))

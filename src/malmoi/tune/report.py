@@ -8,8 +8,9 @@ from typing import Any
 from malmoi.checkpoint.atomic import write_text
 from malmoi.metrics import confusion, mean
 from malmoi.tasks import Task
+from malmoi.train.chart import chart
 from malmoi.train.log import read_rows
-from malmoi.train.report import chart, facts, page, table
+from malmoi.train.report import facts, page, table
 from malmoi.tune.evaluate import Outcome
 
 SHOWN = 200  # predictions on the page; all of them are in predictions.jsonl

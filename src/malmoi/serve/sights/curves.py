@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from malmoi.train.chart import Points, smooth, thin
 from malmoi.train.log import read_rows
-from malmoi.train.report import Points, smooth, thin
 
 MOST = 50  # runs that are shown, the latest first
 DEEP = 3  # folders below the one that is named
