@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from malmoi.checkpoint.atomic import write_text
 from malmoi.checkpoint.card import model_card
 from malmoi.checkpoint.gguf import read_gguf
 from malmoi.checkpoint.hf import TABLES
 from malmoi.checkpoint.hub import find
+from malmoi.checkpoint.quantized import Packing, is_linear_there, unpacked
 from malmoi.checkpoint.table import Table
 from malmoi.checkpoint.translate import classes_of, empty, fill, from_hf, is_tied, to_hf
 from malmoi.checkpoint.weights import read_weights, write_weights
@@ -53,7 +55,7 @@ def read(source: str | Path, *, dtype: torch.dtype | None = None, device: str | 
     if kind == OWN:
         network, notes = _read_own(folder, config)
     elif kind in TABLES:
-        network, notes = from_hf(TABLES[kind], read_weights(folder), config, folder)
+        network, notes = from_hf(TABLES[kind], _tensors(folder, config), config, folder)
     else:
         hint = nearest(str(kind), [*TABLES, OWN])
         raise MalmoiError(f"{folder / 'config.json'} says model_type {kind!r}, which Malmoi does not know.{hint}")
@@ -66,34 +68,47 @@ def read(source: str | Path, *, dtype: torch.dtype | None = None, device: str | 
     return checkpoint
 
 
-def write(checkpoint: Checkpoint, folder: str | Path, *, shard_bytes: int = SHARD_BYTES) -> None:
-    """Saves a folder that transformers opens (or, where Hugging Face has no such model, one that says so)."""
+def _tensors(folder: Path, config: Mapping[str, Any]) -> dict[str, Tensor]:
+    return unpacked(read_weights(folder), config, folder)
+
+
+def write(
+    checkpoint: Checkpoint, folder: str | Path, *, shard_bytes: int = SHARD_BYTES, packing: Packing | None = None
+) -> None:
+    """Saves a folder that transformers opens (or, where Hugging Face has no such model, one that says so).
+
+    With a `packing` the linear maps of the blocks are kept as whole numbers of few bits.
+    """
     folder = Path(folder)
     network = checkpoint.network
     if network.trunk.soft is not None or network.trunk.past is not None:
         raise UsageError("Soft tokens fit into no model's folder: keep the adapter's own, beside its base.")
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "adapter_config.json").unlink(missing_ok=True)  # a whole model takes an adapter's place
-    table = table_for(network)
+    table = table_for(network, packed=packing is not None)
     tensors = dict(network.state_dict()) if table is None else to_hf(table, network)
     if network.config.tied:
         tensors = {k: v for k, v in tensors.items() if not (table is None and is_tied(k))}
+    if packing is not None:
+        tensors = packing.pack(tensors, network, table)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "adapter_config.json").unlink(missing_ok=True)  # a whole model takes an adapter's place
     write_weights(tensors, folder, shard_bytes)
     if checkpoint.tokenizer is not None:
         checkpoint.tokenizer.save(folder)
     generation = checkpoint.generation or _default_generation(checkpoint)
     write_text(folder / "generation_config.json", json.dumps(generation, indent=2) + "\n")
-    write_text(folder / "config.json", json.dumps(_config_json(checkpoint, table), indent=2, ensure_ascii=False) + "\n")
+    config = _config_json(checkpoint, table) | ({} if packing is None else packing.config_json(table))
+    write_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
     if not (folder / "README.md").exists():
         write_text(folder / "README.md", model_card(network, table.model_type if table else OWN))
 
 
-def table_for(network: Network) -> Table | None:
-    """The Hugging Face family that computes exactly this network, if there is one."""
+def table_for(network: Network, *, packed: bool = False) -> Table | None:
+    """The Hugging Face family that computes exactly this network, and knows its packed weights, if there is one."""
     if network.features is not None or is_quantized(network):
         return None
     heads = set(network.heads)
-    return next((t for t in TABLES.values() if t.expresses(network.config, heads)), None)
+    found = next((t for t in TABLES.values() if t.expresses(network.config, heads)), None)
+    return None if found and packed and not is_linear_there(found) else found
 
 
 def _read_gguf(file: Path) -> Checkpoint:
@@ -111,7 +126,7 @@ def _read_own(folder: Path, values: Mapping[str, Any]) -> tuple[Network, tuple[s
     features = FeatureConfig.from_dict(values["features"]) if values.get("features") else None
     network = empty(config, values.get("heads", {}), bool(values.get("pooler")), features)
     network = quantize(network) if values.get("weights") == INT8 else network
-    weights = read_weights(folder)
+    weights = _tensors(folder, values)
     shapes = {name: t.shape for name, t in network.state_dict().items()}
     wrong = [k for k, v in weights.items() if k not in shapes or v.shape != shapes[k]]
     if wrong:

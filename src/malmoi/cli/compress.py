@@ -1,5 +1,6 @@
 """Verbs that make a model smaller: quantize, prune, distil, share."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,6 +9,7 @@ import typer
 from malmoi.cli.app import add_group
 from malmoi.cli.inputs import DeviceOption, JsonOption, ModelOption, changes_of
 from malmoi.cli.show import print_json, print_table
+from malmoi.cli.tasks import LabelOption, PairOption, TextOption, chosen_task
 
 if TYPE_CHECKING:
     from malmoi.compress import Shrunk
@@ -27,6 +29,9 @@ def quantize(
     group: Annotated[int, typer.Option(help="Inputs that share a scale; 0: a whole row, at 4 bits 32.")] = 0,
     task: TaskOption = None,
     data: Annotated[Path | None, typer.Option(help="Text, or rows of the task: judged before and after.")] = None,
+    text: TextOption = None,
+    pair: PairOption = None,
+    label: LabelOption = None,
     device: DeviceOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -36,7 +41,9 @@ def quantize(
     """
     from malmoi.compress.quantize import quantize as done
 
-    _show(done(model, out, bits=bits, group=group, task=task, data=data, device=device), json)
+    asked = task and chosen_task(task, text, pair, label, None)
+    _show(done(model, out, bits=bits, group=group, task=asked, data=data, device=device), json)
+    _remark(out)
 
 
 def prune(
@@ -49,6 +56,9 @@ def prune(
     neurons: Annotated[float | None, typer.Option(help="The share of each MLP's neurons that stays.")] = None,
     task: TaskOption = None,
     data: Annotated[Path | None, typer.Option(help="Text, or rows of the task: judged before and after.")] = None,
+    text: TextOption = None,
+    pair: PairOption = None,
+    label: LabelOption = None,
     device: DeviceOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -59,7 +69,9 @@ def prune(
     from malmoi.compress.prune import prune as done
 
     ways: dict[str, Any] = dict(sparsity=sparsity, pattern=pattern, layers=layers, heads=heads, neurons=neurons)
-    _show(done(model, out, **ways, task=task, data=data, device=device), json)
+    asked = task and chosen_task(task, text, pair, label, None)
+    _show(done(model, out, **ways, task=asked, data=data, device=device), json)
+    _remark(out, "It should learn again: malmoi finetune, pretrain --start, or compress distil --student.")
 
 
 def distil(
@@ -103,6 +115,14 @@ def share(
     from malmoi.compress.share import share as done
 
     _show(done(model, out, groups=groups, embedding=embedding), json)
+
+
+def _remark(out: Path, *others: str) -> None:
+    """Says on stderr what should be known of the smaller model."""
+    from malmoi.compress.opened import remarks
+
+    for remark in (*remarks(out), *others):
+        print(f"note: {remark}", file=sys.stderr)
 
 
 def _show(found: "Shrunk", json: bool) -> None:

@@ -1,0 +1,200 @@
+"""Linear maps on disk as whole numbers of few bits with scales, in the format `pack-quantized` of compressed-tensors,
+which transformers and vLLM read.
+
+A weight [O, I] becomes `weight_packed`, its numbers side by side in int32 [O, I · bits / 32], each with half the range
+added; `weight_scale` [O, I / group], one for every group of inputs or, as [O, 1], for the row; and `weight_shape`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from malmoi.checkpoint.table import TRANSPOSE, Table
+from malmoi.errors import MalmoiError, UsageError
+from malmoi.model import Network
+from malmoi.model.int8 import TINY
+
+METHOD, FORMAT = "compressed-tensors", "pack-quantized"
+BLOCKS = "trunk.blocks."
+WORD = 32  # bits
+PACKED, SCALE, SHAPE = ".weight_packed", ".weight_scale", ".weight_shape"
+CLIPS = {8: (1.0,), 4: tuple(1 - 0.04 * i for i in range(12))}  # of the largest: what is cut off buys smaller steps
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How linear maps are kept: bits of a weight (8 or 4), and how many inputs share a scale (0: a whole row)."""
+
+    bits: int
+    group: int = 0
+
+    def pack(self, tensors: Mapping[str, Tensor], network: Network, table: Table | None) -> dict[str, Tensor]:
+        """A folder's tensors, the blocks' linear maps packed and all others in bf16: half the bytes, and the range of
+        fp32, which activations of a network computed in the folder's own type need."""
+        chosen = _linear_maps(network, table)
+        found: dict[str, Tensor] = {}
+        for name, tensor in tensors.items():
+            if name in chosen:
+                found |= self._packed(name, tensor)
+            else:
+                found[name] = tensor.bfloat16() if tensor.is_floating_point() else tensor
+        return found
+
+    def _packed(self, name: str, weight: Tensor) -> dict[str, Tensor]:
+        rows, columns = weight.shape
+        if self.group and columns % self.group:
+            raise UsageError(
+                f"Groups of {self.group} do not divide the {columns} inputs of {name}; choose another --group."
+            )
+        numbers, scale = rounded(weight.detach().cpu().float().reshape(-1, self.group or columns), self.bits)
+        stem = name.removesuffix(".weight")
+        return {
+            stem + PACKED: to_words(numbers.view(rows, columns), self.bits),
+            stem + SCALE: scale.view(rows, -1),
+            stem + SHAPE: torch.tensor([rows, columns]),
+        }
+
+    def config_json(self, table: Table | None) -> dict[str, Any]:
+        """What config.json says of it; linear maps outside the blocks are to be ignored, in whatever class."""
+        weights = {
+            "num_bits": self.bits,
+            "type": "int",
+            "symmetric": True,
+            "strategy": "group" if self.group else "channel",
+            "group_size": self.group or None,
+        }
+        how = {
+            "quant_method": METHOD,
+            "format": FORMAT,
+            "quantization_status": "compressed",
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+            "ignore": _others(table) if table else [],
+        }
+        return {"dtype": "bfloat16", "quantization_config": how}
+
+
+def _linear_maps(network: Network, table: Table | None) -> set[str]:
+    """The weights of the blocks' linear maps, as the folder calls them."""
+    ours = {name for name, tensor in network.trunk.blocks.state_dict(prefix=BLOCKS).items() if tensor.dim() == 2}
+    if table is None:
+        return ours
+    rules = [rule for rule in table.expand(network.config, set(network.heads)) if rule.ours in ours]
+    bare = table.architecture(set(network.heads), network.config.tied) == next(iter(table.architectures))
+    return {name.removeprefix(table.prefix) if bare else name for rule in rules for name in rule.theirs}
+
+
+def _others(table: Table) -> list[str]:
+    """What a family has outside its blocks, with and without the trunk's prefix."""
+    names = [name for rule in table.rules if not rule.ours.startswith(BLOCKS) for name in rule.theirs]
+    whole = {name.removesuffix(".weight") for name in names if name.endswith(".weight")}
+    return sorted(whole | {name.removeprefix(table.prefix) for name in whole})
+
+
+def is_linear_there(table: Table) -> bool:
+    """Whether a family's linear maps are `nn.Linear` in transformers; GPT-1's and GPT-2's are not, and the format does
+    not know them."""
+    return not any(rule.via is TRANSPOSE for rule in table.rules)
+
+
+def rounded(rows: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Rows [N, I] as whole numbers and their bf16 scales [N], of several the one of the least squared error.
+
+    At 8 bits nothing is cut off: the nearest bf16 is off by 2⁻⁸ at most, and 127 · (1 ± 2⁻⁸) rounds to 127. The largest
+    weight is then always 127 steps, and `malmoi.model.int8.pack` finds the same numbers again.
+    """
+    high = (1 << bits - 1) - 1
+    largest = rows.abs().amax(1).clamp(min=TINY) / high
+    best, least = largest.bfloat16(), torch.full_like(largest, torch.inf)
+    for clip in CLIPS[bits]:
+        scale = (clip * largest).bfloat16()
+        error = (_steps(rows, scale, high) * scale.float()[:, None] - rows).square().sum(1)
+        best, least = torch.where(error < least, scale, best), torch.minimum(error, least)
+    return _steps(rows, best, high).to(torch.int8), best
+
+
+def _steps(rows: Tensor, scale: Tensor, high: int) -> Tensor:
+    return (rows / scale.float()[:, None]).round().clamp(-high - 1, high)
+
+
+def to_words(numbers: Tensor, bits: int) -> Tensor:
+    """Signed numbers [O, I] of 8 or 4 bits as int32 [O, ⌈I · bits / 32⌉], the first in the lowest bits."""
+    above = F.pad(numbers.short() + (1 << bits - 1), (0, -numbers.size(1) % (WORD // bits))).to(torch.uint8)
+    if bits == 4:
+        above = above[:, ::2] | above[:, 1::2] << 4
+    return above.contiguous().view(torch.int32)
+
+
+def from_words(words: Tensor, bits: int, columns: int) -> Tensor:
+    """The signed numbers again, as int8."""
+    above = words.contiguous().view(torch.uint8)
+    if bits == 4:
+        above = torch.stack((above & 15, above >> 4), -1).flatten(1)
+    return (above[:, :columns].short() - (1 << bits - 1)).to(torch.int8)
+
+
+# ------------------------------------------------------------------ read
+
+
+def unpacked(tensors: dict[str, Tensor], config: Mapping[str, Any], folder: Path) -> dict[str, Tensor]:
+    """The tensors of a folder with packed weights as plain ones in fp32, which holds number · scale exactly."""
+    settings = config.get("quantization_config")
+    if not settings:
+        return tensors
+    bits = _bits(settings, folder)
+    parts = {name for name in tensors if name.endswith((PACKED, SCALE, SHAPE))}
+    found = {name: t.float() if t.is_floating_point() else t for name, t in tensors.items() if name not in parts}
+    strange = [name for name in tensors if name.endswith((".weight_zero_point", ".weight_g_idx"))]
+    if strange:
+        raise MalmoiError(f"{folder} has {strange[0]}: Malmoi reads packed weights without zero points or reordering.")
+    for stem in sorted({name.rpartition(".")[0] for name in parts}):
+        found[stem + ".weight"] = _weight(stem, tensors, bits, folder)
+    return found
+
+
+def _bits(settings: Any, folder: Path) -> int:
+    """The bits of every packed weight, or a sentence about what the folder has instead."""
+    where = f"{folder / 'config.json'} says that the weights are quantised"
+    try:
+        method, kind = settings.get("quant_method"), settings.get("format")
+        bits = {group["weights"]["num_bits"] for group in settings.get("config_groups", {}).values()}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise MalmoiError(f"{where}, but not how: its quantization_config is not understood.") from error
+    if (method, kind) != (METHOD, FORMAT):
+        raise MalmoiError(f"{where} by {method!r} ({kind!r}); Malmoi reads {METHOD!r} with the format {FORMAT!r}.")
+    if bits not in ({4}, {8}):
+        raise MalmoiError(f"{where} to {sorted(bits, key=str)} bits; Malmoi reads 8 or 4, the same for all.")
+    return int(bits.pop())
+
+
+def _weight(stem: str, tensors: Mapping[str, Tensor], bits: int, folder: Path) -> Tensor:
+    missing = [stem + part for part in (PACKED, SCALE, SHAPE) if stem + part not in tensors]
+    if missing:
+        raise MalmoiError(f"{folder}: {missing[0]} is missing, without which {stem}.weight cannot be made out.")
+    words, scale, shape = (tensors[stem + part] for part in (PACKED, SCALE, SHAPE))
+    if not _fits(words, scale, shape, bits):
+        raise MalmoiError(
+            f"{folder}: the packed weight {stem} ({list(words.shape)}), its scales ({list(scale.shape)}) and its shape "
+            "do not fit together; the folder is damaged."
+        )
+    rows, columns = shape.tolist()
+    numbers = from_words(words, bits, columns).view(rows, scale.size(1), -1)
+    return (numbers.float() * scale.float()[..., None]).view(rows, columns)
+
+
+def _fits(words: Tensor, scale: Tensor, shape: Tensor, bits: int) -> bool:
+    if words.dtype != torch.int32 or words.dim() != 2 or scale.dim() != 2 or shape.shape != (2,):
+        return False
+    rows, columns = shape.tolist()
+    groups = scale.size(1)
+    return (
+        words.shape == (rows, -(-columns * bits // WORD))
+        and scale.is_floating_point()
+        and len(scale) == rows
+        and groups > 0
+        and columns % groups == 0
+    )

@@ -1,0 +1,56 @@
+"""What every way to make a model smaller begins and ends with: the model is opened whole, and both are judged."""
+
+from pathlib import Path
+
+from malmoi.adapt import is_adapter
+from malmoi.checkpoint import Checkpoint, read
+from malmoi.checkpoint.folder import OWN, read_json
+from malmoi.corpus import read as read_text
+from malmoi.errors import UsageError
+from malmoi.infer import load
+from malmoi.model.int8 import is_quantized
+from malmoi.tasks import Task
+from malmoi.tune import evaluate
+
+
+def open_whole(model: str | Path, out: Path) -> Checkpoint:
+    """The model with all its weights, once it is clear that it can be made smaller and written there."""
+    if is_adapter(model):
+        raise UsageError(f"{model} is an adapter; make it a whole model first: malmoi merge --model {model} --out DIR")
+    checkpoint = read(model)
+    source = checkpoint.source
+    if source is None or source.resolve() == out.expanduser().resolve():
+        raise UsageError(f"--out {out} is the model itself; name another folder.")
+    packed = source.is_dir() and read_json(source / "config.json").get("quantization_config")
+    if packed or is_quantized(checkpoint.network):
+        raise UsageError(f"{model} is quantised already; begin from the model that it was made of.")
+    return checkpoint
+
+
+def judged(
+    before: str | Path, after: str | Path, task: str | Task | None, data: Path | None, device: str | None
+) -> dict[str, tuple[float, float]]:
+    """Measures of two models: of a task on its rows, or of text by perplexity; none where there is no data."""
+    if data is None:
+        if task is not None:
+            raise UsageError("--task says what the rows in --data are: name them too.")
+        return {}
+    old, new = (_measures(model, task, data, device) for model in (before, after))
+    return {name: (value, new[name]) for name, value in old.items()}
+
+
+def _measures(model: str | Path, task: str | Task | None, data: Path, device: str | None) -> dict[str, float]:
+    opened = load(model, device=device)
+    if task is not None:
+        found = evaluate(opened, task, data)
+        return {name: value for name, value in found.items() if isinstance(value, float)}
+    if "perplexity" not in opened.abilities:
+        raise UsageError("Text in --data is judged by a GPT's perplexity; for this model name the --task of its rows.")
+    return {"perplexity": opened.perplexity("\n\n".join(document.text for document in read_text(data)))}
+
+
+def remarks(out: Path) -> list[str]:
+    """What should be known of a smaller model's folder: that only Malmoi opens it, where that is so."""
+    if read_json(out / "config.json").get("model_type") != OWN:
+        return []
+    return ["transformers and vLLM have no such model: only Malmoi opens this folder (see also malmoi export gguf)."]
