@@ -97,7 +97,7 @@ def distil(
     from malmoi.compress.distil import distil as done
 
     ways: dict[str, Any] = dict(layers=layers, student=student, temperature=temperature, soft=soft)
-    changes = changes_of(settings)
+    changes: dict[str, Any] = {**changes_of(settings)}
     _show(done(model, out, data, task=task, dev=dev or None, **ways, device=device, **changes), json)
 
 

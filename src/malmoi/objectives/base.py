@@ -13,6 +13,7 @@ from torch import Tensor
 from malmoi.model import Network
 
 IGNORE = -100  # the label of what is not judged
+INPUTS = ("segments", "keep", "positions", "documents", "bounds")  # of a batch, beside its tokens
 Batch = Mapping[str, Tensor]
 
 
@@ -23,6 +24,11 @@ class Pass:
     network: Network
     hidden: Tensor  # [B, T, D]
     batch: Batch
+
+    @classmethod
+    def of(cls, network: Network, batch: Batch) -> "Pass":
+        inputs = {name: batch[name] for name in INPUTS if name in batch}
+        return cls(network, network.hidden(batch["tokens"], **inputs), batch)
 
     def scores(self, head: str) -> Tensor:
         return self.network.read(head, self.hidden, self.batch.get("keep"), None, self.batch.get("firsts"))
@@ -36,6 +42,11 @@ class Term:
     labels: str
     total: Callable[[Pass], Tensor]
     weight: float = 1.0
+    name: str = ""  # what its loss is told as; none: as its head
+
+    @property
+    def told(self) -> str:
+        return self.name or self.head
 
 
 @dataclass(frozen=True)
@@ -55,12 +66,12 @@ class Objective:
         return Objective(tuple(replace(term, weight=weight * term.weight) for term in self.terms))
 
     def __call__(self, done: Pass, counts: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss to minimise, and each head's own mean loss. `counts` says how many labels there are in all."""
+        """The loss to minimise, and each term's own mean loss. `counts` says how many labels there are in all."""
         means = [term.total(done) / counts[term.labels] for term in self.terms]
         loss = torch.stack([term.weight * mean for term, mean in zip(self.terms, means, strict=True)]).sum()
         told: dict[str, Tensor] = {}
         for term, mean in zip(self.terms, means, strict=True):
-            told[term.head] = told.get(term.head, 0) + mean.detach()
+            told[term.told] = told.get(term.told, 0) + mean.detach()
         return loss, told
 
 

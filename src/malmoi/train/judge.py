@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from malmoi.model import Network
 from malmoi.objectives import IGNORE, Objective, Pass
 
-INPUTS = ("segments", "keep", "positions", "documents", "bounds")
-
 
 class Judge(nn.Module):
     def __init__(self, network: Network, objective: Objective) -> None:
@@ -19,19 +17,15 @@ class Judge(nn.Module):
 
     def forward(self, batch: Mapping[str, Any], counts: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of one micro-batch as its part of the whole step, and each head's own."""
-        return self.objective(self._pass(batch), counts)
-
-    def _pass(self, batch: Mapping[str, Any]) -> Pass:
-        hidden = self.network.hidden(batch["tokens"], **{name: batch[name] for name in INPUTS if name in batch})
-        return Pass(self.network, hidden, batch)
+        return self.objective(Pass.of(self.network, batch), counts)
 
     @torch.no_grad()
     def measure(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Sums for validation: of each head its loss, how many were right (where that is cheap), and the labels."""
-        done, sums = self._pass(batch), {}
+        done, sums = Pass.of(self.network, batch), {}
         for term in self.objective.terms:
-            sums[f"{term.head}_loss"] = term.total(done).double()
-            sums[f"{term.head}_count"] = (batch[term.labels] != IGNORE).sum().double()
+            sums[f"{term.told}_loss"] = term.total(done).double()
+            sums[f"{term.told}_count"] = (batch[term.labels] != IGNORE).sum().double()
         if "mlm_labels" in batch:
             chosen = done.hidden.flatten(0, 1)[batch["mlm_slots"]]
             sums["mlm_right"] = _right(self.network.heads["mlm"](chosen), batch["mlm_labels"])

@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.infer import Model
+from malmoi.objectives.distil import Teaching
 from malmoi.train.parallel import joined
 from malmoi.train.prepare import prepare, read_recipe
 from malmoi.train.recipe import Recipe
@@ -29,11 +30,13 @@ def pretrain(
     tokenizer: str | Path | None = None,
     start: str | Path | None = None,
     device: str | None = None,
+    teaching: Teaching | None = None,
     **overrides: Any,
 ) -> Model:
     """Trains a model from raw text into a Hugging Face folder; the same call on the same folder goes on.
 
-    `recipe` is a name, a recipe.json or a Recipe. `tokenizer` takes a ready vocabulary, `start` a model to go on from.
+    `recipe` is a name, a recipe.json or a Recipe. `tokenizer` takes a ready vocabulary, `start` a model to go on from,
+    `teaching` a teacher of the same vocabulary (see `malmoi.compress.distil`).
     Overrides name a field of the recipe (`minutes=3`, `lr=1e-3`, or `**{"train.lr": 1e-3}`).
     """
     chosen, out = resolve(recipe, overrides), Path(out)
@@ -41,7 +44,9 @@ def pretrain(
     origin = Origin(tuple(str(source) for source in sources), Path(tokenizer) if tokenizer else None, start)
     with joined(device) as group, alone(out, first=group.first):
         run = prepare(chosen, origin, out, group)
-        trainer = Trainer(run.recipe, run.network, run.feeds, run.valid, out, group, run.save, run.sample)
+        if teaching is not None:
+            teaching.teacher.to(group.device)
+        trainer = Trainer(run.recipe, run.network, run.feeds, run.valid, out, group, run.save, run.sample, teaching)
         _fit(trainer)
         return run.model()
 

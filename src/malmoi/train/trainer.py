@@ -12,7 +12,8 @@ from torch import Tensor
 
 from malmoi.errors import MalmoiError
 from malmoi.model import Network, parameters
-from malmoi.objectives import count_labels, objective
+from malmoi.objectives import Objective, count_labels, objective
+from malmoi.objectives.distil import Teaching
 from malmoi.train.device import Machine, ceiling, choose, compile_for, first_micro, flops_per_token, release
 from malmoi.train.feed import Feed, Micro, Tensors, batch_sizes
 from malmoi.train.judge import Judge, summarise
@@ -67,12 +68,13 @@ class Trainer:
         group: Group,
         save: Callable[[], None] = lambda: None,
         sample: Callable[[], str] = lambda: "",
+        teaching: Teaching | None = None,
     ) -> None:
         self.recipe, self.config, self.network, self.group, self.out = recipe, recipe.train, network, group, out
         self.feeds, self.valid, self._save_folder, self._sample = feeds, valid, save, sample
         self.budget = Budget.of(recipe)
         self.machine: Machine = choose(group.device, self.config)
-        self.objective = objective(recipe.objective)
+        self.objective = _objective(recipe, teaching)
         self.judge = Judge(network.to(group.device), self.objective)
         network.trunk.rematerialise = self.config.rematerialise
         compile_for(self.machine, self.judge, dynamic=recipe.objective != "lm")
@@ -311,7 +313,7 @@ class Trainer:
                 for name, value in self.judge.measure(batch).items():
                     sums[name] = sums[name] + value if name in sums else value
         settle(self.judge)
-        weights = {term.head: term.weight for term in self.objective.terms}
+        weights = {term.told: term.weight for term in self.objective.terms}
         metrics = summarise({name: float(value) for name, value in sums.items()}, weights)
         self.position.valid_loss = metrics["valid_loss"]
         self._tell(metrics)
@@ -359,6 +361,11 @@ class Trainer:
         self.position = load_state(folder, self.network, self.optimizers)
         self._mark = (self.position.tokens, time.monotonic())
         self.network.train()
+
+
+def _objective(recipe: Recipe, teaching: Teaching | None) -> Objective:
+    hard = objective(recipe.objective)
+    return hard if teaching is None else teaching.beside(hard, hard.terms[0].head)
 
 
 def _mix(*numbers: int) -> int:

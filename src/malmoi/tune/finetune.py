@@ -77,14 +77,20 @@ def finetune(
     settings = finetune_config(overrides)
     chosen, out = named_task(task) if isinstance(task, str) else task, Path(out)
     work = gather(chosen, data, dev, settings, _start(model, settings, out), join(device).device)
+    return learn(work, settings, out, again=again)
+
+
+def learn(work: Work, settings: FinetuneConfig, out: Path, *, again: bool = False) -> Result:
+    """Every run that the settings ask for; the one that is kept is written to the folder."""
+    measure = work.task.judged[0]
     variants = settings.variants()
     folders = [out] if len(variants) == 1 else [out / _called(settings, v) for v in variants]
     with alone(out, first=True):
         runs = [_run(work, v, folder, again=again) for v, folder in zip(variants, folders, strict=True)]
-    kept = _kept(runs, chosen.judged[0], best=settings.grid)
+    kept = _kept(runs, measure, best=settings.grid)
     if len(runs) > 1:
         _save(work, settings, kept.checkpoint, out)
-        _tell(chosen.judged[0], runs)
+        _tell(measure, runs)
     _finish(work, kept, runs, out)
     every = tuple(run.outcome.metrics for run in runs)
     usable = read(out, device=work.device) if is_adapter(out) else kept.checkpoint
@@ -122,7 +128,7 @@ def _save(work: Work, settings: FinetuneConfig, checkpoint: Checkpoint, out: Pat
 def _run(work: Work, settings: FinetuneConfig, out: Path, *, again: bool) -> Run:
     out.mkdir(parents=True, exist_ok=True)
     checkpoint = for_task(work.start, work.task, work.labels, settings)
-    record = {"task": work.task.name, **settings.to_dict(), "of": work.of}
+    record = {"task": work.task.name, **settings.to_dict(), "of": work.of, **work.taught}
     if begin(out, record, again=again):
         return _finished(work, settings, out)
     checkpoint.network.to(work.device)
@@ -131,7 +137,7 @@ def _run(work: Work, settings: FinetuneConfig, out: Path, *, again: bool) -> Run
     describe(work, settings, checkpoint.network, items)
 
     def evaluate() -> Outcome:
-        return _judged(work, reading)
+        return judged(work, reading)
 
     objective = make_objective(work, settings, say(items) if reading.words else None)
     tuner = Tuner(checkpoint.network, objective, settings, out, evaluate, work.task.judged[0])
@@ -148,7 +154,8 @@ def _run(work: Work, settings: FinetuneConfig, out: Path, *, again: bool) -> Run
     return Run(settings, checkpoint, best, tuner.step)
 
 
-def _judged(work: Work, reading: Reading) -> Outcome:
+def judged(work: Work, reading: Reading) -> Outcome:
+    """What a model says of the development set."""
     return (with_threshold if _may_be_unanswered(work.task, work.train) else outcome)(work.task, work.dev, reading)
 
 
@@ -158,7 +165,7 @@ def _finished(work: Work, settings: FinetuneConfig, out: Path) -> Run:
     print(f"{out} is finished (step {steps:,}); --again (again=True) would start it anew.", file=sys.stderr)
     checkpoint = read(out, device=work.device)
     with choose_machine(work.device, settings.training(1)).computing():
-        return Run(settings, checkpoint, _judged(work, Reading.of(checkpoint)), steps)
+        return Run(settings, checkpoint, judged(work, Reading.of(checkpoint)), steps)
 
 
 def _items(work: Work, checkpoint: Checkpoint, reading: Reading) -> list[Item]:
@@ -179,7 +186,10 @@ def _view(work: Work, checkpoint: Checkpoint, reading: Reading) -> View:
 
 
 def make_objective(work: Work, settings: FinetuneConfig, words: Objective | None = None) -> Objective:
-    """The loss of the task or of its words and, for GPT-1, λ times the language model's: L3 = L2 + λ·L1 (eq. 5)."""
+    """The loss of the task or of its words and, for GPT-1, λ times the language model's: L3 = L2 + λ·L1 (eq. 5).
+
+    Where there is a teacher, the labels have only a share of it.
+    """
     rare = _weights(work) if settings.class_weights else None
     makers: dict[str, Callable[[], Objective]] = {
         "classification": lambda: classify(rare),
@@ -189,7 +199,8 @@ def make_objective(work: Work, settings: FinetuneConfig, words: Objective | None
         "answer": span,
     }
     objective = words or makers[work.task.kind]()
-    return objective + settings.lm * lm() if settings.lm else objective
+    objective = objective + settings.lm * lm() if settings.lm else objective
+    return objective if work.teaching is None else work.teaching.beside(objective, work.task.kind)
 
 
 def _weights(work: Work) -> list[float]:

@@ -13,6 +13,7 @@ import torch
 from malmoi.checkpoint.atomic import write_text
 from malmoi.errors import UsageError
 from malmoi.model import Network
+from malmoi.objectives.distil import Teaching
 from malmoi.tasks import Example
 from malmoi.train.parallel import Group
 from malmoi.train.state import Position, latest, load_state, other_tensors, prune, save_state, tensors_of
@@ -35,6 +36,12 @@ def fingerprint(network: Network, examples: Sequence[Example]) -> str:
     for e in examples:
         found.update(repr((e.text, e.pair, e.label, e.id, e.choices, e.words)).encode())
     return found.hexdigest()[:32]
+
+
+def memory(teaching: Teaching) -> dict[str, Any]:
+    """What decides the teacher's part of a loss."""
+    numbers = {"soft": teaching.soft, "temperature": teaching.temperature, "cosine": teaching.cosine}
+    return {"teacher": fingerprint(teaching.teacher, []), **numbers}
 
 
 def begin(out: Path, record: Mapping[str, Any], *, again: bool) -> bool:

@@ -15,10 +15,11 @@ from malmoi.checkpoint import Checkpoint
 from malmoi.errors import MalmoiError
 from malmoi.infer.predict import Cuts
 from malmoi.model import Network, parameters
+from malmoi.objectives.distil import Teaching
 from malmoi.tasks import Example, Task, files_in, label_names, need_labels
 from malmoi.tasks import load as load_examples
 from malmoi.tasks.features import Item, View, features
-from malmoi.tune.resume import fingerprint
+from malmoi.tune.resume import fingerprint, memory
 from malmoi.tune.settings import FinetuneConfig
 from malmoi.tune.start import MOST
 
@@ -34,6 +35,12 @@ class Work:
     start: Checkpoint
     device: torch.device
     of: str  # which model and which examples these are
+    teaching: Teaching | None = None  # who says what is right, beside the labels
+
+    @property
+    def taught(self) -> dict[str, Any]:
+        """What a folder remembers of the teacher."""
+        return {} if self.teaching is None else memory(self.teaching)
 
     @cached_property
     def cuts(self) -> Cuts:

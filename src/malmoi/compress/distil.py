@@ -1,0 +1,260 @@
+"""A student learns what a teacher says (Hinton et al. 2015): of a task's rows, or of text."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+import torch
+
+from malmoi.adapt import is_adapter
+from malmoi.checkpoint import Checkpoint, read, write
+from malmoi.checkpoint.atomic import write_text
+from malmoi.checkpoint.translate import classes_of
+from malmoi.compress.shrunk import Shrunk
+from malmoi.errors import UsageError
+from malmoi.infer.predict import Reading
+from malmoi.model import Network, parameters
+from malmoi.model.int8 import is_quantized
+from malmoi.objectives.distil import Teaching
+from malmoi.tasks import Task
+from malmoi.tasks import task as named_task
+from malmoi.tokenizer.frame import framed, is_framed
+from malmoi.train.device import choose
+from malmoi.train.parallel import join
+from malmoi.train.prepare import read_recipe
+from malmoi.train.pretrain import pretrain
+from malmoi.train.recipe import DataConfig, Recipe
+from malmoi.tune.evaluate import check_fit
+from malmoi.tune.finetune import judged, learn
+from malmoi.tune.resume import memory
+from malmoi.tune.settings import FinetuneConfig, finetune_config
+from malmoi.tune.work import Work, gather
+
+COSINE = 0.2  # of the hidden states beside the scores: Sanh et al. 2019 weigh 5 : 1
+LONGEST = 512  # tokens of a text, where the teacher's own recipe does not say
+Files = str | Path | Sequence[str | Path]
+SPOKEN: tuple[Literal["mlm", "lm"], ...] = ("mlm", "lm")  # what is learnt from text
+
+
+def distil(
+    model: str | Path,
+    out: str | Path,
+    data: Files,
+    *,
+    task: str | Task | None = None,
+    dev: Files | None = None,
+    layers: int | Sequence[int] | None = None,
+    student: str | Path | None = None,
+    temperature: float = 2.0,
+    soft: float = 0.5,
+    device: str | None = None,
+    **changes: Any,
+) -> Shrunk:
+    """Teaches a smaller student: the teacher's own layers, every second one, or a student that is given.
+
+    With a task, `data` is its rows and the teacher was fine-tuned to it; without, `data` is text and the teacher an MLM
+    or a language model. `changes` are settings of `finetune`, or of a recipe (which needs a budget: minutes=5).
+    """
+    teacher, out = opened(model), Path(out)
+    pupil = student_of(teacher, layers) if student is None else _given(teacher, student, layers)
+    teaching = Teaching(teacher.network, soft, temperature, COSINE if task is None else 0.0, teacher.labels)
+    files = data[0] if not isinstance(data, str | Path) and len(data) == 1 else data
+    if task is None:
+        if dev is not None:
+            raise UsageError("--dev is for the rows of a task: name it with --task; of text a part is held out.")
+        return _of_text(teacher, pupil, teaching, files, out, device, changes)
+    chosen = named_task(task) if isinstance(task, str) else task
+    return _of_task(teacher, pupil, teaching, (chosen, files, dev), out, device, changes)
+
+
+def opened(source: str | Path) -> Checkpoint:
+    """A whole model with weights that can learn; what is none is refused."""
+    if Path(source).suffix == ".gguf":
+        raise UsageError(
+            f"{source} is a GGUF file, made to be run: name the folder of the model that it was made from."
+        )
+    if is_adapter(source):
+        raise UsageError(f"{source} is an adapter on a base: make a whole model of it first (malmoi merge).")
+    checkpoint = read(source)
+    network = checkpoint.network
+    if is_quantized(network) or network.features is not None:
+        raise UsageError(f"{source} is quantised or reads frozen layers: name a model whose weights can learn.")
+    if checkpoint.tokenizer is None:
+        raise UsageError(f"{source} has no tokenizer; put its tokenizer.json beside the weights.")
+    network.float()
+    return checkpoint
+
+
+# ------------------------------------------------------------------ the student
+
+
+def student_of(teacher: Checkpoint, layers: int | Sequence[int] | None = None) -> Checkpoint:
+    """A student of fewer layers that begins as the teacher is: all else, and these layers (by default half), copied."""
+    old = teacher.network
+    chosen = _chosen(old.config.depth, layers)
+    patterns = old.config.attention
+    config = replace(
+        old.config,
+        depth=len(chosen),
+        groups=min(old.config.groups, 1),
+        attention=patterns if len(patterns) == 1 else tuple(patterns[i % len(patterns)] for i in chosen),
+    )
+    heads = {name: classes_of(head) for name, head in old.heads.items()}
+    network = Network(config, heads, pooler=old.pooler is not None)
+    network.load_state_dict(_weights(old, chosen if config.groups == 0 else (0,)))
+    return replace(teacher, network=network.eval(), source=None, notes=())
+
+
+def _chosen(depth: int, layers: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Layers by number, or so many from the first to the last: six of twelve are DistilBERT's 0, 2, 4, 7, 9, 11."""
+    if layers is None:
+        layers = max(1, depth // 2)
+    if isinstance(layers, int):
+        if not 1 <= layers <= depth:
+            raise UsageError(f"A student of this teacher has 1 to {depth} layers, not {layers}.")
+        return tuple(round(i * (depth - 1) / max(1, layers - 1)) for i in range(layers))
+    wrong = [i for i in layers if not 0 <= i < depth]
+    if wrong or not layers:
+        raise UsageError(
+            f"The teacher's layers are 0 to {depth - 1}; {wrong[0] if wrong else 'none'} is not among them."
+        )
+    return tuple(layers)
+
+
+def _weights(old: Network, chosen: Sequence[int]) -> dict[str, torch.Tensor]:
+    """The teacher's weights under the student's names; a layer's are those of the block that it uses."""
+    state, c = old.state_dict(), old.config
+    found = {name: tensor.clone() for name, tensor in state.items() if not name.startswith("trunk.blocks.")}
+    for new, layer in enumerate(chosen):
+        block = f"trunk.blocks.{layer * c.distinct // c.depth}."
+        named = {name: tensor for name, tensor in state.items() if name.startswith(block)}
+        found |= {name.replace(block, f"trunk.blocks.{new}.", 1): tensor.clone() for name, tensor in named.items()}
+    return found
+
+
+def _given(teacher: Checkpoint, student: str | Path, layers: object) -> Checkpoint:
+    """A student of a shape of its own, which must read what the teacher reads."""
+    if layers is not None:
+        raise UsageError("Give --layers or --student: a student that is given has its own layers.")
+    found = opened(student)
+    if parameters(found.network) > parameters(teacher.network):
+        raise UsageError(f"The student {student} is larger than its teacher; take them the other way round.")
+    own, wanted = found.tokenizer, teacher.tokenizer
+    assert own is not None
+    assert wanted is not None
+    if is_framed(wanted) and not is_framed(own):  # a GPT that has not met a task
+        own = framed(own)
+    if own.fingerprint() != wanted.fingerprint():
+        raise UsageError(f"The student {student} has another vocabulary than its teacher; they must read the same.")
+    return replace(found, tokenizer=wanted)
+
+
+# ------------------------------------------------------------------ a task
+
+
+def _of_task(
+    teacher: Checkpoint,
+    pupil: Checkpoint,
+    teaching: Teaching,
+    rows: tuple[Task, Files, Files | None],
+    out: Path,
+    device: str | None,
+    changes: Mapping[str, Any],
+) -> Shrunk:
+    task, data, dev = rows
+    reading = Reading.of(teacher)
+    check_fit(task, reading)
+    settings = _settings(teacher, changes)
+    work = gather(task, data, dev, settings, pupil, join(device).device)
+    work = replace(work, teaching=teaching, labels=_labels(work, teacher))
+    _check_segments(work, teacher)
+    teacher.network.to(work.device)
+    with choose(work.device, settings.training(1)).computing():
+        before = judged(work, replace(reading, cuts=work.cuts)).metrics
+    result = learn(work, settings, out)
+    metrics = {name: (before[name], value) for name, value in result.metrics.items() if name in before}
+    return _shrunk(teacher, result.model.checkpoint, out, metrics)
+
+
+def _settings(teacher: Checkpoint, changes: Mapping[str, Any]) -> FinetuneConfig:
+    """Rows are as long as they were for the teacher, unless another length is asked for."""
+    settings = finetune_config({"length": teacher.extra.get("length"), **changes})
+    if settings.features or settings.words or settings.adapter.kind != "none":
+        raise UsageError("A student learns with its whole network: distil goes with no features, words or adapter.")
+    if settings.length > teacher.network.config.context:
+        raise UsageError(
+            f"length={settings.length} is more than the teacher's {teacher.network.config.context} tokens."
+        )
+    return settings
+
+
+def _labels(work: Work, teacher: Checkpoint) -> tuple[str, ...]:
+    """The teacher's, in its order; the rows may have fewer of them, but no others."""
+    others = [label for label in work.labels if label not in teacher.labels]
+    if others:
+        known = ", ".join(teacher.labels) or "none"
+        raise UsageError(f"The rows have the label {others[0]!r}, which the teacher does not know (it has: {known}).")
+    return teacher.labels if work.labels else ()
+
+
+def _check_segments(work: Work, teacher: Checkpoint) -> None:
+    pairs = any(e.pair is not None or e.choices for e in work.train)
+    if pairs and teacher.network.config.segments and not work.start.network.config.segments:
+        raise UsageError(
+            "The teacher tells two texts apart by segments, and the student has none: take another student."
+        )
+
+
+# ------------------------------------------------------------------ text
+
+
+def _of_text(
+    teacher: Checkpoint,
+    pupil: Checkpoint,
+    teaching: Teaching,
+    data: Files,
+    out: Path,
+    device: str | None,
+    changes: Mapping[str, Any],
+) -> Shrunk:
+    kind = next((name for name in SPOKEN if name in teacher.network.heads), None)
+    if kind is None:
+        raise UsageError("This teacher is no language model: it has no mlm or lm head. Name its task with --task.")
+    if kind not in pupil.network.heads or pupil.network.config.vocab != teacher.network.config.vocab:
+        raise UsageError(
+            f"The student needs an {kind} head over {teacher.network.config.vocab:,} tokens, as its teacher has."
+        )
+    recipe = _recipe(teacher, pupil, kind)
+    _remember(out, memory(teaching))
+    with TemporaryDirectory() as beside:
+        write(pupil, beside)
+        model = pretrain(recipe, data=data, out=out, start=beside, device=device, teaching=teaching, **changes)
+    return _shrunk(teacher, model.checkpoint, out, {})
+
+
+def _recipe(teacher: Checkpoint, pupil: Checkpoint, kind: Literal["mlm", "lm"]) -> Recipe:
+    """As the teacher was trained, where that is known; without the next sentence (Sanh et al. 2019 §3)."""
+    assert teacher.source is not None
+    path, model = teacher.source / "recipe.json", pupil.network.config
+    if path.is_file():
+        known = read_recipe(path)
+        return replace(known, name="distil", model=model, objective=kind, data=replace(known.data, weights=()))
+    length = min(model.context, teacher.network.config.context, LONGEST)
+    return Recipe(name="distil", model=model, objective=kind, data=DataConfig(lengths=(length,)))
+
+
+def _remember(out: Path, record: Mapping[str, Any]) -> None:
+    """A run goes on only with the teacher that it began with."""
+    path = out / "distil.json"
+    if path.is_file() and json.loads(path.read_text("utf-8")) != record:
+        raise UsageError(f"{out} was begun with another teacher, soft or temperature: name another folder.")
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(record, indent=2) + "\n")
+
+
+def _shrunk(teacher: Checkpoint, student: Checkpoint, out: Path, metrics: Mapping[str, tuple[float, float]]) -> Shrunk:
+    assert teacher.source is not None
+    return Shrunk.of((teacher.network, teacher.source), (student.network, out), metrics)
