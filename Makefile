@@ -27,9 +27,7 @@ heavy: $(READY)
 	$(BIN)/pytest -m heavy
 
 bench: $(READY)
-	$(BIN)/python bench/decode.py
-	$(BIN)/python bench/train_cpu.py
-	$(BIN)/python bench/finetune.py
+	$(BIN)/malmoi bench
 
 clean:
 	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache

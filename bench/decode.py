@@ -1,6 +1,6 @@
 """Greedy decoding of a GPT-2 of 124M on the processor: ours beside `transformers`, in one run, the same tokens.
 
-    python bench/decode.py [--json] [--tokens 64] [--rounds 3]
+    malmoi bench decode [--json] [--tokens 64] [--rounds 3]
 
 Both read the same folder of random weights, in fp32, with a KV cache. A ratio above 1 means that we are faster.
 """

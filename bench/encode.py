@@ -1,6 +1,6 @@
 """How fast text becomes a token store, beside tokenizers' encode_batch and datasets.map, in one run.
 
-    python bench/encode.py --text books.txt.xz --tokenizer gpt2/ [--megabytes 20] [--sentences]
+    malmoi bench encode --text books.txt.xz --tokenizer gpt2/ [--megabytes 20] [--sentences]
 
 Each way reads the same documents from one plain file; ours also reads, splits and writes to disk. Ratios count: the
 megabytes per second are this machine's at this moment.

@@ -1,6 +1,6 @@
 """Many requests, shared beginnings and drafts: ours beside `transformers` on the same random GPT-2 of 124M, in one run.
 
-    python bench/engine.py [--device cpu|cuda] [--tokens N] [--compile] [--json]
+    malmoi bench engine [--device cpu|cuda] [--tokens N] [--compile] [--json]
 
 On a processor (fp32): few-shot multiple choice against scoring each option by itself, batched by question; 16 requests
 at once against one after another; drafts from the prompt against plain decoding. On a GPU (bf16): one request and 64,

@@ -1,6 +1,6 @@
 """Fine-tuning a small BERT to classify: ours beside transformers' Trainer on the same weights and rows, in one run.
 
-    python bench/finetune.py [--device cpu|cuda] [--rows N] [--json]
+    malmoi bench finetune [--device cpu|cuda] [--rows N] [--json]
 
 Random weights, and made-up rows of about SST-2's lengths; one epoch in batches of 32, in bf16 on a GPU. Training alone
 is timed, from the first batch to the last; a short run of each comes before. A ratio above 1 means that we are faster.
@@ -87,6 +87,7 @@ def theirs(folder: Path, rows: list[Row], device: str, out: Path) -> float:
         train_dataset=data,
         data_collator=transformers.DataCollatorWithPadding(tokenizer),
     )
+    trainer.remove_callback(transformers.PrinterCallback)
     began = time.perf_counter()
     trainer.train()
     return time.perf_counter() - began

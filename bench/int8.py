@@ -1,6 +1,6 @@
 """Greedy decoding with int8 weights on the processor: ours beside `transformers` in fp32, in one run.
 
-    python bench/int8.py [--json] [--model FOLDER_OR_GGUF] [--text FILE] [--tokens 48] [--rounds 3] [--batches 1 8]
+    malmoi bench int8 [--json] [--model FOLDER_OR_GGUF] [--text FILE] [--tokens 48] [--rounds 3] [--batches 1 8]
 
 Without --model it is a GPT-2 of 124M with random weights. With --text it also says what rounding the weights costs:
 perplexity, and how often the likeliest next token stays the same. A ratio above 1 means that we are faster.

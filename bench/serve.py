@@ -1,6 +1,6 @@
 """Concurrent streams on loopback: `malmoi serve` beside `transformers serve` on the same random GPT-2, in one run.
 
-    python bench/serve.py [--seconds N] [--streams 64] [--tokens 64] [--peers plain batching] [--json]
+    malmoi bench serve [--seconds N] [--streams 64] [--tokens 64] [--peers plain batching] [--json]
 
 Each stream asks again as soon as it is answered. Tokens are those that the servers say they wrote; an error is an
 answer that is not a stream with an end. Memory is the server's own, from a quarter of the time on to the end. A ratio

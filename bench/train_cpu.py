@@ -1,6 +1,6 @@
 """How fast a small GPT-2 trains on this processor: our trainer's step beside transformers', in one run.
 
-    python bench/train_cpu.py [--batch 32] [--seconds 10] [--rounds 3] [--json]
+    malmoi bench train_cpu [--batch 32] [--seconds 10] [--rounds 3] [--json]
 
 The same shape (4 layers of 192, context 256, no dropout), the same AdamW and clipping, the same random tokens. The ways
 take turns, and the median of the rounds counts. Ratios count: the tokens a second are this machine's at this moment.

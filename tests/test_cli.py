@@ -16,6 +16,7 @@ import torch
 
 from malmoi.checkpoint import Checkpoint, write
 from malmoi.cli import run
+from malmoi.cli.bench import scripts
 from malmoi.cli.info import EXTRAS
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert, gpt2
@@ -336,3 +337,17 @@ def test_sigterm_ends_with_143() -> None:
         "app.run = lambda arguments: os.kill(os.getpid(), signal.SIGTERM) or signal.pause(); app.main()"
     )
     assert process(stopped) == Done(143, "", "")
+
+
+def test_benchmarks_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "--list"]) == 0
+    assert {line.split("\t")[0] for line in capsys.readouterr().out.splitlines()} == set(scripts())
+    assert run(["bench", "decod"]) == 2
+    assert "Did you mean 'decode'?" in capsys.readouterr().err
+
+
+def test_a_benchmark_compares_with_its_peer(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "decode", "--tokens", "2", "--rounds", "1", "--batches", "1", "--json"]) == 0
+    told = json.loads(capfd.readouterr().out)
+    assert told["identical"]
+    assert min(told["malmoi"], told["transformers"], told["ratio"]) > 0

@@ -26,6 +26,7 @@ VERBS = (
     "chat",
     "use",
     "tokenizer",
+    "corpus",
     "plan",
     "pretrain",
     "tasks",
@@ -35,6 +36,7 @@ VERBS = (
     "evaluate",
     "study",
     "serve",
+    "bench",
     "info",
 )
 

@@ -1,0 +1,54 @@
+"""The verb bench: ours beside the peers, in one run."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from malmoi.errors import UsageError, nearest
+
+QUICK = ("decode", "train_cpu", "finetune")  # what is run where none is named: minutes on a processor
+
+
+def add(app: typer.Typer) -> None:
+    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench)
+
+
+def bench(
+    ctx: typer.Context,
+    name: Annotated[str | None, typer.Argument(help="Which one; its own options follow. None: the quick ones.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Say which there are, and what they compare.")] = False,
+) -> None:
+    """Measure how fast this machine is with Malmoi and with its peers, which must be installed, in one run.
+
+    Example: malmoi bench decode --tokens 32
+    """
+    there = scripts()
+    if list_:
+        for script in there.values():
+            typer.echo(f"{script.stem}\t{_about(script)}")
+        return
+    if name is not None and name not in there:
+        raise UsageError(f"There is no benchmark {name!r}.{nearest(name, there)} malmoi bench --list tells them.")
+    if find_spec("transformers") is None:
+        raise UsageError("The peers are not installed: pip install transformers accelerate")
+    for chosen in (name,) if name else QUICK:
+        print(f"{chosen}: {_about(there[chosen])}", file=sys.stderr)
+        done = subprocess.run([sys.executable, there[chosen], *ctx.args], check=False)
+        if done.returncode:
+            raise typer.Exit(done.returncode)
+
+
+def scripts() -> dict[str, Path]:
+    """The benchmarks by their names: within the package, or beside its sources."""
+    package = Path(__file__).parents[1]
+    folder = next(place for place in (package / "bench", package.parents[1] / "bench") if place.is_dir())
+    return {script.stem: script for script in sorted(folder.glob("*.py"))}
+
+
+def _about(script: Path) -> str:
+    """The first line of what it says of itself."""
+    return script.read_text("utf-8").split('"""')[1].partition("\n")[0]
