@@ -5,6 +5,7 @@ from typing import Any
 
 from malmoi.checkpoint.rope import ROPE
 from malmoi.checkpoint.table import COPY, HALVES, HEADS, TRANSPOSE, Field, Rule, Several, Table, affine
+from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError
 from malmoi.model import families
 
@@ -203,10 +204,21 @@ ELECTRA = Table(
     only={"position_embedding_type": "absolute", "is_decoder": False},
 )
 
+
+def _albert(**fields: Any) -> ModelConfig:
+    """Theirs has a map from the embedding to the width even where both are as wide; ours is then the embedding."""
+    config = families.albert(**fields)
+    if config.token_width == config.width:
+        raise MalmoiError(
+            f"config.json says embedding_size = hidden_size = {config.width}; Malmoi has only narrower ones in albert."
+        )
+    return config
+
+
 _GROUP = "albert.encoder.albert_layer_groups.{}.albert_layers.0"
 ALBERT = Table(
     model_type="albert",
-    family=families.albert,
+    family=_albert,
     prefix="albert.",
     fields=(*_BERT_FIELDS, Field("embed_width", "embedding_size"), Field("groups", "num_hidden_groups")),
     rules=(

@@ -2,22 +2,20 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-import torch
-
-from malmoi.adapt import is_adapter
-from malmoi.checkpoint import Checkpoint, read, write
+from malmoi.checkpoint import Checkpoint, write
 from malmoi.checkpoint.atomic import write_text
-from malmoi.checkpoint.translate import classes_of
+from malmoi.compress.opened import open_whole
+from malmoi.compress.prune import with_layers
 from malmoi.compress.shrunk import Shrunk
 from malmoi.errors import UsageError
 from malmoi.infer.predict import Reading
-from malmoi.model import Network, parameters
-from malmoi.model.int8 import is_quantized
+from malmoi.model import parameters
 from malmoi.objectives.distil import Teaching
 from malmoi.tasks import Task
 from malmoi.tasks import task as named_task
@@ -58,8 +56,9 @@ def distil(
     With a task, `data` is its rows and the teacher was fine-tuned to it; without, `data` is text and the teacher an MLM
     or a language model. `changes` are settings of `finetune`, or of a recipe (which needs a budget: minutes=5).
     """
-    teacher, out = opened(model), Path(out)
-    pupil = student_of(teacher, layers) if student is None else _given(teacher, student, layers)
+    out = Path(out)
+    teacher = opened(model, out)
+    pupil = student_of(teacher, layers) if student is None else _given(teacher, opened(student, out), layers)
     teaching = Teaching(teacher.network, soft, temperature, COSINE if task is None else 0.0, teacher.labels)
     files = data[0] if not isinstance(data, str | Path) and len(data) == 1 else data
     if task is None:
@@ -70,21 +69,16 @@ def distil(
     return _of_task(teacher, pupil, teaching, (chosen, files, dev), out, device, changes)
 
 
-def opened(source: str | Path) -> Checkpoint:
-    """A whole model with weights that can learn; what is none is refused."""
+def opened(source: str | Path, out: Path) -> Checkpoint:
+    """A whole model whose weights can learn, and its tokenizer; what is none is refused."""
     if Path(source).suffix == ".gguf":
-        raise UsageError(
-            f"{source} is a GGUF file, made to be run: name the folder of the model that it was made from."
-        )
-    if is_adapter(source):
-        raise UsageError(f"{source} is an adapter on a base: make a whole model of it first (malmoi merge).")
-    checkpoint = read(source)
-    network = checkpoint.network
-    if is_quantized(network) or network.features is not None:
-        raise UsageError(f"{source} is quantised or reads frozen layers: name a model whose weights can learn.")
+        raise UsageError(f"{source} is a GGUF file, made to be run: name the folder of the model that it was made of.")
+    checkpoint = open_whole(source, out)
+    if checkpoint.network.features is not None:
+        raise UsageError(f"{source} is a small model on frozen layers: fine-tune the whole model, and name that.")
     if checkpoint.tokenizer is None:
         raise UsageError(f"{source} has no tokenizer; put its tokenizer.json beside the weights.")
-    network.float()
+    checkpoint.network.float()
     return checkpoint
 
 
@@ -92,20 +86,10 @@ def opened(source: str | Path) -> Checkpoint:
 
 
 def student_of(teacher: Checkpoint, layers: int | Sequence[int] | None = None) -> Checkpoint:
-    """A student of fewer layers that begins as the teacher is: all else, and these layers (by default half), copied."""
-    old = teacher.network
-    chosen = _chosen(old.config.depth, layers)
-    patterns = old.config.attention
-    config = replace(
-        old.config,
-        depth=len(chosen),
-        groups=min(old.config.groups, 1),
-        attention=patterns if len(patterns) == 1 else tuple(patterns[i % len(patterns)] for i in chosen),
-    )
-    heads = {name: classes_of(head) for name, head in old.heads.items()}
-    network = Network(config, heads, pooler=old.pooler is not None)
-    network.load_state_dict(_weights(old, chosen if config.groups == 0 else (0,)))
-    return replace(teacher, network=network.eval(), source=None, notes=())
+    """A student of fewer layers that begins as the teacher is: these layers (by default half) and all else, copied."""
+    chosen = _chosen(teacher.network.config.depth, layers)
+    network = deepcopy(with_layers(teacher.network, chosen))
+    return replace(teacher, network=network, source=None, notes=())
 
 
 def _chosen(depth: int, layers: int | Sequence[int] | None) -> tuple[int, ...]:
@@ -116,39 +100,24 @@ def _chosen(depth: int, layers: int | Sequence[int] | None) -> tuple[int, ...]:
         if not 1 <= layers <= depth:
             raise UsageError(f"A student of this teacher has 1 to {depth} layers, not {layers}.")
         return tuple(round(i * (depth - 1) / max(1, layers - 1)) for i in range(layers))
-    wrong = [i for i in layers if not 0 <= i < depth]
-    if wrong or not layers:
-        raise UsageError(
-            f"The teacher's layers are 0 to {depth - 1}; {wrong[0] if wrong else 'none'} is not among them."
-        )
     return tuple(layers)
 
 
-def _weights(old: Network, chosen: Sequence[int]) -> dict[str, torch.Tensor]:
-    """The teacher's weights under the student's names; a layer's are those of the block that it uses."""
-    state, c = old.state_dict(), old.config
-    found = {name: tensor.clone() for name, tensor in state.items() if not name.startswith("trunk.blocks.")}
-    for new, layer in enumerate(chosen):
-        block = f"trunk.blocks.{layer * c.distinct // c.depth}."
-        named = {name: tensor for name, tensor in state.items() if name.startswith(block)}
-        found |= {name.replace(block, f"trunk.blocks.{new}.", 1): tensor.clone() for name, tensor in named.items()}
-    return found
-
-
-def _given(teacher: Checkpoint, student: str | Path, layers: object) -> Checkpoint:
+def _given(teacher: Checkpoint, found: Checkpoint, layers: object) -> Checkpoint:
     """A student of a shape of its own, which must read what the teacher reads."""
     if layers is not None:
         raise UsageError("Give --layers or --student: a student that is given has its own layers.")
-    found = opened(student)
     if parameters(found.network) > parameters(teacher.network):
-        raise UsageError(f"The student {student} is larger than its teacher; take them the other way round.")
+        raise UsageError(f"The student {found.source} is larger than its teacher; take them the other way round.")
     own, wanted = found.tokenizer, teacher.tokenizer
     assert own is not None
     assert wanted is not None
     if is_framed(wanted) and not is_framed(own):  # a GPT that has not met a task
         own = framed(own)
     if own.fingerprint() != wanted.fingerprint():
-        raise UsageError(f"The student {student} has another vocabulary than its teacher; they must read the same.")
+        raise UsageError(
+            f"The student {found.source} has another vocabulary than its teacher; they must read the same."
+        )
     return replace(found, tokenizer=wanted)
 
 

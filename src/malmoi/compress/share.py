@@ -3,7 +3,6 @@
 V vocabulary, D width, E width of an embedding.
 """
 
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from malmoi.checkpoint import table_for, write
+from malmoi.checkpoint import write
 from malmoi.checkpoint.translate import classes_of
 from malmoi.compress.distil import opened
 from malmoi.compress.shrunk import Shrunk
@@ -26,19 +25,11 @@ def share(model: str | Path, out: str | Path, *, groups: int = 1, embedding: int
 
     With `embedding` its embeddings are that narrow, by their singular vectors. It must learn again before it is used.
     """
-    checkpoint, out = opened(model), Path(out)
+    out = Path(out)
+    checkpoint = opened(model, out)
     network = shared(checkpoint.network, groups, embedding)
     write(replace(checkpoint, network=network), out)
-    table = table_for(network)
-    kind = f"{table.model_type}, which transformers opens" if table else "malmoi, which Malmoi alone opens"
-    print(f"note: {out} is a model of type {kind}.", file=sys.stderr)
-    how = "malmoi compress distil --student, malmoi finetune, or malmoi pretrain --start"
-    print(
-        f"note: Weights that were averaged or cut say little by themselves: let it learn again ({how}).",
-        file=sys.stderr,
-    )
-    assert checkpoint.source is not None
-    return Shrunk.of((checkpoint.network, checkpoint.source), (network, out))
+    return Shrunk.of((checkpoint.network, checkpoint.source or out), (network, out))
 
 
 @torch.no_grad()
@@ -102,6 +93,8 @@ def _factorised(old: Network, width: int) -> Iterator[tuple[str, Tensor]]:
     yield "trunk.embed.project.bias", bias.float()
     if "lm" in old.heads:
         yield "heads.lm.project.weight", basis.T.float()
+        if not c.tied:
+            yield "heads.lm.weight", (state["heads.lm.weight"].double() @ basis).float()
 
 
 def _centred(width: int) -> Tensor:
