@@ -10,9 +10,11 @@ from malmoi.cli.app import add_group
 from malmoi.cli.inputs import DeviceOption, JsonOption, ModelOption, changes_of
 from malmoi.cli.show import print_json, print_table
 from malmoi.cli.tasks import LabelOption, PairOption, TextOption, chosen_task
+from malmoi.errors import UsageError
 
 if TYPE_CHECKING:
     from malmoi.compress import Shrunk
+    from malmoi.tasks import Task
 
 OutOption = Annotated[Path, typer.Option(help="The folder of the smaller model.", metavar="DIR")]
 TaskOption = Annotated[str | None, typer.Option(help="The task of the rows in --data (see malmoi tasks).")]
@@ -41,7 +43,7 @@ def quantize(
     """
     from malmoi.compress.quantize import quantize as done
 
-    asked = task and chosen_task(task, text, pair, label, None)
+    asked = _task(task, text, pair, label)
     _show(done(model, out, bits=bits, group=group, task=asked, data=data, device=device), json)
     _remark(out)
 
@@ -69,7 +71,7 @@ def prune(
     from malmoi.compress.prune import prune as done
 
     ways: dict[str, Any] = dict(sparsity=sparsity, pattern=pattern, layers=layers, heads=heads, neurons=neurons)
-    asked = task and chosen_task(task, text, pair, label, None)
+    asked = _task(task, text, pair, label)
     _show(done(model, out, **ways, task=asked, data=data, device=device), json)
     _remark(out, "It should learn again: malmoi finetune, pretrain --start, or compress distil --student.")
 
@@ -99,6 +101,7 @@ def distil(
     ways: dict[str, Any] = dict(layers=layers, student=student, temperature=temperature, soft=soft)
     changes: dict[str, Any] = {**changes_of(settings)}
     _show(done(model, out, data, task=task, dev=dev or None, **ways, device=device, **changes), json)
+    _remark(out)
 
 
 def share(
@@ -115,6 +118,13 @@ def share(
     from malmoi.compress.share import share as done
 
     _show(done(model, out, groups=groups, embedding=embedding), json)
+    _remark(out, "It must learn again: malmoi compress distil --student, finetune, or pretrain --start.")
+
+
+def _task(name: str | None, text: str | None, pair: str | None, label: str | None) -> "Task | None":
+    if name is None and (text or pair or label):
+        raise UsageError("--text, --pair and --label are columns of a task's rows: name the --task too.")
+    return chosen_task(name, text, pair, label, None) if name else None
 
 
 def _remark(out: Path, *others: str) -> None:

@@ -1,5 +1,6 @@
 """What every way to make a model smaller begins and ends with: the model is opened whole, and both are judged."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from malmoi.adapt import is_adapter
@@ -27,19 +28,12 @@ def open_whole(model: str | Path, out: Path) -> Checkpoint:
     return checkpoint
 
 
-def judged(
-    before: str | Path, after: str | Path, task: str | Task | None, data: Path | None, device: str | None
-) -> dict[str, tuple[float, float]]:
-    """Measures of two models: of a task on its rows, or of text by perplexity; none where there is no data."""
+def measures(model: str | Path, task: str | Task | None, data: Path | None, device: str | None) -> dict[str, float]:
+    """What a model is worth: by a task on its rows, or by perplexity on text; nothing where there is no data."""
     if data is None:
         if task is not None:
             raise UsageError("--task says what the rows in --data are: name them too.")
         return {}
-    old, new = (_measures(model, task, data, device) for model in (before, after))
-    return {name: (value, new[name]) for name, value in old.items()}
-
-
-def _measures(model: str | Path, task: str | Task | None, data: Path, device: str | None) -> dict[str, float]:
     opened = load(model, device=device)
     if task is not None:
         found = evaluate(opened, task, data)
@@ -47,6 +41,10 @@ def _measures(model: str | Path, task: str | Task | None, data: Path, device: st
     if "perplexity" not in opened.abilities:
         raise UsageError("Text in --data is judged by a GPT's perplexity; for this model name the --task of its rows.")
     return {"perplexity": opened.perplexity("\n\n".join(document.text for document in read_text(data)))}
+
+
+def paired(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+    return {name: (value, after[name]) for name, value in before.items()}
 
 
 def remarks(out: Path) -> list[str]:

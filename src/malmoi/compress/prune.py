@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from malmoi.checkpoint import write
 from malmoi.checkpoint.translate import classes_of, empty, fill
-from malmoi.compress.opened import judged, open_whole
+from malmoi.compress.opened import measures, open_whole, paired
 from malmoi.compress.shrunk import Shrunk
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
@@ -51,9 +51,10 @@ def prune(
     checkpoint = open_whole(model, out)
     (way, how), source = next(iter(chosen.items())), checkpoint.source or out
     smaller = WAYS[way](checkpoint.network, how)
+    before = {"zeros": zeros(checkpoint.network)} | measures(source, task, data, device)
     write(replace(checkpoint, network=smaller), out)
-    metrics = {"zeros": (zeros(checkpoint.network), zeros(smaller))} | judged(source, out, task, data, device)
-    return Shrunk.of((checkpoint.network, source), (smaller, out), metrics)
+    after = {"zeros": zeros(smaller)} | measures(out, task, data, device)
+    return Shrunk.of((checkpoint.network, source), (smaller, out), paired(before, after))
 
 
 def zeros(network: Network) -> float:
@@ -76,8 +77,8 @@ def sparsified(network: Network, share: float) -> Network:
         raise UsageError(f"sparsity is the share of weights that become zero, between 0 and 1, not {share:g}.")
     network = deepcopy(network)
     for linear in _linear_maps(network):
-        flat = linear.weight.view(-1)
-        flat[flat.abs().argsort()[: round(share * len(flat))]] = 0
+        count = linear.weight.numel()
+        _clear(linear, count, count - round(share * count))
     return network
 
 
@@ -89,9 +90,15 @@ def patterned(network: Network, pattern: str) -> Network:
     for linear in _linear_maps(network):
         if linear.in_features % block:
             raise UsageError(f"The pattern {pattern} does not divide {linear.in_features} inputs; choose another.")
-        weight = linear.weight.view(-1, block)
-        weight.scatter_(1, weight.abs().argsort(1)[:, : block - stay], 0)
+        _clear(linear, block, stay)
     return network
+
+
+def _clear(linear: nn.Linear, block: int, stay: int) -> None:
+    """Of every so many weights beside one another only the largest few stay."""
+    sizes = linear.weight.abs().reshape(-1, block)
+    gone = torch.zeros_like(sizes, dtype=torch.bool).scatter_(1, sizes.argsort(1)[:, : block - stay], True)
+    linear.weight.masked_fill_(gone.view_as(linear.weight), 0)
 
 
 def _counts(pattern: str) -> tuple[int, int]:

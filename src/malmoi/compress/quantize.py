@@ -4,7 +4,7 @@ from pathlib import Path
 
 from malmoi.checkpoint import write
 from malmoi.checkpoint.quantized import Packing
-from malmoi.compress.opened import judged, open_whole
+from malmoi.compress.opened import measures, open_whole, paired
 from malmoi.compress.shrunk import Shrunk
 from malmoi.errors import UsageError
 from malmoi.tasks import Task
@@ -34,7 +34,8 @@ def quantize(
         raise UsageError(f"A group is a number of inputs, or 0 for a whole row; it cannot be {group}.")
     out = Path(out)
     checkpoint = open_whole(model, out)
-    write(checkpoint, out, packing=Packing(bits, group or (GROUP if bits == 4 else 0)))
     source = checkpoint.source or out
-    metrics = judged(source, out, task, data, device)
+    before = measures(source, task, data, device)
+    write(checkpoint, out, packing=Packing(bits, group or (GROUP if bits == 4 else 0)))
+    metrics = paired(before, measures(out, task, data, device))
     return Shrunk.of((checkpoint.network, source), (checkpoint.network, out), metrics)
