@@ -229,6 +229,7 @@ def test_text_is_taught(kind: str, base: Path, tmp_path: Path) -> None:
     assert "distil_loss" in logged[-1]
     assert read(tmp_path / "s").network.config.depth == 2
     assert done.weights[1] < done.weights[0]
+    assert done.metrics["valid_loss"][1] == pytest.approx(logged[-1][f"{kind}_loss"], abs=1e-4)
     with pytest.raises(UsageError, match="begun with another teacher"):
         distil(source, tmp_path / "s", text, layers=2, soft=0.9, device="cpu", **quick)
 

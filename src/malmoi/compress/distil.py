@@ -13,18 +13,24 @@ from malmoi.checkpoint.atomic import write_text
 from malmoi.compress.opened import open_whole
 from malmoi.compress.prune import with_layers
 from malmoi.compress.shrunk import Shrunk
+from malmoi.data import Store, Stores
 from malmoi.errors import UsageError
 from malmoi.infer.predict import Reading
-from malmoi.model import parameters
+from malmoi.model import Network, parameters
+from malmoi.objectives import objective
 from malmoi.objectives.distil import Teaching
 from malmoi.tasks import Task
 from malmoi.tasks import task as named_task
+from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.frame import framed, is_framed
 from malmoi.train.device import choose
+from malmoi.train.judge import Judge
 from malmoi.train.parallel import join
 from malmoi.train.prepare import read_recipe
 from malmoi.train.pretrain import pretrain
 from malmoi.train.recipe import DataConfig, Recipe
+from malmoi.train.samples import make_feeds
+from malmoi.train.validate import validate
 from malmoi.tune.evaluate import check_fit
 from malmoi.tune.finetune import judged, learn
 from malmoi.tune.resume import memory
@@ -136,6 +142,8 @@ def _of_task(
     task, data, dev = rows
     reading = Reading.of(teacher)
     check_fit(task, reading)
+    if reading.words is not None:
+        raise UsageError("This teacher says its labels in words; one with a head of its own is needed.")
     settings = _settings(teacher, changes)
     work = gather(task, data, dev, settings, pupil, join(device).device)
     work = replace(work, teaching=teaching, labels=_labels(work, teacher))
@@ -201,7 +209,19 @@ def _of_text(
     with TemporaryDirectory() as beside:
         write(pupil, beside)
         model = pretrain(recipe, data=data, out=out, start=beside, device=device, teaching=teaching, **changes)
-    return _shrunk(teacher, model.checkpoint, out, {})
+    return _shrunk(teacher, model.checkpoint, out, _held_out(teacher.network, model.checkpoint.network, kind, out))
+
+
+def _held_out(teacher: Network, student: Network, kind: str, out: Path) -> dict[str, tuple[float, float]]:
+    """What both are worth on the text that the run held out; nothing where that is too short."""
+    recipe, device = read_recipe(out / "recipe.json"), next(teacher.parameters()).device
+    stores = [Stores(Store.open(out / "data" / "train"), Store.open(out / "data" / "valid"), "reused")]
+    _, valid = make_feeds(recipe, stores, Tokenizer.load(out), packed=False)
+    if not valid:
+        return {}
+    machine, networks = choose(device, recipe.train), (teacher.eval(), student.to(device).eval())
+    old, new = (validate(Judge(one, objective(kind)), valid[-1], recipe.train, machine) for one in networks)
+    return {name: (value, new[name]) for name, value in old.items()}
 
 
 def _recipe(teacher: Checkpoint, pupil: Checkpoint, kind: Literal["mlm", "lm"]) -> Recipe:

@@ -16,14 +16,15 @@ from malmoi.objectives import Objective, count_labels, objective
 from malmoi.objectives.distil import Teaching
 from malmoi.train.device import Machine, ceiling, choose, compile_for, first_micro, flops_per_token, release
 from malmoi.train.feed import Feed, Micro, Tensors, batch_sizes
-from malmoi.train.judge import Judge, summarise
+from malmoi.train.judge import Judge
 from malmoi.train.log import Log, bar, clock, read_rows
 from malmoi.train.optim import make_optimizers, set_rate
-from malmoi.train.parallel import Group, settle, spread, syncing
+from malmoi.train.parallel import Group, spread, syncing
 from malmoi.train.recipe import Recipe
 from malmoi.train.schedule import rate
 from malmoi.train.state import Position, latest, load_state, prune, save_state, sound, tensors_of
 from malmoi.train.stop import Stopped, StopSignals
+from malmoi.train.validate import validate
 
 ROLLBACKS = 3  # after so many spikes the run stops, …
 FORGIVEN = 1000  # … unless it came so many steps further than the last one
@@ -297,24 +298,12 @@ class Trainer:
             f"{speed:,.0f} tok/s  {used / self.group.world:.0%} of the machine"
         )
 
-    @torch.no_grad()
     def _validate(self) -> dict[str, float]:
         """The phase's validation loss, on the same batches every time, and a sample of what the model says."""
         if not self.valid:
             return {}
-        valid = self.valid[self._phase_number()]
         self.network.eval()
-        sums: dict[str, Tensor] = {}
-        size = max(1, min(self.config.batch, valid.epoch, 8192 // valid.length))
-        wanted = self.config.valid_batches * self.config.batch // size
-        for i in range(max(1, min(wanted, valid.epoch // size, 64))):
-            batch = valid.micro(i * size, size, self.group.device).tensors
-            with self.machine.computing(), torch.compiler.set_stance("force_eager"):
-                for name, value in self.judge.measure(batch).items():
-                    sums[name] = sums[name] + value if name in sums else value
-        settle(self.judge)
-        weights = {term.told: term.weight for term in self.objective.terms}
-        metrics = summarise({name: float(value) for name, value in sums.items()}, weights)
+        metrics = validate(self.judge, self.valid[self._phase_number()], self.config, self.machine)
         self.position.valid_loss = metrics["valid_loss"]
         self._tell(metrics)
         self.network.train()
