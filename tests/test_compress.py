@@ -18,6 +18,7 @@ import malmoi
 from malmoi.checkpoint import Checkpoint, read, write
 from malmoi.checkpoint.quantized import from_words, rounded, to_words
 from malmoi.cli.app import run
+from malmoi.compress.importance import gradients
 from malmoi.compress.prune import prune, with_heads, with_layers, with_neurons
 from malmoi.compress.quantize import quantize
 from malmoi.config import ModelConfig
@@ -25,6 +26,8 @@ from malmoi.errors import MalmoiError, UsageError
 from malmoi.model import Network, initialise
 from malmoi.model.families import albert, bert, gpt1, gpt2, gpt3, llama
 from malmoi.model.int8 import Int8Linear, pack
+from malmoi.objectives import Pass, lm
+from malmoi.objectives.task import classify
 from malmoi.tokenizer import train
 
 SIZES: dict[str, Any] = dict(vocab=300, context=40, width=64, depth=3, heads=4)
@@ -243,6 +246,42 @@ def test_layers_that_stay_are_the_right_ones_with_their_patterns() -> None:
     torch.testing.assert_close(scores(small), scores(whole), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("part", ["heads", "neurons"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_importance_is_the_slope_of_a_gate(part: str, name: str) -> None:
+    whole = network(*FAMILIES[name])
+    objective, batch = lm(), {"tokens": TOKENS[:, :-1], "lm_labels": TOKENS[:, 1:]}
+    if "classify" in whole.heads:
+        objective, batch = classify(), {"tokens": TOKENS, "labels": torch.tensor([0, 2])}
+    found = dict(gradients(whole, part, objective, batch))
+    count = whole.config.key_heads if part == "heads" else whole.config.mlp_width
+    writer = whole.trunk.blocks[1].attend.out if part == "heads" else whole.trunk.blocks[1].mlp.down
+    gate = torch.ones(count, requires_grad=True)
+    gates = gate.repeat_interleave(writer.in_features // count)
+    writer.register_forward_pre_hook(lambda module, given: given[0] * gates)
+    (slope,) = torch.autograd.grad(objective.terms[0].total(Pass.of(whole, batch)), gate)
+    near = found[1].sum(0).unflatten(0, (count, -1)).sum(-1)
+    torch.testing.assert_close(near, slope, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("part", ["heads", "neurons"])
+@torch.no_grad()
+def test_what_the_loss_does_not_need_goes_first(part: str, tmp_path: Path) -> None:
+    whole = network(LLAMA, {"lm": 0})
+    for block in whole.trunk.blocks:  # large weights that nothing comes of: their values, or their gates, are zero
+        if part == "heads":
+            block.attend.qkv.weight[-16:] = 0
+            block.attend.out.weight[:, -32:] *= 100
+        else:
+            block.mlp.up.weight[:48] = 0
+            block.mlp.down.weight[:, :48] *= 100
+    write(Checkpoint(whole, train([TEXT] * 20, kind="byte-bpe", vocab=290)), tmp_path / "whole")
+    (tmp_path / "text.txt").write_text(TEXT * 9)
+    shares: dict[str, Any] = {part: 0.5}
+    prune(tmp_path / "whole", tmp_path / "small", **shares, train=tmp_path / "text.txt")
+    torch.testing.assert_close(scores(read(tmp_path / "small").network), scores(whole), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("way", "family"),
     [
@@ -251,12 +290,14 @@ def test_layers_that_stay_are_the_right_ones_with_their_patterns() -> None:
         (["--layers", "0,2"], True),
         (["--neurons", "0.25"], True),
         (["--heads", "0.5"], False),
+        (["--heads", "0.5", "--train", "rows.tsv"], False),
     ],
 )
 @torch.no_grad()
 def test_a_pruned_classifier_is_judged_and_opened(
-    way: list[str], family: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    way: list[str], family: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     whole = saved(tmp_path / "whole", bert(**SIZES), {"classify": 2}, labels=("bad", "good"), extra={"length": 30})
     (tmp_path / "rows.tsv").write_text("text\tside\n" + f"{TEXT}\tgood\nthe union\tbad\n" * 3)
     asked = ["--model", str(whole), "--out", str(tmp_path / "small"), "--data", str(tmp_path / "rows.tsv"), "--json"]
@@ -316,6 +357,9 @@ def test_the_smallest_weights_become_zero_and_two_of_every_four(tmp_path: Path) 
         (["prune", "shared", "--layers", "0"], "share their weights"),
         (["prune", "adapter", "--layers", "0"], "malmoi merge --model adapter --out DIR"),
         (["prune", "small", "--layers", "0"], "small is quantised already"),
+        (["prune", "m", "--layers", "0", "--train", "text.txt"], "--train ranks heads and neurons"),
+        (["prune", "shared", "--heads", "0.5", "--train", "text.txt"], "Text ranks the parts of a GPT"),
+        (["prune", "m", "--heads", "0.5", "--train", "text.txt", "--task", "sst2"], "has no classify head"),
         (["quantize", "small"], "small is quantised already"),
         (["quantize", "m", "--bits", "3"], "8 or 4 bits, not 3"),
         (["quantize", "m", "--group", "48"], "do not divide the 64 inputs"),

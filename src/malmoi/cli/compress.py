@@ -56,6 +56,9 @@ def prune(
     layers: Annotated[str | None, typer.Option(help="The layers that stay, e.g. 0,2,4.", metavar="N,…")] = None,
     heads: Annotated[float | None, typer.Option(help="The share of each layer's heads that stays.")] = None,
     neurons: Annotated[float | None, typer.Option(help="The share of each MLP's neurons that stays.")] = None,
+    train: Annotated[
+        Path | None, typer.Option(help="Text, or rows of the task: heads or neurons that it needs least go.")
+    ] = None,
     task: TaskOption = None,
     data: Annotated[Path | None, typer.Option(help="Text, or rows of the task: judged before and after.")] = None,
     text: TextOption = None,
@@ -72,7 +75,7 @@ def prune(
 
     ways: dict[str, Any] = dict(sparsity=sparsity, pattern=pattern, layers=layers, heads=heads, neurons=neurons)
     asked = _task(task, text, pair, label)
-    _show(done(model, out, **ways, task=asked, data=data, device=device), json)
+    _show(done(model, out, **ways, train=train, task=asked, data=data, device=device), json)
     _remark(out, "It should learn again: malmoi finetune, pretrain --start, or compress distil --student.")
 
 

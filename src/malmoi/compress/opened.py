@@ -28,11 +28,14 @@ def open_whole(model: str | Path, out: Path) -> Checkpoint:
     return checkpoint
 
 
+def check_rows(task: str | Task | None, *files: Path | None) -> None:
+    if task is not None and not any(files):
+        raise UsageError("--task says what the rows are: name them too, with --data.")
+
+
 def measures(model: str | Path, task: str | Task | None, data: Path | None, device: str | None) -> dict[str, float]:
     """What a model is worth: by a task on its rows, or by perplexity on text; nothing where there is no data."""
     if data is None:
-        if task is not None:
-            raise UsageError("--task says what the rows in --data are: name them too.")
         return {}
     opened = load(model, device=device)
     if task is not None:

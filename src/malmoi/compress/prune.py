@@ -12,14 +12,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from malmoi.checkpoint import write
+from malmoi.checkpoint import Checkpoint, write
 from malmoi.checkpoint.translate import classes_of, empty, fill
-from malmoi.compress.opened import measures, open_whole, paired
+from malmoi.compress.importance import importance
+from malmoi.compress.opened import check_rows, measures, open_whole, paired
 from malmoi.compress.shrunk import Shrunk
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
 from malmoi.model import Network
 from malmoi.tasks import Task
+from malmoi.train.parallel import join
 
 Part = Callable[[str, Tensor], Tensor]  # what stays of one of a block's tensors, by its name there
 
@@ -33,6 +35,7 @@ def prune(
     layers: str | Sequence[int] | None = None,
     heads: float | None = None,
     neurons: float | None = None,
+    train: Path | None = None,
     task: str | Task | None = None,
     data: Path | None = None,
     device: str | None = None,
@@ -40,21 +43,36 @@ def prune(
     """Writes a model with parts taken out in exactly one way, and says what that saves and costs.
 
     `sparsity` is the share of each linear map's weights that become zero, `pattern` "2:4" leaves two of every four;
-    `layers` are those that stay; `heads` and `neurons` the shares that stay in each layer. It should learn again.
+    `layers` are those that stay; `heads` and `neurons` the shares that stay in each layer: those of the largest
+    weights, or those that the loss on `train` (text, or rows of the task) needs most. It should learn again.
     """
     given = dict(sparsity=sparsity, pattern=pattern, layers=layers, heads=heads, neurons=neurons)
     chosen = {name: value for name, value in given.items() if value is not None}
     if len(chosen) != 1:
         said = f"these are {len(chosen)}: {', '.join(chosen)}" if chosen else "none is given"
         raise UsageError(f"Choose one way to prune, of sparsity, pattern, layers, heads and neurons; {said}.")
+    check_rows(task, train, data)
     out = Path(out)
     checkpoint = open_whole(model, out)
     (way, how), source = next(iter(chosen.items())), checkpoint.source or out
-    smaller = WAYS[way](checkpoint.network, how)
+    if train is not None:
+        smaller = _by_loss(checkpoint, way, how, (task, train), device)
+    else:
+        smaller = WAYS[way](checkpoint.network, how)
     before = {"zeros": zeros(checkpoint.network)} | measures(source, task, data, device)
     write(replace(checkpoint, network=smaller), out)
     after = {"zeros": zeros(smaller)} | measures(out, task, data, device)
     return Shrunk.of((checkpoint.network, source), (smaller, out), paired(before, after))
+
+
+def _by_loss(
+    checkpoint: Checkpoint, way: str, share: Any, rows: tuple[str | Task | None, Path], device: str | None
+) -> Network:
+    """What stays by its importance for the loss on text or rows."""
+    if way not in RANKED:
+        raise UsageError(f"--train ranks {' and '.join(RANKED)} by their importance, not {way}.")
+    _count(share, 1, way)  # refused before the work
+    return RANKED[way](checkpoint.network, share, importance(checkpoint, way, *rows, join(device).device))
 
 
 def zeros(network: Network) -> float:
@@ -136,12 +154,12 @@ def _numbers(layers: str | Sequence[int]) -> list[int]:
         raise UsageError(f"layers are numbers with commas between, such as 0,2,4; not {layers}.") from None
 
 
-def with_neurons(network: Network, share: float) -> Network:
-    """The same share of every MLP's neurons, those with the largest |w_in| · |w_out|."""
+def with_neurons(network: Network, share: float, sizes: Sequence[Tensor] | None = None) -> Network:
+    """The same share of every MLP's neurons, those of the largest sizes: by default |w_in| · |w_out|."""
     config = network.config
     stay = _count(share, config.mlp_width, "neurons")
-    chosen = [_largest(_neuron_sizes(block.mlp), stay) for block in _blocks(network)]
-    parts: list[Part] = [_neuron_part(one, config.mlp_width) for one in chosen]
+    sizes = sizes or [_neuron_sizes(block.mlp) for block in _blocks(network)]
+    parts: list[Part] = [_neuron_part(_largest(one, stay), config.mlp_width) for one in sizes]
     return _rebuilt(network, replace(config, hidden=stay), range(config.distinct), parts)
 
 
@@ -161,14 +179,17 @@ def _neuron_part(chosen: Tensor, hidden: int) -> Part:
     return part
 
 
-def with_heads(network: Network, share: float) -> Network:
-    """The same share of every layer's heads, those that write most; heads that share keys go and stay together."""
+def with_heads(network: Network, share: float, sizes: Sequence[Tensor] | None = None) -> Network:
+    """The same share of every layer's heads, those of the largest sizes: by default those that write most.
+
+    Heads that share keys go and stay together.
+    """
     config = network.config
     if any(pattern.varies_by_head for pattern in network.trunk.patterns):
         raise UsageError("The heads of this model have patterns of their own, by their number: none can be taken out.")
     stay = _count(share, config.key_heads, "heads")
-    chosen = [_largest(_head_sizes(block.attend, config), stay) for block in _blocks(network)]
-    parts: list[Part] = [_head_part(one, config) for one in chosen]
+    sizes = sizes or [_head_sizes(block.attend, config) for block in _blocks(network)]
+    parts: list[Part] = [_head_part(_largest(one, stay), config) for one in sizes]
     each = config.heads // config.key_heads
     changed = replace(
         config, heads=stay * each, kv_heads=stay if config.kv_heads else 0, head_width=config.size_per_head
@@ -228,6 +249,10 @@ def _rebuilt(network: Network, config: ModelConfig, layers: Sequence[int], parts
     return smaller.eval()
 
 
+RANKED: dict[str, Callable[[Network, Any, Sequence[Tensor] | None], Network]] = {
+    "heads": with_heads,
+    "neurons": with_neurons,
+}
 WAYS: dict[str, Callable[[Network, Any], Network]] = {
     "sparsity": sparsified,
     "pattern": patterned,

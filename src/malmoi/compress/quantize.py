@@ -4,7 +4,7 @@ from pathlib import Path
 
 from malmoi.checkpoint import write
 from malmoi.checkpoint.quantized import Packing
-from malmoi.compress.opened import measures, open_whole, paired
+from malmoi.compress.opened import check_rows, measures, open_whole, paired
 from malmoi.compress.shrunk import Shrunk
 from malmoi.errors import UsageError
 from malmoi.tasks import Task
@@ -32,6 +32,7 @@ def quantize(
         raise UsageError(f"A weight can have 8 or 4 bits, not {bits}.")
     if group < 0:
         raise UsageError(f"A group is a number of inputs, or 0 for a whole row; it cannot be {group}.")
+    check_rows(task, data)
     out = Path(out)
     checkpoint = open_whole(model, out)
     source = checkpoint.source or out
