@@ -203,6 +203,19 @@ def test_a_task_is_taught_by_the_command(
     assert "temperature was 2.0" in capsys.readouterr().err
 
 
+def test_a_gpt_may_have_a_student_that_never_met_a_task(rows: Path, tmp_path: Path) -> None:
+    words = train([GOOD, BAD] * 3, kind="byte-bpe", vocab=290)
+    for name, width in (("large", 32), ("small", 16)):
+        config = gpt2(**(TINY | {"vocab": words.vocab_size, "width": width, "depth": 2}))
+        write(Checkpoint(initialise(Network(config, {"lm": 0}), 0), words), tmp_path / name)
+    task = own("classification")
+    malmoi.finetune(tmp_path / "large", task, rows, tmp_path / "t", rows, device="cpu", **QUICK)
+    ways: dict[str, Any] = dict(task=task, dev=rows, student=tmp_path / "small", device="cpu", **QUICK)
+    done = distil(tmp_path / "t", tmp_path / "s", rows, **ways)
+    assert done.metrics["accuracy"] == (1, 1)
+    assert read(tmp_path / "s").network.config.width == 16
+
+
 def test_words_are_taught(base: Path, tmp_path: Path) -> None:
     rows = tmp_path / "a.jsonl"
     row = {"text": GOOD.split(), "label": ["O", "B-X", "O", "B-X", "O"]}

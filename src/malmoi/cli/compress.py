@@ -84,8 +84,11 @@ def distil(
     data: Annotated[list[Path], typer.Option(help="Text, or rows of the task, from which the student learns.")],
     out: OutOption,
     task: TaskOption = None,
-    dev: Annotated[list[Path] | None, typer.Option(help="Rows of the task to judge by.")] = None,
-    layers: Annotated[int | None, typer.Option(help="The student's; half of the teacher's.")] = None,
+    dev: Annotated[list[Path] | None, typer.Option(help="Rows to judge by; else a tenth is held out.")] = None,
+    text: TextOption = None,
+    pair: PairOption = None,
+    label: LabelOption = None,
+    layers: Annotated[int | None, typer.Option(help="The student's; else half of the teacher's.")] = None,
     student: Annotated[str | None, typer.Option(help="A student of another shape.", metavar="DIR")] = None,
     temperature: Annotated[float, typer.Option(help="Softens what the teacher says.")] = 2.0,
     soft: Annotated[float, typer.Option(help="The teacher's share of the loss; the labels have the rest.")] = 0.5,
@@ -103,7 +106,8 @@ def distil(
 
     ways: dict[str, Any] = dict(layers=layers, student=student, temperature=temperature, soft=soft)
     changes: dict[str, Any] = {**changes_of(settings)}
-    _show(done(model, out, data, task=task, dev=dev or None, **ways, device=device, **changes), json)
+    asked = _task(task, text, pair, label)
+    _show(done(model, out, data, task=asked, dev=dev or None, **ways, device=device, **changes), json)
     _remark(out)
 
 
