@@ -1,0 +1,98 @@
+"""The verb that makes a corpus of raw text: corpus build."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from malmoi.cli.app import add_group
+from malmoi.cli.inputs import JsonOption, changes_of
+from malmoi.cli.show import print_json, print_table
+
+
+def add(app: typer.Typer) -> None:
+    add_group(app, "corpus", "Make raw text worth pre-training on.", build)
+
+
+def build(
+    sources: Annotated[
+        list[str], typer.Argument(metavar="SRC…", help="Files, folders, globs, builtin:sotu, -; or NAME=SRC.")
+    ],
+    out: Annotated[Path, typer.Option(help="The corpus' folder; one that is begun goes on.", metavar="DIR")],
+    steps: Annotated[
+        str | None, typer.Option(help="Some of clean,filter,dedup; the options below add theirs.", metavar="STEP,…")
+    ] = None,
+    language: Annotated[str | None, typer.Option(help="Only documents in this: en, ko, …", metavar="CODE")] = None,
+    good: Annotated[
+        list[str] | None, typer.Option(help="Good text: documents unlike it mostly go (GPT-3's classifier).")
+    ] = None,
+    against: Annotated[
+        list[str] | None, typer.Option(help="Test sets: what the text shares with them goes.", metavar="FILE")
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="Shares of the output by source.", metavar="web=0.6,books=0.4")
+    ] = None,
+    documents: Annotated[
+        str | None, typer.Option(help="What is a document in plain text: blank, blanks, line, file.", metavar="RULE")
+    ] = None,
+    text: Annotated[str | None, typer.Option(help="The key or column of the text.", metavar="KEY")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes; as many as cores.", metavar="N")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Any other setting, e.g. min_words=50.", metavar="K=V")
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Start anew in a folder that holds a corpus.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Clean, filter, de-duplicate, decontaminate and mix raw text, into a folder that pretrain reads.
+
+    The same command again goes on where it was stopped. DIR/corpus.json says what each step dropped, with examples.
+
+    Example: malmoi corpus build web=crawl/ books=books/ --out corpus --language ko --weights web=0.6,books=0.4
+    """
+    from malmoi.corpus.build import build as made
+
+    given = {"steps": steps, "language": language, "weights": weights, "documents": documents, "text": text}
+    changes: dict[str, Any] = changes_of(settings) | {name: value for name, value in given.items() if value is not None}
+    found = made(
+        sources,
+        out,
+        good=good or (),
+        against=against or (),
+        workers=workers if workers is not None else os.cpu_count() or 1,
+        again=again,
+        say=lambda sentence: print(sentence, file=sys.stderr),
+        **changes,
+    )
+    _tell(found["finished"], out, json)
+
+
+def _tell(finished: dict[str, Any], out: Path, json: bool) -> None:
+    if json:
+        print_json({"folder": str(out), **finished})
+        return
+    for line in finished["bad"]:
+        print(line, file=sys.stderr)
+    print_table(
+        ("step", "documents in", "kept", "characters kept", "why"), [_row(*i) for i in finished["steps"].items()]
+    )
+    print_table(
+        ("source", "documents", "times", "written", "characters", "share"), list(_shares(finished["mix"]["shares"]))
+    )
+    print(f"{out}: {finished['mix']['shards']:,} shards")
+
+
+def _row(step: str, tally: dict[str, Any]) -> tuple[str, ...]:
+    (came, kept), (_, characters) = tally["documents"], tally["characters"]
+    rules = sorted(tally["rules"].items(), key=lambda item: -item[1])
+    return step, f"{came:,}", f"{kept:,}", f"{characters:,}", ", ".join(f"{rule} {n:,}" for rule, n in rules)
+
+
+def _shares(shares: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    all_ = sum(share["characters"][1] for share in shares)
+    return [
+        (s["source"], f"{s['documents'][0]:,}", f"{s['epochs']:.2f}", f"{s['documents'][1]:,}",
+         f"{s['characters'][1]:,}", f"{s['characters'][1] / max(all_, 1):.1%}")
+        for s in shares
+    ]  # fmt: skip

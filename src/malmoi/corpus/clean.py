@@ -1,0 +1,78 @@
+"""Step 1, clean: one form of every character, no left-overs of HTML, no empty space, no menus."""
+
+import html
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from malmoi.corpus.read import Document
+from malmoi.corpus.settings import CorpusConfig
+from malmoi.corpus.tally import Tally
+
+_BREAKS = re.compile(r"\r\n?|[\x0b\x0c\x85\u2028\u2029]")
+_CONTROL = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f\u00ad\u200b\u2060\ufeff\ufffe\uffff]")
+_SPACES = re.compile(r"[^\S\n]{2,}|[^\S\n ]")
+_BLANKS = re.compile(r"\n{3,}")
+_NAMES = "html|head|body|div|p|br|hr|span|a|b|i|em|strong|img|table|tbody|tr|td|th|ul|ol|li|h[1-6]|script|style|pre"
+_TAG = re.compile(rf"</?(?:{_NAMES})\b[^<>]*>", re.IGNORECASE)
+_HIDDEN = re.compile(r"<(script|style|head)\b.*?</\1\s*>|<!--.*?-->", re.IGNORECASE | re.DOTALL)
+_BLOCK = re.compile(r"</?(?:p|div|br|hr|tr|li|ul|ol|table|h[1-6]|pre)\b[^<>]*>", re.IGNORECASE)
+_ANY = re.compile(r"</?[a-z!][^<>]*>", re.IGNORECASE)
+_ENDS = ".!?。！？…:;,\"'”’"  # after these a line is a sentence, or part of one
+
+
+def cleaned(documents: Iterable[Document], tally: Tally) -> Iterator[Document]:
+    """Documents with clean text; those in which nothing is left go."""
+    for document in documents:
+        tally.came(document)
+        text = clean(document.text)
+        if text:
+            yield tally.kept(replace(document, text=text))
+        else:
+            tally.said("empty", document)
+
+
+def clean(text: str) -> str:
+    """NFC, no tags, no control characters, single spaces, at most one blank line."""
+    if "<" in text and sum(1 for _ in zip(range(2), _TAG.finditer(text), strict=False)) == 2:
+        text = without_html(text)
+    text = _CONTROL.sub("", _BREAKS.sub("\n", unicodedata.normalize("NFC", text)))
+    text = _SPACES.sub(" ", text).replace(" \n", "\n").replace("\n ", "\n")
+    return _BLANKS.sub("\n\n", text).strip()
+
+
+def without_html(text: str) -> str:
+    """The text of a page: blocks become lines, scripts go, entities become characters."""
+    return html.unescape(_ANY.sub("", _BLOCK.sub("\n", _HIDDEN.sub("", text))))
+
+
+def short_lines(document: Document, config: CorpusConfig) -> set[str]:
+    """The lines of a document that could be a menu's: short, no sentence, and not the only line."""
+    lines = document.text.split("\n")
+    if len(lines) < 3:
+        return set()
+    return {line for line in lines if 0 < len(line) <= config.menu_length and line[-1] not in _ENDS}
+
+
+def menus(lines: Counter[str], documents: int, config: CorpusConfig) -> list[str]:
+    """The lines that are in so many of a source's documents that they are boilerplate."""
+    least = max(config.menu_documents, config.menu_share * documents)
+    return sorted(line for line, count in lines.items() if count >= least)
+
+
+def without_menus(
+    documents: Iterable[Document], menus: Mapping[str, Collection[str]], tally: Tally
+) -> Iterator[Document]:
+    """Documents without the boilerplate lines of their source."""
+    for document in documents:
+        known = menus.get(document.source, ())
+        tally.came(document)
+        lines = document.text.split("\n") if known else []
+        left = [line for line in lines if line not in known]
+        if len(left) < len(lines):
+            tally.said("menu lines", document)
+            document = replace(document, text=_BLANKS.sub("\n\n", "\n".join(left)).strip())
+        if document.text:
+            yield tally.kept(document)

@@ -1,0 +1,130 @@
+"""Step 2, filter: rules that ordinary prose passes (Rae et al. 2021, appendix A); words and letters of any script."""
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+
+import numpy as np
+
+from malmoi.corpus import grams
+from malmoi.corpus.grams import Words
+from malmoi.corpus.language import is_in
+from malmoi.corpus.read import Document
+from malmoi.corpus.settings import CorpusConfig
+from malmoi.corpus.tally import Tally
+
+LINES = 4  # fewer say nothing by their shares
+BULLETS = ("- ", "* ", "•", "·", "●", "○", "■", "▪", "◦", "‣", "※", "▶", "►")
+ELLIPSES = ("…", "...", "‥")
+
+
+class Look:
+    """A text as the rules see it."""
+
+    def __init__(self, text: str):
+        self.text = text
+
+    @cached_property
+    def words(self) -> Words:
+        return grams.words(self.text)
+
+    @cached_property
+    def lines(self) -> list[str]:
+        return [line for line in self.text.split("\n") if line]
+
+
+def short(look: Look, c: CorpusConfig) -> bool:
+    return len(look.words) < c.min_words
+
+
+def long(look: Look, c: CorpusConfig) -> bool:
+    return 0 < c.max_words < len(look.words)
+
+
+def word_length(look: Look, c: CorpusConfig) -> bool:
+    mean = float((look.words.ends - look.words.starts).mean()) if len(look.words) else 0.0
+    return not c.min_word_length <= mean <= c.max_word_length
+
+
+def symbols(look: Look, c: CorpusConfig) -> bool:
+    return sum(look.text.count(sign) for sign in ("#", *ELLIPSES)) > c.max_symbols * len(look.words)
+
+
+def letters(look: Look, c: CorpusConfig) -> bool:
+    found = grams.codes(look.text)
+    space = look.text.count(" ") + look.text.count("\n")
+    return int(grams.letters()[found].sum()) < c.min_letters * (len(found) - space)
+
+
+def bullets(look: Look, c: CorpusConfig) -> bool:
+    return _share(look.lines, lambda line: line.startswith(BULLETS)) > c.max_bullets
+
+
+def ellipses(look: Look, c: CorpusConfig) -> bool:
+    return _share(look.lines, lambda line: line.endswith(ELLIPSES)) > c.max_ellipses
+
+
+def _share(lines: list[str], test: Callable[[str], bool]) -> float:
+    return sum(map(test, lines)) / len(lines) if len(lines) >= LINES else 0.0
+
+
+def repeated_lines(look: Look, c: CorpusConfig) -> bool:
+    return _repeated(look.lines) > c.max_repeated_lines * len(look.text)
+
+
+def repeated_paragraphs(look: Look, c: CorpusConfig) -> bool:
+    return _repeated(look.text.split("\n\n")) > c.max_repeated_lines * len(look.text)
+
+
+def _repeated(parts: list[str]) -> int:
+    """Characters in parts that were there before."""
+    return sum(map(len, parts)) - sum(map(len, set(parts)))
+
+
+def repeated_run(look: Look, c: CorpusConfig) -> bool:
+    """Whether one run of 2, 3 or 4 words makes up too much of the text."""
+    return any(_covered(look.words, n) > share * len(look.text) for n, share in enumerate(c.max_run, 2))
+
+
+def _covered(words: Words, length: int) -> int:
+    """Characters in the most frequent run of so many words; none if each is there once."""
+    found, first, counts = np.unique(words.runs(length), return_index=True, return_counts=True)
+    if not len(found) or counts.max() == 1:
+        return 0
+    begin = first[counts.argmax()]
+    return int(counts.max() * (words.ends[begin + length - 1] - words.starts[begin]))
+
+
+def other_language(look: Look, c: CorpusConfig) -> bool:
+    return c.language != "" and not is_in(look.text, c.language)
+
+
+# in this order; the first that speaks is counted
+RULES: dict[str, Callable[[Look, CorpusConfig], bool]] = {
+    "too short": short,
+    "too long": long,
+    "another language": other_language,
+    "length of words": word_length,
+    "symbols": symbols,
+    "few letters": letters,
+    "bullets": bullets,
+    "ellipses": ellipses,
+    "repeated lines": repeated_lines,
+    "repeated paragraphs": repeated_paragraphs,
+    "repeated words": repeated_run,
+}
+
+
+def broken(text: str, config: CorpusConfig) -> str | None:
+    """The first rule that a text breaks."""
+    look = Look(text)
+    return next((name for name, rule in RULES.items() if rule(look, config)), None)
+
+
+def filtered(documents: Iterable[Document], config: CorpusConfig, tally: Tally) -> Iterator[Document]:
+    """Documents that break no rule."""
+    for document in documents:
+        tally.came(document)
+        if rule := broken(document.text, config):
+            tally.said(rule, document)
+        else:
+            yield tally.kept(document)

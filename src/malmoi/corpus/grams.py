@@ -1,0 +1,108 @@
+"""Words of a text as numbers, and runs of words: what texts are compared by.
+
+A word is a run of letters, digits and marks, whatever their case. Its number is the same in every process and on every
+machine, and all words of a text are computed at once.
+"""
+
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+PIECE = 1 << 20  # characters that are looked at together
+LAST = 0xFFFF  # no character; stands for all beyond the basic plane, which are mostly pictures
+Numbers = NDArray[np.uint64]
+Places = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words of a text: a number for each, and where it begins and ends."""
+
+    hashes: Numbers
+    starts: Places
+    ends: Places
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+    def runs(self, length: int) -> Numbers:
+        """A number for every `length` words in a row."""
+        return runs(self.hashes, length)
+
+
+def mix(values: Numbers) -> Numbers:
+    """Spreads numbers over all 64 bits (the last steps of SplitMix64, Steele et al. 2014)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+@cache
+def random_odd(count: int, seed: int = 0) -> Numbers:
+    return mix(np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)) | np.uint64(
+        1
+    )
+
+
+def runs(values: Numbers, length: int) -> Numbers:
+    count = max(len(values) - length + 1, 0)
+    total = np.zeros(count, np.uint64)
+    for place, factor in enumerate(random_odd(length, seed=1)):
+        total += values[place : place + count] * factor
+    return mix(total)
+
+
+def codes(text: str) -> NDArray[np.uint32]:
+    """The characters as numbers, one for each."""
+    return np.minimum(np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32), LAST)
+
+
+@cache
+def _values() -> Numbers:
+    """A random number for each character of a word, the same for both cases; 0 for every other character."""
+    lower = np.array([ord(chr(code).lower()[0]) if _in_word(code) else 0 for code in range(LAST + 1)], np.uint64)
+    return np.where(lower > 0, mix(lower * np.uint64(0x9E3779B97F4A7C15)) | np.uint64(1), np.uint64(0))
+
+
+@cache
+def letters() -> NDArray[np.bool_]:
+    """Which characters are letters or marks on them."""
+    return np.array([unicodedata.category(chr(code))[0] in "LM" for code in range(LAST + 1)])
+
+
+def _in_word(code: int) -> bool:
+    return unicodedata.category(chr(code))[0] in "LNM"
+
+
+def words(text: str) -> Words:
+    """All words of a text."""
+    parts = [_words(text[begin:end], begin) for begin, end in _pieces(text)]
+    hashes, starts, ends = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return Words(hashes, starts, ends)
+
+
+def _pieces(text: str) -> Iterator[tuple[int, int]]:
+    begin = 0
+    while len(text) - begin > PIECE:
+        end = text.rfind(" ", begin + PIECE // 2, begin + PIECE) + 1 or begin + PIECE
+        yield begin, end
+        begin = end
+    yield begin, len(text)
+
+
+def _words(text: str, offset: int) -> tuple[Numbers, Places, Places]:
+    values = _values()[codes(text)]
+    inside = np.zeros(len(values) + 2, bool)
+    inside[1:-1] = values != 0
+    edges = np.flatnonzero(inside[1:] != inside[:-1])
+    starts, ends = edges[::2], edges[1::2]
+    if not len(starts):
+        return np.zeros(0, np.uint64), starts, ends
+    sizes = np.append(starts[1:], len(text)) - starts
+    places = np.arange(starts[0], len(text)) - np.repeat(starts, sizes)
+    values[starts[0] :] *= random_odd(64, seed=2)[places & 63]
+    return mix(np.add.reduceat(values, starts)), starts + offset, ends + offset

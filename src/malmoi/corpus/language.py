@@ -1,0 +1,62 @@
+"""Which language a text is in: by its script, and among those in Latin letters by their commonest words."""
+
+from functools import cache
+
+import numpy as np
+
+from malmoi.corpus.grams import codes, letters, words
+from malmoi.errors import UsageError, nearest
+
+LOOK = 1 << 16  # characters that decide
+MOST = 0.5  # of the letters must be of the script
+COMMON = 0.05  # of the words must be common ones
+
+SCRIPTS = {
+    "ko": ((0x1100, 0x11FF), (0x3130, 0x318F), (0xAC00, 0xD7A3)),
+    "ru": ((0x0400, 0x04FF),),
+    "el": ((0x0370, 0x03FF),),
+    "he": ((0x0590, 0x05FF),),
+    "ar": ((0x0600, 0x06FF),),
+    "hi": ((0x0900, 0x097F),),
+    "th": ((0x0E00, 0x0E7F),),
+}
+LATIN = ((0x41, 0x5A), (0x61, 0x7A), (0xC0, 0x24F), (0x1E00, 0x1EFF))
+WORDS = {
+    "en": "the of and to in a is that it was for on with as be at by this have from or not are but you he his they an",
+    "de": "der die und das ist nicht ein eine zu den mit sich auf von dem des für im auch es an werden aus er hat sie",
+    "fr": "le la les de des et est un une que qui dans pour pas sur au il elle en du ce plus par avec ne se sont nous",
+    "es": "el la los las de que y en un una es se no por con para su al del lo como más pero sus le ya o fue este",
+    "it": "il la di che e è un una per non in sono del della con si le da dei al gli anche come più ma nel lo i",
+    "pt": "o a os as de que e do da em um uma é não para com se por no na dos mais como mas ao ele foi das à",
+    "nl": "de het een en van ik te dat die in is niet zijn op aan met voor er maar om hij ook als bij naar uit dan",
+}
+LANGUAGES = (*SCRIPTS, *WORDS)
+
+
+def check(language: str) -> None:
+    if language and language not in LANGUAGES:
+        raise UsageError(f"There is no test for the language {language!r}.{nearest(language, LANGUAGES)}")
+
+
+def is_in(text: str, language: str) -> bool:
+    """Whether most letters are of the language's script and, in Latin letters, its common words lead."""
+    text = text[:LOOK]
+    if _share(text, SCRIPTS.get(language, LATIN)) < MOST:
+        return False
+    if language in SCRIPTS:
+        return True
+    found = words(text).hashes
+    shares = {name: float(np.isin(found, _common(name)).mean()) for name in WORDS}
+    return shares[language] >= COMMON and shares[language] == max(shares.values())
+
+
+def _share(text: str, ranges: tuple[tuple[int, int], ...]) -> float:
+    found = codes(text)
+    found = found[letters()[found]]
+    ours = sum(int(((found >= low) & (found <= high)).sum()) for low, high in ranges)
+    return ours / len(found) if len(found) else 0.0
+
+
+@cache
+def _common(language: str) -> np.ndarray:
+    return words(WORDS[language]).hashes

@@ -1,0 +1,72 @@
+"""Step 6, mix: how often each document is written, so that the sources have their shares (GPT-3's table 2.2)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from malmoi.errors import MalmoiError, UsageError, nearest
+
+Counts = NDArray[np.int64]
+
+
+def weights(text: str, sources: Sequence[str]) -> dict[str, float]:
+    """ "web=0.6,books=0.4" as shares that add up to 1; every source needs one."""
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, sign, value = part.strip().rpartition("=")
+        if not sign or not _is_share(value):
+            raise UsageError(f"The weight {part.strip()!r} is not NAME=NUMBER; write for example web=0.6,books=0.4.")
+        if name not in sources:
+            raise UsageError(f"There is no source {name!r} to weigh.{nearest(name, sources)}")
+        found[name] = float(value)
+    if missing := [name for name in sources if name not in found]:
+        raise UsageError(f"The weights say nothing of {', '.join(missing)}; give 0 to leave a source out.")
+    if not sum(found.values()):
+        raise UsageError("All weights are 0: nothing would be left.")
+    return {name: found[name] / sum(found.values()) for name in sources}
+
+
+def _is_share(value: str) -> bool:
+    try:
+        return 0 <= float(value) < float("inf")
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True)
+class Share:
+    """One source in the mix: documents and characters before and after, and how often it is gone through."""
+
+    source: str
+    documents: tuple[int, int]
+    characters: tuple[int, int]
+    epochs: float
+
+    def sentence(self, all_: int) -> str:
+        share = self.characters[1] / max(all_, 1)
+        return (
+            f"{self.source}: {self.documents[0]:,} documents gone through {self.epochs:.2f} times, "
+            f"{self.documents[1]:,} written, {share:.1%} of the characters."
+        )
+
+
+def copies(lengths: Counts, draws: NDArray[np.uint64], epochs: float) -> Counts:
+    """How often each document of a source is written: ⌊epochs⌋ times, and those with the smallest draws once more,
+    up to the characters that are wanted."""
+    whole = int(epochs)
+    found = np.full(len(lengths), whole, np.int64)
+    wanted = (epochs - whole) * int(lengths.sum())
+    order = np.argsort(draws, kind="stable")
+    reached = np.cumsum(lengths[order])
+    found[order[reached - lengths[order] / 2 <= wanted]] += 1  # one more where that comes nearer
+    return found
+
+
+def epochs_of(characters: dict[str, int], shares: dict[str, float], size: int) -> dict[str, float]:
+    """How often each source is gone through for an output of `size` characters."""
+    for name, share in shares.items():
+        if share and not characters.get(name):
+            raise MalmoiError(f"Nothing is left of {name}, which should have {share:.0%} of the mix.")
+    return {name: size * share / characters[name] if share else 0.0 for name, share in shares.items()}

@@ -1,0 +1,175 @@
+"""One shard's way through the steps, as jobs for several processes: each reads a file of the work folder and writes
+the next.
+
+NNNNN.STEP holds documents, NNNNN.STEP.json its account. The account is written last: where it is, the job is done.
+"""
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from malmoi.corpus.clean import cleaned, short_lines, without_menus
+from malmoi.corpus.decontaminate import TestSets, cleared
+from malmoi.corpus.dedup import marks
+from malmoi.corpus.filter import filtered
+from malmoi.corpus.quality import Scorer, rated
+from malmoi.corpus.read import Document
+from malmoi.corpus.settings import CorpusConfig
+from malmoi.corpus.tally import Tally
+
+WHY = ("", "the same words", "similar words")  # what the numbers in twins.npy mean
+
+
+@dataclass(frozen=True)
+class Work:
+    """The folder of a build that is under way, and its settings."""
+
+    folder: Path
+    config: CorpusConfig
+
+    def path(self, number: int, step: str) -> Path:
+        return self.folder / f"{number:05d}.{step}"
+
+    def is_done(self, number: int, step: str) -> bool:
+        return self.path(number, f"{step}.json").is_file()
+
+    def account(self, number: int, step: str) -> dict[str, Any]:
+        return read_json(self.path(number, f"{step}.json"))
+
+    def documents(self, number: int, step: str) -> Iterator[Document]:
+        with self.path(number, step).open(encoding="utf-8") as file:
+            for line in file:
+                yield Document(**json.loads(line))
+
+    def finish(self, number: int, step: str, documents: Iterable[Document], account: dict[str, Any]) -> None:
+        """Writes the documents, then the account; what they were made from is no longer needed."""
+        write_documents(self.path(number, step), documents)
+        write_json(self.path(number, f"{step}.json"), account)
+
+
+@contextmanager
+def written(path: Path) -> Iterator[IO[bytes]]:
+    """A file that is wholly there or not: written beside, flushed to the disk, renamed."""
+    beside = path.with_name(path.name + ".part")
+    with beside.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def write_json(path: Path, value: object) -> None:
+    with written(path) as file:
+        file.write((json.dumps(value, ensure_ascii=False, indent=1) + "\n").encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return found
+
+
+def write_documents(path: Path, documents: Iterable[Document]) -> None:
+    with written(path) as file:
+        for document in documents:
+            row = {"text": document.text, "source": document.source, "place": document.place}
+            file.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
+
+
+def clean_shard(work: Work, number: int, documents: Sequence[Document]) -> None:
+    """Raw documents as they were read → .clean, and the short lines that could be menus."""
+    tally = Tally()
+    if "clean" in work.config.steps:
+        documents = list(cleaned(documents, tally))
+    lines: dict[str, Counter[str]] = {document.source: Counter() for document in documents}
+    for document in documents if "clean" in work.config.steps else ():
+        lines[document.source].update(short_lines(document, work.config))
+    often = {source: {line: n for line, n in found.items() if n > 1} for source, found in lines.items()}
+    sizes = Counter(document.source for document in documents)
+    work.finish(number, "clean", documents, {"clean": tally.to_dict(), "lines": often, "sources": sizes})
+
+
+def sift_shard(work: Work, number: int) -> None:
+    """.clean → .sift, without menus and what breaks a rule or is of low quality; and signatures to compare."""
+    config = work.config
+    tallies = {step: Tally() for step in ("menus", "filter", "quality")}
+    found: Iterable[Document] = work.documents(number, "clean")
+    if "clean" in config.steps:
+        found = without_menus(found, _menus(work.folder), tallies["menus"])
+    if "filter" in config.steps:
+        found = filtered(found, config, tallies["filter"])
+    if (work.folder / "quality.npy").is_file():
+        found = rated(found, _scorer(work.folder), config.pareto, config.seed, tallies["quality"])
+    documents = list(found)
+    if "dedup" in config.steps:
+        _save_marks(work, number, documents)
+    account = {step: tally.to_dict() for step, tally in tallies.items()}
+    work.finish(number, "sift", documents, account | {"documents": len(documents)})
+    work.path(number, "clean").unlink()
+
+
+def _save_marks(work: Work, number: int, documents: Sequence[Document]) -> None:
+    exact = np.zeros(len(documents), np.uint64)
+    signatures = np.zeros((len(documents), work.config.hashes), np.uint32)
+    for place, document in enumerate(documents):
+        exact[place], signatures[place] = marks(document.text, work.config)
+    with written(work.path(number, "marks.npz")) as file:
+        np.savez(file, exact=exact, signatures=signatures)
+
+
+def clear_shard(work: Work, number: int, twins: NDArray[np.uint8]) -> None:
+    """.sift → .clear, without duplicates and without what a test set has; and what mixing must know."""
+    tallies = {step: Tally() for step in ("dedup", "decontaminate")}
+    found = _without(work.documents(number, "sift"), twins, tallies["dedup"])
+    if (work.folder / "against.npz").is_file():
+        found = cleared(found, _tests(work.folder), work.config, tallies["decontaminate"])
+    documents = list(found)
+    account = {step: tally.to_dict() for step, tally in tallies.items()}
+    sizes = {"source": [d.source for d in documents], "characters": [len(d.text) for d in documents]}
+    draws = [_draw(document.place, work.config.seed) for document in documents]
+    work.finish(number, "clear", documents, account | sizes | {"draws": draws})
+    work.path(number, "sift").unlink()
+
+
+def _without(documents: Iterable[Document], twins: NDArray[np.uint8], tally: Tally) -> Iterator[Document]:
+    for document, why in zip(documents, twins.tolist(), strict=True):
+        tally.came(document)
+        if why:
+            tally.said(WHY[why], document)
+        else:
+            yield tally.kept(document)
+
+
+def _draw(place: str, seed: int) -> int:
+    digest = hashlib.blake2b(place.encode("utf-8", "surrogatepass"), digest_size=8, key=str(seed).encode()).digest()
+    return int.from_bytes(digest, "little")
+
+
+def write_shard(work: Work, number: int, path: Path, chosen: NDArray[np.bool_]) -> None:
+    """.clear → a shard of the corpus, of the chosen documents."""
+    documents = zip(work.documents(number, "clear"), chosen.tolist(), strict=True)
+    write_documents(path, (document for document, wanted in documents if wanted))
+
+
+@cache
+def _menus(folder: Path) -> dict[str, frozenset[str]]:
+    return {source: frozenset(lines) for source, lines in read_json(folder / "menus.json").items()}
+
+
+@cache
+def _scorer(folder: Path) -> Scorer:
+    return Scorer.load(folder / "quality.npy")
+
+
+@cache
+def _tests(folder: Path) -> TestSets:
+    return TestSets.load(folder / "against.npz")

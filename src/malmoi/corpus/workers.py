@@ -1,0 +1,57 @@
+"""Jobs on several processes, a few ahead of the one that hands them out."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+from malmoi.errors import MalmoiError
+
+Job = tuple[Callable[..., None], tuple[Any, ...]]
+
+
+def work_on(jobs: Iterable[Job], workers: int) -> None:
+    """Does every job; with one worker here, in order."""
+    if workers == 1:
+        for do, arguments in jobs:
+            do(*arguments)
+        return
+    context = multiprocessing.get_context("forkserver")  # a fork of this process could copy a held lock
+    with ProcessPoolExecutor(workers, context, initializer=_begin) as pool:
+        try:
+            _hand_out(pool, jobs, 2 * workers)
+        except BrokenProcessPool as error:
+            raise MalmoiError(
+                "A worker was killed, perhaps for want of memory: run the same command again with fewer --workers."
+            ) from error
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _hand_out(pool: ProcessPoolExecutor, jobs: Iterable[Job], ahead: int) -> None:
+    waiting: set[Future[None]] = set()
+    for do, arguments in jobs:
+        waiting.add(pool.submit(do, *arguments))
+        if len(waiting) >= ahead:
+            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in done:
+                future.result()
+    for future in waiting:
+        future.result()
+
+
+def _begin() -> None:
+    """Ctrl-C is the parent's to hear; a worker ends when its parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_watch, daemon=True).start()
+
+
+def _watch() -> None:
+    if parent := multiprocessing.parent_process():
+        parent.join()
+        os._exit(1)
