@@ -20,8 +20,8 @@ from malmoi.compress.share import share, shared
 from malmoi.errors import UsageError
 from malmoi.model import Network, initialise, parameters
 from malmoi.model.families import bert, distilbert, gpt2, gpt3, llama
-from malmoi.objectives import IGNORE, Pass, linear_xent, mlm
-from malmoi.objectives.distil import APART, Teaching, divergence
+from malmoi.objectives import IGNORE, Pass, mlm
+from malmoi.objectives.distil import APART, PIECE, Teaching, divergence
 from malmoi.objectives.distil import distil as distilled
 from malmoi.tasks import own
 from malmoi.tokenizer import train
@@ -74,7 +74,7 @@ def test_the_divergence_is_torchs(rows: int, classes: int, temperature: float, s
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_language_is_taught_in_pieces_where_there_are_labels(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config, head = FAMILIES[family]
-    monkeypatch.setitem(linear_xent.PIECE, "cpu", 61 * 3)
+    monkeypatch.setitem(PIECE, "cpu", 61 * 3)
     teacher, student, batch = drawn(config, {head: 0}, 1), drawn(config, {head: 0}, 2), a_batch()
     done = Pass.of(student, batch)
     (term,) = distilled(Teaching(teacher, temperature=3.0), head).terms

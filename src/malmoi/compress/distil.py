@@ -65,7 +65,7 @@ def distil(
     out = Path(out)
     teacher = opened(model, out)
     pupil = student_of(teacher, layers) if student is None else _given(teacher, opened(student, out), layers)
-    teaching = Teaching(teacher.network, soft, temperature, COSINE if task is None else 0.0, teacher.labels)
+    teaching = Teaching(teacher.network, soft, temperature, COSINE if task is None else 0.0)
     files = data[0] if not isinstance(data, str | Path) and len(data) == 1 else data
     if task is None:
         if dev is not None:

@@ -16,9 +16,9 @@ from malmoi.errors import UsageError
 from malmoi.model import Network
 from malmoi.model.heads import VocabularyHead
 from malmoi.objectives.base import IGNORE, Objective, Pass, Term
-from malmoi.objectives.linear_xent import PIECE
 from malmoi.objectives.task import choice_scores, pooled
 
+PIECE = {"cuda": 1 << 26, "cpu": 1 << 22}  # scores of one network at once; some ten arrays as large come with them
 NEVER = -1e9  # the score of what cannot be chosen: its probability is 0, and 0 · log 0 stays a number
 
 
@@ -33,7 +33,6 @@ class Teaching:
     soft: float = 0.5
     temperature: float = 2.0
     cosine: float = 0.0  # how much the angle between the last hidden states counts beside the scores
-    labels: tuple[str, ...] = ()  # of the teacher's head
 
     def __post_init__(self) -> None:
         if not 0 < self.soft <= 1:
