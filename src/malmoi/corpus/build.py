@@ -93,8 +93,8 @@ def build(
         if "finished" in found:
             say(f"{plan.out} is finished; --again (again=True) would start it anew.")
         else:
-            found = record | {"finished": _work(plan)}
-            write_json(plan.out / "corpus.json", found)
+            write_json(plan.out / "corpus.json", record | {"finished": _work(plan)})
+            found = read_json(plan.out / "corpus.json")
         shutil.rmtree(plan.work.folder, ignore_errors=True)
     return found
 

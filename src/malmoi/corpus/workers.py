@@ -21,6 +21,7 @@ def work_on(jobs: Iterable[Job], workers: int) -> None:
             do(*arguments)
         return
     context = multiprocessing.get_context("forkserver")  # a fork of this process could copy a held lock
+    context.set_forkserver_preload(["malmoi.corpus.stages"])
     with ProcessPoolExecutor(workers, context, initializer=_begin) as pool:
         try:
             _hand_out(pool, jobs, 2 * workers)

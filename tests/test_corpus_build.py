@@ -1,0 +1,356 @@
+"""A corpus from raw text: each step against brute force or a law, and a build that was stopped."""
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from malmoi.cli import run
+from malmoi.corpus import grams, mix, stages
+from malmoi.corpus.build import build
+from malmoi.corpus.clean import clean
+from malmoi.corpus.decontaminate import TestSets, length_of, pieces
+from malmoi.corpus.dedup import duplicates, marks, same, similar
+from malmoi.corpus.filter import broken
+from malmoi.corpus.language import is_in
+from malmoi.corpus.quality import Scorer, draw
+from malmoi.corpus.settings import CorpusConfig
+from malmoi.errors import MalmoiError, UsageError
+
+DEFAULT = CorpusConfig()
+ENGLISH = "The old man walked slowly to the river and looked at the boats that were lying there in the evening light."
+KOREAN = "이 법은 국민의 생명과 재산을 보호하기 위하여 필요한 사항을 정함을 목적으로 하며 책무를 함께 규정한다."
+GERMAN = "Der alte Mann ging langsam zu dem Fluss und sah auf die Boote, die dort im Licht des Abends lagen."
+VOCABULARY = [
+    a + b for a in ("ka", "lo", "mi", "tu", "se", "바", "물", "하") for b in ("ren", "do", "pi", "sa", "늘", "람")
+]
+
+
+def prose(seed: int, words: int = 120) -> str:
+    """Random words in sentences: no two texts are alike, and no rule is broken."""
+    chosen = np.random.default_rng(seed).choice(VOCABULARY, words)
+    return " ".join(word + "." * (place % 9 == 8) for place, word in enumerate(chosen))
+
+
+def write(path: Path, texts: list[str]) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), "utf-8")
+    return str(path)
+
+
+def texts_of(out: Path) -> list[str]:
+    shards = sorted(out.glob("shard-*.jsonl"))
+    return [json.loads(line)["text"] for shard in shards for line in shard.read_text("utf-8").splitlines()]
+
+
+# ------------------------------------------------------------------ words
+
+
+@given(st.text(alphabet="abcÀ가나 .,-1\n\U0001f600", max_size=60), st.integers(1, 4))
+@settings(max_examples=100, deadline=None)
+def test_runs_of_words_are_equal_where_the_words_are(text: str, length: int) -> None:
+    found = grams.words(text)
+    split = "".join(c if c.isalnum() else " " for c in text).lower().split()
+    assert [text[a:b].lower() for a, b in zip(found.starts, found.ends, strict=True)] == split
+    runs = [tuple(split[i : i + length]) for i in range(len(split) - length + 1)]
+    assert len({*zip(runs, found.runs(length).tolist(), strict=True)}) == len(set(runs))
+    assert len(set(found.runs(length).tolist())) == len(set(runs))
+
+
+def test_a_long_text_has_the_words_of_its_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = grams.words(prose(1, 300))
+    monkeypatch.setattr(grams, "PIECE", 100)
+    cut = grams.words(prose(1, 300))
+    assert (cut.hashes == whole.hashes).all()
+    assert (cut.starts == whole.starts).all()
+
+
+# ------------------------------------------------------------------ clean, filter, quality
+
+
+def test_cleaning() -> None:
+    page = "<html><body><script>x()</script><p>Tom &amp; Ann</p><p>a<b>b</b></p></body></html>"
+    assert clean(page) == "Tom & Ann\n\nab"
+    assert clean("if a < b and c > d:  x&amp;y") == "if a < b and c > d: x&amp;y"
+    assert clean("\ufeff가\r\n\r\n\r\n\r\nb\x00\u200b\t c \n") == "가\n\nb c"
+
+
+def test_rules_keep_prose_and_name_what_they_drop() -> None:
+    config = DEFAULT.override({"min_words": 10})
+    bad = {
+        "too short": "Just a few words.",
+        "few letters": "12 345 67 89 1,234 5,678 12 34 56 78 90 and 12",
+        "symbols": "#one #two #three four five six seven eight nine ten eleven",
+        "bullets": "\n".join(f"- {word} is {word[::-1]} now" for word in VOCABULARY[:8]),
+        "ellipses": "\n".join(f"read more on {word} ..." for word in VOCABULARY[:30]).replace("on", "about", 3),
+        "repeated lines": "\n".join(["Sign up for our letter to get all of the news.", *[prose(3, 12)] * 4]),
+        "repeated words": "buy cheap shoes " * 8,
+        "length of words": " ".join("abcdefghijklmnop" + word for word in VOCABULARY[:20]),
+    }
+    assert {name: broken(text, config) for name, text in bad.items() if name not in ("ellipses",)} == {
+        name: name for name in bad if name != "ellipses"
+    }
+    assert broken(bad["ellipses"], config) in ("ellipses", "symbols")
+    assert [broken(text, config) for text in (ENGLISH, KOREAN, prose(0))] == [None, None, None]
+
+
+def test_language() -> None:
+    texts = {"en": ENGLISH, "ko": KOREAN, "de": GERMAN}
+    for code in texts:
+        assert {name: is_in(text, code) for name, text in texts.items()} == {name: name == code for name in texts}
+    assert broken(KOREAN * 3, DEFAULT.override({"language": "en"})) == "another language"
+
+
+def test_the_classifier_tells_good_text_and_draws_as_numpy() -> None:
+    good = [f"{ENGLISH} {prose(n, 20)}" for n in range(40)]
+    raw = [f"click here to win a free phone {prose(n, 20)}" for n in range(100, 160)]
+    scorer = Scorer.learn(good[:30], raw[:50])
+    assert min(map(scorer, good[30:])) > 0.8 > 0.2 > max(map(scorer, raw[50:]))
+    draws = np.array([draw(str(n), 9.0, 0) for n in range(4000)])
+    expected = np.random.default_rng(0).pareto(9, 4000)
+    assert np.quantile(draws, [0.1, 0.5, 0.9]) == pytest.approx(np.quantile(expected, [0.1, 0.5, 0.9]), rel=0.15)
+
+
+# ------------------------------------------------------------------ dedup
+
+
+def jaccard(a: str, b: str, length: int = 5) -> float:
+    sets = []
+    for text in (a, b):
+        found = text.replace(".", "").split()
+        sets.append({tuple(found[i : i + length]) for i in range(len(found) - length + 1)})
+    return len(sets[0] & sets[1]) / len(sets[0] | sets[1])
+
+
+def changed(text: str, times: int, seed: int) -> str:
+    words, random = text.split(), np.random.default_rng(seed)
+    for place in random.choice(len(words), times, replace=False):
+        words[place] = f"new{place}"
+    return " ".join(words)
+
+
+def test_signatures_estimate_jaccard_within_their_error() -> None:
+    errors = []
+    for seed in range(150):
+        a = prose(seed, 200)
+        b = changed(a, seed % 15, seed)
+        share = float((marks(a, DEFAULT)[1] == marks(b, DEFAULT)[1]).mean())
+        true = jaccard(a, b)
+        errors.append((share - true) / max(np.sqrt(true * (1 - true) / DEFAULT.hashes), 0.01))
+    assert abs(np.mean(errors)) < 0.35
+    assert 0.75 < np.std(errors) < 1.25
+    assert max(map(abs, errors)) < 4.5
+
+
+def test_similar_texts_are_found_and_others_are_not() -> None:
+    firsts = [prose(seed, 300) for seed in range(120)]
+    seconds = [changed(text, seed % 20, seed) for seed, text in enumerate(firsts)]
+    found = [marks(text, DEFAULT) for text in firsts + seconds]
+    exact, signatures = np.array([e for e, _ in found], np.uint64), np.stack([s for _, s in found])
+    equal, nearly = duplicates(exact, signatures, DEFAULT)
+    assert (equal[:120] < 0).all()
+    assert (nearly[:120] < 0).all()
+    for n, (a, b) in enumerate(zip(firsts, seconds, strict=True)):
+        of = max(equal[120 + n], nearly[120 + n])
+        assert of in (-1, n)
+        true = jaccard(a, b)
+        assert of == n or true < 0.85
+        assert of == -1 or true > 0.62
+
+
+def test_the_first_of_several_stays() -> None:
+    assert same(np.array([7, 8, 7, 9, 8, 7], np.uint64)).tolist() == [-1, -1, 0, -1, 1, 0]
+    signatures = np.stack([marks(text, DEFAULT)[1] for text in (prose(1), prose(2), prose(1) + " end", prose(1))])
+    assert similar(signatures, DEFAULT.rows, DEFAULT.similar).tolist() == [-1, -1, 0, 0]
+
+
+# ------------------------------------------------------------------ decontaminate
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=40), st.lists(st.sampled_from("abc"), min_size=8, max_size=14))
+@settings(max_examples=100, deadline=None)
+def test_overlaps_are_those_of_brute_force(text: list[str], test: list[str]) -> None:
+    known = TestSets({3: np.unique(grams.words(" ".join(test)).runs(3))})
+    runs = {tuple(test[i : i + 3]) for i in range(len(test) - 2)}
+    hit = {i + j for i in range(len(text) - 2) if tuple(text[i : i + 3]) in runs for j in range(3)}
+    marked = {place // 2 for begin, end in known.overlaps(" ".join(text)) for place in range(begin, end, 2)}
+    assert marked == hit
+
+
+def test_pieces_and_lengths() -> None:
+    assert pieces("a" * 500 + "X" * 10 + "b" * 500, [(500, 510)], 200) == ["a" * 300, "b" * 300]
+    assert pieces("abXc", [(2, 3)], 9) == []
+    assert [length_of([n]) for n in (3, 10, 40)] == [8, 10, 13]
+
+
+def test_passages_of_a_test_set_go(tmp_path: Path) -> None:
+    secret = [prose(seed, 40) for seed in range(900, 905)]
+    rows = "".join(f"{n}\t{text}\tyes\n" for n, text in enumerate(secret))
+    (tmp_path / "test.tsv").write_text("id\tquestion\tanswer\n" + rows, "utf-8")
+    texts = [prose(n, 200) for n in range(20)]
+    texts[3] = f"{prose(50, 150)} {secret[0].upper()} {prose(51, 150)}"
+    texts[5] = " ".join(f"{prose(60 + n, 160)} {secret[n % 5]}" for n in range(12))
+    source = write(tmp_path / "in" / "web.jsonl", texts)
+    found = build([source], tmp_path / "out", against=[str(tmp_path / "test.tsv")])
+    left = texts_of(tmp_path / "out")
+    assert found["finished"]["steps"]["decontaminate"]["rules"] == {"cut": 1, "too many pieces": 1}
+    assert len(left) == 20  # one in two pieces, one gone
+    assert not any(run in " ".join(left).lower() for run in (" ".join(secret[0].split()[3:16]), secret[1][:100]))
+
+
+# ------------------------------------------------------------------ mix
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=200), st.floats(0, 4))
+@settings(max_examples=100, deadline=None)
+def test_copies_hold_the_share_to_a_document(sizes: list[int], epochs: float) -> None:
+    lengths = np.array(sizes)
+    copies = mix.copies(lengths, np.random.default_rng(0).integers(0, 2**63, len(sizes)).astype(np.uint64), epochs)
+    assert abs((copies * lengths).sum() - epochs * lengths.sum()) <= max(sizes)
+    assert {*copies.tolist()} <= {int(epochs), int(epochs) + 1}
+
+
+def test_weights_decide_the_shares(tmp_path: Path) -> None:
+    web = write(tmp_path / "web.jsonl", [prose(n) for n in range(60)])
+    books = write(tmp_path / "b.jsonl", [prose(n) for n in range(100, 120)])
+    found = build([web, f"books={books}"], tmp_path / "out", weights="web=1,books=3")["finished"]["mix"]
+    written = Counter(texts_of(tmp_path / "out"))
+    size = {name: sum(len(prose(n)) * written[prose(n)] for n in numbers) for name, numbers in
+            {"web": range(60), "books": range(100, 120)}.items()}  # fmt: skip
+    assert size["books"] / sum(size.values()) == pytest.approx(0.75, abs=0.02)
+    assert {share["source"]: share["characters"][1] for share in found["shares"]} == size
+    assert {written[prose(n)] for n in range(100, 120)} == {3}
+
+
+# ------------------------------------------------------------------ the whole
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> list[str]:
+    """Two sources with duplicates of either kind across them, menus, another encoding, an empty file."""
+    texts = [f"Home\nAbout us\n{prose(n)}\nContact" for n in range(40)]
+    web = write(tmp_path / "raw" / "web.jsonl", [*texts, texts[3], "short"])
+    korean = [f"{KOREAN} {prose(200 + n)}" for n in range(20)] + [changed(prose(7, 120), 2, 0), prose(8)]
+    (tmp_path / "raw" / "bills.txt").write_bytes("\n".join(korean).encode("cp949"))
+    (tmp_path / "raw" / "empty.txt").write_bytes(b"")
+    with gzip.open(tmp_path / "raw" / "line.txt.gz", "wt") as file:
+        file.write("x" * 2_000_000 + " " + prose(500))
+    return [web, *(str(tmp_path / "raw" / name) for name in ("bills.txt", "empty.txt", "line.txt.gz"))]
+
+
+SMALL = {"shard": 6000}
+
+
+def test_one_and_two_workers_make_the_same(sources: list[str], tmp_path: Path) -> None:
+    one = build(sources, tmp_path / "one", **SMALL)
+    two = build(sources, tmp_path / "two", workers=2, **SMALL)
+    assert one == two
+    shards = sorted(path.name for path in (tmp_path / "one").glob("*.jsonl"))
+    assert len(shards) > 3
+    for name in shards:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    steps = one["finished"]["steps"]
+    assert steps["menus"]["rules"] == {"menu lines": 41}
+    assert steps["filter"]["rules"] == {"too short": 1, "length of words": 1}
+    assert steps["dedup"]["rules"] == {"the same words": 2, "similar words": 1}
+    assert texts_of(tmp_path / "one") == [prose(n) for n in range(40)] + [
+        f"{KOREAN} {prose(200 + n)}" for n in range(20)
+    ]
+    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == ["corpus.json", "lock", *shards]
+
+
+@pytest.mark.parametrize("job", ["clean_shard", "sift_shard", "clear_shard", "write_shard"])
+def test_a_build_that_was_killed_goes_on(
+    job: str, sources: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopping(*arguments: Any, done: list[int] = []) -> None:  # noqa: B006 - counts its calls
+        done.append(1)
+        if len(done) > 2:
+            raise KeyboardInterrupt
+        work(*arguments)
+
+    work = getattr(stages, job)
+    ways = SMALL | {"weights": "web=1,bills=1,empty=0,line=0"}
+    whole = build(sources, tmp_path / "whole", **ways)
+    monkeypatch.setattr(stages, job, stopping)
+    with pytest.raises(KeyboardInterrupt):
+        build(sources, tmp_path / "again", **ways)
+    monkeypatch.undo()
+    assert build(sources, tmp_path / "again", **ways) == whole
+    assert texts_of(tmp_path / "again") == texts_of(tmp_path / "whole")
+    with monkeypatch.context() as patch:  # what is finished is not done again
+        patch.setattr(stages, "clean_shard", None)
+        assert build(sources, tmp_path / "again", **ways) == whole
+
+
+def test_good_text_stays(tmp_path: Path) -> None:
+    junk = [f"click here to win a free phone now {prose(n)}" for n in range(120)]
+    fine = [f"{ENGLISH} {prose(n)}" for n in range(200, 212)]
+    good = write(tmp_path / "good.jsonl", [f"{ENGLISH} {prose(n)}" for n in range(300, 360)])
+    source = write(tmp_path / "in" / "web.jsonl", junk + fine)
+    build([source], tmp_path / "out", good=[good])
+    left = texts_of(tmp_path / "out")
+    kept = [sum(text in left for text in texts) / len(texts) for texts in (fine, junk)]
+    assert kept[0] > 0.3  # a score of 0.9 stays in 1.1⁻⁹ = 42 % of the draws
+    assert kept[1] < 0.02
+
+
+# ------------------------------------------------------------------ mistakes
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"steps": "clean,dedupe"}, "There is no step 'dedupe'. Did you mean 'dedup'?"),
+        ({"weights": "wep=1"}, "There is no source 'wep' to weigh. Did you mean 'web'?"),
+        ({"weights": "web"}, "The weight 'web' is not NAME=NUMBER; write for example web=0.6,books=0.4."),
+        ({"language": "xx"}, "There is no test for the language 'xx'."),
+        ({"min_word": "3"}, "CorpusConfig has no field 'min_word'. Did you mean 'min_words'?"),
+    ],
+)
+def test_wrong_requests(settings: dict[str, str], said: str, tmp_path: Path) -> None:
+    source = write(tmp_path / "in" / "web.jsonl", [prose(0)])
+    with pytest.raises(UsageError) as error:
+        build([source], tmp_path / "out", **settings)
+    assert str(error.value).startswith(said)
+
+
+def test_folders_that_cannot_be_written_to(tmp_path: Path) -> None:
+    source = write(tmp_path / "in" / "web.jsonl", [prose(0), prose(1)])
+    with pytest.raises(UsageError, match="lie in one another"):
+        build([str(tmp_path / "in")], tmp_path / "in" / "out")
+    with pytest.raises(UsageError, match="is not empty and holds no corpus"):
+        build([source], Path(write(tmp_path / "full" / "own.jsonl", [prose(2)])).parent)
+    build([source], tmp_path / "out")
+    with pytest.raises(UsageError, match=r"holds another corpus \(other settings\)"):
+        build([source], tmp_path / "out", seed=1)
+    build([source], tmp_path / "out", seed=1, again=True)
+    with pytest.raises(MalmoiError, match="Nothing is left"):
+        build([write(tmp_path / "short" / "a.jsonl", ["too short"])], tmp_path / "none")
+
+
+def test_a_full_disk_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(stages, "clear_shard", full)
+    with pytest.raises(MalmoiError, match="The disk is full"):
+        build([write(tmp_path / "in" / "a.jsonl", [prose(0)])], tmp_path / "out")
+
+
+def test_the_command_and_what_pretrain_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from malmoi.corpus import read
+
+    source = write(tmp_path / "in" / "web.jsonl", [prose(0), prose(1), prose(0)])
+    out = tmp_path / "out"
+    assert run(["corpus", "build", source, "--out", str(out), "--workers", "1"]) == 0
+    assert "dedup\t3\t2\t" in capsys.readouterr().out
+    assert [document.text for document in read(out)] == [prose(0), prose(1)]
+    assert run(["corpus", "build", source, "--out", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["mix"]["shards"] == 1
