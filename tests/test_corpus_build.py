@@ -17,7 +17,8 @@ from malmoi.corpus.build import build
 from malmoi.corpus.clean import clean
 from malmoi.corpus.decontaminate import TestSets, length_of, pieces
 from malmoi.corpus.dedup import duplicates, marks, same, similar
-from malmoi.corpus.filter import broken
+from malmoi.corpus.filter import Look
+from malmoi.corpus.filter import broken as broken_by
 from malmoi.corpus.language import is_in
 from malmoi.corpus.quality import Scorer, draw
 from malmoi.corpus.settings import CorpusConfig
@@ -36,6 +37,10 @@ def prose(seed: int, words: int = 120) -> str:
     """Random words in sentences: no two texts are alike, and no rule is broken."""
     chosen = np.random.default_rng(seed).choice(VOCABULARY, words)
     return " ".join(word + "." * (place % 9 == 8) for place, word in enumerate(chosen))
+
+
+def broken(text: str, config: CorpusConfig) -> str | None:
+    return broken_by(Look(text, grams.words(text)), config)
 
 
 def write(path: Path, texts: list[str]) -> str:
@@ -69,6 +74,15 @@ def test_a_long_text_has_the_words_of_its_pieces(monkeypatch: pytest.MonkeyPatch
     cut = grams.words(prose(1, 300))
     assert (cut.hashes == whole.hashes).all()
     assert (cut.starts == whole.starts).all()
+
+
+@given(st.lists(st.text(alphabet="ab가 .", max_size=20), max_size=8))
+@settings(max_examples=50, deadline=None)
+def test_texts_looked_at_together_have_their_own_words(texts: list[str]) -> None:
+    for together, text in zip(grams.each(texts), texts, strict=True):
+        alone = grams.words(text)
+        for name in ("hashes", "starts", "ends"):
+            assert (getattr(together, name) == getattr(alone, name)).all()
 
 
 # ------------------------------------------------------------------ clean, filter, quality
@@ -140,7 +154,7 @@ def test_signatures_estimate_jaccard_within_their_error() -> None:
     for seed in range(150):
         a = prose(seed, 200)
         b = changed(a, seed % 15, seed)
-        share = float((marks(a, DEFAULT)[1] == marks(b, DEFAULT)[1]).mean())
+        share = float(np.equal(*marks([a, b], DEFAULT)[1]).mean())
         true = jaccard(a, b)
         errors.append((share - true) / max(np.sqrt(true * (1 - true) / DEFAULT.hashes), 0.01))
     assert abs(np.mean(errors)) < 0.35
@@ -151,9 +165,7 @@ def test_signatures_estimate_jaccard_within_their_error() -> None:
 def test_similar_texts_are_found_and_others_are_not() -> None:
     firsts = [prose(seed, 300) for seed in range(120)]
     seconds = [changed(text, seed % 20, seed) for seed, text in enumerate(firsts)]
-    found = [marks(text, DEFAULT) for text in firsts + seconds]
-    exact, signatures = np.array([e for e, _ in found], np.uint64), np.stack([s for _, s in found])
-    equal, nearly = duplicates(exact, signatures, DEFAULT)
+    equal, nearly = duplicates(*marks(firsts + seconds, DEFAULT), DEFAULT)
     assert (equal[:120] < 0).all()
     assert (nearly[:120] < 0).all()
     for n, (a, b) in enumerate(zip(firsts, seconds, strict=True)):
@@ -166,7 +178,7 @@ def test_similar_texts_are_found_and_others_are_not() -> None:
 
 def test_the_first_of_several_stays() -> None:
     assert same(np.array([7, 8, 7, 9, 8, 7], np.uint64)).tolist() == [-1, -1, 0, -1, 1, 0]
-    signatures = np.stack([marks(text, DEFAULT)[1] for text in (prose(1), prose(2), prose(1) + " end", prose(1))])
+    _, signatures = marks([prose(1), prose(2), prose(1) + " end", prose(1)], DEFAULT)
     assert similar(signatures, DEFAULT.rows, DEFAULT.similar).tolist() == [-1, -1, 0, 0]
 
 

@@ -38,8 +38,13 @@ def clean(text: str) -> str:
     """NFC, no tags, no control characters, single spaces, at most one blank line."""
     if "<" in text and sum(1 for _ in zip(range(2), _TAG.finditer(text), strict=False)) == 2:
         text = without_html(text)
-    text = _CONTROL.sub("", _BREAKS.sub("\n", unicodedata.normalize("NFC", text)))
-    text = _SPACES.sub(" ", text).replace(" \n", "\n").replace("\n ", "\n")
+    text = unicodedata.normalize("NFC", text)
+    if not text.replace("\n", "").isprintable():
+        text = _CONTROL.sub("", _BREAKS.sub("\n", text))
+        text = _SPACES.sub(" ", text)
+    elif "  " in text:
+        text = _SPACES.sub(" ", text)
+    text = text.replace(" \n", "\n").replace("\n ", "\n")
     return _BLANKS.sub("\n\n", text).strip()
 
 

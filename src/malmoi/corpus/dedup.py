@@ -5,12 +5,13 @@ Only numbers are held: 4 bytes a hash and 8 for the whole text, which is 0.52 GB
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.corpus.grams import Numbers, mix, random_odd, runs, words
+from malmoi.corpus.grams import Numbers, each, mix, random_odd
 from malmoi.corpus.settings import CorpusConfig
 
 PIECE = 1 << 11  # runs that are hashed together, so that they stay in the cache
@@ -18,26 +19,34 @@ Signatures = NDArray[np.uint32]
 Places = NDArray[np.int64]
 
 
-def marks(text: str, config: CorpusConfig) -> tuple[int, Signatures]:
-    """A number for all words of a text in order, and its signature."""
-    found = words(text).hashes
-    whole = found.tobytes() or text.encode("utf-8", "surrogatepass")
-    exact = int.from_bytes(hashlib.blake2b(whole, digest_size=8).digest(), "little")
-    shingles = runs(found, min(config.run, len(found))) if len(found) else np.array([exact], np.uint64)
-    return exact, signature(shingles, config.hashes)
+def marks(texts: Sequence[str], config: CorpusConfig) -> tuple[Numbers, Signatures]:
+    """Of each text a number for all its words in order, and its signature."""
+    exact = np.zeros(len(texts), np.uint64)
+    signatures = np.zeros((len(texts), config.hashes), np.uint32)
+    for place, (text, found) in enumerate(zip(texts, each(texts), strict=True)):
+        whole = found.hashes.tobytes() or text.encode("utf-8", "surrogatepass")
+        exact[place] = int.from_bytes(hashlib.blake2b(whole, digest_size=8).digest(), "little")
+        runs = found.runs(min(config.run, len(found))) if len(found) else exact[place : place + 1]
+        signatures[place] = signature(runs, config.hashes)
+    return exact, signatures
 
 
-def signature(shingles: Numbers, hashes: int) -> Signatures:
+def signature(runs: Numbers, hashes: int) -> Signatures:
     """The smallest of (a·x + b) mod 2³² over the runs of a text, for each of `hashes` pairs a, b."""
-    values = (shingles >> np.uint64(32)).astype(np.uint32)
-    factors = (random_odd(hashes, seed=3) >> np.uint64(32)).astype(np.uint32)[:, None] | np.uint32(1)
-    terms = (random_odd(hashes, seed=4) >> np.uint64(32)).astype(np.uint32)[:, None]
+    values = (runs >> np.uint64(32)).astype(np.uint32)
+    factors, terms = _pairs(hashes)
     least = np.full(hashes, 2**32 - 1, np.uint32)
     for begin in range(0, len(values), PIECE):
         hashed = factors * values[None, begin : begin + PIECE]
         hashed += terms
         np.minimum(least, hashed.min(axis=1), out=least)
     return least
+
+
+@cache
+def _pairs(hashes: int) -> tuple[Signatures, Signatures]:
+    factors, terms = ((random_odd(hashes, seed) >> np.uint64(32)).astype(np.uint32)[:, None] for seed in (3, 4))
+    return factors | np.uint32(1), terms
 
 
 def same(exact: Numbers) -> Places:

@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from malmoi.corpus import grams
-from malmoi.corpus.grams import Words
+from malmoi.corpus.grams import Numbers, Words
 from malmoi.corpus.language import is_in
 from malmoi.corpus.read import Document
 from malmoi.corpus.settings import CorpusConfig
@@ -20,12 +20,8 @@ ELLIPSES = ("…", "...", "‥")
 class Look:
     """A text as the rules see it."""
 
-    def __init__(self, text: str):
-        self.text = text
-
-    @cached_property
-    def words(self) -> Words:
-        return grams.words(self.text)
+    def __init__(self, text: str, words: Words):
+        self.text, self.words = text, words
 
     @cached_property
     def lines(self) -> list[str]:
@@ -82,7 +78,21 @@ def _repeated(parts: list[str]) -> int:
 
 def repeated_run(look: Look, c: CorpusConfig) -> bool:
     """Whether one run of 2, 3 or 4 words makes up too much of the text."""
-    return any(_covered(look.words, n) > share * len(look.text) for n, share in enumerate(c.max_run, 2))
+    most = _most(look.words.runs(2))  # no longer run is there more often
+    for length, share in enumerate(c.max_run, 2):
+        limit = share * len(look.text)
+        if most > 1 and most * _longest(look.words, length) > limit and _covered(look.words, length) > limit:
+            return True
+    return False
+
+
+def _most(runs: Numbers) -> int:
+    return int(np.unique(runs, return_counts=True)[1].max()) if len(runs) else 0
+
+
+def _longest(words: Words, length: int) -> int:
+    """Characters of the longest run of so many words."""
+    return int((words.ends[length - 1 :] - words.starts[: len(words) - length + 1]).max(initial=0))
 
 
 def _covered(words: Words, length: int) -> int:
@@ -114,17 +124,17 @@ RULES: dict[str, Callable[[Look, CorpusConfig], bool]] = {
 }
 
 
-def broken(text: str, config: CorpusConfig) -> str | None:
+def broken(look: Look, config: CorpusConfig) -> str | None:
     """The first rule that a text breaks."""
-    look = Look(text)
     return next((name for name, rule in RULES.items() if rule(look, config)), None)
 
 
 def filtered(documents: Iterable[Document], config: CorpusConfig, tally: Tally) -> Iterator[Document]:
     """Documents that break no rule."""
-    for document in documents:
+    documents = list(documents)
+    for document, words in zip(documents, grams.each(d.text for d in documents), strict=True):
         tally.came(document)
-        if rule := broken(document.text, config):
+        if rule := broken(Look(document.text, words), config):
             tally.said(rule, document)
         else:
             yield tally.kept(document)

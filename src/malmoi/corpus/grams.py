@@ -5,7 +5,7 @@ machine, and all words of a text are computed at once.
 """
 
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 PIECE = 1 << 20  # characters that are looked at together
+TOGETHER = 1 << 16  # characters of short texts that are looked at together
 LAST = 0xFFFF  # no character; stands for all beyond the basic plane, which are mostly pictures
 Numbers = NDArray[np.uint64]
 Places = NDArray[np.int64]
@@ -83,6 +84,31 @@ def words(text: str) -> Words:
     parts = [_words(text[begin:end], begin) for begin, end in _pieces(text)]
     hashes, starts, ends = (np.concatenate(column) for column in zip(*parts, strict=True))
     return Words(hashes, starts, ends)
+
+
+def each(texts: Iterable[str]) -> Iterator[Words]:
+    """The words of each text; short texts are looked at together."""
+    for group in _groups(texts):
+        found = words("\n".join(group))
+        ends = np.cumsum([len(text) + 1 for text in group])
+        begin = first = 0
+        for end, last in zip(ends.tolist(), np.searchsorted(found.starts, ends).tolist(), strict=True):
+            here = slice(first, last)
+            yield Words(found.hashes[here], found.starts[here] - begin, found.ends[here] - begin)
+            begin, first = end, last
+
+
+def _groups(texts: Iterable[str]) -> Iterator[list[str]]:
+    group: list[str] = []
+    size = 0
+    for text in texts:
+        if group and size + len(text) > TOGETHER:
+            yield group
+            group, size = [], 0
+        group.append(text)
+        size += len(text)
+    if group:
+        yield group
 
 
 def _pieces(text: str) -> Iterator[tuple[int, int]]:

@@ -118,10 +118,7 @@ def sift_shard(work: Work, number: int) -> None:
 
 
 def _save_marks(work: Work, number: int, documents: Sequence[Document]) -> None:
-    exact = np.zeros(len(documents), np.uint64)
-    signatures = np.zeros((len(documents), work.config.hashes), np.uint32)
-    for place, document in enumerate(documents):
-        exact[place], signatures[place] = marks(document.text, work.config)
+    exact, signatures = marks([document.text for document in documents], work.config)
     with written(work.path(number, "marks.npz")) as file:
         np.savez(file, exact=exact, signatures=signatures)
 
