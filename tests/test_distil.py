@@ -329,6 +329,7 @@ def test_a_shared_bert_is_an_albert(base: Path, tmp_path: Path, capsys: pytest.C
     assert run(["compress", "share", "--model", str(base), "--embedding", "12", "--out", str(out)]) == 0
     told = capsys.readouterr()
     assert f"{parameters(read(out).network):,}" in told.out
+    assert "of type albert" in told.err
     assert "must learn again" in told.err
     theirs, tokens = transformers.AutoModelForPreTraining.from_pretrained(out).eval(), torch.randint(0, 40, (2, 9))
     assert theirs.config.model_type == "albert"

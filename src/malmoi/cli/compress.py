@@ -122,10 +122,12 @@ def share(
 
     Example: malmoi compress share --model runs/bert --groups 1 --embedding 128 --out runs/bert-shared
     """
+    from malmoi.checkpoint.folder import read_json
     from malmoi.compress.share import share as done
 
     _show(done(model, out, groups=groups, embedding=embedding), json)
-    _remark(out, "It must learn again: malmoi compress distil --student, finetune, or pretrain --start.")
+    kind = f"It is written as a model of type {read_json(out / 'config.json')['model_type']}, in fp32."
+    _remark(out, kind, "It must learn again: malmoi compress distil --student, finetune, or pretrain --start.")
 
 
 def _task(name: str | None, text: str | None, pair: str | None, label: str | None) -> "Task | None":
