@@ -23,8 +23,8 @@ TABLES = ("trunk.embed.token.weight", "trunk.embed.position.weight", "trunk.embe
 def share(model: str | Path, out: str | Path, *, groups: int = 1, embedding: int = 0) -> Shrunk:
     """Writes a model of so many distinct blocks, each the mean of the layers that it stands for.
 
-    With `embedding` its embeddings are that narrow, by their singular vectors. It must learn again before it is used, and is written
-    in fp32 for that: a BERT whose embedding is narrowed as an ALBERT, others as a model of Malmoi's own.
+    With `embedding` its embeddings are that narrow, by their singular vectors. It must learn again, and is in fp32 for
+    that: a BERT with a narrower embedding becomes an ALBERT, any other model one of Malmoi's own.
     """
     out = Path(out)
     checkpoint = opened(model, out)
