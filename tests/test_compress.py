@@ -125,6 +125,7 @@ def test_what_transformers_cannot_open_is_said_and_opened_by_us(
     assert run(["compress", "quantize", *asked]) == 0, capsys.readouterr().err
     told = capsys.readouterr()
     assert "only Malmoi opens this folder" in told.err
+    assert ("malmoi export gguf" in told.err) == (config == gpt2(**SIZES))
     found = json.loads(told.out)
     lm = malmoi.load(small, device="cpu")
     assert found["perplexity"][1] == pytest.approx(lm.perplexity(TEXT * 3))

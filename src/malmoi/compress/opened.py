@@ -6,6 +6,8 @@ from pathlib import Path
 from malmoi.adapt import is_adapter
 from malmoi.checkpoint import Checkpoint, read
 from malmoi.checkpoint.folder import OWN, read_json
+from malmoi.checkpoint.hf import GPT2
+from malmoi.config import ModelConfig
 from malmoi.corpus import read as read_text
 from malmoi.errors import UsageError
 from malmoi.infer import load
@@ -52,6 +54,11 @@ def paired(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str,
 
 def remarks(out: Path) -> list[str]:
     """What should be known of a smaller model's folder: that only Malmoi opens it, where that is so."""
-    if read_json(out / "config.json").get("model_type") != OWN:
+    values = read_json(out / "config.json")
+    if values.get("model_type") != OWN:
         return []
-    return ["transformers and vLLM have no such model: only Malmoi opens this folder (see also malmoi export gguf)."]
+    said = ["transformers and vLLM have no such model: only Malmoi opens this folder."]
+    config, heads = ModelConfig.from_dict(values["model"]), set(values["heads"])
+    if "quantization_config" in values and heads == {"lm"} and GPT2.expresses(config, heads):
+        said.append("For llama.cpp write the whole model with few bits: malmoi export gguf --dtype q8_0.")
+    return said
