@@ -306,6 +306,7 @@ def test_a_pruned_classifier_is_judged_and_opened(
     assert run(["compress", "prune", *asked, *columns, *way]) == 0, capsys.readouterr().err
     told = capsys.readouterr()
     assert "It should learn again" in told.err
+    assert ("by their weights alone" in told.err) == (way[0] in ("--heads", "--neurons") and "--train" not in way)
     assert ("only Malmoi opens" in told.err) != family
     found = json.loads(told.out)
     zeros = 0.5 if way[0] in ("--sparsity", "--pattern") else 0

@@ -76,7 +76,10 @@ def prune(
     ways: dict[str, Any] = dict(sparsity=sparsity, pattern=pattern, layers=layers, heads=heads, neurons=neurons)
     asked = _task(task, text, pair, label)
     _show(done(model, out, **ways, train=train, task=asked, data=data, device=device), json)
-    _remark(out, "It should learn again: malmoi finetune, pretrain --start, or compress distil --student.")
+    blind = train is None and (heads or neurons)
+    ranked = ["They went by their weights alone; --train FILE finds what the loss needs, which costs far less."]
+    again = "It should learn again: malmoi finetune, pretrain --start, or compress distil --student."
+    _remark(out, *(ranked if blind else []), again)
 
 
 def distil(
