@@ -240,6 +240,14 @@ def test_weights_decide_the_shares(tmp_path: Path) -> None:
     assert {written[prose(n)] for n in range(100, 120)} == {3}
 
 
+def test_a_share_that_cannot_be_held_is_told(tmp_path: Path) -> None:
+    one = write(tmp_path / "one.jsonl", [prose(0, 3000)])
+    many = write(tmp_path / "many.jsonl", [prose(n) for n in range(1, 40)])
+    said: list[str] = []
+    build([one, many], tmp_path / "out", say=said.append, weights="one=1,many=3")
+    assert any(line.startswith("one has ") and line.endswith("shared out more finely.") for line in said)
+
+
 # ------------------------------------------------------------------ the whole
 
 

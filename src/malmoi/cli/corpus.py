@@ -77,9 +77,7 @@ def _tell(finished: dict[str, Any], out: Path, json: bool) -> None:
     print_table(
         ("step", "documents in", "kept", "characters kept", "why"), [_row(*i) for i in finished["steps"].items()]
     )
-    print_table(
-        ("source", "documents", "times", "written", "characters", "share"), list(_shares(finished["mix"]["shares"]))
-    )
+    print_table(("source", "documents", "times", "written", "characters", "share"), _shares(finished["mix"]["shares"]))
     print(f"{out}: {finished['mix']['shards']:,} shards")
 
 
@@ -90,9 +88,8 @@ def _row(step: str, tally: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _shares(shares: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    all_ = sum(share["characters"][1] for share in shares)
     return [
         (s["source"], f"{s['documents'][0]:,}", f"{s['epochs']:.2f}", f"{s['documents'][1]:,}",
-         f"{s['characters'][1]:,}", f"{s['characters'][1] / max(all_, 1):.1%}")
+         f"{s['characters'][1]:,}", f"{s['has']:.1%}")
         for s in shares
     ]  # fmt: skip

@@ -274,28 +274,43 @@ def _mix(plan: Plan, shards: range) -> dict[str, Any]:
     sources = np.array(names)
     copies, shares = _copies(plan, sources, characters, draws)
     parts = np.split(copies, np.cumsum([len(account["source"]) for account in accounts])[:-1])
-    written = _write(plan, parts)
-    return {"shards": written, "shares": [asdict(share) for share in shares]}
+    for sentence in filter(None, (share.missed() for share in shares)):
+        plan.say(sentence)
+    return {"shards": _write(plan, parts), "shares": [asdict(share) for share in shares]}
 
 
 def _copies(
     plan: Plan, sources: NDArray[np.str_], characters: NDArray[np.int64], draws: NDArray[np.uint64]
 ) -> tuple[NDArray[np.int64], list[mix.Share]]:
     """How often each document is written, and what that makes of each source."""
-    names = list(dict.fromkeys(source.name for source in plan.sources))
+    names = [source.name for source in plan.sources]
     have = {name: int(characters[sources == name].sum()) for name in names}
-    epochs = dict.fromkeys(names, 1.0)
+    wanted = {name: have[name] / sum(have.values()) for name in names}
     if plan.config.weights:
-        size = plan.config.size or sum(have.values())
-        epochs = mix.epochs_of(have, mix.weights(plan.config.weights, names), size)
+        wanted = mix.weights(plan.config.weights, names)
+    size = plan.config.size if plan.config.size and plan.config.weights else sum(have.values())
+    epochs = mix.epochs_of(have, wanted, size) if plan.config.weights else dict.fromkeys(names, 1.0)
     copies = np.zeros(len(sources), np.int64)
-    shares = []
     for name in names:
+        copies[sources == name] = mix.copies(characters[sources == name], draws[sources == name], epochs[name])
+    return copies, _shares(sources, characters, copies, epochs, wanted)
+
+
+def _shares(
+    sources: NDArray[np.str_],
+    characters: NDArray[np.int64],
+    copies: NDArray[np.int64],
+    epochs: Mapping[str, float],
+    wanted: Mapping[str, float],
+) -> list[mix.Share]:
+    after = int((copies * characters).sum())
+    shares = []
+    for name, times in epochs.items():
         here = sources == name
-        copies[here] = mix.copies(characters[here], draws[here], epochs[name])
-        after = int(copies[here].sum()), int((copies * characters)[here].sum())
-        shares.append(mix.Share(name, (int(here.sum()), after[0]), (have[name], after[1]), epochs[name]))
-    return copies, shares
+        documents = int(here.sum()), int(copies[here].sum())
+        sizes = int(characters[here].sum()), int((copies * characters)[here].sum())
+        shares.append(mix.Share(name, documents, sizes, times, sizes[1] / max(after, 1), wanted[name]))
+    return shares
 
 
 def _write(plan: Plan, copies: Sequence[NDArray[np.int64]]) -> int:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from malmoi.errors import MalmoiError, UsageError, nearest
 
 Counts = NDArray[np.int64]
+NEAR = 0.02  # sizes that differ by less are the same
 
 
 def weights(text: str, sources: Sequence[str]) -> dict[str, float]:
@@ -37,18 +38,24 @@ def _is_share(value: str) -> bool:
 
 @dataclass(frozen=True)
 class Share:
-    """One source in the mix: documents and characters before and after, and how often it is gone through."""
+    """One source in the mix: documents and characters before and after, how often it is gone through, and what share
+    of the characters it has and should have."""
 
     source: str
     documents: tuple[int, int]
     characters: tuple[int, int]
     epochs: float
+    has: float
+    wanted: float
 
-    def sentence(self, all_: int) -> str:
-        share = self.characters[1] / max(all_, 1)
+    def missed(self) -> str:
+        """A sentence where the documents are too few and too long for the share."""
+        wanted = self.epochs * self.characters[0]
+        if abs(self.characters[1] - wanted) <= NEAR * wanted:
+            return ""
         return (
-            f"{self.source}: {self.documents[0]:,} documents gone through {self.epochs:.2f} times, "
-            f"{self.documents[1]:,} written, {share:.1%} of the characters."
+            f"{self.source} has {self.has:.1%} of the characters, not {self.wanted:.1%}: its documents "
+            f"({self.documents[0]:,}) are too few and too long to be shared out more finely."
         )
 
 
