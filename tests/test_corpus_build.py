@@ -91,6 +91,8 @@ def test_texts_looked_at_together_have_their_own_words(texts: list[str]) -> None
 def test_cleaning() -> None:
     page = "<html><body><script>x()</script><p>Tom &amp; Ann</p><p>a<b>b</b></p></body></html>"
     assert clean(page) == "Tom & Ann\n\nab"
+    assert clean("<!-- a <p> b --><p>c<script>d<STYLE>e</style></p>f<p>") == "cd\nf"  # the script does not end
+    assert clean("<script><p>" * 100_000 + "x") == "x"  # and takes no time
     assert clean("if a < b and c > d:  x&amp;y") == "if a < b and c > d: x&amp;y"
     assert clean("\ufeff가\r\n\r\n\r\n\r\nb\x00\u200b\t c \n") == "가\n\nb c"
 

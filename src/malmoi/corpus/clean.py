@@ -17,7 +17,9 @@ _SPACES = re.compile(r"[^\S\n]{2,}|[^\S\n ]")
 _BLANKS = re.compile(r"\n{3,}")
 _NAMES = "html|head|body|div|p|br|hr|span|a|b|i|em|strong|img|table|tbody|tr|td|th|ul|ol|li|h[1-6]|script|style|pre"
 _TAG = re.compile(rf"</?(?:{_NAMES})\b[^<>]*>", re.IGNORECASE)
-_HIDDEN = re.compile(r"<(script|style|head)\b.{0,65536}?</\1\s*>|<!--.{0,65536}?-->", re.IGNORECASE | re.DOTALL)
+_HIDES = re.compile(r"<(script|style|head)\b|<!--", re.IGNORECASE)
+_SHOWS = {name: re.compile(rf"</{name}\s*>", re.IGNORECASE) for name in ("script", "style", "head")}
+_SHOWS["comment"] = re.compile("-->")
 _BLOCK = re.compile(r"</?(?:p|div|br|hr|tr|li|ul|ol|table|h[1-6]|pre)\b[^<>]*>", re.IGNORECASE)
 _ANY = re.compile(r"</?[a-z!][^<>]*>", re.IGNORECASE)
 _ENDS = ".!?。！？…:;,\"'”’"  # after these a line is a sentence, or part of one
@@ -50,7 +52,22 @@ def clean(text: str) -> str:
 
 def without_html(text: str) -> str:
     """The text of a page: blocks become lines, scripts go, entities become characters."""
-    return html.unescape(_ANY.sub("", _BLOCK.sub("\n", _HIDDEN.sub("", text))))
+    return html.unescape(_ANY.sub("", _BLOCK.sub("\n", _shown(text))))
+
+
+def _shown(text: str) -> str:
+    """Without scripts, styles and comments; one that does not end hides nothing."""
+    parts, at, endless = [], 0, set()
+    for match in _HIDES.finditer(text):
+        name = (match[1] or "comment").lower()
+        if match.start() < at or name in endless:
+            continue
+        if end := _SHOWS[name].search(text, match.end()):
+            parts.append(text[at : match.start()])
+            at = end.end()
+        else:
+            endless.add(name)
+    return "".join(parts) + text[at:]
 
 
 def short_lines(document: Document, config: CorpusConfig) -> set[str]:
