@@ -18,10 +18,10 @@ class Shrunk:
 
     def rows(self) -> Iterator[tuple[str, str, str]]:
         """A table: what, before, after."""
-        yield "weights", *(f"{n:,}" for n in self.weights)
-        yield "MB", *(f"{n / 1e6:,.1f}" for n in self.size)
+        yield "weights", *_both(self.weights, ",")
+        yield "MB", *_both((self.size[0] / 1e6, self.size[1] / 1e6), ",.1f")
         for name, values in self.metrics.items():
-            yield name, *(f"{value:.4g}" for value in values)
+            yield name, *_both(values, ".4g")
 
     @classmethod
     def of(
@@ -33,6 +33,10 @@ class Shrunk:
         """Counts the weights of two networks and the bytes of their folders."""
         weights = parameters(before[0]), parameters(after[0])
         return cls(after[1], weights, (folder_size(before[1]), folder_size(after[1])), metrics or {})
+
+
+def _both(values: tuple[float, float], form: str) -> tuple[str, str]:
+    return format(values[0], form), format(values[1], form)
 
 
 def folder_size(folder: Path) -> int:
