@@ -4,11 +4,9 @@ Shards go through the steps on several processes; what needs all shards at once 
 shares) lies between. Every file says when it is whole, so a build that was killed goes on.
 """
 
-import errno
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -21,6 +19,7 @@ from malmoi.corpus import mix, stages
 from malmoi.corpus.clean import clean, menus
 from malmoi.corpus.decontaminate import TestSets
 from malmoi.corpus.dedup import duplicates
+from malmoi.corpus.folder import alone, begin, disk_errors
 from malmoi.corpus.language import check as language_check
 from malmoi.corpus.named import Named, files, named
 from malmoi.corpus.quality import Scorer, some
@@ -88,8 +87,8 @@ def build(
     plan = Plan(named(sources, config), list(good), files(against), Path(out), config, workers, say)
     _check(plan)
     record = plan.record()
-    with _disk_errors(plan.out), _alone(plan.out):
-        found = _begin(plan.out, record, again=again)
+    with disk_errors(plan.out), alone(plan.out):
+        found = begin(plan.out, record, again=again)
         if "finished" in found:
             say(f"{plan.out} is finished; --again (again=True) would start it anew.")
         else:
@@ -108,34 +107,6 @@ def _check(plan: Plan) -> None:
     for source in plan.sources:
         if clash := source.clash(plan.out):
             raise UsageError(f"{plan.out} and {clash} lie in one another; write the corpus to a folder of its own.")
-
-
-def _begin(out: Path, record: Mapping[str, Any], *, again: bool) -> dict[str, Any]:
-    """The folder's record: this build's, or the finished one; another build or strange files are refused."""
-    path = out / "corpus.json"
-    if again:
-        _forget(out)
-    before = read_json(path) if path.is_file() else {}
-    if not before and any(file.name != "lock" for file in out.iterdir()):
-        raise UsageError(f"{out} is not empty and holds no corpus; name another folder.")
-    if changed := [name for name, value in record.items() if before and before.get(name) != value]:
-        raise UsageError(
-            f"{out} holds another corpus (other {', '.join(changed)}): give the same again to go on with it, name "
-            "another folder, or start anew with --again (again=True)."
-        )
-    if not before:
-        write_json(path, record)
-    (out / "work").mkdir(exist_ok=True)
-    return before or dict(record)
-
-
-def _forget(out: Path) -> None:
-    """Removes what a build writes, and nothing else."""
-    if not (out / "corpus.json").is_file():
-        return
-    shutil.rmtree(out / "work", ignore_errors=True)
-    for path in (*out.glob("shard-*.jsonl"), out / "corpus.json"):
-        path.unlink()
 
 
 def _work(plan: Plan) -> dict[str, Any]:
@@ -325,33 +296,3 @@ def _write(plan: Plan, copies: Sequence[NDArray[np.int64]]) -> int:
     ]
     _run(plan, "write", jobs)
     return len(paths)
-
-
-# ------------------------------------------------------------------ the folder
-
-
-@contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """Only one process builds in a folder."""
-    import fcntl
-
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise MalmoiError(f"Another process is at work in {out}; wait until it is done.") from None
-        yield
-
-
-@contextmanager
-def _disk_errors(out: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise MalmoiError(
-            f"The disk is full: {out} needs up to three times the text while it is made. Free some space and run the "
-            "same command again; it goes on where it stopped."
-        ) from error

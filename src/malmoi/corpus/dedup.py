@@ -1,6 +1,7 @@
 """Step 4, dedup: documents with the same words go, and so do those with nearly the same (MinHash, Broder 1997).
 
-Only numbers are held: 4 bytes a hash and 8 for the whole text, which is 0.52 GB for a million documents at 128 hashes.
+Only numbers are held, 4 bytes a hash and 8 for the whole text: 0.52 GB for a million documents at 128 hashes, and up to
+1.7 GB while they are compared.
 """
 
 import hashlib
