@@ -1,6 +1,6 @@
 """How fast near-duplicates are found, beside datasketch and rensa (those that are installed), in one run.
 
-    python bench/corpus.py --text reviews.txt.xz [--megabytes 20] [--planted 500]
+    malmoi bench corpus --text reviews.txt.xz [--megabytes 20] [--planted 500]
 
 Every way compares sets of runs of 5 words by 128 hashes on one core, and drops a document that an earlier one is like.
 Some documents are planted a second time with two words changed: how many of those each way finds is told beside its
