@@ -579,7 +579,7 @@ def test_one_run_in_a_folder_at_a_time(corpus: Path, tmp_path: Path) -> None:
 
     with (tmp_path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(MalmoiError, match="Another process is training"):
+        with pytest.raises(MalmoiError, match="Another process is at work"):
             train("gpt", corpus, tmp_path, steps=2)
 
 

@@ -19,10 +19,10 @@ from malmoi.adapt.peft import TASKS, lora_config, lora_tensors, put_lora, put_so
 from malmoi.adapt.settings import AdapterConfig
 from malmoi.checkpoint import Checkpoint, table_for
 from malmoi.checkpoint import read as read_folder
-from malmoi.checkpoint.atomic import replace_file, write_text
 from malmoi.checkpoint.folder import read_json
 from malmoi.checkpoint.table import Table
 from malmoi.checkpoint.weights import read_file
+from malmoi.disk import replace_file, write_text
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.model import Network
 from malmoi.tokenizer import Tokenizer

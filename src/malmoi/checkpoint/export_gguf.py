@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from malmoi.checkpoint.atomic import replace_file
 from malmoi.checkpoint.folder import Checkpoint
 from malmoi.checkpoint.gguf import FACTORS
 from malmoi.checkpoint.gguf_file import package
@@ -16,6 +15,7 @@ from malmoi.checkpoint.hf import GPT2, LLAMA
 from malmoi.checkpoint.table import Table, function_of, resolved
 from malmoi.checkpoint.translate import to_hf
 from malmoi.config import ModelConfig
+from malmoi.disk import replace_file
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.model import Network
 from malmoi.model.int8 import is_quantized

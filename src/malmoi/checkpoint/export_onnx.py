@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from malmoi.checkpoint.atomic import replace_file
 from malmoi.checkpoint.folder import Checkpoint
+from malmoi.disk import replace_file
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.model import Network
 from malmoi.model.heads import POOLED

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from malmoi.checkpoint.atomic import write_text
 from malmoi.checkpoint.card import model_card
 from malmoi.checkpoint.gguf import read_gguf
 from malmoi.checkpoint.hf import TABLES
@@ -19,6 +18,7 @@ from malmoi.checkpoint.table import Table
 from malmoi.checkpoint.translate import classes_of, empty, fill, from_hf, is_tied, to_hf
 from malmoi.checkpoint.weights import read_weights, write_weights
 from malmoi.config import ModelConfig
+from malmoi.disk import write_text
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.model import FeatureConfig, Network
 from malmoi.model.int8 import is_quantized, quantize

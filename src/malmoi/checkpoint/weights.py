@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from malmoi.checkpoint.atomic import replace_file, write_text
+from malmoi.disk import replace_file, write_text
 from malmoi.errors import MalmoiError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"

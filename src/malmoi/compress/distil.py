@@ -9,11 +9,11 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from malmoi.checkpoint import Checkpoint, write
-from malmoi.checkpoint.atomic import write_text
 from malmoi.compress.opened import open_whole
 from malmoi.compress.prune import with_layers
 from malmoi.compress.shrunk import Shrunk
 from malmoi.data import Store, Stores
+from malmoi.disk import write_text
 from malmoi.errors import UsageError
 from malmoi.infer.predict import Reading
 from malmoi.model import Network, parameters

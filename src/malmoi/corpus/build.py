@@ -19,15 +19,16 @@ from malmoi.corpus import mix, stages
 from malmoi.corpus.clean import clean, menus
 from malmoi.corpus.decontaminate import TestSets
 from malmoi.corpus.dedup import duplicates
-from malmoi.corpus.folder import alone, begin, disk_errors
+from malmoi.corpus.folder import begin
 from malmoi.corpus.language import check as language_check
 from malmoi.corpus.named import Named, files, named
 from malmoi.corpus.quality import Scorer, some
 from malmoi.corpus.read import Document, read
 from malmoi.corpus.settings import CorpusConfig
-from malmoi.corpus.stages import Work, read_json, write_json, written
+from malmoi.corpus.stages import Work, read_json
 from malmoi.corpus.tally import total
 from malmoi.corpus.workers import Job, work_on
+from malmoi.disk import alone, full_disk_told, write_json, written
 from malmoi.errors import MalmoiError, UsageError
 
 STEPS = {
@@ -87,7 +88,8 @@ def build(
     plan = Plan(named(sources, config), list(good), files(against), Path(out), config, workers, say)
     _check(plan)
     record = plan.record()
-    with disk_errors(plan.out), alone(plan.out):
+    room = f"{plan.out} needs up to three times the text while it is made"
+    with full_disk_told(room), alone(plan.out):
         found = begin(plan.out, record, again=again)
         if "finished" in found:
             say(f"{plan.out} is finished; --again (again=True) would start it anew.")

@@ -1,14 +1,13 @@
-"""The folder of a corpus: whose build it holds, one process at a time, and what a full disk means."""
+"""The folder of a corpus: whose build it holds."""
 
-import errno
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from malmoi.corpus.stages import read_json, write_json
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.corpus.stages import read_json
+from malmoi.disk import LOCK, write_json
+from malmoi.errors import UsageError
 
 
 def begin(out: Path, record: Mapping[str, Any], *, again: bool) -> dict[str, Any]:
@@ -17,7 +16,7 @@ def begin(out: Path, record: Mapping[str, Any], *, again: bool) -> dict[str, Any
     if again:
         _forget(out)
     before = read_json(path) if path.is_file() else {}
-    if not before and any(file.name != "lock" for file in out.iterdir()):
+    if not before and any(file.name != LOCK for file in out.iterdir()):
         raise UsageError(f"{out} is not empty and holds no corpus; name another folder.")
     if changed := [name for name, value in record.items() if before and before.get(name) != value]:
         raise UsageError(
@@ -37,30 +36,3 @@ def _forget(out: Path) -> None:
     shutil.rmtree(out / "work", ignore_errors=True)
     for path in (*out.glob("shard-*.jsonl"), out / "corpus.json"):
         path.unlink()
-
-
-@contextmanager
-def alone(out: Path) -> Iterator[None]:
-    """Only one process builds in a folder."""
-    import fcntl
-
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise MalmoiError(f"Another process is at work in {out}; wait until it is done.") from None
-        yield
-
-
-@contextmanager
-def disk_errors(out: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise MalmoiError(
-            f"The disk is full: {out} needs up to three times the text while it is made. Free some space and run the "
-            "same command again; it goes on where it stopped."
-        ) from error

@@ -6,14 +6,12 @@ NNNNN.STEP holds documents, NNNNN.STEP.json its account. The account is written 
 
 import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +24,7 @@ from malmoi.corpus.quality import Scorer, rated
 from malmoi.corpus.read import Document
 from malmoi.corpus.settings import CorpusConfig
 from malmoi.corpus.tally import Tally
+from malmoi.disk import write_json, written
 
 WHY = ("", "the same words", "similar words")  # what the numbers in twins.npy mean
 
@@ -55,22 +54,6 @@ class Work:
         """Writes the documents, then the account; what they were made from is no longer needed."""
         write_documents(self.path(number, step), documents)
         write_json(self.path(number, f"{step}.json"), account)
-
-
-@contextmanager
-def written(path: Path) -> Iterator[IO[bytes]]:
-    """A file that is wholly there or not: written beside, flushed to the disk, renamed."""
-    beside = path.with_name(path.name + ".part")
-    with beside.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-
-
-def write_json(path: Path, value: object) -> None:
-    with written(path) as file:
-        file.write((json.dumps(value, ensure_ascii=False, indent=1) + "\n").encode())
 
 
 def read_json(path: Path) -> dict[str, Any]:

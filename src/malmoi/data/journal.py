@@ -4,11 +4,7 @@ Whatever moment a build is killed at, the journal names a point that is on disk:
 build goes on from there.
 """
 
-import errno
-import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
@@ -16,8 +12,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from malmoi.errors import MalmoiError
 
 FILES = ("tokens", "documents", "sentences")
 
@@ -102,16 +96,6 @@ class Appender:
             file.close()
 
 
-def write_json(path: Path, value: object) -> None:
-    """Writes beside and renames, so that the file is either the old or the new one, never half of one."""
-    beside = path.with_name(path.name + ".part")
-    with beside.open("w", encoding="utf-8") as file:
-        json.dump(value, file, ensure_ascii=False, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-
-
 def holds(folder: Path, counts: Counts, width: int, *, sentences: bool) -> bool:
     """Whether the files have at least what the journal says; if not, somebody touched them."""
     wanted = {"tokens": counts.tokens * width, "documents": counts.documents * 8}
@@ -119,28 +103,3 @@ def holds(folder: Path, counts: Counts, width: int, *, sentences: bool) -> bool:
         wanted["sentences"] = counts.sentences * 8
     paths = {name: folder / f"{name}.bin" for name in wanted}
     return all(path.is_file() and path.stat().st_size >= wanted[name] for name, path in paths.items())
-
-
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Only one process builds in a folder; a second one waits and then finds the work done."""
-    import fcntl
-
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-@contextmanager
-def disk_errors(folder: Path) -> Iterator[None]:
-    """Turns a full disk into a sentence; the journal still names the last good point."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise MalmoiError(
-            f"The disk is full: the token store in {folder} could not grow. Free some space and run the same command "
-            "again; it goes on where it stopped."
-        ) from error

@@ -4,9 +4,9 @@ import html
 from collections.abc import Iterator
 from typing import Any
 
-from malmoi.checkpoint.atomic import write_text
 from malmoi.demo.pictures import attention_grid, bars, chips, heat_map, sharpest
 from malmoi.demo.story import ERAS, PROMPTS, SENTENCE, Story
+from malmoi.disk import write_text
 from malmoi.metrics import confusion
 from malmoi.train.chart import chart
 from malmoi.train.log import clock, read_rows

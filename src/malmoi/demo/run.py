@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from malmoi.checkpoint.atomic import write_text
 from malmoi.config import ModelConfig
 from malmoi.corpus.read import read
 from malmoi.demo.page import write_demo_page
 from malmoi.demo.story import ERAS, HELD_OUT, MASKED, PROMPTS, SENTENCE, Paragraph, Plan, Size, Story
+from malmoi.disk import write_text
 from malmoi.infer import Model
 from malmoi.model import preset
 from malmoi.tasks import own

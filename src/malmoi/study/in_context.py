@@ -5,17 +5,15 @@ document had, after 0, 1, 2 … examples. Every part leaves a file behind and is
 processes can do one size each in the same folder.
 """
 
-import fcntl
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from malmoi.checkpoint.atomic import write_text
 from malmoi.config import Config
 from malmoi.corpus import read
+from malmoi.disk import alone, write_text
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.incontext import Asking, evaluate
 from malmoi.infer import Model, load
@@ -87,7 +85,7 @@ def study(plan: Plan) -> dict[str, Any]:
         if not (plan.folder / size / "asked.json").is_file():
             _pretrained(plan, size)
             _ask(plan, size, asked)
-    with _alone(plan.folder):
+    with alone(plan.folder, wait=True):
         return _drawn(plan)
 
 
@@ -103,7 +101,7 @@ def _ready(plan: Plan) -> Items:
             f"{', '.join(plan.data)} leaves {count} words for questions, too few to show {max(plan.shots)} examples: "
             "name more text, or fewer examples with --set shots=0,1,2."
         )
-    with _alone(plan.folder):
+    with alone(plan.folder, wait=True):
         _remember(plan)
         path = plan.folder / "documents.jsonl"
         if not path.is_file():
@@ -127,14 +125,6 @@ def _remember(plan: Plan) -> None:
     if changed:
         was = ", ".join(f"{name} was {json.dumps(before.get(name))}" for name in changed)
         raise UsageError(f"{plan.out} holds a study with other settings ({was}): give those, or name another folder.")
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time; the others wait."""
-    with (folder / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 # ------------------------------------------------------------------ models

@@ -6,7 +6,7 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
-from malmoi.checkpoint.atomic import replace_file
+from malmoi.disk import replace_file
 from malmoi.study.documents import Items, chunk
 from malmoi.study.rules import RULES
 

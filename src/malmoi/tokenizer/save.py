@@ -1,12 +1,12 @@
 """Writing a tokenizer as the files that transformers opens; each file appears whole or not at all."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as Rust
 
+from malmoi.disk import write_text
 from malmoi.errors import MalmoiError
 from malmoi.tokenizer import pipeline
 from malmoi.tokenizer.pipeline import State
@@ -25,7 +25,7 @@ def write(rust: Rust, settings: dict[str, Any], names: dict[str, str], folder: P
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            _write(folder / name, text)
+            write_text(folder / name, text)
     except OSError as error:
         raise MalmoiError(f"The tokenizer cannot be written to {folder}: {error.strerror or error}.") from None
 
@@ -67,16 +67,3 @@ def vocabulary_files(state: State) -> dict[str, str]:
 
 def _json(value: dict[str, Any]) -> str:
     return json.dumps(value, ensure_ascii=False, indent=2) + "\n"
-
-
-def _write(path: Path, text: str) -> None:
-    """Write beside, then rename: whoever reads sees the old file or the new one, never half of it."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with beside.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)

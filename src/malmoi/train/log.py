@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from malmoi.checkpoint.atomic import write_text
+from malmoi.disk import write_text
 from malmoi.train.recipe import TrainConfig
 
 EVERY = 5.0  # seconds between lines where there is no terminal

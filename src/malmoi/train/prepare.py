@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from malmoi.checkpoint import Checkpoint, read
-from malmoi.checkpoint.atomic import write_text
 from malmoi.corpus.formats import RULES
 from malmoi.corpus.read import Reader
 from malmoi.corpus.read import read as read_sources
 from malmoi.corpus.sentences import splitter
 from malmoi.data import Progress, Store, Stores, build
+from malmoi.disk import write_text
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.model import Network, initialise, parameters
 from malmoi.model.heads import POOLED

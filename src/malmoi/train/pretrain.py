@@ -1,13 +1,14 @@
 """From a folder of text to a trained model: tokenizer → token store → network → `Trainer.fit` → folder."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
+from malmoi.disk import alone
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.infer import Model
 from malmoi.objectives.distil import Teaching
@@ -42,7 +43,7 @@ def pretrain(
     chosen, out = resolve(recipe, overrides), Path(out)
     sources = (data,) if isinstance(data, str | Path) else tuple(data)
     origin = Origin(tuple(str(source) for source in sources), Path(tokenizer) if tokenizer else None, start)
-    with joined(device) as group, alone(out, first=group.first):
+    with joined(device) as group, alone(out) if group.first else nullcontext():
         run = prepare(chosen, origin, out, group)
         if teaching is not None:
             teaching.teacher.to(group.device)
@@ -72,26 +73,6 @@ def _report(trainer: Trainer) -> None:
     if trainer.group.first:
         write_report(trainer.out, trainer.recipe)
     trainer.group.barrier()
-
-
-@contextmanager
-def alone(out: Path, *, first: bool) -> Iterator[None]:
-    """One run in a folder at a time."""
-    import fcntl
-
-    if not first:
-        yield
-        return
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:
-        raise UsageError(f"{out} is a file; name a folder for the run.") from error
-    with (out / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise MalmoiError(f"Another process is training in {out}: wait for it, or name another folder.") from error
-        yield
 
 
 def resolve(recipe: str | Recipe, overrides: Mapping[str, Any]) -> Recipe:

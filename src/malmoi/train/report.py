@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from malmoi.checkpoint.atomic import write_text
+from malmoi.disk import write_text
 from malmoi.train.chart import Line, Points, chart, short, smooth
 from malmoi.train.log import clock, read_rows
 from malmoi.train.recipe import Recipe

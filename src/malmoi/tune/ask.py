@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from malmoi.checkpoint.atomic import write_text
+from malmoi.disk import write_text
 from malmoi.errors import UsageError, nearest
 from malmoi.incontext import Asking, Result
 from malmoi.incontext import evaluate as ask

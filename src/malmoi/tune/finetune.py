@@ -10,7 +10,7 @@ from typing import Any
 
 from malmoi.adapt import check_target, is_adapter, read, write_adapter
 from malmoi.checkpoint import Checkpoint, write
-from malmoi.checkpoint.atomic import write_text
+from malmoi.disk import alone, write_text
 from malmoi.errors import UsageError
 from malmoi.infer import Model
 from malmoi.infer.predict import Reading
@@ -23,7 +23,6 @@ from malmoi.tasks.features import Item, View, features
 from malmoi.tokenizer import TokenRow
 from malmoi.train.device import choose as choose_machine
 from malmoi.train.parallel import join
-from malmoi.train.pretrain import alone
 from malmoi.train.stop import Stopped
 from malmoi.tune.evaluate import Outcome, outcome, with_threshold
 from malmoi.tune.features import remembered
@@ -85,7 +84,7 @@ def learn(work: Work, settings: FinetuneConfig, out: Path, *, again: bool = Fals
     measure = work.task.judged[0]
     variants = settings.variants()
     folders = [out] if len(variants) == 1 else [out / _called(settings, v) for v in variants]
-    with alone(out, first=True):
+    with alone(out):
         runs = [_run(work, v, folder, again=again) for v, folder in zip(variants, folders, strict=True)]
     kept = _kept(runs, measure, best=settings.grid)
     if len(runs) > 1:

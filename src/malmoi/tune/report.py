@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from malmoi.checkpoint.atomic import write_text
+from malmoi.disk import write_text
 from malmoi.metrics import confusion, mean
 from malmoi.tasks import Task
 from malmoi.train.chart import chart

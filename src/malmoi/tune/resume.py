@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from malmoi.checkpoint.atomic import write_text
+from malmoi.disk import write_text
 from malmoi.errors import UsageError
 from malmoi.model import Network
 from malmoi.objectives.distil import Teaching
