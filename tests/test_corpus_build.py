@@ -15,7 +15,7 @@ from malmoi.cli import run
 from malmoi.corpus import grams, mix, stages
 from malmoi.corpus.build import build
 from malmoi.corpus.clean import clean
-from malmoi.corpus.decontaminate import TestSets, length_of, pieces
+from malmoi.corpus.decontaminate import ExamSets, length_of, pieces
 from malmoi.corpus.dedup import duplicates, marks, same, similar
 from malmoi.corpus.filter import Look
 from malmoi.corpus.filter import broken as broken_by
@@ -190,7 +190,7 @@ def test_the_first_of_several_stays() -> None:
 @given(st.lists(st.sampled_from("abc"), max_size=40), st.lists(st.sampled_from("abc"), min_size=8, max_size=14))
 @settings(max_examples=100, deadline=None)
 def test_overlaps_are_those_of_brute_force(text: list[str], test: list[str]) -> None:
-    known = TestSets({3: np.unique(grams.words(" ".join(test)).runs(3))})
+    known = ExamSets({3: np.unique(grams.words(" ".join(test)).runs(3))})
     runs = {tuple(test[i : i + 3]) for i in range(len(test) - 2)}
     hit = {i + j for i in range(len(text) - 2) if tuple(text[i : i + 3]) in runs for j in range(3)}
     marked = {place // 2 for begin, end in known.overlaps(" ".join(text)) for place in range(begin, end, 2)}

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 OutOption = Annotated[Path, typer.Option(help="The folder of the smaller model.", metavar="DIR")]
 TaskOption = Annotated[str | None, typer.Option(help="The task of the rows in --data (see malmoi tasks).")]
+JudgedOption = Annotated[
+    Path | None, typer.Option("--data", help="Text, or rows of the task: judged before and after.")
+]
 
 
 def add(app: typer.Typer) -> None:
@@ -30,7 +33,7 @@ def quantize(
     bits: Annotated[int, typer.Option(help="8, or 4.")] = 8,
     group: Annotated[int, typer.Option(help="Inputs that share a scale; 0: a whole row, at 4 bits 32.")] = 0,
     task: TaskOption = None,
-    data: Annotated[Path | None, typer.Option(help="Text, or rows of the task: judged before and after.")] = None,
+    data: JudgedOption = None,
     text: TextOption = None,
     pair: PairOption = None,
     label: LabelOption = None,
@@ -60,7 +63,7 @@ def prune(
         Path | None, typer.Option(help="Text, or rows of the task: heads or neurons that it needs least go.")
     ] = None,
     task: TaskOption = None,
-    data: Annotated[Path | None, typer.Option(help="Text, or rows of the task: judged before and after.")] = None,
+    data: JudgedOption = None,
     text: TextOption = None,
     pair: PairOption = None,
     label: LabelOption = None,

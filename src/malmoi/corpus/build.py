@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from malmoi.corpus import mix, stages
 from malmoi.corpus.clean import clean, menus
-from malmoi.corpus.decontaminate import TestSets
+from malmoi.corpus.decontaminate import ExamSets
 from malmoi.corpus.dedup import duplicates
 from malmoi.corpus.folder import begin
 from malmoi.corpus.language import check as language_check
@@ -184,7 +184,7 @@ def _prepare(plan: Plan, shards: range) -> None:
             np.save(file, _scorer(plan, shards).weights)
     if plan.against and not (work.folder / "against.npz").is_file():
         with written(work.folder / "against.npz") as file:
-            TestSets.of(plan.against).save(file)
+            ExamSets.of(plan.against).save(file)
 
 
 def _menus(work: Work, shards: range) -> dict[str, list[str]]:

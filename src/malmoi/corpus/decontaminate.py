@@ -77,14 +77,13 @@ def length_of(lengths: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True)
-class TestSets:
+class ExamSets:
     """Runs of words of test sets, by their length."""
 
-    __test__ = False  # the name is not pytest's
     runs: dict[int, Numbers]
 
     @classmethod
-    def of(cls, paths: Sequence[Path]) -> "TestSets":
+    def of(cls, paths: Sequence[Path]) -> "ExamSets":
         found: dict[int, list[Numbers]] = {}
         for path in paths:
             rows = [[words(clean(text)) for text in example] for example in examples(path)]
@@ -105,7 +104,7 @@ class TestSets:
         np.savez(file, **{str(length): known for length, known in self.runs.items()})  # type: ignore[arg-type]
 
     @classmethod
-    def load(cls, path: Path) -> "TestSets":
+    def load(cls, path: Path) -> "ExamSets":
         with np.load(path) as file:
             return cls({int(name): file[name] for name in file.files})
 
@@ -135,7 +134,7 @@ def pieces(text: str, overlaps: list[tuple[int, int]], margin: int) -> list[str]
     return [part for part in parts if part]
 
 
-def cleared(documents: Iterable[Document], known: TestSets, c: CorpusConfig, tally: Tally) -> Iterator[Document]:
+def cleared(documents: Iterable[Document], known: ExamSets, c: CorpusConfig, tally: Tally) -> Iterator[Document]:
     """Documents without overlaps; the pieces around one are documents of their own."""
     for document in documents:
         tally.came(document)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from malmoi.corpus.clean import cleaned, short_lines, without_menus
-from malmoi.corpus.decontaminate import TestSets, cleared
+from malmoi.corpus.decontaminate import ExamSets, cleared
 from malmoi.corpus.dedup import marks
 from malmoi.corpus.filter import filtered
 from malmoi.corpus.quality import Scorer, rated
@@ -151,5 +151,5 @@ def _scorer(folder: Path) -> Scorer:
 
 
 @cache
-def _tests(folder: Path) -> TestSets:
-    return TestSets.load(folder / "against.npz")
+def _tests(folder: Path) -> ExamSets:
+    return ExamSets.load(folder / "against.npz")
