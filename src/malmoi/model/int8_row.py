@@ -3,19 +3,19 @@ quarter of the memory's speed. Where there is no compiler or no VNNI there is no
 
 import ctypes
 import hashlib
-import os
 import platform
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from malmoi.model.native import load_library
 
 BLOCK = 16  # outputs that one instruction sums up
 FLAGS = ("-O3", "-march=native", "-ffast-math", "-fPIC", "-fopenmp")
@@ -53,11 +53,8 @@ def kernel() -> Callable[..., int] | None:
         return None
     source = files("malmoi.model").joinpath("int8_row.c").read_text("utf-8")
     name = hashlib.sha256(f"{source}{flags}{FLAGS}".encode()).hexdigest()[:16]
-    built = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "malmoi" / "kernels" / f"{name}.so"
     try:
-        if not built.is_file():
-            _build(compiler, source, built)
-        found = ctypes.CDLL(str(built)).malmoi_int8_row
+        found = load_library(name, partial(_build, compiler, source)).malmoi_int8_row
     except (OSError, subprocess.SubprocessError):
         return None
     found.argtypes = [ctypes.c_void_p] * 6 + [ctypes.c_long] * 2
@@ -75,12 +72,9 @@ def _processor() -> str:
 
 
 def _build(compiler: str, source: str, built: Path) -> None:
-    """Beside, then renamed. It is linked without OpenMP's library, so that it takes the one that torch has loaded: two
-    would each keep a thread for every core."""
-    built.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=built.parent) as folder:
-        text, half, whole = (Path(folder) / f"row{suffix}" for suffix in (".c", ".o", ".so"))
-        text.write_text(source, "utf-8")
-        for step in ((*FLAGS, "-c", str(text), "-o", str(half)), ("-shared", str(half), "-o", str(whole), "-lm")):
-            subprocess.run([compiler, *step], check=True, capture_output=True, timeout=60)
-        whole.replace(built)
+    """Linked without OpenMP's library, so that it takes the one that torch has loaded: two would each keep a thread for
+    every core."""
+    text, half = built.with_suffix(".c"), built.with_suffix(".o")
+    text.write_text(source, "utf-8")
+    for step in ((*FLAGS, "-c", str(text), "-o", str(half)), ("-shared", str(half), "-o", str(built), "-lm")):
+        subprocess.run([compiler, *step], check=True, capture_output=True, timeout=60)
