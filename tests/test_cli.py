@@ -183,7 +183,8 @@ def test_recipes_and_doctor(call: Call) -> None:
     assert counts["bert-base"] == 109_482_240
     assert "124,439,808" in call("recipes").out
     found = json.loads(call("doctor", "--json").out)
-    assert {"python", "torch", "processor", "gpu", "memory", "disk", "extras"} == set(found)
+    expected = {"python", "torch", "processor", "precision", "int8", "compiler"}
+    assert expected | {"gpu", "memory", "disk", "extras"} == set(found)
     assert torch.__version__ in call("doctor").out
 
 

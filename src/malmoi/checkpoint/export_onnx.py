@@ -161,7 +161,7 @@ def _exporter() -> Iterator[None]:
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise MalmoiError(f'Writing ONNX needs {error.name}: pip install "malmoi[export]".') from error
+        raise MalmoiError(f"Writing ONNX needs {error.name}: pip install onnx onnxscript onnxruntime.") from error
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

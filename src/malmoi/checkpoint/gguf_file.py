@@ -177,5 +177,5 @@ def package() -> Any:
     try:
         import gguf
     except ImportError as error:
-        raise MalmoiError('GGUF files need the gguf package: pip install "malmoi[export]".') from error
+        raise MalmoiError("GGUF files need the gguf package: pip install gguf.") from error
     return gguf

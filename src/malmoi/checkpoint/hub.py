@@ -29,7 +29,7 @@ def _download(name: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
-        hint = "install it with: pip install 'malmoi[hub]'"
+        hint = "install it with: pip install huggingface_hub"
         raise MalmoiError(
             f"There is no folder {name!r}; to fetch a hub model huggingface_hub is needed, {hint}."
         ) from error

@@ -1,6 +1,5 @@
 """The verb that makes a corpus of raw text: corpus build."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +9,7 @@ import typer
 from malmoi.cli.app import add_group
 from malmoi.cli.inputs import JsonOption, changes_of
 from malmoi.cli.show import print_json, print_table
+from malmoi.machine import this_machine
 
 
 def add(app: typer.Typer) -> None:
@@ -60,7 +60,7 @@ def build(
         out,
         good=good or (),
         against=against or (),
-        workers=workers if workers is not None else os.cpu_count() or 1,
+        workers=workers if workers is not None else this_machine().cores,
         again=again,
         say=lambda sentence: print(sentence, file=sys.stderr),
         **changes,

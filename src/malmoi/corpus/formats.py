@@ -188,7 +188,7 @@ def _pyarrow(path: Path) -> Any:
         import pyarrow.ipc
         import pyarrow.parquet
     except ImportError as error:
-        raise MalmoiError(f"{path} needs the package pyarrow: pip install 'malmoi[data]'.") from error
+        raise MalmoiError(f"{path} needs the package pyarrow: pip install pyarrow.") from error
     return pyarrow
 
 

@@ -48,7 +48,7 @@ def _zstandard(path: Path) -> IO[bytes]:
     try:
         import zstandard
     except ImportError as error:
-        raise MalmoiError(f"{path} needs the package zstandard: pip install 'malmoi[data]'.") from error
+        raise MalmoiError(f"{path} needs the package zstandard: pip install zstandard.") from error
     return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(path.open("rb"), read_across_frames=True))
 
 

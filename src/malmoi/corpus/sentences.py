@@ -94,7 +94,7 @@ class Kiwi:
         try:
             import kiwipiepy
         except ImportError as error:
-            raise MalmoiError("Splitting with kiwi needs the package kiwipiepy: pip install 'malmoi[ko]'.") from error
+            raise MalmoiError("Splitting with kiwi needs the package kiwipiepy: pip install kiwipiepy.") from error
         self._kiwi: Any = kiwipiepy.Kiwi()
         self.name = f"kiwi {kiwipiepy.__version__}"
 

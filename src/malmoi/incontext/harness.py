@@ -39,7 +39,7 @@ def run(model: Any, path: Path, shots: int, asking: Asking) -> dict[str, Any]:
 
         from malmoi.incontext.lm_eval_model import MalmoiLM
     except ImportError as error:
-        raise MalmoiError(f"lm-eval is not installed ({error}): pip install 'malmoi[eval]'.") from error
+        raise MalmoiError(f"lm-eval is not installed ({error}): pip install lm-eval.") from error
     if not path.is_file():
         raise MalmoiError(f"There is no task file {path}.")
     name = yaml.safe_load(path.read_text("utf-8"))["task"]

@@ -26,6 +26,7 @@ from malmoi.infer.predict import Reading
 from malmoi.infer.prompt import encode_prompt
 from malmoi.infer.readers import predictions, reader_of
 from malmoi.infer.score import Score, scores, sliding_bits_per_byte, sliding_perplexity
+from malmoi.machine import named_dtype, pick_device
 from malmoi.model import Network
 from malmoi.model.int8 import quantize
 from malmoi.tokenizer import Encoding, Tokenizer
@@ -39,14 +40,6 @@ ABILITIES = {
     "tag": ("predict",),
     "span": ("predict",),
     "choice": ("predict",),
-}
-DTYPES = {
-    "fp32": torch.float32,
-    "float32": torch.float32,
-    "bf16": torch.bfloat16,
-    "bfloat16": torch.bfloat16,
-    "fp16": torch.float16,
-    "float16": torch.float16,
 }
 
 
@@ -80,10 +73,10 @@ def load(
     fp16, or "int8" for linear maps of a quarter of the size on a processor (see `malmoi.model.int8`).
     """
     if dtype == "int8":
-        checkpoint = read(path, device=_device(device or "cpu"))
+        checkpoint = read(path, device=pick_device(device or "cpu"))
         quantize(checkpoint.network)
     else:
-        checkpoint = read(path, dtype=_dtype(dtype), device=_device(device))
+        checkpoint = read(path, dtype=_dtype(dtype), device=pick_device(device))
     lay_out(checkpoint.network)
     return Model(checkpoint)
 
@@ -321,20 +314,4 @@ def _listed(texts: str | Sequence[str], name: str) -> list[str]:
 
 
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    if not isinstance(dtype, str):
-        return dtype
-    if dtype not in DTYPES:
-        raise UsageError(f"There is no dtype {dtype!r}.{nearest(dtype, [*DTYPES, 'int8'])}")
-    return DTYPES[dtype]
-
-
-def _device(device: str | torch.device | None) -> torch.device:
-    if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        found = torch.device(device)
-    except RuntimeError:
-        raise UsageError(f"There is no device {device!r}; use cpu, cuda or cuda:1.") from None
-    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
-        raise UsageError(f"This machine has no device {str(device)!r}: torch sees {torch.cuda.device_count()} GPUs.")
-    return found
+    return named_dtype(dtype) if isinstance(dtype, str) else dtype

@@ -111,5 +111,5 @@ def _jinja() -> Any:
     try:
         import jinja2
     except ImportError as error:
-        raise MalmoiError("A chat template needs jinja2: pip install 'malmoi[serve]'.") from error
+        raise MalmoiError("A chat template needs jinja2: pip install jinja2.") from error
     return jinja2

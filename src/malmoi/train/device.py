@@ -1,6 +1,6 @@
 """What the machine at hand is good for: precision, compilation, a measured ceiling, how much fits."""
 
-import shutil
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -11,52 +11,43 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from malmoi.config import ModelConfig
+from malmoi.machine import named_dtype, this_machine
 from malmoi.train.judge import Judge
 from malmoi.train.recipe import TrainConfig
 
 # On an H200 cuDNN's attention takes 1.30 ms where FlashAttention takes 2.11 (GPT-2 small, forward and backward).
 KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-COMPILE_FROM = 60.0  # seconds of training on a CPU from which compiling its blocks pays
 
 
 @dataclass(frozen=True)
-class Machine:
+class Execution:
     """How this run computes."""
 
     device: torch.device
-    half: bool  # bf16 arithmetic, fp32 weights
+    dtype: torch.dtype  # of products; the weights are fp32
     compiled: bool
+
+    @property
+    def half(self) -> bool:
+        return self.dtype != torch.float32
 
     @contextmanager
     def computing(self) -> Iterator[None]:
         """While this is open, products are in bf16 where that was chosen, and attention takes the fastest kernel."""
-        half = torch.autocast(self.device.type, torch.bfloat16) if self.half else nullcontext()
-        with half, sdpa_kernel(KERNELS, set_priority=True) if self.device.type == "cuda" else nullcontext():
+        products = torch.autocast(self.device.type, self.dtype) if self.half else nullcontext()
+        with products, sdpa_kernel(KERNELS, set_priority=True) if self.device.type == "cuda" else nullcontext():
             yield
 
 
-def choose(device: torch.device, c: TrainConfig) -> Machine:
+def choose_execution(device: torch.device, c: TrainConfig) -> Execution:
     """Takes bf16 and compilation where they pay, unless the recipe says."""
-    half = c.precision == "bf16" or (c.precision == "auto" and bf16_pays(device.type))
-    return Machine(device, half, _compile_pays(device, c) if c.compile is None else c.compile)
+    dtype = this_machine().training_dtype(device.type) if c.precision == "auto" else named_dtype(c.precision)
+    return Execution(device, dtype, _compile_pays(device, c) if c.compile is None else c.compile)
 
 
 def _compile_pays(device: torch.device, c: TrainConfig) -> bool:
-    if device.type == "cuda":
-        return True
-    long_enough = c.minutes * 60 >= COMPILE_FROM or c.steps >= 500 or c.tokens >= 2_000_000
-    return long_enough and shutil.which("g++") is not None
-
-
-def bf16_pays(kind: str) -> bool:
-    """Where there are matrix units for it: a GPU's, or AMX in a CPU (4.4 times fp32 there).
-
-    The chip is asked, not raced: a race that a busy machine decides would make two runs of one seed differ.
-    """
-    if kind == "cuda":
-        return torch.cuda.is_bf16_supported()
-    has_amx = getattr(torch.cpu, "_is_amx_tile_supported", None)
-    return bool(has_amx and has_amx())
+    seconds = c.minutes * 60 if c.minutes else math.inf
+    return this_machine().compile_pays(device.type, seconds)
 
 
 @cache
@@ -75,9 +66,8 @@ def matmul_rate(device: str, dtype: torch.dtype, size: int) -> float:
     return 2 * size**3 / best
 
 
-def ceiling(machine: Machine) -> float:
-    dtype = torch.bfloat16 if machine.half else torch.float32
-    return matmul_rate(str(machine.device), dtype, 8192 if machine.device.type == "cuda" else 1024)
+def ceiling(execution: Execution) -> float:
+    return matmul_rate(str(execution.device), execution.dtype, 8192 if execution.device.type == "cuda" else 1024)
 
 
 def flops_per_token(config: ModelConfig, weights: int, length: int) -> float:
@@ -95,9 +85,9 @@ def first_micro(config: ModelConfig, length: int, batch: int, device: torch.devi
     return max(n for n in range(1, batch + 1) if batch % n == 0 and n <= max(fits, 1))
 
 
-def compile_for(machine: Machine, judge: Judge, *, dynamic: bool) -> None:
+def compile_for(execution: Execution, judge: Judge, *, dynamic: bool) -> None:
     """Compiles one block, which serves all layers: seconds, not minutes."""
-    for block in judge.network.trunk.blocks if machine.compiled else ():
+    for block in judge.network.trunk.blocks if execution.compiled else ():
         block.compile(dynamic=None if dynamic else False)
 
 

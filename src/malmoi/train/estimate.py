@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from malmoi.machine import pick_device
 from malmoi.model import Network, parameters
 from malmoi.objectives import objective
 from malmoi.objectives.linear_xent import PIECE
-from malmoi.train.device import ceiling, choose, first_micro, flops_per_token
-from malmoi.train.parallel import pick_device
+from malmoi.train.device import ceiling, choose_execution, first_micro, flops_per_token
 from malmoi.train.recipe import Recipe
 from malmoi.train.trainer import Budget
 
@@ -48,12 +48,12 @@ def estimate(
     """The recipe as far as it is known before the text is read, and what it would take; writes nothing."""
     recipe = resolved(recipe, tokenizer, start)
     network = hollow(recipe)
-    machine = choose(pick_device(device), recipe.train)
-    count, rate = parameters(network), ceiling(machine)
+    execution = choose_execution(pick_device(device), recipe.train)
+    count, rate = parameters(network), ceiling(execution)
     length = int(sum(length * share for length, share in recipe.phases))
     steps, tokens, seconds = spent(recipe, flops_per_token(recipe.model, count, length), UTILISATION * rate)
     longest = max(length for length, _ in recipe.phases)
-    micro = recipe.train.micro or first_micro(recipe.model, longest, recipe.train.batch, machine.device)
+    micro = recipe.train.micro or first_micro(recipe.model, longest, recipe.train.batch, execution.device)
     made = Estimate(
         parameters=count,
         steps=steps,
@@ -62,7 +62,7 @@ def estimate(
         weights=4 * count,
         gradients=4 * count,
         optimizer=optimizer_bytes(network, recipe),
-        activations=activation_bytes(recipe, micro, half=machine.half, device=machine.device.type),
+        activations=activation_bytes(recipe, micro, half=execution.half, device=execution.device.type),
         ceiling=rate,
     )
     return recipe, made

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from malmoi.machine import this_machine
 from malmoi.model import Network
 from malmoi.train.recipe import TrainConfig
 
@@ -86,8 +87,11 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
-    """The nearest orthogonal matrices, roughly: five steps of a quintic Newton–Schulz iteration in bf16, [N, R, C]."""
-    x = matrices.bfloat16()
+    """The nearest orthogonal matrices, roughly: five steps of a quintic Newton–Schulz iteration, [N, R, C].
+
+    bf16 is exact enough for it where the machine has units for bf16; emulated, it takes 270 times as long as fp32.
+    """
+    x = matrices.to(this_machine().training_dtype(matrices.device.type))
     tall = x.size(-2) > x.size(-1)
     x = x.mT if tall else x
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.machine import pick_device
 from malmoi.train.stop import Stopped
 
 
@@ -102,18 +103,6 @@ def joined(device: torch.device | str | None = None) -> Iterator[Group]:
 def _left_alone(error: RuntimeError) -> bool:
     """Whether processes could not reach one another: Gloo says so in words only."""
     return isinstance(error, dist.DistError) or "gloo" in str(error).lower()
-
-
-def pick_device(name: torch.device | str | None) -> torch.device:
-    """The device asked for, if it is there; the GPU where none is named and there is one."""
-    there = torch.cuda.is_available()
-    try:
-        device = torch.device(name or ("cuda" if there else "cpu"))
-    except RuntimeError as error:
-        raise UsageError(f"There is no device {str(name)!r}: give cpu, cuda, or cuda:1 and so on.") from error
-    if device.type == "cuda" and not (there and (device.index or 0) < torch.cuda.device_count()):
-        raise UsageError(f"There is no GPU {str(name)!r} on this machine that torch can use: leave the device out.")
-    return device
 
 
 def spread(judge: nn.Module, blocks: nn.ModuleList, group: Group, mode: str) -> nn.Module:

@@ -66,7 +66,7 @@ def check_request(recipe: Recipe, group: Group) -> None:
     """What would fail only after the text is encoded is refused before."""
     c = recipe.train
     if c.tensorboard and find_spec("tensorboard") is None:
-        raise MalmoiError("train.tensorboard needs: pip install 'malmoi[track]'.")
+        raise MalmoiError("train.tensorboard needs: pip install tensorboard.")
     if group.world > 1 and c.parallel == "fsdp" and c.optimizer == "muon":
         raise UsageError(
             "Muon needs whole matrices, which train.parallel=fsdp cuts: use ddp, or train.optimizer=adamw."

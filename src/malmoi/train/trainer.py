@@ -14,7 +14,7 @@ from malmoi.errors import MalmoiError
 from malmoi.model import Network, parameters
 from malmoi.objectives import Objective, count_labels, objective
 from malmoi.objectives.distil import Teaching
-from malmoi.train.device import Machine, ceiling, choose, compile_for, first_micro, flops_per_token, release
+from malmoi.train.device import Execution, ceiling, choose_execution, compile_for, first_micro, flops_per_token, release
 from malmoi.train.feed import Feed, Micro, Tensors, batch_sizes
 from malmoi.train.judge import Judge
 from malmoi.train.log import Log, bar, clock, read_rows
@@ -74,11 +74,11 @@ class Trainer:
         self.recipe, self.config, self.network, self.group, self.out = recipe, recipe.train, network, group, out
         self.feeds, self.valid, self._save_folder, self._sample = feeds, valid, save, sample
         self.budget = Budget.of(recipe)
-        self.machine: Machine = choose(group.device, self.config)
+        self.execution: Execution = choose_execution(group.device, self.config)
         self.objective = _objective(recipe, teaching)
         self.judge = Judge(network.to(group.device), self.objective)
         network.trunk.rematerialise = self.config.rematerialise
-        compile_for(self.machine, self.judge, dynamic=recipe.objective != "lm")
+        compile_for(self.execution, self.judge, dynamic=recipe.objective != "lm")
         self.call = spread(self.judge, network.trunk.blocks, group, self.config.parallel)
         self.optimizers = make_optimizers(network, self.config)
         self.position = Position(positions=[0] * len(feeds))
@@ -146,7 +146,7 @@ class Trainer:
         total: dict[str, Tensor] = {}
         for i, micro in enumerate(micros, 1):
             with syncing(self.call, last=i == len(micros)):
-                with self.machine.computing():
+                with self.execution.computing():
                     loss, means = self.call(micro, counts)
                 loss.backward()
             for name, value in {"loss": loss.detach(), **means}.items():
@@ -291,7 +291,7 @@ class Trainer:
     def _line(self, loss: float, speed: float, phase: int) -> str:
         p, progress = self.position, self.budget.progress(self.position)
         length = self.feeds[phase].length
-        used = flops_per_token(self.network.config, self._weights, length) * speed / ceiling(self.machine)
+        used = flops_per_token(self.network.config, self._weights, length) * speed / ceiling(self.execution)
         left = p.seconds / max(progress, 1e-9) * (1 - progress)
         return (
             f"{bar(progress, 16)} {progress:4.0%}  {clock(left)} left  step {p.step:,}  loss {loss:.3f}  "
@@ -303,7 +303,7 @@ class Trainer:
         if not self.valid:
             return {}
         self.network.eval()
-        metrics = validate(self.judge, self.valid[self._phase_number()], self.config, self.machine)
+        metrics = validate(self.judge, self.valid[self._phase_number()], self.config, self.execution)
         self.position.valid_loss = metrics["valid_loss"]
         self._tell(metrics)
         self.network.train()

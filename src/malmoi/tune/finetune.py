@@ -21,7 +21,7 @@ from malmoi.tasks import Example, Task
 from malmoi.tasks import task as named_task
 from malmoi.tasks.features import Item, View, features
 from malmoi.tokenizer import TokenRow
-from malmoi.train.device import choose as choose_machine
+from malmoi.train.device import choose_execution
 from malmoi.train.parallel import join
 from malmoi.train.stop import Stopped
 from malmoi.tune.evaluate import Outcome, outcome, with_threshold
@@ -163,7 +163,7 @@ def _finished(work: Work, settings: FinetuneConfig, out: Path) -> Run:
     steps = steps_of(out)
     print(f"{out} is finished (step {steps:,}); --again (again=True) would start it anew.", file=sys.stderr)
     checkpoint = read(out, device=work.device)
-    with choose_machine(work.device, settings.training(1)).computing():
+    with choose_execution(work.device, settings.training(1)).computing():
         return Run(settings, checkpoint, judged(work, Reading.of(checkpoint)), steps)
 
 

@@ -16,7 +16,7 @@ from malmoi.model import Network
 from malmoi.objectives import Objective
 from malmoi.tasks.batch import batches, labels_a_batch, plan
 from malmoi.tasks.features import Item
-from malmoi.train.device import choose, compile_for
+from malmoi.train.device import choose_execution, compile_for
 from malmoi.train.judge import Judge
 from malmoi.train.log import Log, bar, clock
 from malmoi.train.optim import make_optimizers, set_rate
@@ -76,12 +76,12 @@ class Tuner:
         self.steps = s.steps or max(1, round(self.per_epoch * s.epochs))
         self.every = max(1, self.per_epoch // s.evaluations)
         self.config = s.training(self.steps)
-        self.machine = choose(self.device, self.config)
+        self.execution = choose_execution(self.device, self.config)
         self.counts = {name: torch.tensor(n, device=self.device) for name, n in labels_a_batch(items, s.batch).items()}
         gpu = self.device.type == "cuda"
         self.optimizers = make_optimizers(self.network, self.config, capturable=gpu)
         _layered(self.optimizers, self.network, s.layer_decay)
-        compile_for(self.machine, self.judge, dynamic=True)
+        compile_for(self.execution, self.judge, dynamic=True)
         self.learn = Replay(self._learn, self.device) if gpu and self.network.reader is None else self._learn
         self.log = Log(self.out, self.config, first=True)
         self.began, self.pending = time.monotonic(), list[Tensor]()
@@ -131,7 +131,7 @@ class Tuner:
 
     def _learn(self, batch: Mapping[str, Tensor]) -> Tensor:
         """One update, and the loss it was made by."""
-        with self.machine.computing():
+        with self.execution.computing():
             loss, _ = self.judge(batch, self.counts)
         loss.backward()
         if self.config.clip:
@@ -174,7 +174,7 @@ class Tuner:
     def outcome(self) -> Outcome:
         """What the network is worth as it stands."""
         self.network.eval()
-        with self.machine.computing(), torch.compiler.set_stance("force_eager"):
+        with self.execution.computing(), torch.compiler.set_stance("force_eager"):
             found = self.evaluate()
         self.network.train()
         return found
