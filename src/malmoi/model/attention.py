@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -54,25 +54,50 @@ def prepare(pattern: Pattern, layout: Layout, device: torch.device, bounds: Boun
     return Mask(dense=pattern.mask(layout, device))
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0) -> Tensor:
-    """softmax(q kᵀ / √E) v under a mask: q [B, H, T, E], k and v [B, G, K, E] → [B, H, T, E]."""
+Kernel = Literal["sdpa", "short", "flex", "packed"]
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0, kernel: Kernel | None = None) -> Tensor:
+    """softmax(q kᵀ / √E) v under a mask: q [B, H, T, E], k and v [B, G, K, E] → [B, H, T, E].
+
+    A query that may see no key gets zeros, whichever kernel computes it; None takes the fastest.
+    """
+    return KERNELS[kernel or fastest_kernel(q, k, mask)](q, k, v, mask, dropout)
+
+
+def fastest_kernel(q: Tensor, k: Tensor, mask: Mask) -> Kernel:
     if mask.bounds is not None:
-        return _packed(q, k, v, mask.bounds, mask.causal, dropout)
+        return "packed"
     if _is_short(q, k):
-        return _short(q, k, v, mask, dropout)
-    grouped = q.size(1) != k.size(1)
-    if mask.blocks is not None:
-        return _flex()(q, k, v, block_mask=mask.blocks, enable_gqa=grouped)
-    return F.scaled_dot_product_attention(q, k, v, mask.dense, dropout, mask.causal, enable_gqa=grouped)
+        return "short"
+    return "sdpa" if mask.blocks is None else "flex"
 
 
 def weights(q: Tensor, k: Tensor, mask: Mask) -> Tensor:
-    """The attention probabilities themselves [B, H, T, K]; no kernel returns them. Who sees nobody sees all alike."""
+    """The attention probabilities [B, H, T, K], which no kernel returns; a query without keys has zeros."""
     k = k.repeat_interleave(q.size(1) // k.size(1), dim=1)
     scores = (q * q.size(-1) ** -0.5) @ k.transpose(-1, -2)
-    T, K = scores.shape[-2:]
-    seen = torch.ones(T, K, dtype=torch.bool, device=q.device).tril(K - T) if mask.causal else mask.dense
-    return (scores if seen is None else scores.masked_fill(~seen, torch.finfo(scores.dtype).min)).softmax(-1)
+    seen = visible(mask, scores)
+    if seen is None:
+        return scores.softmax(-1)
+    # The least number instead of -inf keeps NaN out of the gradient, but makes a row that sees nobody
+    # uniform over all keys, later ones included: it is cleared. A plain causal row sees itself.
+    chosen = scores.masked_fill(~seen, torch.finfo(scores.dtype).min).softmax(-1)
+    return chosen if mask.causal else chosen.masked_fill(~seen.any(-1, keepdim=True), 0.0)
+
+
+def visible(mask: Mask, scores: Tensor) -> Tensor | None:
+    """A mask of any form as booleans that broadcast to its scores [B, H, T, K]; None: everyone sees everyone."""
+    B, H, T, K = scores.shape
+    if mask.blocks is not None:
+        b, h, q, k = (torch.arange(n, device=scores.device) for n in (B, H, T, K))
+        return cast(Tensor, mask.blocks.mask_mod(b[:, None, None, None], h[:, None, None], q[:, None], k))
+    ahead = torch.ones(T, K, dtype=torch.bool, device=scores.device).tril(K - T) if mask.causal else None
+    if mask.bounds is None:
+        return mask.dense if ahead is None else ahead
+    document = torch.bucketize(torch.arange(K, device=scores.device), mask.bounds.starts, right=True)
+    same = document[-T:, None] == document
+    return same if ahead is None else same & ahead
 
 
 def _is_short(q: Tensor, k: Tensor) -> bool:
@@ -86,19 +111,38 @@ def _short(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tenso
     return chosen @ v.repeat_interleave(q.size(1) // v.size(1), dim=1)
 
 
-def _packed(q: Tensor, k: Tensor, v: Tensor, bounds: Bounds, causal: bool, dropout: float) -> Tensor:
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:
+    grouped = q.size(1) != k.size(1)
+    return F.scaled_dot_product_attention(q, k, v, mask.dense, dropout, mask.causal, enable_gqa=grouped)
+
+
+def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:
+    grouped = q.size(1) != k.size(1)
+    return cast(Tensor, _compiled_flex()(q, k, v, block_mask=mask.blocks, enable_gqa=grouped))
+
+
+def _packed(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:
     """FlashAttention over the sequences of one packed row; torch's public `varlen_attn` is this without dropout."""
     if q.dtype not in (torch.bfloat16, torch.float16):
         raise UsageError("Packed sequences need bf16 on a GPU: set train.precision=bf16, or data.packed=false.")
+    bounds = cast(Bounds, mask.bounds)
     q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))  # [1, H, N, E] → [N, H, E], no copy
     n = bounds.longest
     flash = torch.ops.aten._flash_attention_forward
-    y = flash(q, k, v, bounds.starts, bounds.starts, n, n, dropout, causal, False)[0]
+    y = flash(q, k, v, bounds.starts, bounds.starts, n, n, dropout, mask.causal, False)[0]
     return cast(Tensor, y.transpose(0, 1)[None])
 
 
+KERNELS: dict[Kernel, Callable[[Tensor, Tensor, Tensor, Mask, float], Tensor]] = {
+    "sdpa": _sdpa,
+    "short": _short,
+    "flex": _flex,
+    "packed": _packed,
+}
+
+
 @lru_cache(maxsize=1)
-def _flex() -> Any:
+def _compiled_flex() -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention, dynamic=False)
@@ -187,6 +231,7 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.key_heads, self.size = c.heads, c.key_heads, c.size_per_head
         self.dropout, self.eps = c.attention_dropout, c.eps
+        self.kernel: Kernel | None = None  # None: whichever is fastest
         norms: dict[str, Callable[..., Tensor]] = {"layer": F.layer_norm, "rms": F.rms_norm}
         self.qk_norm = norms[c.norm_kind] if c.qk_norm else None
         self.qkv = nn.Linear(c.width, (c.heads + 2 * c.key_heads) * self.size, bias=c.bias)
@@ -215,5 +260,5 @@ class Attention(nn.Module):
                 k, v = cache[0].write(cache[1], k, v)
             if look is not None:
                 look.append(weights(q, k, mask))
-            y = attend(q, k, v, mask, self.dropout if self.training else 0.0)
+            y = attend(q, k, v, mask, self.dropout if self.training else 0.0, self.kernel)
         return self.out(y.transpose(1, 2).reshape(B, T, -1))
