@@ -14,7 +14,7 @@ from malmoi.decode.generate import Decoding, Wish, requests
 from malmoi.decode.sample import Sampling
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.model import Network, initialise
-from malmoi.model.families import bert, gpt2, gpt3
+from malmoi.model.families import albert, bert, electra, gpt1, gpt2, gpt3
 
 VOCAB, LENGTH = 77, 9
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -35,9 +35,9 @@ CONFIGS = {
 CLASSES = [(kind, name) for kind, table in TABLES.items() for name in table.architectures]
 
 
-def make_hf(kind: str, name: str) -> transformers.PreTrainedModel:
+def make_hf(kind: str, name: str, **changes: object) -> transformers.PreTrainedModel:
     config = CONFIGS[kind]()
-    config.pad_token_id = 0
+    config.update({"pad_token_id": 0, **changes})
     config.num_labels = 2 if "Question" in name or "PreTraining" in name else 1 if "Choice" in name else 5
     if "DoubleHeads" in name:
         config.num_labels = 1
@@ -76,27 +76,111 @@ def theirs(name: str, model: transformers.PreTrainedModel, inputs: dict[str, tor
     return [out[n] for n in names if n in out] or [out.last_hidden_state]
 
 
-@pytest.mark.parametrize(("kind", "name"), CLASSES)
-@torch.no_grad()
-def test_logits_equal_transformers_and_the_folder_goes_back_bit_exact(kind: str, name: str, tmp_path: Path) -> None:
-    model, inputs = make_hf(kind, name), make_inputs(kind)
-    model.save_pretrained(tmp_path / "theirs")
-    checkpoint = read(tmp_path / "theirs")
-    assert checkpoint.notes == ()
+def assert_same_logits(network: Network, name: str, model: transformers.PreTrainedModel) -> None:
+    kind = model.config.model_type
+    inputs = make_inputs(kind)
     keep = inputs["attention_mask"].bool()
-    hidden = checkpoint.network.trunk(inputs["input_ids"], segments=inputs.get("token_type_ids"), keep=keep)
-    heads = TABLES[kind].architectures[name]
-    ours = [checkpoint.network.read(head, hidden, keep) for head in heads] or [hidden]
+    hidden = network.trunk(inputs["input_ids"], segments=inputs.get("token_type_ids"), keep=keep)
+    ours = [network.read(head, hidden, keep) for head in TABLES[kind].architectures[name]] or [hidden]
     for mine, other in zip(ours, theirs(name, model, inputs), strict=True):
         other = other.reshape(mine.shape)
         per_token = mine.dim() >= 2 and mine.shape[:2] == keep.shape
         difference = (mine - other)[keep] if per_token else mine - other
         assert difference.abs().max() < 1e-5
-    write(checkpoint, tmp_path / "ours")
-    back, info = type(model).from_pretrained(tmp_path / "ours", output_loading_info=True)
+
+
+def opened_by_transformers(folder: Path, kind: type) -> transformers.PreTrainedModel:
+    """The model in a folder of ours; nothing in it is missing, nothing is left over."""
+    model, info = kind.from_pretrained(folder, output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
+    return model
+
+
+@pytest.mark.parametrize(("kind", "name"), CLASSES)
+@torch.no_grad()
+def test_logits_equal_transformers_and_the_folder_goes_back_bit_exact(kind: str, name: str, tmp_path: Path) -> None:
+    model = make_hf(kind, name)
+    model.save_pretrained(tmp_path / "theirs")
+    checkpoint = read(tmp_path / "theirs")
+    assert checkpoint.notes == ()
+    assert_same_logits(checkpoint.network, name, model)
+    write(checkpoint, tmp_path / "ours")
+    back = opened_by_transformers(tmp_path / "ours", type(model))
     assert all(torch.equal(t, back.state_dict()[k]) for k, t in model.state_dict().items())
+    assert_same_logits(checkpoint.network, name, back)  # a batch, for which its config must know the padding
+
+
+UNTIED = dict(tie_word_embeddings=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "changes"),
+    [
+        ("bert", "BertForMaskedLM", UNTIED),
+        ("bert", "BertForPreTraining", UNTIED),
+        ("bert", "BertForMaskedLM", dict(hidden_act="relu2")),
+        ("albert", "AlbertForMaskedLM", UNTIED),
+        ("albert", "AlbertForPreTraining", UNTIED),
+        ("distilbert", "DistilBertForMaskedLM", UNTIED),
+        ("electra", "ElectraForMaskedLM", UNTIED),
+        ("electra", "ElectraForMaskedLM", dict(hidden_act="relu")),  # the head of its generator keeps its GELU
+        ("electra", "ElectraForMaskedLM", dict(hidden_act="gelu_new")),
+        ("electra", "ElectraForPreTraining", dict(hidden_act="relu")),
+        ("electra", "ElectraForSequenceClassification", dict(hidden_act="relu")),
+        ("gpt2", "GPT2LMHeadModel", UNTIED),
+        ("openai-gpt", "OpenAIGPTLMHeadModel", dict(afn="relu", **UNTIED)),
+    ],
+    ids=str,
+)
+@torch.no_grad()
+def test_settings_that_change_a_head_are_read_and_written(kind: str, name: str, changes: dict, tmp_path: Path) -> None:
+    model = make_hf(kind, name, **changes)
+    model.save_pretrained(tmp_path / "theirs")
+    checkpoint = read(tmp_path / "theirs")
+    assert checkpoint.notes == ()
+    assert_same_logits(checkpoint.network, name, model)
+    write(checkpoint, tmp_path / "ours")
+    back = opened_by_transformers(tmp_path / "ours", type(model))
+    assert_same_logits(checkpoint.network, name, back)
+
+
+@pytest.mark.parametrize(("name", "kept"), [("BertForMaskedLM", "bias"), ("BertForMaskedLM", "decoder.bias")])
+@pytest.mark.parametrize("tied", [True, False])
+@torch.no_grad()
+def test_a_bias_of_two_names_is_found_under_either(name: str, kept: str, tied: bool, tmp_path: Path) -> None:
+    """transformers 4 keeps one of the two, and which one depends on its version."""
+    model = make_hf("bert", name, tie_word_embeddings=tied)
+    model.save_pretrained(tmp_path)
+    value = model.cls.predictions.decoder.bias.detach().clone()
+    biases = {"cls.predictions.bias", "cls.predictions.decoder.bias"}
+    one = {f"cls.predictions.{kept}": value}
+    rewrite(tmp_path, lambda tensors: {k: v for k, v in tensors.items() if k not in biases} | one)
+    checkpoint = read(tmp_path)
+    assert checkpoint.notes == ()
+    assert_same_logits(checkpoint.network, name, model)
+
+
+NOT_THERE = {
+    "gpt1 with relu2": (gpt1(vocab=60, width=16, depth=2, heads=2, activation="relu2"), "lm"),
+    "gpt2 with swiglu": (gpt2(vocab=60, width=16, depth=2, heads=2, activation="swiglu"), "lm"),
+    "bert with swiglu": (bert(vocab=60, width=16, depth=2, heads=2, activation="swiglu"), "mlm"),
+    "bert without segments": (bert(vocab=60, width=16, depth=2, heads=2, segments=0), "mlm"),
+    "albert without segments": (albert(vocab=60, width=16, depth=2, heads=2, segments=0, embed_width=8), "mlm"),
+    "electra without segments": (electra(vocab=60, segments=0, embed_width=8), "detect"),
+    "electra without GELU": (electra(vocab=60, activation="relu", mlm_activation="relu", embed_width=8), "mlm"),
+}
+
+
+@pytest.mark.parametrize("what", NOT_THERE)
+@torch.no_grad()
+def test_what_transformers_could_not_run_is_written_as_ours(what: str, tmp_path: Path) -> None:
+    config, head = NOT_THERE[what]
+    network = initialise(Network(config, {head: 0}), 0).eval()
+    write(Checkpoint(network), tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "malmoi"
+    tokens = torch.arange(8)[None]
+    assert torch.equal(read(tmp_path).network(tokens)[head], network(tokens)[head])
 
 
 def saved(folder: Path, heads: tuple[str, ...] = ("mlm", "nsp")) -> Path:
@@ -236,6 +320,10 @@ def test_llama_generates_as_transformers_does(tmp_path: Path) -> None:
     [
         ({"rope_scaling": {"rope_type": "longrope"}}, "rotary positions 'longrope'; Malmoi has default, linear"),
         ({"rope_scaling": {"rope_type": "linear"}}, "gives no number as factor"),
+        (
+            {"rope_scaling": {"partial_rotary_factor": 0.5}},
+            "partial_rotary_factor = 0.5, that only a part of each head",
+        ),
         ({"attention_bias": True}, "in both or in none"),
         ({"hidden_act": "gelu"}, "only with 'silu'"),
     ],
@@ -274,6 +362,7 @@ def set_config(**values: object) -> object:
         (set_config(hidden_size=32, intermediate_size=64), "shape"),
         (set_config(num_hidden_layers=3), "missing"),
         (set_config(position_embedding_type="relative_key"), "position_embedding_type"),
+        (set_config(hidden_act="silu"), "hidden_act = 'silu'.*it has gelu, gelu_new[a-z0-9_, ]*relu2\\.$"),
         (lambda d: (d / "vocab.txt").write_text("\n".join([*SPECIALS, *(f"w{i}" for i in range(90))])), "95 tokens"),
     ],
 )

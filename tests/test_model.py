@@ -260,3 +260,16 @@ def test_flex_attention_takes_the_same_predicate(text: str, packed: bool) -> Non
     blocks = _block_mask(pattern, layout, 2 if packed else None, torch.device("cpu"))
     dense = attend(q, k, v, Mask(dense=pattern.mask(layout)))
     torch.testing.assert_close(flex_attention(q, k, v, block_mask=blocks), dense, rtol=0, atol=2e-6)
+
+
+@torch.no_grad()
+def test_heads_of_a_gated_network_take_the_activation_of_its_gate() -> None:
+    config = bert(vocab=50, width=32, depth=1, heads=2, activation="swiglu")
+    network = initialise(Network(config, {"mlm": 0, "detect": 0}), 0).eval()
+    tokens = torch.arange(6)[None]
+    hidden, heads = network.trunk(tokens), network.heads
+    told = network(tokens)
+    features = heads["mlm"].norm(torch.nn.functional.silu(heads["mlm"].dense(hidden)))
+    torch.testing.assert_close(told["mlm"], features @ network.trunk.embed.token.weight.T)
+    detected = heads["detect"].linear(torch.nn.functional.silu(heads["detect"].dense(hidden)))
+    torch.testing.assert_close(told["detect"], detected.squeeze(-1))

@@ -94,6 +94,7 @@ class ModelConfig(Config):
     bias: bool = True
     tied: bool = True  # the vocabulary head reuses the token embedding
     softcap: float = 0.0  # logits become cap·tanh(logits / cap); 0: off
+    mlm_activation: Literal["", "gelu", "gelu_tanh", "relu", "relu2"] = ""  # in the MLM head; empty: as in the blocks
     pool: Literal["first", "last"] = "last"  # which token speaks for the sequence
     pooler: Literal["none", "tanh", "relu", "gelu"] = "none"  # a dense layer and its activation before pooled heads
     dropout: float = 0.1

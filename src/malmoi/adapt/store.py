@@ -114,7 +114,7 @@ def read(source: str | Path, *, dtype: torch.dtype | None = None, device: str | 
     own = (found.folder / "tokenizer.json").is_file()
     tokenizer = Tokenizer.load(found.folder) if own else base.tokenizer
     labels, extra = tuple(found.told.get("labels", base.labels)), found.told.get("malmoi", base.extra)
-    return Checkpoint(network, tokenizer, labels, base.generation, base.notes, extra, found.folder)
+    return Checkpoint(network, tokenizer, labels, base.generation, base.notes, extra, found.folder, base.token_ids)
 
 
 def _open(folder: Path) -> Opened:

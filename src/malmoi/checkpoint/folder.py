@@ -27,6 +27,7 @@ from malmoi.tokenizer import Tokenizer
 INT8 = "int8"  # how an own folder says that its linear maps are quantised
 OWN = "malmoi"  # model_type of what Hugging Face cannot express
 SHARD_BYTES = 5_000_000_000
+TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
 @dataclass
@@ -40,6 +41,7 @@ class Checkpoint:
     notes: tuple[str, ...] = ()  # what was missing or left unused when it was read
     extra: dict[str, Any] = field(default_factory=dict)  # what a task keeps beside: config.json's "malmoi"
     source: Path | None = None  # where it was read from
+    token_ids: dict[str, Any] = field(default_factory=dict)  # config.json's own, for where no tokenizer says them
 
 
 def read(source: str | Path, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> Checkpoint:
@@ -63,7 +65,8 @@ def read(source: str | Path, *, dtype: torch.dtype | None = None, device: str | 
     labels = tuple(name for _, name in sorted((int(i), name) for i, name in config.get("id2label", {}).items()))
     generation = read_json(folder / "generation_config.json", required=False)
     extra = config.get("malmoi", {})
-    checkpoint = Checkpoint(network, _read_tokenizer(folder), labels, generation, notes, extra, folder.absolute())
+    ids = {name: config[name] for name in TOKEN_IDS if config.get(name) is not None}
+    checkpoint = Checkpoint(network, _read_tokenizer(folder), labels, generation, notes, extra, folder.absolute(), ids)
     _check_fit(checkpoint, folder)
     return checkpoint
 
@@ -149,20 +152,24 @@ def _config_json(checkpoint: Checkpoint, table: Table | None) -> dict[str, Any]:
     else:
         architecture = table.architecture(set(network.heads), network.config.tied)
         values = {"architectures": [architecture], "model_type": table.model_type, **table.write_config(network.config)}
-    tokenizer = checkpoint.tokenizer
-    if tokenizer is not None:
-        ids = tokenizer.specials
-        values |= {"pad_token_id": ids.pad, "bos_token_id": ids.bos, "eos_token_id": ids.eos}
+    values |= _token_ids(checkpoint)
     if checkpoint.labels:
         values["id2label"] = {str(i): name for i, name in enumerate(checkpoint.labels)}
         values["label2id"] = {name: i for i, name in enumerate(checkpoint.labels)}
     return values | ({"malmoi": checkpoint.extra} if checkpoint.extra else {})
 
 
+def _token_ids(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What the tokenizer says of padding, beginning and end; where it says nothing, what the folder said before."""
+    if checkpoint.tokenizer is None:
+        return checkpoint.token_ids
+    named = vars(checkpoint.tokenizer.specials)
+    ids = {name: named[name.removesuffix("_token_id")] for name in TOKEN_IDS}
+    return {name: checkpoint.token_ids.get(name) if id is None else id for name, id in ids.items()}
+
+
 def _default_generation(checkpoint: Checkpoint) -> dict[str, Any]:
-    ids = checkpoint.tokenizer.specials if checkpoint.tokenizer else None
-    named = {"bos_token_id": ids.bos, "eos_token_id": ids.eos, "pad_token_id": ids.pad} if ids else {}
-    return {key: value for key, value in named.items() if value is not None}
+    return {key: value for key, value in _token_ids(checkpoint).items() if value is not None}
 
 
 def _read_tokenizer(folder: Path) -> Tokenizer | None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from malmoi.checkpoint.rope import ROPE
-from malmoi.checkpoint.table import COPY, HALVES, HEADS, TRANSPOSE, Field, Rule, Several, Table, affine
+from malmoi.checkpoint.table import COPY, HALVES, HEADS, TRANSPOSE, TWICE, Field, Rule, Several, Table, affine
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError
 from malmoi.model import families
@@ -54,11 +54,24 @@ def _gpt_layers() -> list[Rule]:
     ]
 
 
-def _mlm(dense: str, norm: str, bias: str) -> list[Rule]:
+def _mlm(dense: str, norm: str, scores: str) -> list[Rule]:
     return [
         *affine("heads.mlm.dense", dense, head="mlm"),
         *affine("heads.mlm.norm", norm, head="mlm"),
-        Rule("heads.mlm.bias", (bias,), COPY, "mlm"),
+        *affine("heads.mlm", scores, head="mlm"),
+    ]
+
+
+def _bert_mlm(predictions: str, transform: str) -> list[Rule]:
+    """The bias of the scores has two names. Tied, both are one parameter; else transformers adds the decoder's and
+    keeps the other unused."""
+    bias, decoder = f"{predictions}.bias", f"{predictions}.decoder"
+    return [
+        *affine("heads.mlm.dense", f"{transform}.dense", head="mlm"),
+        *affine("heads.mlm.norm", f"{transform}.LayerNorm", head="mlm"),
+        Rule("heads.mlm.weight", (f"{decoder}.weight",), COPY, "mlm"),
+        Rule("heads.mlm.bias", (bias,), COPY, "mlm", tied=True),
+        Rule("heads.mlm.bias", (f"{decoder}.bias", bias), TWICE, "mlm", tied=False),
     ]
 
 
@@ -87,7 +100,7 @@ _SIZES = (
 )
 _BERT_FIELDS = (
     *_SIZES,
-    Field("segments", "type_vocab_size"),
+    Field("segments", "type_vocab_size", at_least=1),
     Field("eps", "layer_norm_eps"),
     Field("dropout", "hidden_dropout_prob"),
     Field("attention_dropout", "attention_probs_dropout_prob"),
@@ -115,8 +128,7 @@ BERT = Table(
         *_embeddings("bert.embeddings"),
         *_bert_layers("bert"),
         *affine("pooler.dense", "bert.pooler.dense"),
-        *_mlm("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.bias"),
-        Rule("heads.mlm.weight", ("cls.predictions.decoder.weight",), COPY, "mlm"),
+        *_bert_mlm("cls.predictions", "cls.predictions.transform"),
         *affine("heads.nsp.linear", "cls.seq_relationship", head="nsp"),
         *_task_heads("classify", "choice", "tag", "span"),
     ),
@@ -131,7 +143,7 @@ BERT = Table(
         "BertForMultipleChoice": ("choice",),
     },
     only={"position_embedding_type": "absolute", "is_decoder": False},
-    aliases={"cls.predictions.decoder.bias": "cls.predictions.bias"},
+    twins={"cls.predictions.decoder.bias": "cls.predictions.bias"},
 )
 
 DISTILBERT = Table(
@@ -160,8 +172,7 @@ DISTILBERT = Table(
         *affine(f"{MLP}.down", "distilbert.transformer.layer.{}.ffn.lin2"),
         *affine(f"{BLOCK}.mlp_norm", "distilbert.transformer.layer.{}.output_layer_norm"),
         *affine("pooler.dense", "pre_classifier"),
-        *_mlm("vocab_transform", "vocab_layer_norm", "vocab_projector.bias"),
-        Rule("heads.mlm.weight", ("vocab_projector.weight",), COPY, "mlm"),
+        *_mlm("vocab_transform", "vocab_layer_norm", "vocab_projector"),
         *_task_heads("classify", "choice", "tag", "span"),
     ),
     architectures={
@@ -183,8 +194,7 @@ ELECTRA = Table(
         *_embeddings("electra.embeddings"),
         *affine("trunk.embed.project", "electra.embeddings_project"),
         *_bert_layers("electra"),
-        *_mlm("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head.bias"),
-        Rule("heads.mlm.weight", ("generator_lm_head.weight",), COPY, "mlm"),
+        *_mlm("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head"),
         *affine("heads.detect.dense", "discriminator_predictions.dense", head="detect"),
         *affine("heads.detect.linear", "discriminator_predictions.dense_prediction", head="detect"),
         *affine("pooler.dense", "classifier.dense", head="classify"),
@@ -231,8 +241,7 @@ ALBERT = Table(
         *affine(f"{MLP}.down", f"{_GROUP}.ffn_output"),
         *affine(f"{BLOCK}.mlp_norm", f"{_GROUP}.full_layer_layer_norm"),
         *affine("pooler.dense", "albert.pooler"),
-        *_mlm("predictions.dense", "predictions.LayerNorm", "predictions.bias"),
-        Rule("heads.mlm.weight", ("predictions.decoder.weight",), COPY, "mlm"),
+        *_bert_mlm("predictions", "predictions"),
         *affine("heads.nsp.linear", "sop_classifier.classifier", head="nsp"),
         *_task_heads("classify", "choice", "tag", "span"),
     ),
@@ -247,7 +256,7 @@ ALBERT = Table(
     },
     only={"position_embedding_type": "absolute", "inner_group_num": 1},
     defaults={"hidden_size": 4096, "num_attention_heads": 64, "intermediate_size": 16384},
-    aliases={"predictions.decoder.bias": "predictions.bias"},
+    twins={"predictions.decoder.bias": "predictions.bias"},
 )
 
 GPT2 = Table(
@@ -333,11 +342,13 @@ LLAMA = Table(
         Rule("trunk.norm.weight", ("model.norm.weight",)),
         Rule("heads.lm.weight", ("lm_head.weight",), COPY, "lm"),
         Rule("heads.classify.linear.weight", ("score.weight",), COPY, "classify"),
+        *affine("heads.tag.linear", "score", head="tag"),
     ),
     architectures={
         "LlamaModel": (),
         "LlamaForCausalLM": ("lm",),
         "LlamaForSequenceClassification": ("classify",),
+        "LlamaForTokenClassification": ("tag",),
     },
     only={"hidden_act": "silu"},
     defaults={

@@ -28,10 +28,14 @@ def read_scaling(theirs: Mapping[str, Any]) -> str:
     given = {key.removeprefix(PLACE): value for key, value in theirs.items() if key.startswith(PLACE)}
     kind = given.get("rope_type", "default")
     unknown = sorted(given.keys() - KNOWN)
-    if kind not in ("default", *NUMBERS) or unknown or given.get("partial_rotary_factor", 1) != 1:
+    if kind not in ("default", *NUMBERS) or unknown:
         what = f"the rotary positions {kind!r}" + (f" with {', '.join(unknown)}" if unknown else "")
+        raise MalmoiError(f"config.json asks for {what}; Malmoi has default, {', '.join(NUMBERS)}.")
+    share = given.get("partial_rotary_factor", 1)
+    if share != 1:
         raise MalmoiError(
-            f"config.json asks for {what}; Malmoi has default, {', '.join(NUMBERS)}, over the whole head."
+            f"config.json says partial_rotary_factor = {share:g}, that only a part of each head is rotated; "
+            "Malmoi rotates whole heads, so it cannot run this model."
         )
     if kind == "default":
         return ""

@@ -21,6 +21,7 @@ class Via(NamedTuple):
 COPY = Via(lambda t: t, lambda t, c: (t,))
 TRANSPOSE = Via(lambda t: t.T, lambda t, c: (t.T,))  # GPT-1 and GPT-2 keep [in, out]
 HALVES = Via(lambda *ts: torch.cat(ts), lambda t, c: t.chunk(2))
+TWICE = Via(lambda used, copy: used, lambda t, c: (t, t.clone()))  # the first is computed with, the second only kept
 
 
 def _split_heads(t: Tensor, c: ModelConfig) -> tuple[Tensor, ...]:
@@ -37,6 +38,7 @@ class Rule(NamedTuple):
     theirs: tuple[str, ...]
     via: Via = COPY
     head: str | None = None  # only where the network has this head
+    tied: bool | None = None  # only where the vocabulary head is tied, or only where it is not
 
 
 def affine(
@@ -51,17 +53,30 @@ def affine(
 
 
 class Field(NamedTuple):
-    """A config field here and there; `names` translates values that are words."""
+    """A config field here and there; `names` translates values that are words, and there are no others."""
 
     ours: str
     theirs: str
     names: Mapping[Any, Any] = {}  # theirs → ours
+    at_least: int | None = None  # fewer can be read, but transformers would not run what we wrote
 
     def read(self, value: Any) -> Any:
+        if self.names and value not in self.names:
+            raise MalmoiError(
+                f"config.json says {self.theirs} = {value!r}, which Malmoi cannot compute; "
+                f"it has {', '.join(self.names)}."
+            )
         return self.names.get(value, value)
 
     def write(self, value: Any) -> Any:
-        return next((theirs for theirs, ours in self.names.items() if ours == value), value)
+        if self.at_least is not None and value < self.at_least:
+            raise MalmoiError(f"Hugging Face has no model with {self.theirs} = {value!r}.")
+        if not self.names:
+            return value
+        for theirs, ours in self.names.items():
+            if ours == value:
+                return theirs
+        raise MalmoiError(f"Hugging Face has no word for {self.ours} = {value!r} in {self.theirs}.")
 
 
 class Several(NamedTuple):
@@ -86,7 +101,8 @@ class Table:
     only: Mapping[str, Any] = field(default_factory=dict)  # their fields that we hold fixed: other values are refused
     defaults: Mapping[str, Any] = field(default_factory=dict)  # what they assume when a field is left out
     write: Mapping[str, str] = field(default_factory=dict)  # their fields that repeat one of ours
-    aliases: Mapping[str, str] = field(default_factory=dict)  # spellings accepted on load
+    aliases: Mapping[str, str] = field(default_factory=dict)  # old names of config fields
+    twins: Mapping[str, str] = field(default_factory=dict)  # two names of one tensor: a folder may have either or both
     free: tuple[str, ...] = ()  # heads that have no weights of their own where they are tied
 
     def read_config(self, theirs: Mapping[str, Any]) -> ModelConfig:
@@ -137,6 +153,8 @@ class Table:
         for rule in self.rules:
             if rule.head is not None and rule.head not in heads:
                 continue
+            if rule.tied is not None and rule.tied != config.tied:
+                continue
             for i in range(config.distinct) if "{}" in rule.ours else [0]:
                 yield rule._replace(ours=rule.ours.format(i), theirs=tuple(t.format(i) for t in rule.theirs))
 
@@ -168,6 +186,7 @@ def resolved(config: ModelConfig) -> dict[str, Any]:
         hidden=config.mlp_width,
         embed_width=config.token_width,
         groups=config.distinct,
+        mlm_activation=config.mlm_activation or config.activation,
     )
 
 

@@ -36,12 +36,13 @@ def from_hf(
     rules = {rule.ours: rule for rule in table.expand(config, set(heads))}
     found, used = _translate(network, rules, weights, folder)
     notes = fill(network, found, folder, {name: rules[name].theirs[0] for name in rules})
+    used |= {*table.twins, *table.twins.values()}
     unused = [k for k in weights if k not in used and not _is_buffer(k)]
     return network, (*notes, *([listing("not used", unused)] if unused else []))
 
 
 def _spelled(table: Table, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Their tensors under today's names: LayerNorm's gamma and beta, a missing prefix, a bias kept twice."""
+    """Their tensors under today's names: LayerNorm's gamma and beta, a missing prefix, a bias of two names."""
     if not any(key.startswith(table.prefix) for key in weights):
         trunk = {
             t.removeprefix(table.prefix).split(".")[0]
@@ -55,7 +56,11 @@ def _spelled(table: Table, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     for key, tensor in weights.items():
         for old, new in ends.items():
             key = key[: -len(old)] + new if key.endswith(old) else key
-        spelled.setdefault(table.aliases.get(key, key), tensor)
+        spelled.setdefault(key, tensor)
+    for one, other in table.twins.items():
+        if one in spelled or other in spelled:
+            first, second = (one, other) if one in spelled else (other, one)
+            spelled.setdefault(second, spelled[first])
     ours = {rule.ours: rule.theirs[0] for rule in table.rules}
     for head in sorted(VOCABULARY):  # a tied weight is kept once, under either name
         tied = ours.get(f"heads.{head}.weight")

@@ -62,7 +62,7 @@ class MLMHead(VocabularyHead):
 
     def __init__(self, c: ModelConfig, token: nn.Embedding) -> None:
         super().__init__(c, token, bias=True)
-        self.activate = ACTIVATIONS[c.activation]
+        self.activate = ACTIVATIONS[c.mlm_activation or c.activation]
         self.dense, self.norm = nn.Linear(c.width, c.token_width), make_norm(c, c.token_width)
 
     def features(self, hidden: Tensor) -> Tensor:

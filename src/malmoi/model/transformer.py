@@ -27,6 +27,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),  # GPT-1, GPT-2
     "relu": F.relu,
     "relu2": lambda x: F.relu(x).square(),  # So et al. 2021
+    "swiglu": F.silu,  # of its gate; a head, which has no gate, takes it alone
     "tanh": torch.tanh,
 }
 

@@ -50,7 +50,7 @@ def for_task(start: Checkpoint, task: Task, labels: tuple[str, ...], settings: F
     extra = {"task": task.name, "kind": task.kind, "length": length, "stride": min(settings.stride, length), **both}
     if said:
         extra["words"] = asdict(label_words(task, labels))
-    return Checkpoint(network, tokenizer, labels, dict(start.generation), (), extra)
+    return Checkpoint(network, tokenizer, labels, dict(start.generation), (), extra, token_ids=start.token_ids)
 
 
 def _says_words(start: Checkpoint, task: Task, settings: FinetuneConfig) -> bool:
