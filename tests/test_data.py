@@ -282,11 +282,18 @@ def _tokenizers() -> list[Tokenizer]:
 def test_words_encode_like_whole_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(words_module, "ENTRIES", 40)  # forgets now and then, too
     letters = [learn(["aZ1 the can't 가다.é\n"], kind="char", vocab=60, lowercase=low) for low in (False, True)]
-    coders = [(tokenizer, coder(tokenizer)) for tokenizer in [*_tokenizers(), *letters]]
-    quick = [words_module.Words] * 4 + [words_module.Characters] * 2
+    learnt = [learn(["aZ1 the can't 가다.é\n"], kind=kind, vocab=300) for kind in ("wordpiece", "bpe", "byte-bpe")]
+    coders = [(tokenizer, coder(tokenizer)) for tokenizer in [*_tokenizers(), *learnt, *letters]]
+    quick = [words_module.Words] * 7 + [words_module.Characters] * 2
     assert [type(way) for _, way in coders] == quick
     alphabet = st.sampled_from(
-        [*"aZ1.,'!-_가é中 \n\t\r\x0b\x0c\x1c\x85\xa0\u3000\u200b\u0301👍;:)\"", " the", "can't", "가다.", "  "]
+        [
+            *"aZ1.,'!-_가é中 \n\t\r\x0b\x0c\x1c\x85\xa0\u3000\u200b\u0301\u1100\u1161\u11a8👍;:)\"",
+            " the",
+            "can't",
+            "가다.",
+            "  ",
+        ]
     )
     pieces = st.lists(
         st.lists(alphabet | st.characters(exclude_categories=["Cs"]), max_size=30).map("".join), max_size=5

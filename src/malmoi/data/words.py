@@ -6,6 +6,7 @@ the space before it. Most words of a corpus are among a few thousand; a look-up 
 
 import re
 import sys
+import unicodedata
 from collections.abc import Iterable, Sequence
 from itertools import chain, product
 from typing import Any, Protocol
@@ -109,6 +110,8 @@ class Characters:
         self._ids = np.full(sys.maxunicode + 1, -1, np.int64)
 
     def encode(self, texts: Sequence[str]) -> tuple[NDArray[Any], Ints]:
+        if not all(unicodedata.is_normalized("NFC", text) for text in texts):
+            return self._texts.encode(texts)  # two of its characters may be one to the tokenizer
         try:
             codes = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
         except UnicodeEncodeError:

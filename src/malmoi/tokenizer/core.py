@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -16,6 +17,7 @@ from tokenizers import Tokenizer as Rust
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.tokenizer import files, pipeline, save
 from malmoi.tokenizer.cut import kept, split
+from malmoi.tokenizer.offsets import Offsets, widened
 from malmoi.tokenizer.settings import special_names
 
 AT_ONCE = 2_000  # texts whose encodings, which hold far more than ids, lie in memory together
@@ -73,6 +75,7 @@ class Tokenizer:
         names = special_names(state, self.settings)
         self.specials = Specials(**{role: self._vocab.get(name) for role, name in names.items()})
         self._splits = pipeline.splits_safely(state)
+        self._composes = pipeline.composes(state)
         self._structural = self._structural_ids(state)
 
     @classmethod
@@ -120,7 +123,8 @@ class Tokenizer:
                 encoded = self._rust.encode_batch(inputs, add_special_tokens=specials)
         except Exception as error:  # the library raises plain Exception too
             raise refused([*texts, *(pairs or [])], error) from None
-        return [self._encoding(one, max_tokens) for one in encoded]
+        given = zip(texts, pairs or [""] * len(texts), strict=True)
+        return [self._encoding(one, both, max_tokens) for one, both in zip(encoded, given, strict=True)]
 
     def rows(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, max_tokens: int | None = None
@@ -222,12 +226,12 @@ class Tokenizer:
                 else f"max_tokens={max_tokens} leaves no room for any token; give at least 1."
             )
 
-    def _encoding(self, one: Any, max_tokens: int | None) -> Encoding:
+    def _encoding(self, one: Any, texts: tuple[str, str], max_tokens: int | None) -> Encoding:
         tokens, structural = one.ids, self._structural
         columns: tuple[list[Any], ...] = (
             tokens,
             one.type_ids,
-            one.offsets,
+            self._offsets(one, texts),
             [bool(flag) or token in structural for flag, token in zip(one.special_tokens_mask, tokens, strict=True)],
             one.word_ids,
         )
@@ -235,6 +239,17 @@ class Tokenizer:
             return Encoding(*columns)
         keep = kept(one.sequence_ids, max_tokens)
         return Encoding(*([column[at] for at in keep] for column in columns))
+
+    def _offsets(self, one: Any, texts: tuple[str, str]) -> Offsets:
+        """Where each token's characters are, all of them also where a character came in several parts."""
+        found: Offsets = one.offsets
+        if not self._composes or all(unicodedata.is_normalized("NFC", text) for text in texts):
+            return found
+        for which, text in enumerate(texts):
+            places = [at for at, sequence in enumerate(one.sequence_ids) if sequence == which]
+            for at, place in zip(places, widened(text, [found[at] for at in places]), strict=True):
+                found[at] = place
+        return found
 
     def _no_such(self, id: int) -> UsageError:
         return UsageError(f"There is no token with id {id}: the vocabulary has ids 0 to {self.vocab_size - 1}.")

@@ -1,4 +1,7 @@
-"""A tokenizer as a GGUF file's metadata, where llama.cpp cuts text exactly as it does; else a refusal."""
+"""A tokenizer as a GGUF file's metadata, where llama.cpp cuts text exactly as it does; else a refusal.
+
+llama.cpp has no NFC, so text in NFD gets other tokens there: normalise it before, as with Qwen's files.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -38,7 +41,7 @@ def vocabulary(tokenizer: Tokenizer, size: int) -> dict[str, Any]:
 def _described(tokenizer: Tokenizer, state: State) -> tuple[str, dict[str, Any]]:
     """llama.cpp's kind of tokenizer, and how it cuts or joins."""
     model = state["model"]
-    if tokenizer.kind == "byte-bpe" and state["normalizer"] is None:
+    if tokenizer.kind == "byte-bpe" and pipeline.normalizer_of(state) is None:
         cut = next((name for name in CUTS if _same(state["pre_tokenizer"], _cut(name))), None)
         if cut is not None and model.get("ignore_merges", False) == (cut == "llama-bpe"):
             return "gpt2", {"pre": cut, "merges": [" ".join(pair) for pair in model["merges"]]}

@@ -34,7 +34,8 @@ def train(
     """Learn a tokenizer of at most `vocab` tokens from a stream of texts: wordpiece, bpe, byte-bpe or char.
 
     `lowercase` is the family's own when None: GPT-1's bpe lowercases, the others do not. Accents always stay, so
-    Hangul is never taken apart into Jamo. For char, `vocab` keeps the most frequent characters.
+    Hangul is never taken apart into Jamo; text that comes taken apart (NFD) is put together (NFC) first. For char,
+    `vocab` keeps the most frequent characters.
     """
     recipes = {"wordpiece": _wordpiece, "bpe": _bpe, "byte-bpe": _byte_bpe, "char": _char}
     if kind not in recipes:
@@ -48,12 +49,13 @@ def train(
     rust, names = recipes[kind](
         Stream(texts), vocab, lower, {"min_frequency": min_frequency, "show_progress": progress}
     )
+    rust = pipeline.composed(rust)
     rust.add_special_tokens([pipeline.added(name) for name in names.values()])
     return Tokenizer(rust, {f"{role}_token": name for role, name in names.items()})
 
 
 class Stream:
-    """The texts one by one, each checked, with what is left to say when there are none."""
+    """The texts one by one, each checked and in NFC, with what is left to say when there are none."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._texts = texts
@@ -68,7 +70,7 @@ class Stream:
             except UnicodeEncodeError as error:
                 raise refused([text], error) from None
             empty = empty and not text.strip()
-            yield from without_runs(text)
+            yield from without_runs(unicodedata.normalize("NFC", text))
         if empty:
             raise MalmoiError("There is no text to train a tokenizer on: every source is empty.")
 

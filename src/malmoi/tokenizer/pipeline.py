@@ -65,6 +65,27 @@ def char(vocab: Vocab, *, lowercase: bool = False) -> Rust:
     return rust
 
 
+def composed(rust: Rust) -> Rust:
+    """The same pipeline after NFC: syllables that come in parts (macOS, PDFs) are read as they were learnt."""
+    first = normalizers.NFC()
+    rust.normalizer = first if rust.normalizer is None else normalizers.Sequence([first, rust.normalizer])
+    return rust
+
+
+def composes(state: State) -> bool:
+    """Whether a tokenizer joins characters that came in parts before it looks at them."""
+    return "NFC" in types(state["normalizer"])
+
+
+def normalizer_of(state: State) -> Any:
+    """What else is done to the text but NFC: None, one part, or several as a Sequence."""
+    part = state["normalizer"]
+    if part is None or part["type"] != "Sequence":
+        return None if part == {"type": "NFC"} else part
+    others = [one for one in part["normalizers"] if one != {"type": "NFC"}]
+    return others[0] if len(others) == 1 else part | {"normalizers": others} if others else None
+
+
 def added(token: str | dict[str, Any], *, special: bool = True) -> AddedToken:
     """A token that is found before all else, from its name or from the dict that tokenizer_config.json may hold."""
     if isinstance(token, str):
@@ -104,9 +125,10 @@ def splits_safely(state: State) -> bool:
     """Whether a text may be cut at `cut.SAFE` without changing its tokens.
 
     True of BERT's and GPT-1's pipeline (spaces only separate), of GPT-2's (a space opens the next token) and of
-    characters, unless an added token could lie across a cut or swallow the spaces after it.
+    characters, unless an added token could lie across a cut or swallow the spaces after it. NFC joins nothing to what
+    stands before a space or a stop.
     """
-    normalizer, pre = state["normalizer"], state["pre_tokenizer"]
+    normalizer, pre = normalizer_of(state), state["pre_tokenizer"]
     if normalizer is not None and normalizer["type"] not in ("BertNormalizer", "Lowercase"):
         return False
     if any(token["rstrip"] or set(STOPS).intersection(token["content"]) for token in state["added_tokens"]):

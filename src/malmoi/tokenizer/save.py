@@ -42,10 +42,11 @@ def config(state: State, settings: dict[str, Any], names: dict[str, str]) -> dic
             values[key] = [token["content"] if isinstance(token, dict) else token for token in values[key]]
     values.setdefault("tokenizer_class", pipeline.hf_class(state, known, added))
     family = pipeline.kind(state)
-    if family == "wordpiece" and (state["normalizer"] or {}).get("type") == "BertNormalizer":
-        values["do_lower_case"] = state["normalizer"]["lowercase"]
-        values["strip_accents"] = state["normalizer"]["strip_accents"]
-        values["tokenize_chinese_chars"] = state["normalizer"]["handle_chinese_chars"]
+    normalizer = pipeline.normalizer_of(state) or {}
+    if family == "wordpiece" and normalizer.get("type") == "BertNormalizer":
+        values["do_lower_case"] = normalizer["lowercase"]
+        values["strip_accents"] = normalizer["strip_accents"]
+        values["tokenize_chinese_chars"] = normalizer["handle_chinese_chars"]
     if family in ("bpe", "byte-bpe", "char"):
         values.setdefault("model_input_names", ["input_ids", "attention_mask"])  # they know no segments
     if (state["pre_tokenizer"] or {}).get("type") == "ByteLevel":
