@@ -33,6 +33,9 @@ def serve(
     queue: Annotated[int, typer.Option(help="Texts that may wait for that; more are refused with 429.")] = 256,
     timeout: Annotated[float, typer.Option(help="Seconds that one request may take.")] = 300,
     max_tokens: Annotated[int, typer.Option(help="The most tokens that one request may ask for.")] = 4096,
+    max_read_tokens: Annotated[
+        int, typer.Option(help="The most tokens that one request may have a model read: texts × labels.")
+    ] = 300_000,
     runs: Annotated[Path | None, typer.Option(help="A folder of training runs for the studio to show.")] = None,
     open: Annotated[bool, typer.Option("--open", help="Show the studio in a browser.")] = False,
     device: DeviceOption = None,
@@ -54,6 +57,7 @@ def serve(
         queue=queue,
         timeout=timeout,
         max_tokens=max_tokens,
+        max_read_tokens=max_read_tokens,
         runs=runs,
     )
     _run(settings, model, device, dtype, open)

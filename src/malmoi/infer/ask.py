@@ -47,9 +47,7 @@ def classify(
     words = dict(labels) if isinstance(labels, Mapping) else {label: label for label in labels}
     if len(words) < 2 or not all(word.strip() for word in words.values()):
         raise UsageError("There must be two labels at least, each of them a word.")
-    said = PROMPTS[language(text)]
-    listed = ", ".join(list(words.values())[:-1]) + said["or"] + list(words.values())[-1]
-    form = (prompt or said["classify"]).replace("{labels}", listed)
+    form = label_prompt(text, list(words.values()), prompt)
     examples = "".join(f"{_put(form, text=one)} {words.get(label, label)}\n\n" for one, label in shown)
     before = examples + _put(form, text=text)
     logs = [score.logprob for score in read([Part(before, f" {word}") for word in words.values()])]
@@ -57,6 +55,13 @@ def classify(
     chances = [math.exp(log - top) for log in logs]
     scores = {label: chance / sum(chances) for label, chance in zip(words, chances, strict=True)}
     return Prediction(max(scores, key=scores.__getitem__), scores)
+
+
+def label_prompt(text: str, words: Sequence[str], prompt: str | None = None) -> str:
+    """How the label of a text is asked for, in the language of the text; {text} is yet to be put in."""
+    said = PROMPTS[language(text)]
+    listed = ", ".join(words[:-1]) + said["or"] + words[-1]
+    return (prompt or said["classify"]).replace("{labels}", listed)
 
 
 def ask_about(asked: str, context: str) -> str:

@@ -8,8 +8,8 @@ One thread does all the work; everything that users call may be called from any 
 """
 
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, Unpack
@@ -26,6 +26,9 @@ from malmoi.infer.model import Model, Wishes
 from malmoi.infer.ticket import Done, Finish, Piece, Ticket
 
 __all__ = ["Busy", "Done", "Engine", "Job", "Piece", "Stats", "Ticket"]
+
+
+Owner = tuple[Hashable, ...]  # who asks, from the outermost inwards: a client, a request of it
 
 
 class Busy(MalmoiError):
@@ -61,8 +64,9 @@ class Stats:
 class _Guest:
     """A job on its way through the engine."""
 
-    def __init__(self, job: Job, model: Model, capacity: int, hear: Callable[[Piece], None] | None) -> None:
-        self.job, self.ticket = job, Ticket(hear)
+    def __init__(self, job: Job, model: Model, capacity: int, ticket: Ticket, owner: Owner) -> None:
+        self.job, self.ticket = job, ticket
+        self.owners = [owner[: i + 1] for i in range(len(owner))]
         constraint = job.constraint or job.wish.constraint
         request = requests([job.prompt], job.wish, capacity)[0]
         walk = constraint.walk() if constraint is not None else None
@@ -128,10 +132,13 @@ class Engine:
         tokens = self.model._prompts([prompt])[0] if isinstance(prompt, str) else prompt
         return Job(tuple(tokens), self.model._wish(**wishes), logprobs, echo)
 
-    def submit(self, job: Job, hear: Callable[[Piece], None] | None = None) -> Ticket:
-        """Takes a job in, or refuses it at once: `Busy` where too many wait, `UsageError` where it cannot be done."""
+    def submit(self, job: Job, hear: Callable[[Piece], None] | None = None, *, owner: Owner = ()) -> Ticket:
+        """Takes a job in, or refuses it at once: `Busy` where too many wait, `UsageError` where it cannot be done.
+
+        A free slot goes to the owner that holds the fewest; among equals, to whoever came first.
+        """
         self._check(job)
-        guest = _Guest(job, self.model, self.capacity, hear)
+        guest = _Guest(job, self.model, self.capacity, Ticket(hear), owner)
         with self.changed:
             if self.closing:
                 raise MalmoiError("The engine is closing and takes no more requests.")
@@ -204,11 +211,18 @@ class Engine:
                 self.changed.wait()
             self._let_go()
             while self.waiting and not self.cohort.full:
-                guest = self.waiting.popleft()
+                guest = self._next_guest()
                 self.cohort.join(guest.seat)
                 self.guests[guest.seat] = guest
                 self.counts["prompt_tokens"] += len(guest.job.prompt)
         return True
+
+    def _next_guest(self) -> _Guest:
+        """One with many jobs does not keep the others out: the clients share the slots, and a client's requests."""
+        held = Counter(owner for guest in self.guests.values() for owner in guest.owners)
+        guest = min(self.waiting, key=lambda guest: [held[owner] for owner in guest.owners])
+        self.waiting.remove(guest)
+        return guest
 
     def _let_go(self) -> None:
         for guest in [guest for guest in self.guests.values() if guest.ticket.cancelled]:

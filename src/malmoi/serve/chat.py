@@ -17,7 +17,7 @@ from malmoi.serve.orders import Order
 from malmoi.serve.registry import Served
 from malmoi.serve.replies import ChatChoice, ChatChunk, ChatCompletion, ChatLogprobs, ChunkChoice, Delta, Said, Usage
 from malmoi.serve.streams import STREAMED, Events
-from malmoi.serve.work import aside
+from malmoi.serve.work import aside, client_of
 
 router = APIRouter()
 
@@ -36,7 +36,7 @@ async def chat(ask: ChatAsk, request: Request) -> Any:
     if ask.max_tokens == 0:
         raise UsageError("max_tokens must be 1 or more: an answer of 0 tokens is none.")
     jobs = await aside(lambda: _jobs(ask, served.writer))
-    order = Order(served.writer, jobs, state.settings.timeout, state.metrics)
+    order = Order(served.writer, jobs, state.settings.timeout, state.metrics, client_of(request))
     return await answered(request, ask, order, _Reply(ask, served, jobs), order.whole)
 
 

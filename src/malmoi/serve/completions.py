@@ -16,7 +16,7 @@ from malmoi.serve.orders import Order
 from malmoi.serve.registry import Served
 from malmoi.serve.replies import Choice, Completion, Usage
 from malmoi.serve.streams import STREAMED, Events, EventStream
-from malmoi.serve.work import aside, unless_gone
+from malmoi.serve.work import aside, client_of, unless_gone
 
 router = APIRouter()
 
@@ -31,7 +31,7 @@ async def completions(ask: CompletionAsk, request: Request) -> Any:
     served: Served = state.registry.get(ask.model)
     _check(ask, state.settings.max_tokens)
     jobs = await aside(lambda: _jobs(ask, served.writer))
-    order = Order(served.writer, jobs, state.settings.timeout, state.metrics)
+    order = Order(served.writer, jobs, state.settings.timeout, state.metrics, client_of(request))
     return await answered(request, ask, order, _Reply(ask, served, jobs), order.pieces)
 
 

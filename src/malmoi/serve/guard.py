@@ -12,6 +12,7 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from malmoi.serve import tabs
 from malmoi.serve.errors import ApiError
 from malmoi.serve.metrics import Metrics
 from malmoi.serve.settings import ServeConfig, is_local
@@ -40,6 +41,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, gate: Gate, settings: ServeConfig, metrics: Metrics) -> None:
         self.app, self.gate, self.settings, self.metrics = app, gate, settings, metrics
+        self.tabs = tabs.Tabs()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -63,7 +65,8 @@ class Guard:
         except _Gone:
             return
         else:
-            await self.app(scope, _again(body, receive), send)
+            with self.tabs.following(Headers(scope=scope).get(tabs.HEADER, ""), receive) as heard:
+                await self.app(scope, _again(body, heard), send)
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)

@@ -15,9 +15,12 @@ from malmoi.errors import UsageError
 from malmoi.infer import Model
 from malmoi.infer.prompt import encode_prompt
 from malmoi.model import Trail
+from malmoi.serve.executor import checkpoint
 from malmoi.tokenizer import Encoding
 
 MOST = 4_000_000  # numbers of one picture of attention
+MAX_GUESSES = 1_000_000  # of one lens
+HEAD_TOKENS = 128  # whose scores over the vocabulary are held at once
 Array = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -72,6 +75,10 @@ def lens(model: Model, text: str, top: int = 5) -> Lens:
     if not 1 <= top <= model.tokenizer.vocab_size:
         raise UsageError(f"top must be between 1 and {model.tokenizer.vocab_size}, not {top}.")
     encoding, trail = read(model, text), Trail()
+    places = MAX_GUESSES // (top * (model.config.depth + 1))
+    if len(encoding.tokens) > places:
+        sentence = f"The text has {len(encoding.tokens)} tokens; {top} guesses can be shown of {places} or fewer."
+        raise UsageError(sentence, code="context_length_exceeded")
     _watch(model, encoding, trail)
     *before, last = trail.hidden  # the last has been through the norm already
     states = [*map(model.network.trunk.norm, before), last]
@@ -99,10 +106,11 @@ def _watch(model: Model, encoding: Encoding, trail: Trail) -> None:
 
 def _guesses(model: Model, head: str, states: Tensor, top: int) -> list[list[Guess]]:
     """What one layer [1, T, D] says at each place; what pads the vocabulary is no token."""
-    chances = model.network.read(head, states)[0].float().softmax(-1)
-    best = chances[:, : model.tokenizer.vocab_size].topk(top)
-    name = model.tokenizer.token
-    return [
-        [Guess(name(token), chance) for token, chance in zip(tokens, row, strict=True)]
-        for tokens, row in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    ]
+    name, found = model.tokenizer.token, []
+    for part in states[0].split(HEAD_TOKENS):
+        checkpoint()
+        chances = model.network.read(head, part).float().softmax(-1)
+        best = chances[:, : model.tokenizer.vocab_size].topk(top)
+        for tokens, row in zip(best.indices.tolist(), best.values.tolist(), strict=True):
+            found.append([Guess(name(token), chance) for token, chance in zip(tokens, row, strict=True)])
+    return found

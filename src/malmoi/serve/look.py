@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from malmoi.serve.asks import AttentionAsk, LensAsk
+from malmoi.serve.executor import checkpoint
 from malmoi.serve.inside import Array, attention, lens
 from malmoi.serve.registry import Served
 from malmoi.serve.replies import AttentionReply, LensReply
@@ -32,7 +33,10 @@ async def see_attention(ask: AttentionAsk, request: Request) -> Any:
 def _numbers(weights: Array) -> str:
     """A tensor [L, H, T, T] as JSON, head by head: writing millions of numbers at once would hold everybody up."""
     rounded = weights.astype("float64").round(DIGITS)
-    layers = (", ".join(json.dumps(head.tolist(), allow_nan=False) for head in layer) for layer in rounded)
+    layers = []
+    for layer in rounded:
+        checkpoint()
+        layers.append(", ".join(json.dumps(head.tolist(), allow_nan=False) for head in layer))
     return "[" + ", ".join(f"[{layer}]" for layer in layers) + "]"
 
 

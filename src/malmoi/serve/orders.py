@@ -22,7 +22,7 @@ Heard = tuple[int, Piece]  # which of the jobs, and what it wrote
 class Order:
     """Jobs in an engine, whose pieces come to the event loop. Leaving it gives up what is not finished."""
 
-    def __init__(self, engine: Engine, jobs: Sequence[Job], seconds: float, metrics: Metrics) -> None:
+    def __init__(self, engine: Engine, jobs: Sequence[Job], seconds: float, metrics: Metrics, client: str) -> None:
         if len(jobs) > engine.queue:
             raise UsageError(f"{len(jobs)} continuations are too many at once: {engine.queue} can wait at most.")
         self.seconds, self.metrics, self.start = seconds, metrics, perf_counter()
@@ -31,7 +31,7 @@ class Order:
         self.tickets: list[Ticket] = []
         try:
             for i, job in enumerate(jobs):
-                self.tickets.append(engine.submit(job, partial(self._hear, i)))
+                self.tickets.append(engine.submit(job, partial(self._hear, i), owner=(client, id(self))))
         except Exception:
             self.close()
             raise

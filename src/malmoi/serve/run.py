@@ -14,6 +14,7 @@ from malmoi.errors import MalmoiError
 from malmoi.serve.guard import PATIENCE, Gate
 from malmoi.serve.registry import Registry
 from malmoi.serve.settings import ServeConfig
+from malmoi.serve.work import Workshop
 
 LINGER = 0.3  # seconds in which those who had connected still hear that the server has stopped
 FORCED = 5  # seconds after which work that nobody can cancel is left
@@ -35,6 +36,7 @@ class Server(uvicorn.Server):
         )
         self.gate: Gate = app.state.gate
         self.registry: Registry = app.state.registry
+        self.work: Workshop = app.state.work
         self.patience = settings.timeout
         self.deadline = float("inf")
         self.silent: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
@@ -53,6 +55,7 @@ class Server(uvicorn.Server):
         if self.gate.stopping and not self.gate.inside:
             self.should_exit = True
         elif monotonic() > self.deadline:
+            self.work.close()
             await asyncio.to_thread(self.registry.close, drain=False)
             self.should_exit = True
         return await super().on_tick(counter)

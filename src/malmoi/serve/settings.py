@@ -19,11 +19,12 @@ class ServeConfig:
     queue: int = 256  # that may wait for a slot
     timeout: float = 300.0  # seconds that one request may take
     max_tokens: int = 4096  # that one request may ask for
+    max_read_tokens: int = 300_000  # that one request may have a model read, as for OpenAI's embeddings
     max_body: int = 4 * 2**20  # bytes of a request
     runs: Path | None = None  # training runs for the studio to show
 
     def __post_init__(self) -> None:
-        for name in ("slots", "queue", "timeout", "max_tokens", "max_body"):
+        for name in ("slots", "queue", "timeout", "max_tokens", "max_read_tokens", "max_body"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} must be above 0, not {getattr(self, name)}.")
         if not 0 <= self.port < 2**16:

@@ -1,7 +1,7 @@
 """What encoders and fine-tuned models say: vectors, masks filled, labels, names, answers, likelihoods."""
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -10,10 +10,12 @@ from fastapi import APIRouter, Request
 
 from malmoi.errors import UsageError
 from malmoi.infer import Model
-from malmoi.infer.ask import ask_about
+from malmoi.infer.ask import ask_about, label_prompt
 from malmoi.infer.embed import Array, vectors
 from malmoi.serve.asks import AnswerAsk, ClassifyAsk, EmbeddingAsk, FillAsk, NerAsk, ScoreAsk
 from malmoi.serve.completions import prompts_of
+from malmoi.serve.errors import ApiError
+from malmoi.serve.executor import checkpoint
 from malmoi.serve.orders import Order
 from malmoi.serve.registry import Served
 from malmoi.serve.replies import (
@@ -26,29 +28,37 @@ from malmoi.serve.replies import (
     ScoreReply,
     Usage,
 )
-from malmoi.serve.work import unless_gone
+from malmoi.serve.work import client_of, unless_gone
 from malmoi.tokenizer import Encoding
 
 router = APIRouter()
-AT_ONCE = 32  # texts after which a long list lets others have the model
-One = TypeVar("One")
 Found = TypeVar("Found")
 
 
 async def at_desk(request: Request, served: Served, task: Callable[[], Found]) -> Found:
-    """Has a model do something, one thing at a time, as long as the client is there."""
-    return await unless_gone(request.receive, request.app.state.work.do(served, task))
+    """Has a model do something, in turn with what others ask, as long as the client is there."""
+    return await unless_gone(request.receive, request.app.state.work.do(served, client_of(request), task))
 
 
-async def in_parts(
-    request: Request, served: Served, items: Sequence[One], task: Callable[[Sequence[One]], list[Found]]
-) -> list[Found]:
-    """The same for a long list, in turn with what others ask."""
-    found: list[Found] = []
-    for start in range(0, len(items), AT_ONCE):
-        some = items[start : start + AT_ONCE]
-        found += await at_desk(request, served, lambda some=some: task(some))  # type: ignore[misc]
-    return found
+def check_reading(request: Request, tokens: int, passes: int = 1) -> None:
+    """Refuses a request that would have the model read too many tokens, each of them `passes` times."""
+    most = request.app.state.settings.max_read_tokens
+    if tokens * passes > most:
+        total = f"{tokens:,} tokens × {passes} = {tokens * passes:,}" if passes > 1 else f"{tokens:,} tokens"
+        sentence = (
+            f"The model would have to read {total}, and this server reads {most:,} tokens at most for one request: "
+            "send it in parts."
+        )
+        raise ApiError(400, sentence, code="too_many_tokens")
+
+
+def count_tokens(model: Model, texts: Iterable[str]) -> int:
+    """The tokens of these texts, of each at most as many as the model reads."""
+    total = 0
+    for text in texts:
+        checkpoint()
+        total += min(len(model.tokenizer.encode(text).tokens), model.config.context)
+    return total
 
 
 # ------------------------------------------------------------------ vectors
@@ -62,14 +72,17 @@ async def embeddings(ask: EmbeddingAsk, request: Request) -> Any:
     if ask.dimensions not in (None, width):
         raise UsageError(f"The vectors of this model have {width} dimensions; others are not offered.")
 
-    def vector(texts: Sequence[Any]) -> list[tuple[Array, int]]:
-        read = [_encoding(served.model, text, ask.truncate) for text in texts]
-        found = vectors(served.model.network, read, tuple(ask.layers), ask.pool)
-        return [(one, len(encoding.tokens)) for one, encoding in zip(found, read, strict=True)]
+    def embed() -> tuple[list[Array], int]:
+        encodings = []
+        for text in prompts_of(ask.input):
+            checkpoint()
+            encodings.append(_encoding(served.model, text, ask.truncate))
+        tokens = sum(len(encoding.tokens) for encoding in encodings)
+        check_reading(request, tokens)
+        return vectors(served.model.network, encodings, tuple(ask.layers), ask.pool), tokens
 
-    found = await in_parts(request, served, prompts_of(ask.input), vector)
-    data = [Embedding(index=i, embedding=_written(one, ask.encoding_format)) for i, (one, _) in enumerate(found)]
-    read = sum(tokens for _, tokens in found)
+    found, read = await at_desk(request, served, embed)
+    data = [Embedding(index=i, embedding=_written(one, ask.encoding_format)) for i, one in enumerate(found)]
     return EmbeddingList(data=data, model=served.name, usage=Usage(prompt_tokens=read, total_tokens=read))
 
 
@@ -110,13 +123,17 @@ async def classify(ask: ClassifyAsk, request: Request) -> Any:
     served: Served = request.app.state.registry.get(ask.model)
     texts = _pairs(ask)
 
-    def label(some: Sequence[Any]) -> list[Any]:
+    def label() -> list[Any]:
         if ask.labels is None:
             _need(served, "classify", "give it labels to choose among")
-            return list(served.model.predict(list(some)))
-        return [served.model.classify(text, ask.labels, prompt=ask.prompt) for text in some]
+            verbalized = "words" in served.model.checkpoint.extra  # then each label's words are read after the text
+            passes = len(served.model.labels) if verbalized else 1
+            check_reading(request, count_tokens(served.model, _flat(texts)), passes)
+            return list(served.model.predict(texts))
+        _check_labels(ask, request, served.model)
+        return [served.model.classify(text, ask.labels, prompt=ask.prompt) for text in texts]
 
-    found = await in_parts(request, served, texts, label)
+    found = await at_desk(request, served, label)
     return ClassifyReply(model=served.name, data=[asdict(one) for one in found])  # type: ignore[misc]
 
 
@@ -132,13 +149,33 @@ def _pairs(ask: ClassifyAsk) -> list[Any]:
     return list(zip(texts, pairs, strict=True))
 
 
+def _check_labels(ask: ClassifyAsk, request: Request, model: Model) -> None:
+    """A GPT reads a text once for each label; a BERT once for each token of the labels, which is hidden."""
+    labels = ask.labels or []
+    texts = [ask.text] if isinstance(ask.text, str) else ask.text
+    masked = "mlm" in model.network.heads
+    passes = sum(len(model.tokenizer.encode(label, specials=False).tokens) for label in labels)
+    tokens = count_tokens(model, (f"{label_prompt(text, labels, ask.prompt)}{text}" for text in texts))
+    check_reading(request, tokens, passes if masked else len(labels))
+
+
+def _flat(texts: Sequence[Any]) -> Iterator[str]:
+    for text in texts:
+        yield from (text,) if isinstance(text, str) else text
+
+
 @router.post("/v1/ner", response_model=NerReply, tags=["Understand"])
 async def ner(ask: NerAsk, request: Request) -> Any:
     """The names in each text, or whatever else a tagger was fine-tuned to mark."""
     served: Served = request.app.state.registry.get(ask.model)
     _need(served, "tag", "serve one that was fine-tuned for tagging")
     texts = [ask.text] if isinstance(ask.text, str) else ask.text
-    found = await in_parts(request, served, texts, lambda some: list(served.model.predict(list(some))))
+
+    def mark() -> list[Any]:
+        check_reading(request, count_tokens(served.model, texts))
+        return list(served.model.predict(texts))
+
+    found = await at_desk(request, served, mark)
     return NerReply(model=served.name, data=[[asdict(span) for span in spans] for spans in found])  # type: ignore[misc]
 
 
@@ -148,7 +185,14 @@ async def answer(ask: AnswerAsk, request: Request) -> Any:
     served: Served = request.app.state.registry.get(ask.model)
     if "span" not in served.model.network.heads:
         return await _written_answer(ask, served, request)
-    found = await at_desk(request, served, lambda: served.model.predict((ask.question, ask.context)))
+
+    def find() -> Any:
+        # every window over a long context begins with the question again
+        check_reading(request, sum(len(served.model.tokenizer.encode(text).tokens) for text in asked))
+        return served.model.predict(asked)
+
+    asked = (ask.question, ask.context)
+    found = await at_desk(request, served, find)
     candidates = [AnswerReply.One(**asdict(one)) for one in found.candidates]
     place = {"start": found.start, "end": found.end, "score": found.score}
     return AnswerReply(model=served.name, answer=found.text, candidates=candidates, **place)
@@ -159,7 +203,7 @@ async def _written_answer(ask: AnswerAsk, served: Served, request: Request) -> A
     if ask.max_tokens > state.settings.max_tokens:
         raise UsageError(f"max_tokens is {ask.max_tokens}, and this server writes {state.settings.max_tokens} at most.")
     job = engine.job(ask_about(ask.question, ask.context), max_new_tokens=ask.max_tokens, temperature=0, stop="\n")
-    with Order(engine, [job], state.settings.timeout, state.metrics) as order:
+    with Order(engine, [job], state.settings.timeout, state.metrics, client_of(request)) as order:
         done = (await unless_gone(request.receive, order.whole()))[0]
     return AnswerReply(model=served.name, answer=done.text.strip(), start=None, end=None, score=None, candidates=[])
 
@@ -168,8 +212,12 @@ async def _written_answer(ask: AnswerAsk, served: Served, request: Request) -> A
 async def score(ask: ScoreAsk, request: Request) -> Any:
     """How likely a GPT finds each continuation of a context: natural logarithms, in all and token by token."""
     served: Served = request.app.state.registry.get(ask.model)
-    task = lambda some: served.model.score(ask.context, list(some))  # noqa: E731
-    found = await in_parts(request, served, ask.continuations, task)
+
+    def weigh() -> list[Any]:
+        check_reading(request, count_tokens(served.model, (ask.context + one for one in ask.continuations)))
+        return served.model.score(ask.context, ask.continuations)
+
+    found = await at_desk(request, served, weigh)
     return ScoreReply(model=served.name, data=[asdict(one) for one in found])  # type: ignore[misc]
 
 

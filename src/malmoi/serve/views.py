@@ -12,6 +12,7 @@ from malmoi.serve.asks import Ask, Token
 from malmoi.serve.registry import Registry
 from malmoi.serve.sights import beside, cost, curves, cuts, layers, looks, points, shots, spell
 from malmoi.serve.sights.about import About, about
+from malmoi.serve.understand import at_desk
 
 router = APIRouter(prefix="/studio", tags=["studio"])
 
@@ -97,9 +98,9 @@ def _registry(request: Request) -> Registry:
 
 
 async def _at_desk(request: Request, name: str | None, show: Any, *given: Any, **named: Any) -> Any:
-    """Shows something of a model, at that model's own desk."""
+    """Shows something of a model, at that model's own desk, as long as the client is there."""
     served = _registry(request).get(name)
-    return await request.app.state.work.do(served, partial(show, served.model, *given, **named))
+    return await at_desk(request, served, partial(show, served.model, *given, **named))
 
 
 @router.get("/about")
@@ -170,10 +171,9 @@ async def show_points(request: Request, body: PointsAsk) -> points.Points:
 async def show_beside(request: Request, body: BesideAsk) -> beside.Beside:
     """One word of a sentence, guessed by a GPT and by a BERT."""
     gpt, bert = (None if name is None else _registry(request).get(name) for name in (body.gpt, body.bert))
-    if gpt is None and bert is None:
+    first = gpt or bert
+    if first is None:
         raise UsageError("Name a GPT, a BERT or both.")
-    models = (None if one is None else one.model for one in (gpt, bert))
-    found: beside.Beside = await request.app.state.work.do(
-        gpt or bert, partial(beside.beside, body.text, body.place, *models)
-    )
+    models = [None if one is None else one.model for one in (gpt, bert)]
+    found: beside.Beside = await at_desk(request, first, partial(beside.beside, body.text, body.place, *models))
     return found

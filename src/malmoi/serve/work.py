@@ -1,14 +1,15 @@
-"""Work that takes long, done beside the event loop so that it never waits: one thread a model, and a bound."""
+"""Work that takes long, done beside the event loop so that it never waits: one executor a model, and a bound."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from starlette.requests import HTTPConnection
 from starlette.types import Receive
 
 from malmoi.infer.engine import Busy
 from malmoi.serve.errors import ApiError
+from malmoi.serve.executor import ModelExecutor
 from malmoi.serve.registry import Registry, Served
 from malmoi.serve.settings import ServeConfig
 
@@ -16,21 +17,21 @@ T = TypeVar("T")
 
 
 class Workshop:
-    """A desk for each model, with one worker: what a model keeps between calls needs no lock of its own."""
+    """An executor for each model: what a model keeps between calls needs no lock of its own."""
 
     def __init__(self, registry: Registry, settings: ServeConfig) -> None:
         self.settings = settings
-        self.desks = {name: ThreadPoolExecutor(1, f"malmoi-{name}") for name in registry.names}
+        self.desks = {one.name: ModelExecutor(one.name, one.model.network.trunk.blocks) for one in registry}
         self.waiting = dict.fromkeys(registry.names, 0)
 
-    async def do(self, served: Served, task: Callable[[], T]) -> T:
+    async def do(self, served: Served, client: str, task: Callable[[], T]) -> T:
         """What the task returns; `Busy` where too many wait, an error where it takes too long."""
         if self.waiting[served.name] >= self.settings.queue:
             raise Busy(f"{self.settings.queue} requests are waiting already; try again later.")
         self.waiting[served.name] += 1
         try:
             async with asyncio.timeout(self.settings.timeout):
-                return await asyncio.get_running_loop().run_in_executor(self.desks[served.name], task)
+                return await self.desks[served.name].run(client, task)
         except TimeoutError:
             raise too_late(self.settings.timeout) from None
         finally:
@@ -38,7 +39,12 @@ class Workshop:
 
     def close(self) -> None:
         for desk in self.desks.values():
-            desk.shutdown(wait=False, cancel_futures=True)
+            desk.close(ApiError(503, "The server is stopping and could not finish this.", code="stopping"))
+
+
+def client_of(request: HTTPConnection) -> str:
+    """Who asks, for sharing a model fairly: the machine that a request comes from."""
+    return request.client.host if request.client is not None else ""
 
 
 def too_late(seconds: float) -> ApiError:
@@ -53,7 +59,7 @@ async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return await task
-        raise ApiError(499, "The client went away.", code="gone")
+        raise ApiError(499, "The client went away, or asked for something else.", code="gone")
     finally:
         for one in (task, gone):
             one.cancel()
