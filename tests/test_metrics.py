@@ -7,7 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from malmoi import metrics
@@ -67,6 +67,30 @@ def test_a_correlation_keeps_its_figures_whatever_the_scale() -> None:
     for scale in (1e-200, 1e200):
         assert metrics.pearson(x * scale, x) == pytest.approx(1)
     assert metrics.spearman([1, 2, 2, 3], [10, 20, 20, 30]) == pytest.approx(1)
+
+
+@few
+@given(both(st.sampled_from([1.0, 2.0, 3.0, math.nan])))
+@pytest.mark.filterwarnings("ignore::scipy.stats.ConstantInputWarning")
+def test_what_is_no_number_is_not_ranked(pair: tuple[list[float], list[float]]) -> None:
+    from scipy.stats import spearmanr
+
+    gold, said = pair
+    assume(len(gold) > 1 and np.isnan([*gold, *said]).any())
+    assert math.isnan(spearmanr(gold, said)[0])
+    assert all(math.isnan(measure(gold, said)) for measure in (metrics.spearman, metrics.pearson, metrics.mse))
+
+
+def test_not_a_number_is_worse_than_any_number() -> None:
+    for name, worst in (("accuracy", 0.0), ("mse", 1e300)):
+        assert metrics.better(name, worst, math.nan)
+        assert not metrics.better(name, math.nan, worst)
+    assert math.isnan(metrics.pearson([1, 2], [1, math.inf]))
+    assert math.isnan(metrics.perplexity([math.nan, -1.0]))
+    assert metrics.perplexity([-1e4]) == math.inf
+    assert metrics.spearman([1, 2, 3], [1, 2, math.inf]) == pytest.approx(1)  # infinity has a rank
+    with pytest.raises(UsageError, match="question 2 is NaN"):
+        metrics.best_threshold([["a"], ["b"]], ["a", "b"], [0.0, math.nan])
 
 
 TAGS = st.sampled_from(["O", *(f"{mark}-{name}" for mark in "BIES" for name in ("PER", "LOC"))])

@@ -100,9 +100,12 @@ def matthews(gold: Labels, predicted: Labels) -> float:
 
 
 def pearson(gold: Numbers, predicted: Numbers) -> float:
-    """The linear correlation; 0 where one side never varies."""
+    """The linear correlation; 0 where one side never varies, NaN where a value is not a finite number."""
     _paired(gold, predicted)
-    a, b = (np.asarray(x, np.float64) - np.mean(np.asarray(x, np.float64)) for x in (gold, predicted))
+    a, b = (np.asarray(x, np.float64) for x in (gold, predicted))
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return math.nan
+    a, b = a - a.mean(), b - b.mean()
     largest = float(np.abs(a).max()), float(np.abs(b).max())
     if min(largest) <= 0:
         return 0.0
@@ -111,14 +114,17 @@ def pearson(gold: Numbers, predicted: Numbers) -> float:
 
 
 def ranks(values: Numbers) -> np.ndarray[Any, Any]:
-    """Places from 1; equal values share the mean of theirs."""
-    _, inverse, counts = np.unique(np.asarray(values, np.float64), return_inverse=True, return_counts=True)
+    """Places from 1; equal values share the mean of theirs. With a NaN among them none has a place: all are NaN."""
+    array = np.asarray(values, np.float64)
+    if np.isnan(array).any():
+        return np.full_like(array, math.nan)
+    _, inverse, counts = np.unique(array, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     return (last - (counts - 1) / 2)[inverse]
 
 
 def spearman(gold: Numbers, predicted: Numbers) -> float:
-    """The correlation of the ranks."""
+    """The correlation of the ranks; NaN where a value is NaN."""
     _paired(gold, predicted)
     return pearson(ranks(gold), ranks(predicted))
 
@@ -249,6 +255,10 @@ class Threshold:
 def best_threshold(gold: Golds, predicted: Sequence[str], null: Numbers, measure: str = "span_f1") -> Threshold:
     """SQuAD 2.0's search: with every answer given up at first, taken back from the surest on; the best sum wins."""
     _paired(gold, predicted)
+    _paired(gold, null)
+    missing = np.flatnonzero(np.isnan(np.asarray(null, np.float64)))
+    if len(missing):
+        raise UsageError(f"There is no best threshold: the score of question {missing[0] + 1} is NaN.")
     judge = {"span_f1": overlap, "span_exact": exact}[measure]
     has = [bool(golds) for golds in gold]
     score = best = float(sum(not h for h in has))
@@ -267,8 +277,9 @@ def best_threshold(gold: Golds, predicted: Sequence[str], null: Numbers, measure
 
 
 def perplexity(logprobs: Numbers) -> float:
-    """exp of the mean loss in nats."""
-    return math.exp(-float(np.mean(_some(logprobs))))
+    """exp of the mean loss in nats; infinite where that is more than a float holds."""
+    with np.errstate(over="ignore"):
+        return float(np.exp(-np.mean(_some(logprobs))))
 
 
 def bits_per_byte(logprobs: Numbers, text: str) -> float:
@@ -340,6 +351,13 @@ def judge(names: Sequence[str], gold: Sequence[Any], predicted: Sequence[Any]) -
     return {name: metric(name)(gold, predicted) for name in names}
 
 
+def goodness(name: str, value: float) -> float:
+    """The value of a measure so that more is better; NaN is the worst of all."""
+    if math.isnan(value):
+        return -math.inf
+    return -value if name in LOWER_IS_BETTER else value
+
+
 def better(name: str, a: float, b: float) -> bool:
     """Whether `a` is the better value of this measure."""
-    return a < b if name in LOWER_IS_BETTER else a > b
+    return goodness(name, a) > goodness(name, b)

@@ -9,6 +9,7 @@ from malmoi.errors import UsageError
 from malmoi.infer.likelihood import Row
 from malmoi.infer.prompt import encode_text, prompts_tokens
 from malmoi.infer.stems import token_logprobs
+from malmoi.metrics import perplexity
 from malmoi.model import Network
 from malmoi.tokenizer import Encoding, Tokenizer
 
@@ -78,8 +79,7 @@ def fit(row: Row, context: int) -> Row:
 
 def sliding_perplexity(network: Network, tokenizer: Tokenizer, text: str, stride: int | None) -> float:
     """exp of the mean negative log-probability of every token but the first."""
-    logprobs = _sliding(network, _long_text(tokenizer, text).tokens, stride)
-    return math.exp(-sum(logprobs) / len(logprobs))
+    return perplexity(_sliding(network, _long_text(tokenizer, text).tokens, stride))
 
 
 def sliding_bits_per_byte(network: Network, tokenizer: Tokenizer, text: str, stride: int | None) -> float:

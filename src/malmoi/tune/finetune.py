@@ -14,7 +14,7 @@ from malmoi.disk import alone, write_text
 from malmoi.errors import UsageError
 from malmoi.infer import Model
 from malmoi.infer.predict import Reading
-from malmoi.metrics import better, mean
+from malmoi.metrics import goodness, mean
 from malmoi.objectives import Objective, lm
 from malmoi.objectives.task import choose, classify, regress, span, tag
 from malmoi.tasks import Example, Task
@@ -219,10 +219,8 @@ def _may_be_unanswered(task: Task, examples: Sequence[Example]) -> bool:
 
 def _kept(runs: Sequence[Run], measure: str, *, best: bool) -> Run:
     """The best run of a grid; of several seeds the median one, which promises nothing that luck brought."""
-    ordered = sorted(runs, key=lambda run: run.outcome.metrics[measure])
-    if not best:
-        return ordered[(len(ordered) - 1) // 2]
-    return ordered[-1] if better(measure, 1.0, 0.0) else ordered[0]
+    ordered = sorted(runs, key=lambda run: goodness(measure, run.outcome.metrics[measure]))
+    return ordered[-1] if best else ordered[(len(ordered) - 1) // 2]
 
 
 def _tell(measure: str, runs: Sequence[Run]) -> None:
