@@ -31,6 +31,20 @@ class Execution:
     def half(self) -> bool:
         return self.dtype != torch.float32
 
+    def synchronize(self) -> None:
+        """Waits until the device has done what it was sent, so that a clock tells the truth."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        elif self.device.type == "mps":
+            torch.mps.synchronize()
+
+    def free_cache(self) -> None:
+        """Gives back memory that torch keeps for later."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        elif self.device.type == "mps":
+            torch.mps.empty_cache()
+
     @contextmanager
     def computing(self) -> Iterator[None]:
         """While this is open, products are in bf16 where that was chosen, and attention takes the fastest kernel."""
@@ -51,23 +65,47 @@ def _compile_pays(device: torch.device, c: TrainConfig) -> bool:
 
 
 @cache
-def matmul_rate(device: str, dtype: torch.dtype, size: int) -> float:
+def matmul_rate(execution: Execution, size: int) -> float:
     """FLOP/s of a square matrix product, measured: the ceiling that utilisation is stated against."""
-    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    wait: Callable[[], None] = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
+    a, b = (torch.randn(size, size, device=execution.device).to(execution.dtype) for _ in range(2))
     best = float("inf")
     for _ in range(4):
-        wait()
+        execution.synchronize()
         start = time.perf_counter()
         for _ in range(5):
             a @ b
-        wait()
+        execution.synchronize()
         best = min(best, (time.perf_counter() - start) / 5)
     return 2 * size**3 / best
 
 
 def ceiling(execution: Execution) -> float:
-    return matmul_rate(str(execution.device), execution.dtype, 8192 if execution.device.type == "cuda" else 1024)
+    return matmul_rate(execution, 8192 if execution.device.type == "cuda" else 1024)
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether the device's memory was too small: CUDA has a class for it, an Apple GPU only words."""
+    return isinstance(error, torch.OutOfMemoryError) or "MPS backend out of memory" in str(error)
+
+
+@contextmanager
+def thread_count(device: torch.device, recorded: int, say: Callable[[str], None]) -> Iterator[None]:
+    """While this is open, the processor computes with as many threads as the run was begun with.
+
+    Another number adds up in another order, and a resumed run would no longer be equal to the bit. A run that begins
+    takes torch's own number, but no more than the cores it may use.
+    """
+    before, cores = torch.get_num_threads(), this_machine().cores
+    count = min(recorded or before, cores) if device.type == "cpu" else before
+    if device.type == "cpu" and recorded > cores:
+        say(f"This run began with {recorded} threads and goes on with {cores}: its last digits may differ.")
+    if count != before:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        if count != before:
+            torch.set_num_threads(before)
 
 
 def flops_per_token(config: ModelConfig, weights: int, length: int) -> float:

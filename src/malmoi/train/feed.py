@@ -81,7 +81,7 @@ def _tensors(batch: Batch, length: int, device: torch.device) -> Tensors:
 
 
 def _send(tensor: Tensor, device: torch.device) -> Tensor:
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def batch_sizes(c: TrainConfig, step: int, steps: int, world: int) -> Iterator[int]:

@@ -24,9 +24,10 @@ class Voice:
         self._open = False  # whether the line that renews itself is on the screen
         self._last = -EVERY
 
-    def progress(self, text: str) -> None:
-        """How it goes: renewed on a terminal, a line every few seconds elsewhere."""
-        if self._quiet or time.monotonic() - self._last < (0.1 if self._live else EVERY):
+    def progress(self, text: str, *, now: bool = False) -> None:
+        """How it goes: renewed on a terminal, a line every few seconds elsewhere, or at once where it is `now`."""
+        early = time.monotonic() - self._last < (0.1 if self._live else EVERY)
+        if self._quiet or (early and not now):
             return
         self._last = time.monotonic()
         if self._live:
@@ -120,6 +121,11 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(int(max(0.0, seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def plural(count: float, noun: str) -> str:
+    """1 step, 2 steps, 1,000 steps, 0.5 minutes."""
+    return f"{count:,g} {noun}{'s' if count != 1 else ''}" if count < 1e6 else f"{count:,.0f} {noun}s"
 
 
 def bar(share: float, width: int = 24) -> str:

@@ -33,11 +33,19 @@ from malmoi.train.vocabulary import Origin, vocabulary
 
 FEW = 3  # files that are described one by one
 FREE = {"steps", "tokens", "minutes", "save_every", "keep", "valid_every", "valid_batches", "log_every"}
-FREE |= {"prompt", "micro", "compile", "parallel", "tensorboard"}  # train settings that may change between resumes
+FREE |= {
+    "fit_batch",
+    "prompt",
+    "micro",
+    "compile",
+    "parallel",
+    "tensorboard",
+}  # train settings that may change between resumes
 
 
 def prepare(recipe: Recipe, origin: Origin, out: Path, group: Group) -> Run:
     """The run, up to its first step. The first process writes; the others read what it wrote."""
+    recipe = _with_fitted_batch(recipe, out)
     check_request(recipe, group)
     readers: list[Reader] = []
     if group.first:
@@ -146,6 +154,17 @@ def _remember(recipe: Recipe, out: Path) -> None:
                 "give those again to go on with it, or name another folder."
             )
     write_text(path, recipe.to_json())
+
+
+def _with_fitted_batch(recipe: Recipe, out: Path) -> Recipe:
+    """The recipe with the batch that its run in this folder was fitted to; one that a user named stays his."""
+    path = out / "recipe.json"
+    if not recipe.train.fit_batch or not path.is_file():
+        return recipe
+    before = read_recipe(path).train
+    if not before.fit_batch:
+        return recipe
+    return replace(recipe, train=replace(recipe.train, batch=before.batch, batch_start=before.batch_start))
 
 
 def read_recipe(path: Path) -> Recipe:

@@ -22,6 +22,8 @@ from malmoi.train.stop import Stopped
 from malmoi.train.trainer import Trainer
 from malmoi.train.vocabulary import Origin
 
+BUDGETS = {f"train.{name}" for name in ("steps", "tokens", "minutes")}
+
 
 def pretrain(
     recipe: str | Recipe,
@@ -79,7 +81,9 @@ def resolve(recipe: str | Recipe, overrides: Mapping[str, Any]) -> Recipe:
     """A recipe by name or file, with its overrides; a new budget takes the place of the recipe's own."""
     chosen = _find(recipe) if isinstance(recipe, str) else recipe
     paths = {_path(chosen, name): value for name, value in overrides.items() if value is not None}
-    if paths.keys() & {f"train.{n}" for n in ("steps", "tokens", "minutes")}:
+    if "train.batch" in paths:
+        paths = {"train.fit_batch": False, **paths}
+    if paths.keys() & BUDGETS:
         chosen = replace(chosen, train=replace(chosen.train, steps=0, tokens=0, minutes=0.0))
     return chosen.override(paths).check()
 
@@ -87,7 +91,7 @@ def resolve(recipe: str | Recipe, overrides: Mapping[str, Any]) -> Recipe:
 def _find(name: str) -> Recipe:
     """A recipe by its name, or from the recipe.json of a file or a run's folder."""
     if not name.endswith(".json") and not (Path(name) / "recipe.json").is_file():
-        return named_recipe(name)
+        return named_recipe(name).override({"train.fit_batch": True})  # the paper's batch is for the paper's machine
     path = Path(name) if name.endswith(".json") else Path(name) / "recipe.json"
     if not path.is_file():
         raise UsageError(f"There is no recipe file {path}.")

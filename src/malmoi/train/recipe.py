@@ -42,6 +42,7 @@ class TrainConfig(Config):
     tokens: int = 0
     minutes: float = 0.0
     batch: int = 32  # sequences a step, all processes together
+    fit_batch: bool = False  # a smaller batch where the minutes would hold too few updates
     batch_start: int = 0  # the batch grows from here …
     batch_ramp: float = 0.0  # … over this share of the budget
     optimizer: Literal["adamw", "muon"] = "adamw"

@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 from malmoi.train.recipe import TrainConfig
 
+MOST_WARMUP = 0.1  # of the expected updates: 45 steps with a warm-up of 100 would never reach half their rate
+
 Shape = Callable[[float, TrainConfig], float]  # (progress after the warm-up in [0, 1], settings) → [floor, 1]
 
 
@@ -30,12 +32,24 @@ def constant(progress: float, c: TrainConfig) -> float:
 SCHEDULES: dict[str, Shape] = {"linear": linear, "cosine": cosine, "wsd": wsd, "constant": constant}
 
 
-def rate(step: int, progress: float, c: TrainConfig) -> float:
-    """The rate's share at this step: up over the warm-up (a share of the budget, some steps at least), then down."""
+def warmup_steps(c: TrainConfig, expected: int) -> float:
+    """Steps of the warm-up: the recipe's, but at most a tenth of the updates that the budget is expected to hold."""
+    return min(c.warmup_steps, max(1.0, MOST_WARMUP * expected)) if expected else c.warmup_steps
+
+
+def rate(step: int, progress: float, c: TrainConfig, expected: int = 0) -> float:
+    """The rate's share at this step: up over the warm-up (a share of the budget, some steps at least), then down.
+
+    `expected` updates fit into the budget (0: not known). Where that was a guess and proved too high, the used share of
+    the budget ends the warm-up instead of the count of steps.
+    """
+    steps = warmup_steps(c, expected)
+    share = steps / expected if expected else 0.0
     warm = min(
         1.0,
-        (step + 1) / c.warmup_steps if c.warmup_steps else 1.0,
+        max((step + 1) / steps, progress / share if share else 0.0) if steps else 1.0,
         (progress + 1e-9) / c.warmup if c.warmup else 1.0,
     )
-    after = max(0.0, progress - c.warmup) / max(1e-9, 1 - c.warmup)
+    start = max(c.warmup, share)
+    after = max(0.0, progress - start) / max(1e-9, 1 - start)
     return max(warm, 1e-3) * SCHEDULES[c.schedule](min(1.0, after), c)

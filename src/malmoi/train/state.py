@@ -45,6 +45,9 @@ class Position:
     rollbacks: int = 0  # spikes close to one another
     spiked: int = 0  # the step of the last one
     valid_loss: float | None = None
+    expected: int = 0  # updates that a budget in minutes was measured to hold
+    compiled: bool | None = None  # whether steps are compiled; none: not yet decided
+    threads: int = 0  # of the processor; sums in another order differ in their last bits
 
 
 def tensors_of(network: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, Tensor]:

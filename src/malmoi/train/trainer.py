@@ -3,22 +3,35 @@
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from malmoi.disk import write_text
 from malmoi.errors import MalmoiError
 from malmoi.model import Network, parameters
 from malmoi.objectives import Objective, count_labels, objective
 from malmoi.objectives.distil import Teaching
-from malmoi.train.device import Execution, ceiling, choose_execution, compile_for, first_micro, flops_per_token, release
+from malmoi.train.device import (
+    Execution,
+    ceiling,
+    choose_execution,
+    compile_for,
+    first_micro,
+    flops_per_token,
+    is_out_of_memory,
+    release,
+    thread_count,
+)
 from malmoi.train.feed import Feed, Micro, Tensors, batch_sizes
 from malmoi.train.judge import Judge
 from malmoi.train.log import Log, bar, clock, read_rows
 from malmoi.train.optim import make_optimizers, set_rate
+from malmoi.train.pace import Pace, WorkClock
 from malmoi.train.parallel import Group, spread, syncing
 from malmoi.train.recipe import Recipe
 from malmoi.train.schedule import rate
@@ -32,6 +45,10 @@ SPIKE = 8.0  # standard deviations above the running mean, and …
 SPIKE_NATS = 1.0  # … so much at least
 SPIKE_AFTER = 100  # steps: before that the loss falls too fast to judge
 MOST_SECONDS = 300.0  # between two saves, whatever save_every says
+LOOK_SECONDS = 1.0  # between two looks at the loss: something moves on the screen
+ROWS = 20  # of metrics.jsonl at least, however short the run
+PROBE_SECONDS = 0.3  # a pass that takes so long tells how fast this machine is
+COMPILED_PAYS = 0.95  # of an eager step's time, or less
 
 
 @dataclass(frozen=True)
@@ -53,7 +70,8 @@ class Budget:
         return cls(max(1, math.ceil(c.tokens / (per_step * grown))), 0.0)
 
     def progress(self, position: Position) -> float:
-        return position.step / self.steps if self.steps else position.seconds / self.seconds
+        used = position.step / self.steps if self.steps else position.seconds / self.seconds
+        return min(1.0, used)
 
 
 class Trainer:
@@ -83,32 +101,161 @@ class Trainer:
         self.optimizers = make_optimizers(network, self.config)
         self.position = Position(positions=[0] * len(feeds))
         self.log = Log(out, self.config, first=group.first)
-        share = max(1, self.config.batch // group.world)
-        fits = first_micro(network.config, max(f.length for f in feeds), share, group.device)
-        self.micro = self.config.micro or group.least(fits)  # all processes make the same passes
+        self.micro = self._first_micro()
+        self.clock = WorkClock()
+        self._looked = 0.0  # seconds at the last look at the loss
         self._pending: list[tuple[int, dict[str, Tensor]]] = []  # losses not yet looked at, and of which phase
-        self._mark = (0, 0.0)  # tokens and time at the last row: the speed is told by them
+        self._mark = (0, 0.0)  # tokens and seconds at the last row: the speed is told by them
         self._weights = parameters(network)
+
+    def _first_micro(self) -> int:
+        share, longest = max(1, self.config.batch // self.group.world), max(feed.length for feed in self.feeds)
+        fits = first_micro(self.network.config, longest, share, self.group.device)
+        return self.config.micro or self.group.least(fits)  # all processes make the same passes
 
     @property
     def state_root(self) -> Path:
         return self.out / "train_state"
 
+    @property
+    def expected(self) -> int:
+        """Updates of the whole run: known, or measured where the budget is in minutes."""
+        return self.budget.steps or self.position.expected
+
+    @property
+    def _log_every(self) -> int:
+        return min(self.config.log_every, max(1, self.expected // ROWS))
+
     # ------------------------------------------------------------------ the loop
 
     def fit(self) -> dict[str, float]:
         """Trains until the budget is used; returns the last validation. Stopped by a signal, it saves first."""
-        self._resume()
-        self._began = time.monotonic() - self.position.seconds
-        self._saved_at = time.monotonic()
         with StopSignals() as self._stop:
-            while self.budget.progress(self.position) < 1:
-                self._phase()
-            metrics = self._validate()
-            self.save()
+            self._resume()
+            with thread_count(self.group.device, self.position.threads, self.log.say):
+                self._calibrate()
+                self.position.threads = torch.get_num_threads()
+                metrics = self._train()
         release(self.judge)
         self.log.close()
         return metrics
+
+    def _train(self) -> dict[str, float]:
+        self.clock = WorkClock(self.position.seconds)
+        self._saved_at = time.monotonic()
+        self._mark = (self.position.tokens, 0.0)
+        if self.budget.progress(self.position) < 1:
+            compiling = "Compiling (once, about 20 s) and t" if self.execution.compiled else "T"
+            self.log.progress(f"{compiling}aking the first step …", now=True)
+        while self.budget.progress(self.position) < 1:
+            self._phase()
+        metrics = self._validate()
+        self.save()
+        return metrics
+
+    # ------------------------------------------------------------------ before the first step
+
+    def _calibrate(self) -> None:
+        """Decides by a measured step what no recipe can know: whether compiling pays, and what the minutes hold.
+
+        What was measured is undone by reading the saved state back; a run that goes on keeps what was decided.
+        """
+        p, cpu = self.position, self.group.device.type == "cpu"
+        if cpu and p.compiled is not None and self.config.compile is None:
+            self._compile_or_not(p.compiled)
+        probing = cpu and self.execution.compiled and self.config.compile is None and p.compiled is None
+        timing = bool(self.budget.seconds) and not p.expected
+        if self.budget.progress(p) < 1 and (probing or timing):
+            self.log.progress("Measuring a step …", now=True)
+            pace = self._measured_pace(probing=probing)
+            self._restore()
+            if timing:
+                self._fit_batch(pace)
+        self.position.compiled = self.execution.compiled if cpu else None
+
+    def _measured_pace(self, *, probing: bool) -> Pace:
+        """How fast a step is, compiled where that pays."""
+        if not probing:
+            return self._measure(compiled=self.execution.compiled)
+        eager = self._measure(compiled=False)
+        self.log.say("Compiling (once, about 20 s) to see whether it pays …")
+        compiled = self._measure(compiled=True)
+        pays = compiled.sequence < COMPILED_PAYS * eager.sequence
+        self._compile_or_not(pays)
+        return compiled if pays else eager
+
+    def _compile_or_not(self, compiled: bool) -> None:
+        execution = replace(self.execution, compiled=compiled)
+        if execution != self.execution:
+            release(self.judge)
+            compile_for(execution, self.judge, dynamic=self.recipe.objective != "lm")
+            self.execution = execution
+
+    def _measure(self, *, compiled: bool) -> Pace:
+        """The time of a pass and of an update, from as few sequences as tell it."""
+        try:
+            took, size = self._timed_passes(compiled=compiled)
+            self._timed_update()  # moments are allocated with the first
+            optimizer = self._timed_update()
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            self._shrink()
+            return self._measure(compiled=compiled)
+        for each in self.optimizers:
+            each.zero_grad(set_to_none=True)
+        slowest = self.group.most(torch.tensor([optimizer, took / size], device=self.group.device))
+        update, sequence = slowest.tolist()
+        return Pace(update, sequence, self.budget.seconds, self.recipe.phases, self.group.world)
+
+    def _timed_passes(self, *, compiled: bool) -> tuple[float, int]:
+        """Seconds of a pass, and its sequences: more and more of them until it takes long enough to time."""
+        size = self.micro if compiled else 1  # a compiled pass is of one size only
+        with nullcontext() if compiled else torch.compiler.set_stance("force_eager"):
+            self._timed_pass(size)  # first allocations, compilation
+            took = self._timed_pass(size)
+            while took < PROBE_SECONDS and 2 * size <= self.micro:
+                size *= 2
+                took = self._timed_pass(size)
+        return took, size
+
+    def _timed_pass(self, size: int) -> float:
+        tensors = self.feeds[0].micro(self.group.rank * size, size, self.group.device).tensors
+        self.execution.synchronize()
+        began = time.perf_counter()
+        counts = self._counts([tensors])
+        with self.execution.computing():
+            loss, _ = self.call(tensors, counts)
+        loss.backward()
+        self.execution.synchronize()
+        return time.perf_counter() - began
+
+    def _timed_update(self) -> float:
+        """An update by the gradients as they are."""
+        began = time.perf_counter()
+        if self.config.clip:
+            torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.clip)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.execution.synchronize()
+        return time.perf_counter() - began
+
+    def _fit_batch(self, pace: Pace) -> None:
+        """Takes a smaller batch where the minutes would hold too few updates and the user named none."""
+        asked = self.config.batch
+        batch = pace.fitting(asked) if self.config.fit_batch else asked
+        if batch != asked:
+            start = min(self.config.batch_start, batch)
+            self.config = replace(self.config, batch=batch, batch_start=start)
+            self.recipe = replace(self.recipe, train=self.config)
+            self.micro = self._first_micro()
+            if self.group.first:
+                write_text(self.out / "recipe.json", self.recipe.to_json())
+        self.position.expected = pace.updates(batch)
+        if said := pace.sentence(self.recipe.name, asked, batch):
+            self.log.say(said)
+
+    # ------------------------------------------------------------------ steps
 
     def _phase(self) -> None:
         """Steps of one phase, until it ends, the budget ends, or a spike takes the run back."""
@@ -127,9 +274,12 @@ class Trainer:
     def _one(self, micros: list[Micro], phase: int, size: int) -> None:
         try:
             losses = self.step([micro.tensors for micro in micros])
-        except torch.cuda.OutOfMemoryError:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             self._shrink()
             return
+        self.clock.step()
         p = self.position
         p.step += 1
         p.positions[phase] += size
@@ -141,7 +291,7 @@ class Trainer:
         """One update: the gradients of every micro-batch as their share of the whole, clipped, applied."""
         c, p = self.config, self.position
         torch.manual_seed(_mix(c.seed, p.step, self.group.rank))  # dropout is a function of the step
-        set_rate(self.optimizers, rate(p.step, self.budget.progress(p), c))
+        set_rate(self.optimizers, rate(p.step, self.budget.progress(p), c, self.expected))
         counts = self._counts(micros)
         total: dict[str, Tensor] = {}
         for i, micro in enumerate(micros, 1):
@@ -178,7 +328,7 @@ class Trainer:
         self.micro = max(1, self.micro // 2)
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        torch.cuda.empty_cache()
+        self.execution.free_cache()
         self.log.say(f"The batch does not fit into memory; taking {self.micro} sequences in one pass.")
 
     def _phase_number(self) -> int:
@@ -197,23 +347,28 @@ class Trainer:
         asked = self._agree()
         done = self.budget.progress(p) >= 1
         saving = done or asked or self._save_is_due()
-        due = saving or p.step % c.log_every == 0 or self.group.device.type == "cpu"
-        if due and not self._look(phase):
+        validating = bool(c.valid_every) and p.step % c.valid_every == 0 and not done
+        if (saving or validating or self._look_is_due()) and not self._look(phase):
             return
         if saving and not sound(self.network, self.group):  # the loss of this step came before its update
             self._roll_back(math.nan, phase)
             return
-        aside = time.monotonic()
-        if c.valid_every and p.step % c.valid_every == 0 and not done:
+        if validating:
             self._validate()
+            self.clock.lap("validation")
         if saving and not done:
             self.save()
-        tokens, since = self._mark
-        self._mark = (tokens, since + time.monotonic() - aside)  # the speed is that of training alone
+            self.clock.lap("save")
         if asked and not done:
             self.log.say(f"Stopped at step {p.step:,} and saved; the same command goes on from here.")
             self.log.close()
             raise Stopped(asked)
+
+    def _look_is_due(self) -> bool:
+        """A GPU is asked for its losses only now and then: until then it need not be waited for."""
+        if self.group.device.type == "cpu" or not self.clock.started:
+            return True
+        return self.position.step % self._log_every == 0 or self.position.seconds - self._looked >= LOOK_SECONDS
 
     def _save_is_due(self) -> bool:
         c, p = self.config, self.position
@@ -222,7 +377,7 @@ class Trainer:
 
     def _agree(self) -> int:
         """One clock for all processes, and the signal that asked any of them to stop, or 0."""
-        seconds, number = time.monotonic() - self._began, self._stop.number
+        seconds, number = self.clock.seconds, self._stop.number
         if self.group.world > 1:
             told = torch.tensor([seconds if self.group.first else 0.0, number], device=self.group.device)
             seconds, number = self.group.most(told.double()).tolist()
@@ -236,13 +391,20 @@ class Trainer:
         stacked = {name: torch.stack([losses[name] for losses in pending]) for name in pending[0]}
         table = torch.stack(list(stacked.values()))
         rows = (self.group.sum(table) / self.group.world).tolist()
+        first = not self.clock.started
+        self.clock.lap()
+        self._looked = self.position.seconds
         self._pending = []
         for number, loss in zip(phases, rows[0], strict=True):
             if self._spiked(loss, number):
                 self._roll_back(loss, phase)
                 return False
-        if self.position.step % self.config.log_every == 0 or self.budget.progress(self.position) >= 1:
-            self._row({name: sum(row) / len(row) for name, row in zip(stacked, rows, strict=True)}, phase)
+        done = self.budget.progress(self.position) >= 1
+        self.log.progress(self._line(rows[0][-1], phase), now=first or done)
+        if first:
+            self.clock.skip()  # the ceiling that utilisation is told by was measured
+        if self.position.step % self._log_every == 0 or done:
+            self._row({name: sum(row) / len(row) for name, row in zip(stacked, rows, strict=True)})
         return True
 
     def _spiked(self, loss: float, phase: int) -> bool:
@@ -272,27 +434,30 @@ class Trainer:
         self.log.resume(self.position.step)
         self.position.positions[phase], self.position.seconds = p.positions[phase], p.seconds
         self.position.rollbacks, self.position.spiked = rollbacks, p.step
+        self.position.expected, self.position.compiled, self.position.threads = p.expected, p.compiled, p.threads
         back = f"back to step {self.position.step:,}, skipping what led there"
         self.log.say(f"The loss went to {loss:g} at step {p.step:,}: {back}.")
 
-    def _row(self, losses: Mapping[str, float], phase: int) -> None:
-        p, progress = self.position, self.budget.progress(self.position)
-        now = time.monotonic()
-        before_tokens, before = self._mark
-        speed = (p.tokens - before_tokens) / (now - before) if now > before else 0.0
-        self._mark = (p.tokens, now)
-        learning = self.config.lr * rate(p.step, progress, self.config)
+    def _row(self, losses: Mapping[str, float]) -> None:
+        p, speed = self.position, self._speed()
+        self._mark = (p.tokens, self.clock.training)
+        learning = self.config.lr * rate(p.step, self.budget.progress(p), self.config, self.expected)
         extra = {name: round(value, 5) for name, value in losses.items() if name != "loss" and len(losses) > 2}
         loss = round(losses["loss"], 5)
         row = dict(step=p.step, tokens=p.tokens, seconds=round(p.seconds, 3), loss=loss, lr=learning)
         self.log.row(**row, tokens_per_second=round(speed, 1), **extra)
-        self.log.progress(self._line(losses["loss"], speed, phase))
 
-    def _line(self, loss: float, speed: float, phase: int) -> str:
-        p, progress = self.position, self.budget.progress(self.position)
+    def _speed(self) -> float:
+        """Tokens a second of training alone since the last row."""
+        tokens, seconds = self._mark
+        return (self.position.tokens - tokens) / max(1e-9, self.clock.training - seconds)
+
+    def _line(self, loss: float, phase: int) -> str:
+        p, speed, progress = self.position, self._speed(), self.budget.progress(self.position)
         length = self.feeds[phase].length
         used = flops_per_token(self.network.config, self._weights, length) * speed / ceiling(self.execution)
-        left = p.seconds / max(progress, 1e-9) * (1 - progress)
+        steps = self.budget.steps - p.step
+        left = steps * self.clock.usual_step if self.budget.steps else self.budget.seconds - p.seconds
         return (
             f"{bar(progress, 16)} {progress:4.0%}  {clock(left)} left  step {p.step:,}  loss {loss:.3f}  "
             f"{speed:,.0f} tok/s  {used / self.group.world:.0%} of the machine"
@@ -323,7 +488,7 @@ class Trainer:
 
     def save(self) -> None:
         """The state of training, then the checkpoint a user opens; old states go, the best stays."""
-        self.position.seconds = time.monotonic() - self._began if self.group.world == 1 else self.position.seconds
+        self.position.seconds = self.clock.seconds if self.group.world == 1 else self.position.seconds
         save_state(self.state_root, self.position, tensors_of(self.network, self.optimizers), self.group)
         self.position.valid_loss = None  # it was of this state only
         if self.group.first:
@@ -348,7 +513,7 @@ class Trainer:
         if folder is None:  # from now on there is always a state to go back to
             folder = save_state(self.state_root, self.position, tensors_of(self.network, self.optimizers), self.group)
         self.position = load_state(folder, self.network, self.optimizers)
-        self._mark = (self.position.tokens, time.monotonic())
+        self._mark = (self.position.tokens, self.clock.training)
         self.network.train()
 
 
