@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+import subprocess
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -277,6 +278,40 @@ def test_a_server_that_is_busy_or_gone_is_said_so_too(browser: Any, models: dict
     visitor.page.locator("textarea").fill("the [MASK] is")
     told(visitor, "서버에 물어볼 수 없습니다", "Failed to fetch")
     visitor.context.close()
+
+
+@in_browser
+def test_what_is_computed_anew_looks_old_until_then(visitor: Visitor) -> None:
+    page = visitor.visit("lens", text="the state of")
+    view, status = page.locator("#view"), page.locator("#status")
+    expect(view).not_to_have_class("stale")
+    held: list[Any] = []
+    page.route("**/studio/lens", held.append)
+    with page.expect_request("**/studio/lens"):
+        page.locator("textarea").fill("the union is")
+    page.mouse.wheel(0, 5000)
+    expect(view).to_have_class("stale")
+    expect(status).to_have_text("Working…")
+    expect(status).to_be_in_viewport()
+    page.unroute("**/studio/lens")
+    held[0].continue_()
+    visitor.done()
+    expect(view).not_to_have_class("stale")
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no Node on this machine")
+def test_a_page_gives_up_what_is_old_and_asks_a_slow_model_less_often(tmp_path: Path) -> None:
+    shutil.copytree(STUDIO / "js", tmp_path, dirs_exist_ok=True)
+    shutil.copy(Path(__file__).with_name("studio_page.js"), tmp_path)
+    (tmp_path / "package.json").write_text('{"type": "module"}', "utf-8")
+    ran = subprocess.run(["node", tmp_path / "studio_page.js"], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)
+    assert told["pauses"] == [300, 2000, 2000, 3000]  # ms after a key, by how long the last answer took
+    assert told["givenUp"]
+    assert told["runs"] == [1, 2, 3, 4, 5]
+    done, busy = {"status": "done", "stale": False}, {"status": "busy", "stale": True}
+    assert told["seen"] == [done, busy, done, busy, busy, done, busy, {"status": "failed", "stale": True}]
 
 
 def test_every_refusal_that_has_words_is_sent() -> None:

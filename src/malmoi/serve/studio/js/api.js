@@ -6,6 +6,11 @@ export class Refused extends Error {
   }
 }
 
+// Which tab asks, and in which of its runs: with a newer one the server gives up what the older ones asked.
+const TAB = crypto.getRandomValues(new Uint32Array(2)).join("-");
+let run = 0;
+export const newRun = () => (run += 1);
+
 export const get = (path, signal) => ask(path, { signal }).then((answer) => answer.json());
 export const post = (path, body, signal) => ask(path, sent(body, signal)).then((answer) => answer.json());
 
@@ -42,7 +47,7 @@ const sent = (body, signal) => ({
 
 async function ask(path, options) {
   const key = sessionStorage.getItem("malmoi.key");
-  const headers = { ...options.headers, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+  const headers = { ...options.headers, "X-Studio-Run": `${TAB}:${run}`, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
   const answer = await fetch(path, { ...options, headers });
   if (answer.ok) return answer;
   const said = await answer.json().catch(() => ({}));

@@ -16,7 +16,8 @@ async function show({ focus = false, keep = null } = {}) {
   const known = NAMES.includes(name) ? name : NAMES[0];
   const { default: view } = await import(`./views/${known}.js`);
   page?.close();
-  page = new Page(view, about, values, at("status"));
+  page = new Page(view, about, values, { status: at("status"), shown: at("view") });
+  at("view").classList.remove("stale");
   page.rebuild = () => show({ keep: document.activeElement?.id });
   page.say("");
   title(known);
