@@ -1,6 +1,8 @@
 """Using a model gives what transformers gives, whatever the batch, and text comes out whole."""
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -601,3 +603,26 @@ def test_the_best_spans_are_those_of_brute_force(shapes: list[tuple[int, int]], 
         n, inside = len(window.offsets), row[window.first :]
         every = {(2 * i, 2 * j + 1): float(inside[i, 0] + inside[j, 1]) for i in range(n) for j in range(i, n)}
         assert found == dict(sorted(every.items(), key=lambda item: -item[1])[:top])
+
+
+# ------------------------------------------------------------------ starting
+
+START = """
+import sys
+import malmoi
+gpt, bert = (malmoi.load(folder, device="cpu") for folder in sys.argv[1:])
+gpt.generate("the state", max_new_tokens=3)
+gpt.score("the state", " of the union")
+bert.fill("the [MASK] of the union")
+bert.embed("small words")
+print(*(name for name in ("torch._dynamo", "torch._inductor") if name in sys.modules))
+"""
+
+
+def test_no_model_waits_for_the_compiler_to_be_imported(gpt2_pair, bert_pair, tmp_path: Path) -> None:
+    folders = [tmp_path / "gpt", tmp_path / "bert"]
+    for (_, model), folder in zip((gpt2_pair, bert_pair), folders, strict=True):
+        model.save(folder)
+    ran = subprocess.run([sys.executable, "-c", START, *folders], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split() == []

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
-from malmoi.model import KVCache, Layout, Network, Trail, initialise, parameters, parse, preset
+from malmoi.model import KVCache, Layout, Network, Trail, initialise, parameters, parse, preset, without_weights
 from malmoi.model.families import albert, bert, gpt2, gpt3
 
 SIZES = {
@@ -44,7 +44,7 @@ SIZES = {
 
 @pytest.mark.parametrize(("name", "count"), SIZES.items())
 def test_every_preset_has_its_papers_number_of_weights(name: str, count: int) -> None:
-    with torch.device("meta"):
+    with without_weights():
         network = Network(preset(name), {}, pooler=name.startswith(("bert", "albert")))
     assert parameters(network) == count
 
@@ -273,3 +273,16 @@ def test_heads_of_a_gated_network_take_the_activation_of_its_gate() -> None:
     torch.testing.assert_close(told["mlm"], features @ network.trunk.embed.token.weight.T)
     detected = heads["detect"].linear(torch.nn.functional.silu(heads["detect"].dense(hidden)))
     torch.testing.assert_close(told["detect"], detected.squeeze(-1))
+
+
+def test_a_network_without_weights_has_shapes_tables_and_nothing_drawn() -> None:
+    config = gpt2(vocab=50, width=32, depth=2, heads=2, context=8, positions="rotary")
+    before = torch.get_rng_state()
+    with without_weights():
+        hollow = Network(config, {"lm": 0, "classify": 3})
+    assert torch.equal(torch.get_rng_state(), before)
+    drawn = Network(config, {"lm": 0, "classify": 3})
+    assert all(weight.is_meta for weight in hollow.parameters())
+    assert {k: v.shape for k, v in hollow.state_dict().items()} == {k: v.shape for k, v in drawn.state_dict().items()}
+    assert torch.equal(hollow.trunk.turns, drawn.trunk.turns)
+    assert drawn.trunk.blocks[0].mlp.up.weight.std() > 0  # outside, torch draws again

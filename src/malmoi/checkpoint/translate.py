@@ -11,7 +11,7 @@ from torch import Tensor
 from malmoi.checkpoint.table import Rule, Table
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError
-from malmoi.model import FeatureConfig, Network, initialise
+from malmoi.model import FeatureConfig, Network, initialise, without_weights
 from malmoi.model.heads import VOCABULARY
 
 
@@ -116,7 +116,7 @@ def _is_buffer(key: str) -> bool:
 def empty(
     config: ModelConfig, heads: Mapping[str, int], pooler: bool, features: FeatureConfig | None = None
 ) -> Network:
-    with torch.device("meta"):
+    with without_weights():
         return Network(config, heads, pooler=pooler, features=features)
 
 

@@ -49,16 +49,15 @@ def recipes(json: JsonOption = False) -> None:
 
 def _models() -> Iterator[dict[str, Any]]:
     """Every recipe's model, built without memory for its weights."""
-    import torch
 
-    from malmoi.model import Network, parameters
+    from malmoi.model import Network, parameters, without_weights
     from malmoi.train import RECIPES
 
     for name, make in RECIPES.items():
         recipe = make()
         config = recipe.model
         encoder = config.pool == "first"
-        with torch.device("meta"):
+        with without_weights():
             network = Network(config, {} if encoder else {"lm": 0}, pooler=encoder and config.pooler == "tanh")
         sizes = {field: getattr(config, field) for field in ("depth", "width", "heads", "context", "vocab")}
         objective = {"objective": recipe.objective}

@@ -6,6 +6,7 @@ from malmoi.model.features import FeatureConfig
 from malmoi.model.heads import Network, initialise, parameters
 from malmoi.model.patterns import PATTERNS, Layout, parse
 from malmoi.model.transformer import Trail, Transformer
+from malmoi.model.undrawn import without_weights
 
 __all__ = [
     "PATTERNS",
@@ -22,4 +23,5 @@ __all__ = [
     "parameters",
     "parse",
     "preset",
+    "without_weights",
 ]

@@ -6,11 +6,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from malmoi.machine import pick_device
-from malmoi.model import Network, parameters
+from malmoi.model import Network, parameters, without_weights
 from malmoi.objectives import objective
 from malmoi.objectives.linear_xent import PIECE
 from malmoi.train.device import ceiling, choose_execution, first_micro, flops_per_token
@@ -84,7 +83,7 @@ def resolved(recipe: Recipe, tokenizer: Path | None = None, start: str | Path | 
 
 def hollow(recipe: Recipe) -> Network:
     """The network without memory for its weights."""
-    with torch.device("meta"):
+    with without_weights():
         return Network(recipe.model, dict.fromkeys(objective(recipe.objective).heads, 0))
 
 
