@@ -303,7 +303,7 @@ def test_failures_outside_our_hands_are_sentences_too(call: Call, monkeypatch: p
         monkeypatch.setitem(sys.modules["malmoi.cli.info"].CHECKS, "disk", doctor_fails)
         return call("doctor")
 
-    refused(fails(OSError(28, "No space left on device", "/full")), 1, "No space left", "/full")
+    refused(fails(OSError(28, "No space left on device", "/full")), 1, "The disk is full", "/full")
     refused(fails(ZeroDivisionError("by zero")), 1, "ZeroDivisionError", "--debug")
     assert fails(KeyboardInterrupt()).code == 130
     fails(ValueError("x"))

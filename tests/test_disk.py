@@ -7,8 +7,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
-from malmoi.disk import alone, full_disk_told, write_json, written
+from malmoi.disk import (
+    LOCK,
+    DiskError,
+    alone,
+    explain_disk_errors,
+    output_folder,
+    scratch_folder,
+    write_json,
+    written,
+)
 from malmoi.errors import MalmoiError, UsageError
 
 
@@ -38,11 +48,56 @@ def test_a_folder_has_one_writer_who_clears_up_after_the_dead(tmp_path: Path) ->
         pass
 
 
-def test_a_full_disk_is_a_sentence_and_other_errors_stay() -> None:
-    with (
-        pytest.raises(MalmoiError, match="The disk is full: a did not fit"),
-        full_disk_told("a did not fit"),
-    ):
-        raise OSError(errno.ENOSPC, "")
-    with pytest.raises(FileNotFoundError), full_disk_told("a"):
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOSPC, ""), "The disk is full: a could not be written"),
+        (OSError(errno.EDQUOT, ""), "quota is used up: a could"),
+        (SafetensorError("I/O error: No space left on device (os error 28)"), "The disk is full: a could"),
+        (OSError("4640 requested and 360 written"), "The disk is full: a could"),
+        (OSError(errno.EIO, ""), "I/O error: a could not be read or written"),
+    ],
+)
+def test_what_a_disk_refuses_is_a_sentence(error: Exception, said: str) -> None:
+    with pytest.raises(DiskError, match=said), explain_disk_errors("a"):
+        raise error
+
+
+def test_other_errors_stay_as_they_are() -> None:
+    with pytest.raises(FileNotFoundError), explain_disk_errors("a"):
         raise FileNotFoundError
+    with pytest.raises(MalmoiError, match="^4 requested and 3 written$"), explain_disk_errors("a"):
+        raise MalmoiError("4 requested and 3 written")
+
+
+def test_a_folder_where_a_file_belongs_is_a_sentence(tmp_path: Path) -> None:
+    for name in (LOCK, f".a.{os.getpid()}.tmp"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(UsageError, match=r"\.lock is a folder, and a file is written there"), alone(tmp_path):
+        pass
+    (tmp_path / LOCK).rmdir()
+    with pytest.raises(UsageError, match=r"\.tmp is a folder"):
+        write_json(tmp_path / "a", {})
+    with alone(tmp_path):
+        assert (tmp_path / f".a.{os.getpid()}.tmp").is_dir()
+
+
+def test_a_new_folder_goes_if_it_cannot_be_filled_and_an_old_one_stays(tmp_path: Path) -> None:
+    for folder, stays in ((tmp_path / "new", False), (tmp_path, True)):
+        with pytest.raises(DiskError), output_folder(folder):
+            write_json(folder / "a.json", {})
+            raise OSError(errno.ENOSPC, "")
+        assert (folder / "a.json").exists() == stays
+
+
+def test_what_a_killed_writer_left_goes_with_the_next_output(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    child.wait()
+    (tmp_path / f".tokenizer.json.{child.pid}.tmp").touch()
+    (tmp_path / f".scratch-x.{child.pid}.tmp").mkdir()
+    theirs = [tmp_path / ".x.tmp", tmp_path / f".x.{child.pid}.tmp"]
+    for folder in theirs:
+        folder.mkdir()
+    with output_folder(tmp_path), scratch_folder(tmp_path):
+        pass
+    assert sorted(tmp_path.iterdir()) == sorted(theirs)

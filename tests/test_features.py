@@ -195,7 +195,7 @@ def test_states_that_cannot_be_written_leave_nothing_half(
     path = file_of("tagging", tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(states, "_write", half)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(MalmoiError, match="The disk is full"):
             finetune(model, "tagging", path, tmp_path / "o", path, features="last")
     (folder,) = (own_cache / "malmoi" / "states").iterdir()
     assert list(folder.iterdir()) == []

@@ -419,6 +419,6 @@ def test_saving_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(MalmoiError, match="No space left"):
+    with pytest.raises(MalmoiError, match="The disk is full"):
         trained("wordpiece").save(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -495,7 +495,7 @@ def test_a_full_disk_is_one_sentence_and_costs_nothing(
             raise error
 
         full.setattr("malmoi.train.state.save_file", refuse)
-        with pytest.raises(MalmoiError, match=r"could not be written .*(disk is full|I/O error).* same command again"):
+        with pytest.raises(MalmoiError, match=r"(disk is full|I/O error): .* could not be .*written.* same command again"):
             train("gpt", corpus, tmp_path, **settings)
     assert not list((tmp_path / "train_state").glob(".*"))
     train("gpt", corpus, tmp_path, **settings)

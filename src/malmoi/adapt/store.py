@@ -22,7 +22,7 @@ from malmoi.checkpoint import read as read_folder
 from malmoi.checkpoint.folder import read_json
 from malmoi.checkpoint.table import Table
 from malmoi.checkpoint.weights import read_file
-from malmoi.disk import replace_file, write_text
+from malmoi.disk import output_folder, replace_file, write_text
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.model import Network
 from malmoi.tokenizer import Tokenizer
@@ -55,14 +55,14 @@ def write_adapter(checkpoint: Checkpoint, base: Checkpoint, adapter: AdapterConf
     }
     told = {"labels": checkpoint.labels, "malmoi": checkpoint.extra, "base": fingerprint(base)}
     heads = {name: len(checkpoint.labels) for name in network.heads}
-    folder.mkdir(parents=True, exist_ok=True)
     contents = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    replace_file(folder / WEIGHTS, partial(save_file, contents, metadata={"format": "pt"}))
-    if checkpoint.tokenizer is not None:
-        checkpoint.tokenizer.save(folder)
-    for name, values in ((OURS, {"heads": heads, **told}), (CONFIG, config)):
-        write_text(folder / name, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
-    write_text(folder / "README.md", _card(config))
+    with output_folder(folder):
+        replace_file(folder / WEIGHTS, partial(save_file, contents, metadata={"format": "pt"}))
+        if checkpoint.tokenizer is not None:
+            checkpoint.tokenizer.save(folder)
+        for name, values in ((OURS, {"heads": heads, **told}), (CONFIG, config)):
+            write_text(folder / name, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+        write_text(folder / "README.md", _card(config))
 
 
 def _learnt(network: Network) -> set[str]:

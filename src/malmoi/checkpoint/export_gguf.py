@@ -1,6 +1,7 @@
 """A language model as a GGUF file, as llama.cpp's own converter would write it."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,17 +148,16 @@ def _write(
     path: Path, name: str, metadata: Mapping[str, Any], tensors: Iterator[tuple[str, Tensor]], dtype: str
 ) -> None:
     gguf = package()
-    writer = gguf.GGUFWriter(path, name)
-    for field, value in metadata.items():
-        _add(writer, field, value)
-    for called, tensor in tensors:
-        numbers = np.ascontiguousarray(tensor.detach().float().cpu().numpy())
-        kind = _packing(called, numbers, dtype)
-        writer.add_tensor(called, gguf.quants.quantize(numbers, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with closing(gguf.GGUFWriter(path, name)) as writer:
+        for field, value in metadata.items():
+            _add(writer, field, value)
+        for called, tensor in tensors:
+            numbers = np.ascontiguousarray(tensor.detach().float().cpu().numpy())
+            kind = _packing(called, numbers, dtype)
+            writer.add_tensor(called, gguf.quants.quantize(numbers, kind), raw_dtype=kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
 
 
 def _add(writer: Any, field: str, value: Any) -> None:

@@ -5,7 +5,6 @@ B batch, C choices, T tokens, I inputs of an LSTM.
 
 import json
 import logging
-import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from malmoi.checkpoint.folder import Checkpoint
-from malmoi.disk import replace_file
+from malmoi.disk import replace_file, scratch_folder
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.model import Network
 from malmoi.model.heads import POOLED
@@ -121,8 +120,8 @@ def export_onnx(checkpoint: Checkpoint, path: Path, dtype: str = "fp32") -> floa
     network = checkpoint.network.eval()
     _check(network, dtype)
     graph = Graph(network)
-    with _exporter(), tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-") as folder:
-        made = Path(folder) / path.name
+    with _exporter(), scratch_folder(path.parent) as folder:
+        made = folder / path.name
         program = _program(graph)
         _describe(program.model, checkpoint, graph)
         program.save(made, external_data=_size(network) > LARGEST)

@@ -18,7 +18,7 @@ from malmoi.checkpoint.table import Table
 from malmoi.checkpoint.translate import classes_of, empty, fill, from_hf, is_tied, to_hf
 from malmoi.checkpoint.weights import read_weights, write_weights
 from malmoi.config import ModelConfig
-from malmoi.disk import write_text
+from malmoi.disk import output_folder, write_text
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.model import FeatureConfig, Network
 from malmoi.model.int8 import is_quantized, quantize
@@ -92,17 +92,17 @@ def write(
         tensors = {k: v for k, v in tensors.items() if not (table is None and is_tied(k))}
     if packing is not None:
         tensors = packing.pack(tensors, network, table)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "adapter_config.json").unlink(missing_ok=True)  # a whole model takes an adapter's place
-    write_weights(tensors, folder, shard_bytes)
-    if checkpoint.tokenizer is not None:
-        checkpoint.tokenizer.save(folder)
-    generation = checkpoint.generation or _default_generation(checkpoint)
-    write_text(folder / "generation_config.json", json.dumps(generation, indent=2) + "\n")
     config = _config_json(checkpoint, table) | ({} if packing is None else packing.config_json(table))
-    write_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
-    if not (folder / "README.md").exists():
-        write_text(folder / "README.md", model_card(network, table.model_type if table else OWN))
+    with output_folder(folder):
+        (folder / "adapter_config.json").unlink(missing_ok=True)  # a whole model takes an adapter's place
+        write_weights(tensors, folder, shard_bytes)
+        if checkpoint.tokenizer is not None:
+            checkpoint.tokenizer.save(folder)
+        generation = checkpoint.generation or _default_generation(checkpoint)
+        write_text(folder / "generation_config.json", json.dumps(generation, indent=2) + "\n")
+        write_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+        if not (folder / "README.md").exists():
+            write_text(folder / "README.md", model_card(network, table.model_type if table else OWN))
 
 
 def table_for(network: Network, *, packed: bool = False) -> Table | None:

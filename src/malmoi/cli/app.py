@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from malmoi import __version__
+from malmoi.disk import disk_error
 from malmoi.errors import MalmoiError, UsageError, nearest
 
 # modules here; each adds its commands
@@ -136,6 +137,8 @@ def _sentence(error: Exception) -> str:
     if hasattr(error, "format_message"):  # typer's own: a missing option, a value of the wrong type
         context = getattr(error, "ctx", None)
         return f"{error.format_message().rstrip('.')}. See: {context.command_path if context else 'malmoi'} --help"
+    if explained := disk_error(error, "the output"):
+        return str(explained)
     if isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""
         return f"{error.strerror or error}{where}."

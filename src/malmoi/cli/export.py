@@ -8,6 +8,7 @@ import typer
 
 from malmoi.cli.app import add_group
 from malmoi.cli.inputs import ModelOption
+from malmoi.disk import output_folder
 from malmoi.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,9 +40,10 @@ def onnx(
         raise UsageError(f"{tokenizer} is there already; name another folder, or say --overwrite.")
     if checkpoint.tokenizer is None:
         print("note: the model has no tokenizer, so none is written beside the file.", file=sys.stderr)
-    far = export_onnx(checkpoint, out, dtype)
-    if checkpoint.tokenizer is not None:
-        checkpoint.tokenizer.save(out.parent)
+    with output_folder(out.parent):
+        far = export_onnx(checkpoint, out, dtype)
+        if checkpoint.tokenizer is not None:
+            checkpoint.tokenizer.save(out.parent)
     print(f"{out}: {_megabytes(out)}, scores at most {far:.1g} from ours")
 
 
@@ -57,7 +59,9 @@ def gguf(
     """
     from malmoi.checkpoint.export_gguf import export_gguf
 
-    export_gguf(_read(model, out, ".gguf", overwrite), out, dtype)
+    checkpoint = _read(model, out, ".gguf", overwrite)
+    with output_folder(out.parent):
+        export_gguf(checkpoint, out, dtype)
     print(f"{out}: {_megabytes(out)}")
 
 
@@ -77,7 +81,6 @@ def _read(model: str, out: Path, suffix: str, overwrite: bool) -> "Checkpoint":
     checkpoint = read(model, dtype=torch.float32)
     for note in checkpoint.notes:
         print(f"note: {note}", file=sys.stderr)
-    out.parent.mkdir(parents=True, exist_ok=True)
     return checkpoint
 
 

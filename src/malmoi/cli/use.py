@@ -17,6 +17,7 @@ from malmoi.cli.inputs import (
     pairs,
 )
 from malmoi.cli.show import one_line, print_json
+from malmoi.disk import written
 from malmoi.errors import UsageError
 
 
@@ -87,7 +88,7 @@ def _layers(text: str) -> tuple[int, ...]:
 def _save(path: Path, vectors: Any) -> None:
     import numpy as np
 
-    with path.open("wb") as file:
+    with written(path) as file:
         np.save(file, vectors, allow_pickle=False)
 
 

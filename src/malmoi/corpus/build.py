@@ -28,7 +28,7 @@ from malmoi.corpus.settings import CorpusConfig
 from malmoi.corpus.stages import Work, read_json
 from malmoi.corpus.tally import total
 from malmoi.corpus.workers import Job, work_on
-from malmoi.disk import alone, full_disk_told, write_json, written
+from malmoi.disk import alone, write_json, written
 from malmoi.errors import MalmoiError, UsageError
 
 STEPS = {
@@ -88,8 +88,8 @@ def build(
     plan = Plan(named(sources, config), list(good), files(against), Path(out), config, workers, say)
     _check(plan)
     record = plan.record()
-    room = f"{plan.out} needs up to three times the text while it is made"
-    with full_disk_told(room), alone(plan.out):
+    # while it is made it takes up to three times the text
+    with alone(plan.out):
         found = begin(plan.out, record, again=again)
         if "finished" in found:
             say(f"{plan.out} is finished; --again (again=True) would start it anew.")

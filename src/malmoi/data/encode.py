@@ -19,7 +19,7 @@ from malmoi.data.split import Documents, assign, cut
 from malmoi.data.store import FORMAT, Store, dtype_for
 from malmoi.data.words import Coder, Encoder
 from malmoi.data.words import coder as coder_for
-from malmoi.disk import alone, full_disk_told, write_json
+from malmoi.disk import alone, write_json
 from malmoi.errors import MalmoiError, UsageError
 
 BATCH = 8 << 20  # bytes of text between two entries of the journal
@@ -92,7 +92,7 @@ def build(
             f"valid={valid} is not a share of the documents: give a number from 0 up to, not including, 1."
         )
     plan = Plan(reader, tokenizer, Path(out), sentences, valid, seed, end)
-    with full_disk_told(f"the token store in {plan.out} could not grow"), alone(plan.out, wait=True):
+    with alone(plan.out, wait=True):
         how = _work(plan, progress or (lambda progress: None))
     return Stores(Store.open(plan.out / "train"), Store.open(plan.out / "valid"), how)
 

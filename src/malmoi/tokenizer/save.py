@@ -6,7 +6,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as Rust
 
-from malmoi.disk import write_text
+from malmoi.disk import output_folder, write_text
 from malmoi.errors import MalmoiError
 from malmoi.tokenizer import pipeline
 from malmoi.tokenizer.pipeline import State
@@ -23,9 +23,9 @@ def write(rust: Rust, settings: dict[str, Any], names: dict[str, str], folder: P
         "tokenizer.json": rust.to_str(pretty=True),
     }
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            write_text(folder / name, text)
+        with output_folder(folder):
+            for name, text in texts.items():
+                write_text(folder / name, text)
     except OSError as error:
         raise MalmoiError(f"The tokenizer cannot be written to {folder}: {error.strerror or error}.") from None
 

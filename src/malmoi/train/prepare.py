@@ -87,9 +87,6 @@ def _check_folder(out: Path) -> None:
     """A folder with a model that no run of ours made is somebody's: it is not written over."""
     if not (out / "recipe.json").is_file() and any(out.glob("*.safetensors")):
         raise UsageError(f"{out} holds a model that was not pre-trained here: name another folder.")
-    out.mkdir(parents=True, exist_ok=True)
-    for leftover in out.glob(".*.tmp"):  # of a run that was killed while it wrote
-        leftover.unlink(missing_ok=True)
 
 
 def _readers(recipe: Recipe, sources: list[str]) -> list[Reader]:

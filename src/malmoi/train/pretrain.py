@@ -6,10 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from malmoi.disk import alone
-from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.errors import UsageError, nearest
 from malmoi.infer import Model
 from malmoi.objectives.distil import Teaching
 from malmoi.train.parallel import joined
@@ -17,7 +15,6 @@ from malmoi.train.prepare import prepare, read_recipe
 from malmoi.train.recipe import Recipe
 from malmoi.train.recipes import recipe as named_recipe
 from malmoi.train.report import write_report
-from malmoi.train.state import is_full
 from malmoi.train.stop import Stopped
 from malmoi.train.trainer import Trainer
 from malmoi.train.vocabulary import Origin
@@ -61,13 +58,6 @@ def _fit(trainer: Trainer) -> None:
     except Stopped:
         _report(trainer)
         raise
-    except (OSError, SafetensorError) as error:
-        if not is_full(error):
-            raise
-        raise MalmoiError(
-            f"The disk is full: {trainer.out} could not be written. The last state is whole: make room and give the "
-            "same command again."
-        ) from error
     _report(trainer)
 
 

@@ -4,7 +4,6 @@ Every process writes the rows of the weights and of the optimizer that only it h
 `state.json` has a checksum of each file. Any number of processes can read it back. Nothing is unpickled.
 """
 
-import errno
 import json
 import math
 import os
@@ -21,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from malmoi.disk import explain_disk_errors
 from malmoi.errors import MalmoiError
 from malmoi.train.parallel import Group
 
@@ -70,9 +70,9 @@ def sound(network: nn.Module, group: Group) -> bool:
 def save_state(root: Path, position: Position, tensors: Mapping[str, Tensor], group: Group) -> Path:
     """Writes train_state/step-N beside, flushes it to the disk and renames it: it is whole or it is not there."""
     final, beside = root / f"step-{position.step}", root / f".step-{position.step}.tmp"
-    with _disk_errors(root, beside):
+    with explain_disk_errors(final), _removed_on_failure(beside):
         if group.first:
-            shutil.rmtree(beside, ignore_errors=True)
+            _remove(beside)
             beside.mkdir(parents=True)
         group.barrier()
         file = beside / f"rank-{group.rank:05}.safetensors"
@@ -87,23 +87,22 @@ def save_state(root: Path, position: Position, tensors: Mapping[str, Tensor], gr
     return final
 
 
-def is_full(error: Exception) -> bool:
-    """Whether this is what a full disk says, to Python or to safetensors."""
-    return getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error)
-
-
 @contextmanager
-def _disk_errors(root: Path, beside: Path) -> Iterator[None]:
-    """Turns what a disk refuses into a sentence, and gives back what a half-written state took."""
+def _removed_on_failure(beside: Path) -> Iterator[None]:
+    """Gives back what a half-written state took."""
     try:
         yield
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(beside, ignore_errors=True)
-        what = "the disk is full" if is_full(error) else getattr(error, "strerror", None) or str(error)
-        raise MalmoiError(
-            f"The state of training could not be written to {root}: {what}. The states before it are whole: "
-            "make room and give the same command again."
-        ) from error
+    except Exception:
+        _remove(beside)
+        raise
+
+
+def _remove(path: Path) -> None:
+    """A folder with all that is in it, or a file that has its name."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _publish(beside: Path, final: Path, position: Position, shapes: Mapping[str, list[int]]) -> None:

@@ -86,11 +86,11 @@ def learn(work: Work, settings: FinetuneConfig, out: Path, *, again: bool = Fals
     folders = [out] if len(variants) == 1 else [out / _called(settings, v) for v in variants]
     with alone(out):
         runs = [_run(work, v, folder, again=again) for v, folder in zip(variants, folders, strict=True)]
-    kept = _kept(runs, measure, best=settings.grid)
-    if len(runs) > 1:
-        _save(work, settings, kept.checkpoint, out)
-        _tell(measure, runs)
-    _finish(work, kept, runs, out)
+        kept = _kept(runs, measure, best=settings.grid)
+        if len(runs) > 1:
+            _save(work, settings, kept.checkpoint, out)
+            _tell(measure, runs)
+        _finish(work, kept, runs, out)
     every = tuple(run.outcome.metrics for run in runs)
     usable = read(out, device=work.device) if is_adapter(out) else kept.checkpoint
     return Result(kept.outcome.metrics, every, out, Model(usable), kept.steps)

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import IO, Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from malmoi.decode.batch import batches, inputs
+from malmoi.disk import scratch_folder
 from malmoi.errors import MalmoiError
 from malmoi.model import Network, Trail
 from malmoi.model.features import KEPT
@@ -102,13 +102,13 @@ def _compute(network: Network, rows: Sequence[TokenRow], layers: Sequence[int], 
     """Runs the trunk once over all rows and writes the layers, which appear in the folder only when they are whole."""
     folder.mkdir(parents=True, exist_ok=True)
     _check_room(folder, size * len(layers))
-    with TemporaryDirectory(dir=folder, prefix=".") as beside, ExitStack() as stack:
-        files = [stack.enter_context(_file(Path(beside), layer).open("wb")) for layer in layers]
+    with scratch_folder(folder) as beside, ExitStack() as stack:
+        files = [stack.enter_context(_file(beside, layer).open("wb")) for layer in layers]
         _write(network, rows, layers, files)
         for layer, file in zip(layers, files, strict=True):
             file.flush()
             os.fsync(file.fileno())
-            _file(Path(beside), layer).replace(_file(folder, layer))
+            _file(beside, layer).replace(_file(folder, layer))
     print(f"note: {size * len(layers) / 1e6:,.0f} MB of hidden states are kept in {folder}.", file=sys.stderr)
 
 
