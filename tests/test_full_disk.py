@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tiny_runs import WORDS, write_corpus
 
 from malmoi.adapt import AdapterConfig, attach, write_adapter
 from malmoi.checkpoint import Checkpoint, read, write
 from malmoi.cli import run
 from malmoi.model import Network, initialise, preset
 from malmoi.tokenizer import train
+from tiny_runs import WORDS, write_corpus
 
 SIZES = dict(context=32, width=32, depth=2, heads=2, dropout=0.0, attention_dropout=0.0)
 QUICK = "--set steps=2 --set batch=4 --set precision=fp32"
@@ -31,7 +31,8 @@ COMMANDS: dict[str, tuple[str, int]] = {
     "gguf": ("export gguf --model IN/gpt --out OUT/model/gpt.gguf", 30_000),
     "finetune": (f"finetune classification --data IN/rows.tsv --model IN/gpt --out OUT/model {QUICK}", 30_000),
     "adapter": (
-        f"finetune classification --data IN/rows.tsv --model IN/gpt --out OUT/model {QUICK} --adapter lora --set adapter.rank=8",
+        f"finetune classification --data IN/rows.tsv --model IN/gpt --out OUT/model {QUICK} --adapter lora "
+        "--set adapter.rank=8",
         5_000,
     ),
     "tokenizer": ("tokenizer train IN/text.txt --kind byte-bpe --vocab 400 --out OUT/model", 2_000),

@@ -495,7 +495,9 @@ def test_a_full_disk_is_one_sentence_and_costs_nothing(
             raise error
 
         full.setattr("malmoi.train.state.save_file", refuse)
-        with pytest.raises(MalmoiError, match=r"(disk is full|I/O error): .* could not be .*written.* same command again"):
+        with pytest.raises(
+            MalmoiError, match=r"(disk is full|I/O error): .* could not be .*written.* same command again"
+        ):
             train("gpt", corpus, tmp_path, **settings)
     assert not list((tmp_path / "train_state").glob(".*"))
     train("gpt", corpus, tmp_path, **settings)
@@ -628,8 +630,10 @@ def test_a_tokenizer_that_does_not_fit_the_start_is_refused(
     malmoi.tokenizer.train(["other words altogether"] * 9, kind="byte-bpe", vocab=270).save(other)
     with pytest.raises(UsageError, match="another tokenizer"):
         train("gpt", corpus, tmp_path / "b", start=whole["gpt"], tokenizer=other, steps=2)
-    with pytest.raises(UsageError, match="begun with another tokenizer"):
+    with pytest.raises(UsageError, match=r"holds another pre-training run \(of another tokenizer"):
         train("gpt", corpus, whole["gpt"], tokenizer=other, steps=20)
+    with pytest.raises(UsageError, match=r'holds another pre-training run \(name was "gpt2-small"\)'):
+        train("gpt", corpus, whole["gpt"], name="another", steps=20)
     with pytest.raises(UsageError, match="has no mlm head"):
         train("bert", corpus, tmp_path / "c", start=whole["gpt"], steps=2)
 

@@ -1,6 +1,5 @@
 """A student learns what a teacher says (Hinton et al. 2015): of a task's rows, or of text."""
 
-import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -13,12 +12,13 @@ from malmoi.compress.opened import open_whole
 from malmoi.compress.prune import with_layers
 from malmoi.compress.shrunk import Shrunk
 from malmoi.data import Store, Stores
-from malmoi.disk import write_text
+from malmoi.disk import make_folder
 from malmoi.errors import UsageError
 from malmoi.infer.predict import Reading
 from malmoi.model import Network, parameters
 from malmoi.objectives import objective
 from malmoi.objectives.distil import Teaching
+from malmoi.run_folder import RunFolder
 from malmoi.tasks import Task
 from malmoi.tasks import task as named_task
 from malmoi.tokenizer import Tokenizer
@@ -26,7 +26,7 @@ from malmoi.tokenizer.frame import framed, is_framed
 from malmoi.train.device import choose_execution
 from malmoi.train.judge import Judge
 from malmoi.train.parallel import join
-from malmoi.train.prepare import read_recipe
+from malmoi.train.prepare import DISTIL, read_recipe
 from malmoi.train.pretrain import pretrain
 from malmoi.train.recipe import DataConfig, Recipe
 from malmoi.train.samples import make_feeds
@@ -205,7 +205,7 @@ def _of_text(
             f"The student needs an {kind} head over {teacher.network.config.vocab:,} tokens, as its teacher has."
         )
     recipe = _recipe(teacher, pupil, kind)
-    _remember(out, memory(teaching))
+    _begin(out, memory(teaching))
     with TemporaryDirectory() as beside:
         write(pupil, beside)
         model = pretrain(recipe, data=data, out=out, start=beside, device=device, teaching=teaching, **changes)
@@ -235,13 +235,10 @@ def _recipe(teacher: Checkpoint, pupil: Checkpoint, kind: Literal["mlm", "lm"]) 
     return Recipe(name="distil", model=model, objective=kind, data=DataConfig(lengths=(length,)))
 
 
-def _remember(out: Path, record: Mapping[str, Any]) -> None:
-    """A run goes on only with the teacher that it began with."""
-    path = out / "distil.json"
-    if path.is_file() and json.loads(path.read_text("utf-8")) != record:
-        raise UsageError(f"{out} was begun with another teacher, soft or temperature: name another folder.")
-    out.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(record, indent=2) + "\n")
+def _begin(out: Path, record: Mapping[str, Any]) -> None:
+    """A run resumes only with the teacher that it began with."""
+    make_folder(out)
+    RunFolder(out, DISTIL, "distillation", unreadable={"teacher": "of another teacher"}).begin(record)
 
 
 def _shrunk(teacher: Checkpoint, student: Checkpoint, out: Path, metrics: Mapping[str, tuple[float, float]]) -> Shrunk:

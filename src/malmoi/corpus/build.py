@@ -19,7 +19,7 @@ from malmoi.corpus import mix, stages
 from malmoi.corpus.clean import clean, menus
 from malmoi.corpus.decontaminate import ExamSets
 from malmoi.corpus.dedup import duplicates
-from malmoi.corpus.folder import begin
+from malmoi.corpus.folder import begin, run_folder
 from malmoi.corpus.language import check as language_check
 from malmoi.corpus.named import Named, files, named
 from malmoi.corpus.quality import Scorer, some
@@ -30,6 +30,7 @@ from malmoi.corpus.tally import total
 from malmoi.corpus.workers import Job, work_on
 from malmoi.disk import alone, write_json, written
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.run_folder import FINISHED
 
 STEPS = {
     "clean": "clean",
@@ -91,11 +92,11 @@ def build(
     # while it is made it takes up to three times the text
     with alone(plan.out):
         found = begin(plan.out, record, again=again)
-        if "finished" in found:
+        if FINISHED in found:
             say(f"{plan.out} is finished; --again (again=True) would start it anew.")
         else:
-            write_json(plan.out / "corpus.json", record | {"finished": _work(plan)})
-            found = read_json(plan.out / "corpus.json")
+            run_folder(plan.out).finish(record, _work(plan))
+            found = run_folder(plan.out).read()
         shutil.rmtree(plan.work.folder, ignore_errors=True)
     return found
 

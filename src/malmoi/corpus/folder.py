@@ -5,28 +5,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from malmoi.corpus.stages import read_json
-from malmoi.disk import LOCK, write_json
+from malmoi.disk import LOCK
 from malmoi.errors import UsageError
+from malmoi.run_folder import RunFolder
+
+
+def run_folder(out: Path) -> RunFolder:
+    others = {name: f"of other {words}" for name, words in (("sources", "sources"), ("against", "test sets"))}
+    others["good"] = "of other good text"
+    return RunFolder(out, "corpus.json", "corpus", can_restart=True, unreadable=others)
 
 
 def begin(out: Path, record: Mapping[str, Any], *, again: bool) -> dict[str, Any]:
     """The folder's record: this build's, or the finished one; another build or strange files are refused."""
-    path = out / "corpus.json"
     if again:
         _forget(out)
-    before = read_json(path) if path.is_file() else {}
-    if not before and any(file.name != LOCK for file in out.iterdir()):
+    if not (out / "corpus.json").is_file() and any(file.name != LOCK for file in out.iterdir()):
         raise UsageError(f"{out} is not empty and holds no corpus; name another folder.")
-    if changed := [name for name, value in record.items() if before and before.get(name) != value]:
-        raise UsageError(
-            f"{out} holds another corpus (other {', '.join(changed)}): give the same again to go on with it, name "
-            "another folder, or start anew with --again (again=True)."
-        )
-    if not before:
-        write_json(path, record)
+    found = run_folder(out).begin(record)
     (out / "work").mkdir(exist_ok=True)
-    return before or dict(record)
+    return found
 
 
 def _forget(out: Path) -> None:

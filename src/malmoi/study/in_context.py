@@ -18,6 +18,7 @@ from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.incontext import Asking, evaluate
 from malmoi.infer import Model, load
 from malmoi.model import parameters
+from malmoi.run_folder import RunFolder
 from malmoi.study.curves import Cell, Found, picture, summary
 from malmoi.study.documents import Items, halves
 from malmoi.study.questions import questions
@@ -102,7 +103,7 @@ def _ready(plan: Plan) -> Items:
             "name more text, or fewer examples with --set shots=0,1,2."
         )
     with alone(plan.folder, wait=True):
-        _remember(plan)
+        RunFolder(plan.folder, "plan.json", "study").begin(plan.to_dict(), free=FREE)
         path = plan.folder / "documents.jsonl"
         if not path.is_file():
             Voice().say(f"Writing {plan.documents:,} documents of {len(plan.known)} hidden rules…")
@@ -112,19 +113,6 @@ def _ready(plan: Plan) -> Items:
             texts = (document.text for document in read([*plan.data, path]))
             learn(texts, kind="char", vocab=256).save(plan.folder)
     return for_questions
-
-
-def _remember(plan: Plan) -> None:
-    """Writes plan.json; a folder of another study is refused."""
-    path = plan.folder / "plan.json"
-    if not path.is_file():
-        write_text(path, plan.to_json())
-        return
-    before = json.loads(path.read_text("utf-8"))
-    changed = [name for name, value in plan.to_dict().items() if name not in FREE and before.get(name) != value]
-    if changed:
-        was = ", ".join(f"{name} was {json.dumps(before.get(name))}" for name in changed)
-        raise UsageError(f"{plan.out} holds a study with other settings ({was}): give those, or name another folder.")
 
 
 # ------------------------------------------------------------------ models

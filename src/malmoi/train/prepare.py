@@ -1,9 +1,8 @@
 """Everything a trainer needs, made ready in the run's folder: vocabulary, token stores, network, recipe.json."""
 
-import json
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -16,7 +15,6 @@ from malmoi.corpus.read import Reader
 from malmoi.corpus.read import read as read_sources
 from malmoi.corpus.sentences import splitter
 from malmoi.data import Progress, Store, Stores, build
-from malmoi.disk import write_text
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.model import Network, initialise, parameters
 from malmoi.model.heads import POOLED
@@ -25,22 +23,18 @@ from malmoi.tokenizer import Tokenizer
 from malmoi.train.feed import Feed
 from malmoi.train.log import Voice
 from malmoi.train.parallel import Group
-from malmoi.train.recipe import Recipe
+from malmoi.train.recipe import Recipe, run_folder
 from malmoi.train.run import Run
 from malmoi.train.samples import make_feeds, prompt_of
 from malmoi.train.trainer import Budget
 from malmoi.train.vocabulary import Origin, vocabulary
 
+DISTIL = "distil.json"  # remembers the teacher of a run that has one
 FEW = 3  # files that are described one by one
-FREE = {"steps", "tokens", "minutes", "save_every", "keep", "valid_every", "valid_batches", "log_every"}
-FREE |= {
-    "fit_batch",
-    "prompt",
-    "micro",
-    "compile",
-    "parallel",
-    "tensorboard",
-}  # train settings that may change between resumes
+# settings that may change between resumes
+FREE = {"about", "train.steps", "train.tokens", "train.minutes", "train.save_every", "train.keep"}
+FREE |= {"train.valid_every", "train.valid_batches", "train.log_every", "train.prompt", "train.tensorboard"}
+FREE |= {"train.fit_batch", "train.micro", "train.compile", "train.parallel"}
 
 
 def prepare(recipe: Recipe, origin: Origin, out: Path, group: Group) -> Run:
@@ -58,7 +52,7 @@ def prepare(recipe: Recipe, origin: Origin, out: Path, group: Group) -> Run:
     checkpoint = _begin(recipe, words, origin)
     recipe = replace(recipe, model=checkpoint.network.config).check()
     if group.first:
-        _remember(recipe, out)
+        run_folder(out).begin(recipe.to_dict(), free=FREE)
         _encode(recipe, readers, words, out)
     group.barrier()
     stores = [Stores(Store.open(w / "train"), Store.open(w / "valid"), "reused") for w in _places(recipe, out)]
@@ -140,19 +134,6 @@ def _freeze_others(network: Network, heads: Sequence[str]) -> None:
 # ------------------------------------------------------------------ recipe.json
 
 
-def _remember(recipe: Recipe, out: Path) -> None:
-    """Writes recipe.json; a folder made by another recipe is refused, with what differs."""
-    path = out / "recipe.json"
-    if path.is_file():
-        changed = _differences(read_recipe(path).to_dict(), recipe.to_dict())
-        if changed:
-            raise UsageError(
-                f"{out} holds a run with other settings ({', '.join(changed[:4])}); "
-                "give those again to go on with it, or name another folder."
-            )
-    write_text(path, recipe.to_json())
-
-
 def _with_fitted_batch(recipe: Recipe, out: Path) -> Recipe:
     """The recipe with the batch that its run in this folder was fitted to; one that a user named stays his."""
     path = out / "recipe.json"
@@ -170,16 +151,6 @@ def read_recipe(path: Path) -> Recipe:
         return Recipe.from_json(path.read_text("utf-8"))
     except (OSError, ValueError, AttributeError, UsageError) as error:
         raise MalmoiError(f"{path} does not read as a recipe: {error}") from error
-
-
-def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    found = []
-    for key, value in new.items():
-        if isinstance(value, dict):
-            found += _differences(old.get(key, {}), value, f"{prefix}{key}.")
-        elif old.get(key) != value and not (prefix == "train." and key in FREE) and key not in ("about", "name"):
-            found.append(f"{prefix}{key} was {json.dumps(old.get(key), ensure_ascii=False)}")
-    return found
 
 
 # ------------------------------------------------------------------ token stores

@@ -11,8 +11,8 @@ from malmoi.errors import UsageError, nearest
 from malmoi.infer import Model
 from malmoi.objectives.distil import Teaching
 from malmoi.train.parallel import joined
-from malmoi.train.prepare import prepare, read_recipe
-from malmoi.train.recipe import Recipe
+from malmoi.train.prepare import DISTIL, prepare, read_recipe
+from malmoi.train.recipe import Recipe, run_folder
 from malmoi.train.recipes import recipe as named_recipe
 from malmoi.train.report import write_report
 from malmoi.train.stop import Stopped
@@ -43,6 +43,8 @@ def pretrain(
     sources = (data,) if isinstance(data, str | Path) else tuple(data)
     origin = Origin(tuple(str(source) for source in sources), Path(tokenizer) if tokenizer else None, start)
     with joined(device) as group, alone(out) if group.first else nullcontext():
+        if teaching is None and (out / DISTIL).is_file():
+            raise run_folder(out).refusal(["of a student with its teacher"])
         run = prepare(chosen, origin, out, group)
         if teaching is not None:
             teaching.teacher.to(group.device)

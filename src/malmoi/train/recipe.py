@@ -1,10 +1,12 @@
 """What a run is: a model, an objective, a tokenizer, data and training settings, in one frozen record."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from malmoi.config import Config, ModelConfig
 from malmoi.errors import UsageError
+from malmoi.run_folder import RunFolder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,3 +116,8 @@ class Recipe(Config):
 def _require(condition: bool, sentence: str) -> None:
     if not condition:
         raise UsageError(f"This recipe does not fit together: {sentence}")
+
+
+def run_folder(out: Path) -> RunFolder:
+    """What a pre-training run remembers; fields that recipe.json has not yet are as they were by default."""
+    return RunFolder(out, "recipe.json", "pre-training run", parse=lambda text: Recipe.from_json(text).to_dict())

@@ -9,7 +9,7 @@ from malmoi.corpus.read import Reader
 from malmoi.errors import UsageError
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer import train as train_tokenizer
-from malmoi.train.recipe import Recipe
+from malmoi.train.recipe import Recipe, run_folder
 
 TOKENIZER_TEXT = 200_000_000  # characters a vocabulary is learnt from
 
@@ -37,7 +37,7 @@ def vocabulary(recipe: Recipe, readers: list[Reader], out: Path, origin: Origin)
 
 def _check_same(there: Tokenizer, wanted: Tokenizer | None, recipe: Recipe, out: Path) -> None:
     if wanted is not None and wanted.fingerprint() != there.fingerprint():
-        raise UsageError(f"{out} was begun with another tokenizer: leave --tokenizer out, or name another folder.")
+        raise run_folder(out).refusal(["of another tokenizer than --tokenizer or --start gives"])
     if not (out / "recipe.json").is_file() and wanted is None and there.kind != recipe.tokenizer.kind:
         raise UsageError(
             f"{out} holds a {there.kind} tokenizer and this recipe learns a {recipe.tokenizer.kind} one: "

@@ -1,7 +1,6 @@
 """A fine-tuning that was stopped goes on, one that is finished is not done again: what its folder remembers."""
 
 import hashlib
-import json
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -10,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from malmoi.disk import write_text
-from malmoi.errors import UsageError
 from malmoi.model import Network
 from malmoi.objectives.distil import Teaching
+from malmoi.run_folder import FINISHED, RunFolder
 from malmoi.tasks import Example
 from malmoi.train.parallel import Group
 from malmoi.train.state import Position, latest, load_state, other_tensors, prune, save_state, tensors_of
@@ -44,51 +42,28 @@ def memory(teaching: Teaching) -> dict[str, Any]:
     return {"teacher": fingerprint(teaching.teacher, []), **numbers}
 
 
+def run_folder(out: Path) -> RunFolder:
+    others = {"of": "of another model or other examples", "teacher": "of another teacher"}
+    return RunFolder(out, "finetune.json", "fine-tuning", can_restart=True, unreadable=others)
+
+
 def begin(out: Path, record: Mapping[str, Any], *, again: bool) -> bool:
     """Makes the folder ready; whether the very same run is finished there. Another run's folder is refused."""
-    path = out / "finetune.json"
     if again:
-        path.unlink(missing_ok=True)
+        run_folder(out).restart()
         forget(out)
-    before = _read(path)
-    changed = [name for name, value in record.items() if before and before.get(name) != value]
-    if changed:
-        raise UsageError(
-            f"{out} holds another fine-tuning ({', '.join(_told(name, before) for name in changed[:4])}): "
-            "give the same again to go on with it, name another folder, or start anew with --again (again=True)."
-        )
-    if "finished" in before:
-        return True
-    write_text(path, _text(record))
-    return False
-
-
-def _told(name: str, before: Mapping[str, Any]) -> str:
-    was = json.dumps(before.get(name), ensure_ascii=False)
-    return "of another model or other examples" if name == "of" else f"{name} was {was}"
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    except ValueError:
-        values = {}
-    return values if isinstance(values, dict) else {}
-
-
-def _text(values: Mapping[str, Any]) -> str:
-    return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+    return FINISHED in run_folder(out).begin(record)
 
 
 def finish(out: Path, record: Mapping[str, Any], metrics: Mapping[str, float], steps: int) -> None:
     """From now on the run is finished, and its state no longer needed."""
-    write_text(out / "finetune.json", _text({**record, "finished": {"steps": steps, **metrics}}))
+    run_folder(out).finish(record, {"steps": steps, **metrics})
     forget(out)
 
 
 def steps_of(out: Path) -> int:
     """How many updates a finished run made."""
-    return int(_read(out / "finetune.json")["finished"]["steps"])
+    return int(run_folder(out).read()[FINISHED]["steps"])
 
 
 def forget(out: Path) -> None:
