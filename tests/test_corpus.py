@@ -69,10 +69,57 @@ def test_real_corpora_are_told_apart() -> None:
     assert texts(lm / "tinyshakespeare.txt")[0] == (lm / "tinyshakespeare.txt").read_text()
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp949"])
+WIDE = ("utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp949", *WIDE])
 def test_encodings_are_recognised(tmp_path: Path, encoding: str) -> None:
     (tmp_path / "a.txt").write_bytes((KOREAN * 3).encode(encoding))
     assert texts(tmp_path / "a.txt", documents="file") == [KOREAN * 3]
+
+
+@pytest.mark.parametrize("encoding", WIDE)
+@pytest.mark.parametrize(
+    "text", ["Plain English, as Windows saves it.\r\n" * 9, "吾輩は猫である。名前はまだ無い。\n" * 9, "🙂 é ß\n"]
+)
+def test_wide_encodings_need_no_mark(tmp_path: Path, encoding: str, text: str) -> None:
+    (tmp_path / "a.txt").write_bytes(text.encode(encoding))
+    reader = read(tmp_path / "a.txt", documents="line")
+    assert [document.text for document in reader] == text.splitlines()
+    assert not reader.problems
+
+
+def test_a_nul_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes("첫째 줄\nbad\0line\nthird line\n".encode())
+    reader = read(path, documents="line")
+    assert [document.text for document in reader] == ["첫째 줄", "third line"]
+    assert reader.problems[str(path)].first == [f"{path}:2: not text: it has NUL characters"]
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ([{"text": "one"}, {"text": "둘"}], ["one", "둘"]),
+        (["one", "둘"], ["one", "둘"]),
+        ({"text": "one", "id": 3}, ["one"]),
+        ([{"text": "one"}, {"text": 2}, 3, None, "four"], ["one", "four"]),
+    ],
+)
+def test_a_json_file_is_read(tmp_path: Path, value: object, found: list[str]) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(value, indent=1, ensure_ascii=False), "utf-16")
+    assert texts(tmp_path / "a.json") == found
+    assert texts(tmp_path) == found
+
+
+def test_a_json_file_that_is_none_or_lacks_the_key_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    for content, said in (('[{"txt": "x"}]', "has no key 'text'. Did you mean 'txt'"), ("{} {}", "not valid JSON")):
+        path.write_text(content)
+        with pytest.raises(MalmoiError, match=said):
+            texts(path)
+    (tmp_path / "a.jsonl").write_text('{"text": "the data"}')
+    assert texts(tmp_path) == ["the data"]  # what lies beside it describes it
 
 
 def test_mixed_and_broken_lines_are_counted(tmp_path: Path) -> None:

@@ -55,6 +55,12 @@ REFUSED: dict[str, tuple[list[str], str, bytes, str]] = {  # arguments, file, co
         encoded('text,label\n"two\nlines, ""said"" he",pos\nbad,\n'),
         "a.csv:4: the label",
     ),
+    "a label of its own in every row": (
+        ["classification"],
+        "a.csv",
+        encoded("text,label\n" + "".join(f"a film,tt{i:04}\n" for i in range(12))),
+        "Each of the 12 rows has a label of its own ('tt0000', 'tt0001'…)",
+    ),
     "no column of labels": (
         ["classification"],
         "a.csv",

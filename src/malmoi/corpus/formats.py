@@ -1,4 +1,4 @@
-"""What a document is in each kind of file: plain text by one of four rules, Markdown, JSON lines, tables."""
+"""What a document is in each kind of file: plain text by one of four rules, Markdown, JSON, tables."""
 
 import csv
 import json
@@ -102,6 +102,30 @@ def json_lines(path: Path, want: Want) -> Found:
                 yield found, number
             else:
                 want.bad(number, f"no text under {want.column!r}")
+
+
+def json_file(path: Path, want: Want) -> Found:
+    """One JSON value: an array of objects or of texts, or one object; the text of an object is under the key."""
+    with opened(path) as stream:
+        encoding = encoding_of(stream.read(SAMPLE))
+    with opened(path) as stream:
+        text = "\n".join(text for _, text in _joined(lines(stream, encoding, want.bad)))
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise MalmoiError(f"{path} is not valid JSON ({error}); one object a line belongs into a .jsonl.") from error
+    values = value if isinstance(value, list) else [value]
+    first = next((row for row in values if isinstance(row, dict)), {})
+    if first and want.column not in first:
+        raise MalmoiError(f"{path} has no key {want.column!r}.{nearest(want.column, first)}")
+    for number, row in enumerate(values, start=1):
+        found = row.get(want.column) if isinstance(row, dict) else row
+        if isinstance(found, str) and _is_text(found):
+            yield found, number
+        else:
+            want.bad(
+                number, f"no text under {want.column!r}" if isinstance(row, dict) else "neither text nor an object"
+            )
 
 
 def _joined(read: Iterator[tuple[int, str, bool]]) -> Iterator[tuple[int, str]]:
@@ -213,6 +237,7 @@ FORMATS: dict[str, Callable[[Path, Want], Found]] = {
     ".txt": plain,
     ".md": markdown,
     ".jsonl": json_lines,
+    ".json": json_file,
     ".csv": table,
     ".tsv": table,
     ".parquet": parquet,

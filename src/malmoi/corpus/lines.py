@@ -14,13 +14,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
+from unicodedata import category
 
 from malmoi.errors import MalmoiError
 
 PIECE = 1 << 24  # bytes of one line that are decoded at once
 SAMPLE = 4 << 20  # bytes that decide about the encoding and the shape of a file
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
-_MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+_MARKS = (  # UTF-32's begins with UTF-16's
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+_WIDE = ("utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be")
+_HEAD = 1 << 14  # bytes that tell wide encodings apart
+_UNUSUAL = {"Cc", "Cn", "Co", "Cs"}  # Unicode categories that text hardly has: a wrong guess is full of them
 _UNREADABLE = "\udcff"  # stands for bytes that are no text; a lone surrogate, so that no text contains it
 Bad = Callable[[int, str], None]
 
@@ -53,13 +63,40 @@ def _zstandard(path: Path) -> IO[bytes]:
 
 
 def encoding_of(sample: bytes) -> str:
-    """utf-8, utf-8-sig, utf-16 (by its mark) or cp949 (which contains EUC-KR), from the first bytes of a file."""
+    """utf-8, utf-16 or utf-32 (by a mark, or by their NULs), or cp949 (which contains EUC-KR), from a file's start."""
     for mark, name in _MARKS:
         if sample.startswith(mark):
             return name
+    if wide := _wide_encoding(sample[:_HEAD]):
+        return wide
     ours = [line for line in sample.split(b"\n")[:-1] or [sample] if not line.isascii()]
     korean = sum(_strict(line, "utf-8") is None and _korean(line) is not None for line in ours)
     return "cp949" if korean * 2 > len(ours) else "utf-8"
+
+
+def _wide_encoding(head: bytes) -> str | None:
+    """UTF-16 or UTF-32 without a mark: every space and newline has NULs there, and text in UTF-8 has none."""
+    if b"\0" not in head or (_begins(head, "utf-8") is not None and head.count(0) * 4 < len(head)):
+        return None
+    guesses = {name: text for name in _WIDE if (text := _begins(head, name)) is not None}
+    unusual = {name: _unusual_share(text) for name, text in guesses.items()}
+    best = min(unusual, key=unusual.__getitem__, default=None)
+    return best if best is not None and unusual[best] <= 0.01 else None
+
+
+def _begins(head: bytes, encoding: str) -> str | None:
+    """The text that bytes begin with, whose last character may be cut."""
+    try:
+        return codecs.getincrementaldecoder(encoding)().decode(head)
+    except UnicodeDecodeError:
+        return None
+
+
+def _unusual_share(text: str) -> float:
+    """1 where there is no space and no newline: then nothing speaks for the guess."""
+    if not re.search("[ \n]", text):
+        return 1.0
+    return sum(category(sign) in _UNUSUAL for sign in text if sign not in "\t\n\r\f\v") / len(text)
 
 
 def _strict(line: bytes, encoding: str) -> str | None:
@@ -80,10 +117,13 @@ def _korean(line: bytes) -> str | None:
 
 def lines(stream: IO[bytes], encoding: str, bad: Bad) -> Iterator[tuple[int, str, bool]]:
     """(number, text, whether the line ends here); a line that is no text is told to `bad` and left out."""
-    read = _wide_lines(stream, encoding) if encoding == "utf-16" else _byte_lines(stream, encoding)
+    wide = encoding.startswith(("utf-16", "utf-32"))
+    read = _wide_lines(stream, encoding) if wide else _byte_lines(stream, encoding)
     for number, text, ends in read:
         if text is None:
             bad(number, f"not readable as {encoding}")
+        elif "\0" in text:
+            bad(number, "not text: it has NUL characters")
         else:
             yield number, text, ends
 
@@ -126,7 +166,7 @@ def _cut(line: bytes, korean: bool) -> tuple[bytes, bytes]:
 
 
 def _wide_lines(stream: IO[bytes], encoding: str) -> Iterator[tuple[int, str | None, bool]]:
-    """UTF-16 has no newline byte to look for, so it is decoded first; broken pairs are marked on the way."""
+    """UTF-16 and UTF-32 have no newline byte to look for, so they are decoded first; what is broken is marked."""
     codecs.register_error("malmoi.mark", _mark)
     reader = io.TextIOWrapper(stream, encoding, errors="malmoi.mark", newline=None)
     number = 1

@@ -192,11 +192,15 @@ def _known() -> str:
 
 
 def _in_folder(folder: Path) -> list[File]:
-    """Every file of a known kind below, sorted; of a saved data set its training part, and only its own files."""
+    """Every file of a known kind below, sorted; of a saved data set its training part, and only its own files.
+
+    Beside files of other kinds a .json describes the data; where there are only such, they are the data.
+    """
     if (folder / "dataset_dict.json").is_file() and (folder / "train").is_dir():
         folder = folder / "train"
     if (folder / "state.json").is_file():
         state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         return [File(folder / entry["filename"], ".arrow") for entry in state.get("_data_files", [])]
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
-    return [File(path, kind) for path in paths if (kind := kind_of(path))]
+    found = [File(path, kind) for path in paths if (kind := kind_of(path))]
+    return [file for file in found if file.kind != ".json"] or found

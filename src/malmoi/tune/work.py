@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from malmoi.checkpoint import Checkpoint
-from malmoi.errors import MalmoiError
+from malmoi.errors import MalmoiError, UsageError
 from malmoi.infer.predict import Cuts
 from malmoi.model import Network, parameters
 from malmoi.objectives.distil import Teaching
@@ -22,6 +22,8 @@ from malmoi.tasks.features import Item, View, features
 from malmoi.tune.resume import fingerprint, memory
 from malmoi.tune.settings import FinetuneConfig
 from malmoi.tune.start import MOST
+
+FEWEST_ROWS = 10  # below which labels that all differ may be a try
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,25 @@ def gather(task: Task, data: Any, dev: Any, settings: FinetuneConfig, start: Che
         print(f"note: {note}", file=sys.stderr)
     every = [row for some in given for row in some.rows]
     need_labels(task, every)
+    _check_classes(task, every)
     rows, judged = _held_out(every, settings) if dev is None else (given[0].rows, given[1].rows)
     of = fingerprint(start.network, [*rows, *judged])
     return Work(task, rows, judged, label_names(task, every), start, device, of)
+
+
+def _check_classes(task: Task, rows: Sequence[Example]) -> None:
+    """A class has several members: a column of ids or of free text is no column of labels."""
+    if task.kind != "classification" or task.labels or len(rows) < FEWEST_ROWS:
+        return
+    classes = dict.fromkeys(row.label for row in rows)
+    if len(classes) == len(rows):
+        first, second = list(classes)[:2]
+        raise UsageError(
+            f"Each of the {len(rows):,} rows has a label of its own ({first!r:.40}, {second!r:.40}…), so there is "
+            "nothing to learn: name the column of the classes with --label COLUMN, or take regression for numbers."
+        )
+    if 2 * len(classes) > len(rows):
+        print(f"note: {len(classes):,} labels for {len(rows):,} rows: most are seen only once.", file=sys.stderr)
 
 
 def _held_out(rows: list[Example], settings: FinetuneConfig) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
