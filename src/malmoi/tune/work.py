@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from malmoi.checkpoint import Checkpoint
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import MalmoiError
 from malmoi.infer.predict import Cuts
 from malmoi.model import Network, parameters
 from malmoi.objectives.distil import Teaching
@@ -77,7 +77,7 @@ def _check_classes(task: Task, rows: Sequence[Example]) -> None:
     classes = dict.fromkeys(row.label for row in rows)
     if len(classes) == len(rows):
         first, second = list(classes)[:2]
-        raise UsageError(
+        raise MalmoiError(
             f"Each of the {len(rows):,} rows has a label of its own ({first!r:.40}, {second!r:.40}…), so there is "
             "nothing to learn: name the column of the classes with --label COLUMN, or take regression for numbers."
         )
