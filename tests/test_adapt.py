@@ -431,7 +431,7 @@ def spoilt(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]
         (spoilt(lambda v: v.update(peft_type="LORA")), "prompt_embeddings .* does not belong to this base"),
         (lambda folder: (folder / "adapter_model.safetensors").unlink(), "adapter_model.safetensors is not there"),
         (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"half"), "truncated or damaged"),
-        (lambda folder: (folder / "adapter_config.json").write_text("{"), "is not valid JSON"),
+        (lambda folder: (folder / "adapter_config.json").write_text("{"), "adapter_config.json is not JSON"),
     ],
 )
 def test_a_broken_adapter_says_what_is_wrong(

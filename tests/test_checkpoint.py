@@ -357,7 +357,7 @@ def set_config(**values: object) -> object:
         (truncate, "truncated or damaged"),
         (lambda d: (d / "model.safetensors").unlink(), "holds no weights"),
         (lambda d: (d / "config.json").unlink(), "not a model folder"),
-        (lambda d: (d / "config.json").write_text("{"), "not valid JSON"),
+        (lambda d: (d / "config.json").write_text("{"), "config.json is not JSON: .* at line 1"),
         (set_config(model_type="bret"), "model_type 'bret'.*Did you mean 'bert'"),
         (set_config(hidden_size=32, intermediate_size=64), "shape"),
         (set_config(num_hidden_layers=3), "missing"),

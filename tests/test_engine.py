@@ -20,7 +20,7 @@ from malmoi.decode.constrain import Allowed
 from malmoi.decode.graph import bucket_rows, bucket_width, recording
 from malmoi.decode.lookup import Lookup, find
 from malmoi.decode.prefix import BLOCK, Prefixes
-from malmoi.decode.regex import complete, derive, parse
+from malmoi.decode.regex import Derivatives, parse
 from malmoi.decode.sample import Sampling
 from malmoi.decode.steps import BURST
 from malmoi.decode.wish import Wish, requests
@@ -562,16 +562,62 @@ def test_derivatives_agree_with_python(data: st.DataObject) -> None:
     parts = data.draw(st.lists(st.tuples(st.sampled_from(atoms), st.sampled_from(["", "*", "+", "?", "{2}", "{1,2}"]))))
     pattern = "|".join("".join(atom + sign for atom, sign in parts[i::2]) for i in range(2))
     text = data.draw(st.text("ab1", max_size=6))
-    left = parse(pattern)
+    left, derivatives = parse(pattern), Derivatives()
     for char in text:
-        left = derive(left, ord(char))
-    assert complete(left) == bool(re.fullmatch(pattern, text))
+        left = derivatives.after(left, ord(char))
+    assert left.complete == bool(re.fullmatch(pattern, text))
 
 
 @pytest.mark.parametrize("pattern", ["(a", "a)", "[a", "*a", "a{x}", "\\", r"\q", "^a$"])
 def test_expressions_that_cannot_be_read(model: Model, pattern: str) -> None:
     with pytest.raises(UsageError, match="cannot be read at character"):
         model.generate("a", regex=pattern)
+
+
+def test_choices_that_begin_alike_and_many_of_them(model: Model) -> None:
+    alike = {model.generate("the", choices=["a", "ab", "abc"], temperature=50.0, seed=seed) for seed in range(40)}
+    assert alike == {"a", "ab", "abc"}
+    many = [f" choice {i}" for i in range(20_000)]
+    assert model.generate("the", choices=many, seed=1) in many
+
+
+FOLLOWED = {
+    "a long literal": "the state of the union " * 60,
+    "a long alternation": "|".join(f"w{i}" for i in range(1500)),
+    "optional letters": "a?" * 3000 + "b",
+    "letters that may be skipped": "(a|aa)*" * 40 + "b",
+    "nested counts": "((a{0,100}){0,100}){0,100}b",
+    "a count": "[a-z]{50000}",
+}
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_a_large_expression_is_followed_or_refused(model: Model, name: str) -> None:
+    try:
+        text = model.generate("the", regex=FOLLOWED[name], max_new_tokens=4, seed=0)
+    except UsageError as error:
+        text = str(error)
+    if "make it" not in text:  # shorter or simpler, the refusal says
+        assert text
+        assert name != "a long literal" or FOLLOWED[name].startswith(text)
+
+
+ASKED_TOO_MUCH = {
+    "n": dict(n=10**6),
+    "beams": dict(beams=10**6, temperature=0),
+    "seed": dict(seed=2**70),
+    "max_new_tokens": dict(max_new_tokens=2.5),
+    "choices": dict(choices=["a"] * 10**6),
+    "The regular expression": dict(regex="a" * 10**6),
+    "something is repeated": dict(regex="a{1000000000000}"),
+    "nests": dict(regex="(" * 5000 + ")" * 5000),
+}
+
+
+@pytest.mark.parametrize("said", ASKED_TOO_MUCH)
+def test_what_is_asked_beyond_a_limit_is_told(model: Model, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        model.generate("the", **ASKED_TOO_MUCH[said])
 
 
 def test_allowed_tokens_and_banned_words(model: Model) -> None:

@@ -372,9 +372,9 @@ FIVE = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"
         ({"vocab.txt": "a\nb\n"}, r"has no \[UNK\]"),
         ({"vocab.txt": b"\xb0\xa1\n"}, "not UTF-8"),
         ({"vocab.txt": FIVE, "tokenizer_config.json": '{"tokenizer_class": "BertJapaneseTokenizer"}'}, "Japanese"),
-        ({"vocab.txt": FIVE, "tokenizer_config.json": "{"}, "tokenizer_config.json, line 1: not JSON"),
+        ({"vocab.txt": FIVE, "tokenizer_config.json": "{"}, "tokenizer_config.json is not JSON: .* at line 1"),
         ({"tokenizer.json": '{"version": "1.0", "mod'}, "tokenizer.json is not JSON: .* cut short"),
-        ({"tokenizer.json": "[]"}, "no 'model' part"),
+        ({"tokenizer.json": "[]"}, "must hold a JSON object"),
         (
             {"vocab.json": '{"a": 0, "b": 1}', "merges.txt": "#version: 0.2\na b\n"},
             "merges.txt, line 2: 'ab' is not in",

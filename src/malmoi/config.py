@@ -5,12 +5,24 @@ built, names the nearest field when one is misspelt, and takes typed overrides s
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from types import UnionType
 from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.limits import (
+    MAX_CONTEXT_TOKENS,
+    MAX_LAYERS,
+    MAX_PATTERN_CHARACTERS,
+    MAX_POSITION_TABLE_BYTES,
+    MAX_SIZE,
+    shown,
+)
+from malmoi.untrusted import parse, parse_object
+
+LARGEST = {"depth": MAX_LAYERS, "context": MAX_CONTEXT_TOKENS, "rotary_base": math.inf}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,15 +30,15 @@ class Config:
     """A frozen record whose fields are checked against their annotations."""
 
     def __post_init__(self) -> None:
-        for name, kind in _hints(type(self)).items():
-            object.__setattr__(self, name, _coerce(getattr(self, name), kind, f"{type(self).__name__}.{name}"))
+        for name, kind in field_types(type(self)).items():
+            object.__setattr__(self, name, coerce(getattr(self, name), kind, f"{type(self).__name__}.{name}"))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Builds the record from plain JSON values; an unknown field names the nearest known one."""
         for name in values:
-            if name not in _hints(cls):
-                raise UsageError(f"{cls.__name__} has no field {name!r}.{nearest(name, _hints(cls))}")
+            if name not in field_types(cls):
+                raise UsageError(f"{cls.__name__} has no field {name!r}.{nearest(name, field_types(cls))}")
         missing = [f.name for f in fields(cls) if _required(f) and f.name not in values]
         if missing:
             raise UsageError(f"{cls.__name__} needs the field{'s'[: len(missing) > 1]} {', '.join(missing)}.")
@@ -37,14 +49,14 @@ class Config:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        return cls.from_dict(json.loads(text))
+        return cls.from_dict(parse_object(text, f"The text of a {cls.__name__}"))
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
 
     def override(self, changes: Mapping[str, Any]) -> Self:
         """A copy with some fields changed at once, such as {"train.lr": "3e-4"}; text is read as the field's type."""
-        kinds = _hints(type(self))
+        kinds = field_types(type(self))
         here: dict[str, Any] = {}
         inside: dict[str, dict[str, Any]] = {}
         for path, value in changes.items():
@@ -105,7 +117,11 @@ class ModelConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("vocab", "context", "width", "depth", "heads"):
+        for name, value in vars(self).items():
+            if not isinstance(value, bool) and isinstance(value, int | float):
+                largest = LARGEST.get(name, MAX_SIZE)
+                _require(0 <= value <= largest, f"{name} must lie in [0, {largest:,}], not {shown(value)}.")
+        for name in ("vocab", "context", "width", "depth", "heads", "rotary_base"):
             _require(getattr(self, name) > 0, f"{name} must be positive, not {getattr(self, name)}.")
         _require(
             self.head_width > 0 or self.width % self.heads == 0,
@@ -117,6 +133,21 @@ class ModelConfig(Config):
         _require(self.distinct <= self.depth, f"{self.groups} groups are more than the depth {self.depth}.")
         for name in ("dropout", "attention_dropout"):
             _require(0 <= getattr(self, name) < 1, f"{name} must lie in [0, 1), not {getattr(self, name)}.")
+        _require(
+            sum(map(len, self.attention)) <= MAX_PATTERN_CHARACTERS,
+            f"its attention patterns are longer than {MAX_PATTERN_CHARACTERS:,} characters.",
+        )
+        _require(
+            self._table_bytes <= MAX_POSITION_TABLE_BYTES,
+            f"{self.positions} positions for a context of {self.context:,} tokens need a table of "
+            f"{self._table_bytes / 2**30:,.1f} GB; up to {MAX_POSITION_TABLE_BYTES / 2**30:g} GB are made.",
+        )
+
+    @property
+    def _table_bytes(self) -> int:
+        """Of positions that are computed, not learnt: they are in no file, which would bear out their size."""
+        widths = {"rotary": self.size_per_head, "sinusoidal": self.token_width}
+        return 4 * self.context * widths.get(self.positions, 0)
 
     @property
     def size_per_head(self) -> int:
@@ -145,7 +176,8 @@ def _require(condition: bool, sentence: str) -> None:
         raise UsageError(f"This model cannot be built: {sentence}")
 
 
-def _hints(cls: Any) -> dict[str, Any]:
+def field_types(cls: Any) -> dict[str, Any]:
+    """The annotation of every field of a record."""
     hints = get_type_hints(cls)
     return {f.name: hints[f.name] for f in fields(cls)}
 
@@ -162,26 +194,32 @@ def _plain(value: Any) -> Any:
     return {k: _plain(v) for k, v in value.items()} if isinstance(value, Mapping) else value
 
 
-def _coerce(value: Any, kind: Any, where: str) -> Any:
+def coerce(value: Any, kind: Any, where: str) -> Any:
     """The value as its annotation wants it (an int may stand for a float, a list for a tuple), or a clear refusal."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is Literal:
         if value not in args:
             choices, hint = ", ".join(map(repr, args)), nearest(str(value), map(str, args))
-            raise UsageError(f"{where} must be one of {choices}, not {value!r}.{hint}")
+            raise UsageError(f"{where} must be one of {choices}, not {shown(value)}.{hint}")
         return value
     if origin in (Union, UnionType):
-        return None if value is None else _coerce(value, next(a for a in args if a is not type(None)), where)
+        return None if value is None else coerce(value, next(a for a in args if a is not type(None)), where)
     if origin is tuple and isinstance(value, list | tuple):
-        return tuple(_coerce(v, args[0], where) for v in value)
+        return tuple(coerce(v, args[0], where) for v in value)
     if is_dataclass(kind) and isinstance(value, Mapping):
         return kind.from_dict(value)  # type: ignore[union-attr]
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    expected = origin or kind
-    if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
-        raise UsageError(f"{where} must be {_called(kind)}, not {value!r}.")
-    return value
+    expected = (int, float) if kind is float else origin or kind
+    fits = isinstance(value, expected) and not (isinstance(value, bool) and expected is not bool)
+    if not fits or (kind is float and not _is_finite(value)):
+        raise UsageError(f"{where} must be {_called(kind)}, not {shown(value)}.")
+    return float(value) if kind is float else value
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond all floats
+        return False
 
 
 def _called(kind: Any) -> str:
@@ -196,8 +234,8 @@ def _read(text: str, kind: Any) -> Any:
     if get_origin(kind) is tuple and not text.lstrip().startswith("["):
         return [_read(part.strip(), get_args(kind)[0]) for part in text.split(",") if part.strip()]
     try:
-        value = json.loads(text)
-    except json.JSONDecodeError:
+        value = parse(text, "The value")
+    except MalmoiError:
         words = {"none": None, "yes": True, "no": False, "true": True, "false": False}
         value = words[text.lower()] if text.lower() in words else _number(text)
     return int(value) if kind is int and isinstance(value, float) and value.is_integer() else value  # 1e5

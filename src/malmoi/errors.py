@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+LONGEST_NAME = 100  # characters of a wrong name that are compared with known ones; the time grows with its square
+
 
 class MalmoiError(Exception):
     """The work could not be done: a file is missing, broken or does not fit. Commands exit with 1."""
@@ -22,7 +24,7 @@ class UsageError(MalmoiError):
 def nearest(name: str, names: Iterable[str]) -> str:
     """A hint for an unknown name: " Did you mean 'x'?", or all names where none is close and they are few."""
     known = sorted(names)
-    close = get_close_matches(name, known, n=1, cutoff=0.5)
+    close = get_close_matches(name[:LONGEST_NAME], known, n=1, cutoff=0.5)
     if close:
         return f" Did you mean {close[0]!r}?"
     return f" Known: {', '.join(known)}." if len(known) <= 20 else ""

@@ -9,6 +9,8 @@ from torch import Tensor
 from malmoi.checkpoint import Checkpoint
 from malmoi.checkpoint.table import function_of
 from malmoi.checkpoint.translate import is_tied
+from malmoi.limits import shown
+from malmoi.untrusted import JsonObject
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -25,13 +27,14 @@ def checksum(tensor: Tensor) -> int:
     return int(bits.sum(dtype=torch.int64))
 
 
-def difference(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+def difference(then: JsonObject, now: Mapping[str, Any]) -> str:
     """What differs between two fingerprints, in words; nothing where they are equal."""
-    fields = [k for k, v in then["model"].items() if _plain(now["model"].get(k)) != _plain(v)]
+    model, weights = then.object("model"), then.object("weights")
+    fields = [k for k, v in model.items() if _plain(now["model"].get(k)) != _plain(v)]
     if fields:
         name = fields[0]
-        return f"its {name} is {now['model'].get(name)} and was {then['model'][name]}"
-    changed = [k for k, v in then["weights"].items() if now["weights"].get(k) != v]
+        return f"its {name} is {shown(now['model'].get(name))} and was {shown(model[name])}"
+    changed = [k for k, v in weights.items() if now["weights"].get(k) != v]
     if changed:
         more = f" and {len(changed) - 1} more tensors" if len(changed) > 1 else ""
         return f"{changed[0]}{more} {'have' if more else 'has'} other numbers"

@@ -1,7 +1,8 @@
 """An adapter in PEFT's format: its config, and its tensors, both ways."""
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -11,8 +12,11 @@ from malmoi.adapt.names import LORA_PREFIX, SOFT, Place, places
 from malmoi.adapt.settings import AdapterConfig
 from malmoi.adapt.soft import precede
 from malmoi.checkpoint.table import Table
+from malmoi.confined import Refused, match_patterns
 from malmoi.errors import MalmoiError
+from malmoi.limits import shown
 from malmoi.model import Network
+from malmoi.untrusted import JsonObject
 
 TASKS = {"classify": "SEQ_CLS", "tag": "TOKEN_CLS", "span": "QUESTION_ANS", "lm": "CAUSAL_LM"}  # by head
 # What changes LoRA's mathematics, and the value at which it does not.
@@ -57,43 +61,57 @@ def _joined(network: Network, table: Table | None) -> list[tuple[Place, tuple[Te
     return found
 
 
-def put_lora(
-    network: Network, config: Mapping[str, Any], tensors: Mapping[str, Tensor], table: Table | None
-) -> set[str]:
+def put_lora(network: Network, config: JsonObject, tensors: Mapping[str, Tensor], table: Table | None) -> set[str]:
     """Patches from a file's tensors; returns the names that were used."""
     changed = [name for name, plain in PLAIN.items() if config.get(name, plain) != plain]
     if changed:
-        raise MalmoiError(f"This LoRA has {changed[0]}={config[changed[0]]!r}, which Malmoi does not have.")
+        raise MalmoiError(f"This LoRA has {changed[0]}={shown(config[changed[0]])}, which Malmoi does not have.")
     known = {place.theirs: place for place in places(network, table)}
+    keys = [key for key in tensors if ".lora_A." in key]
+    names = [key.removeprefix(LORA_PREFIX).partition(".lora_A.")[0] for key in keys]
+    alphas = _alphas(config, names)
     used: set[str] = set()
-    for key in tensors:
-        if ".lora_A." not in key:
-            continue
-        name = key.removeprefix(LORA_PREFIX).partition(".lora_A.")[0]
+    for key, name in zip(keys, names, strict=True):
         place = known.get(name) or known.get(f"{table.prefix if table else ''}{name}")
         pair = key, key.replace(".lora_A.", ".lora_B.")
         if place is None or pair[1] not in tensors:
             raise MalmoiError(f"This LoRA changes {name}, which is no map of its base's blocks.")
-        _put(network, place, tensors[pair[0]], tensors[pair[1]], _scale(config, name, len(tensors[key])))
+        _put(network, place, tensors[pair[0]], tensors[pair[1]], config, alphas[name])
         used.update(pair)
     return used
 
 
-def _put(network: Network, place: Place, a: Tensor, b: Tensor, scale: float) -> None:
+def _put(network: Network, place: Place, a: Tensor, b: Tensor, config: JsonObject, alpha: float) -> None:
     module = patched(network, place.ours)
-    if a.size(1) != module.in_features or len(b) != place.stop - place.start or b.size(1) != len(a):
+    wanted = [place.stop - place.start, module.in_features]
+    fits = a.dim() == b.dim() == 2 and [b.size(0), a.size(1)] == wanted and b.size(1) == a.size(0) > 0
+    if not fits:
         raise MalmoiError(
             f"This LoRA's matrices for {place.theirs}, {list(a.shape)} and {list(b.shape)}, do not fit the base's map "
-            f"[{place.stop - place.start}, {module.in_features}]; it was learnt on another model."
+            f"{wanted}; it was learnt on another model."
         )
+    rank = len(a)
+    scale = alpha / math.sqrt(rank) if config.flag("use_rslora", default=False) else alpha / rank
     module.patches.append(Patch((place.start, place.stop), a, b, scale))
 
 
-def _scale(config: Mapping[str, Any], name: str, rank: int) -> float:
-    patterns = (config.get("alpha_pattern") or {}).items()
-    fits = (value for pattern, value in patterns if re.fullmatch(rf"(.*\.)?({pattern})", name))
-    alpha = float(next(fits, config.get("lora_alpha", 8)))
-    return alpha / rank**0.5 if config.get("use_rslora") else alpha / rank
+def _alphas(config: JsonObject, names: Sequence[str]) -> dict[str, float]:
+    """The alpha of each map: of the first pattern that its name, or the end of it, matches, else of all."""
+    given = config.object("alpha_pattern", default={})
+    values = [given.number(pattern) for pattern in given]
+    # What is only letters cannot backtrack; all else is matched where it can be stopped.
+    simple = all(re.fullmatch(r"[\w.]*", pattern) for pattern in given)
+    patterns = [rf"(.*\.)?({pattern})" for pattern in given]
+    try:
+        found = (_matched if simple else match_patterns)(patterns, list(names))
+    except Refused as error:
+        raise MalmoiError(f"{config.where}: alpha_pattern holds no regular expression: {error}.") from None
+    usual = config.number("lora_alpha", default=8)
+    return {name: usual if at is None else values[at] for name, at in zip(names, found, strict=True)}
+
+
+def _matched(patterns: list[str], names: list[str]) -> list[int | None]:
+    return [next((i for i, p in enumerate(patterns) if re.fullmatch(p, name)), None) for name in names]
 
 
 # ------------------------------------------------------------------ soft tokens
@@ -123,8 +141,8 @@ def soft_tensors(network: Network) -> dict[str, Tensor]:
     return {SOFT: trunk.soft if trunk.past is None else trunk.past.permute(3, 0, 1, 2, 4).flatten(1)}  # type: ignore[dict-item]
 
 
-def put_soft(network: Network, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> set[str]:
-    if config.get("prefix_projection"):
+def put_soft(network: Network, config: JsonObject, tensors: Mapping[str, Tensor]) -> set[str]:
+    if config.flag("prefix_projection", default=False):
         raise MalmoiError("This prefix has prefix_projection=true, which Malmoi does not have; save it without.")
     if SOFT not in tensors:
         raise MalmoiError(f"The adapter's weights hold no {SOFT}; they are not those of its config.")

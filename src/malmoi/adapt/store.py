@@ -21,11 +21,15 @@ from malmoi.checkpoint import Checkpoint, table_for
 from malmoi.checkpoint import read as read_folder
 from malmoi.checkpoint.folder import read_json
 from malmoi.checkpoint.table import Table
+from malmoi.checkpoint.translate import check_labels, check_type
 from malmoi.checkpoint.weights import read_file
 from malmoi.disk import output_folder, replace_file, write_text
 from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.limits import MAX_CLASSES, MAX_PATH_CHARACTERS, shown
 from malmoi.model import Network
 from malmoi.tokenizer import Tokenizer
+from malmoi.untrusted import JsonObject
+from malmoi.untrusted import named as explained
 
 WEIGHTS, CONFIG, OURS = "adapter_model.safetensors", "adapter_config.json", "adapter.json"
 KINDS = ("LORA", "PROMPT_TUNING", "PREFIX_TUNING", "MALMOI_PROMPT")
@@ -96,8 +100,8 @@ class Opened:
     """An adapter's folder as it was found."""
 
     folder: Path
-    config: dict[str, Any]
-    told: dict[str, Any]
+    config: JsonObject
+    told: JsonObject
     tensors: dict[str, Tensor]
 
 
@@ -113,25 +117,30 @@ def read(source: str | Path, *, dtype: torch.dtype | None = None, device: str | 
     network.eval().to(device=device, dtype=dtype)
     own = (found.folder / "tokenizer.json").is_file()
     tokenizer = Tokenizer.load(found.folder) if own else base.tokenizer
-    labels, extra = tuple(found.told.get("labels", base.labels)), found.told.get("malmoi", base.extra)
+    labels = tuple(found.told.list_of("labels", str, default=list(base.labels)))
+    extra = dict(found.told.object("malmoi", default=base.extra))
+    check_labels(network, labels, found.told.where)
     return Checkpoint(network, tokenizer, labels, base.generation, base.notes, extra, found.folder, base.token_ids)
 
 
 def _open(folder: Path) -> Opened:
     config = read_json(folder / CONFIG)
-    kind = config.get("peft_type")
+    kind = config.text("peft_type", default="")
     if kind not in KINDS:
-        raise MalmoiError(
-            f"{folder / CONFIG} says peft_type {kind!r}, which Malmoi has not.{nearest(str(kind), KINDS)}"
-        )
+        raise MalmoiError(f"{config.where} says peft_type {shown(kind)}, which Malmoi has not.{nearest(kind, KINDS)}")
     if not (folder / WEIGHTS).is_file():
         raise MalmoiError(f"{folder} is an adapter without its weights: {WEIGHTS} is not there.")
-    return Opened(folder, config, read_json(folder / OURS, required=False), read_file(folder / WEIGHTS))
+    tensors = read_file(folder / WEIGHTS)
+    for name, tensor in tensors.items():
+        check_type(tensor, name, folder)
+    return Opened(folder, config, read_json(folder / OURS, required=False), tensors)
 
 
 def _base(found: Opened) -> Checkpoint:
     """The base, if it is still the one that the adapter was learnt on."""
-    named = found.config.get("base_model_name_or_path") or ""
+    named = found.config.text("base_model_name_or_path", default="")
+    if "\0" in named or len(named) > MAX_PATH_CHARACTERS:
+        raise found.config.wrong("base_model_name_or_path", "the path of a folder")
     where = found.folder / named if (found.folder / named).is_dir() and named else named
     mend = f"Put its present place into base_model_name_or_path of {found.folder / CONFIG}."
     if not named:
@@ -140,7 +149,8 @@ def _base(found: Opened) -> Checkpoint:
         base = read_folder(where)
     except MalmoiError as error:
         raise MalmoiError(f"{found.folder} is an adapter of {named}, which cannot be opened: {error} {mend}") from error
-    changed = difference(found.told["base"], fingerprint(base)) if "base" in found.told else ""
+    then = found.told.object("base", default={})
+    changed = difference(then, fingerprint(base)) if then else ""
     if changed:
         raise MalmoiError(
             f"{found.folder} was learnt on the model in {named}, which has changed since: {changed}. "
@@ -160,7 +170,10 @@ def _set_heads(found: Opened, network: Network, table: Table | None) -> None:
     )
     new = {name.removeprefix(prefix): tensor for name, tensor in found.tensors.items() if name not in used}
     if new or "heads" in found.told:
-        _replace_heads(network, found.told.get("heads") or _heads(found, new, table))
+        told = found.told.object("heads", default={})
+        classes = {name: told.whole(name, high=MAX_CLASSES) for name in told}
+        with explained(found.told.where):
+            _replace_heads(network, classes or _heads(found, new, table))
     weights = our_weights(network, new, table)
     shapes = {name: tensor.shape for name, tensor in network.state_dict().items()}
     for name, tensor in weights.items():
@@ -171,12 +184,13 @@ def _set_heads(found: Opened, network: Network, table: Table | None) -> None:
 
 def _heads(found: Opened, new: Mapping[str, Tensor], table: Table | None) -> dict[str, int]:
     """The head that PEFT's task has, and its classes."""
-    task = found.config.get("task_type")
+    task = found.config.text("task_type", default=None)
     head = next((head for head, theirs in TASKS.items() if theirs == task), None)
     rules = {rule.ours: rule.theirs[0] for rule in table.rules} if table and head else {}
     weight = rules.get(f"heads.{head}.linear.weight", "")
-    if head is None or weight not in new:
-        raise MalmoiError(f"{found.folder / WEIGHTS} holds {next(iter(new))}, of which the task {task!r} says nothing.")
+    if head is None or weight not in new or not new[weight].dim():
+        first = next(iter(new), "nothing new")
+        raise MalmoiError(f"{found.folder / WEIGHTS} holds {first}, of which the task {shown(task)} says nothing.")
     return {head: new[weight].size(0)}
 
 

@@ -1,7 +1,6 @@
 """A checkpoint is a Hugging Face folder: read it, write it, say what did not fit."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,18 @@ from malmoi.checkpoint.gguf import read_gguf
 from malmoi.checkpoint.hf import TABLES
 from malmoi.checkpoint.hub import find
 from malmoi.checkpoint.quantized import Packing, is_linear_there, unpacked
+from malmoi.checkpoint.sizes import check_memory, check_sizes, memory_explained
 from malmoi.checkpoint.table import Table
-from malmoi.checkpoint.translate import classes_of, empty, fill, from_hf, is_tied, to_hf
+from malmoi.checkpoint.translate import check_labels, classes_of, empty, fill, from_hf, is_tied, to_hf
 from malmoi.checkpoint.weights import read_weights, write_weights
 from malmoi.config import ModelConfig
 from malmoi.disk import output_folder, write_text
 from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.limits import MAX_CLASSES, shown
 from malmoi.model import FeatureConfig, Network
 from malmoi.model.int8 import is_quantized, quantize
 from malmoi.tokenizer import Tokenizer
+from malmoi.untrusted import JsonObject, named, read_object
 
 INT8 = "int8"  # how an own folder says that its linear maps are quantised
 OWN = "malmoi"  # model_type of what Hugging Face cannot express
@@ -53,26 +55,46 @@ def read(source: str | Path, *, dtype: torch.dtype | None = None, device: str | 
         return checkpoint
     folder = find(source)
     config = read_json(folder / "config.json")
-    kind = config.get("model_type")
-    if kind == OWN:
-        network, notes = _read_own(folder, config)
-    elif kind in TABLES:
-        network, notes = from_hf(TABLES[kind], _tensors(folder, config), config, folder)
-    else:
-        hint = nearest(str(kind), [*TABLES, OWN])
-        raise MalmoiError(f"{folder / 'config.json'} says model_type {kind!r}, which Malmoi does not know.{hint}")
-    network.eval().to(device=device, dtype=dtype)
-    labels = tuple(name for _, name in sorted((int(i), name) for i, name in config.get("id2label", {}).items()))
-    generation = read_json(folder / "generation_config.json", required=False)
-    extra = config.get("malmoi", {})
-    ids = {name: config[name] for name in TOKEN_IDS if config.get(name) is not None}
+    kind = config.text("model_type", default="")
+    if kind != OWN and kind not in TABLES:
+        hint = nearest(kind, [*TABLES, OWN])
+        raise MalmoiError(f"{config.where} says model_type {shown(kind)}, which Malmoi does not know.{hint}")
+    tensors = read_weights(folder)
+    check_memory(tensors, dtype, folder)
+    with memory_explained(folder):
+        tensors = unpacked(tensors, config, folder)
+        if kind == OWN:
+            network, notes = _read_own(folder, config, tensors)
+        else:
+            network, notes = from_hf(TABLES[kind], tensors, config, folder)
+        network.eval().to(device=device, dtype=dtype)
+    labels, extra = _labels(config, network), dict(config.object("malmoi", default={}))
+    generation = dict(_with_ids(read_json(folder / "generation_config.json", required=False)))
+    ids = {name: value for name, value in _with_ids(config).items() if name in TOKEN_IDS and value is not None}
     checkpoint = Checkpoint(network, _read_tokenizer(folder), labels, generation, notes, extra, folder.absolute(), ids)
     _check_fit(checkpoint, folder)
     return checkpoint
 
 
-def _tensors(folder: Path, config: Mapping[str, Any]) -> dict[str, Tensor]:
-    return unpacked(read_weights(folder), config, folder)
+def _labels(config: JsonObject, network: Network) -> tuple[str, ...]:
+    """The names of the classes, by their numbers; as many as the head has."""
+    names = config.map_of("id2label", str, default={})
+    numbers = {number: name for number, name in names.items() if number.isdecimal() and len(number) < 10}
+    if len(numbers) < len(names):
+        raise config.wrong("id2label", "the names of classes by their numbers from 0")
+    labels = tuple(numbers[number] for number in sorted(numbers, key=int))
+    check_labels(network, labels, config.where)
+    return labels
+
+
+def _with_ids(values: JsonObject) -> JsonObject:
+    """The values themselves, if their special tokens are ids (some say -1 for none) or lists of them."""
+    for name in TOKEN_IDS:
+        if isinstance(values.get(name), list):
+            values.list_of(name, int)
+        else:
+            values.whole(name, default=None, low=-1)
+    return values
 
 
 def write(
@@ -115,8 +137,9 @@ def table_for(network: Network, *, packed: bool = False) -> Table | None:
 
 
 def _read_gguf(file: Path) -> Checkpoint:
-    contents = read_gguf(file)
-    network, notes = from_hf(TABLES["llama"], contents.weights, contents.config, file)
+    with memory_explained(file):
+        contents = read_gguf(file)
+        network, notes = from_hf(TABLES["llama"], contents.weights, contents.config, file)
     checkpoint = Checkpoint(
         network, contents.tokenizer, generation=contents.generation, notes=notes, source=file.absolute()
     )
@@ -124,12 +147,16 @@ def _read_gguf(file: Path) -> Checkpoint:
     return checkpoint
 
 
-def _read_own(folder: Path, values: Mapping[str, Any]) -> tuple[Network, tuple[str, ...]]:
-    config = ModelConfig.from_dict(values.get("model", {}))
-    features = FeatureConfig.from_dict(values["features"]) if values.get("features") else None
-    network = empty(config, values.get("heads", {}), bool(values.get("pooler")), features)
-    network = quantize(network) if values.get("weights") == INT8 else network
-    weights = _tensors(folder, values)
+def _read_own(folder: Path, values: JsonObject, weights: dict[str, Tensor]) -> tuple[Network, tuple[str, ...]]:
+    with named(values.where):
+        config = ModelConfig.from_dict(values.object("model"))
+        features = FeatureConfig.from_dict(values.object("features")) if values.get("features") else None
+    heads = values.object("heads", default={})
+    classes = {name: heads.whole(name, high=MAX_CLASSES) for name in heads}
+    check_sizes(config, weights, values.where)
+    with named(values.where):
+        network = empty(config, classes, values.flag("pooler", default=False), features)
+    network = quantize(network) if values.text("weights", default="") == INT8 else network
     shapes = {name: t.shape for name, t in network.state_dict().items()}
     wrong = [k for k, v in weights.items() if k not in shapes or v.shape != shapes[k]]
     if wrong:
@@ -186,16 +213,10 @@ def _check_fit(checkpoint: Checkpoint, folder: Path) -> None:
         )
 
 
-def read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
+def read_json(path: Path, *, required: bool = True) -> JsonObject:
     """An object of a model's folder; where it may be absent, an empty one."""
-    if not path.is_file():
-        if required:
-            raise UsageError(f"{path.parent} is not a model folder: it has no {path.name}.")
-        return {}
-    try:
-        values = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise MalmoiError(f"{path} is not valid JSON: {error}.") from error
-    if not isinstance(values, dict):
-        raise MalmoiError(f"{path} must hold a JSON object.")
-    return values
+    if path.is_file():
+        return read_object(path)
+    if required:
+        raise UsageError(f"{path.parent} is not a model folder: it has no {path.name}.")
+    return JsonObject({}, str(path))

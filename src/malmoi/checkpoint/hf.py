@@ -5,7 +5,7 @@ from typing import Any
 
 from malmoi.checkpoint.rope import ROPE
 from malmoi.checkpoint.table import COPY, HALVES, HEADS, TRANSPOSE, TWICE, Field, Rule, Several, Table, affine
-from malmoi.config import ModelConfig
+from malmoi.config import ModelConfig, coerce
 from malmoi.errors import MalmoiError
 from malmoi.model import families
 
@@ -309,7 +309,7 @@ GPT1 = Table(
 
 
 def _read_bias(theirs: Mapping[str, Any]) -> bool:
-    attention, mlp = (bool(theirs.get(f"{part}_bias", False)) for part in ("attention", "mlp"))
+    attention, mlp = (coerce(theirs.get(f"{part}_bias", False), bool, f"{part}_bias") for part in ("attention", "mlp"))
     if attention != mlp:
         raise MalmoiError(
             f"config.json says attention_bias = {attention} and mlp_bias = {mlp}; Malmoi has biases in both or in none."

@@ -5,6 +5,8 @@ from typing import Any
 
 from malmoi.checkpoint.table import Several
 from malmoi.errors import MalmoiError
+from malmoi.limits import shown
+from malmoi.untrusted import is_a
 
 PLACE = "rope_parameters."
 NUMBERS = {  # what each rule's numbers are called there, in our order
@@ -29,20 +31,20 @@ def read_scaling(theirs: Mapping[str, Any]) -> str:
     kind = given.get("rope_type", "default")
     unknown = sorted(given.keys() - KNOWN)
     if kind not in ("default", *NUMBERS) or unknown:
-        what = f"the rotary positions {kind!r}" + (f" with {', '.join(unknown)}" if unknown else "")
+        what = f"the rotary positions {shown(kind)}" + (f" with {', '.join(unknown)}" if unknown else "")
         raise MalmoiError(f"config.json asks for {what}; Malmoi has default, {', '.join(NUMBERS)}.")
     share = given.get("partial_rotary_factor", 1)
     if share != 1:
         raise MalmoiError(
-            f"config.json says partial_rotary_factor = {share:g}, that only a part of each head is rotated; "
+            f"config.json says partial_rotary_factor = {shown(share)}, that only a part of each head is rotated; "
             "Malmoi rotates whole heads, so it cannot run this model."
         )
     if kind == "default":
         return ""
     given = {"original_max_position_embeddings": theirs.get("max_position_embeddings"), **ASSUMED, **given}
-    missing = [name for name in NUMBERS[kind] if not isinstance(given.get(name), int | float)]
-    if missing:
-        raise MalmoiError(f"config.json asks for the rotary positions {kind!r} but gives no number as {missing[0]}.")
+    wrong = [name for name in NUMBERS[kind] if not is_a(given.get(name), float) or given[name] <= 0]
+    if wrong:
+        raise MalmoiError(f"config.json asks for the rotary positions {kind!r} but gives no number as {wrong[0]}.")
     return f"{kind}:{','.join(repr(float(given[name])).removesuffix('.0') for name in NUMBERS[kind])}"
 
 

@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from malmoi.config import ModelConfig
+from malmoi.config import ModelConfig, coerce, field_types
 from malmoi.errors import MalmoiError
+from malmoi.limits import shown
+from malmoi.untrusted import named
 
 
 class Via(NamedTuple):
@@ -61,12 +63,12 @@ class Field(NamedTuple):
     at_least: int | None = None  # fewer can be read, but transformers would not run what we wrote
 
     def read(self, value: Any) -> Any:
-        if self.names and value not in self.names:
+        if self.names and (not isinstance(value, str) or value not in self.names):
             raise MalmoiError(
-                f"config.json says {self.theirs} = {value!r}, which Malmoi cannot compute; "
+                f"config.json says {self.theirs} = {shown(value)}, which Malmoi cannot compute; "
                 f"it has {', '.join(self.names)}."
             )
-        return self.names.get(value, value)
+        return self.names[value] if self.names else value
 
     def write(self, value: Any) -> Any:
         if self.at_least is not None and value < self.at_least:
@@ -105,16 +107,23 @@ class Table:
     twins: Mapping[str, str] = field(default_factory=dict)  # two names of one tensor: a folder may have either or both
     free: tuple[str, ...] = ()  # heads that have no weights of their own where they are tied
 
-    def read_config(self, theirs: Mapping[str, Any]) -> ModelConfig:
+    def read_config(self, theirs: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
+        """Our config of theirs; a wrong value is told under their name for it, in the file `where`."""
         given = {self._today(k): v for k, v in _flat(theirs).items() if v is not None}
         for name, value in self.only.items():
             if given.get(name, value) != value:
                 raise MalmoiError(
-                    f"config.json says {name} = {given[name]!r}, and Malmoi has {self.model_type} only with {value!r}."
+                    f"{where} says {name} = {shown(given[name])}, and Malmoi has {self.model_type} only with {value!r}."
                 )
         known = {**self.defaults, **given}
-        ours = {f.ours: f.read(known[f.theirs]) for f in self.fields if f.theirs in known}
-        return self.family(**ours, **{some.ours: some.read(known) for some in self.several})
+        kinds = field_types(ModelConfig)
+        with named(where):
+            ours = {
+                f.ours: coerce(f.read(known[f.theirs]), kinds[f.ours], f.theirs)
+                for f in self.fields
+                if f.theirs in known
+            }
+            return self.family(**ours, **{some.ours: some.read(known) for some in self.several})
 
     def _today(self, name: str) -> str:
         """A field's present name: old ones, whole or by what they begin with ("rope_scaling."), have moved."""

@@ -8,11 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from malmoi.checkpoint.sizes import check_sizes
 from malmoi.checkpoint.table import Rule, Table
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError
+from malmoi.limits import MAX_WEIGHT
 from malmoi.model import FeatureConfig, Network, initialise, without_weights
 from malmoi.model.heads import VOCABULARY
+from malmoi.untrusted import JsonObject, named
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # noqa: TID251  # on the disk
 
 
 def to_hf(table: Table, network: Network) -> dict[str, Tensor]:
@@ -28,11 +33,15 @@ def to_hf(table: Table, network: Network) -> dict[str, Tensor]:
 def from_hf(
     table: Table, weights: dict[str, Tensor], theirs: Mapping[str, Any], folder: Path
 ) -> tuple[Network, tuple[str, ...]]:
-    config = table.read_config(theirs)
+    theirs = theirs if isinstance(theirs, JsonObject) else JsonObject(theirs, str(folder))
+    config = table.read_config(theirs, theirs.where)
+    check_sizes(config, weights, theirs.where)
     weights = _spelled(table, weights)
-    heads = _heads(table, theirs.get("architectures") or [], weights, table.free if config.tied else ())
+    architectures = theirs.list_of("architectures", str, default=[])
+    heads = _heads(table, architectures, weights, table.free if config.tied else ())
     pooler = any(rule.theirs[0] in weights for rule in table.rules if rule.ours.startswith("pooler.") and not rule.head)
-    network = empty(config, heads, pooler)
+    with named(theirs.where):
+        network = empty(config, heads, pooler)
     rules = {rule.ours: rule for rule in table.expand(config, set(heads))}
     found, used = _translate(network, rules, weights, folder)
     notes = fill(network, found, folder, {name: rules[name].theirs[0] for name in rules})
@@ -86,7 +95,8 @@ def _present(table: Table, head: str, weights: Mapping[str, Tensor]) -> bool:
 
 def _classes(table: Table, head: str, weights: Mapping[str, Tensor]) -> int:
     name = f"heads.{head}.linear.weight"
-    return next((weights[r.theirs[0]].size(0) for r in table.rules if r.ours == name and r.theirs[0] in weights), 0)
+    found = (weights[r.theirs[0]] for r in table.rules if r.ours == name and r.theirs[0] in weights)
+    return next((t.size(0) for t in found if t.dim() == 2), 0)
 
 
 def _translate(
@@ -99,7 +109,8 @@ def _translate(
         used.update(rule.theirs)
         if name not in shapes or not all(t in weights for t in rule.theirs):
             continue
-        tensor = rule.via.load(*(weights[t] for t in rule.theirs))
+        given = [weights[t] for t in rule.theirs]
+        tensor = rule.via.load(*given) if _joinable(given, len(shapes[name])) else given[0]
         if tensor.shape != shapes[name]:
             raise MalmoiError(
                 f"{folder}: {rule.theirs[0]} has the shape {list(weights[rule.theirs[0]].shape)}, but config.json asks "
@@ -107,6 +118,11 @@ def _translate(
             )
         found[name] = tensor
     return found, used
+
+
+def _joinable(tensors: list[Tensor], dimensions: int) -> bool:
+    """Whether several tensors can become one of so many dimensions: all have as many, and rows of one length."""
+    return all(t.dim() == dimensions and t.shape[1:] == tensors[0].shape[1:] for t in tensors)
 
 
 def _is_buffer(key: str) -> bool:
@@ -129,10 +145,59 @@ def fill(network: Network, found: dict[str, Tensor], folder: Path, theirs: Mappi
         raise MalmoiError(
             f"{folder}: {len(lost)} weights of the model are missing, the first is {lost[0]}; it cannot be used."
         )
+    found, notes = _of_one_type(network, found, folder)
     fresh = _fresh_heads(network) if missing else {}
     network.load_state_dict({**found, **{k: fresh[k] for k in missing}}, strict=False, assign=True)
     network.tie()
-    return (listing("newly initialised", [theirs.get(k, k) for k in missing]),) if missing else ()
+    return (*notes, *([listing("newly initialised", [theirs.get(k, k) for k in missing])] if missing else []))
+
+
+def _of_one_type(network: Network, found: dict[str, Tensor], folder: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Numbers of a type that the network computes with, all of the same one: mixed halves meet in fp32."""
+    wanted = {name: tensor.dtype for name, tensor in network.state_dict().items()}
+    for name, tensor in found.items():
+        if wanted[name] == torch.float32:
+            check_type(tensor, name, folder)
+        elif tensor.dtype != wanted[name]:
+            raise MalmoiError(
+                f"{folder}: the weight {name} is kept as {_called(tensor.dtype)}, not as {_called(wanted[name])}."
+            )
+    own = [name for name in found if wanted[name] == torch.float32]
+    types = {found[name].dtype for name in own}
+    if len(types) < 2 and torch.float64 not in types:
+        return found, ()
+    mixed = {name: found[name].to(torch.float32) for name in own}
+    names = ", ".join(sorted(map(_called, types)))
+    return {**found, **mixed}, (f"converted to float32: the weights are of the types {names}",)
+
+
+def check_type(tensor: Tensor, name: str, folder: Path) -> None:
+    """Refuses what is no weight: whole numbers, types of 8 bits, values that are infinite or none."""
+    if tensor.dtype not in FLOATS:
+        raise MalmoiError(
+            f"{folder}: the weight {name} is kept as {_called(tensor.dtype)}; Malmoi reads "
+            f"{', '.join(map(_called, FLOATS))} there."
+        )
+    check_finite(tensor, name, folder)
+
+
+def check_labels(network: Network, labels: tuple[str, ...], where: str) -> None:
+    """Refuses labels that are more or fewer than the classes they name."""
+    classes = next((classes_of(network.heads[head]) for head in ("classify", "tag") if head in network.heads), None)
+    if labels and classes is not None and classes != len(labels):
+        raise MalmoiError(f"{where} names {len(labels)} labels, and the model has {classes} classes.")
+
+
+def _called(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def check_finite(tensor: Tensor, name: str, folder: Path) -> None:
+    """Weights that are no numbers, or so large that answers become none: told here, not guessed from the answers."""
+    if tensor.is_floating_point() and tensor.numel() and not all(x.abs() < MAX_WEIGHT for x in tensor.aminmax()):
+        raise MalmoiError(
+            f"{folder}: the weight {name} holds values that are no numbers, or beyond {MAX_WEIGHT:g}; it is damaged."
+        )
 
 
 def _fresh_heads(network: Network) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from malmoi.disk import replace_file, write_text
 from malmoi.errors import MalmoiError
+from malmoi.untrusted import read_object
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 TORCH, TORCH_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
@@ -28,10 +29,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
-    try:
-        names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError) as error:
-        raise MalmoiError(f"{index} is not a shard index: {error}.") from error
+    names = sorted(set(read_object(index).map_of("weight_map", str).values()))
     missing = [n for n in names if Path(n).name != n or not (index.parent / n).is_file()]
     if missing:
         raise MalmoiError(
@@ -46,12 +44,20 @@ def read_file(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as file:
                 return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        return dict(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
+        return _plain_tensors(torch.load(path, map_location="cpu", weights_only=True, mmap=True), path)
+    except MalmoiError:
+        raise
     except (SafetensorError, RuntimeError, ValueError, OSError, EOFError) as error:
         raise MalmoiError(f"{path} is truncated or damaged: {error}. Copy or download it again.") from error
     except Exception as error:  # torch refuses unsafe pickles with UnpicklingError, its own hierarchy
         reason = str(error).splitlines()[0]
         raise MalmoiError(f"{path} is not a plain file of tensors and is not opened: {reason}") from error
+
+
+def _plain_tensors(found: object, path: Path) -> dict[str, Tensor]:
+    if not isinstance(found, dict) or not all(isinstance(k, str) and isinstance(t, Tensor) for k, t in found.items()):
+        raise MalmoiError(f"{path} holds other things than tensors by their names; it is not a model's weights.")
+    return dict(found)
 
 
 def write_weights(tensors: Mapping[str, Tensor], folder: Path, shard_bytes: int) -> None:

@@ -4,18 +4,23 @@ A `Constraint` is what is asked; each request takes a `Walk` through it, which k
 V vocabulary.
 """
 
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Protocol
+from operator import itemgetter
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from malmoi.decode.regex import EMPTY, LAST, NOTHING, Regex, complete, derive, either, firsts, literal, parse
-from malmoi.decode.spell import Trie, spellings, trie
+from malmoi.decode.regex import EMPTY, LAST, NOTHING, Derivatives, Regex, parse
+from malmoi.decode.spell import spellings, trie
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.limits import MAX_CHOICE_CHARACTERS, MAX_CHOICES
 from malmoi.tokenizer import Tokenizer
 
+REMEMBERED = 64  # masks of a pattern: each may name every token of a vocabulary
 SMALLEST = {2: 0x80, 3: 0x800, 4: 0x10000}  # code points that need so many bytes
 
 
@@ -109,7 +114,8 @@ class Pattern:
     def __init__(self, regex: str | Regex, tokenizer: Tokenizer, ends: Iterable[int] = ()) -> None:
         self.regex = parse(regex) if isinstance(regex, str) else regex
         self.tokenizer, self.ends = tokenizer, tuple(ends)
-        self.masks: dict[tuple[Regex, bytes], list[int]] = {}
+        self.derivatives = Derivatives()
+        self.masks: OrderedDict[tuple[Regex, bytes], list[int]] = OrderedDict()
 
     def walk(self) -> Walk:
         return _PatternWalk(self)
@@ -117,10 +123,39 @@ class Pattern:
     def tokens(self, regex: Regex, begun: bytes) -> list[int]:
         """The tokens that can come next after this much is left to match and this much of a character is there."""
         if (regex, begun) not in self.masks:
-            found: list[int] = []
-            _follow(trie(self.tokenizer), regex, begun, found)
-            self.masks[regex, begun] = found
+            self.masks[regex, begun] = self._follow(regex, begun)
+            if len(self.masks) > REMEMBERED:
+                self.masks.popitem(last=False)
         return self.masks[regex, begun]
+
+    def _follow(self, regex: Regex, begun: bytes) -> list[int]:
+        """Goes down the vocabulary's trie as far as the expression goes along."""
+        self.derivatives.begin()
+        found: list[int] = []
+        waiting = [(trie(self.tokenizer), regex, begun)]
+        while waiting:
+            node, regex, begun = waiting.pop()
+            for byte, child in node.children.items():
+                left, rest = self.advance(regex, begun, byte)
+                if left is not NOTHING:
+                    found += child.tokens
+                    waiting.append((child, left, rest))
+        return found
+
+    def advance(self, regex: Regex, begun: bytes, byte: int) -> tuple[Regex, bytes]:
+        """What is left to match after a byte, and the bytes of a character that is not complete yet."""
+        text = begun + bytes((byte,))
+        size = _length(text[0])
+        if size == 0 or (len(text) > 1 and not 0x80 <= byte < 0xC0):
+            return NOTHING, b""
+        if len(text) < size:
+            low, high = _reach(text, size)
+            alive = any(first <= high and low <= last for first, last in self.derivatives.firsts(regex))
+            return (regex if alive else NOTHING), text
+        try:
+            return self.derivatives.after(regex, ord(text.decode())), b""
+        except UnicodeDecodeError:
+            return NOTHING, b""
 
 
 class _PatternWalk:
@@ -129,17 +164,88 @@ class _PatternWalk:
 
     @property
     def over(self) -> bool:
-        return self.regex == EMPTY
+        return self.regex is EMPTY
 
     def allowed(self, vocab: int) -> Tensor:
-        ends = self.pattern.ends if complete(self.regex) and not self.begun else ()
+        ends = self.pattern.ends if self.regex.complete and not self.begun else ()
         tokens = [*self.pattern.tokens(self.regex, self.begun), *ends]
-        return _some(_mask(tokens, vocab), "no token of the vocabulary continues towards the pattern or the choices")
+        return _some(_mask(tokens, vocab), "no token of the vocabulary continues towards the pattern")
 
     def push(self, token: int) -> None:
         if token not in self.pattern.ends:
             for byte in spellings(self.pattern.tokenizer)[token]:
-                self.regex, self.begun = _advance(self.regex, self.begun, byte)
+                self.regex, self.begun = self.pattern.advance(self.regex, self.begun, byte)
+
+
+class Choices:
+    """Exactly one of these texts; where one begins another, it may end by a token of `ends`.
+
+    The texts are kept sorted, so that those that begin alike are a range, and the next bytes parts of it.
+    """
+
+    def __init__(self, texts: Sequence[str], tokenizer: Tokenizer, ends: Iterable[int] = ()) -> None:
+        if isinstance(texts, str) or not texts or not all(isinstance(text, str) and text for text in texts):
+            raise UsageError("choices must be a list of texts of at least one character each.")
+        if len(texts) > MAX_CHOICES or sum(map(len, texts)) > MAX_CHOICE_CHARACTERS:
+            raise UsageError(
+                f"choices are {len(texts):,} texts of {sum(map(len, texts)):,} characters; up to {MAX_CHOICES:,} of "
+                f"{MAX_CHOICE_CHARACTERS:,} together can be chosen among."
+            )
+        self.texts = sorted({text.encode() for text in texts})
+        self.tokenizer, self.ends = tokenizer, tuple(ends)
+
+    def walk(self) -> Walk:
+        return _ChoicesWalk(self)
+
+    def after(self, at: "_Range", byte: int) -> "_Range":
+        """Those of a range that go on with this byte."""
+        key = itemgetter(at.depth)
+        first = at.first + (len(self.texts[at.first]) == at.depth)  # the one that ends here goes on with nothing
+        low = bisect_left(self.texts, byte, first, at.end, key=key)
+        return _Range(low, bisect_right(self.texts, byte, low, at.end, key=key), at.depth + 1)
+
+    def tokens(self, at: "_Range") -> list[int]:
+        """Goes down the vocabulary's trie as far as a text goes along."""
+        found: list[int] = []
+        waiting = [(trie(self.tokenizer), at)]
+        while waiting:
+            node, at = waiting.pop()
+            for byte, child in node.children.items():
+                left = self.after(at, byte)
+                if left.first < left.end:
+                    found += child.tokens
+                    waiting.append((child, left))
+        return found
+
+
+class _Range(NamedTuple):
+    """The texts from `first` to before `end`, which are alike in their first `depth` bytes."""
+
+    first: int
+    end: int
+    depth: int
+
+
+class _ChoicesWalk:
+    def __init__(self, choices: Choices) -> None:
+        self.choices, self.at = choices, _Range(0, len(choices.texts), 0)
+
+    @property
+    def over(self) -> bool:
+        return self.at.end - self.at.first == 1 and self._complete
+
+    @property
+    def _complete(self) -> bool:
+        return len(self.choices.texts[self.at.first]) == self.at.depth
+
+    def allowed(self, vocab: int) -> Tensor:
+        tokens = [*self.choices.tokens(self.at), *(self.choices.ends if self._complete else ())]
+        return _some(_mask(tokens, vocab), "no token of the vocabulary continues towards the choices")
+
+    def push(self, token: int) -> None:
+        if token not in self.choices.ends:
+            for byte in spellings(self.choices.tokenizer)[token]:
+                self.at = self.choices.after(self.at, byte)
 
 
 class Together:
@@ -183,43 +289,11 @@ def constrain(
 ) -> Constraint:
     """What the settings of `generate` ask for, all of it at once."""
     parts: list[Constraint] = []
-    parts += [choice(choices, tokenizer, ends)] if choices is not None else []
+    parts += [Choices(choices, tokenizer, ends)] if choices is not None else []
     parts += [Pattern(regex, tokenizer, ends)] if regex is not None else []
     parts += [Allowed(allowed)] if allowed is not None else []
     parts += [Banned([banned] if isinstance(banned, str) else banned, tokenizer)] if banned is not None else []
     return parts[0] if len(parts) == 1 else Together(parts)
-
-
-def choice(texts: Sequence[str], tokenizer: Tokenizer, ends: Iterable[int] = ()) -> Pattern:
-    """Exactly one of these texts."""
-    if isinstance(texts, str) or not texts or not all(texts):
-        raise UsageError("choices must be a list of texts of at least one character each.")
-    return Pattern(either(*map(literal, texts)), tokenizer, ends)
-
-
-def _follow(node: Trie, regex: Regex, begun: bytes, found: list[int]) -> None:
-    """Goes down the vocabulary's trie as far as the expression goes along."""
-    for byte, child in node.children.items():
-        left, rest = _advance(regex, begun, byte)
-        if left != NOTHING:
-            found += child.tokens
-            _follow(child, left, rest, found)
-
-
-def _advance(regex: Regex, begun: bytes, byte: int) -> tuple[Regex, bytes]:
-    """What is left to match after a byte, and the bytes of a character that is not complete yet."""
-    text = begun + bytes((byte,))
-    size = _length(text[0])
-    if size == 0 or (len(text) > 1 and not 0x80 <= byte < 0xC0):
-        return NOTHING, b""
-    if len(text) < size:
-        low, high = _reach(text, size)
-        alive = any(first <= high and low <= last for first, last in firsts(regex))
-        return (regex if alive else NOTHING), text
-    try:
-        return derive(regex, ord(text.decode())), b""
-    except UnicodeDecodeError:
-        return NOTHING, b""
 
 
 @lru_cache(maxsize=1 << 14)

@@ -10,6 +10,7 @@ from malmoi.decode.constrain import Constraint
 from malmoi.decode.sample import Sampling, generators
 from malmoi.decode.stream import stop_strings
 from malmoi.errors import UsageError
+from malmoi.limits import MAX_BEAMS, MAX_CONTINUATIONS, MAX_SEED, MAX_SIZE, MIN_SEED, check_whole_number
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,10 @@ class Wish:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", stop_strings(self.stop))
-        for name in ("max_new_tokens", "n", "beams"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be 1 or more, not {getattr(self, name)}.")
+        for name, most in (("max_new_tokens", MAX_SIZE), ("n", MAX_CONTINUATIONS), ("beams", MAX_BEAMS)):
+            check_whole_number(name, getattr(self, name), 1, most)
+        if self.seed is not None:
+            check_whole_number("seed", self.seed, MIN_SEED, MAX_SEED)
         plain = self.sampling.greedy and not self.sampling.remembers and self.constraint is None and self.n == 1
         for name, asked in (("beams", self.beams > 1), ("speculate", self.speculate)):
             if asked and not plain:

@@ -47,7 +47,10 @@ def parse_scaling(text: str) -> tuple[Callable[..., Scaled], tuple[float, ...]]:
     if name not in SCALINGS:
         raise UsageError(f"There is no rotary scaling {name!r}.{nearest(name, SCALINGS)}")
     try:
-        return SCALINGS[name], tuple(float(part) for part in rest.split(","))
+        numbers = tuple(float(part) for part in rest.split(","))
+        if any(not 0 < number < math.inf for number in numbers):
+            raise ValueError
+        return SCALINGS[name], numbers
     except ValueError:
         raise UsageError(f"The rotary scaling {text!r} must be a name and numbers, such as 'linear:4'.") from None
 
@@ -63,13 +66,23 @@ def frequencies(config: ModelConfig) -> Scaled:
         return rule(plain, config.rotary_base, *numbers)
     except TypeError:
         raise UsageError(f"The rotary scaling {config.rotary_scaling!r} has too many or too few numbers.") from None
+    except ArithmeticError:  # of numbers at the edge of what floats hold
+        return plain * math.nan, math.nan
 
 
 def rotary_table(config: ModelConfig) -> Tensor:
     """cos and sin of position × frequency (Su et al. 2021, eq. 15): [2, context, E/2]."""
     frequency, stretch = frequencies(config)
     angle = torch.arange(config.context, dtype=torch.float32, device="cpu")[:, None] * frequency
-    return torch.stack((angle.cos(), angle.sin())) * stretch
+    table = torch.empty(2, *angle.shape, device="cpu")  # in place: of a long context every copy is large
+    torch.cos(angle, out=table[0])
+    torch.sin(angle, out=table[1])
+    if not all(bool(x.isfinite()) for x in table.mul_(stretch).aminmax()):
+        raise UsageError(
+            f"Rotary positions with the base {config.rotary_base:g} and the scaling {config.rotary_scaling!r} are no "
+            "numbers."
+        )
+    return table
 
 
 def rotate(x: Tensor, turn: Tensor) -> Tensor:

@@ -1,26 +1,20 @@
 """Conversations as text: the chat template that a model was trained with, rendered as transformers renders it.
 
-A template is a program from whoever made the model, so it runs in jinja2's sandbox and sees plain data only.
+A template is a program from whoever made the model, so it runs in jinja2's sandbox, in a process with limits, and sees
+plain data only.
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from functools import lru_cache
-from typing import Any, NoReturn
+from importlib.util import find_spec
+from typing import Any
 
+from malmoi.confined import Refused, render_template
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.limits import MAX_TEMPLATE_CHARACTERS, shown
 from malmoi.tokenizer.core import Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]  # {"role": "user", "content": "…"}, …
-# A language model that was never taught to talk continues a dialogue as it would stand in a book.
-PLAIN = (
-    "{% for message in messages %}"
-    "{% if message.role == 'system' %}{{ message.content }}\n\n"
-    "{% else %}{{ message.role | capitalize }}: {{ message.content }}\n{% endif %}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}Assistant:{% endif %}"
-)
 PLAIN_STOPS = ("\nUser:", "\nAssistant:")  # where a plain model begins to write the next turn itself
 
 
@@ -29,25 +23,47 @@ def template_of(tokenizer: Tokenizer, name: str = "default") -> str | None:
     given = tokenizer.chat_template
     if isinstance(given, list):  # as tokenizer_config.json keeps several: [{"name": …, "template": …}]
         given = {str(one.get("name")): one.get("template") for one in given if isinstance(one, dict)}
-    return given.get(name) if isinstance(given, dict) else given
+    found = given.get(name) if isinstance(given, dict) else given
+    if not found:
+        return None
+    if not isinstance(found, str) or len(found) > MAX_TEMPLATE_CHARACTERS:
+        raise MalmoiError(
+            f"The chat template that came with the tokenizer must be a text of at most {MAX_TEMPLATE_CHARACTERS:,} "
+            f"characters, not {shown(found)}."
+        )
+    return found
 
 
 def render(tokenizer: Tokenizer, messages: Messages, *, reply: bool = True, **values: Any) -> str:
     """A conversation as the model reads it, up to where its answer begins (unless `reply` is false).
 
-    `values` are whatever else the template asks for (tools, documents…). Without a template, `PLAIN` is used.
+    `values` are whatever else the template asks for (tools, documents…). Without a template it is a plain dialogue.
     """
-    template = template_of(tokenizer) or PLAIN
+    template, said = template_of(tokenizer), checked(messages)
+    if template is None:
+        return plain_dialogue(said, reply=reply)
     roles = {role: id for role, id in vars(tokenizer.specials).items() if id is not None}
     tokens = {f"{role}_token": tokenizer.token(id) for role, id in roles.items()}
-    asked = {"messages": checked(messages), "add_generation_prompt": reply, "tools": None, "documents": None}
-    jinja = _jinja()
+    asked = {"messages": said, "add_generation_prompt": reply, "tools": None, "documents": None}
+    if find_spec("jinja2") is None:
+        raise MalmoiError("A chat template needs jinja2: pip install jinja2.")
     try:
-        return str(_compiled(template).render(**tokens, **(asked | _plain(values))))
-    except jinja.exceptions.TemplateSyntaxError as error:
-        raise MalmoiError(f"The chat template is not one: {error.message} (line {error.lineno}).") from None
-    except Exception as error:  # the template is a program; whatever fails in it failed for these messages
+        return render_template(template, tokens | asked | _plain(values))
+    except Refused as error:
+        if error.line is not None:
+            raise MalmoiError(f"The chat template is not one: {error} (line {error.line}).") from None
         raise UsageError(f"The chat template refuses these messages: {error}.") from None
+
+
+def plain_dialogue(messages: Messages, *, reply: bool = True) -> str:
+    """What a language model that was never taught to talk continues: a dialogue as it would stand in a book."""
+    turns = (
+        f"{message['content']}\n\n"
+        if message["role"] == "system"
+        else f"{message['role'].capitalize()}: {message['content']}\n"
+        for message in messages
+    )
+    return "".join(turns) + ("Assistant:" if reply else "")
 
 
 def checked(messages: Messages) -> list[dict[str, Any]]:
@@ -69,47 +85,3 @@ def _plain(value: Any) -> Any:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError) as error:
         raise UsageError(f"A message must be plain data, as in JSON: {error}.") from None
-
-
-@lru_cache(maxsize=8)
-def _compiled(template: str) -> Any:
-    return _environment().from_string(template)
-
-
-def _environment() -> Any:
-    """jinja2 as transformers sets it up, so that the same template gives the same text."""
-    jinja = _jinja()
-    from jinja2 import nodes
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """{% generation %}…{% endgeneration %} marks what a model wrote; here it is only text."""
-
-        tags = frozenset({"generation"})
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.Scope(body, lineno=line)
-
-    def refuse(message: str) -> NoReturn:
-        raise jinja.exceptions.TemplateError(message)
-
-    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
-    made.filters["tojson"] = _to_json
-    made.globals |= {"raise_exception": refuse, "strftime_now": lambda format: datetime.now().strftime(format)}
-    return made
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    """jinja2's own filter escapes for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
-
-
-def _jinja() -> Any:
-    try:
-        import jinja2
-    except ImportError as error:
-        raise MalmoiError("A chat template needs jinja2: pip install jinja2.") from error
-    return jinja2

@@ -18,6 +18,7 @@ from malmoi.errors import MalmoiError, UsageError
 from malmoi.tokenizer import files, pipeline, save
 from malmoi.tokenizer.cut import kept, split
 from malmoi.tokenizer.offsets import Offsets, widened
+from malmoi.tokenizer.panics import is_refusal, panics_explained
 from malmoi.tokenizer.settings import special_names
 
 AT_ONCE = 2_000  # texts whose encodings, which hold far more than ids, lie in memory together
@@ -64,14 +65,21 @@ class Tokenizer:
 
     def __init__(self, rust: Rust, settings: dict[str, Any] | None = None) -> None:
         """Wrap a `tokenizers.Tokenizer`; `settings` is what tokenizer_config.json says. Use `load` or `train`."""
-        rust.no_truncation()
-        rust.no_padding()
-        state = pipeline.parse(rust)
+        with panics_explained("This tokenizer cannot be used"):
+            rust.no_truncation()
+            rust.no_padding()
+            state = pipeline.parse(rust)
+            frame = [*rust.encode("").ids, *rust.encode("", "").ids]
         self.settings = dict(settings or {})
         self.kind = pipeline.kind(state)
         self._rust = rust
         self._vocab: dict[str, int] = rust.get_vocab(with_added_tokens=True)
         self.vocab_size = max(self._vocab.values(), default=-1) + 1
+        if max(frame, default=0) >= max(self.vocab_size, 1):
+            raise MalmoiError(
+                f"This tokenizer puts the token {max(frame):,} around a text, and its vocabulary ends at "
+                f"{self.vocab_size - 1:,}; its post_processor is damaged."
+            )
         names = special_names(state, self.settings)
         self.specials = Specials(**{role: self._vocab.get(name) for role, name in names.items()})
         self._splits = pipeline.splits_safely(state)
@@ -121,7 +129,7 @@ class Tokenizer:
                 encoded = [self._rust.encode(texts[0], pairs[0] if pairs else None, add_special_tokens=specials)]
             else:
                 encoded = self._rust.encode_batch(inputs, add_special_tokens=specials)
-        except Exception as error:  # the library raises plain Exception too
+        except BaseException as error:
             raise refused([*texts, *(pairs or [])], error) from None
         given = zip(texts, pairs or [""] * len(texts), strict=True)
         return [self._encoding(one, both, max_tokens) for one, both in zip(encoded, given, strict=True)]
@@ -139,7 +147,7 @@ class Tokenizer:
             some = inputs[start : start + AT_ONCE]
             try:
                 encoded = encode(some, add_special_tokens=True)
-            except Exception as error:  # the library raises plain Exception too
+            except BaseException as error:
                 raise refused([*texts, *(pairs or [])], error) from None
             found += [_row(one, max_tokens) for one in encoded]
         return found
@@ -154,7 +162,7 @@ class Tokenizer:
         flat = [piece for some in pieces for piece in some]
         try:
             encoded = self._rust.encode_batch_fast(flat, add_special_tokens=False)
-        except Exception as error:
+        except BaseException as error:
             raise refused(texts, error) from None
         if len(flat) == len(texts):
             return [one.ids for one in encoded]
@@ -172,7 +180,8 @@ class Tokenizer:
             if row and not 0 <= min(row) <= max(row) < self.vocab_size:
                 wrong = next(token for token in row if not 0 <= token < self.vocab_size)
                 raise self._no_such(wrong)
-        texts: list[str] = self._rust.decode_batch(rows, skip_special_tokens=skip_specials)
+        with panics_explained("These tokens cannot be decoded"):
+            texts: list[str] = self._rust.decode_batch(rows, skip_special_tokens=skip_specials)
         return texts
 
     def token(self, id: int) -> str:
@@ -281,8 +290,10 @@ def check_texts(texts: Any, name: str) -> None:
             raise UsageError(f"Only str can be encoded; item {at} of {name} is {type(text).__name__}: {text!r:.60}.")
 
 
-def refused(texts: Iterable[str], error: Exception) -> MalmoiError:
+def refused(texts: Iterable[str], error: BaseException) -> BaseException:
     """Why a text could not be encoded: mostly a lone surrogate, which Rust refuses without saying where."""
+    if not is_refusal(error):
+        return error
     for at, text in enumerate(texts):
         try:
             text.encode()

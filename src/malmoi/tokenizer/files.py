@@ -1,14 +1,17 @@
 """Reading tokenizers from the files people have: each mistake in one is told with the file and the line."""
 
-import json
 from pathlib import Path
 
 from tokenizers import Tokenizer as Rust
 
 from malmoi.errors import MalmoiError
+from malmoi.limits import shown
 from malmoi.tokenizer import pipeline
+from malmoi.tokenizer.panics import panics_explained
 from malmoi.tokenizer.pipeline import BERT, GPT1, GPT2, ROLES, Merges, Vocab
-from malmoi.tokenizer.settings import Settings, class_name, named, read_object, read_settings, read_text, register
+from malmoi.tokenizer.settings import Settings, class_name, named, read_settings, register
+from malmoi.tokenizer.verify import check_ids, check_state
+from malmoi.untrusted import parse_object, read_object, read_text
 
 BPE_FILES = (("vocab.json", "merges.txt"), ("encoder_bpe_40000.json", "vocab_40000.bpe"))
 WORDPIECE_CLASSES = {"BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer"}
@@ -27,7 +30,8 @@ def read(path: Path) -> tuple[Rust, Settings]:
     folder = path if path.is_dir() else path.parent
     settings = read_settings(folder)
     rust = _read_folder(path, settings) if path.is_dir() else _read_file(path, settings)
-    register(rust, settings)
+    with panics_explained(f"The special tokens that {folder / 'tokenizer_config.json'} names cannot be added"):
+        register(rust, settings)
     return rust, settings
 
 
@@ -62,19 +66,12 @@ def _read_whole(path: Path, settings: Settings) -> Rust:
 
 def parse_rust(text: str, where: str) -> Rust:
     """A tokenizer from the text of a tokenizer.json; `where` names it in the error."""
-    try:
-        state = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise MalmoiError(
-            f"{where} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}; was it cut short? "
-            "Copy or download it again."
-        ) from None
-    if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
+    state = parse_object(text, where)
+    if not isinstance(state.get("model"), dict):
         raise MalmoiError(f"{where} is no tokenizer.json: it has no 'model' part.")
-    try:
+    check_state(state)
+    with panics_explained(f"{where} is not a tokenizer.json that can be used"):
         rust = Rust.from_str(text)
-    except Exception as error:  # the library raises plain Exception for whatever it cannot read
-        raise MalmoiError(f"{where} is not a tokenizer.json that can be used: {error}.") from None
     if rust.get_vocab_size() == 0:
         raise MalmoiError(f"{where} has an empty vocabulary.")
     return rust
@@ -85,7 +82,7 @@ def _apply_bert_settings(rust: Rust, settings: Settings) -> None:
     if type(rust.normalizer).__name__ == "BertNormalizer":
         for key, field in BERT_SETTINGS.items():
             if key in settings:
-                setattr(rust.normalizer, field, settings[key])
+                setattr(rust.normalizer, field, settings[key])  # true, false or null: read_settings has seen to it
 
 
 def read_wordpiece(path: Path, settings: Settings) -> Rust:
@@ -161,12 +158,13 @@ def read_vocab_lines(path: Path) -> Vocab:
 
 def read_vocab_json(path: Path) -> Vocab:
     """A vocabulary as one JSON object from token to id."""
-    vocab = read_object(path)
+    vocab = dict(read_object(path))
     for token, id in vocab.items():
         if not isinstance(id, int) or isinstance(id, bool) or id < 0:
-            raise MalmoiError(f"{path}: the id of {token!r} is {id!r}; ids are integers from 0.")
+            raise MalmoiError(f"{path}: the id of {shown(token)} is {shown(id)}; ids are integers from 0.")
     if not vocab:
         raise MalmoiError(f"{path} is empty: a vocabulary has at least one token.")
+    check_ids(vocab, str(path))
     if len(set(vocab.values())) < len(vocab):
         raise MalmoiError(f"{path}: two tokens have the same id; a vocabulary has each id once.")
     return vocab

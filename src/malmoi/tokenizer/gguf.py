@@ -9,6 +9,7 @@ from tokenizers import Tokenizer as Rust
 from malmoi.errors import MalmoiError, nearest
 from malmoi.tokenizer import pipeline
 from malmoi.tokenizer.core import Tokenizer
+from malmoi.tokenizer.panics import panics_explained
 from malmoi.tokenizer.pipeline import Merges, Vocab
 
 NORMAL, UNKNOWN, CONTROL, DEFINED = 1, 2, 3, 4  # llama.cpp's types of a token
@@ -54,15 +55,11 @@ def read_vocabulary(metadata: Mapping[str, Any], where: str) -> Tokenizer:
     if len(vocab) < len(tokens):
         raise MalmoiError(f"{where}: a token stands twice in its vocabulary, so its id would be ambiguous.")
     types = given.get("token_type") or [NORMAL] * len(tokens)
-    try:
-        rust = KINDS[kind](vocab, types, given, where)
-    except MalmoiError:
-        raise
-    except Exception as error:  # the library raises plain Exception for a vocabulary it cannot use
-        raise MalmoiError(f"{where}: its vocabulary cannot be used: {error}.") from None
-    _mark(rust, tokens, types)
     names = _names(given, tokens)
-    _open(rust, vocab, names, given)
+    with panics_explained(f"{where}: its vocabulary cannot be used"):
+        rust = KINDS[kind](vocab, types, given, where)
+        _mark(rust, tokens, types)
+        _open(rust, vocab, names, given)
     template = metadata.get("tokenizer.chat_template")
     settings = {f"{role}_token": name for role, name in names.items()}
     return Tokenizer(rust, settings | ({"chat_template": template} if template else {}))

@@ -1,14 +1,14 @@
 """What the small files beside a vocabulary say: special tokens, casing, chat template; read as transformers does."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as Rust
 
-from malmoi.errors import MalmoiError
+from malmoi.limits import MAX_TEMPLATE_CHARACTERS, MAX_TOKEN_CHARACTERS, MAX_VOCABULARY_TOKENS
 from malmoi.tokenizer import pipeline
 from malmoi.tokenizer.pipeline import ROLES, State
+from malmoi.untrusted import JsonObject, read_object, read_text
 
 Settings = dict[str, Any]
 LIKELY = {  # what the roles are called where no tokenizer_config.json says so
@@ -24,16 +24,48 @@ LIKELY = {  # what the roles are called where no tokenizer_config.json says so
 
 def read_settings(folder: Path) -> Settings:
     """tokenizer_config.json, with special_tokens_map.json, added_tokens.json and chat_template.jinja folded in."""
-    settings = _optional(folder / "tokenizer_config.json")
+    settings = dict(_optional(folder / "tokenizer_config.json"))
     if "added_tokens_decoder" not in settings:  # as transformers has it: the newer key makes the older files moot
         settings |= _optional(folder / "special_tokens_map.json")
         older = _optional(folder / "added_tokens.json")
         if older:
-            settings["added_tokens_decoder"] = {str(id): {"content": token} for token, id in older.items()}
+            settings["added_tokens_decoder"] = {str(older.whole(token)): {"content": token} for token in older}
     template = folder / "chat_template.jinja"
     if template.exists():
-        settings["chat_template"] = read_text(template)
+        settings["chat_template"] = read_text(template, max_bytes=4 * MAX_TEMPLATE_CHARACTERS)
+    _check(JsonObject(settings, str(folder / "tokenizer_config.json")))
     return settings
+
+
+def _check(settings: JsonObject) -> None:
+    """Everything that is read of the settings is of its type; what is not read may be anything."""
+    for flag in ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space"):
+        settings.flag(flag, default=False)
+    settings.number("model_max_length", default=0.0)
+    settings.text("tokenizer_class", default="")
+    added = settings.object("added_tokens_decoder", default={})
+    for id in added:
+        if not id.isdecimal() or len(id) > 9 or int(id) > MAX_VOCABULARY_TOKENS:
+            raise settings.wrong("added_tokens_decoder", f"tokens by their ids, up to {MAX_VOCABULARY_TOKENS:,}")
+        _check_token(added, id)
+    for role in ROLES:
+        _check_token(settings, f"{role}_token")
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        extra = settings.get(name) or {}
+        tokens = dict(enumerate(extra)) if isinstance(extra, list) else extra
+        if not isinstance(tokens, dict):
+            raise settings.wrong(name, "a list of tokens")
+        named = JsonObject({str(i): token for i, token in tokens.items()}, f"{settings.where}, {name}")
+        for i in named:
+            _check_token(named, i)
+
+
+def _check_token(values: JsonObject, key: str) -> None:
+    """A token is its text, or an object with its text; null is none."""
+    found = values.get(key)
+    content = values.object(key).text("content", default="") if isinstance(found, dict) else found
+    if content is not None and (not isinstance(content, str) or len(content) > MAX_TOKEN_CHARACTERS):
+        raise values.wrong(key, "a token: its text, or an object with its content")
 
 
 def register(rust: Rust, settings: Settings) -> None:
@@ -47,7 +79,7 @@ def register(rust: Rust, settings: Settings) -> None:
     names = {_content(token) for token in named}
     for token in wanted:
         content = _content(token)
-        if content is None or content in known:
+        if not content or content in known:
             continue
         known.add(content)
         special = content in names or bool(token.get("special"))  # those named by no role are dicts
@@ -84,28 +116,5 @@ def class_name(settings: Settings) -> str:
     return str(settings.get("tokenizer_class") or "").removesuffix("Fast")
 
 
-def _optional(path: Path) -> Settings:
-    return read_object(path) if path.exists() else {}
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object from a file."""
-    try:
-        value = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise MalmoiError(
-            f"{path}, line {error.lineno}: not JSON ({error.msg}); was it cut short? Copy or download it again."
-        ) from None
-    if not isinstance(value, dict):
-        raise MalmoiError(f"{path} must hold a JSON object, not {type(value).__name__}.")
-    return value
-
-
-def read_text(path: Path) -> str:
-    """A UTF-8 text file; newlines of any system."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise MalmoiError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}.") from None
-    except OSError as error:
-        raise MalmoiError(f"{path} cannot be read: {error.strerror or error}.") from None
+def _optional(path: Path) -> JsonObject:
+    return read_object(path) if path.exists() else JsonObject({}, str(path))

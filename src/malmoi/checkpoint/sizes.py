@@ -1,0 +1,90 @@
+"""Before a network is built: do the weights bear out the sizes that its config claims, and is there room for it?"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from malmoi.config import ModelConfig
+from malmoi.errors import MalmoiError
+from malmoi.machine import free_memory
+
+# Where they are a little apart, an error later can name the tensor that does not fit.
+FEW_LAYERS, FEW_NUMBERS = 64, 1 << 24
+WORD_NUMBERS = 8  # of 4 bits: what one int32 of packed weights may hold
+
+
+def check_sizes(config: ModelConfig, weights: Mapping[str, Tensor], where: str) -> None:
+    """Refuses sizes that the weights do not bear out, before so many layers are built one by one."""
+    if config.distinct > len(weights) + FEW_LAYERS:
+        raise MalmoiError(
+            f"{where} says that the model has {config.distinct:,} layers, and the weights are only {len(weights):,} "
+            "tensors; they are of different models, or damaged."
+        )
+    needed, there = least_numbers(config), sum(map(_numbers, weights.values()))
+    if needed > there + FEW_NUMBERS:
+        raise MalmoiError(
+            f"{where} describes a model of at least {needed:,} numbers, and the weights hold {there:,}; "
+            "they are of different models, or damaged."
+        )
+
+
+def least_numbers(c: ModelConfig) -> int:
+    """The numbers of the large matrices alone: no model of this config has fewer."""
+    attention = c.width * c.size_per_head * 2 * (c.heads + c.key_heads)
+    mlp = c.width * c.mlp_width * (3 if c.activation == "swiglu" else 2)
+    positions = c.context if c.positions == "learned" else 0
+    return c.distinct * (attention + mlp) + c.token_width * (c.vocab + positions + c.segments)
+
+
+def _numbers(tensor: Tensor) -> int:
+    return tensor.numel() * (WORD_NUMBERS if tensor.dtype == torch.int32 else 1)
+
+
+def check_memory(weights: Mapping[str, Tensor], dtype: torch.dtype | None, where: Path) -> None:
+    """Refuses a model that this machine has no room for, before anything of it is read."""
+    check_room(sum(_bytes(tensor, dtype) for tensor in weights.values()), where)
+
+
+def check_room(needed: int, where: Path) -> None:
+    """Whether so many bytes of a model fit into the memory that is free."""
+    free = free_memory()
+    if needed > free:
+        raise MalmoiError(
+            f"The model in {where} needs {gigabytes(needed)} of memory, and {gigabytes(free)} are free. Close other "
+            "programs, or take a smaller model or one of fewer bits."
+        )
+
+
+def _bytes(tensor: Tensor, dtype: torch.dtype | None) -> int:
+    if tensor.dtype == torch.int32:  # packed: unpacked in fp32
+        return tensor.numel() * WORD_NUMBERS * 4
+    size = dtype.itemsize if dtype is not None and tensor.is_floating_point() else tensor.element_size()
+    return tensor.numel() * size
+
+
+def gigabytes(count: int) -> str:
+    return f"{count / 2**30:.1f} GB"
+
+
+@contextmanager
+def memory_explained(where: Path) -> Iterator[None]:
+    """A model for which memory ran out all the same, in a sentence."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise MalmoiError(
+            f"The model in {where} does not fit into memory: {gigabytes(free_memory())} are free. Close other "
+            "programs, or take a smaller model or one of fewer bits."
+        ) from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether this is what Python, or torch on any device, says when memory runs out."""
+    said = str(error)
+    out = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return out or "can't allocate memory" in said or "not enough memory" in said

@@ -1,0 +1,115 @@
+"""A tokenizer.json looked through before the Rust library sees it: some sizes make that abort the whole process.
+
+An id far beyond all others makes it write down every id between; normalizers that each make a text longer fill the
+memory. Neither is an error to the library, so both are refused here.
+"""
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Any
+
+from malmoi.errors import MalmoiError
+from malmoi.limits import (
+    MAX_TEXT_GROWTH,
+    MAX_TOKEN_CHARACTERS,
+    MAX_TOKENIZER_REGEX_CHARACTERS,
+    MAX_VOCABULARY_HOLES,
+    MAX_VOCABULARY_TOKENS,
+    MAX_WORD_CHARACTERS,
+)
+from malmoi.untrusted import JsonObject
+
+PARTS = ("normalizers", "pretokenizers", "processors", "decoders")  # of a Sequence, in each part of the pipeline
+
+
+def check_state(state: JsonObject) -> None:
+    """Refuses a tokenizer.json whose sizes no tokenizer has."""
+    model = state.object("model")
+    vocab = model.get("vocab")
+    if isinstance(vocab, Mapping):
+        check_ids(vocab, state.where)
+    elif isinstance(vocab, list) and len(vocab) > MAX_VOCABULARY_TOKENS:
+        raise _too_many(state.where, len(vocab))
+    model.whole("max_input_chars_per_word", default=0, high=MAX_WORD_CHARACTERS)
+    for i, token in enumerate(state.list_of("added_tokens", dict, default=[])):
+        check_added(JsonObject(token, f"{state.where}, added_tokens[{i}]"))
+    for part in ("normalizer", "decoder"):
+        growth = _growth(state.get(part), state.where)
+        if growth > MAX_TEXT_GROWTH:
+            raise MalmoiError(
+                f"{state.where}: its {part} may make a text {growth:,} times as long; up to {MAX_TEXT_GROWTH} are "
+                "allowed."
+            )
+    _check_patterns(dict(state), state.where)
+
+
+def check_ids(vocab: Mapping[str, Any], where: str) -> None:
+    """The ids of a vocabulary: whole numbers, nearly all of those up to the largest."""
+    if len(vocab) > MAX_VOCABULARY_TOKENS:
+        raise _too_many(where, len(vocab))
+    ids = JsonObject({"vocab": vocab}, where).map_of("vocab", int)
+    largest, smallest = max(ids.values(), default=-1), min(ids.values(), default=0)
+    if smallest < 0 or largest >= len(ids) + MAX_VOCABULARY_HOLES:
+        wrong = smallest if smallest < 0 else largest
+        raise MalmoiError(f"{where}: a token has the id {wrong:,} in a vocabulary of {len(ids):,}; it is damaged.")
+
+
+def check_added(token: JsonObject) -> None:
+    """A token that is found before all else."""
+    token.whole("id", high=MAX_VOCABULARY_TOKENS)
+    if len(token.text("content")) > MAX_TOKEN_CHARACTERS:
+        raise token.wrong("content", f"a text of at most {MAX_TOKEN_CHARACTERS:,} characters")
+
+
+def _too_many(where: str, count: int) -> MalmoiError:
+    return MalmoiError(f"{where} has a vocabulary of {count:,} tokens; up to {MAX_VOCABULARY_TOKENS:,} are read.")
+
+
+def _growth(part: Any, where: str) -> int:
+    """How many times longer this part of the pipeline may make a text."""
+    if not isinstance(part, dict):
+        return 1
+    growth = 1
+    for inner in (one for name in PARTS for one in _listed(part.get(name))):
+        growth *= _growth(inner, where)
+    if part.get("type") == "Replace":
+        pattern, content = part.get("pattern"), part.get("content")
+        text = pattern.get("String") if isinstance(pattern, dict) else None
+        added = len(content) if isinstance(content, str) else 0
+        # an expression may match the empty text before every character
+        growth *= max(1, -(-added // len(text)) if isinstance(text, str) and text else added + 1)
+    if part.get("type") == "Precompiled":
+        growth *= _longest_replacement(part.get("precompiled_charsmap"), where)
+    return growth
+
+
+def _longest_replacement(charsmap: Any, where: str) -> int:
+    """SentencePiece's own normalization: four bytes of length, a trie so long, then the texts put in, each with a NUL.
+
+    Unicode's longest, of one character, has 33 bytes.
+    """
+    try:
+        data = base64.b64decode(charsmap, validate=True)
+    except (TypeError, ValueError, binascii.Error):
+        raise MalmoiError(f"{where}: its precompiled_charsmap is not base64; it is damaged.") from None
+    trie = int.from_bytes(data[:4], "little")
+    if trie % 4 or len(data) < 4 + trie:
+        raise MalmoiError(f"{where}: its precompiled_charsmap is cut short; it is damaged.")
+    return max(1, max(map(len, data[4 + trie :].split(b"\0")), default=1))
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _check_patterns(part: Any, where: str) -> None:
+    """Regular expressions anywhere in the pipeline, but for the vocabulary."""
+    for key, value in part.items() if isinstance(part, dict) else enumerate(_listed(part)):
+        if key == "Regex" and isinstance(value, str) and len(value) > MAX_TOKENIZER_REGEX_CHARACTERS:
+            raise MalmoiError(
+                f"{where} has a regular expression of {len(value):,} characters; up to "
+                f"{MAX_TOKENIZER_REGEX_CHARACTERS:,} are read."
+            )
+        if key not in ("model", "added_tokens") and isinstance(value, dict | list):
+            _check_patterns(value, where)
