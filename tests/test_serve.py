@@ -412,6 +412,34 @@ def test_there_is_nothing_elsewhere(client: httpx.Client, path: str) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
 
 
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/moderations", "/tokenize", "/foo"])
+def test_nothing_is_posted_elsewhere_either(client: httpx.Client, path: str) -> None:
+    """Clients that look for an address fall back on 404, not on 405."""
+    answer = client.post(path, json={})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+    assert client.post("/").status_code == 405  # where the page is
+
+
+def test_probes_may_ask_for_the_status_alone(client: httpx.Client) -> None:
+    answer = client.head("/health")
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
+def test_requests_have_ids_and_a_line_in_the_log(client: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "malmoi.access")
+    mine = client.get("/v1/models", headers={"X-Request-Id": "mine-1"})
+    assert mine.headers["x-request-id"] == "mine-1"
+    forged = client.get("/v1/none?key=secret", headers={"X-Request-Id": "a b"})
+    given = forged.headers["x-request-id"]
+    assert re.fullmatch(r"req_[0-9a-f]{32}", given)
+    client.get("/%0aforged%1b")
+    assert wait_until(lambda: "forged" in caplog.text)
+    lines = [re.sub(r"\d+\.\d{3}s", "…", line) for line in caplog.messages[-3:]]
+    assert lines[0] == "127.0.0.1 GET /v1/models 200 … mine-1"
+    assert lines[1] == f"127.0.0.1 GET /v1/none 404 … {given}"
+    assert lines[2].startswith("127.0.0.1 GET /%0aforged%1b 404 … req_")
+
+
 def test_a_form_of_another_site_is_no_request(client: httpx.Client) -> None:
     answer = client.post("/v1/completions", content='{"prompt": "a"}', headers={"Content-Type": "text/plain"})
     assert answer.status_code == 400
@@ -602,6 +630,8 @@ def test_keys_origins_and_names(folder: Path) -> None:
             asked = {"Origin": "http://page.example", "Access-Control-Request-Method": "POST"}
             allowed = client.options("/v1/completions", headers=asked)
             assert allowed.headers["access-control-allow-origin"] == "http://page.example"
+            theirs_sends = {**asked, "Access-Control-Request-Headers": "authorization,x-stainless-lang,x-stainless-os"}
+            assert client.options("/v1/completions", headers=theirs_sends).status_code == 200
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY) as theirs:
             assert [model.id for model in theirs.models.list()] == ["gpt"]
 

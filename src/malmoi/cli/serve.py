@@ -1,5 +1,6 @@
 """The verb `serve`: models behind an OpenAI-compatible API, and the studio page."""
 
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -37,6 +38,7 @@ def serve(
         int, typer.Option(help="The most tokens that one request may have a model read: texts × labels.")
     ] = 300_000,
     runs: Annotated[Path | None, typer.Option(help="A folder of training runs for the studio to show.")] = None,
+    access_log: Annotated[bool, typer.Option("--access-log", help="Write a line for each request to stderr.")] = False,
     open: Annotated[bool, typer.Option("--open", help="Show the studio in a browser.")] = False,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
@@ -60,6 +62,8 @@ def serve(
         max_read_tokens=max_read_tokens,
         runs=runs,
     )
+    if access_log:
+        _log_requests()
     _run(settings, model, device, dtype, open)
 
 
@@ -80,6 +84,15 @@ def _run(settings: "ServeConfig", paths: list[str], device: str | None, dtype: s
 
             webbrowser.open(address(where))
         Server(create_app(registry, settings), settings).run(sockets=[where])
+
+
+def _log_requests() -> None:
+    """When, who, what, the status, how long, and the id that the client got: the address as sent, never a body."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    logger = logging.getLogger("malmoi.access")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
 
 
 def _say(text: str) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from malmoi import __version__
@@ -29,6 +29,12 @@ async def health(request: Request) -> Any:
     """Says that the server is well; one that is stopping answers with 503."""
     registry: Registry = request.app.state.registry
     return Health(version=__version__, models=registry.names)
+
+
+@router.head("/health", include_in_schema=False)
+async def health_alone() -> Response:
+    """For probes that want the status alone."""
+    return Response()
 
 
 @router.get("/metrics", response_class=PlainTextResponse, tags=["Server"])

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
 from malmoi import __version__
 from malmoi.serve import about, chat, completions, errors, look, understand, views
@@ -60,15 +62,23 @@ def create_app(registry: Registry, settings: ServeConfig) -> FastAPI:
     app.router.default = Studio(directory=STUDIO, html=True)  # after every address, so that those say 405 themselves
     app.add_middleware(Guard, gate=app.state.gate, settings=settings, metrics=app.state.metrics)
     if settings.cors:
-        headers = ["Authorization", "Content-Type"]
         app.add_middleware(
-            CORSMiddleware, allow_origins=settings.cors, allow_methods=["GET", "POST"], allow_headers=headers
+            CORSMiddleware,
+            allow_origins=settings.cors,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],  # OpenAI's client for JavaScript sends a dozen of its own
+            expose_headers=["X-Request-Id"],
         )
     return app
 
 
 class Studio(StaticFiles):
-    """The page and its files."""
+    """The page and its files; there is nothing elsewhere, whatever the method."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        if self.lookup_path(path)[1] is None:
+            raise HTTPException(404)
+        return await super().get_response(path, scope)
 
     def file_response(self, *given: Any, **more: Any) -> Response:
         response = super().file_response(*given, **more)

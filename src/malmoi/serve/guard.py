@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import logging
 import re
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from hmac import compare_digest
 from time import perf_counter
 from typing import Any
+from uuid import uuid4
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,6 +22,7 @@ from malmoi.serve.settings import ServeConfig, is_local
 CROWD = 1024  # requests inside at once
 PATIENCE = 30.0  # seconds that a body may take to come
 LEFTOVERS = 64 * 2**20  # bytes read of a body that is too large, so that its sender comes to read the answer
+REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 LOCKED = ("/v1", "/studio", "/metrics")  # what needs the key; the page itself holds nothing of a model
 
@@ -30,6 +33,9 @@ class Gate:
 
     inside: int = 0
     stopping: bool = False
+
+
+access = logging.getLogger("malmoi.access")
 
 
 class _Gone(Exception):
@@ -47,13 +53,15 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        seen, start = Seen(send, self.gate), perf_counter()
+        seen, start = Seen(send, self.gate, _request_id(scope)), perf_counter()
         self.gate.inside += 1
         try:
             await self._let_in(scope, receive, seen)
         finally:
             self.gate.inside -= 1
-            self.metrics.request(_address(scope), seen.status, perf_counter() - start)
+            seconds = perf_counter() - start
+            self.metrics.request(_address(scope), seen.status, seconds)
+            access.info("%s %s %d %.3fs %s", _host_of(scope), _line(scope), seen.status, seconds, seen.request_id)
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -113,12 +121,14 @@ class Guard:
 class Seen:
     """Passes messages on and remembers the status; an answer at closing time is the last of its connection."""
 
-    def __init__(self, send: Send, gate: Gate) -> None:
-        self.send, self.gate, self.status = send, gate, 499  # nothing was sent: the client closed
+    def __init__(self, send: Send, gate: Gate, request_id: str) -> None:
+        self.send, self.gate, self.request_id = send, gate, request_id
+        self.status = 499  # nothing was sent: the client closed
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            message["headers"] = [*message.get("headers", []), (b"x-request-id", self.request_id.encode())]
             if self.gate.stopping or self.status in (408, 413):
                 message["headers"] = [*message.get("headers", []), (b"connection", b"close")]
         await self.send(message)
@@ -161,6 +171,22 @@ def _host(headers: Headers) -> str:
     """The name by which the server was addressed, without its port."""
     host = headers.get("host", "")
     return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+
+
+def _request_id(scope: Scope) -> str:
+    """The client's own name for a request, where it has one that can be written down; else a new one."""
+    given = Headers(scope=scope).get("x-request-id", "")
+    return given if REQUEST_ID.fullmatch(given) else f"req_{uuid4().hex}"
+
+
+def _host_of(scope: Scope) -> str:
+    return str(scope["client"][0]) if scope.get("client") else "-"
+
+
+def _line(scope: Scope) -> str:
+    """The method and the address as they were sent, without what could break a line or its reader's terminal."""
+    path = scope.get("raw_path", b"")[:200].decode("ascii", "backslashreplace")
+    return f"{scope['method']} {path}".encode("unicode_escape").decode()
 
 
 def _address(scope: Scope) -> str:
