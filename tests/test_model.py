@@ -117,10 +117,21 @@ def test_a_misspelt_pattern_says_what_is_wrong(text: str, hint: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "causal"),
-    [("causal", True), ("causal & strided:4", True), ("causal | prefix:3", False), ("full", False), ("local:4", False)],
+    [
+        ("causal", True),
+        ("causal & strided:4", True),
+        ("causal & (full | local:9000)", True),
+        ("local:1", True),
+        ("block:1 ; causal", True),
+        ("causal | prefix:3", False),
+        ("causal ; causal | block:2", False),
+        ("causal | summary:5000,1", False),  # the first later key that is seen stands at 4,999
+        ("full", False),
+        ("local:4", False),
+    ],
 )
 def test_causal_patterns_are_recognised(text: str, causal: bool) -> None:
-    assert parse(text).is_causal is causal
+    assert parse(text, 2).is_causal is causal
 
 
 # ------------------------------------------------------------------ the trunk

@@ -11,7 +11,7 @@ document stands in each slot, so that padding, packing and a KV cache need no pa
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from typing import Any
 
 import torch
@@ -60,6 +60,7 @@ class Layout:
         )
 
 
+PROBED = 4096  # positions up to which a pattern is tried out: the mask of so many is 16 million booleans
 PATTERNS: dict[str, Callable[..., Predicate]] = {}
 
 
@@ -186,8 +187,16 @@ class Pattern:
 
     @property
     def is_causal(self) -> bool:
-        """Whether no token ever sees a later one, so that the model can be decoded token by token."""
-        reach = min(2 * max(map(int, re.findall(r"\d+", self.text)), default=1) + 2, 4096)
+        """Whether no token ever sees a later one, so that the model can be decoded token by token.
+
+        `causal & …` is, whatever follows. What is not written so is tried out as far as its numbers reach; beyond
+        what can be tried, it is taken for one that sees ahead.
+        """
+        if not any(_may_see_later(text) for text in self.text.split(";")):
+            return True
+        reach = 2 * max(map(int, re.findall(r"\d+", self.text)), default=1) + 2
+        if reach > PROBED:
+            return False
         probe = torch.zeros(1, reach, dtype=torch.long)
         mask = self.mask(Layout(1, reach, reach, query_documents=probe, key_documents=probe))
         return not mask.expand(-1, -1, reach, -1).triu(1).any()
@@ -208,7 +217,7 @@ class Pattern:
         return self.at(layout)(b if not layout.plain else 0, h, q, k)
 
     def _read(self, layout: Layout) -> Predicate:
-        groups = [_Parser(text, layout).parse() for text in self.text.split(";")]
+        groups = [_Parser(text, partial(_named, layout)).parse() for text in self.text.split(";")]
         if len(groups) > self.heads:
             raise UsageError(f"The pattern {self.text!r} has {len(groups)} head groups for {self.heads} heads.")
         return groups[0] if len(groups) == 1 else by_head(groups, self.heads)
@@ -220,11 +229,20 @@ def parse(text: str, heads: int = 1) -> Pattern:
     return Pattern(text, heads)
 
 
-class _Parser:
-    """or := and ('|' and)*;  and := term ('&' term)*;  term := name[:n,…] | '(' or ')'."""
+def _may_see_later(text: str) -> bool:
+    """Whether anything but `causal` decides about later keys: each other name is taken to allow them all."""
 
-    def __init__(self, text: str, layout: Layout) -> None:
-        self.text, self.layout = text, layout
+    def allows(token: str) -> Predicate:
+        return lambda b, h, q, k: token != "causal"
+
+    return bool(_Parser(text, allows).parse()(0, 0, 0, 0))
+
+
+class _Parser:
+    """or := and ('|' and)*;  and := term ('&' term)*;  term := name[:n,…] | '(' or ')'. `named` reads a name."""
+
+    def __init__(self, text: str, named: Callable[[str], Predicate]) -> None:
+        self.text, self.named = text, named
         self.tokens = re.findall(r"[a-z_]+(?::[\d,\s]*\d)?|\S", text)
 
     def parse(self) -> Predicate:
@@ -255,15 +273,16 @@ class _Parser:
             if not self.tokens or self.tokens.pop(0) != ")":
                 raise UsageError(f"The attention pattern {self.text!r} lacks a closing parenthesis.")
             return inner
-        return self._named(token)
+        return self.named(token)
 
-    def _named(self, token: str) -> Predicate:
-        name, _, numbers = token.partition(":")
-        if name not in PATTERNS:
-            raise UsageError(f"There is no attention pattern {name!r}.{nearest(name, PATTERNS)}")
-        arguments = [int(n) for n in numbers.replace(" ", "").split(",") if n]
-        wanted = PATTERNS[name].__code__.co_varnames[1 : PATTERNS[name].__code__.co_argcount]
-        if len(arguments) != len(wanted) or any(n < 1 for n in arguments):
-            example = name + (":" + ",".join(wanted) if wanted else "")
-            raise UsageError(f"The attention pattern {token!r} must be written {example!r}, with positive numbers.")
-        return PATTERNS[name](self.layout, *arguments)
+
+def _named(layout: Layout, token: str) -> Predicate:
+    name, _, numbers = token.partition(":")
+    if name not in PATTERNS:
+        raise UsageError(f"There is no attention pattern {name!r}.{nearest(name, PATTERNS)}")
+    arguments = [int(n) for n in numbers.replace(" ", "").split(",") if n]
+    wanted = PATTERNS[name].__code__.co_varnames[1 : PATTERNS[name].__code__.co_argcount]
+    if len(arguments) != len(wanted) or any(n < 1 for n in arguments):
+        example = name + (":" + ",".join(wanted) if wanted else "")
+        raise UsageError(f"The attention pattern {token!r} must be written {example!r}, with positive numbers.")
+    return PATTERNS[name](layout, *arguments)
