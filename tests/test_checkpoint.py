@@ -161,6 +161,27 @@ def test_a_bias_of_two_names_is_found_under_either(name: str, kept: str, tied: b
     assert_same_logits(checkpoint.network, name, model)
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "changes"),
+    [
+        ("electra", "ElectraForMultipleChoice", dict(summary_activation="tanh")),
+        ("electra", "ElectraForMultipleChoice", dict(summary_type="last")),
+        ("gpt2", "GPT2DoubleHeadsModel", dict(summary_type="mean")),
+        ("gpt2", "GPT2DoubleHeadsModel", dict(summary_activation="tanh")),
+    ],
+    ids=str,
+)
+def test_another_way_to_choose_is_refused_and_elsewhere_ignored(
+    kind: str, name: str, changes: dict, tmp_path: Path
+) -> None:
+    make_hf(kind, name, **changes).save_pretrained(tmp_path)
+    ((setting, value),) = changes.items()
+    with pytest.raises(MalmoiError, match=f"{setting} = '{value}', and Malmoi has {kind} only with"):
+        read(tmp_path)
+    make_hf(kind, next(iter(TABLES[kind].architectures)), **changes).save_pretrained(tmp_path / "bare")
+    assert read(tmp_path / "bare").notes == ()
+
+
 NOT_THERE = {
     "gpt1 with relu2": (gpt1(vocab=60, width=16, depth=2, heads=2, activation="relu2"), "lm"),
     "gpt2 with swiglu": (gpt2(vocab=60, width=16, depth=2, heads=2, activation="swiglu"), "lm"),

@@ -119,6 +119,16 @@ _GPT_FIELDS = (
     Field("tied", "tie_word_embeddings"),
 )
 
+# How transformers makes one vector of a text for its heads that choose: not by weights alone.
+_GPT_CHOICE = {
+    "choice": {
+        "summary_type": "cls_index",
+        "summary_use_proj": True,
+        "summary_proj_to_labels": True,
+        "summary_activation": None,
+    }
+}
+
 BERT = Table(
     model_type="bert",
     family=families.bert,
@@ -212,6 +222,7 @@ ELECTRA = Table(
         "ElectraForMultipleChoice": ("choice",),
     },
     only={"position_embedding_type": "absolute", "is_decoder": False},
+    only_for={"choice": {"summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"}},
 )
 
 
@@ -281,6 +292,7 @@ GPT2 = Table(
         "GPT2DoubleHeadsModel": ("lm", "choice"),
     },
     only={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+    only_for=_GPT_CHOICE,
     write={"embd_pdrop": "dropout"},
     free=("lm",),
 )
@@ -303,6 +315,7 @@ GPT1 = Table(
         "OpenAIGPTForSequenceClassification": ("classify",),
         "OpenAIGPTDoubleHeadsModel": ("lm", "choice"),
     },
+    only_for=_GPT_CHOICE,
     write={"embd_pdrop": "dropout"},
     free=("lm",),
 )

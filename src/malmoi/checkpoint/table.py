@@ -101,6 +101,7 @@ class Table:
     architectures: Mapping[str, tuple[str, ...]]  # class → heads; the first is the bare trunk
     several: tuple[Several, ...] = ()
     only: Mapping[str, Any] = field(default_factory=dict)  # their fields that we hold fixed: other values are refused
+    only_for: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the same, where there is a certain head
     defaults: Mapping[str, Any] = field(default_factory=dict)  # what they assume when a field is left out
     write: Mapping[str, str] = field(default_factory=dict)  # their fields that repeat one of ours
     aliases: Mapping[str, str] = field(default_factory=dict)  # old names of config fields
@@ -110,7 +111,10 @@ class Table:
     def read_config(self, theirs: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
         """Our config of theirs; a wrong value is told under their name for it, in the file `where`."""
         given = {self._today(k): v for k, v in _flat(theirs).items() if v is not None}
-        for name, value in self.only.items():
+        classes = theirs.get("architectures") or ()
+        heads = {head for name in classes for head in self.architectures.get(name, ())}
+        fixed = [self.only, *(fields for head, fields in self.only_for.items() if head in heads)]
+        for name, value in (item for fields in fixed for item in fields.items()):
             if given.get(name, value) != value:
                 raise MalmoiError(
                     f"{where} says {name} = {shown(given[name])}, and Malmoi has {self.model_type} only with {value!r}."
