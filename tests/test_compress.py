@@ -25,7 +25,8 @@ from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.model import Network, initialise
 from malmoi.model.families import albert, bert, gpt1, gpt2, gpt3, llama
-from malmoi.model.int8 import Int8Linear, pack
+from malmoi.model.int8 import QuantizedLinear, memory_of, pack
+from malmoi.model.int8_row import why_not
 from malmoi.objectives import Pass, lm
 from malmoi.objectives.task import classify
 from malmoi.tokenizer import train
@@ -135,14 +136,47 @@ def test_what_transformers_cannot_open_is_said_and_opened_by_us(
         transformers.AutoConfig.from_pretrained(small)
 
 
+@pytest.mark.skipif(why_not() is not None, reason="there is no int8 kernel for this machine")
 def test_stored_rows_are_the_rows_of_int8(tmp_path: Path) -> None:
     quantize(saved(tmp_path / "whole", LLAMA, {"lm": 0}), tmp_path / "small")
     stored = load_file(tmp_path / "small" / "model.safetensors")
     down = malmoi.load(tmp_path / "small", device="cpu", dtype="int8").network.trunk.blocks[1].mlp.down
-    assert isinstance(down, Int8Linear)
+    assert isinstance(down, QuantizedLinear)
+    numbers, scale = down.weight.signed()
     name = "model.layers.1.mlp.down_proj"
-    assert torch.equal(down.weight, from_words(stored[f"{name}.weight_packed"], 8, 96))
-    assert torch.equal(down.scale, stored[f"{name}.weight_scale"][:, 0])
+    assert torch.equal(numbers, from_words(stored[f"{name}.weight_packed"], 8, 96))
+    assert torch.equal(scale, stored[f"{name}.weight_scale"])
+
+
+@pytest.mark.skipif(why_not() is not None, reason="there is no int8 kernel for this machine")
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(
+    ("config", "heads"),
+    [
+        (LLAMA, {"lm": 0}),
+        (gpt2(**SIZES), {"lm": 0}),
+        (bert(**SIZES), {"classify": 3}),
+        (albert(**SIZES, embed_width=32), {"mlm": 0}),
+    ],
+)
+@torch.no_grad()
+def test_a_quantised_folder_runs_in_its_bits(
+    config: ModelConfig, heads: dict[str, int], bits: int, tmp_path: Path
+) -> None:
+    quantize(saved(tmp_path / "whole", config, heads), tmp_path / "small", bits=bits)
+    opened = malmoi.load(tmp_path / "small", device="cpu")
+    maps = [part for part in opened.network.trunk.blocks.modules() if isinstance(part, QuantizedLinear)]
+    assert {part.weight.bits for part in maps} == {bits}
+    assert memory_of(opened.network) < memory_of(read(tmp_path / "whole").network) / (2.5 if bits == 8 else 3)
+    (found,), (want,) = opened.network(TOKENS).values(), read(tmp_path / "small").network(TOKENS).values()
+    assert (found - want).norm() < 0.02 * want.norm()  # embedding and head have 8 bits too
+    opened.save(tmp_path / "again")
+    (again,) = malmoi.load(tmp_path / "again", device="cpu").network(TOKENS).values()
+    assert torch.equal(again, found)
+
+
+def test_a_quantised_folder_is_computed_in_the_type_that_is_named(tmp_path: Path) -> None:
+    quantize(saved(tmp_path / "whole", LLAMA, {"lm": 0}), tmp_path / "small")
     again = malmoi.load(tmp_path / "small", device="cpu", dtype="bf16")
     assert {weight.dtype for weight in again.network.parameters()} == {torch.bfloat16}
 

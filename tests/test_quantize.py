@@ -1,5 +1,7 @@
 """int8 weights: near the weights they stand for, exact about activations, saved and read back to the bit."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,15 +9,19 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 import malmoi
 from malmoi.checkpoint import Checkpoint, read, write
 from malmoi.errors import UsageError
+from malmoi.machine import detect, pretend
 from malmoi.model import Network, initialise, preset
 from malmoi.model.families import bert, gpt2, llama
-from malmoi.model.int8 import LARGEST, Int8Linear, is_quantized, pack, quantize
-from malmoi.model.int8_row import kernel, row_product
+from malmoi.model.int8 import LARGEST, QuantizedLinear, is_quantized, pack, packed, quantize
+from malmoi.model.int8_row import Packed, expanded, product, why_not
 from malmoi.tokenizer import train
+
+needs_kernel = pytest.mark.skipif(why_not() is not None, reason="there is no int8 kernel for this machine")
 
 SIZES = dict(vocab=300, width=48, depth=2, heads=4, context=64)
 FAMILIES = {
@@ -37,60 +43,86 @@ def test_a_weight_is_off_by_half_a_step_at_most(rows: int, columns: int, size: f
     assert ((packed * scale[:, None] - weight).abs() <= 0.5001 * scale[:, None]).all()
 
 
-@pytest.mark.parametrize("rows", [1, 3, 40])
-@pytest.mark.parametrize(("columns", "bias"), [(70, True), (80, True), (80, False)])
-@torch.no_grad()
-def test_the_product_is_that_of_the_rounded_weights(rows: int, columns: int, bias: bool) -> None:
-    torch.manual_seed(0)
-    weight, offset, x = torch.randn(50, columns), torch.randn(50) if bias else None, torch.randn(2, rows, columns)
-    x[..., 3] *= 300  # one feature far above the others, as real models have
-    x[0, 0] = 0
-    packed, scale = pack(weight)
-    scale = scale.float()
-    want = F.linear(x.double(), packed.double() * scale[:, None].double(), None if offset is None else offset.double())
-    found = Int8Linear(weight, offset)(x)
-    sizes = packed.abs() * scale[:, None]
-    step = x.abs().amax(-1, keepdim=True) / LARGEST**2  # all that an activation is off by
-    assert ((found - want).abs() <= step * sizes.sum(1) + 1e-5 * want.abs().max()).all()
-    one = x[1:, :1]  # takes another way: row, sums and result are each rounded to the 8 bits of bfloat16
-    assert (
-        (Int8Linear(weight, offset)(one) - want[1:, :1]).abs() <= 3 * 2**-8 * (one.abs() @ sizes.T) + step[1:, :1]
-    ).all()
-    assert Int8Linear(weight, offset)(x.bfloat16()).dtype == torch.bfloat16
-
-
-@given(st.integers(1, 70), st.integers(1, 40), st.floats(1e-6, 1e6), st.integers(0, 10_000))
+@given(
+    st.sampled_from((8, 4)),
+    st.integers(1, 70),
+    st.integers(1, 5),
+    st.sampled_from((0, 8, 16)),
+    st.integers(0, 10_000),
+)
 @settings(max_examples=40, deadline=None)
-@torch.no_grad()
-def test_our_own_kernel_takes_one_row_and_loses_as_little(outputs: int, eighths: int, size: float, seed: int) -> None:
-    if kernel() is None:
-        pytest.skip("this processor has no VNNI, or there is no compiler")
+def test_what_is_laid_out_is_found_again(bits: int, outputs: int, strides: int, group: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    weight = torch.randn(outputs, 8 * eighths, generator=generator)
-    x, bias = size * torch.randn(1, 8 * eighths, generator=generator), torch.randn(outputs, generator=generator)
-    packed, scale = pack(weight)
-    product = row_product(packed, scale, bias)
-    assert product is not None
-    stood_for = packed.double() * scale.double()[:, None]
+    half, inputs = 1 << bits - 1, strides * (group or 7)
+    numbers = torch.randint(-half, half, (outputs, inputs), generator=generator).to(torch.int8)
+    scale = torch.rand(outputs, strides if group else 1, generator=generator).bfloat16()
+    weight = Packed.of(numbers, scale, bits)
+    found, same = weight.signed()
+    assert torch.equal(found, numbers)
+    assert torch.equal(same, scale)
+    if bits == 8 and not group:
+        index = torch.randint(0, outputs, (2, 3), generator=generator)
+        assert torch.equal(weight.rows(index), expanded(numbers, scale)[index])
+
+
+@needs_kernel
+@given(
+    st.sampled_from((8, 4)),
+    st.sampled_from((1, 2, 3, 70, 130)),
+    st.integers(1, 70),
+    st.integers(1, 9),
+    st.sampled_from((0, 8, 32)),
+    st.integers(0, 10_000),
+)
+@settings(max_examples=60, deadline=None)
+@torch.no_grad()
+def test_the_product_is_that_of_the_rounded_weights(
+    bits: int, rows: int, outputs: int, strides: int, group: int, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    half, inputs = 1 << bits - 1, strides * (group or 7)
+    numbers = torch.randint(1 - half, half, (outputs, inputs), generator=generator).to(torch.int8)
+    scale = (0.1 + torch.rand(outputs, strides if group else 1, generator=generator)).bfloat16()
+    x, bias = torch.randn(rows, inputs, generator=generator), torch.randn(outputs, generator=generator)
+    x[:, -1] *= 300  # one feature far above the others, as real models have
+    x[0] = 0
+    stood_for = expanded(numbers, scale).double()
     want = F.linear(x.double(), stood_for, bias.double())
-    step = x.abs().max() / LARGEST**2
-    assert ((product(x) - want).abs() <= step * stood_for.abs().sum(1) + 1e-5 * (want.abs().max() + 1)).all()
+    found = product(Packed.of(numbers, scale, bits), bias)(x)
+    step = x.abs().amax(1, True) / LARGEST**2  # all that an activation is off by
+    assert ((found - want).abs() <= step * stood_for.abs().sum(1) + 1e-5 * (want.abs().max() + 1)).all()
 
 
-def test_a_machine_without_the_kernel_takes_torchs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    layer, x = Int8Linear(torch.randn(50, 64)), torch.randn(1, 64)
-    first = layer(x)
-    kernel.cache_clear()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("shutil.which", lambda name: None)
-    other = Int8Linear(torch.zeros(50, 64))
-    other.weight, other.scale = layer.weight, layer.scale
-    assert kernel() is None
-    assert other.row is None
-    torch.testing.assert_close(other(x), first, rtol=0.05, atol=0.5)
-    kernel.cache_clear()
+@needs_kernel
+@torch.no_grad()
+def test_a_map_keeps_shapes_and_types_and_refuses_gradients() -> None:
+    layer = QuantizedLinear(packed(torch.randn(50, 64)), torch.randn(50))
+    assert layer(torch.randn(2, 3, 64)).shape == (2, 3, 50)
+    assert layer(torch.randn(1, 64).bfloat16()).dtype == torch.bfloat16
+    with torch.enable_grad(), pytest.raises(UsageError, match="carry no gradients"):
+        layer(torch.randn(1, 64, requires_grad=True))
 
 
+MISSING = [("no-compiler", "no C\\+\\+ compiler"), ("no-int8", "no int8 dot products")]
+
+
+@pytest.mark.parametrize(("without", "reason"), MISSING)
+def test_a_machine_without_the_kernel_refuses_int8_and_says_why(
+    without: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(Checkpoint(initialise(Network(gpt2(**SIZES), {"lm": 0}), 0)), tmp_path)
+    monkeypatch.setenv("MALMOI_MACHINE", without)
+    with pytest.raises(UsageError, match=f"slower than fp32 here: .*{reason}"):
+        malmoi.load(tmp_path, device="cpu", dtype="int8")
+
+
+def test_a_compiler_that_fails_is_told(tmp_path: Path) -> None:
+    broken = replace(detect(), compiler="false", features=detect().features | {"dotprod"})
+    with pretend(broken), pytest.raises(UsageError, match="false could not compile"):
+        quantize(Network(gpt2(**SIZES), {"lm": 0}))
+
+
+@needs_kernel
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_every_family_says_nearly_the_same_and_comes_back_from_its_folder(family: str, tmp_path: Path) -> None:
@@ -102,12 +134,13 @@ def test_every_family_says_nearly_the_same_and_comes_back_from_its_folder(family
     assert not any(type(module) is torch.nn.Linear for module in network.trunk.modules())
     assert (found - want).norm() < 0.02 * want.norm()
     write(Checkpoint(network), tmp_path)
-    again = read(tmp_path)
+    again = malmoi.load(tmp_path, device="cpu")
     assert is_quantized(again.network)
     assert torch.equal(again.network(tokens)[heads[0]], found)
-    assert again.network(tokens.expand(2, 20))[heads[0]].dtype == torch.float32
+    assert not is_quantized(read(tmp_path).network)  # for training
 
 
+@needs_kernel
 def test_a_model_is_opened_with_int8_weights_by_name(tmp_path: Path) -> None:
     network = initialise(Network(gpt2(**SIZES), {"lm": 0}), 0)
     words = train(["the state of the union is strong"] * 20, kind="byte-bpe", vocab=290)
@@ -126,13 +159,35 @@ def test_a_model_is_opened_with_int8_weights_by_name(tmp_path: Path) -> None:
         malmoi.load(tmp_path / "plain", dtype="int9")
 
 
+@needs_kernel
 def test_no_other_place_than_the_processor() -> None:
     network = quantize(Network(preset("gpt2-small", depth=1, vocab=50), {"lm": 0}))
     network.to(torch.bfloat16)  # about the other weights alone
-    assert network.trunk.blocks[0].mlp.up.weight.dtype == torch.int8
-    assert network.trunk.embed.token.weight.dtype == torch.bfloat16
+    assert network.trunk.blocks[0].mlp.up.weight.numbers.dtype == torch.uint8
+    assert network.trunk.embed.position.weight.dtype == torch.bfloat16
     with pytest.raises(UsageError, match="for the processor"):
         network.trunk.blocks[0].mlp.up._apply(lambda tensor: Elsewhere())
+
+
+@torch.no_grad()
+def test_a_folder_of_int8_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    """Its weights were [O, I] and [O] under names of their own."""
+    network = initialise(Network(llama(**SIZES, kv_heads=2, hidden=96), {"lm": 0}), 0).eval()
+    write(Checkpoint(network), tmp_path)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, weight in network.state_dict().items():
+        linear = name.startswith("trunk.blocks.") and weight.dim() == 2
+        if linear or name == "heads.lm.weight":
+            stem = "heads.lm.product." if name == "heads.lm.weight" else name.removesuffix("weight")
+            tensors[stem + "weight"], tensors[stem + "scale"] = pack(weight)
+        else:
+            tensors[name] = weight
+    save_file(tensors, tmp_path / "model.safetensors")
+    values = {"model_type": "malmoi", "model": network.config.to_dict(), "heads": {"lm": 0}, "weights": "int8"}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    tokens = torch.randint(0, 300, (1, 20))
+    want, found = network(tokens)["lm"], read(tmp_path).network(tokens)["lm"]
+    assert (found - want).norm() < 0.02 * want.norm()
 
 
 class Elsewhere:

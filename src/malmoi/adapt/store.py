@@ -105,10 +105,16 @@ class Opened:
     tensors: dict[str, Tensor]
 
 
-def read(source: str | Path, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> Checkpoint:
-    """Opens a model's folder; or an adapter's, on its base, ready for use."""
+def read(
+    source: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+    packed: bool = False,
+) -> Checkpoint:
+    """Opens a model's folder; or an adapter's, on its base, ready for use. `packed`: see `checkpoint.read`."""
     if not is_adapter(source):
-        return read_folder(source, dtype=dtype, device=device)
+        return read_folder(source, dtype=dtype, device=device, packed=packed)
     found = _open(Path(source).expanduser())
     base = _base(found)
     network = base.network

@@ -13,6 +13,7 @@ from malmoi.checkpoint.folder import Checkpoint
 from malmoi.checkpoint.gguf import FACTORS
 from malmoi.checkpoint.gguf_file import package
 from malmoi.checkpoint.hf import GPT2, LLAMA
+from malmoi.checkpoint.quantized import dense
 from malmoi.checkpoint.table import Table, function_of, resolved
 from malmoi.checkpoint.translate import to_hf
 from malmoi.config import ModelConfig
@@ -129,7 +130,7 @@ def _tensors(name: str, network: Network) -> Iterator[tuple[str, Tensor]]:
     names = gguf.get_tensor_name_map(architecture, config.depth)
     for theirs, tensor in to_hf(KINDS[name].table, network).items():
         called = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
-        yield called, _turned(called, tensor, name, config)
+        yield called, _turned(called, dense(tensor), name, config)
     if config.rotary_scaling.startswith("llama3:"):
         plain, _ = frequencies(config.override({"rotary_scaling": ""}))
         yield FACTORS, plain / frequencies(config)[0]

@@ -1,6 +1,7 @@
 """A checkpoint is a Hugging Face folder: read it, write it, say what did not fit."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,21 +13,29 @@ from malmoi.checkpoint.card import model_card
 from malmoi.checkpoint.gguf import read_gguf
 from malmoi.checkpoint.hf import TABLES
 from malmoi.checkpoint.hub import find
-from malmoi.checkpoint.quantized import Packing, is_linear_there, unpacked
+from malmoi.checkpoint.quantized import (
+    Packing,
+    Quantized,
+    Weight,
+    bits_of,
+    dense,
+    is_linear_there,
+    read_quantized,
+    unpacked,
+)
 from malmoi.checkpoint.sizes import check_memory, check_sizes, memory_explained
 from malmoi.checkpoint.table import Table
-from malmoi.checkpoint.translate import check_labels, classes_of, empty, fill, from_hf, is_tied, to_hf
+from malmoi.checkpoint.translate import check_labels, classes_of, empty, fill, from_hf, is_tied, state_of, to_hf
 from malmoi.checkpoint.weights import read_weights, write_weights
 from malmoi.config import ModelConfig
 from malmoi.disk import output_folder, write_text
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.limits import MAX_CLASSES, shown
 from malmoi.model import FeatureConfig, Network
-from malmoi.model.int8 import is_quantized, quantize
 from malmoi.tokenizer import Tokenizer
 from malmoi.untrusted import JsonObject, named, read_object
 
-INT8 = "int8"  # how an own folder says that its linear maps are quantised
+INT8 = "int8"  # how an own folder of an earlier version says that its linear maps are quantised
 OWN = "malmoi"  # model_type of what Hugging Face cannot express
 SHARD_BYTES = 5_000_000_000
 TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
@@ -44,10 +53,21 @@ class Checkpoint:
     extra: dict[str, Any] = field(default_factory=dict)  # what a task keeps beside: config.json's "malmoi"
     source: Path | None = None  # where it was read from
     token_ids: dict[str, Any] = field(default_factory=dict)  # config.json's own, for where no tokenizer says them
+    bits: int = 0  # of the folder's weights where it is quantised
+    dtype: torch.dtype | None = None  # to save in; None: that of the network
 
 
-def read(source: str | Path, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> Checkpoint:
-    """Opens a folder written by us or by transformers, a GGUF file, or a hub id where there is a network."""
+def read(
+    source: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+    packed: bool = False,
+) -> Checkpoint:
+    """Opens a folder written by us or by transformers, a GGUF file, or a hub id where there is a network.
+
+    A quantised folder's weights stay in their few bits if `packed`; else they become plain ones, which can be trained.
+    """
     file = Path(source).expanduser()
     if file.suffix == ".gguf" and file.is_file():
         checkpoint = _read_gguf(file)
@@ -60,18 +80,20 @@ def read(source: str | Path, *, dtype: torch.dtype | None = None, device: str | 
         hint = nearest(kind, [*TABLES, OWN])
         raise MalmoiError(f"{config.where} says model_type {shown(kind)}, which Malmoi does not know.{hint}")
     tensors = read_weights(folder)
-    check_memory(tensors, dtype, folder)
+    check_memory(tensors, dtype, folder, packed=packed)
     with memory_explained(folder):
-        tensors = unpacked(tensors, config, folder)
+        weights = read_quantized(tensors, config, folder)
+        weights = weights if packed else unpacked(weights)
         if kind == OWN:
-            network, notes = _read_own(folder, config, tensors)
+            network, notes = _read_own(folder, config, weights, packed)
         else:
-            network, notes = from_hf(TABLES[kind], tensors, config, folder)
+            network, notes = from_hf(TABLES[kind], weights, config, folder)
         network.eval().to(device=device, dtype=dtype)
     labels, extra = _labels(config, network), dict(config.object("malmoi", default={}))
     generation = dict(_with_ids(read_json(folder / "generation_config.json", required=False)))
     ids = {name: value for name, value in _with_ids(config).items() if name in TOKEN_IDS and value is not None}
     checkpoint = Checkpoint(network, _read_tokenizer(folder), labels, generation, notes, extra, folder.absolute(), ids)
+    checkpoint.bits = _bits(config, folder)
     _check_fit(checkpoint, folder)
     return checkpoint
 
@@ -97,6 +119,11 @@ def _with_ids(values: JsonObject) -> JsonObject:
     return values
 
 
+def _bits(config: JsonObject, folder: Path) -> int:
+    settings = config.get("quantization_config")
+    return bits_of(settings, folder) if settings else 8 if config.get("weights") == INT8 else 0
+
+
 def write(
     checkpoint: Checkpoint, folder: str | Path, *, shard_bytes: int = SHARD_BYTES, packing: Packing | None = None
 ) -> None:
@@ -108,12 +135,12 @@ def write(
     network = checkpoint.network
     if network.trunk.soft is not None or network.trunk.past is not None:
         raise UsageError("Soft tokens fit into no model's folder: keep the adapter's own, beside its base.")
+    packing = packing or Packing.of(network)
     table = table_for(network, packed=packing is not None)
-    tensors = dict(network.state_dict()) if table is None else to_hf(table, network)
+    weights = state_of(network) if table is None else to_hf(table, network)
     if network.config.tied:
-        tensors = {k: v for k, v in tensors.items() if not (table is None and is_tied(k))}
-    if packing is not None:
-        tensors = packing.pack(tensors, network, table)
+        weights = {k: v for k, v in weights.items() if not (table is None and is_tied(k))}
+    tensors = _saved(weights, checkpoint.dtype) if packing is None else packing.pack(weights, network, table)
     config = _config_json(checkpoint, table) | ({} if packing is None else packing.config_json(table))
     with output_folder(folder):
         (folder / "adapter_config.json").unlink(missing_ok=True)  # a whole model takes an adapter's place
@@ -127,9 +154,15 @@ def write(
             write_text(folder / "README.md", model_card(network, table.model_type if table else OWN))
 
 
+def _saved(weights: Mapping[str, Weight], dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """Plain tensors, in the type that the folder had."""
+    tensors = ((name, dense(weight)) for name, weight in weights.items())
+    return {name: t.to(dtype) if dtype and t.is_floating_point() else t for name, t in tensors}
+
+
 def table_for(network: Network, *, packed: bool = False) -> Table | None:
     """The Hugging Face family that computes exactly this network, and knows its packed weights, if there is one."""
-    if network.features is not None or is_quantized(network):
+    if network.features is not None:
         return None
     heads = set(network.heads)
     found = next((t for t in TABLES.values() if t.expresses(network.config, heads)), None)
@@ -139,7 +172,7 @@ def table_for(network: Network, *, packed: bool = False) -> Table | None:
 def _read_gguf(file: Path) -> Checkpoint:
     with memory_explained(file):
         contents = read_gguf(file)
-        network, notes = from_hf(TABLES["llama"], contents.weights, contents.config, file)
+        network, notes = from_hf(TABLES["llama"], {**contents.weights}, contents.config, file)
     checkpoint = Checkpoint(
         network, contents.tokenizer, generation=contents.generation, notes=notes, source=file.absolute()
     )
@@ -147,7 +180,9 @@ def _read_gguf(file: Path) -> Checkpoint:
     return checkpoint
 
 
-def _read_own(folder: Path, values: JsonObject, weights: dict[str, Tensor]) -> tuple[Network, tuple[str, ...]]:
+def _read_own(
+    folder: Path, values: JsonObject, weights: dict[str, Weight], packed: bool
+) -> tuple[Network, tuple[str, ...]]:
     with named(values.where):
         config = ModelConfig.from_dict(values.object("model"))
         features = FeatureConfig.from_dict(values.object("features")) if values.get("features") else None
@@ -156,12 +191,27 @@ def _read_own(folder: Path, values: JsonObject, weights: dict[str, Tensor]) -> t
     check_sizes(config, weights, values.where)
     with named(values.where):
         network = empty(config, classes, values.flag("pooler", default=False), features)
-    network = quantize(network) if values.text("weights", default="") == INT8 else network
+    if values.text("weights", default="") == INT8:
+        weights = _earlier_int8(weights, packed)
     shapes = {name: t.shape for name, t in network.state_dict().items()}
     wrong = [k for k, v in weights.items() if k not in shapes or v.shape != shapes[k]]
     if wrong:
         raise MalmoiError(f"{folder}: the tensor {wrong[0]} does not fit config.json; they are of different models.")
     return network, fill(network, weights, folder, {})
+
+
+def _earlier_int8(weights: Mapping[str, Weight], packed: bool) -> dict[str, Weight]:
+    """The weights of a folder of 8 bits as it was written before the format was that of compressed-tensors."""
+    found: dict[str, Weight] = {}
+    for name, weight in weights.items():
+        scale = weights.get(name.removesuffix("weight") + "scale")
+        plain = name.replace(".product.", ".").replace(".head.", ".") if name.startswith("heads.") else name
+        if isinstance(weight, Tensor) and weight.dtype == torch.int8 and isinstance(scale, Tensor):
+            kept = Quantized(weight, scale[:, None], 8)
+            found[plain] = kept if packed and name.startswith("trunk.blocks.") else kept.dense()
+        elif not name.endswith(".scale"):
+            found[plain] = weight
+    return found
 
 
 def _config_json(checkpoint: Checkpoint, table: Table | None) -> dict[str, Any]:
@@ -175,7 +225,6 @@ def _config_json(checkpoint: Checkpoint, table: Table | None) -> dict[str, Any]:
             "pooler": network.pooler is not None,
         }
         values |= {"features": network.features.to_dict()} if network.features else {}
-        values |= {"weights": INT8} if is_quantized(network) else {}
     else:
         architecture = table.architecture(set(network.heads), network.config.tied)
         values = {"architectures": [architecture], "model_type": table.model_type, **table.write_config(network.config)}

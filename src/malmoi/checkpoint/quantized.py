@@ -5,19 +5,20 @@ A weight [O, I] becomes `weight_packed`, its numbers side by side in int32 [O, I
 added; `weight_scale` [O, I / group], one for every group of inputs or, as [O, 1], for the row; and `weight_shape`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from malmoi.checkpoint.table import TRANSPOSE, Table
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.model import Network
-from malmoi.model.int8 import TINY
+from malmoi.model.int8 import TINY, QuantizedLinear
+from malmoi.model.int8_row import Packed, bf16, expanded, fits
 
 METHOD, FORMAT = "compressed-tensors", "pack-quantized"
 BLOCKS = "trunk.blocks."
@@ -27,34 +28,95 @@ CLIPS = {8: (1.0,), 4: tuple(1 - 0.04 * i for i in range(12))}  # of the largest
 
 
 @dataclass(frozen=True)
+class Quantized:
+    """A weight [O, I] as whole numbers and a scale for every group of inputs: int8 [O, I] and [O, G]."""
+
+    numbers: Tensor
+    scale: Tensor
+    bits: int
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.numbers.shape
+
+    def dense(self) -> Tensor:
+        """In fp32, which holds number · scale exactly."""
+        return expanded(self.numbers, self.scale)
+
+    def packed(self) -> Packed | None:
+        """Laid out for the kernel; none where it takes no such groups, or would have to round the scales."""
+        scale = self.scale.to(bf16())
+        if not fits(self.numbers.size(1), scale.size(1)) or not torch.equal(scale.float(), self.scale.float()):
+            return None
+        return Packed.of(self.numbers, scale, self.bits)
+
+    @classmethod
+    def of(cls, weight: Packed) -> "Quantized":
+        return cls(*weight.signed(), weight.bits)
+
+
+Weight = Tensor | Quantized
+
+
+def dense(weight: Weight) -> Tensor:
+    """A weight in fp32 where it is quantised, else as it is."""
+    return weight.dense() if isinstance(weight, Quantized) else weight
+
+
+def by_rows(change: Callable[..., Any], *weights: Weight) -> Any:
+    """A change of whole rows (joined, split, reordered), of plain weights or of numbers and scales alike."""
+    some = [weight for weight in weights if isinstance(weight, Quantized)]
+    if len(some) < len(weights):
+        return change(*map(dense, weights))
+    numbers, scales = change(*(one.numbers for one in some)), change(*(one.scale for one in some))
+    if isinstance(numbers, Tensor):
+        return Quantized(numbers, scales, some[0].bits)
+    return tuple(Quantized(*pair, some[0].bits) for pair in zip(numbers, scales, strict=True))
+
+
+@dataclass(frozen=True)
 class Packing:
     """How linear maps are kept: bits of a weight (8 or 4), and how many inputs share a scale (0: a whole row)."""
 
     bits: int
     group: int = 0
+    exact: bool = False  # whether all other weights keep their type
 
-    def pack(self, tensors: Mapping[str, Tensor], network: Network, table: Table | None) -> dict[str, Tensor]:
+    @classmethod
+    def of(cls, network: Network) -> "Packing | None":
+        """That of a network whose weights are quantised already."""
+        maps = [module.weight for module in network.trunk.blocks.modules() if isinstance(module, QuantizedLinear)]
+        if not maps:
+            return None
+        first = maps[0]
+        return cls(first.bits, 0 if first.groups == 1 else first.inputs // first.groups, exact=True)
+
+    def pack(self, tensors: Mapping[str, Weight], network: Network, table: Table | None) -> dict[str, Tensor]:
         """A folder's tensors, the blocks' linear maps packed and all others in bf16: half the bytes, and the range of
         fp32, which activations of a network computed in the folder's own type need."""
         chosen = _linear_maps(network, table)
         found: dict[str, Tensor] = {}
-        for name, tensor in tensors.items():
+        for name, weight in tensors.items():
             if name in chosen:
-                found |= self._packed(name, tensor)
+                found |= self._packed(name, weight)
             else:
-                found[name] = tensor.bfloat16() if tensor.is_floating_point() else tensor
+                tensor = dense(weight)
+                found[name] = tensor if self.exact or not tensor.is_floating_point() else tensor.to(bf16())
         return found
 
-    def _packed(self, name: str, weight: Tensor) -> dict[str, Tensor]:
+    def _packed(self, name: str, weight: Weight) -> dict[str, Tensor]:
         rows, columns = weight.shape
         if self.group and columns % self.group:
             raise UsageError(
                 f"Groups of {self.group} do not divide the {columns} inputs of {name}; choose another --group."
             )
-        numbers, scale = rounded(weight.detach().cpu().float().reshape(-1, self.group or columns), self.bits)
+        if isinstance(weight, Quantized):
+            numbers, scale = weight.numbers, weight.scale
+        else:
+            numbers, scale = rounded(weight.detach().cpu().float().reshape(-1, self.group or columns), self.bits)
         stem = name.removesuffix(".weight")
         return {
-            stem + PACKED: to_words(numbers.view(rows, columns), self.bits),
+            stem + PACKED: to_words(numbers.reshape(rows, columns), self.bits),
             stem + SCALE: scale.view(rows, -1),
             stem + SHAPE: torch.tensor([rows, columns]),
         }
@@ -75,12 +137,15 @@ class Packing:
             "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
             "ignore": _others(table) if table else [],
         }
-        return {"dtype": "bfloat16", "quantization_config": how}
+        return {"dtype": "float32" if self.exact else "bfloat16", "quantization_config": how}
 
 
 def _linear_maps(network: Network, table: Table | None) -> set[str]:
     """The weights of the blocks' linear maps, as the folder calls them."""
-    ours = {name for name, tensor in network.trunk.blocks.state_dict(prefix=BLOCKS).items() if tensor.dim() == 2}
+    maps = (
+        name for name, part in network.trunk.blocks.named_modules() if isinstance(part, nn.Linear | QuantizedLinear)
+    )
+    ours = {f"{BLOCKS}{name}.weight" for name in maps}
     if table is None:
         return ours
     rules = [rule for rule in table.expand(network.config, set(network.heads)) if rule.ours in ours]
@@ -109,9 +174,9 @@ def rounded(rows: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     """
     high = (1 << bits - 1) - 1
     largest = rows.abs().amax(1).clamp(min=TINY) / high
-    best, least = largest.bfloat16(), torch.full_like(largest, torch.inf)
+    best, least = largest.to(bf16()), torch.full_like(largest, torch.inf)
     for clip in CLIPS[bits]:
-        scale = (clip * largest).bfloat16()
+        scale = (clip * largest).to(bf16())
         error = (_steps(rows, scale, high) * scale.float()[:, None] - rows).square().sum(1)
         best, least = torch.where(error < least, scale, best), torch.minimum(error, least)
     return _steps(rows, best, high).to(torch.int8), best
@@ -140,23 +205,33 @@ def from_words(words: Tensor, bits: int, columns: int) -> Tensor:
 # ------------------------------------------------------------------ read
 
 
-def unpacked(tensors: dict[str, Tensor], config: Mapping[str, Any], folder: Path) -> dict[str, Tensor]:
-    """The tensors of a folder with packed weights as plain ones in fp32, which holds number · scale exactly."""
+def read_quantized(tensors: dict[str, Tensor], config: Mapping[str, Any], folder: Path) -> dict[str, Weight]:
+    """The tensors of a folder, packed weights as numbers and scales."""
     settings = config.get("quantization_config")
     if not settings:
-        return tensors
-    bits = _bits(settings, folder)
+        return {**tensors}
+    bits = bits_of(settings, folder)
     parts = {name for name in tensors if name.endswith((PACKED, SCALE, SHAPE))}
-    found = {name: t.float() if t.is_floating_point() else t for name, t in tensors.items() if name not in parts}
     strange = [name for name in tensors if name.endswith((".weight_zero_point", ".weight_g_idx"))]
     if strange:
         raise MalmoiError(f"{folder} has {strange[0]}: Malmoi reads packed weights without zero points or reordering.")
-    for stem in sorted({name.rpartition(".")[0] for name in parts}):
-        found[stem + ".weight"] = _weight(stem, tensors, bits, folder)
-    return found
+    stems = sorted({name.rpartition(".")[0] for name in parts})
+    plain: dict[str, Weight] = {name: tensor for name, tensor in tensors.items() if name not in parts}
+    return plain | {stem + ".weight": _weight(stem, tensors, bits, folder) for stem in stems}
 
 
-def _bits(settings: Any, folder: Path) -> int:
+def unpacked(weights: dict[str, Weight]) -> dict[str, Weight]:
+    """The same, all of it plain and in fp32, which holds number · scale exactly."""
+    if not any(isinstance(weight, Quantized) for weight in weights.values()):
+        return weights
+    return {name: w.dense() if isinstance(w, Quantized) else _float(w) for name, w in weights.items()}
+
+
+def _float(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.is_floating_point() else tensor
+
+
+def bits_of(settings: Any, folder: Path) -> int:
     """The bits of every packed weight, or a sentence about what the folder has instead."""
     where = f"{folder / 'config.json'} says that the weights are quantised"
     try:
@@ -171,7 +246,7 @@ def _bits(settings: Any, folder: Path) -> int:
     return int(bits.pop())
 
 
-def _weight(stem: str, tensors: Mapping[str, Tensor], bits: int, folder: Path) -> Tensor:
+def _weight(stem: str, tensors: Mapping[str, Tensor], bits: int, folder: Path) -> Quantized:
     missing = [stem + part for part in (PACKED, SCALE, SHAPE) if stem + part not in tensors]
     if missing:
         raise MalmoiError(f"{folder}: {missing[0]} is missing, without which {stem}.weight cannot be made out.")
@@ -181,9 +256,7 @@ def _weight(stem: str, tensors: Mapping[str, Tensor], bits: int, folder: Path) -
             f"{folder}: the packed weight {stem} ({list(words.shape)}), its scales ({list(scale.shape)}) and its shape "
             "do not fit together; the folder is damaged."
         )
-    rows, columns = shape.tolist()
-    numbers = from_words(words, bits, columns).view(rows, scale.size(1), -1)
-    return (numbers.float() * scale.float()[..., None]).view(rows, columns)
+    return Quantized(from_words(words, bits, shape.tolist()[1]), scale, bits)
 
 
 def _fits(words: Tensor, scale: Tensor, shape: Tensor, bits: int) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from malmoi.checkpoint.quantized import Weight
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError
 from malmoi.machine import free_memory
@@ -16,7 +17,7 @@ FEW_LAYERS, FEW_NUMBERS = 64, 1 << 24
 WORD_NUMBERS = 8  # of 4 bits: what one int32 of packed weights may hold
 
 
-def check_sizes(config: ModelConfig, weights: Mapping[str, Tensor], where: str) -> None:
+def check_sizes(config: ModelConfig, weights: Mapping[str, Weight], where: str) -> None:
     """Refuses sizes that the weights do not bear out, before so many layers are built one by one."""
     if config.distinct > len(weights) + FEW_LAYERS:
         raise MalmoiError(
@@ -39,13 +40,15 @@ def least_numbers(c: ModelConfig) -> int:
     return c.distinct * (attention + mlp) + c.token_width * (c.vocab + positions + c.segments)
 
 
-def _numbers(tensor: Tensor) -> int:
-    return tensor.numel() * (WORD_NUMBERS if tensor.dtype == torch.int32 else 1)
+def _numbers(weight: Weight) -> int:
+    return weight.shape.numel()
 
 
-def check_memory(weights: Mapping[str, Tensor], dtype: torch.dtype | None, where: Path) -> None:
-    """Refuses a model that this machine has no room for, before anything of it is read."""
-    check_room(sum(_bytes(tensor, dtype) for tensor in weights.values()), where)
+def check_memory(
+    weights: Mapping[str, Tensor], dtype: torch.dtype | None, where: Path, *, packed: bool = False
+) -> None:
+    """Refuses a model that this machine has no room for, before anything of it is read. `packed`: in its few bits."""
+    check_room(sum(tensor.nbytes if packed else _bytes(tensor, dtype) for tensor in weights.values()), where)
 
 
 def check_room(needed: int, where: Path) -> None:

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from malmoi.checkpoint.quantized import Quantized, Weight, by_rows
 from malmoi.checkpoint.sizes import check_sizes
 from malmoi.checkpoint.table import Rule, Table
 from malmoi.config import ModelConfig
@@ -15,23 +17,41 @@ from malmoi.errors import MalmoiError
 from malmoi.limits import MAX_WEIGHT
 from malmoi.model import FeatureConfig, Network, initialise, without_weights
 from malmoi.model.heads import VOCABULARY
+from malmoi.model.int8 import QuantizedLinear, plain_state
+from malmoi.model.int8_row import Packed
 from malmoi.untrusted import JsonObject, named
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # noqa: TID251  # on the disk
 
 
-def to_hf(table: Table, network: Network) -> dict[str, Tensor]:
-    ours, heads = network.state_dict(), set(network.heads)
-    theirs: dict[str, Tensor] = {}
-    for rule in table.expand(network.config, heads):
-        if rule.ours in ours and not (network.config.tied and is_tied(rule.ours)):
-            theirs |= zip(rule.theirs, rule.via.save(ours[rule.ours], network.config), strict=True)
+def state_of(network: Network) -> dict[str, Weight]:
+    """A network's weights by their names, quantised ones as numbers and scales where blocks have them."""
+    found: dict[str, Weight] = {}
+    for name, weight in plain_state(network).items():
+        if isinstance(weight, Packed):
+            kept = Quantized.of(weight)
+            found[name] = kept if name.startswith("trunk.blocks.") else kept.dense()
+        else:
+            found[name] = weight
+    return found
+
+
+def to_hf(table: Table, network: Network) -> dict[str, Weight]:
+    ours, heads, c = state_of(network), set(network.heads), network.config
+    theirs: dict[str, Weight] = {}
+    for rule in table.expand(c, heads):
+        if rule.ours in ours and not (c.tied and is_tied(rule.ours)):
+            theirs |= zip(rule.theirs, by_rows(partial(_saved, rule, c), ours[rule.ours]), strict=True)
     bare = table.architecture(heads, network.config.tied) == next(iter(table.architectures))
     return {k.removeprefix(table.prefix): v for k, v in theirs.items()} if bare else theirs
 
 
+def _saved(rule: Rule, c: ModelConfig, tensor: Tensor) -> tuple[Tensor, ...]:
+    return rule.via.save(tensor, c)
+
+
 def from_hf(
-    table: Table, weights: dict[str, Tensor], theirs: Mapping[str, Any], folder: Path
+    table: Table, weights: dict[str, Weight], theirs: Mapping[str, Any], folder: Path
 ) -> tuple[Network, tuple[str, ...]]:
     theirs = theirs if isinstance(theirs, JsonObject) else JsonObject(theirs, str(folder))
     config = table.read_config(theirs, theirs.where)
@@ -50,7 +70,7 @@ def from_hf(
     return network, (*notes, *([listing("not used", unused)] if unused else []))
 
 
-def _spelled(table: Table, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def _spelled(table: Table, weights: dict[str, Weight]) -> dict[str, Weight]:
     """Their tensors under today's names: LayerNorm's gamma and beta, a missing prefix, a bias of two names."""
     if not any(key.startswith(table.prefix) for key in weights):
         trunk = {
@@ -61,7 +81,7 @@ def _spelled(table: Table, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         }
         weights = {table.prefix + k if k.split(".")[0] in trunk else k: v for k, v in weights.items()}
     ends = {".gamma": ".weight", ".beta": ".bias"}
-    spelled: dict[str, Tensor] = {}
+    spelled: dict[str, Weight] = {}
     for key, tensor in weights.items():
         for old, new in ends.items():
             key = key[: -len(old)] + new if key.endswith(old) else key
@@ -79,7 +99,7 @@ def _spelled(table: Table, weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _heads(
-    table: Table, architectures: list[str], weights: Mapping[str, Tensor], free: tuple[str, ...]
+    table: Table, architectures: list[str], weights: Mapping[str, Weight], free: tuple[str, ...]
 ) -> dict[str, int]:
     """Which heads the folder holds and their classes: what its class says, less what has no weights."""
     named = [h for a in architectures for h in table.architectures.get(a, ())]
@@ -89,28 +109,28 @@ def _heads(
     return {h: _classes(table, h, weights) for h in named}
 
 
-def _present(table: Table, head: str, weights: Mapping[str, Tensor]) -> bool:
+def _present(table: Table, head: str, weights: Mapping[str, Weight]) -> bool:
     return any(t in weights for r in table.rules if r.head == head for t in r.theirs)
 
 
-def _classes(table: Table, head: str, weights: Mapping[str, Tensor]) -> int:
+def _classes(table: Table, head: str, weights: Mapping[str, Weight]) -> int:
     name = f"heads.{head}.linear.weight"
     found = (weights[r.theirs[0]] for r in table.rules if r.ours == name and r.theirs[0] in weights)
-    return next((t.size(0) for t in found if t.dim() == 2), 0)
+    return next((t.shape[0] for t in found if len(t.shape) == 2), 0)
 
 
 def _translate(
-    network: Network, rules: Mapping[str, Rule], weights: Mapping[str, Tensor], folder: Path
-) -> tuple[dict[str, Tensor], set[str]]:
+    network: Network, rules: Mapping[str, Rule], weights: Mapping[str, Weight], folder: Path
+) -> tuple[dict[str, Weight], set[str]]:
     shapes = {name: t.shape for name, t in network.state_dict().items()}
-    found: dict[str, Tensor] = {}
+    found: dict[str, Weight] = {}
     used: set[str] = set()
     for name, rule in rules.items():
         used.update(rule.theirs)
         if name not in shapes or not all(t in weights for t in rule.theirs):
             continue
         given = [weights[t] for t in rule.theirs]
-        tensor = rule.via.load(*given) if _joinable(given, len(shapes[name])) else given[0]
+        tensor = by_rows(rule.via.load, *given) if _joinable(given, len(shapes[name])) else given[0]
         if tensor.shape != shapes[name]:
             raise MalmoiError(
                 f"{folder}: {rule.theirs[0]} has the shape {list(weights[rule.theirs[0]].shape)}, but config.json asks "
@@ -120,9 +140,9 @@ def _translate(
     return found, used
 
 
-def _joinable(tensors: list[Tensor], dimensions: int) -> bool:
+def _joinable(tensors: list[Weight], dimensions: int) -> bool:
     """Whether several tensors can become one of so many dimensions: all have as many, and rows of one length."""
-    return all(t.dim() == dimensions and t.shape[1:] == tensors[0].shape[1:] for t in tensors)
+    return all(len(t.shape) == dimensions and t.shape[1:] == tensors[0].shape[1:] for t in tensors)
 
 
 def _is_buffer(key: str) -> bool:
@@ -136,7 +156,7 @@ def empty(
         return Network(config, heads, pooler=pooler, features=features)
 
 
-def fill(network: Network, found: dict[str, Tensor], folder: Path, theirs: Mapping[str, str]) -> tuple[str, ...]:
+def fill(network: Network, found: dict[str, Weight], folder: Path, theirs: Mapping[str, str]) -> tuple[str, ...]:
     """Puts tensors into a network built on the meta device; a head without weights is drawn anew and said so."""
     wanted = [k for k in network.state_dict() if not (network.config.tied and is_tied(k))]
     missing = [k for k in wanted if k not in found]
@@ -145,9 +165,9 @@ def fill(network: Network, found: dict[str, Tensor], folder: Path, theirs: Mappi
         raise MalmoiError(
             f"{folder}: {len(lost)} weights of the model are missing, the first is {lost[0]}; it cannot be used."
         )
-    found, notes = _of_one_type(network, found, folder)
     fresh = _fresh_heads(network) if missing else {}
-    network.load_state_dict({**found, **{k: fresh[k] for k in missing}}, strict=False, assign=True)
+    plain, notes = _of_one_type(network, _place_quantized(network, found, folder), folder)
+    network.load_state_dict({**plain, **{k: fresh[k] for k in missing}}, strict=False, assign=True)
     network.tie()
     return (*notes, *([listing("newly initialised", [theirs.get(k, k) for k in missing])] if missing else []))
 
@@ -198,6 +218,24 @@ def check_finite(tensor: Tensor, name: str, folder: Path) -> None:
         raise MalmoiError(
             f"{folder}: the weight {name} holds values that are no numbers, or beyond {MAX_WEIGHT:g}; it is damaged."
         )
+
+
+def _place_quantized(network: Network, found: dict[str, Weight], folder: Path) -> dict[str, Tensor]:
+    """Puts quantised maps where plain ones were; gives back what is left. `found` is emptied on the way, so that a
+    weight is never in memory both as it was read and as it is laid out."""
+    plain: dict[str, Tensor] = {}
+    for name in sorted(found):  # a bias before its weight
+        weight = found.pop(name)
+        if not isinstance(weight, Quantized):
+            plain[name] = weight
+            continue
+        check_type(weight.scale, name, folder)
+        packed, where = weight.packed(), name.removesuffix(".weight")
+        if packed is None:
+            plain[name] = weight.dense()
+        else:
+            network.set_submodule(where, QuantizedLinear(packed, plain.pop(f"{where}.bias", None)))
+    return plain
 
 
 def _fresh_heads(network: Network) -> dict[str, Tensor]:

@@ -8,7 +8,6 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 import numpy as np
 import torch
 
-from malmoi.adapt import read
 from malmoi.checkpoint import Checkpoint
 from malmoi.checkpoint import write as write_folder
 from malmoi.config import ModelConfig
@@ -22,13 +21,12 @@ from malmoi.infer.ask import Answering
 from malmoi.infer.chat import conversation
 from malmoi.infer.embed import vectors
 from malmoi.infer.fill import fills
+from malmoi.infer.precision import open_for_use
 from malmoi.infer.predict import Reading
 from malmoi.infer.prompt import encode_prompt
 from malmoi.infer.readers import predictions, reader_of
 from malmoi.infer.score import Score, scores, sliding_bits_per_byte, sliding_perplexity
-from malmoi.machine import named_dtype, pick_device
 from malmoi.model import Network
-from malmoi.model.int8 import quantize
 from malmoi.tokenizer import Encoding, Tokenizer
 from malmoi.tokenizer.chat import Messages
 
@@ -70,13 +68,10 @@ def load(
     """Opens a folder written by Malmoi, transformers or PEFT, or a hub id where there is a network.
 
     The device is the GPU where there is one; the numbers are those of the folder unless a dtype is named: fp32, bf16,
-    fp16, or "int8" for linear maps of a quarter of the size on a processor (see `malmoi.model.int8`).
+    fp16, or "int8" for weights of a quarter of the size on a processor (see `malmoi.model.int8`). Numbers that this
+    machine emulates are computed in fp32 unless they are named: `notes` says so.
     """
-    if dtype == "int8":
-        checkpoint = read(path, device=pick_device(device or "cpu"))
-        quantize(checkpoint.network)
-    else:
-        checkpoint = read(path, dtype=_dtype(dtype), device=pick_device(device))
+    checkpoint = open_for_use(path, device, dtype)
     lay_out(checkpoint.network)
     return Model(checkpoint)
 
@@ -311,7 +306,3 @@ def _listed(texts: str | Sequence[str], name: str) -> list[str]:
         if not isinstance(text, str):
             raise UsageError(f"{name} must be a text or a list of texts, not {type(text).__name__}: {text!r:.60}.")
     return listed
-
-
-def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    return named_dtype(dtype) if isinstance(dtype, str) else dtype

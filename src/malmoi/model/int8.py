@@ -1,7 +1,8 @@
-"""Weights as int8 for decoding on a processor: a step reads every weight once, so a quarter of the bytes is fast.
+"""Weights of 8 or 4 bits for inference on a processor: a step reads every weight once, so fewer bytes are fast.
 
 Rows of a weight are scaled one by one and symmetrically. Activations lose no more than in bfloat16: rounding them to
-8 bits too, as the fastest kernels do, costs SmolLM2 4.6 % of perplexity. O outputs, I inputs, N rows of activations.
+8 bits too, as the fastest kernels do, costs SmolLM2 4.6 % of perplexity. O outputs, I inputs, G groups, N rows of
+activations, V vocabulary, D width.
 """
 
 from collections.abc import Callable
@@ -12,102 +13,112 @@ import torch
 from torch import Tensor, nn
 
 from malmoi.errors import UsageError
+from malmoi.machine import this_machine
 from malmoi.model.heads import VOCABULARY, Network, VocabularyHead
-from malmoi.model.int8_row import row_product
+from malmoi.model.int8_row import Packed, bf16, fits, product, why_not
 
 LARGEST = 127  # of a signed byte, the same on both sides
-SMALL = 2_000_000  # weights up to which one row is done before its two parts would be made
-STRIDE = 16  # columns that torch's kernel for one row reads at once, past the end of a row that has fewer
+MANY = 32  # rows from which AMX, which multiplies whole tiles, is faster than our kernel
 TINY = 1e-30
 PLACES = ("cpu", "meta")
 REFUSAL = "int8 weights are for the processor; on a GPU use bf16, or name device='cpu'."
 
 
 def pack(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row as int8 [O, I], and its scale [O]: the next bfloat16, as one of the kernels wants it, rounded before the
-    weights are, so that its own error stays out of the result."""
+    """Each row as int8 [O, I], and its scale [O] in bf16, rounded before the weights are, so that its own error stays
+    out of the result. The largest weight is 127 · (1 ± 2⁻⁹) steps, which is 127: packed again, it is the same."""
     weight = weight.detach().float()
-    exact = weight.abs().amax(1).clamp(min=TINY) / LARGEST
-    near = exact.bfloat16()
-    scale = torch.where(near.float() < exact, (exact * (1 + 2**-8)).bfloat16(), near)
+    scale = (weight.abs().amax(1).clamp(min=TINY) / LARGEST).to(bf16())
     return (weight / scale.float()[:, None]).round().to(torch.int8).contiguous(), scale
 
 
-class Int8Linear(nn.Module):
-    """x Wᵀ + b with W in int8: for few rows or many, several times as fast as with fp32 weights."""
+def packed(weight: Tensor) -> Packed:
+    """A weight of 8 bits, laid out for the kernel."""
+    numbers, scale = pack(weight)
+    return Packed.of(numbers, scale[:, None])
 
-    weight: Tensor
-    scale: Tensor
+
+class QuantizedLinear(nn.Module):
+    """x Wᵀ + b with W in 8 or 4 bits: for few rows or many, faster than with fp32 weights."""
+
     bias: Tensor | None
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Packed, bias: Tensor | None = None) -> None:
         super().__init__()
-        packed, scale = pack(weight)
-        self.register_buffer("weight", packed)
-        self.register_buffer("scale", scale)
-        self.register_buffer("bias", None if bias is None else bias.detach())
-        self.direct = weight.numel() <= SMALL and weight.size(1) % STRIDE == 0
-        self.product: Callable[[Tensor], Tensor] | None = None
+        self.weight = weight
+        self.register_buffer("bias", None if bias is None else bias.detach().float())
+        self.amx = weight.bits == 8 and weight.groups == 1 and "amx_int8" in this_machine().features
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, x.size(-1))
-        if len(rows) == 1 and self.row is not None:
-            y = self.row(rows)
-        else:
-            y = self._one(rows) if len(rows) == 1 and self.direct else self._several(rows)
-            y = y if self.bias is None else y + self.bias
-        return y.to(x.dtype).view(*x.shape[:-1], -1)
+        if x.requires_grad and torch.is_grad_enabled():
+            raise UsageError("Quantised weights carry no gradients: open the model with dtype='fp32'.")
+        rows = x.reshape(-1, self.weight.inputs).float()
+        y = self._by_tiles(rows) if self.amx and len(rows) >= MANY else self._multiply(rows)
+        return y.to(x.dtype).view(*x.shape[:-1], self.weight.outputs)
 
     @cached_property
-    def row(self) -> Callable[[Tensor], Tensor] | None:
-        """The product of one row by our own kernel, where there is one; made when it is first needed."""
-        return row_product(self.weight, self.scale, self.bias)
+    def _multiply(self) -> Callable[[Tensor], Tensor]:
+        return product(self.weight, self.bias)
 
-    def _one(self, row: Tensor) -> Tensor:
-        """Reads the weights as they are; the row is rounded to bfloat16."""
-        return torch._weight_int8pack_mm(row.bfloat16(), self.weight, self.scale)
+    @cached_property
+    def _tiles(self) -> Callable[[Tensor], Tensor]:
+        return tile_product(*self.weight.signed())
 
-    def _several(self, rows: Tensor) -> Tensor:
-        """Through int8 instructions (VNNI, AMX): x ≈ step · (high + low / 127), both parts of 8 bits."""
-        if self.product is None:
-            self.product = product_with(self.weight, self.scale)
-        step = rows.abs().amax(1, True).float().div_(LARGEST).clamp_(min=TINY)
+    def _by_tiles(self, rows: Tensor) -> Tensor:
+        """Through AMX: x ≈ step · (high + low / 127), both parts of 8 bits."""
+        step = rows.abs().amax(1, True).div_(LARGEST).clamp_(min=TINY)
         parts = rows.div(step)
         high = parts.to(torch.int8)
         low = parts.sub_(high).mul_(LARGEST).to(torch.int8)
-        above, below = self.product(torch.cat((high, low))).chunk(2)
-        return above.add_(below, alpha=1 / LARGEST).mul_(step)
+        above, below = self._tiles(torch.cat((high, low))).chunk(2)
+        y = above.add_(below, alpha=1 / LARGEST).mul_(step)
+        return y if self.bias is None else y + self.bias
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Int8Linear":
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "QuantizedLinear":
         """A network's `.to(dtype)` is about its float weights; these keep their types, and stay on the processor."""
         if fn(torch.empty(0)).device.type not in PLACES:
             raise UsageError(REFUSAL)
         return self
 
 
-def product_with(weight: Tensor, scale: Tensor) -> Callable[[Tensor], Tensor]:
-    """int8 rows [N, I] → fp32 [N, O]: oneDNN's, with the weight laid out for it once."""
+def tile_product(numbers: Tensor, scale: Tensor) -> Callable[[Tensor], Tensor]:
+    """int8 rows [N, I] → fp32 [N, O]: oneDNN's, with a copy of the weight laid out for it."""
     ops: Any = torch.ops.onednn
-    laid_out, zero = ops.qlinear_prepack(weight, None), torch.zeros(len(weight), dtype=torch.int32)
-    scale = scale.float()
+    laid_out, zero = ops.qlinear_prepack(numbers.contiguous(), None), torch.zeros(len(numbers), dtype=torch.int32)
+    scales = scale[:, 0].float()
 
-    def product(rows: Tensor) -> Tensor:
+    def multiply(rows: Tensor) -> Tensor:
         return cast(
             Tensor,
             ops.qlinear_pointwise.default(
-                rows, 1.0, 0, laid_out, scale, zero, None, 1.0, 0, torch.float32, "none", [], ""
+                rows, 1.0, 0, laid_out, scales, zero, None, 1.0, 0, torch.float32, "none", [], ""
             ),
         )
 
-    return product
+    return multiply
 
 
-class Int8Vocabulary(nn.Module):
+class QuantizedEmbedding(nn.Module):
+    """Vectors of tokens out of 8-bit rows; a tied vocabulary head has the same ones."""
+
+    weight: Tensor
+
+    def __init__(self, rows: Packed) -> None:
+        super().__init__()
+        self.packed = rows
+        # Callers ask an embedding's weight for its device and type; it has no row that one could read by mistake.
+        self.register_buffer("weight", torch.empty(0, rows.inputs), persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.packed.rows(tokens).to(self.weight.dtype)
+
+
+class QuantizedVocabulary(nn.Module):
     """A vocabulary head whose last product, the largest of the network, is in int8."""
 
-    def __init__(self, head: VocabularyHead) -> None:
+    def __init__(self, head: VocabularyHead, weight: Packed) -> None:
         super().__init__()
-        self.product = Int8Linear(head.weight, head.bias)
+        self.product = QuantizedLinear(weight, head.bias)
         self.cap = head.cap
         head.weight = head.bias = None  # type: ignore[assignment]
         self.head = head
@@ -142,30 +153,73 @@ class QuickRMS(nn.Module):
         return x.div(length.div_(self.root)).mul_(self.weight)
 
 
-QUICK: dict[type[nn.Module], Callable[[Any], nn.Module]] = {
-    nn.Linear: lambda linear: Int8Linear(linear.weight, linear.bias),
-    nn.RMSNorm: QuickRMS,
-}
+def _linear(linear: nn.Linear) -> nn.Module:
+    return QuantizedLinear(packed(linear.weight), linear.bias) if fits(linear.in_features, 1) else linear
+
+
+QUICK: dict[type[nn.Module], Callable[[Any], nn.Module]] = {nn.Linear: _linear, nn.RMSNorm: QuickRMS}
 
 
 @torch.no_grad()
 def quantize(network: Network) -> Network:
-    """Replaces every linear map of the trunk, and the last product of vocabulary heads, by one with int8 weights.
+    """Gives 8 bits to the weights of the trunk's linear maps that have no fewer, of the token embedding and of the last
+    product of vocabulary heads, one after another, so that no second network is in memory.
 
     The network is then for use, not for training.
     """
-    if network.trunk.embed.token.weight.device.type not in PLACES:
-        raise UsageError(REFUSAL)
+    check_place(network)
     for parent in list(network.trunk.modules()):
         for name, child in parent.named_children():
             if type(child) in QUICK:
                 setattr(parent, name, QUICK[type(child)](child))
-    for name in VOCABULARY & set(network.heads):
-        head = network.heads[name]
-        if isinstance(head, VocabularyHead):
-            network.heads[name] = Int8Vocabulary(head)
+    _quantize_vocabulary(network)
     return network
 
 
+def check_place(network: Network) -> None:
+    """Quantised weights need a kernel, which is there for some processors and no GPU."""
+    if network.trunk.embed.token.weight.device.type not in PLACES:
+        raise UsageError(REFUSAL)
+    reason = why_not()
+    if reason is not None:
+        raise UsageError(f"int8 would be slower than fp32 here: {reason}. Leave --dtype out.")
+
+
+def _quantize_vocabulary(network: Network) -> None:
+    token = network.trunk.embed.token
+    rows = packed(token.weight)
+    for name in VOCABULARY & set(network.heads):
+        head = network.heads[name]
+        if isinstance(head, VocabularyHead):
+            own = rows if head.weight is token.weight else packed(head.weight)
+            network.heads[name] = QuantizedVocabulary(head, own)
+    network.trunk.embed.token = QuantizedEmbedding(rows)  # type: ignore[assignment]
+
+
 def is_quantized(network: nn.Module) -> bool:
-    return any(isinstance(module, Int8Linear) for module in network.modules())
+    return any(isinstance(module, QuantizedLinear) for module in network.modules())
+
+
+def plain_state(network: Network) -> dict[str, Tensor | Packed]:
+    """A network's weights by the names that they have where nothing is quantised."""
+    found: dict[str, Tensor | Packed] = {**network.state_dict()}
+    for name, module in network.named_modules():
+        if isinstance(module, QuantizedLinear | QuantizedEmbedding):
+            found[f"{name}.weight"] = module.weight if isinstance(module, QuantizedLinear) else module.packed
+    within = [f"heads.{name}." for name, head in network.heads.items() if isinstance(head, QuantizedVocabulary)]
+    for prefix in within:
+        for part in ("product.", "head."):
+            for name in [name for name in found if name.startswith(prefix + part)]:
+                found[prefix + name.removeprefix(prefix + part)] = found.pop(name)
+    return found
+
+
+def memory_of(network: nn.Module) -> int:
+    """Bytes that a network's weights take in memory, what is shared counted once."""
+    held = [*network.parameters(), *network.buffers()]
+    for module in network.modules():
+        weight = getattr(module, "packed", None) or getattr(module, "weight", None)
+        if isinstance(weight, Packed):
+            held += [weight.numbers, weight.scale]
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in held}
+    return sum(storages.values())

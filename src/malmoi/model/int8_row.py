@@ -1,13 +1,16 @@
-"""One row times int8 weights by a kernel of our own, compiled once for this processor: torch's reads cold weights at a
-quarter of the memory's speed. Where there is no compiler or no VNNI there is no kernel, and torch's is used."""
+"""Rows of activations times weights of 8 or 4 bits by a kernel of our own, compiled once for this processor.
+
+It is written for AVX512-VNNI and for ARM's dot products. Elsewhere, or without a compiler, there is none: fp32 is then
+faster than int8, and nobody computes in it. O outputs, I inputs, G groups of inputs, N rows of activations.
+"""
 
 import ctypes
 import hashlib
-import platform
-import shutil
 import subprocess
 from collections.abc import Callable
-from functools import cache, partial
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
 from importlib.resources import files
 from pathlib import Path
 
@@ -15,66 +18,163 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from malmoi.errors import MalmoiError
+from malmoi.machine import Machine, this_machine
 from malmoi.model.native import load_library
 
-BLOCK = 16  # outputs that one instruction sums up
-FLAGS = ("-O3", "-march=native", "-ffast-math", "-fPIC", "-fopenmp")
+LANES = 16  # outputs of a block
+STRIDE = 8  # inputs that the kernel takes at once
+WIDEST = 65_536  # inputs whose sum surely fits into 32 bits
+FLAGS = ("-O3", "-ffast-math", "-fPIC")
+FOR = {"avx512_vnni": "-march=native", "dotprod": "-march=armv8.2-a+dotprod"}
 
 
-def row_product(weight: Tensor, scale: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor] | None:
-    """x [1, I] → x Wᵀ · scale + bias [1, O] in fp32, W laid out for the kernel once; none where there is no kernel."""
-    call, (outputs, inputs) = kernel(), weight.shape
-    if call is None or inputs % 8:
+@dataclass(frozen=True)
+class Packed:
+    """A weight [O, I] laid out for the kernel: number · scale, each group of inputs of an output with its own scale."""
+
+    numbers: Tensor  # uint8 [⌈O / 16⌉, I / 8, 2, 16, 4]; at 4 bits the 2 share a byte: [⌈O / 16⌉, I / 8, 16, 4]
+    scale: Tensor  # bf16 as int16 [⌈O / 16⌉, G, 16]
+    outputs: int
+    inputs: int
+    bits: int = 8
+
+    @classmethod
+    def of(cls, numbers: Tensor, scale: Tensor, bits: int = 8) -> "Packed":
+        """From signed numbers [O, I] and bf16 scales [O, G]."""
+        outputs, inputs = numbers.shape
+        short = -outputs % LANES
+        filled = F.pad(numbers, (0, -inputs % STRIDE, 0, short))
+        laid_out = filled.view(-1, LANES, filled.size(1) // STRIDE, 2, 4).permute(0, 2, 3, 1, 4)
+        if bits == 4:
+            first, second = (laid_out + 8).to(torch.uint8).unbind(2)
+            laid_out = first | second << 4
+        scales = F.pad(scale.view(torch.int16), (0, 0, 0, short)).view(-1, LANES, scale.size(1)).transpose(1, 2)
+        return cls(laid_out.contiguous().view(torch.uint8), scales.contiguous(), outputs, inputs, bits)
+
+    @property
+    def groups(self) -> int:
+        return self.scale.size(1)
+
+    @property
+    def group(self) -> int:
+        """Inputs that share a scale, those that fill up the last stride included."""
+        return self.numbers.size(1) * STRIDE // self.groups
+
+    def signed(self) -> tuple[Tensor, Tensor]:
+        """The numbers [O, I] and bf16 scales [O, G] again."""
+        laid_out = self.numbers
+        if self.bits == 4:
+            laid_out = torch.stack((laid_out & 15, laid_out >> 4), 2).sub_(8)
+        numbers = laid_out.view(torch.int8).permute(0, 3, 1, 2, 4).flatten(2).flatten(0, 1)
+        scale = self.scale.transpose(1, 2).flatten(0, 1).contiguous()
+        return numbers[: self.outputs, : self.inputs], scale[: self.outputs].view(bf16())
+
+    def rows(self, index: Tensor) -> Tensor:
+        """Rows of an 8-bit weight of one scale a row, in fp32: [...] → [..., I]."""
+        block, lane = index // LANES, index % LANES
+        numbers = self.numbers.view(torch.int8)[block, :, :, lane].flatten(-3)[..., : self.inputs]
+        return numbers * self.scale[block, 0, lane].view(bf16()).float()[..., None]
+
+    def dense(self) -> Tensor:
+        """The weight itself [O, I] in fp32, which holds number · scale exactly."""
+        numbers, scale = self.signed()
+        return expanded(numbers, scale)
+
+    @cached_property
+    def size(self) -> int:
+        return self.numbers.nbytes + self.scale.nbytes
+
+
+def bf16() -> torch.dtype:
+    """The type that scales are stored in; nothing is computed in it."""
+    from malmoi.machine import named_dtype
+
+    return named_dtype("bf16")
+
+
+def expanded(numbers: Tensor, scale: Tensor) -> Tensor:
+    """number · scale: [O, I] and [O, G] → fp32 [O, I]."""
+    grouped = numbers.reshape(len(numbers), scale.size(1), -1).float()
+    return (grouped * scale.float()[..., None]).flatten(1)
+
+
+def fits(inputs: int, groups: int) -> bool:
+    """Whether the kernel takes a weight of such a shape: groups are whole strides."""
+    return inputs <= WIDEST and (groups == 1 or inputs % (groups * STRIDE) == 0)
+
+
+def product(weight: Packed, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """x [N, I] → x Wᵀ + bias [N, O], both in fp32."""
+    call = kernel()
+    if call is None:
+        raise MalmoiError(f"Weights of {weight.bits} bits cannot be computed with: {why_not()}.")
+    held = (weight.numbers, weight.scale, bias)  # alive as long as the product
+    places = tuple(None if tensor is None else tensor.data_ptr() for tensor in held)
+    sizes = (weight.outputs, weight.inputs, weight.group, weight.groups, weight.bits)
+
+    def multiply(x: Tensor, held: tuple[Tensor | None, ...] = held) -> Tensor:
+        x = x.contiguous()
+        y = torch.empty(len(x), sizes[0])
+        if call(*places, x.data_ptr(), y.data_ptr(), len(x), *sizes):
+            raise MemoryError("There is no memory for a row of activations.")
+        return y
+
+    return multiply
+
+
+def why_not() -> str | None:
+    """Why there is no kernel, as the end of a sentence; None where there is one."""
+    machine = this_machine()
+    if kernel() is not None:
         return None
-    short = -outputs % BLOCK
-    padded = F.pad(weight, (0, 0, 0, short))
-    laid_out = padded.view(-1, BLOCK, inputs // 4, 4).transpose(1, 2).contiguous()
-    sums = padded.sum(1, dtype=torch.int32)
-    scales = F.pad(scale.float(), (0, short))
-    added = torch.zeros(outputs + short) if bias is None else F.pad(bias.float(), (0, short))
-    held = (laid_out, scales, sums, added)
-    places = tuple(tensor.data_ptr() for tensor in held)
-    size = (outputs + short) // BLOCK
+    if machine.int8_instructions is not None:
+        return f"{machine.compiler} could not compile the int8 kernel"
+    if machine.compiler is None:
+        return "there is no C++ compiler on this machine (g++ or clang++) to build the int8 kernel with"
+    return "this processor has no int8 dot products (AVX512-VNNI, or ARM's dotprod)"
 
-    def product(row: Tensor, held: tuple[Tensor, ...] = held) -> Tensor:  # held: alive as long as the product
-        x, y = row.float().contiguous(), torch.empty(1, size * BLOCK)
-        call(*places, x.data_ptr(), y.data_ptr(), size, inputs)
-        return y[:, :outputs]
 
-    return product
+def kernel() -> Callable[..., int] | None:
+    """The compiled function, where the processor and a compiler allow it."""
+    return _compiled(this_machine())
 
 
 @cache
-def kernel() -> Callable[..., int] | None:
-    """The compiled function, where this processor and a compiler allow it."""
-    compiler = shutil.which("gcc") or shutil.which("clang")
-    flags = _processor()
-    if compiler is None or not {"avx512f", "avx512_vnni"} <= set(flags.split()):
+def _compiled(machine: Machine) -> Callable[..., int] | None:
+    if machine.compiler is None or machine.int8_instructions is None:
         return None
     source = files("malmoi.model").joinpath("int8_row.c").read_text("utf-8")
-    name = hashlib.sha256(f"{source}{flags}{FLAGS}".encode()).hexdigest()[:16]
+    flags = (*FLAGS, FOR[machine.int8_instructions])
+    key = f"{source}{flags}{machine.compiler}{sorted(machine.features)}"
+    _share_threads()
     try:
-        found = load_library(name, partial(_build, compiler, source)).malmoi_int8_row
+        library = load_library(hashlib.sha256(key.encode()).hexdigest()[:16], partial(_build, machine.compiler, flags))
+        found = library.malmoi_quantized_linear
     except (OSError, subprocess.SubprocessError):
         return None
-    found.argtypes = [ctypes.c_void_p] * 6 + [ctypes.c_long] * 2
+    found.argtypes = [ctypes.c_void_p] * 5 + [ctypes.c_long] * 6
     found.restype = ctypes.c_int
     return found
 
 
-def _processor() -> str:
-    """The instructions that this processor has, as Linux names them."""
-    told = Path("/proc/cpuinfo")
-    if platform.machine() != "x86_64" or not told.exists():
-        return ""
-    lines = told.read_text("utf-8", "replace").splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("flags")), "")
+def _share_threads() -> None:
+    """Lets the kernel find the OpenMP that torch has loaded: some builds of torch keep it to themselves."""
+    for library in sorted((Path(torch.__file__).parent / "lib").glob("lib*omp*")):
+        with suppress(OSError):
+            ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
 
 
-def _build(compiler: str, source: str, built: Path) -> None:
+def _build(compiler: str, flags: tuple[str, ...], built: Path) -> None:
     """Linked without OpenMP's library, so that it takes the one that torch has loaded: two would each keep a thread for
-    every core."""
+    every core. Apple's compiler has no OpenMP: there one core computes."""
     text, half = built.with_suffix(".c"), built.with_suffix(".o")
-    text.write_text(source, "utf-8")
-    for step in ((*FLAGS, "-c", str(text), "-o", str(half)), ("-shared", str(half), "-o", str(built), "-lm")):
-        subprocess.run([compiler, *step], check=True, capture_output=True, timeout=60)
+    text.write_text(files("malmoi.model").joinpath("int8_row.c").read_text("utf-8"), "utf-8")
+    compiled = [compiler, "-x", "c", *flags, "-c", str(text), "-o", str(half)]
+    try:
+        subprocess.run([*compiled, "-fopenmp"], check=True, capture_output=True, timeout=60)
+    except subprocess.CalledProcessError:
+        subprocess.run(compiled, check=True, capture_output=True, timeout=60)
+    subprocess.run(
+        [compiler, "-shared", str(half), "-o", str(built), "-lm"], check=True, capture_output=True, timeout=60
+    )
