@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from malmoi.decode.stream import ByteDetokenizer, StopFilter, Writer, detokenize
 from malmoi.errors import UsageError
 from malmoi.infer import Model, load
 from malmoi.infer.answer import _spans
+from malmoi.infer.engine import Engine
 from malmoi.infer.predict import spans
 from malmoi.infer.score import Row, token_logprobs, windows
 from malmoi.model import Network, initialise
@@ -449,11 +451,36 @@ def test_windows_score_every_token_once_with_enough_before_it(length: int, conte
 # ------------------------------------------------------------------ masked models, vectors, heads
 
 
+def test_prompts_are_text_unless_control_tokens_are_asked_for(gpt2_pair, bert_pair) -> None:
+    ours, end = gpt2_pair[1], gpt2_pair[1].tokenizer.specials.eos
+    greedy = dict(max_new_tokens=6, temperature=0)
+    named = "the state<|endoftext|>of"
+    tokens = ours.tokenizer.encode(named, parse_special=True).tokens
+    assert end in tokens
+    with Engine(ours, slots=1) as engine:
+        assert engine.submit(engine.job(tokens, **greedy)).result().text == ours.generate(
+            named, parse_special=True, **greedy
+        )
+        assert end not in engine.job(named, **greedy).prompt
+    assert "".join(ours.stream(named, **greedy)) == ours.generate(named, **greedy)
+    bert = bert_pair[1]
+    wanted = bert.logits("the [SEP] of")
+    assert len(wanted) == len(bert.tokenizer.encode("the [SEP] of").tokens) > 5
+    assert len(bert.logits("the [MASK] of")) == 5
+
+
+def test_a_control_token_among_the_stop_strings_stops(gpt2_pair) -> None:
+    endless = Model(replace(gpt2_pair[1].checkpoint, generation={"eos_token_id": []}))
+    end = endless.tokenizer.specials.eos
+    assert endless._wish().ends == endless._wish(stop="the").ends == frozenset()
+    assert endless._wish(stop=("the", "<|endoftext|>")).ends == {end}
+
+
 @torch.inference_mode()
 def test_fill_equals_transformers(bert_pair, words_tokenizer: Tokenizer) -> None:
     theirs, ours = bert_pair
     text = "나는 오늘 [MASK] 갔다."
-    tokens = words_tokenizer.encode(text).tokens
+    tokens = words_tokenizer.encode(text, parse_special=True).tokens
     expected = theirs(torch.tensor([tokens])).logits[0, tokens.index(words_tokenizer.specials.mask)].softmax(-1)
     found = ours.fill(text, top=3)
     assert [fill.probability for fill in found] == pytest.approx(expected.topk(3).values.tolist(), abs=1e-5)
@@ -462,6 +489,7 @@ def test_fill_equals_transformers(bert_pair, words_tokenizer: Tokenizer) -> None
     two = ours.fill("나는 [MASK] 학교에 [MASK].", top=2)
     assert [len(one) for one in two] == [2, 2]
     assert all(fill.text.count("[MASK]") == 1 for one in two for fill in one)
+    assert "[SEP]" in ours.fill("the [SEP] of [MASK]", top=1)[0].text  # any other control token's name is text
     with pytest.raises(UsageError, match=r"write \[MASK\]"):
         ours.fill("no mask here")
     with pytest.raises(UsageError, match="context of 40"):

@@ -1,7 +1,9 @@
 """The tokenizer against transformers, token by token, on real vocabularies; its laws on arbitrary text; its errors."""
 
+import copy
 import inspect
 import json
+import pickle
 import subprocess
 import sys
 import time
@@ -14,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from malmoi.data.words import coder
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.tokenizer import Tokenizer, train
 from malmoi.tokenizer.cut import PIECE, truncated
@@ -98,7 +101,7 @@ def assert_same(mine: Tokenizer, hf: Any, text: str, pair: str | None = None, li
         return_offsets_mapping=True,
         return_token_type_ids=True,
     )
-    got = mine.encode(text, pair, max_tokens=limit)
+    got = mine.encode(text, pair, max_tokens=limit, parse_special=True)
     assert got.tokens == expected["input_ids"][0]
     if not mine._composes or all(unicodedata.is_normalized("NFC", one) for one in (text, pair or "")):
         assert got.offsets == expected["offset_mapping"][0]  # else theirs end within a character
@@ -114,7 +117,10 @@ def test_hard_texts_equal_transformers(name: str) -> None:
         assert_same(ours(name), theirs(name), text)
         assert_same(ours(name), theirs(name), text, "a pair 한 쌍", 12)
         plain = theirs(name)(text, add_special_tokens=False)["input_ids"]
-        assert ours(name).ids([text]) == [ours(name).encode(text, specials=False).tokens] == [plain]
+        assert ours(name).ids([text], parse_special=True) == [plain]
+        assert ours(name).encode(text, specials=False, parse_special=True).tokens == plain
+        apart = theirs(name)(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        assert ours(name).ids([text]) == [ours(name).encode(text, specials=False).tokens] == [apart]
     assert ours(name).vocab_size == len(theirs(name))
     assert ours(name).vocab() == theirs(name).get_vocab()
 
@@ -132,7 +138,7 @@ def test_any_text_equals_transformers(name: str, text: str, pair: str | None, li
 @many
 @given(text=texts)
 def test_decoding_equals_transformers(name: str, text: str) -> None:
-    tokens = ours(name).encode(text).tokens
+    tokens = ours(name).encode(text, parse_special=True).tokens
     for skip in (True, False):
         expected = theirs(name).decode(tokens, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
         assert ours(name).decode(tokens, skip_specials=skip) == expected
@@ -164,7 +170,8 @@ def test_trained_ones_open_in_transformers(kind: str, model_type: str, lowercase
     assert (again.kind, again.specials, again.fingerprint()) == (kind, mine.specials, mine.fingerprint())
     for text in HARD + CORPUS:
         assert_same(again, hf, text, "둘째 second", 20)
-        assert hf(text)["input_ids"] == mine.encode(text).tokens
+        assert hf(text)["input_ids"] == mine.encode(text, parse_special=True).tokens
+        assert hf(text, split_special_tokens=True)["input_ids"] == mine.encode(text).tokens
     for role, id in vars(mine.specials).items():
         assert kind == "char" or getattr(hf, f"{role}_token_id") == id
 
@@ -264,6 +271,152 @@ def test_unseen_parts_are_not_unknown() -> None:
     assert unicodedata.normalize("NFC", "".join(words)) == "나는오늘학교에갔다."
 
 
+def spelled(names: list[str]) -> st.SearchStrategy[str]:
+    """Any text, with names of control tokens in it, whole, cut, or as normalizers would make them."""
+    forms = [form for name in names for form in (name, name.lower(), name.upper(), name[:-1], name[1:], f" {name} ")]
+    wide = [name.translate({code: code + 0xFEE0 for code in range(0x21, 0x7F)}) for name in names]  # NFKC: itself
+    return st.lists(st.sampled_from([*forms, *wide, *HARD]) | st.text(max_size=8), max_size=6).map("".join)
+
+
+NAMED = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<|endoftext|>", "<unk>", "<s>", "</s>", "<|im_start|>"]
+
+
+def awkward(kind: str) -> Tokenizer:
+    """Tokenizers whose model would build a control token from its letters, were its name not kept from it."""
+    from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+    from tokenizers import Tokenizer as Rust
+
+    letters = [chr(code) for code in range(0x21, 0x7F)]
+    special = ["<s>", "</s>", "<mask>"]
+    if kind == "unigram":
+        rust = Rust(
+            models.Unigram(
+                [("<unk>", 0.0), *((name, 0.0) for name in special), *((c, -3.0) for c in "▁" + "".join(letters))],
+                unk_id=0,
+            )
+        )
+        rust.normalizer, rust.pre_tokenizer = normalizers.NFKC(), pre_tokenizers.Metaspace()
+        rust.decoder = decoders.Metaspace()
+    elif kind == "words":
+        vocab = {name: at for at, name in enumerate(["[UNK]", *special, *letters, *("##" + c for c in letters)])}
+        rust = Rust(models.WordPiece(vocab, unk_token="[UNK]"))
+        rust.normalizer, rust.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.WhitespaceSplit()
+        rust.decoder = decoders.WordPiece()
+    else:
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        vocab = {token: at for at, token in enumerate([*sorted(alphabet), "<s", *special])}
+        rust = Rust(models.BPE(vocab, [("<", "s"), ("<s", ">")], ignore_merges=kind == "whole"))
+        rust.pre_tokenizer, rust.decoder = (
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            decoders.ByteLevel(),
+        )
+    rust.add_special_tokens([AddedToken(name, special=True, normalized=kind == "words") for name in special])
+    rust.add_tokens([AddedToken("<tool>", special=False)])
+    return Tokenizer(rust, {"bos_token": "<s>", "eos_token": "</s>", "mask_token": "<mask>"})
+
+
+def any_tokenizer(name: str) -> Tokenizer:
+    if name in NAMES:
+        return ours(name)
+    return trained(name) if name in ("wordpiece", "bpe", "byte-bpe", "char") else awkward_cached(name)
+
+
+awkward_cached = cache(awkward)
+
+
+@cache
+def fast_coder(name: str) -> Any:
+    return coder(any_tokenizer(name))
+
+
+ALL = ["wordpiece", "bpe", "byte-bpe", "char", "unigram", "words", "merging", "whole"]
+
+
+@pytest.mark.parametrize("name", [*ALL, *(pytest.param(name, marks=needs_real) for name in NAMES)])
+@settings(many, max_examples=40)
+@given(data=st.data())
+def test_text_never_becomes_a_control_token(name: str, data: st.DataObject) -> None:
+    mine = any_tokenizer(name)
+    text = data.draw(spelled([*mine.control_tokens, *NAMED]))
+    encoded = mine.encode(text, specials=False)
+    assert mine.control_ids.isdisjoint(encoded.tokens)
+    assert not any(encoded.specials)
+    assert [row.tokens.tolist() for row in mine.rows([text])] == [mine.encode(text).tokens]
+    assert mine.ids([text]) == [encoded.tokens]
+    for_corpora, _ = fast_coder(name).encode([text, "the [SEP]", text])
+    assert for_corpora.tolist() == [id for some in mine.ids([text, "the [SEP]", text]) for id in some]
+    shown = mine.decode(encoded.tokens, skip_specials=False)
+    if mine.kind == "byte-bpe":
+        assert shown == (unicodedata.normalize("NFC", text) if mine._composes else text)
+    elif mine.specials.unk not in encoded.tokens and name != "unigram":
+        rule = mine._rust.normalizer
+        wanted = rule.normalize_str(text) if rule else text
+        assert "".join(shown.split()) == "".join(wanted.split())
+
+
+@pytest.mark.parametrize("name", ["wordpiece", "byte-bpe", "unigram", "words", "merging", "whole"])
+def test_control_tokens_come_as_ids_or_when_asked_for(name: str) -> None:
+    mine = any_tokenizer(name)
+    for control, id in mine.control_tokens.items():
+        before, after = mine.encode("ab", specials=False).tokens, mine.encode("c", specials=False).tokens
+        parsed = mine.encode(f"ab {control} c", specials=False, parse_special=True)
+        parts = mine.encode_parts(["ab ", id, " c"])
+        assert parts == parsed
+        assert id in parts.tokens
+        assert id == mine.specials.unk or id not in mine.encode(f"ab {control} c", specials=False).tokens
+        assert (before[0], after[-1]) == (parts.tokens[0], parts.tokens[-1])
+    with pytest.raises(UsageError, match="is not a control token"):
+        mine.encode_parts([mine.encode("a", specials=False).tokens[0]])
+
+
+def test_a_copy_keeps_text_apart() -> None:
+    for name in ("wordpiece", "unigram"):
+        mine = any_tokenizer(name)
+        for again in (pickle.loads(pickle.dumps(mine)), copy.deepcopy(mine)):
+            assert again.ids(["a <s> [SEP]"]) == mine.ids(["a <s> [SEP]"])
+            assert again.control_ids.isdisjoint(again.ids(["a <s> [SEP]"])[0])
+
+
+def test_only_the_mask_is_meant_where_words_are_missing() -> None:
+    mine = trained("wordpiece")
+    text = "나는 [MASK] 갔다[MASK]. [SEP] [CLS] the"
+    encoded = mine.encode_masked(text)
+    assert (encoded.tokens.count(mine.specials.mask), encoded.tokens.count(mine.specials.sep)) == (2, 1)
+    masks = [place for place, id in zip(encoded.offsets, encoded.tokens, strict=True) if id == mine.specials.mask]
+    assert [text[start:end] for start, end in masks] == ["[MASK]", "[MASK]"]
+    assert text[slice(*encoded.offsets[-2])] == "the"
+    both = mine.encode_masked("the [MASK]", text)
+    parsed = mine.encode("the [MASK]", text.replace("[SEP] [CLS]", "x"), parse_special=True)
+    assert both.tokens.count(mine.specials.mask) == parsed.tokens.count(mine.specials.mask) == 3
+    assert text[slice(*both.offsets[-2])] == "the"
+    assert mine.encode_masked("the [MASK]", "나는 [MASK].") == mine.encode(
+        "the [MASK]", "나는 [MASK].", parse_special=True
+    )
+
+
+def test_what_tokenizer_config_gives_a_role_is_special(tmp_path: Path) -> None:
+    mine = trained("byte-bpe")
+    mine.save(tmp_path)
+    state = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
+    state["added_tokens"].append(
+        {**state["added_tokens"][0], "id": mine.vocab_size, "content": "<|end|>", "special": False}
+    )
+    state["added_tokens"].append(
+        {**state["added_tokens"][0], "id": mine.vocab_size + 1, "content": "<tool>", "special": False}
+    )
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state), encoding="utf-8")
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"eos_token": "<|end|>"}), encoding="utf-8")
+    again, hf = Tokenizer.load(tmp_path), auto(tmp_path, "gpt2")
+    text = "the<|end|> <tool>dog"
+    assert again.encode(text, parse_special=True).tokens == hf(text)["input_ids"]
+    assert again.encode(text).tokens == hf(text, split_special_tokens=True)["input_ids"]
+    assert (again.specials.eos in again.encode(text).tokens, again.id("<tool>") in again.encode(text).tokens) == (
+        False,
+        True,
+    )
+
+
 def fingerprints() -> list[str]:
     """Of every kind, trained on words with many ties between merges."""
     import random
@@ -298,7 +451,7 @@ def test_vocabularies_hold_what_was_asked() -> None:
 
 def test_encodings_say_where_and_what() -> None:
     mine = trained("wordpiece")
-    encoded = mine.encode("나는 [MASK] 갔다 뷁", "the dog")
+    encoded = mine.encode("나는 [MASK] 갔다 뷁", "the dog", parse_special=True)
     at = encoded.tokens.index(mine.specials.mask)
     assert encoded.specials[at]
     assert encoded.offsets[at] == (3, 9)

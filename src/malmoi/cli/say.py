@@ -56,6 +56,9 @@ def generate(
     speculate: Annotated[
         bool, typer.Option("--speculate", help="Draft from the text itself: the likeliest text, sooner.")
     ] = False,
+    parse_special: Annotated[
+        bool, typer.Option("--parse-special", help="Control tokens named in the prompt, <|endoftext|> say, are meant.")
+    ] = False,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     json: JsonOption = False,
@@ -72,7 +75,7 @@ def generate(
     wishes = _given(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p)
     wishes |= _given(repetition_penalty=repetition_penalty, stop=stop, seed=seed, n=n)
     wishes |= _given(choices=choices and choices.split(","), regex=regex, banned=banned)
-    wishes |= _given(beams=beams, length_penalty=length_penalty, speculate=speculate)
+    wishes |= _given(beams=beams, length_penalty=length_penalty, speculate=speculate, parse_special=parse_special)
     lm = open_model(model, device, dtype)
     _note_empty(lm, prompts)
     if len(prompts) == 1 and n == 1 and not json:

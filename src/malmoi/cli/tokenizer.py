@@ -46,6 +46,9 @@ def train(
 def show(
     texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="A text; none, or -, reads stdin.")] = None,
     tokenizer: Annotated[str, typer.Option(help="Its folder or file; this folder by default.", metavar="DIR")] = ".",
+    parse_special: Annotated[
+        bool, typer.Option("--parse-special", help="Control tokens named in the text, [MASK] say, are meant.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Show how a text is cut: every token, its id, and the characters it stands for.
@@ -56,7 +59,7 @@ def show(
 
     cutter = Tokenizer.load(tokenizer)
     for text in whole_texts(texts):
-        encoding = cutter.encode(text)
+        encoding = cutter.encode(text, parse_special=parse_special)
         tokens = [cutter.token(token) for token in encoding.tokens]
         if json:
             print_json({"text": text, "tokens": tokens, "ids": encoding.tokens, "offsets": encoding.offsets})

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from malmoi.tokenizer.control import pattern
+
 Ints = NDArray[np.int64]
 ENTRIES = 1 << 19  # words remembered, about 100 MB; beyond that, or beyond so many characters, it starts anew
 CHARACTERS = 1 << 25
@@ -80,10 +82,12 @@ def _alike(one: Coder, other: Coder) -> bool:
 
 
 def _mark(tokenizer: Any) -> tuple[str, int] | None:
-    """A special token to write between words, so that many are encoded in one text."""
+    """A control token to write between words, so that many are encoded in one text."""
     specials = tokenizer.specials
     id = specials.eos if specials.sep is None else specials.sep
-    return None if id is None else (tokenizer.token(id), id)
+    if id is None or id not in tokenizer.control_ids or not tokenizer.names_are_literal:
+        return None
+    return tokenizer.token(id), id
 
 
 def _flat(ids: Iterable[list[int]], lengths: Ints) -> Ints:
@@ -130,10 +134,11 @@ class Characters:
 
 
 class Words:
-    """The tokenizer with a memory of words; `mark` is a special token's text and id."""
+    """The tokenizer with a memory of words; `mark` is a control token's name and id."""
 
-    def __init__(self, tokenizer: Encoder, mark: tuple[str, int] | None = None):
+    def __init__(self, tokenizer: Any, mark: tuple[str, int] | None = None):
         self._tokenizer, self._mark = tokenizer, mark
+        self._names = None if mark is None else pattern(tokenizer.control_tokens)
         self._forget()
 
     def _forget(self) -> None:
@@ -166,11 +171,14 @@ class Words:
         self._characters += sum(map(len, new))
 
     def _marked(self, words: list[str]) -> tuple[Ints, Ints] | None:
-        """Many words in one text, each followed by the mark: half the cost of as many texts. None if one holds it."""
-        if self._mark is None or any(self._mark[0] in word for word in words):
+        """Many words in one text, each followed by the mark: half the cost of as many texts.
+
+        None if a word has the name of a control token in it, which would not be read as text.
+        """
+        if self._mark is None or self._names is None or self._names.search("\n".join(words)):
             return None
         text, id = self._mark
         joined = [text.join([*words[first : first + JOINED], ""]) for first in range(0, len(words), JOINED)]
-        ids, _ = Texts(self._tokenizer).encode(joined)
+        ids = np.array(list(chain.from_iterable(self._tokenizer.ids(joined, parse_special=True))), np.int64)
         ends = np.flatnonzero(ids == id)
         return (ids[ids != id], np.diff(ends, prepend=-1) - 1) if len(ends) == len(words) else None

@@ -5,7 +5,7 @@ from typing import Any
 
 from malmoi.infer.prompt import start
 from malmoi.tokenizer import Tokenizer
-from malmoi.tokenizer.chat import PLAIN_STOPS, Messages, render, template_of
+from malmoi.tokenizer.chat import PLAIN_STOPS, Messages, encode_chat, template_of
 
 REPLY = 256  # tokens of an answer, unless another number is wished for
 
@@ -28,5 +28,5 @@ def conversation(tokenizer: Tokenizer, messages: Messages | str, **values: Any) 
     """Messages in the model's own template, or as a plain dialogue where it has none. A text is what a user says."""
     said = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
     # the template writes the opening token itself where the model wants one
-    tokens = tokenizer.encode(render(tokenizer, said, **values), specials=False).tokens
+    tokens = encode_chat(tokenizer, said, **values)
     return Conversation(tokens or [start(tokenizer)], () if template_of(tokenizer) else PLAIN_STOPS)

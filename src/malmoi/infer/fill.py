@@ -25,7 +25,7 @@ def fills(network: Network, tokenizer: Tokenizer, text: str, top: int) -> list[l
     """The best tokens of each mask in the text, every other mask left as it is."""
     if top < 1:
         raise UsageError(f"top must be 1 or more, not {top}.")
-    encoding = tokenizer.encode(text)
+    encoding = tokenizer.encode_masked(text)
     masks = _masks(tokenizer, encoding, network.config.context)
     best = _probabilities(network, encoding, masks).topk(min(top, tokenizer.vocab_size))
     return [

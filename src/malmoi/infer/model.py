@@ -124,27 +124,28 @@ class Model(Answering):
 
     # ------------------------------------------------------------------ language models
 
-    def generate(self, prompt: str | Sequence[str], **wishes: Unpack[Wishes]) -> Any:
+    def generate(self, prompt: str | Sequence[str], *, parse_special: bool = False, **wishes: Unpack[Wishes]) -> Any:
         """The continuation of a prompt; of a list of prompts a list; with n > 1 a list of n for each.
 
         An empty prompt starts after the token that begins, or else ends, a text; without one it is refused.
+        A prompt is text, "<|endoftext|>" in it too, unless `parse_special` says that such names mean the tokens.
         Settings (see `Wishes`): max_new_tokens=40, temperature=1.0 (0 is greedy), top_k=None, top_p=None,
         repetition_penalty=1.0, stop=(), seed=None, n=1; choices, regex, allowed and banned constrain what is written;
         beams=1, length_penalty=1.0, early_stopping=False; speculate=False.
         """
         self._need("lm", "generate")
         wish, prompts = self._wish(**wishes), _listed(prompt, "prompt")
-        texts = continuations(self.speaker, self._prompts(prompts), wish)
+        texts = continuations(self.speaker, self._prompts(prompts, parse_special=parse_special), wish)
         results = [some[0] if wish.n == 1 else some for some in texts]
         return results[0] if isinstance(prompt, str) else results
 
-    def stream(self, prompt: str, **wishes: Unpack[Wishes]) -> Iterator[str]:
+    def stream(self, prompt: str, *, parse_special: bool = False, **wishes: Unpack[Wishes]) -> Iterator[str]:
         """The same text as `generate`, piece by piece as it is written; whole characters only."""
         self._need("lm", "generate")
         wish = self._wish(**wishes)
         if not isinstance(prompt, str) or wish.n != 1:
             raise UsageError("Only one continuation of one prompt can be streamed; use generate for several.")
-        pieces = write(self.speaker, self._prompts([prompt]), wish)
+        pieces = write(self.speaker, self._prompts([prompt], parse_special=parse_special), wish)
         return (text for _, text in pieces)
 
     def chat(self, messages: Messages | str, **wishes: Unpack[Wishes]) -> str:
@@ -221,7 +222,8 @@ class Model(Answering):
         """The scores over the vocabulary at every token [T, V]."""
         head = next((name for name in ("lm", "mlm") if name in self.network.heads), "lm")
         self._need(head, "logits")
-        encoding = self._encoded(text, truncate=False)
+        masked = head == "mlm"  # [MASK] in the text is meant: what stands there is what one asks for
+        encoding = self._fitting(self.tokenizer.encode_masked(text)) if masked else self._encoded(text, truncate=False)
         tokens = torch.tensor([encoding.tokens], device=self._device)
         segments = torch.tensor([encoding.segments], device=self._device) if self.config.segments else None
         return self.network(tokens, heads=(head,), segments=segments)[head][0].float().cpu().numpy()
@@ -260,7 +262,8 @@ class Model(Answering):
         limits = {name: value for name, value in wishes.items() if name in LIMITS}
         others = {name: value for name, value in wishes.items() if name not in rules | limits}
         constraint = constrain(self.tokenizer, self._ends, **limits) if limits else None  # type: ignore[arg-type]
-        return Wish(sampling=Sampling(**rules), ends=self._ends, constraint=constraint, **others)  # type: ignore[arg-type]
+        ends = self._ends | self._stop_tokens(wishes.get("stop", ()))
+        return Wish(sampling=Sampling(**rules), ends=ends, constraint=constraint, **others)  # type: ignore[arg-type]
 
     @cached_property
     def speaker(self) -> Speaker:
@@ -280,8 +283,13 @@ class Model(Answering):
         listed = ends if isinstance(ends, list) else [ends]
         return frozenset(end for end in listed if end is not None)
 
-    def _prompts(self, texts: Sequence[str]) -> list[list[int]]:
-        return [encode_prompt(self.tokenizer, text).tokens for text in texts]
+    def _stop_tokens(self, stop: str | Sequence[str]) -> frozenset[int]:
+        """Control tokens among the stop strings: as tokens they have no text that could be found in what is written."""
+        known, stops = self.tokenizer.control_tokens, [stop] if isinstance(stop, str) else stop
+        return frozenset(known[name] for name in stops if isinstance(name, str) and name in known)
+
+    def _prompts(self, texts: Sequence[str], *, parse_special: bool = False) -> list[list[int]]:
+        return [encode_prompt(self.tokenizer, text, parse_special=parse_special).tokens for text in texts]
 
     @cached_property
     def _causal(self) -> bool:
@@ -289,9 +297,11 @@ class Model(Answering):
 
     def _encoded(self, text: str, truncate: bool) -> Encoding:
         """A text as this model reads it; too long is refused unless it may be cut."""
-        context = self.config.context
         read = encode_prompt if self._causal else Tokenizer.encode
-        encoding = read(self.tokenizer, text, max_tokens=context if truncate else None)
+        return self._fitting(read(self.tokenizer, text, max_tokens=self.config.context if truncate else None))
+
+    def _fitting(self, encoding: Encoding) -> Encoding:
+        context = self.config.context
         if len(encoding.tokens) > context:
             raise UsageError(
                 f"The text has {len(encoding.tokens)} tokens, more than this model's context of {context}; shorten it.",

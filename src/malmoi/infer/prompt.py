@@ -11,14 +11,19 @@ def opens(tokenizer: Tokenizer) -> bool:
     return tokenizer.encode("a").tokens[0] == tokenizer.specials.bos
 
 
-def encode_text(tokenizer: Tokenizer, text: str, max_tokens: int | None = None) -> Encoding:
+def encode_text(
+    tokenizer: Tokenizer, text: str, max_tokens: int | None = None, *, parse_special: bool = False
+) -> Encoding:
     """The text after its opening token, where there is one; what stands around texts for BERT is no part of it."""
-    return tokenizer.encode(text, max_tokens=max_tokens, specials=opens(tokenizer))
+    opened = opens(tokenizer)
+    return tokenizer.encode(text, max_tokens=max_tokens, specials=opened, parse_special=parse_special)
 
 
-def encode_prompt(tokenizer: Tokenizer, text: str, max_tokens: int | None = None) -> Encoding:
+def encode_prompt(
+    tokenizer: Tokenizer, text: str, max_tokens: int | None = None, *, parse_special: bool = False
+) -> Encoding:
     """The same, but never empty: nothing at all starts from the token that begins, or else ends, a text."""
-    encoding = encode_text(tokenizer, text, max_tokens)
+    encoding = encode_text(tokenizer, text, max_tokens, parse_special=parse_special)
     return encoding if encoding.tokens else Encoding([start(tokenizer)], [0], [(0, 0)], [True], [None])
 
 

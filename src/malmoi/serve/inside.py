@@ -91,7 +91,7 @@ def read(model: Model, text: str, pair: str | None = None) -> Encoding:
     causal = model.network.trunk.is_causal
     if causal and pair is not None:
         raise UsageError("This model reads one text at a time: write both into one.")
-    encoding = encode_prompt(model.tokenizer, text) if causal else model.tokenizer.encode(text, pair)
+    encoding = encode_prompt(model.tokenizer, text) if causal else model.tokenizer.encode_masked(text, pair)
     size, context = len(encoding.tokens), model.config.context
     if size > context:
         sentence = f"The text has {size} tokens, more than this model's context of {context}; shorten it."

@@ -13,6 +13,7 @@ from malmoi.confined import Refused, render_template
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.limits import MAX_TEMPLATE_CHARACTERS, shown
 from malmoi.tokenizer.core import Tokenizer
+from malmoi.tokenizer.guard import conversation_tokens
 
 Messages = Sequence[Mapping[str, Any]]  # {"role": "user", "content": "…"}, …
 PLAIN_STOPS = ("\nUser:", "\nAssistant:")  # where a plain model begins to write the next turn itself
@@ -38,17 +39,28 @@ def render(tokenizer: Tokenizer, messages: Messages, *, reply: bool = True, **va
     """A conversation as the model reads it, up to where its answer begins (unless `reply` is false).
 
     `values` are whatever else the template asks for (tools, documents…). Without a template it is a plain dialogue.
+    To have its tokens, use `encode_chat`: in the text, a message that says `<|im_end|>` looks like the template.
     """
-    template, said = template_of(tokenizer), checked(messages)
+    return _rendered(tokenizer, _plain(values) | {"messages": checked(messages)}, reply)
+
+
+def encode_chat(tokenizer: Tokenizer, messages: Messages, *, reply: bool = True, **values: Any) -> list[int]:
+    """The tokens of a conversation: the template's control tokens are control tokens, what people say is text."""
+    said = _plain(values) | {"messages": checked(messages)}
+    return conversation_tokens(tokenizer, said, lambda given: _rendered(tokenizer, given, reply))
+
+
+def _rendered(tokenizer: Tokenizer, said: dict[str, Any], reply: bool) -> str:
+    template = template_of(tokenizer)
     if template is None:
-        return plain_dialogue(said, reply=reply)
+        return plain_dialogue(said["messages"], reply=reply)
     roles = {role: id for role, id in vars(tokenizer.specials).items() if id is not None}
     tokens = {f"{role}_token": tokenizer.token(id) for role, id in roles.items()}
-    asked = {"messages": said, "add_generation_prompt": reply, "tools": None, "documents": None}
+    asked = {"add_generation_prompt": reply, "tools": None, "documents": None}
     if find_spec("jinja2") is None:
         raise MalmoiError("A chat template needs jinja2: pip install jinja2.")
     try:
-        return render_template(template, tokens | asked | _plain(values))
+        return render_template(template, tokens | asked | said)
     except Refused as error:
         if error.line is not None:
             raise MalmoiError(f"The chat template is not one: {error} (line {error.line}).") from None
@@ -58,12 +70,20 @@ def render(tokenizer: Tokenizer, messages: Messages, *, reply: bool = True, **va
 def plain_dialogue(messages: Messages, *, reply: bool = True) -> str:
     """What a language model that was never taught to talk continues: a dialogue as it would stand in a book."""
     turns = (
-        f"{message['content']}\n\n"
+        f"{_text_of(message)}\n\n"
         if message["role"] == "system"
-        else f"{message['role'].capitalize()}: {message['content']}\n"
+        else f"{message['role'].capitalize()}: {_text_of(message)}\n"
         for message in messages
     )
     return "".join(turns) + ("Assistant:" if reply else "")
+
+
+def _text_of(message: Mapping[str, Any]) -> str:
+    """A message's text, also where it comes in parts: [{"type": "text", "text": "…"}, …]."""
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "".join(str(part.get("text") or "") if isinstance(part, dict) else str(part) for part in content)
 
 
 def checked(messages: Messages) -> list[dict[str, Any]]:

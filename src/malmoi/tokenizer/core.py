@@ -3,8 +3,10 @@
 import hashlib
 import json
 import unicodedata
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate, pairwise
 from operator import index
 from pathlib import Path
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer as Rust
 
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.tokenizer import files, pipeline, save
+from malmoi.tokenizer import control, files, pipeline, save
 from malmoi.tokenizer.cut import kept, split
 from malmoi.tokenizer.offsets import Offsets, widened
 from malmoi.tokenizer.panics import is_refusal, panics_explained
@@ -61,7 +63,12 @@ class Specials:
 
 
 class Tokenizer:
-    """Text to token ids and back, equal to transformers' own on the same files. Safe to share between threads."""
+    """Text to token ids and back, equal to transformers' own on the same files. Safe to share between threads.
+
+    Text is text: "[MASK]" or "<|endoftext|>" in it is encoded as the characters that it is, never as a control token,
+    as with transformers' `split_special_tokens=True`. With `parse_special=True` (llama.cpp's name) the names of control
+    tokens in a text mean them, which is transformers' default.
+    """
 
     def __init__(self, rust: Rust, settings: dict[str, Any] | None = None) -> None:
         """Wrap a `tokenizers.Tokenizer`; `settings` is what tokenizer_config.json says. Use `load` or `train`."""
@@ -84,7 +91,12 @@ class Tokenizer:
         self.specials = Specials(**{role: self._vocab.get(name) for role, name in names.items()})
         self._splits = pipeline.splits_safely(state)
         self._composes = pipeline.composes(state)
-        self._structural = self._structural_ids(state)
+        self.control_tokens = control.control_names(state, names, self._vocab)
+        self.control_ids = self._control_ids()
+        self.names_are_literal = state["normalizer"] is None or not any(
+            token["special"] and token["normalized"] for token in state["added_tokens"]
+        )
+        self._text_only = self._made_text_only(state)
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
@@ -108,10 +120,22 @@ class Tokenizer:
         return int(length) if length is not None and length < 1e12 else None  # transformers writes 1e30 for "no limit"
 
     def encode(
-        self, text: str, pair: str | None = None, *, max_tokens: int | None = None, specials: bool = True
+        self,
+        text: str,
+        pair: str | None = None,
+        *,
+        max_tokens: int | None = None,
+        specials: bool = True,
+        parse_special: bool = False,
     ) -> Encoding:
-        """One text, or a pair of texts, as tokens with segments, offsets and words, cut to `max_tokens`."""
-        return self.encode_batch([text], None if pair is None else [pair], max_tokens=max_tokens, specials=specials)[0]
+        """One text, or a pair of texts, as tokens with segments, offsets and words, cut to `max_tokens`.
+
+        `specials` puts the family's control tokens around it; `parse_special` finds those written in it by name.
+        """
+        pairs = None if pair is None else [pair]
+        return self.encode_batch([text], pairs, max_tokens=max_tokens, specials=specials, parse_special=parse_special)[
+            0
+        ]
 
     def encode_batch(
         self,
@@ -120,19 +144,54 @@ class Tokenizer:
         *,
         max_tokens: int | None = None,
         specials: bool = True,
+        parse_special: bool = False,
     ) -> list[Encoding]:
         """Many texts at once, over all cores."""
         self._check(texts, pairs, max_tokens, specials=specials)
         inputs = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
+        rust = self._parsing if parse_special else self._text_only
         try:
             if len(texts) == 1:  # without waking the threads
-                encoded = [self._rust.encode(texts[0], pairs[0] if pairs else None, add_special_tokens=specials)]
+                encoded = [rust.encode(texts[0], pairs[0] if pairs else None, add_special_tokens=specials)]
             else:
-                encoded = self._rust.encode_batch(inputs, add_special_tokens=specials)
+                encoded = rust.encode_batch(inputs, add_special_tokens=specials)
         except BaseException as error:
             raise refused([*texts, *(pairs or [])], error) from None
         given = zip(texts, pairs or [""] * len(texts), strict=True)
         return [self._encoding(one, both, max_tokens) for one, both in zip(encoded, given, strict=True)]
+
+    def encode_parts(self, parts: Sequence[str | int], *, specials: bool = False) -> Encoding:
+        """Texts, and control tokens by their ids, in a row, read as one; no text among them becomes a control token.
+
+        Offsets are those of the parts joined, with each control token written by its name.
+        """
+        return self._encode_secretly([parts], specials=specials)
+
+    def encode_masked(self, text: str, pair: str | None = None) -> Encoding:
+        """A text or a pair in which the mask token's name means the mask, and every other control token's is text."""
+        mask, given = self.specials.mask, [text] if pair is None else [text, pair]
+        if mask is None or not any(self.token(mask) in one for one in given):
+            return self.encode(text, pair)
+        return self._encode_secretly([_between(one.split(self.token(mask)), mask) for one in given], specials=True)
+
+    def _encode_secretly(self, sequences: Sequence[Sequence[str | int]], *, specials: bool) -> Encoding:
+        """One or two texts that come in parts."""
+        for parts in sequences:
+            check_texts([part for part in parts if not isinstance(part, int)], "parts")
+        given = [[part if isinstance(part, str) else self._secret(part) for part in parts] for parts in sequences]
+        first, second = ("".join(given[0]), "".join(given[1]) if len(given) > 1 else None)
+        try:
+            one = self._secretive.encode(first, second, add_special_tokens=specials)
+        except BaseException as error:
+            raise refused([first, second or ""], error) from None
+        encoding = self._encoding(one, (first, second or ""), None)
+        shown = [[part if isinstance(part, str) else self.token(part) for part in parts] for parts in sequences]
+        places = [_places(*both) for both in zip(given, shown, strict=True)]
+        offsets = [
+            offset if which is None else (places[which](offset[0]), places[which](offset[1]))
+            for which, offset in zip(one.sequence_ids, encoding.offsets, strict=True)
+        ]
+        return replace(encoding, offsets=offsets)
 
     def rows(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, max_tokens: int | None = None
@@ -141,7 +200,7 @@ class Tokenizer:
         self._check(texts, pairs, max_tokens, specials=True)
         inputs: list[Any] = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
         # the faster one may forget which of a pair a token is of
-        encode = self._rust.encode_batch_fast if pairs is None else self._rust.encode_batch
+        encode = self._text_only.encode_batch_fast if pairs is None else self._text_only.encode_batch
         found = []
         for start in range(0, len(inputs), AT_ONCE):
             some = inputs[start : start + AT_ONCE]
@@ -152,7 +211,7 @@ class Tokenizer:
             found += [_row(one, max_tokens) for one in encoded]
         return found
 
-    def ids(self, texts: list[str]) -> list[list[int]]:
+    def ids(self, texts: list[str], *, parse_special: bool = False) -> list[list[int]]:
         """The tokens of many texts and nothing else: no specials, no offsets; the fastest way, over all cores.
 
         Long texts are cut where that cannot change a token, so that one book also keeps every core busy.
@@ -160,8 +219,9 @@ class Tokenizer:
         check_texts(texts, "texts")
         pieces = [list(split(text)) if self._splits else [text] for text in texts]
         flat = [piece for some in pieces for piece in some]
+        rust = self._parsing if parse_special else self._text_only
         try:
-            encoded = self._rust.encode_batch_fast(flat, add_special_tokens=False)
+            encoded = rust.encode_batch_fast(flat, add_special_tokens=False)
         except BaseException as error:
             raise refused(texts, error) from None
         if len(flat) == len(texts):
@@ -213,10 +273,40 @@ class Tokenizer:
     def __repr__(self) -> str:
         return f"Tokenizer(kind={self.kind!r}, vocab_size={self.vocab_size})"
 
-    def _structural_ids(self, state: pipeline.State) -> frozenset[int]:
-        ids = {token["id"] for token in state["added_tokens"] if token["special"]}
-        roles = {role: id for role, id in vars(self.specials).items() if role != "unk"}
-        return frozenset(ids - ({self.specials.unk} - set(roles.values())))
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tokenizer, (self._rust, self.settings)  # a copied Rust object forgets what it was told not to look for
+
+    def _control_ids(self) -> frozenset[int]:
+        """All but [UNK], unless it has another role as well: an unknown word is text."""
+        roles = {id for role, id in vars(self.specials).items() if role != "unk"}
+        return frozenset(set(self.control_tokens.values()) - ({self.specials.unk} - roles))
+
+    def _made_text_only(self, state: pipeline.State) -> Rust:
+        """What encodes text, in which no control token is found."""
+        if control.is_reachable(state, self.control_tokens):
+            return self._secretive
+        self._rust.encode_special_tokens = True
+        return self._rust
+
+    @cached_property
+    def _parsing(self) -> Rust:
+        """What encodes text in which control tokens are written by name."""
+        return Rust.from_str(self._rust.to_str())
+
+    @cached_property
+    def _secrets(self) -> dict[str, str]:
+        return control.secret_names(self.control_tokens)
+
+    @cached_property
+    def _secretive(self) -> Rust:
+        """What encodes text together with control tokens that stand in it by their secret names."""
+        return control.renamed(self._rust, self.control_tokens, self._secrets)
+
+    def _secret(self, id: int) -> str:
+        name = self.token(id)
+        if name not in self._secrets:
+            raise UsageError(f"Token {id} ({name!r}) is not a control token: write it as text.")
+        return self._secrets[name]
 
     def _check(self, texts: Any, pairs: Any, max_tokens: int | None, *, specials: bool) -> None:
         """Refuses what cannot be encoded: no texts, pairs without their firsts, no room for any token."""
@@ -236,7 +326,7 @@ class Tokenizer:
             )
 
     def _encoding(self, one: Any, texts: tuple[str, str], max_tokens: int | None) -> Encoding:
-        tokens, structural = one.ids, self._structural
+        tokens, structural = one.ids, self.control_ids
         columns: tuple[list[Any], ...] = (
             tokens,
             one.type_ids,
@@ -262,6 +352,23 @@ class Tokenizer:
 
     def _no_such(self, id: int) -> UsageError:
         return UsageError(f"There is no token with id {id}: the vocabulary has ids 0 to {self.vocab_size - 1}.")
+
+
+def _between(texts: Sequence[str], token: int) -> list[str | int]:
+    """Texts with a token between each two."""
+    return [part for text in texts for part in (text, token)][:-1]
+
+
+def _places(given: Sequence[str], shown: Sequence[str]) -> Callable[[int], int]:
+    """From a character of some parts joined to the same one where some parts are written otherwise."""
+    begins = list(accumulate(map(len, given), initial=0))
+    moved = list(accumulate(map(len, shown), initial=0))
+
+    def place(at: int) -> int:
+        part = bisect_right(begins, at) - 1
+        return at - begins[part] + moved[part]
+
+    return place
 
 
 def _row(one: Any, max_tokens: int | None) -> TokenRow:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Rust
 
 from malmoi.limits import MAX_TEMPLATE_CHARACTERS, MAX_TOKEN_CHARACTERS, MAX_VOCABULARY_TOKENS
@@ -70,13 +71,18 @@ def _check_token(values: JsonObject, key: str) -> None:
 
 def register(rust: Rust, settings: Settings) -> None:
     """Add the tokens that the settings name and the tokenizer lacks, in transformers' order, so with its ids."""
-    known = {token.content for token in rust.get_added_tokens_decoder().values()}
+    here = {token.content: token for token in rust.get_added_tokens_decoder().values()}
+    known = set(here)
     added = settings.get("added_tokens_decoder") or {}
     roles = [settings.get(f"{role}_token") for role in ROLES]
     extra = settings.get("additional_special_tokens") or settings.get("extra_special_tokens") or []
     named = [*roles, *(extra.values() if isinstance(extra, dict) else extra)]
     wanted = [added[id] for id in sorted(added, key=int)] + named
     names = {_content(token) for token in named}
+    for token in here.values():  # what has a role is special, whatever tokenizer.json says
+        if token.content in names and not token.special:
+            flags = {flag: getattr(token, flag) for flag in ("lstrip", "rstrip", "single_word", "normalized")}
+            rust.add_special_tokens([AddedToken(token.content, special=True, **flags)])
     for token in wanted:
         content = _content(token)
         if not content or content in known:

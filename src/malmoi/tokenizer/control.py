@@ -1,0 +1,81 @@
+"""Control tokens ([CLS], <|endoftext|>, <|im_start|>…): which there are, and how text is kept from becoming one.
+
+Text that people wrote is text, whatever it says. `tokenizers` can be told not to look for special tokens
+(`encode_special_tokens`); where that is not enough, because the model itself may build one out of its letters,
+the control tokens get secret names instead.
+"""
+
+import json
+import re
+import secrets
+import string
+from collections.abc import Mapping
+from typing import Any
+
+from tokenizers import Tokenizer as Rust
+
+from malmoi.errors import MalmoiError
+from malmoi.tokenizer.pipeline import State, Vocab, parse
+
+
+def control_names(state: State, roles: Mapping[str, str], vocab: Vocab) -> Vocab:
+    """The special tokens and those that have a role, by name; [UNK] too, where it is special.
+
+    A single character is text whatever role it was given, as "!" is where it pads: there is no other way to write it.
+    """
+    special = {token["content"]: token["id"] for token in state["added_tokens"] if token["special"]}
+    named = {name: vocab[name] for role, name in roles.items() if role != "unk" and name in vocab}
+    return {name: id for name, id in (special | named).items() if len(name) > 1}
+
+
+def is_reachable(state: State, names: Vocab) -> bool:
+    """Whether plain text may become a control token even if nobody looks for its name."""
+    special = {token["content"] for token in state["added_tokens"] if token["special"]}
+    if not special.issuperset(names):
+        return True
+    model, pre = state["model"], state["pre_tokenizer"] or {}
+    if model["type"] == "BPE" and not model.get("ignore_merges"):
+        prefix = model.get("continuing_subword_prefix") or ""
+        return any(left + right.removeprefix(prefix) in names for left, right in model["merges"])
+    known = names.keys() & _pieces(model)
+    cut_by_bert = pre.get("type") == "BertPreTokenizer"  # at every sign of punctuation
+    return any(not cut_by_bert or not set(string.punctuation).intersection(name) for name in known)
+
+
+def secret_names(names: Vocab) -> dict[str, str]:
+    """A name for each control token that nobody can guess; no normalizer changes it."""
+    key = secrets.token_hex(16)
+    return {name: f"<{key}:{id}>" for name, id in names.items()}
+
+
+def renamed(rust: Rust, names: Vocab, secret: Mapping[str, str]) -> Rust:
+    """The same tokenizer, same ids, in which the control tokens go by their secret names alone."""
+    state = parse(rust)
+    model = state["model"]
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {secret.get(token, token): id for token, id in model["vocab"].items()}
+    else:  # Unigram: [[piece, score], …]
+        model["vocab"] = [[secret.get(piece, piece), score] for piece, score in model["vocab"]]
+    if model.get("unk_token") in secret:
+        model["unk_token"] = secret[model["unk_token"]]
+    if model.get("merges"):
+        prefix = model.get("continuing_subword_prefix") or ""
+        made = [((left, right), left + right.removeprefix(prefix)) for left, right in model["merges"]]
+        model["merges"] = [pair for pair, whole in made if secret.keys().isdisjoint((*pair, whole))]
+    for token in state["added_tokens"]:
+        token["content"] = secret.get(token["content"], token["content"])
+    made_anew = Rust.from_str(json.dumps(state))
+    if any(made_anew.token_to_id(secret[name]) != id for name, id in names.items()):
+        raise MalmoiError("This tokenizer gives its control tokens other ids when it is read again; save it anew.")
+    return made_anew
+
+
+def pattern(names: Vocab) -> re.Pattern[str] | None:
+    """Finds control tokens by name, the longest where several begin at one place; None where there are none."""
+    if not names:
+        return None
+    return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))
+
+
+def _pieces(model: Any) -> set[str]:
+    return set(model["vocab"]) if isinstance(model["vocab"], dict) else {piece for piece, _ in model["vocab"]}

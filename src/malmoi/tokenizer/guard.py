@@ -1,0 +1,123 @@
+"""Chat templates write control tokens, messages cannot: what of a rendered conversation is the template's own.
+
+A template is a program that writes text, and the text of a message may have `<|im_end|>` in it, whole or in pieces
+that the template joins. So the conversation is rendered a second time with a mark, a character that no text has, in
+every place of the messages where the name of a control token could begin or go on. Whatever name is whole in that
+rendering, the template wrote.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from malmoi.errors import UsageError
+from malmoi.tokenizer.control import pattern
+from malmoi.tokenizer.core import Tokenizer
+
+MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # Unicode's noncharacters, which are not for exchange
+WORD = re.compile(r"\w+")
+COMPARED = ("role", "type", "name")  # what templates ask for, rather than show
+Render = Callable[[Any], str]
+
+
+def conversation_tokens(tokenizer: Tokenizer, said: Any, render: Render) -> list[int]:
+    """The tokens of `render(said)`: control tokens where the template wrote their names, text everywhere else.
+
+    `said` is all that comes from outside, as JSON has it. Where no message could be taken for a control token, these
+    are the tokens that transformers gives to the rendered text.
+    """
+    text = render(said)
+    guard = Guard(tokenizer, said, text)
+    marked = guard.protect(said)
+    if marked == said:
+        return tokenizer.encode(text, specials=False, parse_special=True).tokens
+    parsed = tokenizer.encode(text, specials=False, parse_special=True).tokens
+    try:
+        theirs = guard.parts(render(marked))
+    except UsageError:  # a template that finds its own signs in the messages may miss them in marked ones
+        if guard.is_named_in(said):
+            raise
+        return parsed
+    if guard.is_innocent(said, guard.parts(text), theirs, parsed):
+        return parsed
+    return tokenizer.encode_parts(theirs).tokens
+
+
+class Guard:
+    """Marks what people said, so that no control token's name is whole in it."""
+
+    def __init__(self, tokenizer: Tokenizer, said: Any, text: str) -> None:
+        self.ids, self.control = tokenizer.control_tokens, tokenizer.control_ids
+        self.names = pattern(self.ids)
+        seen = text + json.dumps(said, ensure_ascii=False)
+        self.mark = next((mark for mark in MARKS if mark not in seen), None)
+        self.firsts = re.compile("|".join({re.escape(name[0]) for name in self.ids}) or r"(?!)")
+        self.rests = {name[at:] for name in self.ids for at in range(1, len(name))}
+        self.longest = max(map(len, self.rests), default=0)
+        if self.mark is None:
+            raise UsageError("These messages have every one of Unicode's 32 noncharacters in them; remove one.")
+
+    def protect(self, value: Any, key: str = "") -> Any:
+        """A value of JSON with marks in its texts."""
+        if isinstance(value, str):
+            return value if key in COMPARED and self._is_word(value) else self._protected(value)
+        if isinstance(value, list):
+            return [self.protect(one) for one in value]
+        if isinstance(value, dict):
+            marked = ((name if self._is_word(name) else self._broken(name), name) for name in value)
+            return {new: self.protect(value[name], name) for new, name in marked}
+        return value
+
+    def _is_word(self, text: str) -> bool:
+        """Whether this is a plain word, which a template may put between `<|` and `|>` itself."""
+        return bool(WORD.fullmatch(text)) and not (self.names and self.names.search(text))
+
+    def _protected(self, text: str) -> str:
+        return (str(self.mark) if self._completes(text) else "") + self._broken(text)
+
+    def _broken(self, text: str) -> str:
+        """With a mark after everything that a name could begin with."""
+        return self.firsts.sub(lambda found: f"{found[0]}{self.mark}", text)
+
+    def _completes(self, text: str) -> bool:
+        """Whether a name that something else began could go on, or end, here."""
+        if any(text[:size] in self.rests for size in range(1, min(len(text), self.longest) + 1)):
+            return True
+        return 0 < len(text) < self.longest and any(rest.startswith(text) for rest in self.rests)
+
+    def parts(self, text: str) -> list[str | int]:
+        """Text and control tokens in turn; the marks have done their work."""
+        found: list[str | int] = []
+        at = 0
+        for name in self.names.finditer(text) if self.names else ():
+            found += [text[at : name.start()].replace(str(self.mark), ""), self.ids[name[0]]]
+            at = name.end()
+        return [*found, text[at:].replace(str(self.mark), "")]
+
+    def is_innocent(self, said: Any, parts: list[str | int], theirs: list[str | int], parsed: list[int]) -> bool:
+        """Whether every control token of the plain rendering is the template's.
+
+        A template that looks into the messages (for `</think>`, say) may write other text for marked ones. Then the
+        control tokens must still be the same ones, and none may be named in the messages.
+        """
+        wanted, found = self._control(theirs), self._control(parts)
+        if not wanted == found == [token for token in parsed if token in self.control]:
+            return False
+        return parts == theirs or not self.is_named_in(said)
+
+    def is_named_in(self, said: Any) -> bool:
+        """Whether any text of the messages has the whole name of a control token in it."""
+        return self.names is not None and any(map(self.names.search, texts_in(said)))
+
+    def _control(self, parts: list[str | int]) -> list[int]:
+        return [part for part in parts if isinstance(part, int) and part in self.control]
+
+
+def texts_in(value: Any) -> list[str]:
+    """Every text in a value of JSON."""
+    if isinstance(value, dict):
+        return [text for key, one in value.items() for text in (key, *texts_in(one))]
+    if isinstance(value, list):
+        return [text for one in value for text in texts_in(one)]
+    return [value] if isinstance(value, str) else []
