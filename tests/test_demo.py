@@ -10,7 +10,7 @@ import malmoi
 from malmoi.demo import run as module
 from malmoi.demo.pictures import attention_grid, bars, heat_map, sharpest
 from malmoi.demo.run import demo, recipes
-from malmoi.demo.story import Plan, Size, Story
+from malmoi.demo.story import BERT_SIZES, GPT_SIZES, Plan, Size, Story
 
 TINY = Plan(
     gpt=Size(seconds=3, width=32, depth=2, length=64, batch=8),
@@ -104,6 +104,18 @@ def test_the_recipes_are_small_and_resolve() -> None:
     assert (found["gpt"].objective, found["bert"].objective) == ("lm", "mlm+nsp")
     assert json.loads(found["bert"].to_json())["model"]["pool"] == "first"
     assert Plan().gpt.seconds + Plan().bert.seconds < 180  # the rest of four minutes is reading and looking
+    assert GPT_SIZES[-1].seconds + BERT_SIZES[-1].seconds < 240  # six minutes on the slowest machine
+
+
+@pytest.mark.parametrize(("gflops", "width", "said"), [(900, 192, ""), (60, 128, ""), (3, 128, "too few")])
+def test_the_demo_sizes_itself_to_the_machine(monkeypatch, capsys, gflops: int, width: int, said: str) -> None:
+    monkeypatch.setattr(module, "ceiling", lambda execution: gflops * 1e9)
+    plan = module.plan_for_this_machine()
+    assert plan.gpt.width == width
+    told = capsys.readouterr().err
+    assert f"{gflops} GFLOP/s" in told
+    assert said in told
+    assert ("too few" in told) == bool(said)
 
 
 def test_pictures() -> None:

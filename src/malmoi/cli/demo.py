@@ -17,7 +17,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="The folder everything goes to.", metavar="DIR")] = Path("demo"),
     json: JsonOption = False,
 ) -> None:
-    """Do the main job on built-in text in about four minutes: train a GPT and a BERT, fine-tune, generate, report.
+    """Do the main job on built-in text in four to six minutes: train a GPT and a BERT, fine-tune, generate, report.
 
     Example: malmoi demo
     """

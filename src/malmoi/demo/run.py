@@ -1,4 +1,4 @@
-"""The main job in four minutes on two cores: vocabularies, a GPT, a BERT, a classifier, and a page that shows them.
+"""The main job in a few minutes on two cores: vocabularies, a GPT, a BERT, a classifier, and a page that shows them.
 
 The text is `builtin:sotu`, every State of the Union message. One message in six is held out from everything.
 """
@@ -8,7 +8,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,29 @@ from typing import Any
 from malmoi.config import ModelConfig
 from malmoi.corpus.read import read
 from malmoi.demo.page import write_demo_page
-from malmoi.demo.story import ERAS, HELD_OUT, MASKED, PROMPTS, SENTENCE, Paragraph, Plan, Size, Story
+from malmoi.demo.story import (
+    BERT_SIZES,
+    ENOUGH_UPDATES,
+    ERAS,
+    FEW_UPDATES,
+    GPT_SIZES,
+    HELD_OUT,
+    MASKED,
+    PROMPTS,
+    SENTENCE,
+    Paragraph,
+    Plan,
+    Size,
+    Story,
+)
 from malmoi.disk import write_text
 from malmoi.infer import Model
+from malmoi.machine import pick_device
 from malmoi.model import preset
 from malmoi.tasks import own
 from malmoi.tokenizer import Tokenizer, train
+from malmoi.train.device import ceiling, choose_execution, flops_per_token
+from malmoi.train.estimate import UTILISATION
 from malmoi.train.pretrain import pretrain
 from malmoi.train.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
 from malmoi.train.recipes import fast_bert, fast_gpt
@@ -30,7 +47,7 @@ from malmoi.tune.finetune import Result, finetune
 
 def demo(out: str | Path = "demo", plan: Plan | None = None) -> Story:
     """Does it all in a folder and writes report.html there; says in plain sentences what happens."""
-    story = Story(plan or Plan(), Path(out))
+    story = Story(plan or plan_for_this_machine(), Path(out))
     began = time.monotonic()
     story.out.mkdir(parents=True, exist_ok=True)
     for part in (_text, _vocabularies, _gpt, _bert, _era, _look):
@@ -40,6 +57,36 @@ def demo(out: str | Path = "demo", plan: Plan | None = None) -> Story:
     story.seconds["all"] = time.monotonic() - began
     write_demo_page(story)
     return story
+
+
+def plan_for_this_machine() -> Plan:
+    """The largest models that this machine can give enough updates; it says what was measured and chosen."""
+    rate = ceiling(choose_execution(pick_device(), TrainConfig(compile=False)))
+    gpt, bert = _largest("gpt", GPT_SIZES, UTILISATION * rate), _largest("bert", BERT_SIZES, UTILISATION * rate)
+    plan = Plan(gpt=gpt, bert=bert)
+    _say(
+        f"This machine multiplies matrices at {rate / 1e9:,.0f} GFLOP/s: a GPT of {gpt.depth} layers × {gpt.width} and a "
+        f"BERT of {bert.depth} × {bert.width} learn for {gpt.seconds + bert.seconds:.0f} seconds."
+    )
+    fewest = min(updates("gpt", gpt, UTILISATION * rate), updates("bert", bert, UTILISATION * rate))
+    if fewest < FEW_UPDATES:
+        _say(
+            f"That is only about {fewest} updates: too few for good sentences. Another program may be using the "
+            "processor; the demo is worth watching once it is idle."
+        )
+    return plan
+
+
+def _largest(name: str, sizes: Sequence[Size], speed: float) -> Size:
+    return next((size for size in sizes if updates(name, size, speed) >= ENOUGH_UPDATES), sizes[-1])
+
+
+def updates(name: str, size: Size, speed: float) -> int:
+    """How many updates of a size its seconds hold at so many FLOP/s."""
+    plan = Plan(gpt=size) if name == "gpt" else Plan(bert=size)
+    weights = 12 * size.depth * size.width**2 + plan.vocab * size.width
+    per_token = flops_per_token(recipes(plan)[name].model, weights, size.length)
+    return int(size.seconds * speed / (per_token * size.length * size.batch))
 
 
 def _say(text: str) -> None:

@@ -26,12 +26,27 @@ class Size:
     batch: int
 
 
+# From large to small: a machine takes the first that it can give enough updates. The first two are for matrix units
+# or many cores, the last for two cores of the slowest kind that was tried (fp32 at 60 GFLOP/s).
+GPT_SIZES = (
+    Size(seconds=60, width=192, depth=4, length=128, batch=32),
+    Size(seconds=75, width=160, depth=3, length=128, batch=24),
+    Size(seconds=110, width=128, depth=2, length=128, batch=16),
+)
+BERT_SIZES = (
+    Size(seconds=84, width=128, depth=2, length=64, batch=64),
+    Size(seconds=110, width=128, depth=2, length=64, batch=32),
+)
+ENOUGH_UPDATES = 200
+FEW_UPDATES = 60  # fewer teach nothing that a page could show
+
+
 @dataclass(frozen=True)
 class Plan:
     """How long each part takes and how large the models are: the one place to tune."""
 
-    gpt: Size = Size(seconds=60, width=192, depth=4, length=128, batch=32)
-    bert: Size = Size(seconds=84, width=128, depth=2, length=64, batch=64)
+    gpt: Size = GPT_SIZES[0]
+    bert: Size = BERT_SIZES[0]
     vocab: int = 4096
     labelled: int = 120  # paragraphs with their era to learn from: few, as labels are in life
     judged: int = 400  # paragraphs of messages that were held out
