@@ -65,8 +65,9 @@ def plan_for_this_machine() -> Plan:
     gpt, bert = _largest("gpt", GPT_SIZES, UTILISATION * rate), _largest("bert", BERT_SIZES, UTILISATION * rate)
     plan = Plan(gpt=gpt, bert=bert)
     _say(
-        f"This machine multiplies matrices at {rate / 1e9:,.0f} GFLOP/s: a GPT of {gpt.depth} layers × {gpt.width} and a "
-        f"BERT of {bert.depth} × {bert.width} learn for {gpt.seconds + bert.seconds:.0f} seconds."
+        f"This machine multiplies matrices at {rate / 1e9:,.0f} GFLOP/s: a GPT of {gpt.depth} layers × "
+        f"{gpt.width} and a BERT of {bert.depth} × {bert.width} learn for "
+        f"{gpt.seconds + bert.seconds:.0f} seconds."
     )
     fewest = min(updates("gpt", gpt, UTILISATION * rate), updates("bert", bert, UTILISATION * rate))
     if fewest < FEW_UPDATES:
