@@ -1,17 +1,29 @@
 """A budget in minutes means useful updates: the clock, the warm-up, the batch, and what is said about them."""
 
+import html
 import json
+import math
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
-from malmoi.train import RECIPES, resolve
+from malmoi.errors import UsageError
+from malmoi.machine import Accelerator, Machine, detect, pick_device, pretend
+from malmoi.train import RECIPES, Stopped, pretrain, resolve
+from malmoi.train.device import choose_execution, is_out_of_memory
 from malmoi.train.log import plural, read_rows
-from malmoi.train.pace import SMALLEST_BATCH, Pace, WorkClock
+from malmoi.train.pace import SMALLEST_BATCH, Pace, WorkClock, verdict
 from malmoi.train.recipe import TrainConfig
 from malmoi.train.schedule import rate, warmup_steps
-from malmoi.train.trainer import Budget
-from tiny_runs import KINDS, train, write_corpus
+from malmoi.train.trainer import Budget, Trainer
+from tiny_runs import KINDS, assert_equal_weights, signalled, train, write_corpus
 
 
 @pytest.fixture(scope="module")
@@ -169,8 +181,6 @@ def test_a_run_takes_the_batch_that_fits_and_keeps_it(
     settings = {name: value for name, value in KINDS["gpt"][1].items() if name != "train.batch"}
 
     def go(**changes: float) -> int:
-        from malmoi.train import pretrain
-
         pretrain("gpt2-small", data=str(corpus), out=tmp_path / "run", device="cpu", **{**settings, **changes})
         return int(json.loads((tmp_path / "run" / "recipe.json").read_text())["train"]["batch"])
 
@@ -193,12 +203,172 @@ def test_a_run_of_minutes_is_measured_and_ends_at_its_whole_budget(
     assert "Measuring a step" in said
     assert "aking the first step" in said
     assert "100%" in said
-    states = (tmp_path / "minutes" / "train_state").glob("step-*/state.json")
-    position = max((json.loads(path.read_text())["position"] for path in states), key=lambda p: p["step"])
-    assert position["expected"] > 0
-    assert position["threads"] >= 1
+    assert position(tmp_path / "minutes")["expected"] > 0
+    assert position(tmp_path / "minutes")["threads"] >= 1
     train("gpt", corpus, tmp_path / "steps", steps=3, **{"train.warmup_steps": 1, "train.schedule": "constant"})
     again = {"train.warmup_steps": 1, "train.schedule": "constant", "minutes": 0.0005}
     train("gpt", corpus, tmp_path / "again", **again)
     rows = [read_rows(tmp_path / name / "metrics.jsonl") for name in ("steps", "again")]
     assert rows[0][0]["loss"] == rows[1][0]["loss"]
+
+
+# ---- what pays is compiled
+
+
+@pytest.mark.parametrize(("compiled", "pays"), [(0.5, True), (1.0, False)])
+def test_compiling_is_tried_on_a_processor_and_kept_only_where_it_pays(
+    compiled: float,
+    pays: bool,
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    calls: list[bool] = []
+
+    def measure(self: Trainer, *, compiled: bool) -> Pace:
+        calls.append(compiled)
+        return Pace(0.0, took[compiled], 0.0, ((16, 1.0),))
+
+    took, executions = {False: 1.0, True: compiled}, []
+    monkeypatch.setattr(Trainer, "_measure", measure)
+    monkeypatch.setattr("malmoi.train.trainer.compile_for", lambda execution, judge, **_: executions.append(execution))
+    machine = replace(detect(), architecture="x86_64", compiler="/usr/bin/g++")
+    settings = {"train.compile": None, "train.save_every": 2}
+    with pretend(machine):
+        with signalled(2), pytest.raises(Stopped):
+            resume_tiny(corpus, tmp_path, steps=4, **settings)
+        assert "Compiling (once, about 20 s)" in capsys.readouterr().err
+        assert calls == [False, True]
+        assert executions[-1].compiled is pays
+        resume_tiny(corpus, tmp_path, steps=4, **settings)
+    assert calls == [False, True]  # the state knows
+    assert executions[-1].compiled is pays
+    assert position(tmp_path)["compiled"] is pays
+
+
+def resume_tiny(corpus: Path, out: Path, **changes: Any) -> None:
+    settings = {name: value for name, value in KINDS["gpt"][1].items() if name != "train.compile"}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    pretrain("gpt2-small", data=str(corpus), out=out, device="cpu", **{**settings, **changes})
+
+
+def position(out: Path) -> dict[str, Any]:
+    """What the newest state of a run says."""
+    states = (json.loads(path.read_text())["position"] for path in (out / "train_state").glob("step-*/state.json"))
+    return max(states, key=lambda found: found["step"])
+
+
+def test_a_short_run_on_a_processor_does_not_compile() -> None:
+    x86 = Machine(compiler="/usr/bin/g++", cores=2)
+    cpu = torch.device("cpu")
+    with pretend(x86):
+        assert not choose_execution(cpu, TrainConfig(minutes=3)).compiled
+        assert choose_execution(cpu, TrainConfig(minutes=30)).compiled
+        assert choose_execution(cpu, TrainConfig(minutes=3, compile=True)).compiled
+        assert not choose_execution(cpu, TrainConfig(minutes=30, compile=False)).compiled
+    with pretend(replace(x86, compiler=None)):
+        assert not choose_execution(cpu, TrainConfig(minutes=30)).compiled
+    with pretend(replace(x86, architecture="aarch64")):
+        assert not choose_execution(cpu, TrainConfig(minutes=30)).compiled
+
+
+# ---- threads
+
+
+def test_a_run_goes_on_with_the_threads_it_began_with(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    used: set[int] = set()
+    original = Trainer.step
+
+    def counting(self: Trainer, micros: Any) -> Any:
+        used.add(torch.get_num_threads())
+        return original(self, micros)
+
+    monkeypatch.setattr(Trainer, "step", counting)
+    with pretend(replace(detect(), cores=2)), threads(2):
+        train("gpt", corpus, tmp_path / "whole", steps=6)
+        with signalled(3), pytest.raises(Stopped):
+            train("gpt", corpus, tmp_path / "cut", steps=6)
+        shutil.copytree(tmp_path / "cut", tmp_path / "elsewhere")
+        assert used == {2}
+        with threads(1):
+            train("gpt", corpus, tmp_path / "cut", steps=6)
+            assert torch.get_num_threads() == 1
+        assert used == {2}
+    assert_equal_weights(tmp_path / "cut", tmp_path / "whole")
+    capsys.readouterr()
+    with pretend(replace(detect(), cores=1)), threads(2):
+        train("gpt", corpus, tmp_path / "elsewhere", steps=6)
+    assert "This run began with 2 threads and goes on with 1" in capsys.readouterr().err
+    assert used == {1, 2}
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    yield
+    torch.set_num_threads(before)
+
+
+# ---- questions and verdicts
+
+
+def test_months_of_work_are_a_question_not_a_start(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("malmoi.train.estimate.ceiling", lambda execution: 5e10)
+    out = tmp_path / "run"
+    told = (
+        r"This would take about [\d,]+ days here\. Give --minutes, --steps or --tokens, or --set train\.steps=1000000 "
+    )
+    with pytest.raises(UsageError, match=told):
+        pretrain("bert-base", data=str(corpus), out=out, device="cpu")
+    assert not out.exists()
+    with pytest.raises(UsageError, match=r"--set train\.tokens=10000000000 for the paper's budget"):
+        pretrain("gpt2-small", data=str(corpus), out=out, device="cpu")
+    train("bert", corpus, out, steps=1)
+
+
+def test_a_run_that_learnt_nothing_says_so_and_one_that_learnt_does_not(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train("bert", corpus, tmp_path / "short", steps=1)
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said.startswith("After 1 update this model has learnt next to nothing (loss ")
+    (last,) = [row for row in read_rows(tmp_path / "short" / "metrics.jsonl") if "valid_loss" in row]
+    vocab = json.loads((tmp_path / "short" / "config.json").read_text())["vocab_size"]
+    assert last["guessing_loss"] == pytest.approx(math.log(vocab) + math.log(2), abs=1e-4)
+    assert said in html.unescape((tmp_path / "short" / "report.html").read_text("utf-8"))
+    train("gpt", corpus, tmp_path / "long", steps=60, **{"train.lr": 2e-2})
+    assert "next to nothing" not in capsys.readouterr().err
+    assert "guessing_loss" not in read_rows(tmp_path / "long" / "metrics.jsonl")[-1]
+
+
+def test_what_a_verdict_advises() -> None:
+    recipe = resolve("bert-tiny", {"minutes": 2})
+    assert verdict(recipe, 8, 8.985, 8.987) == (
+        "Only 8 updates fitted into 2 minutes: this model has learnt next to nothing (loss 8.98, guessing is 8.99). "
+        "Give it --minutes 75 or a smaller batch (--set train.batch=8)."
+    )
+    assert "A lower train.lr" in verdict(recipe, 5000, 9.2, 8.987)
+    assert verdict(recipe, 8, 7.9, 8.987) == ""
+    assert verdict(recipe, 8, 7.9, 0.0) == ""  # a teacher's loss has no such measure
+
+
+# ---- an Apple GPU
+
+
+def test_an_apple_gpu_computes_in_fp32_without_compiling() -> None:
+    laptop = Machine(architecture="aarch64", system="Darwin", accelerators=(Accelerator("mps", bf16=True),))
+    with pretend(laptop):
+        device = pick_device()
+        execution = choose_execution(device, TrainConfig(minutes=60))
+    assert (execution.device.type, execution.dtype, execution.compiled) == ("mps", torch.float32, False)
+    with execution.computing():
+        assert not torch.is_autocast_enabled("mps")
+    assert "mps" in _get_fused_kernels_supported_devices()  # AdamW's one kernel for all weights
+    assert is_out_of_memory(RuntimeError("MPS backend out of memory (MPS allocated: 9.0 GB)"))
+    assert not is_out_of_memory(RuntimeError("The size of tensor a (3) must match"))

@@ -202,7 +202,9 @@ def test_the_command_stops_with_143_after_saving(corpus: Path, whole: dict[str, 
     slow = "import time, malmoi.train.trainer as t; f = t.Trainer.step\n"
     slow += "t.Trainer.step = lambda *a: (time.sleep(0.1), f(*a))[1]\nfrom malmoi.cli import main; main()"
     said = ""
-    with subprocess.Popen([sys.executable, "-c", slow, *arguments], stderr=subprocess.PIPE, text=True) as child:
+    threads = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}  # as many as the run that was not stopped
+    command = [sys.executable, "-c", slow, *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=threads) as child:
         for line in child.stderr or ():
             said += line
             if "step 1 " in line:

@@ -100,6 +100,8 @@ def main() -> NoReturn:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character still shows the rest
     signal.signal(signal.SIGTERM, _stop)
+    # What an Apple GPU cannot compute the processor does, and torch says so; it reads this when it is loaded.
+    os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")
     code = run(sys.argv[1:])
     if code and os.environ.get("WORLD_SIZE", "1") != "1":  # NCCL would wait for the others on its way out
         os._exit(code)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from malmoi.infer import Model
 
 ModelOption = Annotated[str, typer.Option("--model", "-m", help="The model's folder, or a hub id.", metavar="DIR")]
-DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1…; the GPU where there is one.")]
+DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1… or mps; the GPU where there is one.")]
 DtypeOption = Annotated[
     str | None, typer.Option(help="fp32, bf16, fp16, or int8 on a processor; that of the folder by default.")
 ]

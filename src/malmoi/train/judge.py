@@ -1,5 +1,6 @@
 """The pass of a training step as one module: the network runs, the objective judges. DDP, FSDP2 and compile wrap it."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,8 +25,8 @@ class Judge(nn.Module):
         """Sums for validation: of each head its loss, how many were right (where that is cheap), and the labels."""
         done, sums = Pass.of(self.network, batch), {}
         for term in self.objective.terms:
-            sums[f"{term.told}_loss"] = term.total(done).double()
-            sums[f"{term.told}_count"] = (batch[term.labels] != IGNORE).sum().double()
+            sums[f"{term.told}_loss"] = _widest(term.total(done))
+            sums[f"{term.told}_count"] = _widest((batch[term.labels] != IGNORE).sum())
         if "mlm_labels" in batch:
             chosen = done.hidden.flatten(0, 1)[batch["mlm_slots"]]
             sums["mlm_right"] = _right(self.network.heads["mlm"](chosen), batch["mlm_labels"])
@@ -35,7 +36,17 @@ class Judge(nn.Module):
 
 
 def _right(scores: Tensor, labels: Tensor) -> Tensor:
-    return ((scores.argmax(-1) == labels) & (labels != IGNORE)).sum().double()
+    return _widest(((scores.argmax(-1) == labels) & (labels != IGNORE)).sum())
+
+
+def _widest(total: Tensor) -> Tensor:
+    """A sum that others are added to, in as many bits as the device has: an Apple GPU knows no doubles."""
+    return total.float() if total.device.type == "mps" else total.double()
+
+
+def guessing_loss(objective: Objective, vocab: int) -> float:
+    """The loss of a model that takes every token for equally likely, and every next sentence."""
+    return sum(term.weight * math.log(2 if term.head == "nsp" else vocab) for term in objective.terms)
 
 
 def summarise(sums: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:

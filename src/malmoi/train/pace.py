@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from statistics import median
 
 from malmoi.train.log import plural
+from malmoi.train.recipe import Recipe
 
+LOOK_SECONDS = 1.0  # between two looks at a GPU's loss: something moves on the screen
 RECENT = 32  # laps of a kind that a usual one is told by
 ABSURD = 10.0  # times a usual lap, and …
 ABSURD_SECONDS = 5.0  # … so much longer at least: the machine slept, or the process was stopped
 
 USEFUL_UPDATES = 300  # below that a smaller batch teaches more than the recipe's
+LEARNT = 0.03  # of the loss of guessing: what did not fall by so much has learnt next to nothing
 FEW_UPDATES = 100  # below that little is learnt whatever the batch
 SMALLEST_BATCH = 8
 
@@ -32,6 +35,7 @@ class WorkClock:
 
     def __init__(self, worked: float = 0.0, now: Callable[[], float] = time.monotonic) -> None:
         self.training = 0.0  # seconds of steps alone, the first included: speed is told by them
+        self.taken = 0  # steps in those
         self._worked = worked
         self._now = now
         self._since = now()
@@ -55,6 +59,10 @@ class WorkClock:
         """Seconds of a step, as far as is known."""
         return median(self._recent["step"]) if "step" in self._recent else self._first or 0.0
 
+    @property
+    def steps_per_second(self) -> float:
+        return self.taken / max(1e-9, self.training)
+
     def step(self) -> None:
         """A step was taken, or at least sent to the device."""
         self._steps += 1
@@ -68,6 +76,7 @@ class WorkClock:
         count = self._steps if kind == "step" else 1
         elapsed = self._now() - self._since
         self._since, self._steps = self._now(), 0
+        self.taken += count if kind == "step" else 0
         if kind == "step" and not self.started:
             self._first = elapsed / max(1, count)
             self.training += elapsed
@@ -129,3 +138,21 @@ class Pace:
         return (
             f"{said} That is too few to learn much: give --minutes {enough}, or take a smaller recipe (malmoi recipes)."
         )
+
+
+def verdict(recipe: Recipe, steps: int, loss: float, guessing: float) -> str:
+    """A sentence on a run that learnt next to nothing, and what to do; nothing on one that learnt."""
+    if not guessing or loss < (1 - LEARNT) * guessing:
+        return ""
+    c, updates = recipe.train, plural(steps, "update")
+    nothing = f"this model has learnt next to nothing (loss {loss:.2f}, guessing is {guessing:.2f})."
+    if steps >= USEFUL_UPDATES:
+        return f"After {updates} {nothing} A lower train.lr, or more text, may help."
+    smaller = (
+        f"a smaller batch (--set train.batch={SMALLEST_BATCH})" if c.batch > SMALLEST_BATCH else "a smaller recipe"
+    )
+    if not c.minutes:
+        return f"After {updates} {nothing} Give it more of them: --steps {USEFUL_UPDATES} at the least."
+    enough = math.ceil(c.minutes * USEFUL_UPDATES / max(1, steps))
+    did = f"Only {updates} fitted into {plural(c.minutes, 'minute')}"
+    return f"{did}: {nothing} Give it --minutes {enough} or {smaller}."

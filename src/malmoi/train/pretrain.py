@@ -10,16 +10,19 @@ from malmoi.disk import alone
 from malmoi.errors import UsageError, nearest
 from malmoi.infer import Model
 from malmoi.objectives.distil import Teaching
-from malmoi.train.parallel import joined
+from malmoi.train.estimate import estimate
+from malmoi.train.log import plural
+from malmoi.train.parallel import Group, joined
 from malmoi.train.prepare import DISTIL, prepare, read_recipe
 from malmoi.train.recipe import Recipe, run_folder
+from malmoi.train.recipes import RECIPES
 from malmoi.train.recipes import recipe as named_recipe
 from malmoi.train.report import write_report
 from malmoi.train.stop import Stopped
 from malmoi.train.trainer import Trainer
 from malmoi.train.vocabulary import Origin
 
-BUDGETS = {f"train.{name}" for name in ("steps", "tokens", "minutes")}
+BUDGETS = ("steps", "tokens", "minutes")
 
 
 def pretrain(
@@ -40,17 +43,21 @@ def pretrain(
     Overrides name a field of the recipe (`minutes=3`, `lr=1e-3`, or `**{"train.lr": 1e-3}`).
     """
     chosen, out = resolve(recipe, overrides), Path(out)
+    unasked = isinstance(recipe, str) and recipe in RECIPES and not _names_budget(overrides)
     sources = (data,) if isinstance(data, str | Path) else tuple(data)
     origin = Origin(tuple(str(source) for source in sources), Path(tokenizer) if tokenizer else None, start)
-    with joined(device) as group, alone(out) if group.first else nullcontext():
-        if teaching is None and (out / DISTIL).is_file():
-            raise run_folder(out).refusal(["of a student with its teacher"])
-        run = prepare(chosen, origin, out, group)
-        if teaching is not None:
-            teaching.teacher.to(group.device)
-        trainer = Trainer(run.recipe, run.network, run.feeds, run.valid, out, group, run.save, run.sample, teaching)
-        _fit(trainer)
-        return run.model()
+    with joined(device) as group:
+        if unasked:
+            refuse_months(chosen, origin, group)
+        with alone(out) if group.first else nullcontext():
+            if teaching is None and (out / DISTIL).is_file():
+                raise run_folder(out).refusal(["of a student with its teacher"])
+            run = prepare(chosen, origin, out, group)
+            if teaching is not None:
+                teaching.teacher.to(group.device)
+            trainer = Trainer(run.recipe, run.network, run.feeds, run.valid, out, group, run.save, run.sample, teaching)
+            _fit(trainer)
+            return run.model()
 
 
 def _fit(trainer: Trainer) -> None:
@@ -75,9 +82,29 @@ def resolve(recipe: str | Recipe, overrides: Mapping[str, Any]) -> Recipe:
     paths = {_path(chosen, name): value for name, value in overrides.items() if value is not None}
     if "train.batch" in paths:
         paths = {"train.fit_batch": False, **paths}
-    if paths.keys() & BUDGETS:
+    if _names_budget(paths):
         chosen = replace(chosen, train=replace(chosen.train, steps=0, tokens=0, minutes=0.0))
     return chosen.override(paths).check()
+
+
+def _names_budget(overrides: Mapping[str, Any]) -> bool:
+    """Whether a budget was asked for, and not just found in the recipe."""
+    given = {name.removeprefix("train.") for name, value in overrides.items() if value is not None}
+    return not given.isdisjoint(BUDGETS)
+
+
+def refuse_months(recipe: Recipe, origin: Origin, group: Group) -> None:
+    """A paper's budget that takes more than a day on this machine is a question, not a start."""
+    _, made = estimate(recipe, tokenizer=origin.tokenizer, start=origin.start, device=str(group.device))
+    days = made.seconds / group.world / 86_400
+    if days <= 1:
+        return
+    budget = next(name for name in BUDGETS if getattr(recipe.train, name))
+    paper = f"--set train.{budget}={getattr(recipe.train, budget)}"
+    raise UsageError(
+        f"This would take about {plural(round(days), 'day')} here. Give --minutes, --steps or --tokens, or {paper} for "
+        "the paper's budget."
+    )
 
 
 def _find(name: str) -> Recipe:

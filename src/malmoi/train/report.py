@@ -9,6 +9,7 @@ from typing import Any
 from malmoi.disk import write_text
 from malmoi.train.chart import Line, Points, chart, short, smooth
 from malmoi.train.log import clock, read_rows
+from malmoi.train.pace import verdict
 from malmoi.train.recipe import Recipe
 
 STYLE = """
@@ -101,6 +102,15 @@ def _numbers(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> list[tuple[st
     ]
 
 
+def _warning(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> str:
+    """One sentence where the run learnt next to nothing."""
+    last: Mapping[str, Any] = next((r for r in reversed(rows) if "valid_loss" in r), {})
+    if "guessing_loss" not in last:
+        return ""
+    said = verdict(recipe, last["step"], last["valid_loss"], last["guessing_loss"])
+    return f"<p><strong>{html.escape(said)}</strong></p>"
+
+
 def _said(rows: Sequence[Mapping[str, Any]]) -> str:
     """Samples from all over the run, the first and the last among them; a repeated one is shown once."""
     said = [(f"{r['step']:,}", r["sample"]) for r in rows if r.get("sample")]
@@ -113,7 +123,8 @@ def _said(rows: Sequence[Mapping[str, Any]]) -> str:
 def write_report(out: Path, recipe: Recipe) -> None:
     """The report of a pre-training run, from its metrics.jsonl."""
     rows = read_rows(out / "metrics.jsonl")
-    body = f"{facts(_numbers(rows, recipe))}<h2>Loss</h2>{curves(rows)}{_course(rows)}{_said(rows)}"
+    body = f"{facts(_numbers(rows, recipe))}{_warning(rows, recipe)}"
+    body += f"<h2>Loss</h2>{curves(rows)}{_course(rows)}{_said(rows)}"
     settings = html.escape(recipe.to_json())
     body += f"<h2>The recipe</h2><details><summary>every setting</summary><pre>{settings}</pre></details>"
     write_text(out / "report.html", page(f"A run of {recipe.name}", recipe.about, body))

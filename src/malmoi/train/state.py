@@ -140,6 +140,11 @@ def load_state(folder: Path, network: nn.Module, optimizers: list[torch.optim.Op
     return Position(**state["position"])
 
 
+def position_of(folder: Path) -> Position:
+    """Where the run of a saved state stands."""
+    return Position(**_read(folder)["position"])
+
+
 def other_tensors(folder: Path) -> dict[str, Tensor]:
     """What a state holds beside weights and optimizers, of runs on one process."""
     names = [name for name in _read(folder)["shapes"] if not name.startswith(("weights.", "optimizer"))]

@@ -28,10 +28,10 @@ from malmoi.train.device import (
     thread_count,
 )
 from malmoi.train.feed import Feed, Micro, Tensors, batch_sizes
-from malmoi.train.judge import Judge
+from malmoi.train.judge import Judge, guessing_loss
 from malmoi.train.log import Log, bar, clock, read_rows
 from malmoi.train.optim import make_optimizers, set_rate
-from malmoi.train.pace import Pace, WorkClock
+from malmoi.train.pace import LOOK_SECONDS, Pace, WorkClock, verdict
 from malmoi.train.parallel import Group, spread, syncing
 from malmoi.train.recipe import Recipe
 from malmoi.train.schedule import rate
@@ -45,7 +45,6 @@ SPIKE = 8.0  # standard deviations above the running mean, and …
 SPIKE_NATS = 1.0  # … so much at least
 SPIKE_AFTER = 100  # steps: before that the loss falls too fast to judge
 MOST_SECONDS = 300.0  # between two saves, whatever save_every says
-LOOK_SECONDS = 1.0  # between two looks at the loss: something moves on the screen
 ROWS = 20  # of metrics.jsonl at least, however short the run
 PROBE_SECONDS = 0.3  # a pass that takes so long tells how fast this machine is
 COMPILED_PAYS = 0.95  # of an eager step's time, or less
@@ -94,6 +93,7 @@ class Trainer:
         self.budget = Budget.of(recipe)
         self.execution: Execution = choose_execution(group.device, self.config)
         self.objective = _objective(recipe, teaching)
+        self._guessing = 0.0 if teaching else guessing_loss(self.objective, network.config.vocab)
         self.judge = Judge(network.to(group.device), self.objective)
         network.trunk.rematerialise = self.config.rematerialise
         compile_for(self.execution, self.judge, dynamic=recipe.objective != "lm")
@@ -151,6 +151,8 @@ class Trainer:
             self._phase()
         metrics = self._validate()
         self.save()
+        if not metrics and (said := self._verdict(self.position.mean)):
+            self.log.say(said)
         return metrics
 
     # ------------------------------------------------------------------ before the first step
@@ -474,15 +476,25 @@ class Trainer:
         self.network.train()
         return metrics
 
+    def _verdict(self, loss: float) -> str:
+        """No run ends like a success whose loss did not move."""
+        done = self.budget.progress(self.position) >= 1
+        return verdict(self.recipe, self.position.step, loss, self._guessing) if done else ""
+
     def _tell(self, metrics: Mapping[str, float]) -> None:
         p = self.position
         rounded = {name: round(value, 5) for name, value in metrics.items()}
+        said = self._verdict(metrics["valid_loss"])
+        if said:
+            rounded["guessing_loss"] = round(self._guessing, 5)
         with torch.compiler.set_stance("force_eager"):
             text = self._sample() if self.group.first and self.config.parallel != "fsdp" else ""
         row: dict[str, Any] = dict(step=p.step, tokens=p.tokens, seconds=round(p.seconds, 3), **rounded)
         self.log.row(**row, **({"sample": text} if text else {}))
         words = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in rounded.items())
         self.log.say(f"step {p.step:,}: {words}" + (f"\n  » {text}" if text else ""))
+        if said:
+            self.log.say(said)
 
     # ------------------------------------------------------------------ saving and going on
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import shutil
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +12,18 @@ from malmoi.model import Network
 from malmoi.objectives.distil import Teaching
 from malmoi.run_folder import FINISHED, RunFolder
 from malmoi.tasks import Example
+from malmoi.train.pace import WorkClock
 from malmoi.train.parallel import Group
-from malmoi.train.state import Position, latest, load_state, other_tensors, prune, save_state, tensors_of
+from malmoi.train.state import (
+    Position,
+    latest,
+    load_state,
+    other_tensors,
+    position_of,
+    prune,
+    save_state,
+    tensors_of,
+)
 
 if TYPE_CHECKING:
     from malmoi.tune.tuner import Tuner
@@ -76,7 +85,8 @@ def forget(out: Path) -> None:
 def keep(tuner: "Tuner") -> None:
     """Saves everything that decides how the run goes on: weights, optimizer, the best so far, where it stands."""
     root, best = tuner.out / "train_state", tuner.best
-    position = Position(step=tuner.step, tokens=tuner.tokens, seconds=time.monotonic() - tuner.began)
+    position = Position(step=tuner.step, tokens=tuner.tokens, seconds=tuner.clock.seconds)
+    position.threads = torch.get_num_threads()
     tensors = tensors_of(tuner.network, tuner.optimizers)
     tensors |= {f"{BEST}{name}": tensor for name, tensor in best.state.items()}
     tensors["judged"] = torch.tensor([best.step, best.since])
@@ -84,6 +94,12 @@ def keep(tuner: "Tuner") -> None:
     group = Group(device=tuner.device)
     save_state(root, position, tensors, group)
     prune(root, 1)
+
+
+def recorded_threads(tuner: "Tuner") -> int:
+    """The threads that the run was begun with; 0 where it begins now."""
+    folder = latest(tuner.out / "train_state", tuner.log.say, Group(device=tuner.device))
+    return position_of(folder).threads if folder else 0
 
 
 def restore(tuner: "Tuner") -> None:
@@ -99,6 +115,6 @@ def restore(tuner: "Tuner") -> None:
         best.outcome = tuner.outcome()
     position = load_state(folder, tuner.network, tuner.optimizers)
     tuner.step, tuner.tokens = position.step, position.tokens
-    tuner.began = time.monotonic() - position.seconds
+    tuner.clock = WorkClock(position.seconds)
     tuner.pending = list(found["pending"].to(tuner.device))
     tuner.log.say(f"Going on from step {tuner.step:,}.")

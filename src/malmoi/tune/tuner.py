@@ -16,15 +16,16 @@ from malmoi.model import Network
 from malmoi.objectives import Objective
 from malmoi.tasks.batch import batches, labels_a_batch, plan
 from malmoi.tasks.features import Item
-from malmoi.train.device import choose_execution, compile_for
+from malmoi.train.device import choose_execution, compile_for, thread_count
 from malmoi.train.judge import Judge
 from malmoi.train.log import Log, bar, clock
 from malmoi.train.optim import make_optimizers, set_rate
+from malmoi.train.pace import LOOK_SECONDS, WorkClock
 from malmoi.train.replay import Replay
 from malmoi.train.schedule import rate
 from malmoi.train.stop import StopSignals
 from malmoi.tune.evaluate import Outcome
-from malmoi.tune.resume import keep, restore
+from malmoi.tune.resume import keep, recorded_threads, restore
 from malmoi.tune.settings import FinetuneConfig
 
 LOG_EVERY = 10  # steps
@@ -84,16 +85,11 @@ class Tuner:
         compile_for(self.execution, self.judge, dynamic=True)
         self.learn = Replay(self._learn, self.device) if gpu and self.network.reader is None else self._learn
         self.log = Log(self.out, self.config, first=True)
-        self.began, self.pending = time.monotonic(), list[Tensor]()
-        restore(self)
-        self.log.resume(self.step)
-        self.kept = time.monotonic()
-        self.network.train()
-        with StopSignals() as stop, Background(self._batches(items), ahead=4) as stream:
-            for batch in stream:
-                self._update(batch)
-                if self._done(stop.number):
-                    break
+        self.clock, self.pending = WorkClock(), list[Tensor]()
+        with thread_count(self.device, recorded_threads(self), self.log.say):
+            restore(self)
+            self.log.resume(self.step)
+            self._steps_through(items)
         self.learn = self._learn  # what was recorded goes, and its memory with it
         self.network.load_state_dict(self.best.state)
         self.network.eval()
@@ -101,6 +97,16 @@ class Tuner:
         if self.best.outcome is None:
             raise MalmoiError("Nothing was learnt: there was no step to judge.")
         return self.best.outcome
+
+    def _steps_through(self, items: Sequence[Item]) -> None:
+        self.clock, self.kept, self.looked = WorkClock(self.clock.seconds), time.monotonic(), 0.0
+        self.network.train()
+        self.log.progress("Taking the first step …", now=True)
+        with StopSignals() as stop, Background(self._batches(items), ahead=4) as stream:
+            for batch in stream:
+                self._update(batch)
+                if self._done(stop.number):
+                    break
 
     def _batches(self, items: Sequence[Item]) -> Iterator[dict[str, Tensor]]:
         (epoch, start), s = divmod(self.step, self.per_epoch), self.settings
@@ -118,15 +124,15 @@ class Tuner:
 
     @property
     def progress(self) -> float:
-        if self.settings.minutes:
-            return (time.monotonic() - self.began) / (60 * self.settings.minutes)
-        return self.step / self.steps
+        minutes = self.settings.minutes
+        return min(1.0, self.clock.seconds / (60 * minutes) if minutes else self.step / self.steps)
 
     def _update(self, batch: Mapping[str, Tensor]) -> None:
         torch.manual_seed(self.settings.seed * 1_000_003 + self.step)  # dropout is a function of the step
-        set_rate(self.optimizers, rate(self.step, min(1.0, self.progress), self.config))
+        set_rate(self.optimizers, rate(self.step, self.progress, self.config))
         self.pending.append(self.learn(batch))
         self.step += 1
+        self.clock.step()
         self.tokens += batch["tokens"].numel()
 
     def _learn(self, batch: Mapping[str, Tensor]) -> Tensor:
@@ -144,10 +150,10 @@ class Tuner:
     def _done(self, asked: int) -> bool:
         """After a step: write, judge, keep the state where that is due; whether this was the last, or is for now."""
         over = self.progress >= 1
-        if self.step % LOG_EVERY == 0 or over:
-            self._row()
+        self._look(over=over)
         if self.step % self.every == 0 or over:
             self._judge()
+            self.clock.lap("judging")
         if over or (self.settings.patience and self.best.since >= self.settings.patience):
             return True
         if asked or time.monotonic() - self.kept > KEEP_EVERY:
@@ -158,18 +164,31 @@ class Tuner:
         self.stopped = asked
         return bool(asked)
 
+    def _look(self, *, over: bool) -> None:
+        """Reads the loss, from a GPU only now and then; a row where one is due, and something moves on the screen."""
+        first, row = not self.clock.started, self.step % LOG_EVERY == 0 or over
+        if self.device.type != "cpu" and not (first or row or self.clock.seconds - self.looked >= LOOK_SECONDS):
+            return
+        loss = float(self.pending[-1])
+        self.clock.lap()
+        self.looked = self.clock.seconds
+        left = (self.steps - self.step) * self.clock.usual_step
+        if self.settings.minutes:
+            left = 60 * self.settings.minutes - self.clock.seconds
+        shown = f"{bar(self.progress, 16)} {self.progress:4.0%}  {clock(left)} left"
+        self.log.progress(f"{shown}  step {self.step:,}  loss {loss:.3f}", now=first or over)
+        if row:
+            self._row()
+
     def _row(self) -> None:
         loss = float(torch.stack(self.pending).mean())
         self.pending = []
         if loss != loss:
             raise MalmoiError(f"The loss is no number any more at step {self.step}; a lower lr usually helps.")
-        seconds = time.monotonic() - self.began
-        learning = self.config.lr * rate(self.step, min(1.0, self.progress), self.config)
-        row = dict(step=self.step, tokens=self.tokens, seconds=round(seconds, 3), loss=round(loss, 5), lr=learning)
-        self.log.row(**row, tokens_per_second=round(self.tokens / seconds, 1))
-        left = seconds / max(self.progress, 1e-9) * (1 - self.progress)
-        share = min(1.0, self.progress)
-        self.log.progress(f"{bar(share, 16)} {share:4.0%}  {clock(left)} left  step {self.step:,}  loss {loss:.3f}")
+        seconds, speed = round(self.clock.seconds, 3), self.clock.steps_per_second * self.tokens / self.step
+        learning = self.config.lr * rate(self.step, self.progress, self.config)
+        row = dict(step=self.step, tokens=self.tokens, seconds=seconds, loss=round(loss, 5), lr=learning)
+        self.log.row(**row, tokens_per_second=round(speed, 1))
 
     def outcome(self) -> Outcome:
         """What the network is worth as it stands."""
@@ -186,7 +205,7 @@ class Tuner:
         judging = round(time.monotonic() - began, 3)
         self.best.offer(outcome, self.step, self.network)
         rounded = {name: round(value, 5) for name, value in outcome.metrics.items()}
-        seconds = round(time.monotonic() - self.began, 3)
+        seconds = round(self.clock.seconds + judging, 3)
         self.log.row(step=self.step, tokens=self.tokens, seconds=seconds, judging_seconds=judging, **rounded)
         words = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in rounded.items())
         self.log.say(f"step {self.step:,}: {words}" + ("" if self.best.since else "  (the best so far)"))
