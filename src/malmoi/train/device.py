@@ -80,7 +80,8 @@ def matmul_rate(execution: Execution, size: int) -> float:
 
 
 def ceiling(execution: Execution) -> float:
-    return matmul_rate(execution, 8192 if execution.device.type == "cuda" else 1024)
+    cpu = 1024 if execution.half else 512  # a processor without matrix units is at its ceiling sooner
+    return matmul_rate(execution, 8192 if execution.device.type == "cuda" else cpu)
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
