@@ -132,6 +132,8 @@ def test_what_transformers_cannot_open_is_said_and_opened_by_us(
     assert found["perplexity"][1] == pytest.approx(lm.perplexity(TEXT * 3))
     assert found["perplexity"][1] == pytest.approx(found["perplexity"][0], rel=0.01)
     assert found["bytes"][1] < 0.45 * found["bytes"][0]
+    assert (found["memory"][1] < found["memory"][0]) == (why_not() is None)
+    assert min(found["tokens_per_second"]) > 0
     with pytest.raises(ValueError, match="malmoi"):
         transformers.AutoConfig.from_pretrained(small)
 

@@ -11,17 +11,19 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from malmoi.errors import UsageError, nearest
 
 if TYPE_CHECKING:
     import torch
+
+Value = TypeVar("Value")
 
 ENVIRONMENT = "MALMOI_MACHINE"
 GIB = 1 << 30
@@ -323,6 +325,18 @@ def named_dtype(name: str) -> "torch.dtype":
     if name not in names:
         raise UsageError(f"There is no dtype {name!r}.{nearest(name, [*names, 'int8'])}")
     return names[name]
+
+
+def per_device(values: Mapping[str, Value], kind: str) -> Value:
+    """The setting of a kind of device; one that has none of its own takes the processor's, the most careful."""
+    return values.get(kind, values["cpu"])
+
+
+def float64_device(device: "torch.device") -> "torch.device":
+    """Where numbers of 64 bits on this device can be computed with: Apple's GPU has none, its processor does it."""
+    import torch
+
+    return torch.device("cpu") if device.type == "mps" else device
 
 
 def free_memory() -> int:

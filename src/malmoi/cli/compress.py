@@ -152,7 +152,11 @@ def _remark(out: Path, *others: str) -> None:
 
 def _show(found: "Shrunk", json: bool) -> None:
     if json:
-        sizes = {"weights": found.weights, "bytes": found.size}
+        sizes: dict[str, tuple[float, float]] = {"weights": found.weights, "bytes": found.size}
+        if found.costs is not None:
+            before, after = found.costs
+            sizes["memory"] = (before.memory, after.memory)
+            sizes[before.unit.replace("/s", "_per_second")] = (before.rate, after.rate)
         print_json(
             {**{name: list(pair) for name, pair in (sizes | dict(found.metrics)).items()}, "model": str(found.out)}
         )

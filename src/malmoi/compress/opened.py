@@ -10,7 +10,7 @@ from malmoi.checkpoint.hf import GPT2
 from malmoi.config import ModelConfig
 from malmoi.corpus import read as read_text
 from malmoi.errors import UsageError
-from malmoi.infer import load
+from malmoi.infer import Model, load
 from malmoi.model.int8 import is_quantized
 from malmoi.tasks import Task
 from malmoi.tune import evaluate
@@ -36,10 +36,12 @@ def check_rows(task: str | Task | None, *files: Path | None) -> None:
 
 
 def measures(model: str | Path, task: str | Task | None, data: Path | None, device: str | None) -> dict[str, float]:
-    """What a model is worth: by a task on its rows, or by perplexity on text; nothing where there is no data."""
-    if data is None:
-        return {}
-    opened = load(model, device=device)
+    """What a model in a folder is worth; nothing, and it is not opened, where there is no data."""
+    return {} if data is None else measured(load(model, device=device), task, data)
+
+
+def measured(opened: Model, task: str | Task | None, data: Path) -> dict[str, float]:
+    """What a model is worth: by a task on its rows, or by perplexity on text."""
     if task is not None:
         found = evaluate(opened, task, data)
         return {name: value for name, value in found.items() if isinstance(value, float)}

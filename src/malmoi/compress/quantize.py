@@ -1,12 +1,15 @@
 """Fewer bits: the linear maps of a model as whole numbers with scales, in a folder that is as much smaller."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from malmoi.checkpoint import write
 from malmoi.checkpoint.quantized import Packing
-from malmoi.compress.opened import check_rows, measures, open_whole, paired
+from malmoi.compress.cost import Cost, cost_of
+from malmoi.compress.opened import check_rows, measured, open_whole, paired
 from malmoi.compress.shrunk import Shrunk
 from malmoi.errors import UsageError
+from malmoi.infer import load
 from malmoi.tasks import Task
 
 GROUP = 32  # inputs that share a scale at 4 bits
@@ -26,7 +29,8 @@ def quantize(
     """Writes a model whose linear maps have 8 or 4 bits a weight, and says what that saves and costs.
 
     At 8 bits a row has one scale, at 4 each 32 inputs of it; `group` is another number of inputs. Embeddings, norms and
-    heads are kept in bf16. The weights are rounded to the nearest: no data is needed but to judge by.
+    heads are kept in bf16. The weights are rounded to the nearest: no data is needed but to judge by. Opened again, the
+    model stays in these bits where the machine has a kernel for them (see `malmoi.model.int8`).
     """
     if bits not in BITS:
         raise UsageError(f"A weight can have 8 or 4 bits, not {bits}.")
@@ -36,7 +40,16 @@ def quantize(
     out = Path(out)
     checkpoint = open_whole(model, out)
     source = checkpoint.source or out
-    before = measures(source, task, data, device)
+    before, cost = _judged(source, task, data, device)
     write(checkpoint, out, packing=Packing(bits, group or (GROUP if bits == 4 else 0)))
-    metrics = paired(before, measures(out, task, data, device))
-    return Shrunk.of((checkpoint.network, source), (checkpoint.network, out), metrics)
+    after, less = _judged(out, task, data, device)
+    found = Shrunk.of((checkpoint.network, source), (checkpoint.network, out), paired(before, after))
+    return replace(found, costs=(cost, less))
+
+
+def _judged(
+    folder: Path, task: str | Task | None, data: Path | None, device: str | None
+) -> tuple[dict[str, float], Cost]:
+    """What a model is worth, and what it costs to use, as `malmoi.load` opens it."""
+    opened = load(folder, device=device)
+    return {} if data is None else measured(opened, task, data), cost_of(opened)

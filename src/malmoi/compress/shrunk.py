@@ -4,22 +4,29 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from malmoi.compress.cost import Cost
 from malmoi.model import Network, parameters
 
 
 @dataclass(frozen=True)
 class Shrunk:
-    """Where the smaller model lies; before and after: its weights, its bytes on the disk, what it was judged by."""
+    """Where the smaller model lies; before and after: its weights, its bytes on the disk, what it was judged by, and
+    what using it costs."""
 
     out: Path
     weights: tuple[int, int]
     size: tuple[int, int]
     metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    costs: tuple[Cost, Cost] | None = None  # of using them, where that was measured
 
     def rows(self) -> Iterator[tuple[str, str, str]]:
         """A table: what, before, after."""
         yield "weights", *_both(self.weights, ",")
-        yield "MB", *_both((self.size[0] / 1e6, self.size[1] / 1e6), ",.1f")
+        yield "MB on disk", *_both((self.size[0] / 1e6, self.size[1] / 1e6), ",.1f")
+        if self.costs is not None:
+            before, after = self.costs
+            yield "MB in memory", *_both((before.memory / 1e6, after.memory / 1e6), ",.1f")
+            yield before.unit, *_both((before.rate, after.rate), ",.3g")
         for name, values in self.metrics.items():
             yield name, *_both(values, ".4g")
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from malmoi.config import ModelConfig
+from malmoi.machine import per_device
 from malmoi.tokenizer import Encoding, TokenRow
 
 ROWS = 32  # sequences in a batch
@@ -57,7 +58,7 @@ READ = {"cpu": Room(enough=512), "cuda": Room(128, 32_768, 16_384)}  # of a pass
 
 def room(device: torch.device) -> Room:
     """For a pass that reads and writes nothing on this device."""
-    return READ.get(device.type, READ["cpu"])
+    return per_device(READ, device.type)
 
 
 def batches(lengths: Sequence[int], most: Room = WRITE) -> Iterator[list[int]]:

@@ -17,6 +17,7 @@ from malmoi.decode.graph import bucket_rows, bucket_width
 from malmoi.decode.prefix import BLOCK, Prefixes
 from malmoi.decode.slots import Slots, alike, read_rows
 from malmoi.decode.steps import BURST, Flight, Mode, Steps
+from malmoi.machine import per_device
 from malmoi.model import Network
 
 CHUNK = {"cpu": 128, "cuda": 4096}  # tokens of prompts read between two steps, so that a long one stalls nobody
@@ -41,8 +42,8 @@ class Cohort:
         self.network, self.prefixes = network, prefixes
         self.slots = Slots(network, rows, capacity)
         self.rows, self.device = rows, self.slots.device
-        kind = "cuda" if self.device.type == "cuda" else "cpu"
-        self.chunk, self.longest = CHUNK[kind], LONGEST[kind]
+        self.chunk = per_device(CHUNK, self.device.type)
+        self.longest = per_device(LONGEST, self.device.type)
         self.chooser = Chooser(network, screen)
         usual: Mode = "captured" if self.device.type == "cuda" else "plain"
         self.steps = Steps(network, self.slots, self.chooser, mode or usual)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from malmoi.errors import UsageError
+from malmoi.machine import float64_device
 
 NEVER = float("-inf")
 COLDEST = 1e-4  # a temperature below which scores may grow beyond all numbers, and the whole batch with them
@@ -103,7 +104,8 @@ def choose(logits: Tensor, sampling: Sampling, seen: Tensor, generators: Sequenc
 def draw(logits: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
     """A token from softmax(logits), each row by the next random number of its generator."""
     chance = torch.stack([torch.rand(1, generator=g, dtype=torch.float64) for g in generators])
-    return invert(logits, chance.to(logits.device))
+    where = float64_device(logits.device)
+    return invert(logits.to(where), chance.to(where)).to(logits.device)
 
 
 def invert(logits: Tensor, chance: Tensor) -> Tensor:

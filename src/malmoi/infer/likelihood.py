@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from malmoi.decode.batch import batches, pad, room
+from malmoi.machine import per_device
 from malmoi.model import Network
 
 SCORES = {"cpu": 512, "cuda": 2048}  # tokens whose scores over the vocabulary are held at once: 100 MB for GPT-2, 400
@@ -57,7 +58,7 @@ def predicted(network: Network, hidden: Tensor, rows: Sequence[Row], begins: Seq
 
 
 def _in_pieces(network: Network, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    size = SCORES.get(hidden.device.type, SCORES["cpu"])
+    size = per_device(SCORES, hidden.device.type)
     parts = zip(hidden.split(size), targets.split(size), strict=True)
     found = [_logprobs_of(network.read("lm", part).float(), target) for part, target in parts]
     logprobs, best = zip(*found, strict=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from malmoi.errors import UsageError
+from malmoi.machine import per_device
 from malmoi.model import Network
 from malmoi.model.heads import VocabularyHead
 from malmoi.objectives.base import IGNORE, Objective, Pass, Term
@@ -143,7 +144,7 @@ def _spoken(head: str, chosen: Callable[[Pass], tuple[Tensor, Tensor]]) -> Apart
                 said = theirs.scores(y)
             return (divergence(ours.scores(x), said, temperature) * (labels != IGNORE)).sum()
 
-        rows = max(1, PIECE.get(x.device.type, PIECE["cpu"]) // ours.weight.size(0))
+        rows = max(1, per_device(PIECE, x.device.type) // ours.weight.size(0))
         pieces = zip(x.split(rows), y.split(rows), labels.split(rows), strict=True)
         sums = [checkpoint(piece, *some, use_reentrant=False, preserve_rng_state=False) for some in pieces]
         return torch.stack(sums).sum()

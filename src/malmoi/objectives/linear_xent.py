@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from malmoi.machine import per_device
 from malmoi.model.heads import VocabularyHead
 from malmoi.objectives.base import IGNORE
 
@@ -43,7 +44,7 @@ def _forward_only(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, cap
 
 
 def _rows(x: Tensor, weight: Tensor) -> int:
-    return max(1, PIECE.get(x.device.type, PIECE["cpu"]) // weight.size(0))
+    return max(1, per_device(PIECE, x.device.type) // weight.size(0))
 
 
 def _logits(x: Tensor, weight: Tensor, bias: Tensor | None, cap: float) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from malmoi.machine import pick_device
+from malmoi.machine import per_device, pick_device
 from malmoi.model import Network, parameters, without_weights
 from malmoi.objectives import objective
 from malmoi.objectives.linear_xent import PIECE
@@ -110,6 +110,6 @@ def activation_bytes(recipe: Recipe, micro: int, *, half: bool, device: str) -> 
     number = 2 if half else 4
     whole = 20 * config.width + 3 * config.mlp_width
     layers = config.depth * 2 * config.width + whole if recipe.train.rematerialise else config.depth * whole
-    piece = min(PIECE.get(device, PIECE["cpu"]), micro * length * config.vocab)
+    piece = min(per_device(PIECE, device), micro * length * config.vocab)
     slope = (4 + number) * config.vocab * config.token_width
     return micro * length * number * (layers + 20 * config.width) + 12 * piece + slope

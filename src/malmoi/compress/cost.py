@@ -1,0 +1,74 @@
+"""What it costs to use a model: the memory of its weights, and how fast it writes or reads."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from malmoi.decode.fast import screen_for
+from malmoi.decode.generate import Decoding, Wish, requests
+from malmoi.decode.sample import Sampling
+from malmoi.infer import Model
+from malmoi.model.int8 import memory_of
+
+SECONDS = 1.0  # of measuring, at least two rounds
+PROMPT, WRITTEN = 8, 16  # tokens, where the context has room for them
+ROWS, LENGTH = 8, 64  # of a batch that is read
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Bytes of weights in memory; tokens written, or rows read, in a second."""
+
+    memory: int
+    unit: str
+    rate: float
+
+
+def cost_of(model: Model) -> Cost:
+    """Measured shortly: the best of some rounds, after one to warm up."""
+    writes = "generate" in model.abilities
+    unit, count, work = ("tokens/s", *_writing(model)) if writes else ("rows/s", ROWS, _reading(model))
+    return Cost(memory_of(model.network), unit, count / _seconds(work))
+
+
+def _writing(model: Model) -> tuple[int, Callable[[], object]]:
+    context = model.config.context
+    prompt = min(PROMPT, context // 2)
+    count = min(WRITTEN, context - prompt)
+    wish = Wish(count, Sampling(temperature=0))
+    screen = screen_for(model.network)
+    shown = [i % model.config.vocab for i in range(prompt)]
+
+    def work() -> None:
+        asked = requests([shown], wish, context)
+        decoding = Decoding(model.network, asked, wish.sampling, screen)
+        for _ in range(count):
+            decoding.step()
+
+    return count, work
+
+
+def _reading(model: Model) -> Callable[[], object]:
+    length = min(LENGTH, model.config.context)
+    device = model.network.trunk.embed.token.weight.device
+    tokens = torch.arange(ROWS * length, device=device).remainder(model.config.vocab).view(ROWS, length)
+
+    @torch.inference_mode()
+    def work() -> object:
+        hidden = model.network.hidden(tokens)
+        return hidden[0, 0, 0].item()  # waits for a GPU
+
+    return work
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    work()
+    begun = time.perf_counter()
+    found: list[float] = []
+    while len(found) < 2 or time.perf_counter() - begun < SECONDS:
+        start = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - start)
+    return min(found)
