@@ -599,6 +599,11 @@ def test_slow_senders_are_sent_away(slow: Live, monkeypatch: Any) -> None:
     assert httpx.get(f"{slow.url}/health").status_code == 200
 
 
+def test_connections_are_kept_longer_than_clients_keep_them(live: Live) -> None:
+    """A server that hangs up first does so while the next request is on its way: an error that is nobody's fault."""
+    assert live.server.config.timeout_keep_alive > 60 > (httpx.Limits().keepalive_expiry or 0)  # 60: nginx
+
+
 def test_who_does_not_read_is_hung_up_on(folder: Path, monkeypatch: Any) -> None:
     """More than the sockets hold is written to someone who does not read: the request ends all the same."""
     monkeypatch.setattr("malmoi.serve.streams.STALL", 0.2)

@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ START = [sys.executable, "-c", "from malmoi.cli import main; main()", "serve", "
 class Server:
     url: str
     child: Any
+    said: list[str]  # on stderr
 
     @property
     def memory(self) -> int:
@@ -59,7 +61,9 @@ def server(tmp_path: Path) -> Iterator[Server]:
     assert child.stderr is not None
     try:
         line = next(line for line in child.stderr if "http://" in line)
-        yield Server(re.findall(r"http://[\d.]+:\d+", line)[0], child)
+        said: list[str] = []
+        threading.Thread(target=said.extend, args=[child.stderr], daemon=True).start()
+        yield Server(re.findall(r"http://[\d.]+:\d+", line)[0], child, said)
     finally:
         child.kill()
         child.wait()
@@ -157,15 +161,19 @@ async def stream_often(trial: Trial, client: httpx.AsyncClient, number: int) -> 
         seed, leaves = rng.randrange(2**31), rng.randrange(10) == 0
         body = {"prompt": TEXT, "max_tokens": 40, "top_k": 50, "seed": seed, "stream": True}
         began, said = monotonic(), []
-        async with client.stream("POST", f"{trial.url}/v1/completions", json=body) as answer:
-            async for line in answer.aiter_lines():
-                if line and not said:
-                    trial.first_token.append(monotonic() - began)
-                said += [line] if line else []
-                if leaves and len(said) > seed % 8:
-                    break
-        ended = said[-1:] == ["data: [DONE]"] and "error" not in said[-2]
-        trial.ends["left" if leaves else "answered" if ended and answer.status_code == 200 else str(said[-2:])] += 1
+        try:
+            async with client.stream("POST", f"{trial.url}/v1/completions", json=body) as answer:
+                async for line in answer.aiter_lines():
+                    if line and not said:
+                        trial.first_token.append(monotonic() - began)
+                    said += [line] if line else []
+                    if leaves and len(said) > seed % 8:
+                        break
+        except httpx.TransportError as error:
+            trial.ends[f"{error!r} after {monotonic() - began:.1f} s and {len(said)} lines"] += 1
+            continue
+        ended = said[-1:] == ["data: [DONE]"] and "error" not in said[-2] and answer.status_code == 200
+        trial.ends["left" if leaves else "answered" if ended else str(said[-2:])] += 1
 
 
 LONG: list[tuple[str, dict[str, Any], set[int]]] = [
@@ -214,6 +222,7 @@ def test_who_vanishes_and_who_hammers_harm_nobody(server: Server) -> None:
     print(f"\n{LOAD_SECONDS:g} s, {os.cpu_count()} cores, load {os.getloadavg()[1]:.1f}: {dict(trial.ends)}")
     print(f"first token: p50 {p50:.2f} s, p95 {p95:.2f} s, worst {max(trial.first_token):.2f} s")
     print(f"memory: {warm:g} MB in the second quarter, {end:g} MB in the last")
+    assert server.child.poll() is None, server.said
     assert set(trial.ends) <= {"answered", "left", "hammered", "hammered and left"}
     assert trial.ends["answered"] > STREAMS
     assert trial.ends["left"]

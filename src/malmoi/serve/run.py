@@ -17,6 +17,7 @@ from malmoi.serve.settings import ServeConfig
 from malmoi.serve.work import Workshop
 
 LINGER = 0.3  # seconds in which those who had connected still hear that the server has stopped
+KEEP_ALIVE = 75  # seconds; longer than clients and proxies keep theirs, so that none sends into a closing connection
 FORCED = 5  # seconds after which work that nobody can cancel is left
 
 
@@ -31,6 +32,7 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 timeout_graceful_shutdown=FORCED,
+                timeout_keep_alive=KEEP_ALIVE,
                 lifespan="on",
             )
         )
