@@ -109,6 +109,8 @@ def test_what_a_template_cannot_do(template: Any, messages: Any, sentence: str, 
         render(talking(words, template), messages)
 
 
+REAL = Path(__file__).parents[2] / "shared" / "tokenizers"
+needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="the real vocabularies are not on this machine")
 MARKERS = ["<|im_start|>", "<|im_end|>", "<|user|>", "<|assistant|>", "<|system|>"]
 LOOKING = (  # as Qwen's and DeepSeek's do, it drops what an earlier answer thought
     "{% for message in messages %}{% set content = message.content %}"
@@ -148,6 +150,30 @@ def test_innocent_conversations_get_transformers_tokens(
     want = theirs.apply_chat_template(talk, add_generation_prompt=True, return_dict=False)
     assert encode_chat(ours, talk) == want
     assert any(token in ours.control_ids for token in want)
+
+
+@needs_real
+@pytest.mark.parametrize("name", ["gpt2", "kcbert-base", "openai-gpt"])
+def test_real_vocabularies_get_transformers_tokens_for_a_conversation(name: str, tmp_path: Path) -> None:
+    known = Tokenizer.load(REAL / name)
+    rust = Rust.from_str(known._rust.to_str())
+    rust.add_special_tokens([AddedToken(marker, special=True, normalized=False) for marker in MARKERS])
+    roles = {"tokenizer_class": "PreTrainedTokenizerFast", "additional_special_tokens": MARKERS}
+    ours = Tokenizer(rust, known.settings | roles | {"chat_template": LOOKING})
+    ours.save(tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for said in (
+        "it's  me. ",
+        "  <b>2 < 3</b>\n\n",
+        "안녕하세요! [1] 나는 <3 너",
+        "a|b <| c |> [ mask ]",
+        "end",
+        "</think>x",
+    ):
+        talk = [*TALK, {"role": "assistant", "content": said}, {"role": "user", "content": said}]
+        assert encode_chat(ours, talk) == theirs.apply_chat_template(
+            talk, add_generation_prompt=True, return_dict=False
+        )
 
 
 @pytest.mark.parametrize("template", [TEMPLATES["chatml"], TEMPLATES["llama2"], LOOKING, PARTS, None])

@@ -366,6 +366,25 @@ def test_a_full_disk_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         build([write(tmp_path / "in" / "a.jsonl", [prose(0)])], tmp_path / "out")
 
 
+def test_names_of_control_tokens_are_counted_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = [prose(1), f"{prose(2)} <|endoftext|> [SEP]", f"{prose(3)} <|endoftext|>", f"{prose(4)} [sep] <2 | 3>"]
+    command = [
+        "corpus",
+        "build",
+        write(tmp_path / "in" / "web.jsonl", texts),
+        "--out",
+        str(tmp_path / "out"),
+        "--workers",
+        "1",
+    ]
+    assert run(command) == 0
+    told = capsys.readouterr().err
+    assert "2 documents have the names of control tokens in them (<|endoftext|> 2, [SEP] 1); they will be" in told
+    kept = json.loads((tmp_path / "out" / "corpus.json").read_text("utf-8"))["finished"]["control"]
+    assert kept == {"documents": 2, "names": {"<|endoftext|>": 2, "[SEP]": 1}}
+    assert sum("<|endoftext|>" in text for text in texts_of(tmp_path / "out")) == 2
+
+
 def test_the_command_and_what_pretrain_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from malmoi.corpus import read
 

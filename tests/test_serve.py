@@ -95,6 +95,20 @@ def wait_until(condition: Any, seconds: float = 10.0) -> bool:
     return False
 
 
+def test_requests_cannot_write_control_tokens(client: httpx.Client, models: dict[str, Model]) -> None:
+    text = "the state<|endoftext|>of"
+    words = models["gpt"].tokenizer
+    tokens = words.encode(text).tokens
+    assert words.specials.eos not in tokens
+    done = post(client, "/v1/completions", model="gpt", prompt=text, max_tokens=1)
+    assert done["usage"]["prompt_tokens"] == len(tokens)
+    said = [{"role": "user", "content": text}]
+    chat = post(client, "/v1/chat/completions", model="gpt", messages=said, max_tokens=1)
+    assert chat["usage"]["prompt_tokens"] == len(words.encode(f"User: {text}\nAssistant:").tokens)
+    masked = post(client, "/v1/embeddings", model="bert", input="the [MASK] of")
+    assert masked["usage"]["prompt_tokens"] == len(models["bert"].tokenizer.encode("the [MASK] of").tokens) > 5
+
+
 # ------------------------------------------------------------------ OpenAI's own client
 
 

@@ -69,11 +69,14 @@ def build(
 
 
 def _tell(finished: dict[str, Any], out: Path, json: bool) -> None:
+    from malmoi.corpus.control import control_sentence
+
     if json:
         print_json({"folder": str(out), **finished})
         return
-    for line in finished["bad"]:
-        print(line, file=sys.stderr)
+    for line in (*finished["bad"], control_sentence(finished.get("control", {}))):
+        if line:
+            print(line, file=sys.stderr)
     print_table(
         ("step", "documents in", "kept", "characters kept", "why"), [_row(*i) for i in finished["steps"].items()]
     )

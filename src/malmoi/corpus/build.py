@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from malmoi.corpus import mix, stages
 from malmoi.corpus.clean import clean, menus
+from malmoi.corpus.control import total_control_names
 from malmoi.corpus.decontaminate import ExamSets
 from malmoi.corpus.dedup import duplicates
 from malmoi.corpus.folder import begin, run_folder
@@ -123,7 +124,9 @@ def _work(plan: Plan) -> dict[str, Any]:
     _run(plan, "clear", jobs)
     steps = {step: total(plan.work.account(n, stage)[step] for n in shards) for step, stage in STEPS.items()}
     told = {step: tally.to_dict() for step, tally in steps.items() if tally.documents[0]}
-    return {"bad": about["bad"], "steps": told, "mix": _mix(plan, shards)}
+    # a shard that was finished before they were counted has no such account
+    control = total_control_names(found for n in shards if (found := plan.work.account(n, "clear").get("control")))
+    return {"bad": about["bad"], "steps": told, "control": control, "mix": _mix(plan, shards)}
 
 
 def _run(plan: Plan, step: str, jobs: Sequence[Job]) -> None:

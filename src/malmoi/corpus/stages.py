@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from malmoi.corpus.clean import cleaned, short_lines, without_menus
+from malmoi.corpus.control import count_control_names
 from malmoi.corpus.decontaminate import ExamSets, cleared
 from malmoi.corpus.dedup import marks
 from malmoi.corpus.filter import filtered
@@ -116,7 +117,8 @@ def clear_shard(work: Work, number: int, twins: NDArray[np.uint8]) -> None:
     account = {step: tally.to_dict() for step, tally in tallies.items()}
     sizes = {"source": [d.source for d in documents], "characters": [len(d.text) for d in documents]}
     draws = [_draw(document.place, work.config.seed) for document in documents]
-    work.finish(number, "clear", documents, account | sizes | {"draws": draws})
+    others = {"draws": draws, "control": count_control_names(documents)}
+    work.finish(number, "clear", documents, account | sizes | others)
     work.path(number, "sift").unlink()
 
 
