@@ -142,6 +142,17 @@ def test_bf16_training_on_a_cpu_equals_brute_force(text: str) -> None:
     assert not attend(q, k, v, mask)[:, 1, empty].any()
 
 
+def test_a_kernel_that_spreads_a_query_without_keys_over_all_is_corrected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one behind SDPA in bf16 on a GPU does."""
+
+    def spread(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, *_: object, **__: object) -> Tensor:
+        scores = q @ k.transpose(-1, -2) / math.sqrt(q.size(-1))
+        return scores.masked_fill(~seen, torch.finfo(q.dtype).min).softmax(-1) @ v
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spread)
+    compare("sdpa", Layout(2, T, T), CHILD, lambda b, h, i, j: CASES[CHILD][h](i, j))
+
+
 def test_who_sees_nobody_has_an_empty_picture() -> None:
     network, trail = small(attention=(CHILD,)), Trail(attention=[])
     network.trunk(torch.arange(8)[None], trail=trail)
@@ -254,7 +265,7 @@ def test_every_kernel_of_a_gpu_equals_the_picture(text: str, dtype: torch.dtype)
     torch.manual_seed(0)
     q, k, v = (x.requires_grad_() for x in torch.randn(3, 2, 2, length, 64, device=cuda, dtype=dtype).unbind())
     layout, wanted = Layout(2, length, length), torch.randn(2, 2, length, 64, device=cuda, dtype=dtype)
-    dense = Mask(dense=pattern.mask(layout, cuda))
+    dense = Mask.of(pattern.mask(layout, cuda))
     exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
     truth = picture(*exact, dense)
     expected = [truth, *torch.autograd.grad(truth, exact, wanted.double())]

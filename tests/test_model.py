@@ -269,7 +269,7 @@ def test_flex_attention_takes_the_same_predicate(text: str, packed: bool) -> Non
     pattern = parse(text, 2)
     q, k, v = torch.randn(3, 2, 2, 128, 16).unbind()
     blocks = _block_mask(pattern, layout, 2 if packed else None, torch.device("cpu"))
-    dense = attend(q, k, v, Mask(dense=pattern.mask(layout)))
+    dense = attend(q, k, v, Mask.of(pattern.mask(layout)))
     torch.testing.assert_close(flex_attention(q, k, v, block_mask=blocks), dense, rtol=0, atol=2e-6)
 
 

@@ -36,8 +36,14 @@ class Mask:
 
     causal: bool = False
     dense: Tensor | None = None  # bool, broadcasts to [B, H, T, K]
+    empty: Tensor | None = None  # bool, broadcasts to [B, H, T, 1]: queries that may see no key
     blocks: Any = None  # FlexAttention's BlockMask
     bounds: Bounds | None = None  # exact document masks without a mask
+
+    @classmethod
+    def of(cls, seen: Tensor) -> "Mask":
+        """Booleans that broadcast to [B, H, T, K] as a mask."""
+        return cls(dense=seen, empty=~seen.any(-1, keepdim=True))
 
 
 def prepare(pattern: Pattern, layout: Layout, device: torch.device, bounds: Bounds | None, dropout: float) -> Mask:
@@ -51,7 +57,7 @@ def prepare(pattern: Pattern, layout: Layout, device: torch.device, bounds: Boun
         return Mask(causal=True)
     if device.type == "cuda" and layout.queries == layout.keys >= FLEX_FROM and not dropout:
         return Mask(blocks=_blocks(pattern, layout, device))
-    return Mask(dense=pattern.mask(layout, device))
+    return Mask.of(pattern.mask(layout, device))
 
 
 Kernel = Literal["sdpa", "short", "flex", "packed"]
@@ -83,7 +89,9 @@ def weights(q: Tensor, k: Tensor, mask: Mask) -> Tensor:
     # The least number instead of -inf keeps NaN out of the gradient, but makes a row that sees nobody
     # uniform over all keys, later ones included: it is cleared. A plain causal row sees itself.
     chosen = scores.masked_fill(~seen, torch.finfo(scores.dtype).min).softmax(-1)
-    return chosen if mask.causal else chosen.masked_fill(~seen.any(-1, keepdim=True), 0.0)
+    if mask.causal:
+        return chosen
+    return chosen.masked_fill(~seen.any(-1, keepdim=True) if mask.empty is None else mask.empty, 0.0)
 
 
 def visible(mask: Mask, scores: Tensor) -> Tensor | None:
@@ -113,7 +121,9 @@ def _short(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tenso
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:
     grouped = q.size(1) != k.size(1)
-    return F.scaled_dot_product_attention(q, k, v, mask.dense, dropout, mask.causal, enable_gqa=grouped)
+    y = F.scaled_dot_product_attention(q, k, v, mask.dense, dropout, mask.causal, enable_gqa=grouped)
+    # In bf16 on a GPU the kernel behind it spreads a query without keys over all of them.
+    return y if mask.empty is None else y.masked_fill(mask.empty, 0.0)
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:
