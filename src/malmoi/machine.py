@@ -327,6 +327,14 @@ def named_dtype(name: str) -> "torch.dtype":
     return names[name]
 
 
+def hush_emulation() -> None:
+    """Keeps from users the C++ stack that torch prints when it emulates a product in half precision on ARM; whoever
+    asks for such a product says in a sentence what it costs."""
+    import warnings
+
+    warnings.filterwarnings("ignore", message=r"mkldnn_\w+ failed, switching to")
+
+
 def per_device(values: Mapping[str, Value], kind: str) -> Value:
     """The setting of a kind of device; one that has none of its own takes the processor's, the most careful."""
     return values.get(kind, values["cpu"])

@@ -8,7 +8,7 @@ import torch
 from malmoi.adapt import read
 from malmoi.checkpoint import Checkpoint
 from malmoi.checkpoint.sizes import check_room
-from malmoi.machine import named_dtype, pick_device, this_machine
+from malmoi.machine import hush_emulation, named_dtype, pick_device, this_machine
 from malmoi.model import parameters
 from malmoi.model.int8 import is_quantized, quantize
 from malmoi.model.int8_row import why_not
@@ -72,6 +72,7 @@ def _open_quantized(checkpoint: Checkpoint, where: torch.device) -> Checkpoint:
 def _cost(kind: str, asked: torch.dtype) -> str | None:
     if this_machine().inference_dtype(kind, asked) == asked:
         return None
+    hush_emulation()
     name = _name(asked)
     return f"{name} is emulated on this {PLACES[kind]} and takes many times as long as fp32; leave --dtype out"
 
