@@ -21,7 +21,7 @@ check: $(READY)
 	$(BIN)/lint-imports
 
 test: check
-	$(BIN)/pytest --numprocesses 2 --dist worksteal -m "not heavy"
+	$(BIN)/pytest --numprocesses 2 --dist worksteal -m "not heavy and not campaign"
 
 heavy: $(READY)
 	$(BIN)/pytest -m heavy

@@ -195,7 +195,7 @@ def test_bad_stores_are_refused(tmp_path: Path) -> None:
     train = build(corpus(), Words(), tmp_path / "whole").train.folder
     about = (train / "store.json").read_text()
     (train / "store.json").write_text(about[:40])
-    with pytest.raises(MalmoiError, match="not readable"):
+    with pytest.raises(MalmoiError, match="does not describe a token store"):
         Store.open(train)
     (train / "store.json").write_text(about.replace('"format": 1', '"format": 9'))
     with pytest.raises(MalmoiError, match="another version"):

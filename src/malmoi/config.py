@@ -38,7 +38,7 @@ class Config:
         """Builds the record from plain JSON values; an unknown field names the nearest known one."""
         for name in values:
             if name not in field_types(cls):
-                raise UsageError(f"{cls.__name__} has no field {name!r}.{nearest(name, field_types(cls))}")
+                raise UsageError(f"{cls.__name__} has no field {shown(name)}.{nearest(name, field_types(cls))}")
         missing = [f.name for f in fields(cls) if _required(f) and f.name not in values]
         if missing:
             raise UsageError(f"{cls.__name__} needs the field{'s'[: len(missing) > 1]} {', '.join(missing)}.")
@@ -62,7 +62,7 @@ class Config:
         for path, value in changes.items():
             name, _, rest = path.partition(".")
             if name not in kinds:
-                raise UsageError(f"{type(self).__name__} has no field {name!r}.{nearest(name, kinds)}")
+                raise UsageError(f"{type(self).__name__} has no field {shown(name)}.{nearest(name, kinds)}")
             if rest:
                 inside.setdefault(name, {})[rest] = value
             else:

@@ -21,6 +21,7 @@ from malmoi.data.words import Coder, Encoder
 from malmoi.data.words import coder as coder_for
 from malmoi.disk import alone, write_json
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.untrusted import read_object
 
 BATCH = 8 << 20  # bytes of text between two entries of the journal
 GULP = 1 << 20  # characters per call of the tokenizer: its own records take a hundred times the text
@@ -138,9 +139,10 @@ class _State:
     def load(cls, plan: Plan, made: dict[str, str]) -> "_State":
         path = plan.out / "journal.json"
         try:
-            kept = json.loads(path.read_text(encoding="utf-8"))
-            state = cls(kept["made"], kept["done"], Counts(**kept["train"]), Counts(**kept["valid"]))
-        except (OSError, ValueError, KeyError, TypeError):
+            kept = read_object(path)
+            train, valid = (Counts.read(kept.object(part)) for part in ("train", "valid"))
+            state = cls(kept.map_of("made", str), kept.whole("done"), train, valid)
+        except MalmoiError:  # none yet, or one that does not read: nothing is known to be good
             return cls(made)
         width, sentences = dtype_for(plan.tokenizer.vocab_size).itemsize, plan.sentences is not None
         parts = {"train": state.train, "valid": state.valid}

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from malmoi.untrusted import JsonObject
+
 FILES = ("tokens", "documents", "sentences")
 
 
@@ -24,6 +26,10 @@ class Counts:
     documents: int = 0
     sentences: int = 0
     bytes: int = 0
+
+    @classmethod
+    def read(cls, values: JsonObject) -> "Counts":
+        return cls(**{field.name: values.whole(field.name) for field in fields(cls)})
 
     def as_dict(self) -> dict[str, int]:
         return {field.name: getattr(self, field.name) for field in fields(self)}

@@ -6,7 +6,6 @@ sentences.bin   int64: where each sentence starts, and the end (only for objecti
 store.json      the format, the counts, the bytes of text, and what it was made from
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from malmoi.errors import MalmoiError
+from malmoi.limits import MAX_SIZE, shown
+from malmoi.untrusted import JsonObject, read_object
 
 FORMAT = 1
 
@@ -75,14 +76,28 @@ def read_about(folder: Path) -> dict[str, Any]:
         )
         raise MalmoiError(f"The token store {folder} {what}; build it (again).")
     try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-        known = about["format"] == FORMAT
-        missing = {"dtype", "tokens", "documents", "sentences", "bytes", "end", "vocab", "made"} - set(about)
-    except (ValueError, KeyError, TypeError) as error:
-        raise MalmoiError(f"{path} is not readable as the description of a token store; build it again.") from error
-    if not known or missing:
-        raise MalmoiError(f"{path} is of another version (format {about['format']!r}, not {FORMAT}); build it again.")
+        about = read_object(path)
+        known = about.get("format") == FORMAT
+        if known:
+            _check_about(about)
+    except MalmoiError as error:
+        raise MalmoiError(f"{path} does not describe a token store ({error}); build it again.") from error
+    if not known:
+        raise MalmoiError(
+            f"{path} is of another version (format {shown(about.get('format'))}, not {FORMAT}); build it again."
+        )
     return dict(about)
+
+
+def _check_about(about: JsonObject) -> None:
+    if about.text("dtype") not in ("uint16", "uint32"):
+        raise about.wrong("dtype", "uint16 or uint32")
+    for name in ("tokens", "documents", "bytes"):
+        about.whole(name)
+    about.whole("sentences", default=None)
+    vocab = about.whole("vocab", high=MAX_SIZE)
+    about.whole("end", default=None, high=vocab)
+    about.map_of("made", str)
 
 
 def _map(folder: Path, name: str, dtype: np.dtype[Any], count: int) -> NDArray[Any]:

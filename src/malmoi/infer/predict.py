@@ -13,9 +13,11 @@ from malmoi.checkpoint import Checkpoint
 from malmoi.decode.batch import batches, inputs, room
 from malmoi.errors import UsageError
 from malmoi.infer.words import Words, word_scores
+from malmoi.limits import MAX_CONTEXT_TOKENS
 from malmoi.model import Network
 from malmoi.tokenizer import Encoding, Tokenizer, TokenRow
 from malmoi.tokenizer.pieces import Piece, Window, windows, word_pieces
+from malmoi.untrusted import JsonObject
 
 Text = str | tuple[str, str]
 Question = tuple[Any, ...]  # (text, choices) or (text, question, choices)
@@ -89,15 +91,32 @@ class Reading:
         """As it was fine-tuned, where its folder says how."""
         if checkpoint.tokenizer is None:
             raise UsageError("This model's folder has no tokenizer; put its tokenizer.json beside the weights.")
-        told: dict[str, Any] = {name: checkpoint.extra[name] for name in ("length", "stride", "both", "threshold")
-                if name in checkpoint.extra}  # fmt: skip
-        if "words" in checkpoint.extra:
-            told["words"] = Words(checkpoint.extra["words"]["prompt"], tuple(checkpoint.extra["words"]["said"]))
-        return cls(checkpoint.network, checkpoint.tokenizer, checkpoint.labels, **told)
+        return cls(checkpoint.network, checkpoint.tokenizer, checkpoint.labels, **_told(checkpoint))
 
     @property
     def longest(self) -> int:
         return min(self.length or self.network.config.context, self.network.config.context)
+
+
+def _told(checkpoint: Checkpoint) -> dict[str, Any]:
+    """How a model was fine-tuned, out of its folder's "malmoi" object, as the fields of a `Reading`."""
+    extra = JsonObject(checkpoint.extra, f"{checkpoint.source or 'The model'}: malmoi")
+    told = {
+        "length": extra.whole("length", default=None, high=MAX_CONTEXT_TOKENS),
+        "stride": extra.whole("stride", default=None, low=1, high=MAX_CONTEXT_TOKENS),
+        "both": extra.flag("both", default=None),
+        "threshold": extra.get("threshold"),
+    }
+    threshold = told["threshold"]  # of a model that always answers it is infinite
+    if threshold is not None and (not isinstance(threshold, float) or threshold != threshold):
+        raise extra.wrong("threshold", "a number")
+    if extra.get("words") is not None:
+        words = extra.object("words")
+        said = tuple(words.list_of("said", str))
+        if len(said) != len(checkpoint.labels) or not all(said):
+            raise words.wrong("said", f"a word for each of {len(checkpoint.labels)} labels")
+        told["words"] = Words(words.text("prompt"), said)
+    return {name: value for name, value in told.items() if value is not None}
 
 
 def classify(reading: Reading, texts: Sequence[Text]) -> list[Prediction]:

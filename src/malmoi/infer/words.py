@@ -1,5 +1,6 @@
 """Labels told by a language model itself: each has words, and the likeliest words win (verbalizers). N labels."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,9 @@ class Words:
     said: tuple[str, ...]  # in the order of the labels
 
     def query(self, text: str, pair: str = "") -> str:
-        return self.prompt.format(text=text, pair=pair)
+        """The prompt is of a file that anybody may have written: only these two names are filled in."""
+        known = {"{text}": text, "{pair}": pair, "{{": "{", "}}": "}"}
+        return re.sub(r"\{\{|\}\}|\{text\}|\{pair\}", lambda found: known[found[0]], self.prompt)
 
 
 def word_scores(network: Network, tokenizer: Tokenizer, words: Words, texts: Sequence[str | tuple[str, str]]) -> Tensor:

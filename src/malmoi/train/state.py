@@ -22,7 +22,9 @@ from torch import Tensor, nn
 
 from malmoi.disk import explain_disk_errors
 from malmoi.errors import MalmoiError
+from malmoi.limits import MAX_SIZE
 from malmoi.train.parallel import Group
+from malmoi.untrusted import JsonObject, read_object
 
 FORMAT = 1
 
@@ -123,9 +125,9 @@ def _publish(beside: Path, final: Path, position: Position, shapes: Mapping[str,
 def load_state(folder: Path, network: nn.Module, optimizers: list[torch.optim.Optimizer]) -> Position:
     """Puts a saved state into the network and its optimizers, whatever number of processes wrote it."""
     state = _read(folder)
-    files = [_open(folder / name) for name in state["files"]]
+    files = [_open(folder / name).__enter__() for name in state.files]
     rows = [json.loads(file.metadata()["rows"]) for file in files]
-    known, named = state["shapes"], dict(network.named_parameters())
+    known, named = state.shapes, dict(network.named_parameters())
 
     def fetch(name: str, like: Tensor) -> Tensor:
         if known.get(name) != list(like.shape):
@@ -137,7 +139,7 @@ def load_state(folder: Path, network: nn.Module, optimizers: list[torch.optim.Op
             _local(p.data).copy_(fetch(f"weights.{name}", p))
     for i, optimizer in enumerate(optimizers):
         _load_optimizer(i, optimizer, named, known, fetch)
-    return Position(**state["position"])
+    return state.position
 
 
 def position_of(folder: Path) -> Position:
@@ -147,8 +149,8 @@ def position_of(folder: Path) -> Position:
 
 def other_tensors(folder: Path) -> dict[str, Tensor]:
     """What a state holds beside weights and optimizers, of runs on one process."""
-    names = [name for name in _read(folder)["shapes"] if not name.startswith(("weights.", "optimizer"))]
-    file = _open(folder / "rank-00000.safetensors")
+    names = [name for name in _read(folder).shapes if not name.startswith(("weights.", "optimizer"))]
+    file = _open(folder / "rank-00000.safetensors").__enter__()
     return {name: file.get_tensor(name) for name in names}
 
 
@@ -162,7 +164,9 @@ def _load_optimizer(
             prefix = f"optimizer{i}.{names[id(p)]}."
             for key in [k for k in known if k.startswith(prefix)]:
                 scalar = known[key] != list(p.shape)
-                value = fetch(key, torch.zeros(known[key])) if scalar else _like(p, fetch(key, p))
+                if scalar and known[key]:
+                    raise Damaged(f"{key} is saved in the shape {known[key]}, for a weight of {list(p.shape)}.")
+                value = fetch(key, torch.zeros(())) if scalar else _like(p, fetch(key, p))
                 optimizer.state[p][key.removeprefix(prefix)] = value.to(p.device)
 
 
@@ -228,7 +232,7 @@ def prune(root: Path, keep: int) -> None:
 
 def _valid_loss(folder: Path) -> float:
     try:
-        loss = _read(folder)["position"]["valid_loss"]
+        loss = _read(folder).position.valid_loss
     except Damaged:
         return math.inf
     return math.inf if loss is None else float(loss)
@@ -242,23 +246,65 @@ def _number(folder: Path) -> int:
     return int(folder.name[5:])
 
 
-def _read(folder: Path, *, verify: bool = False) -> dict[str, Any]:
+def _read(folder: Path, *, verify: bool = False) -> "_Saved":
+    """state.json, every part of it of its type; `verify` also compares it with the files that it describes."""
+    path = folder / "state.json"
     try:
-        state: dict[str, Any] = json.loads((folder / "state.json").read_text("utf-8"))
-        fits = state["format"] == FORMAT
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Damaged(f"{folder} is damaged: its state.json does not read.") from error
-    if not fits:
-        raise MalmoiError(f"{folder} was written by another version (format {state['format']!r}, not {FORMAT}).")
-    for name, checksum in state["files"].items() if verify else ():
-        if not (folder / name).is_file() or _checksum(folder / name) != checksum:
-            raise Damaged(f"{folder} is damaged: {name} is not what was written.")
-    return state
+        values = read_object(path)
+        written = values.whole("format", high=MAX_SIZE)
+        saved = _Saved.of(values) if written == FORMAT else None
+    except MalmoiError as error:
+        raise Damaged(f"{folder} is damaged: its state.json does not read ({error})") from error
+    if saved is None:
+        raise MalmoiError(f"{folder} was written by another version (format {written}, not {FORMAT}).")
+    if verify:
+        _verify(folder, saved)
+    return saved
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """What state.json says."""
+
+    position: Position
+    shapes: dict[str, list[int]]
+    files: dict[str, list[int]]  # bytes and checksum of each
+
+    @classmethod
+    def of(cls, values: JsonObject) -> "_Saved":
+        shapes, files = values.object("shapes"), values.object("files")
+        return cls(
+            _position(values.object("position")),
+            {name: shapes.list_of(name, int) for name in shapes},
+            {name: files.list_of(name, int) for name in files},
+        )
+
+
+def _position(values: JsonObject) -> Position:
+    whole = {name: values.whole(name) for name in ("step", "tokens", "phase", "rollbacks", "spiked")}
+    numbers = {name: values.number(name) for name in ("seconds", "mean", "spread")}
+    loss = values.get("valid_loss")
+    if loss is not None and not isinstance(loss, float):  # of a run that went wrong it may be infinite
+        raise values.wrong("valid_loss", "a number")
+    return Position(**whole, **numbers, positions=values.list_of("positions", int), valid_loss=loss)  # type: ignore[arg-type]
+
+
+def _verify(folder: Path, saved: _Saved) -> None:
+    """Every file is what was written, and together they hold the tensors that state.json lists."""
+    for name, checksum in saved.files.items():
+        if Path(name).name != name or not (folder / name).is_file() or _checksum(folder / name) != checksum:
+            raise Damaged(f"{folder} is damaged: {name[:80]} is not what was written.")
+    held: set[str] = set()
+    for name in saved.files:
+        with _open(folder / name) as file:
+            held.update(file.keys())
+    if held != saved.shapes.keys() or saved.position.step != _number(folder):
+        raise Damaged(f"{folder} is damaged: its state.json is not of its files.")
 
 
 def _open(path: Path) -> Any:
     try:
-        return safe_open(path, framework="pt").__enter__()
+        return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
         raise Damaged(f"{path} is damaged: {error}.") from error
 

@@ -1,6 +1,6 @@
 """A network for a task out of a pre-trained one: its trunk, one new output layer, and the new tokens of a GPT."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -49,7 +49,8 @@ def for_task(start: Checkpoint, task: Task, labels: tuple[str, ...], settings: F
     length = min(settings.length or MOST, network.config.context)
     extra = {"task": task.name, "kind": task.kind, "length": length, "stride": min(settings.stride, length), **both}
     if said:
-        extra["words"] = asdict(label_words(task, labels))
+        words = label_words(task, labels)
+        extra["words"] = {"prompt": words.prompt, "said": list(words.said)}  # as JSON has it
     return Checkpoint(network, tokenizer, labels, dict(start.generation), (), extra, token_ids=start.token_ids)
 
 

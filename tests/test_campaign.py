@@ -1,0 +1,128 @@
+"""Damaged and hostile files of every kind: each is right or told in a sentence; none crashes, hangs or fills memory.
+
+A few mutations of each kind run with all tests, in this process. `pytest -m campaign` tries a thousand of each, in
+child processes, and writes the tally to campaign.md and campaign.json in the folder that MALMOI_CAMPAIGN names.
+"""
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import campaign
+from malmoi.confined import match_patterns, render_template
+from malmoi.errors import MalmoiError
+
+FEW = dict.fromkeys(campaign.KINDS, 40) | {"state": 12}
+COUNT = int(os.environ.get("MALMOI_CAMPAIGN_COUNT", "1000"))
+BATCH = 500  # mutations of one child
+HANG_SECONDS = 90  # by the clock, on a machine that may be busy; the child measures its own time more strictly
+TEMPLATE_BOMBS = {
+    "nested loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "a tower": "{{ 9 ** (9 ** (9 ** 9)) }}",
+    "a long text": "{{ 'a' * 10 ** 12 }}",
+    "a text doubled": "{% set n = namespace(x='a') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+    "lists of lists": "{% set n = namespace(x=1) %}{% for i in range(99) %}{% set n.x = [n.x, n.x] %}{% endfor %}"
+    "{{ n.x }}",
+    "a wide number": "{{ '%1000000000d' % 1 }}",
+    "a wide field": "{{ '{:9999999999}'.format(1) }}",
+    "itself": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "all that is said": "{{ 'abcdefgh' * 1000000 }}",
+}
+
+
+@pytest.mark.parametrize("kind", campaign.KINDS)
+def test_some_damaged_files_are_right_or_told(kind: str, tmp_path: Path) -> None:
+    tried = [campaign.attempt(kind, seed, tmp_path / "it") for seed in range(FEW[kind])]
+    assert [one for one in tried if one["outcome"] not in ("right", "told")] == []
+    assert {"right", "told"} <= {one["outcome"] for one in tried}  # the mutations are neither harmless nor all fatal
+
+
+@pytest.mark.parametrize("bomb", TEMPLATE_BOMBS)
+def test_a_template_that_would_not_end_is_stopped(bomb: str) -> None:
+    with pytest.raises(MalmoiError):
+        render_template(TEMPLATE_BOMBS[bomb], {})
+    assert render_template("{{ x }}!", {"x": "한글"}) == "한글!"  # the next one runs as ever
+
+
+def test_patterns_of_an_adapter_that_backtrack_are_stopped() -> None:
+    assert match_patterns([r".*\.q", "k"], ["layer.q", "k", "v"]) == [0, 1, None]
+    with pytest.raises(MalmoiError, match="seconds"):
+        match_patterns(["(a|aa)+$"], ["a" * 80 + "b"])
+
+
+# ------------------------------------------------------------------ all of it
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(4 * 3600)
+def test_the_whole_campaign() -> None:
+    results = [one for kind in campaign.KINDS for one in run(kind, COUNT)]
+    tally = tallied(results)
+    folder = Path(os.environ.get("MALMOI_CAMPAIGN", "."))
+    (folder / "campaign.json").write_text(json.dumps(results, indent=1, ensure_ascii=False), "utf-8", "replace")
+    (folder / "campaign.md").write_text(tally, "utf-8")
+    print(tally)
+    assert [one for one in results if one["outcome"] not in ("right", "told")] == []
+
+
+def run(kind: str, count: int) -> Iterator[dict[str, Any]]:
+    """Every mutation of a kind, in children; one that does not come back is a fault of its own."""
+    seed = 0
+    while seed < count:
+        for one in child(kind, seed, min(BATCH, count - seed)):
+            seed = one["seed"] + 1
+            yield one
+
+
+def child(kind: str, first: int, count: int) -> Iterator[dict[str, Any]]:
+    """One child's mutations, up to the one that ends it."""
+    script = Path(campaign.__file__)
+    command = [sys.executable, str(script), kind, str(first), str(count)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    begun, done = first, 0
+    with process:
+        for answer in answers(process):
+            if "begun" in answer:
+                begun = answer["begun"]
+            elif "ended" in answer:
+                process.kill()
+                if done < count:
+                    fault = f"fault: {answer['ended']}"
+                    yield {"kind": kind, "seed": begun, "did": "", "outcome": fault, "said": "", "seconds": 0.0}
+            else:
+                done += 1
+                yield answer
+
+
+def answers(process: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
+    """What a child says, line by line, and at last how it ended: by itself, or by saying nothing for too long."""
+    assert process.stdout is not None
+    pipe, rest = process.stdout.fileno(), b""
+    while select.select([pipe], [], [], HANG_SECONDS)[0]:
+        part = os.read(pipe, 1 << 16)
+        if not part:
+            yield {"ended": "crash"}
+            return
+        *lines, rest = (rest + part).split(b"\n")
+        yield from map(json.loads, lines)
+    yield {"ended": "hang"}
+
+
+def tallied(results: list[dict[str, Any]]) -> str:
+    """The tally as a table."""
+    lines = ["| file | mutations | right | one sentence | faults | longest |", "|---|---|---|---|---|---|"]
+    for kind in campaign.KINDS:
+        some = [one for one in results if one["kind"] == kind]
+        found = Counter(one["outcome"] if one["outcome"] in ("right", "told") else "fault" for one in some)
+        longest = max((one["seconds"] for one in some), default=0.0)
+        counts = f"{len(some):,} | {found['right']:,} | {found['told']:,} | {found['fault']:,} | {longest:.1f} s |"
+        lines.append(f"| {kind} | {counts}")
+    return "\n".join(lines) + "\n"
