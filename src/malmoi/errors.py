@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 LONGEST_NAME = 100  # characters of a wrong name that are compared with known ones; the time grows with its square
+OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "backend out of memory")  # torch's, as a RuntimeError
 
 
 class MalmoiError(Exception):
@@ -19,6 +20,13 @@ class UsageError(MalmoiError):
     def __init__(self, sentence: str, *, code: str | None = None) -> None:
         super().__init__(sentence)
         self.code = code
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether this is what Python, or torch on any device, says when memory runs out."""
+    said = str(error)
+    out = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return out or any(words in said for words in OUT_OF_MEMORY)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -21,7 +21,7 @@ from malmoi.checkpoint import Checkpoint, table_for
 from malmoi.checkpoint import read as read_folder
 from malmoi.checkpoint.folder import read_json
 from malmoi.checkpoint.table import Table
-from malmoi.checkpoint.translate import check_labels, check_type
+from malmoi.checkpoint.translate import check_finite, check_labels, check_type
 from malmoi.checkpoint.weights import read_file
 from malmoi.disk import output_folder, replace_file, write_text
 from malmoi.errors import MalmoiError, UsageError, nearest
@@ -139,6 +139,7 @@ def _open(folder: Path) -> Opened:
     tensors = read_file(folder / WEIGHTS)
     for name, tensor in tensors.items():
         check_type(tensor, name, folder)
+        check_finite(tensor, name, folder)
     return Opened(folder, config, read_json(folder / OURS, required=False), tensors)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from malmoi.checkpoint.gguf_file import GGUFFile
 from malmoi.checkpoint.hf import LLAMA
+from malmoi.checkpoint.sizes import check_room
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError
 from malmoi.model.rotary import frequencies
@@ -70,6 +72,7 @@ def read_gguf(path: Path) -> Contents:
     if architecture != "llama":
         raise MalmoiError(f"{path} holds a model of the kind {architecture!r}; Malmoi reads llama from GGUF files.")
     config = read_config(file)
+    check_room(4 * sum(prod(tensor.shape) for tensor in file.tensors.values()), path)  # unpacked to fp32
     tokenizer = read_vocabulary(file.metadata, str(path))
     return Contents(config, read_weights(file, config), tokenizer, _generation(file.metadata))
 

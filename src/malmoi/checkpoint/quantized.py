@@ -260,7 +260,9 @@ def _weight(stem: str, tensors: Mapping[str, Tensor], bits: int, folder: Path) -
 
 
 def _fits(words: Tensor, scale: Tensor, shape: Tensor, bits: int) -> bool:
-    if words.dtype != torch.int32 or words.dim() != 2 or scale.dim() != 2 or shape.shape != (2,):
+    if words.dtype != torch.int32 or words.dim() != 2 or scale.dim() != 2:
+        return False
+    if shape.shape != (2,) or shape.dtype not in (torch.int32, torch.int64):
         return False
     rows, columns = shape.tolist()
     groups = scale.size(1)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from malmoi.checkpoint.quantized import Weight
 from malmoi.config import ModelConfig
-from malmoi.errors import MalmoiError
+from malmoi.errors import MalmoiError, is_out_of_memory
 from malmoi.machine import free_memory
 
 # Where they are a little apart, an error later can name the tensor that does not fit.
@@ -56,7 +56,7 @@ def check_room(needed: int, where: Path) -> None:
     free = free_memory()
     if needed > free:
         raise MalmoiError(
-            f"The model in {where} needs {gigabytes(needed)} of memory, and {gigabytes(free)} are free. Close other "
+            f"The model in {where} needs {gigabytes(needed)} of memory, and {gigabytes(free)} are free: close other "
             "programs, or take a smaller model or one of fewer bits."
         )
 
@@ -81,13 +81,6 @@ def memory_explained(where: Path) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise MalmoiError(
-            f"The model in {where} does not fit into memory: {gigabytes(free_memory())} are free. Close other "
+            f"The model in {where} does not fit into memory, of which {gigabytes(free_memory())} are free: close other "
             "programs, or take a smaller model or one of fewer bits."
         ) from error
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether this is what Python, or torch on any device, says when memory runs out."""
-    said = str(error)
-    out = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    return out or "can't allocate memory" in said or "not enough memory" in said

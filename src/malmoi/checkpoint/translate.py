@@ -130,6 +130,8 @@ def _translate(
         if name not in shapes or not all(t in weights for t in rule.theirs):
             continue
         given = [weights[t] for t in rule.theirs]
+        for their_name, tensor in zip(rule.theirs, given, strict=True):
+            check_type(tensor, their_name, folder)
         tensor = by_rows(rule.via.load, *given) if _joinable(given, len(shapes[name])) else given[0]
         if tensor.shape != shapes[name]:
             raise MalmoiError(
@@ -178,6 +180,7 @@ def _of_one_type(network: Network, found: dict[str, Tensor], folder: Path) -> tu
     for name, tensor in found.items():
         if wanted[name] == torch.float32:
             check_type(tensor, name, folder)
+            check_finite(tensor, name, folder)
         elif tensor.dtype != wanted[name]:
             raise MalmoiError(
                 f"{folder}: the weight {name} is kept as {_called(tensor.dtype)}, not as {_called(wanted[name])}."
@@ -192,13 +195,12 @@ def _of_one_type(network: Network, found: dict[str, Tensor], folder: Path) -> tu
 
 
 def check_type(tensor: Tensor, name: str, folder: Path) -> None:
-    """Refuses what is no weight: whole numbers, types of 8 bits, values that are infinite or none."""
+    """Refuses what is no weight: whole numbers, types of 8 bits."""
     if tensor.dtype not in FLOATS:
         raise MalmoiError(
             f"{folder}: the weight {name} is kept as {_called(tensor.dtype)}; Malmoi reads "
             f"{', '.join(map(_called, FLOATS))} there."
         )
-    check_finite(tensor, name, folder)
 
 
 def check_labels(network: Network, labels: tuple[str, ...], where: str) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from malmoi.disk import replace_file, write_text
 from malmoi.errors import MalmoiError
+from malmoi.limits import shown
 from malmoi.untrusted import read_object
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -30,10 +31,11 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
     names = sorted(set(read_object(index).map_of("weight_map", str).values()))
-    missing = [n for n in names if Path(n).name != n or not (index.parent / n).is_file()]
+    there = {path.name for path in index.parent.iterdir() if path.is_file()}
+    missing = [name for name in names if name not in there]
     if missing:
         raise MalmoiError(
-            f"{index} names {missing[0]!r}, which is not in the folder: the download or copy is incomplete."
+            f"{index} names {shown(missing[0])}, which is not in the folder: the download or copy is incomplete."
         )
     return {key: tensor for name in names for key, tensor in read_file(index.parent / name).items()}
 
@@ -48,10 +50,14 @@ def read_file(path: Path) -> dict[str, Tensor]:
     except MalmoiError:
         raise
     except (SafetensorError, RuntimeError, ValueError, OSError, EOFError) as error:
-        raise MalmoiError(f"{path} is truncated or damaged: {error}. Copy or download it again.") from error
+        raise MalmoiError(f"{path} is truncated or damaged: {_reason(error)}. Copy or download it again.") from error
     except Exception as error:  # torch refuses unsafe pickles with UnpicklingError, its own hierarchy
-        reason = str(error).splitlines()[0]
-        raise MalmoiError(f"{path} is not a plain file of tensors and is not opened: {reason}") from error
+        raise MalmoiError(f"{path} is not a plain file of tensors and is not opened: {_reason(error)}.") from error
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what a library says, without values as long as the file."""
+    return next(iter(str(error).splitlines()), type(error).__name__)[:200].rstrip(".")
 
 
 def _plain_tensors(found: object, path: Path) -> dict[str, Tensor]:

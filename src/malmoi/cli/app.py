@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 
 from malmoi import __version__
 from malmoi.disk import disk_error
-from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.errors import MalmoiError, UsageError, is_out_of_memory, nearest
 
 # modules here; each adds its commands
 VERBS = (
@@ -144,6 +144,8 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""
         return f"{error.strerror or error}{where}."
+    if is_out_of_memory(error):
+        return "Memory ran out: close other programs, or take a smaller model, shorter texts or a smaller batch."
     return f"This should not have happened: {type(error).__name__}: {error} (run malmoi --debug … to see where)."
 
 

@@ -1,7 +1,6 @@
 """What can be read: files, folders, globs, standard input, the built-in corpus, Hugging Face data sets."""
 
 import hashlib
-import json
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any, Protocol
 from malmoi.corpus.formats import FORMATS, Found, Want
 from malmoi.corpus.lines import COMPRESSED
 from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.untrusted import JsonObject, read_object
 
 SMALL = 1 << 20  # bytes: what is smaller is recognised by its content, what is larger by its size and time
 
@@ -199,8 +199,9 @@ def _in_folder(folder: Path) -> list[File]:
     if (folder / "dataset_dict.json").is_file() and (folder / "train").is_dir():
         folder = folder / "train"
     if (folder / "state.json").is_file():
-        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        return [File(folder / entry["filename"], ".arrow") for entry in state.get("_data_files", [])]
+        entries = read_object(folder / "state.json").list_of("_data_files", dict, default=[])
+        names = [JsonObject(entry, str(folder / "state.json")).text("filename") for entry in entries]
+        return [File(folder / name, ".arrow") for name in names]
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
     found = [File(path, kind) for path in paths if (kind := kind_of(path))]
     return [file for file in found if file.kind != ".json"] or found
