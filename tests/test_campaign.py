@@ -20,7 +20,7 @@ import campaign
 from malmoi.confined import match_patterns, render_template
 from malmoi.errors import MalmoiError
 
-FEW = dict.fromkeys(campaign.KINDS, 40) | {"state": 12}
+FEW = dict.fromkeys(campaign.KINDS, 40) | {"state": 6}
 COUNT = int(os.environ.get("MALMOI_CAMPAIGN_COUNT", "1000"))
 BATCH = 500  # mutations of one child
 HANG_SECONDS = 90  # by the clock, on a machine that may be busy; the child measures its own time more strictly
@@ -45,6 +45,12 @@ def test_some_damaged_files_are_right_or_told(kind: str, tmp_path: Path) -> None
     assert {"right", "told"} <= {one["outcome"] for one in tried}  # the mutations are neither harmless nor all fatal
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("malmoi.confined.MAX_CONFINED_SECONDS", 2.0)
+
+
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("bomb", TEMPLATE_BOMBS)
 def test_a_template_that_would_not_end_is_stopped(bomb: str) -> None:
     with pytest.raises(MalmoiError):
@@ -52,6 +58,7 @@ def test_a_template_that_would_not_end_is_stopped(bomb: str) -> None:
     assert render_template("{{ x }}!", {"x": "한글"}) == "한글!"  # the next one runs as ever
 
 
+@pytest.mark.usefixtures("impatient")
 def test_patterns_of_an_adapter_that_backtrack_are_stopped() -> None:
     assert match_patterns([r".*\.q", "k"], ["layer.q", "k", "v"]) == [0, 1, None]
     with pytest.raises(MalmoiError, match="seconds"):

@@ -9,6 +9,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -18,6 +19,8 @@ def main() -> None:
     """Answers until its input ends."""
     limit, seconds = int(sys.argv[1]), int(sys.argv[2])
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    with suppress(ImportError):  # a pattern needs no jinja2; a template finds it loaded, and all its time its own
+        _environment()
     print(json.dumps({"found": "ready"}), flush=True)
     for line in sys.stdin:
         signal.alarm(seconds)  # where whoever asks is no longer there to stop it

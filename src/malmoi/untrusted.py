@@ -6,6 +6,7 @@ nobody expected travels on into the program.
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from malmoi.limits import MAX_JSON_BYTES, MAX_JSON_DEPTH, shown
 D = TypeVar("D")
 T = TypeVar("T")
 _REQUIRED: Any = object()
+HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 CALLED: dict[type, str] = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
 CALLED |= {list: "a list", dict: "an object"}
 
@@ -165,7 +167,17 @@ def parse(text: str, where: str) -> Any:
     except RecursionError:
         raise _too_deep(where) from None
     _check_depth(value, where)
+    if HALF_CHARACTER.search(text):
+        _check_characters(value, where)
     return value
+
+
+def _check_characters(value: Any, where: str) -> None:
+    r"""JSON can spell half a character (\ud800), which no file or network takes."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise MalmoiError(f"{where} holds half a character (a lone surrogate); it is damaged.") from None
 
 
 def _check_depth(value: Any, where: str) -> None:

@@ -33,11 +33,11 @@ def difference(then: JsonObject, now: Mapping[str, Any]) -> str:
     fields = [k for k, v in model.items() if _plain(now["model"].get(k)) != _plain(v)]
     if fields:
         name = fields[0]
-        return f"its {name} is {shown(now['model'].get(name))} and was {shown(model[name])}"
+        return f"its {shown(name)} is {shown(now['model'].get(name))} and was {shown(model[name])}"
     changed = [k for k, v in weights.items() if now["weights"].get(k) != v]
     if changed:
         more = f" and {len(changed) - 1} more tensors" if len(changed) > 1 else ""
-        return f"{changed[0]}{more} {'have' if more else 'has'} other numbers"
+        return f"{shown(changed[0])}{more} {'have' if more else 'has'} other numbers"
     return ""
 
 

@@ -15,6 +15,7 @@ from malmoi.checkpoint.hf import LLAMA
 from malmoi.checkpoint.sizes import check_room
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError
+from malmoi.limits import shown
 from malmoi.model.rotary import frequencies
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.gguf import read_vocabulary
@@ -70,7 +71,9 @@ def read_gguf(path: Path) -> Contents:
     file = GGUFFile(path)
     architecture = file.metadata.get("general.architecture")
     if architecture != "llama":
-        raise MalmoiError(f"{path} holds a model of the kind {architecture!r}; Malmoi reads llama from GGUF files.")
+        raise MalmoiError(
+            f"{path} holds a model of the kind {shown(architecture)}; Malmoi reads llama from GGUF files."
+        )
     config = read_config(file)
     check_room(4 * sum(prod(tensor.shape) for tensor in file.tensors.values()), path)  # unpacked to fp32
     tokenizer = read_vocabulary(file.metadata, str(path))
@@ -107,7 +110,7 @@ def _check_sizes(file: GGUFFile, config: Mapping[str, Any]) -> None:
     """Sizes that nothing else in the file bears out, before a network of them is built."""
     for name, value in config.items():
         if not isinstance(value, int | float) or value <= 0:
-            raise MalmoiError(f"{file.path} says {name} = {value!r}, which no model has.")
+            raise MalmoiError(f"{file.path} says {name} = {shown(value)}, which no model has.")
     depth, context = config["num_hidden_layers"], config["max_position_embeddings"]
     if depth > len(file.tensors):
         raise MalmoiError(f"{file.path} says that it has {depth} layers, and holds only {len(file.tensors)} tensors.")
@@ -120,7 +123,7 @@ def _check_shape(path: Path, name: str, shape: tuple[int, ...], c: ModelConfig) 
         return
     *place, part, end = name.split(".")
     if part not in NAMES or place[:1] not in ([], ["blk"]) or len(place) not in (0, 2):
-        raise MalmoiError(f"{path} holds {name!r}, which no llama that Malmoi has would use.")
+        raise MalmoiError(f"{path} holds {shown(name)}, which no llama that Malmoi has would use.")
     queries, keys = (n * c.size_per_head for n in (c.heads, c.key_heads))
     rows = {"attn_q": queries, "attn_k": keys, "attn_v": keys, "ffn_gate": c.mlp_width, "ffn_up": c.mlp_width}
     rows |= {"token_embd": c.vocab, "output": c.vocab}
@@ -128,7 +131,7 @@ def _check_shape(path: Path, name: str, shape: tuple[int, ...], c: ModelConfig) 
     flat = end == "bias" or part.endswith("_norm")
     want = (rows.get(part, c.width), *(() if flat else (columns.get(part, c.width),)))
     if shape != want:
-        raise MalmoiError(f"{path}: {name!r} has the shape {list(shape)} where its sizes ask for {list(want)}.")
+        raise MalmoiError(f"{path}: {shown(name)} has the shape {list(shape)} where its sizes ask for {list(want)}.")
 
 
 def _number(path: Path, name: str, value: Any) -> Any:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from malmoi.errors import MalmoiError
+from malmoi.limits import shown
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -98,7 +99,7 @@ class GGUFFile:
         found = dict(self._entry(cursor) for _ in range(tensors))
         step = self.metadata.get("general.alignment", 32)
         if not isinstance(step, int) or step < 1:
-            raise damaged(path, f"an alignment of {step!r} is impossible")
+            raise damaged(path, f"an alignment of {shown(step)} is impossible")
         start = -(-cursor.at // step) * step
         self.tensors = {name: Stored(t.shape, t.kind, start + t.start) for name, t in found.items()}
         for name in self.tensors:
@@ -119,7 +120,7 @@ class GGUFFile:
     def _entry(self, cursor: Cursor) -> tuple[str, Stored]:
         name, dimensions = cursor.text(), cursor.number("I")
         if dimensions > MOST_DIMENSIONS:
-            raise damaged(self.path, f"the tensor {name!r} has {dimensions} dimensions")
+            raise damaged(self.path, f"the tensor {shown(name)} has {dimensions} dimensions")
         shape = tuple(int(cursor.number("Q")) for _ in range(dimensions))[::-1]
         return name, Stored(shape, int(cursor.number("I")), int(cursor.number("Q")))
 
@@ -129,11 +130,11 @@ class GGUFFile:
         count = prod(stored.shape)
         if not stored.shape or stored.shape[-1] % block:
             raise damaged(
-                self.path, f"the shape {list(stored.shape)} of {name!r} does not divide into blocks of {block}"
+                self.path, f"the shape {list(stored.shape)} of {shown(name)} does not divide into blocks of {block}"
             )
         end = stored.start + count // block * size
         if end > len(self.data):
-            raise damaged(self.path, f"{name!r} ends at byte {end} of a file of {len(self.data)}")
+            raise damaged(self.path, f"{shown(name)} ends at byte {end} of a file of {len(self.data)}")
         return self.data[stored.start : end]
 
     def _block(self, name: str) -> tuple[int, int]:
@@ -143,7 +144,7 @@ class GGUFFile:
             return gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(self.tensors[name].kind)]
         except (ValueError, KeyError):
             raise damaged(
-                self.path, f"{name!r} is packed in a way (type {self.tensors[name].kind}) unknown here"
+                self.path, f"{shown(name)} is packed in a way (type {self.tensors[name].kind}) unknown here"
             ) from None
 
     def tensor(self, name: str) -> Tensor:
@@ -156,7 +157,7 @@ class GGUFFile:
                 numbers = gguf.quants.dequantize(rows, kind)
         except NotImplementedError:
             raise MalmoiError(
-                f"{self.path}: {name!r} is packed as {kind.name}, which cannot be unpacked here."
+                f"{self.path}: {shown(name)} is packed as {kind.name}, which cannot be unpacked here."
             ) from None
         return torch.from_numpy(np.array(numbers, np.float32)).reshape(stored.shape)
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from malmoi.checkpoint.table import TRANSPOSE, Table
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.limits import shown
 from malmoi.model import Network
 from malmoi.model.int8 import TINY, QuantizedLinear
 from malmoi.model.int8_row import Packed, bf16, expanded, fits
@@ -240,7 +241,9 @@ def bits_of(settings: Any, folder: Path) -> int:
     except (AttributeError, KeyError, TypeError) as error:
         raise MalmoiError(f"{where}, but not how: its quantization_config is not understood.") from error
     if (method, kind) != (METHOD, FORMAT):
-        raise MalmoiError(f"{where} by {method!r} ({kind!r}); Malmoi reads {METHOD!r} with the format {FORMAT!r}.")
+        raise MalmoiError(
+            f"{where} by {shown(method)} ({shown(kind)}); Malmoi reads {METHOD!r} with the format {FORMAT!r}."
+        )
     if bits not in ({4}, {8}):
         raise MalmoiError(f"{where} to {sorted(bits, key=str)} bits; Malmoi reads 8 or 4, the same for all.")
     return int(bits.pop())

@@ -147,7 +147,7 @@ def read_vocab_lines(path: Path) -> Vocab:
     for number, token in enumerate(lines):
         if token in vocab:
             raise MalmoiError(
-                f"{path}, line {number + 1}: {token!r} stands on line {vocab[token] + 1} already; "
+                f"{path}, line {number + 1}: {shown(token)} stands on line {vocab[token] + 1} already; "
                 "a vocabulary has each token once."
             )
         vocab[token] = number
@@ -178,10 +178,10 @@ def read_merges(path: Path, vocab: Vocab) -> Merges:
             continue
         left, _, right = line.partition(" ")
         if not left or not right or " " in right:
-            raise MalmoiError(f"{path}, line {number}: {line!r} is no merge; a merge is two tokens and one space.")
+            raise MalmoiError(f"{path}, line {number}: {shown(line)} is no merge; a merge is two tokens and one space.")
         for token in (left, right, left + right):
             if token not in vocab:
-                raise MalmoiError(f"{path}, line {number}: {token!r} is not in the vocabulary beside it.")
+                raise MalmoiError(f"{path}, line {number}: {shown(token)} is not in the vocabulary beside it.")
         merges.append((left, right))
     return merges
 

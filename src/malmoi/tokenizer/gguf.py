@@ -1,16 +1,20 @@
 """Tokenizers out of a GGUF file's metadata: byte-level BPE with the cutting rule it names, and SentencePiece's BPE."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Rust
 
 from malmoi.errors import MalmoiError, nearest
+from malmoi.limits import shown
 from malmoi.tokenizer import pipeline
 from malmoi.tokenizer.core import Tokenizer
 from malmoi.tokenizer.panics import panics_explained
 from malmoi.tokenizer.pipeline import Merges, Vocab
+from malmoi.untrusted import JsonObject
+
+T = TypeVar("T")
 
 NORMAL, UNKNOWN, CONTROL, DEFINED = 1, 2, 3, 4  # llama.cpp's types of a token
 SPACE = "▁"
@@ -46,31 +50,34 @@ CUTS: dict[str, Callable[[], Any]] = {  # tokenizer.ggml.pre: how text is cut be
 
 def read_vocabulary(metadata: Mapping[str, Any], where: str) -> Tokenizer:
     """The tokenizer that a GGUF file's metadata describes, with its chat template."""
-    given = {key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()}
-    kind = given.get("model")
+    given = JsonObject({key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()}, where)
+    kind = given.text("model", default=None)
     if kind not in KINDS:
-        raise MalmoiError(f"{where} has a vocabulary of the kind {kind!r}; Malmoi reads {', '.join(KINDS)}.")
-    tokens = _listed(given, "tokens", where)
+        raise MalmoiError(f"{where} has a vocabulary of the kind {shown(kind)}; Malmoi reads {', '.join(KINDS)}.")
+    tokens = _listed(given, "tokens", str)
     vocab: Vocab = {token: id for id, token in enumerate(tokens)}
     if len(vocab) < len(tokens):
         raise MalmoiError(f"{where}: a token stands twice in its vocabulary, so its id would be ambiguous.")
-    types = given.get("token_type") or [NORMAL] * len(tokens)
+    types = given.list_of("token_type", int, default=[NORMAL] * len(tokens))
+    if len(types) != len(tokens):
+        raise MalmoiError(f"{where} has {len(types):,} types for {len(tokens):,} tokens; it is damaged.")
     names = _names(given, tokens)
     with panics_explained(f"{where}: its vocabulary cannot be used"):
-        rust = KINDS[kind](vocab, types, given, where)
+        rust = KINDS[kind](vocab, types, given)
         _mark(rust, tokens, types)
         _open(rust, vocab, names, given)
-    template = metadata.get("tokenizer.chat_template")
+    template = JsonObject(metadata, where).text("tokenizer.chat_template", default=None)
     settings = {f"{role}_token": name for role, name in names.items()}
     return Tokenizer(rust, settings | ({"chat_template": template} if template else {}))
 
 
-def byte_bpe(vocab: Vocab, types: Sequence[int], given: Mapping[str, Any], where: str) -> Rust:
+def byte_bpe(vocab: Vocab, types: Sequence[int], given: JsonObject) -> Rust:
     """GPT-2's byte-level BPE, with the rule that cuts text into words before merging."""
-    cut = given.get("pre", "default")
+    cut = given.text("pre", default="default")
     if cut not in CUTS:
-        raise MalmoiError(f"{where} cuts its text by the rule {cut!r}, which Malmoi does not know.{nearest(cut, CUTS)}")
-    lines = [merge.partition(" ") for merge in _listed(given, "merges", where)]
+        hint = nearest(cut, CUTS)
+        raise MalmoiError(f"{given.where} cuts its text by the rule {shown(cut)}, which Malmoi does not know.{hint}")
+    lines = [merge.partition(" ") for merge in _listed(given, "merges", str)]
     rust = pipeline.gpt2(vocab, [(left, right) for left, _, right in lines])
     if cut == "llama-bpe":  # a word that is a token is that token, whatever the merges would make of it
         rust.model.ignore_merges = True
@@ -78,9 +85,11 @@ def byte_bpe(vocab: Vocab, types: Sequence[int], given: Mapping[str, Any], where
     return rust
 
 
-def sentencepiece(vocab: Vocab, types: Sequence[int], given: Mapping[str, Any], where: str) -> Rust:
+def sentencepiece(vocab: Vocab, types: Sequence[int], given: JsonObject) -> Rust:
     """SentencePiece's BPE: spaces become ▁, unknown characters bytes; the order of merges is that of the scores."""
-    tokens, scores = list(vocab), _listed(given, "scores", where)
+    tokens, scores = list(vocab), _listed(given, "scores", float)
+    if len(scores) != len(tokens):
+        raise MalmoiError(f"{given.where} has {len(scores):,} scores for {len(tokens):,} tokens; it is damaged.")
     normal = {token: score for token, score, type in zip(tokens, scores, types, strict=True) if type == NORMAL}
     unknown = next((token for token, type in zip(tokens, types, strict=True) if type == UNKNOWN), None)
     bpe = models.BPE(vocab, merges_by_score(normal, vocab), unk_token=unknown, fuse_unk=True, byte_fallback=True)
@@ -106,11 +115,10 @@ def merges_by_score(scores: Mapping[str, float], vocab: Vocab) -> Merges:
 KINDS = {"gpt2": byte_bpe, "llama": sentencepiece}  # tokenizer.ggml.model
 
 
-def _listed(given: Mapping[str, Any], name: str, where: str) -> list[Any]:
-    values = given.get(name)
-    if not isinstance(values, list) or not values:
-        raise MalmoiError(f"{where} has no list tokenizer.ggml.{name}, so its tokenizer cannot be rebuilt.")
-    return values
+def _listed(given: JsonObject, name: str, kind: type[T]) -> list[T]:
+    if not isinstance(given.get(name), list) or not given[name]:
+        raise MalmoiError(f"{given.where} has no list tokenizer.ggml.{name}, so its tokenizer cannot be rebuilt.")
+    return given.list_of(name, kind)
 
 
 def _mark(rust: Rust, tokens: Sequence[str], types: Sequence[int]) -> None:

@@ -28,6 +28,7 @@ from malmoi.train.run import Run
 from malmoi.train.samples import make_feeds, prompt_of
 from malmoi.train.trainer import Budget
 from malmoi.train.vocabulary import Origin, vocabulary
+from malmoi.untrusted import read_object
 
 DISTIL = "distil.json"  # remembers the teacher of a run that has one
 FEW = 3  # files that are described one by one
@@ -148,8 +149,8 @@ def _with_fitted_batch(recipe: Recipe, out: Path) -> Recipe:
 def read_recipe(path: Path) -> Recipe:
     """A recipe from its file."""
     try:
-        return Recipe.from_json(path.read_text("utf-8"))
-    except (OSError, ValueError, AttributeError, UsageError) as error:
+        return Recipe.from_dict(read_object(path))
+    except MalmoiError as error:
         raise MalmoiError(f"{path} does not read as a recipe: {error}") from error
 
 
