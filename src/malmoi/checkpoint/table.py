@@ -10,7 +10,7 @@ from torch import Tensor
 from malmoi.config import ModelConfig, coerce, field_types
 from malmoi.errors import MalmoiError
 from malmoi.limits import shown
-from malmoi.untrusted import named
+from malmoi.untrusted import JsonObject, named
 
 
 class Via(NamedTuple):
@@ -111,7 +111,7 @@ class Table:
     def read_config(self, theirs: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
         """Our config of theirs; a wrong value is told under their name for it, in the file `where`."""
         given = {self._today(k): v for k, v in _flat(theirs).items() if v is not None}
-        classes = theirs.get("architectures") or ()
+        classes = JsonObject(theirs, where).list_of("architectures", str, default=[])
         heads = {head for name in classes for head in self.architectures.get(name, ())}
         fixed = [self.only, *(fields for head, fields in self.only_for.items() if head in heads)]
         for name, value in (item for fields in fixed for item in fields.items()):

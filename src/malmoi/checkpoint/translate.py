@@ -130,8 +130,8 @@ def _translate(
         if name not in shapes or not all(t in weights for t in rule.theirs):
             continue
         given = [weights[t] for t in rule.theirs]
-        for their_name, tensor in zip(rule.theirs, given, strict=True):
-            check_type(tensor, their_name, folder)
+        for their_name, weight in zip(rule.theirs, given, strict=True):
+            check_type(weight.scale if isinstance(weight, Quantized) else weight, their_name, folder)
         tensor = by_rows(rule.via.load, *given) if _joinable(given, len(shapes[name])) else given[0]
         if tensor.shape != shapes[name]:
             raise MalmoiError(
@@ -232,6 +232,7 @@ def _place_quantized(network: Network, found: dict[str, Weight], folder: Path) -
             plain[name] = weight
             continue
         check_type(weight.scale, name, folder)
+        check_finite(weight.scale, name, folder)
         packed, where = weight.packed(), name.removesuffix(".weight")
         if packed is None:
             plain[name] = weight.dense()

@@ -144,7 +144,7 @@ def load_state(folder: Path, network: nn.Module, optimizers: list[torch.optim.Op
 
 def position_of(folder: Path) -> Position:
     """Where the run of a saved state stands."""
-    return Position(**_read(folder)["position"])
+    return _read(folder).position
 
 
 def other_tensors(folder: Path) -> dict[str, Tensor]:
