@@ -1,8 +1,7 @@
 """Attention by every path against brute force, and the law of a causal model: what comes later changes nothing."""
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from conftest import native_bf16
 from malmoi.decode.slots import Branches, Slots, read_rows
 from malmoi.model import KVCache, Layout, Network, Trail, initialise, parse
 from malmoi.model.attention import Attention, Mask, _block_mask, attend, fastest_kernel, prepare, weights
@@ -172,17 +172,6 @@ def small(kernel: str | None = None, dtype: torch.dtype = torch.float32, **chang
     return network
 
 
-@contextmanager
-def native_products() -> Iterator[None]:
-    """oneDNN tries bf16 on chips that have none, and warns of it; torch's own products do not ask the chip."""
-    before = torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = False
-    try:
-        yield
-    finally:
-        torch.backends.mkldnn.enabled = before
-
-
 @st.composite
 def causal_patterns(draw: st.DrawFn) -> str:
     """A random causal pattern, of one head set or of two."""
@@ -217,7 +206,7 @@ def test_a_later_token_changes_nothing_before_it(
     tokens = torch.tensor([text])
     other = tokens.clone()
     other[:, at:] = (other[:, at:] + 1 + data.draw(st.integers(0, 38))) % 40
-    with native_products():
+    with native_bf16():
         before = network(tokens)["lm"][:, :at]
         assert torch.equal(network(other)["lm"][:, :at], before)
         before.float().square().sum().backward()

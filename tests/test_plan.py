@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from conftest import native_bf16
 from malmoi.cli.app import run
 from malmoi.errors import UsageError
 from malmoi.model import Layout, Network, initialise, parameters, parse
@@ -185,7 +186,7 @@ def test_the_activations_are_what_autograd_keeps(rematerialise: bool) -> None:
     tokens = torch.randint(0, 96, (8, 128))
     attention = sdpa_kernel(SDPBackend.FLASH_ATTENTION)
     half = torch.autocast("cpu", torch.bfloat16)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), attention, half:
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), attention, half, native_bf16():
         Judge(network, objective("lm"))({"tokens": tokens, "lm_labels": tokens}, {"lm_labels": torch.tensor(1.0)})
     laid = spread(network, recipe, "one", 1, half=True)
     planned = laid.copies + activation_bytes(recipe, 8, half=True, device="cpu")
