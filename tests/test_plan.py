@@ -183,13 +183,13 @@ def test_the_activations_are_what_autograd_keeps(rematerialise: bool) -> None:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    tokens = torch.randint(0, 96, (8, 128))
+    tokens = torch.randint(0, 96, (2, 128))
     attention = sdpa_kernel(SDPBackend.FLASH_ATTENTION)
     half = torch.autocast("cpu", torch.bfloat16)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), attention, half, native_bf16():
         Judge(network, objective("lm"))({"tokens": tokens, "lm_labels": tokens}, {"lm_labels": torch.tensor(1.0)})
     laid = spread(network, recipe, "one", 1, half=True)
-    planned = laid.copies + activation_bytes(recipe, 8, half=True, device="cpu")
+    planned = laid.copies + activation_bytes(recipe, 2, half=True, device="cpu")
     assert sum(kept.values()) <= planned
     assert rematerialise or planned <= 2 * sum(kept.values())
 
