@@ -238,7 +238,7 @@ def test_compiling_is_tried_on_a_processor_and_kept_only_where_it_pays(
     with pretend(machine):
         with signalled(2), pytest.raises(Stopped):
             resume_tiny(corpus, tmp_path, steps=4, **settings)
-        assert "Compiling (once, about 20 s)" in capsys.readouterr().err
+        assert "Compiling (once, about 20 s) and measuring whether that pays" in capsys.readouterr().err
         assert calls == [False, True]
         assert executions[-1].compiled is pays
         resume_tiny(corpus, tmp_path, steps=4, **settings)

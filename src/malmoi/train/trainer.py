@@ -104,6 +104,7 @@ class Trainer:
         self.log = Log(out, self.config, first=group.first)
         self.micro = self._first_micro()
         self.clock = WorkClock()
+        self._compiled = False  # whether a pass was compiled
         self._looked = 0.0  # seconds at the last look at the loss
         self._pending: list[tuple[int, dict[str, Tensor]]] = []  # losses not yet looked at, and of which phase
         self._mark = (0, 0.0)  # tokens and seconds at the last row: the speed is told by them
@@ -146,8 +147,7 @@ class Trainer:
         self._saved_at = time.monotonic()
         self._mark = (self.position.tokens, 0.0)
         if self.budget.progress(self.position) < 1:
-            compiling = "Compiling (once, about 20 s) and t" if self.execution.compiled else "T"
-            self.log.progress(f"{compiling}aking the first step …", now=True)
+            self._announce("taking the first step")
         while self.budget.progress(self.position) < 1:
             self._phase()
         metrics = self._validate()
@@ -169,7 +169,6 @@ class Trainer:
         probing = cpu and self.execution.compiled and self.config.compile is None and p.compiled is None
         timing = bool(self.budget.seconds) and not p.expected
         if self.budget.progress(p) < 1 and (probing or timing):
-            self.log.progress("Measuring a step …", now=True)
             pace = self._measured_pace(probing=probing)
             self._restore()
             if timing:
@@ -179,13 +178,22 @@ class Trainer:
     def _measured_pace(self, *, probing: bool) -> Pace:
         """How fast a step is, compiled where that pays."""
         if not probing:
+            self._announce("measuring a step")
             return self._measure(compiled=self.execution.compiled)
+        self.log.progress("Measuring a step …", now=True)
         eager = self._measure(compiled=False)
-        self.log.say("Compiling (once, about 20 s) to see whether it pays …")
+        self._announce("measuring whether that pays")
         compiled = self._measure(compiled=True)
         pays = compiled.sequence < COMPILED_PAYS * eager.sequence
         self._compile_or_not(pays)
         return compiled if pays else eager
+
+    def _announce(self, what: str) -> None:
+        """What takes a while, before it does: the first pass of all compiles."""
+        compiling = self.execution.compiled and not self._compiled
+        self._compiled = self.execution.compiled
+        said = f"compiling (once, about 20 s) and {what}" if compiling else what
+        self.log.progress(f"{said[0].upper()}{said[1:]} …", now=True)
 
     def _compile_or_not(self, compiled: bool) -> None:
         execution = replace(self.execution, compiled=compiled)
