@@ -3,7 +3,8 @@
     malmoi bench train_cpu [--batch 32] [--seconds 10] [--rounds 3] [--json]
 
 The same shape (4 layers of 192, context 256, no dropout), the same AdamW and clipping, the same random tokens. The ways
-take turns, and the median of the rounds counts. Ratios count: the tokens a second are this machine's at this moment.
+take turns, and the median of the rounds counts; bf16 only where the processor has units for it. Ratios count: the
+tokens a second are this machine's at this moment.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 
+from malmoi.machine import this_machine
 from malmoi.model import Network, initialise
 from malmoi.model.families import gpt2
 from malmoi.train.feed import Feed
@@ -114,11 +116,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         ways = {
             "transformers fp32": theirs(given.batch, half=False),
-            "transformers bf16": theirs(given.batch, half=True),
             "malmoi fp32": ours(given.batch, Path(folder), "fp32", compiled=False),
-            "malmoi bf16": ours(given.batch, Path(folder), "bf16", compiled=False),
-            "malmoi bf16 compiled": ours(given.batch, Path(folder), "bf16", compiled=True),
         }
+        if this_machine().fast_bf16("cpu"):
+            ways |= {
+                "transformers bf16": theirs(given.batch, half=True),
+                "malmoi bf16": ours(given.batch, Path(folder), "bf16", compiled=False),
+                "malmoi bf16 compiled": ours(given.batch, Path(folder), "bf16", compiled=True),
+            }
         speeds = measure(ways, given.batch, given.seconds, given.rounds)
     base = speeds["transformers fp32"]
     rows = [{"way": name, "tokens_per_second": round(s), "ratio": round(s / base, 2)} for name, s in speeds.items()]
