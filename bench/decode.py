@@ -1,8 +1,9 @@
-"""Greedy decoding of a GPT-2 of 124M on the processor: ours beside `transformers`, in one run, the same tokens.
+"""Greedy decoding on the processor: ours beside `transformers`, in one run, the same tokens.
 
-    malmoi bench decode [--json] [--tokens 64] [--rounds 3]
+    malmoi bench decode [--json] [--shape gpt2 llama] [--tokens 64] [--rounds 3] [--batches 1 8]
 
-Both read the same folder of random weights, in fp32, with a KV cache. A ratio above 1 means that we are faster.
+A GPT-2 of 124M, and a LLaMA of 135M (SmolLM2's shape). Both read the same folder of random weights, in fp32, with a KV
+cache; rounds are taken in turn. A ratio above 1 means that we are faster.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from malmoi.decode.sample import Sampling
 from malmoi.infer import Model, load
 
 PROMPT = 32  # tokens
+SHAPES = ["gpt2", "llama"]
 Decode = Callable[[list[list[int]], int], list[list[int]]]
 
 
@@ -63,27 +65,39 @@ def measure(decoders: dict[str, Decode], batch: int, count: int, rounds: int) ->
     return {"batch": batch, **medians, "ratio": ratio, "identical": tokens["malmoi"] == tokens["transformers"]}
 
 
+def peer_of(shape: str) -> transformers.PreTrainedModel:
+    """Random weights of a shape, in fp32."""
+    torch.manual_seed(0)
+    if shape == "gpt2":
+        return transformers.GPT2LMHeadModel(transformers.GPT2Config()).eval()
+    sizes = dict(vocab_size=49_152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30)
+    heads = dict(num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=2048)
+    config = transformers.LlamaConfig(**sizes, **heads, tie_word_embeddings=True, rope_theta=1e5)
+    return transformers.LlamaForCausalLM(config).eval()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object a batch size")
+    parser.add_argument("--shape", nargs="+", choices=SHAPES, default=SHAPES)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     chosen = parser.parse_args()
-    torch.manual_seed(0)
-    with tempfile.TemporaryDirectory() as folder:
-        peer = transformers.GPT2LMHeadModel(transformers.GPT2Config()).eval()
-        peer.save_pretrained(Path(folder))
-        decoders = {"malmoi": ours(load(folder, device="cpu")), "transformers": theirs(peer)}
-        for batch in chosen.batches:
-            row = measure(decoders, batch, chosen.tokens, chosen.rounds)
-            print(json.dumps(row) if chosen.json else describe(row), flush=True)
+    for shape in chosen.shape:
+        with tempfile.TemporaryDirectory() as folder:
+            peer = peer_of(shape)
+            peer.save_pretrained(Path(folder))
+            decoders = {"malmoi": ours(load(folder, device="cpu")), "transformers": theirs(peer)}
+            for batch in chosen.batches:
+                row = {"shape": shape} | measure(decoders, batch, chosen.tokens, chosen.rounds)
+                print(json.dumps(row) if chosen.json else describe(row), flush=True)
 
 
 def describe(row: dict[str, Any]) -> str:
     same = "the same tokens" if row["identical"] else "DIFFERENT tokens"
     rates = f"malmoi {row['malmoi']:.1f} tokens/s, transformers {row['transformers']:.1f}"
-    return f"batch {row['batch']}: {rates}: {row['ratio']:.2f}×, {same}"
+    return f"{row['shape']}, batch {row['batch']}: {rates}: {row['ratio']:.2f}×, {same}"
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Greedy decoding with int8 weights on the processor: ours beside `transformers` in fp32, in one run.
 
-    malmoi bench int8 [--json] [--model FOLDER_OR_GGUF] [--text FILE] [--tokens 48] [--rounds 3] [--batches 1 8]
+    malmoi bench int8 [--json] [--model FOLDER_OR_GGUF | --shape gpt2] [--text FILE] [--tokens 48] [--rounds 3]
 
-Without --model it is a GPT-2 of 124M with random weights. With --text it also says what rounding the weights costs:
-perplexity, and how often the likeliest next token stays the same. A ratio above 1 means that we are faster.
+Without --model it is a GPT-2 of 124M (or, as --shape llama, a LLaMA of 135M) with random weights. With --text it also
+says what rounding the weights costs: perplexity, and how often the likeliest next token stays the same. A ratio above 1
+means that we are faster.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 import transformers
 
-from decode import measure, ours, theirs
+from decode import SHAPES, measure, ours, peer_of, theirs
 from malmoi.infer import Model, load
 
 WINDOW, WINDOWS = 512, 8  # tokens of text that quality is measured on: some thousands tell 0.3 %
@@ -37,11 +38,10 @@ def quality(exact: Model, small: Model, text: str) -> dict[str, float]:
     return {"perplexity_fp32": fp32, "perplexity_int8": int8, "worse": int8 / fp32 - 1, "agreement": agreed / count}
 
 
-def open_all(source: str | None, folder: Path) -> tuple[Model, Model, transformers.PreTrainedModel]:
+def open_all(source: str | None, shape: str, folder: Path) -> tuple[Model, Model, transformers.PreTrainedModel]:
     """The same weights three times: ours in fp32 and in int8, theirs in fp32."""
     if source is None:
-        torch.manual_seed(0)
-        transformers.GPT2LMHeadModel(transformers.GPT2Config()).save_pretrained(folder)
+        peer_of(shape).save_pretrained(folder)
     else:
         load(source, device="cpu").save(folder)  # a GGUF file becomes a folder that both open
     peer = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -51,14 +51,15 @@ def open_all(source: str | None, folder: Path) -> tuple[Model, Model, transforme
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
-    parser.add_argument("--model", help="a folder or a GGUF file; a random GPT-2 otherwise")
+    parser.add_argument("--model", help="a folder or a GGUF file; random weights otherwise")
+    parser.add_argument("--shape", choices=SHAPES, default=SHAPES[0])
     parser.add_argument("--text", type=Path, help="a text file to measure quality on")
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        exact, small, peer = open_all(chosen.model, Path(folder))
+        exact, small, peer = open_all(chosen.model, chosen.shape, Path(folder))
         decoders = {"malmoi": ours(small), "malmoi fp32": ours(exact), "transformers": theirs(peer)}
         for batch in chosen.batches:
             row = measure(decoders, batch, chosen.tokens, chosen.rounds)
