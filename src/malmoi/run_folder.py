@@ -8,6 +8,7 @@ from typing import Any
 
 from malmoi.disk import write_text
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.untrusted import JsonObject, read_object
 
 SHOWN = 4  # differences that a refusal names
 FINISHED = "finished"
@@ -22,7 +23,7 @@ class RunFolder:
     kind: str  # of run, in words: "fine-tuning"
     can_restart: bool = False  # whether the command has --again
     unreadable: Mapping[str, str] = field(default_factory=dict)  # settings that are checksums, and words for a change
-    parse: Callable[[str], Any] = json.loads
+    parse: Callable[[JsonObject], Mapping[str, Any]] = dict
 
     @property
     def path(self) -> Path:
@@ -33,8 +34,8 @@ class RunFolder:
         if not self.path.is_file():
             return {}
         try:
-            return dict(self.parse(self.path.read_text("utf-8")))
-        except (OSError, ValueError, TypeError, AttributeError, UsageError) as error:
+            return dict(self.parse(read_object(self.path)))
+        except MalmoiError as error:
             raise MalmoiError(
                 f"{self.path} does not read as the record of a {self.kind}: {error} "
                 f"Name another folder{self._restart()}."

@@ -40,7 +40,7 @@ def _json(path: Path) -> Iterator[Example]:
     for number, line in enumerate(_lines(path), 1):
         try:
             yield list(_texts(json.loads(line)))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise MalmoiError(f"{path}:{number} is not JSON ({error}).") from error
 
 

@@ -144,7 +144,7 @@ def _joined(read: Iterator[tuple[int, str, bool]]) -> Iterator[tuple[int, str]]:
 def _object(text: str, number: int, bad: Bad) -> dict[str, Any] | None:
     try:
         row = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         bad(number, f"not JSON: {error}")
         return None
     if not isinstance(row, dict):

@@ -10,6 +10,7 @@ from typing import Any
 
 from malmoi.corpus.lines import COMPRESSED, SAMPLE, encoding_of, lines, opened
 from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.untrusted import parse
 
 
 class BadRow(Exception):
@@ -145,7 +146,7 @@ def json_rows(numbered: Iterable[tuple[int, str]], name: str) -> Iterator[Row]:
         place = f"{name}:{number}"
         try:
             value = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             yield _broken(place, f"not JSON: {error}")
             continue
         yield Row(value, place) if isinstance(value, dict) else _broken(place, "not a JSON object")
@@ -154,10 +155,7 @@ def json_rows(numbered: Iterable[tuple[int, str]], name: str) -> Iterator[Row]:
 def json_value(path: Path) -> Any:
     """A file that is one JSON value, such as SQuAD's."""
     text = "\n".join(line for _, line in text_lines(path))
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise MalmoiError(f"{path} is not valid JSON: {error}.") from error
+    return parse(text, str(path))
 
 
 def json_array(path: Path) -> Iterator[Row]:

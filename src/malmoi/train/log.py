@@ -105,7 +105,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     for line in path.read_text("utf-8", errors="replace").split("\n"):
         try:
             rows.append(json.loads(line))
-        except ValueError:
+        except (ValueError, RecursionError):
             break
     return [row for row in rows if isinstance(row, dict) and "step" in row]
 

@@ -120,4 +120,4 @@ def _require(condition: bool, sentence: str) -> None:
 
 def run_folder(out: Path) -> RunFolder:
     """What a pre-training run remembers; fields that recipe.json has not yet are as they were by default."""
-    return RunFolder(out, "recipe.json", "pre-training run", parse=lambda text: Recipe.from_json(text).to_dict())
+    return RunFolder(out, "recipe.json", "pre-training run", parse=lambda found: Recipe.from_dict(found).to_dict())

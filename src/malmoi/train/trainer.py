@@ -536,6 +536,11 @@ class Trainer:
         if folder is None:  # from now on there is always a state to go back to
             folder = save_state(self.state_root, self.position, tensors_of(self.network, self.optimizers), self.group)
         self.position = load_state(folder, self.network, self.optimizers)
+        if len(self.position.positions) != len(self.feeds) or not 0 <= self.position.phase < len(self.feeds):
+            raise MalmoiError(
+                f"{folder} stands in another plan of phases than this run of {len(self.feeds)}; it is damaged: remove "
+                "it to go on from the state before it."
+            )
         self._mark = (self.position.tokens, self.clock.training)
         self.network.train()
 

@@ -24,6 +24,7 @@ from malmoi.train.state import (
     save_state,
     tensors_of,
 )
+from malmoi.untrusted import JsonObject
 
 if TYPE_CHECKING:
     from malmoi.tune.tuner import Tuner
@@ -72,7 +73,7 @@ def finish(out: Path, record: Mapping[str, Any], metrics: Mapping[str, float], s
 
 def steps_of(out: Path) -> int:
     """How many updates a finished run made."""
-    return int(run_folder(out).read()[FINISHED]["steps"])
+    return JsonObject(run_folder(out).read(), str(run_folder(out).path)).object(FINISHED).whole("steps")
 
 
 def forget(out: Path) -> None:
