@@ -279,7 +279,7 @@ def test_an_empty_prompt_says_what_it_starts_from(call: Call, gpt: Path, encoder
     done = call(*same, "")
     assert done.code == 0
     assert done.err == "note: The prompt is empty: the text starts after <|endoftext|>, as a new one.\n"
-    assert done.out == call(*same, "<|endoftext|>").out
+    assert done.out == call(*same, "--parse-special", "<|endoftext|>").out
     assert call(*same, "--json", "the", "").err == done.err
     assert call(*same, "the").err == ""
     refused(call("generate", "--model", encoder, ""), 2, "cannot generate")

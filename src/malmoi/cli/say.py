@@ -75,7 +75,9 @@ def generate(
     wishes = _given(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p)
     wishes |= _given(repetition_penalty=repetition_penalty, stop=stop, seed=seed, n=n)
     wishes |= _given(choices=choices and choices.split(","), regex=regex, banned=banned)
-    wishes |= _given(beams=beams, length_penalty=length_penalty, speculate=speculate, parse_special=parse_special)
+    wishes |= _given(
+        beams=beams, length_penalty=length_penalty, speculate=speculate, parse_special=parse_special or None
+    )
     lm = open_model(model, device, dtype)
     _note_empty(lm, prompts)
     if len(prompts) == 1 and n == 1 and not json:

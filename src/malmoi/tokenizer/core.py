@@ -283,8 +283,9 @@ class Tokenizer:
 
     def _made_text_only(self, state: pipeline.State) -> Rust:
         """What encodes text, in which no control token is found."""
-        if control.is_reachable(state, self.control_tokens):
-            return self._secretive
+        with panics_explained("This tokenizer cannot be used"):
+            if control.is_reachable(state, self.control_tokens):
+                return self._secretive
         self._rust.encode_special_tokens = True
         return self._rust
 
@@ -300,7 +301,8 @@ class Tokenizer:
     @cached_property
     def _secretive(self) -> Rust:
         """What encodes text together with control tokens that stand in it by their secret names."""
-        return control.renamed(self._rust, self.control_tokens, self._secrets)
+        with panics_explained("This tokenizer's control tokens cannot be told from its text"):
+            return control.renamed(self._rust, self.control_tokens, self._secrets)
 
     def _secret(self, id: int) -> str:
         name = self.token(id)
