@@ -420,7 +420,7 @@ def attempt(kind: str, seed: int, scratch: Path) -> dict[str, Any]:
         outcome, sentence = "right", ""
     except MalmoiError as error:
         outcome, sentence = "told", str(error)
-        if len(sentence) > 1500 or not sentence.rstrip().endswith((".", "?", ")", "!", "malmoi[serve]'")):
+        if len(sentence) > 1500 or not sentence.rstrip().endswith((".", "?", ")", "!")):
             outcome = "fault: no sentence"
     except (KeyboardInterrupt, SystemExit):
         raise
