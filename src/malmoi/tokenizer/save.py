@@ -47,8 +47,9 @@ def config(state: State, settings: dict[str, Any], names: dict[str, str]) -> dic
         values["do_lower_case"] = normalizer["lowercase"]
         values["strip_accents"] = normalizer["strip_accents"]
         values["tokenize_chinese_chars"] = normalizer["handle_chinese_chars"]
-    if family in ("bpe", "byte-bpe", "char"):
-        values.setdefault("model_input_names", ["input_ids", "attention_mask"])  # they know no segments
+    if family != "other":
+        segments = ["token_type_ids"] if family == "wordpiece" else []  # BPEs know none
+        values.setdefault("model_input_names", ["input_ids", *segments, "attention_mask"])
     if (state["pre_tokenizer"] or {}).get("type") == "ByteLevel":
         values["add_prefix_space"] = state["pre_tokenizer"]["add_prefix_space"]
     return values
