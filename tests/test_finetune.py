@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 
 import malmoi
 from malmoi.checkpoint import Checkpoint, write
+from malmoi.decode.batch import Room
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.infer import Answer, Model
 from malmoi.infer.answer import answer
@@ -404,9 +406,38 @@ def test_a_stopped_run_goes_on_and_ends_bit_equal(
     again = finetune(bert, "classification", path, cut, path, **settings)
     assert (again.metrics, again.steps) == (done.metrics, done.steps)
     assert all(torch.equal(weight, weights_of(whole)[name]) for name, weight in weights_of(cut).items())
+    assert (cut / "predictions.jsonl").read_bytes() == (whole / "predictions.jsonl").read_bytes()
     ours = [row for row in judged_rows(cut) if row["step"] != 2]  # judged at once, to leave a model
     assert ours == judged_rows(whole)
     assert not (cut / "train_state").exists()
+
+
+@pytest.mark.parametrize("place", ["finish", "_finish"])  # while the run is being, and after it was finished
+@pytest.mark.parametrize("way", [{"lm": 0.5}, {"seeds": 2}])
+def test_a_kill_after_the_last_step_leaves_the_same_predictions(
+    place: str, way: dict[str, Any], gpt: Path, data: Callable[[str], Path], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    class Killed(BaseException):
+        """Stands for a power cut."""
+
+    def dies(*arguments: Any) -> None:
+        raise Killed
+
+    path, settings = data("classification"), {"steps": 4, "batch": 8, "precision": "fp32", **way}
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    done = finetune(gpt, "classification", path, whole, path, **settings)
+    monkeypatch.setattr("malmoi.tune.tuner.KEEP_EVERY", -1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules["malmoi.tune.finetune"], place, dies)
+        with pytest.raises(Killed):
+            finetune(gpt, "classification", path, cut, path, **settings)
+    # whatever another reader of the same weights would say in the last digit
+    monkeypatch.setattr("malmoi.infer.predict.room", lambda device: Room(rows=1))
+    again = finetune(gpt, "classification", path, cut, path, **settings)
+    assert again.metrics == done.metrics
+    if place == "_finish":
+        assert (cut / "predictions.jsonl").read_bytes() == (whole / "predictions.jsonl").read_bytes()
 
 
 def test_a_killed_run_loses_what_came_after_its_last_state(

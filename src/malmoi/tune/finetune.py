@@ -27,7 +27,7 @@ from malmoi.train.stop import Stopped
 from malmoi.tune.evaluate import Outcome, outcome, with_threshold
 from malmoi.tune.features import remembered
 from malmoi.tune.report import write_task_report
-from malmoi.tune.resume import begin, finish, steps_of
+from malmoi.tune.resume import begin, finish, finished
 from malmoi.tune.settings import FinetuneConfig, finetune_config
 from malmoi.tune.start import for_task
 from malmoi.tune.tuner import Tuner
@@ -149,6 +149,8 @@ def _run(work: Work, settings: FinetuneConfig, out: Path, *, again: bool) -> Run
         where = f"the best so far is in {out}, the same command goes on from here"
         print(f"Stopped at step {tuner.step:,} and saved: {where}.", file=sys.stderr)
         raise Stopped(tuner.stopped)
+    # before the run is finished, so that a kill from here on leaves them as they are
+    _write_predictions(work, best, out)
     finish(out, record, best.metrics, tuner.step)
     return Run(settings, checkpoint, best, tuner.step)
 
@@ -159,10 +161,17 @@ def judged(work: Work, reading: Reading) -> Outcome:
 
 
 def _finished(work: Work, settings: FinetuneConfig, out: Path) -> Run:
-    """A run that was done before: its model is read and judged, nothing is learnt."""
-    steps = steps_of(out)
+    """A run that was done before: its model and what it said are read, nothing is learnt.
+
+    Judged again, a score can differ in its last digit: weights that are mapped from a file lie at other addresses than
+    those that learnt, and a product of another alignment is summed in another order.
+    """
+    steps, metrics = finished(out)
     print(f"{out} is finished (step {steps:,}); --again (again=True) would start it anew.", file=sys.stderr)
     checkpoint = read(out, device=work.device)
+    said = _read_predictions(work, metrics, out)
+    if said is not None:
+        return Run(settings, checkpoint, said, steps)
     with choose_execution(work.device, settings.training(1)).computing():
         return Run(settings, checkpoint, judged(work, Reading.of(checkpoint)), steps)
 
@@ -231,13 +240,31 @@ def _tell(measure: str, runs: Sequence[Run]) -> None:
 
 def _finish(work: Work, kept: Run, runs: Sequence[Run], out: Path) -> None:
     done = kept.outcome
-    rows = [_row(*each) for each in zip(work.dev, done.gold, done.said, done.sure, strict=True)]
-    write_text(out / "predictions.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    rows = _write_predictions(work, done, out)
     if work.task.kind == "answer":  # SQuAD's own format
         answers = {e.id: said for e, said in zip(work.dev, done.said, strict=True)}
         write_text(out / "predictions.json", json.dumps(answers, ensure_ascii=False) + "\n")
     table = [{**run.settings.to_dict(), **run.outcome.metrics} for run in runs]
     write_task_report(out, work.task, work.labels, done, rows, table)
+
+
+def _write_predictions(work: Work, done: Outcome, out: Path) -> list[dict[str, Any]]:
+    """predictions.jsonl: every example of the development set, what was right, what was said."""
+    rows = [_row(*each) for each in zip(work.dev, done.gold, done.said, done.sure, strict=True)]
+    write_text(out / "predictions.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return rows
+
+
+def _read_predictions(work: Work, metrics: dict[str, float], out: Path) -> Outcome | None:
+    """What a finished run said of this development set; none where its file is not there or of other examples."""
+    try:
+        lines = (out / "predictions.jsonl").read_text("utf-8").removesuffix("\n").split("\n")
+        rows = [json.loads(line) for line in lines]
+        seen = [[row["id"], row["text"]] for row in rows]
+        gold, said, sure = ([row[name] for row in rows] for name in ("gold", "said", "sure"))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return Outcome(metrics, gold, said, sure) if seen == [[e.id, e.text] for e in work.dev] else None
 
 
 def _row(example: Example, gold: Any, said: Any, sure: float) -> dict[str, Any]:
