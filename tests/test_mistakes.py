@@ -55,6 +55,12 @@ REFUSED: dict[str, tuple[list[str], str, bytes, str]] = {  # arguments, file, co
         encoded('text,label\n"two\nlines, ""said"" he",pos\nbad,\n'),
         "a.csv:4: the label",
     ),
+    "a carriage return in the midst of a row": (
+        ["classification"],
+        "a.csv",
+        encoded("text,label\na good\rfilm,pos\na bad film,neg\n"),
+        "a.csv:2 is no row of a table (new-line character seen in unquoted field)",
+    ),
     "a label of its own in every row": (
         ["classification"],
         "a.csv",

@@ -170,15 +170,27 @@ def table(path: Path, want: Want) -> Found:
             rows = csv.reader(texts, delimiter="\t", quoting=csv.QUOTE_NONE)
         else:
             rows = csv.reader(texts)
-        header = next(rows, [])
+        read = whole_rows(rows, path)
+        header = next(read, [])
         if want.column not in header:
             raise MalmoiError(f"{path}:1 has no column {want.column!r}.{nearest(want.column, header)}")
         place = header.index(want.column)
-        for row in rows:
+        for row in read:
             if len(row) == len(header):
                 yield row[place], rows.line_num
             elif row:
                 want.bad(rows.line_num, f"{len(row)} fields where the header has {len(header)}")
+
+
+def whole_rows(rows: Any, path: Path) -> Iterator[list[str]]:
+    """The rows of a table; one that is none, such as with a carriage return in its midst, is a sentence."""
+    try:
+        yield from rows
+    except csv.Error as error:
+        raise MalmoiError(
+            f"{path}:{rows.line_num} is no row of a table ({str(error).partition(' - ')[0]}): mend it there, or save "
+            "the file with plain newlines."
+        ) from error
 
 
 def parquet(path: Path, want: Want) -> Found:

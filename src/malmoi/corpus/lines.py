@@ -11,7 +11,7 @@ import lzma
 import re
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, cast
 from unicodedata import category
@@ -170,11 +170,14 @@ def _wide_lines(stream: IO[bytes], encoding: str) -> Iterator[tuple[int, str | N
     codecs.register_error("malmoi.mark", _mark)
     reader = io.TextIOWrapper(stream, encoding, errors="malmoi.mark", newline=None)
     number = 1
-    while piece := reader.readline(PIECE // 2):
-        ends = piece.endswith("\n")
-        yield number, None if _UNREADABLE in piece else piece.removesuffix("\n"), ends
-        number += ends
-    reader.detach()
+    try:
+        while piece := reader.readline(PIECE // 2):
+            ends = piece.endswith("\n")
+            yield number, None if _UNREADABLE in piece else piece.removesuffix("\n"), ends
+            number += ends
+    finally:
+        with suppress(ValueError):  # of who reads no further the file may be closed by now
+            reader.detach()
 
 
 def _mark(error: UnicodeError) -> tuple[str, int]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from malmoi.corpus.formats import whole_rows
 from malmoi.corpus.lines import COMPRESSED, SAMPLE, encoding_of, lines, opened
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.untrusted import parse
@@ -100,10 +101,11 @@ def table(path: Path, header: Sequence[str] | None = None, *, quoted: bool = Fal
     csv.field_size_limit(1 << 30)
     texts = (text + "\n" for _, text in text_lines(path))
     reader = csv.reader(texts) if quoted else csv.reader(texts, delimiter="\t", quoting=csv.QUOTE_NONE)
-    names = list(header) if header is not None else [name.strip() for name in next(reader, [])]
+    rows = whole_rows(reader, path)
+    names = list(header) if header is not None else [name.strip() for name in next(rows, [])]
     _check_header(path, names)
     before = reader.line_num
-    for values in reader:
+    for values in rows:
         place, several = f"{path}:{before + 1}", reader.line_num - before > 1  # a quoted field may span lines
         before = reader.line_num
         if len(values) != len(names) and values:

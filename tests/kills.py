@@ -1,0 +1,127 @@
+"""Every kind of run, killed at random moments until it is done: `python kills.py FOLDER SEED KILLS`.
+
+A run is done once without a kill, for its files and its time. Then it is started again and again and killed without a
+warning, at moments drawn from that time; whatever is left must come to the same files, to the bit. States are saved
+after every step, so that many kills fall into a save. Prints one line of JSON a kind. See test_kills.py.
+"""
+
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import malmoi.tokenizer
+from malmoi.compress.distil import distil
+from malmoi.corpus.build import build
+from malmoi.tune import finetune, tuner
+from tiny_runs import WORDS, train, write_corpus
+
+# what a run is for: its weights, what it said, its text; not its clock
+RESULTS = ("*.safetensors", "predictions.jsonl", "tokenizer.json", "vocab.*", "merges.txt", "shard-*.jsonl")
+TUNED: dict[str, Any] = dict(steps=12, batch=8, lr=1e-3, precision="fp32", evaluations=3)
+SAVED: dict[str, Any] = {"steps": 12, "train.save_every": 1}
+
+
+class Bench:
+    """The text, the rows and the models that the runs start from."""
+
+    def __init__(self, root: Path) -> None:
+        self.text = write_corpus(root / "text.txt")
+        draw = random.Random(0)
+        rows = [" ".join(draw.choices(WORDS, k=draw.randint(3, 14))) for _ in range(60)]
+        self.rows = root / "rows.tsv"
+        lines = [f"{row}\t{'yes' if 'law' in row else 'no'}\n" for row in rows]
+        self.rows.write_text("text\tlabel\n" + "".join(lines), "utf-8")
+        self.gpt, self.bert, self.teacher = (root / name for name in ("gpt", "bert", "teacher"))
+        train("gpt", self.text, self.gpt, steps=2)
+        train("bert", self.text, self.bert, steps=2)
+        self.tune(self.bert, self.teacher)
+
+    def tune(self, model: Path, out: Path, **changes: Any) -> None:
+        finetune(model, "classification", self.rows, out, self.rows, device="cpu", **{**TUNED, **changes})
+
+    def jobs(self) -> dict[str, Callable[[Path], object]]:
+        taught = {**TUNED, "task": "classification", "dev": self.rows, "layers": 1, "device": "cpu"}
+        spoken = {"layers": 1, "device": "cpu", **SAVED, "train.compile": False}
+        return {
+            "pre-training a GPT": lambda out: train("gpt", self.text, out, **SAVED),
+            "pre-training a BERT": lambda out: train("bert", self.text, out, **SAVED),
+            "fine-tuning a BERT": lambda out: self.tune(self.bert, out),
+            "fine-tuning a GPT with the auxiliary loss": lambda out: self.tune(self.gpt, out, lm=0.5),
+            "fine-tuning with two seeds": lambda out: self.tune(self.gpt, out, seeds=2),
+            "LoRA": lambda out: self.tune(self.gpt, out, **{"adapter.kind": "lora", "adapter.rank": 2}),
+            "distillation of a task": lambda out: distil(self.teacher, out, self.rows, **taught),
+            "distillation of text": lambda out: distil(self.gpt, out, self.text, **spoken),
+            "a vocabulary": self.learn_vocabulary,
+            "a corpus": lambda out: build([str(self.text)], out, shard=2_000),
+        }
+
+    def learn_vocabulary(self, out: Path) -> None:
+        malmoi.tokenizer.train(self.text.read_text("utf-8").splitlines(), kind="byte-bpe", vocab=400).save(out)
+
+
+def start(job: Callable[[Path], object], out: Path) -> int:
+    """The job in a process of its own, quiet, at the head of a group."""
+    child = os.fork()
+    if child:
+        return child
+    os.setsid()
+    log = os.open(out.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    code = 1
+    try:
+        job(out)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def wait(child: int) -> bool:
+    """Whether it came to a good end."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def results(out: Path) -> dict[str, str]:
+    found = {path for pattern in RESULTS for path in out.rglob(pattern) if "train_state" not in path.parts}
+    return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(found)}
+
+
+def kill_until_done(job: Callable[[Path], object], folder: Path, draw: random.Random, kills: int) -> dict[str, Any]:
+    folder.mkdir(parents=True)
+    whole, cut = folder / "whole", folder / "cut"
+    began = time.monotonic()
+    assert wait(start(job, whole)), whole.with_suffix(".log").read_text("utf-8")[-2000:]
+    seconds = time.monotonic() - began
+    killed = 0
+    for _ in range(kills):
+        child = start(job, cut)
+        time.sleep(draw.uniform(0, seconds))
+        os.killpg(child, signal.SIGKILL)
+        killed += not wait(child)
+    good = wait(start(job, cut))
+    half = [path.name for path in cut.rglob(".*") if path.name.endswith((".tmp", ".old"))]
+    same = results(cut) == results(whole) and bool(results(whole))
+    return {"kills": killed, "resumed": good, "equal": same, "left": half, "seconds": round(seconds, 2)}
+
+
+def main(root: Path, seed: int, kills: int) -> None:
+    torch.set_num_threads(1)
+    tuner.KEEP_EVERY = -1.0
+    (root / "in").mkdir(parents=True)
+    bench = Bench(root / "in")
+    for number, (name, job) in enumerate(bench.jobs().items()):
+        tally = kill_until_done(job, root / str(number), random.Random(seed * 100 + number), kills)
+        print(json.dumps({"run": name, **tally}), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
