@@ -1,7 +1,7 @@
 """Every kind of run, killed at random moments until it is done: `python kills.py FOLDER SEED KILLS`.
 
 A run is done once without a kill, for its files and its time. Then it is started again and again and killed without a
-warning, at moments drawn from that time; whatever is left must come to the same files, to the bit. States are saved
+warning, at moments drawn from that time; all of them must come to the same files, to the bit. States are saved
 after every step, so that many kills fall into a save. Prints one line of JSON a kind. See test_kills.py.
 """
 
@@ -95,22 +95,27 @@ def results(out: Path) -> dict[str, str]:
     return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(found)}
 
 
-def kill_until_done(job: Callable[[Path], object], folder: Path, draw: random.Random, kills: int) -> dict[str, Any]:
+def kill_often(job: Callable[[Path], object], folder: Path, draw: random.Random, kills: int) -> dict[str, Any]:
+    """Kills the job so many times; whenever it got to its end before that, it begins anew in another folder."""
     folder.mkdir(parents=True)
-    whole, cut = folder / "whole", folder / "cut"
+    whole = folder / "whole"
     began = time.monotonic()
     assert wait(start(job, whole)), whole.with_suffix(".log").read_text("utf-8")[-2000:]
     seconds = time.monotonic() - began
     killed = 0
-    for _ in range(kills):
-        child = start(job, cut)
+    cuts = [folder / "cut-0"]
+    while killed < kills:
+        child = start(job, cuts[-1])
         time.sleep(draw.uniform(0, seconds))
         os.killpg(child, signal.SIGKILL)
-        killed += not wait(child)
-    good = wait(start(job, cut))
-    half = [path.name for path in cut.rglob(".*") if path.name.endswith((".tmp", ".old"))]
-    same = results(cut) == results(whole) and bool(results(whole))
-    return {"kills": killed, "resumed": good, "equal": same, "left": half, "seconds": round(seconds, 2)}
+        if wait(child):
+            cuts.append(folder / f"cut-{len(cuts)}")
+        else:
+            killed += 1
+    good = wait(start(job, cuts[-1]))
+    equal = [bool(results(whole)) and results(cut) == results(whole) for cut in cuts]
+    half = [path.name for cut in cuts for path in cut.rglob(".*") if path.name.endswith((".tmp", ".old"))]
+    return {"kills": killed, "runs": len(cuts), "resumed": good, "equal": all(equal), "left": half}
 
 
 def main(root: Path, seed: int, kills: int) -> None:
@@ -119,7 +124,7 @@ def main(root: Path, seed: int, kills: int) -> None:
     (root / "in").mkdir(parents=True)
     bench = Bench(root / "in")
     for number, (name, job) in enumerate(bench.jobs().items()):
-        tally = kill_until_done(job, root / str(number), random.Random(seed * 100 + number), kills)
+        tally = kill_often(job, root / str(number), random.Random(seed * 100 + number), kills)
         print(json.dumps({"run": name, **tally}), flush=True)
 
 

@@ -621,6 +621,18 @@ def test_a_model_goes_on_with_its_own_tokenizer(whole: dict[str, Path], corpus: 
     assert torch.equal(after[same], pretrained[same])
 
 
+def test_a_run_that_starts_from_a_gpt_folder_goes_on_bit_equal(
+    whole: dict[str, Path], corpus: Path, tmp_path: Path
+) -> None:
+    """Its weights are transposed views, as GPT-2's files have them; so are then the optimizer's moments."""
+    settings = {"start": whole["gpt"], "steps": 6, "train.save_every": 1}
+    train("gpt", corpus, tmp_path / "one", **settings)
+    with signalled(3), pytest.raises(Stopped):
+        train("gpt", corpus, tmp_path / "two", **settings)
+    train("gpt", corpus, tmp_path / "two", **settings)
+    assert_equal_weights(tmp_path / "one", tmp_path / "two")
+
+
 def test_a_tokenizer_that_does_not_fit_the_start_is_refused(
     whole: dict[str, Path], corpus: Path, tmp_path: Path
 ) -> None:

@@ -171,9 +171,13 @@ def _load_optimizer(
 
 
 def _like(p: Tensor, local: Tensor) -> Tensor:
-    """A local piece as the same kind of tensor as its parameter: plain, or cut over processes."""
+    """A local piece as the same kind of tensor as its parameter: plain, or cut over processes.
+
+    A plain one lies in memory as its parameter does: weights read from a GPT-2 folder are transposed views, and a fused
+    optimizer walks through weight, gradient and moments side by side without a look at their strides.
+    """
     if not hasattr(p, "device_mesh"):
-        return local
+        return torch.empty_like(p, dtype=local.dtype).copy_(local)
     from torch.distributed.tensor import DTensor
 
     return DTensor.from_local(local.to(p.device), p.device_mesh, p.placements, shape=p.shape, stride=p.stride())  # type: ignore[attr-defined]
