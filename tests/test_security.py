@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
-from live_server import Live
 
 import malmoi
+from live_server import Live
 from malmoi.checkpoint import Checkpoint, write
 from malmoi.infer import load
 from malmoi.model import Network, initialise, preset
@@ -49,6 +49,12 @@ def test_the_server_listens_on_loopback_unless_told() -> None:
     assert ServeConfig().local
 
 
+def test_without_a_key_only_this_machine_is_answered(gpt: Path) -> None:
+    with Live({"gpt": load(gpt, device="cpu")}) as server, httpx.Client(base_url=server.url) as client:
+        assert client.get("/v1/models").status_code == 200
+        assert client.get("/v1/models", headers={"Host": "page.example"}).status_code == 403
+
+
 def test_no_connection_is_made_for_a_model_on_this_disk(gpt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     for name in ("connect", "connect_ex", "sendto"):
@@ -56,24 +62,30 @@ def test_no_connection_is_made_for_a_model_on_this_disk(gpt: Path, monkeypatch: 
     monkeypatch.setattr(socket, "getaddrinfo", lambda *host, **options: asked.append(host))
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     model = malmoi.load(gpt)
-    model.generate("the law", max_tokens=2)
-    model.score("the people")
+    model.generate("the law", max_new_tokens=2)
+    model.score("the people", " of law")
     assert asked == []
 
 
-def test_every_installed_package_is_pinned_by_its_checksum() -> None:
-    """torch aside, which comes as another build on every kind of machine."""
-    lock = (ROOT / "requirements.lock").read_text("utf-8")
-    packages = re.split(r"\n(?=[a-z0-9])", lock[lock.index("\n") + 1 :])
-    pins = dict(re.match(r"([a-z0-9.-]+)(?:\[.*?\])?==([^ ]+)", package).groups() for package in packages if "==" in package)  # type: ignore[union-attr]
-    assert all("--hash=sha256:" in package for package in packages if "==" in package)
-    constraints = (ROOT / "constraints.txt").read_text("utf-8")
-    wanted = dict(re.findall(r"^([a-z0-9.-]+)(?:\[.*?\])?==([^ \n]+)", constraints, re.MULTILINE))
-    left_out = {name for name in wanted if name == "torch" or name.startswith(("nvidia-", "cuda-", "triton"))}
-    assert pins == {name: version for name, version in wanted.items() if name not in left_out}
+def pins(name: str) -> dict[str, str]:
+    """Each package of a list, and what the list says of it: version, marker, checksums."""
+    packages = re.split(r"\n(?=[a-z0-9])", (ROOT / name).read_text("utf-8"))[1:]  # after the remark
+    return {package.partition("==")[0]: package.partition("==")[2] for package in packages}
 
 
-@pytest.mark.parametrize("name", ["requirements.lock", "constraints.txt", "pyproject.toml", "Makefile"])
+def test_every_package_is_pinned_and_installed_by_its_checksum() -> None:
+    """torch aside, and the CUDA libraries it may bring: it is another build on every kind of machine."""
+    locked = pins("requirements-build.lock") | pins("requirements.lock")
+    wanted = {
+        name: rest.split()[0]
+        for name, rest in pins("constraints.txt").items()
+        if name != "torch" and not name.startswith(("nvidia-", "cuda-", "triton"))
+    }
+    assert {name: rest.split()[0] for name, rest in locked.items()} == wanted
+    assert [name for name, rest in locked.items() if "--hash=sha256:" not in rest] == []
+
+
+@pytest.mark.parametrize("name", ["requirements.lock", "requirements-build.lock", "constraints.txt", "Makefile"])
 def test_no_registry_is_named(name: str) -> None:
     assert not re.search(r"https?://|--(extra-)?index-url|find-links", (ROOT / name).read_text("utf-8"))
 

@@ -74,8 +74,8 @@ def finish(out: Path, record: Mapping[str, Any], metrics: Mapping[str, float], s
 def finished(out: Path) -> tuple[int, dict[str, float]]:
     """How many updates a finished run made, and its measures."""
     found = JsonObject(run_folder(out).read(), str(run_folder(out).path)).object(FINISHED)
-    metrics = {name: float(value) for name, value in found.items() if name != "steps" and isinstance(value, int | float)}
-    return found.whole("steps"), metrics
+    metrics = {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+    return int(metrics.pop("steps")), metrics
 
 
 def forget(out: Path) -> None:
