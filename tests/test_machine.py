@@ -1,13 +1,16 @@
 """What the machine can do is asked in one place, and a test can say what the machine is."""
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+import malmoi
 from malmoi.errors import UsageError
 from malmoi.machine import (
     GIB,
@@ -99,3 +102,11 @@ def test_a_machine_can_be_described_to_a_command() -> None:
     assert "no-bf16" in done.stderr
     with pretend(replace(detect(), memory=parse_bytes("2G"))):
         assert free_memory() == 2 * GIB
+
+
+def test_nobody_else_names_half_precision_by_a_method() -> None:
+    """ruff refuses `torch.bfloat16`; a method of a tensor it cannot see."""
+    source = Path(malmoi.__file__).parent
+    files = [path for path in source.rglob("*.py") if path.name != "machine.py"]
+    assert files
+    assert [path.name for path in files if re.search(r"\.(bfloat16|half)\(\)", path.read_text("utf-8"))] == []

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from malmoi.machine import this_machine
+from malmoi.machine import named_dtype, this_machine
 from malmoi.model import Network
 from malmoi.model.heads import VocabularyHead
 
@@ -40,7 +40,7 @@ class Screen:
 
     def __init__(self, head: VocabularyHead) -> None:
         self.head = head
-        self.low = head.weight.detach().bfloat16()
+        self.low = head.weight.detach().to(named_dtype("bf16"))
         self.version = _version(head.weight)
         self.norm = float(self.low.float().norm(dim=1).max())
         self.gap = float((head.weight.detach() - self.low).norm(dim=1).max())
@@ -64,7 +64,7 @@ class Screen:
 
     def _rough(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Scores from the small copy [B, V], and how far each row's may be off [B, 1]."""
-        low = features.bfloat16()
+        low = features.to(self.low.dtype)
         rough = torch.mv(self.low, low[0])[None] if len(low) == 1 else F.linear(low, self.low)
         lost = (features - low).norm(dim=1, keepdim=True)
         slack = lost * self.norm + features.norm(dim=1, keepdim=True) * (self.gap + 2**-12 * self.norm)

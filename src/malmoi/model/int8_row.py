@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from malmoi.errors import MalmoiError
-from malmoi.machine import Machine, this_machine
+from malmoi.machine import Machine, named_dtype, this_machine
 from malmoi.model.native import load_library
 
 LANES = 16  # outputs of a block
@@ -88,8 +88,6 @@ class Packed:
 
 def bf16() -> torch.dtype:
     """The type that scales are stored in; nothing is computed in it."""
-    from malmoi.machine import named_dtype
-
     return named_dtype("bf16")
 
 
