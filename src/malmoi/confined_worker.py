@@ -18,7 +18,8 @@ from typing import Any, NoReturn
 def main() -> None:
     """Answers until its input ends."""
     limit, seconds = int(sys.argv[1]), int(sys.argv[2])
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    with suppress(ValueError, OSError):  # macOS has no such limit; there only the time is bounded
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     with suppress(ImportError):  # a pattern needs no jinja2; a template finds it loaded, and all its time its own
         _environment()
     print(json.dumps({"found": "ready"}), flush=True)
