@@ -1,4 +1,4 @@
-"""Every kind of run, killed at random moments until it is done: `python kills.py FOLDER SEED KILLS`.
+"""Every kind of run, killed at random moments until it is done: `python kills.py FOLDER SEED KILLS [RUN…]`.
 
 A run is done once without a kill, for its files and its time. Then it is started again and again and killed without a
 warning, at moments drawn from that time; all of them must come to the same files, to the bit. States are saved
@@ -12,7 +12,8 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,10 @@ def start(job: Callable[[Path], object], out: Path) -> int:
     """The job in a process of its own, quiet, at the head of a group."""
     child = os.fork()
     if child:
+        with suppress(OSError):  # whoever of the two is first makes the group
+            os.setpgid(child, child)
         return child
-    os.setsid()
+    os.setpgid(0, 0)
     log = os.open(out.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -118,15 +121,17 @@ def kill_often(job: Callable[[Path], object], folder: Path, draw: random.Random,
     return {"kills": killed, "runs": len(cuts), "resumed": good, "equal": all(equal), "left": half}
 
 
-def main(root: Path, seed: int, kills: int) -> None:
+def main(root: Path, seed: int, kills: int, only: Sequence[str] = ()) -> None:
     torch.set_num_threads(1)
     tuner.KEEP_EVERY = -1.0
     (root / "in").mkdir(parents=True)
     bench = Bench(root / "in")
     for number, (name, job) in enumerate(bench.jobs().items()):
+        if only and name not in only:
+            continue
         tally = kill_often(job, root / str(number), random.Random(seed * 100 + number), kills)
         print(json.dumps({"run": name, **tally}), flush=True)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
