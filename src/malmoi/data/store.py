@@ -86,7 +86,7 @@ def read_about(folder: Path) -> dict[str, Any]:
         raise MalmoiError(
             f"{path} is of another version (format {shown(about.get('format'))}, not {FORMAT}); build it again."
         )
-    return dict(about)
+    return {"sentences": None, "end": None, **about}
 
 
 def _check_about(about: JsonObject) -> None:
