@@ -11,7 +11,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from malmoi.config import ModelConfig
-from malmoi.machine import named_dtype, this_machine
+from malmoi.machine import hush_emulation, named_dtype, this_machine
 from malmoi.train.judge import Judge
 from malmoi.train.recipe import TrainConfig
 
@@ -56,6 +56,8 @@ class Execution:
 def choose_execution(device: torch.device, c: TrainConfig) -> Execution:
     """Takes bf16 and compilation where they pay, unless the recipe says."""
     dtype = this_machine().training_dtype(device.type) if c.precision == "auto" else named_dtype(c.precision)
+    if dtype != torch.float32 and not this_machine().native_bf16(device.type):
+        hush_emulation()
     return Execution(device, dtype, _compile_pays(device, c) if c.compile is None else c.compile)
 
 
