@@ -243,8 +243,10 @@ def test_text_is_taught(kind: str, base: Path, tmp_path: Path) -> None:
     assert read(tmp_path / "s").network.config.depth == 2
     assert done.weights[1] < done.weights[0]
     assert done.metrics["valid_loss"][1] == pytest.approx(logged[-1][f"{kind}_loss"], abs=1e-4)
-    with pytest.raises(UsageError, match="begun with another teacher"):
+    with pytest.raises(UsageError, match=r"holds another distillation \(soft was 0\.5\)"):
         distil(source, tmp_path / "s", text, layers=2, soft=0.9, device="cpu", **quick)
+    with pytest.raises(UsageError, match="of a student with its teacher"):
+        malmoi.pretrain(str(tmp_path / "s"), data=text, out=tmp_path / "s", steps=9, device="cpu")
 
 
 def test_what_cannot_be_taught(teacher: Path, base: Path, rows: Path, tmp_path: Path) -> None:

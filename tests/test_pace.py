@@ -191,7 +191,7 @@ def test_a_run_takes_the_batch_that_fits_and_keeps_it(
     before = read_rows(tmp_path / "run" / "metrics.jsonl")[-1]["step"]
     assert go(steps=before + 2) == SMALLEST_BATCH
     assert read_rows(tmp_path / "run" / "metrics.jsonl")[-1]["step"] == before + 2
-    assert "other settings" not in capsys.readouterr().err
+    assert "holds another" not in capsys.readouterr().err
 
 
 def test_a_run_of_minutes_is_measured_and_ends_at_its_whole_budget(
