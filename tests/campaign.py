@@ -4,6 +4,7 @@
 and after each, so that whoever started it can tell which one crashed or hung. See test_campaign.py.
 """
 
+import atexit
 import json
 import os
 import random
@@ -285,6 +286,7 @@ class Kind:
     @cache  # noqa: B019
     def base(self, name: str) -> Path:
         folder = Path(tempfile.mkdtemp(prefix="campaign-")) / "base"
+        atexit.register(shutil.rmtree, folder.parent, ignore_errors=True)
         with _quiet():
             self.makers[name](folder)
         return folder
