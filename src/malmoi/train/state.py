@@ -285,12 +285,25 @@ class _Saved:
 
 
 def _position(values: JsonObject) -> Position:
-    whole = {name: values.whole(name) for name in ("step", "tokens", "phase", "rollbacks", "spiked")}
-    numbers = {name: values.number(name) for name in ("seconds", "mean", "spread")}
     loss = values.get("valid_loss")
     if loss is not None and not isinstance(loss, float):  # of a run that went wrong it may be infinite
         raise values.wrong("valid_loss", "a number")
-    return Position(**whole, **numbers, positions=values.list_of("positions", int), valid_loss=loss)  # type: ignore[arg-type]
+    return Position(
+        step=values.whole("step"),
+        positions=values.list_of("positions", int),
+        tokens=values.whole("tokens"),
+        seconds=values.number("seconds"),
+        phase=values.whole("phase"),
+        mean=values.number("mean"),
+        spread=values.number("spread"),
+        rollbacks=values.whole("rollbacks"),
+        spiked=values.whole("spiked"),
+        valid_loss=loss,
+        # states of earlier versions have none of these
+        expected=values.whole("expected", default=0),
+        compiled=values.flag("compiled", default=None) if values.get("compiled") is not None else None,
+        threads=values.whole("threads", default=0),
+    )
 
 
 def _verify(folder: Path, saved: _Saved) -> None:
