@@ -22,6 +22,7 @@ from malmoi.machine import (
     pick_device,
     pretend,
     this_machine,
+    usable_threads,
 )
 
 AMX = Machine(features=frozenset({"avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx_bf16"}))
@@ -80,6 +81,21 @@ def test_a_device_that_is_not_here_is_named() -> None:
         with pytest.raises(UsageError, match="'toaster'"):
             pick_device("toaster")
     assert this_machine() == detect() or "MALMOI_MACHINE" in os.environ
+
+
+def test_threads_are_those_of_cores_that_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    took = {4: 8.0, 2: 1.0, 1: 2.0}  # seconds with so many threads, on a machine with two of four cores taken
+    monkeypatch.setattr("malmoi.machine._seconds_of_products", took.__getitem__)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 4)
+    with pretend(replace(detect(), cores=4)):
+        monkeypatch.setenv("OMP_NUM_THREADS", "4")
+        assert usable_threads() == 4  # the user has decided
+        monkeypatch.delenv("OMP_NUM_THREADS")
+        assert usable_threads() == 2
+        took |= {4: 1.1}
+        assert usable_threads() == 4
+    with pretend(replace(detect(), cores=1)):
+        assert usable_threads() == 1
 
 
 def test_a_machine_can_be_described_to_a_command() -> None:

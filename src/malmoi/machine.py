@@ -11,6 +11,7 @@ import platform
 import re
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -27,6 +28,8 @@ Value = TypeVar("Value")
 
 ENVIRONMENT = "MALMOI_MACHINE"
 GIB = 1 << 30
+FEWER_THREADS_PAY = 0.8  # of the time that all cores take, or less
+PROBE_PRODUCTS = 60  # some 60 ms on one slow core
 
 # What Linux and macOS call an instruction set, and what it is called here.
 LINUX_FEATURES = {
@@ -358,6 +361,44 @@ def free_memory() -> int:
         if found:
             return min(pretended, int(found[1]) * 1024)
     return pretended
+
+
+def usable_threads() -> int:
+    """Threads that pay right now: one for each core that no other program keeps busy.
+
+    A product that is split over cores waits for the slowest of them. With one of two cores taken,
+    two threads took eleven times as long as one for the small products of an optimizer.
+    `OMP_NUM_THREADS` decides where it is set.
+    """
+    import torch
+
+    most = min(torch.get_num_threads(), this_machine().cores)
+    if most == 1 or "OMP_NUM_THREADS" in os.environ:
+        return most
+    counts = [most]
+    while counts[-1] > 1:
+        counts.append(counts[-1] // 2)
+    took = {count: _seconds_of_products(count) for count in counts}
+    best = min(counts, key=lambda count: took[count])
+    return best if took[best] < FEWER_THREADS_PAY * took[most] else most
+
+
+def _seconds_of_products(threads: int) -> float:
+    """The time of some small products with so many threads."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    a = torch.randn(256, 256)
+    try:
+        for _ in range(5):
+            a @ a
+        began = time.perf_counter()
+        for _ in range(PROBE_PRODUCTS):
+            a @ a
+        return time.perf_counter() - began
+    finally:
+        torch.set_num_threads(before)
 
 
 def pick_device(name: "torch.device | str | None" = None) -> "torch.device":

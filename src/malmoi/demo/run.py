@@ -37,7 +37,7 @@ from malmoi.machine import pick_device
 from malmoi.model import preset
 from malmoi.tasks import own
 from malmoi.tokenizer import Tokenizer, train
-from malmoi.train.device import ceiling, choose_execution, flops_per_token
+from malmoi.train.device import ceiling, choose_execution, flops_per_token, thread_count
 from malmoi.train.estimate import UTILISATION
 from malmoi.train.pretrain import pretrain
 from malmoi.train.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
@@ -61,7 +61,9 @@ def demo(out: str | Path = "demo", plan: Plan | None = None) -> Story:
 
 def plan_for_this_machine() -> Plan:
     """The largest models that this machine can give enough updates; it says what was measured and chosen."""
-    rate = ceiling(choose_execution(pick_device(), TrainConfig(compile=False)))
+    execution = choose_execution(pick_device(), TrainConfig(compile=False))
+    with thread_count(execution.device, 0, _say):
+        rate = ceiling(execution)
     gpt, bert = _largest("gpt", GPT_SIZES, UTILISATION * rate), _largest("bert", BERT_SIZES, UTILISATION * rate)
     plan = Plan(gpt=gpt, bert=bert)
     _say(

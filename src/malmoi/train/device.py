@@ -11,7 +11,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from malmoi.config import ModelConfig
-from malmoi.machine import hush_emulation, named_dtype, this_machine
+from malmoi.machine import hush_emulation, named_dtype, this_machine, usable_threads
 from malmoi.train.judge import Judge
 from malmoi.train.recipe import TrainConfig
 
@@ -96,10 +96,12 @@ def thread_count(device: torch.device, recorded: int, say: Callable[[str], None]
     """While this is open, the processor computes with as many threads as the run was begun with.
 
     Another number adds up in another order, and a resumed run would no longer be equal to the bit. A run that begins
-    takes torch's own number, but no more than the cores it may use.
+    takes a thread for each core that is free.
     """
     before, cores = torch.get_num_threads(), this_machine().cores
-    count = min(recorded or before, cores) if device.type == "cpu" else before
+    count = before
+    if device.type == "cpu":
+        count = min(recorded, cores) if recorded else usable_threads()
     if device.type == "cpu" and recorded > cores:
         say(f"This run began with {recorded} threads and goes on with {cores}: its last digits may differ.")
     if count != before:
