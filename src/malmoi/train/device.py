@@ -67,8 +67,8 @@ def _compile_pays(device: torch.device, c: TrainConfig) -> bool:
 
 
 @cache
-def matmul_rate(execution: Execution, size: int) -> float:
-    """FLOP/s of a square matrix product, measured: the ceiling that utilisation is stated against."""
+def matmul_rate(execution: Execution, size: int, threads: int) -> float:
+    """FLOP/s of a square matrix product with this many threads: the ceiling that utilisation is stated against."""
     a, b = (torch.randn(size, size, device=execution.device).to(execution.dtype) for _ in range(2))
     best = float("inf")
     for _ in range(4):
@@ -83,7 +83,7 @@ def matmul_rate(execution: Execution, size: int) -> float:
 
 def ceiling(execution: Execution) -> float:
     cpu = 1024 if execution.half else 512  # a processor without matrix units is at its ceiling sooner
-    return matmul_rate(execution, 8192 if execution.device.type == "cuda" else cpu)
+    return matmul_rate(execution, 8192 if execution.device.type == "cuda" else cpu, torch.get_num_threads())
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
