@@ -1,12 +1,13 @@
-"""How fast near-duplicates are found, beside datasketch and rensa (those that are installed), in one run.
+"""How fast near-duplicates are found, beside datasketch and rensa (those that are installed), in
+one run.
 
     malmoi bench corpus --text reviews.txt.xz [--megabytes 20] [--planted 500]
 
-Every tool compares sets of runs of 5 words by 128 hashes on one core, and drops a document that an earlier
-one is like. Two stages are timed apart: cutting texts into runs (ours; a Python expression for the others,
-which leave that to their users), and signatures with the search. Some documents are planted a second time
-with two words changed: how many of those each tool finds is told beside its speed. Ratios count: the
-megabytes per second are this machine's at this moment.
+Every tool compares sets of runs of 5 words by 128 hashes on one core, and drops a document that an
+earlier one is like. Two stages are timed apart: cutting texts into runs (ours; a Python expression
+for the others, which leave that to their users), and signatures with the search. Some documents are
+planted a second time with two words changed: how many of those each tool finds is told beside its
+speed. Ratios count: the megabytes per second are this machine's at this moment.
 """
 
 import argparse
@@ -18,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from malmoi.corpus import read
-from malmoi.corpus.dedup import signature, similar
-from malmoi.corpus.grams import Numbers, each
-from malmoi.corpus.settings import CorpusConfig
+from malmoi.corpus.config import CorpusConfig
+from malmoi.corpus.duplicates import near_duplicates, signature
+from malmoi.corpus.ngrams import HashArray, hash_each
+from malmoi.text.documents import read_documents
 
 HASHES, RUN, THRESHOLD = 128, 5, 0.8
 Shingle = Callable[[list[str]], Sequence[Any]]  # from texts to each one's runs of words
@@ -29,9 +30,11 @@ Find = Callable[[Sequence[Any]], set[int]]  # from those to the numbers of the t
 
 
 def prepare(source: str, megabytes: int, planted: int) -> tuple[list[str], int]:
-    """So many megabytes of documents that are long enough, then changed copies of the first; where those begin."""
+    """So many megabytes of documents that are long enough, then changed copies of the first;
+    where those begin.
+    """
     texts, left = [], megabytes * 1_000_000
-    for document in read(source):
+    for document in read_documents(source):
         if 100 < len(document.text.split()) < 10_000:
             texts.append(document.text)
             left -= len(document.text.encode())
@@ -48,20 +51,25 @@ def changed(text: str, random: np.random.Generator) -> str:
     return " ".join(words)
 
 
-def our_shingles(texts: list[str]) -> list[Numbers]:
-    return [found.runs(min(RUN, len(found))) for found in each(texts)]
+def our_shingles(texts: list[str]) -> list[HashArray]:
+    return [found.ngrams(min(RUN, len(found))) for found in hash_each(texts)]
 
 
-def our_duplicates(shingles: Sequence[Numbers]) -> set[int]:
+def our_duplicates(shingles: Sequence[HashArray]) -> set[int]:
     config = CorpusConfig()
     signatures = np.stack([signature(runs, config.hashes) for runs in shingles])
-    return set(np.flatnonzero(similar(signatures, config.rows, config.similar) >= 0).tolist())
+    return set(
+        np.flatnonzero(near_duplicates(signatures, config.rows, config.similar) >= 0).tolist()
+    )
 
 
 def python_shingles(texts: list[str]) -> list[list[str]]:
     """What users of the other two write: neither package cuts texts into runs of words."""
     found = [re.findall(r"\w+", text.lower()) for text in texts]
-    return [list({" ".join(words[at : at + RUN]) for at in range(max(len(words) - RUN + 1, 1))}) for words in found]
+    return [
+        list({" ".join(words[at : at + RUN]) for at in range(max(len(words) - RUN + 1, 1))})
+        for words in found
+    ]
 
 
 def datasketch(shingles: Sequence[list[str]]) -> set[int]:
@@ -102,7 +110,9 @@ def tools() -> Iterator[tuple[str, Shingle, Find]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--text", required=True)
     parser.add_argument("--megabytes", type=int, default=20)
     parser.add_argument("--planted", type=int, default=500)

@@ -2,8 +2,8 @@
 
     malmoi bench decode [--json] [--shape gpt2 llama] [--tokens 64] [--rounds 3] [--batches 1 8]
 
-A GPT-2 of 124M, and a LLaMA of 135M (SmolLM2's shape). Both read the same folder of random weights, in fp32, with a KV
-cache; rounds are taken in turn. A ratio above 1 means that we are faster.
+A GPT-2 of 124M, and a LLaMA of 135M (SmolLM2's shape). Both read the same folder of random weights,
+in fp32, with a KV cache; rounds are taken in turn. A ratio above 1 means that we are faster.
 """
 
 import argparse
@@ -18,10 +18,11 @@ from typing import Any
 import torch
 import transformers
 
-from malmoi.decode.fast import screen_for
-from malmoi.decode.generate import Decoding, Wish, requests
-from malmoi.decode.sample import Sampling
-from malmoi.infer import Model, load
+from malmoi.inference import Model, load
+from malmoi.inference.generation.config import GenerationConfig, requests
+from malmoi.inference.generation.fast_argmax import fast_argmax_for
+from malmoi.inference.generation.generate import Decoding
+from malmoi.inference.generation.sampling import Sampling
 
 PROMPT = 32  # tokens
 SHAPES = ["gpt2", "llama"]
@@ -32,18 +33,27 @@ def theirs(model: transformers.PreTrainedModel) -> Decode:
     @torch.inference_mode()
     def decode(prompts: list[list[int]], count: int) -> list[list[int]]:
         ids = torch.tensor(prompts)
-        settings = {"do_sample": False, "max_new_tokens": count, "eos_token_id": None, "pad_token_id": 0}
-        return model.generate(ids, attention_mask=torch.ones_like(ids), **settings)[:, PROMPT:].tolist()
+        settings = {
+            "do_sample": False,
+            "max_new_tokens": count,
+            "eos_token_id": None,
+            "pad_token_id": 0,
+        }
+        return model.generate(ids, attention_mask=torch.ones_like(ids), **settings)[
+            :, PROMPT:
+        ].tolist()
 
     return decode
 
 
 def ours(model: Model) -> Decode:
-    screen = screen_for(model.network)
+    screen = fast_argmax_for(model.network)
 
     def decode(prompts: list[list[int]], count: int) -> list[list[int]]:
-        wish = Wish(count, Sampling(temperature=0))
-        decoding = Decoding(model.network, requests(prompts, wish, model.config.context), wish.sampling, screen)
+        wish = GenerationConfig(count, Sampling(temperature=0))
+        decoding = Decoding(
+            model.network, requests(prompts, wish, model.config.context), wish.sampling, screen
+        )
         steps = [decoding.step() for _ in range(count)]
         return [[token for step in steps for token in step[i]] for i in range(len(prompts))]
 
@@ -52,7 +62,9 @@ def ours(model: Model) -> Decode:
 
 def measure(decoders: dict[str, Decode], batch: int, count: int, rounds: int) -> dict[str, Any]:
     """Tokens a second of each, the median of rounds taken in turn, after one to warm up."""
-    prompts = torch.randint(0, 49_152, (batch, PROMPT), generator=torch.Generator().manual_seed(batch)).tolist()
+    prompts = torch.randint(
+        0, 49_152, (batch, PROMPT), generator=torch.Generator().manual_seed(batch)
+    ).tolist()
     rates: dict[str, list[float]] = {name: [] for name in decoders}
     tokens = {name: decode(prompts, count) for name, decode in decoders.items()}
     for _ in range(rounds):
@@ -62,7 +74,12 @@ def measure(decoders: dict[str, Decode], batch: int, count: int, rounds: int) ->
             rates[name].append(batch * count / (time.perf_counter() - start))
     medians = {name: statistics.median(some) for name, some in rates.items()}
     ratio = medians["malmoi"] / medians["transformers"]
-    return {"batch": batch, **medians, "ratio": ratio, "identical": tokens["malmoi"] == tokens["transformers"]}
+    return {
+        "batch": batch,
+        **medians,
+        "ratio": ratio,
+        "identical": tokens["malmoi"] == tokens["transformers"],
+    }
 
 
 def peer_of(shape: str) -> transformers.PreTrainedModel:
@@ -77,7 +94,9 @@ def peer_of(shape: str) -> transformers.PreTrainedModel:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object a batch size")
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=SHAPES)
     parser.add_argument("--tokens", type=int, default=64)

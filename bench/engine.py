@@ -1,10 +1,12 @@
-"""Many requests, shared beginnings and drafts: ours beside `transformers` on the same random GPT-2 of 124M, in one run.
+"""Many requests, shared beginnings and drafts: ours beside `transformers` on the same random GPT-2
+of 124M, in one run.
 
     malmoi bench engine [--device cpu|cuda] [--tokens N] [--compile] [--json]
 
-On a processor (fp32): few-shot multiple choice against scoring each option by itself, batched by question; 16 requests
-at once against one after another; drafts from the prompt against plain decoding. On a GPU (bf16): one request and 64,
-against `generate` with its dynamic and with its static, compiled cache. A ratio above 1 means that we are faster.
+On a processor (fp32): few-shot multiple choice against scoring each option by itself, batched by
+question; 16 requests at once against one after another; drafts from the prompt against plain
+decoding. On a GPU (bf16): one request and 64, against `generate` with its dynamic and with its
+static, compiled cache. A ratio above 1 means that we are faster.
 """
 
 import argparse
@@ -20,15 +22,15 @@ import transformers
 from tokenizers import Tokenizer as Rust
 from tokenizers import decoders, models, pre_tokenizers
 
-from malmoi.decode.lookup import Lookup
-from malmoi.decode.prefix import Prefixes
-from malmoi.decode.sample import Sampling
-from malmoi.decode.spell import byte_alphabet
-from malmoi.decode.wish import Wish
-from malmoi.infer import Model, load
-from malmoi.infer.engine import Engine, Job
-from malmoi.infer.likelihood import Row
-from malmoi.infer.stems import token_logprobs
+from malmoi.inference import Model, load
+from malmoi.inference.engine import Engine, GenerationJob
+from malmoi.inference.generation.config import GenerationConfig
+from malmoi.inference.generation.prefix_cache import PrefixCache
+from malmoi.inference.generation.prompt_lookup import PromptLookup
+from malmoi.inference.generation.sampling import Sampling
+from malmoi.inference.generation.token_bytes import byte_alphabet
+from malmoi.inference.likelihood import ScoredRow
+from malmoi.inference.shared_prefix import token_logprobs
 from malmoi.tokenizer import Tokenizer
 
 VOCAB = 50_257
@@ -37,12 +39,19 @@ Result = dict[str, Any]
 
 
 def made_up_tokenizer() -> Tokenizer:
-    """A byte-level vocabulary of GPT-2's size, so that text comes out at GPT-2's cost: pairs and triples of bytes."""
+    """A byte-level vocabulary of GPT-2's size, so that text comes out at GPT-2's cost: pairs and
+    triples of bytes.
+    """
     letters = list(byte_alphabet())
     words = [a + b for a in letters for b in letters[:190]]
-    vocab = {token: i for i, token in enumerate([*letters, *words, *(w + "a" for w in words)][:VOCAB])}
+    vocab = {
+        token: i for i, token in enumerate([*letters, *words, *(w + "a" for w in words)][:VOCAB])
+    }
     rust = Rust(models.BPE(vocab=vocab, merges=[]))
-    rust.pre_tokenizer, rust.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    rust.pre_tokenizer, rust.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
     return Tokenizer(rust)
 
 
@@ -60,7 +69,9 @@ def both(device: str) -> tuple[Model, transformers.PreTrainedModel]:
 
 def drawn(count: int, length: int, seed: int = 0) -> list[tuple[int, ...]]:
     generator = torch.Generator().manual_seed(seed)
-    return [tuple(row) for row in torch.randint(0, VOCAB, (count, length), generator=generator).tolist()]
+    return [
+        tuple(row) for row in torch.randint(0, VOCAB, (count, length), generator=generator).tolist()
+    ]
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
@@ -74,16 +85,27 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
 
 def served(engine: Engine, prompts: list[tuple[int, ...]], count: int) -> list[list[int]]:
     """All prompts through the engine at once, text and all."""
-    tickets = [engine.submit(Job(prompt, Wish(count, GREEDY))) for prompt in prompts]
+    tickets = [
+        engine.submit(GenerationJob(prompt, GenerationConfig(count, GREEDY))) for prompt in prompts
+    ]
     return [list(ticket.result().tokens) for ticket in tickets]
 
 
 @torch.inference_mode()
-def generated(peer: transformers.PreTrainedModel, prompts: list[tuple[int, ...]], count: int, **more: Any) -> Any:
+def generated(
+    peer: transformers.PreTrainedModel, prompts: list[tuple[int, ...]], count: int, **more: Any
+) -> Any:
     ids = torch.tensor(prompts, device=peer.device)
-    fixed = {"do_sample": False, "max_new_tokens": count, "min_new_tokens": count, "pad_token_id": 0}
+    fixed = {
+        "do_sample": False,
+        "max_new_tokens": count,
+        "min_new_tokens": count,
+        "pad_token_id": 0,
+    }
     mask = torch.ones_like(ids)
-    return peer.generate(ids, attention_mask=mask, eos_token_id=None, **fixed, **more)[:, ids.size(1) :].tolist()
+    return peer.generate(ids, attention_mask=mask, eos_token_id=None, **fixed, **more)[
+        :, ids.size(1) :
+    ].tolist()
 
 
 def compare(name: str, unit: str, ours: float, peers: dict[str, float], **more: Any) -> Result:
@@ -97,7 +119,9 @@ def compare(name: str, unit: str, ours: float, peers: dict[str, float], **more: 
 def multiple_choice(ours: Model, peer: transformers.PreTrainedModel, questions: int = 6) -> Result:
     """The same examples before every question, four options each: options a second."""
     shots, asked, options = drawn(1, 280)[0], drawn(questions, 24, 1), drawn(4 * questions, 5, 2)
-    rows = [Row([*shots, *asked[i // 4], *option], 280 + 24) for i, option in enumerate(options)]
+    rows = [
+        ScoredRow([*shots, *asked[i // 4], *option], 280 + 24) for i, option in enumerate(options)
+    ]
 
     @torch.inference_mode()
     def each_option() -> list[float]:
@@ -109,10 +133,16 @@ def multiple_choice(ours: Model, peer: transformers.PreTrainedModel, questions: 
         return found
 
     theirs, expected = timed(each_option)
-    seconds, found = timed(lambda: token_logprobs(ours.network, rows, Prefixes(ours.network)))
+    seconds, found = timed(lambda: token_logprobs(ours.network, rows, PrefixCache(ours.network)))
     off = max(abs(sum(logprobs) - one) for (logprobs, _), one in zip(found, expected, strict=True))
     rates = {"transformers, each option": len(rows) / theirs}
-    return compare("few-shot choice, 280 + 24 + 5 tokens", "options/s", len(rows) / seconds, rates, largest_error=off)
+    return compare(
+        "few-shot choice, 280 + 24 + 5 tokens",
+        "options/s",
+        len(rows) / seconds,
+        rates,
+        largest_error=off,
+    )
 
 
 def sixteen_at_once(ours: Model, peer: transformers.PreTrainedModel, count: int) -> Result:
@@ -122,54 +152,93 @@ def sixteen_at_once(ours: Model, peer: transformers.PreTrainedModel, count: int)
         seconds, found = timed(lambda: served(engine, prompts, count))
     theirs, expected = timed(lambda: [generated(peer, [prompt], count)[0] for prompt in prompts])
     rates = {"transformers, one by one": 16 * count / theirs}
-    return compare("16 requests", "tokens/s", 16 * count / seconds, rates, identical=found == expected)
+    return compare(
+        "16 requests", "tokens/s", 16 * count / seconds, rates, identical=found == expected
+    )
 
 
 def drafts(ours: Model, peer: transformers.PreTrainedModel, count: int) -> Result:
     prompt = drawn(1, 24, 4)[0] * 3
-    lookup = Lookup(ours.network, prompt, count, ours.speaker.screen)
+    lookup = PromptLookup(ours.network, prompt, count, ours.generator.fast_argmax)
     seconds, found = timed(lambda: list(lookup))
     theirs, expected = timed(lambda: generated(peer, [prompt], count)[0])
-    more = {"acceptance": lookup.acceptance, "tokens_a_pass": count / lookup.passes, "identical": found == expected}
+    more = {
+        "acceptance": lookup.acceptance,
+        "tokens_a_pass": count / lookup.passes,
+        "identical": found == expected,
+    }
     return compare(
-        "drafts from the prompt", "tokens/s", count / seconds, {"transformers, plain": count / theirs}, **more
+        "drafts from the prompt",
+        "tokens/s",
+        count / seconds,
+        {"transformers, plain": count / theirs},
+        **more,
     )
 
 
 # ------------------------------------------------------------------ the GPU
 
 
-def decoding(ours: Model, peer: transformers.PreTrainedModel, batch: int, count: int, compiled: bool) -> Result:
-    """Tokens a second of `batch` requests at once, prompts of 32 tokens included; the second run of each counts."""
+def decoding(
+    ours: Model, peer: transformers.PreTrainedModel, batch: int, count: int, compiled: bool
+) -> Result:
+    """Tokens a second of `batch` requests at once, prompts of 32 tokens included; the second run
+    of each counts.
+    """
     prompts = drawn(batch, 32, batch)
     with Engine(ours, slots=batch, capacity=512, mode="compiled" if compiled else None) as engine:
         for _ in range(2):
             served(engine, prompts, count)  # records the graphs
         seconds, found = timed(lambda: served(engine, prompts, count))
     peers, tokens = {}, {}
-    for name, more in {"dynamic cache": {}, "static cache": {"cache_implementation": "static"}}.items():
+    for name, more in {
+        "dynamic cache": {},
+        "static cache": {"cache_implementation": "static"},
+    }.items():
         generated(peer, prompts, count, **more)
         theirs, tokens[name] = timed(lambda more=more: generated(peer, prompts, count, **more))  # type: ignore[misc]
         peers[f"transformers, {name}"] = batch * count / theirs
     same = sum(a == b for a, b in zip(found, tokens["dynamic cache"], strict=True))
-    return compare(f"{batch} at once", "tokens/s", batch * count / seconds, peers, identical=f"{same} of {batch} texts")
+    return compare(
+        f"{batch} at once",
+        "tokens/s",
+        batch * count / seconds,
+        peers,
+        identical=f"{same} of {batch} texts",
+    )
 
 
 def describe(row: Result) -> str:
     """A line for ours and one for each peer."""
     lines = [f"{row['what']}: malmoi {row['malmoi']:,.1f} {row['unit']}"]
-    lines += [f"    {peer}: {row[peer]:,.1f}, ours {ratio:.2f}×" for peer, ratio in row["ratios"].items()]
+    lines += [
+        f"    {peer}: {row[peer]:,.1f}, ours {ratio:.2f}×" for peer, ratio in row["ratios"].items()
+    ]
     known = {"what", "unit", "malmoi", "ratios", *row["ratios"]}
-    lines += [f"    {name.replace('_', ' ')}: {value:.3g}" if isinstance(value, float) else f"    {name}: {value}"
-              for name, value in row.items() if name not in known]  # fmt: skip
+    lines += [
+        f"    {name.replace('_', ' ')}: {value:.3g}"
+        if isinstance(value, float)
+        else f"    {name}: {value}"
+        for name, value in row.items()
+        if name not in known
+    ]
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--tokens", type=int, default=0, help="new tokens of a request (16 on a processor, else 128)")
-    parser.add_argument("--compile", action="store_true", help="compile our steps too (GPU; a minute more)")
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        default=0,
+        help="new tokens of a request (16 on a processor, else 128)",
+    )
+    parser.add_argument(
+        "--compile", action="store_true", help="compile our steps too (GPU; a minute more)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object a comparison")
     chosen = parser.parse_args()
     ours, peer = both(chosen.device)
@@ -181,7 +250,10 @@ def main() -> None:
             lambda: drafts(ours, peer, 2 * count),
         ]
     else:
-        parts = [lambda b=b: decoding(ours, peer, b, chosen.tokens or 128, chosen.compile) for b in (1, 64)]  # type: ignore[misc]
+        parts = [
+            lambda b=b: decoding(ours, peer, b, chosen.tokens or 128, chosen.compile)
+            for b in (1, 64)
+        ]  # type: ignore[misc]
     for part in parts:
         row = part()
         print(json.dumps(row) if chosen.json else describe(row), flush=True)

@@ -1,9 +1,11 @@
-"""Fine-tuning a small BERT to classify: ours beside transformers' Trainer on the same weights and rows, in one run.
+"""Fine-tuning a small BERT to classify: ours beside transformers' Trainer on the same weights and
+rows, in one run.
 
     malmoi bench finetune [--device cpu|cuda] [--rows N] [--json]
 
-Random weights, and made-up rows of about SST-2's lengths; one epoch in batches of 32, in bf16 on a GPU. Training alone
-is timed, from the first batch to the last; a short run of each comes before. A ratio above 1 means that we are faster.
+Random weights, and made-up rows of about SST-2's lengths; one epoch in batches of 32, in bf16 on a
+GPU. Training alone is timed, from the first batch to the last; a short run of each comes before. A
+ratio above 1 means that we are faster.
 """
 
 import argparse
@@ -19,26 +21,34 @@ import torch
 import transformers
 from transformers import Trainer, TrainingArguments
 
-from malmoi.tokenizer import train
-from malmoi.tune import finetune
+from malmoi.finetuning.finetune import finetune
+from malmoi.tokenizer import train_tokenizer
 
 SHAPES = {"cpu": (4, 256, 4), "cuda": (6, 384, 12)}  # layers, width, heads
 BATCH = 32
-WORDS = [a + b for a in ("ba", "do", "ki", "lu", "me", "no", "pa", "ri", "so", "tu") for b in ("", "n", "rel", "stam")]
+WORDS = [
+    a + b
+    for a in ("ba", "do", "ki", "lu", "me", "no", "pa", "ri", "so", "tu")
+    for b in ("", "n", "rel", "stam")
+]
 Row = tuple[str, int]
 
 
 def made_up(count: int) -> list[Row]:
-    """Sentences of 3 to 50 words, most of them short; the label is whether a certain word is there."""
+    """Sentences of 3 to 50 words, most of them short; the label is whether a certain word is
+    there.
+    """
     chance = random.Random(0)
-    sentences = [chance.choices(WORDS, k=min(50, 3 + int(chance.expovariate(1 / 8)))) for _ in range(count)]
+    sentences = [
+        chance.choices(WORDS, k=min(50, 3 + int(chance.expovariate(1 / 8)))) for _ in range(count)
+    ]
     return [(" ".join(words), int(WORDS[0] in words)) for words in sentences]
 
 
 def model(folder: Path, device: str, rows: list[Row]) -> None:
     """A folder that both open."""
     layers, width, heads = SHAPES[device]
-    tokenizer = train([text for text, _ in rows[:2000]], kind="wordpiece", vocab=400)
+    tokenizer = train_tokenizer([text for text, _ in rows[:2000]], kind="wordpiece", vocab=400)
     torch.manual_seed(0)
     config = transformers.BertConfig(
         vocab_size=30_522,
@@ -57,19 +67,27 @@ def ours(folder: Path, rows: list[Row], device: str, out: Path) -> float:
     table.write_text("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows))
     dev = out.with_suffix(".dev.tsv")
     dev.write_text("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows[:64]))
-    finetune(folder, "classification", table, out, dev, device=device, epochs=1, batch=BATCH, length=128)
+    finetune(
+        folder, "classification", table, out, dev, device=device, epochs=1, batch=BATCH, length=128
+    )
     log = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    seconds, steps = float(log[-1]["seconds"]) - sum(row.get("judging_seconds", 0.0) for row in log), log[-1]["step"]
+    seconds, steps = (
+        float(log[-1]["seconds"]) - sum(row.get("judging_seconds", 0.0) for row in log),
+        log[-1]["step"],
+    )
     return seconds * steps / (steps - 1)  # the first step is not on our clock
 
 
 def theirs(folder: Path, rows: list[Row], device: str, out: Path) -> float:
-    """transformers' Trainer as its guide has it: batches in the order drawn, padded to their longest."""
+    """transformers' Trainer as its guide has it: batches in the order drawn, padded to their
+    longest.
+    """
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     network = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=2)
     encoded = tokenizer([text for text, _ in rows], truncation=True, max_length=128)
     data: Any = [
-        {**{name: column[i] for name, column in encoded.items()}, "labels": label} for i, (_, label) in enumerate(rows)
+        {**{name: column[i] for name, column in encoded.items()}, "labels": label}
+        for i, (_, label) in enumerate(rows)
     ]
     settings = TrainingArguments(
         output_dir=str(out),
@@ -96,7 +114,9 @@ def theirs(folder: Path, rows: list[Row], device: str, out: Path) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--device", choices=tuple(SHAPES), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--device", choices=tuple(SHAPES), default="cuda" if torch.cuda.is_available() else "cpu"
+    )
     parser.add_argument("--rows", type=int, help="examples of the epoch (cpu 2,000, cuda 60,000)")
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args()
@@ -110,9 +130,15 @@ def main() -> None:
         for name, way in ways.items():
             way(folder, rows[: 4 * BATCH], chosen.device, Path(beside, f"{name}-warm"))
             seconds[name] = way(folder, rows, chosen.device, Path(beside, name))
-    found = {f"{name}_examples_per_second": round(count / spent, 1) for name, spent in seconds.items()}
+    found = {
+        f"{name}_examples_per_second": round(count / spent, 1) for name, spent in seconds.items()
+    }
     found["ratio"] = round(seconds["transformers"] / seconds["malmoi"], 2)
-    print(json.dumps(found) if chosen.json else "\n".join(f"{name}: {value:,}" for name, value in found.items()))
+    print(
+        json.dumps(found)
+        if chosen.json
+        else "\n".join(f"{name}: {value:,}" for name, value in found.items())
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""Greedy decoding with int8 weights on the processor: ours beside `transformers` in fp32, in one run.
+"""Greedy decoding with int8 weights on the processor: ours beside `transformers` in fp32, in one
+run.
 
-    malmoi bench int8 [--json] [--model FOLDER_OR_GGUF | --shape gpt2] [--text FILE] [--tokens 48] [--rounds 3]
+    malmoi bench int8 [--json] [--model FOLDER_OR_GGUF | --shape gpt2] [--text FILE] [--tokens 48]
+    [--rounds 3]
 
-Without --model it is a GPT-2 of 124M (or, as --shape llama, a LLaMA of 135M) with random weights. With --text it also
-says what rounding the weights costs: perplexity, and how often the likeliest next token stays the same. A ratio above 1
-means that we are faster.
+Without --model it is a GPT-2 of 124M (or, as --shape llama, a LLaMA of 135M) with random weights.
+With --text it also says what rounding the weights costs: perplexity, and how often the likeliest
+next token stays the same. A ratio above 1 means that we are faster.
 """
 
 import argparse
@@ -17,14 +19,16 @@ import torch
 import transformers
 
 from decode import SHAPES, measure, ours, peer_of, theirs
-from malmoi.infer import Model, load
+from malmoi.inference import Model, load
 
 WINDOW, WINDOWS = 512, 8  # tokens of text that quality is measured on: some thousands tell 0.3 %
 
 
 @torch.inference_mode()
 def quality(exact: Model, small: Model, text: str) -> dict[str, float]:
-    """Perplexity of both over windows of a text, and the share of tokens after which both expect the same."""
+    """Perplexity of both over windows of a text, and the share of tokens after which both expect
+    the same.
+    """
     tokens = torch.tensor(exact.tokenizer.ids([text])[0][: WINDOW * WINDOWS])
     rows = tokens[: len(tokens) // WINDOW * WINDOW].view(-1, WINDOW)
     losses, agreed = [0.0, 0.0], 0
@@ -35,10 +39,17 @@ def quality(exact: Model, small: Model, text: str) -> dict[str, float]:
         agreed += int((scores[0].argmax(-1) == scores[1].argmax(-1)).sum())
     count = rows[:, 1:].numel()
     fp32, int8 = (float(torch.tensor(loss / count).exp()) for loss in losses)
-    return {"perplexity_fp32": fp32, "perplexity_int8": int8, "worse": int8 / fp32 - 1, "agreement": agreed / count}
+    return {
+        "perplexity_fp32": fp32,
+        "perplexity_int8": int8,
+        "worse": int8 / fp32 - 1,
+        "agreement": agreed / count,
+    }
 
 
-def open_all(source: str | None, shape: str, folder: Path) -> tuple[Model, Model, transformers.PreTrainedModel]:
+def open_all(
+    source: str | None, shape: str, folder: Path
+) -> tuple[Model, Model, transformers.PreTrainedModel]:
     """The same weights three times: ours in fp32 and in int8, theirs in fp32."""
     if source is None:
         peer_of(shape).save_pretrained(folder)
@@ -49,7 +60,9 @@ def open_all(source: str | None, shape: str, folder: Path) -> tuple[Model, Model
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     parser.add_argument("--model", help="a folder or a GGUF file; random weights otherwise")
     parser.add_argument("--shape", choices=SHAPES, default=SHAPES[0])
@@ -70,12 +83,18 @@ def main() -> None:
 
 
 def describe(row: dict[str, Any]) -> str:
-    rates = f"int8 {row['malmoi']:.1f} tokens/s, fp32 {row['malmoi fp32']:.1f}, transformers {row['transformers']:.1f}"
+    rates = (
+        f"int8 {row['malmoi']:.1f} tokens/s, fp32 {row['malmoi fp32']:.1f}, transformers "
+        f"{row['transformers']:.1f}"
+    )
     return f"batch {row['batch']}: {rates}: {row['ratio']:.2f}× transformers"
 
 
 def tell(found: dict[str, float]) -> str:
-    cost = f"perplexity {found['perplexity_fp32']:.3f} → {found['perplexity_int8']:.3f} ({found['worse']:+.2%})"
+    cost = (
+        f"perplexity {found['perplexity_fp32']:.3f} → {found['perplexity_int8']:.3f} "
+        f"({found['worse']:+.2%})"
+    )
     return f"{cost}, the same likeliest token after {found['agreement']:.1%} of all"
 
 

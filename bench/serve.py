@@ -1,10 +1,12 @@
-"""Concurrent streams on loopback: `malmoi serve` beside `transformers serve` on the same random GPT-2, in one run.
+"""Concurrent streams on loopback: `malmoi serve` beside `transformers serve` on the same random
+GPT-2, in one run.
 
     malmoi bench serve [--seconds N] [--streams 64] [--tokens 64] [--peers plain batching] [--json]
 
-Each stream asks again as soon as it is answered. Tokens are those that the servers say they wrote; an error is an
-answer that is not a stream with an end. Memory is the server's own, from a quarter of the time on to the end. A ratio
-above 1 means that we are faster. The peers: "plain" (its default) and "batching" (--continuous-batching).
+Each stream asks again as soon as it is answered. Tokens are those that the servers say they wrote;
+an error is an answer that is not a stream with an end. Memory is the server's own, from a quarter
+of the time on to the end. A ratio above 1 means that we are faster. The peers: "plain" (its
+default) and "batching" (--continuous-batching).
 """
 
 import argparse
@@ -26,9 +28,24 @@ from urllib.request import urlopen
 
 import transformers
 
-from malmoi.tokenizer import train
+from malmoi.tokenizer import train_tokenizer
 
-WORDS = ("the", "state", "of", "union", "is", "strong", "people", "are", "free", "we", "work", "for", "peace", "law")
+WORDS = (
+    "the",
+    "state",
+    "of",
+    "union",
+    "is",
+    "strong",
+    "people",
+    "are",
+    "free",
+    "we",
+    "work",
+    "for",
+    "peace",
+    "law",
+)
 LONGEST = 300  # seconds that an answer may take
 PATIENCE = 90  # seconds for a server to start
 
@@ -47,7 +64,9 @@ class Tally:
 def make_folder(folder: Path) -> Path:
     """A random GPT-2 of 5M weights, and a vocabulary learnt from a few made-up sentences."""
     rng = random.Random(0)
-    tokenizer = train([" ".join(rng.choices(WORDS, k=12)) for _ in range(200)], kind="byte-bpe", vocab=400)
+    tokenizer = train_tokenizer(
+        [" ".join(rng.choices(WORDS, k=12)) for _ in range(200)], kind="byte-bpe", vocab=400
+    )
     sizes = dict(vocab_size=tokenizer.vocab_size, n_positions=256, n_embd=256, n_layer=6, n_head=4)
     transformers.set_seed(0)
     end = tokenizer.specials.eos
@@ -63,8 +82,11 @@ def make_folder(folder: Path) -> Path:
 @contextmanager
 def served(command: list[str], port: int) -> Iterator[int]:
     """A server in a process of its own, ready to be asked; gives its process's number."""
-    with tempfile.TemporaryFile("w+") as said:  # not a pipe, which would stop a talkative server once it is full
-        child = subprocess.Popen(command, env={**os.environ, "HF_HUB_OFFLINE": "1"}, stdout=said, stderr=said)
+    # not a pipe, which would stop a talkative server once it is full
+    with tempfile.TemporaryFile("w+") as said:
+        child = subprocess.Popen(
+            command, env={**os.environ, "HF_HUB_OFFLINE": "1"}, stdout=said, stderr=said
+        )
         try:
             wait_for(child, port, said)
             yield child.pid
@@ -95,20 +117,33 @@ def free_port() -> int:
 def command_of(name: str, folder: Path, port: int, streams: int) -> list[str]:
     here = Path(sys.executable).parent
     if name == "malmoi":
-        return [str(here / "malmoi"), "serve", "-m", str(folder), "--port", str(port), "--slots", str(streams)]
+        return [
+            str(here / "malmoi"),
+            "serve",
+            "-m",
+            str(folder),
+            "--port",
+            str(port),
+            "--slots",
+            str(streams),
+        ]
     more = ["--continuous-batching"] if name == "batching" else []
     listen = ["--host", "127.0.0.1", "--port", str(port)]
     return [str(here / "transformers"), "serve", str(folder), "--device", "cpu", *listen, *more]
 
 
-# ------------------------------------------------------------------ clients, lean: they share the processor
+# ------------------------------------------------------------------ clients, lean: they share the
+# processor
 
 
 async def ask(port: int, body: dict[str, Any], tally: Tally) -> None:
     """One request over a connection of its own; reads the stream to its end."""
     start, data = time.perf_counter(), json.dumps(body).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
-    head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Type: "
+        "application/json\r\n"
+    )
     writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
     ended, heard, status = False, False, await reader.readline()
     async for line in reader:
@@ -155,12 +190,17 @@ async def watch(pid: int, end: float, tally: Tally) -> None:
 def memory(pid: int) -> int:
     """MB that a process holds."""
     status = Path(f"/proc/{pid}/status").read_text("utf-8")
-    return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) // 1024
+    return (
+        int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
+        // 1024
+    )
 
 
 async def load(pid: int, port: int, model: str, chosen: argparse.Namespace) -> tuple[Tally, float]:
     warm, tally = Tally(), Tally()
-    await asyncio.gather(*(stream(port, model, i, 4, time.monotonic() + 0.5, warm) for i in range(4)))
+    await asyncio.gather(
+        *(stream(port, model, i, 4, time.monotonic() + 0.5, warm) for i in range(4))
+    )
     start = time.monotonic()
     end = start + chosen.seconds
     streams = (stream(port, model, i, chosen.tokens, end, tally) for i in range(chosen.streams))
@@ -195,7 +235,9 @@ def describe(row: dict[str, Any]) -> str:
     known = {"server", "tokens_per_second", "ratio"}
     ratio = f", ours {row['ratio']:.2f}×" if "ratio" in row else ""
     lines = [f"{row['server']}: {row['tokens_per_second']:,.0f} tokens/s{ratio}"]
-    rest = {name: value for name, value in row.items() if name not in known and value not in ([], None)}
+    rest = {
+        name: value for name, value in row.items() if name not in known and value not in ([], None)
+    }
     parts = (
         f"{name.replace('_', ' ')} {round(value, 3) if isinstance(value, float) else value}"
         for name, value in rest.items()
@@ -204,7 +246,9 @@ def describe(row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=64, help="the most that an answer has")

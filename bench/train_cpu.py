@@ -1,10 +1,11 @@
-"""How fast a small GPT-2 trains on this processor: our trainer's step beside transformers', in one run.
+"""How fast a small GPT-2 trains on this processor: our trainer's step beside transformers', in one
+run.
 
     malmoi bench train_cpu [--batch 32] [--seconds 10] [--rounds 3] [--json]
 
-The same shape (4 layers of 192, context 256, no dropout), the same AdamW and clipping, the same random tokens. The ways
-take turns, and the median of the rounds counts; bf16 only where the processor has units for it. Ratios count: the
-tokens a second are this machine's at this moment.
+The same shape (4 layers of 192, context 256, no dropout), the same AdamW and clipping, the same
+random tokens. The ways take turns, and the median of the rounds counts; bf16 only where the
+processor has units for it. Ratios count: the tokens a second are this machine's at this moment.
 """
 
 import argparse
@@ -18,13 +19,13 @@ from typing import Any
 
 import torch
 
-from malmoi.machine import this_machine
 from malmoi.model import Network, initialise
 from malmoi.model.families import gpt2
-from malmoi.train.feed import Feed
-from malmoi.train.parallel import Group
-from malmoi.train.recipe import Recipe, TrainConfig
-from malmoi.train.trainer import Trainer
+from malmoi.system.machine import this_machine
+from malmoi.training.feed import PhaseFeed
+from malmoi.training.parallel import ProcessGroup
+from malmoi.training.recipe import Recipe, TrainConfig
+from malmoi.training.trainer import Trainer
 
 SHAPE: dict[str, Any] = dict(vocab=256, context=256, width=192, depth=4, heads=3)
 STILL: dict[str, Any] = dict(dropout=0.0, attention_dropout=0.0)
@@ -40,15 +41,22 @@ def batches(size: int) -> Iterator[torch.Tensor]:
 
 def ours(size: int, folder: Path, precision: Any, *, compiled: bool) -> Step:
     """`Trainer.step` as `malmoi pretrain` runs it."""
-    train = TrainConfig(steps=100_000, batch=size, precision=precision, compile=compiled, micro=size)
+    train = TrainConfig(
+        steps=100_000, batch=size, precision=precision, compile=compiled, micro=size
+    )
     recipe = Recipe(name="bench", model=gpt2(**SHAPE, **STILL), train=train)
     network = initialise(Network(recipe.model, {"lm": 0}), 0)
-    nothing = Feed(lambda share: NotImplemented, SHAPE["context"], 1)
-    trainer, given = Trainer(recipe, network, [nothing], None, folder, Group()), batches(size)
+    nothing = PhaseFeed(lambda share: NotImplemented, SHAPE["context"], 1)
+    trainer, given = (
+        Trainer(recipe, network, [nothing], None, folder, ProcessGroup()),
+        batches(size),
+    )
 
     def step() -> None:
         whole = next(given)
-        trainer.step([{"tokens": whole[:, :-1].contiguous(), "lm_labels": whole[:, 1:].contiguous()}])
+        trainer.step(
+            [{"tokens": whole[:, :-1].contiguous(), "lm_labels": whole[:, 1:].contiguous()}]
+        )
 
     return step
 
@@ -107,7 +115,9 @@ def measure(ways: dict[str, Step], size: int, seconds: float, rounds: int) -> di
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--rounds", type=int, default=3)
@@ -126,7 +136,10 @@ def main() -> None:
             }
         speeds = measure(ways, given.batch, given.seconds, given.rounds)
     base = speeds["transformers fp32"]
-    rows = [{"way": name, "tokens_per_second": round(s), "ratio": round(s / base, 2)} for name, s in speeds.items()]
+    rows = [
+        {"way": name, "tokens_per_second": round(s), "ratio": round(s / base, 2)}
+        for name, s in speeds.items()
+    ]
     if given.json:
         print(json.dumps({"threads": torch.get_num_threads(), "batch": given.batch, "rows": rows}))
         return

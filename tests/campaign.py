@@ -1,7 +1,9 @@
-"""Files that anybody may have written, damaged in every way a seed draws: what comes of each is told.
+"""Files that anybody may have written, damaged in every way a seed draws: what comes of each is
+told.
 
-`python campaign.py KIND FIRST COUNT` tries some mutations of one kind in this process and writes a line of JSON before
-and after each, so that whoever started it can tell which one crashed or hung. See test_campaign.py.
+`python campaign.py KIND FIRST COUNT` tries some mutations of one kind in this process and writes a
+line of JSON before and after each, so that whoever started it can tell which one crashed or hung.
+See test_campaign.py.
 """
 
 import atexit
@@ -25,19 +27,21 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import malmoi
-from malmoi.adapt import AdapterConfig, attach, write_adapter
-from malmoi.checkpoint import Checkpoint, write
+from malmoi.adapters import AdapterConfig, attach_adapter, write_adapter
+from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.checkpoint.quantized import Packing
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError
 from malmoi.model import Network, initialise, preset
-from malmoi.model.int8 import quantize
-from malmoi.tokenizer import Tokenizer, train
-from malmoi.train.pretrain import resolve
+from malmoi.model.int8 import quantize_int8
+from malmoi.tokenizer import Tokenizer, train_tokenizer
+from malmoi.training.pretrain import resolve_recipe
 
 TEXT = "the state of the union is strong"
 TEMPLATE = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
-SMALL: dict[str, Any] = dict(context=32, width=16, depth=2, heads=2, dropout=0.0, attention_dropout=0.0)
+SMALL: dict[str, Any] = dict(
+    context=32, width=16, depth=2, heads=2, dropout=0.0, attention_dropout=0.0
+)
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
     "bert": ("bert-tiny", {}, {"mlm": 0, "nsp": 0}),
     "bert-classes": ("bert-tiny", {}, {"classify": 3}),
@@ -50,11 +54,59 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
     "own": ("gpt2-small", {"attention": ("causal & local:8",), "positions": "rotary"}, {"lm": 0}),
 }
 HOSTILE: list[Any] = [
-    None, True, False, 0, 1, -1, 2, 3, 7, 2**31, 2**31 - 1, 2**63, 2**70, -(2**63), 10**400, 0.5, -0.5, 1e-300, 1e308,
-    float("nan"), float("inf"), "", "x", "0", "1", "[MASK]", "../../etc/passwd", "a\0b", "\ud800", "가" * 10_000,
-    [], [0], [None], ["x"], [[]], [1, "a", {}], {}, {"x": 1}, {"type": "x"}, {"0": "x"}, {"content": 5},
-]  # fmt: skip
-MUTATIONS_OF_JSON = ("replace", "replace", "replace", "replace", "delete", "rename", "swap", "deepen", "raw")
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    2,
+    3,
+    7,
+    2**31,
+    2**31 - 1,
+    2**63,
+    2**70,
+    -(2**63),
+    10**400,
+    0.5,
+    -0.5,
+    1e-300,
+    1e308,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+    "0",
+    "1",
+    "[MASK]",
+    "../../etc/passwd",
+    "a\0b",
+    "\ud800",
+    "가" * 10_000,
+    [],
+    [0],
+    [None],
+    ["x"],
+    [[]],
+    [1, "a", {}],
+    {},
+    {"x": 1},
+    {"type": "x"},
+    {"0": "x"},
+    {"content": 5},
+]
+MUTATIONS_OF_JSON = (
+    "replace",
+    "replace",
+    "replace",
+    "replace",
+    "delete",
+    "rename",
+    "swap",
+    "deepen",
+    "raw",
+)
 
 
 # ------------------------------------------------------------------ how a file is changed
@@ -103,7 +155,10 @@ def _places(values: Any) -> Iterator[tuple[Any, Any]]:
 def mutate_bytes(path: Path, rng: random.Random) -> str:
     """Cuts a file, turns some of its bytes, or puts some in."""
     data = bytearray(path.read_bytes())
-    how, at = rng.choice(("cut", "turn", "insert", "empty", "digits", "brackets")), rng.randrange(max(1, len(data)))
+    how, at = (
+        rng.choice(("cut", "turn", "insert", "empty", "digits", "brackets")),
+        rng.randrange(max(1, len(data))),
+    )
     if how == "cut":
         del data[at:]
     elif how == "turn":
@@ -132,7 +187,15 @@ def mutate_header(path: Path, rng: random.Random) -> str:
     return f"header: {said}"
 
 
-TYPES = (torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int8, torch.bool, torch.float8_e4m3fn)
+TYPES = (
+    torch.float16,
+    torch.bfloat16,
+    torch.float64,
+    torch.int64,
+    torch.int8,
+    torch.bool,
+    torch.float8_e4m3fn,
+)
 
 
 def mutate_tensors(path: Path, rng: random.Random) -> str:
@@ -162,7 +225,9 @@ def mutate_tensors(path: Path, rng: random.Random) -> str:
 
 @cache
 def words(kind: str) -> Tokenizer:
-    made = train([TEXT, "User: yes\nAssistant: no", "가나다 라마바"] * 5, kind=kind, vocab=300)
+    made = train_tokenizer(
+        [TEXT, "User: yes\nAssistant: no", "가나다 라마바"] * 5, kind=kind, vocab=300
+    )
     return Tokenizer(made._rust, made.settings | {"chat_template": TEMPLATE})
 
 
@@ -177,7 +242,7 @@ def make_model(family: str, folder: Path, **how: Any) -> None:
     network, tokenizer = network_of(family)
     labels = ("a", "b", "c") if "classify" in network.heads else ()
     extra = {"length": 16, "both": False} if labels else {}
-    write(Checkpoint(network, tokenizer, labels, extra=extra), folder, **how)
+    write_checkpoint(Checkpoint(network, tokenizer, labels, extra=extra), folder, **how)
 
 
 def make_packed(folder: Path) -> None:
@@ -186,7 +251,7 @@ def make_packed(folder: Path) -> None:
 
 def make_int8(folder: Path) -> None:
     network, tokenizer = network_of("gpt2")
-    write(Checkpoint(quantize(network), tokenizer), folder)
+    write_checkpoint(Checkpoint(quantize_int8(network), tokenizer), folder)
 
 
 def make_adapter(kind: str, folder: Path) -> None:
@@ -197,7 +262,7 @@ def make_adapter(kind: str, folder: Path) -> None:
     assert tokenizer is not None
     learnt = malmoi.load(base, device="cpu").checkpoint
     adapter = AdapterConfig(kind=kind, rank=2, tokens=3)  # type: ignore[arg-type]
-    attach(learnt.network, adapter, tokenizer)
+    attach_adapter(learnt.network, adapter, tokenizer)
     for name, parameter in learnt.network.named_parameters():
         parameter.requires_grad_(".patches." in name or name in ("trunk.soft", "trunk.past"))
     labels: tuple[str, ...] = ()
@@ -259,13 +324,13 @@ def use_tokenizer(folder: Path) -> None:
     tokenizer.rows([TEXT, "x" * 500])
     tokenizer.ids([TEXT * 20])
     tokenizer.save(folder / "again")
-    from malmoi.tokenizer.chat import render
+    from malmoi.tokenizer.chat_template import render_chat
 
-    render(tokenizer, [{"role": "user", "content": "yes"}])
+    render_chat(tokenizer, [{"role": "user", "content": "yes"}])
 
 
 def use_recipe(folder: Path) -> None:
-    resolve(str(folder / "recipe.json"), {})
+    resolve_recipe(str(folder / "recipe.json"), {})
 
 
 def use_run(folder: Path) -> None:
@@ -280,7 +345,9 @@ def use_run(folder: Path) -> None:
 class Kind:
     """One kind of file: folders to begin with, how they are damaged, and how they are then used."""
 
-    def __init__(self, makers: dict[str, Callable[[Path], None]], damage: Any, use: Callable[[Path], None]) -> None:
+    def __init__(
+        self, makers: dict[str, Callable[[Path], None]], damage: Any, use: Callable[[Path], None]
+    ) -> None:
         self.makers, self.damage, self.use = makers, damage, use
 
     @cache  # noqa: B019
@@ -343,7 +410,10 @@ def damage_gguf(folder: Path, rng: random.Random) -> str:
     """Mostly in its first part, where it says what it holds."""
     path = folder / "model.gguf"
     data = bytearray(path.read_bytes())
-    how, end = rng.choice(("turn", "turn", "number", "cut", "anywhere")), rng.choice((64, 1000, 20_000, len(data)))
+    how, end = (
+        rng.choice(("turn", "turn", "number", "cut", "anywhere")),
+        rng.choice((64, 1000, 20_000, len(data))),
+    )
     at = rng.randrange(min(end, len(data) - 8))
     if how == "turn":
         data[at] = rng.randrange(256)
@@ -361,8 +431,15 @@ def damage_gguf(folder: Path, rng: random.Random) -> str:
 def damage_run(folder: Path, rng: random.Random) -> str:
     run = folder / "run"
     state = rng.choice(sorted(run.glob("train_state/step-*")))
-    files = [state / "state.json", state / "state.json", run / "recipe.json", run / "data" / "train" / "store.json"]
-    path = rng.choice([*files, *state.glob("*.safetensors"), run / "data" / "journal.json", run / "config.json"])
+    files = [
+        state / "state.json",
+        state / "state.json",
+        run / "recipe.json",
+        run / "data" / "train" / "store.json",
+    ]
+    path = rng.choice(
+        [*files, *state.glob("*.safetensors"), run / "data" / "journal.json", run / "config.json"]
+    )
     if not path.is_file():
         path = state / "state.json"
     change = mutate_json if path.suffix == ".json" else rng.choice((mutate_header, mutate_bytes))
@@ -382,12 +459,18 @@ KINDS: dict[str, Kind] = {
     "tokenizer": Kind(_models("bert", "gpt2", "gpt1", "llama"), damage_tokenizer, use_tokenizer),
     "weights": Kind(
         {**_models("bert", "gpt2", "llama", "own"), "packed": make_packed, "int8": make_int8}
-        | {f"{name} in shards": one for name, one in _models("bert", "gpt2", shard_bytes=6000).items()},
+        | {
+            f"{name} in shards": one
+            for name, one in _models("bert", "gpt2", shard_bytes=6000).items()
+        },
         damage_weights,
         use,
     ),
     "adapter": Kind(
-        {kind: lambda folder, kind=kind: make_adapter(kind, folder) for kind in ("lora", "prompt", "prefix")},  # type: ignore[misc]
+        {
+            kind: lambda folder, kind=kind: make_adapter(kind, folder)
+            for kind in ("lora", "prompt", "prefix")
+        },  # type: ignore[misc]
         damage_adapter,
         use,
     ),
@@ -406,7 +489,7 @@ KINDS: dict[str, Kind] = {
 
 def _write_recipe(name: str, folder: Path) -> None:
     folder.mkdir(parents=True)
-    (folder / "recipe.json").write_text(resolve(name, {"steps": 10}).to_json(), "utf-8")
+    (folder / "recipe.json").write_text(resolve_recipe(name, {"steps": 10}).to_json(), "utf-8")
 
 
 # ------------------------------------------------------------------ one mutation
@@ -431,11 +514,20 @@ def attempt(kind: str, seed: int, scratch: Path) -> dict[str, Any]:
     seconds, grown = time.process_time() - start, peak_bytes() - memory
     if seconds > 10 or grown > 2**30:
         outcome = f"fault: {seconds:.0f} s, {grown / 2**30:.1f} GB"
-    return {"kind": kind, "seed": seed, "did": said, "outcome": outcome, "said": sentence[:300], "seconds": seconds}
+    return {
+        "kind": kind,
+        "seed": seed,
+        "did": said,
+        "outcome": outcome,
+        "said": sentence[:300],
+        "seconds": seconds,
+    }
 
 
 def peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
 
 
 @contextmanager
@@ -455,7 +547,8 @@ def _quiet() -> Iterator[None]:
 def main() -> None:
     kind, first, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
-    if sys.platform == "linux":  # a bomb becomes a MemoryError here rather than the machine's trouble
+    # a bomb becomes a MemoryError here rather than the machine's trouble
+    if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_DATA, (8 << 30, 8 << 30))
     with tempfile.TemporaryDirectory() as scratch:
         for seed in range(first, first + count):

@@ -12,7 +12,8 @@ from hypothesis import settings
 settings.register_profile("any machine", deadline=None)  # a busy one is not a fault
 settings.load_profile("any machine")
 
-# Two test processes share two cores, and results to the bit need one number of threads in all of them.
+# Two test processes share two cores, and results to the bit need one number of threads in all of
+# them.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -31,7 +32,9 @@ def shared() -> Path:
 
 @contextmanager
 def native_bf16() -> Iterator[None]:
-    """bf16 by torch's own products, on any chip: oneDNN tries it where the chip has none too, and warns of that."""
+    """bf16 by torch's own products, on any chip: oneDNN tries it where the chip has none too,
+    and warns of that.
+    """
     before = torch.backends.mkldnn.enabled
     torch.backends.mkldnn.enabled = False
     try:

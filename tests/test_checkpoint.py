@@ -1,4 +1,6 @@
-"""Folders: equal logits with transformers both ways, for every class of every family; damage is refused clearly."""
+"""Folders: equal logits with transformers both ways, for every class of every family; damage is
+refused clearly.
+"""
 
 import json
 from pathlib import Path
@@ -8,17 +10,24 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from malmoi.checkpoint import Checkpoint, read, write
-from malmoi.checkpoint.hf import TABLES
-from malmoi.decode.generate import Decoding, Wish, requests
-from malmoi.decode.sample import Sampling
+from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from malmoi.checkpoint.hf_tables import FAMILY_TABLES
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.inference.generation.config import GenerationConfig, requests
+from malmoi.inference.generation.generate import Decoding
+from malmoi.inference.generation.sampling import Sampling
 from malmoi.model import Network, initialise
 from malmoi.model.families import albert, bert, electra, gpt1, gpt2, gpt3
 
 VOCAB, LENGTH = 77, 9
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-BERT = dict(hidden_size=24, num_hidden_layers=3, num_attention_heads=3, intermediate_size=40, vocab_size=VOCAB)
+BERT = dict(
+    hidden_size=24,
+    num_hidden_layers=3,
+    num_attention_heads=3,
+    intermediate_size=40,
+    vocab_size=VOCAB,
+)
 BERT |= dict(max_position_embeddings=33, pad_token_id=0)
 GPT = dict(n_embd=24, n_layer=3, n_head=3, vocab_size=VOCAB, n_positions=33)
 CONFIGS = {
@@ -32,13 +41,15 @@ CONFIGS = {
     "openai-gpt": lambda: transformers.OpenAIGPTConfig(**GPT),
     "llama": lambda: transformers.LlamaConfig(num_key_value_heads=1, **BERT),
 }
-CLASSES = [(kind, name) for kind, table in TABLES.items() for name in table.architectures]
+CLASSES = [(kind, name) for kind, table in FAMILY_TABLES.items() for name in table.architectures]
 
 
 def make_hf(kind: str, name: str, **changes: object) -> transformers.PreTrainedModel:
     config = CONFIGS[kind]()
     config.update({"pad_token_id": 0, **changes})
-    config.num_labels = 2 if "Question" in name or "PreTraining" in name else 1 if "Choice" in name else 5
+    config.num_labels = (
+        2 if "Question" in name or "PreTraining" in name else 1 if "Choice" in name else 5
+    )
     if "DoubleHeads" in name:
         config.num_labels = 1
     torch.manual_seed(0)
@@ -60,7 +71,9 @@ def make_inputs(kind: str) -> dict[str, torch.Tensor]:
 
 
 @torch.no_grad()
-def theirs(name: str, model: transformers.PreTrainedModel, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+def theirs(
+    name: str, model: transformers.PreTrainedModel, inputs: dict[str, torch.Tensor]
+) -> list[torch.Tensor]:
     """Their outputs, in the order of the table's heads."""
     if "Choice" in name or "DoubleHeads" in name:
         ends = inputs["attention_mask"].sum(1, keepdim=True) - 1
@@ -81,7 +94,9 @@ def assert_same_logits(network: Network, name: str, model: transformers.PreTrain
     inputs = make_inputs(kind)
     keep = inputs["attention_mask"].bool()
     hidden = network.trunk(inputs["input_ids"], segments=inputs.get("token_type_ids"), keep=keep)
-    ours = [network.read(head, hidden, keep) for head in TABLES[kind].architectures[name]] or [hidden]
+    ours = [
+        network.read(head, hidden, keep) for head in FAMILY_TABLES[kind].architectures[name]
+    ] or [hidden]
     for mine, other in zip(ours, theirs(name, model, inputs), strict=True):
         other = other.reshape(mine.shape)
         per_token = mine.dim() >= 2 and mine.shape[:2] == keep.shape
@@ -99,16 +114,19 @@ def opened_by_transformers(folder: Path, kind: type) -> transformers.PreTrainedM
 
 @pytest.mark.parametrize(("kind", "name"), CLASSES)
 @torch.no_grad()
-def test_logits_equal_transformers_and_the_folder_goes_back_bit_exact(kind: str, name: str, tmp_path: Path) -> None:
+def test_logits_equal_transformers_and_the_folder_goes_back_bit_exact(
+    kind: str, name: str, tmp_path: Path
+) -> None:
     model = make_hf(kind, name)
     model.save_pretrained(tmp_path / "theirs")
-    checkpoint = read(tmp_path / "theirs")
+    checkpoint = read_checkpoint(tmp_path / "theirs")
     assert checkpoint.notes == ()
     assert_same_logits(checkpoint.network, name, model)
-    write(checkpoint, tmp_path / "ours")
+    write_checkpoint(checkpoint, tmp_path / "ours")
     back = opened_by_transformers(tmp_path / "ours", type(model))
     assert all(torch.equal(t, back.state_dict()[k]) for k, t in model.state_dict().items())
-    assert_same_logits(checkpoint.network, name, back)  # a batch, for which its config must know the padding
+    # a batch, for which its config must know the padding
+    assert_same_logits(checkpoint.network, name, back)
 
 
 UNTIED = dict(tie_word_embeddings=False)
@@ -124,7 +142,8 @@ UNTIED = dict(tie_word_embeddings=False)
         ("albert", "AlbertForPreTraining", UNTIED),
         ("distilbert", "DistilBertForMaskedLM", UNTIED),
         ("electra", "ElectraForMaskedLM", UNTIED),
-        ("electra", "ElectraForMaskedLM", dict(hidden_act="relu")),  # the head of its generator keeps its GELU
+        # the head of its generator keeps its GELU
+        ("electra", "ElectraForMaskedLM", dict(hidden_act="relu")),
         ("electra", "ElectraForMaskedLM", dict(hidden_act="gelu_new")),
         ("electra", "ElectraForPreTraining", dict(hidden_act="relu")),
         ("electra", "ElectraForSequenceClassification", dict(hidden_act="relu")),
@@ -134,21 +153,27 @@ UNTIED = dict(tie_word_embeddings=False)
     ids=str,
 )
 @torch.no_grad()
-def test_settings_that_change_a_head_are_read_and_written(kind: str, name: str, changes: dict, tmp_path: Path) -> None:
+def test_settings_that_change_a_head_are_read_and_written(
+    kind: str, name: str, changes: dict, tmp_path: Path
+) -> None:
     model = make_hf(kind, name, **changes)
     model.save_pretrained(tmp_path / "theirs")
-    checkpoint = read(tmp_path / "theirs")
+    checkpoint = read_checkpoint(tmp_path / "theirs")
     assert checkpoint.notes == ()
     assert_same_logits(checkpoint.network, name, model)
-    write(checkpoint, tmp_path / "ours")
+    write_checkpoint(checkpoint, tmp_path / "ours")
     back = opened_by_transformers(tmp_path / "ours", type(model))
     assert_same_logits(checkpoint.network, name, back)
 
 
-@pytest.mark.parametrize(("name", "kept"), [("BertForMaskedLM", "bias"), ("BertForMaskedLM", "decoder.bias")])
+@pytest.mark.parametrize(
+    ("name", "kept"), [("BertForMaskedLM", "bias"), ("BertForMaskedLM", "decoder.bias")]
+)
 @pytest.mark.parametrize("tied", [True, False])
 @torch.no_grad()
-def test_a_bias_of_two_names_is_found_under_either(name: str, kept: str, tied: bool, tmp_path: Path) -> None:
+def test_a_bias_of_two_names_is_found_under_either(
+    name: str, kept: str, tied: bool, tmp_path: Path
+) -> None:
     """transformers 4 keeps one of the two, and which one depends on its version."""
     model = make_hf("bert", name, tie_word_embeddings=tied)
     model.save_pretrained(tmp_path)
@@ -156,7 +181,7 @@ def test_a_bias_of_two_names_is_found_under_either(name: str, kept: str, tied: b
     biases = {"cls.predictions.bias", "cls.predictions.decoder.bias"}
     one = {f"cls.predictions.{kept}": value}
     rewrite(tmp_path, lambda tensors: {k: v for k, v in tensors.items() if k not in biases} | one)
-    checkpoint = read(tmp_path)
+    checkpoint = read_checkpoint(tmp_path)
     assert checkpoint.notes == ()
     assert_same_logits(checkpoint.network, name, model)
 
@@ -176,10 +201,14 @@ def test_another_way_to_choose_is_refused_and_elsewhere_ignored(
 ) -> None:
     make_hf(kind, name, **changes).save_pretrained(tmp_path)
     ((setting, value),) = changes.items()
-    with pytest.raises(MalmoiError, match=f"{setting} = '{value}', and Malmoi has {kind} only with"):
-        read(tmp_path)
-    make_hf(kind, next(iter(TABLES[kind].architectures)), **changes).save_pretrained(tmp_path / "bare")
-    assert read(tmp_path / "bare").notes == ()
+    with pytest.raises(
+        MalmoiError, match=f"{setting} = '{value}', and Malmoi has {kind} only with"
+    ):
+        read_checkpoint(tmp_path)
+    make_hf(kind, next(iter(FAMILY_TABLES[kind].architectures)), **changes).save_pretrained(
+        tmp_path / "bare"
+    )
+    assert read_checkpoint(tmp_path / "bare").notes == ()
 
 
 NOT_THERE = {
@@ -187,9 +216,15 @@ NOT_THERE = {
     "gpt2 with swiglu": (gpt2(vocab=60, width=16, depth=2, heads=2, activation="swiglu"), "lm"),
     "bert with swiglu": (bert(vocab=60, width=16, depth=2, heads=2, activation="swiglu"), "mlm"),
     "bert without segments": (bert(vocab=60, width=16, depth=2, heads=2, segments=0), "mlm"),
-    "albert without segments": (albert(vocab=60, width=16, depth=2, heads=2, segments=0, embed_width=8), "mlm"),
+    "albert without segments": (
+        albert(vocab=60, width=16, depth=2, heads=2, segments=0, embed_width=8),
+        "mlm",
+    ),
     "electra without segments": (electra(vocab=60, segments=0, embed_width=8), "detect"),
-    "electra without GELU": (electra(vocab=60, activation="relu", mlm_activation="relu", embed_width=8), "mlm"),
+    "electra without GELU": (
+        electra(vocab=60, activation="relu", mlm_activation="relu", embed_width=8),
+        "mlm",
+    ),
 }
 
 
@@ -198,15 +233,17 @@ NOT_THERE = {
 def test_what_transformers_could_not_run_is_written_as_ours(what: str, tmp_path: Path) -> None:
     config, head = NOT_THERE[what]
     network = initialise(Network(config, {head: 0}), 0).eval()
-    write(Checkpoint(network), tmp_path)
+    write_checkpoint(Checkpoint(network), tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "malmoi"
     tokens = torch.arange(8)[None]
-    assert torch.equal(read(tmp_path).network(tokens)[head], network(tokens)[head])
+    assert torch.equal(read_checkpoint(tmp_path).network(tokens)[head], network(tokens)[head])
 
 
 def saved(folder: Path, heads: tuple[str, ...] = ("mlm", "nsp")) -> Path:
-    network = initialise(Network(bert(vocab=60, width=16, depth=2, heads=2, context=24), dict.fromkeys(heads, 0)), 0)
-    write(Checkpoint(network), folder)
+    network = initialise(
+        Network(bert(vocab=60, width=16, depth=2, heads=2, context=24), dict.fromkeys(heads, 0)), 0
+    )
+    write_checkpoint(Checkpoint(network), folder)
     return folder
 
 
@@ -220,62 +257,83 @@ def test_old_spellings_buffers_and_a_missing_prefix_load(tmp_path: Path) -> None
 
     def old(tensors: dict) -> dict:
         names = {
-            k: k.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+            k: k.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+                "LayerNorm.bias", "LayerNorm.beta"
+            )
             for k in tensors
         }
         tensors = {names[k].removeprefix("bert."): v for k, v in tensors.items()}
-        return tensors | {"embeddings.position_ids": torch.arange(24)[None], "something.else": torch.zeros(2)}
+        return tensors | {
+            "embeddings.position_ids": torch.arange(24)[None],
+            "something.else": torch.zeros(2),
+        }
 
     rewrite(tmp_path, old)
-    checkpoint = read(tmp_path)
+    checkpoint = read_checkpoint(tmp_path)
     assert checkpoint.notes == ("not used: something.else",)
-    write(checkpoint, tmp_path / "again")
+    write_checkpoint(checkpoint, tmp_path / "again")
     again = load_file(tmp_path / "again" / "model.safetensors")
     assert want.keys() == again.keys()
     assert all(torch.equal(want[k], again[k]) for k in want)
 
 
 def test_a_head_that_is_missing_is_left_out_and_the_rest_works(tmp_path: Path) -> None:
-    rewrite(saved(tmp_path), lambda tensors: {k: v for k, v in tensors.items() if "seq_relationship" not in k})
-    assert set(read(tmp_path).network.heads) == {"mlm"}
-    rewrite(tmp_path, lambda tensors: {k: v for k, v in tensors.items() if "transform.dense" not in k})
-    assert "newly initialised: cls.predictions.transform.dense.weight" in read(tmp_path).notes[0]
+    rewrite(
+        saved(tmp_path),
+        lambda tensors: {k: v for k, v in tensors.items() if "seq_relationship" not in k},
+    )
+    assert set(read_checkpoint(tmp_path).network.heads) == {"mlm"}
+    rewrite(
+        tmp_path, lambda tensors: {k: v for k, v in tensors.items() if "transform.dense" not in k}
+    )
+    assert (
+        "newly initialised: cls.predictions.transform.dense.weight"
+        in read_checkpoint(tmp_path).notes[0]
+    )
 
 
 def test_shards_and_torch_files_load(tmp_path: Path) -> None:
-    network = initialise(Network(gpt2(vocab=60, width=16, depth=2, heads=2, context=24), {"lm": 0}), 0)
-    write(Checkpoint(network), tmp_path / "shards", shard_bytes=8_000)
+    network = initialise(
+        Network(gpt2(vocab=60, width=16, depth=2, heads=2, context=24), {"lm": 0}), 0
+    )
+    write_checkpoint(Checkpoint(network), tmp_path / "shards", shard_bytes=8_000)
     assert len(list((tmp_path / "shards").glob("model-*.safetensors"))) > 2
     tokens = torch.randint(0, 60, (1, 8))
     want = network.eval()(tokens)["lm"]
-    assert torch.equal(read(tmp_path / "shards").network(tokens)["lm"], want)
+    assert torch.equal(read_checkpoint(tmp_path / "shards").network(tokens)["lm"], want)
     hf = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "shards")
     torch.testing.assert_close(hf(tokens).logits, want, rtol=0, atol=1e-5)
     torch.save(hf.state_dict(), tmp_path / "shards" / "pytorch_model.bin")
     for file in (tmp_path / "shards").glob("model*safetensors*"):
         file.unlink()
-    assert torch.equal(read(tmp_path / "shards").network(tokens)["lm"], want)
+    assert torch.equal(read_checkpoint(tmp_path / "shards").network(tokens)["lm"], want)
 
 
 def test_what_hugging_face_cannot_express_says_so_and_comes_back(tmp_path: Path) -> None:
-    config = gpt3(vocab=60, width=16, depth=2, heads=2, context=24, attention=("causal", "causal & local:4"))
+    config = gpt3(
+        vocab=60, width=16, depth=2, heads=2, context=24, attention=("causal", "causal & local:4")
+    )
     network = initialise(Network(config, {"lm": 0}), 0).eval()
-    write(Checkpoint(network), tmp_path)
+    write_checkpoint(Checkpoint(network), tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "malmoi"
     assert "open it with Malmoi" in (tmp_path / "README.md").read_text()
     tokens = torch.randint(0, 60, (1, 8))
-    again = read(tmp_path)
+    again = read_checkpoint(tmp_path)
     assert again.network.config == config
     assert torch.equal(again.network(tokens)["lm"], network(tokens)["lm"])
-    rotary = initialise(Network(gpt2(vocab=60, width=16, depth=1, heads=2, positions="rotary"), {"lm": 0}), 0).eval()
-    write(Checkpoint(rotary), tmp_path)
-    assert torch.equal(read(tmp_path).network(tokens)["lm"], rotary(tokens)["lm"])
+    rotary = initialise(
+        Network(gpt2(vocab=60, width=16, depth=1, heads=2, positions="rotary"), {"lm": 0}), 0
+    ).eval()
+    write_checkpoint(Checkpoint(rotary), tmp_path)
+    assert torch.equal(read_checkpoint(tmp_path).network(tokens)["lm"], rotary(tokens)["lm"])
 
 
 def test_labels_and_generation_settings_come_back(tmp_path: Path) -> None:
     network = initialise(Network(bert(vocab=60, width=16, depth=1, heads=2), {"classify": 3}), 0)
-    write(Checkpoint(network, labels=("no", "maybe", "yes"), generation={"eos_token_id": 5}), tmp_path)
-    again = read(tmp_path)
+    write_checkpoint(
+        Checkpoint(network, labels=("no", "maybe", "yes"), generation={"eos_token_id": 5}), tmp_path
+    )
+    again = read_checkpoint(tmp_path)
     assert again.labels == ("no", "maybe", "yes")
     assert again.generation == {"eos_token_id": 5}
     assert transformers.AutoConfig.from_pretrained(tmp_path).id2label[2] == "yes"
@@ -301,25 +359,30 @@ SCALINGS = {
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize(("bias", "tied"), [(False, True), (True, False)])
 @torch.no_grad()
-def test_llama_scalings_biases_and_tied_weights(scaling: str, bias: bool, tied: bool, tmp_path: Path) -> None:
+def test_llama_scalings_biases_and_tied_weights(
+    scaling: str, bias: bool, tied: bool, tmp_path: Path
+) -> None:
     rope = dict(SCALINGS[scaling], rope_theta=5000.0)
-    settings = dict(rope_parameters=rope, attention_bias=bias, mlp_bias=bias, tie_word_embeddings=tied)
+    settings = dict(
+        rope_parameters=rope, attention_bias=bias, mlp_bias=bias, tie_word_embeddings=tied
+    )
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA, **settings)).eval()
     for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     model.save_pretrained(tmp_path / "theirs")
     tokens = torch.randint(1, VOCAB, (1, 90))
-    want, checkpoint = model(tokens).logits, read(tmp_path / "theirs")
+    want, checkpoint = model(tokens).logits, read_checkpoint(tmp_path / "theirs")
     assert checkpoint.network.config.rotary_scaling == scaling
     torch.testing.assert_close(checkpoint.network(tokens)["lm"], want, rtol=0, atol=1e-5)
-    write(checkpoint, tmp_path / "ours")
+    write_checkpoint(checkpoint, tmp_path / "ours")
     back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
     assert torch.equal(back(tokens).logits, want)
-    older = json.loads((tmp_path / "ours" / "config.json").read_text())  # what transformers 4 looks for
+    # what transformers 4 looks for
+    older = json.loads((tmp_path / "ours" / "config.json").read_text())
     older.pop("rope_parameters")
     (tmp_path / "ours" / "config.json").write_text(json.dumps(older))
-    assert read(tmp_path / "ours").network.config == checkpoint.network.config
+    assert read_checkpoint(tmp_path / "ours").network.config == checkpoint.network.config
 
 
 def test_llama_generates_as_transformers_does(tmp_path: Path) -> None:
@@ -329,17 +392,26 @@ def test_llama_generates_as_transformers_does(tmp_path: Path) -> None:
         parameter.data += 0.1 * torch.randn_like(parameter)
     model.save_pretrained(tmp_path)
     prompts = torch.randint(1, VOCAB, (3, 7))
-    theirs = model.generate(prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=40, eos_token_id=None)
-    wish = Wish(40, Sampling(temperature=0))
-    decoding = Decoding(read(tmp_path).network, requests(prompts.tolist(), wish, 96), wish.sampling)
+    theirs = model.generate(
+        prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=40, eos_token_id=None
+    )
+    wish = GenerationConfig(40, Sampling(temperature=0))
+    decoding = Decoding(
+        read_checkpoint(tmp_path).network, requests(prompts.tolist(), wish, 96), wish.sampling
+    )
     ours = [decoding.step() for _ in range(40)]
-    assert [[token for step in ours for token in step[row]] for row in range(3)] == theirs[:, 7:].tolist()
+    assert [[token for step in ours for token in step[row]] for row in range(3)] == theirs[
+        :, 7:
+    ].tolist()
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"rope_scaling": {"rope_type": "longrope"}}, "rotary positions 'longrope'; Malmoi has default, linear"),
+        (
+            {"rope_scaling": {"rope_type": "longrope"}},
+            "rotary positions 'longrope'; Malmoi has default, linear",
+        ),
         ({"rope_scaling": {"rope_type": "linear"}}, "gives no number as factor"),
         (
             {"rope_scaling": {"partial_rotary_factor": 0.5}},
@@ -349,11 +421,13 @@ def test_llama_generates_as_transformers_does(tmp_path: Path) -> None:
         ({"hidden_act": "gelu"}, "only with 'silu'"),
     ],
 )
-def test_what_a_llama_cannot_be_is_one_clear_sentence(changes: dict, sentence: str, tmp_path: Path) -> None:
+def test_what_a_llama_cannot_be_is_one_clear_sentence(
+    changes: dict, sentence: str, tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **LLAMA, **changes}))
     save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
     with pytest.raises(MalmoiError, match=sentence):
-        read(tmp_path)
+        read_checkpoint(tmp_path)
 
 
 # ------------------------------------------------------------------ damage
@@ -383,14 +457,22 @@ def set_config(**values: object) -> object:
         (set_config(hidden_size=32, intermediate_size=64), "shape"),
         (set_config(num_hidden_layers=3), "missing"),
         (set_config(position_embedding_type="relative_key"), "position_embedding_type"),
-        (set_config(hidden_act="silu"), "hidden_act = 'silu'.*it has gelu, gelu_new[a-z0-9_, ]*relu2\\.$"),
-        (lambda d: (d / "vocab.txt").write_text("\n".join([*SPECIALS, *(f"w{i}" for i in range(90))])), "95 tokens"),
+        (
+            set_config(hidden_act="silu"),
+            "hidden_act = 'silu'.*it has gelu, gelu_new[a-z0-9_, ]*relu2\\.$",
+        ),
+        (
+            lambda d: (d / "vocab.txt").write_text(
+                "\n".join([*SPECIALS, *(f"w{i}" for i in range(90))])
+            ),
+            "95 tokens",
+        ),
     ],
 )
 def test_damage_is_one_clear_sentence(damage: object, sentence: str, tmp_path: Path) -> None:
     damage(saved(tmp_path))
     with pytest.raises(MalmoiError, match=sentence):
-        read(tmp_path)
+        read_checkpoint(tmp_path)
 
 
 def test_a_pickle_that_runs_code_is_not_opened(tmp_path: Path) -> None:
@@ -401,12 +483,12 @@ def test_a_pickle_that_runs_code_is_not_opened(tmp_path: Path) -> None:
     (saved(tmp_path) / "model.safetensors").unlink()
     torch.save({"x": Evil()}, tmp_path / "pytorch_model.bin")
     with pytest.raises(MalmoiError, match="not opened"):
-        read(tmp_path)
+        read_checkpoint(tmp_path)
     assert not (tmp_path / "owned").exists()
 
 
 def test_names_that_are_not_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="There is no folder"):
-        read(tmp_path / "nowhere")
+        read_checkpoint(tmp_path / "nowhere")
     with pytest.raises(MalmoiError, match="HF_HUB_OFFLINE"):
-        read("bert-base-uncased")
+        read_checkpoint("bert-base-uncased")

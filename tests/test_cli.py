@@ -14,16 +14,20 @@ import numpy as np
 import pytest
 import torch
 
-from malmoi.checkpoint import Checkpoint, write
-from malmoi.cli import run
+from malmoi.checkpoint import Checkpoint, write_checkpoint
+from malmoi.cli import run_command
 from malmoi.cli.bench import scripts
-from malmoi.cli.info import EXTRAS
+from malmoi.cli.doctor import EXTRAS
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert, gpt2
-from malmoi.tokenizer import train
-from malmoi.train import RECIPES
+from malmoi.tokenizer import train_tokenizer
+from malmoi.training.recipes import RECIPES
 
-TEXTS = ["the state of the union is strong", "나는 오늘 학교에 갔다. 하늘이 맑다.", "a small model of small words"] * 4
+TEXTS = [
+    "the state of the union is strong",
+    "나는 오늘 학교에 갔다. 하늘이 맑다.",
+    "a small model of small words",
+] * 4
 ROOT = Path(__file__).parents[1]
 TINY = {"width": 32, "depth": 2, "heads": 2, "context": 48, "init_std": 0.3}
 
@@ -44,7 +48,7 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
     def calling(*arguments: object, stdin: str | bytes = b"") -> Done:
         content = stdin.encode() if isinstance(stdin, str) else stdin
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), "utf-8"))
-        code = run([str(a) for a in arguments])
+        code = run_command([str(a) for a in arguments])
         return Done(code, *capsys.readouterr())
 
     return calling
@@ -53,27 +57,27 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture(scope="session")
 def gpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gpt")
-    tokenizer = train(TEXTS, kind="byte-bpe", vocab=300)
+    tokenizer = train_tokenizer(TEXTS, kind="byte-bpe", vocab=300)
     network = initialise(Network(gpt2(vocab=tokenizer.vocab_size, **TINY), {"lm": 0}), 0)
-    write(Checkpoint(network, tokenizer), folder)
+    write_checkpoint(Checkpoint(network, tokenizer), folder)
     return folder
 
 
 @pytest.fixture(scope="session")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bert")
-    tokenizer = train(TEXTS, kind="wordpiece", vocab=120)
+    tokenizer = train_tokenizer(TEXTS, kind="wordpiece", vocab=120)
     network = initialise(Network(bert(vocab=tokenizer.vocab_size, **TINY), {"mlm": 0}), 0)
-    write(Checkpoint(network, tokenizer), folder)
+    write_checkpoint(Checkpoint(network, tokenizer), folder)
     return folder
 
 
 @pytest.fixture(scope="session")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sst2")
-    tokenizer = train(TEXTS, kind="wordpiece", vocab=120)
+    tokenizer = train_tokenizer(TEXTS, kind="wordpiece", vocab=120)
     network = initialise(Network(bert(vocab=tokenizer.vocab_size, **TINY), {"classify": 2}), 0)
-    write(Checkpoint(network, tokenizer, ("negative", "positive")), folder)
+    write_checkpoint(Checkpoint(network, tokenizer, ("negative", "positive")), folder)
     return folder
 
 
@@ -85,7 +89,10 @@ def test_generate_streams_or_writes_json(call: Call, gpt: Path) -> None:
     alone = call("generate", *same, "the state")
     assert alone.code == 0
     assert call("generate", *same, stdin="the state\n").out == alone.out
-    rows = [json.loads(line) for line in call("generate", *same, "--json", "the state", "a small").out.splitlines()]
+    rows = [
+        json.loads(line)
+        for line in call("generate", *same, "--json", "the state", "a small").out.splitlines()
+    ]
     assert [row["prompt"] for row in rows] == ["the state", "a small"]
     assert rows[0]["text"] + "\n" == alone.out
     several = call("generate", *same, "-n", 3, "the state")
@@ -94,10 +101,19 @@ def test_generate_streams_or_writes_json(call: Call, gpt: Path) -> None:
 
 
 ASKED: dict[str, tuple[list[str], dict[str, object]]] = {  # options, and what Python calls them
-    "beams": (["--beams", "4", "--length-penalty", "0.3"], dict(beams=4, length_penalty=0.3, temperature=0)),
+    "beams": (
+        ["--beams", "4", "--length-penalty", "0.3"],
+        dict(beams=4, length_penalty=0.3, temperature=0),
+    ),
     "drafts": (["--speculate"], dict(speculate=True, temperature=0)),
-    "choices": (["--choices", " yes, no,아마", "--seed", "1"], dict(choices=[" yes", " no", "아마"], seed=1)),
-    "a pattern": (["--regex", "[0-9]{3}-[ab]+!", "--seed", "1"], dict(regex="[0-9]{3}-[ab]+!", seed=1)),
+    "choices": (
+        ["--choices", " yes, no,아마", "--seed", "1"],
+        dict(choices=[" yes", " no", "아마"], seed=1),
+    ),
+    "a pattern": (
+        ["--regex", "[0-9]{3}-[ab]+!", "--seed", "1"],
+        dict(regex="[0-9]{3}-[ab]+!", seed=1),
+    ),
     "banned words": (
         ["--banned", "D", "--banned", "\x10", "--temperature", "0"],
         dict(banned=["D", "\x10"], temperature=0),
@@ -106,18 +122,28 @@ ASKED: dict[str, tuple[list[str], dict[str, object]]] = {  # options, and what P
 
 
 @pytest.mark.parametrize("what", ASKED)
-def test_generate_asks_as_python_does(call: Call, gpt: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generate_asks_as_python_does(
+    call: Call, gpt: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import malmoi
-    from malmoi.infer import Model
+    from malmoi.inference import Model
 
     options, wishes = ASKED[what]
     lm, asked, stream = malmoi.load(gpt), {}, Model.stream
     written = lm.generate("the state of the", max_new_tokens=24, **wishes)
-    monkeypatch.setattr(Model, "stream", lambda self, prompt, **w: stream(self, prompt, **(asked.update(w) or w)))
+    monkeypatch.setattr(
+        Model, "stream", lambda self, prompt, **w: stream(self, prompt, **(asked.update(w) or w))
+    )
     same = ("generate", "--model", gpt, "--max-new-tokens", 24, *options, "the state of the")
     assert call(*same) == Done(0, f"{written}\n", "")
     assert wishes.items() <= asked.items()
-    assert set(asked) - set(wishes) <= {"max_new_tokens", "repetition_penalty", "n", "beams", "speculate"}
+    assert set(asked) - set(wishes) <= {
+        "max_new_tokens",
+        "repetition_penalty",
+        "n",
+        "beams",
+        "speculate",
+    }
 
 
 def test_score_and_perplexity(call: Call, gpt: Path) -> None:
@@ -130,16 +156,24 @@ def test_score_and_perplexity(call: Call, gpt: Path) -> None:
         [lm.score("the state", " of").logprob, lm.score("the state", " union").logprob], abs=1e-3
     )
     piped = call("score", "--model", gpt, "--json", stdin="the state\t of\n\nthe state\t union\n")
-    assert [json.loads(line)["logprob"] for line in piped.out.splitlines()] == pytest.approx(logprobs, abs=1e-3)
-    assert float(call("perplexity", "--model", gpt, TEXTS[0]).out) == pytest.approx(lm.perplexity(TEXTS[0]), abs=1e-3)
-    bits = json.loads(call("perplexity", "--model", gpt, "--bits-per-byte", "--json", stdin=TEXTS[0] * 9).out)
+    assert [json.loads(line)["logprob"] for line in piped.out.splitlines()] == pytest.approx(
+        logprobs, abs=1e-3
+    )
+    assert float(call("perplexity", "--model", gpt, TEXTS[0]).out) == pytest.approx(
+        lm.perplexity(TEXTS[0]), abs=1e-3
+    )
+    bits = json.loads(
+        call("perplexity", "--model", gpt, "--bits-per-byte", "--json", stdin=TEXTS[0] * 9).out
+    )
     assert bits == {"bits_per_byte": pytest.approx(lm.bits_per_byte(TEXTS[0] * 9), rel=1e-5)}
     assert call("score", "--model", gpt, "only a context").code == 2
     assert "no tab" in call("score", "--model", gpt, stdin="no tab here").err
 
 
 def test_fill_embed_predict(call: Call, encoder: Path, classifier: Path, tmp_path: Path) -> None:
-    done = call("fill", "--model", encoder, "--top", 2, stdin="나는 [MASK] 갔다.\nthe [MASK] [MASK]\n")
+    done = call(
+        "fill", "--model", encoder, "--top", 2, stdin="나는 [MASK] 갔다.\nthe [MASK] [MASK]\n"
+    )
     assert [len(line.split("\t")) for line in done.out.splitlines()] == [3] * 6
     fills = json.loads(call("fill", "--model", encoder, "--json", "the [MASK]").out)["fills"]
     assert len(fills) == 1
@@ -148,30 +182,51 @@ def test_fill_embed_predict(call: Call, encoder: Path, classifier: Path, tmp_pat
     assert [len(line.split()) for line in lines] == [32, 32]
     assert call("embed", "--model", encoder, "--out", tmp_path / "v.npy", "a", "b").code == 0
     assert np.load(tmp_path / "v.npy").shape == (2, 32)
-    vector = json.loads(call("embed", "--model", encoder, "--json", "--pool", "none", "a").out)["vector"]
+    vector = json.loads(call("embed", "--model", encoder, "--json", "--pool", "none", "a").out)[
+        "vector"
+    ]
     assert len(vector) == 3
-    label, score, text = call("predict", "--model", classifier, "small words").out.rstrip("\n").split("\t")
+    label, score, text = (
+        call("predict", "--model", classifier, "small words").out.rstrip("\n").split("\t")
+    )
     assert label in ("negative", "positive")
     assert 0.5 <= float(score) <= 1
     assert text == "small words"
-    pair = json.loads(call("predict", "--model", classifier, "--pairs", "--json", stdin="a\tb\n").out)
+    pair = json.loads(
+        call("predict", "--model", classifier, "--pairs", "--json", stdin="a\tb\n").out
+    )
     assert set(pair["prediction"]["scores"]) == {"negative", "positive"}
 
 
 def test_tokenizers_are_trained_and_shown(call: Call, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("\n\n".join(TEXTS), "utf-8")
     done = call(
-        "tokenizer", "train", tmp_path / "text.txt", "--kind", "byte-bpe", "--vocab", 280, "--out", tmp_path / "t"
+        "tokenizer",
+        "train",
+        tmp_path / "text.txt",
+        "--kind",
+        "byte-bpe",
+        "--vocab",
+        280,
+        "--out",
+        tmp_path / "t",
     )
     assert done.code == 0, done.err
     shown = call("tokenizer", "show", "--tokenizer", tmp_path / "t", "the 하늘")
     assert shown.out.splitlines()[0].split("\t") == ["token", "id", "characters", "text"]
-    cut = json.loads(call("tokenizer", "show", "--tokenizer", tmp_path / "t", "--json", stdin="the 하늘").out)
+    cut = json.loads(
+        call("tokenizer", "show", "--tokenizer", tmp_path / "t", "--json", stdin="the 하늘").out
+    )
     assert len(cut["tokens"]) == len(cut["ids"]) == len(shown.out.splitlines()) - 1
-    wrong = call("tokenizer", "train", tmp_path / "text.txt", "--kind", "bite-bpe", "--out", tmp_path / "u")
+    wrong = call(
+        "tokenizer", "train", tmp_path / "text.txt", "--kind", "bite-bpe", "--out", tmp_path / "u"
+    )
     assert wrong.code == 2
     assert "'byte-bpe'" in wrong.err
-    assert call("tokenizer", "train", tmp_path / "nothing.txt", "--out", tmp_path / "u").code in (1, 2)
+    assert call("tokenizer", "train", tmp_path / "nothing.txt", "--out", tmp_path / "u").code in (
+        1,
+        2,
+    )
     assert not (tmp_path / "u").exists()
 
 
@@ -189,7 +244,9 @@ def test_recipes_and_doctor(call: Call) -> None:
 
 
 def test_the_extras_are_those_of_the_project() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
+        "optional-dependencies"
+    ]
     assert set(EXTRAS) == set(extras) - {"dev"}
     for name, modules in EXTRAS.items():
         packages = {line.split(">")[0].replace("-", "_") for line in extras[name]}
@@ -221,7 +278,10 @@ def truncated(folder: Path) -> None:
 def no_marks(folder: Path) -> None:
     """A tokenizer that does not say which of its tokens begins or ends a text, as GPT-1's."""
     (folder / "tokenizer_config.json").write_text("{}", "utf-8")
-    words = json.loads((folder / "tokenizer.json").read_text("utf-8")) | {"added_tokens": [], "post_processor": None}
+    words = json.loads((folder / "tokenizer.json").read_text("utf-8")) | {
+        "added_tokens": [],
+        "post_processor": None,
+    }
     (folder / "tokenizer.json").write_text(json.dumps(words), "utf-8")
 
 
@@ -235,7 +295,9 @@ def refused(done: Done, code: int, *words: str) -> None:
         assert word in done.err
 
 
-@pytest.mark.parametrize(("change", "word"), [(unknown_type, "'gpt22'"), (truncated, "model.safetensors")])
+@pytest.mark.parametrize(
+    ("change", "word"), [(unknown_type, "'gpt22'"), (truncated, "model.safetensors")]
+)
 def test_broken_folders(call: Call, gpt: Path, change: Callable[[Path], object], word: str) -> None:
     refused(call("generate", "--model", broken(gpt, change), "the"), 1, word)
 
@@ -244,7 +306,9 @@ def test_wrong_requests(call: Call, gpt: Path, encoder: Path, tmp_path: Path) ->
     refused(call("generate", "--model", tmp_path / "nowhere", "the"), 2, "nowhere")
     refused(call("generate", "--model", gpt, "state union " * 60), 2, "context of 48")
     refused(call("generate", "--model", gpt, "--temperature", "-1", "the"), 2, "temperature")
-    refused(call("generate", "--model", gpt, "--top-k", "many", "the"), 2, "--top-k", "integer. See")
+    refused(
+        call("generate", "--model", gpt, "--top-k", "many", "the"), 2, "--top-k", "integer. See"
+    )
     refused(call("generate", "--model", gpt, "--device", "gpu", "the"), 2, "'gpu'")
     refused(call("generate", "--model", gpt, "--dtype", "fp33", "the"), 2, "'fp32'")
     refused(call("generate", "--model", encoder, "the"), 2, "cannot generate", "fill")
@@ -271,14 +335,24 @@ def test_wishes_that_do_not_go_together(call: Call, gpt: Path) -> None:
 def test_empty_and_undecodable_input(call: Call, gpt: Path, encoder: Path) -> None:
     refused(call("generate", "--model", gpt, stdin=b""), 2, "empty")
     refused(call("embed", "--model", encoder, stdin=b" \n\n"), 2, "empty")
-    refused(call("fill", "--model", encoder, stdin=b"ok\n\xb0\xa1 [MASK]"), 2, "not UTF-8", "0xb0", "line 2", "iconv")
+    refused(
+        call("fill", "--model", encoder, stdin=b"ok\n\xb0\xa1 [MASK]"),
+        2,
+        "not UTF-8",
+        "0xb0",
+        "line 2",
+        "iconv",
+    )
 
 
 def test_an_empty_prompt_says_what_it_starts_from(call: Call, gpt: Path, encoder: Path) -> None:
     same = ("generate", "--model", gpt, "--max-new-tokens", 3, "--temperature", 0)
     done = call(*same, "")
     assert done.code == 0
-    assert done.err == "note: The prompt is empty: the text starts after <|endoftext|>, as a new one.\n"
+    assert (
+        done.err
+        == "note: The prompt is empty: the text starts after <|endoftext|>, as a new one.\n"
+    )
     assert done.out == call(*same, "--parse-special", "<|endoftext|>").out
     assert call(*same, "--json", "the", "").err == done.err
     assert call(*same, "the").err == ""
@@ -295,12 +369,14 @@ def test_unknown_names_offer_the_nearest(call: Call) -> None:
     assert call("--version").out.startswith("malmoi ")
 
 
-def test_failures_outside_our_hands_are_sentences_too(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_outside_our_hands_are_sentences_too(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(error: BaseException) -> Done:
         def doctor_fails() -> str:
             raise error
 
-        monkeypatch.setitem(sys.modules["malmoi.cli.info"].CHECKS, "disk", doctor_fails)
+        monkeypatch.setitem(sys.modules["malmoi.cli.doctor"].CHECKS, "disk", doctor_fails)
         return call("doctor")
 
     refused(fails(OSError(28, "No space left on device", "/full")), 1, "The disk is full", "/full")
@@ -314,7 +390,9 @@ def test_failures_outside_our_hands_are_sentences_too(call: Call, monkeypatch: p
 
 
 def process(code: str, *arguments: str) -> Done:
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, encoding="utf-8"
+    )
     return Done(done.returncode, done.stdout, done.stderr)
 
 
@@ -328,28 +406,47 @@ def test_help_is_quick() -> None:
 
 
 def test_a_reader_that_leaves_is_not_an_error_to_talk_about() -> None:
-    leaves = "import os; r, w = os.pipe(); os.close(r); os.dup2(w, 1); from malmoi.cli import main; main()"
+    leaves = (
+        "import os; r, w = os.pipe(); os.close(r); os.dup2(w, 1); from malmoi.cli import "
+        "main; main()"
+    )
     assert process(leaves, "--help") == Done(1, "", "")
 
 
 def test_sigterm_ends_with_143() -> None:
     stopped = (
         "import os, signal; from malmoi.cli import app; "
-        "app.run = lambda arguments: os.kill(os.getpid(), signal.SIGTERM) or signal.pause(); app.main()"
+        "app.run_command = lambda arguments: os.kill(os.getpid(), signal.SIGTERM) or "
+        "signal.pause(); app.main()"
     )
     assert process(stopped) == Done(143, "", "")
 
 
 def test_benchmarks_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["bench", "--list"]) == 0
+    assert run_command(["bench", "--list"]) == 0
     assert {line.split("\t")[0] for line in capsys.readouterr().out.splitlines()} == set(scripts())
-    assert run(["bench", "decod"]) == 2
+    assert run_command(["bench", "decod"]) == 2
     assert "Did you mean 'decode'?" in capsys.readouterr().err
 
 
 def test_a_benchmark_compares_with_its_peer(capfd: pytest.CaptureFixture[str]) -> None:
     assert (
-        run(["bench", "decode", "--tokens", "2", "--rounds", "1", "--batches", "1", "--shape", "gpt2", "--json"]) == 0
+        run_command(
+            [
+                "bench",
+                "decode",
+                "--tokens",
+                "2",
+                "--rounds",
+                "1",
+                "--batches",
+                "1",
+                "--shape",
+                "gpt2",
+                "--json",
+            ]
+        )
+        == 0
     )
     told = json.loads(capfd.readouterr().out)
     assert told["identical"]

@@ -1,4 +1,6 @@
-"""Smaller models: packed weights are those of compressed-tensors, a pruned network is the whole one less its parts."""
+"""Smaller models: packed weights are those of compressed-tensors, a pruned network is the whole
+one less its parts.
+"""
 
 import json
 from collections.abc import Callable
@@ -15,21 +17,21 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import malmoi
-from malmoi.checkpoint import Checkpoint, read, write
+from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from malmoi.checkpoint.quantized import from_words, rounded, to_words
-from malmoi.cli.app import run
+from malmoi.cli.app import run_command
 from malmoi.compress.importance import gradients
-from malmoi.compress.prune import prune, with_heads, with_layers, with_neurons
-from malmoi.compress.quantize import quantize
+from malmoi.compress.prune import prune_model, with_heads, with_layers, with_neurons
+from malmoi.compress.quantize import quantize_model
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.model import Network, initialise
 from malmoi.model.families import albert, bert, gpt1, gpt2, gpt3, llama
-from malmoi.model.int8 import QuantizedLinear, memory_of, pack
+from malmoi.model.int8 import QuantizedLinear, memory_of, pack_int8
 from malmoi.model.int8_row import why_not
-from malmoi.objectives import Pass, lm
-from malmoi.objectives.task import classify
-from malmoi.tokenizer import train
+from malmoi.tokenizer import train_tokenizer
+from malmoi.training.losses import ForwardPass, lm
+from malmoi.training.losses.task import classification_loss
 
 SIZES: dict[str, Any] = dict(vocab=300, context=40, width=64, depth=3, heads=4)
 LLAMA = llama(**SIZES, kv_heads=2, hidden=96)
@@ -47,8 +49,8 @@ def network(config: ModelConfig, heads: dict[str, int]) -> Network:
 
 
 def saved(folder: Path, config: ModelConfig, heads: dict[str, int], **more: Any) -> Path:
-    words = train([TEXT] * 20, kind="byte-bpe", vocab=290)
-    write(Checkpoint(network(config, heads), words, **more), folder)
+    words = train_tokenizer([TEXT] * 20, kind="byte-bpe", vocab=290)
+    write_checkpoint(Checkpoint(network(config, heads), words, **more), folder)
     return folder
 
 
@@ -59,7 +61,9 @@ def saved(folder: Path, config: ModelConfig, heads: dict[str, int], **more: Any)
 @settings(max_examples=40, deadline=None)
 def test_packing_is_reversible_and_theirs(bits: int, rows: int, columns: int, seed: int) -> None:
     half = 1 << bits - 1
-    drawn = torch.randint(-half, half, (rows, columns), generator=torch.Generator().manual_seed(seed))
+    drawn = torch.randint(
+        -half, half, (rows, columns), generator=torch.Generator().manual_seed(seed)
+    )
     numbers = drawn.to(torch.int8)
     words = to_words(numbers, bits)
     assert torch.equal(from_words(words, bits, columns), numbers)
@@ -77,7 +81,7 @@ def test_eight_bits_are_off_by_half_a_step_and_are_rounded_once(
     numbers, scale = rounded(weight, 8)
     step = scale.float()[:, None]
     assert ((numbers * step - weight).abs() <= 0.5001 * step).all()
-    again, same = pack(numbers * step)
+    again, same = pack_int8(numbers * step)
     assert torch.equal(again, numbers)
     assert torch.equal(same, scale)
 
@@ -106,9 +110,11 @@ def test_four_bits_are_at_least_as_near_as_without_cutting_off() -> None:
 def test_transformers_finds_the_same_numbers(
     config: ModelConfig, heads: dict[str, int], opens: str, bits: int, tmp_path: Path
 ) -> None:
-    done = quantize(saved(tmp_path / "whole", config, heads), tmp_path / "small", bits=bits)
-    ours = read(tmp_path / "small")
-    theirs = getattr(transformers, opens).from_pretrained(tmp_path / "small", dtype=torch.float32).eval()
+    done = quantize_model(saved(tmp_path / "whole", config, heads), tmp_path / "small", bits=bits)
+    ours = read_checkpoint(tmp_path / "small")
+    theirs = (
+        getattr(transformers, opens).from_pretrained(tmp_path / "small", dtype=torch.float32).eval()
+    )
     (scores,) = ours.network(TOKENS).values()
     torch.testing.assert_close(theirs(TOKENS).logits, scores, rtol=0, atol=1e-6)
     assert ours.notes == ()
@@ -122,8 +128,16 @@ def test_what_transformers_cannot_open_is_said_and_opened_by_us(
 ) -> None:
     whole, small = saved(tmp_path / "whole", config, {"lm": 0}), tmp_path / "small"
     (tmp_path / "text.txt").write_text(TEXT * 3)
-    asked = ["--model", str(whole), "--out", str(small), "--data", str(tmp_path / "text.txt"), "--json"]
-    assert run(["compress", "quantize", *asked]) == 0, capsys.readouterr().err
+    asked = [
+        "--model",
+        str(whole),
+        "--out",
+        str(small),
+        "--data",
+        str(tmp_path / "text.txt"),
+        "--json",
+    ]
+    assert run_command(["compress", "quantize", *asked]) == 0, capsys.readouterr().err
     told = capsys.readouterr()
     assert "only Malmoi opens this folder" in told.err
     assert ("malmoi export gguf" in told.err) == (config == gpt2(**SIZES))
@@ -140,9 +154,11 @@ def test_what_transformers_cannot_open_is_said_and_opened_by_us(
 
 @pytest.mark.skipif(why_not() is not None, reason="there is no int8 kernel for this machine")
 def test_stored_rows_are_the_rows_of_int8(tmp_path: Path) -> None:
-    quantize(saved(tmp_path / "whole", LLAMA, {"lm": 0}), tmp_path / "small")
+    quantize_model(saved(tmp_path / "whole", LLAMA, {"lm": 0}), tmp_path / "small")
     stored = load_file(tmp_path / "small" / "model.safetensors")
-    down = malmoi.load(tmp_path / "small", device="cpu", dtype="int8").network.trunk.blocks[1].mlp.down
+    down = (
+        malmoi.load(tmp_path / "small", device="cpu", dtype="int8").network.trunk.blocks[1].mlp.down
+    )
     assert isinstance(down, QuantizedLinear)
     numbers, scale = down.weight.signed()
     name = "model.layers.1.mlp.down_proj"
@@ -165,12 +181,19 @@ def test_stored_rows_are_the_rows_of_int8(tmp_path: Path) -> None:
 def test_a_quantised_folder_runs_in_its_bits(
     config: ModelConfig, heads: dict[str, int], bits: int, tmp_path: Path
 ) -> None:
-    quantize(saved(tmp_path / "whole", config, heads), tmp_path / "small", bits=bits)
+    quantize_model(saved(tmp_path / "whole", config, heads), tmp_path / "small", bits=bits)
     opened = malmoi.load(tmp_path / "small", device="cpu")
-    maps = [part for part in opened.network.trunk.blocks.modules() if isinstance(part, QuantizedLinear)]
+    maps = [
+        part for part in opened.network.trunk.blocks.modules() if isinstance(part, QuantizedLinear)
+    ]
     assert {part.weight.bits for part in maps} == {bits}
-    assert memory_of(opened.network) < memory_of(read(tmp_path / "whole").network) / (2.5 if bits == 8 else 3)
-    (found,), (want,) = opened.network(TOKENS).values(), read(tmp_path / "small").network(TOKENS).values()
+    assert memory_of(opened.network) < memory_of(read_checkpoint(tmp_path / "whole").network) / (
+        2.5 if bits == 8 else 3
+    )
+    (found,), (want,) = (
+        opened.network(TOKENS).values(),
+        read_checkpoint(tmp_path / "small").network(TOKENS).values(),
+    )
     assert (found - want).norm() < 0.02 * want.norm()  # embedding and head have 8 bits too
     opened.save(tmp_path / "again")
     (again,) = malmoi.load(tmp_path / "again", device="cpu").network(TOKENS).values()
@@ -178,7 +201,7 @@ def test_a_quantised_folder_runs_in_its_bits(
 
 
 def test_a_quantised_folder_is_computed_in_the_type_that_is_named(tmp_path: Path) -> None:
-    quantize(saved(tmp_path / "whole", LLAMA, {"lm": 0}), tmp_path / "small")
+    quantize_model(saved(tmp_path / "whole", LLAMA, {"lm": 0}), tmp_path / "small")
     again = malmoi.load(tmp_path / "small", device="cpu", dtype="bf16")
     assert {weight.dtype for weight in again.network.parameters()} == {torch.bfloat16}
 
@@ -208,14 +231,16 @@ def shifted(tensors: dict[str, Tensor], name: str) -> None:
         (shifted, "without zero points"),
     ],
 )
-def test_damage_is_told(harm: Callable[[dict[str, Tensor], str], None], sentence: str, tmp_path: Path) -> None:
-    quantize(saved(tmp_path / "whole", LLAMA, {"lm": 0}), tmp_path / "small")
+def test_damage_is_told(
+    harm: Callable[[dict[str, Tensor], str], None], sentence: str, tmp_path: Path
+) -> None:
+    quantize_model(saved(tmp_path / "whole", LLAMA, {"lm": 0}), tmp_path / "small")
     file = tmp_path / "small" / "model.safetensors"
     tensors = load_file(file)
     harm(tensors, "model.layers.0.mlp.down_proj")
     save_file(tensors, file)
     with pytest.raises(MalmoiError, match=sentence):
-        read(tmp_path / "small")
+        read_checkpoint(tmp_path / "small")
 
 
 @pytest.mark.parametrize(
@@ -226,13 +251,15 @@ def test_damage_is_told(harm: Callable[[dict[str, Tensor], str], None], sentence
         ({"config_groups": {"a": {}}}, "is not understood"),
     ],
 )
-def test_another_way_to_quantise_is_told(change: dict[str, Any], sentence: str, tmp_path: Path) -> None:
-    quantize(saved(tmp_path / "whole", LLAMA, {"lm": 0}), tmp_path / "small")
+def test_another_way_to_quantise_is_told(
+    change: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    quantize_model(saved(tmp_path / "whole", LLAMA, {"lm": 0}), tmp_path / "small")
     config = json.loads((tmp_path / "small" / "config.json").read_text())
     config["quantization_config"] |= change
     (tmp_path / "small" / "config.json").write_text(json.dumps(config))
     with pytest.raises(MalmoiError, match=sentence):
-        read(tmp_path / "small")
+        read_checkpoint(tmp_path / "small")
 
 
 # ------------------------------------------------------------------ fewer parts
@@ -243,7 +270,11 @@ def scores(one: Network) -> Tensor:
     return found
 
 
-FAMILIES = {"llama": (LLAMA, {"lm": 0}), "bert": (bert(**SIZES), {"classify": 3}), "gpt2": (gpt2(**SIZES), {"lm": 0})}
+FAMILIES = {
+    "llama": (LLAMA, {"lm": 0}),
+    "bert": (bert(**SIZES), {"classify": 3}),
+    "gpt2": (gpt2(**SIZES), {"lm": 0}),
+}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -289,14 +320,14 @@ def test_importance_is_the_slope_of_a_gate(part: str, name: str) -> None:
     whole = network(*FAMILIES[name])
     objective, batch = lm(), {"tokens": TOKENS[:, :-1], "lm_labels": TOKENS[:, 1:]}
     if "classify" in whole.heads:
-        objective, batch = classify(), {"tokens": TOKENS, "labels": torch.tensor([0, 2])}
+        objective, batch = classification_loss(), {"tokens": TOKENS, "labels": torch.tensor([0, 2])}
     found = dict(gradients(whole, part, objective, batch))
     count = whole.config.key_heads if part == "heads" else whole.config.mlp_width
     writer = whole.trunk.blocks[1].attend.out if part == "heads" else whole.trunk.blocks[1].mlp.down
     gate = torch.ones(count, requires_grad=True)
     gates = gate.repeat_interleave(writer.in_features // count)
     writer.register_forward_pre_hook(lambda module, given: given[0] * gates)
-    (slope,) = torch.autograd.grad(objective.terms[0].total(Pass.of(whole, batch)), gate)
+    (slope,) = torch.autograd.grad(objective.terms[0].total(ForwardPass.of(whole, batch)), gate)
     near = found[1].sum(0).unflatten(0, (count, -1)).sum(-1)
     torch.testing.assert_close(near, slope, rtol=1e-4, atol=1e-5)
 
@@ -305,18 +336,24 @@ def test_importance_is_the_slope_of_a_gate(part: str, name: str) -> None:
 @torch.no_grad()
 def test_what_the_loss_does_not_need_goes_first(part: str, tmp_path: Path) -> None:
     whole = network(LLAMA, {"lm": 0})
-    for block in whole.trunk.blocks:  # large weights that nothing comes of: their values, or their gates, are zero
+    # large weights that nothing comes of: their values, or their gates, are zero
+    for block in whole.trunk.blocks:
         if part == "heads":
             block.attend.qkv.weight[-16:] = 0
             block.attend.out.weight[:, -32:] *= 100
         else:
             block.mlp.up.weight[:48] = 0
             block.mlp.down.weight[:, :48] *= 100
-    write(Checkpoint(whole, train([TEXT] * 20, kind="byte-bpe", vocab=290)), tmp_path / "whole")
+    write_checkpoint(
+        Checkpoint(whole, train_tokenizer([TEXT] * 20, kind="byte-bpe", vocab=290)),
+        tmp_path / "whole",
+    )
     (tmp_path / "text.txt").write_text(TEXT * 9)
     shares: dict[str, Any] = {part: 0.5}
-    prune(tmp_path / "whole", tmp_path / "small", **shares, train=tmp_path / "text.txt")
-    torch.testing.assert_close(scores(read(tmp_path / "small").network), scores(whole), rtol=0, atol=1e-5)
+    prune_model(tmp_path / "whole", tmp_path / "small", **shares, train=tmp_path / "text.txt")
+    torch.testing.assert_close(
+        scores(read_checkpoint(tmp_path / "small").network), scores(whole), rtol=0, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -332,47 +369,83 @@ def test_what_the_loss_does_not_need_goes_first(part: str, tmp_path: Path) -> No
 )
 @torch.no_grad()
 def test_a_pruned_classifier_is_judged_and_opened(
-    way: list[str], family: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    way: list[str],
+    family: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    whole = saved(tmp_path / "whole", bert(**SIZES), {"classify": 2}, labels=("bad", "good"), extra={"length": 30})
+    whole = saved(
+        tmp_path / "whole",
+        bert(**SIZES),
+        {"classify": 2},
+        labels=("bad", "good"),
+        extra={"length": 30},
+    )
     (tmp_path / "rows.tsv").write_text("text\tside\n" + f"{TEXT}\tgood\nthe union\tbad\n" * 3)
-    asked = ["--model", str(whole), "--out", str(tmp_path / "small"), "--data", str(tmp_path / "rows.tsv"), "--json"]
+    asked = [
+        "--model",
+        str(whole),
+        "--out",
+        str(tmp_path / "small"),
+        "--data",
+        str(tmp_path / "rows.tsv"),
+        "--json",
+    ]
     columns = ["--task", "classification", "--text", "text", "--label", "side"]
-    assert run(["compress", "prune", *asked, *columns, *way]) == 0, capsys.readouterr().err
+    assert run_command(["compress", "prune", *asked, *columns, *way]) == 0, capsys.readouterr().err
     told = capsys.readouterr()
     assert "It should learn again" in told.err
-    assert ("by their weights alone" in told.err) == (way[0] in ("--heads", "--neurons") and "--train" not in way)
+    assert ("by their weights alone" in told.err) == (
+        way[0] in ("--heads", "--neurons") and "--train" not in way
+    )
     assert ("only Malmoi opens" in told.err) != family
     found = json.loads(told.out)
     zeros = 0.5 if way[0] in ("--sparsity", "--pattern") else 0
     assert found["zeros"] == pytest.approx([0, zeros], abs=1e-3)
     assert (found["weights"][1] < found["weights"][0]) == (zeros == 0)
-    task = malmoi.tasks.own("classification", text="text", label="side")
-    assert found["accuracy"][1] == malmoi.evaluate(tmp_path / "small", task, tmp_path / "rows.tsv")["accuracy"]
+    task = malmoi.custom_task("classification", text="text", label="side")
+    assert (
+        found["accuracy"][1]
+        == malmoi.evaluate(tmp_path / "small", task, tmp_path / "rows.tsv")["accuracy"]
+    )
     if family:
         small = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "small")
-        torch.testing.assert_close(small(TOKENS).logits, scores(read(tmp_path / "small").network), rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            small(TOKENS).logits,
+            scores(read_checkpoint(tmp_path / "small").network),
+            rtol=0,
+            atol=1e-5,
+        )
 
 
 @torch.no_grad()
 def test_a_llama_without_heads_is_a_llama(tmp_path: Path) -> None:
-    prune(saved(tmp_path / "whole", LLAMA, {"lm": 0}), tmp_path / "small", heads=0.5)
+    prune_model(saved(tmp_path / "whole", LLAMA, {"lm": 0}), tmp_path / "small", heads=0.5)
     small = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "small")
-    torch.testing.assert_close(small(TOKENS).logits, scores(read(tmp_path / "small").network), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        small(TOKENS).logits, scores(read_checkpoint(tmp_path / "small").network), rtol=0, atol=1e-5
+    )
 
 
 def test_the_smallest_weights_become_zero_and_two_of_every_four(tmp_path: Path) -> None:
     whole = saved(tmp_path / "whole", gpt2(**SIZES), {"lm": 0})
-    prune(whole, tmp_path / "sparse", sparsity=0.3)
-    prune(whole, tmp_path / "even", pattern="2:4")
-    before, sparse, even = (read(folder).network for folder in (whole, tmp_path / "sparse", tmp_path / "even"))
+    prune_model(whole, tmp_path / "sparse", sparsity=0.3)
+    prune_model(whole, tmp_path / "even", pattern="2:4")
+    before, sparse, even = (
+        read_checkpoint(folder).network
+        for folder in (whole, tmp_path / "sparse", tmp_path / "even")
+    )
     for name, module in before.trunk.blocks.named_modules():
         if isinstance(module, nn.Linear):
             mine = sparse.trunk.blocks.get_submodule(name).weight
             assert (mine == 0).float().mean() == pytest.approx(0.3, abs=1e-3)
             assert module.weight[mine == 0].abs().max() <= mine[mine != 0].abs().min()
-            fours, kept = (part.trunk.blocks.get_submodule(name).weight.reshape(-1, 4) for part in (before, even))
+            fours, kept = (
+                part.trunk.blocks.get_submodule(name).weight.reshape(-1, 4)
+                for part in (before, even)
+            )
             assert ((kept == 0).sum(1) == 2).all()
             assert torch.equal(kept.abs().amax(1), fours.abs().amax(1))
 
@@ -383,9 +456,16 @@ def test_the_smallest_weights_become_zero_and_two_of_every_four(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["prune", "m"], "Choose one way to prune, of sparsity, pattern, layers, heads and neurons; none is given."),
+        (
+            ["prune", "m"],
+            "Choose one way to prune, of sparsity, pattern, layers, heads and neurons; none is "
+            "given.",
+        ),
         (["prune", "m", "--heads", "0.5", "--neurons", "0.5"], "these are 2: heads, neurons"),
-        (["prune", "m", "--heads", "0"], "heads is the share that stays, above 0 and at most 1, not 0"),
+        (
+            ["prune", "m", "--heads", "0"],
+            "heads is the share that stays, above 0 and at most 1, not 0",
+        ),
         (["prune", "m", "--neurons", "1.5"], "neurons is the share that stays"),
         (["prune", "m", "--sparsity", "1"], "between 0 and 1, not 1"),
         (["prune", "m", "--pattern", "4:2"], "such as 2:4"),
@@ -396,8 +476,14 @@ def test_the_smallest_weights_become_zero_and_two_of_every_four(tmp_path: Path) 
         (["prune", "adapter", "--layers", "0"], "malmoi merge --model adapter --out DIR"),
         (["prune", "small", "--layers", "0"], "small is quantised already"),
         (["prune", "m", "--layers", "0", "--train", "text.txt"], "--train ranks heads and neurons"),
-        (["prune", "shared", "--heads", "0.5", "--train", "text.txt"], "Text ranks the parts of a GPT"),
-        (["prune", "m", "--heads", "0.5", "--train", "text.txt", "--task", "sst2"], "has no classify head"),
+        (
+            ["prune", "shared", "--heads", "0.5", "--train", "text.txt"],
+            "Text ranks the parts of a GPT",
+        ),
+        (
+            ["prune", "m", "--heads", "0.5", "--train", "text.txt", "--task", "sst2"],
+            "has no classify head",
+        ),
         (["quantize", "small"], "small is quantised already"),
         (["quantize", "m", "--bits", "3"], "8 or 4 bits, not 3"),
         (["quantize", "m", "--group", "48"], "do not divide the 64 inputs"),
@@ -408,11 +494,15 @@ def test_the_smallest_weights_become_zero_and_two_of_every_four(tmp_path: Path) 
     ],
 )
 def test_wrong_requests_are_one_sentence(
-    words: list[str], sentence: str, folders: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    sentence: str,
+    folders: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(folders)
     verb, model, *rest = words
-    assert run(["compress", verb, "--model", model, "--out", "out", *rest]) == 2
+    assert run_command(["compress", verb, "--model", model, "--out", "out", *rest]) == 2
     assert sentence in capsys.readouterr().err
     assert not (folders / "out").exists()
 
@@ -422,7 +512,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     saved(folder / "m", gpt2(**SIZES), {"lm": 0})
     saved(folder / "shared", albert(**SIZES), {"mlm": 0})
-    quantize(folder / "m", folder / "small")
+    quantize_model(folder / "m", folder / "small")
     (folder / "adapter").mkdir()
     (folder / "adapter" / "adapter_config.json").write_text("{}")
     (folder / "text.txt").write_text(TEXT)
@@ -431,4 +521,4 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_model_is_not_written_over_itself(folders: Path) -> None:
     with pytest.raises(UsageError, match="is the model itself"):
-        quantize(folders / "m", folders / "m")
+        quantize_model(folders / "m", folders / "m")

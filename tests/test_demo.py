@@ -7,14 +7,14 @@ from html.parser import HTMLParser
 import pytest
 
 import malmoi
-from malmoi.demo import run as module
+from malmoi.demo import demo as module
+from malmoi.demo.demo import demo_recipes, run_demo
 from malmoi.demo.pictures import attention_grid, bars, heat_map, sharpest
-from malmoi.demo.run import demo, recipes
-from malmoi.demo.story import BERT_SIZES, GPT_SIZES, Plan, Size, Story
+from malmoi.demo.story import BERT_SIZES, GPT_SIZES, DemoConfig, DemoSize, Story
 
-TINY = Plan(
-    gpt=Size(seconds=3, width=32, depth=2, length=64, batch=8),
-    bert=Size(seconds=3, width=32, depth=2, length=64, batch=8),
+TINY = DemoConfig(
+    gpt=DemoSize(seconds=3, width=32, depth=2, length=64, batch=8),
+    bert=DemoSize(seconds=3, width=32, depth=2, length=64, batch=8),
     vocab=600,
     updates=8,
     seeds=1,
@@ -30,7 +30,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     patch = pytest.MonkeyPatch()
     patch.setattr(module, "messages", lambda: every[::12])
     try:
-        return demo(tmp_path_factory.mktemp("demo"), TINY)
+        return run_demo(tmp_path_factory.mktemp("demo"), TINY)
     finally:
         patch.undo()
 
@@ -50,7 +50,9 @@ def test_the_story_is_whole(story: Story) -> None:
     assert len(story.attention) == TINY.bert.depth
     assert all(abs(sum(row) - 1) < 1e-3 for head in story.attention[0] for row in head)
     held = (story.out / "era.dev.tsv").read_text("utf-8").splitlines()[1].split("\t")[0]
-    learnt = " ".join(" ".join(path.read_text("utf-8").split()) for path in (story.out / "text").iterdir())
+    learnt = " ".join(
+        " ".join(path.read_text("utf-8").split()) for path in (story.out / "text").iterdir()
+    )
     assert held not in learnt  # what is judged was never trained on
 
 
@@ -100,16 +102,22 @@ def test_the_page_escapes_what_models_say(story: Story) -> None:
 
 
 def test_the_recipes_are_small_and_resolve() -> None:
-    found = recipes(Plan())
+    found = demo_recipes(DemoConfig())
     assert (found["gpt"].objective, found["bert"].objective) == ("lm", "mlm+nsp")
     assert json.loads(found["bert"].to_json())["model"]["pool"] == "first"
-    assert Plan().gpt.seconds + Plan().bert.seconds < 180  # the rest of four minutes is reading and looking
-    assert GPT_SIZES[-1].seconds + BERT_SIZES[-1].seconds < 240  # six minutes on the slowest machine
+    # the rest of four minutes is reading and looking
+    assert DemoConfig().gpt.seconds + DemoConfig().bert.seconds < 180
+    # six minutes on the slowest machine
+    assert GPT_SIZES[-1].seconds + BERT_SIZES[-1].seconds < 240
 
 
-@pytest.mark.parametrize(("gflops", "width", "said"), [(900, 192, ""), (60, 128, ""), (3, 128, "too few")])
-def test_the_demo_sizes_itself_to_the_machine(monkeypatch, capsys, gflops: int, width: int, said: str) -> None:
-    monkeypatch.setattr(module, "ceiling", lambda execution: gflops * 1e9)
+@pytest.mark.parametrize(
+    ("gflops", "width", "said"), [(900, 192, ""), (60, 128, ""), (3, 128, "too few")]
+)
+def test_the_demo_sizes_itself_to_the_machine(
+    monkeypatch, capsys, gflops: int, width: int, said: str
+) -> None:
+    monkeypatch.setattr(module, "measured_flops", lambda execution: gflops * 1e9)
     plan = module.plan_for_this_machine()
     assert plan.gpt.width == width
     told = capsys.readouterr().err

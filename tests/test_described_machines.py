@@ -1,4 +1,6 @@
-"""The main paths of training on machines that are not this one: described by a value, run for a few steps."""
+"""The main paths of training on machines that are not this one: described by a value, run for a
+few steps.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -7,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from malmoi.machine import BF16_FEATURES, GIB, Machine, detect, pretend
-from malmoi.tune import finetune
+from malmoi.finetuning.finetune import finetune
+from malmoi.system.machine import BF16_FEATURES, GIB, Machine, detect, pretend
 from tiny_runs import STILL, losses, train, write_corpus
 
 HERE = replace(detect(), accelerators=())
@@ -40,9 +42,13 @@ def begun(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize(("kind", "changes"), [("gpt", MUON), ("bert", {"train.lr": 1e-2, **STILL})])
+@pytest.mark.parametrize(
+    ("kind", "changes"), [("gpt", MUON), ("bert", {"train.lr": 1e-2, **STILL})]
+)
 @pytest.mark.usefixtures("machine")
-def test_a_model_is_pre_trained(kind: str, changes: dict[str, Any], corpus: Path, tmp_path: Path) -> None:
+def test_a_model_is_pre_trained(
+    kind: str, changes: dict[str, Any], corpus: Path, tmp_path: Path
+) -> None:
     train(kind, corpus, tmp_path, steps=12, **changes)
     found = losses(tmp_path)
     assert sum(found[-3:]) / 3 < found[0] - 0.1
@@ -54,6 +60,8 @@ def test_a_model_is_fine_tuned(begun: Path, tmp_path: Path) -> None:
     data = tmp_path / "rows.csv"
     data.write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in rows), "utf-8")
     out = tmp_path / "tuned"
-    done = finetune(begun, "classification", data, out, data, device="cpu", epochs=5, batch=8, lr=1e-2)
+    done = finetune(
+        begun, "classification", data, out, data, device="cpu", epochs=5, batch=8, lr=1e-2
+    )
     assert losses(out)[-1] < losses(out)[0]
     assert done.metrics["accuracy"] == 1.0

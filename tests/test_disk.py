@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
-from malmoi.disk import (
-    LOCK,
+from malmoi.errors import MalmoiError, UsageError
+from malmoi.system.files import (
+    LOCK_NAME,
     DiskError,
-    alone,
+    atomic_write,
     explain_disk_errors,
+    folder_lock,
     output_folder,
     scratch_folder,
     write_json,
-    written,
 )
-from malmoi.errors import MalmoiError, UsageError
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -28,7 +28,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path)
     before = path.read_bytes()
     with pytest.raises(TypeError):
         write_json(path, object())
-    with pytest.raises(TypeError), written(path) as file:
+    with pytest.raises(TypeError), atomic_write(path) as file:
         file.writelines([b"half", object()])  # type: ignore[list-item]
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
@@ -40,11 +40,11 @@ def test_a_folder_has_one_writer_who_clears_up_after_the_dead(tmp_path: Path) ->
     dead, living = (tmp_path / f".a.{process}.tmp" for process in (child.pid, os.getpid()))
     dead.touch()
     living.touch()
-    with alone(tmp_path):
+    with folder_lock(tmp_path):
         assert (dead.exists(), living.exists()) == (False, True)
-        with pytest.raises(MalmoiError, match="Another process is at work"), alone(tmp_path):
+        with pytest.raises(MalmoiError, match="Another process is at work"), folder_lock(tmp_path):
             pass
-    with alone(tmp_path), pytest.raises(UsageError, match="is a file"), alone(living):
+    with folder_lock(tmp_path), pytest.raises(UsageError, match="is a file"), folder_lock(living):
         pass
 
 
@@ -53,7 +53,10 @@ def test_a_folder_has_one_writer_who_clears_up_after_the_dead(tmp_path: Path) ->
     [
         (OSError(errno.ENOSPC, ""), "The disk is full: a could not be written"),
         (OSError(errno.EDQUOT, ""), "quota is used up: a could"),
-        (SafetensorError("I/O error: No space left on device (os error 28)"), "The disk is full: a could"),
+        (
+            SafetensorError("I/O error: No space left on device (os error 28)"),
+            "The disk is full: a could",
+        ),
         (OSError("4640 requested and 360 written"), "The disk is full: a could"),
         (OSError(errno.EIO, ""), "I/O error: a could not be read or written"),
     ],
@@ -71,14 +74,17 @@ def test_other_errors_stay_as_they_are() -> None:
 
 
 def test_a_folder_where_a_file_belongs_is_a_sentence(tmp_path: Path) -> None:
-    for name in (LOCK, f".a.{os.getpid()}.tmp"):
+    for name in (LOCK_NAME, f".a.{os.getpid()}.tmp"):
         (tmp_path / name).mkdir()
-    with pytest.raises(UsageError, match=r"\.lock is a folder, and a file is written there"), alone(tmp_path):
+    with (
+        pytest.raises(UsageError, match=r"\.lock is a folder, and a file is written there"),
+        folder_lock(tmp_path),
+    ):
         pass
-    (tmp_path / LOCK).rmdir()
+    (tmp_path / LOCK_NAME).rmdir()
     with pytest.raises(UsageError, match=r"\.tmp is a folder"):
         write_json(tmp_path / "a", {})
-    with alone(tmp_path):
+    with folder_lock(tmp_path):
         assert (tmp_path / f".a.{os.getpid()}.tmp").is_dir()
 
 

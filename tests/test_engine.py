@@ -1,4 +1,6 @@
-"""The engine writes what generate writes and what transformers writes, whoever else is being served."""
+"""The engine writes what generate writes and what transformers writes, whoever else is being
+served.
+"""
 
 import gc
 import re
@@ -12,26 +14,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from malmoi.checkpoint import Checkpoint
-from malmoi.decode.batch import LIKE, READ, Room, batches
-from malmoi.decode.beam import Search, beam_search
-from malmoi.decode.choice import Seat
-from malmoi.decode.cohort import Cohort
-from malmoi.decode.constrain import Allowed
-from malmoi.decode.graph import bucket_rows, bucket_width, recording
-from malmoi.decode.lookup import Lookup, find
-from malmoi.decode.prefix import BLOCK, Prefixes
-from malmoi.decode.regex import Derivatives, parse
-from malmoi.decode.sample import Sampling
-from malmoi.decode.steps import BURST
-from malmoi.decode.wish import Wish, requests
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.infer import Model, load
-from malmoi.infer.engine import Busy, Done, Engine, Job
-from malmoi.infer.likelihood import SCORES, Row, each_alone
-from malmoi.infer.stems import token_logprobs
+from malmoi.inference import Model, load
+from malmoi.inference.engine import Engine, GenerationJob, QueueFull
+from malmoi.inference.generation.batch import DecodeBatch
+from malmoi.inference.generation.beam_search import BeamSettings, beam_search
+from malmoi.inference.generation.config import GenerationConfig, requests
+from malmoi.inference.generation.constraints import AllowedTokens
+from malmoi.inference.generation.cuda_graphs import bucket_rows, bucket_width, record_graph
+from malmoi.inference.generation.prefix_cache import BLOCK_TOKENS, PrefixCache
+from malmoi.inference.generation.prompt_lookup import PromptLookup, find_draft
+from malmoi.inference.generation.regex import Derivatives, parse_regex
+from malmoi.inference.generation.sampling import Sampling
+from malmoi.inference.generation.steps import STEPS_AHEAD
+from malmoi.inference.generation.token_selection import SequenceState
+from malmoi.inference.likelihood import MAX_SCORED_TOKENS, ScoredRow, score_separately
+from malmoi.inference.shared_prefix import token_logprobs
+from malmoi.inference.stream import CompletedText
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert, gpt2, llama
-from malmoi.tokenizer import Tokenizer, train
+from malmoi.tokenizer import Tokenizer, train_tokenizer
+from malmoi.tokenizer.padding import FORWARD_LIMITS, MIN_LENGTH_RATIO, BatchLimits, length_batches
 
 TEXTS = [
     "the state of the union is strong",
@@ -44,14 +47,21 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return train(TEXTS, kind="byte-bpe", vocab=320)
+    return train_tokenizer(TEXTS, kind="byte-bpe", vocab=320)
 
 
 @pytest.fixture(scope="module")
-def pair(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> tuple[hf.PreTrainedModel, Model]:
+def pair(
+    tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[hf.PreTrainedModel, Model]:
     torch.manual_seed(0)
     config = hf.GPT2Config(
-        vocab_size=tokenizer.vocab_size, n_positions=96, n_embd=48, n_layer=3, n_head=4, initializer_range=0.3
+        vocab_size=tokenizer.vocab_size,
+        n_positions=96,
+        n_embd=48,
+        n_layer=3,
+        n_head=4,
+        initializer_range=0.3,
     )
     config.bos_token_id = config.eos_token_id = tokenizer.specials.eos
     theirs, folder = hf.GPT2LMHeadModel(config).eval(), tmp_path_factory.mktemp("gpt2")
@@ -68,14 +78,25 @@ def model(pair: tuple[hf.PreTrainedModel, Model]) -> Model:
 def prompts(count: int, longest: int = 60, seed: int = 0) -> list[tuple[int, ...]]:
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, longest, (count,), generator=generator).tolist()
-    return [tuple(torch.randint(0, 300, (length,), generator=generator).tolist()) for length in lengths]
+    return [
+        tuple(torch.randint(0, 300, (length,), generator=generator).tolist()) for length in lengths
+    ]
 
 
 @torch.inference_mode()
-def theirs_greedy(theirs: hf.PreTrainedModel, prompt: tuple[int, ...], count: int, **more: object) -> tuple[int, ...]:
+def theirs_greedy(
+    theirs: hf.PreTrainedModel, prompt: tuple[int, ...], count: int, **more: object
+) -> tuple[int, ...]:
     ids = torch.tensor([prompt])
-    fixed = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": count, "attention_mask": torch.ones_like(ids)}
-    return tuple(theirs.generate(ids, **({"eos_token_id": None} | fixed | more))[0, len(prompt) :].tolist())
+    fixed = {
+        "do_sample": False,
+        "pad_token_id": 0,
+        "max_new_tokens": count,
+        "attention_mask": torch.ones_like(ids),
+    }
+    return tuple(
+        theirs.generate(ids, **({"eos_token_id": None} | fixed | more))[0, len(prompt) :].tolist()
+    )
 
 
 # ------------------------------------------------------------------ many requests at once
@@ -84,22 +105,32 @@ def theirs_greedy(theirs: hf.PreTrainedModel, prompt: tuple[int, ...], count: in
 def test_requests_of_all_lengths_get_what_transformers_writes(pair) -> None:
     theirs, ours = pair
     with Engine(ours, slots=4) as engine:
-        jobs = [Job(prompt, Wish(4 + i % 9, GREEDY)) for i, prompt in enumerate(prompts(14))]
+        jobs = [
+            GenerationJob(prompt, GenerationConfig(4 + i % 9, GREEDY))
+            for i, prompt in enumerate(prompts(14))
+        ]
         tickets = [engine.submit(job) for job in jobs]
         for job, ticket in zip(jobs, tickets, strict=True):
             done = ticket.result()
-            assert done.tokens == theirs_greedy(theirs, job.prompt, job.wish.max_new_tokens)
+            assert done.tokens == theirs_greedy(theirs, job.prompt, job.config.max_new_tokens)
             assert done.finish == "length"
         stats = engine.stats()
     assert (stats.finished, stats.running, stats.waiting, stats.slots) == (14, 0, 0, 4)
-    assert stats.tokens == sum(job.wish.max_new_tokens for job in jobs)
+    assert stats.tokens == sum(job.config.max_new_tokens for job in jobs)
     assert stats.prompt_tokens == sum(len(job.prompt) for job in jobs)
 
 
 @pytest.mark.parametrize(
     "config",
     [
-        gpt2(vocab=300, context=96, width=32, depth=2, heads=4, attention=("causal", "causal & local:7")),
+        gpt2(
+            vocab=300,
+            context=96,
+            width=32,
+            depth=2,
+            heads=4,
+            attention=("causal", "causal & local:7"),
+        ),
         llama(vocab=300, context=96, width=32, depth=2, heads=4, kv_heads=2),
     ],
 )
@@ -107,7 +138,9 @@ def test_other_patterns_positions_and_grouped_keys(config, tokenizer: Tokenizer)
     ours = Model(Checkpoint(initialise(Network(config, {"lm": 0}), 0), tokenizer))
     with Engine(ours, slots=3) as engine:
         given = prompts(5)
-        tickets = [engine.submit(Job(prompt, Wish(8, GREEDY))) for prompt in given]
+        tickets = [
+            engine.submit(GenerationJob(prompt, GenerationConfig(8, GREEDY))) for prompt in given
+        ]
         for prompt, ticket in zip(given, tickets, strict=True):
             done = ticket.result()
             shown = torch.tensor([[*prompt, *done.tokens]])
@@ -117,7 +150,12 @@ def test_other_patterns_positions_and_grouped_keys(config, tokenizer: Tokenizer)
 
 def test_a_seed_gives_the_same_text_alone_and_in_company_and_in_generate(model: Model) -> None:
     texts = ["the state", "a small model of", "나는 오늘", "the union is strong"]
-    rules = [{"temperature": 0.9, "top_p": 0.9}, {"repetition_penalty": 1.3}, {"temperature": 0}, {"top_k": 5}]
+    rules = [
+        {"temperature": 0.9, "top_p": 0.9},
+        {"repetition_penalty": 1.3},
+        {"temperature": 0},
+        {"top_k": 5},
+    ]
     expected = [
         model.generate(text, max_new_tokens=15, seed=i, **rule)
         for i, (text, rule) in enumerate(zip(texts, rules, strict=True))
@@ -134,10 +172,12 @@ def test_a_seed_gives_the_same_text_alone_and_in_company_and_in_generate(model: 
 def test_pieces_are_whole_characters_and_stop_strings_end_a_text(model: Model) -> None:
     prompt = tuple(model.tokenizer.encode("the state of").tokens)
     with Engine(model, slots=2) as engine:
-        whole = engine.submit(Job(prompt, Wish(40, seed=3))).result()
-        pieces = list(engine.submit(Job(prompt, Wish(40, seed=3))))
+        whole = engine.submit(GenerationJob(prompt, GenerationConfig(40, seed=3))).result()
+        pieces = list(engine.submit(GenerationJob(prompt, GenerationConfig(40, seed=3))))
         stop = whole.text[10:13]
-        cut = engine.submit(Job(prompt, Wish(40, stop=(stop,), seed=3))).result()
+        cut = engine.submit(
+            GenerationJob(prompt, GenerationConfig(40, stop=(stop,), seed=3))
+        ).result()
     assert "".join(piece.text for piece in pieces) == whole.text
     assert [piece.finish for piece in pieces] == [None] * (len(pieces) - 1) + ["length"]
     assert cut.text == whole.text[: whole.text.index(stop)]
@@ -147,15 +187,18 @@ def test_pieces_are_whole_characters_and_stop_strings_end_a_text(model: Model) -
 def test_a_long_prompt_is_read_in_parts_while_others_write(tokenizer: Tokenizer) -> None:
     config = gpt2(vocab=300, context=400, width=32, depth=1, heads=2, init_std=0.3)
     ours = Model(Checkpoint(initialise(Network(config, {"lm": 0}), 0), tokenizer))
-    cohort = Cohort(ours.network, 2, 400)
-    short, long = (Seat(request, GREEDY) for request in requests([[5], [7] * 300], Wish(50, GREEDY), 400))
-    cohort.join(short)
-    cohort.read()
-    cohort.join(long)
+    cohort = DecodeBatch(ours.network, 2, 400)
+    short, long = (
+        SequenceState(request, GREEDY)
+        for request in requests([[5], [7] * 300], GenerationConfig(50, GREEDY), 400)
+    )
+    cohort.add(short)
+    cohort.prefill()
+    cohort.add(long)
     turns = 0
-    while not long.live:
-        cohort.read()
-        assert next(one.seat for one in cohort.step()) is short
+    while not long.decoding:
+        cohort.prefill()
+        assert next(one.sequence for one in cohort.step()) is short
         turns += 1
     assert turns == 3  # 300 tokens by 128
     assert len(short.tokens) == 1 + 1 + turns
@@ -166,9 +209,9 @@ def test_a_long_prompt_is_read_in_parts_while_others_write(tokenizer: Tokenizer)
 
 def test_a_cancelled_request_frees_its_place(model: Model) -> None:
     with Engine(model, slots=1) as engine:
-        first = engine.submit(Job((5, 6), Wish(90, seed=0)))
-        waiting = engine.submit(Job((5, 7), Wish(90, seed=0)))
-        last = engine.submit(Job((5, 8), Wish(3, GREEDY)))
+        first = engine.submit(GenerationJob((5, 6), GenerationConfig(90, seed=0)))
+        waiting = engine.submit(GenerationJob((5, 7), GenerationConfig(90, seed=0)))
+        last = engine.submit(GenerationJob((5, 8), GenerationConfig(3, GREEDY)))
         pieces = iter(first)
         next(pieces)
         first.cancel()
@@ -184,10 +227,14 @@ def test_a_request_that_fails_fails_alone(model: Model) -> None:
         return [1, 2, 3] if len(written) < 2 else 1 / 0  # type: ignore[return-value]
 
     with Engine(model, slots=4) as engine:
-        alone = engine.submit(Job((5, 6, 7), Wish(20, GREEDY))).result()
-        good = engine.submit(Job((5, 6, 7), Wish(20, GREEDY)))
-        bad = engine.submit(Job((9, 9), Wish(20, GREEDY), constraint=Allowed(breaks)))
-        never = engine.submit(Job((9, 9), Wish(20, GREEDY), constraint=Allowed([10**6])))
+        alone = engine.submit(GenerationJob((5, 6, 7), GenerationConfig(20, GREEDY))).result()
+        good = engine.submit(GenerationJob((5, 6, 7), GenerationConfig(20, GREEDY)))
+        bad = engine.submit(
+            GenerationJob((9, 9), GenerationConfig(20, GREEDY), constraint=AllowedTokens(breaks))
+        )
+        never = engine.submit(
+            GenerationJob((9, 9), GenerationConfig(20, GREEDY), constraint=AllowedTokens([10**6]))
+        )
         assert good.result() == alone
         with pytest.raises(MalmoiError, match="division by zero"):
             bad.result()
@@ -195,18 +242,27 @@ def test_a_request_that_fails_fails_alone(model: Model) -> None:
             never.result()
         assert engine.stats().failed == 2
         assert engine.stats().running == 0
-        assert engine.submit(Job((5, 6, 7), Wish(20, GREEDY))).result() == alone
+        assert (
+            engine.submit(GenerationJob((5, 6, 7), GenerationConfig(20, GREEDY))).result() == alone
+        )
 
 
-def test_a_pass_that_fails_tells_those_inside_and_the_engine_goes_on(model: Model, monkeypatch) -> None:
+def test_a_pass_that_fails_tells_those_inside_and_the_engine_goes_on(
+    model: Model, monkeypatch
+) -> None:
     with Engine(model, slots=2) as engine:
-        step = engine.cohort.step
+        step = engine.batch.step
         with monkeypatch.context() as patch:
-            patch.setattr(engine.cohort, "step", lambda: (_ for _ in ()).throw(RuntimeError("out of memory")))
+            patch.setattr(
+                engine.batch, "step", lambda: (_ for _ in ()).throw(RuntimeError("out of memory"))
+            )
             with pytest.raises(MalmoiError, match="out of memory"):
-                engine.submit(Job((5, 6), Wish(9, GREEDY))).result()
-        assert engine.cohort.step == step
-        assert len(engine.submit(Job((5, 6), Wish(9, GREEDY))).result().tokens) == 9
+                engine.submit(GenerationJob((5, 6), GenerationConfig(9, GREEDY))).result()
+        assert engine.batch.step == step
+        assert (
+            len(engine.submit(GenerationJob((5, 6), GenerationConfig(9, GREEDY))).result().tokens)
+            == 9
+        )
 
 
 def test_the_queue_is_bounded_and_impossible_jobs_are_refused(model: Model) -> None:
@@ -217,57 +273,68 @@ def test_the_queue_is_bounded_and_impossible_jobs_are_refused(model: Model) -> N
         return [1]
 
     with Engine(model, slots=1, queue=2, capacity=50) as engine:
-        held = engine.submit(Job((5,), Wish(2, GREEDY), constraint=Allowed(waits)))
+        held = engine.submit(
+            GenerationJob((5,), GenerationConfig(2, GREEDY), constraint=AllowedTokens(waits))
+        )
         while engine.stats().waiting:
             pass
-        queued = [engine.submit(Job((5,), Wish(2, GREEDY))) for _ in range(2)]
-        with pytest.raises(Busy, match="2 requests are waiting"):
-            engine.submit(Job((5,), Wish(2, GREEDY)))
+        queued = [engine.submit(GenerationJob((5,), GenerationConfig(2, GREEDY))) for _ in range(2)]
+        with pytest.raises(QueueFull, match="2 requests are waiting"):
+            engine.submit(GenerationJob((5,), GenerationConfig(2, GREEDY)))
         with pytest.raises(UsageError, match=r"50 tokens .* context of 50"):
-            engine.submit(Job((5,) * 50, Wish(2, GREEDY)))
+            engine.submit(GenerationJob((5,) * 50, GenerationConfig(2, GREEDY)))
         with pytest.raises(UsageError, match="at least one token"):
-            engine.submit(Job((), Wish(2)))
+            engine.submit(GenerationJob((), GenerationConfig(2)))
         with pytest.raises(UsageError, match="token 5000"):
-            engine.submit(Job((5000,), Wish(2)))
+            engine.submit(GenerationJob((5000,), GenerationConfig(2)))
         with pytest.raises(UsageError, match="one continuation"):
-            engine.submit(Job((5,), Wish(2, n=2)))
+            engine.submit(GenerationJob((5,), GenerationConfig(2, n=2)))
         gate.set()
         assert all(len(ticket.result().tokens) == 2 for ticket in (held, *queued))
     with pytest.raises(MalmoiError, match="closing"):
-        engine.submit(Job((5,), Wish(2)))
+        engine.submit(GenerationJob((5,), GenerationConfig(2)))
     with pytest.raises(UsageError, match="cannot generate"):
-        Engine(Model(Checkpoint(Network(bert(vocab=9, width=8, depth=1, heads=1), {"mlm": 0}), model.tokenizer)))
+        Engine(
+            Model(
+                Checkpoint(
+                    Network(bert(vocab=9, width=8, depth=1, heads=1), {"mlm": 0}), model.tokenizer
+                )
+            )
+        )
 
 
 def test_closing_drains_or_cancels(model: Model) -> None:
     engine = Engine(model, slots=1)
-    tickets = [engine.submit(Job((5, i), Wish(5, GREEDY))) for i in range(4)]
+    tickets = [engine.submit(GenerationJob((5, i), GenerationConfig(5, GREEDY))) for i in range(4)]
     engine.close()
     assert [ticket.result().finish for ticket in tickets] == ["length"] * 4
     engine = Engine(model, slots=1)
-    tickets = [engine.submit(Job((5, i), Wish(90, GREEDY))) for i in range(4)]
+    tickets = [engine.submit(GenerationJob((5, i), GenerationConfig(90, GREEDY))) for i in range(4)]
     engine.close(drain=False)
     assert {ticket.result().finish for ticket in tickets} <= {"cancelled", "length"}
     assert not engine.thread.is_alive()
 
 
-# ------------------------------------------------------------------ steps fixed for a CUDA graph, here without one
+# ------------------------------------------------------------------ steps fixed for a CUDA graph,
+# here without one
 
 
 def test_steps_that_go_ahead_give_the_same(model: Model) -> None:
     jobs = [
-        Job(prompt, Wish(5 + 4 * i, Sampling(**rule), seed=i), logprobs=2 * (i == 3))
+        GenerationJob(
+            prompt, GenerationConfig(5 + 4 * i, Sampling(**rule), seed=i), logprobs=2 * (i == 3)
+        )
         for i, prompt in enumerate(prompts(7, longest=50))
         for rule in ({"temperature": 0}, {"temperature": 0.8, "top_k": 9}, {"top_p": 0.8})
     ]
 
-    def served(mode: str) -> list[Done]:
+    def served(mode: str) -> list[CompletedText]:
         with Engine(model, slots=5, mode=mode) as engine:
             return [ticket.result() for ticket in [engine.submit(job) for job in jobs]]
 
     expected = served("plain")
     assert [done.tokens for done in served("captured")] == [done.tokens for done in expected]
-    assert max(len(done.tokens) for done in expected) > 3 * BURST
+    assert max(len(done.tokens) for done in expected) > 3 * STEPS_AHEAD
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="recorded steps need a GPU")
@@ -277,13 +344,21 @@ def test_steps_recorded_on_a_gpu_give_the_same(tokenizer: Tokenizer) -> None:
     found = {}
     for mode in ("plain", "captured"):
         with Engine(ours, slots=6, mode=mode) as engine:
-            jobs = [engine.job(prompt, max_new_tokens=9 * i + 1, seed=i) for i, prompt in enumerate(prompts(14))]
-            jobs += [engine.job(prompt, max_new_tokens=150, temperature=0) for prompt in prompts(3, seed=1)]
-            found[mode] = [ticket.result().tokens for ticket in [engine.submit(job) for job in jobs]]
+            jobs = [
+                engine.job(prompt, max_new_tokens=9 * i + 1, seed=i)
+                for i, prompt in enumerate(prompts(14))
+            ]
+            jobs += [
+                engine.job(prompt, max_new_tokens=150, temperature=0)
+                for prompt in prompts(3, seed=1)
+            ]
+            found[mode] = [
+                ticket.result().tokens for ticket in [engine.submit(job) for job in jobs]
+            ]
     assert found["captured"] == found["plain"]
     texts = ours.generate(["the", "a"], max_new_tokens=30, seed=1)
     assert ours.generate(["the", "a"], max_new_tokens=30, seed=1) == texts
-    assert ours.speaker.cohorts.kept is not None
+    assert ours.generator.batches.idle is not None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="recorded steps need a GPU")
@@ -294,7 +369,7 @@ def test_garbage_on_a_gpu_does_not_break_a_recording() -> None:
     gc.set_threshold(1)
     try:
         for _ in range(2):
-            with recording(torch.cuda.Stream()) as graph:
+            with record_graph(torch.cuda.Stream()) as graph:
                 circle: list[object] = [graphs.pop() if graphs else None]
                 circle.append(circle)
                 del circle
@@ -309,8 +384,10 @@ def test_garbage_on_a_gpu_does_not_break_a_recording() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernel needs a GPU")
 @pytest.mark.parametrize(("heads", "shared", "size"), [(4, 4, 16), (6, 2, 24), (12, 1, 64)])
-def test_the_kernel_of_a_step_stores_and_looks_as_attention_does(heads: int, shared: int, size: int) -> None:
-    from malmoi.decode.kernel import step
+def test_the_kernel_of_a_step_stores_and_looks_as_attention_does(
+    heads: int, shared: int, size: int
+) -> None:
+    from malmoi.inference.generation.decode_kernel import decode_step
 
     torch.manual_seed(0)
     lengths, spare = torch.tensor([0, 1, 63, 64, 149], device="cuda"), 150
@@ -319,9 +396,12 @@ def test_the_kernel_of_a_step_stores_and_looks_as_attention_does(heads: int, sha
     keys = before.clone()
     parts = torch.randn(5, 1, heads + 2 * shared, size, device="cuda").transpose(1, 2)
     q, k, v = parts.split((heads, shared, shared), 1)
-    found = step(q, k, v, keys, old := values.clone(), lengths, slots)
+    found = decode_step(q, k, v, keys, old := values.clone(), lengths, slots)
     for row, length in enumerate(lengths.tolist()):
-        seen = [torch.cat((held[row, :, :length], new[row]), 1)[None] for held, new in ((before, k), (values, v))]
+        seen = [
+            torch.cat((held[row, :, :length], new[row]), 1)[None]
+            for held, new in ((before, k), (values, v))
+        ]
         expected = F.scaled_dot_product_attention(q[row][None], *seen, enable_gqa=True)[0]
         torch.testing.assert_close(found[row], expected, atol=1e-5, rtol=1e-4)
     for held, was, new in ((keys, before, k), (old, values, v)):
@@ -333,18 +413,21 @@ def test_generate_uses_a_cohort_again_where_its_graphs_are_worth_keeping(model: 
     wishes = {"max_new_tokens": 21, "seed": 5}
     texts = ["the state", "a", "나는 오늘 학교에", "a"]
     expected = model.generate(texts, **wishes), model.generate("the", n=3, **wishes)
-    cohorts = model.speaker.cohorts
-    assert cohorts.kept is None  # nothing to keep on a processor
-    cohorts.kept = cohort = Cohort(model.network, 8, 96, mode="captured")
+    cohorts = model.generator.batches
+    assert cohorts.idle is None  # nothing to keep on a processor
+    cohorts.idle = cohort = DecodeBatch(model.network, 8, 96, mode="captured")
     try:
         for _ in range(2):
-            assert (model.generate(texts, **wishes), model.generate("the", n=3, **wishes)) == expected
+            assert (
+                model.generate(texts, **wishes),
+                model.generate("the", n=3, **wishes),
+            ) == expected
             assert next(model.stream("the", **wishes))  # given up half-way
-            assert cohorts.kept is cohort
-            assert not cohort.seats
+            assert cohorts.idle is cohort
+            assert not cohort.sequences
         assert not cohort.fits(9, 96)
     finally:
-        cohorts.kept = None
+        cohorts.idle = None
 
 
 @given(st.integers(1, 64), st.integers(1, 3000), st.integers(1, 3000))
@@ -362,10 +445,13 @@ def test_a_shared_beginning_is_read_once_and_changes_nothing(model: Model) -> No
     found = {}
     for budget in (0, 2**20):
         with Engine(model, slots=3, prefix=budget) as engine:
-            tickets = [engine.submit(Job(prompt, Wish(6, GREEDY), logprobs=1)) for prompt in given]
+            tickets = [
+                engine.submit(GenerationJob(prompt, GenerationConfig(6, GREEDY), logprobs=1))
+                for prompt in given
+            ]
             found[budget] = [ticket.result() for ticket in tickets]
             shared = engine.stats().prefix_tokens
-            assert shared == (0 if not budget else pytest.approx(7 * 48, abs=7 * BLOCK))
+            assert shared == (0 if not budget else pytest.approx(7 * 48, abs=7 * BLOCK_TOKENS))
     for plain, reused in zip(found[0], found[2**20], strict=True):
         assert plain.tokens == reused.tokens
         expected = [one.logprob for one in plain.logprobs]
@@ -373,35 +459,37 @@ def test_a_shared_beginning_is_read_once_and_changes_nothing(model: Model) -> No
 
 
 def test_what_is_kept_stays_within_its_budget_and_forgets_the_oldest(model: Model) -> None:
-    cohort = Cohort(model.network, 1, 96)
-    size = 2 * 3 * 48 * BLOCK * 4  # keys and values, 3 layers of width 48, 4 bytes
-    prefixes = Prefixes(model.network, budget=5 * size)
+    cohort = DecodeBatch(model.network, 1, 96)
+    size = 2 * 3 * 48 * BLOCK_TOKENS * 4  # keys and values, 3 layers of width 48, 4 bytes
+    prefixes = PrefixCache(model.network, budget=5 * size)
     texts = [[i] * 40 for i in range(1, 5)]  # two whole blocks each
     for text in texts:
         prefixes.store(text, cohort.slots, 0)
         prefixes.load(texts[0], cohort.slots, 0)  # in use, so it stays
         assert prefixes.used <= prefixes.budget
-    assert [prefixes.known(text) for text in texts] == [32, 0, 16, 32]
+    assert [prefixes.cached_length(text) for text in texts] == [32, 0, 16, 32]
     with torch.no_grad():
         model.network.trunk.norm.bias.add_(0.0)
-    assert prefixes.known(texts[0]) == 0  # the weights were touched
+    assert prefixes.cached_length(texts[0]) == 0  # the weights were touched
 
 
 def test_continuations_of_contexts_that_begin_alike_score_as_each_alone(pair, monkeypatch) -> None:
     theirs, ours = pair
     shots, questions = prompts(1, seed=11)[0][:3] * 13, prompts(6, longest=12, seed=12)
     rows = [
-        Row([*shots, *question, *choice], len(shots) + len(question))
+        ScoredRow([*shots, *question, *choice], len(shots) + len(question))
         for question in questions
         for choice in prompts(4, longest=6, seed=13)
     ]
     shown: list[int] = []
     forward = ours.network.trunk.forward
     monkeypatch.setattr(
-        ours.network.trunk, "forward", lambda tokens, **more: shown.append(tokens.numel()) or forward(tokens, **more)
+        ours.network.trunk,
+        "forward",
+        lambda tokens, **more: shown.append(tokens.numel()) or forward(tokens, **more),
     )
-    alone = each_alone(ours.network, rows)
-    whole, prefixes = sum(shown), Prefixes(ours.network)
+    alone = score_separately(ours.network, rows)
+    whole, prefixes = sum(shown), PrefixCache(ours.network)
     for store in (None, prefixes, prefixes):  # without a store, filling it, from it
         shown.clear()
         found = token_logprobs(ours.network, rows, store)
@@ -409,41 +497,52 @@ def test_continuations_of_contexts_that_begin_alike_score_as_each_alone(pair, mo
         assert [best for _, best in found] == [best for _, best in alone]
         for (logprobs, _), (expected, _) in zip(found, alone, strict=True):
             assert logprobs == pytest.approx(expected, abs=1e-4)
-    assert prefixes.known(shots) == 32
+    assert prefixes.cached_length(shots) == 32
     with torch.inference_mode():
         expected = theirs(torch.tensor([rows[0].tokens])).logits[0].log_softmax(-1)
-    scored = [expected[t - 1, rows[0].tokens[t]].item() for t in range(rows[0].first, len(rows[0].tokens))]
+    scored = [
+        expected[t - 1, rows[0].tokens[t]].item() for t in range(rows[0].first, len(rows[0].tokens))
+    ]
     assert found[0][0] == pytest.approx(scored, abs=1e-4)
 
 
-@pytest.mark.parametrize("read", [Room(3, 64, 1), Room(256, 65_536, 65_536)])
-def test_the_size_of_a_pass_changes_no_score(read: Room, model: Model, monkeypatch) -> None:
+@pytest.mark.parametrize("read", [BatchLimits(3, 64, 1), BatchLimits(256, 65_536, 65_536)])
+def test_the_size_of_a_pass_changes_no_score(read: BatchLimits, model: Model, monkeypatch) -> None:
     shots, some = list(prompts(1, seed=15)[0][:3] * 9), prompts(20, longest=9, seed=16)
-    rows = [Row([*shots, *a, *b], len(shots) + len(a)) for a, b in zip(some, reversed(some), strict=True)]
+    rows = [
+        ScoredRow([*shots, *a, *b], len(shots) + len(a))
+        for a, b in zip(some, reversed(some), strict=True)
+    ]
     expected = token_logprobs(model.network, rows)
-    monkeypatch.setitem(READ, "cpu", read)
-    monkeypatch.setitem(SCORES, "cpu", 7)
+    monkeypatch.setitem(FORWARD_LIMITS, "cpu", read)
+    monkeypatch.setitem(MAX_SCORED_TOKENS, "cpu", 7)
     for found, (logprobs, best) in zip(token_logprobs(model.network, rows), expected, strict=True):
         assert found == (pytest.approx(logprobs, abs=1e-4), best)
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=60))
-def test_a_pass_is_within_its_room_and_pads_little_beyond_what_keeps_a_device_busy(lengths: list[int]) -> None:
-    most = Room(8, 1000, 400)
-    groups = list(batches(lengths, most))
+def test_a_pass_is_within_its_room_and_pads_little_beyond_what_keeps_a_device_busy(
+    lengths: list[int],
+) -> None:
+    most = BatchLimits(8, 1000, 400)
+    groups = list(length_batches(lengths, most))
     assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
     for group in groups:
         longest = max(lengths[i] for i in group)
-        like = [i for i in group if lengths[i] >= LIKE * longest]
+        like = [i for i in group if lengths[i] >= MIN_LENGTH_RATIO * longest]
         assert len(group) <= most.rows
         assert len(group) * longest <= most.tokens
-        assert len(group) == len(like) or (len(group) - 1) * longest < most.enough
+        assert len(group) == len(like) or (len(group) - 1) * longest < most.busy_tokens
 
 
 def test_rows_without_anything_in_common_are_read_alone(model: Model, monkeypatch) -> None:
-    rows = [Row(list(prompt), len(prompt) // 2 or 1) for prompt in prompts(9, seed=14) if len(prompt) > 1]
-    monkeypatch.setattr("malmoi.infer.stems._Reading.run", None)
-    assert token_logprobs(model.network, rows) == each_alone(model.network, rows)
+    rows = [
+        ScoredRow(list(prompt), len(prompt) // 2 or 1)
+        for prompt in prompts(9, seed=14)
+        if len(prompt) > 1
+    ]
+    monkeypatch.setattr("malmoi.inference.shared_prefix._PrefixBatch.run", None)
+    assert token_logprobs(model.network, rows) == score_separately(model.network, rows)
 
 
 # ------------------------------------------------------------------ log-probabilities
@@ -453,7 +552,14 @@ def test_log_probabilities_of_what_was_written_and_of_the_prompt(pair) -> None:
     theirs, ours = pair
     prompt = prompts(1, seed=8)[0] + (3, 4, 5)
     with Engine(ours, slots=2) as engine:
-        done = engine.submit(Job(prompt, Wish(5, Sampling(temperature=0.7), seed=1), logprobs=3, echo=True)).result()
+        done = engine.submit(
+            GenerationJob(
+                prompt,
+                GenerationConfig(5, Sampling(temperature=0.7), seed=1),
+                logprobs=3,
+                echo=True,
+            )
+        ).result()
     assert done.tokens[: len(prompt)] == prompt
     assert done.text.startswith(ours.tokenizer.decode(prompt))
     with torch.inference_mode():
@@ -471,14 +577,20 @@ def test_log_probabilities_of_what_was_written_and_of_the_prompt(pair) -> None:
 @pytest.mark.parametrize("beams", [2, 5])
 @pytest.mark.parametrize("length_penalty", [1.0, 0.0, 2.5, -1.0])
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
-def test_beam_search_is_that_of_transformers(pair, beams: int, length_penalty: float, early_stopping) -> None:
+def test_beam_search_is_that_of_transformers(
+    pair, beams: int, length_penalty: float, early_stopping
+) -> None:
     theirs, ours = pair
     for prompt in prompts(3, longest=12, seed=2):
         # ends that are written often: texts finish early, and at different lengths
         likely = theirs_greedy(theirs, prompt, 12)
         ends = frozenset({likely[5], likely[9]})
-        search = Search(beams, 12, ends, length_penalty, early_stopping)
-        more = {"length_penalty": length_penalty, "early_stopping": early_stopping, "eos_token_id": sorted(ends)}
+        search = BeamSettings(beams, 12, ends, length_penalty, early_stopping)
+        more = {
+            "length_penalty": length_penalty,
+            "early_stopping": early_stopping,
+            "eos_token_id": sorted(ends),
+        }
         expected = theirs_greedy(theirs, prompt, 12, num_beams=beams, **more)
         found = beam_search(ours.network, prompt, search)
         assert expected[: len(found)] == found
@@ -488,7 +600,9 @@ def test_beam_search_is_that_of_transformers(pair, beams: int, length_penalty: f
 def test_generate_takes_beams(pair) -> None:
     theirs, ours = pair
     prompt = tuple(ours.tokenizer.encode("the state of").tokens)
-    expected = theirs_greedy(theirs, prompt, 9, num_beams=3, eos_token_id=ours.tokenizer.specials.eos)
+    expected = theirs_greedy(
+        theirs, prompt, 9, num_beams=3, eos_token_id=ours.tokenizer.specials.eos
+    )
     text = ours.generate("the state of", max_new_tokens=9, temperature=0, beams=3)
     # transformers writes half a character at the end as U+FFFD; here it does not appear
     assert ours.tokenizer.decode(expected) in (text, text + "\ufffd")
@@ -504,13 +618,18 @@ def test_generate_takes_beams(pair) -> None:
 def test_speculation_writes_what_plain_decoding_writes(pair) -> None:
     theirs, ours = pair
     for prompt in prompts(6, seed=9):
-        lookup = Lookup(ours.network, prompt * 2 if len(prompt) < 20 else prompt, 30)
+        lookup = PromptLookup(ours.network, prompt * 2 if len(prompt) < 20 else prompt, 30)
         tokens = tuple(lookup)
         assert tokens == theirs_greedy(theirs, tuple(lookup.prompt), 30)[: len(tokens)]
         assert len(tokens) == min(30, 96 - len(lookup.prompt))
         assert lookup.accepted <= lookup.drafted
     text = ours.generate("the state of the state of the", max_new_tokens=25, temperature=0)
-    assert ours.generate("the state of the state of the", max_new_tokens=25, temperature=0, speculate=True) == text
+    assert (
+        ours.generate(
+            "the state of the state of the", max_new_tokens=25, temperature=0, speculate=True
+        )
+        == text
+    )
     with pytest.raises(UsageError, match="temperature=0"):
         ours.generate("the", speculate=True)
 
@@ -518,7 +637,7 @@ def test_speculation_writes_what_plain_decoding_writes(pair) -> None:
 def test_a_text_that_repeats_itself_is_drafted_well(tokenizer: Tokenizer) -> None:
     config = gpt2(vocab=300, context=96, width=32, depth=1, heads=2, positions="none", init_std=1.0)
     network = initialise(Network(config, {"lm": 0}), 0).eval()
-    lookup = Lookup(network, [3, 4, 5], 80)
+    lookup = PromptLookup(network, [3, 4, 5], 80)
     assert len(tuple(lookup)) == 80
     assert lookup.acceptance > 0.5  # greedy text without positions runs into a loop
     assert lookup.passes < 60
@@ -526,10 +645,13 @@ def test_a_text_that_repeats_itself_is_drafted_well(tokenizer: Tokenizer) -> Non
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.integers(0, 6))
 def test_a_draft_is_what_followed_the_same_tokens(text: list[int], most: int) -> None:
-    draft = find(text, most)
+    draft = find_draft(text, most)
     assert len(draft) <= most
     if draft:
-        assert any(text[i] == text[-1] and text[i + 1 : i + 1 + len(draft)] == draft for i in range(len(text) - 1))
+        assert any(
+            text[i] == text[-1] and text[i + 1 : i + 1 + len(draft)] == draft
+            for i in range(len(text) - 1)
+        )
     elif most:
         assert text[-1] not in text[:-1]
 
@@ -538,7 +660,9 @@ def test_a_draft_is_what_followed_the_same_tokens(text: list[int], most: int) ->
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_choice_is_one_of_the_choices_and_the_likeliest_under_greedy_steps(model: Model, seed: int) -> None:
+def test_a_choice_is_one_of_the_choices_and_the_likeliest_under_greedy_steps(
+    model: Model, seed: int
+) -> None:
     options = [" yes", " no", " 하늘", " state of"]
     assert model.generate("the answer is", choices=options, seed=seed) in options
     assert model.generate("the answer is", choices=options, temperature=0) in options
@@ -547,7 +671,13 @@ def test_a_choice_is_one_of_the_choices_and_the_likeliest_under_greedy_steps(mod
 
 @pytest.mark.parametrize(
     "pattern",
-    [r"\d{3}-\d{4}", r"(yes|no), [a-c]+!", r"[가-힣]{2,4}\.", r'\{"name": "[a-z]{1,5}", "age": \d\d?\}', "[^a-z]{3}x?"],
+    [
+        r"\d{3}-\d{4}",
+        r"(yes|no), [a-c]+!",
+        r"[가-힣]{2,4}\.",
+        r'\{"name": "[a-z]{1,5}", "age": \d\d?\}',
+        "[^a-z]{3}x?",
+    ],
 )
 def test_what_is_written_matches_the_expression(model: Model, pattern: str) -> None:
     for seed in range(3):
@@ -559,10 +689,14 @@ def test_what_is_written_matches_the_expression(model: Model, pattern: str) -> N
 @given(st.data())
 def test_derivatives_agree_with_python(data: st.DataObject) -> None:
     atoms = ["a", "b", "[ab]", "[^a]", ".", r"\d", "(a|b)", "((ab)?)", "(?:b|)"]
-    parts = data.draw(st.lists(st.tuples(st.sampled_from(atoms), st.sampled_from(["", "*", "+", "?", "{2}", "{1,2}"]))))
+    parts = data.draw(
+        st.lists(
+            st.tuples(st.sampled_from(atoms), st.sampled_from(["", "*", "+", "?", "{2}", "{1,2}"]))
+        )
+    )
     pattern = "|".join("".join(atom + sign for atom, sign in parts[i::2]) for i in range(2))
     text = data.draw(st.text("ab1", max_size=6))
-    left, derivatives = parse(pattern), Derivatives()
+    left, derivatives = parse_regex(pattern), Derivatives()
     for char in text:
         left = derivatives.after(left, ord(char))
     assert left.complete == bool(re.fullmatch(pattern, text))
@@ -575,7 +709,10 @@ def test_expressions_that_cannot_be_read(model: Model, pattern: str) -> None:
 
 
 def test_choices_that_begin_alike_and_many_of_them(model: Model) -> None:
-    alike = {model.generate("the", choices=["a", "ab", "abc"], temperature=50.0, seed=seed) for seed in range(40)}
+    alike = {
+        model.generate("the", choices=["a", "ab", "abc"], temperature=50.0, seed=seed)
+        for seed in range(40)
+    }
     assert alike == {"a", "ab", "abc"}
     many = [f" choice {i}" for i in range(20_000)]
     assert model.generate("the", choices=many, seed=1) in many
@@ -624,14 +761,18 @@ def test_allowed_tokens_and_banned_words(model: Model) -> None:
     only = [model.tokenizer.id("a"), model.tokenizer.id("b")]
     text = model.generate("the", allowed=only, max_new_tokens=12, temperature=5.0, seed=0)
     assert set(text) == {"a", "b"}
-    turns = model.generate("the", allowed=lambda written: only[len(written) % 2 :][:1], max_new_tokens=6)
+    turns = model.generate(
+        "the", allowed=lambda written: only[len(written) % 2 :][:1], max_new_tokens=6
+    )
     assert turns == "ababab"
     free = model.generate("the", seed=1, max_new_tokens=60, regex="[a-z ]{40}")
     letters = [free[i : i + 2] for i in (3, 11, 20)]
     kept = model.generate("the", seed=1, max_new_tokens=60, regex="[a-z ]{40}", banned=letters)
     assert kept != free
     assert not any(pair in kept for pair in letters)
-    both = model.generate("the", allowed=only, banned=["aa"], max_new_tokens=12, temperature=5.0, seed=0)
+    both = model.generate(
+        "the", allowed=only, banned=["aa"], max_new_tokens=12, temperature=5.0, seed=0
+    )
     assert "aa" in text
     assert "aa" not in both
 
@@ -648,4 +789,4 @@ def test_constraints_that_allow_nothing_or_mean_nothing(model: Model) -> None:
         model.generate("the", banned=[""])
     for stop in ([""], ["x" * 5000], ["x"] * 10_000):  # of nothing, without end, without number
         with pytest.raises(UsageError, match="stop string"):
-            Wish(4, stop=stop)
+            GenerationConfig(4, stop=stop)

@@ -1,4 +1,6 @@
-"""Models elsewhere: ONNX Runtime gives our scores, transformers and our own reader open our GGUF files."""
+"""Models elsewhere: ONNX Runtime gives our scores, transformers and our own reader open our GGUF
+files.
+"""
 
 import json
 import sys
@@ -13,24 +15,32 @@ import torch
 import transformers
 
 import malmoi
-from malmoi.checkpoint import Checkpoint, write
+from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.checkpoint.export_gguf import export_gguf
-from malmoi.checkpoint.export_onnx import HEADS, Graph, batch, export_onnx, scores
-from malmoi.cli.app import run
+from malmoi.checkpoint.export_onnx import (
+    EXPORTED_HEADS,
+    OnnxModel,
+    example_inputs,
+    expected_scores,
+    export_onnx,
+)
+from malmoi.cli.app import run_command
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.model import FeatureConfig, Network, initialise
 from malmoi.model.families import albert, bert, electra, gpt2, gpt3, llama
 from malmoi.tokenizer import Tokenizer
-from malmoi.tokenizer.gguf import read_vocabulary
-from malmoi.tokenizer.gguf_write import vocabulary
+from malmoi.tokenizer.gguf_read import read_vocabulary
+from malmoi.tokenizer.gguf_write import gguf_vocabulary
 from test_gguf import TEMPLATE, TEXT, byte_vocabulary
 
 SIZES: dict[str, Any] = dict(vocab=352, context=40, width=32, depth=1, heads=4)
 Case = tuple[ModelConfig, dict[str, int], FeatureConfig | None]
 
 
-def network(config: ModelConfig, heads: dict[str, int], features: FeatureConfig | None = None) -> Network:
+def network(
+    config: ModelConfig, heads: dict[str, int], features: FeatureConfig | None = None
+) -> Network:
     torch.manual_seed(0)
     found = initialise(Network(config, heads, features=features), seed=0).eval()
     with torch.no_grad():
@@ -46,7 +56,11 @@ def words() -> Tokenizer:
 
 # ------------------------------------------------------------------ ONNX
 
-BANDED: Case = (gpt3(**SIZES | dict(depth=2), attention=("causal", "causal & local:3")), {"lm": 0}, None)
+BANDED: Case = (
+    gpt3(**SIZES | dict(depth=2), attention=("causal", "causal & local:3")),
+    {"lm": 0},
+    None,
+)
 SLOW: dict[str, Case] = {
     "llama": (llama(**SIZES, kv_heads=2), {"lm": 0}, None),
     "a fast recipe": (
@@ -62,14 +76,24 @@ SLOW: dict[str, Case] = {
     "choice by bert": (bert(**SIZES), {"choice": 0}, None),
     "tags": (albert(**SIZES | dict(depth=2), embed_width=16), {"tag": 5}, None),
     "replaced": (electra(**SIZES, embed_width=16), {"detect": 0}, None),
-    "linear on frozen layers": (bert(**SIZES), {"tag": 3}, FeatureConfig(layers=(0, 1), weighted=True)),
-    "BiLSTM on frozen layers": (bert(**SIZES), {"classify": 3}, FeatureConfig(layers=(0, 1), recurrent=16)),
+    "linear on frozen layers": (
+        bert(**SIZES),
+        {"tag": 3},
+        FeatureConfig(layers=(0, 1), weighted=True),
+    ),
+    "BiLSTM on frozen layers": (
+        bert(**SIZES),
+        {"classify": 3},
+        FeatureConfig(layers=(0, 1), recurrent=16),
+    ),
 }
 
 
 def check(case: Case, path: Path) -> None:
-    """The same scores at every shape, with padding at the end and, where the model knows it, at the front."""
-    graph = Graph(network(*case))
+    """The same scores at every shape, with padding at the end and, where the model knows it, at
+    the front.
+    """
+    graph = OnnxModel(network(*case))
     assert export_onnx(Checkpoint(graph.network), path) < 1e-4
     session = onnxruntime.InferenceSession(path)
     assert [given.name for given in session.get_inputs()] == list(graph.inputs)
@@ -77,12 +101,14 @@ def check(case: Case, path: Path) -> None:
     for rows, length, left in [(1, 1, False), (1, 40, False), (4, 17, False), (5, 9, True)]:
         if left and graph.recurrent is not None:
             continue
-        given = batch(graph, rows, length)
+        given = example_inputs(graph, rows, length)
         given = (given[0], given[1].flip(-1) if left else given[1], *given[2:])
-        theirs = session.run(None, {name: part.numpy() for name, part in zip(graph.inputs, given, strict=True)})
+        theirs = session.run(
+            None, {name: part.numpy() for name, part in zip(graph.inputs, given, strict=True)}
+        )
         mask = given[1].bool().numpy()
         with torch.inference_mode():
-            ours = scores(graph, given)
+            ours = expected_scores(graph, given)
         for one, other in zip(ours, theirs, strict=True):
             places = mask if one.shape[: mask.ndim] == mask.shape else ...
             assert one.shape == other.shape
@@ -99,44 +125,64 @@ def test_onnx_runtime_gives_the_scores_of_every_kind_of_model(name: str, tmp_pat
     check(SLOW[name], tmp_path / "model.onnx")
 
 
-def test_weights_too_large_for_the_file_lie_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("malmoi.checkpoint.export_onnx.LARGEST", 0)
+def test_weights_too_large_for_the_file_lie_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("malmoi.checkpoint.export_onnx.MAX_INLINE_BYTES", 0)
     check((gpt2(**SIZES), {"lm": 0, "choice": 0}, None), tmp_path / "model.onnx")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["model.onnx", "model.onnx.data"]
 
 
 def test_every_head_is_written() -> None:
-    assert set(HEADS) == set(malmoi.model.heads.HEADS)
+    assert set(EXPORTED_HEADS) == set(malmoi.model.heads.HEAD_BUILDERS)
 
 
 def test_a_classifier_goes_to_onnx_with_its_labels_and_its_tokenizer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = network(bert(**SIZES), {"classify": 3})
-    write(Checkpoint(given, words(), ("나쁨", "so so", "good"), extra={"length": 30}), tmp_path / "model")
-    asked = ["export", "onnx", "--model", str(tmp_path / "model"), "--out", str(tmp_path / "new" / "model.onnx")]
-    assert run([*asked, "--dtype", "int8"]) == 0, capsys.readouterr().err
+    write_checkpoint(
+        Checkpoint(given, words(), ("나쁨", "so so", "good"), extra={"length": 30}),
+        tmp_path / "model",
+    )
+    asked = [
+        "export",
+        "onnx",
+        "--model",
+        str(tmp_path / "model"),
+        "--out",
+        str(tmp_path / "new" / "model.onnx"),
+    ]
+    assert run_command([*asked, "--dtype", "int8"]) == 0, capsys.readouterr().err
     assert " MB, scores at most 0.0" in capsys.readouterr().out
     assert Tokenizer.load(tmp_path / "new").encode(TEXT) == words().encode(TEXT)
     file = onnx.load(tmp_path / "new" / "model.onnx")
     about = {entry.key: entry.value for entry in file.metadata_props}
     assert json.loads(about["labels"]) == ["나쁨", "so so", "good"]
-    assert (about["head"], about["context"], json.loads(about["malmoi"])) == ("classify", "40", {"length": 30})
+    assert (about["head"], about["context"], json.loads(about["malmoi"])) == (
+        "classify",
+        "40",
+        {"length": 30},
+    )
     assert str(Path(malmoi.__file__).parent).encode() not in file.SerializeToString()
     weights = {tensor.data_type for tensor in file.graph.initializer if len(tensor.dims) == 2}
     assert onnx.TensorProto.INT8 in weights
     tokens = np.array([words().encode("the King").tokens])
-    inputs = {"input_ids": tokens, "attention_mask": np.ones_like(tokens), "token_type_ids": np.zeros_like(tokens)}
+    inputs = {
+        "input_ids": tokens,
+        "attention_mask": np.ones_like(tokens),
+        "token_type_ids": np.zeros_like(tokens),
+    }
     theirs = onnxruntime.InferenceSession(tmp_path / "new" / "model.onnx").run(None, inputs)[0]
     with torch.inference_mode():
         ours = given(torch.from_numpy(tokens))["classify"].numpy()
     np.testing.assert_allclose(theirs, ours, rtol=0, atol=0.05)
     before = (tmp_path / "new" / "model.onnx").read_bytes()
-    assert run(asked) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert run_command(asked) == 2
+    assert "already exists" in capsys.readouterr().err
     assert (tmp_path / "new" / "model.onnx").read_bytes() == before
-    assert run([*asked[:-1], str(tmp_path / "new" / "other.onnx")]) == 2
-    assert "tokenizer.json is there already" in capsys.readouterr().err
+    assert run_command([*asked[:-1], str(tmp_path / "new" / "other.onnx")]) == 2
+    assert "tokenizer.json already exists" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------ GGUF
@@ -165,7 +211,9 @@ def test_our_reader_finds_a_llama_bit_for_bit(name: str, tmp_path: Path) -> None
     assert back.tokenizer.specials == words().specials
 
 
-@pytest.mark.parametrize("config", [gpt2(**WIDE), gpt2(**WIDE, tied=False), LLAMAS["tied"], llama(**WIDE)])
+@pytest.mark.parametrize(
+    "config", [gpt2(**WIDE), gpt2(**WIDE, tied=False), LLAMAS["tied"], llama(**WIDE)]
+)
 @torch.no_grad()
 def test_transformers_opens_the_file(config: ModelConfig, tmp_path: Path) -> None:
     given = network(config, {"lm": 0})
@@ -178,14 +226,22 @@ def test_transformers_opens_the_file(config: ModelConfig, tmp_path: Path) -> Non
     assert tokenizer.chat_template == TEMPLATE
 
 
-@pytest.mark.parametrize(("dtype", "bits", "size"), [("f16", 11, 2), ("bf16", 8, 2), ("q8_0", 8, 1.0625)])
+@pytest.mark.parametrize(
+    ("dtype", "bits", "size"), [("f16", 11, 2), ("bf16", 8, 2), ("q8_0", 8, 1.0625)]
+)
 def test_weights_are_packed(dtype: str, bits: int, size: float, tmp_path: Path) -> None:
     given = network(LLAMAS["tied"], {"lm": 0})
     for name in ("f32", dtype):
         export_gguf(Checkpoint(given, words()), tmp_path / f"{name}.gguf", name)
-    weights = {name: weight for name, weight in given.state_dict().items() if weight.dim() > 1 and "heads" not in name}
+    weights = {
+        name: weight
+        for name, weight in given.state_dict().items()
+        if weight.dim() > 1 and "heads" not in name
+    }
     saved = (tmp_path / "f32.gguf").stat().st_size - (tmp_path / f"{dtype}.gguf").stat().st_size
-    assert saved == pytest.approx(sum(weight.numel() for weight in weights.values()) * (4 - size), rel=1e-2)
+    assert saved == pytest.approx(
+        sum(weight.numel() for weight in weights.values()) * (4 - size), rel=1e-2
+    )
     back = malmoi.load(tmp_path / f"{dtype}.gguf", device="cpu").network.state_dict()
     for name, weight in weights.items():
         assert (back[name] - weight).abs().max() <= weight.abs().max() / (2**bits - 2), name
@@ -193,9 +249,23 @@ def test_weights_are_packed(dtype: str, bits: int, size: float, tmp_path: Path) 
 
 def test_a_row_that_fits_no_block_is_kept_as_f16(tmp_path: Path) -> None:
     given = network(llama(**SIZES | dict(width=40), hidden=64), {"lm": 0})
-    write(Checkpoint(given, words()), tmp_path / "model")
+    write_checkpoint(Checkpoint(given, words()), tmp_path / "model")
     out = tmp_path / "new" / "model.gguf"
-    assert run(["export", "gguf", "--model", str(tmp_path / "model"), "--out", str(out), "--dtype", "q8_0"]) == 0
+    assert (
+        run_command(
+            [
+                "export",
+                "gguf",
+                "--model",
+                str(tmp_path / "model"),
+                "--out",
+                str(out),
+                "--dtype",
+                "q8_0",
+            ]
+        )
+        == 0
+    )
     back = malmoi.load(out, device="cpu").network.state_dict()
     up, down = (f"trunk.blocks.0.mlp.{part}.weight" for part in ("up", "down"))
     assert torch.equal(back[up], given.state_dict()[up].half().float())
@@ -203,7 +273,17 @@ def test_a_row_that_fits_no_block_is_kept_as_f16(tmp_path: Path) -> None:
 
 
 def test_a_sentencepiece_vocabulary_comes_back() -> None:
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcd", "ab", "▁ab", "cd", "abcd"]
+    tokens = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        *"▁abcd",
+        "ab",
+        "▁ab",
+        "cd",
+        "abcd",
+    ]
     given = {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": tokens,
@@ -214,7 +294,7 @@ def test_a_sentencepiece_vocabulary_comes_back() -> None:
         "tokenizer.ggml.unknown_token_id": 0,
     }
     tokenizer = read_vocabulary(given, "here")
-    described = vocabulary(tokenizer, len(tokens))
+    described = gguf_vocabulary(tokenizer, len(tokens))
     assert described["tokenizer.ggml.token_type"] == given["tokenizer.ggml.token_type"]
     assert described["tokenizer.ggml.add_bos_token"]
     again = read_vocabulary(described, "here")
@@ -236,7 +316,11 @@ def test_a_sentencepiece_vocabulary_comes_back() -> None:
         (gpt2(**SIZES, activation="relu"), {"lm": 0}, "activation = 'relu'"),
         (gpt3(**SIZES, attention=("causal & local:3",)), {"lm": 0}, "attention = "),
         (llama(**SIZES, softcap=30.0), {"lm": 0}, "from llama is softcap = 30.0"),
-        (llama(**SIZES, rotary_scaling="yarn:4,16,16,1"), {"lm": 0}, "rotary_scaling = 'yarn:4,16,16,1'"),
+        (
+            llama(**SIZES, rotary_scaling="yarn:4,16,16,1"),
+            {"lm": 0},
+            "rotary_scaling = 'yarn:4,16,16,1'",
+        ),
         (gpt2(**SIZES), {"classify": 2}, "this has the heads classify"),
         (bert(**SIZES), {"mlm": 0}, "this has the heads mlm"),
     ],
@@ -250,10 +334,17 @@ def test_what_llama_cpp_cannot_do_is_refused(
 
 
 def test_a_tokenizer_that_llama_cpp_has_not_is_refused(tmp_path: Path) -> None:
-    lower = malmoi.tokenizer.train(["a b c"] * 9, kind="byte-bpe", vocab=300, lowercase=True)
-    for tokenizer in (lower, malmoi.tokenizer.train(["a b c"] * 9, kind="char", vocab=300)):
+    lower = malmoi.tokenizer.train_tokenizer(
+        ["a b c"] * 9, kind="byte-bpe", vocab=300, lowercase=True
+    )
+    for tokenizer in (
+        lower,
+        malmoi.tokenizer.train_tokenizer(["a b c"] * 9, kind="char", vocab=300),
+    ):
         with pytest.raises(UsageError, match="does not cut text as this tokenizer"):
-            export_gguf(Checkpoint(network(gpt2(**SIZES), {"lm": 0}), tokenizer), tmp_path / "model.gguf")
+            export_gguf(
+                Checkpoint(network(gpt2(**SIZES), {"lm": 0}), tokenizer), tmp_path / "model.gguf"
+            )
     with pytest.raises(UsageError, match="has no tokenizer"):
         export_gguf(Checkpoint(network(gpt2(**SIZES), {"lm": 0})), tmp_path / "model.gguf")
 
@@ -261,12 +352,24 @@ def test_a_tokenizer_that_llama_cpp_has_not_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words_", "sentence"),
     [
-        (["onx", "--model", "m", "--out", "a.onnx"], "There is no command 'onx'. Did you mean 'onnx'?"),
+        (
+            ["onx", "--model", "m", "--out", "a.onnx"],
+            "There is no command 'onx'. Did you mean 'onnx'?",
+        ),
         (["onnx", "--model", "m", "--out", "a.bin"], "should be a file whose name ends in .onnx"),
-        (["onnx", "--model", "m", "--out", "a.onnx", "--dtype", "int4"], "written as fp32 or int8, not 'int4'"),
-        (["gguf", "--model", "m", "--out", "a.gguf", "--dtype", "q4_0"], "written as f32, f16, bf16, q8_0, not 'q4_0'"),
-        (["gguf", "--model", "adapter", "--out", "a.gguf"], "malmoi merge --model adapter --out DIR"),
-        (["gguf", "--model", "m", "--out", "there.gguf"], "there.gguf is there already"),
+        (
+            ["onnx", "--model", "m", "--out", "a.onnx", "--dtype", "int4"],
+            "written as fp32 or int8, not 'int4'",
+        ),
+        (
+            ["gguf", "--model", "m", "--out", "a.gguf", "--dtype", "q4_0"],
+            "written as f32, f16, bf16, q8_0, not 'q4_0'",
+        ),
+        (
+            ["gguf", "--model", "adapter", "--out", "a.gguf"],
+            "malmoi merge --model adapter --out DIR",
+        ),
+        (["gguf", "--model", "m", "--out", "there.gguf"], "there.gguf already exists"),
     ],
 )
 def test_wrong_requests_are_one_sentence(
@@ -277,18 +380,22 @@ def test_wrong_requests_are_one_sentence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write(Checkpoint(network(gpt2(**SIZES), {"lm": 0})), tmp_path / "m")
+    write_checkpoint(Checkpoint(network(gpt2(**SIZES), {"lm": 0})), tmp_path / "m")
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     (tmp_path / "there.gguf").touch()
-    assert run(["export", *words_]) == 2
+    assert run_command(["export", *words_]) == 2
     assert sentence in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("package", "export"), [("onnxscript", export_onnx), ("gguf", export_gguf)])
+@pytest.mark.parametrize(
+    ("package", "export"), [("onnxscript", export_onnx), ("gguf", export_gguf)]
+)
 def test_a_missing_package_names_the_extra(
     package: str, export: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MalmoiError, match=r"need.* the gguf.*|Writing ONNX needs onnxscript: pip install onnx"):
+    with pytest.raises(
+        MalmoiError, match=r"need.* the gguf.*|Writing ONNX needs onnxscript: pip install onnx"
+    ):
         export(Checkpoint(network(gpt2(**SIZES), {"lm": 0}), words()), tmp_path / "model.onnx")

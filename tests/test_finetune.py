@@ -1,4 +1,6 @@
-"""Fine-tuning: every kind of task by BERT's way and GPT-1's, in folders that transformers opens with equal scores."""
+"""Fine-tuning: every kind of task by BERT's way and GPT-1's, in folders that transformers opens
+with equal scores.
+"""
 
 import json
 import os
@@ -13,21 +15,29 @@ import torch
 import torch.nn.functional as F
 
 import malmoi
-from malmoi.checkpoint import Checkpoint, write
-from malmoi.decode.batch import Room
+from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.infer import Answer, Model
-from malmoi.infer.answer import answer
-from malmoi.infer.predict import Reading
+from malmoi.evaluation.evaluate import evaluate
+from malmoi.evaluation.tasks import custom_task, named_task
+from malmoi.finetuning.config import FinetuneConfig, finetune_config
+from malmoi.finetuning.finetune import finetune
+from malmoi.finetuning.trainer import FinetuneTrainer
+from malmoi.inference import Answer, Model
+from malmoi.inference.answer import answer_questions
+from malmoi.inference.predict import Predictor
 from malmoi.model import Network, initialise, preset
-from malmoi.objectives import Pass, count_labels
-from malmoi.objectives.task import choice_scores, choose, classify, regress, span, tag
-from malmoi.tasks import own, task
-from malmoi.tokenizer import Tokenizer, train
-from malmoi.train import Stopped
-from malmoi.tune import evaluate, finetune
-from malmoi.tune.settings import FinetuneConfig, finetune_config
-from malmoi.tune.tuner import Tuner
+from malmoi.tokenizer import Tokenizer, train_tokenizer
+from malmoi.tokenizer.padding import BatchLimits
+from malmoi.training.losses import ForwardPass, count_labels
+from malmoi.training.losses.task import (
+    choice_loss,
+    classification_loss,
+    group_choice_scores,
+    regression_loss,
+    span_loss,
+    tagging_loss,
+)
+from malmoi.training.signals import Stopped
 
 GOOD, BAD = "a good fine great film", "a bad poor weak film"
 CONTEXT = "Alice lives in Seoul . Bob lives in Paris . Carol lives in Rome ."
@@ -38,46 +48,70 @@ QUICK: dict[str, Any] = dict(epochs=6, lr=5e-3, batch=8, warmup=0.1, precision="
 def rows_of(kind: str) -> tuple[str, str]:
     """A name and the content of a file from which this kind can be learnt in seconds."""
     if kind == "classification":
-        return "a.csv", "text,label\n" + "".join(f"{t},{n}\n" for t, n in [(GOOD, "yes"), (BAD, "no")] * 24)
+        return "a.csv", "text,label\n" + "".join(
+            f"{t},{n}\n" for t, n in [(GOOD, "yes"), (BAD, "no")] * 24
+        )
     if kind == "regression":
-        return "a.csv", "text,pair,label\n" + "".join(f"{GOOD},{t},{n}\n" for t, n in [(GOOD, 4), (BAD, 1)] * 24)
+        return "a.csv", "text,pair,label\n" + "".join(
+            f"{GOOD},{t},{n}\n" for t, n in [(GOOD, 4), (BAD, 1)] * 24
+        )
     if kind == "tagging":
         row = {"text": CONTEXT.split(), "label": [_tag(word) for word in CONTEXT.split()]}
         return "a.jsonl", (json.dumps(row) + "\n") * 32
     if kind == "choice":
         rows = [(GOOD, BAD, 0), (BAD, GOOD, 1)] * 16
-        return "a.csv", "text,first,second,label\n" + "".join(f"the cat sat,{a},{b},{n}\n" for a, b, n in rows)
+        return "a.csv", "text,first,second,label\n" + "".join(
+            f"the cat sat,{a},{b},{n}\n" for a, b, n in rows
+        )
     people = [("Alice", "Seoul"), ("Bob", "Paris"), ("Carol", "Rome")] * 12
     return "a.jsonl", "".join(
-        json.dumps({"text": f"where does {who} live", "context": CONTEXT, "label": where, "id": str(i)}) + "\n"
+        json.dumps(
+            {"text": f"where does {who} live", "context": CONTEXT, "label": where, "id": str(i)}
+        )
+        + "\n"
         for i, (who, where) in enumerate(people)
     )
 
 
 def _tag(word: str) -> str:
-    return "B-PER" if word in ("Alice", "Bob", "Carol") else "B-LOC" if word in ("Seoul", "Paris", "Rome") else "O"
+    return (
+        "B-PER"
+        if word in ("Alice", "Bob", "Carol")
+        else "B-LOC"
+        if word in ("Seoul", "Paris", "Rome")
+        else "O"
+    )
 
 
 def the_task(kind: str) -> Any:
-    more: dict[str, Any] = {"choice": {"choices": ("first", "second")}, "regression": {"pair": "pair"}}.get(kind, {})
-    return own(kind, **more)  # type: ignore[arg-type]
+    more: dict[str, Any] = {
+        "choice": {"choices": ("first", "second")},
+        "regression": {"pair": "pair"},
+    }.get(kind, {})
+    return custom_task(kind, **more)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    words = train(VOCAB * 3, kind="wordpiece", vocab=150)
-    config = preset("bert-tiny", vocab=words.vocab_size, context=64, width=32, depth=2, heads=2, dropout=0.0)
+    words = train_tokenizer(VOCAB * 3, kind="wordpiece", vocab=150)
+    config = preset(
+        "bert-tiny", vocab=words.vocab_size, context=64, width=32, depth=2, heads=2, dropout=0.0
+    )
     folder = tmp_path_factory.mktemp("bert")
-    write(Checkpoint(initialise(Network(config, {"mlm": 0, "nsp": 0}), 0), words), folder)
+    write_checkpoint(
+        Checkpoint(initialise(Network(config, {"mlm": 0, "nsp": 0}), 0), words), folder
+    )
     return folder
 
 
 @pytest.fixture(scope="module")
 def gpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    words = train(VOCAB * 3, kind="byte-bpe", vocab=330)
-    config = preset("gpt2-small", vocab=words.vocab_size, context=96, width=32, depth=2, heads=2, dropout=0.0)
+    words = train_tokenizer(VOCAB * 3, kind="byte-bpe", vocab=330)
+    config = preset(
+        "gpt2-small", vocab=words.vocab_size, context=96, width=32, depth=2, heads=2, dropout=0.0
+    )
     folder = tmp_path_factory.mktemp("gpt")
-    write(Checkpoint(initialise(Network(config, {"lm": 0}), 0), words), folder)
+    write_checkpoint(Checkpoint(initialise(Network(config, {"lm": 0}), 0), words), folder)
     return folder
 
 
@@ -127,14 +161,13 @@ def test_a_bert_learns_every_kind_and_transformers_reads_it(
 
 
 def scores_of(model: Model, text: Any, kind: str) -> torch.Tensor:
-    from malmoi.infer.predict import choice_scores as choices
-    from malmoi.infer.predict import class_scores, token_scores
+    from malmoi.inference.predict import class_scores, score_choices, token_scores
 
-    reading = Reading.of(model.checkpoint)
+    reading = Predictor.of(model.checkpoint)
     if kind in ("classification", "regression"):
         return class_scores(reading, [text])
     if kind == "choice":
-        return torch.stack(choices(reading, [text]))
+        return torch.stack(score_choices(reading, [text]))
     encoding = model.tokenizer.encode(*([text] if isinstance(text, str) else text))
     found = token_scores(model.network, [encoding], "tag" if kind == "tagging" else "span")[0]
     return found if kind == "tagging" else found.T
@@ -148,15 +181,23 @@ def scores_there(out: Path, text: Any, name: str) -> torch.Tensor:
     with torch.no_grad():
         if "Choice" in name:
             context, choices = text
-            inputs = words([context] * len(choices), list(choices), return_tensors="pt", padding=True)
+            inputs = words(
+                [context] * len(choices), list(choices), return_tensors="pt", padding=True
+            )
             return model(**{key: value[None] for key, value in inputs.items()}).logits
         inputs = words(*([text] if isinstance(text, str) else text), return_tensors="pt")
         found = model(**inputs)
-    return torch.stack([found.start_logits[0], found.end_logits[0]]) if "Question" in name else found.logits[0]
+    return (
+        torch.stack([found.start_logits[0], found.end_logits[0]])
+        if "Question" in name
+        else found.logits[0]
+    )
 
 
 @pytest.mark.parametrize("kind", ["classification", "choice", "regression"])
-def test_a_gpt_learns_by_gpt1s_way(kind: str, gpt: Path, data: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_gpt_learns_by_gpt1s_way(
+    kind: str, gpt: Path, data: Callable[[str], Path], tmp_path: Path
+) -> None:
     path = data(kind)
     done = finetune(gpt, the_task(kind), path, tmp_path / "out", path, lm=0.5, **QUICK)
     assert done.metrics[KINDS[kind][0]] > 0.9
@@ -172,7 +213,9 @@ def test_a_gpt_learns_by_gpt1s_way(kind: str, gpt: Path, data: Callable[[str], P
 
 def test_a_pair_without_an_order_is_read_both_ways(gpt: Path, tmp_path: Path) -> None:
     path = tmp_path / "train.tsv"
-    path.write_text("sentence1\tsentence2\tscore\n" + f"{GOOD}\t{BAD}\t1\n{GOOD}\t{GOOD}\t4\n" * 12, "utf-8")
+    path.write_text(
+        "sentence1\tsentence2\tscore\n" + f"{GOOD}\t{BAD}\t1\n{GOOD}\t{GOOD}\t4\n" * 12, "utf-8"
+    )
     model = finetune(gpt, "stsb", path, tmp_path / "out", path, **{**QUICK, "epochs": 2}).model
     assert model.checkpoint.extra["both"] is True
     there, back = (model.predict(pair).scores for pair in [(GOOD, BAD), (BAD, GOOD)])
@@ -182,33 +225,43 @@ def test_a_pair_without_an_order_is_read_both_ways(gpt: Path, tmp_path: Path) ->
 # ------------------------------------------------------------------ objectives
 
 
-def a_pass(head: str, classes: int, batch: dict[str, torch.Tensor]) -> Pass:
+def a_pass(head: str, classes: int, batch: dict[str, torch.Tensor]) -> ForwardPass:
     config = preset("bert-tiny", vocab=20, context=16, width=16, heads=2, depth=1, dropout=0.0)
     network = initialise(Network(config, {head: classes}), 0).eval()
     tokens = torch.randint(0, 20, (4, 8), generator=torch.Generator().manual_seed(0))
-    return Pass(network, network.trunk(tokens), {"tokens": tokens, **batch})
+    return ForwardPass(network, network.trunk(tokens), {"tokens": tokens, **batch})
 
 
 def test_task_losses_are_what_torch_says() -> None:
     labels = torch.tensor([0, 2, 1, 2])
     done = a_pass("classify", 3, {"labels": labels})
-    counts = count_labels(classify(), done.batch)
+    counts = count_labels(classification_loss(), done.batch)
     scores = done.scores("classify")
-    assert classify()(done, counts)[0].item() == pytest.approx(F.cross_entropy(scores, labels).item(), abs=1e-6)
+    assert classification_loss()(done, counts)[0].item() == pytest.approx(
+        F.cross_entropy(scores, labels).item(), abs=1e-6
+    )
     rare = torch.tensor([2.0, 1.0, 0.5])
     summed = F.cross_entropy(scores, labels, rare, reduction="sum").item() / 4
-    assert classify(rare.tolist())(done, counts)[0].item() == pytest.approx(summed, abs=1e-6)
+    assert classification_loss(rare.tolist())(done, counts)[0].item() == pytest.approx(
+        summed, abs=1e-6
+    )
 
     numbers = torch.tensor([0.5, 1.0, -2.0, 3.0])
     done = a_pass("classify", 1, {"labels": numbers})
     wanted = F.mse_loss(done.scores("classify").squeeze(-1), numbers).item()
-    assert regress()(done, count_labels(regress(), done.batch))[0].item() == pytest.approx(wanted, abs=1e-6)
+    assert regression_loss()(done, count_labels(regression_loss(), done.batch))[
+        0
+    ].item() == pytest.approx(wanted, abs=1e-6)
 
     tags = torch.randint(0, 3, (4, 8))
     tags[:, 5:] = -100
     done = a_pass("tag", 3, {"labels": tags})
-    wanted = F.cross_entropy(done.scores("tag").flatten(0, 1), tags.flatten(), ignore_index=-100).item()
-    assert tag()(done, count_labels(tag(), done.batch))[0].item() == pytest.approx(wanted, abs=1e-6)
+    wanted = F.cross_entropy(
+        done.scores("tag").flatten(0, 1), tags.flatten(), ignore_index=-100
+    ).item()
+    assert tagging_loss()(done, count_labels(tagging_loss(), done.batch))[
+        0
+    ].item() == pytest.approx(wanted, abs=1e-6)
 
 
 def test_the_span_loss_is_that_of_transformers() -> None:
@@ -216,27 +269,40 @@ def test_the_span_loss_is_that_of_transformers() -> None:
     done = a_pass("span", 0, {"labels": places})
     start, end = done.scores("span").unbind(-1)
     wanted = (F.cross_entropy(start, places[:, 0]) + F.cross_entropy(end, places[:, 1])) / 2
-    assert span()(done, count_labels(span(), done.batch))[0].item() == pytest.approx(wanted.item(), abs=1e-6)
+    assert span_loss()(done, count_labels(span_loss(), done.batch))[0].item() == pytest.approx(
+        wanted.item(), abs=1e-6
+    )
 
 
 def test_choices_of_unequal_number_are_scored_apart() -> None:
     places = torch.tensor([[0, 1, 2], [3, -1, -1]])
     done = a_pass("choice", 0, {"labels": torch.tensor([2, 0]), "places": places})
-    scores = choice_scores(done.scores("choice"), places)
+    scores = group_choice_scores(done.scores("choice"), places)
     assert scores[1, 0].softmax(-1) == 1
     wanted = F.cross_entropy(done.scores("choice")[:3, 0][None], torch.tensor([2])).item() / 2
-    assert choose()(done, count_labels(choose(), done.batch))[0].item() == pytest.approx(wanted, abs=1e-6)
+    assert choice_loss()(done, count_labels(choice_loss(), done.batch))[0].item() == pytest.approx(
+        wanted, abs=1e-6
+    )
 
 
 # ------------------------------------------------------------------ ways of adapting
 
 
-def test_a_frozen_trunk_stays_and_layers_can_be_frozen(bert: Path, data: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_frozen_trunk_stays_and_layers_can_be_frozen(
+    bert: Path, data: Callable[[str], Path], tmp_path: Path
+) -> None:
     path = data("classification")
     before = malmoi.load(bert).network.trunk.state_dict()
-    after = finetune(bert, "classification", path, tmp_path / "a", path, freeze=True, epochs=1, lr=1e-2).model
-    assert all(torch.equal(before[name], weight) for name, weight in after.network.trunk.state_dict().items())
-    some = finetune(bert, "classification", path, tmp_path / "b", path, freeze_layers=1, epochs=1, lr=1e-2).model
+    after = finetune(
+        bert, "classification", path, tmp_path / "a", path, freeze=True, epochs=1, lr=1e-2
+    ).model
+    assert all(
+        torch.equal(before[name], weight)
+        for name, weight in after.network.trunk.state_dict().items()
+    )
+    some = finetune(
+        bert, "classification", path, tmp_path / "b", path, freeze_layers=1, epochs=1, lr=1e-2
+    ).model
     same = {n: torch.equal(before[n], w) for n, w in some.network.trunk.state_dict().items()}
     assert same["blocks.0.mlp.up.weight"]
     assert same["embed.token.weight"]
@@ -245,10 +311,14 @@ def test_a_frozen_trunk_stays_and_layers_can_be_frozen(bert: Path, data: Callabl
         finetune(bert, "classification", path, tmp_path / "c", path, freeze_layers=9)
 
 
-def test_the_same_seed_gives_the_same_weights(bert: Path, data: Callable[[str], Path], tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_weights(
+    bert: Path, data: Callable[[str], Path], tmp_path: Path
+) -> None:
     path = data("classification")
     one, two = (
-        finetune(bert, "classification", path, tmp_path / name, path, epochs=2, lr=1e-3, layer_decay=0.8).model
+        finetune(
+            bert, "classification", path, tmp_path / name, path, epochs=2, lr=1e-3, layer_decay=0.8
+        ).model
         for name in "ab"
     )
     pairs = zip(one.network.parameters(), two.network.parameters(), strict=True)
@@ -258,12 +328,14 @@ def test_the_same_seed_gives_the_same_weights(bert: Path, data: Callable[[str], 
 def test_layers_further_down_learn_slower(bert: Path, tmp_path: Path) -> None:
     checkpoint = malmoi.load(bert).checkpoint
     settings = finetune_config({"layer_decay": 0.5, "lr": 1e-3})
-    from malmoi.train.optim import make_optimizers
-    from malmoi.tune.tuner import _layered
+    from malmoi.finetuning.trainer import _layered
+    from malmoi.training.optim import make_optimizers
 
     optimizers = make_optimizers(checkpoint.network, settings.training(10))
     _layered(optimizers, checkpoint.network, 0.5)
-    rates = {id(p): group["lr"] for o in optimizers for group in o.param_groups for p in group["params"]}
+    rates = {
+        id(p): group["lr"] for o in optimizers for group in o.param_groups for p in group["params"]
+    }
     trunk = checkpoint.network.trunk
     assert len(rates) == sum(1 for _ in checkpoint.network.parameters())
     assert rates[id(trunk.blocks[1].mlp.up.weight)] == pytest.approx(5e-4)  # type: ignore[union-attr]
@@ -290,20 +362,37 @@ def test_seeds_and_the_grid(
 def test_without_a_development_file_some_are_held_out(
     bert: Path, data: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = finetune(bert, "classification", data("classification"), tmp_path / "o", class_weights=True, untrained=True,
-                    patience=1, evaluations=4, epochs=1)  # fmt: skip
+    done = finetune(
+        bert,
+        "classification",
+        data("classification"),
+        tmp_path / "o",
+        class_weights=True,
+        from_scratch=True,
+        patience=1,
+        evaluations=4,
+        epochs=1,
+    )
     assert "5 of the examples are held out" in capsys.readouterr().err
-    rows = [json.loads(line) for line in (done.out / "metrics.jsonl").read_text("utf-8").splitlines()]
-    assert {"step", "tokens", "seconds", "loss", "lr", "tokens_per_second"} <= set(rows[0]) | set(rows[1])
+    rows = [
+        json.loads(line) for line in (done.out / "metrics.jsonl").read_text("utf-8").splitlines()
+    ]
+    assert {"step", "tokens", "seconds", "loss", "lr", "tokens_per_second"} <= set(rows[0]) | set(
+        rows[1]
+    )
     assert any("accuracy" in row for row in rows)
 
 
 def test_questions_without_an_answer_get_a_threshold(bert: Path, tmp_path: Path) -> None:
     rows = [("where does Alice live", "Seoul"), ("who knows why", "")] * 16
-    lines = [{"text": q, "context": CONTEXT, "label": a, "id": str(i)} for i, (q, a) in enumerate(rows)]
+    lines = [
+        {"text": q, "context": CONTEXT, "label": a, "id": str(i)} for i, (q, a) in enumerate(rows)
+    ]
     path = tmp_path / "q.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
-    done = finetune(bert, own("answer"), path, tmp_path / "out", path, **{**QUICK, "epochs": 20})
+    done = finetune(
+        bert, custom_task("answer"), path, tmp_path / "out", path, **{**QUICK, "epochs": 20}
+    )
     assert done.metrics["span_f1"] >= done.metrics["span_f1_without_threshold"]
     assert done.metrics["span_f1"] > 0.9
     model = malmoi.load(tmp_path / "out")
@@ -321,15 +410,22 @@ def test_the_best_span_is_the_best_of_all(bert: Path) -> None:
     network = initialise(Network(config, {"span": 0}), 3).eval()
     with torch.no_grad():
         network.heads["span"].linear.weight.mul_(30)  # type: ignore[union-attr, operator]
-    (found,) = answer(Reading(network, words), [("where", CONTEXT)], top=3)
+    (found,) = answer_questions(Predictor(network, words), [("where", CONTEXT)], top=3)
     assert isinstance(found, Answer)
     encoding = words.encode("where", CONTEXT)
     with torch.inference_mode():
-        scores = network(torch.tensor([encoding.tokens]), segments=torch.tensor([encoding.segments]), heads=("span",))[
-            "span"
-        ][0]
+        scores = network(
+            torch.tensor([encoding.tokens]),
+            segments=torch.tensor([encoding.segments]),
+            heads=("span",),
+        )["span"][0]
     places = [i for i, s in enumerate(encoding.segments) if s and not encoding.specials[i]]
-    every = {(i, j): float(scores[i, 0] + scores[j, 1]) for i in places for j in places if i <= j < i + 30}
+    every = {
+        (i, j): float(scores[i, 0] + scores[j, 1])
+        for i in places
+        for j in places
+        if i <= j < i + 30
+    }
     first, last = max(every, key=every.__getitem__)
     assert (found.start, found.end) == (encoding.offsets[first][0], encoding.offsets[last][1])
     assert found.text == CONTEXT[found.start : found.end]
@@ -338,25 +434,38 @@ def test_the_best_span_is_the_best_of_all(bert: Path) -> None:
 
 
 def test_a_gpt_answers_too_and_the_command_shows_it(
-    gpt: Path, bert: Path, data: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    gpt: Path,
+    bert: Path,
+    data: Callable[[str], Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from malmoi.cli import run
+    from malmoi.cli import run_command
 
     path = data("answer")
-    model = finetune(gpt, own("answer"), path, tmp_path / "a", path, **QUICK).model
+    model = finetune(gpt, custom_task("answer"), path, tmp_path / "a", path, **QUICK).model
     found = model.predict(("where does Alice live", CONTEXT))
     assert found.text == CONTEXT[found.start : found.end] == found.text.strip() != ""
     capsys.readouterr()
     ask = ["predict", "--model", str(tmp_path / "a"), "--pairs", "where does Alice live", CONTEXT]
-    assert run(ask) == 0
+    assert run_command(ask) == 0
     assert capsys.readouterr().out.split("\t")[0] == found.text
-    assert run([*ask[:3], "--json", *ask[3:]]) == 0
+    assert run_command([*ask[:3], "--json", *ask[3:]]) == 0
     assert json.loads(capsys.readouterr().out)["prediction"]["candidates"][0]["text"] == found.text
     path = data("choice")
     finetune(bert, the_task("choice"), path, tmp_path / "c", path, **QUICK)
     capsys.readouterr()
-    call = ["predict", "--model", str(tmp_path / "c"), "--choice", GOOD, "--choice", BAD, "the cat sat"]
-    assert run(call) == 0
+    call = [
+        "predict",
+        "--model",
+        str(tmp_path / "c"),
+        "--choice",
+        GOOD,
+        "--choice",
+        BAD,
+        "the cat sat",
+    ]
+    assert run_command(call) == 0
     assert capsys.readouterr().out.split("\t")[0] == GOOD
     assert model.predict(("where does Alice live", "")).text == ""
     with pytest.raises(UsageError, match="A question needs its text"):
@@ -368,14 +477,14 @@ def test_a_gpt_answers_too_and_the_command_shows_it(
 
 def stop_at(step: int, monkeypatch: pytest.MonkeyPatch, number: int = signal.SIGTERM) -> None:
     """From now on a run gets this signal after so many updates."""
-    update = Tuner._update
+    update = FinetuneTrainer._update
 
-    def interrupted(self: Tuner, batch: dict[str, Any]) -> None:
+    def interrupted(self: FinetuneTrainer, batch: dict[str, Any]) -> None:
         update(self, batch)
         if self.step == step:
             os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(Tuner, "_update", interrupted)
+    monkeypatch.setattr(FinetuneTrainer, "_update", interrupted)
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:
@@ -387,12 +496,21 @@ def judged_rows(folder: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if "second" not in k} for row in rows]
 
 
-@pytest.mark.parametrize("way", [{}, {"features": "last", "batch": 8}, {"layer_decay": 0.8, "patience": 4}])
+@pytest.mark.parametrize(
+    "way", [{}, {"features": "last", "batch": 8}, {"layer_decay": 0.8, "patience": 4}]
+)
 def test_a_stopped_run_goes_on_and_ends_bit_equal(
-    way: dict[str, Any], bert: Path, data: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    way: dict[str, Any],
+    bert: Path,
+    data: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    path, settings = data("classification"), {"epochs": 4, "batch": 8, "lr": 1e-3, "evaluations": 2, **way}
+    path, settings = (
+        data("classification"),
+        {"epochs": 4, "batch": 8, "lr": 1e-3, "evaluations": 2, **way},
+    )
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     done = finetune(bert, "classification", path, whole, path, **settings)
     for step, number in ((2, signal.SIGTERM), (13, signal.SIGINT)):
@@ -401,18 +519,22 @@ def test_a_stopped_run_goes_on_and_ends_bit_equal(
             with pytest.raises(Stopped) as stopped:
                 finetune(bert, "classification", path, cut, path, **settings)
         assert stopped.value.code == 128 + number
-        assert malmoi.load(cut).predict(GOOD).label in ("yes", "no")  # what there is can be looked at
+        # what there is can be looked at
+        assert malmoi.load(cut).predict(GOOD).label in ("yes", "no")
         assert (cut / "train_state" / f"step-{step}").is_dir()
     again = finetune(bert, "classification", path, cut, path, **settings)
     assert (again.metrics, again.steps) == (done.metrics, done.steps)
-    assert all(torch.equal(weight, weights_of(whole)[name]) for name, weight in weights_of(cut).items())
+    assert all(
+        torch.equal(weight, weights_of(whole)[name]) for name, weight in weights_of(cut).items()
+    )
     assert (cut / "predictions.jsonl").read_bytes() == (whole / "predictions.jsonl").read_bytes()
     ours = [row for row in judged_rows(cut) if row["step"] != 2]  # judged at once, to leave a model
     assert ours == judged_rows(whole)
     assert not (cut / "train_state").exists()
 
 
-@pytest.mark.parametrize("place", ["finish", "_finish"])  # while the run is being, and after it was finished
+# while the run is being, and after it was finished
+@pytest.mark.parametrize("place", ["finish_run", "_finish"])
 @pytest.mark.parametrize("way", [{"lm": 0.5}, {"seeds": 2}])
 def test_a_kill_after_the_last_step_leaves_the_same_predictions(
     place: str, way: dict[str, Any], gpt: Path, data: Callable[[str], Path], tmp_path: Path,
@@ -427,80 +549,105 @@ def test_a_kill_after_the_last_step_leaves_the_same_predictions(
     path, settings = data("classification"), {"steps": 4, "batch": 8, "precision": "fp32", **way}
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     done = finetune(gpt, "classification", path, whole, path, **settings)
-    monkeypatch.setattr("malmoi.tune.tuner.KEEP_EVERY", -1.0)
+    monkeypatch.setattr("malmoi.finetuning.trainer.SECONDS_BETWEEN_SAVES", -1.0)
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules["malmoi.tune.finetune"], place, dies)
+        patch.setattr(sys.modules["malmoi.finetuning.finetune"], place, dies)
         with pytest.raises(Killed):
             finetune(gpt, "classification", path, cut, path, **settings)
     # whatever another reader of the same weights would say in the last digit
-    monkeypatch.setattr("malmoi.infer.predict.room", lambda device: Room(rows=1))
+    monkeypatch.setattr(
+        "malmoi.inference.predict.forward_limits", lambda device: BatchLimits(rows=1)
+    )
     again = finetune(gpt, "classification", path, cut, path, **settings)
     assert again.metrics == done.metrics
     if place == "_finish":
-        assert (cut / "predictions.jsonl").read_bytes() == (whole / "predictions.jsonl").read_bytes()
+        assert (cut / "predictions.jsonl").read_bytes() == (
+            whole / "predictions.jsonl"
+        ).read_bytes()
 
 
 def test_a_killed_run_loses_what_came_after_its_last_state(
     bert: Path, data: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from malmoi.tune import tuner
+    from malmoi.finetuning import trainer
 
     class Killed(BaseException):
         """Stands for a power cut: nothing is saved on the way out."""
 
-    def dies(self: Tuner, batch: dict[str, Any]) -> None:
+    def dies(self: FinetuneTrainer, batch: dict[str, Any]) -> None:
         if self.step == 9:
             raise Killed
         update(self, batch)
 
     path, settings = data("classification"), {"epochs": 3, "batch": 8, "lr": 1e-3}
     done = finetune(bert, "classification", path, tmp_path / "whole", path, **settings)
-    monkeypatch.setattr(tuner, "KEEP_EVERY", -1.0)
+    monkeypatch.setattr(trainer, "SECONDS_BETWEEN_SAVES", -1.0)
     with monkeypatch.context() as patch:
-        update = Tuner._update
-        patch.setattr(Tuner, "_update", dies)
+        update = FinetuneTrainer._update
+        patch.setattr(FinetuneTrainer, "_update", dies)
         with pytest.raises(Killed):
             finetune(bert, "classification", path, tmp_path / "cut", path, **settings)
-    (tmp_path / "cut" / "train_state" / "step-9" / "rank-00000.safetensors").write_bytes(b"half")  # and a bad disk
-    assert finetune(bert, "classification", path, tmp_path / "cut", path, **settings).metrics == done.metrics
-    assert all(torch.equal(w, weights_of(tmp_path / "whole")[n]) for n, w in weights_of(tmp_path / "cut").items())
+    # and a bad disk
+    (tmp_path / "cut" / "train_state" / "step-9" / "rank-00000.safetensors").write_bytes(b"half")
+    assert (
+        finetune(bert, "classification", path, tmp_path / "cut", path, **settings).metrics
+        == done.metrics
+    )
+    assert all(
+        torch.equal(w, weights_of(tmp_path / "whole")[n])
+        for n, w in weights_of(tmp_path / "cut").items()
+    )
 
 
 def test_what_is_finished_is_not_done_again(
-    bert: Path, data: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    bert: Path,
+    data: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
 ) -> None:
     path, out = data("classification"), tmp_path / "out"
     learnt: list[int] = []
-    fit = Tuner.fit
+    fit = FinetuneTrainer.fit
     with monkeypatch.context() as patch:
 
-        def fit_and_stop(self: Tuner, items: Any) -> Any:
+        def fit_and_stop(self: FinetuneTrainer, items: Any) -> Any:
             if self.settings.seed == 1:
                 stop_at(2, patch)
             return fit(self, items)
 
-        patch.setattr(Tuner, "fit", fit_and_stop)
+        patch.setattr(FinetuneTrainer, "fit", fit_and_stop)
         with pytest.raises(Stopped):  # in the second of three runs
             finetune(bert, "classification", path, out, path, seeds=3, epochs=2)
-    monkeypatch.setattr(Tuner, "fit", lambda self, items: (learnt.append(self.settings.seed), fit(self, items))[1])
+    monkeypatch.setattr(
+        FinetuneTrainer,
+        "fit",
+        lambda self, items: (learnt.append(self.settings.seed), fit(self, items))[1],
+    )
     first = finetune(bert, "classification", path, out, path, seeds=3, epochs=2)
     assert learnt == [1, 2]
     same = finetune(bert, "classification", path, out, path, seeds=3, epochs=2)
     assert learnt == [1, 2]
     assert (same.metrics, same.runs, same.steps) == (first.metrics, first.runs, first.steps)
     assert f"{out / 'seed-1'} is finished (step 4)" in capsys.readouterr().err
-    with pytest.raises(UsageError, match=r"holds another fine-tuning \(epochs was 2\.0\).*--again"):
+    with pytest.raises(
+        UsageError, match=r"holds another fine-tuning \(epochs was 2\.0\).*--restart"
+    ):
         finetune(bert, "classification", path, out, path, seeds=3, epochs=1)
     path.write_text("text,label\na,yes\nb,no\n", "utf-8")
     with pytest.raises(UsageError, match="of another model or other examples"):
         finetune(bert, "classification", path, out, path, seeds=3, epochs=2)
-    finetune(bert, "classification", path, out, path, seeds=3, epochs=1, again=True)
+    finetune(bert, "classification", path, out, path, seeds=3, epochs=1, restart=True)
     assert learnt == [1, 2, 0, 1, 2]
 
 
 @pytest.mark.parametrize("model", ["bert", "gpt"])
 def test_runs_share_their_tokens(
-    model: str, request: Any, data: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: str,
+    request: Any,
+    data: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     encode, asked = Tokenizer.rows, list[int]()
 
@@ -516,7 +663,9 @@ def test_runs_share_their_tokens(
     assert asked[: len(asked) // 2] == asked[len(asked) // 2 :]
 
 
-def test_what_does_not_fit_is_said(bert: Path, gpt: Path, data: Callable[[str], Path], tmp_path: Path) -> None:
+def test_what_does_not_fit_is_said(
+    bert: Path, gpt: Path, data: Callable[[str], Path], tmp_path: Path
+) -> None:
     path = data("classification")
     with pytest.raises(UsageError, match="auxiliary language model of GPT-1"):
         finetune(bert, "classification", path, tmp_path / "o", path, lm=0.5)
@@ -536,10 +685,12 @@ def test_what_does_not_fit_is_said(bert: Path, gpt: Path, data: Callable[[str], 
     sst2 = tmp_path / "dev.tsv"
     sst2.write_text("sentence\tlabel\na\t1\n", "utf-8")
     with pytest.raises(UsageError, match=r"labels 0, 1; this model was fine-tuned to say no, yes"):
-        evaluate(tmp_path / "yes", task("sst2"), sst2)
+        evaluate(tmp_path / "yes", named_task("sst2"), sst2)
 
 
-def test_a_very_long_text_is_cut_and_told(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_very_long_text_is_cut_and_told(
+    bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "a.csv"
     path.write_text(f"text,label\n{'good ' * 20_000},1\n{'bad ' * 20_000},0\n,1\ngood,1\n", "utf-8")
     finetune(bert, "classification", path, tmp_path / "o", path, epochs=1)
@@ -551,17 +702,58 @@ def test_a_very_long_text_is_cut_and_told(bert: Path, tmp_path: Path, capsys: py
 def test_the_commands(
     bert: Path, data: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from malmoi.cli import run
+    from malmoi.cli import run_command
 
     path, out = data("classification"), tmp_path / "o"
-    call = ["finetune", "classification", "--model", str(bert), "--data", str(path), "--dev", str(path)]
-    assert run([*call, "--out", str(out), "--epochs", "1", "--set", "lr=1e-3", "--json"]) == 0
+    call = [
+        "finetune",
+        "classification",
+        "--model",
+        str(bert),
+        "--data",
+        str(path),
+        "--dev",
+        str(path),
+    ]
+    assert (
+        run_command([*call, "--out", str(out), "--epochs", "1", "--set", "lr=1e-3", "--json"]) == 0
+    )
     assert set(json.loads(capsys.readouterr().out)) == {"accuracy", "f1_macro", "model"}
-    assert run(["evaluate", "classification", "--model", str(out), "--data", str(path), "--text", "text"]) == 0
+    assert (
+        run_command(
+            [
+                "evaluate",
+                "classification",
+                "--model",
+                str(out),
+                "--data",
+                str(path),
+                "--text",
+                "text",
+            ]
+        )
+        == 0
+    )
     assert capsys.readouterr().out.startswith("measure\tvalue\naccuracy\t")
-    assert run(["tasks", "--json"]) == 0
+    assert run_command(["tasks", "--json"]) == 0
     assert len(capsys.readouterr().out.splitlines()) > 20
-    assert run([*call, "--out", str(out), "--text", "txt"]) == 1
+    assert run_command([*call, "--out", str(out), "--text", "txt"]) == 1
     assert "has no column 'txt'. Did you mean 'text'?" in capsys.readouterr().err
-    assert run(["finetune", "sst2", "--model", str(bert), "--data", str(path), "--out", str(out), "--text", "a"]) == 2
+    assert (
+        run_command(
+            [
+                "finetune",
+                "sst2",
+                "--model",
+                str(bert),
+                "--data",
+                str(path),
+                "--out",
+                str(out),
+                "--text",
+                "a",
+            ]
+        )
+        == 2
+    )
     assert "--text is for a kind" in capsys.readouterr().err

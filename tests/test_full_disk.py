@@ -1,7 +1,8 @@
-"""A disk that is full, whatever is being written: one sentence, nothing half-written, and the same command works after.
+"""A disk that is full, whatever is being written: one sentence, nothing half-written, and the same
+command works after.
 
-Everywhere the disk is a limit on the size of a file, which the kernel refuses as it refuses a full disk; where the
-tests may mount one, a real disk of a few kilobytes.
+Everywhere the disk is a limit on the size of a file, which the kernel refuses as it refuses a full
+disk; where the tests may mount one, a real disk of a few kilobytes.
 """
 
 import resource
@@ -13,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from malmoi.adapt import AdapterConfig, attach, write_adapter
-from malmoi.checkpoint import Checkpoint, read, write
-from malmoi.cli import run
+from malmoi.adapters import AdapterConfig, attach_adapter, write_adapter
+from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from malmoi.cli import run_command
 from malmoi.model import Network, initialise, preset
-from malmoi.tokenizer import train
+from malmoi.tokenizer import train_tokenizer
 from tiny_runs import WORDS, write_corpus
 
 SIZES = dict(context=32, width=32, depth=2, heads=2, dropout=0.0, attention_dropout=0.0)
@@ -29,9 +30,13 @@ COMMANDS: dict[str, tuple[str, int]] = {
     "quantize": ("compress quantize --model IN/gpt --out OUT/model", 30_000),
     "prune": ("compress prune --model IN/gpt --out OUT/model --layers 0", 30_000),
     "gguf": ("export gguf --model IN/gpt --out OUT/model/gpt.gguf", 30_000),
-    "finetune": (f"finetune classification --data IN/rows.tsv --model IN/gpt --out OUT/model {QUICK}", 30_000),
+    "finetune": (
+        f"finetune classification --data IN/rows.tsv --model IN/gpt --out OUT/model {QUICK}",
+        30_000,
+    ),
     "adapter": (
-        f"finetune classification --data IN/rows.tsv --model IN/gpt --out OUT/model {QUICK} --adapter lora "
+        f"finetune classification --data IN/rows.tsv --model IN/gpt --out OUT/model {QUICK} "
+        "--adapter lora "
         "--set adapter.rank=8",
         5_000,
     ),
@@ -45,13 +50,18 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A GPT, a BERT, an adapter, rows and text."""
     root = tmp_path_factory.mktemp("in")
     texts = [" ".join(WORDS)] * 3
-    for name, kind, heads in (("gpt2-small", "byte-bpe", {"lm": 0}), ("bert-tiny", "wordpiece", {"mlm": 0})):
-        tokenizer = train(texts, kind=kind, vocab=330)
+    for name, kind, heads in (
+        ("gpt2-small", "byte-bpe", {"lm": 0}),
+        ("bert-tiny", "wordpiece", {"mlm": 0}),
+    ):
+        tokenizer = train_tokenizer(texts, kind=kind, vocab=330)
         network = initialise(Network(preset(name, vocab=tokenizer.vocab_size, **SIZES), heads), 0)
-        write(Checkpoint(network, tokenizer), root / ("gpt" if name == "gpt2-small" else "bert"))
-    base, adapter = read(root / "gpt"), AdapterConfig(kind="lora", rank=2)
-    patched = read(root / "gpt")
-    attach(patched.network, adapter, patched.tokenizer)
+        write_checkpoint(
+            Checkpoint(network, tokenizer), root / ("gpt" if name == "gpt2-small" else "bert")
+        )
+    base, adapter = read_checkpoint(root / "gpt"), AdapterConfig(kind="lora", rank=2)
+    patched = read_checkpoint(root / "gpt")
+    attach_adapter(patched.network, adapter, patched.tokenizer)
     write_adapter(patched, base, adapter, root / "lora")
     rows = [f"{word} {word}\t{i % 2}\n" for i, word in enumerate(WORDS)]
     (root / "rows.tsv").write_text("text\tlabel\n" + "".join(rows), "utf-8")
@@ -70,13 +80,20 @@ def small_files(size: int) -> Iterator[None]:
 
 
 def command(name: str, models: Path, out: Path) -> list[str]:
-    return [part.replace("IN/", f"{models}/").replace("OUT/", f"{out}/") for part in COMMANDS[name][0].split()]
+    return [
+        part.replace("IN/", f"{models}/").replace("OUT/", f"{out}/")
+        for part in COMMANDS[name][0].split()
+    ]
 
 
 def half_written(out: Path) -> list[str]:
     """Temporary files, and folders that are a model by name only."""
     halves = [path.name for path in out.rglob(".*") if path.name.endswith(".tmp")]
-    return halves + [path.name for path in out.rglob("config.json") if not (path.parent / "model.safetensors").exists()]
+    return halves + [
+        path.name
+        for path in out.rglob("config.json")
+        if not (path.parent / "model.safetensors").exists()
+    ]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -85,13 +102,13 @@ def test_a_file_that_cannot_be_written_is_one_sentence(
 ) -> None:
     argv = command(name, models, tmp_path)
     with small_files(COMMANDS[name][1]):
-        code = run(argv)
+        code = run_command(argv)
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert (code, half_written(tmp_path)) == (1, [])
     assert said.startswith("malmoi: ")
     assert "could not be written. " in said
     assert "run the same command again" in said
-    assert run(argv) == 0, capsys.readouterr().err
+    assert run_command(argv) == 0, capsys.readouterr().err
 
 
 @pytest.fixture
@@ -99,7 +116,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 200 KB."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "none", disk], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=200k", "none", disk], capture_output=True
+    ).returncode:
         pytest.skip("these tests may not mount a disk; the limit on a file's size stands in for it")
     yield disk
     subprocess.run(["umount", disk], check=True)
@@ -111,7 +130,7 @@ def test_a_full_disk_is_one_sentence(
 ) -> None:
     filler = small_disk / "filler"
     filler.write_bytes(bytes(shutil.disk_usage(small_disk).free - 12_000))
-    assert run(command(name, models, small_disk)) == 1
+    assert run_command(command(name, models, small_disk)) == 1
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert said.startswith("malmoi: The disk is full: ")
     assert half_written(small_disk) == []

@@ -1,4 +1,6 @@
-"""GGUF files: the weights and the tokens of the model they were made from; damage is one clear sentence."""
+"""GGUF files: the weights and the tokens of the model they were made from; damage is one clear
+sentence.
+"""
 
 import json
 from collections.abc import Callable
@@ -19,12 +21,15 @@ from tokenizers import Tokenizer as Rust
 from tokenizers import models, pre_tokenizers, trainers
 
 import malmoi
-from malmoi.checkpoint.gguf import NAMES
+from malmoi.checkpoint.gguf import TENSOR_NAMES
 from malmoi.checkpoint.gguf_file import GGUFFile
 from malmoi.errors import MalmoiError
-from malmoi.tokenizer.gguf import CUTS, read_vocabulary
+from malmoi.tokenizer.gguf_read import PRE_TOKENIZERS, read_vocabulary
 
-TEXT = 'The King said: "don\'t go!" 12345 times, naïve café; 나는 학교에 간다.\n\n  Twice  the   spaces\tand a tab. '
+TEXT = (
+    'The King said: "don\'t go!" 12345 times, naïve café; 나는 학교에 간다.\n\n  Twice  the   '
+    "spaces\tand a tab. "
+)
 TEMPLATE = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
 SPECIALS = ["<|end|>", "<|start|>"]
 
@@ -35,7 +40,8 @@ def byte_vocabulary() -> Rust:
     rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     rust.train_from_iterator(
-        [TEXT] * 5, trainers.BpeTrainer(vocab_size=320, special_tokens=SPECIALS, initial_alphabet=alphabet)
+        [TEXT] * 5,
+        trainers.BpeTrainer(vocab_size=320, special_tokens=SPECIALS, initial_alphabet=alphabet),
     )
     return rust
 
@@ -57,7 +63,9 @@ def vocabulary_metadata(pre: str = "gpt-2") -> dict[str, Any]:
 
 def tiny(**changes: Any) -> transformers.LlamaForCausalLM:
     sizes = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
-    sizes |= dict(intermediate_size=96, vocab_size=320, max_position_embeddings=128, rms_norm_eps=1e-5)
+    sizes |= dict(
+        intermediate_size=96, vocab_size=320, max_position_embeddings=128, rms_norm_eps=1e-5
+    )
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**(sizes | changes))).eval()
     for parameter in model.parameters():
@@ -67,11 +75,18 @@ def tiny(**changes: Any) -> transformers.LlamaForCausalLM:
 
 def neighbours(weight: np.ndarray, heads: int) -> np.ndarray:
     """llama.cpp's own order of the rows of queries and keys (its `permute`)."""
-    return weight.reshape(heads, 2, len(weight) // heads // 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
+    return (
+        weight.reshape(heads, 2, len(weight) // heads // 2, *weight.shape[1:])
+        .swapaxes(1, 2)
+        .reshape(weight.shape)
+    )
 
 
 def write_file(
-    path: Path, model: transformers.LlamaForCausalLM, kind: Kind, tensors: dict[str, np.ndarray] | None = None
+    path: Path,
+    model: transformers.LlamaForCausalLM,
+    kind: Kind,
+    tensors: dict[str, np.ndarray] | None = None,
 ) -> Path:
     """A GGUF file as llama.cpp's converter writes it."""
     c, writer = model.config, gguf.GGUFWriter(path, "llama")
@@ -84,13 +99,17 @@ def write_file(
     writer.add_layer_norm_rms_eps(c.rms_norm_eps)
     writer.add_rope_freq_base(c.rope_parameters["rope_theta"])
     for name, value in vocabulary_metadata().items():
-        (writer.add_array if isinstance(value, list) else writer.add_key_value)(*_typed(name, value))
-    theirs = {theirs: ours for ours, theirs in NAMES.items()}
+        (writer.add_array if isinstance(value, list) else writer.add_key_value)(
+            *_typed(name, value)
+        )
+    theirs = {theirs: ours for ours, theirs in TENSOR_NAMES.items()}
     heads = {"attn_q": c.num_attention_heads, "attn_k": c.num_key_value_heads}
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and c.tie_word_embeddings:
             continue
-        *layer, body = name.removeprefix("model.layers.").split(".", 1) if "layers" in name else [name]
+        *layer, body = (
+            name.removeprefix("model.layers.").split(".", 1) if "layers" in name else [name]
+        )
         ours = theirs[body.removesuffix(".weight")]
         weight = tensor.numpy()
         weight = neighbours(weight, heads[ours]) if ours in heads else weight
@@ -111,16 +130,31 @@ def finish(writer: gguf.GGUFWriter, path: Path) -> Path:
 
 
 def _typed(name: str, value: Any) -> tuple[Any, ...]:
-    kinds = {str: gguf.GGUFValueType.STRING, bool: gguf.GGUFValueType.BOOL, int: gguf.GGUFValueType.UINT32}
+    kinds = {
+        str: gguf.GGUFValueType.STRING,
+        bool: gguf.GGUFValueType.BOOL,
+        int: gguf.GGUFValueType.UINT32,
+    }
     return (name, value) if isinstance(value, list) else (name, value, kinds[type(value)])
 
 
-BITS = {Kind.F32: 24, Kind.F16: 11, Kind.BF16: 8, Kind.Q8_0: 8, Kind.Q5_1: 5, Kind.Q5_0: 5, Kind.Q4_1: 4, Kind.Q4_0: 4}
+BITS = {
+    Kind.F32: 24,
+    Kind.F16: 11,
+    Kind.BF16: 8,
+    Kind.Q8_0: 8,
+    Kind.Q5_1: 5,
+    Kind.Q5_0: 5,
+    Kind.Q4_1: 4,
+    Kind.Q4_0: 4,
+}
 
 
 @pytest.mark.parametrize("tied", [True, False])
 @torch.no_grad()
-def test_a_file_gives_the_logits_of_its_model_and_a_folder_that_transformers_opens(tied: bool, tmp_path: Path) -> None:
+def test_a_file_gives_the_logits_of_its_model_and_a_folder_that_transformers_opens(
+    tied: bool, tmp_path: Path
+) -> None:
     model = tiny(tie_word_embeddings=tied)
     ours = malmoi.load(write_file(tmp_path / "tiny.gguf", model, Kind.F32), device="cpu")
     tokens = torch.randint(0, 320, (1, 50))
@@ -130,7 +164,11 @@ def test_a_file_gives_the_logits_of_its_model_and_a_folder_that_transformers_ope
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "folder")
     assert torch.equal(theirs(tokens).logits, model(tokens).logits)
     words = transformers.AutoTokenizer.from_pretrained(tmp_path / "folder")
-    assert words(TEXT).input_ids == ours.tokenizer.encode(TEXT).tokens == byte_vocabulary().encode(TEXT).ids
+    assert (
+        words(TEXT).input_ids
+        == ours.tokenizer.encode(TEXT).tokens
+        == byte_vocabulary().encode(TEXT).ids
+    )
     assert words.chat_template == ours.tokenizer.chat_template == TEMPLATE
     assert (words.bos_token, words.eos_token) == ("<|start|>", "<|end|>")
     assert ours.generate(TEXT, max_new_tokens=5, temperature=0) == malmoi.load(
@@ -154,7 +192,9 @@ def neighbours_back(weight: np.ndarray, heads: int) -> np.ndarray:
     return weight[np.argsort(order)]
 
 
-@pytest.mark.parametrize("kind", [Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.IQ4_XS, Kind.IQ4_NL])
+@pytest.mark.parametrize(
+    "kind", [Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.IQ4_XS, Kind.IQ4_NL]
+)
 def test_k_quants_are_unpacked(kind: Kind, tmp_path: Path) -> None:
     block, size = gguf.GGML_QUANT_SIZES[kind]
     packed = np.random.default_rng(0).integers(0, 60, (3, 256 // block * size), np.uint8)
@@ -167,7 +207,13 @@ def test_k_quants_are_unpacked(kind: Kind, tmp_path: Path) -> None:
 
 
 def test_llama3_scaling_is_recognised_from_its_factors(tmp_path: Path) -> None:
-    rope = dict(rope_type="llama3", rope_theta=500_000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
+    rope = dict(
+        rope_type="llama3",
+        rope_theta=500_000.0,
+        factor=8.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+    )
     model = tiny(rope_parameters=rope | dict(original_max_position_embeddings=8192))
     plain = 500_000.0 ** (-torch.arange(0, 16, 2) / 16)
     factors = {"rope_freqs.weight": (plain / model.model.rotary_emb.inv_freq).numpy()}
@@ -181,7 +227,7 @@ def test_llama3_scaling_is_recognised_from_its_factors(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ vocabularies
 
 
-@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("cut", PRE_TOKENIZERS)
 @given(text=st.text(st.sampled_from("ab Z'st.,!0129é한글\n\t ㄱ①Ⅷ²+$~"), max_size=40))
 @settings(max_examples=40, deadline=None)
 def test_every_cut_keeps_every_text(cut: str, text: str) -> None:
@@ -194,7 +240,10 @@ VOCABULARIES: dict[str, malmoi.Tokenizer] = {}
 
 def test_cuts_are_those_of_the_models_they_are_named_after() -> None:
     def words(cut: str) -> list[str]:
-        return [piece.replace("Ġ", " ") for piece, _ in CUTS[cut]().pre_tokenize_str("I've 12345 o'clock!!")]
+        return [
+            piece.replace("Ġ", " ")
+            for piece, _ in PRE_TOKENIZERS[cut]().pre_tokenize_str("I've 12345 o'clock!!")
+        ]
 
     assert words("gpt-2") == ["I", "'ve", " 12345", " o", "'", "clock", "!!"]
     assert words("smollm") == ["I", "'ve", " ", "1", "2", "3", "4", "5", " o", "'", "clock", "!!"]
@@ -209,15 +258,24 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> sentencepiece.SentencePi
     (folder / "text.txt").write_text(
         "\n".join([*TEXT.split("\n"), "the cat and the king sat there", "in the end"] * 20)
     )
-    settings = dict(model_type="bpe", vocab_size=380, byte_fallback=True, normalization_rule_name="identity")
+    settings = dict(
+        model_type="bpe", vocab_size=380, byte_fallback=True, normalization_rule_name="identity"
+    )
     settings |= dict(remove_extra_whitespaces=False, minloglevel=2, character_coverage=0.98)
-    sentencepiece.SentencePieceTrainer.train(input=str(folder / "text.txt"), model_prefix=str(folder / "m"), **settings)
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "text.txt"), model_prefix=str(folder / "m"), **settings
+    )
     return sentencepiece.SentencePieceProcessor(model_file=str(folder / "m.model"))
 
 
-def test_sentencepiece_vocabularies_give_sentencepieces_tokens(pieces: sentencepiece.SentencePieceProcessor) -> None:
+def test_sentencepiece_vocabularies_give_sentencepieces_tokens(
+    pieces: sentencepiece.SentencePieceProcessor,
+) -> None:
     count = range(pieces.get_piece_size())
-    kinds = [2 if pieces.is_unknown(i) else 3 if pieces.is_control(i) else 6 if pieces.is_byte(i) else 1 for i in count]
+    kinds = [
+        2 if pieces.is_unknown(i) else 3 if pieces.is_control(i) else 6 if pieces.is_byte(i) else 1
+        for i in count
+    ]
     metadata = {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": [pieces.id_to_piece(i) for i in count],
@@ -256,8 +314,14 @@ def announce(count: int) -> Callable[[bytes], bytes]:
         (lambda data: b"", "is empty"),
         (lambda data: b"GGML" + data[4:], "does not begin with GGUF"),
         (lambda data: data[:4] + (99).to_bytes(4, "little") + data[8:], "version 99"),
-        (lambda data: data[:8] + (2**60).to_bytes(8, "little") + data[16:], "announces 1152921504606846976 tensors"),
-        (lambda data: data[:16] + (2**60).to_bytes(8, "little") + data[24:], "announces 1152921504606846976 metadata"),
+        (
+            lambda data: data[:8] + (2**60).to_bytes(8, "little") + data[16:],
+            "announces 1152921504606846976 tensors",
+        ),
+        (
+            lambda data: data[:16] + (2**60).to_bytes(8, "little") + data[24:],
+            "announces 1152921504606846976 metadata",
+        ),
         (announce(2**60), "announces 1152921504606846976 texts"),
         (announce(2**63), "announces"),
         (lambda data: data[:-100], "ends at byte"),
@@ -265,8 +329,14 @@ def announce(count: int) -> Callable[[bytes], bytes]:
         (replace(b"llama.block_count", b"llama.block_cound"), "does not say llama.block_count"),
         (replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0qwen9"), "kind 'qwen9'"),
         (replace(b"gpt-2", b"gpt-9"), "cuts its text by the rule 'gpt-9'.*Did you mean 'gpt-2'"),
-        (replace(b"\x04\0\0\0\0\0\0\0gpt2", b"\x04\0\0\0\0\0\0\0bert"), "vocabulary of the kind 'bert'"),
-        (replace(b"output_norm.weight", b"output_gnom.weight"), "'output_gnom.weight', which no llama"),
+        (
+            replace(b"\x04\0\0\0\0\0\0\0gpt2", b"\x04\0\0\0\0\0\0\0bert"),
+            "vocabulary of the kind 'bert'",
+        ),
+        (
+            replace(b"output_norm.weight", b"output_gnom.weight"),
+            "'output_gnom.weight', which no llama",
+        ),
     ],
 )
 def test_a_damaged_file_is_one_clear_sentence(damage: Any, sentence: str, tmp_path: Path) -> None:

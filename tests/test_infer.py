@@ -15,35 +15,53 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from malmoi.checkpoint import Checkpoint
-from malmoi.decode.fast import Screen, lay_out
-from malmoi.decode.generate import Decoding, Wish, requests
-from malmoi.decode.sample import RULES, Sampling, draw, generators
-from malmoi.decode.stream import ByteDetokenizer, StopFilter, Writer, detokenizer, stop_strings
 from malmoi.errors import UsageError
-from malmoi.infer import Model, load
-from malmoi.infer.answer import _spans
-from malmoi.infer.engine import Engine
-from malmoi.infer.predict import spans
-from malmoi.infer.score import Row, token_logprobs, windows
-from malmoi.machine import detect, pretend
+from malmoi.inference import Model, load
+from malmoi.inference.answer import _spans
+from malmoi.inference.engine import Engine
+from malmoi.inference.generation.config import GenerationConfig, requests
+from malmoi.inference.generation.detokenize import (
+    ByteDetokenizer,
+    StopFilter,
+    TextWriter,
+    detokenizer,
+    stop_strings,
+)
+from malmoi.inference.generation.fast_argmax import FastArgmax, column_major
+from malmoi.inference.generation.generate import Decoding
+from malmoi.inference.generation.sampling import (
+    SAMPLING_RULES,
+    Sampling,
+    random_generators,
+    sample_token,
+)
+from malmoi.inference.likelihood import ScoredRow
+from malmoi.inference.predict import merge_tags
+from malmoi.inference.score import score_windows
+from malmoi.inference.shared_prefix import token_logprobs
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert, gpt2
-from malmoi.tokenizer import Encoding, Tokenizer, train
-from malmoi.tokenizer.pieces import Window
+from malmoi.system.machine import detect, pretend
+from malmoi.tokenizer import Encoding, Tokenizer, train_tokenizer
+from malmoi.tokenizer.windows import ContextWindow
 
-TEXTS = ["the state of the union is strong", "나는 오늘 학교에 갔다. 하늘이 맑다.", "a small model of small words"] * 4
+TEXTS = [
+    "the state of the union is strong",
+    "나는 오늘 학교에 갔다. 하늘이 맑다.",
+    "a small model of small words",
+] * 4
 PROMPTS = ["the state", "나는 오늘 학교에 갔다", "a", "small words of the union is"]
 torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def bytes_tokenizer() -> Tokenizer:
-    return train(TEXTS, kind="byte-bpe", vocab=320)
+    return train_tokenizer(TEXTS, kind="byte-bpe", vocab=320)
 
 
 @pytest.fixture(scope="session")
 def words_tokenizer() -> Tokenizer:
-    return train(TEXTS, kind="wordpiece", vocab=120)
+    return train_tokenizer(TEXTS, kind="wordpiece", vocab=120)
 
 
 def saved(theirs: hf.PreTrainedModel, tokenizer: Tokenizer, folder: Path) -> Model:
@@ -53,10 +71,17 @@ def saved(theirs: hf.PreTrainedModel, tokenizer: Tokenizer, folder: Path) -> Mod
 
 
 @pytest.fixture(scope="session")
-def gpt2_pair(bytes_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> tuple[hf.PreTrainedModel, Model]:
+def gpt2_pair(
+    bytes_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[hf.PreTrainedModel, Model]:
     torch.manual_seed(0)
     config = hf.GPT2Config(
-        vocab_size=bytes_tokenizer.vocab_size, n_positions=64, n_embd=48, n_layer=3, n_head=4, initializer_range=0.3
+        vocab_size=bytes_tokenizer.vocab_size,
+        n_positions=64,
+        n_embd=48,
+        n_layer=3,
+        n_head=4,
+        initializer_range=0.3,
     )
     config.bos_token_id = config.eos_token_id = bytes_tokenizer.specials.eos
     theirs = hf.GPT2LMHeadModel(config).eval()
@@ -66,16 +91,23 @@ def gpt2_pair(bytes_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(scope="session")
 def gpt1_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[hf.PreTrainedModel, Model]:
     torch.manual_seed(1)
-    tokenizer = train(TEXTS, kind="bpe", vocab=150)
+    tokenizer = train_tokenizer(TEXTS, kind="bpe", vocab=150)
     config = hf.OpenAIGPTConfig(
-        vocab_size=tokenizer.vocab_size, n_positions=48, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3
+        vocab_size=tokenizer.vocab_size,
+        n_positions=48,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        initializer_range=0.3,
     )
     theirs = hf.OpenAIGPTLMHeadModel(config).eval()
     return theirs, saved(theirs, tokenizer, tmp_path_factory.mktemp("gpt1"))
 
 
 @pytest.fixture(scope="session")
-def bert_pair(words_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> tuple[hf.PreTrainedModel, Model]:
+def bert_pair(
+    words_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[hf.PreTrainedModel, Model]:
     torch.manual_seed(2)
     config = small_bert(words_tokenizer)
     theirs = hf.BertForMaskedLM(config).eval()
@@ -95,7 +127,7 @@ def small_bert(tokenizer: Tokenizer, **more: object) -> hf.BertConfig:
     )
 
 
-def tokens_of(model: Model, prompts: list[list[int]], wish: Wish) -> list[list[int]]:
+def tokens_of(model: Model, prompts: list[list[int]], wish: GenerationConfig) -> list[list[int]]:
     """What is decoded, as tokens, each row to its own end."""
     wanted = requests(prompts, wish, model.config.context)
     decoding = Decoding(model.network, wanted, wish.sampling)
@@ -103,7 +135,11 @@ def tokens_of(model: Model, prompts: list[list[int]], wish: Wish) -> list[list[i
     while decoding.running:
         for i, tokens in decoding.step().items():
             rows[i] += tokens
-        over = (i for i, row in enumerate(rows) if len(row) == wanted[i].limit or row[-1] in wish.ends)
+        over = (
+            i
+            for i, row in enumerate(rows)
+            if len(row) == wanted[i].limit or row[-1] in wish.end_tokens
+        )
         decoding.drop(over)
     return rows
 
@@ -119,9 +155,14 @@ def test_greedy_decoding_of_a_left_padded_batch_is_token_identical(gpt2_pair) ->
     ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
     expected = theirs.generate(
-        ids, attention_mask=mask, max_new_tokens=20, do_sample=False, eos_token_id=None, pad_token_id=0
+        ids,
+        attention_mask=mask,
+        max_new_tokens=20,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
     )[:, width:].tolist()
-    assert tokens_of(ours, prompts, Wish(20, Sampling(temperature=0))) == expected
+    assert tokens_of(ours, prompts, GenerationConfig(20, Sampling(temperature=0))) == expected
     assert len({tuple(row) for row in expected}) == len(PROMPTS)  # random, but not the same for all
 
 
@@ -131,16 +172,16 @@ def test_gpt1_decodes_as_transformers_does(gpt1_pair) -> None:
     prompts = [ours.tokenizer.encode(text).tokens for text in PROMPTS]
     one = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "max_new_tokens": 12}
     expected = [theirs.generate(torch.tensor([p]), **one)[0, len(p) :].tolist() for p in prompts]
-    assert tokens_of(ours, prompts, Wish(12, Sampling(temperature=0))) == expected
+    assert tokens_of(ours, prompts, GenerationConfig(12, Sampling(temperature=0))) == expected
 
 
 @torch.inference_mode()
 def test_greedy_text_ends_at_eos_and_equals_transformers(gpt2_pair) -> None:
     theirs, ours = gpt2_pair
     ids = torch.tensor([ours.tokenizer.encode("the state").tokens])
-    wanted = theirs.generate(ids, max_new_tokens=30, do_sample=False, eos_token_id=None, pad_token_id=0)[
-        0, ids.size(1) :
-    ]
+    wanted = theirs.generate(
+        ids, max_new_tokens=30, do_sample=False, eos_token_id=None, pad_token_id=0
+    )[0, ids.size(1) :]
     end = wanted[7].item()
     wanted = wanted[: wanted.tolist().index(end)]
     ours.checkpoint.generation["eos_token_id"] = [end]
@@ -154,28 +195,39 @@ def test_greedy_text_ends_at_eos_and_equals_transformers(gpt2_pair) -> None:
 def test_rows_that_end_early_leave_and_change_nothing(gpt2_pair) -> None:
     _, ours = gpt2_pair
     prompts = [ours.tokenizer.encode(text).tokens for text in PROMPTS * 2]
-    free = tokens_of(ours, prompts, Wish(25, Sampling(temperature=0)))
+    free = tokens_of(ours, prompts, GenerationConfig(25, Sampling(temperature=0)))
     ends = frozenset({free[0][3], free[1][9], free[2][15]})
     cut = [row[: next((k + 1 for k, t in enumerate(row) if t in ends), len(row))] for row in free]
-    assert tokens_of(ours, prompts, Wish(25, Sampling(temperature=0), ends=ends)) == cut
+    assert (
+        tokens_of(ours, prompts, GenerationConfig(25, Sampling(temperature=0), end_tokens=ends))
+        == cut
+    )
     assert len({len(row) for row in cut}) > 2
 
 
 def test_a_short_prompt_beside_a_long_one_may_still_fill_the_context(gpt2_pair) -> None:
     _, ours = gpt2_pair
     long, short = list(range(10, 70)), [5, 6]
-    wish = Wish(100, Sampling(temperature=0))
+    wish = GenerationConfig(100, Sampling(temperature=0))
     together = tokens_of(ours, [long, short], wish)
     assert together == [tokens_of(ours, [long], wish)[0], tokens_of(ours, [short], wish)[0]]
     assert [len(row) for row in together] == [4, 62]
 
 
 @pytest.mark.parametrize("attention", [("causal", "causal & local:4"), ("causal & fixed:8,2",)])
-def test_sparse_patterns_decode_as_the_full_forward(bytes_tokenizer: Tokenizer, attention: tuple[str, ...]) -> None:
-    config = gpt2(vocab=300, context=40, width=32, depth=2, heads=4, attention=attention, init_std=0.3)
+def test_sparse_patterns_decode_as_the_full_forward(
+    bytes_tokenizer: Tokenizer, attention: tuple[str, ...]
+) -> None:
+    config = gpt2(
+        vocab=300, context=40, width=32, depth=2, heads=4, attention=attention, init_std=0.3
+    )
     ours = Model(Checkpoint(initialise(Network(config, {"lm": 0}), 0), bytes_tokenizer))
     prompts = [[1, 2, 3, 4, 5, 6, 7], [9, 8]]
-    for prompt, row in zip(prompts, tokens_of(ours, prompts, Wish(15, Sampling(temperature=0))), strict=True):
+    for prompt, row in zip(
+        prompts,
+        tokens_of(ours, prompts, GenerationConfig(15, Sampling(temperature=0))),
+        strict=True,
+    ):
         for k, token in enumerate(row):
             shown = torch.tensor([prompt + row[:k]])
             assert ours.network(shown)["lm"][0, -1].argmax() == token
@@ -191,42 +243,51 @@ def test_a_screened_head_chooses_exactly_the_best(scale: float, shift: float) ->
         head.weight[4000] = head.weight[17]  # a tie: the first one wins
         features = torch.randn(64, 96, generator=torch.Generator().manual_seed(1)) * 5
         features[0] = head.weight[17]
-    screen = Screen(head)
+    screen = FastArgmax(head)
     with torch.inference_mode():
         expected = head.scores(features).argmax(-1)
-        assert torch.equal(screen.best(features[:16]), expected[:16])
+        assert torch.equal(screen.argmax(features[:16]), expected[:16])
         assert all(
-            torch.equal(screen.best(row[None]), best[None]) for row, best in zip(features, expected, strict=True)
+            torch.equal(screen.argmax(row[None]), best[None])
+            for row, best in zip(features, expected, strict=True)
         )
-    assert screen.fresh
+    assert screen.is_current
     with torch.no_grad():
         head.weight.mul_(2)
-    assert not screen.fresh
+    assert not screen.is_current
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 def test_decoding_with_a_screen_writes_the_same(gpt2_pair) -> None:
     _, ours = gpt2_pair
     prompts = [ours.tokenizer.encode(text).tokens for text in PROMPTS]
-    wish = Wish(20, Sampling(temperature=0))
-    decoding = Decoding(ours.network, requests(prompts, wish, 64), wish.sampling, Screen(ours.network.heads["lm"]))
-    steps = [decoding.step() for _ in range(20)]
-    assert [[token for step in steps for token in step[i]] for i in range(len(prompts))] == tokens_of(
-        ours, prompts, wish
+    wish = GenerationConfig(20, Sampling(temperature=0))
+    decoding = Decoding(
+        ours.network,
+        requests(prompts, wish, 64),
+        wish.sampling,
+        FastArgmax(ours.network.heads["lm"]),
     )
+    steps = [decoding.step() for _ in range(20)]
+    assert [
+        [token for step in steps for token in step[i]] for i in range(len(prompts))
+    ] == tokens_of(ours, prompts, wish)
 
 
 @pytest.mark.parametrize("mkl", [True, False])
 def test_the_order_in_memory_changes_no_number(mkl: bool) -> None:
-    network = initialise(Network(gpt2(vocab=50, context=8, width=32, depth=2, heads=2), {"lm": 0}), 0).eval()
+    network = initialise(
+        Network(gpt2(vocab=50, context=8, width=32, depth=2, heads=2), {"lm": 0}), 0
+    ).eval()
     tokens = torch.arange(8)[None]
     before = network(tokens)["lm"]
     state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     with pretend(replace(detect(), mkl=mkl)):
-        after = lay_out(network)(tokens)["lm"]
+        after = column_major(network)(tokens)["lm"]
     assert torch.allclose(before, after, atol=1e-6)
     assert all(torch.equal(tensor, state[name]) for name, tensor in network.state_dict().items())
-    assert network.trunk.blocks[0].mlp.up.weight.t().is_contiguous() == mkl  # other libraries read it more slowly
+    # other libraries read it more slowly
+    assert network.trunk.blocks[0].mlp.up.weight.t().is_contiguous() == mkl
     after.sum().backward()  # still a network that can learn
 
 
@@ -241,12 +302,16 @@ def test_the_order_in_memory_changes_no_number(mkl: bool) -> None:
     st.sampled_from([None, 0.05, 0.5, 0.9, 1.0]),
     st.sampled_from([1.0, 1.3, 0.7]),
 )
-def test_rules_give_the_distribution_of_transformers(seed, temperature, top_k, top_p, penalty) -> None:
+def test_rules_give_the_distribution_of_transformers(
+    seed, temperature, top_k, top_p, penalty
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(2, 40, generator=generator) * 4
     ids = torch.randint(0, 40, (2, 6), generator=generator)
     seen = torch.zeros(2, 40, dtype=torch.bool).scatter(1, ids, True)
-    processors = hf.LogitsProcessorList([hf.RepetitionPenaltyLogitsProcessor(penalty)] if penalty != 1 else [])
+    processors = hf.LogitsProcessorList(
+        [hf.RepetitionPenaltyLogitsProcessor(penalty)] if penalty != 1 else []
+    )
     processors += [hf.TemperatureLogitsWarper(temperature)]
     processors += [hf.TopKLogitsWarper(top_k)] if top_k else []
     processors += [hf.TopPLogitsWarper(top_p)] if top_p else []
@@ -257,7 +322,7 @@ def test_rules_give_the_distribution_of_transformers(seed, temperature, top_k, t
 
 def test_draws_follow_the_distribution_and_never_take_the_impossible() -> None:
     logits = torch.tensor([float("-inf"), 0.0, 1.0, float("-inf"), 2.0, float("-inf")])
-    drawn = draw(logits.expand(6000, -1), generators(0, 6000))
+    drawn = sample_token(logits.expand(6000, -1), random_generators(0, 6000))
     share = torch.bincount(drawn, minlength=6) / 6000
     assert torch.allclose(share, logits.softmax(-1), atol=0.025)
     assert not share[torch.isinf(logits)].any()
@@ -324,7 +389,9 @@ def test_prompts_that_cannot_be_continued(gpt2_pair, gpt1_pair) -> None:
 
 @pytest.mark.parametrize("pair", ["gpt2_pair", "gpt1_pair"])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_stream_joined_is_what_generate_returns(pair: str, seed: int, request: pytest.FixtureRequest) -> None:
+def test_a_stream_joined_is_what_generate_returns(
+    pair: str, seed: int, request: pytest.FixtureRequest
+) -> None:
     ours = request.getfixturevalue(pair)[1]
     for stop in [(), ("e",), ("the", "\ufffd", " s")]:
         wish = {"max_new_tokens": 30, "seed": seed, "stop": stop}
@@ -347,23 +414,30 @@ def test_half_a_syllable_is_never_shown(bytes_tokenizer: Tokenizer) -> None:
     assert len(tokens) == 3
     spell = ByteDetokenizer(bytes_tokenizer)
     assert [spell.push(token) for token in tokens] == ["", "", "뷁"]
-    cut = Writer(ByteDetokenizer(bytes_tokenizer), (), frozenset(), limit=2)
+    cut = TextWriter(ByteDetokenizer(bytes_tokenizer), (), frozenset(), limit=2)
     assert [cut.push(token) for token in tokens[:2]] == ["", ""]
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "char", "byte-bpe"])
 def test_every_kind_of_tokenizer_streams_what_it_decodes(kind: str) -> None:
-    tokenizer = train(TEXTS, kind=kind, vocab=300)
+    tokenizer = train_tokenizer(TEXTS, kind=kind, vocab=300)
     for text in TEXTS[:3]:
         tokens = tokenizer.encode(text, specials=False).tokens
         spell = detokenizer(tokenizer, tokens[:2])
         shown = tokenizer.decode(tokens[:2]) + "".join(spell.push(token) for token in tokens[2:])
-        assert shown == tokenizer.decode(tokens) or kind == "byte-bpe"  # whose prompt may end within a character
+        # whose prompt may end within a character
+        assert shown == tokenizer.decode(tokens) or kind == "byte-bpe"
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.text("ab\n", max_size=12), st.lists(st.text("ab\n", min_size=1, max_size=3), max_size=3), st.integers(1, 4))
-def test_stop_strings_never_leak_wherever_they_are_cut(text: str, stops: list[str], size: int) -> None:
+@given(
+    st.text("ab\n", max_size=12),
+    st.lists(st.text("ab\n", min_size=1, max_size=3), max_size=3),
+    st.integers(1, 4),
+)
+def test_stop_strings_never_leak_wherever_they_are_cut(
+    text: str, stops: list[str], size: int
+) -> None:
     stream, shown = StopFilter(stop_strings(stops)), ""
     for i in range(0, len(text), size):
         shown += stream.push(text[i : i + size])
@@ -393,14 +467,19 @@ def test_scores_equal_transformers_alone_and_in_lists(gpt2_pair) -> None:
         assert score.token_logprobs == pytest.approx(expected.tolist(), abs=1e-5)
         assert score.logprob == pytest.approx(expected.sum().item(), abs=1e-4)
         assert ours.score(context, choice).logprob == pytest.approx(score.logprob, abs=1e-5)
-    assert ours.score([context, "a"], choices[:2])[0].logprob == pytest.approx(scores[0].logprob, abs=1e-5)
+    assert ours.score([context, "a"], choices[:2])[0].logprob == pytest.approx(
+        scores[0].logprob, abs=1e-5
+    )
 
 
 def test_a_score_knows_whether_greedy_decoding_would_write_it(gpt2_pair) -> None:
     _, ours = gpt2_pair
     prompt = ours.tokenizer.encode("the state").tokens
-    best = tokens_of(ours, [prompt], Wish(5, Sampling(temperature=0)))[0]
-    rows = [Row(prompt + best, len(prompt)), Row([*prompt, *best[:-1], best[-1] ^ 1], len(prompt))]
+    best = tokens_of(ours, [prompt], GenerationConfig(5, Sampling(temperature=0)))[0]
+    rows = [
+        ScoredRow(prompt + best, len(prompt)),
+        ScoredRow([*prompt, *best[:-1], best[-1] ^ 1], len(prompt)),
+    ]
     assert [greedy for _, greedy in token_logprobs(ours.network, rows)] == [True, False]
 
 
@@ -421,15 +500,23 @@ def test_perplexity_is_the_loss_of_transformers_and_slides(gpt2_pair) -> None:
     theirs, ours = gpt2_pair
     text = "the state of the union is strong"
     tokens = ours.tokenizer.encode(text).tokens
-    assert ours.perplexity(text) == pytest.approx(math.exp(-their_logprobs(theirs, tokens).mean()), rel=1e-4)
+    assert ours.perplexity(text) == pytest.approx(
+        math.exp(-their_logprobs(theirs, tokens).mean()), rel=1e-4
+    )
     tokens = ours.tokenizer.encode(text * 20).tokens
     assert len(tokens) > 130
     logprobs, done = [], 1  # the recipe in transformers' guide on perplexity
     for begin in range(0, len(tokens), 20):
         end = min(begin + 64, len(tokens))
-        logprobs += their_logprobs(theirs, tokens[begin:end]).tolist()[-(end - done) :] if end > done else []
+        logprobs += (
+            their_logprobs(theirs, tokens[begin:end]).tolist()[-(end - done) :]
+            if end > done
+            else []
+        )
         done = end
-    assert ours.perplexity(text * 20, stride=20) == pytest.approx(math.exp(-np.mean(logprobs)), rel=1e-4)
+    assert ours.perplexity(text * 20, stride=20) == pytest.approx(
+        math.exp(-np.mean(logprobs)), rel=1e-4
+    )
     with pytest.raises(UsageError, match="two tokens"):
         ours.perplexity("a")
     with pytest.raises(UsageError, match="stride"):
@@ -440,15 +527,21 @@ def test_bits_per_byte_counts_the_bytes_that_were_predicted(gpt2_pair) -> None:
     theirs, ours = gpt2_pair
     text = "나는 오늘 학교에 갔다."
     tokens = ours.tokenizer.encode(text).tokens
-    given_bytes = len(text.encode()) - len(text[ours.tokenizer.encode(text).offsets[1][0] :].encode())
+    given_bytes = len(text.encode()) - len(
+        text[ours.tokenizer.encode(text).offsets[1][0] :].encode()
+    )
     bits = -their_logprobs(theirs, tokens).sum().item() / math.log(2)
-    assert ours.bits_per_byte(text) == pytest.approx(bits / (len(text.encode()) - given_bytes), rel=1e-4)
+    assert ours.bits_per_byte(text) == pytest.approx(
+        bits / (len(text.encode()) - given_bytes), rel=1e-4
+    )
 
 
 @given(st.integers(2, 60), st.integers(2, 12), st.data())
-def test_windows_score_every_token_once_with_enough_before_it(length: int, context: int, data: st.DataObject) -> None:
+def test_windows_score_every_token_once_with_enough_before_it(
+    length: int, context: int, data: st.DataObject
+) -> None:
     stride = data.draw(st.integers(1, context - 1))
-    rows = windows(list(range(length)), context, stride)
+    rows = score_windows(list(range(length)), context, stride)
     assert [t for row in rows for t in row.tokens[row.first :]] == list(range(1, length))
     assert all(len(row.tokens) <= context for row in rows)
     assert all(row.first >= min(row.tokens[row.first], context - stride) for row in rows)
@@ -478,8 +571,12 @@ def test_prompts_are_text_unless_control_tokens_are_asked_for(gpt2_pair, bert_pa
 def test_a_control_token_among_the_stop_strings_stops(gpt2_pair) -> None:
     endless = Model(replace(gpt2_pair[1].checkpoint, generation={"eos_token_id": []}))
     end = endless.tokenizer.specials.eos
-    assert endless._wish().ends == endless._wish(stop="the").ends == frozenset()
-    assert endless._wish(stop=("the", "<|endoftext|>")).ends == {end}
+    assert (
+        endless._generation_config().end_tokens
+        == endless._generation_config(stop="the").end_tokens
+        == frozenset()
+    )
+    assert endless._generation_config(stop=("the", "<|endoftext|>")).end_tokens == {end}
 
 
 @torch.inference_mode()
@@ -487,15 +584,22 @@ def test_fill_equals_transformers(bert_pair, words_tokenizer: Tokenizer) -> None
     theirs, ours = bert_pair
     text = "나는 오늘 [MASK] 갔다."
     tokens = words_tokenizer.encode(text, parse_special=True).tokens
-    expected = theirs(torch.tensor([tokens])).logits[0, tokens.index(words_tokenizer.specials.mask)].softmax(-1)
+    expected = (
+        theirs(torch.tensor([tokens]))
+        .logits[0, tokens.index(words_tokenizer.specials.mask)]
+        .softmax(-1)
+    )
     found = ours.fill(text, top=3)
-    assert [fill.probability for fill in found] == pytest.approx(expected.topk(3).values.tolist(), abs=1e-5)
+    assert [fill.probability for fill in found] == pytest.approx(
+        expected.topk(3).values.tolist(), abs=1e-5
+    )
     assert [words_tokenizer.id(fill.token) for fill in found] == expected.topk(3).indices.tolist()
     assert all(fill.text.endswith("갔다.") and "[MASK]" not in fill.text for fill in found)
     two = ours.fill("나는 [MASK] 학교에 [MASK].", top=2)
     assert [len(one) for one in two] == [2, 2]
     assert all(fill.text.count("[MASK]") == 1 for one in two for fill in one)
-    assert "[SEP]" in ours.fill("the [SEP] of [MASK]", top=1)[0].text  # any other control token's name is text
+    # any other control token's name is text
+    assert "[SEP]" in ours.fill("the [SEP] of [MASK]", top=1)[0].text
     with pytest.raises(UsageError, match=r"write \[MASK\]"):
         ours.fill("no mask here")
     with pytest.raises(UsageError, match="context of 40"):
@@ -503,11 +607,14 @@ def test_fill_equals_transformers(bert_pair, words_tokenizer: Tokenizer) -> None
 
 
 def test_a_piece_of_a_word_joins_the_word_before_it(bert_pair) -> None:
-    from malmoi.infer.fill import put
+    from malmoi.inference.fill import replace_mask
 
     tokenizer = bert_pair[1].tokenizer
     piece = next(token for token in sorted(tokenizer.vocab()) if token.startswith("##"))
-    assert put(tokenizer, "the stat [MASK].", (9, 15), tokenizer.id(piece)) == f"the stat{piece[2:]}."
+    assert (
+        replace_mask(tokenizer, "the stat [MASK].", (9, 15), tokenizer.id(piece))
+        == f"the stat{piece[2:]}."
+    )
 
 
 @torch.inference_mode()
@@ -517,7 +624,9 @@ def test_vectors_equal_transformers_and_padding_does_not_count(bert_pair) -> Non
     together = ours.embed(texts, layers=(-2, -1))
     cls, words = ours.embed(texts, pool="cls"), ours.embed(texts, layers=0, pool="none")
     for i, text in enumerate(texts):
-        hidden = theirs(torch.tensor([ours.tokenizer.encode(text).tokens]), output_hidden_states=True).hidden_states
+        hidden = theirs(
+            torch.tensor([ours.tokenizer.encode(text).tokens]), output_hidden_states=True
+        ).hidden_states
         assert np.allclose(together[i], (hidden[-2] + hidden[-1])[0].mean(0) / 2, atol=1e-5)
         assert np.allclose(cls[i], hidden[-1][0, 0], atol=1e-5)
         assert np.allclose(words[i], hidden[0][0], atol=1e-5)
@@ -550,7 +659,9 @@ def test_vectors_that_cannot_be_made(bert_pair) -> None:
 
 
 @torch.inference_mode()
-def test_a_classifier_predicts_as_transformers_does(words_tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_classifier_predicts_as_transformers_does(
+    words_tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     torch.manual_seed(4)
     config = small_bert(words_tokenizer, id2label={0: "neg", 1: "neutral", 2: "pos"})
     theirs = hf.BertForSequenceClassification(config).eval()
@@ -558,7 +669,9 @@ def test_a_classifier_predicts_as_transformers_does(words_tokenizer: Tokenizer, 
     for text in ["the state of", ("the state", "a small model of words")]:
         pair = (text,) if isinstance(text, str) else text
         encoding = words_tokenizer.encode(*pair)
-        logits = theirs(torch.tensor([encoding.tokens]), token_type_ids=torch.tensor([encoding.segments])).logits[0]
+        logits = theirs(
+            torch.tensor([encoding.tokens]), token_type_ids=torch.tensor([encoding.segments])
+        ).logits[0]
         found = ours.predict(text)
         assert list(found.scores) == ["neg", "neutral", "pos"]
         assert list(found.scores.values()) == pytest.approx(logits.softmax(-1).tolist(), abs=1e-5)
@@ -582,12 +695,14 @@ def test_a_tagger_joins_words_into_spans(words_tokenizer: Tokenizer) -> None:
     )
     best = [0, 1, 0, 2, 0, 3, 0]
     scores = torch.nn.functional.one_hot(torch.tensor(best), 4).float() * 5
-    found = list(spans(text, encoding, scores, labels))
+    found = list(merge_tags(text, encoding, scores, labels))
     assert [(s.text, s.label, s.start, s.end) for s in found] == [
         ("small state", "LOC", 0, 11),
         ("union", "PER", 15, 20),
     ]
-    network = initialise(Network(bert(vocab=120, context=16, width=32, depth=1, heads=2), {"tag": 4}), 0)
+    network = initialise(
+        Network(bert(vocab=120, context=16, width=32, depth=1, heads=2), {"tag": 4}), 0
+    )
     tagger = Model(Checkpoint(network, words_tokenizer, labels))
     assert all(text[s.start : s.end] == s.text for s in tagger.predict(text))
     assert len(tagger.predict([text, "a"])) == 2
@@ -622,20 +737,33 @@ def test_a_saved_model_is_the_same_model(gpt2_pair, tmp_path: Path) -> None:
 
 
 def test_rules_and_settings_go_together() -> None:
-    assert set(RULES) == set(Sampling.__dataclass_fields__)
+    assert set(SAMPLING_RULES) == set(Sampling.__dataclass_fields__)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 20)), min_size=1, max_size=4), st.integers(1, 6), st.data())
-def test_the_best_spans_are_those_of_brute_force(shapes: list[tuple[int, int]], top: int, data: st.DataObject) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(1, 20)), min_size=1, max_size=4),
+    st.integers(1, 6),
+    st.data(),
+)
+def test_the_best_spans_are_those_of_brute_force(
+    shapes: list[tuple[int, int]], top: int, data: st.DataObject
+) -> None:
     width = max(first + n for first, n in shapes) + 1
     seed = data.draw(st.integers(0, 2**20))
     scores = torch.randn(len(shapes), width, 2, generator=torch.Generator().manual_seed(seed))
     nothing = np.zeros(width, np.int32)
-    some = [Window(nothing, nothing, first, np.array([(2 * i, 2 * i + 1) for i in range(n)])) for first, n in shapes]
+    some = [
+        ContextWindow(nothing, nothing, first, np.array([(2 * i, 2 * i + 1) for i in range(n)]))
+        for first, n in shapes
+    ]
     for row, window, found in zip(scores, some, _spans(some, scores, top), strict=True):
         n, inside = len(window.offsets), row[window.first :]
-        every = {(2 * i, 2 * j + 1): float(inside[i, 0] + inside[j, 1]) for i in range(n) for j in range(i, n)}
+        every = {
+            (2 * i, 2 * j + 1): float(inside[i, 0] + inside[j, 1])
+            for i in range(n)
+            for j in range(i, n)
+        }
         assert found == dict(sorted(every.items(), key=lambda item: -item[1])[:top])
 
 
@@ -653,10 +781,14 @@ print(*(name for name in ("torch._dynamo", "torch._inductor") if name in sys.mod
 """
 
 
-def test_no_model_waits_for_the_compiler_to_be_imported(gpt2_pair, bert_pair, tmp_path: Path) -> None:
+def test_no_model_waits_for_the_compiler_to_be_imported(
+    gpt2_pair, bert_pair, tmp_path: Path
+) -> None:
     folders = [tmp_path / "gpt", tmp_path / "bert"]
     for (_, model), folder in zip((gpt2_pair, bert_pair), folders, strict=True):
         model.save(folder)
-    ran = subprocess.run([sys.executable, "-c", START, *folders], capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", START, *folders], capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.split() == []

@@ -1,4 +1,6 @@
-"""The paths of inference on machines that are not this one: no bf16, no compiler, no int8, one core, little memory."""
+"""The paths of inference on machines that are not this one: no bf16, no compiler, no int8, one
+core, little memory.
+"""
 
 import warnings
 from pathlib import Path
@@ -8,18 +10,18 @@ import pytest
 import torch
 
 import malmoi
-from malmoi.checkpoint import Checkpoint, write
-from malmoi.compress.quantize import quantize
-from malmoi.decode.batch import room
-from malmoi.decode.sample import draw
+from malmoi.checkpoint import Checkpoint, write_checkpoint
+from malmoi.compress.quantize import quantize_model
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.infer import Model
-from malmoi.machine import float64_device, per_device, this_machine
+from malmoi.inference import Model
+from malmoi.inference.generation.sampling import sample_token
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert, gpt2, llama
 from malmoi.model.int8 import is_quantized
 from malmoi.model.int8_row import why_not
-from malmoi.tokenizer import train
+from malmoi.system.machine import float64_device, per_device, this_machine
+from malmoi.tokenizer import train_tokenizer
+from malmoi.tokenizer.padding import forward_limits
 
 MACHINES = [
     "",
@@ -38,17 +40,25 @@ GREEDY: dict[str, Any] = dict(max_new_tokens=8, temperature=0)
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    words = train([TEXT] * 20, kind="byte-bpe", vocab=290)
+    words = train_tokenizer([TEXT] * 20, kind="byte-bpe", vocab=290)
     small = llama(**SIZES, kv_heads=2, hidden=96)
-    made = {"gpt": (gpt2(**SIZES), {"lm": 0}), "half": (small, {"lm": 0}), "bert": (bert(**SIZES), {"classify": 3})}
+    made = {
+        "gpt": (gpt2(**SIZES), {"lm": 0}),
+        "half": (small, {"lm": 0}),
+        "bert": (bert(**SIZES), {"classify": 3}),
+    }
     for name, (config, heads) in made.items():
         network = initialise(Network(config, heads), 0)
         with torch.no_grad():
-            network.trunk.embed.token.weight.mul_(10)  # tokens that are well apart, so that no tie is broken by chance
+            # tokens that are well apart, so that no tie is broken by chance
+            network.trunk.embed.token.weight.mul_(10)
         network.to(torch.bfloat16) if name == "half" else network
-        write(Checkpoint(network, words, ("a", "b", "c") if "classify" in heads else ()), folder / name)
+        write_checkpoint(
+            Checkpoint(network, words, ("a", "b", "c") if "classify" in heads else ()),
+            folder / name,
+        )
     for bits in (8, 4):
-        quantize(folder / "gpt", folder / f"gpt-{bits}", bits=bits)
+        quantize_model(folder / "gpt", folder / f"gpt-{bits}", bits=bits)
     return folder
 
 
@@ -63,7 +73,9 @@ def plain(folders: Path) -> Model:
     return malmoi.load(folders / "gpt", device="cpu", dtype="fp32")
 
 
-def test_text_and_labels_are_the_same_on_every_machine(described: str, folders: Path, plain: Model) -> None:
+def test_text_and_labels_are_the_same_on_every_machine(
+    described: str, folders: Path, plain: Model
+) -> None:
     found = malmoi.load(folders / "gpt", device="cpu")
     prompts = [TEXT[:9], "the union of"]
     assert found.generate(prompts, **GREEDY) == plain.generate(prompts, **GREEDY)
@@ -78,11 +90,15 @@ def test_half_precision_is_computed_in_what_the_chip_has_and_saved_as_it_was(
     found = malmoi.load(folders / "half", device="cpu")
     computed = this_machine().inference_dtype("cpu", torch.bfloat16)
     assert {weight.dtype for weight in found.network.parameters()} == {computed}
-    assert any("stored in bf16, computed in fp32" in note for note in found.notes) == (computed == torch.float32)
+    assert any("stored in bf16, computed in fp32" in note for note in found.notes) == (
+        computed == torch.float32
+    )
     found.save(tmp_path)
     again = malmoi.load(tmp_path, device="cpu", dtype="fp32")
     want = malmoi.load(folders / "half", device="cpu", dtype="fp32")
-    assert (tmp_path / "model.safetensors").stat().st_size == (folders / "half/model.safetensors").stat().st_size
+    assert (tmp_path / "model.safetensors").stat().st_size == (
+        folders / "half/model.safetensors"
+    ).stat().st_size
     assert again.perplexity(TEXT) == want.perplexity(TEXT)
 
 
@@ -117,7 +133,9 @@ def test_a_quantised_folder_says_the_same_in_its_bits_and_without_a_kernel(
     assert len(found.generate([TEXT[:9], "the"], **GREEDY)) == 2
 
 
-def test_a_model_that_does_not_fit_when_converted_is_refused(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_does_not_fit_when_converted_is_refused(
+    folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     size = (folders / "half/model.safetensors").stat().st_size
     monkeypatch.setenv("MALMOI_MACHINE", f"no-bf16,memory={int(1.5 * size)}")
     with pytest.raises(MalmoiError, match="of memory"):
@@ -126,11 +144,11 @@ def test_a_model_that_does_not_fit_when_converted_is_refused(folders: Path, monk
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda", "mps"])
 def test_every_kind_of_device_has_its_settings(kind: str) -> None:
-    assert room(torch.device(kind)).rows > 0
+    assert forward_limits(torch.device(kind)).rows > 0
     assert per_device({"cpu": 1, "cuda": 2}, kind) == (2 if kind == "cuda" else 1)
     assert float64_device(torch.device(kind)).type == ("cpu" if kind == "mps" else kind)
 
 
 def test_a_token_is_drawn_on_the_device_of_its_scores() -> None:
-    found = draw(torch.tensor([[0.0, 50.0, 0.0]]), [torch.Generator().manual_seed(0)])
+    found = sample_token(torch.tensor([[0.0, 50.0, 0.0]]), [torch.Generator().manual_seed(0)])
     assert found.tolist() == [1]

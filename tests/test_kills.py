@@ -1,5 +1,7 @@
-"""Runs that are killed at random moments end bit-equal; tables that are damaged at random are read, or refused in a
-sentence. `pytest -m campaign -s` prints the tally that docs/reliability.md has."""
+"""Runs that are killed at random moments end bit-equal; tables that are damaged at random are read,
+or refused in a
+sentence. `pytest -m campaign -s` prints the tally that docs/reliability.md has.
+"""
 
 import json
 import os
@@ -11,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from malmoi.corpus import read
 from malmoi.errors import MalmoiError
-from malmoi.tasks import load, own
+from malmoi.evaluation.tasks import custom_task, load_examples
+from malmoi.text.documents import read_documents
 
 pytestmark = pytest.mark.campaign
 
@@ -24,9 +26,9 @@ GOOD = "".join(f'"a good, fine film {i}",긍정\na bad film {i},부정\n' for i 
 ROWS = [{"text": f"a film {i}", "label": "pos" if i % 2 else "neg"} for i in range(8)]
 FILES = {
     ".csv": f"text,label\n{GOOD}".encode(),
-    ".tsv": "".join("\t".join(row) + "\n" for row in [("text", "label"), *(row.values() for row in ROWS)]).encode(
-        "utf-16"
-    ),
+    ".tsv": "".join(
+        "\t".join(row) + "\n" for row in [("text", "label"), *(row.values() for row in ROWS)]
+    ).encode("utf-16"),
     ".jsonl": "".join(json.dumps(row) + "\n" for row in ROWS).encode(),
     ".json": json.dumps(ROWS, indent=1).encode(),
 }
@@ -49,7 +51,13 @@ PIECES = (
 
 @pytest.mark.timeout(5400)
 def test_killed_runs_end_as_if_they_had_not_been(tmp_path: Path) -> None:
-    command = [sys.executable, str(Path(__file__).with_name("kills.py")), str(tmp_path / "runs"), str(SEED), str(KILLS)]
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("kills.py")),
+        str(tmp_path / "runs"),
+        str(SEED),
+        str(KILLS),
+    ]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     tally = []
@@ -82,11 +90,14 @@ def damaged(data: bytes, draw: random.Random) -> bytes:
 
 @pytest.mark.parametrize("suffix", FILES)
 def test_a_damaged_table_is_read_or_refused_in_a_sentence(suffix: str, tmp_path: Path) -> None:
-    task, tally = own("classification"), Counter[str]()
+    task, tally = custom_task("classification"), Counter[str]()
     for number in range(TABLES):
         path = tmp_path / f"{number}{suffix}"
         path.write_bytes(damaged(FILES[suffix], random.Random(f"{SEED} {suffix} {number}")))
-        for what, use in (("rows", lambda path=path: load(task, path)), ("text", lambda path=path: list(read(path)))):
+        for what, use in (
+            ("rows", lambda path=path: load_examples(task, path)),
+            ("text", lambda path=path: list(read_documents(path))),
+        ):
             try:
                 use()
                 tally[f"{what} read"] += 1

@@ -12,7 +12,7 @@ import torch
 
 import malmoi
 from malmoi.errors import UsageError
-from malmoi.machine import (
+from malmoi.system.machine import (
     GIB,
     Accelerator,
     Machine,
@@ -31,7 +31,9 @@ ARM_SERVER = Machine(architecture="aarch64", features=frozenset({"neon", "dotpro
 ARM_WITH_BF16 = replace(ARM_SERVER, features=frozenset({"neon", "dotprod", "i8mm", "arm_bf16"}))
 H200 = replace(AMX, accelerators=(Accelerator("cuda", "H200", memory=139 * GIB, bf16=True),))
 T4 = replace(PLAIN_X86, accelerators=(Accelerator("cuda", "T4", memory=15 * GIB, bf16=False),))
-LAPTOP = replace(ARM_WITH_BF16, system="Darwin", accelerators=(Accelerator("mps", "Apple GPU", bf16=True),))
+LAPTOP = replace(
+    ARM_WITH_BF16, system="Darwin", accelerators=(Accelerator("mps", "Apple GPU", bf16=True),)
+)
 
 
 @pytest.mark.parametrize(
@@ -84,8 +86,9 @@ def test_a_device_that_is_not_here_is_named() -> None:
 
 
 def test_threads_are_those_of_cores_that_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    took = {4: 8.0, 2: 1.0, 1: 2.0}  # seconds with so many threads, on a machine with two of four cores taken
-    monkeypatch.setattr("malmoi.machine._seconds_of_products", took.__getitem__)
+    # seconds with so many threads, on a machine with two of four cores taken
+    took = {4: 8.0, 2: 1.0, 1: 2.0}
+    monkeypatch.setattr("malmoi.system.machine._seconds_of_products", took.__getitem__)
     monkeypatch.setattr("torch.get_num_threads", lambda: 4)
     with pretend(replace(detect(), cores=4)):
         monkeypatch.setenv("OMP_NUM_THREADS", "4")
@@ -99,7 +102,7 @@ def test_threads_are_those_of_cores_that_are_free(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_machine_can_be_described_to_a_command() -> None:
-    code = "from malmoi.machine import this_machine; print(this_machine())"
+    code = "from malmoi.system.machine import this_machine; print(this_machine())"
     told = "no-bf16,no-compiler,cores=1,memory=1.5G"
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -113,7 +116,9 @@ def test_a_machine_can_be_described_to_a_command() -> None:
     assert f"memory={3 * GIB // 2}" in done.stdout
     assert "bf16'" not in done.stdout
     wrong = {**os.environ, "MALMOI_MACHINE": "no-bf61"}
-    done = subprocess.run([sys.executable, "-m", "malmoi", "doctor"], env=wrong, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "malmoi", "doctor"], env=wrong, capture_output=True, text=True
+    )
     assert done.returncode == 2
     assert "no-bf16" in done.stderr
     with pretend(replace(detect(), memory=parse_bytes("2G"))):
@@ -125,4 +130,6 @@ def test_nobody_else_names_half_precision_by_a_method() -> None:
     source = Path(malmoi.__file__).parent
     files = [path for path in source.rglob("*.py") if path.name != "machine.py"]
     assert files
-    assert [path.name for path in files if re.search(r"\.(bfloat16|half)\(\)", path.read_text("utf-8"))] == []
+    assert [
+        path.name for path in files if re.search(r"\.(bfloat16|half)\(\)", path.read_text("utf-8"))
+    ] == []

@@ -1,4 +1,6 @@
-"""What people give by mistake, through the command: a sentence with the row's place, or the work done and told."""
+"""What people give by mistake, through the command: a sentence with the row's place, or the work
+done and told.
+"""
 
 import json
 import lzma
@@ -7,13 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from malmoi.checkpoint import Checkpoint, write
-from malmoi.cli import run
+from malmoi.checkpoint import Checkpoint, write_checkpoint
+from malmoi.cli import run_command
 from malmoi.model import Network, initialise, preset
-from malmoi.tokenizer import train
+from malmoi.tokenizer import train_tokenizer
 
 GOOD = "".join(f"a good film {i},pos\na bad film {i},neg\n" for i in range(4))
-KOREAN = "본문,라벨\n" + "".join(f"재미있는 영화 {i},긍정\n지루한 영화 {i},부정\n" for i in range(4)) + "라벨 없음,\n"
+KOREAN = (
+    "본문,라벨\n"
+    + "".join(f"재미있는 영화 {i},긍정\n지루한 영화 {i},부정\n" for i in range(4))
+    + "라벨 없음,\n"
+)
 ASKED = {"text": "who", "context": "Alice lives in Rome."}
 OWN = ["--text", "본문", "--label", "라벨"]
 
@@ -23,7 +29,9 @@ def lines(*rows: object) -> str:
 
 
 def squad(*answers: object) -> str:
-    asked = [{"id": str(i), "question": "q", "answers": [answer]} for i, answer in enumerate(answers)]
+    asked = [
+        {"id": str(i), "question": "q", "answers": [answer]} for i, answer in enumerate(answers)
+    ]
     return json.dumps({"data": [{"paragraphs": [{"context": "Rome is old.", "qas": asked}]}]})
 
 
@@ -33,16 +41,31 @@ def encoded(text: str, name: str = "utf-8") -> bytes:
 
 MISSING = f"text,label\n{GOOD}no label,\n"
 REFUSED: dict[str, tuple[list[str], str, bytes, str]] = {  # arguments, file, content, what is said
-    "a label is missing": (["classification"], "a.csv", encoded(MISSING), "a.csv:10: the label in 'label' is missing"),
+    "a label is missing": (
+        ["classification"],
+        "a.csv",
+        encoded(MISSING),
+        "a.csv:10: the label in 'label' is missing",
+    ),
     "… in a file with CRLF": (
         ["classification"],
         "a.csv",
         encoded(MISSING.replace("\n", "\r\n")),
         "a.csv:10: the label",
     ),
-    "… with a byte order mark": (["classification"], "a.csv", encoded(MISSING, "utf-8-sig"), "a.csv:10: the label"),
+    "… with a byte order mark": (
+        ["classification"],
+        "a.csv",
+        encoded(MISSING, "utf-8-sig"),
+        "a.csv:10: the label",
+    ),
     "… in UTF-16": (["classification"], "a.csv", encoded(MISSING, "utf-16"), "a.csv:10: the label"),
-    "… compressed": (["classification"], "a.csv.xz", lzma.compress(encoded(MISSING)), "a.csv.xz:10: the label"),
+    "… compressed": (
+        ["classification"],
+        "a.csv.xz",
+        lzma.compress(encoded(MISSING)),
+        "a.csv.xz:10: the label",
+    ),
     "… in EUC-KR": (
         ["classification", *OWN],
         "a.csv",
@@ -103,7 +126,12 @@ REFUSED: dict[str, tuple[list[str], str, bytes, str]] = {  # arguments, file, co
         b"text,label\na,3\nb,3\n",
         "have the label 3.0: there is nothing to tell apart",
     ),
-    "no number": (["regression"], "a.csv", b"text,label\na,1\nb,nan\n", "a.csv:3: 'label' must be a number, not 'nan'"),
+    "no number": (
+        ["regression"],
+        "a.csv",
+        b"text,label\na,1\nb,nan\n",
+        "a.csv:3: 'label' must be a number, not 'nan'",
+    ),
     "half a choice": (
         ["choice", "--choices", "a,b"],
         "a.csv",
@@ -170,18 +198,28 @@ REFUSED: dict[str, tuple[list[str], str, bytes, str]] = {  # arguments, file, co
         b"text,label\nAlice lives,B-PER\n",
         "a.csv:2: there are 2 words and 1 tags",
     ),
-    "one example": (["classification"], "a.csv", b"text,label\na,pos\n", "There is only one example"),
+    "one example": (
+        ["classification"],
+        "a.csv",
+        b"text,label\na,pos\n",
+        "There is only one example",
+    ),
     "no examples": (["classification"], "a.csv", b"text,label\n", "There are no examples in"),
-    "a file cut off": (["classification"], "a.csv.xz", lzma.compress(encoded(MISSING))[:-9], "is damaged or cut off"),
+    "a file cut off": (
+        ["classification"],
+        "a.csv.xz",
+        lzma.compress(encoded(MISSING))[:-9],
+        "is damaged or cut off",
+    ),
 }
 
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    words = train([GOOD, "Alice lives in Rome", KOREAN] * 3, kind="wordpiece", vocab=150)
+    words = train_tokenizer([GOOD, "Alice lives in Rome", KOREAN] * 3, kind="wordpiece", vocab=150)
     config = preset("bert-tiny", vocab=words.vocab_size, context=32, width=16, depth=1, heads=1)
     folder = tmp_path_factory.mktemp("bert")
-    write(Checkpoint(initialise(Network(config, {"mlm": 0}), 0), words), folder)
+    write_checkpoint(Checkpoint(initialise(Network(config, {"mlm": 0}), 0), words), folder)
     return folder
 
 
@@ -191,8 +229,20 @@ def tune(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
 
     def call(arguments: list[str], name: str, content: bytes) -> int:
         (tmp_path / name).write_bytes(content)
-        return run(
-            ["finetune", *arguments, "--model", str(bert), "--data", name, "--out", "out", "--epochs", "1", "--again"]
+        return run_command(
+            [
+                "finetune",
+                *arguments,
+                "--model",
+                str(bert),
+                "--data",
+                name,
+                "--out",
+                "out",
+                "--epochs",
+                "1",
+                "--restart",
+            ]
         )
 
     return call
@@ -218,16 +268,32 @@ def test_what_is_odd_is_done_and_told(
     said = capsys.readouterr().err
     assert "note: 1 texts are empty, the first at a.csv:12" in said
     assert "texts are longer than 32 tokens and are cut there" in said
-    assert tune(["nsmc"], "b.txt", "id\tdocument\tlabel\n1\t굳 ㅋ\t1\n1\t별로\t0\n2\t굳\t1\n".encode()) == 0
+    assert (
+        tune(["nsmc"], "b.txt", "id\tdocument\tlabel\n1\t굳 ㅋ\t1\n1\t별로\t0\n2\t굳\t1\n".encode())
+        == 0
+    )
     assert "note: b.txt:3: the id '1' comes 2 times" in capsys.readouterr().err
     assert tune(["classification", "--skip-bad"], "a.csv", MISSING.encode()) == 0
     assert "note: 1 bad rows left out, such as a.csv:10" in capsys.readouterr().err
 
 
-def test_a_very_long_context_is_read_in_windows(tune: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_very_long_context_is_read_in_windows(
+    tune: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = [
-        {"text": "who", "context": "lives in Rome . " * 7000 + "Alice", "label": "Alice", "id": str(i)} for i in (1, 2)
+        {
+            "text": "who",
+            "context": "lives in Rome . " * 7000 + "Alice",
+            "label": "Alice",
+            "id": str(i),
+        }
+        for i in (1, 2)
     ]
     assert len(rows[0]["context"]) > 100_000
-    assert tune(["answer", "--set", "steps=1", "--set", "stride=1000"], "a.jsonl", lines(*rows).encode()) == 0
+    assert (
+        tune(
+            ["answer", "--set", "steps=1", "--set", "stride=1000"], "a.jsonl", lines(*rows).encode()
+        )
+        == 0
+    )
     assert "span_f1" in capsys.readouterr().out

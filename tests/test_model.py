@@ -1,4 +1,6 @@
-"""One Transformer: sizes of every paper, patterns against brute force, cached decoding against the full pass."""
+"""One Transformer: sizes of every paper, patterns against brute force, cached decoding against
+the full pass.
+"""
 
 import pytest
 import torch
@@ -7,7 +9,17 @@ from hypothesis import strategies as st
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
-from malmoi.model import KVCache, Layout, Network, Trail, initialise, parameters, parse, preset, without_weights
+from malmoi.model import (
+    Activations,
+    KVCache,
+    Layout,
+    Network,
+    count_parameters,
+    initialise,
+    parse_pattern,
+    preset,
+    without_weights,
+)
 from malmoi.model.families import albert, bert, gpt2, gpt3
 
 SIZES = {
@@ -46,7 +58,7 @@ SIZES = {
 def test_every_preset_has_its_papers_number_of_weights(name: str, count: int) -> None:
     with without_weights():
         network = Network(preset(name), {}, pooler=name.startswith(("bert", "albert")))
-    assert parameters(network) == count
+    assert count_parameters(network) == count
 
 
 # ------------------------------------------------------------------ patterns
@@ -82,20 +94,32 @@ def expressions(draw: st.DrawFn) -> tuple[str, object]:
 
 @given(expressions(), st.integers(1, 19), st.integers(0, 12))
 @settings(deadline=None, max_examples=60)
-def test_patterns_equal_brute_force_also_behind_a_cache(expression: tuple, length: int, past: int) -> None:
+def test_patterns_equal_brute_force_also_behind_a_cache(
+    expression: tuple, length: int, past: int
+) -> None:
     text, truth = expression
-    mask = parse(text).mask(Layout(1, length, past + length, offset=past)).expand(1, 1, length, past + length)
-    assert all(bool(mask[0, 0, i, j]) == truth(past + i, j) for i in range(length) for j in range(past + length))
+    mask = (
+        parse_pattern(text)
+        .mask(Layout(1, length, past + length, offset=past))
+        .expand(1, 1, length, past + length)
+    )
+    assert all(
+        bool(mask[0, 0, i, j]) == truth(past + i, j)
+        for i in range(length)
+        for j in range(past + length)
+    )
 
 
 def test_padding_documents_and_head_groups_equal_brute_force() -> None:
     keep = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0]]).bool()
     documents = torch.tensor([[0, 0, 0, 0, 1, 1], [0, 1, 1, 1, 2, 2]])
     layout = Layout(2, 6, 6, keep=keep, query_documents=documents, key_documents=documents)
-    mask = parse("causal ; local:2", heads=4).mask(layout).expand(2, 4, 6, 6)
+    mask = parse_pattern("causal ; local:2", heads=4).mask(layout).expand(2, 4, 6, 6)
     for b, h, i, j in torch.cartesian_prod(*(torch.arange(n) for n in (2, 4, 6, 6))).tolist():
         pattern = j <= i if h < 2 else abs(i - j) < 2
-        assert bool(mask[b, h, i, j]) == bool(pattern and keep[b, j] and documents[b, i] == documents[b, j])
+        assert bool(mask[b, h, i, j]) == bool(
+            pattern and keep[b, j] and documents[b, i] == documents[b, j]
+        )
 
 
 @pytest.mark.parametrize(
@@ -131,7 +155,7 @@ def test_a_misspelt_pattern_says_what_is_wrong(text: str, hint: str) -> None:
     ],
 )
 def test_causal_patterns_are_recognised(text: str, causal: bool) -> None:
-    assert parse(text, 2).is_causal is causal
+    assert parse_pattern(text, 2).is_causal is causal
 
 
 # ------------------------------------------------------------------ the trunk
@@ -147,7 +171,14 @@ VARIANTS: list[dict] = [
     {"attention": ("causal", "causal & local:3")},
     {"attention": ("causal & fixed:4,1",)},
     {"attention": ("causal & local:4 ; causal & column:4",)},
-    {"positions": "rotary", "heads": 4, "kv_heads": 2, "qk_norm": True, "norm_kind": "rms", "activation": "swiglu"},
+    {
+        "positions": "rotary",
+        "heads": 4,
+        "kv_heads": 2,
+        "qk_norm": True,
+        "norm_kind": "rms",
+        "activation": "swiglu",
+    },
     {"positions": "sinusoidal", "norm": "post", "final_norm": False, "groups": 1, "embed_width": 8},
 ]
 
@@ -169,7 +200,9 @@ def test_cached_decoding_equals_the_full_pass_for_left_padded_batches(changes: d
 
 @torch.no_grad()
 def test_packed_documents_equal_separate_passes() -> None:
-    network = initialise(Network(bert(vocab=50, width=32, depth=2, heads=2, context=16), {"mlm": 0}), 0).eval()
+    network = initialise(
+        Network(bert(vocab=50, width=32, depth=2, heads=2, context=16), {"mlm": 0}), 0
+    ).eval()
     tokens = torch.randint(0, 50, (1, 12))
     documents = torch.tensor([[0] * 5 + [1] * 7])
     positions = torch.tensor([[*range(5), *range(7)]])
@@ -180,8 +213,8 @@ def test_packed_documents_equal_separate_passes() -> None:
 
 @torch.no_grad()
 def test_a_trail_shows_every_layer_and_attention_that_sums_to_one() -> None:
-    network, trail = gpt2_tiny(), Trail(attention=[])
-    hidden = network.trunk(torch.randint(0, 50, (2, 7)), trail=trail)
+    network, trail = gpt2_tiny(), Activations(attention=[])
+    hidden = network.trunk(torch.randint(0, 50, (2, 7)), activations=trail)
     assert len(trail.hidden) == 4
     assert torch.equal(trail.hidden[-1], hidden)
     assert [a.shape for a in trail.attention] == [(2, 2, 7, 7)] * 3
@@ -199,7 +232,7 @@ def test_rematerialised_gradients_are_the_same() -> None:
         return [p.grad.clone() for p in network.parameters()]
 
     plain = gradients()
-    network.trunk.rematerialise = True
+    network.trunk.gradient_checkpointing = True
     for ours, theirs in zip(gradients(), plain, strict=True):
         torch.testing.assert_close(ours, theirs)
 
@@ -225,7 +258,9 @@ def test_pooled_heads_read_the_first_or_the_last_real_token() -> None:
 
 
 def test_vocabulary_heads_read_only_the_slots_asked_for() -> None:
-    network = initialise(Network(bert(vocab=50, width=32, depth=1, heads=2), {"mlm": 0, "nsp": 0}), 0).eval()
+    network = initialise(
+        Network(bert(vocab=50, width=32, depth=1, heads=2), {"mlm": 0, "nsp": 0}), 0
+    ).eval()
     tokens, slots = torch.randint(0, 50, (2, 6)), torch.tensor([1, 8])
     some, all_ = network(tokens, slots=slots)["mlm"], network(tokens)["mlm"]
     torch.testing.assert_close(some, all_.flatten(0, 1)[slots])
@@ -255,7 +290,9 @@ def test_too_many_tokens_are_refused_with_both_numbers() -> None:
         gpt2_tiny()(torch.zeros(1, 40, dtype=torch.long))
 
 
-@pytest.mark.parametrize("text", ["causal & local:5", "causal & fixed:4,1", "causal & local:4 ; causal & column:4"])
+@pytest.mark.parametrize(
+    "text", ["causal & local:5", "causal & fixed:4,1", "causal & local:4 ; causal & column:4"]
+)
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @torch.no_grad()
@@ -266,7 +303,7 @@ def test_flex_attention_takes_the_same_predicate(text: str, packed: bool) -> Non
 
     documents = torch.tensor([[0] * 50 + [1] * 78, [0] * 100 + [1] * 28]) if packed else None
     layout = Layout(2, 128, 128, query_documents=documents, key_documents=documents)
-    pattern = parse(text, 2)
+    pattern = parse_pattern(text, 2)
     q, k, v = torch.randn(3, 2, 2, 128, 16).unbind()
     blocks = _block_mask(pattern, layout, 2 if packed else None, torch.device("cpu"))
     dense = attend(q, k, v, Mask.of(pattern.mask(layout)))
@@ -294,6 +331,8 @@ def test_a_network_without_weights_has_shapes_tables_and_nothing_drawn() -> None
     assert torch.equal(torch.get_rng_state(), before)
     drawn = Network(config, {"lm": 0, "classify": 3})
     assert all(weight.is_meta for weight in hollow.parameters())
-    assert {k: v.shape for k, v in hollow.state_dict().items()} == {k: v.shape for k, v in drawn.state_dict().items()}
+    assert {k: v.shape for k, v in hollow.state_dict().items()} == {
+        k: v.shape for k, v in drawn.state_dict().items()
+    }
     assert torch.equal(hollow.trunk.turns, drawn.trunk.turns)
     assert drawn.trunk.blocks[0].mlp.up.weight.std() > 0  # outside, torch draws again

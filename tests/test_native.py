@@ -52,7 +52,9 @@ def test_a_library_that_is_not_as_it_was_built_is_built_again(cache: Path, how: 
     else:
         # a new file: the old one is mapped into this process
         built.unlink()
-        built.write_bytes(whole[:-100] + bytes(100) if how == "changed" else whole[: len(whole) // 2])
+        built.write_bytes(
+            whole[:-100] + bytes(100) if how == "changed" else whole[: len(whole) // 2]
+        )
     load_library("row", compiler)
     assert compiler.runs == 2
     assert [path.read_bytes() for path in built.parent.iterdir()] == [whole]

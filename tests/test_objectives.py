@@ -1,4 +1,6 @@
-"""Objectives: the loss in pieces equals the plain one, sums and scales, and agrees with transformers'."""
+"""Objectives: the loss in pieces equals the plain one, sums and scales, and agrees with
+transformers'.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -11,16 +13,27 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from conftest import native_bf16
-from malmoi.checkpoint.hf import TABLES
+from malmoi.checkpoint.hf_tables import FAMILY_TABLES
 from malmoi.checkpoint.translate import to_hf
 from malmoi.errors import UsageError
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert, gpt2
-from malmoi.objectives import IGNORE, Pass, count_labels, linear_xent, lm, mlm, nsp, objective
-from malmoi.objectives.linear_xent import linear_cross_entropy
-from malmoi.train.judge import Judge, summarise
+from malmoi.training.loss_module import LossModule, summarize_validation
+from malmoi.training.losses import (
+    IGNORE_LABEL,
+    ForwardPass,
+    count_labels,
+    linear_xent,
+    lm,
+    mlm,
+    nsp,
+    objective,
+)
+from malmoi.training.losses.linear_xent import linear_cross_entropy
 
-TINY: dict[str, Any] = dict(vocab=61, context=24, width=16, depth=2, heads=2, dropout=0.0, attention_dropout=0.0)
+TINY: dict[str, Any] = dict(
+    vocab=61, context=24, width=16, depth=2, heads=2, dropout=0.0, attention_dropout=0.0
+)
 
 
 class Head(nn.Module):
@@ -36,7 +49,9 @@ class Head(nn.Module):
 def plain(x: Tensor, head: Any, labels: Tensor) -> Tensor:
     logits = F.linear(x, head.weight, head.bias)
     logits = head.cap * torch.tanh(logits / head.cap) if head.cap else logits
-    return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORE, reduction="sum")
+    return F.cross_entropy(
+        logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORE_LABEL, reduction="sum"
+    )
 
 
 def slopes(loss: Tensor, x: Tensor, head: Any) -> list[Tensor]:
@@ -59,15 +74,16 @@ def test_the_loss_in_pieces_is_the_plain_loss(
     torch.manual_seed(rows * 100 + vocab)
     head: Any = Head(vocab, 5, bias=bias, cap=cap).double()
     x = torch.randn(rows, 5, dtype=torch.double, requires_grad=True)
-    labels = torch.where(torch.rand(rows) < ignored, IGNORE, torch.randint(vocab, (rows,)))
+    labels = torch.where(torch.rand(rows) < ignored, IGNORE_LABEL, torch.randint(vocab, (rows,)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(linear_xent.PIECE, "cpu", piece)
+        patch.setitem(linear_xent.MAX_LOGITS, "cpu", piece)
         ours = linear_cross_entropy(x, head, labels)
         with torch.no_grad():
             forward_only = linear_cross_entropy(x, head, labels)
     wanted = plain(x, head, labels)
     for loss in (ours, forward_only):
-        torch.testing.assert_close(loss.double(), wanted, rtol=1e-5, atol=1e-5)  # it is summed in fp32
+        # it is summed in fp32
+        torch.testing.assert_close(loss.double(), wanted, rtol=1e-5, atol=1e-5)
     for mine, theirs in zip(slopes(ours, x, head), slopes(wanted, x, head), strict=True):
         torch.testing.assert_close(mine.double(), theirs, rtol=1e-5, atol=1e-5)
 
@@ -101,14 +117,21 @@ def bert_batch(rows: int = 3, seed: int = 1) -> dict[str, Tensor]:
     tokens = torch.randint(5, 61, (rows, 12))
     keep = torch.arange(12) < torch.tensor([12, 9, 7, 11][:rows])[:, None]
     slots = torch.tensor([2, 14, 25, 0])
-    labels = torch.tensor([7, 8, 9, IGNORE])  # the last slot only fills up
+    labels = torch.tensor([7, 8, 9, IGNORE_LABEL])  # the last slot only fills up
     following = torch.randint(2, (rows,))
     segments = (torch.arange(12) > 5).long().expand(rows, 12).contiguous()
-    return dict(tokens=tokens, keep=keep, segments=segments, mlm_slots=slots, mlm_labels=labels, nsp_labels=following)
+    return dict(
+        tokens=tokens,
+        keep=keep,
+        segments=segments,
+        mlm_slots=slots,
+        mlm_labels=labels,
+        nsp_labels=following,
+    )
 
 
 def loss_of(net: Network, what: Any, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    return Judge(net, what)(batch, count_labels(what, batch))  # type: ignore[no-any-return]
+    return LossModule(net, what)(batch, count_labels(what, batch))  # type: ignore[no-any-return]
 
 
 def test_objectives_add_and_scale() -> None:
@@ -118,7 +141,8 @@ def test_objectives_add_and_scale() -> None:
     both = mlm() + 0.25 * nsp()
     loss, means = loss_of(net, both, batch)
     torch.testing.assert_close(loss, words + 0.25 * pairs)
-    torch.testing.assert_close(means["nsp"], pairs.detach())  # what is told of a head is its own loss
+    # what is told of a head is its own loss
+    torch.testing.assert_close(means["nsp"], pairs.detach())
     assert both.heads == ("mlm", "nsp")
     torch.testing.assert_close(loss_of(net, 2 * both, batch)[0], 2 * loss)
 
@@ -131,8 +155,8 @@ def test_an_unknown_objective_offers_the_nearest() -> None:
 def test_validation_sums_become_metrics() -> None:
     net, batch = network("mlm+nsp"), bert_batch()
     what = objective("mlm+nsp")
-    sums = {name: float(value) for name, value in Judge(net, what).measure(batch).items()}
-    metrics = summarise(sums, {"mlm": 1.0, "nsp": 1.0})
+    sums = {name: float(value) for name, value in LossModule(net, what).measure(batch).items()}
+    metrics = summarize_validation(sums, {"mlm": 1.0, "nsp": 1.0})
     loss, means = loss_of(net, what, batch)
     assert metrics["valid_loss"] == pytest.approx(loss.item(), rel=1e-6)
     assert metrics["nsp_loss"] == pytest.approx(means["nsp"].item(), rel=1e-6)
@@ -148,8 +172,10 @@ def test_the_lm_loss_is_that_of_transformers() -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     net = network("lm")
-    table = TABLES["gpt2"]
-    theirs = GPT2LMHeadModel(GPT2Config(**table.write_config(net.config), bos_token_id=0, eos_token_id=0)).eval()
+    table = FAMILY_TABLES["gpt2"]
+    theirs = GPT2LMHeadModel(
+        GPT2Config(**table.write_config(net.config), bos_token_id=0, eos_token_id=0)
+    ).eval()
     theirs.load_state_dict(to_hf(table, net), strict=False)
     tokens = torch.randint(61, (3, 20))
     batch = {"tokens": tokens[:, :-1], "lm_labels": tokens[:, 1:]}
@@ -161,10 +187,10 @@ def test_the_bert_loss_is_that_of_transformers() -> None:
     from transformers import BertConfig, BertForPreTraining
 
     net, batch = network("mlm+nsp"), bert_batch()
-    table = TABLES["bert"]
+    table = FAMILY_TABLES["bert"]
     theirs = BertForPreTraining(BertConfig(**table.write_config(net.config))).eval()
     theirs.load_state_dict(to_hf(table, net), strict=False)
-    labels = torch.full((3 * 12,), IGNORE)
+    labels = torch.full((3 * 12,), IGNORE_LABEL)
     labels[batch["mlm_slots"][:3]] = batch["mlm_labels"][:3]
     wanted = theirs(
         batch["tokens"],
@@ -186,7 +212,7 @@ def gradients(net: Network, what: Any, batches: list[dict[str, Tensor]]) -> list
     counts = {name: torch.stack([part[name] for part in parts]).sum() for name in parts[0]}
     net.zero_grad()
     for batch in batches:
-        Judge(net, what)(batch, counts)[0].backward()
+        LossModule(net, what)(batch, counts)[0].backward()
     return [p.grad.clone() for p in net.parameters() if p.grad is not None]
 
 
@@ -194,7 +220,7 @@ def test_four_passes_of_two_are_one_of_eight() -> None:
     net = network("lm").double()
     tokens = torch.randint(61, (8, 20))
     whole = {"tokens": tokens[:, :-1], "lm_labels": tokens[:, 1:].clone()}
-    whole["lm_labels"][::3, 5:] = IGNORE  # uneven counts
+    whole["lm_labels"][::3, 5:] = IGNORE_LABEL  # uneven counts
     pieces = [{name: value[i : i + 2] for name, value in whole.items()} for i in range(0, 8, 2)]
     for one, four in zip(gradients(net, lm(), [whole]), gradients(net, lm(), pieces), strict=True):
         torch.testing.assert_close(one, four, rtol=1e-6, atol=1e-6)
@@ -203,17 +229,20 @@ def test_four_passes_of_two_are_one_of_eight() -> None:
 def test_uneven_masks_count_as_they_should() -> None:
     net, what = network("mlm+nsp").double(), objective("mlm+nsp")
     first, second = bert_batch(4, seed=1), bert_batch(4, seed=2)
-    second |= {"mlm_slots": torch.tensor([1]), "mlm_labels": torch.tensor([9])}  # 3 masked here, 1 there
+    # 3 masked here, 1 there
+    second |= {"mlm_slots": torch.tensor([1]), "mlm_labels": torch.tensor([9])}
     whole = {name: torch.cat([first[name], second[name]]) for name in first}
     whole["mlm_slots"] = torch.cat([first["mlm_slots"], second["mlm_slots"] + 4 * 12])
-    for one, two in zip(gradients(net, what, [whole]), gradients(net, what, [first, second]), strict=True):
+    for one, two in zip(
+        gradients(net, what, [whole]), gradients(net, what, [first, second]), strict=True
+    ):
         torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-6)
 
 
 def test_a_pass_reads_scores_off_its_heads() -> None:
     net, batch = network("mlm+nsp"), bert_batch()
     hidden = net.trunk(batch["tokens"], keep=batch["keep"], segments=batch["segments"])
-    assert Pass(net, hidden, batch).scores("nsp").shape == (3, 2)
+    assert ForwardPass(net, hidden, batch).scores("nsp").shape == (3, 2)
     with pytest.raises(UsageError, match="classify"):
-        Pass(net, hidden, batch).scores("classify")
-    assert replace(Pass(net, hidden, batch), batch={}).scores("mlm").shape == (3, 12, 61)
+        ForwardPass(net, hidden, batch).scores("classify")
+    assert replace(ForwardPass(net, hidden, batch), batch={}).scores("mlm").shape == (3, 12, 61)

@@ -1,4 +1,6 @@
-"""A budget in minutes means useful updates: the clock, the warm-up, the batch, and what is said about them."""
+"""A budget in minutes means useful updates: the clock, the warm-up, the batch, and what is said
+about them.
+"""
 
 import html
 import json
@@ -15,14 +17,16 @@ import torch
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 from malmoi.errors import UsageError
-from malmoi.machine import Accelerator, Machine, detect, pick_device, pretend
-from malmoi.train import RECIPES, Stopped, pretrain, resolve
-from malmoi.train.device import choose_execution, is_out_of_memory
-from malmoi.train.log import plural, read_rows
-from malmoi.train.pace import SMALLEST_BATCH, Pace, WorkClock, verdict
-from malmoi.train.recipe import TrainConfig
-from malmoi.train.schedule import rate, warmup_steps
-from malmoi.train.trainer import Budget, Trainer
+from malmoi.system.machine import Accelerator, Machine, detect, pick_device, pretend
+from malmoi.training.device import choose_execution, is_out_of_memory
+from malmoi.training.log import plural, read_metrics
+from malmoi.training.pace import SMALLEST_BATCH, Pace, WorkClock, verdict
+from malmoi.training.pretrain import pretrain, resolve_recipe
+from malmoi.training.recipe import TrainConfig
+from malmoi.training.recipes import RECIPES
+from malmoi.training.schedule import rate_at, warmup_steps
+from malmoi.training.signals import Stopped
+from malmoi.training.trainer import Budget, Trainer
 from tiny_runs import KINDS, assert_equal_weights, signalled, train, write_corpus
 
 
@@ -41,7 +45,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_papers_warm_up_is_untouched_at_the_papers_length(name: str, updates: int) -> None:
     recipe = RECIPES[name]()
     steps, c = Budget.of(recipe).steps, recipe.train
-    shares = [rate(step, step / steps, c, steps) for step in (0, updates // 2, updates - 1, updates)]
+    shares = [
+        rate_at(step, step / steps, c, steps) for step in (0, updates // 2, updates - 1, updates)
+    ]
     assert shares[0] <= 1e-3
     assert shares[1] == pytest.approx(0.5, abs=0.01)
     assert shares[2] < shares[3] + 1e-6
@@ -52,7 +58,7 @@ def test_the_papers_warm_up_is_untouched_at_the_papers_length(name: str, updates
 @pytest.mark.parametrize("name", ["bert-tiny", "gpt2-small", "gpt-char", "gpt2-small-fast"])
 def test_a_short_run_reaches_its_rate(name: str, steps: int) -> None:
     c = RECIPES[name]().train
-    shares = [rate(step, step / steps, c, steps) for step in range(steps)]
+    shares = [rate_at(step, step / steps, c, steps) for step in range(steps)]
     assert max(shares) > 0.97
     assert shares.index(max(shares)) <= 0.1 * steps + 1
 
@@ -60,7 +66,7 @@ def test_a_short_run_reaches_its_rate(name: str, steps: int) -> None:
 def test_a_guess_that_was_too_high_does_not_keep_the_rate_low() -> None:
     c = TrainConfig(minutes=1, warmup=0.0, warmup_steps=100, schedule="constant")
     assert warmup_steps(c, 300) == pytest.approx(30)
-    assert rate(10, 0.5, c, 300) == 1.0  # half of the time is gone after 10 steps of 300
+    assert rate_at(10, 0.5, c, 300) == 1.0  # half of the time is gone after 10 steps of 300
 
 
 # ---- the clock
@@ -134,8 +140,9 @@ def test_a_batch_that_fits_gives_useful_updates() -> None:
     batch = pace.fitting(256)
     assert (batch, pace.updates(batch) >= 200) == (8, True)
     said = pace.sentence("bert-tiny", 256, batch)
-    assert (
-        said == f"bert-tiny's batch of 256 would give 13 updates in 3 minutes here; using 8: about {pace.updates(8)}."
+    assert said == (
+        f"bert-tiny's batch of 256 would give 13 updates in 3 minutes here; using 8: about "
+        f"{pace.updates(8)}."
     )
     assert Pace(0.001, 0.0001, 180.0, PHASES).fitting(256) == 256
     assert Pace(0.001, 0.0001, 180.0, PHASES).sentence("x", 256, 256) == ""
@@ -157,21 +164,27 @@ def test_a_batch_that_a_user_named_is_kept_and_told() -> None:
         f"About {pace.updates(32)} updates of 32 sequences fit into 3 minutes here. "
         f"--set train.batch=8 would give about {pace.updates(8)}."
     )
-    assert resolve("bert-tiny", {"minutes": 3}).train.fit_batch
-    assert not resolve("bert-tiny", {"minutes": 3, "batch": 256}).train.fit_batch
-    assert not resolve(RECIPES["bert-tiny"](), {"minutes": 3}).train.fit_batch
+    assert resolve_recipe("bert-tiny", {"minutes": 3}).train.fit_batch
+    assert not resolve_recipe("bert-tiny", {"minutes": 3, "batch": 256}).train.fit_batch
+    assert not resolve_recipe(RECIPES["bert-tiny"](), {"minutes": 3}).train.fit_batch
 
 
-@pytest.mark.parametrize(("count", "said"), [(1, "1 step"), (0.5, "0.5 steps"), (2000, "2,000 steps")])
+@pytest.mark.parametrize(
+    ("count", "said"), [(1, "1 step"), (0.5, "0.5 steps"), (2000, "2,000 steps")]
+)
 def test_plurals(count: float, said: str) -> None:
     assert plural(count, "step") == said
 
 
 @pytest.fixture
 def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sequence takes long enough that the recipe's batch gives few updates; nothing waits for it."""
-    monkeypatch.setattr("malmoi.train.trainer.Trainer._timed_pass", lambda self, size: 0.002 * size)
-    monkeypatch.setattr("malmoi.train.trainer.Trainer._timed_update", lambda self: 0.001)
+    """A sequence takes long enough that the recipe's batch gives few updates; nothing waits for
+    it.
+    """
+    monkeypatch.setattr(
+        "malmoi.training.trainer.Trainer._timed_pass", lambda self, size: 0.002 * size
+    )
+    monkeypatch.setattr("malmoi.training.trainer.Trainer._timed_update", lambda self: 0.001)
 
 
 @pytest.mark.usefixtures("slow_machine")
@@ -181,16 +194,23 @@ def test_a_run_takes_the_batch_that_fits_and_keeps_it(
     settings = {name: value for name, value in KINDS["gpt"][1].items() if name != "train.batch"}
 
     def go(**changes: float) -> int:
-        pretrain("gpt2-small", data=str(corpus), out=tmp_path / "run", device="cpu", **{**settings, **changes})
+        pretrain(
+            "gpt2-small",
+            data=str(corpus),
+            out=tmp_path / "run",
+            device="cpu",
+            **{**settings, **changes},
+        )
         return int(json.loads((tmp_path / "run" / "recipe.json").read_text())["train"]["batch"])
 
     assert go(minutes=0.02) == SMALLEST_BATCH
     assert (
-        "gpt2-small's batch of 512 would give 1 update in 0.02 minutes here; using 8: about" in capsys.readouterr().err
+        "gpt2-small's batch of 512 would give 1 update in 0.02 minutes here; using 8: about"
+        in capsys.readouterr().err
     )
-    before = read_rows(tmp_path / "run" / "metrics.jsonl")[-1]["step"]
+    before = read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["step"]
     assert go(steps=before + 2) == SMALLEST_BATCH
-    assert read_rows(tmp_path / "run" / "metrics.jsonl")[-1]["step"] == before + 2
+    assert read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["step"] == before + 2
     assert "holds another" not in capsys.readouterr().err
 
 
@@ -205,10 +225,16 @@ def test_a_run_of_minutes_is_measured_and_ends_at_its_whole_budget(
     assert "100%" in said
     assert position(tmp_path / "minutes")["expected"] > 0
     assert position(tmp_path / "minutes")["threads"] >= 1
-    train("gpt", corpus, tmp_path / "steps", steps=3, **{"train.warmup_steps": 1, "train.schedule": "constant"})
+    train(
+        "gpt",
+        corpus,
+        tmp_path / "steps",
+        steps=3,
+        **{"train.warmup_steps": 1, "train.schedule": "constant"},
+    )
     again = {"train.warmup_steps": 1, "train.schedule": "constant", "minutes": 0.0005}
     train("gpt", corpus, tmp_path / "again", **again)
-    rows = [read_rows(tmp_path / name / "metrics.jsonl") for name in ("steps", "again")]
+    rows = [read_metrics(tmp_path / name / "metrics.jsonl") for name in ("steps", "again")]
     assert rows[0][0]["loss"] == rows[1][0]["loss"]
 
 
@@ -232,13 +258,19 @@ def test_compiling_is_tried_on_a_processor_and_kept_only_where_it_pays(
 
     took, executions = {False: 1.0, True: compiled}, []
     monkeypatch.setattr(Trainer, "_measure", measure)
-    monkeypatch.setattr("malmoi.train.trainer.compile_for", lambda execution, judge, **_: executions.append(execution))
+    monkeypatch.setattr(
+        "malmoi.training.trainer.compile_for",
+        lambda execution, judge, **_: executions.append(execution),
+    )
     machine = replace(detect(), architecture="x86_64", compiler="/usr/bin/g++")
     settings = {"train.compile": None, "train.save_every": 2}
     with pretend(machine):
         with signalled(2), pytest.raises(Stopped):
             resume_tiny(corpus, tmp_path, steps=4, **settings)
-        assert "Compiling (once, about 20 s) and measuring whether that pays" in capsys.readouterr().err
+        assert (
+            "Compiling (once, about 20 s) and measuring whether that pays"
+            in capsys.readouterr().err
+        )
         assert calls == [False, True]
         assert executions[-1].compiled is pays
         resume_tiny(corpus, tmp_path, steps=4, **settings)
@@ -255,7 +287,10 @@ def resume_tiny(corpus: Path, out: Path, **changes: Any) -> None:
 
 def position(out: Path) -> dict[str, Any]:
     """What the newest state of a run says."""
-    states = (json.loads(path.read_text())["position"] for path in (out / "train_state").glob("step-*/state.json"))
+    states = (
+        json.loads(path.read_text())["position"]
+        for path in (out / "train_state").glob("step-*/state.json")
+    )
     return max(states, key=lambda found: found["step"])
 
 
@@ -277,7 +312,10 @@ def test_a_short_run_on_a_processor_does_not_compile() -> None:
 
 
 def test_a_run_goes_on_with_the_threads_it_began_with(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     used: set[int] = set()
     original = Trainer.step
@@ -319,10 +357,11 @@ def threads(count: int) -> Iterator[None]:
 def test_months_of_work_are_a_question_not_a_start(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("malmoi.train.estimate.ceiling", lambda execution: 5e10)
+    monkeypatch.setattr("malmoi.training.estimate.measured_flops", lambda execution: 5e10)
     out = tmp_path / "run"
     told = (
-        r"This would take about [\d,]+ days here\. Give --minutes, --steps or --tokens, or --set train\.steps=1000000 "
+        r"This would take about [\d,]+ days here\. Give --minutes, --steps or --tokens, or "
+        r"--set train\.steps=1000000 "
     )
     with pytest.raises(UsageError, match=told):
         pretrain("bert-base", data=str(corpus), out=out, device="cpu")
@@ -338,19 +377,22 @@ def test_a_run_that_learnt_nothing_says_so_and_one_that_learnt_does_not(
     train("bert", corpus, tmp_path / "short", steps=1)
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert said.startswith("After 1 update this model has learnt next to nothing (loss ")
-    (last,) = [row for row in read_rows(tmp_path / "short" / "metrics.jsonl") if "valid_loss" in row]
+    (last,) = [
+        row for row in read_metrics(tmp_path / "short" / "metrics.jsonl") if "valid_loss" in row
+    ]
     vocab = json.loads((tmp_path / "short" / "config.json").read_text())["vocab_size"]
     assert last["guessing_loss"] == pytest.approx(math.log(vocab) + math.log(2), abs=1e-4)
     assert said in html.unescape((tmp_path / "short" / "report.html").read_text("utf-8"))
     train("gpt", corpus, tmp_path / "long", steps=60, **{"train.lr": 2e-2})
     assert "next to nothing" not in capsys.readouterr().err
-    assert "guessing_loss" not in read_rows(tmp_path / "long" / "metrics.jsonl")[-1]
+    assert "guessing_loss" not in read_metrics(tmp_path / "long" / "metrics.jsonl")[-1]
 
 
 def test_what_a_verdict_advises() -> None:
-    recipe = resolve("bert-tiny", {"minutes": 2})
+    recipe = resolve_recipe("bert-tiny", {"minutes": 2})
     assert verdict(recipe, 8, 8.985, 8.987) == (
-        "Only 8 updates fitted into 2 minutes: this model has learnt next to nothing (loss 8.98, guessing is 8.99). "
+        "Only 8 updates fitted into 2 minutes: this model has learnt next to nothing (loss 8.98, "
+        "guessing is 8.99). "
         "Give it --minutes 75 or a smaller batch (--set train.batch=8)."
     )
     assert "A lower train.lr" in verdict(recipe, 5000, 9.2, 8.987)
@@ -362,11 +404,17 @@ def test_what_a_verdict_advises() -> None:
 
 
 def test_an_apple_gpu_computes_in_fp32_without_compiling() -> None:
-    laptop = Machine(architecture="aarch64", system="Darwin", accelerators=(Accelerator("mps", bf16=True),))
+    laptop = Machine(
+        architecture="aarch64", system="Darwin", accelerators=(Accelerator("mps", bf16=True),)
+    )
     with pretend(laptop):
         device = pick_device()
         execution = choose_execution(device, TrainConfig(minutes=60))
-    assert (execution.device.type, execution.dtype, execution.compiled) == ("mps", torch.float32, False)
+    assert (execution.device.type, execution.dtype, execution.compiled) == (
+        "mps",
+        torch.float32,
+        False,
+    )
     with execution.computing():
         assert not torch.is_autocast_enabled("mps")
     assert "mps" in _get_fused_kernels_supported_devices()  # AdamW's one kernel for all weights

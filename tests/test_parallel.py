@@ -1,4 +1,6 @@
-"""Several processes: the same losses as one, states that any number of them can go on from, one voice."""
+"""Several processes: the same losses as one, states that any number of them can go on from, one
+voice.
+"""
 
 import json
 import os
@@ -15,11 +17,11 @@ from torch.distributed.fsdp import fully_shard
 
 import malmoi
 from malmoi.errors import UsageError
-from malmoi.train import trainer
-from malmoi.train.log import read_rows
-from malmoi.train.parallel import Group, syncing
-from malmoi.train.prepare import check_request
-from malmoi.train.recipes import recipe
+from malmoi.training import trainer
+from malmoi.training.log import read_metrics
+from malmoi.training.parallel import ProcessGroup, gradient_sync
+from malmoi.training.prepare import check_request
+from malmoi.training.recipes import named_recipe
 from tiny_runs import KINDS, STILL, losses, steps_of, train, weights, write_corpus
 
 SCRIPT = Path(__file__).with_name("tiny_runs.py")
@@ -43,8 +45,12 @@ def alone(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
 
 def job(name: str, corpus: Path, folder: Path, **more: Any) -> dict[str, Any]:
     kind, _, way = name.split()[0].partition("-")
-    settings = {**SETTINGS, "train.parallel": way, "train.micro": 3}  # two passes, of three sequences and of one
-    return dict(name=name, kind=kind, data=str(corpus), out=str(folder / name), settings=settings) | more
+    # two passes, of three sequences and of one
+    settings = {**SETTINGS, "train.parallel": way, "train.micro": 3}
+    return (
+        dict(name=name, kind=kind, data=str(corpus), out=str(folder / name), settings=settings)
+        | more
+    )
 
 
 class Two:
@@ -53,7 +59,10 @@ class Two:
     def __init__(self, corpus: Path, folder: Path) -> None:
         self.folder = folder
         third = {"step": 3, "rank": 1}  # the second process is asked to stop
-        half = [job("gpt-fsdp half", corpus, folder, signal=third), job("bert-ddp half", corpus, folder, signal=third)]
+        half = [
+            job("gpt-fsdp half", corpus, folder, signal=third),
+            job("bert-ddp half", corpus, folder, signal=third),
+        ]
         on = []
         for name in ("gpt-fsdp on", "bert-ddp on"):  # begun by one process, here
             self._begin_alone(name, corpus)
@@ -64,17 +73,30 @@ class Two:
 
     def _begin_alone(self, name: str, corpus: Path) -> None:
         kind = name.partition("-")[0]
-        train(kind, corpus, self.folder / name, **{**SETTINGS, "steps": STEPS, "train.save_every": 3})
+        train(
+            kind, corpus, self.folder / name, **{**SETTINGS, "steps": STEPS, "train.save_every": 3}
+        )
         newest = self.folder / name / "train_state" / f"step-{STEPS}"
         newest.rename(newest.with_name("later"))  # as if it had been killed after step 3
 
     def _run(self, jobs: list[dict[str, Any]]) -> "subprocess.CompletedProcess[str]":
         file = self.folder / "jobs.json"
         file.write_text(json.dumps(jobs), "utf-8")
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc_per_node",
+            "2",
+        ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         return subprocess.run(
-            [*command, str(SCRIPT), str(file)], capture_output=True, text=True, check=True, env=environment
+            [*command, str(SCRIPT), str(file)],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environment,
         )
 
 
@@ -95,7 +117,9 @@ def near(one: Path, other: Path) -> None:
 def test_two_processes_learn_as_one(kind: str, way: str, two: Two, alone: dict[str, Path]) -> None:
     out = two.folder / f"{kind}-{way}"
     assert losses(out) == pytest.approx(losses(alone[kind]), abs=1e-4)
-    valid = [read_rows(folder / "metrics.jsonl")[-1]["valid_loss"] for folder in (out, alone[kind])]
+    valid = [
+        read_metrics(folder / "metrics.jsonl")[-1]["valid_loss"] for folder in (out, alone[kind])
+    ]
     assert valid[0] == pytest.approx(valid[1], abs=1e-4)
     near(out, alone[kind])
     assert f"{kind}-{way} rank 1 done" in two.ended
@@ -113,13 +137,16 @@ def lone() -> Iterator[None]:
 def passes(call: torch.nn.Module) -> Iterator[int]:
     """Three passes of which only the third is the last, again and again."""
     for number in (1, 2, 3, 1, 2, 3):
-        with syncing(call, last=number == 3):
+        with gradient_sync(call, last=number == 3):
             call(torch.ones(1, 2)).sum().backward()
         yield number
 
 
 def test_ddp_exchanges_gradients_once_a_step(lone: None) -> None:
-    call, exchanged = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1, bias=False)), []
+    call, exchanged = (
+        torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1, bias=False)),
+        [],
+    )
 
     def exchange(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         exchanged.append(bucket.buffer().tolist())
@@ -128,7 +155,14 @@ def test_ddp_exchanges_gradients_once_a_step(lone: None) -> None:
         return done
 
     call.register_comm_hook(None, exchange)
-    assert [(number, len(exchanged)) for number in passes(call)] == [(1, 0), (2, 0), (3, 1), (1, 1), (2, 1), (3, 2)]
+    assert [(number, len(exchanged)) for number in passes(call)] == [
+        (1, 0),
+        (2, 0),
+        (3, 1),
+        (1, 1),
+        (2, 1),
+        (3, 2),
+    ]
     assert exchanged == [[3.0, 3.0], [6.0, 6.0]]
 
 
@@ -138,14 +172,16 @@ def test_fsdp_keeps_its_own_part_of_the_gradients_after_every_pass(lone: None) -
     assert [linear.weight.grad.sum().item() for _ in passes(cut)] == [2, 4, 6, 8, 10, 12]
 
 
-def test_a_step_has_one_last_pass(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_has_one_last_pass(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told = []
 
     def listening(call: torch.nn.Module, *, last: bool) -> Any:
         told.append(last)
-        return syncing(call, last=last)
+        return gradient_sync(call, last=last)
 
-    monkeypatch.setattr(trainer, "syncing", listening)
+    monkeypatch.setattr(trainer, "gradient_sync", listening)
     train("gpt", corpus, tmp_path, **{**SETTINGS, "steps": 2, "train.micro": 3})
     assert told == [False, False, True] * 2
 
@@ -169,7 +205,9 @@ def test_a_signal_to_one_process_stops_all_after_saving(two: Two) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt-fsdp half", "bert-ddp half"])
-def test_one_process_goes_on_from_a_state_of_two(name: str, two: Two, alone: dict[str, Path], corpus: Path) -> None:
+def test_one_process_goes_on_from_a_state_of_two(
+    name: str, two: Two, alone: dict[str, Path], corpus: Path
+) -> None:
     kind = name.partition("-")[0]
     files = sorted((two.folder / name / "train_state" / "step-3").glob("rank-*"))
     sizes = [file.stat().st_size for file in files]
@@ -184,20 +222,31 @@ def test_one_process_goes_on_from_a_state_of_two(name: str, two: Two, alone: dic
 
 
 @pytest.mark.parametrize("name", ["gpt-fsdp on", "bert-ddp on"])
-def test_two_processes_go_on_from_a_state_of_one(name: str, two: Two, alone: dict[str, Path]) -> None:
+def test_two_processes_go_on_from_a_state_of_one(
+    name: str, two: Two, alone: dict[str, Path]
+) -> None:
     kind = name.partition("-")[0]
     assert two.said.count("Going on from step 3.") == 2
     assert losses(two.folder / name) == pytest.approx(losses(alone[kind]), abs=1e-4)
     near(two.folder / name, alone[kind])
 
 
-COMMAND = "from tiny_runs import starved; from malmoi.cli import main\nwith starved(step=3, rank=1): main()"
+COMMAND = (
+    "from tiny_runs import starved; from malmoi.cli import main\nwith starved(step=3, "
+    "rank=1): main()"
+)
 
 
 def command(rank: int, corpus: Path, out: Path) -> "subprocess.Popen[str]":
-    """`malmoi pretrain` as one of two processes that find one another by a store; the second runs out of memory."""
+    """`malmoi pretrain` as one of two processes that find one another by a store; the second
+    runs out of memory.
+    """
     recipe, settings = KINDS["gpt"]
-    sets = [part for name, value in {**settings, **SETTINGS}.items() for part in ("--set", f"{name}={value}")]
+    sets = [
+        part
+        for name, value in {**settings, **SETTINGS}.items()
+        for part in ("--set", f"{name}={value}")
+    ]
     given = ["pretrain", recipe, "--data", str(corpus), "--out", str(out), "--device", "cpu", *sets]
     world = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
@@ -209,8 +258,11 @@ def command(rank: int, corpus: Path, out: Path) -> "subprocess.Popen[str]":
     )
 
 
-def test_a_process_that_fails_ends_the_others(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # where the two find one another
+def test_a_process_that_fails_ends_the_others(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # where the two find one another
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(store.port))
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
@@ -222,18 +274,20 @@ def test_a_process_that_fails_ends_the_others(corpus: Path, tmp_path: Path, monk
             process.kill()
     assert [process.returncode for process in both] == [1, 1]
     assert second == (
-        "malmoi: 4 sequences in one pass do not fit into the memory of process 1's GPU: set train.micro=2 or "
-        "train.rematerialise=true."
+        "malmoi: 4 sequences in one pass do not fit into the memory of process 1's GPU: set "
+        "train.micro=2 or "
+        "train.gradient_checkpointing=true."
     )
     assert first == (
-        "malmoi: Process 0 stops because another process of this run has ended; its message, or torchrun's, says why."
+        "malmoi: Process 0 stops because another process of this run has ended; its message, or "
+        "torchrun's, says why."
     )
 
 
 def test_what_cannot_be_cut_is_refused() -> None:
-    chosen = recipe("gpt-char").override({"train.parallel": "fsdp"})
+    chosen = named_recipe("gpt-char").override({"train.parallel": "fsdp"})
     with pytest.raises(UsageError, match=r"Muon needs whole matrices"):
-        check_request(chosen, Group(0, 2))
+        check_request(chosen, ProcessGroup(0, 2))
     with pytest.raises(UsageError, match="does not divide over 3 processes"):
-        check_request(recipe("gpt-char"), Group(0, 3))
-    check_request(chosen, Group())
+        check_request(named_recipe("gpt-char"), ProcessGroup(0, 3))
+    check_request(chosen, ProcessGroup())

@@ -1,4 +1,6 @@
-"""What a run takes before it starts: against the papers, against torch's own count, against a run that was made."""
+"""What a run takes before it starts: against the papers, against torch's own count, against a
+run that was made.
+"""
 
 import json
 import re
@@ -18,26 +20,26 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from conftest import native_bf16
-from malmoi.cli.app import run
+from malmoi.cli.app import run_command
 from malmoi.errors import UsageError
-from malmoi.model import Layout, Network, initialise, parameters, parse
-from malmoi.objectives import objective
-from malmoi.plan.flops import flops, keys_seen
+from malmoi.model import Layout, Network, count_parameters, initialise, parse_pattern
+from malmoi.plan.flops import flops, kaplan_tokens, keys_seen, optimal
 from malmoi.plan.gpus import GPUS, gpu
-from malmoi.plan.memory import Memory, Spread, spread
-from malmoi.plan.optimal import kaplan_tokens, optimal
-from malmoi.plan.plan import UTILISATION, Fleet, Plan, plan
-from malmoi.train import Recipe, resolve
-from malmoi.train.estimate import activation_bytes, hollow
-from malmoi.train.judge import Judge
+from malmoi.plan.memory import DeviceLayout, MemoryUse, device_layout
+from malmoi.plan.plan import MEASURED_UTILISATION, Fleet, RunPlan, plan_run
+from malmoi.training.estimate import activation_bytes, meta_network
+from malmoi.training.loss_module import LossModule
+from malmoi.training.losses import objective
+from malmoi.training.pretrain import resolve_recipe
+from malmoi.training.recipe import Recipe
 from tiny_runs import train, write_corpus
 
 ROOT = Path(__file__).parents[1]
 H200 = Fleet(gpu("h200"))
 
 
-def planned(name: str, fleet: Fleet = H200, **changes: Any) -> Plan:
-    return plan(resolve(name, changes), fleet)
+def planned(name: str, fleet: Fleet = H200, **changes: Any) -> RunPlan:
+    return plan_run(resolve_recipe(name, changes), fleet)
 
 
 # ---- parameters and FLOPs
@@ -45,14 +47,21 @@ def planned(name: str, fleet: Fleet = H200, **changes: Any) -> Plan:
 
 @pytest.mark.parametrize(
     ("name", "count"),
-    [("gpt2-small", 124_439_808), ("gpt2-xl", 1_557_611_200), ("bert-base", None), ("albert-base", None)],
+    [
+        ("gpt2-small", 124_439_808),
+        ("gpt2-xl", 1_557_611_200),
+        ("bert-base", None),
+        ("albert-base", None),
+    ],
 )
 def test_the_parameters_are_the_models_own(name: str, count: int | None) -> None:
     made = planned(name)
-    network = hollow(made.recipe)
-    assert made.parameters == parameters(network) == (count or made.parameters)
-    assert made.embedding == parameters(network.trunk.embed)
-    assert made.head == sum(p.numel() for n, p in network.named_parameters() if n.startswith(("heads.", "pooler.")))
+    network = meta_network(made.recipe)
+    assert made.parameters == count_parameters(network) == (count or made.parameters)
+    assert made.embedding == count_parameters(network.trunk.embed)
+    assert made.head == sum(
+        p.numel() for n, p in network.named_parameters() if n.startswith(("heads.", "pooler."))
+    )
 
 
 def test_gpt3_takes_the_flops_of_its_paper() -> None:
@@ -68,8 +77,12 @@ def tiny(objective: str, **changes: Any) -> Recipe:
     name = "gpt2-small" if objective == "lm" else "bert-tiny"
     sizes = dict(width=32, depth=3, heads=2, context=24, attention_dropout=0.0, attention="full")
     settings = {f"model.{key}": value for key, value in (sizes | changes).items()}
-    recipe = resolve(name, {**settings, "model.attention": "causal", "data.lengths": "24", "data.shares": "1"})
-    return replace(recipe, objective=objective, model=replace(recipe.model, vocab=96, attention=("full",)))
+    recipe = resolve_recipe(
+        name, {**settings, "model.attention": "causal", "data.lengths": "24", "data.shares": "1"}
+    )
+    return replace(
+        recipe, objective=objective, model=replace(recipe.model, vocab=96, attention=("full",))
+    )
 
 
 def batch_of(recipe: Recipe, rows: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -77,8 +90,13 @@ def batch_of(recipe: Recipe, rows: int) -> tuple[dict[str, torch.Tensor], dict[s
     if recipe.objective == "lm":
         return {"tokens": tokens, "lm_labels": tokens}, {"lm_labels": torch.tensor(1.0)}
     slots = torch.arange(int(rows * length * recipe.data.mask_rate))
-    labels = {"mlm_labels": tokens.flatten()[slots], "nsp_labels": torch.zeros(rows, dtype=torch.long)}
-    return {"tokens": tokens, "mlm_slots": slots, **labels}, {name: torch.tensor(1.0) for name in labels}
+    labels = {
+        "mlm_labels": tokens.flatten()[slots],
+        "nsp_labels": torch.zeros(rows, dtype=torch.long),
+    }
+    return {"tokens": tokens, "mlm_slots": slots, **labels}, {
+        name: torch.tensor(1.0) for name in labels
+    }
 
 
 @pytest.mark.parametrize("rematerialise", [False, True])
@@ -91,26 +109,40 @@ def batch_of(recipe: Recipe, rows: int) -> tuple[dict[str, torch.Tensor], dict[s
         ("mlm+nsp", {}),
     ],
 )
-def test_the_exact_flops_are_those_that_torch_counts(name: str, changes: dict[str, Any], rematerialise: bool) -> None:
+def test_the_exact_flops_are_those_that_torch_counts(
+    name: str, changes: dict[str, Any], rematerialise: bool
+) -> None:
     recipe = tiny(name, **changes)
-    recipe = recipe.override({"train.rematerialise": rematerialise, "data.mask_rate": 0.25})
+    recipe = recipe.override(
+        {"train.gradient_checkpointing": rematerialise, "data.mask_rate": 0.25}
+    )
     network = initialise(Network(recipe.model, dict.fromkeys(objective(name).heads, 0)), 0)
-    network.trunk.rematerialise = rematerialise
+    network.trunk.gradient_checkpointing = rematerialise
     batch, counts = batch_of(recipe, rows=4)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        Judge(network, objective(name))(batch, counts)[0].backward()
-    assert flops(network, recipe).done * 4 * 24 == pytest.approx(counter.get_total_flops(), rel=1e-9)
+        LossModule(network, objective(name))(batch, counts)[0].backward()
+    assert flops(network, recipe).done * 4 * 24 == pytest.approx(
+        counter.get_total_flops(), rel=1e-9
+    )
 
 
 @given(
     st.sampled_from(
-        ["full", "causal", "causal & local:5", "causal & local:4 ; causal & column:3", "causal & document"]
+        [
+            "full",
+            "causal",
+            "causal & local:5",
+            "causal & local:4 ; causal & column:3",
+            "causal & document",
+        ]
     ),
     st.integers(1, 40),
 )
 def test_the_keys_seen_are_counted(text: str, length: int) -> None:
     document = torch.zeros(1, length, dtype=torch.long)
-    mask = parse(text, 4).mask(Layout(1, length, length, query_documents=document, key_documents=document))
+    mask = parse_pattern(text, 4).mask(
+        Layout(1, length, length, query_documents=document, key_documents=document)
+    )
     pairs = mask.expand(1, 4, length, length).float().mean(1).sum().item()
     assert keys_seen(text, 4, length) == pytest.approx(pairs / length)
 
@@ -124,7 +156,7 @@ def test_the_utilisation_is_what_was_measured() -> None:
     page = (ROOT / "docs" / "performance.md").read_text("utf-8")
     rate = 1000 * int(re.findall(r"gpt2-small, 128 × 1024, no dropout \| (\d+)k tokens/s", page)[0])
     share = planned("gpt2-small").flops.exact * rate / (GPUS["h200"].bf16 * 1e12)
-    assert pytest.approx(share, abs=0.005) == UTILISATION
+    assert pytest.approx(share, abs=0.005) == MEASURED_UTILISATION
 
 
 # ---- memory
@@ -139,11 +171,15 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_weights_and_optimizer_are_those_of_a_run(finished: Path) -> None:
     made = planned(
-        str(finished), **{"tokenizer.vocab": json.loads((finished / "config.json").read_text())["vocab_size"]}
+        str(finished),
+        **{"tokenizer.vocab": json.loads((finished / "config.json").read_text())["vocab_size"]},
     )
     (file,) = (finished / "train_state" / "step-2").glob("*.safetensors")
     state = load_file(file)
-    held = {part: sum(t.nbytes for n, t in state.items() if n.startswith(part) and t.dim()) for part in ("w", "o")}
+    held = {
+        part: sum(t.nbytes for n, t in state.items() if n.startswith(part) and t.dim())
+        for part in ("w", "o")
+    }
     assert (made.memory.weights, made.memory.optimizer) == (held["w"], held["o"])
     assert made.state == held["w"] + held["o"]
     assert made.memory.gradients == held["w"]
@@ -153,7 +189,7 @@ def test_weights_and_optimizer_are_those_of_a_run(finished: Path) -> None:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_the_optimizer_holds_what_was_planned(optimizer: str) -> None:
-    from malmoi.train.optim import make_optimizers
+    from malmoi.training.optim import make_optimizers
 
     recipe = tiny("lm").override({"train.optimizer": optimizer})
     network = initialise(Network(recipe.model, {"lm": 0}), 0)
@@ -162,18 +198,22 @@ def test_the_optimizer_holds_what_was_planned(optimizer: str) -> None:
         p.grad = torch.ones_like(p)
     for one in made:
         one.step()
-    held = sum(t.nbytes for one in made for slots in one.state.values() for t in slots.values() if t.dim())
-    assert spread(network, recipe, "one", 1, half=False).optimizer == held
+    held = sum(
+        t.nbytes for one in made for slots in one.state.values() for t in slots.values() if t.dim()
+    )
+    assert device_layout(network, recipe, "one", 1, half=False).optimizer == held
 
 
 @pytest.mark.parametrize("rematerialise", [False, True])
 def test_the_activations_are_what_autograd_keeps(rematerialise: bool) -> None:
-    """At least what is saved for the backward pass in bf16, and not far more; then a block lives while it is redone."""
+    """At least what is saved for the backward pass in bf16, and not far more; then a block lives
+    while it is redone.
+    """
     recipe = tiny("lm", width=64, depth=12, context=128).override(
-        {"train.rematerialise": rematerialise, "data.lengths": "128"}
+        {"train.gradient_checkpointing": rematerialise, "data.lengths": "128"}
     )
     network = initialise(Network(recipe.model, {"lm": 0}), 0)
-    network.trunk.rematerialise = rematerialise
+    network.trunk.gradient_checkpointing = rematerialise
     own = {p.untyped_storage().data_ptr() for p in network.parameters()}
     kept: dict[int, int] = {}
 
@@ -186,9 +226,16 @@ def test_the_activations_are_what_autograd_keeps(rematerialise: bool) -> None:
     tokens = torch.randint(0, 96, (2, 128))
     attention = sdpa_kernel(SDPBackend.FLASH_ATTENTION)
     half = torch.autocast("cpu", torch.bfloat16)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), attention, half, native_bf16():
-        Judge(network, objective("lm"))({"tokens": tokens, "lm_labels": tokens}, {"lm_labels": torch.tensor(1.0)})
-    laid = spread(network, recipe, "one", 1, half=True)
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t),
+        attention,
+        half,
+        native_bf16(),
+    ):
+        LossModule(network, objective("lm"))(
+            {"tokens": tokens, "lm_labels": tokens}, {"lm_labels": torch.tensor(1.0)}
+        )
+    laid = device_layout(network, recipe, "one", 1, half=True)
     planned = laid.copies + activation_bytes(recipe, 2, half=True, device="cpu")
     assert sum(kept.values()) <= planned
     assert rematerialise or planned <= 2 * sum(kept.values())
@@ -201,25 +248,29 @@ LAYOUTS = st.fixed_dictionaries(
         "model.width": st.sampled_from([32, 96]),
         "tokenizer.vocab": st.integers(300, 3000),
         "train.batch": st.integers(64, 200),
-        "train.rematerialise": st.booleans(),
+        "train.gradient_checkpointing": st.booleans(),
         "train.optimizer": st.sampled_from(["adamw", "muon"]),
     }
 )
 
 
 @given(LAYOUTS, st.integers(1, 9), st.integers(2, 63))
-def test_more_gpus_never_take_more_memory_of_each(changes: dict[str, Any], micro: int, gpus: int) -> None:
-    recipe = resolve("gpt2-small", {**changes, "train.micro": micro})
-    network = hollow(recipe)
-    few, more = (spread(network, recipe, "fsdp", n, half=True).best(0) for n in (gpus, gpus + 1))
+def test_more_gpus_never_take_more_memory_of_each(
+    changes: dict[str, Any], micro: int, gpus: int
+) -> None:
+    recipe = resolve_recipe("gpt2-small", {**changes, "train.micro": micro})
+    network = meta_network(recipe)
+    few, more = (
+        device_layout(network, recipe, "fsdp", n, half=True).best(0) for n in (gpus, gpus + 1)
+    )
     assert more.total <= few.total
 
 
 def test_fsdp_holds_the_rows_that_torch_gives_the_first_process() -> None:
-    recipe = resolve("bert-tiny", {})
-    network = hollow(recipe)
+    recipe = resolve_recipe("bert-tiny", {})
+    network = meta_network(recipe)
     rows = sum(p.chunk(3)[0].numel() for p in network.parameters())
-    assert spread(network, recipe, "fsdp", 3, half=True).memory(86).weights == 4 * rows
+    assert device_layout(network, recipe, "fsdp", 3, half=True).memory(86).weights == 4 * rows
 
 
 @settings(max_examples=30)
@@ -232,9 +283,9 @@ def test_the_micro_batch_is_the_largest_that_fits(gigabytes: int) -> None:
 
 
 @cache
-def gpt2_large_on_four() -> Spread:
-    recipe = resolve("gpt2-large", {})
-    return spread(hollow(recipe), recipe, "fsdp", 4, half=True)
+def gpt2_large_on_four() -> DeviceLayout:
+    recipe = resolve_recipe("gpt2-large", {})
+    return device_layout(meta_network(recipe), recipe, "fsdp", 4, half=True)
 
 
 # ---- time, energy, cost, laws
@@ -243,7 +294,9 @@ def gpt2_large_on_four() -> Spread:
 @settings(max_examples=15)
 @given(st.integers(1, 512), st.floats(0.05, 1), st.sampled_from(sorted(GPUS)))
 def test_time_goes_with_one_over_the_gpus(gpus: int, utilisation: float, name: str) -> None:
-    one, many = (planned("gpt2-small", Fleet(gpu(name), n, utilisation, price=2.0)) for n in (1, gpus))
+    one, many = (
+        planned("gpt2-small", Fleet(gpu(name), n, utilisation, price=2.0)) for n in (1, gpus)
+    )
     assert many.seconds * gpus == pytest.approx(one.seconds)
     assert many.gpu_hours == pytest.approx(one.gpu_hours)
     assert many.cost == pytest.approx(2 * one.gpu_hours)
@@ -257,7 +310,9 @@ def test_minutes_are_the_time_and_tokens_what_fits_in_them() -> None:
 
 
 def test_rematerialisation_takes_time_and_gives_memory() -> None:
-    kept, again = (planned("gpt2-small", **{"train.rematerialise": r}) for r in (False, True))
+    kept, again = (
+        planned("gpt2-small", **{"train.gradient_checkpointing": r}) for r in (False, True)
+    )
     assert 1.2 < again.seconds / kept.seconds < 4 / 3
     assert all(after < before for before, after in kept.activations.values())
 
@@ -272,7 +327,8 @@ def test_a_gpu_without_bf16_computes_in_fp32() -> None:
 
 def test_the_laws_say_what_their_papers_say() -> None:
     assert kaplan_tokens(1.3e9) == pytest.approx(2e10)  # table 6 at one PF-day
-    chinchilla = optimal(0, 70_000_000_000, 5.76e23)  # Hoffmann et al. 2022: 70B and 1.4T tokens for 5.76e23 FLOPs
+    # Hoffmann et al. 2022: 70B and 1.4T tokens for 5.76e23 FLOPs
+    chinchilla = optimal(0, 70_000_000_000, 5.76e23)
     assert chinchilla.hoffmann == 1.4e12
     assert chinchilla.same_parameters == pytest.approx(70e9, rel=0.03)
     assert planned("bert-tiny").optimal is None
@@ -315,7 +371,7 @@ def test_what_does_not_fit_says_what_would_help() -> None:
 def test_more_gpus_may_help() -> None:
     made = planned("gpt3-175b", replace(H200, gpus=8))
     wanted = int(re.findall(r"--gpus (\d+)", made.help)[0])
-    changes: dict[str, Any] = {"train.parallel": "fsdp", "train.rematerialise": True}
+    changes: dict[str, Any] = {"train.parallel": "fsdp", "train.gradient_checkpointing": True}
     assert planned("gpt3-175b", replace(H200, gpus=wanted), **changes).fits
     assert not planned("gpt3-175b", replace(H200, gpus=wanted // 2), **changes).fits
 
@@ -332,29 +388,32 @@ def test_a_batch_that_the_gpus_do_not_divide_is_noted() -> None:
 
 def test_the_command_tells_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["plan", "gpt2-small", "--gpus", "8", "--gpu", "h100", "--set", "train.tokens=20e9"]
-    assert run([*arguments, "--json", "--price", "2.5", "--rematerialise"]) == 0
+    assert run_command([*arguments, "--json", "--price", "2.5", "--gradient-checkpointing"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["parameters"]["all"] == 124_439_808
     assert said["tokens"] == pytest.approx(20e9, rel=1e-3)
     assert said["fits"] is True
-    assert said["memory"]["rematerialise"] is True
+    assert said["memory"]["gradient_checkpointing"] is True
     assert said["cost"] == pytest.approx(2.5 * said["gpu_hours"])
-    assert set(Memory.__annotations__) < set(said["ways"][0])
-    assert run(arguments) == 0
+    assert set(MemoryUse.__annotations__) < set(said["ways"][0])
+    assert run_command(arguments) == 0
     told = capsys.readouterr().out
     assert "124,439,808" in told
     assert "cost" not in told
 
 
 def test_alone_it_lists_the_gpus(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan"]) == 0
+    assert run_command(["plan"]) == 0
     said = capsys.readouterr().out
     assert all(name in said for name in GPUS)
     assert "Example: malmoi plan" in said
-    assert run(["plan", "--json"]) == 0
+    assert run_command(["plan", "--json"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(GPUS)
-    code = "import sys; from malmoi.cli.app import run; run(['plan']); print('torch' in sys.modules)"
+    code = (
+        "import sys; from malmoi.cli.app import run_command; run_command(['plan']); "
+        "print('torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("False\n")
-    assert run(["plan", "gpt2-small", "--gpu", "h20"]) == 2
+    assert run_command(["plan", "gpt2-small", "--gpu", "h20"]) == 2
     assert "Did you mean 'h200'" in capsys.readouterr().err

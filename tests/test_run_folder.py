@@ -1,4 +1,6 @@
-"""A folder knows which run it holds: the same resumes, a finished one is not done again, another is refused."""
+"""A folder knows which run it holds: the same resumes, a finished one is not done again, another
+is refused.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -6,13 +8,19 @@ from typing import Any
 import pytest
 
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.run_folder import FINISHED, RunFolder
+from malmoi.system.run_folder import FINISHED, RunFolder
 
-SETTINGS: dict[str, Any] = {"name": "a", "train": {"lr": 0.1, "steps": 3, "sizes": (1, 2)}, "of": "ab12"}
+SETTINGS: dict[str, Any] = {
+    "name": "a",
+    "train": {"lr": 0.1, "steps": 3, "sizes": (1, 2)},
+    "of": "ab12",
+}
 
 
 def place(folder: Path, **changes: Any) -> RunFolder:
-    return RunFolder(folder, "run.json", "fine-tuning", unreadable={"of": "of other examples"}, **changes)
+    return RunFolder(
+        folder, "run.json", "fine-tuning", unreadable={"of": "of other examples"}, **changes
+    )
 
 
 def test_the_same_run_resumes_and_a_finished_one_is_known(tmp_path: Path) -> None:
@@ -35,7 +43,9 @@ def test_the_same_run_resumes_and_a_finished_one_is_known(tmp_path: Path) -> Non
         ({"new": 1}, r"new was null"),
     ],
 )
-def test_another_run_is_refused_with_what_differs(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+def test_another_run_is_refused_with_what_differs(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
     place(tmp_path).begin(SETTINGS)
     before = (tmp_path / "run.json").read_bytes()
     with pytest.raises(UsageError, match=said):
@@ -53,5 +63,7 @@ def test_what_is_free_may_change_and_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["{", "[1]", "3", "\udcff"])
 def test_a_damaged_record_is_a_sentence(tmp_path: Path, content: str) -> None:
     (tmp_path / "run.json").write_bytes(content.encode("utf-8", "surrogateescape"))
-    with pytest.raises(MalmoiError, match=r"run\.json does not read as the record of a fine-tuning.*--again"):
+    with pytest.raises(
+        MalmoiError, match=r"run\.json does not read as the record of a fine-tuning.*--restart"
+    ):
         place(tmp_path, can_restart=True).begin(SETTINGS)

@@ -11,11 +11,11 @@ import pytest
 
 import malmoi
 from live_server import Live
-from malmoi.checkpoint import Checkpoint, write
-from malmoi.infer import load
+from malmoi.checkpoint import Checkpoint, write_checkpoint
+from malmoi.inference import load
 from malmoi.model import Network, initialise, preset
-from malmoi.serve.settings import ServeConfig
-from malmoi.tokenizer import train
+from malmoi.serve.config import ServeConfig
+from malmoi.tokenizer import train_tokenizer
 
 ROOT = Path(__file__).parents[1]
 SIZES = dict(context=32, width=16, depth=1, heads=2, dropout=0.0, attention_dropout=0.0)
@@ -24,9 +24,11 @@ SIZES = dict(context=32, width=16, depth=1, heads=2, dropout=0.0, attention_drop
 @pytest.fixture(scope="module")
 def gpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gpt")
-    tokenizer = train(["the law of the people"] * 9, kind="byte-bpe", vocab=270)
-    network = initialise(Network(preset("gpt2-small", vocab=tokenizer.vocab_size, **SIZES), {"lm": 0}), 0)
-    write(Checkpoint(network, tokenizer), folder)
+    tokenizer = train_tokenizer(["the law of the people"] * 9, kind="byte-bpe", vocab=270)
+    network = initialise(
+        Network(preset("gpt2-small", vocab=tokenizer.vocab_size, **SIZES), {"lm": 0}), 0
+    )
+    write_checkpoint(Checkpoint(network, tokenizer), folder)
     return folder
 
 
@@ -37,10 +39,16 @@ def test_the_key_is_compared_in_constant_time(gpt: Path, monkeypatch: pytest.Mon
         compared.append(given)
         return hmac.compare_digest(given, key)
 
-    monkeypatch.setattr("malmoi.serve.guard.compare_digest", spy)
-    with Live({"gpt": load(gpt, device="cpu")}, api_key="right") as server, httpx.Client(base_url=server.url) as client:
+    monkeypatch.setattr("malmoi.serve.middleware.compare_digest", spy)
+    with (
+        Live({"gpt": load(gpt, device="cpu")}, api_key="right") as server,
+        httpx.Client(base_url=server.url) as client,
+    ):
         for key, status in (("wrong", 401), ("right", 200)):
-            assert client.get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == status
+            assert (
+                client.get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code
+                == status
+            )
     assert compared == [b"Bearer wrong", b"Bearer right"]
 
 
@@ -50,12 +58,17 @@ def test_the_server_listens_on_loopback_unless_told() -> None:
 
 
 def test_without_a_key_only_this_machine_is_answered(gpt: Path) -> None:
-    with Live({"gpt": load(gpt, device="cpu")}) as server, httpx.Client(base_url=server.url) as client:
+    with (
+        Live({"gpt": load(gpt, device="cpu")}) as server,
+        httpx.Client(base_url=server.url) as client,
+    ):
         assert client.get("/v1/models").status_code == 200
         assert client.get("/v1/models", headers={"Host": "page.example"}).status_code == 403
 
 
-def test_no_connection_is_made_for_a_model_on_this_disk(gpt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_connection_is_made_for_a_model_on_this_disk(
+    gpt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[Any] = []
     for name in ("connect", "connect_ex", "sendto"):
         monkeypatch.setattr(socket.socket, name, lambda self, *address: asked.append(address))
@@ -74,7 +87,9 @@ def pins(name: str) -> dict[str, str]:
 
 
 def test_every_package_is_pinned_and_installed_by_its_checksum() -> None:
-    """torch aside, and the CUDA libraries it may bring: it is another build on every kind of machine."""
+    """torch aside, and the CUDA libraries it may bring: it is another build on every kind of
+    machine.
+    """
     locked = pins("requirements-build.lock") | pins("requirements.lock")
     wanted = {
         name: rest.split()[0]
@@ -85,9 +100,13 @@ def test_every_package_is_pinned_and_installed_by_its_checksum() -> None:
     assert [name for name, rest in locked.items() if "--hash=sha256:" not in rest] == []
 
 
-@pytest.mark.parametrize("name", ["requirements.lock", "requirements-build.lock", "constraints.txt", "Makefile"])
+@pytest.mark.parametrize(
+    "name", ["requirements.lock", "requirements-build.lock", "constraints.txt", "Makefile"]
+)
 def test_no_registry_is_named(name: str) -> None:
-    assert not re.search(r"https?://|--(extra-)?index-url|find-links", (ROOT / name).read_text("utf-8"))
+    assert not re.search(
+        r"https?://|--(extra-)?index-url|find-links", (ROOT / name).read_text("utf-8")
+    )
 
 
 def test_the_tests_that_security_names_exist() -> None:

@@ -1,4 +1,5 @@
-"""Sixty-four streams at once: no error, no growth of memory; and a stop in the middle of it tells everyone.
+"""Sixty-four streams at once: no error, no growth of memory; and a stop in the middle of it tells
+everyone.
 
     MALMOI_LOAD_SECONDS=600 pytest -m heavy -s tests/test_serve_load.py -k vanish
 
@@ -32,7 +33,16 @@ STREAMS = 64
 LOAD_SECONDS = float(os.environ.get("MALMOI_LOAD_SECONDS", "20"))
 MAX_GROWTH_MB = 32  # of memory, once the server has seen every kind of request
 TEXT = "the state of the union is strong"
-START = [sys.executable, "-c", "from malmoi.cli import main; main()", "serve", "--port", "0", "--slots", "32"]
+START = [
+    sys.executable,
+    "-c",
+    "from malmoi.cli import main; main()",
+    "serve",
+    "--port",
+    "0",
+    "--slots",
+    "32",
+]
 
 
 @dataclass
@@ -57,7 +67,9 @@ class Outcome:
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     folder = gpt_folder(tmp_path / "gpt")
-    child = subprocess.Popen([*START, "--model", str(folder)], stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+    child = subprocess.Popen(
+        [*START, "--model", str(folder)], stderr=subprocess.PIPE, text=True, env=dict(os.environ)
+    )
     assert child.stderr is not None
     try:
         line = next(line for line in child.stderr if "http://" in line)
@@ -136,7 +148,8 @@ def test_a_stop_in_the_middle_tells_everyone(server: Server) -> None:
     assert server.child.wait(30) == 143
 
 
-# ------------------------------------------------------------------ clients that vanish, and one that hammers
+# ------------------------------------------------------------------ clients that vanish, and one
+# that hammers
 
 
 @dataclass
@@ -172,7 +185,9 @@ async def stream_often(trial: Trial, client: httpx.AsyncClient, number: int) -> 
         except httpx.TransportError as error:
             trial.ends[f"{error!r} after {monotonic() - began:.1f} s and {len(said)} lines"] += 1
             continue
-        ended = said[-1:] == ["data: [DONE]"] and "error" not in said[-2] and answer.status_code == 200
+        ended = (
+            said[-1:] == ["data: [DONE]"] and "error" not in said[-2] and answer.status_code == 200
+        )
         trial.ends["left" if leaves else "answered" if ended else str(said[-2:])] += 1
 
 
@@ -193,7 +208,9 @@ async def hammer(trial: Trial, client: httpx.AsyncClient) -> None:
         patience = 0.3 if rng.randrange(3) == 0 else 300
         try:
             answer = await client.post(f"{trial.url}{path}", json=body, timeout=patience)
-            trial.ends["hammered" if answer.status_code in expected else f"{path}: {answer.text}"] += 1
+            trial.ends[
+                "hammered" if answer.status_code in expected else f"{path}: {answer.text}"
+            ] += 1
         except httpx.ReadTimeout:
             trial.ends["hammered and left" if patience < 1 else f"{path}: no answer"] += 1
 
@@ -219,7 +236,10 @@ def test_who_vanishes_and_who_hammers_harm_nobody(server: Server) -> None:
     quarter = max(1, len(trial.memory) // 4)
     warm, end = median(trial.memory[quarter : 2 * quarter]), median(trial.memory[-quarter:])
     p50, p95 = (quantiles(trial.first_token, n=20)[i] for i in (9, 18))
-    print(f"\n{LOAD_SECONDS:g} s, {os.cpu_count()} cores, load {os.getloadavg()[1]:.1f}: {dict(trial.ends)}")
+    print(
+        f"\n{LOAD_SECONDS:g} s, {os.cpu_count()} cores, load {os.getloadavg()[1]:.1f}: "
+        f"{dict(trial.ends)}"
+    )
     print(f"first token: p50 {p50:.2f} s, p95 {p95:.2f} s, worst {max(trial.first_token):.2f} s")
     print(f"memory: {warm:g} MB in the second quarter, {end:g} MB in the last")
     assert server.child.poll() is None, server.said
@@ -234,6 +254,8 @@ def test_who_vanishes_and_who_hammers_harm_nobody(server: Server) -> None:
 async def _idle(server: Server) -> None:
     """Nothing is left of those who went: no slot is taken, and nothing failed on the way."""
     async with asyncio.timeout(60):
-        while 'malmoi_running{model="gpt"} 0' not in (stats := httpx.get(f"{server.url}/metrics").text):
+        while 'malmoi_running{model="gpt"} 0' not in (
+            stats := httpx.get(f"{server.url}/metrics").text
+        ):
             await asyncio.sleep(0.1)
     assert 'malmoi_failed_total{model="gpt"} 0' in stats

@@ -1,4 +1,6 @@
-"""What nobody waits for stops; requests take turns at a model; nobody asks for more than their share."""
+"""What nobody waits for stops; requests take turns at a model; nobody asks for more than their
+share.
+"""
 
 import asyncio
 import json
@@ -16,11 +18,11 @@ import torch
 from torch import nn
 
 from live_server import Live, bert_with, gpt_folder
-from malmoi.infer import Model, load
-from malmoi.infer.engine import Engine
+from malmoi.inference import Model, load
+from malmoi.inference.engine import Engine
 from malmoi.serve import executor
 from malmoi.serve.executor import ModelExecutor, checkpoint
-from malmoi.tokenizer import train
+from malmoi.tokenizer import train_tokenizer
 
 torch.set_num_threads(1)
 TEXT = "the state of the union is strong"
@@ -43,7 +45,9 @@ def wait_until(condition: Callable[[], Any], seconds: float = 30.0) -> bool:
 
 
 class Held:
-    """Counts the layers that requests compute, by thread; the first of them waits until it is let go."""
+    """Counts the layers that requests compute, by thread; the first of them waits until it is
+    let go.
+    """
 
     def __init__(self, model: Model) -> None:
         self.threads: list[str] = []
@@ -66,7 +70,7 @@ class Serving:
 
     def __init__(self, live: Live, held: Held) -> None:
         self.live, self.held = live, held
-        self.desk: ModelExecutor = live.app.state.work.desks["gpt"]
+        self.desk: ModelExecutor = live.app.state.work.executors["gpt"]
 
     @property
     def inside(self) -> int:
@@ -75,7 +79,12 @@ class Serving:
     def ask(self, path: str, body: dict[str, Any], **headers: str) -> socket.socket:
         """Sends a request and does not wait for its answer."""
         sent = json.dumps(body).encode()
-        head = {"Host": "localhost", "Content-Type": "application/json", "Content-Length": str(len(sent)), **headers}
+        head = {
+            "Host": "localhost",
+            "Content-Type": "application/json",
+            "Content-Length": str(len(sent)),
+            **headers,
+        }
         lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
         one = socket.create_connection(self.live.socket.getsockname())
         one.sendall(f"POST {path} HTTP/1.1\r\n{lines}\r\n".encode() + sent)
@@ -108,7 +117,9 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("path", "body"), ASKED)
-def test_what_was_given_up_is_not_computed(serving: Serving, path: str, body: dict[str, Any]) -> None:
+def test_what_was_given_up_is_not_computed(
+    serving: Serving, path: str, body: dict[str, Any]
+) -> None:
     """One is in its first layer and four wait when their clients go: that layer was the last."""
     first = serving.ask(path, body)
     assert serving.held.reached.wait(30)
@@ -116,7 +127,8 @@ def test_what_was_given_up_is_not_computed(serving: Serving, path: str, body: di
     assert wait_until(lambda: serving.inside == 5)
     for one in (first, *others):
         one.close()
-    assert wait_until(lambda: serving.inside == 0)  # those that waited are dropped before anything is computed
+    # those that waited are dropped before anything is computed
+    assert wait_until(lambda: serving.inside == 0)
     assert serving.desk.waiting == {}
     serving.held.go.set()
     assert serving.ends()
@@ -124,11 +136,16 @@ def test_what_was_given_up_is_not_computed(serving: Serving, path: str, body: di
 
 
 def test_a_newer_request_of_a_tab_replaces_the_older(serving: Serving) -> None:
-    """The older connections stay open, as behind a proxy; requests of the same run, or of another tab, stay."""
+    """The older connections stay open, as behind a proxy; requests of the same run, or of
+    another tab, stay.
+    """
     path, body = "/studio/lens", {"text": TEXT}
     old = [serving.ask(path, body, **{"X-Studio-Run": f"tab:{run}"}) for run in (1, 2, 2)]
     assert serving.held.reached.wait(30)
-    new = [serving.ask(path, body, **{"X-Studio-Run": run}) for run in ("tab:3", "tab:3", "other:1", "not a run")]
+    new = [
+        serving.ask(path, body, **{"X-Studio-Run": run})
+        for run in ("tab:3", "tab:3", "other:1", "not a run")
+    ]
     for one in old:
         assert b"499" in one.recv(100)
     late = serving.ask(path, body, **{"X-Studio-Run": "tab:2"})
@@ -137,7 +154,8 @@ def test_a_newer_request_of_a_tab_replaces_the_older(serving: Serving) -> None:
     for one in new:
         assert b"200 OK" in one.recv(100)
     assert serving.ends()
-    assert len(serving.held.threads) == 1 + 4 * 3  # the first layer of the old, and all three of each that counts
+    # the first layer of the old, and all three of each that counts
+    assert len(serving.held.threads) == 1 + 4 * 3
     for one in (*old, *new, late):
         one.close()
 
@@ -149,7 +167,7 @@ def test_what_takes_too_long_is_not_computed_any_further(folder: Path) -> None:
         answer = httpx.post(f"{live.url}/v1/lens", json={"text": TEXT}, timeout=60)
         held.go.set()
         assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
-        assert wait_until(lambda: not live.app.state.work.desks["gpt"].begun)
+        assert wait_until(lambda: not live.app.state.work.executors["gpt"].begun)
     assert len(held.threads) == 1
 
 
@@ -168,8 +186,11 @@ def test_stopping_at_once_tells_those_whose_work_is_paused(serving: Serving) -> 
 # ------------------------------------------------------------------ turns
 
 
-def test_a_short_request_does_not_wait_for_a_long_one(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "QUANTUM_SECONDS", 0.0)  # turns of one layer, however fast the machine is
+def test_a_short_request_does_not_wait_for_a_long_one(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # turns of one layer, however fast the machine is
+    monkeypatch.setattr(executor, "QUANTUM_SECONDS", 0.0)
     url = serving.live.url
     with ThreadPoolExecutor(2) as pool:
         body = {"text": [TEXT] * 8, "labels": LABELS}
@@ -185,14 +206,18 @@ def test_a_short_request_does_not_wait_for_a_long_one(serving: Serving, monkeypa
     assert mine[-1] < 10 < len(layers)  # turn about with the long one, which goes on long after it
 
 
-def test_answers_do_not_depend_on_who_else_asks(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_do_not_depend_on_who_else_asks(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(executor, "QUANTUM_SECONDS", 0.0)
     serving.held.go.set()
     texts = [TEXT[: 6 + 2 * i] for i in range(10)]
 
     def ask(text: str) -> Any:
         body = {"text": text, "labels": LABELS}
-        return httpx.post(f"{serving.live.url}/v1/classify", json=body, timeout=60).json()["data"][0]["scores"]
+        return httpx.post(f"{serving.live.url}/v1/classify", json=body, timeout=60).json()["data"][
+            0
+        ]["scores"]
 
     with ThreadPoolExecutor(10) as pool:
         found = list(pool.map(ask, texts))
@@ -200,7 +225,9 @@ def test_answers_do_not_depend_on_who_else_asks(serving: Serving, monkeypatch: p
     assert found == [pytest.approx(model.classify(text, LABELS).scores, abs=1e-4) for text in texts]
 
 
-def test_turns_go_round_the_clients_then_round_their_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turns_go_round_the_clients_then_round_their_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(executor, "QUANTUM_SECONDS", 0.0)
     turns: list[str] = []
     go = threading.Event()
@@ -214,7 +241,9 @@ def test_turns_go_round_the_clients_then_round_their_requests(monkeypatch: pytes
 
     async def all_of_them() -> list[str]:
         desk = ModelExecutor("test", nn.ModuleList())
-        asked = [asyncio.ensure_future(desk.run(name[0], lambda name=name: task(name))) for name in order]  # type: ignore[misc]
+        asked = [
+            asyncio.ensure_future(desk.run(name[0], lambda name=name: task(name))) for name in order
+        ]  # type: ignore[misc]
         await asyncio.sleep(0)  # all have come before the first goes on
         go.set()
         return await asyncio.gather(*asked)
@@ -269,7 +298,9 @@ def test_slots_are_shared_between_clients_and_their_requests(folder: Path) -> No
         ("/v1/score", {"context": f"{TEXT} {TEXT}", "continuations": [" a"] * 200}),
     ],
 )
-def test_one_request_reads_no_more_than_the_limit(serving: Serving, path: str, body: dict[str, Any]) -> None:
+def test_one_request_reads_no_more_than_the_limit(
+    serving: Serving, path: str, body: dict[str, Any]
+) -> None:
     serving.held.go.set()
     answer = httpx.post(f"{serving.live.url}{path}", json=body, timeout=60)
     error = answer.json()["error"]
@@ -279,11 +310,15 @@ def test_one_request_reads_no_more_than_the_limit(serving: Serving, path: str, b
 
 
 def test_a_bert_reads_a_text_for_every_token_of_the_labels() -> None:
-    pieces = train([TEXT] * 4, kind="wordpiece", vocab=120)
+    pieces = train_tokenizer([TEXT] * 4, kind="wordpiece", vocab=120)
     model = bert_with(pieces, mlm=0)
     with Live({"bert": model}, max_read_tokens=1000) as live:
         body = {"text": TEXT, "labels": ["union " * 12, "strong " * 12]}
         answer = httpx.post(f"{live.url}/v1/classify", json=body, timeout=60)
         assert "× 24 = " in answer.json()["error"]["message"]
-        fewer = httpx.post(f"{live.url}/v1/classify", json={"text": TEXT, "labels": ["union", "strong"]}, timeout=60)
+        fewer = httpx.post(
+            f"{live.url}/v1/classify",
+            json={"text": TEXT, "labels": ["union", "strong"]},
+            timeout=60,
+        )
         assert fewer.status_code == 200

@@ -20,23 +20,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from live_server import TEXTS, Live, bert_with, gpt_folder
-from malmoi.infer import Model, load
-from malmoi.model import Layout, Trail, parse
+from malmoi.inference import Model, load
+from malmoi.model import Activations, Layout, parse_pattern
 from malmoi.serve.app import STUDIO
-from malmoi.serve.inside import attention
-from malmoi.serve.sights import curves
-from malmoi.serve.sights.looks import by_words, word_groups
-from malmoi.serve.sights.points import principal
-from malmoi.serve.sights.shots import Ask, ask
-from malmoi.tokenizer import train
+from malmoi.serve.inspect_model import attention
+from malmoi.serve.studio import runs as curves
+from malmoi.serve.studio.attention import by_words, word_groups
+from malmoi.serve.studio.few_shot import FewShotQuery, few_shot_view
+from malmoi.serve.studio.projection import principal
+from malmoi.tokenizer import train_tokenizer
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 in_browser = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
 expect = playwright.expect
 
-VIEWS = ("generate", "fill", "attention", "patterns", "lens", "tokens", "shots", "train", "embeddings", "beside")
-QUICK: dict[str, dict[str, Any]] = {"generate": {"length": 6}, "patterns": {"at": 7}}  # where the numbers do not matter
+VIEWS = (
+    "generate",
+    "fill",
+    "attention",
+    "patterns",
+    "lens",
+    "tokens",
+    "shots",
+    "train",
+    "embeddings",
+    "beside",
+)
+# where the numbers do not matter
+QUICK: dict[str, dict[str, Any]] = {"generate": {"length": 6}, "patterns": {"at": 7}}
 SENTENCE = "어제 카페 갔었어 거기 사람 많더라"
 CHECKS = Path(__file__).with_name("studio_checks.js").read_text("utf-8")
 torch.set_num_threads(1)
@@ -45,7 +59,7 @@ torch.set_num_threads(1)
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
     folder = tmp_path_factory.mktemp("studio")
-    pieces = train([*TEXTS, SENTENCE], kind="wordpiece", vocab=160)
+    pieces = train_tokenizer([*TEXTS, SENTENCE], kind="wordpiece", vocab=160)
     return {
         "gpt": load(gpt_folder(folder / "gpt", n_positions=256), device="cpu"),
         "small": load(gpt_folder(folder / "small", n_embd=32, n_layer=2), device="cpu"),
@@ -58,11 +72,22 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     for name, drop in (("one", 0.01), ("two", 0.02)):
         rows = [
-            {"step": n, "tokens": 512 * n, "seconds": n / 2, "loss": 5 - drop * n, "lr": 1e-3} for n in range(1, 41)
+            {"step": n, "tokens": 512 * n, "seconds": n / 2, "loss": 5 - drop * n, "lr": 1e-3}
+            for n in range(1, 41)
         ]
-        rows.append({"step": 40, "tokens": 20480, "seconds": 20.0, "valid_loss": 4.5, "sample": f"{name} said this"})
+        rows.append(
+            {
+                "step": 40,
+                "tokens": 20480,
+                "seconds": 20.0,
+                "valid_loss": 4.5,
+                "sample": f"{name} said this",
+            }
+        )
         (folder / name).mkdir()
-        (folder / name / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+        (folder / name / "metrics.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows), "utf-8"
+        )
     return folder
 
 
@@ -89,7 +114,9 @@ class Visitor:
         self.page, self.url = self.context.new_page(), url
         self.page.set_default_timeout(15_000)
         self.problems: list[str] = []
-        self.page.on("console", lambda said: self.problems.append(said.text) if said.type != "log" else None)
+        self.page.on(
+            "console", lambda said: self.problems.append(said.text) if said.type != "log" else None
+        )
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
 
     def visit(self, view: str, **values: object) -> Any:
@@ -118,7 +145,15 @@ def visitor(browser: Any, live: Live) -> Iterator[Visitor]:
 
 def percent(p: float) -> str:
     """A share as the page writes it."""
-    return "100%" if p >= 0.9995 else f"{100 * p:.1f}%" if p >= 0.1 else f"{100 * p:.2f}%" if p >= 1e-4 else "<0.01%"
+    return (
+        "100%"
+        if p >= 0.9995
+        else f"{100 * p:.1f}%"
+        if p >= 0.1
+        else f"{100 * p:.2f}%"
+        if p >= 1e-4
+        else "<0.01%"
+    )
 
 
 def fixed(x: float) -> str:
@@ -145,11 +180,17 @@ def test_written_tokens_have_the_models_probabilities_and_can_be_left_for_others
     visitor.done()
     model = models["gpt"]
     wishes = {"max_new_tokens": 12, "temperature": 0.8, "top_p": 0.95, "seed": 3}
-    written = live.engine("gpt").submit(live.engine("gpt").job("나는 오늘", **wishes)).result().tokens
+    written = (
+        live.engine("gpt").submit(live.engine("gpt").job("나는 오늘", **wishes)).result().tokens
+    )
     before = model.tokenizer.encode("나는 오늘").tokens
     after = chances(model, [*before, *written])[len(before) - 1 : -1]
-    shown = page.locator("section[aria-label=gpt] .token").evaluate_all("nodes => nodes.map(n => +n.dataset.p)")
-    assert shown == pytest.approx([float(row[token]) for row, token in zip(after, written, strict=True)], rel=1e-4)
+    shown = page.locator("section[aria-label=gpt] .token").evaluate_all(
+        "nodes => nodes.map(n => +n.dataset.p)"
+    )
+    assert shown == pytest.approx(
+        [float(row[token]) for row, token in zip(after, written, strict=True)], rel=1e-4
+    )
 
     page.locator("section[aria-label=gpt] .token").nth(4).click()
     rows = visitor.bars("section[aria-label=gpt]")
@@ -164,14 +205,22 @@ def test_written_tokens_have_the_models_probabilities_and_can_be_left_for_others
 
 
 @in_browser
-def test_gaps_are_filled_as_the_model_fills_them(visitor: Visitor, models: dict[str, Model]) -> None:
+def test_gaps_are_filled_as_the_model_fills_them(
+    visitor: Visitor, models: dict[str, Model]
+) -> None:
     page = visitor.visit("fill", text="나는 [MASK] 학교에 [MASK].", top=4)
-    expected = [(one.token, percent(one.probability)) for some in models["bert"].fill("나는 [MASK] 학교에 [MASK].", 4)
-                for one in some]  # fmt: skip
+    expected = [
+        (one.token, percent(one.probability))
+        for some in models["bert"].fill("나는 [MASK] 학교에 [MASK].", 4)
+        for one in some
+    ]
     assert visitor.bars() == expected
     page.locator(".bars button").first.click()
     expect(page.locator(".bars")).to_have_count(1)  # one gap is left
-    assert page.locator("textarea").input_value() == models["bert"].fill("나는 [MASK] 학교에 [MASK].", 1)[0][0].text
+    assert (
+        page.locator("textarea").input_value()
+        == models["bert"].fill("나는 [MASK] 학교에 [MASK].", 1)[0][0].text
+    )
 
 
 @in_browser
@@ -180,15 +229,19 @@ def test_attention_is_the_models_by_tokens_and_by_words(
 ) -> None:
     text = "the union is strong 카페"
     page = visitor.visit("attention", text=text, layer=2, head=3)
-    trail = Trail(attention=[])
-    models["gpt"].network.trunk(torch.tensor([models["gpt"].tokenizer.encode(text).tokens]), trail=trail)
+    trail = Activations(attention=[])
+    models["gpt"].network.trunk(
+        torch.tensor([models["gpt"].tokenizer.encode(text).tokens]), activations=trail
+    )
     weights = (trail.attention or [])[1][0, 2]
     page.locator("summary").click()
     shown = [row.locator("td").all_inner_texts() for row in page.locator("details tbody tr").all()]
     assert np.allclose(np.array(shown, float), weights.detach(), atol=6e-4)  # the page rounds
 
     page.locator('[role=radio][aria-checked="true"]').press("ArrowRight")
-    expect(page.locator('[role=radio][aria-checked="true"]')).to_have_attribute("aria-label", "Layer 2, head 4")
+    expect(page.locator('[role=radio][aria-checked="true"]')).to_have_attribute(
+        "aria-label", "Layer 2, head 4"
+    )
     assert "head=4" in page.url
     page.get_by_label("Whole words").check()
     expect(page.locator("details thead th")).to_have_count(1 + 5)
@@ -205,14 +258,25 @@ def test_attention_is_the_models_by_tokens_and_by_words(
 
 
 @in_browser
-@pytest.mark.parametrize("pattern", ["full", "causal & fixed:8,2", "causal & local:6 ; causal & column:6"])
-def test_a_pattern_is_drawn_from_its_predicate_with_its_cost(visitor: Visitor, pattern: str) -> None:
+@pytest.mark.parametrize(
+    "pattern", ["full", "causal & fixed:8,2", "causal & local:6 ; causal & column:6"]
+)
+def test_a_pattern_is_drawn_from_its_predicate_with_its_cost(
+    visitor: Visitor, pattern: str
+) -> None:
     page = visitor.visit("patterns", pattern=pattern, drawn=24, at=8, heads=4)
     groups = pattern.count(";") + 1
-    small = parse(pattern, groups).mask(Layout(1, 24, 24)).expand(1, groups, 24, 24)[0]
-    paths = page.locator("#view svg.mask path").evaluate_all("nodes => nodes.map(n => n.getAttribute('d'))")
+    small = parse_pattern(pattern, groups).mask(Layout(1, 24, 24)).expand(1, groups, 24, 24)[0]
+    paths = page.locator("#view svg.mask path").evaluate_all(
+        "nodes => nodes.map(n => n.getAttribute('d'))"
+    )
     assert [path.count("M") for path in paths] == small.sum((1, 2)).tolist()
-    large = parse(pattern, 4).mask(Layout(1, 256, 256)).expand(1, 4 if groups > 1 else 1, 256, 256).float()
+    large = (
+        parse_pattern(pattern, 4)
+        .mask(Layout(1, 256, 256))
+        .expand(1, 4 if groups > 1 else 1, 256, 256)
+        .float()
+    )
     pairs = float(large.sum()) / large.size(1)
     shown = page.locator(".facts dd").all_inner_texts()
     assert shown[:2] == [f"{round(pairs):,}", percent(pairs / 256**2)]
@@ -222,22 +286,40 @@ def test_a_pattern_is_drawn_from_its_predicate_with_its_cost(visitor: Visitor, p
 def test_a_misspelt_pattern_is_told_kindly(visitor: Visitor) -> None:
     page = visitor.visit("patterns", at=7)
     page.get_by_label("Pattern", exact=True).fill("causl & local:4")
-    expect(page.locator("#status")).to_have_text("There is no attention pattern 'causl'. Did you mean 'causal'?")
+    expect(page.locator("#status")).to_have_text(
+        "There is no attention pattern 'causl'. Did you mean 'causal'?"
+    )
     visitor.problems.clear()  # the browser itself notes that the server answered 400
 
 
-MEANT = {  # what a visitor does wrong: a view, its values, and the Korean words beside the server's own
+# what a visitor does wrong: a view, its values, and the Korean words beside the server's own
+MEANT = {
     "too long": (
         "generate",
         {"text": "state union " * 90},
         "글이 너무 깁니다",
         "leaves no room in this model's context",
     ),
-    "too long to look at": ("lens", {"text": "하늘 " * 300}, "글이 너무 깁니다", "more than this model's context"),
+    "too long to look at": (
+        "lens",
+        {"text": "하늘 " * 300},
+        "글이 너무 깁니다",
+        "more than this model's context",
+    ),
     "no mask": ("fill", {"text": "나는 갔다"}, "빈칸이 없습니다", "There is nothing to fill"),
     "no words": ("beside", {"text": " "}, "글이 비어 있습니다", "There is no sentence"),
-    "half a seed": ("generate", {"text": "the", "seed": 1.5}, "‘seed’ 값이 맞지 않습니다", "a valid integer"),
-    "a misspelt pattern": ("patterns", {"pattern": "causl"}, "이대로는 할 수 없습니다", "Did you mean 'causal'?"),
+    "half a seed": (
+        "generate",
+        {"text": "the", "seed": 1.5},
+        "‘seed’ 값이 맞지 않습니다",
+        "a valid integer",
+    ),
+    "a misspelt pattern": (
+        "patterns",
+        {"pattern": "causl"},
+        "이대로는 할 수 없습니다",
+        "Did you mean 'causal'?",
+    ),
 }
 
 
@@ -249,7 +331,9 @@ def korean(browser: Any, live: Live) -> Iterator[Visitor]:
 
 
 def told(visitor: Visitor, words: str, detail: str) -> None:
-    """The page says in Korean what is wrong, where it can be seen, and beside it what the server says."""
+    """The page says in Korean what is wrong, where it can be seen, and beside it what the server
+    says.
+    """
     status = visitor.page.locator("#status.wrong")
     expect(status).to_contain_text(words)
     expect(status.locator("small[lang=en]")).to_contain_text(detail)
@@ -268,7 +352,9 @@ def test_a_refusal_is_said_in_the_language_of_the_page(korean: Visitor, what: st
 
 
 @in_browser
-def test_a_server_that_is_busy_or_gone_is_said_so_too(browser: Any, models: dict[str, Model]) -> None:
+def test_a_server_that_is_busy_or_gone_is_said_so_too(
+    browser: Any, models: dict[str, Model]
+) -> None:
     with Live({"bert": models["bert"]}, queue=1) as server:
         visitor = Visitor(browser, server.url, locale="ko-KR")
         visitor.visit("fill")
@@ -304,19 +390,31 @@ def test_a_page_gives_up_what_is_old_and_asks_a_slow_model_less_often(tmp_path: 
     shutil.copytree(STUDIO / "js", tmp_path, dirs_exist_ok=True)
     shutil.copy(Path(__file__).with_name("studio_page.js"), tmp_path)
     (tmp_path / "package.json").write_text('{"type": "module"}', "utf-8")
-    ran = subprocess.run(["node", tmp_path / "studio_page.js"], capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(
+        ["node", tmp_path / "studio_page.js"], capture_output=True, text=True, timeout=60
+    )
     assert ran.returncode == 0, ran.stderr
     told = json.loads(ran.stdout)
-    assert told["pauses"] == [300, 2000, 2000, 3000]  # ms after a key, by how long the last answer took
+    # ms after a key, by how long the last answer took
+    assert told["pauses"] == [300, 2000, 2000, 3000]
     assert told["givenUp"]
     assert told["runs"] == [1, 2, 3, 4, 5]
     done, busy = {"status": "done", "stale": False}, {"status": "busy", "stale": True}
-    assert told["seen"] == [done, busy, done, busy, busy, done, busy, {"status": "failed", "stale": True}]
+    assert told["seen"] == [
+        done,
+        busy,
+        done,
+        busy,
+        busy,
+        done,
+        busy,
+        {"status": "failed", "stale": True},
+    ]
 
 
 def test_every_refusal_that_has_words_is_sent() -> None:
     words = json.loads((STUDIO / "words/ko.json").read_text("utf-8"))
-    code = "".join(path.read_text("utf-8") for path in STUDIO.parents[1].rglob("*.py"))
+    code = "".join(path.read_text("utf-8") for path in STUDIO.parents[2].rglob("*.py"))
     assert [key for key in words if key.startswith("refused.") and f'"{key[8:]}"' not in code] == []
 
 
@@ -327,27 +425,41 @@ def test_the_lens_ends_with_what_the_model_says(visitor: Visitor, models: dict[s
     best = torch.tensor(models["gpt"].logits(text)[-1]).softmax(-1).topk(8)
     assert [value for _, value in visitor.bars()] == [percent(p) for p in best.values.tolist()]
     assert page.locator("table.lens tbody tr").count() == models["gpt"].config.depth + 1
-    tops = page.locator("table.lens tbody tr").first.locator("button").evaluate_all("nodes => nodes.map(n => n.title)")
-    assert tops == [percent(float(row.max())) for row in torch.tensor(models["gpt"].logits(text)).softmax(-1)]
+    tops = (
+        page.locator("table.lens tbody tr")
+        .first.locator("button")
+        .evaluate_all("nodes => nodes.map(n => n.title)")
+    )
+    assert tops == [
+        percent(float(row.max())) for row in torch.tensor(models["gpt"].logits(text)).softmax(-1)
+    ]
 
 
 @in_browser
-def test_every_tokenizer_is_shown_once_with_its_own_tokens(visitor: Visitor, models: dict[str, Model]) -> None:
+def test_every_tokenizer_is_shown_once_with_its_own_tokens(
+    visitor: Visitor, models: dict[str, Model]
+) -> None:
     page = visitor.visit("tokens", text=SENTENCE)
     assert page.locator("#view h2").all_inner_texts() == ["gpt, small", "bert"]
     for name, card in zip(("gpt", "bert"), page.locator("#view section").all()[1:], strict=True):
         encoding = models[name].tokenizer.encode(SENTENCE)
-        assert [int(one) for one in card.locator(".pieces small").all_inner_texts()] == encoding.tokens
+        assert [
+            int(one) for one in card.locator(".pieces small").all_inner_texts()
+        ] == encoding.tokens
         assert card.locator("dd").first.inner_text() == str(encoding.specials.count(False))
 
 
 @in_browser
-def test_the_lab_shows_the_prompt_and_the_models_scores(visitor: Visitor, models: dict[str, Model]) -> None:
+def test_the_lab_shows_the_prompt_and_the_models_scores(
+    visitor: Visitor, models: dict[str, Model]
+) -> None:
     page = visitor.visit("shots", task="2d-", k=2, item=3, seed=5)
     prompt = page.locator("pre").inner_text()
     assert prompt.count("Q: ") == 3
     rows = [row.locator("th, td").all_inner_texts() for row in page.locator("table tbody tr").all()]
-    assert [row[1] for row in rows] == [fixed(models["gpt"].score(prompt, f" {row[0]}").logprob) for row in rows]
+    assert [row[1] for row in rows] == [
+        fixed(models["gpt"].score(prompt, f" {row[0]}").logprob) for row in rows
+    ]
     shares = np.exp([models["gpt"].score(prompt, f" {row[0]}").logprob for row in rows])
     assert [value for _, value in visitor.bars()] == [percent(p) for p in shares / shares.sum()]
     page.get_by_role("button", name="Draw it for every K").click()
@@ -365,7 +477,13 @@ def test_runs_are_read_again_as_they_go(visitor: Visitor, runs: Path) -> None:
     assert page.locator("svg polyline").count() == 4
     assert "two said this" in page.locator("#view").inner_text()
     with (runs / "two" / "metrics.jsonl").open("a", encoding="utf-8") as file:
-        row = {"step": 41, "tokens": 20992, "seconds": 21, "valid_loss": 3.25, "sample": "new words"}
+        row = {
+            "step": 41,
+            "tokens": 20992,
+            "seconds": 21,
+            "valid_loss": 3.25,
+            "sample": "new words",
+        }
         file.write(json.dumps(row) + "\n")
     expect(page.locator("#view")).to_contain_text("new words")
     expect(page.locator("table").first).to_contain_text("3.250")
@@ -375,7 +493,9 @@ def test_runs_are_read_again_as_they_go(visitor: Visitor, runs: Path) -> None:
 
 
 @in_browser
-def test_neighbours_are_counted_in_the_whole_space(visitor: Visitor, models: dict[str, Model]) -> None:
+def test_neighbours_are_counted_in_the_whole_space(
+    visitor: Visitor, models: dict[str, Model]
+) -> None:
     texts = ["the union", "the state of the union", "하늘이 맑다", "나는 오늘 학교에 갔다"]
     page = visitor.visit("embeddings", texts="\n".join(texts), model="bert")
     vectors = models["bert"].embed(texts)
@@ -383,11 +503,15 @@ def test_neighbours_are_counted_in_the_whole_space(visitor: Visitor, models: dic
     page.locator(".dot").nth(2).press("Enter")
     cosines = {texts[i]: fixed(float(unit[2] @ unit[i])) for i in (0, 1, 3)}
     assert dict(visitor.bars()) == cosines
-    assert list(dict(visitor.bars())) == sorted(cosines, key=lambda one: -float(cosines[one].replace("−", "-")))
+    assert list(dict(visitor.bars())) == sorted(
+        cosines, key=lambda one: -float(cosines[one].replace("−", "-"))
+    )
 
 
 @in_browser
-def test_a_gpt_sees_what_stands_before_and_a_bert_both_sides(visitor: Visitor, models: dict[str, Model]) -> None:
+def test_a_gpt_sees_what_stands_before_and_a_bert_both_sides(
+    visitor: Visitor, models: dict[str, Model]
+) -> None:
     page = visitor.visit("beside", place=4)
     gpt, bert = page.locator("#view .pair > section").all()
     assert gpt.locator(".words .away").count() == 2  # the word itself and the two after it
@@ -400,11 +524,14 @@ def test_a_gpt_sees_what_stands_before_and_a_bert_both_sides(visitor: Visitor, m
     fills = models["bert"].fill(hidden, 5)
     assert bert.locator(".bars b").all_inner_texts() == [percent(one.probability) for one in fills]
     shares = bert.locator(".words small").all_inner_texts()
-    assert sum(float(share.strip("%<")) for share in shares) < 100  # the rest goes to [CLS] and [SEP]
+    # the rest goes to [CLS] and [SEP]
+    assert sum(float(share.strip("%<")) for share in shares) < 100
 
 
 @in_browser
-def test_what_the_models_cannot_do_is_said_with_what_to_load(browser: Any, models: dict[str, Model]) -> None:
+def test_what_the_models_cannot_do_is_said_with_what_to_load(
+    browser: Any, models: dict[str, Model]
+) -> None:
     with Live({"bert": models["bert"]}) as server:
         visitor = Visitor(browser, server.url)
         page = visitor.page
@@ -423,7 +550,9 @@ def test_what_the_models_cannot_do_is_said_with_what_to_load(browser: Any, model
 
 @in_browser
 @pytest.mark.parametrize(("language", "scheme"), [("en-GB", "light"), ("ko-KR", "dark")])
-def test_every_view_can_be_read_and_reached(browser: Any, live: Live, language: str, scheme: str) -> None:
+def test_every_view_can_be_read_and_reached(
+    browser: Any, live: Live, language: str, scheme: str
+) -> None:
     visitor = Visitor(browser, live.url, locale=language, color_scheme=scheme)
     for view in VIEWS:
         page = visitor.visit(view, **QUICK.get(view, {}))
@@ -434,20 +563,31 @@ def test_every_view_can_be_read_and_reached(browser: Any, live: Live, language: 
         assert page.evaluate("document.documentElement.lang") == language[:2]
         assert unreached(page) == [], view
         words = page.locator("body").inner_text()
-        assert not re.search(rf"\b({'|'.join(VIEWS)})\.[a-z]+\b", words), f"{view} shows a key, not its words"
+        assert not re.search(rf"\b({'|'.join(VIEWS)})\.[a-z]+\b", words), (
+            f"{view} shows a key, not its words"
+        )
     visitor.context.close()
     assert visitor.problems == []
 
 
 def unreached(page: Any) -> list[str]:
     """What can have the focus, but is not reached with Tab."""
-    page.evaluate("() => { document.activeElement.blur(); window.scrollTo(0, 0); window.seen = []; "
-                  "document.addEventListener('focusin', (event) => window.seen.push(event.target)); }")  # fmt: skip
-    wanted = "[...document.querySelectorAll('a, button, input, select, textarea, summary, [tabindex=\"0\"]')]"
+    page.evaluate(
+        "() => { document.activeElement.blur(); window.scrollTo(0, 0); window.seen = []; "
+        "document.addEventListener('focusin', (event) => window.seen.push(event.target)); }"
+    )
+    wanted = (
+        "[...document.querySelectorAll('a, button, input, select, textarea, summary, "
+        '[tabindex="0"]\')]'
+    )
     wanted += ".filter((node) => node.tabIndex >= 0 && !node.disabled && node.checkVisibility())"
     for _ in range(page.evaluate(f"{wanted}.length") + 2):
         page.keyboard.press("Tab")
-    return list(page.evaluate(f"{wanted}.filter((node) => !window.seen.includes(node)).map((node) => node.outerHTML)"))
+    return list(
+        page.evaluate(
+            f"{wanted}.filter((node) => !window.seen.includes(node)).map((node) => node.outerHTML)"
+        )
+    )
 
 
 @in_browser
@@ -524,7 +664,9 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("view", "body"), REFUSED)
-def test_what_cannot_be_shown_is_refused_in_a_sentence(live: Live, view: str, body: dict[str, Any]) -> None:
+def test_what_cannot_be_shown_is_refused_in_a_sentence(
+    live: Live, view: str, body: dict[str, Any]
+) -> None:
     answer = httpx.post(f"{live.url}/studio/{view}", json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"].endswith((".", ". "))
@@ -547,19 +689,30 @@ def test_strange_texts_are_shown_too(live: Live, view: str, body: dict[str, Any]
 
 
 def test_a_run_that_went_wrong_is_drawn_as_far_as_it_went(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": NaN}\n{"step": 3, "los')
-    (run,) = curves.runs(tmp_path).runs
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 1, "loss": 2.0}\n{"step": 2, "loss": NaN}\n{"step": 3, "los'
+    )
+    (run,) = curves.list_runs(tmp_path).runs
     assert (run.loss, run.step, run.name) == ([(1.0, 2.0)], 2, tmp_path.name)
 
 
 def test_both_dictionaries_say_everything() -> None:
-    english, korean = (json.loads((STUDIO / f"words/{name}.json").read_text("utf-8")) for name in ("en", "ko"))
-    assert list(english) == [key for key in korean if not key.startswith("refused.")]  # the server speaks English
+    english, korean = (
+        json.loads((STUDIO / f"words/{name}.json").read_text("utf-8")) for name in ("en", "ko")
+    )
+    # the server speaks English
+    assert list(english) == [key for key in korean if not key.startswith("refused.")]
     for key, words in english.items():
-        assert sorted(re.findall(r"\{[a-z]+\}", words)) == sorted(re.findall(r"\{[a-z]+\}", korean[key])), key
+        assert sorted(re.findall(r"\{[a-z]+\}", words)) == sorted(
+            re.findall(r"\{[a-z]+\}", korean[key])
+        ), key
         assert words
     assert all(words for words in korean.values())
-    used = {key for path in STUDIO.rglob("*.js") for key in re.findall(r'\bt\("([^"]+)"', path.read_text("utf-8"))}
+    used = {
+        key
+        for path in STUDIO.rglob("*.js")
+        for key in re.findall(r'\bt\("([^"]+)"', path.read_text("utf-8"))
+    }
     assert used <= set(english)
 
 
@@ -577,7 +730,11 @@ def test_the_page_is_small_and_needs_nothing_from_elsewhere() -> None:
 def test_attention_by_words_still_sums_to_one(layers: int, words: int, data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(1, 3), min_size=words, max_size=words))
     total = sum(sizes)
-    weights = torch.randn(layers, 2, total, total, generator=torch.Generator().manual_seed(total)).softmax(-1).numpy()
+    weights = (
+        torch.randn(layers, 2, total, total, generator=torch.Generator().manual_seed(total))
+        .softmax(-1)
+        .numpy()
+    )
     starts = np.cumsum([0, *sizes])
     merged = by_words(weights, [list(range(a, b)) for a, b in pairwise(starts.tolist())])
     assert merged.shape == (layers, 2, words, words)
@@ -603,8 +760,13 @@ def test_the_plane_is_scikit_learns() -> None:
 
 
 def test_a_bert_is_asked_in_the_lab_too(models: dict[str, Model]) -> None:
-    lines = '{"text": "a", "choices": ["yes", "no"], "label": 1}\n{"text": "b", "choices": ["yes", "no"], "label": 0}'
-    shown = ask(models["bert"], Ask(task="own", lines=lines, shots=1, scoring="cloze_total"))
+    lines = (
+        '{"text": "a", "choices": ["yes", "no"], "label": 1}\n{"text": "b", "choices": ["yes", '
+        '"no"], "label": 0}'
+    )
+    shown = few_shot_view(
+        models["bert"], FewShotQuery(task="own", lines=lines, shots=1, scoring="cloze_total")
+    )
     assert shown.prompt == "b yes\n\na"
     assert [one.right for one in shown.choices] == [False, True]
     assert math.isclose(sum(one.share for one in shown.choices), 1)

@@ -10,19 +10,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.evaluation.tasks import (
+    TASKS,
+    Example,
+    Task,
+    arithmetic,
+    custom_task,
+    files_in,
+    label_names,
+    load_examples,
+    named_task,
+    task_prompt,
+)
+from malmoi.evaluation.tasks.features import FeatureView, encode_examples
+from malmoi.evaluation.tasks.language_modelling import PTB_RULES, rewritten
+from malmoi.evaluation.tasks.ner import iob2
+from malmoi.evaluation.tasks.prompts import parse_tags
+from malmoi.finetuning.batches import collate, plan_batches
 from malmoi.model import preset
-from malmoi.tasks import TASKS, Example, Task, arithmetic, as_text, files_in, label_names, load, own, task
-from malmoi.tasks.batch import collate, plan
-from malmoi.tasks.features import IGNORE, View, features
-from malmoi.tasks.language import PTB_RULES, rewritten
-from malmoi.tasks.ner import iob2
-from malmoi.tasks.text import tags_of
-from malmoi.tokenizer import Tokenizer, train
-from malmoi.tokenizer.frame import framed, is_framed
-from malmoi.tokenizer.pieces import first_tokens, windows, word_pieces
+from malmoi.tokenizer import Tokenizer, train_tokenizer
+from malmoi.tokenizer.special_frame import add_frame_tokens, is_framed
+from malmoi.tokenizer.windows import context_windows, first_tokens, word_pieces
+from malmoi.training.losses.base import IGNORE_LABEL
 
-TEXTS = ["the state of the union is strong", "we must act now , said Alice in Seoul", "no one can tell what comes next"]
-SICK = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment\n6\ta\tb\t3.3\tNEUTRAL\n"
+TEXTS = [
+    "the state of the union is strong",
+    "we must act now , said Alice in Seoul",
+    "no one can tell what comes next",
+]
+SICK = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment\n6\ta\tb\t3.3\tNEUTRAL\n"  # noqa: E501
 RACE = {
     "article": "Long.",
     "questions": ["It is _ .", "Who?"],
@@ -33,7 +49,9 @@ RACE = {
 
 def squad_file(question: str, answers: list[dict[str, object]], **more: bool) -> str:
     asked = {"id": "1", "question": question, "answers": answers, **more}
-    return json.dumps({"data": [{"title": "t", "paragraphs": [{"context": "Rome is old.", "qas": [asked]}]}]})
+    return json.dumps(
+        {"data": [{"title": "t", "paragraphs": [{"context": "Rome is old.", "qas": [asked]}]}]}
+    )
 
 
 FILES = {  # a file of each task as it is distributed, and what its first row says
@@ -44,10 +62,22 @@ FILES = {  # a file of each task as it is distributed, and what its first row sa
         ('He "said.', "Said he.", "1"),
     ),
     "stsb": ("index\tsentence1\tsentence2\tscore\n0\ta\tb\t3.5\n", ("a", "b", 3.5)),
-    "qqp": ("id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n0\t1\t2\tWho?\tWhich?\t0\n", ("Who?", "Which?", "0")),
-    "mnli": ("index\tsentence1\tsentence2\tlabel1\tgold_label\n0\ta\tb\tneutral\tneutral\n", ("a", "b", "neutral")),
-    "mnli-mm": ("index\tsentence1\tsentence2\tgold_label\n0\ta\tb\tentailment\n", ("a", "b", "entailment")),
-    "qnli": ("index\tquestion\tsentence\tlabel\n0\tWho?\tHe.\tnot_entailment\n", ("Who?", "He.", "not_entailment")),
+    "qqp": (
+        "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n0\t1\t2\tWho?\tWhich?\t0\n",
+        ("Who?", "Which?", "0"),
+    ),
+    "mnli": (
+        "index\tsentence1\tsentence2\tlabel1\tgold_label\n0\ta\tb\tneutral\tneutral\n",
+        ("a", "b", "neutral"),
+    ),
+    "mnli-mm": (
+        "index\tsentence1\tsentence2\tgold_label\n0\ta\tb\tentailment\n",
+        ("a", "b", "entailment"),
+    ),
+    "qnli": (
+        "index\tquestion\tsentence\tlabel\n0\tWho?\tHe.\tnot_entailment\n",
+        ("Who?", "He.", "not_entailment"),
+    ),
     "rte": ("index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentailment\n", ("a", "b", "entailment")),
     "wnli": ("index\tsentence1\tsentence2\tlabel\n0\ta\tb\t1\n", ("a", "b", "1")),
     "sick": (SICK, ("a", "b", "NEUTRAL")),
@@ -60,45 +90,62 @@ FILES = {  # a file of each task as it is distributed, and what its first row sa
         ("가", "나", "neutral"),
     ),
     "swag": (
-        ',video-id,sent1,sent2,ending0,ending1,ending2,ending3,label\n0,v,"A man, old",He,a,b,c,d,2\n',
+        ',video-id,sent1,sent2,ending0,ending1,ending2,ending3,label\n0,v,"A man, '
+        'old",He,a,b,c,d,2\n',
         ("A man, old", "He", 2),
     ),
     "race": (json.dumps(RACE) + "\n", ("Long.", "It is _ .", 1)),
     "copa": (
-        '{"premise": "It rained.", "question": "effect", "choice1": "Wet.", "choice2": "Dry.", "label": 0}\n',
+        '{"premise": "It rained.", "question": "effect", "choice1": "Wet.", "choice2": "Dry.", '
+        '"label": 0}\n',
         ("It rained so", None, 0),
     ),
-    "squad": (squad_file("What?", [{"text": "Rome", "answer_start": 0}]), ("What?", "Rome is old.", (("Rome", 0),))),
+    "squad": (
+        squad_file("What?", [{"text": "Rome", "answer_start": 0}]),
+        ("What?", "Rome is old.", (("Rome", 0),)),
+    ),
     "squad2": (squad_file("Why?", [], is_impossible=True), ("Why?", "Rome is old.", ())),
     "conll2003": (
         "-DOCSTART- -X- O O\n\nEU NNP I-NP I-ORG\nrejects VBZ I-VP O\n\nGerman JJ I-NP I-MISC\n",
         ("EU rejects", None, ("B-ORG", "O")),
     ),
     "klp2016": (
-        "; 한석규가 간다.\n$<한석규:PS>가 간다.\n1\t한석규\tNNP\tB_PS\n1\t가\tJKS\tI\n2\t가\tVV\tO\n",
+        "; 한석규가 간다.\n$<한석규:PS>가 간다.\n1\t한석규\tNNP\tB_PS\n1\t가\tJKS\tI\n2\t가\tVV\tO\n",  # noqa: E501
         ("한석규 가 가", None, ("B-PS", "I-PS", "O")),
     ),
-    "piqa": ('{"goal": "Dry it.", "sol1": "Sun.", "sol2": "Rain.", "label": 0}\n', ("Dry it.", None, 0)),
+    "piqa": (
+        '{"goal": "Dry it.", "sol1": "Sun.", "sol2": "Rain.", "label": 0}\n',
+        ("Dry it.", None, 0),
+    ),
     "arc": (
-        '{"question": {"stem": "Hot?", "choices": [{"text": "Ice", "label": "A"}, {"text": "Sun", "label": "B"}]},'
+        '{"question": {"stem": "Hot?", "choices": [{"text": "Ice", "label": "A"}, {"text": "Sun", '
+        '"label": "B"}]},'
         ' "answerKey": "B"}\n',
         ("Hot?", None, 1),
     ),
-    "hellaswag": ('{"ctx": "He runs", "endings": ["far.", "up."], "label": "1"}\n', ("He runs", None, 1)),
+    "hellaswag": (
+        '{"ctx": "He runs", "endings": ["far.", "up."], "label": "1"}\n',
+        ("He runs", None, 1),
+    ),
     "winograd": (
-        '{"context_options": ["The cup is in the bag so the cup", "The cup is in the bag so the bag"],'
+        '{"context_options": ["The cup is in the bag so the cup", "The cup is in the bag so the '
+        'bag"],'
         ' "continuation": "is full.", "gold": 1}\n',
         ("The cup is in the bag so the", "_ is full.", 1),
     ),
     "winogrande": (
-        '{"sentence": "Sam beat Tom so _ won.", "option1": "Sam", "option2": "Tom", "answer": "1"}\n',
+        '{"sentence": "Sam beat Tom so _ won.", "option1": "Sam", "option2": "Tom", "answer": '
+        '"1"}\n',
         ("Sam beat Tom so", "_ won.", 0),
     ),
     "cbt": (
         "1 Once there was a cat .\n2 It ran .\n21 The XXXXX sat .\tcat\t\tdog|cat|sun\n\n",
         ("Once there was a cat . It ran .", "The _ sat .", 1),
     ),
-    "boolq": ('{"question": "is it so", "passage": "It is.", "answer": true}\n', ("It is.", "is it so", "1")),
+    "boolq": (
+        '{"question": "is it so", "passage": "It is.", "answer": true}\n',
+        ("It is.", "is it so", "1"),
+    ),
     "prompts": ('{"query": "a", "choices": ["b", "c"], "gold": 1}\n', ("a", None, 1)),
     "lambada": ("he saw the old man and the sea\n", ("he saw the old man and the", None, "sea")),
     "wikitext": (
@@ -109,12 +156,18 @@ FILES = {  # a file of each task as it is distributed, and what its first row sa
             None,
         ),
     ),
-    "ptb": (" it did n't pay $ N a year \n", ("it didn't pay $1 a year\n", " it did n't pay $ N a year \n", None)),
+    "ptb": (
+        " it did n't pay $ N a year \n",
+        ("it didn't pay $1 a year\n", " it did n't pay $ N a year \n", None),
+    ),
     "plain-text": ("One.\n", ("One.\n", "One.\n", None)),
     "translation": ('{"source": "cat", "target": "chat"}\n', ("cat", None, ("chat",))),
     "summary": ('{"article": "Long.", "highlights": "Short."}\n', ("Long.", None, ("Short.",))),
     **{
-        one.name: ('{"question": "What is 1 plus 2?", "answer": "3"}\n', ("What is 1 plus 2?", None, ("3",)))
+        one.name: (
+            '{"question": "What is 1 plus 2?", "answer": "3"}\n',
+            ("What is 1 plus 2?", None, ("3",)),
+        )
         for one in arithmetic.TASKS
     },
     "reversed-words": ("union\n", ("noinu", None, ("union",))),
@@ -136,25 +189,39 @@ def test_a_task_reads_its_own_format(name: str, tmp_path: Path) -> None:
     kind = ".jsonl" if content.startswith("{") else ".tsv" if "\t" in content else ".txt"
     path = tmp_path / f"train{SUFFIX.get(name, kind)}.xz"
     path.write_bytes(lzma.compress(content.encode()))
-    rows = load(task(name), path).rows
+    rows = load_examples(named_task(name), path).rows
     assert (rows[0].text, rows[0].pair, rows[0].label) == first
     assert rows[0].place.startswith(str(path))
 
 
 def test_the_real_files(shared: Path) -> None:
-    counts = {"cola": ("glue/CoLA", 8551, 1043), "rte": ("glue/RTE", 2490, 277), "wnli": ("glue/WNLI", 635, 71),
-              "stsb": ("glue/STS-B", 5749, 1500), "sick": ("nli", 4500, 500)}  # fmt: skip
+    counts = {
+        "cola": ("glue/CoLA", 8551, 1043),
+        "rte": ("glue/RTE", 2490, 277),
+        "wnli": ("glue/WNLI", 635, 71),
+        "stsb": ("glue/STS-B", 5749, 1500),
+        "sick": ("nli", 4500, 500),
+    }
     for name, (folder, train_rows, dev_rows) in counts.items():
-        chosen = task(name)
+        chosen = named_task(name)
         first, second = files_in(chosen, shared / "data" / folder)
-        assert (len(load(chosen, first)), len(load(chosen, second or ""))) == (train_rows, dev_rows)
-    assert len(load(task("klp2016"), shared / "data/ner/klp2016.ko.dev.txt.xz")) == 366
-    assert len(load(task("conll2003"), shared / "data/ner/conll2003.testa.txt.xz")) == 3250
-    squad = load(task("squad2"), shared / "data/squad/dev-half-v2.0.json.xz").rows
+        assert (len(load_examples(chosen, first)), len(load_examples(chosen, second or ""))) == (
+            train_rows,
+            dev_rows,
+        )
+    assert (
+        len(load_examples(named_task("klp2016"), shared / "data/ner/klp2016.ko.dev.txt.xz")) == 366
+    )
+    assert (
+        len(load_examples(named_task("conll2003"), shared / "data/ner/conll2003.testa.txt.xz"))
+        == 3250
+    )
+    squad = load_examples(named_task("squad2"), shared / "data/squad/dev-half-v2.0.json.xz").rows
     assert (len(squad), sum(not e.label for e in squad)) == (6078, 3168)
 
 
-# ------------------------------------------------------------------ your own columns, and what is wrong in them
+# ------------------------------------------------------------------ your own columns, and what is
+# wrong in them
 
 
 def write(path: Path, text: str) -> Path:
@@ -205,72 +272,101 @@ def test_own_columns_in_any_file(tmp_path: Path) -> None:
     jsonl = write(tmp_path / "a.jsonl", '{"review": "good", "stars": 5}\n')
     korean = tmp_path / "k.tsv"
     korean.write_bytes("review\tstars\n정말 재미있다\t5\n".encode("cp949"))
-    chosen = own("classification", text="review", label="stars")
-    assert [e.label for e in load(chosen, [csv, jsonl, korean]).rows] == ["5", "1", "5", "5"]
-    assert load(chosen, korean).rows[0].text == "정말 재미있다"
-    assert [e.label for e in load(own("regression", text="review", label="stars"), csv).rows] == [5.0, 1.0]
+    chosen = custom_task("classification", text="review", label="stars")
+    assert [e.label for e in load_examples(chosen, [csv, jsonl, korean]).rows] == [
+        "5",
+        "1",
+        "5",
+        "5",
+    ]
+    assert load_examples(chosen, korean).rows[0].text == "정말 재미있다"
+    assert [
+        e.label
+        for e in load_examples(custom_task("regression", text="review", label="stars"), csv).rows
+    ] == [5.0, 1.0]
     tagged = write(tmp_path / "t.jsonl", '{"words": ["a", "b"], "tags": ["O", "B-X"]}\n')
-    assert load(own("tagging", text="words", label="tags"), tagged).rows[0].label == ("O", "B-X")
+    assert load_examples(custom_task("tagging", text="words", label="tags"), tagged).rows[
+        0
+    ].label == ("O", "B-X")
     choices = write(tmp_path / "c.csv", "q,a,b,right\nwho?,me,you,1\n")
-    assert load(own("choice", text="q", label="right", choices=("a", "b")), choices).rows[0].choices == ("me", "you")
+    assert load_examples(
+        custom_task("choice", text="q", label="right", choices=("a", "b")), choices
+    ).rows[0].choices == ("me", "you")
     asked = write(tmp_path / "q.csv", "q,context,answer\nwho?,it was me,me\nwhy?,none,\n")
-    assert [e.label for e in load(own("answer", text="q", label="answer"), asked).rows] == [(("me", 7),), ()]
+    assert [
+        e.label for e in load_examples(custom_task("answer", text="q", label="answer"), asked).rows
+    ] == [(("me", 7),), ()]
 
 
 BAD = {
     "label missing": (
-        own("classification"),
+        custom_task("classification"),
         "a.csv",
         "text,label\ngood,1\nbad,\n",
         r"a\.csv:3: the label in 'label' is missing",
     ),
     "unknown column": (
-        own("classification", text="txt"),
+        custom_task("classification", text="txt"),
         "a.csv",
         "text,label\ngood,1\n",
         r"a\.csv:2 has no column 'txt'.* Did you mean 'text'",
     ),
-    "wrong label": (task("sst2"), "a.tsv", "sentence\tlabel\ngood\t2\n", r"a\.tsv:2: the label '2' is none of 0, 1"),
-    "fields": (task("sst2"), "a.tsv", "sentence\tlabel\na\tb\t1\n", r"a\.tsv:2: 3 fields where there should be 2"),
+    "wrong label": (
+        named_task("sst2"),
+        "a.tsv",
+        "sentence\tlabel\ngood\t2\n",
+        r"a\.tsv:2: the label '2' is none of 0, 1",
+    ),
+    "fields": (
+        named_task("sst2"),
+        "a.tsv",
+        "sentence\tlabel\na\tb\t1\n",
+        r"a\.tsv:2: 3 fields where there should be 2",
+    ),
     "no number": (
-        task("stsb"),
+        named_task("stsb"),
         "a.tsv",
         "sentence1\tsentence2\tscore\na\tb\thigh\n",
         r"a\.tsv:2: 'score' must be a number, not 'high'",
     ),
     "answer elsewhere": (
-        own("answer", label="answer"),
+        custom_task("answer", label="answer"),
         "a.csv",
         "text,context,answer\nq,here,there\n",
         r"a\.csv:2: the answer 'there' is not in its context",
     ),
     "tag without word": (
-        task("conll2003"),
+        named_task("conll2003"),
         "a.txt",
         "EU NNP I-NP I-ORG\nO\n",
         r"a\.txt:1: line 2 must hold a word and its tag",
     ),
     "tags and words": (
-        own("tagging", text="w", label="t"),
+        custom_task("tagging", text="w", label="t"),
         "a.jsonl",
         '{"w": ["a", "b"], "t": ["O"]}\n',
         r"a\.jsonl:1: there are 2 words and 1 tags",
     ),
-    "strange tag": (task("conll2003"), "a.txt", "EU x y PERSON\n", r"'PERSON' is no tag such as O"),
-    "not JSON": (own("classification"), "a.jsonl", '{"text": 1\n', r"a\.jsonl:1: not JSON"),
+    "strange tag": (
+        named_task("conll2003"),
+        "a.txt",
+        "EU x y PERSON\n",
+        r"'PERSON' is no tag such as O",
+    ),
+    "not JSON": (custom_task("classification"), "a.jsonl", '{"text": 1\n', r"a\.jsonl:1: not JSON"),
     "no text": (
-        own("classification"),
+        custom_task("classification"),
         "a.jsonl",
         '{"text": 5, "label": 1}\n',
         r"a\.jsonl:1: 'text' holds no text but 5",
     ),
     "choice too far": (
-        own("choice", text="q", choices=("a", "b")),
+        custom_task("choice", text="q", choices=("a", "b")),
         "a.csv",
         "q,a,b,label\nw,x,y,2\n",
         r"a\.csv:2: choice 2 is right, but there are only 2",
     ),
-    "empty": (own("classification"), "a.csv", "text,label\n", r"There are no examples in"),
+    "empty": (custom_task("classification"), "a.csv", "text,label\n", r"There are no examples in"),
 }
 
 
@@ -278,48 +374,54 @@ BAD = {
 def test_a_bad_row_is_named_with_its_place(what: str, tmp_path: Path) -> None:
     chosen, name, content, said = BAD[what]
     with pytest.raises(MalmoiError, match=said):
-        load(chosen, write(tmp_path / name, content))
+        load_examples(chosen, write(tmp_path / name, content))
 
 
 def test_bad_rows_can_be_left_out_and_are_counted(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "text,label\ngood,1\nbad,\n,0\n")
-    found = load(own("classification"), path, skip_bad=True)
+    found = load_examples(custom_task("classification"), path, skip_bad=True)
     assert len(found) == 2
     assert "1 bad rows left out, such as" in found.notes[0]
     assert found.notes[1].endswith("a.csv:4")  # an empty text is kept and told
 
 
 def test_one_class_and_doubled_ids(tmp_path: Path) -> None:
-    chosen = own("classification")
-    rows = load(chosen, write(tmp_path / "a.csv", "text,label\na,1\nb,1\n")).rows
+    chosen = custom_task("classification")
+    rows = load_examples(chosen, write(tmp_path / "a.csv", "text,label\na,1\nb,1\n")).rows
     with pytest.raises(MalmoiError, match=r"All 2 rows .*a\.csv:2.* have the label '1'"):
         label_names(chosen, rows)
     squad = json.loads(FILES["squad"][0])
     squad["data"][0]["paragraphs"] *= 2
     with pytest.raises(MalmoiError, match=r"the id '1' comes 2 times; ids must differ"):
-        load(task("squad"), write(tmp_path / "s.json", json.dumps(squad)))
+        load_examples(named_task("squad"), write(tmp_path / "s.json", json.dumps(squad)))
 
 
 def test_unknown_names_offer_the_nearest() -> None:
     with pytest.raises(UsageError, match="Did you mean 'sst2'"):
-        task("sst-2")
+        named_task("sst-2")
     with pytest.raises(UsageError, match="needs the columns of its choices"):
-        own("choice")
+        custom_task("choice")
 
 
 def test_the_text_view() -> None:
-    prompt = as_text(task("sst2"), Example("a fine film", label="1"))
-    assert (prompt.query, prompt.choices[prompt.gold or 0]) == ("Review: a fine film\nSentiment:", " positive")
-    prompt = as_text(task("copa"), Example("It rained so", label=1, choices=("a", "b")))
+    prompt = task_prompt(named_task("sst2"), Example("a fine film", label="1"))
+    assert (prompt.query, prompt.choices[prompt.gold or 0]) == (
+        "Review: a fine film\nSentiment:",
+        " positive",
+    )
+    prompt = task_prompt(named_task("copa"), Example("It rained so", label=1, choices=("a", "b")))
     assert (prompt.choices, prompt.gold) == ((" a", " b"), 1)
-    prompt = as_text(
-        task("conll2003"), Example("EU in Rome", label=("B-ORG", "O", "B-LOC"), words=("EU", "in", "Rome"))
+    prompt = task_prompt(
+        named_task("conll2003"),
+        Example("EU in Rome", label=("B-ORG", "O", "B-LOC"), words=("EU", "in", "Rome")),
     )
     assert prompt.shown == "Text: EU in Rome\nNames: EU (ORG); Rome (LOC)"
-    assert tags_of(prompt.choices[0], ("EU", "in", "Rome")) == ("B-ORG", "O", "B-LOC")
-    prompt = as_text(task("winograd"), Example("The cup is so", "_ is full.", 1, choices=("he", "she")))
+    assert parse_tags(prompt.choices[0], ("EU", "in", "Rome")) == ("B-ORG", "O", "B-LOC")
+    prompt = task_prompt(
+        named_task("winograd"), Example("The cup is so", "_ is full.", 1, choices=("he", "she"))
+    )
     assert (prompt.shown, prompt.partial) == ("The cup is so she is full.", True)
-    prompt = as_text(task("squad2"), Example("Why?", "Rome.", ()))
+    prompt = task_prompt(named_task("squad2"), Example("Why?", "Rome.", ()))
     assert prompt.shown == "Rome.\nQuestion: Why?\nAnswer: unanswerable"
 
 
@@ -332,19 +434,19 @@ def test_iob2_from_other_marks() -> None:
 
 @pytest.fixture(scope="module")
 def words() -> Tokenizer:
-    return train(TEXTS * 4, kind="wordpiece", vocab=120)
+    return train_tokenizer(TEXTS * 4, kind="wordpiece", vocab=120)
 
 
 @pytest.fixture(scope="module")
 def gpt_words() -> Tokenizer:
-    return framed(train(TEXTS * 4, kind="byte-bpe", vocab=300))
+    return add_frame_tokens(train_tokenizer(TEXTS * 4, kind="byte-bpe", vocab=300))
 
 
 def test_a_framed_tokenizer_marks_texts_and_pairs(gpt_words: Tokenizer) -> None:
     shown = [gpt_words.token(t) for t in gpt_words.encode("the", "state").tokens]
     assert (shown[0], shown[-1], shown.count("<$>")) == ("<s>", "<e>", 1)
     assert is_framed(gpt_words)
-    assert not is_framed(train(TEXTS, kind="byte-bpe", vocab=300))
+    assert not is_framed(train_tokenizer(TEXTS, kind="byte-bpe", vocab=300))
 
 
 @settings(max_examples=40, deadline=None)
@@ -364,7 +466,10 @@ def test_every_word_finds_its_first_token(sentence: list[str]) -> None:
 def _tokenizers(made: list[Tokenizer] = []) -> list[Tokenizer]:  # noqa: B006 - made once
     if not made:
         texts = ["abcde é 가 . - abc"] * 3
-        made += [train(texts, kind="wordpiece", vocab=60), framed(train(texts, kind="byte-bpe", vocab=270))]
+        made += [
+            train_tokenizer(texts, kind="wordpiece", vocab=60),
+            add_frame_tokens(train_tokenizer(texts, kind="byte-bpe", vocab=270)),
+        ]
     return made
 
 
@@ -378,12 +483,14 @@ def test_long_sentences_are_cut_between_words(words: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "byte-bpe"])
-def test_windows_cover_the_context_and_keep_its_offsets(kind: str, words: Tokenizer, gpt_words: Tokenizer) -> None:
+def test_windows_cover_the_context_and_keep_its_offsets(
+    kind: str, words: Tokenizer, gpt_words: Tokenizer
+) -> None:
     tokenizer = words if kind == "wordpiece" else gpt_words
     context = " ".join(TEXTS * 6)
-    whole = windows(tokenizer, [("what comes next", context)], 10_000, 10)[0]
+    whole = context_windows(tokenizer, [("what comes next", context)], 10_000, 10)[0]
     assert len(whole) == 1
-    cut = windows(tokenizer, [("what comes next", context)], 48, 10)[0]
+    cut = context_windows(tokenizer, [("what comes next", context)], 48, 10)[0]
     assert {tuple(o) for w in cut for o in w.offsets} == {tuple(o) for o in whole[0].offsets}
     for w in cut:
         begin = int(w.offsets[0, 0])
@@ -391,15 +498,17 @@ def test_windows_cover_the_context_and_keep_its_offsets(kind: str, words: Tokeni
         length = len(w.offsets)
         assert list(w.tokens[w.first : w.first + length]) == list(whole[0].tokens[at : at + length])
     assert all(len(w.tokens) <= 48 for w in cut)
-    assert all(w.tokens[0] == whole[0].tokens[0] and w.tokens[-1] == whole[0].tokens[-1] for w in cut)
+    assert all(
+        w.tokens[0] == whole[0].tokens[0] and w.tokens[-1] == whole[0].tokens[-1] for w in cut
+    )
 
 
 def test_an_answer_is_found_in_the_windows_that_hold_it(words: Tokenizer) -> None:
     context = " ".join(TEXTS * 4)
     start = context.index("Alice in Seoul", 60)
     example = Example("who is it", context, (("Alice in Seoul", start),))
-    items = features(task("squad"), [example], View(words, (), 40, 12))
-    cut = windows(words, [("who is it", context)], 40, 12)[0]
+    items = encode_examples(named_task("squad"), [example], FeatureView(words, (), 40, 12))
+    cut = context_windows(words, [("who is it", context)], 40, 12)[0]
     held = [(item, window) for item, window in zip(items, cut, strict=True) if item.label != (0, 0)]
     assert 0 < len(held) < len(items)
     for item, window in held:
@@ -411,10 +520,10 @@ def test_batches_waste_little_and_carry_their_labels(words: Tokenizer) -> None:
     config = preset("bert-tiny", vocab=words.vocab_size, context=64)
     examples = [Example(text, label=str(i % 2)) for i, text in enumerate([*TEXTS, "now"] * 8)]
     chosen = Task("x", "classification", lambda p: [], lambda r: Example(""))
-    items = features(chosen, examples, View(words, ("0", "1"), 64))
-    groups = plan([item.length for item in items], 4, seed=1)
+    items = encode_examples(chosen, examples, FeatureView(words, ("0", "1"), 64))
+    groups = plan_batches([item.length for item in items], 4, seed=1)
     assert sorted(i for group in groups for i in group) == list(range(len(items)))
-    assert plan([item.length for item in items], 4, seed=1) == groups
+    assert plan_batches([item.length for item in items], 4, seed=1) == groups
     total = sum(4 * max(items[i].length for i in group) for group in groups)
     assert total < 1.15 * sum(item.length for item in items)
     batch = collate([items[0], items[3]], config)
@@ -425,29 +534,37 @@ def test_batches_waste_little_and_carry_their_labels(words: Tokenizer) -> None:
 
 def test_choices_tags_and_both_orders_in_a_batch(words: Tokenizer) -> None:
     config = preset("bert-tiny", vocab=words.vocab_size, context=64)
-    view = View(words, ("O", "B-PER"), 64)
+    view = FeatureView(words, ("O", "B-PER"), 64)
     questions = [
         Example("the", "what _ next", 1, choices=("comes", "act", "now")),
         Example("a", None, 0, choices=("b", "c")),
     ]
-    batch = collate(features(task("race"), questions, view), config)
+    batch = collate(encode_examples(named_task("race"), questions, view), config)
     assert batch["places"].tolist() == [[0, 1, 2], [3, 4, -1]]
     tagged = [Example("Alice must", label=("B-PER", "O"), words=("Alice", "must"))]
-    labels = collate(features(task("conll2003"), tagged, view), config)["labels"][0].tolist()
-    assert [label for label in labels if label != IGNORE] == [1, 0]
-    both = View(words, (), 64, both=True)
-    pair = collate(features(task("stsb"), [Example("the state", "union", 2.5)], both), config)
+    labels = collate(encode_examples(named_task("conll2003"), tagged, view), config)["labels"][
+        0
+    ].tolist()
+    assert [label for label in labels if label != IGNORE_LABEL] == [1, 0]
+    both = FeatureView(words, (), 64, both=True)
+    pair = collate(
+        encode_examples(named_task("stsb"), [Example("the state", "union", 2.5)], both), config
+    )
     assert (pair["places"].tolist(), pair["labels"].tolist()) == ([[0, 1]], [2.5])
 
 
 def test_the_language_models_labels_are_the_next_tokens(gpt_words: Tokenizer) -> None:
-    config = preset("gpt2-small", vocab=gpt_words.vocab_size, context=64, width=32, heads=1, depth=1)
-    view = View(gpt_words, ("0", "1"), 64)
-    chosen = own("classification")
-    items = features(chosen, [Example("the state", label="1"), Example("now", label="0")], view)
+    config = preset(
+        "gpt2-small", vocab=gpt_words.vocab_size, context=64, width=32, heads=1, depth=1
+    )
+    view = FeatureView(gpt_words, ("0", "1"), 64)
+    chosen = custom_task("classification")
+    items = encode_examples(
+        chosen, [Example("the state", label="1"), Example("now", label="0")], view
+    )
     batch = collate(items, config, lm=True)
     for row, item in enumerate(items):
         tokens = item.rows[0].tokens.tolist()
         judged = batch["lm_labels"][row].tolist()
         assert judged[: len(tokens) - 1] == tokens[1:]
-        assert set(judged[len(tokens) - 1 :]) <= {IGNORE}
+        assert set(judged[len(tokens) - 1 :]) <= {IGNORE_LABEL}

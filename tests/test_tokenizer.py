@@ -1,4 +1,6 @@
-"""The tokenizer against transformers, token by token, on real vocabularies; its laws on arbitrary text; its errors."""
+"""The tokenizer against transformers, token by token, on real vocabularies; its laws on
+arbitrary text; its errors.
+"""
 
 import copy
 import inspect
@@ -16,15 +18,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from malmoi.data.words import coder
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.tokenizer import Tokenizer, train
-from malmoi.tokenizer.cut import PIECE, truncated
+from malmoi.tokenizer import Tokenizer, train_tokenizer
+from malmoi.tokenizer.chunks import CHUNK_CHARACTERS, truncated
+from malmoi.training.data.cached_encoder import make_encoder
 
 REAL = Path(__file__).parents[2] / "shared" / "tokenizers"
-LOWERS = {"bert-base-uncased": True, "bert-base-cased": False, "kcbert-base": False, "koelectra": False}
+LOWERS = {
+    "bert-base-uncased": True,
+    "bert-base-cased": False,
+    "kcbert-base": False,
+    "koelectra": False,
+}
 NAMES = [*LOWERS, "gpt2", "openai-gpt"]
-needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="the real vocabularies are not on this machine")
+needs_real = pytest.mark.skipif(
+    not REAL.is_dir(), reason="the real vocabularies are not on this machine"
+)
 quick = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 many = settings(quick, max_examples=80)
 
@@ -71,7 +80,11 @@ def theirs(name: str) -> Any:
         lines = (folder / "vocab.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
         vocab = {token: at for at, token in enumerate(lines)}
         return transformers.BertTokenizer(vocab=vocab, do_lower_case=LOWERS[name])
-    files = ("vocab.json", "merges.txt") if name == "gpt2" else ("encoder_bpe_40000.json", "vocab_40000.bpe")
+    files = (
+        ("vocab.json", "merges.txt")
+        if name == "gpt2"
+        else ("encoder_bpe_40000.json", "vocab_40000.bpe")
+    )
     vocab = json.loads((folder / files[0]).read_text(encoding="utf-8"))
     lines = (folder / files[1]).read_text(encoding="utf-8").split("\n")[1:]
     merges = [tuple(line.split(" ")) for line in lines if line]
@@ -81,7 +94,7 @@ def theirs(name: str) -> Any:
 
 @cache
 def trained(kind: str) -> Tokenizer:
-    return train(iter(CORPUS), kind=kind, vocab=600)
+    return train_tokenizer(iter(CORPUS), kind=kind, vocab=600)
 
 
 def auto(folder: Path, model_type: str) -> Any:
@@ -92,7 +105,9 @@ def auto(folder: Path, model_type: str) -> Any:
     return AutoTokenizer.from_pretrained(folder)
 
 
-def assert_same(mine: Tokenizer, hf: Any, text: str, pair: str | None = None, limit: int | None = None) -> None:
+def assert_same(
+    mine: Tokenizer, hf: Any, text: str, pair: str | None = None, limit: int | None = None
+) -> None:
     expected = hf(
         [text],  # a batch: transformers takes a lone empty pair for none
         None if pair is None else [pair],
@@ -103,7 +118,9 @@ def assert_same(mine: Tokenizer, hf: Any, text: str, pair: str | None = None, li
     )
     got = mine.encode(text, pair, max_tokens=limit, parse_special=True)
     assert got.tokens == expected["input_ids"][0]
-    if not mine._composes or all(unicodedata.is_normalized("NFC", one) for one in (text, pair or "")):
+    if not mine._composes or all(
+        unicodedata.is_normalized("NFC", one) for one in (text, pair or "")
+    ):
         assert got.offsets == expected["offset_mapping"][0]  # else theirs end within a character
     assert got.words == expected.word_ids(0)
     if mine.kind == "wordpiece":
@@ -129,7 +146,9 @@ def test_hard_texts_equal_transformers(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @many
 @given(text=texts, pair=st.none() | texts, limit=st.none() | st.integers(3, 40))
-def test_any_text_equals_transformers(name: str, text: str, pair: str | None, limit: int | None) -> None:
+def test_any_text_equals_transformers(
+    name: str, text: str, pair: str | None, limit: int | None
+) -> None:
     assert_same(ours(name), theirs(name), text, pair, limit)
 
 
@@ -140,7 +159,9 @@ def test_any_text_equals_transformers(name: str, text: str, pair: str | None, li
 def test_decoding_equals_transformers(name: str, text: str) -> None:
     tokens = ours(name).encode(text, parse_special=True).tokens
     for skip in (True, False):
-        expected = theirs(name).decode(tokens, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+        expected = theirs(name).decode(
+            tokens, skip_special_tokens=skip, clean_up_tokenization_spaces=False
+        )
         assert ours(name).decode(tokens, skip_specials=skip) == expected
 
 
@@ -160,14 +181,21 @@ def test_saved_real_vocabularies_open_in_transformers(name: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("kind", "model_type"), [("wordpiece", "bert"), ("byte-bpe", "gpt2"), ("bpe", "openai-gpt"), ("char", "gpt2")]
+    ("kind", "model_type"),
+    [("wordpiece", "bert"), ("byte-bpe", "gpt2"), ("bpe", "openai-gpt"), ("char", "gpt2")],
 )
 @pytest.mark.parametrize("lowercase", [None, True])
-def test_trained_ones_open_in_transformers(kind: str, model_type: str, lowercase: bool | None, tmp_path: Path) -> None:
-    mine = train(iter(CORPUS), kind=kind, vocab=600, lowercase=lowercase)
+def test_trained_ones_open_in_transformers(
+    kind: str, model_type: str, lowercase: bool | None, tmp_path: Path
+) -> None:
+    mine = train_tokenizer(iter(CORPUS), kind=kind, vocab=600, lowercase=lowercase)
     mine.save(tmp_path)
     again, hf = Tokenizer.load(tmp_path), auto(tmp_path, model_type)
-    assert (again.kind, again.specials, again.fingerprint()) == (kind, mine.specials, mine.fingerprint())
+    assert (again.kind, again.specials, again.fingerprint()) == (
+        kind,
+        mine.specials,
+        mine.fingerprint(),
+    )
     for text in HARD + CORPUS:
         assert_same(again, hf, text, "둘째 second", 20)
         assert hf(text)["input_ids"] == mine.encode(text, parse_special=True).tokens
@@ -187,7 +215,7 @@ def test_byte_level_gives_every_text_back(text: str) -> None:
 @quick
 @given(text=st.text(alphabet="".join(sorted(set("".join(CORPUS)))) + "<unk>", max_size=60))
 def test_characters_come_back_and_strangers_are_unknown(text: str) -> None:
-    mine = train(iter([*CORPUS, "<unk>"]), kind="char")
+    mine = train_tokenizer(iter([*CORPUS, "<unk>"]), kind="char")
     encoded = mine.encode(text)
     assert mine.decode(encoded.tokens) == text
     assert [text[start:end] for start, end in encoded.offsets] == list(text)
@@ -197,7 +225,8 @@ def test_characters_come_back_and_strangers_are_unknown(text: str) -> None:
 @many
 @given(first=st.integers(0, 40), second=st.integers(1, 40), room=st.integers(0, 60))
 def test_truncation_takes_from_the_longer(first: int, second: int, room: int) -> None:
-    a, b = first, second  # google's truncate_seq_pair; only who keeps an odd last token is transformers'
+    # google's truncate_seq_pair; only who keeps an odd last token is transformers'
+    a, b = first, second
     while a + b > room:
         a, b = (a - 1, b) if a > b else (a, b - 1)
     got = truncated(first, second, room)
@@ -219,7 +248,9 @@ def test_rows_are_encodings_without_the_rest(
     pairs = others[: len(some)] if paired else None
     rows = trained(kind).rows(some, pairs, max_tokens=limit)
     encodings = trained(kind).encode_batch(some, pairs, max_tokens=limit)
-    assert [(row.tokens.tolist(), row.segments.tolist()) for row in rows] == [(e.tokens, e.segments) for e in encodings]
+    assert [(row.tokens.tolist(), row.segments.tolist()) for row in rows] == [
+        (e.tokens, e.segments) for e in encodings
+    ]
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "byte-bpe", "char"])
@@ -229,14 +260,23 @@ def test_rows_are_encodings_without_the_rest(
     times=st.integers(1, 3_000),
 )
 def test_long_texts_in_pieces_are_the_same_tokens(kind: str, parts: list[str], times: int) -> None:
-    mine, text = trained(kind), ("".join([" the dog 학교에\n", "漢字。かな、学校", *parts]) * times)[: 3 * PIECE]
+    mine, text = (
+        trained(kind),
+        ("".join([" the dog 학교에\n", "漢字。かな、学校", *parts]) * times)[
+            : 3 * CHUNK_CHARACTERS
+        ],
+    )
     whole = mine._rust.encode(text, add_special_tokens=False).ids
-    assert mine.ids([text, "the end", text[:50]]) == [whole, *mine.ids(["the end"]), *mine.ids([text[:50]])]
+    assert mine.ids([text, "the end", text[:50]]) == [
+        whole,
+        *mine.ids(["the end"]),
+        *mine.ids([text[:50]]),
+    ]
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
 def test_hangul_stays_whole(kind: str) -> None:
-    mine = train(iter(CORPUS), kind=kind, vocab=600, lowercase=True)
+    mine = train_tokenizer(iter(CORPUS), kind=kind, vocab=600, lowercase=True)
     shown = "".join(mine.token(token) for token in mine.encode("학교에 갔다 Café").tokens)
     assert "학교에" in shown
     assert not any("\u1100" <= letter <= "\u11ff" for token in mine.vocab() for letter in token)
@@ -247,7 +287,9 @@ def test_hangul_stays_whole(kind: str) -> None:
 @many
 @given(text=texts)
 def test_text_in_parts_is_read_as_whole_characters(kind: str, text: str) -> None:
-    """macOS and PDFs give Hangul as Jamo and accents apart (NFD): the same tokens, over the text as it was given."""
+    """macOS and PDFs give Hangul as Jamo and accents apart (NFD): the same tokens, over the text
+    as it was given.
+    """
     mine, whole = trained(kind), unicodedata.normalize("NFC", text)
     parts = unicodedata.normalize("NFD", text)
     encoded, same = mine.encode(parts), mine.encode(whole)
@@ -260,29 +302,58 @@ def test_text_in_parts_is_read_as_whole_characters(kind: str, text: str) -> None
 def test_unseen_parts_are_not_unknown() -> None:
     for kind in ("wordpiece", "bpe", "char"):
         mine = trained(kind)
-        assert mine.specials.unk not in mine.encode(unicodedata.normalize("NFD", "학교에서 모은 낱말")).tokens
-    learnt = train([unicodedata.normalize("NFD", text) for text in CORPUS], kind="wordpiece", vocab=600)
+        assert (
+            mine.specials.unk
+            not in mine.encode(unicodedata.normalize("NFD", "학교에서 모은 낱말")).tokens
+        )
+    learnt = train_tokenizer(
+        [unicodedata.normalize("NFD", text) for text in CORPUS], kind="wordpiece", vocab=600
+    )
     assert learnt.fingerprint() == trained("wordpiece").fingerprint()
     context = unicodedata.normalize("NFD", "나는 오늘 학교에 갔다.")
     encoded = learnt.encode("어디?", context)
     words = [
-        context[start:end] for (start, end), segment in zip(encoded.offsets, encoded.segments, strict=True) if segment
+        context[start:end]
+        for (start, end), segment in zip(encoded.offsets, encoded.segments, strict=True)
+        if segment
     ]
     assert unicodedata.normalize("NFC", "".join(words)) == "나는오늘학교에갔다."
 
 
 def spelled(names: list[str]) -> st.SearchStrategy[str]:
-    """Any text, with names of control tokens in it, whole, cut, or as normalizers would make them."""
-    forms = [form for name in names for form in (name, name.lower(), name.upper(), name[:-1], name[1:], f" {name} ")]
-    wide = [name.translate({code: code + 0xFEE0 for code in range(0x21, 0x7F)}) for name in names]  # NFKC: itself
-    return st.lists(st.sampled_from([*forms, *wide, *HARD]) | st.text(max_size=8), max_size=6).map("".join)
+    """Any text, with names of control tokens in it, whole, cut, or as normalizers would make
+    them.
+    """
+    forms = [
+        form
+        for name in names
+        for form in (name, name.lower(), name.upper(), name[:-1], name[1:], f" {name} ")
+    ]
+    # NFKC: itself
+    wide = [name.translate({code: code + 0xFEE0 for code in range(0x21, 0x7F)}) for name in names]
+    return st.lists(st.sampled_from([*forms, *wide, *HARD]) | st.text(max_size=8), max_size=6).map(
+        "".join
+    )
 
 
-NAMED = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<|endoftext|>", "<unk>", "<s>", "</s>", "<|im_start|>"]
+NAMED = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "<|endoftext|>",
+    "<unk>",
+    "<s>",
+    "</s>",
+    "<|im_start|>",
+]
 
 
 def awkward(kind: str) -> Tokenizer:
-    """Tokenizers whose model would build a control token from its letters, were its name not kept from it."""
+    """Tokenizers whose model would build a control token from its letters, were its name not
+    kept from it.
+    """
     from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
     from tokenizers import Tokenizer as Rust
 
@@ -291,16 +362,26 @@ def awkward(kind: str) -> Tokenizer:
     if kind == "unigram":
         rust = Rust(
             models.Unigram(
-                [("<unk>", 0.0), *((name, 0.0) for name in special), *((c, -3.0) for c in "▁" + "".join(letters))],
+                [
+                    ("<unk>", 0.0),
+                    *((name, 0.0) for name in special),
+                    *((c, -3.0) for c in "▁" + "".join(letters)),
+                ],
                 unk_id=0,
             )
         )
         rust.normalizer, rust.pre_tokenizer = normalizers.NFKC(), pre_tokenizers.Metaspace()
         rust.decoder = decoders.Metaspace()
     elif kind == "words":
-        vocab = {name: at for at, name in enumerate(["[UNK]", *special, *letters, *("##" + c for c in letters)])}
+        vocab = {
+            name: at
+            for at, name in enumerate(["[UNK]", *special, *letters, *("##" + c for c in letters)])
+        }
         rust = Rust(models.WordPiece(vocab, unk_token="[UNK]"))
-        rust.normalizer, rust.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.WhitespaceSplit()
+        rust.normalizer, rust.pre_tokenizer = (
+            normalizers.Lowercase(),
+            pre_tokenizers.WhitespaceSplit(),
+        )
         rust.decoder = decoders.WordPiece()
     else:
         alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -310,7 +391,9 @@ def awkward(kind: str) -> Tokenizer:
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             decoders.ByteLevel(),
         )
-    rust.add_special_tokens([AddedToken(name, special=True, normalized=kind == "words") for name in special])
+    rust.add_special_tokens(
+        [AddedToken(name, special=True, normalized=kind == "words") for name in special]
+    )
     rust.add_tokens([AddedToken("<tool>", special=False)])
     return Tokenizer(rust, {"bos_token": "<s>", "eos_token": "</s>", "mask_token": "<mask>"})
 
@@ -318,7 +401,9 @@ def awkward(kind: str) -> Tokenizer:
 def any_tokenizer(name: str) -> Tokenizer:
     if name in NAMES:
         return ours(name)
-    return trained(name) if name in ("wordpiece", "bpe", "byte-bpe", "char") else awkward_cached(name)
+    return (
+        trained(name) if name in ("wordpiece", "bpe", "byte-bpe", "char") else awkward_cached(name)
+    )
 
 
 awkward_cached = cache(awkward)
@@ -326,7 +411,7 @@ awkward_cached = cache(awkward)
 
 @cache
 def fast_coder(name: str) -> Any:
-    return coder(any_tokenizer(name))
+    return make_encoder(any_tokenizer(name))
 
 
 ALL = ["wordpiece", "bpe", "byte-bpe", "char", "unigram", "words", "merging", "whole"]
@@ -344,7 +429,9 @@ def test_text_never_becomes_a_control_token(name: str, data: st.DataObject) -> N
     assert [row.tokens.tolist() for row in mine.rows([text])] == [mine.encode(text).tokens]
     assert mine.ids([text]) == [encoded.tokens]
     for_corpora, _ = fast_coder(name).encode([text, "the [SEP]", text])
-    assert for_corpora.tolist() == [id for some in mine.ids([text, "the [SEP]", text]) for id in some]
+    assert for_corpora.tolist() == [
+        id for some in mine.ids([text, "the [SEP]", text]) for id in some
+    ]
     shown = mine.decode(encoded.tokens, skip_specials=False)
     if mine.kind == "byte-bpe":
         assert shown == (unicodedata.normalize("NFC", text) if mine._composes else text)
@@ -358,12 +445,18 @@ def test_text_never_becomes_a_control_token(name: str, data: st.DataObject) -> N
 def test_control_tokens_come_as_ids_or_when_asked_for(name: str) -> None:
     mine = any_tokenizer(name)
     for control, id in mine.control_tokens.items():
-        before, after = mine.encode("ab", specials=False).tokens, mine.encode("c", specials=False).tokens
+        before, after = (
+            mine.encode("ab", specials=False).tokens,
+            mine.encode("c", specials=False).tokens,
+        )
         parsed = mine.encode(f"ab {control} c", specials=False, parse_special=True)
         parts = mine.encode_parts(["ab ", id, " c"])
         assert parts == parsed
         assert id in parts.tokens
-        assert id == mine.specials.unk or id not in mine.encode(f"ab {control} c", specials=False).tokens
+        assert (
+            id == mine.specials.unk
+            or id not in mine.encode(f"ab {control} c", specials=False).tokens
+        )
         assert (before[0], after[-1]) == (parts.tokens[0], parts.tokens[-1])
     with pytest.raises(UsageError, match="is not a control token"):
         mine.encode_parts([mine.encode("a", specials=False).tokens[0]])
@@ -381,8 +474,15 @@ def test_only_the_mask_is_meant_where_words_are_missing() -> None:
     mine = trained("wordpiece")
     text = "나는 [MASK] 갔다[MASK]. [SEP] [CLS] the"
     encoded = mine.encode_masked(text)
-    assert (encoded.tokens.count(mine.specials.mask), encoded.tokens.count(mine.specials.sep)) == (2, 1)
-    masks = [place for place, id in zip(encoded.offsets, encoded.tokens, strict=True) if id == mine.specials.mask]
+    assert (encoded.tokens.count(mine.specials.mask), encoded.tokens.count(mine.specials.sep)) == (
+        2,
+        1,
+    )
+    masks = [
+        place
+        for place, id in zip(encoded.offsets, encoded.tokens, strict=True)
+        if id == mine.specials.mask
+    ]
     assert [text[start:end] for start, end in masks] == ["[MASK]", "[MASK]"]
     assert text[slice(*encoded.offsets[-2])] == "the"
     both = mine.encode_masked("the [MASK]", text)
@@ -402,16 +502,26 @@ def test_what_tokenizer_config_gives_a_role_is_special(tmp_path: Path) -> None:
         {**state["added_tokens"][0], "id": mine.vocab_size, "content": "<|end|>", "special": False}
     )
     state["added_tokens"].append(
-        {**state["added_tokens"][0], "id": mine.vocab_size + 1, "content": "<tool>", "special": False}
+        {
+            **state["added_tokens"][0],
+            "id": mine.vocab_size + 1,
+            "content": "<tool>",
+            "special": False,
+        }
     )
     (tmp_path / "tokenizer.json").write_text(json.dumps(state), encoding="utf-8")
     config = json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"eos_token": "<|end|>"}), encoding="utf-8")
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps(config | {"eos_token": "<|end|>"}), encoding="utf-8"
+    )
     again, hf = Tokenizer.load(tmp_path), auto(tmp_path, "gpt2")
     text = "the<|end|> <tool>dog"
     assert again.encode(text, parse_special=True).tokens == hf(text)["input_ids"]
     assert again.encode(text).tokens == hf(text, split_special_tokens=True)["input_ids"]
-    assert (again.specials.eos in again.encode(text).tokens, again.id("<tool>") in again.encode(text).tokens) == (
+    assert (
+        again.specials.eos in again.encode(text).tokens,
+        again.id("<tool>") in again.encode(text).tokens,
+    ) == (
         False,
         True,
     )
@@ -421,13 +531,18 @@ def fingerprints() -> list[str]:
     """Of every kind, trained on words with many ties between merges."""
     import random
 
-    from malmoi.tokenizer import train
+    from malmoi.tokenizer import train_tokenizer
 
     draw = random.Random(0)
-    words = ["".join(draw.choices("abcdefg가나다라마바사", k=draw.randint(1, 6))) for _ in range(900)]
+    words = [
+        "".join(draw.choices("abcdefg가나다라마바사", k=draw.randint(1, 6))) for _ in range(900)
+    ]
     texts = [" ".join(draw.choices(words, k=20)) for _ in range(99)]
     kinds = ("wordpiece", "bpe", "byte-bpe", "char")
-    return [train((text for text in texts), kind=kind, vocab=400).fingerprint() for kind in kinds]
+    return [
+        train_tokenizer((text for text in texts), kind=kind, vocab=400).fingerprint()
+        for kind in kinds
+    ]
 
 
 def test_training_is_the_same_in_every_process() -> None:
@@ -438,11 +553,15 @@ def test_training_is_the_same_in_every_process() -> None:
 
 def test_vocabularies_hold_what_was_asked() -> None:
     for kind, size in (("wordpiece", 150), ("bpe", 90), ("byte-bpe", 300), ("char", 30)):
-        assert train(iter(CORPUS), kind=kind, vocab=size, min_frequency=1).vocab_size == size
+        assert (
+            train_tokenizer(iter(CORPUS), kind=kind, vocab=size, min_frequency=1).vocab_size == size
+        )
     mine = trained("wordpiece")
     assert [mine.token(id) for id in range(5)] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     assert list(vars(mine.specials).values()) == [0, 1, 2, 3, 4, None, None]
-    unseen = mine.encode("xof god, 다사 교학!", specials=False).tokens  # known letters in new orders
+    unseen = mine.encode(
+        "xof god, 다사 교학!", specials=False
+    ).tokens  # known letters in new orders
     assert mine.specials.unk not in unseen
     gpt = trained("byte-bpe").specials
     assert gpt.eos == gpt.bos == gpt.unk == trained("byte-bpe").id("<|endoftext|>")
@@ -457,7 +576,11 @@ def test_encodings_say_where_and_what() -> None:
     assert encoded.offsets[at] == (3, 9)
     unknown = encoded.tokens.index(mine.specials.unk)
     assert not encoded.specials[unknown]
-    assert (encoded.tokens[0], encoded.specials[0], encoded.words[0]) == (mine.specials.cls, True, None)
+    assert (encoded.tokens[0], encoded.specials[0], encoded.words[0]) == (
+        mine.specials.cls,
+        True,
+        None,
+    )
     second = encoded.segments.index(1)
     assert encoded.offsets[second : second + 2] == [(0, 3), (4, 7)]
     assert encoded.words[second : second + 2] == [0, 1]
@@ -477,7 +600,12 @@ def test_a_line_without_end(kind: str, unit: str) -> None:
 
 def test_training_survives_a_word_without_end() -> None:
     start = time.monotonic()
-    assert train(["ab" * 500_000, " " * 1_000_000, "the dog"], kind="byte-bpe", vocab=400).vocab_size <= 400
+    assert (
+        train_tokenizer(
+            ["ab" * 500_000, " " * 1_000_000, "the dog"], kind="byte-bpe", vocab=400
+        ).vocab_size
+        <= 400
+    )
     assert time.monotonic() - start < 60
 
 
@@ -496,14 +624,22 @@ def test_training_survives_a_word_without_end() -> None:
         (lambda t: t.token(10**6), UsageError, "no token with id 1000000"),
         (lambda t: t.decode([1, -2]), UsageError, "no token with id -2"),
         (lambda t: t.decode([1.5]), UsageError, "must be integers"),
-        (lambda t: train(["a"], kind="wordpeice"), UsageError, "Did you mean 'wordpiece'"),
-        (lambda t: train("text"), UsageError, "into a list"),
-        (lambda t: train([]), MalmoiError, "no text"),
-        (lambda t: train(["a", None]), UsageError, "text 1 is NoneType"),
-        (lambda t: train(["\ud800"], kind="bpe"), MalmoiError, "lone surrogate"),
-        (lambda t: train(["a"], kind="byte-bpe", vocab=100), UsageError, "need 257"),
+        (
+            lambda t: train_tokenizer(["a"], kind="wordpeice"),
+            UsageError,
+            "Did you mean 'wordpiece'",
+        ),
+        (lambda t: train_tokenizer("text"), UsageError, "into a list"),
+        (lambda t: train_tokenizer([]), MalmoiError, "no text"),
+        (lambda t: train_tokenizer(["a", None]), UsageError, "text 1 is NoneType"),
+        (lambda t: train_tokenizer(["\ud800"], kind="bpe"), MalmoiError, "lone surrogate"),
+        (lambda t: train_tokenizer(["a"], kind="byte-bpe", vocab=100), UsageError, "need 257"),
         (lambda t: Tokenizer.from_json('{"model": {"type": "BPE"'), MalmoiError, "not JSON"),
-        (lambda t: Tokenizer.from_json('{"model": {"type": "Nonsense"}}'), MalmoiError, "can be used"),
+        (
+            lambda t: Tokenizer.from_json('{"model": {"type": "Nonsense"}}'),
+            MalmoiError,
+            "can be used",
+        ),
         (lambda t: Tokenizer.load("no/such/place"), MalmoiError, "no such file or folder"),
     ],
 )
@@ -524,15 +660,27 @@ FIVE = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"
         ({"vocab.txt": FIVE + "a\nb\na\n"}, "line 8: 'a' stands on line 6 already"),
         ({"vocab.txt": "a\nb\n"}, r"has no \[UNK\]"),
         ({"vocab.txt": b"\xb0\xa1\n"}, "not UTF-8"),
-        ({"vocab.txt": FIVE, "tokenizer_config.json": '{"tokenizer_class": "BertJapaneseTokenizer"}'}, "Japanese"),
-        ({"vocab.txt": FIVE, "tokenizer_config.json": "{"}, "tokenizer_config.json is not JSON: .* at line 1"),
+        (
+            {
+                "vocab.txt": FIVE,
+                "tokenizer_config.json": '{"tokenizer_class": "BertJapaneseTokenizer"}',
+            },
+            "Japanese",
+        ),
+        (
+            {"vocab.txt": FIVE, "tokenizer_config.json": "{"},
+            "tokenizer_config.json is not JSON: .* at line 1",
+        ),
         ({"tokenizer.json": '{"version": "1.0", "mod'}, "tokenizer.json is not JSON: .* cut short"),
         ({"tokenizer.json": "[]"}, "must hold a JSON object"),
         (
             {"vocab.json": '{"a": 0, "b": 1}', "merges.txt": "#version: 0.2\na b\n"},
             "merges.txt, line 2: 'ab' is not in",
         ),
-        ({"vocab.json": '{"a": 0}', "merges.txt": "#version: 0.2\na\n"}, "line 2: 'a' is no merge"),
+        (
+            {"vocab.json": '{"a": 0}', "merges.txt": "#version: 0.2\na\n"},
+            "line 2: 'a' is not a merge",
+        ),
         ({"vocab.json": '{"a": "x"}', "merges.txt": ""}, "ids are integers"),
         ({"vocab.json": '{"a": 1, "b": 1}', "merges.txt": ""}, "same id"),
         ({"vocab.json": "{}", "merges.txt": ""}, "is empty"),
@@ -546,12 +694,27 @@ def test_broken_files_say_where(files: dict[str, str | bytes], says: str, tmp_pa
 
 
 def test_settings_beside_the_vocabulary_count(tmp_path: Path) -> None:
-    (tmp_path / "vocab.txt").write_text(FIVE.replace("[MASK]", "<m>") + "cafe\ncafé\nCafé\n", encoding="utf-8")
-    mask = {"content": "<m>", "lstrip": True, "normalized": False, "rstrip": False, "single_word": False}
+    (tmp_path / "vocab.txt").write_text(
+        FIVE.replace("[MASK]", "<m>") + "cafe\ncafé\nCafé\n", encoding="utf-8"
+    )
+    mask = {
+        "content": "<m>",
+        "lstrip": True,
+        "normalized": False,
+        "rstrip": False,
+        "single_word": False,
+    }
     template = "{% for m in messages %}{{ m }}{% endfor %}\n"
-    config = {"do_lower_case": True, "strip_accents": False, "model_max_length": 300, "chat_template": template}
+    config = {
+        "do_lower_case": True,
+        "strip_accents": False,
+        "model_max_length": 300,
+        "chat_template": template,
+    }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"mask_token": mask, "bos_token": "[BOS]"}))
+    (tmp_path / "special_tokens_map.json").write_text(
+        json.dumps({"mask_token": mask, "bos_token": "[BOS]"})
+    )
     (tmp_path / "added_tokens.json").write_text(json.dumps({"<New>": 8, "[BOS]": 9}))
     for folder in (tmp_path, tmp_path / "again"):
         mine, hf = Tokenizer.load(folder), auto(folder, "bert")
@@ -563,7 +726,9 @@ def test_settings_beside_the_vocabulary_count(tmp_path: Path) -> None:
     assert Tokenizer.load(tmp_path / "vocab.txt").encode("Café").tokens == [2, 6, 3]
 
 
-def test_saving_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saving_leaves_nothing_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trained("byte-bpe").save(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert set(before) == {"tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"}

@@ -1,4 +1,6 @@
-"""Training: schedules and optimizers to the formula, and runs that survive whatever happens to them."""
+"""Training: schedules and optimizers to the formula, and runs that survive whatever happens to
+them.
+"""
 
 import errno
 import json
@@ -20,21 +22,23 @@ import torch
 from safetensors import SafetensorError
 
 import malmoi
-from malmoi.cli import run
-from malmoi.data import Store
+from malmoi.cli import run_command
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert
-from malmoi.train import RECIPES, Recipe, Stopped, resolve
-from malmoi.train.feed import Feed, batch_sizes
-from malmoi.train.log import Log, read_rows
-from malmoi.train.optim import Muon, make_optimizers, orthogonal, set_rate
-from malmoi.train.parallel import Group
-from malmoi.train.prepare import read_recipe
-from malmoi.train.recipe import TrainConfig
-from malmoi.train.schedule import SCHEDULES, rate
-from malmoi.train.state import Position, latest, prune, save_state
-from malmoi.train.trainer import Budget, Trainer
+from malmoi.training.data.store import Store
+from malmoi.training.feed import PhaseFeed, batch_sizes
+from malmoi.training.log import RunLog, read_metrics
+from malmoi.training.optim import Muon, make_optimizers, orthogonal, set_rate
+from malmoi.training.parallel import ProcessGroup
+from malmoi.training.prepare import read_recipe
+from malmoi.training.pretrain import resolve_recipe
+from malmoi.training.recipe import Recipe, TrainConfig
+from malmoi.training.recipes import RECIPES
+from malmoi.training.schedule import SCHEDULES, rate_at
+from malmoi.training.signals import Stopped
+from malmoi.training.state import Position, latest_state, prune_states, save_state
+from malmoi.training.trainer import Budget, Trainer
 from tiny_runs import (
     KINDS,
     STILL,
@@ -71,7 +75,7 @@ def whole(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_schedule_warms_up_and_ends_at_its_floor(name: Any) -> None:
     c = TrainConfig(schedule=name, warmup=0.1, warmup_steps=0, floor=0.1)
-    shares = [rate(step, step / 1000, c) for step in range(1001)]
+    shares = [rate_at(step, step / 1000, c) for step in range(1001)]
     assert shares[50] == pytest.approx(0.5 * SCHEDULES[name](0.0, c), rel=1e-3)
     assert max(shares) == pytest.approx(1.0, abs=1e-3)
     assert shares[-1] == pytest.approx(1.0 if name == "constant" else 0.1)
@@ -81,13 +85,17 @@ def test_a_schedule_warms_up_and_ends_at_its_floor(name: Any) -> None:
 
 def test_schedules_have_their_shapes() -> None:
     c = TrainConfig(warmup=0.0, warmup_steps=0, cooldown=0.4)
-    assert rate(0, 0.25, replace(c, schedule="linear")) == pytest.approx(0.75)
-    assert rate(0, 0.5, replace(c, schedule="cosine")) == pytest.approx(0.5)
-    assert rate(0, 0.25, replace(c, schedule="cosine")) == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
-    assert rate(0, 0.6, replace(c, schedule="wsd")) == pytest.approx(1.0)
-    assert rate(0, 0.8, replace(c, schedule="wsd")) == pytest.approx(0.5)
+    assert rate_at(0, 0.25, replace(c, schedule="linear")) == pytest.approx(0.75)
+    assert rate_at(0, 0.5, replace(c, schedule="cosine")) == pytest.approx(0.5)
+    assert rate_at(0, 0.25, replace(c, schedule="cosine")) == pytest.approx(
+        (1 + math.cos(math.pi / 4)) / 2
+    )
+    assert rate_at(0, 0.6, replace(c, schedule="wsd")) == pytest.approx(1.0)
+    assert rate_at(0, 0.8, replace(c, schedule="wsd")) == pytest.approx(0.5)
     few = TrainConfig(warmup=0.0, warmup_steps=10)
-    assert [rate(step, 0.0, few) for step in (0, 4, 9, 50)] == pytest.approx([0.1, 0.5, 1.0, 1.0])
+    assert [rate_at(step, 0.0, few) for step in (0, 4, 9, 50)] == pytest.approx(
+        [0.1, 0.5, 1.0, 1.0]
+    )
 
 
 def test_the_batch_grows_as_gpt3s() -> None:
@@ -98,11 +106,14 @@ def test_the_batch_grows_as_gpt3s() -> None:
     assert set(sizes[100:]) == {64}
     assert sizes == sorted(sizes)
     assert not any(size % 4 for size in sizes)
-    assert sizes[30:40] == list(islice(batch_sizes(c, 30, 1000, world=4), 10))  # whichever step it starts at
+    # whichever step it starts at
+    assert sizes[30:40] == list(islice(batch_sizes(c, 30, 1000, world=4), 10))
 
 
 def test_a_budget_of_tokens_counts_the_growing_batch() -> None:
-    recipe = resolve("gpt2-small", {"tokens": 1_000_000, "batch": 32, "batch_start": 8, "batch_ramp": 0.5})
+    recipe = resolve_recipe(
+        "gpt2-small", {"tokens": 1_000_000, "batch": 32, "batch_start": 8, "batch_ramp": 0.5}
+    )
     steps = Budget.of(recipe).steps
     used = sum(islice(batch_sizes(recipe.train, 0, steps, 1), steps)) * recipe.model.context
     assert used == pytest.approx(1_000_000, rel=0.05)
@@ -113,21 +124,28 @@ def test_biases_and_norms_do_not_decay() -> None:
     network = Network(config, {"mlm": 0, "nsp": 0})
     (adam,) = make_optimizers(network, TrainConfig(decay=0.3))
     names = {id(p): name for name, p in network.named_parameters()}
-    decay = {names[id(p)]: group["weight_decay"] for group in adam.param_groups for p in group["params"]}
+    decay = {
+        names[id(p)]: group["weight_decay"] for group in adam.param_groups for p in group["params"]
+    }
     assert decay.keys() == dict(network.named_parameters()).keys()
     for name, value in decay.items():
         assert value == (0.0 if name.endswith("bias") or "norm" in name else 0.3), name
 
 
 def test_muon_takes_the_matrices_of_the_blocks_and_makes_them_orthogonal() -> None:
-    network = initialise(Network(bert(vocab=50, context=16, width=32, depth=2, heads=2), {"mlm": 0}), 0)
-    adam, muon = make_optimizers(network, TrainConfig(optimizer="muon", matrix_lr=0.1))
+    network = initialise(
+        Network(bert(vocab=50, context=16, width=32, depth=2, heads=2), {"mlm": 0}), 0
+    )
+    adam, muon = make_optimizers(network, TrainConfig(optimizer="muon", muon_lr=0.1))
     assert isinstance(muon, Muon)
     taken = [p for group in muon.param_groups for p in group["params"]]
     assert all(p.dim() == 2 for p in taken)
-    assert len(taken) + sum(len(g["params"]) for g in adam.param_groups) == len(list(network.parameters()))
+    assert len(taken) + sum(len(g["params"]) for g in adam.param_groups) == len(
+        list(network.parameters())
+    )
     values = torch.linalg.svdvals(orthogonal(torch.randn(3, 24, 60)).float())
-    assert 0.6 < float(values.min()) <= float(values.max()) < 1.3  # the quintic keeps them near 1, not at it
+    # the quintic keeps them near 1, not at it
+    assert 0.6 < float(values.min()) <= float(values.max()) < 1.3
     matrix = torch.nn.Parameter(torch.zeros(8, 8))
     optimizer = Muon([matrix], lr=0.1)
     matrix.grad = torch.randn(8, 8)
@@ -143,7 +161,12 @@ def test_muon_takes_the_matrices_of_the_blocks_and_makes_them_orthogonal() -> No
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("step", [3, 7, 12])
 def test_a_stopped_run_ends_as_if_it_had_not_been(
-    kind: str, step: int, corpus: Path, whole: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str,
+    step: int,
+    corpus: Path,
+    whole: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     settings = {"steps": 20, "train.save_every": 6}
     with signalled(step), pytest.raises(Stopped) as stopped:
@@ -162,7 +185,12 @@ def test_every_part_of_a_run_goes_on(corpus: Path, tmp_path: Path) -> None:
     """Muon, a batch that grows, two sources by weight, several passes a step."""
     other = write_corpus(tmp_path / "other.txt", documents=25)
     recipe, settings = KINDS["gpt"]
-    settings = {**settings, "train.optimizer": "muon", "train.batch_start": 2, "train.batch_ramp": 0.8}
+    settings = {
+        **settings,
+        "train.optimizer": "muon",
+        "train.batch_start": 2,
+        "train.batch_ramp": 0.8,
+    }
     settings |= {"data.weights": [3, 1], "train.micro": 3, "steps": 12}
 
     def go(out: Path) -> None:
@@ -183,10 +211,13 @@ def test_passes_of_three_are_one_of_eight(kind: str, corpus: Path, tmp_path: Pat
     assert losses(tmp_path / "3") == pytest.approx(losses(tmp_path / "8"), abs=1e-5)
 
 
-def test_the_command_stops_with_143_after_saving(corpus: Path, whole: dict[str, Path], tmp_path: Path) -> None:
+def test_the_command_stops_with_143_after_saving(
+    corpus: Path, whole: dict[str, Path], tmp_path: Path
+) -> None:
     _, settings = KINDS["gpt"]
     sets = [
-        f"--set={name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in settings.items()
+        f"--set={name}={value if isinstance(value, str) else json.dumps(value)}"
+        for name, value in settings.items()
     ]
     arguments = [
         "pretrain",
@@ -199,10 +230,14 @@ def test_the_command_stops_with_143_after_saving(corpus: Path, whole: dict[str, 
         "20",
         *sets,
     ]
-    slow = "import time, malmoi.train.trainer as t; f = t.Trainer.step\n"
-    slow += "t.Trainer.step = lambda *a: (time.sleep(0.1), f(*a))[1]\nfrom malmoi.cli import main; main()"
+    slow = "import time, malmoi.training.trainer as t; f = t.Trainer.step\n"
+    slow += (
+        "t.Trainer.step = lambda *a: (time.sleep(0.1), f(*a))[1]\nfrom malmoi.cli import main; "
+        "main()"
+    )
     said = ""
-    threads = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}  # as many as the run that was not stopped
+    # as many as the run that was not stopped
+    threads = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     command = [sys.executable, "-c", slow, *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=threads) as child:
         for line in child.stderr or ():
@@ -212,20 +247,26 @@ def test_the_command_stops_with_143_after_saving(corpus: Path, whole: dict[str, 
     assert child.returncode == 143
     assert "and saved" in said
     assert "Traceback" not in said
-    assert run([*arguments, "--json"]) == 0
+    assert run_command([*arguments, "--json"]) == 0
     assert_equal_weights(tmp_path / "run", whole["gpt"])
 
 
 def kill_often(jobs: dict[str, Any], folder: Path) -> list[str]:
     file = folder / "jobs.json"
     file.write_text(json.dumps([jobs]), "utf-8")
-    done = subprocess.run([sys.executable, str(SCRIPT), str(file)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(file)], capture_output=True, text=True, check=True
+    )
     return done.stdout.split()
 
 
-def check_kills(corpus: Path, folder: Path, *, kind: str, steps: int, kills: int, between: tuple[float, float]) -> None:
+def check_kills(
+    corpus: Path, folder: Path, *, kind: str, steps: int, kills: int, between: tuple[float, float]
+) -> None:
     settings = {"steps": steps, "train.save_every": 1, "train.valid_every": 3}
-    job = dict(name="kills", kind=kind, data=str(corpus), out=str(folder / "killed"), settings=settings)
+    job = dict(
+        name="kills", kind=kind, data=str(corpus), out=str(folder / "killed"), settings=settings
+    )
     ends = kill_often(job | dict(kills=kills, seed=kills, between=between), folder)
     assert ends.count("killed") >= kills // 2  # otherwise the run was too short to say anything
     train(kind, corpus, folder / "killed", **settings)
@@ -233,11 +274,17 @@ def check_kills(corpus: Path, folder: Path, *, kind: str, steps: int, kills: int
     assert_equal_weights(folder / "killed", folder / "whole")
     for name in ("loss", "valid_loss"):
         rows, wanted = (
-            [(row["step"], row[name]) for row in read_rows(folder / run / "metrics.jsonl") if name in row]
+            [
+                (row["step"], row[name])
+                for row in read_metrics(folder / run / "metrics.jsonl")
+                if name in row
+            ]
             for run in ("killed", "whole")
         )
         assert rows == wanted
-    left = [path.name for path in (folder / "killed").rglob("*") if path.name.endswith((".tmp", ".old"))]
+    left = [
+        path.name for path in (folder / "killed").rglob("*") if path.name.endswith((".tmp", ".old"))
+    ]
     assert left == []
 
 
@@ -253,18 +300,23 @@ def test_twenty_kills_at_random_moments(kind: str, corpus: Path, tmp_path: Path)
 
 def test_a_kill_between_two_renames_loses_nothing(tmp_path: Path) -> None:
     tensors = {"weights.x": torch.arange(6.0)}
-    save_state(tmp_path, Position(step=3), tensors, Group())
+    save_state(tmp_path, Position(step=3), tensors, ProcessGroup())
     (tmp_path / "step-3").rename(tmp_path / ".step-3.old")
-    assert latest(tmp_path, print, Group()) == tmp_path / "step-3"
-    save_state(tmp_path, Position(step=3, tokens=9), tensors, Group())
+    assert latest_state(tmp_path, print, ProcessGroup()) == tmp_path / "step-3"
+    save_state(tmp_path, Position(step=3, tokens=9), tensors, ProcessGroup())
     assert [path.name for path in tmp_path.iterdir()] == ["step-3"]
     assert json.loads((tmp_path / "step-3" / "state.json").read_text())["position"]["tokens"] == 9
 
 
 def test_the_last_states_and_the_best_are_kept(tmp_path: Path) -> None:
     for step, loss in enumerate([3.0, 1.0, 2.0, None, 2.5]):
-        save_state(tmp_path, Position(step=step, valid_loss=loss), {"weights.x": torch.ones(2)}, Group())
-        prune(tmp_path, 2)
+        save_state(
+            tmp_path,
+            Position(step=step, valid_loss=loss),
+            {"weights.x": torch.ones(2)},
+            ProcessGroup(),
+        )
+        prune_states(tmp_path, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1", "step-3", "step-4"]
 
 
@@ -279,11 +331,12 @@ def test_position_is_computed_not_replayed(corpus: Path, whole: dict[str, Path])
             Counting.reads += 1
             return np.asarray(self)[key]
 
-    from malmoi.data import LMBatches, Windows
+    from malmoi.training.data.loader import LMBatches
+    from malmoi.training.data.windows import Windows
 
     watched = replace(store, tokens=store.tokens.view(Counting))
     windows = Windows(watched, 16, seed=0)
-    feed = Feed(lambda share: LMBatches(windows, share), 16, len(windows))
+    feed = PhaseFeed(lambda share: LMBatches(windows, share), 16, len(windows))
 
     def work(position: int) -> int:
         Counting.reads = 0
@@ -293,8 +346,12 @@ def test_position_is_computed_not_replayed(corpus: Path, whole: dict[str, Path])
     assert work(100_000 * 8) == work(10 * 8) == 8
 
 
-def test_a_run_goes_on_from_a_far_step(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A state of step 100,000: one batch is made for each step that is left, none for those before."""
+def test_a_run_goes_on_from_a_far_step(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A state of step 100,000: one batch is made for each step that is left, none for those
+    before.
+    """
     train("gpt", corpus, tmp_path, steps=2)
     (state,) = (tmp_path / "train_state").glob("step-2")
     about = json.loads((state / "state.json").read_text())
@@ -302,13 +359,13 @@ def test_a_run_goes_on_from_a_far_step(corpus: Path, tmp_path: Path, monkeypatch
     (state / "state.json").write_text(json.dumps(about))
     state.rename(state.with_name("step-100000"))
     asked: list[int] = []
-    original = Feed.micro
+    original = PhaseFeed.micro
 
-    def counting(self: Feed, first: int, size: int, device: torch.device) -> Any:
+    def counting(self: PhaseFeed, first: int, size: int, device: torch.device) -> Any:
         asked.append(first)
         return original(self, first, size, device)
 
-    monkeypatch.setattr(Feed, "micro", counting)
+    monkeypatch.setattr(PhaseFeed, "micro", counting)
     monkeypatch.setattr(Trainer, "_validate", lambda self: {})
     train("gpt", corpus, tmp_path, steps=100_002)
     assert asked[:2] == [800_000, 800_008]
@@ -316,9 +373,9 @@ def test_a_run_goes_on_from_a_far_step(corpus: Path, tmp_path: Path, monkeypatch
 
 
 def test_a_finished_run_run_again_changes_nothing(whole: dict[str, Path], corpus: Path) -> None:
-    rows, before = read_rows(whole["bert"] / "metrics.jsonl"), weights(whole["bert"])
+    rows, before = read_metrics(whole["bert"] / "metrics.jsonl"), weights(whole["bert"])
     model = train("bert", corpus, whole["bert"], steps=20, **{"train.save_every": 6})
-    assert read_rows(whole["bert"] / "metrics.jsonl") == rows
+    assert read_metrics(whole["bert"] / "metrics.jsonl") == rows
     assert all(torch.equal(before[name], value) for name, value in weights(whole["bert"]).items())
     assert not model.network.training
 
@@ -379,7 +436,11 @@ def test_the_state_before_a_damaged_one_is_used(
 
 @pytest.mark.parametrize("what", ["all damaged", "deleted"])
 def test_without_a_state_the_run_starts_anew_and_says_so(
-    what: str, corpus: Path, whole: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    what: str,
+    corpus: Path,
+    whole: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     settings = begun(corpus, tmp_path)
     for state in (tmp_path / "train_state").iterdir():
@@ -387,7 +448,7 @@ def test_without_a_state_the_run_starts_anew_and_says_so(
     capsys.readouterr()
     train("gpt", corpus, tmp_path, **settings)
     said = capsys.readouterr().err
-    assert "the run starts anew" in said
+    assert "the run starts from the beginning" in said
     assert "Going on" not in said
     assert_equal_weights(tmp_path, whole["gpt"])
     assert steps_of(tmp_path) == list(range(1, 21))
@@ -430,7 +491,11 @@ def spoil(monkeypatch: pytest.MonkeyPatch, at: Callable[[Trainer, int], bool], h
 
 @pytest.mark.parametrize("how", ["nan", "inf", "weights"])
 def test_a_bad_step_takes_the_run_back_and_is_skipped(
-    how: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    how: str,
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     spoil(monkeypatch, lambda trainer, call: call == 8, how)
     train("gpt", corpus, tmp_path, steps=12, **{"train.save_every": 4})
@@ -440,23 +505,40 @@ def test_a_bad_step_takes_the_run_back_and_is_skipped(
     assert all(math.isfinite(loss) for loss in losses(tmp_path))
     assert all(value.isfinite().all() for value in weights(tmp_path).values())
     newest = tmp_path / "train_state" / "step-12" / "state.json"
-    assert json.loads(newest.read_text())["position"]["positions"] == [(12 + 4) * 8]  # four steps were skipped
+    # four steps were skipped
+    assert json.loads(newest.read_text())["position"]["positions"] == [(12 + 4) * 8]
 
 
-def test_a_spike_is_one_that_stands_out(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("malmoi.train.trainer.SPIKE_AFTER", 10)
+def test_a_spike_is_one_that_stands_out(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("malmoi.training.trainer.SPIKE_WARMUP_STEPS", 10)
     spoil(monkeypatch, lambda trainer, call: call == 15, "3")
     train("gpt", corpus, tmp_path, steps=20, **{"train.save_every": 4})
-    assert json.loads((tmp_path / "train_state" / "step-20" / "state.json").read_text())["position"]["rollbacks"] == 1
+    assert (
+        json.loads((tmp_path / "train_state" / "step-20" / "state.json").read_text())["position"][
+            "rollbacks"
+        ]
+        == 1
+    )
 
 
-def test_longer_samples_are_no_spike(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where BERT goes from 128 to 512 tokens it meets positions that it never learnt, and its loss leaps."""
-    monkeypatch.setattr("malmoi.train.trainer.SPIKE_AFTER", 5)
+def test_longer_samples_are_no_spike(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where BERT goes from 128 to 512 tokens it meets positions that it never learnt, and its
+    loss leaps.
+    """
+    monkeypatch.setattr("malmoi.training.trainer.SPIKE_WARMUP_STEPS", 5)
     spoil(monkeypatch, lambda trainer, call: call > 10, "3")
     phases = {"data.lengths": (16, 32), "data.shares": (0.5, 0.5), "train.log_every": 4}
     train("bert", corpus, tmp_path, steps=20, **phases)
-    assert json.loads((tmp_path / "train_state" / "step-20" / "state.json").read_text())["position"]["rollbacks"] == 0
+    assert (
+        json.loads((tmp_path / "train_state" / "step-20" / "state.json").read_text())["position"][
+            "rollbacks"
+        ]
+        == 0
+    )
 
 
 def test_the_fourth_bad_step_ends_the_run_with_its_last_good_state(
@@ -471,12 +553,17 @@ def test_the_fourth_bad_step_ends_the_run_with_its_last_good_state(
     assert steps_of(tmp_path) == list(range(1, 13))
 
 
-def test_spikes_far_apart_do_not_add_up(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("malmoi.train.trainer.FORGIVEN", 3)
-    spoil(monkeypatch, lambda trainer, call: call % 6 == 0, "nan")  # once in six steps, two of which are done again
+def test_spikes_far_apart_do_not_add_up(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("malmoi.training.trainer.ROLLBACK_FORGIVEN_STEPS", 3)
+    # once in six steps, two of which are done again
+    spoil(monkeypatch, lambda trainer, call: call % 6 == 0, "nan")
     train("gpt", corpus, tmp_path, steps=40, **{"train.save_every": 2})
     assert steps_of(tmp_path) == list(range(1, 41))
-    position = json.loads((tmp_path / "train_state" / "step-40" / "state.json").read_text())["position"]
+    position = json.loads((tmp_path / "train_state" / "step-40" / "state.json").read_text())[
+        "position"
+    ]
     assert position["spiked"] > 30
     assert position["rollbacks"] == 1
     assert position["positions"][0] > (40 + 4) * 8  # more than four times
@@ -485,9 +572,15 @@ def test_spikes_far_apart_do_not_add_up(corpus: Path, tmp_path: Path, monkeypatc
 # ---- disks, sources, settings
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), OSError(errno.EIO, "I/O error")])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), OSError(errno.EIO, "I/O error")]
+)
 def test_a_full_disk_is_one_sentence_and_costs_nothing(
-    error: OSError, corpus: Path, whole: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: OSError,
+    corpus: Path,
+    whole: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings = begun(corpus, tmp_path)
     with monkeypatch.context() as full:
@@ -496,9 +589,10 @@ def test_a_full_disk_is_one_sentence_and_costs_nothing(
             path.write_bytes(b"half")
             raise error
 
-        full.setattr("malmoi.train.state.save_file", refuse)
+        full.setattr("malmoi.training.state.save_file", refuse)
         with pytest.raises(
-            MalmoiError, match=r"(disk is full|I/O error): .* could not be .*written.* same command again"
+            MalmoiError,
+            match=r"(disk is full|I/O error): .* could not be .*written.* same command again",
         ):
             train("gpt", corpus, tmp_path, **settings)
     assert not list((tmp_path / "train_state").glob(".*"))
@@ -513,7 +607,9 @@ def test_a_disk_that_is_full_when_the_model_is_written(
     with monkeypatch.context() as full:
 
         def refuse(tensors: Any, path: Path, metadata: Any) -> None:
-            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+            raise SafetensorError(
+                "Error while serializing: I/O error: No space left on device (os error 28)"
+            )
 
         full.setattr("malmoi.checkpoint.weights.save_file", refuse)
         with pytest.raises(MalmoiError, match="The disk is full"):
@@ -563,7 +659,9 @@ def test_a_text_that_changed_is_encoded_again_and_said(
     assert "rebuilt because the text changed" in capsys.readouterr().err
 
 
-def test_other_settings_in_the_same_folder_are_refused_by_name(corpus: Path, whole: dict[str, Path]) -> None:
+def test_other_settings_in_the_same_folder_are_refused_by_name(
+    corpus: Path, whole: dict[str, Path]
+) -> None:
     before = (whole["gpt"] / "recipe.json").read_bytes()
     with pytest.raises(UsageError, match=r"train\.lr was 0\.003.*name another folder"):
         train("gpt", corpus, whole["gpt"], steps=20, **{"train.lr": 1e-2})
@@ -572,7 +670,9 @@ def test_other_settings_in_the_same_folder_are_refused_by_name(corpus: Path, who
     assert (whole["gpt"] / "recipe.json").read_bytes() == before
 
 
-def test_a_folder_with_someone_elses_model_is_left_alone(whole: dict[str, Path], corpus: Path, tmp_path: Path) -> None:
+def test_a_folder_with_someone_elses_model_is_left_alone(
+    whole: dict[str, Path], corpus: Path, tmp_path: Path
+) -> None:
     malmoi.load(whole["gpt"]).save(tmp_path / "model")
     with pytest.raises(UsageError, match="not pre-trained here"):
         train("gpt", corpus, tmp_path / "model", steps=2)
@@ -603,19 +703,24 @@ def test_one_run_in_a_folder_at_a_time(corpus: Path, tmp_path: Path) -> None:
 )
 def test_settings_that_do_not_fit_are_refused(changes: dict[str, Any], match: str) -> None:
     with pytest.raises(UsageError, match=match):
-        resolve("bert-tiny", changes)
+        resolve_recipe("bert-tiny", changes)
 
 
 # ---- starting from a model
 
 
-def test_a_model_goes_on_with_its_own_tokenizer(whole: dict[str, Path], corpus: Path, tmp_path: Path) -> None:
+def test_a_model_goes_on_with_its_own_tokenizer(
+    whole: dict[str, Path], corpus: Path, tmp_path: Path
+) -> None:
     pretrained = weights(whole["bert"])
     train("bert", corpus, tmp_path / "on", start=whole["bert"], steps=2, objective="mlm")
-    assert (tmp_path / "on" / "tokenizer.json").read_bytes() == (whole["bert"] / "tokenizer.json").read_bytes()
+    assert (tmp_path / "on" / "tokenizer.json").read_bytes() == (
+        whole["bert"] / "tokenizer.json"
+    ).read_bytes()
     after = weights(tmp_path / "on")
     assert not torch.equal(
-        after["bert.embeddings.word_embeddings.weight"], pretrained["bert.embeddings.word_embeddings.weight"]
+        after["bert.embeddings.word_embeddings.weight"],
+        pretrained["bert.embeddings.word_embeddings.weight"],
     )
     same = "cls.seq_relationship.weight"  # not trained by this objective
     assert torch.equal(after[same], pretrained[same])
@@ -624,7 +729,9 @@ def test_a_model_goes_on_with_its_own_tokenizer(whole: dict[str, Path], corpus: 
 def test_a_run_that_starts_from_a_gpt_folder_goes_on_bit_equal(
     whole: dict[str, Path], corpus: Path, tmp_path: Path
 ) -> None:
-    """Its weights are transposed views, as GPT-2's files have them; so are then the optimizer's moments."""
+    """Its weights are transposed views, as GPT-2's files have them; so are then the optimizer's
+    moments.
+    """
     settings = {"start": whole["gpt"], "steps": 6, "train.save_every": 1}
     train("gpt", corpus, tmp_path / "one", **settings)
     with signalled(3), pytest.raises(Stopped):
@@ -637,16 +744,22 @@ def test_a_tokenizer_that_does_not_fit_the_start_is_refused(
     whole: dict[str, Path], corpus: Path, tmp_path: Path
 ) -> None:
     larger = tmp_path / "larger"
-    malmoi.tokenizer.train(corpus.read_text().split(), kind="byte-bpe", vocab=310).save(larger)
+    malmoi.tokenizer.train_tokenizer(corpus.read_text().split(), kind="byte-bpe", vocab=310).save(
+        larger
+    )
     with pytest.raises(UsageError, match=r"tokens.*only 290"):
         train("gpt", corpus, tmp_path / "a", start=whole["gpt"], tokenizer=larger, steps=2)
     other = tmp_path / "other"
-    malmoi.tokenizer.train(["other words altogether"] * 9, kind="byte-bpe", vocab=270).save(other)
+    malmoi.tokenizer.train_tokenizer(
+        ["other words altogether"] * 9, kind="byte-bpe", vocab=270
+    ).save(other)
     with pytest.raises(UsageError, match="another tokenizer"):
         train("gpt", corpus, tmp_path / "b", start=whole["gpt"], tokenizer=other, steps=2)
     with pytest.raises(UsageError, match=r"holds another pre-training run \(of another tokenizer"):
         train("gpt", corpus, whole["gpt"], tokenizer=other, steps=20)
-    with pytest.raises(UsageError, match=r'holds another pre-training run \(name was "gpt2-small"\)'):
+    with pytest.raises(
+        UsageError, match=r'holds another pre-training run \(name was "gpt2-small"\)'
+    ):
         train("gpt", corpus, whole["gpt"], name="another", steps=20)
     with pytest.raises(UsageError, match="has no mlm head"):
         train("bert", corpus, tmp_path / "c", start=whole["gpt"], steps=2)
@@ -659,15 +772,24 @@ def test_transformers_opens_a_run(whole: dict[str, Path]) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, BertForPreTraining
 
     text = "The state is strong."
-    ours, theirs = malmoi.load(whole["gpt"]), AutoModelForCausalLM.from_pretrained(whole["gpt"]).eval()
+    ours, theirs = (
+        malmoi.load(whole["gpt"]),
+        AutoModelForCausalLM.from_pretrained(whole["gpt"]).eval(),
+    )
     tokens = torch.tensor([AutoTokenizer.from_pretrained(whole["gpt"])(text)["input_ids"]])
     torch.testing.assert_close(
         torch.from_numpy(ours.logits(text)), theirs(tokens).logits[0].detach(), rtol=1e-4, atol=1e-4
     )
-    ours, theirs = malmoi.load(whole["bert"]), BertForPreTraining.from_pretrained(whole["bert"]).eval()
+    ours, theirs = (
+        malmoi.load(whole["bert"]),
+        BertForPreTraining.from_pretrained(whole["bert"]).eval(),
+    )
     tokens = torch.tensor([AutoTokenizer.from_pretrained(whole["bert"])(text)["input_ids"]])
     torch.testing.assert_close(
-        torch.from_numpy(ours.logits(text)), theirs(tokens).prediction_logits[0].detach(), rtol=1e-4, atol=1e-4
+        torch.from_numpy(ours.logits(text)),
+        theirs(tokens).prediction_logits[0].detach(),
+        rtol=1e-4,
+        atol=1e-4,
     )
 
 
@@ -676,30 +798,32 @@ def test_the_recipe_and_the_report_are_there(kind: str, whole: dict[str, Path]) 
     recipe = read_recipe(whole[kind] / "recipe.json")
     assert Recipe.from_json(recipe.to_json()) == recipe
     assert replace(recipe.model, hidden=recipe.model.mlp_width) == malmoi.load(whole[kind]).config
-    assert resolve(str(whole[kind] / "recipe.json"), {}) == recipe
+    assert resolve_recipe(str(whole[kind] / "recipe.json"), {}) == recipe
     report = (whole[kind] / "report.html").read_text("utf-8")
     assert "<polyline" in report
     assert "http" not in report.replace("http-equiv", "")  # it needs nothing from elsewhere
-    rows = read_rows(whole[kind] / "metrics.jsonl")
+    rows = read_metrics(whole[kind] / "metrics.jsonl")
     assert {"step", "tokens", "seconds", "loss", "lr", "tokens_per_second"} <= set(rows[0])
     assert rows[-1]["valid_loss"] > 0
     assert rows[-1]["sample"]
 
 
 def test_a_cut_off_row_is_left_out(tmp_path: Path) -> None:
-    log = Log(tmp_path, TrainConfig(), first=True)
+    log = RunLog(tmp_path, TrainConfig(), first=True)
     for step in (1, 2, 3):
-        log.row(step=step, loss=1.0)
+        log.write_row(step=step, loss=1.0)
     with log.path.open("a") as file:
         file.write('{"step": 4, "lo')
-    assert [row["step"] for row in Log(tmp_path, TrainConfig(), first=True).resume(2)] == [1, 2]
-    assert [row["step"] for row in read_rows(log.path)] == [1, 2]
+    assert [row["step"] for row in RunLog(tmp_path, TrainConfig(), first=True).resume(2)] == [1, 2]
+    assert [row["step"] for row in read_metrics(log.path)] == [1, 2]
 
 
 # ---- the command
 
 
-def test_a_dry_run_says_what_it_would_take_and_does_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_says_what_it_would_take_and_does_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = [
         "pretrain",
         "gpt2-small",
@@ -711,7 +835,7 @@ def test_a_dry_run_says_what_it_would_take_and_does_nothing(tmp_path: Path, caps
         "1e6",
         "--dry-run",
     ]
-    assert run([*arguments, "--json"]) == 0
+    assert run_command([*arguments, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["parameters"] == 124_439_808
     assert said["weights"] == 4 * said["parameters"]
@@ -719,7 +843,7 @@ def test_a_dry_run_says_what_it_would_take_and_does_nothing(tmp_path: Path, caps
     assert 1e6 <= said["tokens"] < 1.6e6  # whole steps of half a million
     assert said["seconds"] > 0
     assert Recipe.from_dict(said["recipe"]).train.tokens == 1_000_000
-    assert run(arguments) == 0
+    assert run_command(arguments) == 0
     assert "124,439,808" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
 
@@ -728,18 +852,34 @@ def test_the_command_trains_several_files_and_tells_the_result(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = [str(write_corpus(tmp_path / f"{i}.txt", documents=30)) for i in range(2)]
-    sets = ["model.width=16", "model.depth=1", "model.heads=2", "model.context=16", "batch=4", "compile=false"]
-    arguments = ["pretrain", "gpt-char", "--data", *files, "--out", str(tmp_path / "run"), "--steps", "4"]
+    sets = [
+        "model.width=16",
+        "model.depth=1",
+        "model.heads=2",
+        "model.context=16",
+        "batch=4",
+        "compile=false",
+    ]
+    arguments = [
+        "pretrain",
+        "gpt-char",
+        "--data",
+        *files,
+        "--out",
+        str(tmp_path / "run"),
+        "--steps",
+        "4",
+    ]
     arguments += [part for setting in sets for part in ("--set", setting)]
-    assert run([*arguments, "--json"]) == 0
+    assert run_command([*arguments, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["folder"] == str(tmp_path / "run")
     assert result["step"] == 4
     assert result["valid_loss"] > 0
-    assert run(arguments) == 0
+    assert run_command(arguments) == 0
     assert "step 4" in capsys.readouterr().out
     arguments[arguments.index("--out") + 1] = str(tmp_path / "blind")
-    assert run([*arguments, "--set", "data.valid=0", "--set", "log_every=100"]) == 0
+    assert run_command([*arguments, "--set", "data.valid=0", "--set", "log_every=100"]) == 0
     assert f"{tmp_path / 'blind'}: step 4, tokens 256, training loss 3." in capsys.readouterr().out
 
 
@@ -748,7 +888,11 @@ def test_the_command_trains_several_files_and_tells_the_result(
     [
         (["gpt-chat", "--data", "x", "--out", "y"], 2, "gpt-char"),
         (["gpt-char", "--data", "x", "--out", "y", "--set", "train.lr"], 2, "NAME=VALUE"),
-        (["gpt-char", "--data", "x", "--out", "y", "--minutes", "2", "--steps", "3"], 2, "one budget"),
+        (
+            ["gpt-char", "--data", "x", "--out", "y", "--minutes", "2", "--steps", "3"],
+            2,
+            "one budget",
+        ),
         (["gpt-char", "--data", "x", "--out", "y", "--steps", "many"], 2, "a whole number"),
         (["nowhere/recipe.json", "--data", "x", "--out", "y"], 2, "nowhere/recipe.json"),
         (["gpt-char", "--data", "-", "-", "--out", "y"], 2, "only once"),
@@ -765,7 +909,7 @@ def test_wrong_commands_are_one_sentence(
     tmp_path: Path,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run(["pretrain", *arguments]) == code
+    assert run_command(["pretrain", *arguments]) == code
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
@@ -776,7 +920,12 @@ SMALL = {
     "electra-small": {"tokenizer.vocab": 90, "model.embed_width": 8, "model.hidden": 32},
     "albert-base": {"tokenizer.vocab": 90, "model.embed_width": 8, "data.lengths": [16, 32]},
     "bert-tiny-fast": {"tokenizer.vocab": 90, "data.lengths": [16, 32]},
-    "bert-tiny": {"tokenizer.vocab": 90, "data.lengths": [16, 32], "data.packed": True, "data.whole_word": True},
+    "bert-tiny": {
+        "tokenizer.vocab": 90,
+        "data.lengths": [16, 32],
+        "data.packed": True,
+        "data.whole_word": True,
+    },
     "gpt1": {"tokenizer.vocab": 200},
     "gpt3-125m": {"tokenizer.vocab": 290, "train.batch_start": 2},
     "gpt2-small-fast": {"tokenizer.vocab": 290, "data.document_mask": True},
@@ -794,7 +943,7 @@ def test_every_kind_of_recipe_trains_and_opens(name: str, corpus: Path, tmp_path
 
 def test_every_recipe_can_be_resolved() -> None:
     for name in RECIPES:
-        recipe = resolve(name, {})
+        recipe = resolve_recipe(name, {})
         assert recipe.name == name
         assert recipe.about
         assert Recipe.from_json(recipe.to_json()) == recipe

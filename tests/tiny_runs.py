@@ -1,4 +1,6 @@
-"""Tiny runs that several tests train, here or in a process of their own: `python tiny_runs.py JOBS.json`."""
+"""Tiny runs that several tests train, here or in a process of their own: `python tiny_runs.py
+JOBS.json`.
+"""
 
 import json
 import os
@@ -15,12 +17,28 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from malmoi.train import Stopped, pretrain
-from malmoi.train.judge import Judge
-from malmoi.train.log import read_rows
-from malmoi.train.trainer import Trainer
+from malmoi.training.log import read_metrics
+from malmoi.training.loss_module import LossModule
+from malmoi.training.pretrain import pretrain
+from malmoi.training.signals import Stopped
+from malmoi.training.trainer import Trainer
 
-WORDS = ("the", "state", "of", "union", "is", "strong", "people", "are", "free", "we", "work", "for", "peace", "law")
+WORDS = (
+    "the",
+    "state",
+    "of",
+    "union",
+    "is",
+    "strong",
+    "people",
+    "are",
+    "free",
+    "we",
+    "work",
+    "for",
+    "peace",
+    "law",
+)
 TINY: dict[str, Any] = {
     "model.width": 16,
     "model.depth": 2,
@@ -39,10 +57,17 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt": ("gpt2-small", {**TINY, "model.context": 16, "tokenizer.vocab": 290}),
     "bert": (
         "bert-tiny",
-        {**TINY, "model.context": 32, "tokenizer.vocab": 90, "data.lengths": [16, 32], "data.shares": [0.5, 0.5]},
+        {
+            **TINY,
+            "model.context": 32,
+            "tokenizer.vocab": 90,
+            "data.lengths": [16, 32],
+            "data.shares": [0.5, 0.5],
+        },
     ),
 }
-STILL = {"model.dropout": 0.0, "model.attention_dropout": 0.0}  # several processes draw their own dropout
+# several processes draw their own dropout
+STILL = {"model.dropout": 0.0, "model.attention_dropout": 0.0}
 
 
 def write_corpus(path: Path, documents: int = 60) -> Path:
@@ -75,11 +100,11 @@ def assert_equal_weights(one: Path, other: Path) -> None:
 
 def steps_of(out: Path) -> list[int]:
     """The steps of the training rows, in the order they were written."""
-    return [row["step"] for row in read_rows(out / "metrics.jsonl") if "loss" in row]
+    return [row["step"] for row in read_metrics(out / "metrics.jsonl") if "loss" in row]
 
 
 def losses(out: Path) -> list[float]:
-    return [row["loss"] for row in read_rows(out / "metrics.jsonl") if "loss" in row]
+    return [row["loss"] for row in read_metrics(out / "metrics.jsonl") if "loss" in row]
 
 
 @contextmanager
@@ -100,15 +125,15 @@ def signalled(step: int, number: int = signal.SIGTERM, rank: int = 0) -> Iterato
 @contextmanager
 def starved(step: int, rank: int) -> Iterator[None]:
     """One process runs out of memory in the middle of a step."""
-    original, calls = Judge.forward, iter(range(1, 10_000))
+    original, calls = LossModule.forward, iter(range(1, 10_000))
 
-    def forward(self: Judge, *given: Any) -> Any:
+    def forward(self: LossModule, *given: Any) -> Any:
         if int(os.environ["RANK"]) == rank and next(calls) == step:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
         return original(self, *given)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Judge, "forward", forward)
+        patch.setattr(LossModule, "forward", forward)
         yield
 
 
@@ -137,7 +162,9 @@ def _nothing() -> Iterator[None]:
 
 
 def kill_often(job: dict[str, Any]) -> None:
-    """Starts a training again and again and kills it without a warning, at moments drawn from a seed."""
+    """Starts a training again and again and kills it without a warning, at moments drawn from a
+    seed.
+    """
     rng = random.Random(job["seed"])
     for _ in range(job["kills"]):
         child = os.fork()

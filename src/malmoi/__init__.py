@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 PUBLIC = {
-    "load": "malmoi.infer",
-    "pretrain": "malmoi.train",
-    "finetune": "malmoi.tune",
-    "evaluate": "malmoi.tune",
-    "Model": "malmoi.infer",
-    "Tokenizer": "malmoi.tokenizer",
+    "load": "malmoi.inference.model",
+    "pretrain": "malmoi.training.pretrain",
+    "finetune": "malmoi.finetuning.finetune",
+    "evaluate": "malmoi.evaluation.evaluate",
+    "custom_task": "malmoi.evaluation.tasks.custom",
+    "Task": "malmoi.evaluation.tasks.base",
+    "Recipe": "malmoi.training.recipe",
+    "GenerationConfig": "malmoi.inference.generation.config",
+    "Model": "malmoi.inference.model",
+    "Tokenizer": "malmoi.tokenizer.core",
     "ModelConfig": "malmoi.config",
     "MalmoiError": "malmoi.errors",
     "UsageError": "malmoi.errors",
@@ -29,12 +33,16 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from malmoi.config import ModelConfig as ModelConfig
     from malmoi.errors import MalmoiError as MalmoiError
     from malmoi.errors import UsageError as UsageError
-    from malmoi.infer import Model as Model
-    from malmoi.infer import load as load
+    from malmoi.evaluation.evaluate import evaluate as evaluate
+    from malmoi.evaluation.tasks.base import Task as Task
+    from malmoi.evaluation.tasks.custom import custom_task as custom_task
+    from malmoi.finetuning.finetune import finetune as finetune
+    from malmoi.inference import Model as Model
+    from malmoi.inference import load as load
+    from malmoi.inference.generation.config import GenerationConfig as GenerationConfig
     from malmoi.tokenizer import Tokenizer as Tokenizer
-    from malmoi.train import pretrain as pretrain
-    from malmoi.tune import evaluate as evaluate
-    from malmoi.tune import finetune as finetune
+    from malmoi.training.pretrain import pretrain as pretrain
+    from malmoi.training.recipe import Recipe as Recipe
 
 
 def __getattr__(name: str) -> Any:

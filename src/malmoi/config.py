@@ -1,18 +1,21 @@
 """What a model is: one frozen, checked record, JSON both ways. No torch here.
 
-`Config` is the base of every record a user may write (a model, a recipe): it checks types and choices when it is
-built, names the nearest field when one is misspelt, and takes typed overrides such as {"train.lr": "3e-4"}.
+`Config` is the base of every record a user may write (a model, a recipe): it checks types and
+choices when it is built, names the nearest field when one is misspelt, and takes typed overrides
+such as {"train.lr": "3e-4"}.
 """
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache
 from types import UnionType
 from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from malmoi.errors import MalmoiError, UsageError, nearest
-from malmoi.limits import (
+from malmoi.system.limits import (
     MAX_CONTEXT_TOKENS,
     MAX_LAYERS,
     MAX_PATTERN_CHARACTERS,
@@ -20,9 +23,34 @@ from malmoi.limits import (
     MAX_SIZE,
     shown,
 )
-from malmoi.untrusted import parse, parse_object
+from malmoi.system.untrusted import parse, parse_object
 
 LARGEST = {"depth": MAX_LAYERS, "context": MAX_CONTEXT_TOKENS, "rotary_base": math.inf}
+
+
+RENAMED_FIELDS = {  # old names, read for one more release
+    "TrainConfig": {"rematerialise": "gradient_checkpointing", "matrix_lr": "muon_lr"},
+    "FinetuneConfig": {"untrained": "from_scratch"},
+}
+
+
+def current_fields(record: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values under the names that a record's fields have now; an old name is noted on
+    stderr.
+    """
+    return {current_field(record, name): value for name, value in values.items()}
+
+
+def current_field(record: str, name: str) -> str:
+    new = RENAMED_FIELDS.get(record, {}).get(name)
+    if new:
+        _note_renamed(name, new)
+    return new or name
+
+
+@cache
+def _note_renamed(old: str, new: str) -> None:
+    print(f"note: The setting {old} is now called {new}; the old name goes away.", file=sys.stderr)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,17 +59,26 @@ class Config:
 
     def __post_init__(self) -> None:
         for name, kind in field_types(type(self)).items():
-            object.__setattr__(self, name, coerce(getattr(self, name), kind, f"{type(self).__name__}.{name}"))
+            object.__setattr__(
+                self, name, coerce(getattr(self, name), kind, f"{type(self).__name__}.{name}")
+            )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Builds the record from plain JSON values; an unknown field names the nearest known one."""
+        """Builds the record from plain JSON values; an unknown field names the nearest known
+        one.
+        """
+        values = current_fields(cls.__name__, values)
         for name in values:
             if name not in field_types(cls):
-                raise UsageError(f"{cls.__name__} has no field {shown(name)}.{nearest(name, field_types(cls))}")
+                raise UsageError(
+                    f"{cls.__name__} has no field {shown(name)}.{nearest(name, field_types(cls))}"
+                )
         missing = [f.name for f in fields(cls) if _required(f) and f.name not in values]
         if missing:
-            raise UsageError(f"{cls.__name__} needs the field{'s'[: len(missing) > 1]} {', '.join(missing)}.")
+            raise UsageError(
+                f"{cls.__name__} needs the field{'s'[: len(missing) > 1]} {', '.join(missing)}."
+            )
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
@@ -55,14 +92,19 @@ class Config:
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
 
     def override(self, changes: Mapping[str, Any]) -> Self:
-        """A copy with some fields changed at once, such as {"train.lr": "3e-4"}; text is read as the field's type."""
+        """A copy with some fields changed at once, such as {"train.lr": "3e-4"}; text is read as
+        the field's type.
+        """
         kinds = field_types(type(self))
         here: dict[str, Any] = {}
         inside: dict[str, dict[str, Any]] = {}
         for path, value in changes.items():
             name, _, rest = path.partition(".")
+            name = current_field(type(self).__name__, name)
             if name not in kinds:
-                raise UsageError(f"{type(self).__name__} has no field {shown(name)}.{nearest(name, kinds)}")
+                raise UsageError(
+                    f"{type(self).__name__} has no field {shown(name)}.{nearest(name, kinds)}"
+                )
             if rest:
                 inside.setdefault(name, {})[rest] = value
             else:
@@ -71,7 +113,8 @@ class Config:
             inner = here.get(name, getattr(self, name))
             if not isinstance(inner, Config):
                 raise UsageError(
-                    f"{type(self).__name__}.{name} is a single value, it has no field {next(iter(parts))!r}."
+                    f"{type(self).__name__}.{name} is a single value, it has no field "
+                    f"{next(iter(parts))!r}."
                 )
             here[name] = inner.override(parts)
         return replace(self, **here)
@@ -79,7 +122,9 @@ class Config:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Config):
-    """One Transformer. BERT, GPT-1, GPT-2, GPT-3, ELECTRA, ALBERT… are values of this (see model/families.py)."""
+    """One Transformer. BERT, GPT-1, GPT-2, GPT-3, ELECTRA, ALBERT… are values of this (see
+    model/families.py).
+    """
 
     vocab: int
     context: int = 1024
@@ -95,7 +140,8 @@ class ModelConfig(Config):
     attention: tuple[str, ...] = ("causal",)  # a pattern per layer, cycled over the depth
     positions: Literal["learned", "sinusoidal", "rotary", "none"] = "learned"
     rotary_base: float = 10_000.0
-    rotary_scaling: str = ""  # how a longer context is fitted to it: "linear:4", "llama3:8,1,4,8192"; empty: not
+    # how a longer context is fitted to it: "linear:4", "llama3:8,1,4,8192"; empty: not
+    rotary_scaling: str = ""
     norm: Literal["pre", "post"] = "pre"  # x + f(LN(x)), or LN(x + f(x))
     norm_kind: Literal["layer", "rms"] = "layer"
     embed_norm: bool = False
@@ -106,33 +152,57 @@ class ModelConfig(Config):
     bias: bool = True
     tied: bool = True  # the vocabulary head reuses the token embedding
     softcap: float = 0.0  # logits become cap·tanh(logits / cap); 0: off
-    mlm_activation: Literal["", "gelu", "gelu_tanh", "relu", "relu2"] = ""  # in the MLM head; empty: as in the blocks
+    # in the MLM head; empty: as in the blocks
+    mlm_activation: Literal["", "gelu", "gelu_tanh", "relu", "relu2"] = ""
     pool: Literal["first", "last"] = "last"  # which token speaks for the sequence
-    pooler: Literal["none", "tanh", "relu", "gelu"] = "none"  # a dense layer and its activation before pooled heads
+    # a dense layer and its activation before pooled heads
+    pooler: Literal["none", "tanh", "relu", "gelu"] = "none"
     dropout: float = 0.1
     attention_dropout: float = 0.1
     init: Literal["normal", "truncated"] = "normal"
     init_std: float = 0.02
-    residual_init: Literal["same", "scaled", "zero"] = "same"  # weights that write to the residual stream
+    # weights that write to the residual stream
+    residual_init: Literal["same", "scaled", "zero"] = "same"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, value in vars(self).items():
             if not isinstance(value, bool) and isinstance(value, int | float):
                 largest = LARGEST.get(name, MAX_SIZE)
-                _require(0 <= value <= largest, f"{name} must lie in [0, {largest:,}], not {shown(value)}.")
+                _require(
+                    0 <= value <= largest,
+                    f"{name} must lie in [0, {largest:,}], not {shown(value)}.",
+                )
         for name in ("vocab", "context", "width", "depth", "heads", "rotary_base"):
-            _require(getattr(self, name) > 0, f"{name} must be positive, not {getattr(self, name)}.")
+            _require(
+                getattr(self, name) > 0, f"{name} must be positive, not {getattr(self, name)}."
+            )
         _require(
             self.head_width > 0 or self.width % self.heads == 0,
-            f"width {self.width} does not divide into {self.heads} heads; set head_width or change one of them.",
+            f"width {self.width} does not divide into {self.heads} heads; set head_width or change "
+            "one of them.",
         )
-        _require(self.heads % self.key_heads == 0, f"{self.heads} heads do not divide over {self.kv_heads} kv_heads.")
-        _require(self.positions != "rotary" or self.size_per_head % 2 == 0, "rotary positions need an even head width.")
-        _require(bool(self.attention), "attention needs at least one pattern, such as 'causal' or 'full'.")
-        _require(self.distinct <= self.depth, f"{self.groups} groups are more than the depth {self.depth}.")
+        _require(
+            self.heads % self.key_heads == 0,
+            f"{self.heads} heads do not divide over {self.kv_heads} kv_heads.",
+        )
+        _require(
+            self.positions != "rotary" or self.size_per_head % 2 == 0,
+            "rotary positions need an even head width.",
+        )
+        _require(
+            bool(self.attention),
+            "attention needs at least one pattern, such as 'causal' or 'full'.",
+        )
+        _require(
+            self.distinct <= self.depth,
+            f"{self.groups} groups are more than the depth {self.depth}.",
+        )
         for name in ("dropout", "attention_dropout"):
-            _require(0 <= getattr(self, name) < 1, f"{name} must lie in [0, 1), not {getattr(self, name)}.")
+            _require(
+                0 <= getattr(self, name) < 1,
+                f"{name} must lie in [0, 1), not {getattr(self, name)}.",
+            )
         _require(
             sum(map(len, self.attention)) <= MAX_PATTERN_CHARACTERS,
             f"its attention patterns are longer than {MAX_PATTERN_CHARACTERS:,} characters.",
@@ -140,12 +210,15 @@ class ModelConfig(Config):
         _require(
             self._table_bytes <= MAX_POSITION_TABLE_BYTES,
             f"{self.positions} positions for a context of {self.context:,} tokens need a table of "
-            f"{self._table_bytes / 2**30:,.1f} GB; up to {MAX_POSITION_TABLE_BYTES / 2**30:g} GB are made.",
+            f"{self._table_bytes / 2**30:,.1f} GB; up to {MAX_POSITION_TABLE_BYTES / 2**30:g} GB "
+            "are made.",
         )
 
     @property
     def _table_bytes(self) -> int:
-        """Of positions that are computed, not learnt: they are in no file, which would bear out their size."""
+        """Of positions that are computed, not learnt: they are in no file, which would bear out
+        their size.
+        """
         widths = {"rotary": self.size_per_head, "sinusoidal": self.token_width}
         return 4 * self.context * widths.get(self.positions, 0)
 
@@ -195,15 +268,23 @@ def _plain(value: Any) -> Any:
 
 
 def coerce(value: Any, kind: Any, where: str) -> Any:
-    """The value as its annotation wants it (an int may stand for a float, a list for a tuple), or a clear refusal."""
-    origin, args = get_origin(kind), get_args(kind)
+    """The value as its annotation wants it (an int may stand for a float, a list for a tuple),
+    or a clear refusal.
+    """
+    origin = get_origin(kind)
+    args = get_args(kind)
     if origin is Literal:
         if value not in args:
-            choices, hint = ", ".join(map(repr, args)), nearest(str(value), map(str, args))
+            choices = ", ".join(map(repr, args))
+            hint = nearest(str(value), map(str, args))
             raise UsageError(f"{where} must be one of {choices}, not {shown(value)}.{hint}")
         return value
     if origin in (Union, UnionType):
-        return None if value is None else coerce(value, next(a for a in args if a is not type(None)), where)
+        return (
+            None
+            if value is None
+            else coerce(value, next(a for a in args if a is not type(None)), where)
+        )
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(coerce(v, args[0], where) for v in value)
     if is_dataclass(kind) and isinstance(value, Mapping):
@@ -223,12 +304,20 @@ def _is_finite(value: float) -> bool:
 
 
 def _called(kind: Any) -> str:
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", tuple: "a list"}
+    names = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+        tuple: "a list",
+    }
     return names.get(get_origin(kind) or kind, getattr(kind, "__name__", str(kind)))
 
 
 def _read(text: str, kind: Any) -> Any:
-    """Text from the command line as JSON where the field is not itself text; a list may do without its brackets."""
+    """Text from the command line as JSON where the field is not itself text; a list may do
+    without its brackets.
+    """
     if kind is str or get_origin(kind) is Literal:
         return text
     if get_origin(kind) is tuple and not text.lstrip().startswith("["):
@@ -238,7 +327,8 @@ def _read(text: str, kind: Any) -> Any:
     except MalmoiError:
         words = {"none": None, "yes": True, "no": False, "true": True, "false": False}
         value = words[text.lower()] if text.lower() in words else _number(text)
-    return int(value) if kind is int and isinstance(value, float) and value.is_integer() else value  # 1e5
+    # 1e5
+    return int(value) if kind is int and isinstance(value, float) and value.is_integer() else value
 
 
 def _number(text: str) -> float | str:

@@ -1,20 +1,25 @@
-"""What can go wrong in a user's hands: one sentence that says what, where, and what to do."""
+"""Errors for users: one sentence that says what is wrong, where, and what to do."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-LONGEST_NAME = 100  # characters of a wrong name that are compared with known ones; the time grows with its square
-OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "backend out of memory")  # torch's, as a RuntimeError
+# characters of a wrong name that are compared with known ones; the time grows with its square
+LONGEST_NAME = 100
+# torch's, as a RuntimeError
+OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "backend out of memory")
 
 
 class MalmoiError(Exception):
-    """The work could not be done: a file is missing, broken or does not fit. Commands exit with 1."""
+    """The work could not be done: a file is missing, broken or does not fit. Commands exit with
+    1.
+    """
 
 
 class UsageError(MalmoiError):
     """The request itself is wrong: an unknown name, an impossible setting. Commands exit with 2.
 
-    `code` is a name for programs, where what is wrong is met often: a server sends it, and its page has words for it.
+    `code` is a name for programs, where what is wrong is met often: a server sends it, and its page
+    has words for it.
     """
 
     def __init__(self, sentence: str, *, code: str | None = None) -> None:
@@ -30,7 +35,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """A hint for an unknown name: " Did you mean 'x'?", or all names where none is close and they are few."""
+    """A hint for an unknown name: " Did you mean 'x'?", or all names where none is close and
+    they are few.
+    """
     known = sorted(names)
     close = get_close_matches(name[:LONGEST_NAME], known, n=1, cutoff=0.5)
     if close:

@@ -12,17 +12,119 @@ from typing import Any
 import numpy as np
 
 from malmoi.errors import UsageError, nearest
-from malmoi.ngrams import bleu, rouge_l
+
+# Texts compared by the words they share in order: BLEU for translations, ROUGE-L for summaries
+
+MAX_NGRAM = 4  # BLEU counts runs of up to so many words
+ATTACHED_PUNCTUATION = re.compile(r"([\{-\~\[-\` -\&\(-\+\:-\@\/])")  # signs that stand alone
+NUMBER_PUNCTUATION = (
+    (re.compile(r"([^0-9])([\.,])"), r"\1 \2 "),
+    (re.compile(r"([\.,])([^0-9])"), r" \1 \2"),
+    (re.compile(r"([0-9])(-)"), r"\1 \2 "),
+)
+
+
+def tokenize_13a(text: str) -> list[str]:
+    """The words that WMT's own script (mteval-v13a) and sacrebleu count: signs apart, numbers
+    whole.
+    """
+    text = text.replace("<skipped>", "").replace("-\n", "").replace("\n", " ")
+    for mark, sign in (("&quot;", '"'), ("&amp;", "&"), ("&lt;", "<"), ("&gt;", ">")):
+        text = text.replace(mark, sign)
+    text = ATTACHED_PUNCTUATION.sub(r" \1 ", f" {text} ")
+    for pattern, put in NUMBER_PUNCTUATION:
+        text = pattern.sub(put, text)
+    return text.split()
+
+
+def _runs(words: Sequence[str], order: int) -> Counter[tuple[str, ...]]:
+    return Counter(tuple(words[i : i + order]) for i in range(len(words) - order + 1))
+
+
+def _matches(golds: Sequence[Sequence[str]], said: Sequence[str], order: int) -> int:
+    """Runs of words that a gold has too, each counted as often as in the gold that has most of
+    it.
+    """
+    allowed: Counter[tuple[str, ...]] = Counter()
+    for gold in golds:
+        allowed |= _runs(gold, order)
+    return sum((_runs(said, order) & allowed).values())
+
+
+def bleu(gold: Sequence[Sequence[str]], predicted: Sequence[str]) -> float:
+    """BLEU of a whole set, 0 to 100 (Papineni et al. 2002): brevity · exp(mean log precision of 1
+    to 4 words).
+
+    Each prediction may have several golds. A precision of 0 counts as 1/2, 1/4… (sacrebleu's "exp"
+    smoothing).
+    """
+    found = [0] * MAX_NGRAM
+    possible = [0] * MAX_NGRAM
+    length = wanted = 0
+    for golds, text in zip(gold, predicted, strict=True):
+        said = tokenize_13a(text)
+        references = [tokenize_13a(one) for one in golds]
+        length += len(said)
+        wanted += min((abs(len(one) - len(said)), len(one)) for one in references)[1]
+        for n in range(MAX_NGRAM):
+            found[n] += _matches(references, said, n + 1)
+            possible[n] += max(len(said) - n, 0)
+    if not all(possible) or not any(found):
+        return 0.0
+    brevity = min(0.0, 1 - wanted / length)
+    return 100 * math.exp(brevity + sum(_log_precisions(found, possible)) / MAX_NGRAM)
+
+
+def _log_precisions(found: Sequence[int], possible: Sequence[int]) -> list[float]:
+    logs = []
+    share = 1.0
+    for right, all_ in zip(found, possible, strict=True):
+        share = share if right else share / 2
+        logs.append(math.log((right or share) / all_))
+    return logs
+
+
+def rouge_l(gold: Sequence[Sequence[str]], predicted: Sequence[str]) -> float:
+    """The mean F1 of the longest common subsequence of words with the best gold (Lin 2004 §3), 0
+    to 1.
+    """
+    best = [
+        max(_subsequence_f1(g, said) for g in golds)
+        for golds, said in zip(gold, predicted, strict=True)
+    ]
+    return sum(best) / len(best)
+
+
+def _subsequence_f1(gold: str, said: str) -> float:
+    a, b = (re.findall(r"[^\W_]+", text.lower()) for text in (gold, said))
+    return 2 * _common(a, b) / (len(a) + len(b)) if a and b else 0.0
+
+
+def _common(a: Sequence[str], b: Sequence[str]) -> int:
+    """The length of the longest common subsequence, row by row."""
+    row = [0] * (len(b) + 1)
+    for word in a:
+        before = 0
+        for j, other in enumerate(b):
+            before, row[j + 1] = (
+                row[j + 1],
+                before + 1 if word == other else max(row[j], row[j + 1]),
+            )
+    return row[-1]
+
 
 Labels = Sequence[Any]
-Numbers = Sequence[float] | np.ndarray[Any, Any]
+NumberSeq = Sequence[float] | np.ndarray[Any, Any]
 Tags = Sequence[Sequence[str]]  # a tag for each word of each sentence
 Golds = Sequence[Sequence[str]]  # the texts that answer each question; none: it has no answer
 
 
-def _paired(gold: Labels | Numbers, predicted: Labels | Numbers) -> None:
+def _paired(gold: Labels | NumberSeq, predicted: Labels | NumberSeq) -> None:
     if len(gold) != len(predicted):
-        raise UsageError(f"There are {len(gold)} gold values and {len(predicted)} predictions; give one for each.")
+        raise UsageError(
+            f"There are {len(gold)} gold values and {len(predicted)} predictions; give one for "
+            "each."
+        )
     if not len(gold):
         raise UsageError("There is nothing to judge: no gold values.")
 
@@ -36,7 +138,9 @@ def accuracy(gold: Labels, predicted: Labels) -> float:
     return sum(g == p for g, p in zip(gold, predicted, strict=True)) / len(gold)
 
 
-def confusion(gold: Labels, predicted: Labels, labels: Sequence[Hashable] | None = None) -> np.ndarray[Any, Any]:
+def confusion(
+    gold: Labels, predicted: Labels, labels: Sequence[Hashable] | None = None
+) -> np.ndarray[Any, Any]:
     """How often a gold label (row) was taken for another (column)."""
     _paired(gold, predicted)
     names = list(labels) if labels is not None else sorted({*gold, *predicted}, key=str)
@@ -63,7 +167,9 @@ def f1(gold: Labels, predicted: Labels, positive: Hashable | None = None) -> flo
     _paired(gold, predicted)
     names = sorted({*gold, *predicted}, key=str)
     if positive is None and len(names) > 2:
-        raise UsageError(f"F1 of two labels was asked for, but there are {len(names)}; use f1_macro or f1_micro.")
+        raise UsageError(
+            f"F1 of two labels was asked for, but there are {len(names)}; use f1_macro or f1_micro."
+        )
     one = _positive(names) if positive is None else positive
     right = sum(g == p == one for g, p in zip(gold, predicted, strict=True))
     return _f(right, sum(p == one for p in predicted), sum(g == one for g in gold))
@@ -88,10 +194,14 @@ def f1_micro(gold: Labels, predicted: Labels) -> float:
 
 
 def matthews(gold: Labels, predicted: Labels) -> float:
-    """Matthews' correlation of labels, for any number of them (Gorodkin 2004); 0 where one side never varies."""
+    """Matthews' correlation of labels, for any number of them (Gorodkin 2004); 0 where one side
+    never varies.
+    """
     table = confusion(gold, predicted).astype(np.float64)
-    total, right = table.sum(), np.trace(table)
-    golds, given = table.sum(1), table.sum(0)
+    total = table.sum()
+    right = np.trace(table)
+    golds = table.sum(1)
+    given = table.sum(0)
     spread = (total**2 - given @ given) * (total**2 - golds @ golds)
     return float((right * total - golds @ given) / math.sqrt(spread)) if spread > 0 else 0.0
 
@@ -99,22 +209,29 @@ def matthews(gold: Labels, predicted: Labels) -> float:
 # ------------------------------------------------------------------ numbers
 
 
-def pearson(gold: Numbers, predicted: Numbers) -> float:
-    """The linear correlation; 0 where one side never varies, NaN where a value is not a finite number."""
+def pearson(gold: NumberSeq, predicted: NumberSeq) -> float:
+    """The linear correlation; 0 where one side never varies, NaN where a value is not a finite
+    number.
+    """
     _paired(gold, predicted)
     a, b = (np.asarray(x, np.float64) for x in (gold, predicted))
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         return math.nan
-    a, b = a - a.mean(), b - b.mean()
+    a = a - a.mean()
+    b = b - b.mean()
     largest = float(np.abs(a).max()), float(np.abs(b).max())
     if min(largest) <= 0:
         return 0.0
-    a, b = a / largest[0], b / largest[1]  # so that squares neither vanish nor overflow
+    # so that squares neither vanish nor overflow
+    a = a / largest[0]
+    b = b / largest[1]
     return float(np.clip(a @ b / (np.sqrt(a @ a) * np.sqrt(b @ b)), -1, 1))
 
 
-def ranks(values: Numbers) -> np.ndarray[Any, Any]:
-    """Places from 1; equal values share the mean of theirs. With a NaN among them none has a place: all are NaN."""
+def ranks(values: NumberSeq) -> np.ndarray[Any, Any]:
+    """Places from 1; equal values share the mean of theirs. With a NaN among them none has a
+    place: all are NaN.
+    """
     array = np.asarray(values, np.float64)
     if np.isnan(array).any():
         return np.full_like(array, math.nan)
@@ -123,13 +240,13 @@ def ranks(values: Numbers) -> np.ndarray[Any, Any]:
     return (last - (counts - 1) / 2)[inverse]
 
 
-def spearman(gold: Numbers, predicted: Numbers) -> float:
+def spearman(gold: NumberSeq, predicted: NumberSeq) -> float:
     """The correlation of the ranks; NaN where a value is NaN."""
     _paired(gold, predicted)
     return pearson(ranks(gold), ranks(predicted))
 
 
-def mse(gold: Numbers, predicted: Numbers) -> float:
+def mse(gold: NumberSeq, predicted: NumberSeq) -> float:
     """The mean squared error."""
     _paired(gold, predicted)
     return float(np.mean((np.asarray(gold, np.float64) - np.asarray(predicted, np.float64)) ** 2))
@@ -139,17 +256,21 @@ def mse(gold: Numbers, predicted: Numbers) -> float:
 
 
 def entities(tags: Sequence[str]) -> frozenset[tuple[str, int, int]]:
-    """(label, first word, last word) of each entity in IOB1, IOB2 or BIOES tags, as conlleval tells them.
+    """(label, first word, last word) of each entity in IOB1, IOB2 or BIOES tags, as conlleval tells
+    them.
 
-    One begins at B and S, and at I and E where there is none of its label before; it ends before the next begins,
-    at O, after E and S.
+    One begins at B and S, and at I and E where there is none of its label before; it ends before
+    the next begins, at O, after E and S.
     """
     return _entities(tuple(tags))
 
 
-@lru_cache(maxsize=100_000)  # three measures ask for the same, and golds come again at every evaluation
+# three measures ask for the same, and golds come again at every evaluation
+@lru_cache(maxsize=100_000)
 def _entities(tags: tuple[str, ...]) -> frozenset[tuple[str, int, int]]:
-    found, begun, label = set(), 0, ""
+    found = set()
+    begun = 0
+    label = ""
     for i, tag in enumerate([*tags, "O"]):
         mark, name = _parts(tag)
         before = _parts(tags[i - 1])[0] if i else "O"
@@ -158,7 +279,8 @@ def _entities(tags: tuple[str, ...]) -> frozenset[tuple[str, int, int]]:
             found.add((label, begun, i - 1))
             label = ""
         if mark != "O" and not label:
-            begun, label = i, name
+            begun = i
+            label = name
     return frozenset(found)
 
 
@@ -174,9 +296,14 @@ def _entity_counts(gold: Tags, predicted: Tags) -> tuple[int, int, int]:
     right = given = wanted = 0
     for number, (g, p) in enumerate(zip(gold, predicted, strict=True), start=1):
         if len(g) != len(p):
-            raise UsageError(f"Sentence {number} has {len(g)} gold tags and {len(p)} predicted ones.")
-        a, b = entities(g), entities(p)
-        right, given, wanted = right + len(a & b), given + len(b), wanted + len(a)
+            raise UsageError(
+                f"Sentence {number} has {len(g)} gold tags and {len(p)} predicted ones."
+            )
+        a = entities(g)
+        b = entities(p)
+        right = right + len(a & b)
+        given = given + len(b)
+        wanted = wanted + len(a)
     return right, given, wanted
 
 
@@ -199,7 +326,7 @@ def entity_f1(gold: Tags, predicted: Tags) -> float:
 
 
 @lru_cache(maxsize=100_000)  # golds come again at every evaluation
-def normal(text: str) -> str:
+def normalize_answer(text: str) -> str:
     """SQuAD's rule: lower case, without punctuation, articles and superfluous space."""
     bare = text.lower().translate(_UNPOINTED)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
@@ -208,81 +335,101 @@ def normal(text: str) -> str:
 _UNPOINTED = str.maketrans("", "", string.punctuation)
 
 
-def exact(gold: str, predicted: str) -> float:
-    return float(normal(gold) == normal(predicted))
+def exact_match(gold: str, predicted: str) -> float:
+    return float(normalize_answer(gold) == normalize_answer(predicted))
 
 
-def overlap(gold: str, predicted: str) -> float:
+def token_f1(gold: str, predicted: str) -> float:
     """F1 of the words that two answers share; where one is empty, whether both are."""
-    a, b = normal(gold).split(), normal(predicted).split()
+    a = normalize_answer(gold).split()
+    b = normalize_answer(predicted).split()
     if not a or not b:
         return float(a == b)
     return _f(sum((Counter(a) & Counter(b)).values()), len(b), len(a))
 
 
 def _best(measure: Callable[[str, str], float], golds: Sequence[str], predicted: str) -> float:
-    """Against the gold that suits it best; golds that normalise to nothing are left out, as SQuAD 2.0's script does."""
-    meant = [gold for gold in golds if normal(gold)] or [""]
+    """Against the gold that suits it best; golds that normalise to nothing are left out, as
+    SQuAD 2.0's script does.
+    """
+    meant = [gold for gold in golds if normalize_answer(gold)] or [""]
     return max(measure(gold, predicted) for gold in meant)
 
 
 def span_exact(gold: Golds, predicted: Sequence[str]) -> float:
-    """The share of answers that equal one of the golds; an empty one is right where there is no gold."""
+    """The share of answers that equal one of the golds; an empty one is right where there is no
+    gold.
+    """
     _paired(gold, predicted)
-    return float(np.mean([_best(exact, g, p) for g, p in zip(gold, predicted, strict=True)]))
+    return float(np.mean([_best(exact_match, g, p) for g, p in zip(gold, predicted, strict=True)]))
 
 
 def span_f1(gold: Golds, predicted: Sequence[str]) -> float:
     """The mean of the words shared with the best gold."""
     _paired(gold, predicted)
-    return float(np.mean([_best(overlap, g, p) for g, p in zip(gold, predicted, strict=True)]))
+    return float(np.mean([_best(token_f1, g, p) for g, p in zip(gold, predicted, strict=True)]))
 
 
 def match(gold: Golds, predicted: Sequence[str]) -> float:
-    """The share that is written exactly as one of the golds: unlike span_exact, a minus sign counts."""
+    """The share that is written exactly as one of the golds: unlike span_exact, a minus sign
+    counts.
+    """
     _paired(gold, predicted)
-    return float(np.mean([p.strip() in {one.strip() for one in g} for g, p in zip(gold, predicted, strict=True)]))
+    return float(
+        np.mean(
+            [p.strip() in {one.strip() for one in g} for g, p in zip(gold, predicted, strict=True)]
+        )
+    )
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """The best score that any threshold reaches, and the threshold: no answer where `null` is above it."""
+    """The best score that any threshold reaches, and the threshold: no answer where `null` is
+    above it.
+    """
 
     score: float
     threshold: float
 
 
-def best_threshold(gold: Golds, predicted: Sequence[str], null: Numbers, measure: str = "span_f1") -> Threshold:
-    """SQuAD 2.0's search: with every answer given up at first, taken back from the surest on; the best sum wins."""
+def best_threshold(
+    gold: Golds, predicted: Sequence[str], null: NumberSeq, measure: str = "span_f1"
+) -> Threshold:
+    """SQuAD 2.0's search: with every answer given up at first, taken back from the surest on;
+    the best sum wins.
+    """
     _paired(gold, predicted)
     _paired(gold, null)
     missing = np.flatnonzero(np.isnan(np.asarray(null, np.float64)))
     if len(missing):
-        raise UsageError(f"There is no best threshold: the score of question {missing[0] + 1} is NaN.")
-    judge = {"span_f1": overlap, "span_exact": exact}[measure]
+        raise UsageError(
+            f"There is no best threshold: the score of question {missing[0] + 1} is NaN."
+        )
+    loss_module = {"span_f1": token_f1, "span_exact": exact_match}[measure]
     has = [bool(golds) for golds in gold]
     score = best = float(sum(not h for h in has))
     threshold = float(np.min(null)) - 1  # below all: never an answer
     for i in np.argsort(np.asarray(null, np.float64), kind="stable"):
         if has[i]:
-            score += _best(judge, gold[i], predicted[i])
+            score += _best(loss_module, gold[i], predicted[i])
         elif predicted[i]:
             score -= 1
         if score > best:
-            best, threshold = score, float(null[i])
+            best = score
+            threshold = float(null[i])
     return Threshold(best / len(gold), threshold)
 
 
 # ------------------------------------------------------------------ language
 
 
-def perplexity(logprobs: Numbers) -> float:
+def perplexity(logprobs: NumberSeq) -> float:
     """exp of the mean loss in nats; infinite where that is more than a float holds."""
     with np.errstate(over="ignore"):
         return float(np.exp(-np.mean(_some(logprobs))))
 
 
-def bits_per_byte(logprobs: Numbers, text: str) -> float:
+def bits_per_byte(logprobs: NumberSeq, text: str) -> float:
     """The loss in bits over the bytes of the text: comparable between tokenizers."""
     size = len(text.encode())
     if not size:
@@ -290,7 +437,7 @@ def bits_per_byte(logprobs: Numbers, text: str) -> float:
     return -float(np.sum(_some(logprobs))) / math.log(2) / size
 
 
-def _some(values: Numbers) -> np.ndarray[Any, Any]:
+def _some(values: NumberSeq) -> np.ndarray[Any, Any]:
     array = np.asarray(values, np.float64)
     if not array.size:
         raise UsageError("There are no values to judge.")
@@ -298,22 +445,22 @@ def _some(values: Numbers) -> np.ndarray[Any, Any]:
 
 
 @dataclass(frozen=True)
-class Mean:
+class MeanWithError:
     """A mean with its standard error (0 of a single value) and standard deviation."""
 
     mean: float
-    error: float
+    standard_error: float
     deviation: float
 
     def __str__(self) -> str:
-        return f"{self.mean:.4g} ± {self.error:.2g}"
+        return f"{self.mean:.4g} ± {self.standard_error:.2g}"
 
 
-def mean(values: Numbers) -> Mean:
+def mean_with_error(values: NumberSeq) -> MeanWithError:
     """The mean of several runs or examples, ± its standard error s / √n."""
     array = _some(values)
     deviation = float(array.std(ddof=1)) if array.size > 1 else 0.0
-    return Mean(float(array.mean()), deviation / math.sqrt(array.size), deviation)
+    return MeanWithError(float(array.mean()), deviation / math.sqrt(array.size), deviation)
 
 
 METRICS: dict[str, Callable[..., float]] = {
@@ -346,7 +493,9 @@ def metric(name: str) -> Callable[..., float]:
     return METRICS[name]
 
 
-def judge(names: Sequence[str], gold: Sequence[Any], predicted: Sequence[Any]) -> dict[str, float]:
+def score_predictions(
+    names: Sequence[str], gold: Sequence[Any], predicted: Sequence[Any]
+) -> dict[str, float]:
     """Several measures at once."""
     return {name: metric(name)(gold, predicted) for name in names}
 
@@ -358,6 +507,6 @@ def goodness(name: str, value: float) -> float:
     return -value if name in LOWER_IS_BETTER else value
 
 
-def better(name: str, a: float, b: float) -> bool:
+def is_better(name: str, a: float, b: float) -> bool:
     """Whether `a` is the better value of this measure."""
     return goodness(name, a) > goodness(name, b)

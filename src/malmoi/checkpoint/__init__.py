@@ -1,5 +1,5 @@
 """Folders: what we write `transformers` opens, what it writes we open."""
 
-from malmoi.checkpoint.folder import Checkpoint, read, table_for, write
+from malmoi.checkpoint.folder import Checkpoint, read_checkpoint, table_for, write_checkpoint
 
-__all__ = ["Checkpoint", "read", "table_for", "write"]
+__all__ = ["Checkpoint", "read_checkpoint", "table_for", "write_checkpoint"]

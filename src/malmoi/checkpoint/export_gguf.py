@@ -10,22 +10,23 @@ import numpy as np
 from torch import Tensor
 
 from malmoi.checkpoint.folder import Checkpoint
-from malmoi.checkpoint.gguf import FACTORS
-from malmoi.checkpoint.gguf_file import package
-from malmoi.checkpoint.hf import GPT2, LLAMA
+from malmoi.checkpoint.gguf import ROPE_FACTORS
+from malmoi.checkpoint.gguf_file import gguf_package
+from malmoi.checkpoint.hf_tables import GPT2_TABLE, LLAMA_TABLE
 from malmoi.checkpoint.quantized import dense
-from malmoi.checkpoint.table import Table, function_of, resolved
+from malmoi.checkpoint.table import Table, function_of, resolve_rules
 from malmoi.checkpoint.translate import to_hf
 from malmoi.config import ModelConfig
-from malmoi.disk import replace_file
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.model import Network
 from malmoi.model.int8 import is_quantized
-from malmoi.model.rotary import frequencies
-from malmoi.tokenizer.gguf_write import vocabulary
+from malmoi.model.rotary import rotary_frequencies
+from malmoi.system.files import replace_file
+from malmoi.tokenizer.gguf_write import gguf_vocabulary
 
-DTYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}  # and general.file_type
-PLAIN = ("position_embd.",)  # matrices that llama.cpp wants in f32
+# and general.file_type
+GGUF_DTYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
+F32_TENSORS = ("position_embd.",)  # matrices that llama.cpp wants in f32
 _SIZES = {  # metadata, after the name of the architecture, and the field it comes from
     "context_length": "context",
     "embedding_length": "width",
@@ -36,7 +37,7 @@ _SIZES = {  # metadata, after the name of the architecture, and the field it com
 
 
 @dataclass(frozen=True)
-class Kind:
+class GGUFArchitecture:
     """An architecture of llama.cpp's."""
 
     table: Table
@@ -44,10 +45,12 @@ class Kind:
     only: Mapping[str, Any]  # what it holds fixed and Hugging Face does not
 
 
-KINDS = {
-    "gpt2": Kind(GPT2, _SIZES | {"attention.layer_norm_epsilon": "eps"}, {"activation": "gelu_tanh"}),
-    "llama": Kind(
-        LLAMA,
+GGUF_ARCHITECTURES = {
+    "gpt2": GGUFArchitecture(
+        GPT2_TABLE, _SIZES | {"attention.layer_norm_epsilon": "eps"}, {"activation": "gelu_tanh"}
+    ),
+    "llama": GGUFArchitecture(
+        LLAMA_TABLE,
         _SIZES
         | {
             "vocab_size": "vocab",
@@ -64,37 +67,60 @@ KINDS = {
 
 
 def export_gguf(checkpoint: Checkpoint, path: Path, dtype: str = "f32") -> None:
-    """Writes weights, sizes and tokenizer into one file; norms and biases stay f32 whatever the rest is packed as."""
-    if dtype not in DTYPES:
-        raise UsageError(f"GGUF files are written as {', '.join(DTYPES)}, not {dtype!r}.{nearest(dtype, DTYPES)}")
+    """Writes weights, sizes and tokenizer into one file; norms and biases stay f32 whatever the
+    rest is packed as.
+    """
+    if dtype not in GGUF_DTYPES:
+        raise UsageError(
+            f"GGUF files are written as {', '.join(GGUF_DTYPES)}, not "
+            f"{dtype!r}.{nearest(dtype, GGUF_DTYPES)}"
+        )
     network = checkpoint.network
     name = _kind(network)
     if checkpoint.tokenizer is None:
         raise UsageError("This model's folder has no tokenizer, and a GGUF file must hold one.")
-    gguf = package()
-    metadata = _metadata(name, network.config) | vocabulary(checkpoint.tokenizer, network.config.vocab)
-    metadata |= {"general.file_type": int(gguf.LlamaFileType[DTYPES[dtype]])}
+    gguf = gguf_package()
+    metadata = _metadata(name, network.config) | gguf_vocabulary(
+        checkpoint.tokenizer, network.config.vocab
+    )
+    metadata |= {"general.file_type": int(gguf.LlamaFileType[GGUF_DTYPES[dtype]])}
     metadata |= {"general.quantization_version": gguf.GGML_QUANT_VERSION} if dtype == "q8_0" else {}
     metadata |= {"general.name": checkpoint.source.name} if checkpoint.source else {}
-    replace_file(path, lambda beside: _write(beside, name, metadata, _tensors(name, network), dtype))
+    replace_file(
+        path, lambda beside: _write(beside, name, metadata, _tensors(name, network), dtype)
+    )
 
 
 def _kind(network: Network) -> str:
-    """The architecture that computes exactly this network; else a sentence that says what stands in the way."""
+    """The architecture that computes exactly this network; else a sentence that says what stands
+    in the way.
+    """
     if is_quantized(network) or network.features is not None or set(network.heads) != {"lm"}:
-        what = "int8 weights" if is_quantized(network) else f"the heads {', '.join(network.heads) or 'none'}"
-        raise UsageError(f"GGUF is for language models with their own weights; this has {what}. Export it to ONNX.")
+        what = (
+            "int8 weights"
+            if is_quantized(network)
+            else f"the heads {', '.join(network.heads) or 'none'}"
+        )
+        raise UsageError(
+            f"GGUF is for language models with their own weights; this has {what}. Export it to "
+            "ONNX."
+        )
     if network.trunk.soft is not None or network.trunk.past is not None:
-        raise UsageError("Soft tokens fit into no GGUF file: they are an adapter's, and stand beside their base.")
-    apart = {name: _differences(kind, network.config) for name, kind in KINDS.items()}
+        raise UsageError(
+            "Soft tokens fit into no GGUF file: they are an adapter's, and stand beside their base."
+        )
+    apart = {name: _differences(kind, network.config) for name, kind in GGUF_ARCHITECTURES.items()}
     near = min(apart, key=lambda name: len(apart[name]))
     if apart[near]:
         said = ", ".join(f"{field} = {value!r}" for field, value in apart[near].items())
-        raise UsageError(f"llama.cpp has no such model: what sets it apart from {near} is {said}. Export it to ONNX.")
+        raise UsageError(
+            f"llama.cpp has no such model: what sets it apart from {near} is {said}. Export it to "
+            "ONNX."
+        )
     return near
 
 
-def _differences(kind: Kind, config: ModelConfig) -> dict[str, Any]:
+def _differences(kind: GGUFArchitecture, config: ModelConfig) -> dict[str, Any]:
     """Fields of the model that the architecture cannot have."""
     ours = function_of(config)
     try:
@@ -108,8 +134,10 @@ def _differences(kind: Kind, config: ModelConfig) -> dict[str, Any]:
 
 
 def _metadata(name: str, config: ModelConfig) -> dict[str, Any]:
-    values = resolved(config)
-    named = {theirs: values[ours] for theirs, ours in KINDS[name].fields.items()} | _scaling(config)
+    values = resolve_rules(config)
+    named = {
+        theirs: values[ours] for theirs, ours in GGUF_ARCHITECTURES[name].fields.items()
+    } | _scaling(config)
     return {f"{name}.{field}": value for field, value in named.items()}
 
 
@@ -125,30 +153,41 @@ def _scaling(config: ModelConfig) -> dict[str, Any]:
 
 def _tensors(name: str, network: Network) -> Iterator[tuple[str, Tensor]]:
     """Every tensor under llama.cpp's name and in its order."""
-    config, gguf = network.config, package()
+    config = network.config
+    gguf = gguf_package()
     architecture = next(arch for arch, called in gguf.MODEL_ARCH_NAMES.items() if called == name)
     names = gguf.get_tensor_name_map(architecture, config.depth)
-    for theirs, tensor in to_hf(KINDS[name].table, network).items():
+    for theirs, tensor in to_hf(GGUF_ARCHITECTURES[name].table, network).items():
         called = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
         yield called, _turned(called, dense(tensor), name, config)
     if config.rotary_scaling.startswith("llama3:"):
-        plain, _ = frequencies(config.override({"rotary_scaling": ""}))
-        yield FACTORS, plain / frequencies(config)[0]
+        plain, _ = rotary_frequencies(config.override({"rotary_scaling": ""}))
+        yield ROPE_FACTORS, plain / rotary_frequencies(config)[0]
 
 
 def _turned(called: str, tensor: Tensor, name: str, config: ModelConfig) -> Tensor:
-    """GPT-2's matrices as [out, in]; rows of LLaMA's queries and keys so that neighbours (x_2i, x_2i+1) turn."""
+    """GPT-2's matrices as [out, in]; rows of LLaMA's queries and keys so that neighbours (x_2i,
+    x_2i+1) turn.
+    """
     part = called.split(".")[-2]
     if name == "gpt2":
         return tensor.T if tensor.dim() > 1 and called.startswith("blk.") else tensor
     heads = {"attn_q": config.heads, "attn_k": config.key_heads}.get(part)
-    return tensor if heads is None else tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+    return (
+        tensor
+        if heads is None
+        else tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+    )
 
 
 def _write(
-    path: Path, name: str, metadata: Mapping[str, Any], tensors: Iterator[tuple[str, Tensor]], dtype: str
+    path: Path,
+    name: str,
+    metadata: Mapping[str, Any],
+    tensors: Iterator[tuple[str, Tensor]],
+    dtype: str,
 ) -> None:
-    gguf = package()
+    gguf = gguf_package()
     with closing(gguf.GGUFWriter(path, name)) as writer:
         for field, value in metadata.items():
             _add(writer, field, value)
@@ -162,7 +201,7 @@ def _write(
 
 
 def _add(writer: Any, field: str, value: Any) -> None:
-    types = package().GGUFValueType
+    types = gguf_package().GGUFValueType
     kinds = {bool: types.BOOL, int: types.UINT32, float: types.FLOAT32, str: types.STRING}
     if not isinstance(value, list):
         writer.add_key_value(field, value, kinds[type(value)])
@@ -172,8 +211,8 @@ def _add(writer: Any, field: str, value: Any) -> None:
 
 def _packing(called: str, numbers: Any, dtype: str) -> Any:
     """A row that does not divide into blocks is kept as f16, as llama.cpp's converter does."""
-    kinds = package().GGMLQuantizationType
-    if numbers.ndim < 2 or called.startswith(PLAIN):
+    kinds = gguf_package().GGMLQuantizationType
+    if numbers.ndim < 2 or called.startswith(F32_TENSORS):
         return kinds.F32
-    whole = numbers.shape[-1] % package().GGML_QUANT_SIZES[kinds[dtype.upper()]][0] == 0
+    whole = numbers.shape[-1] % gguf_package().GGML_QUANT_SIZES[kinds[dtype.upper()]][0] == 0
     return kinds[dtype.upper()] if whole else kinds.F16

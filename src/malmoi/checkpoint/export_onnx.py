@@ -1,4 +1,5 @@
-"""A model as an ONNX file: any head that a folder can hold, for every batch and length, padded or not.
+"""A model as an ONNX file: any head that a folder can hold, for every batch and length, padded or
+not.
 
 B batch, C choices, T tokens, I inputs of an LSTM.
 """
@@ -17,34 +18,38 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from malmoi.checkpoint.folder import Checkpoint
-from malmoi.disk import replace_file, scratch_folder
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.model import Network
-from malmoi.model.heads import POOLED
+from malmoi.model.heads import POOLED_HEADS
 from malmoi.model.int8 import is_quantized
 from malmoi.model.recurrent import BiLSTM
+from malmoi.system.files import replace_file, scratch_folder
 
-HEADS = ("classify", "tag", "span", "choice", "lm", "mlm", "nsp", "detect")  # the first that is there is written
-INPUTS = ("input_ids", "attention_mask", "token_type_ids")  # transformers' names
-DTYPES = ("fp32", "int8")
-LARGEST = 1_900_000_000  # bytes of weights: a file holds 2 GiB, beyond that they lie beside it
-NEAR = 1e-3  # fp32 scores further from ours than this are a mistake
+# the first that is there is written
+EXPORTED_HEADS = ("classify", "tag", "span", "choice", "lm", "mlm", "nsp", "detect")
+ONNX_INPUTS = ("input_ids", "attention_mask", "token_type_ids")  # transformers' names
+ONNX_DTYPES = ("fp32", "int8")
+# bytes of weights: a file holds 2 GiB, beyond that they lie beside it
+MAX_INLINE_BYTES = 1_900_000_000
+MAX_SCORE_DIFFERENCE = 1e-3  # fp32 scores further from ours than this are a mistake
 OPSET = 20
 
 
-class Graph(nn.Module):
-    """What a runtime calls: token ids, their mask and segments in; the scores of one head, or hidden states, out."""
+class OnnxModel(nn.Module):
+    """What a runtime calls: token ids, their mask and segments in; the scores of one head, or
+    hidden states, out.
+    """
 
     def __init__(self, network: Network) -> None:
         super().__init__()
         self.network = network
-        self.head = next((name for name in HEADS if name in network.heads), None)
+        self.head = next((name for name in EXPORTED_HEADS if name in network.heads), None)
         recurrent = network.reader.recurrent if network.reader is not None else None
-        self.recurrent = None if recurrent is None else Recurrent(recurrent)
+        self.recurrent = None if recurrent is None else OnnxLSTM(recurrent)
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        return INPUTS if self.network.config.segments else INPUTS[:2]
+        return ONNX_INPUTS if self.network.config.segments else ONNX_INPUTS[:2]
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -58,11 +63,12 @@ class Graph(nn.Module):
         return ("batch", "choices", "length") if self.head == "choice" else ("batch", "length")
 
     def forward(self, tokens: Tensor, mask: Tensor, segments: Tensor | None = None) -> Any:
-        rows, keep = tokens.flatten(0, -2), mask.flatten(0, -2).bool()
+        rows = tokens.flatten(0, -2)
+        keep = mask.flatten(0, -2).bool()
         hidden = self.hidden(rows, keep, None if segments is None else segments.flatten(0, -2))
         if self.head is None:
             return hidden
-        found = self.network.read(self.head, hidden, keep, firsts=self.speakers(keep))
+        found = self.network.read(self.head, hidden, keep, firsts=self.pooled_places(keep))
         if self.head == "span":
             return found.unbind(-1)
         return found.view(tokens.shape[:-1]) if self.head == "choice" else found
@@ -73,29 +79,38 @@ class Graph(nn.Module):
         states = self.network.trunk(tokens, keep=keep, segments=segments)
         return self.recurrent(self.network.reader.join(states), keep)  # type: ignore[union-attr]
 
-    def speakers(self, keep: Tensor) -> Tensor | None:
-        """Flat places of the tokens that speak for their rows; `Pooler` finds them by len(), which fixes the batch."""
-        if self.head not in POOLED or self.network.reader is not None:
+    def pooled_places(self, keep: Tensor) -> Tensor | None:
+        """Flat places of the tokens that speak for their rows; `Pooler` finds them by len(),
+        which fixes the batch.
+        """
+        if self.head not in POOLED_HEADS or self.network.reader is not None:
             return None
         B, T = keep.shape
-        first, last = keep.int().argmax(1), T - 1 - keep.flip(1).int().argmax(1)
+        first = keep.int().argmax(1)
+        last = T - 1 - keep.flip(1).int().argmax(1)
         return torch.arange(B) * T + (first if self.network.config.pool == "first" else last)
 
 
-class Recurrent(nn.Module):
+class OnnxLSTM(nn.Module):
     """A BiLSTM as ONNX has it: an operator that knows how long each row is."""
 
     def __init__(self, lstm: BiLSTM) -> None:
         super().__init__()
         self.units = lstm.lstm.hidden_size
         self.layers = nn.ParameterList()
-        weights = lstm.lstm.all_weights  # of each layer forwards, then backwards: W, R and their biases
+        # of each layer forwards, then backwards: W, R and their biases
+        weights = lstm.lstm.all_weights
         for pair in zip(weights[::2], weights[1::2], strict=True):
-            w, r, b, c = (torch.stack([_reordered(part) for part in parts]) for parts in zip(*pair, strict=True))
+            w, r, b, c = (
+                torch.stack([_reordered(part) for part in parts])
+                for parts in zip(*pair, strict=True)
+            )
             self.layers.extend((w, r, torch.cat((b, c), 1)))
 
     def forward(self, x: Tensor, keep: Tensor) -> Tensor:
-        lengths, x = keep.sum(1).int(), x.transpose(0, 1)  # [T, B, I]
+        # [T, B, I]
+        lengths = keep.sum(1).int()
+        x = x.transpose(0, 1)
         for i in range(0, len(self.layers), 3):
             y = torch.onnx.ops.symbolic(
                 "LSTM",
@@ -116,36 +131,46 @@ def _reordered(weight: Tensor) -> Tensor:
 
 
 def export_onnx(checkpoint: Checkpoint, path: Path, dtype: str = "fp32") -> float:
-    """Writes the file once it gives our scores in ONNX Runtime; how far they were from ours at most."""
+    """Writes the file once it gives our scores in ONNX Runtime; how far they were from ours at
+    most.
+    """
     network = checkpoint.network.eval()
     _check(network, dtype)
-    graph = Graph(network)
+    graph = OnnxModel(network)
     with _exporter(), scratch_folder(path.parent) as folder:
         made = folder / path.name
         program = _program(graph)
         _describe(program.model, checkpoint, graph)
-        program.save(made, external_data=_size(network) > LARGEST)
+        program.save(made, external_data=_size(network) > MAX_INLINE_BYTES)
         if dtype == "int8":
             _quantize(made)
         far = _distance(graph, made)
-        if dtype == "fp32" and not far < NEAR:
-            raise MalmoiError(f"ONNX Runtime's scores differ from ours by {far:.1g}, so {path} was not written.")
+        if dtype == "fp32" and not far < MAX_SCORE_DIFFERENCE:
+            raise MalmoiError(
+                f"ONNX Runtime's scores differ from ours by {far:.1g}, so {path} was not written."
+            )
         for file in sorted(made.parent.iterdir(), reverse=True):  # NAME.onnx.data before NAME.onnx
             replace_file(path.parent / file.name, file.replace)
     return far
 
 
 def _check(network: Network, dtype: str) -> None:
-    if dtype not in DTYPES:
-        raise UsageError(f"ONNX files are written as {' or '.join(DTYPES)}, not {dtype!r}.{nearest(dtype, DTYPES)}")
+    if dtype not in ONNX_DTYPES:
+        raise UsageError(
+            f"ONNX files are written as {' or '.join(ONNX_DTYPES)}, not "
+            f"{dtype!r}.{nearest(dtype, ONNX_DTYPES)}"
+        )
     if is_quantized(network):
         raise UsageError(
-            "This folder's weights are int8 already; export the model it was made from, with --dtype int8."
+            "This folder's weights are int8 already; export the model it was made from, with "
+            "--dtype int8."
         )
-    if dtype == "int8" and _size(network) > LARGEST:
+    if dtype == "int8" and _size(network) > MAX_INLINE_BYTES:
         raise UsageError("ONNX Runtime quantises models of up to 2 GB; export this one as fp32.")
     if network.trunk.soft is not None or network.trunk.past is not None:
-        raise UsageError("Soft tokens fit into no ONNX file: they are an adapter's, and stand beside their base.")
+        raise UsageError(
+            "Soft tokens fit into no ONNX file: they are an adapter's, and stand beside their base."
+        )
 
 
 def _size(network: Network) -> int:
@@ -160,7 +185,9 @@ def _exporter() -> Iterator[None]:
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise MalmoiError(f"Writing ONNX needs {error.name}: pip install onnx onnxscript onnxruntime.") from error
+        raise MalmoiError(
+            f"Writing ONNX needs {error.name}: pip install onnx onnxscript onnxruntime."
+        ) from error
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -170,11 +197,17 @@ def _exporter() -> Iterator[None]:
         logging.disable(before)
 
 
-def _program(graph: Graph) -> Any:
-    """Traced with every length open; an example's own shape that would stay is an error of torch's."""
+def _program(graph: OnnxModel) -> Any:
+    """Traced with every length open; an example's own shape that would stay is an error of
+    torch's.
+    """
     context = graph.network.config.context
-    example = batch(graph, 2, min(8, context))
-    limits = {"batch": Dim("batch"), "choices": Dim("choices"), "length": Dim("length", max=context)}
+    example = example_inputs(graph, 2, min(8, context))
+    limits = {
+        "batch": Dim("batch"),
+        "choices": Dim("choices"),
+        "length": Dim("length", max=context),
+    }
     shapes = tuple({i: limits[name] for i, name in enumerate(graph.shape)} for _ in example)
     try:
         traced = torch.export.export(graph, example, dynamic_shapes=shapes)
@@ -188,11 +221,15 @@ def _program(graph: Graph) -> Any:
         )
     except Exception as error:  # torch has a hierarchy of its own for what it cannot trace
         reason = str(error).strip().partition("\n")[0]
-        raise MalmoiError(f"This model cannot be turned into ONNX: {type(error).__name__}: {reason}") from error
+        raise MalmoiError(
+            f"This model cannot be turned into ONNX: {type(error).__name__}: {reason}"
+        ) from error
 
 
-def _describe(model: Any, checkpoint: Checkpoint, graph: Graph) -> None:
-    """Metadata: what is computed, the names of its classes, how it was fine-tuned; no traces of this machine."""
+def _describe(model: Any, checkpoint: Checkpoint, graph: OnnxModel) -> None:
+    """Metadata: what is computed, the names of its classes, how it was fine-tuned; no traces of
+    this machine.
+    """
     for part in (model.graph, *model.graph):
         part.metadata_props.clear()
     about = {"head": graph.head or "none", "context": str(graph.network.config.context)}
@@ -212,32 +249,46 @@ def _quantize(file: Path) -> None:
 
 
 @torch.inference_mode()
-def _distance(graph: Graph, file: Path) -> float:
+def _distance(graph: OnnxModel, file: Path) -> float:
     """The largest difference of a score, on a batch of another shape than the traced one."""
     import onnxruntime
 
-    given = batch(graph, 3, min(13, graph.network.config.context))
+    given = example_inputs(graph, 3, min(13, graph.network.config.context))
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    theirs = session.run(None, {name: part.numpy() for name, part in zip(graph.inputs, given, strict=True)})
+    theirs = session.run(
+        None, {name: part.numpy() for name, part in zip(graph.inputs, given, strict=True)}
+    )
     mask = given[1].numpy() > 0
-    gaps = [np.abs(ours - other) for ours, other in zip(scores(graph, given), theirs, strict=True)]
-    return max(float(gap[mask if gap.shape[: mask.ndim] == mask.shape else ...].max()) for gap in gaps)
+    gaps = [
+        np.abs(ours - other)
+        for ours, other in zip(expected_scores(graph, given), theirs, strict=True)
+    ]
+    return max(
+        float(gap[mask if gap.shape[: mask.ndim] == mask.shape else ...].max()) for gap in gaps
+    )
 
 
-def batch(graph: Graph, rows: int, length: int) -> tuple[Tensor, ...]:
+def example_inputs(graph: OnnxModel, rows: int, length: int) -> tuple[Tensor, ...]:
     """What a runtime is given: random tokens, every row but the first with padding at its end."""
-    c, shape = graph.network.config, (rows, 2, length) if graph.head == "choice" else (rows, length)
+    c = graph.network.config
+    shape = (rows, 2, length) if graph.head == "choice" else (rows, length)
     random = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, c.vocab, shape, generator=random)
     mask = torch.ones_like(tokens)
     mask[1:, ..., length // 2 + 1 :] = 0
-    return (tokens, mask, *([torch.randint(0, c.segments, shape, generator=random)] if c.segments else []))
+    return (
+        tokens,
+        mask,
+        *([torch.randint(0, c.segments, shape, generator=random)] if c.segments else []),
+    )
 
 
-def scores(graph: Graph, given: tuple[Tensor, ...]) -> list[Any]:
+def expected_scores(graph: OnnxModel, given: tuple[Tensor, ...]) -> list[Any]:
     """What a runtime should answer, by the network itself."""
     rows, mask, *segments = (part.flatten(0, -2) for part in given)
-    network, keep, second = graph.network, mask.bool(), segments[0] if segments else None
+    network = graph.network
+    keep = mask.bool()
+    second = segments[0] if segments else None
     if graph.head is None:
         return [network.hidden(rows, keep=keep, segments=second).numpy()]
     found = network(rows, heads=(graph.head,), keep=keep, segments=second)[graph.head]

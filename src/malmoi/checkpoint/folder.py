@@ -1,6 +1,8 @@
 """A checkpoint is a Hugging Face folder: read it, write it, say what did not fit."""
 
 import json
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from malmoi.checkpoint.card import model_card
 from malmoi.checkpoint.gguf import read_gguf
-from malmoi.checkpoint.hf import TABLES
-from malmoi.checkpoint.hub import find
+from malmoi.checkpoint.hf_tables import FAMILY_TABLES
+from malmoi.checkpoint.model_card import model_card
 from malmoi.checkpoint.quantized import (
     Packing,
     Quantized,
@@ -25,18 +26,75 @@ from malmoi.checkpoint.quantized import (
 )
 from malmoi.checkpoint.sizes import check_memory, check_sizes, memory_explained
 from malmoi.checkpoint.table import Table
-from malmoi.checkpoint.translate import check_labels, classes_of, empty, fill, from_hf, is_tied, state_of, to_hf
+from malmoi.checkpoint.translate import (
+    check_labels,
+    classes_of,
+    empty,
+    fill_network,
+    from_hf,
+    is_tied,
+    state_of,
+    to_hf,
+)
 from malmoi.checkpoint.weights import read_weights, write_weights
 from malmoi.config import ModelConfig
-from malmoi.disk import output_folder, write_text
 from malmoi.errors import MalmoiError, UsageError, nearest
-from malmoi.limits import MAX_CLASSES, shown
 from malmoi.model import FeatureConfig, Network
+from malmoi.system.files import output_folder, write_text
+from malmoi.system.limits import MAX_CLASSES, shown
+from malmoi.system.untrusted import JsonObject, named, read_object
 from malmoi.tokenizer import Tokenizer
-from malmoi.untrusted import JsonObject, named, read_object
 
-INT8 = "int8"  # how an own folder of an earlier version says that its linear maps are quantised
-OWN = "malmoi"  # model_type of what Hugging Face cannot express
+# From what a user names to a folder: a path, or a hub id where there is a network
+
+HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.bpe", "*.model", "pytorch_model*.bin"]
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def find_on_hub(source: str | Path) -> Path:
+    """The folder itself, or a hub model downloaded into the usual cache."""
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.is_file():
+        raise UsageError(
+            f"{source} is a file; name the folder that holds config.json and the weights."
+        )
+    name = str(source)
+    if (
+        not HUB_ID.fullmatch(name)
+        or name.startswith(".")
+        or (folder.parent.name and folder.parent.is_dir())
+    ):
+        raise UsageError(f"There is no folder {source}.")
+    return _download(name)
+
+
+def _download(name: str) -> Path:
+    if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
+        raise MalmoiError(
+            f"There is no folder {name!r}, and HF_HUB_OFFLINE forbids looking for it on the hub."
+        )
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        hint = "install it with: pip install huggingface_hub"
+        raise MalmoiError(
+            f"There is no folder {name!r}; to fetch a hub model huggingface_hub is needed, {hint}."
+        ) from error
+    try:
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
+    # every transport has errors of its own; none of them is ours to handle
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise MalmoiError(
+            f"There is no folder {name!r}, and the hub could not be asked for it: {reason}"
+        ) from error
+
+
+# how an own folder of an earlier version says that its linear maps are quantised
+INT8_MARK = "int8"
+OWN_MODEL_TYPE = "malmoi"  # model_type of what Hugging Face cannot express
 SHARD_BYTES = 5_000_000_000
 TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
@@ -50,49 +108,62 @@ class Checkpoint:
     labels: tuple[str, ...] = ()  # of its classify or tag head
     generation: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # what was missing or left unused when it was read
-    extra: dict[str, Any] = field(default_factory=dict)  # what a task keeps beside: config.json's "malmoi"
+    # what a task keeps beside: config.json's "malmoi"
+    extra: dict[str, Any] = field(default_factory=dict)
     source: Path | None = None  # where it was read from
-    token_ids: dict[str, Any] = field(default_factory=dict)  # config.json's own, for where no tokenizer says them
+    # config.json's own, for where no tokenizer says them
+    token_ids: dict[str, Any] = field(default_factory=dict)
     bits: int = 0  # of the folder's weights where it is quantised
     dtype: torch.dtype | None = None  # to save in; None: that of the network
 
 
-def read(
+def read_checkpoint(
     source: str | Path,
     *,
     dtype: torch.dtype | None = None,
     device: str | torch.device = "cpu",
     packed: bool = False,
 ) -> Checkpoint:
-    """Opens a folder written by us or by transformers, a GGUF file, or a hub id where there is a network.
+    """Opens a folder written by us or by transformers, a GGUF file, or a hub id where there is a
+    network.
 
-    A quantised folder's weights stay in their few bits if `packed`; else they become plain ones, which can be trained.
+    A quantised folder's weights stay in their few bits if `packed`; else they become plain ones,
+    which can be trained.
     """
     file = Path(source).expanduser()
     if file.suffix == ".gguf" and file.is_file():
         checkpoint = _read_gguf(file)
         checkpoint.network.eval().to(device=device, dtype=dtype)
         return checkpoint
-    folder = find(source)
-    config = read_json(folder / "config.json")
+    folder = find_on_hub(source)
+    config = read_model_json(folder / "config.json")
     kind = config.text("model_type", default="")
-    if kind != OWN and kind not in TABLES:
-        hint = nearest(kind, [*TABLES, OWN])
-        raise MalmoiError(f"{config.where} says model_type {shown(kind)}, which Malmoi does not know.{hint}")
+    if kind != OWN_MODEL_TYPE and kind not in FAMILY_TABLES:
+        hint = nearest(kind, [*FAMILY_TABLES, OWN_MODEL_TYPE])
+        raise MalmoiError(
+            f"{config.where} says model_type {shown(kind)}, which Malmoi does not know.{hint}"
+        )
     tensors = read_weights(folder)
     check_memory(tensors, dtype, folder, packed=packed)
     with memory_explained(folder):
         weights = read_quantized(tensors, config, folder)
         weights = weights if packed else unpacked(weights)
-        if kind == OWN:
+        if kind == OWN_MODEL_TYPE:
             network, notes = _read_own(folder, config, weights, packed)
         else:
-            network, notes = from_hf(TABLES[kind], weights, config, folder)
+            network, notes = from_hf(FAMILY_TABLES[kind], weights, config, folder)
         network.eval().to(device=device, dtype=dtype)
-    labels, extra = _labels(config, network), dict(config.object("malmoi", default={}))
-    generation = dict(_with_ids(read_json(folder / "generation_config.json", required=False)))
-    ids = {name: value for name, value in _with_ids(config).items() if name in TOKEN_IDS and value is not None}
-    checkpoint = Checkpoint(network, _read_tokenizer(folder), labels, generation, notes, extra, folder.absolute(), ids)
+    labels = _labels(config, network)
+    extra = dict(config.object("malmoi", default={}))
+    generation = dict(_with_ids(read_model_json(folder / "generation_config.json", required=False)))
+    ids = {
+        name: value
+        for name, value in _with_ids(config).items()
+        if name in TOKEN_IDS and value is not None
+    }
+    checkpoint = Checkpoint(
+        network, _read_tokenizer(folder), labels, generation, notes, extra, folder.absolute(), ids
+    )
     checkpoint.bits = _bits(config, folder)
     _check_fit(checkpoint, folder)
     return checkpoint
@@ -101,7 +172,9 @@ def read(
 def _labels(config: JsonObject, network: Network) -> tuple[str, ...]:
     """The names of the classes, by their numbers; as many as the head has."""
     names = config.map_of("id2label", str, default={})
-    numbers = {number: name for number, name in names.items() if number.isdecimal() and len(number) < 10}
+    numbers = {
+        number: name for number, name in names.items() if number.isdecimal() and len(number) < 10
+    }
     if len(numbers) < len(names):
         raise config.wrong("id2label", "the names of classes by their numbers from 0")
     labels = tuple(numbers[number] for number in sorted(numbers, key=int))
@@ -110,7 +183,9 @@ def _labels(config: JsonObject, network: Network) -> tuple[str, ...]:
 
 
 def _with_ids(values: JsonObject) -> JsonObject:
-    """The values themselves, if their special tokens are ids (some say -1 for none) or lists of them."""
+    """The values themselves, if their special tokens are ids (some say -1 for none) or lists of
+    them.
+    """
     for name in TOKEN_IDS:
         if isinstance(values.get(name), list):
             values.list_of(name, int)
@@ -121,29 +196,43 @@ def _with_ids(values: JsonObject) -> JsonObject:
 
 def _bits(config: JsonObject, folder: Path) -> int:
     settings = config.get("quantization_config")
-    return bits_of(settings, folder) if settings else 8 if config.get("weights") == INT8 else 0
+    return bits_of(settings, folder) if settings else 8 if config.get("weights") == INT8_MARK else 0
 
 
-def write(
-    checkpoint: Checkpoint, folder: str | Path, *, shard_bytes: int = SHARD_BYTES, packing: Packing | None = None
+def write_checkpoint(
+    checkpoint: Checkpoint,
+    folder: str | Path,
+    *,
+    shard_bytes: int = SHARD_BYTES,
+    packing: Packing | None = None,
 ) -> None:
-    """Saves a folder that transformers opens (or, where Hugging Face has no such model, one that says so).
+    """Saves a folder that transformers opens (or, where Hugging Face has no such model, one that
+    says so).
 
     With a `packing` the linear maps of the blocks are kept as whole numbers of few bits.
     """
     folder = Path(folder)
     network = checkpoint.network
     if network.trunk.soft is not None or network.trunk.past is not None:
-        raise UsageError("Soft tokens fit into no model's folder: keep the adapter's own, beside its base.")
+        raise UsageError(
+            "Soft tokens fit into no model's folder: keep the adapter's own, beside its base."
+        )
     packing = packing or Packing.of(network)
     table = table_for(network, packed=packing is not None)
     weights = state_of(network) if table is None else to_hf(table, network)
     if network.config.tied:
         weights = {k: v for k, v in weights.items() if not (table is None and is_tied(k))}
-    tensors = _saved(weights, checkpoint.dtype) if packing is None else packing.pack(weights, network, table)
-    config = _config_json(checkpoint, table) | ({} if packing is None else packing.config_json(table))
+    tensors = (
+        _saved(weights, checkpoint.dtype)
+        if packing is None
+        else packing.pack(weights, network, table)
+    )
+    config = _config_json(checkpoint, table) | (
+        {} if packing is None else packing.config_json(table)
+    )
     with output_folder(folder):
-        (folder / "adapter_config.json").unlink(missing_ok=True)  # a whole model takes an adapter's place
+        # a whole model takes an adapter's place
+        (folder / "adapter_config.json").unlink(missing_ok=True)
         write_weights(tensors, folder, shard_bytes)
         if checkpoint.tokenizer is not None:
             checkpoint.tokenizer.save(folder)
@@ -151,7 +240,10 @@ def write(
         write_text(folder / "generation_config.json", json.dumps(generation, indent=2) + "\n")
         write_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
         if not (folder / "README.md").exists():
-            write_text(folder / "README.md", model_card(network, table.model_type if table else OWN))
+            write_text(
+                folder / "README.md",
+                model_card(network, table.model_type if table else OWN_MODEL_TYPE),
+            )
 
 
 def _saved(weights: Mapping[str, Weight], dtype: torch.dtype | None) -> dict[str, Tensor]:
@@ -161,20 +253,28 @@ def _saved(weights: Mapping[str, Weight], dtype: torch.dtype | None) -> dict[str
 
 
 def table_for(network: Network, *, packed: bool = False) -> Table | None:
-    """The Hugging Face family that computes exactly this network, and knows its packed weights, if there is one."""
+    """The Hugging Face family that computes exactly this network, and knows its packed weights,
+    if there is one.
+    """
     if network.features is not None:
         return None
     heads = set(network.heads)
-    found = next((t for t in TABLES.values() if t.expresses(network.config, heads)), None)
+    found = next((t for t in FAMILY_TABLES.values() if t.expresses(network.config, heads)), None)
     return None if found and packed and not is_linear_there(found) else found
 
 
 def _read_gguf(file: Path) -> Checkpoint:
     with memory_explained(file):
         contents = read_gguf(file)
-        network, notes = from_hf(TABLES["llama"], {**contents.weights}, contents.config, file)
+        network, notes = from_hf(
+            FAMILY_TABLES["llama"], {**contents.weights}, contents.config, file
+        )
     checkpoint = Checkpoint(
-        network, contents.tokenizer, generation=contents.generation, notes=notes, source=file.absolute()
+        network,
+        contents.tokenizer,
+        generation=contents.generation,
+        notes=notes,
+        source=file.absolute(),
     )
     _check_fit(checkpoint, file)
     return checkpoint
@@ -185,27 +285,38 @@ def _read_own(
 ) -> tuple[Network, tuple[str, ...]]:
     with named(values.where):
         config = ModelConfig.from_dict(values.object("model"))
-        features = FeatureConfig.from_dict(values.object("features")) if values.get("features") else None
+        features = (
+            FeatureConfig.from_dict(values.object("features")) if values.get("features") else None
+        )
     heads = values.object("heads", default={})
     classes = {name: heads.whole(name, high=MAX_CLASSES) for name in heads}
     check_sizes(config, weights, values.where)
     with named(values.where):
         network = empty(config, classes, values.flag("pooler", default=False), features)
-    if values.text("weights", default="") == INT8:
+    if values.text("weights", default="") == INT8_MARK:
         weights = _earlier_int8(weights, packed)
     shapes = {name: t.shape for name, t in network.state_dict().items()}
     wrong = [k for k, v in weights.items() if k not in shapes or v.shape != shapes[k]]
     if wrong:
-        raise MalmoiError(f"{folder}: the tensor {wrong[0]} does not fit config.json; they are of different models.")
-    return network, fill(network, weights, folder, {})
+        raise MalmoiError(
+            f"{folder}: the tensor {wrong[0]} does not fit config.json; they are of different "
+            "models."
+        )
+    return network, fill_network(network, weights, folder, {})
 
 
 def _earlier_int8(weights: Mapping[str, Weight], packed: bool) -> dict[str, Weight]:
-    """The weights of a folder of 8 bits as it was written before the format was that of compressed-tensors."""
+    """The weights of a folder of 8 bits as it was written before the format was that of
+    compressed-tensors.
+    """
     found: dict[str, Weight] = {}
     for name, weight in weights.items():
         scale = weights.get(name.removesuffix("weight") + "scale")
-        plain = name.replace(".product.", ".").replace(".head.", ".") if name.startswith("heads.") else name
+        plain = (
+            name.replace(".product.", ".").replace(".head.", ".")
+            if name.startswith("heads.")
+            else name
+        )
         if isinstance(weight, Tensor) and weight.dtype == torch.int8 and isinstance(scale, Tensor):
             kept = Quantized(weight, scale[:, None], 8)
             found[plain] = kept if packed and name.startswith("trunk.blocks.") else kept.dense()
@@ -219,7 +330,7 @@ def _config_json(checkpoint: Checkpoint, table: Table | None) -> dict[str, Any]:
     if table is None:
         heads = {name: classes_of(head) for name, head in network.heads.items()}
         values = {
-            "model_type": OWN,
+            "model_type": OWN_MODEL_TYPE,
             "model": network.config.to_dict(),
             "heads": heads,
             "pooler": network.pooler is not None,
@@ -227,7 +338,11 @@ def _config_json(checkpoint: Checkpoint, table: Table | None) -> dict[str, Any]:
         values |= {"features": network.features.to_dict()} if network.features else {}
     else:
         architecture = table.architecture(set(network.heads), network.config.tied)
-        values = {"architectures": [architecture], "model_type": table.model_type, **table.write_config(network.config)}
+        values = {
+            "architectures": [architecture],
+            "model_type": table.model_type,
+            **table.write_config(network.config),
+        }
     values |= _token_ids(checkpoint)
     if checkpoint.labels:
         values["id2label"] = {str(i): name for i, name in enumerate(checkpoint.labels)}
@@ -236,7 +351,9 @@ def _config_json(checkpoint: Checkpoint, table: Table | None) -> dict[str, Any]:
 
 
 def _token_ids(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What the tokenizer says of padding, beginning and end; where it says nothing, what the folder said before."""
+    """What the tokenizer says of padding, beginning and end; where it says nothing, what the
+    folder said before.
+    """
     if checkpoint.tokenizer is None:
         return checkpoint.token_ids
     named = vars(checkpoint.tokenizer.specials)
@@ -254,15 +371,17 @@ def _read_tokenizer(folder: Path) -> Tokenizer | None:
 
 
 def _check_fit(checkpoint: Checkpoint, folder: Path) -> None:
-    tokenizer, vocab = checkpoint.tokenizer, checkpoint.network.config.vocab
+    tokenizer = checkpoint.tokenizer
+    vocab = checkpoint.network.config.vocab
     if tokenizer is not None and tokenizer.vocab_size > vocab:
         raise MalmoiError(
-            f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens and the model only {vocab}; "
+            f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens and the model only "
+            f"{vocab}; "
             "they do not belong together."
         )
 
 
-def read_json(path: Path, *, required: bool = True) -> JsonObject:
+def read_model_json(path: Path, *, required: bool = True) -> JsonObject:
     """An object of a model's folder; where it may be absent, an empty one."""
     if path.is_file():
         return read_object(path)

@@ -1,4 +1,6 @@
-"""A language model in a GGUF file, as the Hugging Face folder it was made from: config, weights and tokenizer."""
+"""A language model in a GGUF file, as the Hugging Face folder it was made from: config, weights
+and tokenizer.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,34 +13,34 @@ import torch
 from torch import Tensor
 
 from malmoi.checkpoint.gguf_file import GGUFFile
-from malmoi.checkpoint.hf import LLAMA
+from malmoi.checkpoint.hf_tables import LLAMA_TABLE
 from malmoi.checkpoint.sizes import check_room
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError
-from malmoi.limits import shown
-from malmoi.model.rotary import frequencies
+from malmoi.model.rotary import rotary_frequencies
+from malmoi.system.limits import shown
 from malmoi.tokenizer import Tokenizer
-from malmoi.tokenizer.gguf import read_vocabulary
+from malmoi.tokenizer.gguf_read import read_vocabulary
 
-FIELDS = {  # of llama.cpp, after "llama."
+GGUF_FIELDS = {  # of llama.cpp, after "llama."
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
     "block_count": "num_hidden_layers",
     "feed_forward_length": "intermediate_size",
     "attention.head_count": "num_attention_heads",
 }
-OPTIONAL = {
+OPTIONAL_FIELDS = {
     "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "rope.freq_base": "rope_theta",
 }
-SCALING = {
+SCALING_FIELDS = {
     "rope.scaling.type": "rope_type",
     "rope.scaling.factor": "factor",
     "rope.scaling.original_context_length": "original_max_position_embeddings",
 }
-NAMES = {
+TENSOR_NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
@@ -52,12 +54,13 @@ NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-LONGEST = 2**22  # tokens of context
-FACTORS = "rope_freqs.weight"  # what LLaMA 3's frequencies are divided by, in the place of the rule
+MAX_CONTEXT_TOKENS = 2**22  # tokens of context
+# what LLaMA 3's frequencies are divided by, in the place of the rule
+ROPE_FACTORS = "rope_freqs.weight"
 
 
 @dataclass(frozen=True)
-class Contents:
+class GGUFContents:
     """What a GGUF file holds, under Hugging Face's names."""
 
     config: dict[str, Any]
@@ -66,30 +69,45 @@ class Contents:
     generation: dict[str, Any]
 
 
-def read_gguf(path: Path) -> Contents:
+def read_gguf(path: Path) -> GGUFContents:
     """Everything a folder would have, from one file."""
     file = GGUFFile(path)
     architecture = file.metadata.get("general.architecture")
     if architecture != "llama":
         raise MalmoiError(
-            f"{path} holds a model of the kind {shown(architecture)}; Malmoi reads llama from GGUF files."
+            f"{path} holds a model of the kind {shown(architecture)}; Malmoi reads llama from GGUF "
+            "files."
         )
-    config = read_config(file)
-    check_room(4 * sum(prod(tensor.shape) for tensor in file.tensors.values()), path)  # unpacked to fp32
+    config = read_gguf_config(file)
+    # unpacked to fp32
+    check_room(4 * sum(prod(tensor.shape) for tensor in file.tensors.values()), path)
     tokenizer = read_vocabulary(file.metadata, str(path))
-    return Contents(config, read_weights(file, config), tokenizer, _generation(file.metadata))
+    return GGUFContents(
+        config, read_gguf_weights(file, config), tokenizer, _generation(file.metadata)
+    )
 
 
-def read_config(file: GGUFFile) -> dict[str, Any]:
+def read_gguf_config(file: GGUFFile) -> dict[str, Any]:
     """A Hugging Face config.json for what the metadata says."""
-    meta = {key.removeprefix("llama."): value for key, value in file.metadata.items() if key.startswith("llama.")}
-    missing = [name for name in FIELDS if name not in meta]
+    meta = {
+        key.removeprefix("llama."): value
+        for key, value in file.metadata.items()
+        if key.startswith("llama.")
+    }
+    missing = [name for name in GGUF_FIELDS if name not in meta]
     if missing:
-        raise MalmoiError(f"{file.path} does not say llama.{missing[0]}, without which the model cannot be built.")
+        raise MalmoiError(
+            f"{file.path} does not say llama.{missing[0]}, without which the model cannot be built."
+        )
     if meta.get("expert_count"):
-        raise MalmoiError(f"{file.path} holds a mixture of {meta['expert_count']} experts, which Malmoi does not have.")
+        raise MalmoiError(
+            f"{file.path} holds a mixture of {meta['expert_count']} experts, which Malmoi does not "
+            "have."
+        )
     named = {
-        theirs: _number(file.path, ours, meta[ours]) for ours, theirs in (FIELDS | OPTIONAL).items() if ours in meta
+        theirs: _number(file.path, ours, meta[ours])
+        for ours, theirs in (GGUF_FIELDS | OPTIONAL_FIELDS).items()
+        if ours in meta
     }
     if "token_embd.weight" not in file.tensors:
         raise MalmoiError(f"{file.path} holds no token_embd.weight: it is not a whole model.")
@@ -99,7 +117,7 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
     config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
     config["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
-    model = LLAMA.read_config(config)
+    model = LLAMA_TABLE.read_config(config)
     for name, stored in file.tensors.items():
         _check_shape(file.path, name, stored.shape, model)
     share = meta.get("rope.dimension_count", model.size_per_head) / model.size_per_head
@@ -111,78 +129,117 @@ def _check_sizes(file: GGUFFile, config: Mapping[str, Any]) -> None:
     for name, value in config.items():
         if not isinstance(value, int | float) or value <= 0:
             raise MalmoiError(f"{file.path} says {name} = {shown(value)}, which no model has.")
-    depth, context = config["num_hidden_layers"], config["max_position_embeddings"]
+    depth = config["num_hidden_layers"]
+    context = config["max_position_embeddings"]
     if depth > len(file.tensors):
-        raise MalmoiError(f"{file.path} says that it has {depth} layers, and holds only {len(file.tensors)} tensors.")
-    if context > LONGEST:
-        raise MalmoiError(f"{file.path} says that its context is {context} tokens; Malmoi reads up to {LONGEST}.")
+        raise MalmoiError(
+            f"{file.path} says that it has {depth} layers, and holds only {len(file.tensors)} "
+            "tensors."
+        )
+    if context > MAX_CONTEXT_TOKENS:
+        raise MalmoiError(
+            f"{file.path} says that its context is {context} tokens; Malmoi reads up to "
+            f"{MAX_CONTEXT_TOKENS}."
+        )
 
 
 def _check_shape(path: Path, name: str, shape: tuple[int, ...], c: ModelConfig) -> None:
-    if name == FACTORS:
+    if name == ROPE_FACTORS:
         return
     *place, part, end = name.split(".")
-    if part not in NAMES or place[:1] not in ([], ["blk"]) or len(place) not in (0, 2):
+    if part not in TENSOR_NAMES or place[:1] not in ([], ["blk"]) or len(place) not in (0, 2):
         raise MalmoiError(f"{path} holds {shown(name)}, which no llama that Malmoi has would use.")
     queries, keys = (n * c.size_per_head for n in (c.heads, c.key_heads))
-    rows = {"attn_q": queries, "attn_k": keys, "attn_v": keys, "ffn_gate": c.mlp_width, "ffn_up": c.mlp_width}
+    rows = {
+        "attn_q": queries,
+        "attn_k": keys,
+        "attn_v": keys,
+        "ffn_gate": c.mlp_width,
+        "ffn_up": c.mlp_width,
+    }
     rows |= {"token_embd": c.vocab, "output": c.vocab}
     columns = {"attn_output": queries, "ffn_down": c.mlp_width}
     flat = end == "bias" or part.endswith("_norm")
     want = (rows.get(part, c.width), *(() if flat else (columns.get(part, c.width),)))
     if shape != want:
-        raise MalmoiError(f"{path}: {shown(name)} has the shape {list(shape)} where its sizes ask for {list(want)}.")
+        raise MalmoiError(
+            f"{path}: {shown(name)} has the shape {list(shape)} where its sizes ask for "
+            f"{list(want)}."
+        )
 
 
 def _number(path: Path, name: str, value: Any) -> Any:
-    """One number for all layers; floats as they were meant, not as fp32 has them (9.9999997e-06)."""
+    """One number for all layers; floats as they were meant, not as fp32 has them
+    (9.9999997e-06).
+    """
     if isinstance(value, list):
         if len(set(value)) != 1:
-            raise MalmoiError(f"{path}: llama.{name} differs between layers, and Malmoi has one for all of them.")
+            raise MalmoiError(
+                f"{path}: llama.{name} differs between layers, and Malmoi has one for all of them."
+            )
         value = value[0]
     return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
 def _scaling(file: GGUFFile, meta: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
-    named = {theirs: meta[ours] for ours, theirs in SCALING.items() if ours in meta}
-    if FACTORS in file.tensors:
+    named = {theirs: meta[ours] for ours, theirs in SCALING_FIELDS.items() if ours in meta}
+    if ROPE_FACTORS in file.tensors:
         return _recognised(file, config)
     return named if named.get("rope_type", "none") != "none" else {}
 
 
 def _recognised(file: GGUFFile, config: ModelConfig) -> dict[str, Any]:
-    """LLaMA 3's rule, of which the file keeps only the outcome: tried with its published numbers and compared."""
-    factors = file.tensor(FACTORS)
-    rule: dict[str, Any] = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    """LLaMA 3's rule, of which the file keeps only the outcome: tried with its published numbers
+    and compared.
+    """
+    factors = file.tensor(ROPE_FACTORS)
+    rule: dict[str, Any] = {
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
     rule |= {"rope_type": "llama3", "factor": float(factors.max())}
-    plain, _ = frequencies(config)
-    scaled, _ = frequencies(config.override({"rotary_scaling": f"llama3:{rule['factor']},1,4,8192"}))
+    plain, _ = rotary_frequencies(config)
+    scaled, _ = rotary_frequencies(
+        config.override({"rotary_scaling": f"llama3:{rule['factor']},1,4,8192"})
+    )
     if factors.shape != plain.shape or not torch.allclose(plain / scaled, factors, rtol=1e-3):
-        raise MalmoiError(f"{file.path}: its rotary positions are scaled by factors that are not LLaMA 3's.")
+        raise MalmoiError(
+            f"{file.path}: its rotary positions are scaled by factors that are not LLaMA 3's."
+        )
     return rule
 
 
-def read_weights(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Every tensor under its Hugging Face name; the rows of queries and keys go back to their halves."""
+def read_gguf_weights(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Every tensor under its Hugging Face name; the rows of queries and keys go back to their
+    halves.
+    """
     keys = config.get("num_key_value_heads", config["num_attention_heads"])
     heads = {"attn_q": config["num_attention_heads"], "attn_k": keys}
     weights: dict[str, Tensor] = {}
-    for name in file.tensors.keys() - {FACTORS}:
+    for name in file.tensors.keys() - {ROPE_FACTORS}:
         *place, part, end = name.split(".")
         prefix = f"model.layers.{place[1]}." if place else ""
         change = partial(_halves, heads=heads[part]) if part in heads else lambda tensor: tensor
-        weights[f"{prefix}{NAMES[part]}.{end}"] = change(file.tensor(name))
+        weights[f"{prefix}{TENSOR_NAMES[part]}.{end}"] = change(file.tensor(name))
     return weights
 
 
 def _halves(tensor: Tensor, heads: int) -> Tensor:
-    """llama.cpp turns neighbours (x_2i, x_2i+1) where Hugging Face turns (x_i, x_i+E/2): rows back in that order."""
+    """llama.cpp turns neighbours (x_2i, x_2i+1) where Hugging Face turns (x_i, x_i+E/2): rows
+    back in that order.
+    """
     return tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
 
 def _generation(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """generation_config.json: a text begins with bos and ends with any token that ends a text or a turn."""
-    named = {role: metadata.get(f"tokenizer.ggml.{role}_token_id") for role in ("bos", "eos", "eot", "eom", "padding")}
+    """generation_config.json: a text begins with bos and ends with any token that ends a text or
+    a turn.
+    """
+    named = {
+        role: metadata.get(f"tokenizer.ggml.{role}_token_id")
+        for role in ("bos", "eos", "eot", "eom", "padding")
+    }
     ends = [named[role] for role in ("eos", "eot", "eom") if named[role] is not None]
     values = {"bos_token_id": named["bos"], "pad_token_id": named["padding"]}
     values["eos_token_id"] = ends[0] if len(set(ends)) == 1 else list(dict.fromkeys(ends)) or None

@@ -1,7 +1,9 @@
-"""A GGUF file opened safely: every length it states is checked against the bytes that are there before it is believed.
+"""A GGUF file opened safely: every length it states is checked against the bytes that are there
+before it is believed.
 
-(The `gguf` package's own reader trusts them: an array of 2⁶⁰ numbers keeps it busy for ever.) Layout, version 3: magic,
-version, counts; metadata as (name, type, value); tensors as (name, shape, type, offset); padding; the tensors' bytes.
+(The `gguf` package's own reader trusts them: an array of 2⁶⁰ numbers keeps it busy for ever.)
+Layout, version 3: magic, version, counts; metadata as (name, type, value); tensors as (name, shape,
+type, offset); padding; the tensors' bytes.
 """
 
 import mmap
@@ -16,25 +18,43 @@ import torch
 from torch import Tensor
 
 from malmoi.errors import MalmoiError
-from malmoi.limits import shown
+from malmoi.system.limits import shown
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-TEXT, ARRAY = 8, 9
-MOST_DIMENSIONS = 4
-SHORTEST = {"metadata": 13, "tensors": 24}  # bytes of the smallest possible entry
+NUMBER_FORMATS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
+TEXT_TYPE = 8
+ARRAY_TYPE = 9
+MAX_DIMENSIONS = 4
+MIN_ENTRY_BYTES = {"metadata": 13, "tensors": 24}  # bytes of the smallest possible entry
 
 
 class Cursor:
     """Reads forward through bytes and refuses to go past their end."""
 
     def __init__(self, data: memoryview, path: Path) -> None:
-        self.data, self.path, self.at = data, path, 0
+        self.data = data
+        self.path = path
+        self.at = 0
 
     def take(self, size: int) -> memoryview:
         if size > len(self.data) - self.at:
-            raise damaged(self.path, f"byte {self.at} begins something of {size} bytes, and {len(self.data)} are there")
+            raise damaged_file(
+                self.path,
+                f"byte {self.at} begins something of {size} bytes, and {len(self.data)} are there",
+            )
         self.at += size
         return self.data[self.at - size : self.at]
 
@@ -45,38 +65,47 @@ class Cursor:
         try:
             return str(self.take(self.number("Q")), "utf-8")
         except UnicodeDecodeError:
-            raise damaged(self.path, f"the text before byte {self.at} is not UTF-8") from None
+            raise damaged_file(self.path, f"the text before byte {self.at} is not UTF-8") from None
 
     def count(self, what: str, smallest: int) -> int:
         """How many entries follow; more than the file has room for is no count."""
         count = int(self.number("Q"))
         if count * smallest > len(self.data) - self.at:
-            raise damaged(self.path, f"it announces {count} {what} and has no room for them")
+            raise damaged_file(self.path, f"it announces {count} {what} and has no room for them")
         return count
 
     def value(self) -> Any:
         kind = self.number("I")
-        return self._array() if kind == ARRAY else self._single(kind)
+        return self._array() if kind == ARRAY_TYPE else self._single(kind)
 
     def _single(self, kind: int) -> Any:
-        if kind == TEXT:
+        if kind == TEXT_TYPE:
             return self.text()
-        if kind not in NUMBERS:
-            raise damaged(self.path, f"there is no type {kind} for a value, as at byte {self.at}")
-        return self.number(NUMBERS[kind])
+        if kind not in NUMBER_FORMATS:
+            raise damaged_file(
+                self.path, f"there is no type {kind} for a value, as at byte {self.at}"
+            )
+        return self.number(NUMBER_FORMATS[kind])
 
     def _array(self) -> list[Any]:
         kind = self.number("I")
-        if kind == TEXT:
+        if kind == TEXT_TYPE:
             return [self.text() for _ in range(self.count("texts", 8))]
-        if kind not in NUMBERS:
-            raise damaged(self.path, f"there is no type {kind} for a list, as at byte {self.at}")
-        count = self.count("numbers", struct.calcsize(NUMBERS[kind]))
-        return list(struct.unpack(f"<{count}{NUMBERS[kind]}", self.take(count * struct.calcsize(NUMBERS[kind]))))
+        if kind not in NUMBER_FORMATS:
+            raise damaged_file(
+                self.path, f"there is no type {kind} for a list, as at byte {self.at}"
+            )
+        count = self.count("numbers", struct.calcsize(NUMBER_FORMATS[kind]))
+        return list(
+            struct.unpack(
+                f"<{count}{NUMBER_FORMATS[kind]}",
+                self.take(count * struct.calcsize(NUMBER_FORMATS[kind])),
+            )
+        )
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """A tensor as it lies in the file."""
 
     shape: tuple[int, ...]  # as torch has it: the fastest dimension last
@@ -85,7 +114,9 @@ class Stored:
 
 
 class GGUFFile:
-    """Metadata and tensors of a GGUF file; a tensor is read, and its quantisation undone, when it is asked for."""
+    """Metadata and tensors of a GGUF file; a tensor is read, and its quantisation undone, when
+    it is asked for.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -99,9 +130,11 @@ class GGUFFile:
         found = dict(self._entry(cursor) for _ in range(tensors))
         step = self.metadata.get("general.alignment", 32)
         if not isinstance(step, int) or step < 1:
-            raise damaged(path, f"an alignment of {shown(step)} is impossible")
+            raise damaged_file(path, f"an alignment of {shown(step)} is impossible")
         start = -(-cursor.at // step) * step
-        self.tensors = {name: Stored(t.shape, t.kind, start + t.start) for name, t in found.items()}
+        self.tensors = {
+            name: StoredTensor(t.shape, t.kind, start + t.start) for name, t in found.items()
+        }
         for name in self.tensors:
             self._bytes(name)
 
@@ -110,54 +143,67 @@ class GGUFFile:
             raise MalmoiError(f"{self.path} is not a GGUF file: it does not begin with GGUF.")
         version = cursor.number("I")
         if version not in VERSIONS:
-            raise MalmoiError(f"{self.path} is a GGUF file of version {version}; Malmoi reads versions 2 and 3.")
+            raise MalmoiError(
+                f"{self.path} is a GGUF file of version {version}; Malmoi reads versions 2 and 3."
+            )
         counts = (int(cursor.number("Q")), int(cursor.number("Q")))
-        for count, (what, smallest) in zip(counts, reversed(SHORTEST.items()), strict=True):
+        for count, (what, smallest) in zip(counts, reversed(MIN_ENTRY_BYTES.items()), strict=True):
             if count * smallest > len(self.data):
-                raise damaged(self.path, f"it announces {count} {what} and has no room for them")
+                raise damaged_file(
+                    self.path, f"it announces {count} {what} and has no room for them"
+                )
         return counts
 
-    def _entry(self, cursor: Cursor) -> tuple[str, Stored]:
-        name, dimensions = cursor.text(), cursor.number("I")
-        if dimensions > MOST_DIMENSIONS:
-            raise damaged(self.path, f"the tensor {shown(name)} has {dimensions} dimensions")
+    def _entry(self, cursor: Cursor) -> tuple[str, StoredTensor]:
+        name = cursor.text()
+        dimensions = cursor.number("I")
+        if dimensions > MAX_DIMENSIONS:
+            raise damaged_file(self.path, f"the tensor {shown(name)} has {dimensions} dimensions")
         shape = tuple(int(cursor.number("Q")) for _ in range(dimensions))[::-1]
-        return name, Stored(shape, int(cursor.number("I")), int(cursor.number("Q")))
+        return name, StoredTensor(shape, int(cursor.number("I")), int(cursor.number("Q")))
 
     def _bytes(self, name: str) -> memoryview:
         """The bytes of a tensor, if all of them are there."""
         stored, (block, size) = self.tensors[name], self._block(name)
         count = prod(stored.shape)
         if not stored.shape or stored.shape[-1] % block:
-            raise damaged(
-                self.path, f"the shape {list(stored.shape)} of {shown(name)} does not divide into blocks of {block}"
+            raise damaged_file(
+                self.path,
+                f"the shape {list(stored.shape)} of {shown(name)} does not divide into blocks of "
+                f"{block}",
             )
         end = stored.start + count // block * size
         if end > len(self.data):
-            raise damaged(self.path, f"{shown(name)} ends at byte {end} of a file of {len(self.data)}")
+            raise damaged_file(
+                self.path, f"{shown(name)} ends at byte {end} of a file of {len(self.data)}"
+            )
         return self.data[stored.start : end]
 
     def _block(self, name: str) -> tuple[int, int]:
         """How many numbers are packed together, and into how many bytes."""
-        gguf = package()
+        gguf = gguf_package()
         try:
             return gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(self.tensors[name].kind)]
         except (ValueError, KeyError):
-            raise damaged(
-                self.path, f"{shown(name)} is packed in a way (type {self.tensors[name].kind}) unknown here"
+            raise damaged_file(
+                self.path,
+                f"{shown(name)} is packed in a way (type {self.tensors[name].kind}) unknown here",
             ) from None
 
     def tensor(self, name: str) -> Tensor:
         """A tensor as plain fp32 numbers."""
-        stored, gguf = self.tensors[name], package()
+        stored = self.tensors[name]
+        gguf = gguf_package()
         rows = np.frombuffer(self._bytes(name), np.uint8).reshape(*stored.shape[:-1], -1)
         kind = gguf.GGMLQuantizationType(stored.kind)
         try:
-            with np.errstate(all="ignore"):  # a damaged scale may be infinite; that is no reason to warn
+            # a damaged scale may be infinite; that is no reason to warn
+            with np.errstate(all="ignore"):
                 numbers = gguf.quants.dequantize(rows, kind)
         except NotImplementedError:
             raise MalmoiError(
-                f"{self.path}: {shown(name)} is packed as {kind.name}, which cannot be unpacked here."
+                f"{self.path}: {shown(name)} is packed as {kind.name}, which cannot be unpacked "
+                "here."
             ) from None
         return torch.from_numpy(np.array(numbers, np.float32)).reshape(stored.shape)
 
@@ -169,11 +215,11 @@ def _map(path: Path) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-def damaged(path: Path, reason: str) -> MalmoiError:
+def damaged_file(path: Path, reason: str) -> MalmoiError:
     return MalmoiError(f"{path} is cut short or damaged: {reason}. Copy or download it again.")
 
 
-def package() -> Any:
+def gguf_package() -> Any:
     """The `gguf` package, which knows how every type is packed."""
     try:
         import gguf

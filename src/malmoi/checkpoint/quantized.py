@@ -1,8 +1,10 @@
-"""Linear maps on disk as whole numbers of few bits with scales, in the format `pack-quantized` of compressed-tensors,
+"""Linear maps on disk as whole numbers of few bits with scales, in the format `pack-quantized` of
+compressed-tensors,
 which transformers and vLLM read.
 
-A weight [O, I] becomes `weight_packed`, its numbers side by side in int32 [O, I · bits / 32], each with half the range
-added; `weight_scale` [O, I / group], one for every group of inputs or, as [O, 1], for the row; and `weight_shape`.
+A weight [O, I] becomes `weight_packed`, its numbers side by side in int32 [O, I · bits / 32], each
+with half the range added; `weight_scale` [O, I / group], one for every group of inputs or, as [O,
+1], for the row; and `weight_shape`.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,21 +18,27 @@ from torch import Tensor, nn
 
 from malmoi.checkpoint.table import TRANSPOSE, Table
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.limits import shown
 from malmoi.model import Network
 from malmoi.model.int8 import TINY, QuantizedLinear
 from malmoi.model.int8_row import Packed, bf16, expanded, fits
+from malmoi.system.limits import shown
 
-METHOD, FORMAT = "compressed-tensors", "pack-quantized"
-BLOCKS = "trunk.blocks."
-WORD = 32  # bits
-PACKED, SCALE, SHAPE = ".weight_packed", ".weight_scale", ".weight_shape"
-CLIPS = {8: (1.0,), 4: tuple(1 - 0.04 * i for i in range(12))}  # of the largest: what is cut off buys smaller steps
+QUANT_METHOD = "compressed-tensors"
+PACK_FORMAT = "pack-quantized"
+BLOCK_PREFIX = "trunk.blocks."
+WORD_BITS = 32  # bits
+PACKED_SUFFIX = ".weight_packed"
+SCALE_SUFFIX = ".weight_scale"
+SHAPE_SUFFIX = ".weight_shape"
+# of the largest: what is cut off buys smaller steps
+CLIP_RATIOS = {8: (1.0,), 4: tuple(1 - 0.04 * i for i in range(12))}
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """A weight [O, I] as whole numbers and a scale for every group of inputs: int8 [O, I] and [O, G]."""
+    """A weight [O, I] as whole numbers and a scale for every group of inputs: int8 [O, I] and
+    [O, G].
+    """
 
     numbers: Tensor
     scale: Tensor
@@ -45,9 +53,13 @@ class Quantized:
         return expanded(self.numbers, self.scale)
 
     def packed(self) -> Packed | None:
-        """Laid out for the kernel; none where it takes no such groups, or would have to round the scales."""
+        """Laid out for the kernel; none where it takes no such groups, or would have to round
+        the scales.
+        """
         scale = self.scale.to(bf16())
-        if not fits(self.numbers.size(1), scale.size(1)) or not torch.equal(scale.float(), self.scale.float()):
+        if not fits(self.numbers.size(1), scale.size(1)) or not torch.equal(
+            scale.float(), self.scale.float()
+        ):
             return None
         return Packed.of(self.numbers, scale, self.bits)
 
@@ -65,11 +77,14 @@ def dense(weight: Weight) -> Tensor:
 
 
 def by_rows(change: Callable[..., Any], *weights: Weight) -> Any:
-    """A change of whole rows (joined, split, reordered), of plain weights or of numbers and scales alike."""
+    """A change of whole rows (joined, split, reordered), of plain weights or of numbers and
+    scales alike.
+    """
     some = [weight for weight in weights if isinstance(weight, Quantized)]
     if len(some) < len(weights):
         return change(*map(dense, weights))
-    numbers, scales = change(*(one.numbers for one in some)), change(*(one.scale for one in some))
+    numbers = change(*(one.numbers for one in some))
+    scales = change(*(one.scale for one in some))
     if isinstance(numbers, Tensor):
         return Quantized(numbers, scales, some[0].bits)
     return tuple(Quantized(*pair, some[0].bits) for pair in zip(numbers, scales, strict=True))
@@ -77,7 +92,9 @@ def by_rows(change: Callable[..., Any], *weights: Weight) -> Any:
 
 @dataclass(frozen=True)
 class Packing:
-    """How linear maps are kept: bits of a weight (8 or 4), and how many inputs share a scale (0: a whole row)."""
+    """How linear maps are kept: bits of a weight (8 or 4), and how many inputs share a scale (0:
+    a whole row).
+    """
 
     bits: int
     group: int = 0
@@ -86,15 +103,23 @@ class Packing:
     @classmethod
     def of(cls, network: Network) -> "Packing | None":
         """That of a network whose weights are quantised already."""
-        maps = [module.weight for module in network.trunk.blocks.modules() if isinstance(module, QuantizedLinear)]
+        maps = [
+            module.weight
+            for module in network.trunk.blocks.modules()
+            if isinstance(module, QuantizedLinear)
+        ]
         if not maps:
             return None
         first = maps[0]
         return cls(first.bits, 0 if first.groups == 1 else first.inputs // first.groups, exact=True)
 
-    def pack(self, tensors: Mapping[str, Weight], network: Network, table: Table | None) -> dict[str, Tensor]:
-        """A folder's tensors, the blocks' linear maps packed and all others in bf16: half the bytes, and the range of
-        fp32, which activations of a network computed in the folder's own type need."""
+    def pack(
+        self, tensors: Mapping[str, Weight], network: Network, table: Table | None
+    ) -> dict[str, Tensor]:
+        """A folder's tensors, the blocks' linear maps packed and all others in bf16: half the
+        bytes, and the range of
+        fp32, which activations of a network computed in the folder's own type need.
+        """
         chosen = _linear_maps(network, table)
         found: dict[str, Tensor] = {}
         for name, weight in tensors.items():
@@ -102,28 +127,36 @@ class Packing:
                 found |= self._packed(name, weight)
             else:
                 tensor = dense(weight)
-                found[name] = tensor if self.exact or not tensor.is_floating_point() else tensor.to(bf16())
+                found[name] = (
+                    tensor if self.exact or not tensor.is_floating_point() else tensor.to(bf16())
+                )
         return found
 
     def _packed(self, name: str, weight: Weight) -> dict[str, Tensor]:
         rows, columns = weight.shape
         if self.group and columns % self.group:
             raise UsageError(
-                f"Groups of {self.group} do not divide the {columns} inputs of {name}; choose another --group."
+                f"Groups of {self.group} do not divide the {columns} inputs of {name}; choose "
+                "another --group."
             )
         if isinstance(weight, Quantized):
-            numbers, scale = weight.numbers, weight.scale
+            numbers = weight.numbers
+            scale = weight.scale
         else:
-            numbers, scale = rounded(weight.detach().cpu().float().reshape(-1, self.group or columns), self.bits)
-        stem = name.removesuffix(".weight")
+            numbers, scale = rounded(
+                weight.detach().cpu().float().reshape(-1, self.group or columns), self.bits
+            )
+        prefix = name.removesuffix(".weight")
         return {
-            stem + PACKED: to_words(numbers.reshape(rows, columns), self.bits),
-            stem + SCALE: scale.view(rows, -1),
-            stem + SHAPE: torch.tensor([rows, columns]),
+            prefix + PACKED_SUFFIX: to_words(numbers.reshape(rows, columns), self.bits),
+            prefix + SCALE_SUFFIX: scale.view(rows, -1),
+            prefix + SHAPE_SUFFIX: torch.tensor([rows, columns]),
         }
 
     def config_json(self, table: Table | None) -> dict[str, Any]:
-        """What config.json says of it; linear maps outside the blocks are to be ignored, in whatever class."""
+        """What config.json says of it; linear maps outside the blocks are to be ignored, in
+        whatever class.
+        """
         weights = {
             "num_bits": self.bits,
             "type": "int",
@@ -132,8 +165,8 @@ class Packing:
             "group_size": self.group or None,
         }
         how = {
-            "quant_method": METHOD,
-            "format": FORMAT,
+            "quant_method": QUANT_METHOD,
+            "format": PACK_FORMAT,
             "quantization_status": "compressed",
             "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
             "ignore": _others(table) if table else [],
@@ -144,42 +177,59 @@ class Packing:
 def _linear_maps(network: Network, table: Table | None) -> set[str]:
     """The weights of the blocks' linear maps, as the folder calls them."""
     maps = (
-        name for name, part in network.trunk.blocks.named_modules() if isinstance(part, nn.Linear | QuantizedLinear)
+        name
+        for name, part in network.trunk.blocks.named_modules()
+        if isinstance(part, nn.Linear | QuantizedLinear)
     )
-    ours = {f"{BLOCKS}{name}.weight" for name in maps}
+    ours = {f"{BLOCK_PREFIX}{name}.weight" for name in maps}
     if table is None:
         return ours
     rules = [rule for rule in table.expand(network.config, set(network.heads)) if rule.ours in ours]
-    bare = table.architecture(set(network.heads), network.config.tied) == next(iter(table.architectures))
-    return {name.removeprefix(table.prefix) if bare else name for rule in rules for name in rule.theirs}
+    bare = table.architecture(set(network.heads), network.config.tied) == next(
+        iter(table.architectures)
+    )
+    return {
+        name.removeprefix(table.prefix) if bare else name for rule in rules for name in rule.theirs
+    }
 
 
 def _others(table: Table) -> list[str]:
     """What a family has outside its blocks, with and without the trunk's prefix."""
-    names = [name for rule in table.rules if not rule.ours.startswith(BLOCKS) for name in rule.theirs]
+    names = [
+        name
+        for rule in table.rules
+        if not rule.ours.startswith(BLOCK_PREFIX)
+        for name in rule.theirs
+    ]
     whole = {name.removesuffix(".weight") for name in names if name.endswith(".weight")}
     return sorted(whole | {name.removeprefix(table.prefix) for name in whole})
 
 
 def is_linear_there(table: Table) -> bool:
-    """Whether a family's linear maps are `nn.Linear` in transformers; GPT-1's and GPT-2's are not, and the format does
-    not know them."""
+    """Whether a family's linear maps are `nn.Linear` in transformers; GPT-1's and GPT-2's are not,
+    and the format does
+    not know them.
+    """
     return not any(rule.via is TRANSPOSE for rule in table.rules)
 
 
 def rounded(rows: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Rows [N, I] as whole numbers and their bf16 scales [N], of several the one of the least squared error.
+    """Rows [N, I] as whole numbers and their bf16 scales [N], of several the one of the least
+    squared error.
 
-    At 8 bits nothing is cut off: the nearest bf16 is off by 2⁻⁸ at most, and 127 · (1 ± 2⁻⁸) rounds to 127. The largest
-    weight is then always 127 steps, and `malmoi.model.int8.pack` finds the same numbers again.
+    At 8 bits nothing is cut off: the nearest bf16 is off by 2⁻⁸ at most, and 127 · (1 ± 2⁻⁸) rounds
+    to 127. The largest weight is then always 127 steps, and `malmoi.model.int8.pack_int8` finds the
+    same numbers again.
     """
     high = (1 << bits - 1) - 1
     largest = rows.abs().amax(1).clamp(min=TINY) / high
-    best, least = largest.to(bf16()), torch.full_like(largest, torch.inf)
-    for clip in CLIPS[bits]:
+    best = largest.to(bf16())
+    least = torch.full_like(largest, torch.inf)
+    for clip in CLIP_RATIOS[bits]:
         scale = (clip * largest).to(bf16())
         error = (_steps(rows, scale, high) * scale.float()[:, None] - rows).square().sum(1)
-        best, least = torch.where(error < least, scale, best), torch.minimum(error, least)
+        best = torch.where(error < least, scale, best)
+        least = torch.minimum(error, least)
     return _steps(rows, best, high).to(torch.int8), best
 
 
@@ -188,8 +238,12 @@ def _steps(rows: Tensor, scale: Tensor, high: int) -> Tensor:
 
 
 def to_words(numbers: Tensor, bits: int) -> Tensor:
-    """Signed numbers [O, I] of 8 or 4 bits as int32 [O, ⌈I · bits / 32⌉], the first in the lowest bits."""
-    above = F.pad(numbers.short() + (1 << bits - 1), (0, -numbers.size(1) % (WORD // bits))).to(torch.uint8)
+    """Signed numbers [O, I] of 8 or 4 bits as int32 [O, ⌈I · bits / 32⌉], the first in the
+    lowest bits.
+    """
+    above = F.pad(
+        numbers.short() + (1 << bits - 1), (0, -numbers.size(1) % (WORD_BITS // bits))
+    ).to(torch.uint8)
     if bits == 4:
         above = above[:, ::2] | above[:, 1::2] << 4
     return above.contiguous().view(torch.int32)
@@ -206,26 +260,35 @@ def from_words(words: Tensor, bits: int, columns: int) -> Tensor:
 # ------------------------------------------------------------------ read
 
 
-def read_quantized(tensors: dict[str, Tensor], config: Mapping[str, Any], folder: Path) -> dict[str, Weight]:
+def read_quantized(
+    tensors: dict[str, Tensor], config: Mapping[str, Any], folder: Path
+) -> dict[str, Weight]:
     """The tensors of a folder, packed weights as numbers and scales."""
     settings = config.get("quantization_config")
     if not settings:
         return {**tensors}
     bits = bits_of(settings, folder)
-    parts = {name for name in tensors if name.endswith((PACKED, SCALE, SHAPE))}
+    parts = {name for name in tensors if name.endswith((PACKED_SUFFIX, SCALE_SUFFIX, SHAPE_SUFFIX))}
     strange = [name for name in tensors if name.endswith((".weight_zero_point", ".weight_g_idx"))]
     if strange:
-        raise MalmoiError(f"{folder} has {strange[0]}: Malmoi reads packed weights without zero points or reordering.")
+        raise MalmoiError(
+            f"{folder} has {strange[0]}: Malmoi reads packed weights without zero points or "
+            "reordering."
+        )
     stems = sorted({name.rpartition(".")[0] for name in parts})
-    plain: dict[str, Weight] = {name: tensor for name, tensor in tensors.items() if name not in parts}
-    return plain | {stem + ".weight": _weight(stem, tensors, bits, folder) for stem in stems}
+    plain: dict[str, Weight] = {
+        name: tensor for name, tensor in tensors.items() if name not in parts
+    }
+    return plain | {prefix + ".weight": _weight(prefix, tensors, bits, folder) for prefix in stems}
 
 
 def unpacked(weights: dict[str, Weight]) -> dict[str, Weight]:
     """The same, all of it plain and in fp32, which holds number · scale exactly."""
     if not any(isinstance(weight, Quantized) for weight in weights.values()):
         return weights
-    return {name: w.dense() if isinstance(w, Quantized) else _float(w) for name, w in weights.items()}
+    return {
+        name: w.dense() if isinstance(w, Quantized) else _float(w) for name, w in weights.items()
+    }
 
 
 def _float(tensor: Tensor) -> Tensor:
@@ -236,27 +299,44 @@ def bits_of(settings: Any, folder: Path) -> int:
     """The bits of every packed weight, or a sentence about what the folder has instead."""
     where = f"{folder / 'config.json'} says that the weights are quantised"
     try:
-        method, kind = settings.get("quant_method"), settings.get("format")
-        bits = {group["weights"]["num_bits"] for group in settings.get("config_groups", {}).values()}
+        method = settings.get("quant_method")
+        kind = settings.get("format")
+        bits = {
+            group["weights"]["num_bits"] for group in settings.get("config_groups", {}).values()
+        }
     except (AttributeError, KeyError, TypeError) as error:
-        raise MalmoiError(f"{where}, but not how: its quantization_config is not understood.") from error
-    if (method, kind) != (METHOD, FORMAT):
         raise MalmoiError(
-            f"{where} by {shown(method)} ({shown(kind)}); Malmoi reads {METHOD!r} with the format {FORMAT!r}."
+            f"{where}, but not how: its quantization_config is not understood."
+        ) from error
+    if (method, kind) != (QUANT_METHOD, PACK_FORMAT):
+        raise MalmoiError(
+            f"{where} by {shown(method)} ({shown(kind)}); Malmoi reads {QUANT_METHOD!r} with the "
+            f"format {PACK_FORMAT!r}."
         )
     if bits not in ({4}, {8}):
-        raise MalmoiError(f"{where} to {sorted(bits, key=str)} bits; Malmoi reads 8 or 4, the same for all.")
+        raise MalmoiError(
+            f"{where} to {sorted(bits, key=str)} bits; Malmoi reads 8 or 4, the same for all."
+        )
     return int(bits.pop())
 
 
-def _weight(stem: str, tensors: Mapping[str, Tensor], bits: int, folder: Path) -> Quantized:
-    missing = [stem + part for part in (PACKED, SCALE, SHAPE) if stem + part not in tensors]
+def _weight(prefix: str, tensors: Mapping[str, Tensor], bits: int, folder: Path) -> Quantized:
+    missing = [
+        prefix + part
+        for part in (PACKED_SUFFIX, SCALE_SUFFIX, SHAPE_SUFFIX)
+        if prefix + part not in tensors
+    ]
     if missing:
-        raise MalmoiError(f"{folder}: {missing[0]} is missing, without which {stem}.weight cannot be made out.")
-    words, scale, shape = (tensors[stem + part] for part in (PACKED, SCALE, SHAPE))
+        raise MalmoiError(
+            f"{folder}: {missing[0]} is missing, without which {prefix}.weight cannot be made out."
+        )
+    words, scale, shape = (
+        tensors[prefix + part] for part in (PACKED_SUFFIX, SCALE_SUFFIX, SHAPE_SUFFIX)
+    )
     if not _fits(words, scale, shape, bits):
         raise MalmoiError(
-            f"{folder}: the packed weight {stem} ({list(words.shape)}), its scales ({list(scale.shape)}) and its shape "
+            f"{folder}: the packed weight {prefix} ({list(words.shape)}), its scales "
+            f"({list(scale.shape)}) and its shape "
             "do not fit together; the folder is damaged."
         )
     return Quantized(from_words(words, bits, shape.tolist()[1]), scale, bits)
@@ -270,7 +350,7 @@ def _fits(words: Tensor, scale: Tensor, shape: Tensor, bits: int) -> bool:
     rows, columns = shape.tolist()
     groups = scale.size(1)
     return (
-        words.shape == (rows, -(-columns * bits // WORD))
+        words.shape == (rows, -(-columns * bits // WORD_BITS))
         and scale.is_floating_point()
         and len(scale) == rows
         and groups > 0

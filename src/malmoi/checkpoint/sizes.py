@@ -1,4 +1,6 @@
-"""Before a network is built: do the weights bear out the sizes that its config claims, and is there room for it?"""
+"""Before a network is built: do the weights bear out the sizes that its config claims, and is
+there room for it?
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,24 +12,30 @@ from torch import Tensor
 from malmoi.checkpoint.quantized import Weight
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, is_out_of_memory
-from malmoi.machine import free_memory
+from malmoi.system.machine import free_memory
 
 # Where they are a little apart, an error later can name the tensor that does not fit.
-FEW_LAYERS, FEW_NUMBERS = 64, 1 << 24
+FEW_LAYERS = 64
+FEW_NUMBERS = 1 << 24
 WORD_NUMBERS = 8  # of 4 bits: what one int32 of packed weights may hold
 
 
 def check_sizes(config: ModelConfig, weights: Mapping[str, Weight], where: str) -> None:
-    """Refuses sizes that the weights do not bear out, before so many layers are built one by one."""
+    """Refuses sizes that the weights do not bear out, before so many layers are built one by
+    one.
+    """
     if config.distinct > len(weights) + FEW_LAYERS:
         raise MalmoiError(
-            f"{where} says that the model has {config.distinct:,} layers, and the weights are only {len(weights):,} "
+            f"{where} says that the model has {config.distinct:,} layers, and the weights are only "
+            f"{len(weights):,} "
             "tensors; they are of different models, or damaged."
         )
-    needed, there = least_numbers(config), sum(map(_numbers, weights.values()))
+    needed = least_numbers(config)
+    there = sum(map(_numbers, weights.values()))
     if needed > there + FEW_NUMBERS:
         raise MalmoiError(
-            f"{where} describes a model of at least {needed:,} numbers, and the weights hold {there:,}; "
+            f"{where} describes a model of at least {needed:,} numbers, and the weights hold "
+            f"{there:,}; "
             "they are of different models, or damaged."
         )
 
@@ -47,8 +55,13 @@ def _numbers(weight: Weight) -> int:
 def check_memory(
     weights: Mapping[str, Tensor], dtype: torch.dtype | None, where: Path, *, packed: bool = False
 ) -> None:
-    """Refuses a model that this machine has no room for, before anything of it is read. `packed`: in its few bits."""
-    check_room(sum(tensor.nbytes if packed else _bytes(tensor, dtype) for tensor in weights.values()), where)
+    """Refuses a model that this machine has no room for, before anything of it is read.
+    `packed`: in its few bits.
+    """
+    check_room(
+        sum(tensor.nbytes if packed else _bytes(tensor, dtype) for tensor in weights.values()),
+        where,
+    )
 
 
 def check_room(needed: int, where: Path) -> None:
@@ -56,7 +69,8 @@ def check_room(needed: int, where: Path) -> None:
     free = free_memory()
     if needed > free:
         raise MalmoiError(
-            f"The model in {where} needs {gigabytes(needed)} of memory, and {gigabytes(free)} are free: close other "
+            f"The model in {where} needs {gigabytes(needed)} of memory, and {gigabytes(free)} are "
+            "free: close other "
             "programs, or take a smaller model or one of fewer bits."
         )
 
@@ -64,7 +78,11 @@ def check_room(needed: int, where: Path) -> None:
 def _bytes(tensor: Tensor, dtype: torch.dtype | None) -> int:
     if tensor.dtype == torch.int32:  # packed: unpacked in fp32
         return tensor.numel() * WORD_NUMBERS * 4
-    size = dtype.itemsize if dtype is not None and tensor.is_floating_point() else tensor.element_size()
+    size = (
+        dtype.itemsize
+        if dtype is not None and tensor.is_floating_point()
+        else tensor.element_size()
+    )
     return tensor.numel() * size
 
 
@@ -81,6 +99,7 @@ def memory_explained(where: Path) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise MalmoiError(
-            f"The model in {where} does not fit into memory, of which {gigabytes(free_memory())} are free: close other "
+            f"The model in {where} does not fit into memory, of which {gigabytes(free_memory())} "
+            "are free: close other "
             "programs, or take a smaller model or one of fewer bits."
         ) from error

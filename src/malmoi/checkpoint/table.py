@@ -1,4 +1,6 @@
-"""The mechanism of a reversible table: how one family's config and weights are called elsewhere, read both ways."""
+"""The mechanism of a reversible table: how one family's config and weights are called elsewhere,
+read both ways.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -9,8 +11,8 @@ from torch import Tensor
 
 from malmoi.config import ModelConfig, coerce, field_types
 from malmoi.errors import MalmoiError
-from malmoi.limits import shown
-from malmoi.untrusted import JsonObject, named
+from malmoi.system.limits import shown
+from malmoi.system.untrusted import JsonObject, named
 
 
 class Via(NamedTuple):
@@ -23,18 +25,21 @@ class Via(NamedTuple):
 COPY = Via(lambda t: t, lambda t, c: (t,))
 TRANSPOSE = Via(lambda t: t.T, lambda t, c: (t.T,))  # GPT-1 and GPT-2 keep [in, out]
 HALVES = Via(lambda *ts: torch.cat(ts), lambda t, c: t.chunk(2))
-TWICE = Via(lambda used, copy: used, lambda t, c: (t, t.clone()))  # the first is computed with, the second only kept
+# the first is computed with, the second only kept
+TWICE = Via(lambda used, copy: used, lambda t, c: (t, t.clone()))
 
 
 def _split_heads(t: Tensor, c: ModelConfig) -> tuple[Tensor, ...]:
     return t.split([n * c.size_per_head for n in (c.heads, c.key_heads, c.key_heads)])
 
 
-HEADS = Via(lambda *ts: torch.cat(ts), _split_heads)  # separate query, key and value
+SPLIT_HEADS = Via(lambda *ts: torch.cat(ts), _split_heads)  # separate query, key and value
 
 
-class Rule(NamedTuple):
-    """One of our tensors and what it is called there; `{}` stands for the layer, `head` for whom it is needed."""
+class TensorRule(NamedTuple):
+    """One of our tensors and what it is called there; `{}` stands for the layer, `head` for whom
+    it is needed.
+    """
 
     ours: str
     theirs: tuple[str, ...]
@@ -45,17 +50,19 @@ class Rule(NamedTuple):
 
 def affine(
     ours: str, *theirs: str, via: Via = COPY, bias_via: Via | None = None, head: str | None = None
-) -> list[Rule]:
+) -> list[TensorRule]:
     """The weight and the bias of a linear map or a norm."""
     bias = bias_via or (COPY if via is TRANSPOSE else via)
     return [
-        Rule(f"{ours}.{part}", tuple(f"{t}.{part}" for t in theirs), how, head)
+        TensorRule(f"{ours}.{part}", tuple(f"{t}.{part}" for t in theirs), how, head)
         for part, how in (("weight", via), ("bias", bias))
     ]
 
 
 class Field(NamedTuple):
-    """A config field here and there; `names` translates values that are words, and there are no others."""
+    """A config field here and there; `names` translates values that are words, and there are no
+    others.
+    """
 
     ours: str
     theirs: str
@@ -97,19 +104,25 @@ class Table:
     family: Callable[..., ModelConfig]
     prefix: str  # of the trunk's tensors, absent where a bare trunk was saved
     fields: tuple[Field, ...]
-    rules: tuple[Rule, ...]
+    rules: tuple[TensorRule, ...]
     architectures: Mapping[str, tuple[str, ...]]  # class → heads; the first is the bare trunk
     several: tuple[Several, ...] = ()
-    only: Mapping[str, Any] = field(default_factory=dict)  # their fields that we hold fixed: other values are refused
-    only_for: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the same, where there is a certain head
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # what they assume when a field is left out
+    # their fields that we hold fixed: other values are refused
+    only: Mapping[str, Any] = field(default_factory=dict)
+    # the same, where there is a certain head
+    only_for: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    # what they assume when a field is left out
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     write: Mapping[str, str] = field(default_factory=dict)  # their fields that repeat one of ours
     aliases: Mapping[str, str] = field(default_factory=dict)  # old names of config fields
-    twins: Mapping[str, str] = field(default_factory=dict)  # two names of one tensor: a folder may have either or both
+    # two names of one tensor: a folder may have either or both
+    twins: Mapping[str, str] = field(default_factory=dict)
     free: tuple[str, ...] = ()  # heads that have no weights of their own where they are tied
 
     def read_config(self, theirs: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
-        """Our config of theirs; a wrong value is told under their name for it, in the file `where`."""
+        """Our config of theirs; a wrong value is told under their name for it, in the file
+        `where`.
+        """
         given = {self._today(k): v for k, v in _flat(theirs).items() if v is not None}
         classes = JsonObject(theirs, where).list_of("architectures", str, default=[])
         heads = {head for name in classes for head in self.architectures.get(name, ())}
@@ -117,7 +130,8 @@ class Table:
         for name, value in (item for fields in fixed for item in fields.items()):
             if given.get(name, value) != value:
                 raise MalmoiError(
-                    f"{where} says {name} = {shown(given[name])}, and Malmoi has {self.model_type} only with {value!r}."
+                    f"{where} says {name} = {shown(given[name])}, and Malmoi has {self.model_type} "
+                    f"only with {value!r}."
                 )
         known = {**self.defaults, **given}
         kinds = field_types(ModelConfig)
@@ -130,14 +144,16 @@ class Table:
             return self.family(**ours, **{some.ours: some.read(known) for some in self.several})
 
     def _today(self, name: str) -> str:
-        """A field's present name: old ones, whole or by what they begin with ("rope_scaling."), have moved."""
+        """A field's present name: old ones, whole or by what they begin with ("rope_scaling."),
+        have moved.
+        """
         for old, new in self.aliases.items():
             if name == old or (old.endswith(".") and name.startswith(old)):
                 name = new + name[len(old) :]
         return name
 
     def write_config(self, config: ModelConfig) -> dict[str, Any]:
-        full = resolved(config)
+        full = resolve_rules(config)
         theirs = {f.theirs: f.write(full[f.ours]) for f in self.fields}
         repeated = {theirs: full[ours] for theirs, ours in self.write.items()}
         for some in self.several:
@@ -162,21 +178,25 @@ class Table:
                     return name
         return None
 
-    def expand(self, config: ModelConfig, heads: set[str]) -> Iterator[Rule]:
+    def expand(self, config: ModelConfig, heads: set[str]) -> Iterator[TensorRule]:
         for rule in self.rules:
             if rule.head is not None and rule.head not in heads:
                 continue
             if rule.tied is not None and rule.tied != config.tied:
                 continue
             for i in range(config.distinct) if "{}" in rule.ours else [0]:
-                yield rule._replace(ours=rule.ours.format(i), theirs=tuple(t.format(i) for t in rule.theirs))
+                yield rule._replace(
+                    ours=rule.ours.format(i), theirs=tuple(t.format(i) for t in rule.theirs)
+                )
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """{"a": {"b": 1}} → {"a.b": 1}; their configs nest a little."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+        flat |= (
+            _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+        )
     return flat
 
 
@@ -191,7 +211,7 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     return nested
 
 
-def resolved(config: ModelConfig) -> dict[str, Any]:
+def resolve_rules(config: ModelConfig) -> dict[str, Any]:
     """The config with its zeros ("as many as …") written out."""
     return config.to_dict() | dict(
         kv_heads=config.key_heads,
@@ -204,7 +224,11 @@ def resolved(config: ModelConfig) -> dict[str, Any]:
 
 
 def function_of(config: ModelConfig) -> dict[str, Any]:
-    """What decides the function a trained model computes: not how it was initialised, nor its dropout."""
+    """What decides the function a trained model computes: not how it was initialised, nor its
+    dropout.
+    """
     training_only = {"dropout", "attention_dropout", "init", "init_std", "residual_init"}
-    values = {k: v for k, v in resolved(config).items() if k not in training_only}
-    return values | ({} if config.positions == "rotary" else {"rotary_base": 0.0, "rotary_scaling": ""})
+    values = {k: v for k, v in resolve_rules(config).items() if k not in training_only}
+    return values | (
+        {} if config.positions == "rotary" else {"rotary_base": 0.0, "rotary_scaling": ""}
+    )

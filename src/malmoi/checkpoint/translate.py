@@ -1,4 +1,6 @@
-"""From a folder's tensors to a network and back: old spellings, missing heads, and what was left over is said."""
+"""From a folder's tensors to a network and back: old spellings, missing heads, and what was left
+over is said.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,21 +13,23 @@ from torch import Tensor
 
 from malmoi.checkpoint.quantized import Quantized, Weight, by_rows
 from malmoi.checkpoint.sizes import check_sizes
-from malmoi.checkpoint.table import Rule, Table
+from malmoi.checkpoint.table import Table, TensorRule
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError
-from malmoi.limits import MAX_WEIGHT
 from malmoi.model import FeatureConfig, Network, initialise, without_weights
-from malmoi.model.heads import VOCABULARY
+from malmoi.model.heads import VOCABULARY_HEADS
 from malmoi.model.int8 import QuantizedLinear, plain_state
 from malmoi.model.int8_row import Packed
-from malmoi.untrusted import JsonObject, named
+from malmoi.system.limits import MAX_WEIGHT
+from malmoi.system.untrusted import JsonObject, named
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # noqa: TID251  # on the disk
 
 
 def state_of(network: Network) -> dict[str, Weight]:
-    """A network's weights by their names, quantised ones as numbers and scales where blocks have them."""
+    """A network's weights by their names, quantised ones as numbers and scales where blocks have
+    them.
+    """
     found: dict[str, Weight] = {}
     for name, weight in plain_state(network).items():
         if isinstance(weight, Packed):
@@ -37,16 +41,20 @@ def state_of(network: Network) -> dict[str, Weight]:
 
 
 def to_hf(table: Table, network: Network) -> dict[str, Weight]:
-    ours, heads, c = state_of(network), set(network.heads), network.config
+    ours = state_of(network)
+    heads = set(network.heads)
+    c = network.config
     theirs: dict[str, Weight] = {}
     for rule in table.expand(c, heads):
         if rule.ours in ours and not (c.tied and is_tied(rule.ours)):
-            theirs |= zip(rule.theirs, by_rows(partial(_saved, rule, c), ours[rule.ours]), strict=True)
+            theirs |= zip(
+                rule.theirs, by_rows(partial(_saved, rule, c), ours[rule.ours]), strict=True
+            )
     bare = table.architecture(heads, network.config.tied) == next(iter(table.architectures))
     return {k.removeprefix(table.prefix): v for k, v in theirs.items()} if bare else theirs
 
 
-def _saved(rule: Rule, c: ModelConfig, tensor: Tensor) -> tuple[Tensor, ...]:
+def _saved(rule: TensorRule, c: ModelConfig, tensor: Tensor) -> tuple[Tensor, ...]:
     return rule.via.save(tensor, c)
 
 
@@ -59,19 +67,25 @@ def from_hf(
     weights = _spelled(table, weights)
     architectures = theirs.list_of("architectures", str, default=[])
     heads = _heads(table, architectures, weights, table.free if config.tied else ())
-    pooler = any(rule.theirs[0] in weights for rule in table.rules if rule.ours.startswith("pooler.") and not rule.head)
+    pooler = any(
+        rule.theirs[0] in weights
+        for rule in table.rules
+        if rule.ours.startswith("pooler.") and not rule.head
+    )
     with named(theirs.where):
         network = empty(config, heads, pooler)
     rules = {rule.ours: rule for rule in table.expand(config, set(heads))}
     found, used = _translate(network, rules, weights, folder)
-    notes = fill(network, found, folder, {name: rules[name].theirs[0] for name in rules})
+    notes = fill_network(network, found, folder, {name: rules[name].theirs[0] for name in rules})
     used |= {*table.twins, *table.twins.values()}
     unused = [k for k in weights if k not in used and not _is_buffer(k)]
     return network, (*notes, *([listing("not used", unused)] if unused else []))
 
 
 def _spelled(table: Table, weights: dict[str, Weight]) -> dict[str, Weight]:
-    """Their tensors under today's names: LayerNorm's gamma and beta, a missing prefix, a bias of two names."""
+    """Their tensors under today's names: LayerNorm's gamma and beta, a missing prefix, a bias of
+    two names.
+    """
     if not any(key.startswith(table.prefix) for key in weights):
         trunk = {
             t.removeprefix(table.prefix).split(".")[0]
@@ -79,7 +93,9 @@ def _spelled(table: Table, weights: dict[str, Weight]) -> dict[str, Weight]:
             for t in r.theirs
             if t.startswith(table.prefix)
         }
-        weights = {table.prefix + k if k.split(".")[0] in trunk else k: v for k, v in weights.items()}
+        weights = {
+            table.prefix + k if k.split(".")[0] in trunk else k: v for k, v in weights.items()
+        }
     ends = {".gamma": ".weight", ".beta": ".bias"}
     spelled: dict[str, Weight] = {}
     for key, tensor in weights.items():
@@ -91,7 +107,7 @@ def _spelled(table: Table, weights: dict[str, Weight]) -> dict[str, Weight]:
             first, second = (one, other) if one in spelled else (other, one)
             spelled.setdefault(second, spelled[first])
     ours = {rule.ours: rule.theirs[0] for rule in table.rules}
-    for head in sorted(VOCABULARY):  # a tied weight is kept once, under either name
+    for head in sorted(VOCABULARY_HEADS):  # a tied weight is kept once, under either name
         tied = ours.get(f"heads.{head}.weight")
         if tied in spelled:
             spelled.setdefault(ours["trunk.embed.token.weight"], spelled[tied])
@@ -101,10 +117,16 @@ def _spelled(table: Table, weights: dict[str, Weight]) -> dict[str, Weight]:
 def _heads(
     table: Table, architectures: list[str], weights: Mapping[str, Weight], free: tuple[str, ...]
 ) -> dict[str, int]:
-    """Which heads the folder holds and their classes: what its class says, less what has no weights."""
+    """Which heads the folder holds and their classes: what its class says, less what has no
+    weights.
+    """
     named = [h for a in architectures for h in table.architectures.get(a, ())]
     if not any(a in table.architectures for a in architectures):
-        named = [h for h in ("lm", "mlm", "nsp", "detect", "classify", "span") if _present(table, h, weights)]
+        named = [
+            h
+            for h in ("lm", "mlm", "nsp", "detect", "classify", "span")
+            if _present(table, h, weights)
+        ]
     named = [h for h in dict.fromkeys([*free, *named]) if h in free or _present(table, h, weights)]
     return {h: _classes(table, h, weights) for h in named}
 
@@ -120,7 +142,7 @@ def _classes(table: Table, head: str, weights: Mapping[str, Weight]) -> int:
 
 
 def _translate(
-    network: Network, rules: Mapping[str, Rule], weights: Mapping[str, Weight], folder: Path
+    network: Network, rules: Mapping[str, TensorRule], weights: Mapping[str, Weight], folder: Path
 ) -> tuple[dict[str, Weight], set[str]]:
     shapes = {name: t.shape for name, t in network.state_dict().items()}
     found: dict[str, Weight] = {}
@@ -131,51 +153,75 @@ def _translate(
             continue
         given = [weights[t] for t in rule.theirs]
         for their_name, weight in zip(rule.theirs, given, strict=True):
-            check_type(weight.scale if isinstance(weight, Quantized) else weight, their_name, folder)
+            check_type(
+                weight.scale if isinstance(weight, Quantized) else weight, their_name, folder
+            )
         tensor = by_rows(rule.via.load, *given) if _joinable(given, len(shapes[name])) else given[0]
         if tensor.shape != shapes[name]:
             raise MalmoiError(
-                f"{folder}: {rule.theirs[0]} has the shape {list(weights[rule.theirs[0]].shape)}, but config.json asks "
-                f"for {list(shapes[name])} in {name}; the weights and the config are of different models."
+                f"{folder}: {rule.theirs[0]} has the shape {list(weights[rule.theirs[0]].shape)}, "
+                "but config.json asks "
+                f"for {list(shapes[name])} in {name}; the weights and the config are of different "
+                "models."
             )
         found[name] = tensor
     return found, used
 
 
 def _joinable(tensors: list[Weight], dimensions: int) -> bool:
-    """Whether several tensors can become one of so many dimensions: all have as many, and rows of one length."""
+    """Whether several tensors can become one of so many dimensions: all have as many, and rows
+    of one length.
+    """
     return all(len(t.shape) == dimensions and t.shape[1:] == tensors[0].shape[1:] for t in tensors)
 
 
 def _is_buffer(key: str) -> bool:
-    return key.endswith((".position_ids", ".attn.bias", ".attn.masked_bias", ".inv_freq")) or key == "position_ids"
+    return (
+        key.endswith((".position_ids", ".attn.bias", ".attn.masked_bias", ".inv_freq"))
+        or key == "position_ids"
+    )
 
 
 def empty(
-    config: ModelConfig, heads: Mapping[str, int], pooler: bool, features: FeatureConfig | None = None
+    config: ModelConfig,
+    heads: Mapping[str, int],
+    pooler: bool,
+    features: FeatureConfig | None = None,
 ) -> Network:
     with without_weights():
         return Network(config, heads, pooler=pooler, features=features)
 
 
-def fill(network: Network, found: dict[str, Weight], folder: Path, theirs: Mapping[str, str]) -> tuple[str, ...]:
-    """Puts tensors into a network built on the meta device; a head without weights is drawn anew and said so."""
+def fill_network(
+    network: Network, found: dict[str, Weight], folder: Path, theirs: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Puts tensors into a network built on the meta device; a head without weights is drawn anew
+    and said so.
+    """
     wanted = [k for k in network.state_dict() if not (network.config.tied and is_tied(k))]
     missing = [k for k in wanted if k not in found]
     lost = [theirs.get(k, k) for k in missing if k.startswith("trunk.")]
     if lost:
         raise MalmoiError(
-            f"{folder}: {len(lost)} weights of the model are missing, the first is {lost[0]}; it cannot be used."
+            f"{folder}: {len(lost)} weights of the model are missing, the first is {lost[0]}; it "
+            "cannot be used."
         )
     fresh = _fresh_heads(network) if missing else {}
     plain, notes = _of_one_type(network, _place_quantized(network, found, folder), folder)
     network.load_state_dict({**plain, **{k: fresh[k] for k in missing}}, strict=False, assign=True)
     network.tie()
-    return (*notes, *([listing("newly initialised", [theirs.get(k, k) for k in missing])] if missing else []))
+    return (
+        *notes,
+        *([listing("newly initialised", [theirs.get(k, k) for k in missing])] if missing else []),
+    )
 
 
-def _of_one_type(network: Network, found: dict[str, Tensor], folder: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Numbers of a type that the network computes with, all of the same one: mixed halves meet in fp32."""
+def _of_one_type(
+    network: Network, found: dict[str, Tensor], folder: Path
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Numbers of a type that the network computes with, all of the same one: mixed halves meet
+    in fp32.
+    """
     wanted = {name: tensor.dtype for name, tensor in network.state_dict().items()}
     for name, tensor in found.items():
         if wanted[name] == torch.float32:
@@ -183,7 +229,8 @@ def _of_one_type(network: Network, found: dict[str, Tensor], folder: Path) -> tu
             check_finite(tensor, name, folder)
         elif tensor.dtype != wanted[name]:
             raise MalmoiError(
-                f"{folder}: the weight {name} is kept as {_called(tensor.dtype)}, not as {_called(wanted[name])}."
+                f"{folder}: the weight {name} is kept as {_called(tensor.dtype)}, not as "
+                f"{_called(wanted[name])}."
             )
     own = [name for name in found if wanted[name] == torch.float32]
     types = {found[name].dtype for name in own}
@@ -205,9 +252,14 @@ def check_type(tensor: Tensor, name: str, folder: Path) -> None:
 
 def check_labels(network: Network, labels: tuple[str, ...], where: str) -> None:
     """Refuses labels that are more or fewer than the classes they name."""
-    classes = next((classes_of(network.heads[head]) for head in ("classify", "tag") if head in network.heads), None)
+    classes = next(
+        (classes_of(network.heads[head]) for head in ("classify", "tag") if head in network.heads),
+        None,
+    )
     if labels and classes is not None and classes != len(labels):
-        raise MalmoiError(f"{where} names {len(labels)} labels, and the model has {classes} classes.")
+        raise MalmoiError(
+            f"{where} names {len(labels)} labels, and the model has {classes} classes."
+        )
 
 
 def _called(dtype: torch.dtype) -> str:
@@ -215,16 +267,25 @@ def _called(dtype: torch.dtype) -> str:
 
 
 def check_finite(tensor: Tensor, name: str, folder: Path) -> None:
-    """Weights that are no numbers, or so large that answers become none: told here, not guessed from the answers."""
-    if tensor.is_floating_point() and tensor.numel() and not all(x.abs() < MAX_WEIGHT for x in tensor.aminmax()):
+    """Weights that are no numbers, or so large that answers become none: told here, not guessed
+    from the answers.
+    """
+    if (
+        tensor.is_floating_point()
+        and tensor.numel()
+        and not all(x.abs() < MAX_WEIGHT for x in tensor.aminmax())
+    ):
         raise MalmoiError(
-            f"{folder}: the weight {name} holds values that are no numbers, or beyond {MAX_WEIGHT:g}; it is damaged."
+            f"{folder}: the weight {name} holds values that are no numbers, or beyond "
+            f"{MAX_WEIGHT:g}; it is damaged."
         )
 
 
 def _place_quantized(network: Network, found: dict[str, Weight], folder: Path) -> dict[str, Tensor]:
-    """Puts quantised maps where plain ones were; gives back what is left. `found` is emptied on the way, so that a
-    weight is never in memory both as it was read and as it is laid out."""
+    """Puts quantised maps where plain ones were; gives back what is left. `found` is emptied on the
+    way, so that a
+    weight is never in memory both as it was read and as it is laid out.
+    """
     plain: dict[str, Tensor] = {}
     for name in sorted(found):  # a bias before its weight
         weight = found.pop(name)
@@ -233,7 +294,8 @@ def _place_quantized(network: Network, found: dict[str, Weight], folder: Path) -
             continue
         check_type(weight.scale, name, folder)
         check_finite(weight.scale, name, folder)
-        packed, where = weight.packed(), name.removesuffix(".weight")
+        packed = weight.packed()
+        where = name.removesuffix(".weight")
         if packed is None:
             plain[name] = weight.dense()
         else:
@@ -250,8 +312,10 @@ def _fresh_heads(network: Network) -> dict[str, Tensor]:
 
 
 def is_tied(name: str) -> bool:
-    """Whether this is a vocabulary head's weight, which a tied network keeps once, as its token embedding."""
-    return any(name == f"heads.{head}.weight" for head in VOCABULARY)
+    """Whether this is a vocabulary head's weight, which a tied network keeps once, as its token
+    embedding.
+    """
+    return any(name == f"heads.{head}.weight" for head in VOCABULARY_HEADS)
 
 
 def classes_of(head: torch.nn.Module) -> int:

@@ -1,4 +1,6 @@
-"""Weights on disk: safetensors (one file or shards with an index), or torch's own file through its safe reader."""
+"""Weights on disk: safetensors (one file or shards with an index), or torch's own file through
+its safe reader.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -10,23 +12,27 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from malmoi.disk import replace_file, write_text
 from malmoi.errors import MalmoiError
-from malmoi.limits import shown
-from malmoi.untrusted import read_object
+from malmoi.system.files import replace_file, write_text
+from malmoi.system.limits import shown
+from malmoi.system.untrusted import read_object
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-TORCH, TORCH_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+WEIGHTS_FILE = "model.safetensors"
+WEIGHTS_INDEX = "model.safetensors.index.json"
+TORCH_FILE = "pytorch_model.bin"
+TORCH_INDEX = "pytorch_model.bin.index.json"
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """All tensors of a folder by their names there; safetensors are mapped, not copied."""
-    for name, index in ((SINGLE, INDEX), (TORCH, TORCH_INDEX)):
+    for name, index in ((WEIGHTS_FILE, WEIGHTS_INDEX), (TORCH_FILE, TORCH_INDEX)):
         if (folder / name).is_file():
             return read_file(folder / name)
         if (folder / index).is_file():
             return _read_shards(folder / index)
-    raise MalmoiError(f"{folder} holds no weights: expected {SINGLE}, {INDEX} or {TORCH}.")
+    raise MalmoiError(
+        f"{folder} holds no weights: expected {WEIGHTS_FILE}, {WEIGHTS_INDEX} or {TORCH_FILE}."
+    )
 
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
@@ -35,7 +41,8 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     missing = [name for name in names if name not in there]
     if missing:
         raise MalmoiError(
-            f"{index} names {shown(missing[0])}, which is not in the folder: the download or copy is incomplete."
+            f"{index} names {shown(missing[0])}, which is not in the folder: the download or copy "
+            "is incomplete."
         )
     return {key: tensor for name in names for key, tensor in read_file(index.parent / name).items()}
 
@@ -46,13 +53,20 @@ def read_file(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as file:
                 return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        return _plain_tensors(torch.load(path, map_location="cpu", weights_only=True, mmap=True), path)
+        return _plain_tensors(
+            torch.load(path, map_location="cpu", weights_only=True, mmap=True), path
+        )
     except MalmoiError:
         raise
     except (SafetensorError, RuntimeError, ValueError, OSError, EOFError) as error:
-        raise MalmoiError(f"{path} is truncated or damaged: {_reason(error)}. Copy or download it again.") from error
-    except Exception as error:  # torch refuses unsafe pickles with UnpicklingError, its own hierarchy
-        raise MalmoiError(f"{path} is not a plain file of tensors and is not opened: {_reason(error)}.") from error
+        raise MalmoiError(
+            f"{path} is truncated or damaged: {_reason(error)}. Copy or download it again."
+        ) from error
+    # torch refuses unsafe pickles with UnpicklingError, its own hierarchy
+    except Exception as error:
+        raise MalmoiError(
+            f"{path} is not a plain file of tensors and is not opened: {_reason(error)}."
+        ) from error
 
 
 def _reason(error: Exception) -> str:
@@ -61,16 +75,26 @@ def _reason(error: Exception) -> str:
 
 
 def _plain_tensors(found: object, path: Path) -> dict[str, Tensor]:
-    if not isinstance(found, dict) or not all(isinstance(k, str) and isinstance(t, Tensor) for k, t in found.items()):
-        raise MalmoiError(f"{path} holds other things than tensors by their names; it is not a model's weights.")
+    if not isinstance(found, dict) or not all(
+        isinstance(k, str) and isinstance(t, Tensor) for k, t in found.items()
+    ):
+        raise MalmoiError(
+            f"{path} holds other things than tensors by their names; it is not a model's weights."
+        )
     return dict(found)
 
 
 def write_weights(tensors: Mapping[str, Tensor], folder: Path, shard_bytes: int) -> None:
-    """One safetensors file, or shards of at most `shard_bytes` and their index, each written beside and renamed."""
+    """One safetensors file, or shards of at most `shard_bytes` and their index, each written
+    beside and renamed.
+    """
     shards = list(_shards(tensors, shard_bytes))
     count = len(shards)
-    names = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)] if count > 1 else [SINGLE]
+    names = (
+        [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
+        if count > 1
+        else [WEIGHTS_FILE]
+    )
     for name, shard in zip(names, shards, strict=True):
         contents = {key: t.detach().cpu().contiguous() for key, t in shard.items()}
         replace_file(folder / name, partial(save_file, contents, metadata={"format": "pt"}))
@@ -78,9 +102,17 @@ def write_weights(tensors: Mapping[str, Tensor], folder: Path, shard_bytes: int)
     if count > 1:
         total = sum(t.numel() * t.element_size() for t in tensors.values())
         where = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
-        write_text(folder / INDEX, json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=2))
-        keep.add(folder / INDEX)
-    for old in {*folder.glob("model*.safetensors"), folder / INDEX, folder / TORCH, folder / TORCH_INDEX} - keep:
+        write_text(
+            folder / WEIGHTS_INDEX,
+            json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=2),
+        )
+        keep.add(folder / WEIGHTS_INDEX)
+    for old in {
+        *folder.glob("model*.safetensors"),
+        folder / WEIGHTS_INDEX,
+        folder / TORCH_FILE,
+        folder / TORCH_INDEX,
+    } - keep:
         old.unlink(missing_ok=True)
 
 
@@ -91,7 +123,8 @@ def _shards(tensors: Mapping[str, Tensor], limit: int) -> Iterator[dict[str, Ten
         bytes_here = tensor.numel() * tensor.element_size()
         if shard and size + bytes_here > limit:
             yield shard
-            shard, size = {}, 0
+            shard = {}
+            size = 0
         shard[key] = tensor
         size += bytes_here
     yield shard

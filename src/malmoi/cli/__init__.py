@@ -1,5 +1,5 @@
 """The command `malmoi`."""
 
-from malmoi.cli.app import main, run
+from malmoi.cli.app import main, run_command
 
-__all__ = ["main", "run"]
+__all__ = ["main", "run_command"]

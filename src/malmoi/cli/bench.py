@@ -10,19 +10,30 @@ import typer
 
 from malmoi.errors import UsageError, nearest
 
-QUICK = ("decode", "train_cpu", "finetune")  # what is run where none is named: minutes on a processor
+# what is run where none is named: minutes on a processor
+QUICK_BENCHMARKS = ("decode", "train_cpu", "finetune")
 
 
-def add(app: typer.Typer) -> None:
-    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench)
+def register(app: typer.Typer) -> None:
+    app.command(
+        "bench", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+    )(bench_command)
 
 
-def bench(
+def bench_command(
     ctx: typer.Context,
-    name: Annotated[str | None, typer.Argument(help="Which one; its own options follow. None: the quick ones.")] = None,
-    list_: Annotated[bool, typer.Option("--list", help="Say which there are, and what they compare.")] = False,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="Benchmark to run, followed by its own options; default: the quick ones."
+        ),
+    ] = None,
+    list_: Annotated[
+        bool, typer.Option("--list", help="List the benchmarks and what they compare.")
+    ] = False,
 ) -> None:
-    """Measure how fast this machine is with Malmoi and with its peers, which must be installed, in one run.
+    """Measure how fast this machine is with Malmoi and with its peers, which must be installed, in
+    one run.
 
     Example: malmoi bench decode --tokens 32
     """
@@ -32,10 +43,13 @@ def bench(
             typer.echo(f"{script.stem}\t{_about(script)}")
         return
     if name is not None and name not in there:
-        raise UsageError(f"There is no benchmark {name!r}.{nearest(name, there)} malmoi bench --list tells them.")
+        raise UsageError(
+            f"There is no benchmark {name!r}.{nearest(name, there)} `malmoi bench --list` lists "
+            "them."
+        )
     if find_spec("transformers") is None:
         raise UsageError("The peers are not installed: pip install transformers accelerate")
-    for chosen in (name,) if name else QUICK:
+    for chosen in (name,) if name else QUICK_BENCHMARKS:
         print(f"{chosen}: {_about(there[chosen])}", file=sys.stderr)
         done = subprocess.run([sys.executable, there[chosen], *ctx.args], check=False)
         if done.returncode:
@@ -45,7 +59,9 @@ def bench(
 def scripts() -> dict[str, Path]:
     """The benchmarks by their names: within the package, or beside its sources."""
     package = Path(__file__).parents[1]
-    folder = next(place for place in (package / "bench", package.parents[1] / "bench") if place.is_dir())
+    folder = next(
+        place for place in (package / "bench", package.parents[1] / "bench") if place.is_dir()
+    )
     return {script.stem: script for script in sorted(folder.glob("*.py"))}
 
 

@@ -6,40 +6,49 @@ from typing import Annotated, Any
 
 import typer
 
-from malmoi.cli.inputs import DeviceOption, DtypeOption, JsonOption, ModelOption, open_model
-from malmoi.cli.show import print_json
+from malmoi.cli.options import DeviceOption, DtypeOption, JsonOption, ModelOption, open_model
+from malmoi.cli.output import print_json
 from malmoi.errors import UsageError
 
 
-def add(app: typer.Typer) -> None:
-    app.command()(chat)
+def register(app: typer.Typer) -> None:
+    app.command("chat")(chat_command)
 
 
-def chat(
+def chat_command(
     model: ModelOption,
     texts: Annotated[
-        list[str] | None, typer.Argument(metavar="TEXT…", help="What you say, in turn; none reads lines as you type.")
+        list[str] | None,
+        typer.Argument(
+            metavar="TEXT…", help="Your messages in order; omit them to type interactively."
+        ),
     ] = None,
-    system: Annotated[str | None, typer.Option(help="Who the model is to be, said before all else.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="The most tokens of an answer.")] = 256,
-    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token; above 1 is wilder.")] = 0.7,
-    top_p: Annotated[float | None, typer.Option(help="Choose among the likeliest that together reach p.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The same seed gives the same answers.")] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Maximum tokens per reply.")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 is greedy; above 1 is more random.")] = 0.7,
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="Sample from the smallest set of tokens whose probabilities reach p."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Talk with a language model by its own chat template; it remembers what was said before.
+    """Chat with a language model through its own chat template; the conversation is kept.
 
-    Example: malmoi chat --model SmolLM2-135M-Instruct.gguf --temperature 0 "What is the capital of France?"
+    Example: malmoi chat --model SmolLM2-135M-Instruct.gguf --temperature 0 "What is the capital of
+    France?"
     """
-    wishes: dict[str, Any] = dict(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    options: dict[str, Any] = dict(
+        max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed
+    )
     lm = open_model(model, device, dtype)
     messages = [{"role": "system", "content": system}] if system else []
     for said in texts or _typed():
         messages.append({"role": "user", "content": said})
         answer = ""
-        for piece in lm.chat_stream(messages, **wishes):
+        for piece in lm.chat_stream(messages, **options):
             answer += piece
             if not json:
                 print(piece, end="", flush=True)

@@ -1,4 +1,4 @@
-"""The verb that makes a corpus of raw text: corpus build."""
+"""`malmoi corpus build`: a training corpus from raw text."""
 
 import sys
 from pathlib import Path
@@ -7,62 +7,99 @@ from typing import Annotated, Any
 import typer
 
 from malmoi.cli.app import add_group
-from malmoi.cli.inputs import JsonOption, changes_of
-from malmoi.cli.show import print_json, print_table
-from malmoi.machine import this_machine
+from malmoi.cli.options import JsonOption, changes_of
+from malmoi.cli.output import print_json, print_table
+from malmoi.system.machine import this_machine
 
 
-def add(app: typer.Typer) -> None:
-    add_group(app, "corpus", "Make raw text worth pre-training on.", build)
+def register(app: typer.Typer) -> None:
+    add_group(app, "corpus", "Make raw text worth pre-training on.", build_command)
 
 
-def build(
+def build_command(
     sources: Annotated[
-        list[str], typer.Argument(metavar="SRC…", help="Files, folders, globs, builtin:sotu, -; or NAME=SRC.")
+        list[str],
+        typer.Argument(metavar="SRC…", help="Files, folders, globs, builtin:sotu, -; or NAME=SRC."),
     ],
-    out: Annotated[Path, typer.Option(help="The corpus' folder; one that is begun goes on.", metavar="DIR")],
+    out: Annotated[
+        Path, typer.Option(help="Output folder; an unfinished build resumes.", metavar="DIR")
+    ],
     steps: Annotated[
-        str | None, typer.Option(help="Some of clean,filter,dedup; the options below add theirs.", metavar="STEP,…")
+        str | None,
+        typer.Option(
+            help="A subset of clean,filter,dedup; the options below add their own steps.",
+            metavar="STEP,…",
+        ),
     ] = None,
-    language: Annotated[str | None, typer.Option(help="Only documents in this: en, ko, …", metavar="CODE")] = None,
-    good: Annotated[
-        list[str] | None, typer.Option(help="Good text: documents unlike it mostly go (GPT-3's classifier).")
+    language: Annotated[
+        str | None,
+        typer.Option(help="Keep only documents in this language: en, ko, …", metavar="CODE"),
     ] = None,
-    against: Annotated[
-        list[str] | None, typer.Option(help="Test sets: what the text shares with them goes.", metavar="FILE")
+    quality_reference: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Reference text: documents unlike it are mostly dropped (GPT-3's classifier)."
+        ),
+    ] = None,
+    decontaminate: Annotated[
+        list[str] | None,
+        typer.Option(help="Test sets: text that overlaps with them is removed.", metavar="FILE"),
     ] = None,
     weights: Annotated[
-        str | None, typer.Option(help="Shares of the output by source.", metavar="web=0.6,books=0.4")
+        str | None,
+        typer.Option(help="Share of each source in the output.", metavar="web=0.6,books=0.4"),
     ] = None,
     documents: Annotated[
-        str | None, typer.Option(help="What is a document in plain text: blank, blanks, line, file.", metavar="RULE")
+        str | None,
+        typer.Option(
+            help="How plain text is split into documents: blank, blanks, line, file.",
+            metavar="RULE",
+        ),
     ] = None,
-    text: Annotated[str | None, typer.Option(help="The key or column of the text.", metavar="KEY")] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes; as many as cores.", metavar="N")] = None,
+    text: Annotated[
+        str | None, typer.Option(help="The key or column of the text.", metavar="KEY")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Worker processes; default: one per core.", metavar="N")
+    ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Any other setting, e.g. min_words=50.", metavar="K=V")
+        list[str] | None,
+        typer.Option("--set", help="Any other setting, e.g. min_words=50.", metavar="K=V"),
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Start anew in a folder that holds a corpus.")] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Discard the corpus in this folder and start over.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Clean, filter, de-duplicate, decontaminate and mix raw text, into a folder that pretrain reads.
+    """Clean, filter, de-duplicate, decontaminate and mix raw text, into a folder that pretrain
+    reads.
 
-    The same command again goes on where it was stopped. DIR/corpus.json says what each step dropped, with examples.
+    The same command again goes on where it was stopped. DIR/corpus.json says what each step
+    dropped, with examples.
 
-    Example: malmoi corpus build web=crawl/ books=books/ --out corpus --language ko --weights web=0.6,books=0.4
+    Example: malmoi corpus build web=crawl/ books=books/ --out corpus --language ko --weights
+    web=0.6,books=0.4
     """
-    from malmoi.corpus.build import build as made
+    from malmoi.corpus.build import build_corpus
 
-    given = {"steps": steps, "language": language, "weights": weights, "documents": documents, "text": text}
-    changes: dict[str, Any] = changes_of(settings) | {name: value for name, value in given.items() if value is not None}
-    found = made(
+    given = {
+        "steps": steps,
+        "language": language,
+        "weights": weights,
+        "documents": documents,
+        "text": text,
+    }
+    changes: dict[str, Any] = changes_of(settings) | {
+        name: value for name, value in given.items() if value is not None
+    }
+    found = build_corpus(
         sources,
         out,
-        good=good or (),
-        against=against or (),
+        quality_reference=quality_reference or (),
+        decontaminate=decontaminate or (),
         workers=workers if workers is not None else this_machine().cores,
-        again=again,
-        say=lambda sentence: print(sentence, file=sys.stderr),
+        restart=restart,
+        log=lambda sentence: print(sentence, file=sys.stderr),
         **changes,
     )
     _tell(found["finished"], out, json)
@@ -78,16 +115,26 @@ def _tell(finished: dict[str, Any], out: Path, json: bool) -> None:
         if line:
             print(line, file=sys.stderr)
     print_table(
-        ("step", "documents in", "kept", "characters kept", "why"), [_row(*i) for i in finished["steps"].items()]
+        ("step", "documents in", "kept", "characters kept", "why"),
+        [_row(*i) for i in finished["steps"].items()],
     )
-    print_table(("source", "documents", "times", "written", "characters", "share"), _shares(finished["mix"]["shares"]))
+    print_table(
+        ("source", "documents", "times", "written", "characters", "share"),
+        _shares(finished["mix"]["shares"]),
+    )
     print(f"{out}: {finished['mix']['shards']:,} shards")
 
 
-def _row(step: str, tally: dict[str, Any]) -> tuple[str, ...]:
-    (came, kept), (_, characters) = tally["documents"], tally["characters"]
-    rules = sorted(tally["rules"].items(), key=lambda item: -item[1])
-    return step, f"{came:,}", f"{kept:,}", f"{characters:,}", ", ".join(f"{rule} {n:,}" for rule, n in rules)
+def _row(step: str, stats: dict[str, Any]) -> tuple[str, ...]:
+    (came, kept), (_, characters) = stats["documents"], stats["characters"]
+    rules = sorted(stats["rules"].items(), key=lambda item: -item[1])
+    return (
+        step,
+        f"{came:,}",
+        f"{kept:,}",
+        f"{characters:,}",
+        ", ".join(f"{rule} {n:,}" for rule, n in rules),
+    )
 
 
 def _shares(shares: list[dict[str, Any]]) -> list[tuple[str, ...]]:

@@ -1,34 +1,39 @@
-"""The verb of the first five minutes: demo."""
+"""`malmoi demo`: the whole workflow on built-in text."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from malmoi.cli.inputs import JsonOption
-from malmoi.cli.show import print_json, print_table
+from malmoi.cli.options import JsonOption
+from malmoi.cli.output import print_json, print_table
 
 
-def add(app: typer.Typer) -> None:
-    app.command()(demo)
+def register(app: typer.Typer) -> None:
+    app.command("demo")(demo_command)
 
 
-def demo(
-    out: Annotated[Path, typer.Option(help="The folder everything goes to.", metavar="DIR")] = Path("demo"),
+def demo_command(
+    out: Annotated[Path, typer.Option(help="Output folder.", metavar="DIR")] = Path("demo"),
     json: JsonOption = False,
 ) -> None:
-    """Do the main job on built-in text in four to six minutes: train a GPT and a BERT, fine-tune, generate, report.
+    """Do the main job on built-in text in four to six minutes: train a GPT and a BERT, fine-tune,
+    generate, report.
 
     Example: malmoi demo
     """
-    from malmoi.demo.run import demo as run
-    from malmoi.train import Stopped
+    from malmoi.demo.demo import run_demo
+    from malmoi.training.signals import Stopped
 
     try:
-        story = run(out)
+        story = run_demo(out)
     except Stopped as stopped:
         raise typer.Exit(stopped.code) from stopped
-    facts = {"report": str(story.out / "report.html"), "seconds": round(story.seconds["all"], 1), **story.scores}
+    facts = {
+        "report": str(story.out / "report.html"),
+        "seconds": round(story.seconds["all"], 1),
+        **story.scores,
+    }
     if json:
         print_json(facts)
         return

@@ -5,9 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from malmoi.cli.inputs import DeviceOption, DtypeOption, JsonOption, ModelOption, open_model
-from malmoi.cli.show import print_json, print_table
-from malmoi.cli.tasks import (
+from malmoi.cli.finetune import (
     ChoicesOption,
     LabelOption,
     PairOption,
@@ -17,35 +15,55 @@ from malmoi.cli.tasks import (
     chosen_task,
     show_facts,
 )
+from malmoi.cli.options import DeviceOption, DtypeOption, JsonOption, ModelOption, open_model
+from malmoi.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
-    from malmoi.incontext import Result
+    from malmoi.evaluation.in_context.run import InContextResult
 
 YAML = (".yaml", ".yml")
 
 
-def add(app: typer.Typer) -> None:
-    app.command()(evaluate)
+def register(app: typer.Typer) -> None:
+    app.command("evaluate")(evaluate_command)
 
 
-def evaluate(
+def evaluate_command(
     task: TaskArgument,
     model: ModelOption,
-    data: Annotated[list[Path] | None, typer.Option(help="Rows with their labels; some tasks draw their own.")] = None,
-    shots: Annotated[
-        str | None, typer.Option(help="Ask in context, after so many examples: 0, 1, K, max, or 0,1,4.", metavar="K")
+    data: Annotated[
+        list[Path] | None, typer.Option(help="Labelled rows; some tasks generate their own.")
     ] = None,
-    train: Annotated[list[Path] | None, typer.Option(help="Rows that examples are drawn from.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The same seed draws the same examples.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Only so many items.")] = None,
+    shots: Annotated[
+        str | None,
+        typer.Option(
+            help="Evaluate in context with this many examples: 0, 1, K, max, or 0,1,4.", metavar="K"
+        ),
+    ] = None,
+    train: Annotated[
+        list[Path] | None, typer.Option(help="Rows to draw the examples from.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed of the examples.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Evaluate at most this many items.")] = None,
     score: Annotated[
         str | None,
-        typer.Option(help="Compare choices by total, token, byte or unconditional likelihood; BERT: cloze_total…"),
+        typer.Option(
+            help=(
+                "Compare choices by total, token, byte or unconditional likelihood; BERT: "
+                "cloze_total…"
+            )
+        ),
     ] = None,
-    template: Annotated[str | None, typer.Option(help="Another way to ask, by its name or from a .toml file.")] = None,
-    show: Annotated[int, typer.Option(help="Print the first so many prompts as they were put.")] = 0,
-    harness: Annotated[str | None, typer.Option(help="Let lm-eval ask; TASK may be a YAML of its own.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write curve.json and curve.svg here.", metavar="DIR")] = None,
+    template: Annotated[
+        str | None, typer.Option(help="Another prompt template, by name or from a .toml file.")
+    ] = None,
+    show: Annotated[int, typer.Option(help="Print the first N prompts as the model saw them.")] = 0,
+    harness: Annotated[
+        str | None, typer.Option(help="Evaluate with lm-eval; TASK may be one of its YAML files.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write curve.json and curve.svg here.", metavar="DIR")
+    ] = None,
     text: TextOption = None,
     pair: PairOption = None,
     label: LabelOption = None,
@@ -55,29 +73,37 @@ def evaluate(
     dtype: DtypeOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Judge a model by a task: a fine-tuned one as it is, a GPT or a BERT in context with --shots.
+    """Evaluate a model on a task: fine-tuned as it is, any GPT or BERT in context with --shots.
 
     Example: malmoi evaluate copa --model runs/tiny-gpt --data copa.jsonl --shots 0,1,4 --show 2
     """
-    from malmoi.tasks.features import HEADS
-    from malmoi.tune.evaluate import evaluate as judge
+    from malmoi.evaluation.evaluate import evaluate as judge
+    from malmoi.evaluation.tasks.features import KIND_HEADS
 
-    given: dict[str, Any] = dict(shots=shots, train=train, seed=seed, limit=limit, score=score, template=template)
+    given: dict[str, Any] = dict(
+        shots=shots, train=train, seed=seed, limit=limit, score=score, template=template
+    )
     asking = {name: value for name, value in given.items() if value is not None}
     opened = open_model(model, device, dtype)
     rows: Any = data[0] if data and len(data) == 1 else data
     chosen: Any = task if task.endswith(YAML) else chosen_task(task, text, pair, label, choices)
     if harness is not None or isinstance(chosen, str):
         show_facts(judge(opened, chosen, rows, skip_bad=skip_bad, harness=harness, **asking), json)
-    elif asking or show or out or chosen.kind not in HEADS:
-        from malmoi.tune.ask import results, wanted
+    elif asking or show or out or chosen.kind not in KIND_HEADS:
+        from malmoi.evaluation.few_shot import few_shot_results, in_context_config
 
-        _tell(results(opened, chosen, rows, wanted(asking | {"skip_bad": skip_bad}), out), show, json)
+        _tell(
+            few_shot_results(
+                opened, chosen, rows, in_context_config(asking | {"skip_bad": skip_bad}), out
+            ),
+            show,
+            json,
+        )
     else:
         show_facts(judge(opened, chosen, rows, skip_bad=skip_bad), json)
 
 
-def _tell(found: "list[Result]", show: int, json: bool) -> None:
+def _tell(found: "list[InContextResult]", show: int, json: bool) -> None:
     """The prompts that were asked to be shown, then the measures with their errors in one table."""
     for result in found:
         shown = [_item(result, i) for i in range(min(show, len(result.questions)))]
@@ -90,18 +116,24 @@ def _tell(found: "list[Result]", show: int, json: bool) -> None:
 
 
 def _print_items(shown: list[dict[str, Any]]) -> None:
-    from malmoi.incontext.question import counted
+    from malmoi.evaluation.in_context.question import plural_examples
 
     for one in shown:
-        print(f"--- {one['place']}, {counted(one['shots'])}\n{one['prompt']}⟨…⟩")
-        print(f"    choices: {one['choices']}\n    right: {one['right']!r}, said: {one['said']!r}\n")
+        print(f"--- {one['place']}, {plural_examples(one['shots'])}\n{one['prompt']}⟨…⟩")
+        print(
+            f"    choices: {one['choices']}\n    right: {one['right']!r}, said: {one['said']!r}\n"
+        )
 
 
-def _print_measures(found: "list[Result]") -> None:
-    """Measures by the number of examples: one below the other for one number, side by side for several."""
-    names, counts = list(found[0].verdict.measures), ("shots", "examples")
+def _print_measures(found: "list[InContextResult]") -> None:
+    """Measures by the number of examples: one below the other for one number, side by side for
+    several.
+    """
+    names = list(found[0].verdict.measures)
+    counts = ("shots", "examples")
     cells = [
-        {name: str(result.verdict.measures[name]) for name in names} | {n: f"{result.facts[n]:g}" for n in counts}
+        {name: str(result.verdict.measures[name]) for name in names}
+        | {n: f"{result.facts[n]:g}" for n in counts}
         for result in found
     ]
     if len(found) == 1:
@@ -111,8 +143,9 @@ def _print_measures(found: "list[Result]") -> None:
     print_table(columns, [[row[name] for name in columns] for row in cells])
 
 
-def _item(result: "Result", number: int) -> dict[str, Any]:
-    question, said = result.questions[number], result.verdict.said[number]
+def _item(result: "InContextResult", number: int) -> dict[str, Any]:
+    question = result.questions[number]
+    said = result.verdict.predictions[number]
     prompt = question.prompt
     right = None if prompt.gold is None else prompt.choices[prompt.gold]
     return {
@@ -122,5 +155,7 @@ def _item(result: "Result", number: int) -> dict[str, Any]:
         "choices": list(prompt.choices),
         "ending": prompt.ending,
         "right": right,
-        "said": prompt.choices[said] if isinstance(said, int) and not isinstance(said, bool) else said,
+        "said": prompt.choices[said]
+        if isinstance(said, int) and not isinstance(said, bool)
+        else said,
     }

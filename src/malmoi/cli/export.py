@@ -1,4 +1,4 @@
-"""Verbs that write a model for other runtimes: onnx, gguf."""
+"""`malmoi export`: ONNX and GGUF files."""
 
 import sys
 from pathlib import Path
@@ -7,28 +7,33 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from malmoi.cli.app import add_group
-from malmoi.cli.inputs import ModelOption
-from malmoi.disk import output_folder
+from malmoi.cli.options import ModelOption
 from malmoi.errors import UsageError
+from malmoi.system.files import output_folder
 
 if TYPE_CHECKING:
     from malmoi.checkpoint import Checkpoint
 
 OutOption = Annotated[Path, typer.Option(help="The file to write.", metavar="FILE")]
-OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Overwrite existing files.")]
 
 
-def add(app: typer.Typer) -> None:
-    add_group(app, "export", "Write a model for ONNX Runtime or llama.cpp.", onnx, gguf)
+def register(app: typer.Typer) -> None:
+    add_group(
+        app, "export", "Write a model for ONNX Runtime or llama.cpp.", onnx_command, gguf_command
+    )
 
 
-def onnx(
+def onnx_command(
     model: ModelOption,
     out: OutOption,
-    dtype: Annotated[str, typer.Option(help="fp32, or int8: a quarter of the size, scores slightly off.")] = "fp32",
+    dtype: Annotated[
+        str, typer.Option(help="fp32, or int8: a quarter of the size, slightly different scores.")
+    ] = "fp32",
     overwrite: OverwriteOption = False,
 ) -> None:
-    """Write a model as an ONNX file, its tokenizer beside it; compared with ONNX Runtime's answers first.
+    """Write a model as an ONNX file, its tokenizer beside it; compared with ONNX Runtime's answers
+    first.
 
     Example: malmoi export onnx --model runs/sst2 --out sst2/model.onnx
     """
@@ -37,9 +42,11 @@ def onnx(
     checkpoint = _read(model, out, ".onnx", overwrite)
     tokenizer = out.parent / "tokenizer.json"
     if tokenizer.exists() and not overwrite and out.parent.resolve() != checkpoint.source:
-        raise UsageError(f"{tokenizer} is there already; name another folder, or say --overwrite.")
+        raise UsageError(f"{tokenizer} already exists; name another folder, or pass --overwrite.")
     if checkpoint.tokenizer is None:
-        print("note: the model has no tokenizer, so none is written beside the file.", file=sys.stderr)
+        print(
+            "note: the model has no tokenizer, so none is written beside the file.", file=sys.stderr
+        )
     with output_folder(out.parent):
         far = export_onnx(checkpoint, out, dtype)
         if checkpoint.tokenizer is not None:
@@ -47,7 +54,7 @@ def onnx(
     print(f"{out}: {_megabytes(out)}, scores at most {far:.1g} from ours")
 
 
-def gguf(
+def gguf_command(
     model: ModelOption,
     out: OutOption,
     dtype: Annotated[str, typer.Option(help="f32, f16, bf16 or q8_0.")] = "f32",
@@ -69,16 +76,19 @@ def _read(model: str, out: Path, suffix: str, overwrite: bool) -> "Checkpoint":
     """The model in fp32, once it is clear that the file may be written."""
     import torch
 
-    from malmoi.adapt import is_adapter
-    from malmoi.checkpoint import read
+    from malmoi.adapters import is_adapter
+    from malmoi.checkpoint import read_checkpoint
 
     if out.suffix != suffix:
         raise UsageError(f"--out {out} should be a file whose name ends in {suffix}.")
     if out.exists() and (out.is_dir() or not overwrite):
-        raise UsageError(f"{out} is there already; name another file, or say --overwrite.")
+        raise UsageError(f"{out} already exists; name another file, or pass --overwrite.")
     if is_adapter(model):
-        raise UsageError(f"{model} is an adapter; make it a whole model first: malmoi merge --model {model} --out DIR")
-    checkpoint = read(model, dtype=torch.float32)
+        raise UsageError(
+            f"{model} is an adapter; make it a whole model first: malmoi merge --model {model} "
+            "--out DIR"
+        )
+    checkpoint = read_checkpoint(model, dtype=torch.float32)
     for note in checkpoint.notes:
         print(f"note: {note}", file=sys.stderr)
     return checkpoint

@@ -5,27 +5,30 @@ from typing import Annotated
 
 import typer
 
-from malmoi.cli.inputs import ModelOption
+from malmoi.cli.options import ModelOption
 from malmoi.errors import UsageError
 
 
-def add(app: typer.Typer) -> None:
-    app.command()(merge)
+def register(app: typer.Typer) -> None:
+    app.command("merge")(merge_command)
 
 
-def merge(
+def merge_command(
     model: ModelOption,
     out: Annotated[Path, typer.Option(help="The folder of the merged model.", metavar="DIR")],
 ) -> None:
-    """Write a LoRA into the weights of its base: a whole model again, which every tool opens.
+    """Merge a LoRA into the weights of its base: a plain model that every tool opens.
 
     Example: malmoi merge --model runs/sst2-lora --out runs/sst2
     """
-    from malmoi.adapt import is_adapter
-    from malmoi.infer import load
+    from malmoi.adapters import is_adapter
+    from malmoi.inference import load
 
     if not is_adapter(model):
-        raise UsageError(f"{model} is no adapter: it has no adapter_config.json, so there is nothing to merge.")
+        raise UsageError(
+            f"{model} is not an adapter: it has no adapter_config.json, so there is nothing to "
+            "merge."
+        )
     if is_adapter(out):
         raise UsageError(f"{out} holds an adapter; name another folder for the merged model.")
     load(model, device="cpu").save(out)

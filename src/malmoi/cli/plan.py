@@ -1,4 +1,4 @@
-"""The verb before spending: plan."""
+"""`malmoi plan`: the cost of a run before it starts."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -6,46 +6,70 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from malmoi.cli.inputs import JsonOption, changes_of
-from malmoi.cli.show import print_json, print_table, size, span
+from malmoi.cli.options import JsonOption, changes_of
+from malmoi.cli.output import format_size, format_span, print_json, print_table
 
 if TYPE_CHECKING:
-    from malmoi.plan.memory import Memory
-    from malmoi.plan.plan import Plan
+    from malmoi.plan.memory import MemoryUse
+    from malmoi.plan.plan import RunPlan
 
-EXAMPLE = "malmoi plan gpt3-175b --gpus 512 --gpu h200 --rematerialise --set train.parallel=fsdp --set train.batch=1536"
-WAYS = {"one": "one GPU", "ddp": "DDP", "fsdp": "FSDP"}
-PARTS = ("weights", "gradients", "optimizer", "copies", "exchange", "activations")
+EXAMPLE = (
+    "malmoi plan gpt3-175b --gpus 512 --gpu h200 --gradient-checkpointing --set "
+    "train.parallel=fsdp --set train.batch=1536"
+)
+LAYOUT_NAMES = {"one": "one GPU", "ddp": "DDP", "fsdp": "FSDP"}
+MEMORY_PARTS = ("weights", "gradients", "optimizer", "copies", "exchange", "activations")
 
 
-def add(app: typer.Typer) -> None:
-    app.command()(plan)
+def register(app: typer.Typer) -> None:
+    app.command("plan")(plan_command)
 
 
-def plan(
+def plan_command(
     recipe: Annotated[
-        str | None, typer.Argument(metavar="RECIPE", help="A name or a recipe.json; none lists the GPUs.")
+        str | None,
+        typer.Argument(metavar="RECIPE", help="A name or a recipe.json; omit to list the GPUs."),
     ] = None,
-    gpus: Annotated[int, typer.Option(help="How many.", metavar="N")] = 1,
-    gpu: Annotated[str, typer.Option(help="Which; any name with --gpu-memory and --gpu-tflops.")] = "h200",
-    gpu_memory: Annotated[float | None, typer.Option(help="GB of one.", metavar="GB")] = None,
-    gpu_tflops: Annotated[float | None, typer.Option(help="Dense bf16 peak of one.", metavar="TFLOP/s")] = None,
-    gpu_watts: Annotated[float | None, typer.Option(help="Watts of one.", metavar="W")] = None,
+    gpus: Annotated[int, typer.Option(help="Number of GPUs.", metavar="N")] = 1,
+    gpu: Annotated[
+        str, typer.Option(help="GPU model; any name together with --gpu-memory and --gpu-tflops.")
+    ] = "h200",
+    gpu_memory: Annotated[
+        float | None, typer.Option(help="Memory of one GPU in GB.", metavar="GB")
+    ] = None,
+    gpu_tflops: Annotated[
+        float | None, typer.Option(help="Dense bf16 peak of one GPU.", metavar="TFLOP/s")
+    ] = None,
+    gpu_watts: Annotated[
+        float | None, typer.Option(help="Power of one GPU in watts.", metavar="W")
+    ] = None,
     utilisation: Annotated[
-        float | None, typer.Option(help="Share of the peak that is reached; 0.41 was measured.", metavar="0…1")
+        float | None,
+        typer.Option(help="Fraction of the peak FLOP/s; 0.41 was measured.", metavar="0…1"),
     ] = None,
-    price: Annotated[float | None, typer.Option(help="Of one GPU for an hour; none tells no cost.")] = None,
-    pue: Annotated[float | None, typer.Option(help="Watts of the building for one of its GPUs' (1.2).")] = None,
-    rematerialise: Annotated[
-        bool, typer.Option("--rematerialise", help="Compute activations again instead of keeping them.")
+    price: Annotated[
+        float | None, typer.Option(help="Price of one GPU-hour; omit to leave the cost out.")
+    ] = None,
+    pue: Annotated[
+        float | None, typer.Option(help="Watts of the building for one of its GPUs' (1.2).")
+    ] = None,
+    gradient_checkpointing: Annotated[
+        bool,
+        typer.Option(
+            "--gradient-checkpointing",
+            help="Recompute activations in the backward pass instead of storing them.",
+        ),
     ] = False,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Change a setting of the recipe, e.g. train.tokens=300e9.", metavar="K=V"),
+        typer.Option(
+            "--set", help="Change a setting of the recipe, e.g. train.tokens=300e9.", metavar="K=V"
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Say what a run takes before it starts: parameters, FLOPs, memory, days, energy and cost on any GPUs.
+    """Estimate a run before it starts: parameters, FLOPs, memory, days, energy and cost on any
+    GPUs.
 
     Example: malmoi plan gpt2-small --gpus 8 --gpu h100 --price 2.50
     """
@@ -56,13 +80,19 @@ def plan(
         return
     given = {"utilisation": utilisation, "pue": pue}
     one = card(gpu, memory=gpu_memory, tflops=gpu_tflops, watts=gpu_watts)
-    from malmoi.plan.plan import Fleet
-    from malmoi.plan.plan import plan as foresee
-    from malmoi.train import resolve
+    from malmoi.plan.plan import Fleet, plan_run
+    from malmoi.training.pretrain import resolve_recipe
 
-    changes = changes_of(settings) | ({"train.rematerialise": "true"} if rematerialise else {})
-    fleet = Fleet(one, gpus, price=price, **{name: value for name, value in given.items() if value is not None})
-    made = foresee(resolve(recipe, changes), fleet)
+    changes = changes_of(settings) | (
+        {"train.gradient_checkpointing": "true"} if gradient_checkpointing else {}
+    )
+    fleet = Fleet(
+        one,
+        gpus,
+        price=price,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    made = plan_run(resolve_recipe(recipe, changes), fleet)
     print_json(made.to_dict()) if json else _tell(made)
 
 
@@ -75,58 +105,78 @@ def _list(json: bool) -> None:
         return
     columns = ("gpu", "bf16 TFLOP/s", "fp32 TFLOP/s", "memory GB", "GB/s", "watts")
     print_table(
-        columns, [[f"{cell:g}" if cell != gpu.name else cell for cell in asdict(gpu).values()] for gpu in GPUS.values()]
+        columns,
+        [
+            [f"{cell:g}" if cell != gpu.name else cell for cell in asdict(gpu).values()]
+            for gpu in GPUS.values()
+        ],
     )
     print(f"\nExample: {EXAMPLE}")
 
 
-def _tell(made: "Plan") -> None:
+def _tell(made: "RunPlan") -> None:
     print_table(("what", "expected"), _rows(made))
     print()
-    columns = ("a GPU's memory", *PARTS, "in all", "micro-batch", "fits")
+    columns = ("a GPU's memory", *MEMORY_PARTS, "in all", "micro-batch", "fits")
     print_table(columns, [_row(one, made.fleet.room) for one in made.ways])
     print()
-    rows = [(str(n), *map(size, sizes)) for n, sizes in made.activations.items()]
+    rows = [(str(n), *map(format_size, sizes)) for n, sizes in made.activations.items()]
     print_table(("micro-batch", "activations", "rematerialised"), rows)
     print("".join(f"\nnote: {note}" for note in made.notes))
 
 
-def _rows(made: "Plan") -> Iterator[tuple[str, str]]:
-    fleet, f = made.fleet, made.flops
+def _rows(made: "RunPlan") -> Iterator[tuple[str, str]]:
+    fleet = made.fleet
+    f = made.flops
     yield "recipe", f"{made.recipe.name} on {fleet.gpus:,} × {fleet.gpu.name}"
     yield "parameters", f"{made.parameters:,}"
     yield "of them", f"embedding {made.embedding:,}, blocks {made.blocks:,}, head {made.head:,}"
     yield "tokens", f"{made.tokens:,}" + (f" in {made.steps:,} steps" if made.steps else "")
     yield "FLOPs, 6·N·D", f"{f.rule * made.tokens:.3g}"
-    yield "FLOPs, exact", f"{f.exact * made.tokens:.3g}: every product, attention too" + _again(made)
+    yield (
+        "FLOPs, exact",
+        f"{f.exact * made.tokens:.3g}: every product, attention too" + _again(made),
+    )
     yield "tokens a parameter", _compared(made)
     yield "memory", _fit(made)
-    yield "time", f"{span(made.seconds)}, {made.tokens / made.seconds:,.0f} tokens a second, {_pace(made)}"
+    yield (
+        "time",
+        f"{format_span(made.seconds)}, {made.tokens / made.seconds:,.0f} tokens a second, "
+        f"{_pace(made)}",
+    )
     yield "GPU-hours", f"{_short(made.gpu_hours)}"
     if made.kwh is not None:
-        yield "energy", f"{_short(made.kwh)} kWh at {fleet.gpu.watts:g} W a GPU and a PUE of {fleet.pue:g}"
+        yield (
+            "energy",
+            f"{_short(made.kwh)} kWh at {fleet.gpu.watts:g} W a GPU and a PUE of {fleet.pue:g}",
+        )
     if made.cost is not None:
         yield "cost", f"{made.cost:,.2f} at {fleet.price:g} a GPU-hour"
-    yield "storage", f"up to {size(made.storage)}: states of {size(made.state)} and the model"
+    yield (
+        "storage",
+        f"up to {format_size(made.storage)}: states of {format_size(made.state)} and the model",
+    )
 
 
-def _again(made: "Plan") -> str:
+def _again(made: "RunPlan") -> str:
     again = made.flops.again * made.tokens
     return f"; {again:.3g} more are computed again" if again else ""
 
 
-def _pace(made: "Plan") -> str:
+def _pace(made: "RunPlan") -> str:
     return f"at {made.fleet.utilisation:.0%} of {made.fleet.peak(made.recipe) / 1e12:,.4g} TFLOP/s"
 
 
-def _compared(made: "Plan") -> str:
+def _compared(made: "RunPlan") -> str:
     ratio = f"{made.tokens / made.parameters:.3g}"
     o = made.optimal
     if o is None:
         return ratio
     return (
-        f"{ratio}; for this size Kaplan 2020 takes {_count(o.kaplan)} tokens, Hoffmann 2022 {_count(o.hoffmann)} "
-        f"(20 a parameter); for these FLOPs {_count(o.same_parameters)} parameters and {_count(o.same_tokens)} tokens"
+        f"{ratio}; for this size Kaplan 2020 takes {_count(o.kaplan)} tokens, Hoffmann 2022 "
+        f"{_count(o.hoffmann)} "
+        f"(20 a parameter); for these FLOPs {_count(o.same_parameters)} parameters and "
+        f"{_count(o.same_tokens)} tokens"
     )
 
 
@@ -141,16 +191,25 @@ def _count(number: float) -> str:
     return f"{number:.3g}"
 
 
-def _fit(made: "Plan") -> str:
-    one, room = made.memory, made.fleet.gpu.memory
-    how = f"{WAYS[one.way]}, micro-batch {one.micro}, passes a step {one.passes}"
-    said = f"about {size(one.total)} of {room:g} GB ({how})"
+def _fit(made: "RunPlan") -> str:
+    one = made.memory
+    room = made.fleet.gpu.memory
+    how = f"{LAYOUT_NAMES[one.way]}, micro-batch {one.micro}, passes a step {one.passes}"
+    said = f"about {format_size(one.total)} of {room:g} GB ({how})"
     return f"fits: {said}" if made.fits else f"does not fit: {said}. {made.help}"
 
 
-def _row(one: "Memory", room: float) -> list[str]:
+def _row(one: "MemoryUse", room: float) -> list[str]:
     name = (
-        WAYS[one.way] + (f" × {one.gpus}" if one.gpus > 1 else "") + (", rematerialised" if one.rematerialise else "")
+        LAYOUT_NAMES[one.way]
+        + (f" × {one.gpus}" if one.gpus > 1 else "")
+        + (", rematerialised" if one.gradient_checkpointing else "")
     )
     fits = "yes" if one.total <= room else "no"
-    return [name, *(size(getattr(one, part)) for part in PARTS), size(one.total), str(one.micro), fits]
+    return [
+        name,
+        *(format_size(getattr(one, part)) for part in MEMORY_PARTS),
+        format_size(one.total),
+        str(one.micro),
+        fits,
+    ]

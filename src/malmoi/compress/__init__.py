@@ -1,5 +1,7 @@
-"""A smaller model out of a large one: fewer bits, fewer parts, shared layers, or a student that learns from it."""
+"""A smaller model out of a large one: fewer bits, fewer parts, shared layers, or a student that
+learns from it.
+"""
 
-from malmoi.compress.shrunk import Shrunk
+from malmoi.compress.result import CompressionResult
 
-__all__ = ["Shrunk"]
+__all__ = ["CompressionResult"]

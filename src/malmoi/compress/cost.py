@@ -6,15 +6,20 @@ from dataclasses import dataclass
 
 import torch
 
-from malmoi.decode.fast import screen_for
-from malmoi.decode.generate import Decoding, Wish, requests
-from malmoi.decode.sample import Sampling
-from malmoi.infer import Model
+from malmoi.inference import Model
+from malmoi.inference.generation.config import GenerationConfig, requests
+from malmoi.inference.generation.fast_argmax import fast_argmax_for
+from malmoi.inference.generation.generate import Decoding
+from malmoi.inference.generation.sampling import Sampling
 from malmoi.model.int8 import memory_of
 
 SECONDS = 1.0  # of measuring, at least two rounds
-PROMPT, WRITTEN = 8, 16  # tokens, where the context has room for them
-ROWS, LENGTH = 8, 64  # of a batch that is read
+# tokens, where the context has room for them
+PROMPT = 8
+WRITTEN = 16
+# of a batch that is read
+ROWS = 8
+LENGTH = 64
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,9 @@ class Cost:
 def cost_of(model: Model) -> Cost:
     """Measured shortly: the best of some rounds, after one to warm up."""
     writes = "generate" in model.abilities
-    unit, count, work = ("tokens/s", *_writing(model)) if writes else ("rows/s", ROWS, _reading(model))
+    unit, count, work = (
+        ("tokens/s", *_writing(model)) if writes else ("rows/s", ROWS, _reading(model))
+    )
     return Cost(memory_of(model.network), unit, count / _seconds(work))
 
 
@@ -37,13 +44,13 @@ def _writing(model: Model) -> tuple[int, Callable[[], object]]:
     context = model.config.context
     prompt = min(PROMPT, context // 2)
     count = min(WRITTEN, context - prompt)
-    wish = Wish(count, Sampling(temperature=0))
-    screen = screen_for(model.network)
+    config = GenerationConfig(count, Sampling(temperature=0))
+    fast_argmax = fast_argmax_for(model.network)
     shown = [i % model.config.vocab for i in range(prompt)]
 
     def work() -> None:
-        asked = requests([shown], wish, context)
-        decoding = Decoding(model.network, asked, wish.sampling, screen)
+        asked = requests([shown], config, context)
+        decoding = Decoding(model.network, asked, config.sampling, fast_argmax)
         for _ in range(count):
             decoding.step()
 
@@ -53,7 +60,9 @@ def _writing(model: Model) -> tuple[int, Callable[[], object]]:
 def _reading(model: Model) -> Callable[[], object]:
     length = min(LENGTH, model.config.context)
     device = model.network.trunk.embed.token.weight.device
-    tokens = torch.arange(ROWS * length, device=device).remainder(model.config.vocab).view(ROWS, length)
+    tokens = (
+        torch.arange(ROWS * length, device=device).remainder(model.config.vocab).view(ROWS, length)
+    )
 
     @torch.inference_mode()
     def work() -> object:

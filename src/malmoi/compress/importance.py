@@ -1,7 +1,8 @@
 """How much a loss would change without a head or a neuron: |∂L / ∂gate| of each, over rows or text.
 
-A gate multiplies what a part writes, so its gradient is the sum of activation · gradient over the part (Michel et al.
-2019 eq. 2; Molchanov et al. 2017 for neurons). One pass forth and back finds all of them. B rows, T tokens, N parts.
+A gate multiplies what a part writes, so its gradient is the sum of activation · gradient over the
+part (Michel et al. 2019 eq. 2; Molchanov et al. 2017 for neurons). One pass forth and back finds
+all of them. B rows, T tokens, N parts.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,35 +15,46 @@ import torch
 from torch import Tensor
 
 from malmoi.checkpoint import Checkpoint
-from malmoi.corpus import read as read_text
 from malmoi.errors import UsageError
-from malmoi.infer.predict import Reading
+from malmoi.evaluation.tasks import Task, load_examples, named_task, require_labels
+from malmoi.evaluation.tasks.features import FeatureView, encode_examples, head_for
+from malmoi.finetuning.batches import collate
+from malmoi.inference.predict import Predictor
 from malmoi.model import Network
-from malmoi.objectives import IGNORE, Objective, Pass, lm
-from malmoi.objectives.task import choose, classify, regress, span, tag
-from malmoi.tasks import Task, need_labels
-from malmoi.tasks import load as load_examples
-from malmoi.tasks import task as named_task
-from malmoi.tasks.batch import collate
-from malmoi.tasks.features import View, features, head_for
+from malmoi.text.documents import read_documents
+from malmoi.training.losses import IGNORE_LABEL, ForwardPass, Objective, lm
+from malmoi.training.losses.task import (
+    choice_loss,
+    classification_loss,
+    regression_loss,
+    span_loss,
+    tagging_loss,
+)
 
-ROWS, BATCH, LONGEST = 512, 8, 512  # as many rows are read at most, so many together, so many tokens of a text
-OBJECTIVES: dict[str, Callable[[], Objective]] = {
-    "classification": classify,
-    "regression": regress,
-    "tagging": tag,
-    "choice": choose,
-    "answer": span,
+# as many rows are read at most, so many together, so many tokens of a text
+MAX_SAMPLE_ROWS = 512
+ROWS_PER_BATCH = 8
+MAX_SAMPLE_TOKENS = 512
+KIND_OBJECTIVES: dict[str, Callable[[], Objective]] = {
+    "classification": classification_loss,
+    "regression": regression_loss,
+    "tagging": tagging_loss,
+    "choice": choice_loss,
+    "answer": span_loss,
 }
-Batch = Mapping[str, Tensor]
+SampleBatch = Mapping[str, Tensor]
 
 
 def importance(
     checkpoint: Checkpoint, part: str, task: str | Task | None, data: Path, device: torch.device
 ) -> list[Tensor]:
-    """Of each block the importance [N] of its "heads" (groups of them, where they share keys) or its "neurons"."""
+    """Of each block the importance [N] of its "heads" (groups of them, where they share keys) or
+    its "neurons".
+    """
     network = checkpoint.network.to(device)
-    objective, batches = _of_text(checkpoint, data) if task is None else _of_rows(checkpoint, task, data)
+    objective, batches = (
+        _of_text(checkpoint, data) if task is None else _of_rows(checkpoint, task, data)
+    )
     count = network.config.key_heads if part == "heads" else network.config.mlp_width
     found = torch.zeros(network.config.distinct, count, device=device)
     for batch in batches:
@@ -54,17 +66,24 @@ def importance(
 
 
 @torch.enable_grad()
-def gradients(network: Network, part: str, objective: Objective, batch: Batch) -> list[tuple[int, Tensor]]:
-    """Activation · gradient of what each block's heads or neurons hand on, summed over the tokens: [B, width]."""
+def gradients(
+    network: Network, part: str, objective: Objective, batch: SampleBatch
+) -> list[tuple[int, Tensor]]:
+    """Activation · gradient of what each block's heads or neurons hand on, summed over the
+    tokens: [B, width].
+    """
     seen: list[tuple[int, Tensor]] = []
 
     def see(block: int, module: Any, given: tuple[Tensor]) -> None:
         seen.append((block, given[0]))
 
-    writers: list[Any] = [b.attend.out if part == "heads" else b.mlp.down for b in network.trunk.blocks]  # type: ignore[union-attr]
+    writers: list[Any] = [
+        b.attend.out if part == "heads" else b.mlp.down  # type: ignore[union-attr]
+        for b in network.trunk.blocks
+    ]
     hooks = [writer.register_forward_pre_hook(partial(see, i)) for i, writer in enumerate(writers)]
     try:
-        done = Pass.of(network, batch)
+        done = ForwardPass.of(network, batch)
         loss = torch.stack([term.total(done) for term in objective.terms]).sum()
         slopes = torch.autograd.grad(loss, [active for _, active in seen])
     finally:
@@ -74,29 +93,44 @@ def gradients(network: Network, part: str, objective: Objective, batch: Batch) -
     return [(block, (active.detach() * slope).float().sum(1)) for (block, active), slope in pairs]
 
 
-def _of_rows(checkpoint: Checkpoint, task: str | Task, data: Path) -> tuple[Objective, Iterator[Batch]]:
-    task, reading = named_task(task) if isinstance(task, str) else task, Reading.of(checkpoint)
+def _of_rows(
+    checkpoint: Checkpoint, task: str | Task, data: Path
+) -> tuple[Objective, Iterator[SampleBatch]]:
+    task = named_task(task) if isinstance(task, str) else task
+    reading = Predictor.of(checkpoint)
     if head_for(task) not in checkpoint.network.heads:
-        raise UsageError(f"This model has no {head_for(task)} head, which the task {task.name} needs.")
-    examples = load_examples(task, data).rows[:ROWS]
-    need_labels(task, examples)
+        raise UsageError(
+            f"This model has no {head_for(task)} head, which the task {task.name} needs."
+        )
+    examples = load_examples(task, data).rows[:MAX_SAMPLE_ROWS]
+    require_labels(task, examples)
     last = checkpoint.network.config.pool == "last"
-    view = View(reading.tokenizer, reading.labels, reading.longest, reading.stride, reading.both, last)
-    items = features(task, examples, view)
-    batches = (collate(items[i : i + BATCH], checkpoint.network.config) for i in range(0, len(items), BATCH))
-    return OBJECTIVES[task.kind](), batches
+    view = FeatureView(
+        reading.tokenizer, reading.labels, reading.max_tokens, reading.stride, reading.both, last
+    )
+    items = encode_examples(task, examples, view)
+    batches = (
+        collate(items[i : i + ROWS_PER_BATCH], checkpoint.network.config)
+        for i in range(0, len(items), ROWS_PER_BATCH)
+    )
+    return KIND_OBJECTIVES[task.kind](), batches
 
 
-def _of_text(checkpoint: Checkpoint, data: Path) -> tuple[Objective, Iterator[Batch]]:
+def _of_text(checkpoint: Checkpoint, data: Path) -> tuple[Objective, Iterator[SampleBatch]]:
     if "lm" not in checkpoint.network.heads or checkpoint.tokenizer is None:
         raise UsageError(
-            "Text ranks the parts of a GPT with its tokenizer; for this model name the --task of its rows."
+            "Text ranks the parts of a GPT with its tokenizer; for this model name the --task of "
+            "its rows."
         )
-    text = "\n\n".join(document.text for document in read_text(data))
+    text = "\n\n".join(document.text for document in read_documents(data))
     tokens = torch.tensor(checkpoint.tokenizer.encode(text, specials=False).tokens)
-    rows = tokens.split(min(checkpoint.network.config.context, LONGEST))
-    return lm(), ({"tokens": row[None], "lm_labels": _next(row)[None]} for row in islice(rows, ROWS) if len(row) > 1)
+    rows = tokens.split(min(checkpoint.network.config.context, MAX_SAMPLE_TOKENS))
+    return lm(), (
+        {"tokens": row[None], "lm_labels": _next(row)[None]}
+        for row in islice(rows, MAX_SAMPLE_ROWS)
+        if len(row) > 1
+    )
 
 
 def _next(row: Tensor) -> Tensor:
-    return torch.cat((row[1:], row.new_tensor([IGNORE])))
+    return torch.cat((row[1:], row.new_tensor([IGNORE_LABEL])))

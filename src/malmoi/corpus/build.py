@@ -1,7 +1,9 @@
-"""From raw text to a corpus worth pre-training on: read, clean, filter, rate, de-duplicate, decontaminate, mix.
+"""From raw text to a corpus worth pre-training on: read, clean, filter, rate, de-duplicate,
+decontaminate, mix.
 
-Shards go through the steps on several processes; what needs all shards at once (menus, the classifier, duplicates,
-shares) lies between. Every file says when it is whole, so a build that was killed goes on.
+Shards go through the steps on several processes; what needs all shards at once (menus, the
+classifier, duplicates, shares) lies between. Every file says when it is whole, so a build that was
+killed goes on.
 """
 
 import shutil
@@ -15,25 +17,61 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.corpus import mix, stages
+from malmoi.corpus import mix
+from malmoi.corpus import steps as stages
 from malmoi.corpus.clean import clean, menus
+from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.control import total_control_names
-from malmoi.corpus.decontaminate import ExamSets
-from malmoi.corpus.dedup import duplicates
-from malmoi.corpus.folder import begin, run_folder
-from malmoi.corpus.language import check as language_check
-from malmoi.corpus.named import Named, files, named
-from malmoi.corpus.quality import Scorer, some
-from malmoi.corpus.read import Document, read
-from malmoi.corpus.settings import CorpusConfig
-from malmoi.corpus.stages import Work, read_json
-from malmoi.corpus.tally import total
-from malmoi.corpus.workers import Job, work_on
-from malmoi.disk import alone, write_json, written
+from malmoi.corpus.decontaminate import BenchmarkSets
+from malmoi.corpus.duplicates import duplicates
+from malmoi.corpus.language import check_language
+from malmoi.corpus.named_sources import NamedSource, benchmark_files, named_sources
+from malmoi.corpus.quality import QualityScorer, sample_documents
+from malmoi.corpus.stats import total_stats
+from malmoi.corpus.steps import BuildFolder, read_account
+from malmoi.corpus.workers import ShardJob, run_jobs
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.run_folder import FINISHED
+from malmoi.system.files import LOCK_NAME, atomic_write, folder_lock, write_json
+from malmoi.system.run_folder import FINISHED, RunFolder
+from malmoi.text.documents import Document, read_documents
 
-STEPS = {
+# The folder of a corpus: whose build it holds
+
+
+def run_folder(out: Path) -> RunFolder:
+    others = {
+        name: f"of other {words}"
+        for name, words in (("sources", "sources"), ("against", "test sets"))
+    }
+    others["good"] = "of other good text"
+    return RunFolder(out, "corpus.json", "corpus", can_restart=True, unreadable=others)
+
+
+def begin_build(out: Path, record: Mapping[str, Any], *, restart: bool) -> dict[str, Any]:
+    """The folder's record: this build's, or the finished one; another build or strange files are
+    refused.
+    """
+    if restart:
+        _forget(out)
+    if not (out / "corpus.json").is_file() and any(
+        file.name != LOCK_NAME for file in out.iterdir()
+    ):
+        raise UsageError(f"{out} is not empty and holds no corpus; name another folder.")
+    found = run_folder(out).begin(record)
+    (out / "work").mkdir(exist_ok=True)
+    return found
+
+
+def _forget(out: Path) -> None:
+    """Removes what a build writes, and nothing else."""
+    if not (out / "corpus.json").is_file():
+        return
+    shutil.rmtree(out / "work", ignore_errors=True)
+    for path in (*out.glob("shard-*.jsonl"), out / "corpus.json"):
+        path.unlink()
+
+
+STEP_FILES = {
     "clean": "clean",
     "menus": "sift",
     "filter": "sift",
@@ -44,57 +82,70 @@ STEPS = {
 
 
 @dataclass(frozen=True)
-class Plan:
+class CorpusPlan:
     """One build: from what, where to, how."""
 
-    sources: list[Named]
-    good: list[str]
-    against: list[Path]
+    sources: list[NamedSource]
+    quality_reference: list[str]
+    decontaminate: list[Path]
     out: Path
     config: CorpusConfig
     workers: int
-    say: Callable[[str], None]
+    log: Callable[[str], None]
 
     @property
-    def work(self) -> Work:
-        return Work(self.out / "work", self.config)
+    def work(self) -> BuildFolder:
+        return BuildFolder(self.out / "work", self.config)
 
     def record(self) -> dict[str, Any]:
         """What decides the result."""
         return {
             "settings": self.config.to_dict(),
             "sources": [source.about() for source in self.sources],
-            "good": read(self.good).fingerprint() if self.good else "",
-            "against": read(list(map(str, self.against))).fingerprint() if self.against else "",
+            "good": read_documents(self.quality_reference).fingerprint()
+            if self.quality_reference
+            else "",
+            "against": read_documents(list(map(str, self.decontaminate))).fingerprint()
+            if self.decontaminate
+            else "",
         }
 
 
-def build(
+def build_corpus(
     sources: Sequence[str],
     out: str | Path,
     *,
-    good: Sequence[str] = (),
-    against: Sequence[str] = (),
+    quality_reference: Sequence[str] = (),
+    decontaminate: Sequence[str] = (),
     workers: int = 1,
-    again: bool = False,
-    say: Callable[[str], None] = lambda sentence: None,
+    restart: bool = False,
+    log: Callable[[str], None] = lambda sentence: None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Writes out/shard-NNNNN.jsonl and out/corpus.json, which is returned: settings, sources, what each step did.
+    """Writes out/shard-NNNNN.jsonl and out/corpus.json, which is returned: settings, sources, what
+    each step did.
 
-    A source is what `read` takes, or NAME=SOURCE. `good` text teaches the quality classifier, `against` are the test
-    sets whose words must go. A build that was stopped goes on; another one in the same folder is refused, unless
-    `again`.
+    A source is what `read` takes, or NAME=SOURCE. `good` text teaches the quality classifier,
+    `against` are the test sets whose words must go. A build that was stopped goes on; another one
+    in the same folder is refused, unless `again`.
     """
     config = CorpusConfig().override(settings)
-    plan = Plan(named(sources, config), list(good), files(against), Path(out), config, workers, say)
+    plan = CorpusPlan(
+        named_sources(sources, config),
+        list(quality_reference),
+        benchmark_files(decontaminate),
+        Path(out),
+        config,
+        workers,
+        log,
+    )
     _check(plan)
     record = plan.record()
     # while it is made it takes up to three times the text
-    with alone(plan.out):
-        found = begin(plan.out, record, again=again)
+    with folder_lock(plan.out):
+        found = begin_build(plan.out, record, restart=restart)
         if FINISHED in found:
-            say(f"{plan.out} is finished; --again (again=True) would start it anew.")
+            log(f"{plan.out} is finished; --restart (restart=True) discards it and starts over.")
         else:
             run_folder(plan.out).finish(record, _work(plan))
             found = run_folder(plan.out).read()
@@ -102,65 +153,85 @@ def build(
     return found
 
 
-def _check(plan: Plan) -> None:
-    language_check(plan.config.language)
+def _check(plan: CorpusPlan) -> None:
+    check_language(plan.config.language)
     if plan.workers < 1:
         raise UsageError(f"{plan.workers} workers can do nothing: give at least 1.")
     if plan.config.weights:
-        mix.weights(plan.config.weights, [source.name for source in plan.sources])
+        mix.parse_weights(plan.config.weights, [source.name for source in plan.sources])
     for source in plan.sources:
         if clash := source.clash(plan.out):
-            raise UsageError(f"{plan.out} and {clash} lie in one another; write the corpus to a folder of its own.")
+            raise UsageError(
+                f"{plan.out} and {clash} overlap; write the corpus to a folder of its own."
+            )
 
 
-def _work(plan: Plan) -> dict[str, Any]:
+def _work(plan: CorpusPlan) -> dict[str, Any]:
     """All steps; every one begins where it was stopped."""
     about = _read(plan)
     shards = range(about["shards"])
     _prepare(plan, shards)
-    _run(plan, "sift", [(stages.sift_shard, (plan.work, n)) for n in shards if not plan.work.is_done(n, "sift")])
-    twins = _twins(plan, shards)
-    jobs = [(stages.clear_shard, (plan.work, n, twins[n])) for n in shards if not plan.work.is_done(n, "clear")]
+    _run(
+        plan,
+        "sift",
+        [(stages.filter_shard, (plan.work, n)) for n in shards if not plan.work.is_done(n, "sift")],
+    )
+    twins = _find_duplicates(plan, shards)
+    jobs = [
+        (stages.finalize_shard, (plan.work, n, twins[n]))
+        for n in shards
+        if not plan.work.is_done(n, "clear")
+    ]
     _run(plan, "clear", jobs)
-    steps = {step: total(plan.work.account(n, stage)[step] for n in shards) for step, stage in STEPS.items()}
-    told = {step: tally.to_dict() for step, tally in steps.items() if tally.documents[0]}
+    steps = {
+        step: total_stats(plan.work.account(n, stage)[step] for n in shards)
+        for step, stage in STEP_FILES.items()
+    }
+    told = {step: stats.to_dict() for step, stats in steps.items() if stats.documents[0]}
     # a shard that was finished before they were counted has no such account
-    control = total_control_names(found for n in shards if (found := plan.work.account(n, "clear").get("control")))
+    control = total_control_names(
+        found for n in shards if (found := plan.work.account(n, "clear").get("control"))
+    )
     return {"bad": about["bad"], "steps": told, "control": control, "mix": _mix(plan, shards)}
 
 
-def _run(plan: Plan, step: str, jobs: Sequence[Job]) -> None:
+def _run(plan: CorpusPlan, step: str, jobs: Sequence[ShardJob]) -> None:
     if jobs:
-        plan.say(f"{step}: {len(jobs):,} shards")
-        work_on(jobs, min(plan.workers, len(jobs)))
+        plan.log(f"{step}: {len(jobs):,} shards")
+        run_jobs(jobs, min(plan.workers, len(jobs)))
 
 
 # ------------------------------------------------------------------ read and clean
 
 
-def _read(plan: Plan) -> dict[str, Any]:
-    """Cuts the sources into shards of raw documents and cleans them; how many there are, and the bad lines."""
+def _read(plan: CorpusPlan) -> dict[str, Any]:
+    """Cuts the sources into shards of raw documents and cleans them; how many there are, and the
+    bad lines.
+    """
     path = plan.work.folder / "read.json"
     if path.is_file():
-        return read_json(path)
-    plan.say("read and clean")
+        return read_account(path)
+    plan.log("read and clean")
     found = Counter[str]()
-    work_on(_clean_jobs(plan, found), plan.workers)
+    run_jobs(_clean_jobs(plan, found), plan.workers)
     if not found["documents"]:
         raise MalmoiError("There is no text in the sources.")
-    about = {"shards": found["shards"], "bad": [line for source in plan.sources for line in source.reader.describe()]}
+    about = {
+        "shards": found["shards"],
+        "bad": [line for source in plan.sources for line in source.reader.describe()],
+    }
     write_json(path, about)
     return about
 
 
-def _clean_jobs(plan: Plan, found: Counter[str]) -> Iterator[Job]:
+def _clean_jobs(plan: CorpusPlan, found: Counter[str]) -> Iterator[ShardJob]:
     for number, documents in enumerate(_shards(plan.sources, plan.config.shard)):
         found.update(shards=1, documents=len(documents))
         if not plan.work.is_done(number, "clean"):
             yield stages.clean_shard, (plan.work, number, documents)
 
 
-def _shards(sources: Sequence[Named], size: int) -> Iterator[list[Document]]:
+def _shards(sources: Sequence[NamedSource], size: int) -> Iterator[list[Document]]:
     documents: list[Document] = []
     characters = 0
     for source in sources:
@@ -169,7 +240,8 @@ def _shards(sources: Sequence[Named], size: int) -> Iterator[list[Document]]:
             characters += len(document.text)
             if characters >= size:
                 yield documents
-                documents, characters = [], 0
+                documents = []
+                characters = 0
     if documents:
         yield documents
 
@@ -177,21 +249,21 @@ def _shards(sources: Sequence[Named], size: int) -> Iterator[list[Document]]:
 # ------------------------------------------------------------------ what needs all shards at once
 
 
-def _prepare(plan: Plan, shards: range) -> None:
+def _prepare(plan: CorpusPlan, shards: range) -> None:
     """What sifting and clearing look up: menus, the classifier, the test sets."""
     work = plan.work
     if not (work.folder / "menus.json").is_file():
         write_json(work.folder / "menus.json", _menus(work, shards))
-    if plan.good and not (work.folder / "quality.npy").is_file():
-        plan.say("learn quality")
-        with written(work.folder / "quality.npy") as file:
+    if plan.quality_reference and not (work.folder / "quality.npy").is_file():
+        plan.log("learn quality")
+        with atomic_write(work.folder / "quality.npy") as file:
             np.save(file, _scorer(plan, shards).weights)
-    if plan.against and not (work.folder / "against.npz").is_file():
-        with written(work.folder / "against.npz") as file:
-            ExamSets.of(plan.against).save(file)
+    if plan.decontaminate and not (work.folder / "against.npz").is_file():
+        with atomic_write(work.folder / "against.npz") as file:
+            BenchmarkSets.of(plan.decontaminate).save(file)
 
 
-def _menus(work: Work, shards: range) -> dict[str, list[str]]:
+def _menus(work: BuildFolder, shards: range) -> dict[str, list[str]]:
     lines: dict[str, Counter[str]] = {}
     documents = Counter[str]()
     for number in shards:
@@ -202,31 +274,40 @@ def _menus(work: Work, shards: range) -> dict[str, list[str]]:
     return {source: menus(found, documents[source], work.config) for source, found in lines.items()}
 
 
-def _scorer(plan: Plan, shards: range) -> Scorer:
+def _scorer(plan: CorpusPlan, shards: range) -> QualityScorer:
     """Learns good text from raw text, as it is after cleaning."""
-    number, seed = plan.config.examples, plan.config.seed
+    number = plan.config.examples
+    seed = plan.config.seed
     raw = chain.from_iterable(plan.work.documents(n, "clean") for n in shards)
     size = sum(sum(plan.work.account(n, "clean")["sources"].values()) for n in shards)
-    good = read(plan.good, documents=plan.config.documents, text=plan.config.text)
-    chosen = some(good, sum(1 for _ in good), number)
-    return Scorer.learn([clean(text) for text in chosen], some(raw, size, number), seed)
+    good = read_documents(
+        plan.quality_reference, documents=plan.config.documents, text=plan.config.text
+    )
+    chosen = sample_documents(good, sum(1 for _ in good), number)
+    return QualityScorer.fit(
+        [clean(text) for text in chosen], sample_documents(raw, size, number), seed
+    )
 
 
-def _twins(plan: Plan, shards: range) -> list[NDArray[np.uint8]]:
-    """Of every document of every shard: 0 it stays, 1 one before it has the same words, 2 similar words."""
-    work, path = plan.work, plan.work.folder / "twins.npy"
+def _find_duplicates(plan: CorpusPlan, shards: range) -> list[NDArray[np.uint8]]:
+    """Of every document of every shard: 0 it stays, 1 one before it has the same words, 2
+    similar words.
+    """
+    work = plan.work
+    path = plan.work.folder / "twins.npy"
     sizes = [work.account(n, "sift")["documents"] for n in shards]
     if not path.is_file():
-        plan.say("compare")
-        with written(path) as file:
+        plan.log("compare")
+        with atomic_write(path) as file:
             np.save(file, _compared(work, shards, sum(sizes)))
     return np.split(np.load(path), np.cumsum(sizes)[:-1])
 
 
-def _compared(work: Work, shards: range, size: int) -> NDArray[np.uint8]:
+def _compared(work: BuildFolder, shards: range, size: int) -> NDArray[np.uint8]:
     if "dedup" not in work.config.steps:
         return np.zeros(size, np.uint8)
-    exact, signatures = np.zeros(size, np.uint64), np.zeros((size, work.config.hashes), np.uint32)
+    exact = np.zeros(size, np.uint64)
+    signatures = np.zeros((size, work.config.hashes), np.uint32)
     begin = 0
     for number in shards:
         with np.load(work.path(number, "marks.npz")) as found:
@@ -240,36 +321,47 @@ def _compared(work: Work, shards: range, size: int) -> NDArray[np.uint8]:
 # ------------------------------------------------------------------ mix and write
 
 
-def _mix(plan: Plan, shards: range) -> dict[str, Any]:
+def _mix(plan: CorpusPlan, shards: range) -> dict[str, Any]:
     """Writes the corpus: one pass after another, so that the copies of a document lie far apart."""
     accounts = [plan.work.account(n, "clear") for n in shards]
     names = [name for account in accounts for name in account["source"]]
-    characters = np.array([size for account in accounts for size in account["characters"]], np.int64)
+    characters = np.array(
+        [size for account in accounts for size in account["characters"]], np.int64
+    )
     draws = np.array([draw for account in accounts for draw in account["draws"]], np.uint64)
     if not len(characters):
-        raise MalmoiError(f"Nothing is left of the sources: {plan.out / 'work'} has what each step dropped.")
+        raise MalmoiError(
+            f"Nothing is left of the sources: {plan.out / 'work'} has what each step dropped."
+        )
     sources = np.array(names)
     copies, shares = _copies(plan, sources, characters, draws)
     parts = np.split(copies, np.cumsum([len(account["source"]) for account in accounts])[:-1])
     for sentence in filter(None, (share.missed() for share in shares)):
-        plan.say(sentence)
+        plan.log(sentence)
     return {"shards": _write(plan, parts), "shares": [asdict(share) for share in shares]}
 
 
 def _copies(
-    plan: Plan, sources: NDArray[np.str_], characters: NDArray[np.int64], draws: NDArray[np.uint64]
-) -> tuple[NDArray[np.int64], list[mix.Share]]:
+    plan: CorpusPlan,
+    sources: NDArray[np.str_],
+    characters: NDArray[np.int64],
+    draws: NDArray[np.uint64],
+) -> tuple[NDArray[np.int64], list[mix.SourceShare]]:
     """How often each document is written, and what that makes of each source."""
     names = [source.name for source in plan.sources]
     have = {name: int(characters[sources == name].sum()) for name in names}
     wanted = {name: have[name] / sum(have.values()) for name in names}
     if plan.config.weights:
-        wanted = mix.weights(plan.config.weights, names)
+        wanted = mix.parse_weights(plan.config.weights, names)
     size = plan.config.size if plan.config.size and plan.config.weights else sum(have.values())
-    epochs = mix.epochs_of(have, wanted, size) if plan.config.weights else dict.fromkeys(names, 1.0)
+    epochs = (
+        mix.source_epochs(have, wanted, size) if plan.config.weights else dict.fromkeys(names, 1.0)
+    )
     copies = np.zeros(len(sources), np.int64)
     for name in names:
-        copies[sources == name] = mix.copies(characters[sources == name], draws[sources == name], epochs[name])
+        copies[sources == name] = mix.copy_counts(
+            characters[sources == name], draws[sources == name], epochs[name]
+        )
     return copies, _shares(sources, characters, copies, epochs, wanted)
 
 
@@ -279,21 +371,25 @@ def _shares(
     copies: NDArray[np.int64],
     epochs: Mapping[str, float],
     wanted: Mapping[str, float],
-) -> list[mix.Share]:
+) -> list[mix.SourceShare]:
     after = int((copies * characters).sum())
     shares = []
     for name, times in epochs.items():
         here = sources == name
         documents = int(here.sum()), int(copies[here].sum())
         sizes = int(characters[here].sum()), int((copies * characters)[here].sum())
-        shares.append(mix.Share(name, documents, sizes, times, sizes[1] / max(after, 1), wanted[name]))
+        shares.append(
+            mix.SourceShare(name, documents, sizes, times, sizes[1] / max(after, 1), wanted[name])
+        )
     return shares
 
 
-def _write(plan: Plan, copies: Sequence[NDArray[np.int64]]) -> int:
+def _write(plan: CorpusPlan, copies: Sequence[NDArray[np.int64]]) -> int:
     """The shards of the corpus; how many there are."""
     rounds = range(max((int(part.max()) for part in copies if len(part)), default=0))
-    wanted = [(n, part > turn) for turn in rounds for n, part in enumerate(copies) if (part > turn).any()]
+    wanted = [
+        (n, part > turn) for turn in rounds for n, part in enumerate(copies) if (part > turn).any()
+    ]
     paths = [plan.out / f"shard-{number:05d}.jsonl" for number in range(len(wanted))]
     jobs = [
         (stages.write_shard, (plan.work, n, path, chosen))

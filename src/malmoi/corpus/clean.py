@@ -7,15 +7,15 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from malmoi.corpus.read import Document
-from malmoi.corpus.settings import CorpusConfig
-from malmoi.corpus.tally import Tally
+from malmoi.corpus.config import CorpusConfig
+from malmoi.corpus.stats import StepStats
+from malmoi.text.documents import Document
 
 _BREAKS = re.compile(r"\r\n?|[\x0b\x0c\x85\u2028\u2029]")
 _CONTROL = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f\u00ad\u200b\u2060\ufeff\ufffe\uffff]")
 _SPACES = re.compile(r"[^\S\n]{2,}|[^\S\n ]")
 _BLANKS = re.compile(r"\n{3,}")
-_NAMES = "html|head|body|div|p|br|hr|span|a|b|i|em|strong|img|table|tbody|tr|td|th|ul|ol|li|h[1-6]|script|style|pre"
+_NAMES = "html|head|body|div|p|br|hr|span|a|b|i|em|strong|img|table|tbody|tr|td|th|ul|ol|li|h[1-6]|script|style|pre"  # noqa: E501
 _TAG = re.compile(rf"</?(?:{_NAMES})\b[^<>]*>", re.IGNORECASE)
 _HIDES = re.compile(r"<(script|style|head)\b|<!--", re.IGNORECASE)
 _SHOWS = {name: re.compile(rf"</{name}\s*>", re.IGNORECASE) for name in ("script", "style", "head")}
@@ -25,15 +25,15 @@ _ANY = re.compile(r"</?[a-z!][^<>]*>", re.IGNORECASE)
 _ENDS = ".!?。！？…:;,\"'”’"  # after these a line is a sentence, or part of one
 
 
-def cleaned(documents: Iterable[Document], tally: Tally) -> Iterator[Document]:
+def cleaned(documents: Iterable[Document], stats: StepStats) -> Iterator[Document]:
     """Documents with clean text; those in which nothing is left go."""
     for document in documents:
-        tally.came(document)
+        stats.count_in(document)
         text = clean(document.text)
         if text:
-            yield tally.kept(replace(document, text=text))
+            yield stats.count_out(replace(document, text=text))
         else:
-            tally.said("empty", document)
+            stats.count_rule("empty", document)
 
 
 def clean(text: str) -> str:
@@ -57,7 +57,9 @@ def without_html(text: str) -> str:
 
 def _shown(text: str) -> str:
     """Without scripts, styles and comments; one that does not end hides nothing."""
-    parts, at, endless = [], 0, set()
+    parts = []
+    at = 0
+    endless = set()
     for match in _HIDES.finditer(text):
         name = (match[1] or "comment").lower()
         if match.start() < at or name in endless:
@@ -85,16 +87,16 @@ def menus(lines: Counter[str], documents: int, config: CorpusConfig) -> list[str
 
 
 def without_menus(
-    documents: Iterable[Document], menus: Mapping[str, Collection[str]], tally: Tally
+    documents: Iterable[Document], menus: Mapping[str, Collection[str]], stats: StepStats
 ) -> Iterator[Document]:
     """Documents without the boilerplate lines of their source."""
     for document in documents:
         known = menus.get(document.source, ())
-        tally.came(document)
+        stats.count_in(document)
         lines = document.text.split("\n") if known else []
         left = [line for line in lines if line not in known]
         if len(left) < len(lines):
-            tally.said("menu lines", document)
+            stats.count_rule("menu lines", document)
             document = replace(document, text=_BLANKS.sub("\n\n", "\n".join(left)).strip())
         if document.text:
-            yield tally.kept(document)
+            yield stats.count_out(document)

@@ -1,73 +1,76 @@
-"""Step 2, filter: rules that ordinary prose passes (Rae et al. 2021, appendix A); words and letters of any script."""
+"""Step 2, filter: rules that ordinary prose passes (Rae et al. 2021, appendix A); words and
+letters of any script.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 
 import numpy as np
 
-from malmoi.corpus import grams
-from malmoi.corpus.grams import Numbers, Words
-from malmoi.corpus.language import is_in
-from malmoi.corpus.read import Document
-from malmoi.corpus.settings import CorpusConfig
-from malmoi.corpus.tally import Tally
+from malmoi.corpus import ngrams
+from malmoi.corpus.config import CorpusConfig
+from malmoi.corpus.language import is_in_language
+from malmoi.corpus.ngrams import HashArray, HashedWords
+from malmoi.corpus.stats import StepStats
+from malmoi.text.documents import Document
 
-LINES = 4  # fewer say nothing by their shares
+MIN_LINES = 4  # fewer say nothing by their shares
 BULLETS = ("- ", "* ", "•", "·", "●", "○", "■", "▪", "◦", "‣", "※", "▶", "►")
 ELLIPSES = ("…", "...", "‥")
 
 
-class Look:
+class TextStats:
     """A text as the rules see it."""
 
-    def __init__(self, text: str, words: Words):
-        self.text, self.words = text, words
+    def __init__(self, text: str, words: HashedWords):
+        self.text = text
+        self.words = words
 
     @cached_property
     def lines(self) -> list[str]:
         return [line for line in self.text.split("\n") if line]
 
 
-def short(look: Look, c: CorpusConfig) -> bool:
+def too_short(look: TextStats, c: CorpusConfig) -> bool:
     return len(look.words) < c.min_words
 
 
-def long(look: Look, c: CorpusConfig) -> bool:
+def too_long(look: TextStats, c: CorpusConfig) -> bool:
     return 0 < c.max_words < len(look.words)
 
 
-def word_length(look: Look, c: CorpusConfig) -> bool:
+def word_length(look: TextStats, c: CorpusConfig) -> bool:
     mean = float((look.words.ends - look.words.starts).mean()) if len(look.words) else 0.0
     return not c.min_word_length <= mean <= c.max_word_length
 
 
-def symbols(look: Look, c: CorpusConfig) -> bool:
+def symbols(look: TextStats, c: CorpusConfig) -> bool:
     return sum(look.text.count(sign) for sign in ("#", *ELLIPSES)) > c.max_symbols * len(look.words)
 
 
-def letters(look: Look, c: CorpusConfig) -> bool:
-    found = grams.codes(look.text)
+def too_few_letters(look: TextStats, c: CorpusConfig) -> bool:
+    found = ngrams.code_points(look.text)
     space = look.text.count(" ") + look.text.count("\n")
-    return int(grams.letters()[found].sum()) < c.min_letters * (len(found) - space)
+    return int(ngrams.letter_table()[found].sum()) < c.min_letters * (len(found) - space)
 
 
-def bullets(look: Look, c: CorpusConfig) -> bool:
+def bullets(look: TextStats, c: CorpusConfig) -> bool:
     return _share(look.lines, lambda line: line.startswith(BULLETS)) > c.max_bullets
 
 
-def ellipses(look: Look, c: CorpusConfig) -> bool:
+def ellipses(look: TextStats, c: CorpusConfig) -> bool:
     return _share(look.lines, lambda line: line.endswith(ELLIPSES)) > c.max_ellipses
 
 
 def _share(lines: list[str], test: Callable[[str], bool]) -> float:
-    return sum(map(test, lines)) / len(lines) if len(lines) >= LINES else 0.0
+    return sum(map(test, lines)) / len(lines) if len(lines) >= MIN_LINES else 0.0
 
 
-def repeated_lines(look: Look, c: CorpusConfig) -> bool:
+def repeated_lines(look: TextStats, c: CorpusConfig) -> bool:
     return _repeated(look.lines) > c.max_repeated_lines * len(look.text)
 
 
-def repeated_paragraphs(look: Look, c: CorpusConfig) -> bool:
+def repeated_paragraphs(look: TextStats, c: CorpusConfig) -> bool:
     return _repeated(look.text.split("\n\n")) > c.max_repeated_lines * len(look.text)
 
 
@@ -76,46 +79,50 @@ def _repeated(parts: list[str]) -> int:
     return sum(map(len, parts)) - sum(map(len, set(parts)))
 
 
-def repeated_run(look: Look, c: CorpusConfig) -> bool:
+def repeated_run(look: TextStats, c: CorpusConfig) -> bool:
     """Whether one run of 2, 3 or 4 words makes up too much of the text."""
-    most = _most(look.words.runs(2))  # no longer run is there more often
+    most = _most(look.words.ngrams(2))  # no longer run is there more often
     for length, share in enumerate(c.max_run, 2):
         limit = share * len(look.text)
-        if most > 1 and most * _longest(look.words, length) > limit and _covered(look.words, length) > limit:
+        if (
+            most > 1
+            and most * _longest(look.words, length) > limit
+            and _covered(look.words, length) > limit
+        ):
             return True
     return False
 
 
-def _most(runs: Numbers) -> int:
+def _most(runs: HashArray) -> int:
     return int(np.unique(runs, return_counts=True)[1].max()) if len(runs) else 0
 
 
-def _longest(words: Words, length: int) -> int:
+def _longest(words: HashedWords, length: int) -> int:
     """Characters of the longest run of so many words."""
     return int((words.ends[length - 1 :] - words.starts[: len(words) - length + 1]).max(initial=0))
 
 
-def _covered(words: Words, length: int) -> int:
+def _covered(words: HashedWords, length: int) -> int:
     """Characters in the most frequent run of so many words; none if each is there once."""
-    found, first, counts = np.unique(words.runs(length), return_index=True, return_counts=True)
+    found, first, counts = np.unique(words.ngrams(length), return_index=True, return_counts=True)
     if not len(found) or counts.max() == 1:
         return 0
     begin = first[counts.argmax()]
     return int(counts.max() * (words.ends[begin + length - 1] - words.starts[begin]))
 
 
-def other_language(look: Look, c: CorpusConfig) -> bool:
-    return c.language != "" and not is_in(look.text, c.language)
+def other_language(look: TextStats, c: CorpusConfig) -> bool:
+    return c.language != "" and not is_in_language(look.text, c.language)
 
 
 # in this order; the first that speaks is counted
-RULES: dict[str, Callable[[Look, CorpusConfig], bool]] = {
-    "too short": short,
-    "too long": long,
+FILTER_RULES: dict[str, Callable[[TextStats, CorpusConfig], bool]] = {
+    "too short": too_short,
+    "too long": too_long,
     "another language": other_language,
     "length of words": word_length,
     "symbols": symbols,
-    "few letters": letters,
+    "few letters": too_few_letters,
     "bullets": bullets,
     "ellipses": ellipses,
     "repeated lines": repeated_lines,
@@ -124,17 +131,19 @@ RULES: dict[str, Callable[[Look, CorpusConfig], bool]] = {
 }
 
 
-def broken(look: Look, config: CorpusConfig) -> str | None:
+def broken_rule(look: TextStats, config: CorpusConfig) -> str | None:
     """The first rule that a text breaks."""
-    return next((name for name, rule in RULES.items() if rule(look, config)), None)
+    return next((name for name, rule in FILTER_RULES.items() if rule(look, config)), None)
 
 
-def filtered(documents: Iterable[Document], config: CorpusConfig, tally: Tally) -> Iterator[Document]:
+def filtered(
+    documents: Iterable[Document], config: CorpusConfig, stats: StepStats
+) -> Iterator[Document]:
     """Documents that break no rule."""
     documents = list(documents)
-    for document, words in zip(documents, grams.each(d.text for d in documents), strict=True):
-        tally.came(document)
-        if rule := broken(Look(document.text, words), config):
-            tally.said(rule, document)
+    for document, words in zip(documents, ngrams.hash_each(d.text for d in documents), strict=True):
+        stats.count_in(document)
+        if rule := broken_rule(TextStats(document.text, words), config):
+            stats.count_rule(rule, document)
         else:
-            yield tally.kept(document)
+            yield stats.count_out(document)

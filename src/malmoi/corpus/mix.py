@@ -1,4 +1,6 @@
-"""Step 6, mix: how often each document is written, so that the sources have their shares (GPT-3's table 2.2)."""
+"""Step 6, mix: how often each document is written, so that the sources have their shares
+(GPT-3's table 2.2).
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,22 +10,27 @@ from numpy.typing import NDArray
 
 from malmoi.errors import MalmoiError, UsageError, nearest
 
-Counts = NDArray[np.int64]
-NEAR = 0.02  # sizes that differ by less are the same
+CopyCounts = NDArray[np.int64]
+SAME_SIZE_TOLERANCE = 0.02  # sizes that differ by less are the same
 
 
-def weights(text: str, sources: Sequence[str]) -> dict[str, float]:
+def parse_weights(text: str, sources: Sequence[str]) -> dict[str, float]:
     """ "web=0.6,books=0.4" as shares that add up to 1; every source needs one."""
     found: dict[str, float] = {}
     for part in text.split(","):
         name, sign, value = part.strip().rpartition("=")
         if not sign or not _is_share(value):
-            raise UsageError(f"The weight {part.strip()!r} is not NAME=NUMBER; write for example web=0.6,books=0.4.")
+            raise UsageError(
+                f"The weight {part.strip()!r} is not NAME=NUMBER; write for example "
+                "web=0.6,books=0.4."
+            )
         if name not in sources:
             raise UsageError(f"There is no source {name!r} to weigh.{nearest(name, sources)}")
         found[name] = float(value)
     if missing := [name for name in sources if name not in found]:
-        raise UsageError(f"The weights say nothing of {', '.join(missing)}; give 0 to leave a source out.")
+        raise UsageError(
+            f"The weights say nothing of {', '.join(missing)}; give 0 to leave a source out."
+        )
     if not sum(found.values()):
         raise UsageError("All weights are 0: nothing would be left.")
     return {name: found[name] / sum(found.values()) for name in sources}
@@ -37,9 +44,11 @@ def _is_share(value: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Share:
-    """One source in the mix: documents and characters before and after, how often it is gone through, and what share
-    of the characters it has and should have."""
+class SourceShare:
+    """One source in the mix: documents and characters before and after, how often it is gone
+    through, and what share
+    of the characters it has and should have.
+    """
 
     source: str
     documents: tuple[int, int]
@@ -51,17 +60,20 @@ class Share:
     def missed(self) -> str:
         """A sentence where the documents are too few and too long for the share."""
         wanted = self.epochs * self.characters[0]
-        if abs(self.characters[1] - wanted) <= NEAR * wanted:
+        if abs(self.characters[1] - wanted) <= SAME_SIZE_TOLERANCE * wanted:
             return ""
         return (
-            f"{self.source} has {self.has:.1%} of the characters, not {self.wanted:.1%}: its documents "
+            f"{self.source} has {self.has:.1%} of the characters, not {self.wanted:.1%}: its "
+            "documents "
             f"({self.documents[0]:,}) are too few and too long to be shared out more finely."
         )
 
 
-def copies(lengths: Counts, draws: NDArray[np.uint64], epochs: float) -> Counts:
-    """How often each document of a source is written: ⌊epochs⌋ times, and those with the smallest draws once more,
-    up to the characters that are wanted."""
+def copy_counts(lengths: CopyCounts, draws: NDArray[np.uint64], epochs: float) -> CopyCounts:
+    """How often each document of a source is written: ⌊epochs⌋ times, and those with the smallest
+    draws once more,
+    up to the characters that are wanted.
+    """
     whole = int(epochs)
     found = np.full(len(lengths), whole, np.int64)
     wanted = (epochs - whole) * int(lengths.sum())
@@ -71,9 +83,15 @@ def copies(lengths: Counts, draws: NDArray[np.uint64], epochs: float) -> Counts:
     return found
 
 
-def epochs_of(characters: dict[str, int], shares: dict[str, float], size: int) -> dict[str, float]:
+def source_epochs(
+    characters: dict[str, int], shares: dict[str, float], size: int
+) -> dict[str, float]:
     """How often each source is gone through for an output of `size` characters."""
     for name, share in shares.items():
         if share and not characters.get(name):
-            raise MalmoiError(f"Nothing is left of {name}, which should have {share:.0%} of the mix.")
-    return {name: size * share / characters[name] if share else 0.0 for name, share in shares.items()}
+            raise MalmoiError(
+                f"Nothing is left of {name}, which should have {share:.0%} of the mix."
+            )
+    return {
+        name: size * share / characters[name] if share else 0.0 for name, share in shares.items()
+    }

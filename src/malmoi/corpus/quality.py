@@ -1,4 +1,6 @@
-"""Step 3, quality: GPT-3's classifier of good text against raw text (Brown et al. 2020, appendix A)."""
+"""Step 3, quality: GPT-3's classifier of good text against raw text (Brown et al. 2020, appendix
+A).
+"""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,89 +11,111 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.corpus.grams import words
-from malmoi.corpus.read import Document
-from malmoi.corpus.tally import Tally
+from malmoi.corpus.ngrams import hash_words
+from malmoi.corpus.stats import StepStats
 from malmoi.errors import UsageError
+from malmoi.text.documents import Document
 
-BITS = 18  # features: 2^18
-EPOCHS = 5
-RATE = 0.5  # of AdaGrad
-LOOK = 1 << 16  # characters of a document that are judged
-Features = tuple[NDArray[np.int64], NDArray[np.float64]]
+FEATURE_BITS = 18  # features: 2^18
+TRAINING_EPOCHS = 5
+LEARNING_RATE = 0.5  # of AdaGrad
+MAX_RATED_CHARACTERS = 1 << 16  # characters of a document that are judged
+HashedFeatures = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 
-def features(text: str) -> Features:
+def hashed_features(text: str) -> HashedFeatures:
     """Hashed words: which are there, and 1 + log of how often, at length 1."""
-    found, counts = np.unique(words(text[:LOOK]).hashes >> np.uint64(64 - BITS), return_counts=True)
+    found, counts = np.unique(
+        hash_words(text[:MAX_RATED_CHARACTERS]).hashes >> np.uint64(64 - FEATURE_BITS),
+        return_counts=True,
+    )
     values = 1 + np.log(counts)
     return found.astype(np.int64), values / max(float(np.sqrt((values**2).sum())), 1.0)
 
 
 @dataclass(frozen=True)
-class Scorer:
+class QualityScorer:
     """A logistic regression; the last weight is the bias."""
 
     weights: NDArray[np.float64]
 
     def __call__(self, text: str) -> float:
         """How likely the text is one of the good ones."""
-        return _chance(self.weights, features(text))
+        return _chance(self.weights, hashed_features(text))
 
     @classmethod
-    def learn(cls, good: Sequence[str], raw: Sequence[str], seed: int = 0) -> "Scorer":
-        """As many good as raw texts, in random order, several times; AdaGrad (Duchi et al. 2011)."""
+    def fit(cls, good: Sequence[str], raw: Sequence[str], seed: int = 0) -> "QualityScorer":
+        """As many good as raw texts, in random order, several times; AdaGrad (Duchi et al.
+        2011).
+        """
         number = min(len(good), len(raw))
         if number < 2:
             raise UsageError(
-                f"The quality classifier needs good and raw documents; there are {len(good)} and {len(raw)}."
+                f"The quality classifier needs good and raw documents; there are {len(good)} and "
+                f"{len(raw)}."
             )
-        rows = [(features(text), label) for label, texts in ((1, good), (0, raw)) for text in even(texts, number)]
-        weights, seen = np.zeros(2**BITS + 1), np.full(2**BITS + 1, 1e-8)
+        rows = [
+            (hashed_features(text), label)
+            for label, texts in ((1, good), (0, raw))
+            for text in evenly_spaced(texts, number)
+        ]
+        weights = np.zeros(2**FEATURE_BITS + 1)
+        seen = np.full(2**FEATURE_BITS + 1, 1e-8)
         random = np.random.default_rng(seed)
-        for _ in range(EPOCHS):
+        for _ in range(TRAINING_EPOCHS):
             for place in random.permutation(len(rows)):
                 _step(weights, seen, *rows[place])
         return cls(weights)
 
     @classmethod
-    def load(cls, path: Path) -> "Scorer":
+    def load(cls, path: Path) -> "QualityScorer":
         return cls(np.load(path))
 
 
-def _chance(weights: NDArray[np.float64], row: Features) -> float:
+def _chance(weights: NDArray[np.float64], row: HashedFeatures) -> float:
     return float(1 / (1 + np.exp(-(weights[row[0]] @ row[1] + weights[-1]))))
 
 
-def _step(weights: NDArray[np.float64], seen: NDArray[np.float64], row: Features, label: int) -> None:
-    at, values = np.append(row[0], 2**BITS), np.append(row[1], 1.0)
+def _step(
+    weights: NDArray[np.float64], seen: NDArray[np.float64], row: HashedFeatures, label: int
+) -> None:
+    at = np.append(row[0], 2**FEATURE_BITS)
+    values = np.append(row[1], 1.0)
     slope = (_chance(weights, row) - label) * values
     seen[at] += slope**2
-    weights[at] -= RATE * slope / np.sqrt(seen[at])
+    weights[at] -= LEARNING_RATE * slope / np.sqrt(seen[at])
 
 
-def even(texts: Sequence[str], number: int) -> list[str]:
+def evenly_spaced(texts: Sequence[str], number: int) -> list[str]:
     """So many of the texts, at even distances."""
     return [texts[len(texts) * place // number] for place in range(number)]
 
 
-def some(documents: Iterable[Document], total: int, number: int) -> list[str]:
+def sample_documents(documents: Iterable[Document], total: int, number: int) -> list[str]:
     """Every so manieth of `total` documents, so that about `number` are taken."""
-    return [document.text for document in islice(documents, 0, None, max(total // number, 1))][:number]
+    return [document.text for document in islice(documents, 0, None, max(total // number, 1))][
+        :number
+    ]
 
 
-def rated(documents: Iterable[Document], scorer: Scorer, pareto: float, seed: int, tally: Tally) -> Iterator[Document]:
-    """Documents that are good, and now and then one that is not: it stays if pareto(9) > 1 − score."""
+def filter_by_quality(
+    documents: Iterable[Document], scorer: QualityScorer, pareto: float, seed: int, stats: StepStats
+) -> Iterator[Document]:
+    """Documents that are good, and now and then one that is not: it stays if pareto(9) > 1 −
+    score.
+    """
     for document in documents:
-        tally.came(document)
-        if draw(document.text, pareto, seed) > 1 - scorer(document.text):
-            yield tally.kept(document)
+        stats.count_in(document)
+        if pareto_draw(document.text, pareto, seed) > 1 - scorer(document.text):
+            yield stats.count_out(document)
         else:
-            tally.said("quality", document)
+            stats.count_rule("quality", document)
 
 
-def draw(text: str, pareto: float, seed: int) -> float:
+def pareto_draw(text: str, pareto: float, seed: int) -> float:
     """A number as numpy's pareto draws them (Lomax), decided by the seed and the text alone."""
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8, key=str(seed).encode()).digest()
+    digest = hashlib.blake2b(
+        text.encode("utf-8", "surrogatepass"), digest_size=8, key=str(seed).encode()
+    ).digest()
     uniform = (int.from_bytes(digest, "little") + 1) / 2.0**64
     return float(uniform ** (-1 / pareto) - 1)

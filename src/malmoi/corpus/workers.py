@@ -11,30 +11,32 @@ from typing import Any
 
 from malmoi.errors import MalmoiError
 
-Job = tuple[Callable[..., None], tuple[Any, ...]]
+ShardJob = tuple[Callable[..., None], tuple[Any, ...]]
 
 
-def work_on(jobs: Iterable[Job], workers: int) -> None:
+def run_jobs(jobs: Iterable[ShardJob], workers: int) -> None:
     """Does every job; with one worker here, in order."""
     if workers == 1:
         for do, arguments in jobs:
             do(*arguments)
         return
-    context = multiprocessing.get_context("forkserver")  # a fork of this process could copy a held lock
-    context.set_forkserver_preload(["malmoi.corpus.stages"])
+    # a fork of this process could copy a held lock
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["malmoi.corpus.steps"])
     with ProcessPoolExecutor(workers, context, initializer=_begin) as pool:
         try:
             _hand_out(pool, jobs, 2 * workers)
         except BrokenProcessPool as error:
             raise MalmoiError(
-                "A worker was killed, perhaps for want of memory: run the same command again with fewer --workers."
+                "A worker was killed, perhaps for want of memory: run the same command again with "
+                "fewer --workers."
             ) from error
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
 
 
-def _hand_out(pool: ProcessPoolExecutor, jobs: Iterable[Job], ahead: int) -> None:
+def _hand_out(pool: ProcessPoolExecutor, jobs: Iterable[ShardJob], ahead: int) -> None:
     waiting: set[Future[None]] = set()
     for do, arguments in jobs:
         waiting.add(pool.submit(do, *arguments))

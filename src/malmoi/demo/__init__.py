@@ -1,1 +1,3 @@
-"""The demo: the main job from end to end on built-in text: the plan and its story → the run → the page."""
+"""The demo: the main job from end to end on built-in text: the plan and its story → the run →
+the page.
+"""

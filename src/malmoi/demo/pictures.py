@@ -1,4 +1,6 @@
-"""Small drawings for reports, as SVG and HTML that need nothing else: bars, token chips, attention."""
+"""Small drawings for reports, as SVG and HTML that need nothing else: bars, token chips,
+attention.
+"""
 
 import html
 from collections.abc import Sequence
@@ -8,7 +10,9 @@ Matrix = Sequence[Sequence[float]]  # [queries][keys]
 
 def chips(tokens: Sequence[str]) -> str:
     """Tokens as little boxes."""
-    return f'<p class="chips">{"".join(f"<span>{html.escape(token)}</span>" for token in tokens)}</p>'
+    return (
+        f'<p class="chips">{"".join(f"<span>{html.escape(token)}</span>" for token in tokens)}</p>'
+    )
 
 
 def bars(values: Sequence[tuple[str, float]], *, whole: float = 1.0) -> str:
@@ -19,7 +23,7 @@ def bars(values: Sequence[tuple[str, float]], *, whole: float = 1.0) -> str:
         kind = "bar best" if value == top else "bar"
         rows.append(
             f'<div class="row"><span>{html.escape(name)}</span><div class="{kind}">'
-            f'<i style="width:{min(100, 100 * value / whole):.1f}%"></i></div><b>{value:.1%}</b></div>'
+            f'<i style="width:{min(100, 100 * value / whole):.1f}%"></i></div><b>{value:.1%}</b></div>'  # noqa: E501
         )
     return f'<div class="bars">{"".join(rows)}</div>'
 
@@ -28,9 +32,11 @@ def heat_map(weights: Matrix, tokens: Sequence[str] = (), cell: int = 26) -> str
     """One head's attention: each row is a token that looks, each column one that is looked at."""
     size = len(weights)
     left, top = (96, 84) if tokens else (0, 0)
-    width, height = left + size * cell, top + size * cell
+    width = left + size * cell
+    height = top + size * cell
     parts = [
-        f'<rect x="{left + k * cell}" y="{top + q * cell}" width="{cell - 1}" height="{cell - 1}" rx="{cell // 8}" '
+        f'<rect x="{left + k * cell}" y="{top + q * cell}" width="{cell - 1}" height="{cell - 1}" '
+        f'rx="{cell // 8}" '
         f'fill="var(--a)" fill-opacity="{max(0.04, min(1.0, weight)):.2f}"/>'
         for q, row in enumerate(weights)
         for k, weight in enumerate(row)
@@ -38,7 +44,9 @@ def heat_map(weights: Matrix, tokens: Sequence[str] = (), cell: int = 26) -> str
     for i, token in enumerate(tokens):
         middle = i * cell + cell / 2
         name = html.escape(token)
-        parts.append(f'<text x="{left - 8}" y="{top + middle + 4:.0f}" text-anchor="end">{name}</text>')
+        parts.append(
+            f'<text x="{left - 8}" y="{top + middle + 4:.0f}" text-anchor="end">{name}</text>'
+        )
         at = f"{left + middle + 4:.0f},{top - 8}"
         parts.append(f'<text transform="translate({at}) rotate(-55)">{name}</text>')
     label = "attention of one head" + (f" over: {' '.join(tokens)}" if tokens else "")
@@ -58,7 +66,9 @@ def attention_grid(layers: Sequence[Sequence[Matrix]]) -> str:
 
 
 def sharpest(layers: Sequence[Sequence[Matrix]]) -> tuple[int, int]:
-    """The head whose looks are the most decided and the most varied: (layer, head), counted from 0."""
+    """The head whose looks are the most decided and the most varied: (layer, head), counted from
+    0.
+    """
 
     def score(head: Matrix) -> float:
         decided = sum(max(row) for row in head) / len(head)

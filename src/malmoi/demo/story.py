@@ -5,18 +5,23 @@ from pathlib import Path
 from typing import Any
 
 ERAS = ((1900, "before 1900"), (1946, "1900–1945"), (9999, "after 1945"))
-HELD_OUT = 6  # one message in so many
-PROMPTS = ("The state of the Union is", "My fellow Americans,", "We must", "The people of the United States")
-MASKED = (
+HELD_OUT_MESSAGES = 6  # one message in so many
+GENERATION_PROMPTS = (
+    "The state of the Union is",
+    "My fellow Americans,",
+    "We must",
+    "The people of the United States",
+)
+MASKED_SENTENCES = (
     "The [MASK] of the United States is strong.",
     "I ask the [MASK] to pass this bill.",
     "We are at [MASK] with all nations.",
 )
-SENTENCE = "The Congress must act now to protect the people."
+ATTENTION_SENTENCE = "The Congress must act now to protect the people."
 
 
 @dataclass(frozen=True)
-class Size:
+class DemoSize:
     """A model that learns as much as its seconds allow, and the samples it learns from."""
 
     seconds: float
@@ -26,27 +31,28 @@ class Size:
     batch: int
 
 
-# From large to small: a machine takes the first that it can give enough updates. The first two are for matrix units
+# From large to small: a machine takes the first that it can give enough updates. The first two are
+# for matrix units
 # or many cores, the last for two cores of the slowest kind that was tried (fp32 at 60 GFLOP/s).
 GPT_SIZES = (
-    Size(seconds=60, width=192, depth=4, length=128, batch=32),
-    Size(seconds=75, width=160, depth=3, length=128, batch=24),
-    Size(seconds=110, width=128, depth=2, length=128, batch=16),
+    DemoSize(seconds=60, width=192, depth=4, length=128, batch=32),
+    DemoSize(seconds=75, width=160, depth=3, length=128, batch=24),
+    DemoSize(seconds=110, width=128, depth=2, length=128, batch=16),
 )
 BERT_SIZES = (
-    Size(seconds=84, width=128, depth=2, length=64, batch=64),
-    Size(seconds=110, width=128, depth=2, length=64, batch=32),
+    DemoSize(seconds=84, width=128, depth=2, length=64, batch=64),
+    DemoSize(seconds=110, width=128, depth=2, length=64, batch=32),
 )
 ENOUGH_UPDATES = 200
 FEW_UPDATES = 60  # fewer teach nothing that a page could show
 
 
 @dataclass(frozen=True)
-class Plan:
+class DemoConfig:
     """How long each part takes and how large the models are: the one place to tune."""
 
-    gpt: Size = GPT_SIZES[0]
-    bert: Size = BERT_SIZES[0]
+    gpt: DemoSize = GPT_SIZES[0]
+    bert: DemoSize = BERT_SIZES[0]
     vocab: int = 4096
     labelled: int = 120  # paragraphs with their era to learn from: few, as labels are in life
     judged: int = 400  # paragraphs of messages that were held out
@@ -68,14 +74,15 @@ class Paragraph:
 class Story:
     """Everything the page shows."""
 
-    plan: Plan
+    plan: DemoConfig
     out: Path
     seconds: dict[str, float] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     cut: dict[str, list[str]] = field(default_factory=dict)  # a sentence as each vocabulary has it
     samples: list[tuple[str, str]] = field(default_factory=list)
     fills: list[tuple[str, list[tuple[str, float]]]] = field(default_factory=list)
-    scores: dict[str, float] = field(default_factory=dict)  # accuracy of telling the era, by who tells it
+    # accuracy of telling the era, by who tells it
+    scores: dict[str, float] = field(default_factory=dict)
     said: list[dict[str, Any]] = field(default_factory=list)
     tokens: list[str] = field(default_factory=list)
     attention: list[Any] = field(default_factory=list)  # [heads, T, T] of each layer

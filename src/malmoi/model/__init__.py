@@ -1,27 +1,27 @@
 """One Transformer for four papers: patterns → attention → transformer → heads → families."""
 
-from malmoi.model.attention import Bounds, KVCache, Looker
+from malmoi.model.attention import Bounds, FusedDecodeCache, KVCache
 from malmoi.model.families import PRESETS, preset
 from malmoi.model.features import FeatureConfig
-from malmoi.model.heads import Network, initialise, parameters
-from malmoi.model.patterns import PATTERNS, Layout, parse
-from malmoi.model.transformer import Trail, Transformer
+from malmoi.model.network import Network, count_parameters, initialise
+from malmoi.model.patterns import PATTERNS, Layout, parse_pattern
+from malmoi.model.transformer import Activations, Transformer
 from malmoi.model.undrawn import without_weights
 
 __all__ = [
     "PATTERNS",
     "PRESETS",
+    "Activations",
     "Bounds",
     "FeatureConfig",
+    "FusedDecodeCache",
     "KVCache",
     "Layout",
-    "Looker",
     "Network",
-    "Trail",
     "Transformer",
+    "count_parameters",
     "initialise",
-    "parameters",
-    "parse",
+    "parse_pattern",
     "preset",
     "without_weights",
 ]

@@ -1,6 +1,7 @@
 """Attention: the projections, the KV cache, and the one place that picks a kernel.
 
-B batch, T tokens (queries), K keys, D width, H heads, G key/value heads, S cache slots, E width of a head.
+B batch, T tokens (queries), K keys, D width, H heads, G key/value heads, S cache slots, E width of
+a head.
 """
 
 from abc import ABC, abstractmethod
@@ -18,13 +19,16 @@ from malmoi.errors import UsageError
 from malmoi.model.patterns import Layout, Pattern
 from malmoi.model.rotary import rotate
 
-SHORT = 512  # keys: up to here plain products beat SDPA in bf16 training on a CPU (5 times at 128, 1.2 at 512)
-FLEX_FROM = 1024  # keys: below this a dense boolean mask is as fast as FlexAttention's blocks
+# keys: up to here plain products beat SDPA in bf16 training on a CPU (5 times at 128, 1.2 at 512)
+SHORT_KEYS = 512
+MIN_FLEX_KEYS = 1024  # keys: below this a dense boolean mask is as fast as FlexAttention's blocks
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Sequences packed into one row: where each begins (int32 [N + 1], cumulative) and the longest of them."""
+    """Sequences packed into one row: where each begins (int32 [N + 1], cumulative) and the
+    longest of them.
+    """
 
     starts: Tensor
     longest: int
@@ -32,7 +36,9 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Mask:
-    """A pattern over a layout, made ready for a kernel. All fields empty: everyone sees everyone."""
+    """A pattern over a layout, made ready for a kernel. All fields empty: everyone sees
+    everyone.
+    """
 
     causal: bool = False
     dense: Tensor | None = None  # bool, broadcasts to [B, H, T, K]
@@ -46,16 +52,25 @@ class Mask:
         return cls(dense=seen, empty=~seen.any(-1, keepdim=True))
 
 
-def prepare(pattern: Pattern, layout: Layout, device: torch.device, bounds: Bounds | None, dropout: float) -> Mask:
-    """Picks the cheapest exact way to apply a pattern: a flag, nothing at all, bounds, blocks, or a dense mask."""
+def build_mask(
+    pattern: Pattern, layout: Layout, device: torch.device, bounds: Bounds | None, dropout: float
+) -> Mask:
+    """Picks the cheapest exact way to apply a pattern: a flag, nothing at all, bounds, blocks,
+    or a dense mask.
+    """
     causal = pattern.text == "causal"
-    if bounds is not None and device.type == "cuda" and (causal or pattern.text == "full") and not layout.ahead:
+    if (
+        bounds is not None
+        and device.type == "cuda"
+        and (causal or pattern.text == "full")
+        and not layout.prefix
+    ):
         return Mask(causal=causal, bounds=bounds)
     if layout.plain and (pattern.text == "full" or (causal and layout.queries == 1)):
         return Mask()
     if layout.plain and causal and layout.queries == layout.keys:
         return Mask(causal=True)
-    if device.type == "cuda" and layout.queries == layout.keys >= FLEX_FROM and not dropout:
+    if device.type == "cuda" and layout.queries == layout.keys >= MIN_FLEX_KEYS and not dropout:
         return Mask(blocks=_blocks(pattern, layout, device))
     return Mask.of(pattern.mask(layout, device))
 
@@ -63,7 +78,9 @@ def prepare(pattern: Pattern, layout: Layout, device: torch.device, bounds: Boun
 Kernel = Literal["sdpa", "short", "flex", "packed"]
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0, kernel: Kernel | None = None) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0, kernel: Kernel | None = None
+) -> Tensor:
     """softmax(q kᵀ / √E) v under a mask: q [B, H, T, E], k and v [B, G, K, E] → [B, H, T, E].
 
     A query that may see no key gets zeros, whichever kernel computes it; None takes the fastest.
@@ -79,49 +96,68 @@ def fastest_kernel(q: Tensor, k: Tensor, mask: Mask) -> Kernel:
     return "sdpa" if mask.blocks is None else "flex"
 
 
-def weights(q: Tensor, k: Tensor, mask: Mask) -> Tensor:
-    """The attention probabilities [B, H, T, K], which no kernel returns; a query without keys has zeros."""
+def attention_probs(q: Tensor, k: Tensor, mask: Mask) -> Tensor:
+    """The attention probabilities [B, H, T, K], which no kernel returns; a query without keys
+    has zeros.
+    """
     k = k.repeat_interleave(q.size(1) // k.size(1), dim=1)
     scores = (q * q.size(-1) ** -0.5) @ k.transpose(-1, -2)
     seen = visible(mask, scores)
     if seen is None:
         return scores.softmax(-1)
-    # The least number instead of -inf keeps NaN out of the gradient, but makes a row that sees nobody
+    # The least number instead of -inf keeps NaN out of the gradient, but makes a row that sees
+    # nobody
     # uniform over all keys, later ones included: it is cleared. A plain causal row sees itself.
     chosen = scores.masked_fill(~seen, torch.finfo(scores.dtype).min).softmax(-1)
     if mask.causal:
         return chosen
-    return chosen.masked_fill(~seen.any(-1, keepdim=True) if mask.empty is None else mask.empty, 0.0)
+    return chosen.masked_fill(
+        ~seen.any(-1, keepdim=True) if mask.empty is None else mask.empty, 0.0
+    )
 
 
 def visible(mask: Mask, scores: Tensor) -> Tensor | None:
-    """A mask of any form as booleans that broadcast to its scores [B, H, T, K]; None: everyone sees everyone."""
+    """A mask of any form as booleans that broadcast to its scores [B, H, T, K]; None: everyone
+    sees everyone.
+    """
     B, H, T, K = scores.shape
     if mask.blocks is not None:
         b, h, q, k = (torch.arange(n, device=scores.device) for n in (B, H, T, K))
-        return cast(Tensor, mask.blocks.mask_mod(b[:, None, None, None], h[:, None, None], q[:, None], k))
-    ahead = torch.ones(T, K, dtype=torch.bool, device=scores.device).tril(K - T) if mask.causal else None
+        return cast(
+            Tensor, mask.blocks.mask_mod(b[:, None, None, None], h[:, None, None], q[:, None], k)
+        )
+    ahead = (
+        torch.ones(T, K, dtype=torch.bool, device=scores.device).tril(K - T)
+        if mask.causal
+        else None
+    )
     if mask.bounds is None:
         return mask.dense if ahead is None else ahead
-    document = torch.bucketize(torch.arange(K, device=scores.device), mask.bounds.starts, right=True)
+    document = torch.bucketize(
+        torch.arange(K, device=scores.device), mask.bounds.starts, right=True
+    )
     same = document[-T:, None] == document
     return same if ahead is None else same & ahead
 
 
 def _is_short(q: Tensor, k: Tensor) -> bool:
-    """Whether to take plain products. Not while compiling: torch 2.13 makes NaN of their gradient on a CPU."""
+    """Whether to take plain products. Not while compiling: torch 2.13 makes NaN of their
+    gradient on a CPU.
+    """
     cpu = q.device.type == "cpu" and q.dtype == torch.bfloat16 and q.requires_grad
-    return cpu and k.size(2) <= SHORT and not torch.compiler.is_compiling()
+    return cpu and k.size(2) <= SHORT_KEYS and not torch.compiler.is_compiling()
 
 
 def _short(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:
-    chosen = F.dropout(weights(q, k, mask), dropout).to(q.dtype)
+    chosen = F.dropout(attention_probs(q, k, mask), dropout).to(q.dtype)
     return chosen @ v.repeat_interleave(q.size(1) // v.size(1), dim=1)
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:
     grouped = q.size(1) != k.size(1)
-    y = F.scaled_dot_product_attention(q, k, v, mask.dense, dropout, mask.causal, enable_gqa=grouped)
+    y = F.scaled_dot_product_attention(
+        q, k, v, mask.dense, dropout, mask.causal, enable_gqa=grouped
+    )
     # In bf16 on a GPU the kernel behind it spreads a query without keys over all of them.
     return y if mask.empty is None else y.masked_fill(mask.empty, 0.0)
 
@@ -132,9 +168,13 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor
 
 
 def _packed(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:
-    """FlashAttention over the sequences of one packed row; torch's public `varlen_attn` is this without dropout."""
+    """FlashAttention over the sequences of one packed row; torch's public `varlen_attn` is this
+    without dropout.
+    """
     if q.dtype not in (torch.bfloat16, torch.float16):
-        raise UsageError("Packed sequences need bf16 on a GPU: set train.precision=bf16, or data.packed=false.")
+        raise UsageError(
+            "Packed sequences need bf16 on a GPU: set train.precision=bf16, or data.packed=false."
+        )
     bounds = cast(Bounds, mask.bounds)
     q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))  # [1, H, N, E] → [N, H, E], no copy
     n = bounds.longest
@@ -173,30 +213,39 @@ def _block_mask(pattern: Pattern, layout: Layout, batch: int | None, device: tor
     from torch.nn.attention.flex_attention import create_block_mask
 
     heads = pattern.heads if pattern.varies_by_head else None
-    return create_block_mask(pattern.at(layout), batch, heads, layout.queries, layout.keys, device=str(device))
+    return create_block_mask(
+        pattern.at(layout), batch, heads, layout.queries, layout.keys, device=str(device)
+    )
 
 
-class Keeper(Protocol):
-    """What attention hands its newest keys and values to; it gives back all that are looked at."""
+class KVStore(Protocol):
+    """Stores new keys and values and returns all that are attended to."""
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
-class Looker(ABC):
-    """A keeper with a kernel of its own: what is new is stored and all of it looked at, in one, without a mask."""
+class FusedDecodeCache(ABC):
+    """A KV store with a fused kernel: appends and attends in one call, without a mask."""
 
     @abstractmethod
-    def look(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
 
 
 class KVCache:
     """Keys and values of every layer, preallocated; the caller owns it, the modules stay stateless.
 
-    Each slot remembers the position of its token, and whether it holds one: padding, left or right, needs no care.
+    Each slot remembers the position of its token, and whether it holds one: padding, left or right,
+    needs no care.
     """
 
     def __init__(
-        self, config: ModelConfig, batch: int, capacity: int, *, dtype: torch.dtype, device: torch.device | str
+        self,
+        config: ModelConfig,
+        batch: int,
+        capacity: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
     ) -> None:
         shape = (config.depth, batch, config.key_heads, capacity, config.size_per_head)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
@@ -211,10 +260,15 @@ class KVCache:
         return self.keys.size(3)
 
     def grow(self, positions: Tensor, keep: Tensor | None) -> None:
-        """Takes slots for new tokens at these positions [B, T]; `keep` says which of them are not padding."""
-        start, self.used = self.used, self.used + positions.size(1)
+        """Takes slots for new tokens at these positions [B, T]; `keep` says which of them are
+        not padding.
+        """
+        start = self.used
+        self.used = self.used + positions.size(1)
         if self.used > self.capacity:
-            raise UsageError(f"{self.used} tokens do not fit into a cache of {self.capacity}; make a larger one.")
+            raise UsageError(
+                f"{self.used} tokens do not fit into a cache of {self.capacity}; make a larger one."
+            )
         self.positions[:, start : self.used] = positions
         self.keep[:, start : self.used] = True if keep is None else keep
         self.padded = self.padded or keep is not None
@@ -228,19 +282,26 @@ class KVCache:
 
     def reorder(self, rows: Tensor) -> None:
         """Keeps these rows in this order: beams that go on, requests that are not finished."""
-        self.keys, self.values = self.keys[:, rows], self.values[:, rows]
-        self.positions, self.keep = self.positions[rows], self.keep[rows]
+        self.keys = self.keys[:, rows]
+        self.values = self.values[:, rows]
+        self.positions = self.positions[rows]
+        self.keep = self.keep[rows]
 
     def truncate(self, used: int) -> None:
-        """Forgets everything after the first `used` slots: a prompt shared by many continuations stays."""
+        """Forgets everything after the first `used` slots: a prompt shared by many continuations
+        stays.
+        """
         self.used = used
 
 
 class Attention(nn.Module):
     def __init__(self, c: ModelConfig) -> None:
         super().__init__()
-        self.heads, self.key_heads, self.size = c.heads, c.key_heads, c.size_per_head
-        self.dropout, self.eps = c.attention_dropout, c.eps
+        self.heads = c.heads
+        self.key_heads = c.key_heads
+        self.size = c.size_per_head
+        self.dropout = c.attention_dropout
+        self.eps = c.eps
         self.kernel: Kernel | None = None  # None: whichever is fastest
         norms: dict[str, Callable[..., Tensor]] = {"layer": F.layer_norm, "rms": F.rms_norm}
         self.qk_norm = norms[c.norm_kind] if c.qk_norm else None
@@ -251,24 +312,56 @@ class Attention(nn.Module):
         self,
         x: Tensor,
         mask: Mask,
-        turn: Tensor | None = None,
-        cache: tuple[Keeper, int] | None = None,
-        look: list[Tensor] | None = None,
+        rotary: Tensor | None = None,
+        cache: tuple[KVStore, int] | None = None,
+        attention_out: list[Tensor] | None = None,
     ) -> Tensor:
         B, T, _ = x.shape
         parts = self.qkv(x).view(B, T, -1, self.size).transpose(1, 2)  # [B, H + 2G, T, E]
         qk, v = parts.split((self.heads + self.key_heads, self.key_heads), dim=1)
         if self.qk_norm is not None:
             qk = self.qk_norm(qk, (self.size,), eps=self.eps)
-        if turn is not None:
-            qk = rotate(qk, turn)
+        if rotary is not None:
+            qk = rotate(qk, rotary)
         q, k = qk.split((self.heads, self.key_heads), dim=1)
-        if cache is not None and isinstance(cache[0], Looker):
-            y = cache[0].look(cache[1], q, k, v)
+        if cache is not None and isinstance(cache[0], FusedDecodeCache):
+            y = cache[0].attend(cache[1], q, k, v)
         else:
             if cache is not None:
                 k, v = cache[0].write(cache[1], k, v)
-            if look is not None:
-                look.append(weights(q, k, mask))
+            if attention_out is not None:
+                attention_out.append(attention_probs(q, k, mask))
             y = attend(q, k, v, mask, self.dropout if self.training else 0.0, self.kernel)
         return self.out(y.transpose(1, 2).reshape(B, T, -1))
+
+
+# Prefix keys and values, visible to the whole text: soft tokens, a learnt prefix
+
+
+class PrefixKV:
+    """The keys and values of one layer that stand before all others, those of a cache included."""
+
+    def __init__(self, ahead: Tensor, kept: tuple[KVStore, int] | None) -> None:
+        # [2, G, n, E]
+        self.prefix = ahead
+        self.kept = kept
+
+    def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        if self.kept is not None:
+            keeper, layer = self.kept
+            k, v = keeper.write(layer, k, v)
+        first = self.prefix.to(k.dtype)[:, None].expand(-1, len(k), -1, -1, -1)
+        return torch.cat((first[0], k), 2), torch.cat((first[1], v), 2)
+
+
+class KVRecorder:
+    """Remembers the keys and values of every layer of one row, with the way back to what they
+    were made of.
+    """
+
+    def __init__(self) -> None:
+        self.layers: list[Tensor] = []  # [2, G, n, E] each
+
+    def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        self.layers.append(torch.stack((k[0], v[0])))
+        return k, v

@@ -1,4 +1,4 @@
-"""What goes into the first block: token, position and segment as one vector, and the norm of every place.
+"""Embeddings: token, position and segment in one vector; and the norms.
 
 B batch, T tokens, D width, E width of an embedding.
 """
@@ -18,12 +18,16 @@ def make_norm(c: ModelConfig, width: int = 0) -> nn.Module:
 
 
 class Sinusoid(nn.Module):
-    """Vaswani et al. 2017 §3.5: PE(p, 2i) = sin(p / 10000^(2i/D)), PE(p, 2i+1) = cos(…). Nothing to learn."""
+    """Vaswani et al. 2017 §3.5: PE(p, 2i) = sin(p / 10000^(2i/D)), PE(p, 2i+1) = cos(…). Nothing
+    to learn.
+    """
 
     def __init__(self, context: int, width: int) -> None:
         super().__init__()
         even = torch.arange(0, width, 2, dtype=torch.float32, device="cpu")
-        angle = torch.arange(context, dtype=torch.float32, device="cpu")[:, None] / 10_000 ** (even / width)
+        angle = torch.arange(context, dtype=torch.float32, device="cpu")[:, None] / 10_000 ** (
+            even / width
+        )
         table = torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1)[:, :width]
         self.register_buffer("table", table, persistent=False)
 
@@ -38,7 +42,9 @@ def make_position(c: ModelConfig) -> nn.Module | None:
 
 
 class Embedding(nn.Module):
-    """Token + position + segment (BERT figure 2), normed where the family does, projected where E ≠ D (ALBERT)."""
+    """Token + position + segment (BERT figure 2), normed where the family does, projected where
+    E ≠ D (ALBERT).
+    """
 
     def __init__(self, c: ModelConfig) -> None:
         super().__init__()
@@ -47,7 +53,9 @@ class Embedding(nn.Module):
         self.segment = nn.Embedding(c.segments, c.token_width) if c.segments else None
         self.norm = make_norm(c, c.token_width) if c.embed_norm else nn.Identity()
         self.drop = nn.Dropout(c.dropout)
-        self.project = nn.Linear(c.token_width, c.width) if c.token_width != c.width else nn.Identity()
+        self.project = (
+            nn.Linear(c.token_width, c.width) if c.token_width != c.width else nn.Identity()
+        )
 
     def forward(self, tokens: Tensor, positions: Tensor, segments: Tensor | None) -> Tensor:
         return self.place(self.token(tokens), positions, segments)

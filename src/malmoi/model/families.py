@@ -1,7 +1,8 @@
 """A family is a value: each function returns one `ModelConfig`; any field can be changed by name.
 
-Numbers are the papers' own (Devlin 2019; Radford 2018, 2019; Brown 2020 table 2.1; Clark 2020; Lan 2020; Sanh 2019;
-Turc 2019 for the small BERTs; Touvron 2023, Grattafiori 2024, Allal 2025 for the LLaMAs).
+Numbers are the papers' own (Devlin 2019; Radford 2018, 2019; Brown 2020 table 2.1; Clark 2020; Lan
+2020; Sanh 2019; Turc 2019 for the small BERTs; Touvron 2023, Grattafiori 2024, Allal 2025 for the
+LLaMAs).
 """
 
 from collections.abc import Callable
@@ -13,7 +14,9 @@ from malmoi.errors import UsageError, nearest
 
 
 def bert(**changes: Any) -> ModelConfig:
-    """The encoder: every token sees every token, post-norm, segments, exact GELU, [CLS] through a tanh pooler."""
+    """The encoder: every token sees every token, post-norm, segments, exact GELU, [CLS] through
+    a tanh pooler.
+    """
     values = dict(
         vocab=30_522,
         context=512,
@@ -37,15 +40,26 @@ def distilbert(**changes: Any) -> ModelConfig:
 
 
 def electra(**changes: Any) -> ModelConfig:
-    """BERT's trunk trained to tell replaced tokens; embeddings may be narrower than the trunk, and its generator's
-    head has a GELU whatever the blocks have."""
-    values = dict(embed_width=128, width=256, heads=4, hidden=1024, pooler="gelu", mlm_activation="gelu")
+    """BERT's trunk trained to tell replaced tokens; embeddings may be narrower than the trunk, and
+    its generator's
+    head has a GELU whatever the blocks have.
+    """
+    values = dict(
+        embed_width=128, width=256, heads=4, hidden=1024, pooler="gelu", mlm_activation="gelu"
+    )
     return bert(**(values | changes))
 
 
 def albert(**changes: Any) -> ModelConfig:
     """One block's weights for all layers and factorised embeddings."""
-    values = dict(vocab=30_000, embed_width=128, groups=1, activation="gelu_tanh", dropout=0.0, attention_dropout=0.0)
+    values = dict(
+        vocab=30_000,
+        embed_width=128,
+        groups=1,
+        activation="gelu_tanh",
+        dropout=0.0,
+        attention_dropout=0.0,
+    )
     return bert(**(values | changes))
 
 
@@ -55,13 +69,19 @@ def gpt1(**changes: Any) -> ModelConfig:
 
 
 def gpt2(**changes: Any) -> ModelConfig:
-    """Pre-norm and a final norm; weights that write to the residual stream start scaled by 1/√(2·depth)."""
+    """Pre-norm and a final norm; weights that write to the residual stream start scaled by
+    1/√(2·depth).
+    """
     return ModelConfig(**(dict(vocab=50_257, residual_init="scaled") | changes))  # type: ignore[arg-type]
 
 
 def gpt3(**changes: Any) -> ModelConfig:
-    """GPT-2 with twice the context and every second layer locally banded; no dropout is published."""
-    values = dict(context=2048, attention=("causal", "causal & local:256"), dropout=0.0, attention_dropout=0.0)
+    """GPT-2 with twice the context and every second layer locally banded; no dropout is
+    published.
+    """
+    values = dict(
+        context=2048, attention=("causal", "causal & local:256"), dropout=0.0, attention_dropout=0.0
+    )
     return gpt2(**(values | changes))
 
 
@@ -82,7 +102,9 @@ def llama(**changes: Any) -> ModelConfig:
 
 
 def smollm2(**changes: Any) -> ModelConfig:
-    """A LLaMA that fits a laptop (Allal et al. 2025 §5): deep and thin, three query heads to a key head, tied."""
+    """A LLaMA that fits a laptop (Allal et al. 2025 §5): deep and thin, three query heads to a
+    key head, tied.
+    """
     values = dict(vocab=49_152, context=8192, rotary_base=100_000.0, tied=True)
     return llama(**(values | changes))
 
@@ -106,7 +128,8 @@ PRESETS: dict[str, Callable[..., ModelConfig]] = {
     "gpt3-125m": gpt3,
     "gpt3-350m": partial(gpt3, depth=24, width=1024, heads=16),
     "gpt3-760m": partial(gpt3, depth=24, width=1536, heads=16),
-    # Printed as 24 heads of 128 in a width of 2048, which does not multiply out: 16 heads of 128 give the 1.3B.
+    # Printed as 24 heads of 128 in a width of 2048, which does not multiply out: 16 heads of 128
+    # give the 1.3B.
     "gpt3-1.3b": partial(gpt3, depth=24, width=2048, heads=16),
     "gpt3-2.7b": partial(gpt3, depth=32, width=2560, heads=32),
     "gpt3-6.7b": partial(gpt3, depth=32, width=4096, heads=32),
@@ -129,7 +152,9 @@ PRESETS: dict[str, Callable[..., ModelConfig]] = {
     ),
     "smollm2-135m": partial(smollm2, depth=30, width=576, heads=9, kv_heads=3, hidden=1536),
     "smollm2-360m": partial(smollm2, depth=32, width=960, heads=15, kv_heads=5, hidden=2560),
-    "smollm2-1.7b": partial(smollm2, depth=24, width=2048, heads=32, hidden=8192, rotary_base=130_000.0),
+    "smollm2-1.7b": partial(
+        smollm2, depth=24, width=2048, heads=32, hidden=8192, rotary_base=130_000.0
+    ),
 }
 
 

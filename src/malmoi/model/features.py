@@ -1,4 +1,5 @@
-"""A small model on a frozen one (BERT §5.3): which layers are read, how they are joined, what reads them.
+"""Feature-based models on a frozen trunk (BERT §5.3): which layers are read and how they are
+combined.
 
 B batch, T tokens, L layers that are read, D width.
 """
@@ -11,9 +12,10 @@ from torch import Tensor, nn
 
 from malmoi.config import Config, ModelConfig
 from malmoi.model.recurrent import BiLSTM
-from malmoi.model.transformer import Trail, Transformer
+from malmoi.model.transformer import Activations, Transformer
 
-KEPT = torch.float16  # the precision in which states are kept on the disk, and so read everywhere
+# the precision in which states are kept on the disk, and so read everywhere
+STATE_DTYPE = torch.float16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +28,11 @@ class FeatureConfig(Config):
 
 
 class LayeredTransformer(Transformer):
-    """A trunk that does not learn, nor drop anything; it gives the states of several layers [B, T, L, D].
+    """A trunk that does not learn, nor drop anything; it gives the states of several layers [B, T,
+    L, D].
 
-    They are rounded as the cache on the disk rounds them: a model sees in use what it saw when it was trained.
+    They are rounded as the cache on the disk rounds them: a model sees in use what it saw when it
+    was trained.
     """
 
     def __init__(self, c: ModelConfig, layers: tuple[int, ...]) -> None:
@@ -40,14 +44,22 @@ class LayeredTransformer(Transformer):
         return super().train(False)
 
     @torch.no_grad()
-    def forward(self, tokens: Tensor, *, trail: Trail | None = None, **inputs: Any) -> Tensor:  # type: ignore[override]
-        seen = trail or Trail()
-        last = super().forward(tokens, trail=seen, **inputs)
-        return torch.stack([seen.hidden[layer] for layer in self.layers], dim=2).to(KEPT).to(last.dtype)
+    def forward(  # type: ignore[override]
+        self, tokens: Tensor, *, activations: Activations | None = None, **inputs: Any
+    ) -> Tensor:
+        seen = activations or Activations()
+        last = super().forward(tokens, activations=seen, **inputs)
+        return (
+            torch.stack([seen.hidden[layer] for layer in self.layers], dim=2)
+            .to(STATE_DTYPE)
+            .to(last.dtype)
+        )
 
 
-class Reader(nn.Module):
-    """The layers joined, and a BiLSTM over them where there is one: [B, T, L, D] → [B, T, width]."""
+class FeatureReader(nn.Module):
+    """The layers joined, and a BiLSTM over them where there is one: [B, T, L, D] → [B, T,
+    width].
+    """
 
     def __init__(self, c: ModelConfig, f: FeatureConfig) -> None:
         super().__init__()
@@ -76,9 +88,13 @@ class Reader(nn.Module):
 
 
 class MeanPooler(nn.Module):
-    """One vector for a sequence: the mean of its tokens. Nothing taught a frozen [CLS] to speak for the rest."""
+    """One vector for a sequence: the mean of its tokens. Nothing taught a frozen [CLS] to speak
+    for the rest.
+    """
 
-    def forward(self, hidden: Tensor, keep: Tensor | None = None, firsts: Tensor | None = None) -> Tensor:
+    def forward(
+        self, hidden: Tensor, keep: Tensor | None = None, firsts: Tensor | None = None
+    ) -> Tensor:
         if keep is None:
             return hidden.mean(1)
         marks = keep[..., None].to(hidden.dtype)

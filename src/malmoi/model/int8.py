@@ -1,8 +1,9 @@
-"""Weights of 8 or 4 bits for inference on a processor: a step reads every weight once, so fewer bytes are fast.
+"""Weights of 8 or 4 bits for inference on a processor: a step reads every weight once, so fewer
+bytes are fast.
 
-Rows of a weight are scaled one by one and symmetrically. Activations lose no more than in bfloat16: rounding them to
-8 bits too, as the fastest kernels do, costs SmolLM2 4.6 % of perplexity. O outputs, I inputs, G groups, N rows of
-activations, V vocabulary, D width.
+Rows of a weight are scaled one by one and symmetrically. Activations lose no more than in bfloat16:
+rounding them to 8 bits too, as the fastest kernels do, costs SmolLM2 4.6 % of perplexity. O
+outputs, I inputs, G groups, N rows of activations, V vocabulary, D width.
 """
 
 from collections.abc import Callable
@@ -13,28 +14,32 @@ import torch
 from torch import Tensor, nn
 
 from malmoi.errors import UsageError
-from malmoi.machine import this_machine
-from malmoi.model.heads import VOCABULARY, Network, VocabularyHead
+from malmoi.model.heads import VOCABULARY_HEADS, VocabularyHead
 from malmoi.model.int8_row import Packed, bf16, fits, product, why_not
+from malmoi.model.network import Network
+from malmoi.system.machine import this_machine
 
-LARGEST = 127  # of a signed byte, the same on both sides
+INT8_MAX = 127  # of a signed byte, the same on both sides
 MANY = 32  # rows from which AMX, which multiplies whole tiles, is faster than our kernel
 TINY = 1e-30
-PLACES = ("cpu", "meta")
+INT8_DEVICES = ("cpu", "meta")
 REFUSAL = "int8 weights are for the processor; on a GPU use bf16, or name device='cpu'."
 
 
-def pack(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row as int8 [O, I], and its scale [O] in bf16, rounded before the weights are, so that its own error stays
-    out of the result. The largest weight is 127 · (1 ± 2⁻⁹) steps, which is 127: packed again, it is the same."""
+def pack_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row as int8 [O, I], and its scale [O] in bf16, rounded before the weights are, so that
+    its own error stays
+    out of the result. The largest weight is 127 · (1 ± 2⁻⁹) steps, which is 127: packed again, it
+    is the same.
+    """
     weight = weight.detach().float()
-    scale = (weight.abs().amax(1).clamp(min=TINY) / LARGEST).to(bf16())
+    scale = (weight.abs().amax(1).clamp(min=TINY) / INT8_MAX).to(bf16())
     return (weight / scale.float()[:, None]).round().to(torch.int8).contiguous(), scale
 
 
 def packed(weight: Tensor) -> Packed:
     """A weight of 8 bits, laid out for the kernel."""
-    numbers, scale = pack(weight)
+    numbers, scale = pack_int8(weight)
     return Packed.of(numbers, scale[:, None])
 
 
@@ -51,7 +56,9 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.requires_grad and torch.is_grad_enabled():
-            raise UsageError("Quantised weights carry no gradients: open the model with dtype='fp32'.")
+            raise UsageError(
+                "Quantised weights carry no gradients: open the model with dtype='fp32'."
+            )
         rows = x.reshape(-1, self.weight.inputs).float()
         y = self._by_tiles(rows) if self.amx and len(rows) >= MANY else self._multiply(rows)
         return y.to(x.dtype).view(*x.shape[:-1], self.weight.outputs)
@@ -66,17 +73,19 @@ class QuantizedLinear(nn.Module):
 
     def _by_tiles(self, rows: Tensor) -> Tensor:
         """Through AMX: x ≈ step · (high + low / 127), both parts of 8 bits."""
-        step = rows.abs().amax(1, True).div_(LARGEST).clamp_(min=TINY)
+        step = rows.abs().amax(1, True).div_(INT8_MAX).clamp_(min=TINY)
         parts = rows.div(step)
         high = parts.to(torch.int8)
-        low = parts.sub_(high).mul_(LARGEST).to(torch.int8)
+        low = parts.sub_(high).mul_(INT8_MAX).to(torch.int8)
         above, below = self._tiles(torch.cat((high, low))).chunk(2)
-        y = above.add_(below, alpha=1 / LARGEST).mul_(step)
+        y = above.add_(below, alpha=1 / INT8_MAX).mul_(step)
         return y if self.bias is None else y + self.bias
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "QuantizedLinear":
-        """A network's `.to(dtype)` is about its float weights; these keep their types, and stay on the processor."""
-        if fn(torch.empty(0)).device.type not in PLACES:
+        """A network's `.to(dtype)` is about its float weights; these keep their types, and stay
+        on the processor.
+        """
+        if fn(torch.empty(0)).device.type not in INT8_DEVICES:
             raise UsageError(REFUSAL)
         return self
 
@@ -84,7 +93,8 @@ class QuantizedLinear(nn.Module):
 def tile_product(numbers: Tensor, scale: Tensor) -> Callable[[Tensor], Tensor]:
     """int8 rows [N, I] → fp32 [N, O]: oneDNN's, with a copy of the weight laid out for it."""
     ops: Any = torch.ops.onednn
-    laid_out, zero = ops.qlinear_prepack(numbers.contiguous(), None), torch.zeros(len(numbers), dtype=torch.int32)
+    laid_out = ops.qlinear_prepack(numbers.contiguous(), None)
+    zero = torch.zeros(len(numbers), dtype=torch.int32)
     scales = scale[:, 0].float()
 
     def multiply(rows: Tensor) -> Tensor:
@@ -106,7 +116,8 @@ class QuantizedEmbedding(nn.Module):
     def __init__(self, rows: Packed) -> None:
         super().__init__()
         self.packed = rows
-        # Callers ask an embedding's weight for its device and type; it has no row that one could read by mistake.
+        # Callers ask an embedding's weight for its device and type; it has no row that one could
+        # read by mistake.
         self.register_buffer("weight", torch.empty(0, rows.inputs), persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -144,9 +155,12 @@ class QuickRMS(nn.Module):
 
     def __init__(self, norm: nn.RMSNorm) -> None:
         super().__init__()
-        self.weight, size = norm.weight, norm.normalized_shape[0]
+        self.weight = norm.weight
+        size = norm.normalized_shape[0]
         self.root = size**0.5
-        self.register_buffer("floor", torch.tensor(self.root * cast(float, norm.eps) ** 0.5), persistent=False)
+        self.register_buffer(
+            "floor", torch.tensor(self.root * cast(float, norm.eps) ** 0.5), persistent=False
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         length = torch.hypot(torch.linalg.vector_norm(x, 2, -1, True), self.floor)
@@ -154,15 +168,23 @@ class QuickRMS(nn.Module):
 
 
 def _linear(linear: nn.Linear) -> nn.Module:
-    return QuantizedLinear(packed(linear.weight), linear.bias) if fits(linear.in_features, 1) else linear
+    return (
+        QuantizedLinear(packed(linear.weight), linear.bias)
+        if fits(linear.in_features, 1)
+        else linear
+    )
 
 
-QUICK: dict[type[nn.Module], Callable[[Any], nn.Module]] = {nn.Linear: _linear, nn.RMSNorm: QuickRMS}
+INT8_MODULES: dict[type[nn.Module], Callable[[Any], nn.Module]] = {
+    nn.Linear: _linear,
+    nn.RMSNorm: QuickRMS,
+}
 
 
 @torch.no_grad()
-def quantize(network: Network) -> Network:
-    """Gives 8 bits to the weights of the trunk's linear maps that have no fewer, of the token embedding and of the last
+def quantize_int8(network: Network) -> Network:
+    """Gives 8 bits to the weights of the trunk's linear maps that have no fewer, of the token
+    embedding and of the last
     product of vocabulary heads, one after another, so that no second network is in memory.
 
     The network is then for use, not for training.
@@ -170,15 +192,15 @@ def quantize(network: Network) -> Network:
     check_place(network)
     for parent in list(network.trunk.modules()):
         for name, child in parent.named_children():
-            if type(child) in QUICK:
-                setattr(parent, name, QUICK[type(child)](child))
+            if type(child) in INT8_MODULES:
+                setattr(parent, name, INT8_MODULES[type(child)](child))
     _quantize_vocabulary(network)
     return network
 
 
 def check_place(network: Network) -> None:
     """Quantised weights need a kernel, which is there for some processors and no GPU."""
-    if network.trunk.embed.token.weight.device.type not in PLACES:
+    if network.trunk.embed.token.weight.device.type not in INT8_DEVICES:
         raise UsageError(REFUSAL)
     reason = why_not()
     if reason is not None:
@@ -188,7 +210,7 @@ def check_place(network: Network) -> None:
 def _quantize_vocabulary(network: Network) -> None:
     token = network.trunk.embed.token
     rows = packed(token.weight)
-    for name in VOCABULARY & set(network.heads):
+    for name in VOCABULARY_HEADS & set(network.heads):
         head = network.heads[name]
         if isinstance(head, VocabularyHead):
             own = rows if head.weight is token.weight else packed(head.weight)
@@ -205,8 +227,14 @@ def plain_state(network: Network) -> dict[str, Tensor | Packed]:
     found: dict[str, Tensor | Packed] = {**network.state_dict()}
     for name, module in network.named_modules():
         if isinstance(module, QuantizedLinear | QuantizedEmbedding):
-            found[f"{name}.weight"] = module.weight if isinstance(module, QuantizedLinear) else module.packed
-    within = [f"heads.{name}." for name, head in network.heads.items() if isinstance(head, QuantizedVocabulary)]
+            found[f"{name}.weight"] = (
+                module.weight if isinstance(module, QuantizedLinear) else module.packed
+            )
+    within = [
+        f"heads.{name}."
+        for name, head in network.heads.items()
+        if isinstance(head, QuantizedVocabulary)
+    ]
     for prefix in within:
         for part in ("product.", "head."):
             for name in [name for name in found if name.startswith(prefix + part)]:
@@ -221,5 +249,7 @@ def memory_of(network: nn.Module) -> int:
         weight = getattr(module, "packed", None) or getattr(module, "weight", None)
         if isinstance(weight, Packed):
             held += [weight.numbers, weight.scale]
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in held}
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in held
+    }
     return sum(storages.values())

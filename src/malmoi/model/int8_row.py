@@ -1,7 +1,9 @@
-"""Rows of activations times weights of 8 or 4 bits by a kernel of our own, compiled once for this processor.
+"""Rows of activations times weights of 8 or 4 bits by a kernel of our own, compiled once for this
+processor.
 
-It is written for AVX512-VNNI and for ARM's dot products. Elsewhere, or without a compiler, there is none: fp32 is then
-faster than int8, and nobody computes in it. O outputs, I inputs, G groups of inputs, N rows of activations.
+It is written for AVX512-VNNI and for ARM's dot products. Elsewhere, or without a compiler, there is
+none: fp32 is then faster than int8, and nobody computes in it. O outputs, I inputs, G groups of
+inputs, N rows of activations.
 """
 
 import ctypes
@@ -19,21 +21,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from malmoi.errors import MalmoiError
-from malmoi.machine import Machine, named_dtype, this_machine
 from malmoi.model.native import load_library
+from malmoi.system.machine import Machine, named_dtype, this_machine
 
 LANES = 16  # outputs of a block
 STRIDE = 8  # inputs that the kernel takes at once
 WIDEST = 65_536  # inputs whose sum surely fits into 32 bits
-FLAGS = ("-O3", "-ffast-math", "-fPIC")
+COMPILER_FLAGS = ("-O3", "-ffast-math", "-fPIC")
 FOR = {"avx512_vnni": "-march=native", "dotprod": "-march=armv8.2-a+dotprod"}
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A weight [O, I] laid out for the kernel: number · scale, each group of inputs of an output with its own scale."""
+    """A weight [O, I] laid out for the kernel: number · scale, each group of inputs of an output
+    with its own scale.
+    """
 
-    numbers: Tensor  # uint8 [⌈O / 16⌉, I / 8, 2, 16, 4]; at 4 bits the 2 share a byte: [⌈O / 16⌉, I / 8, 16, 4]
+    # uint8 [⌈O / 16⌉, I / 8, 2, 16, 4]; at 4 bits the 2 share a byte: [⌈O / 16⌉, I / 8, 16, 4]
+    numbers: Tensor
     scale: Tensor  # bf16 as int16 [⌈O / 16⌉, G, 16]
     outputs: int
     inputs: int
@@ -49,8 +54,14 @@ class Packed:
         if bits == 4:
             first, second = (laid_out + 8).to(torch.uint8).unbind(2)
             laid_out = first | second << 4
-        scales = F.pad(scale.view(torch.int16), (0, 0, 0, short)).view(-1, LANES, scale.size(1)).transpose(1, 2)
-        return cls(laid_out.contiguous().view(torch.uint8), scales.contiguous(), outputs, inputs, bits)
+        scales = (
+            F.pad(scale.view(torch.int16), (0, 0, 0, short))
+            .view(-1, LANES, scale.size(1))
+            .transpose(1, 2)
+        )
+        return cls(
+            laid_out.contiguous().view(torch.uint8), scales.contiguous(), outputs, inputs, bits
+        )
 
     @property
     def groups(self) -> int:
@@ -72,7 +83,8 @@ class Packed:
 
     def rows(self, index: Tensor) -> Tensor:
         """Rows of an 8-bit weight of one scale a row, in fp32: [...] → [..., I]."""
-        block, lane = index // LANES, index % LANES
+        block = index // LANES
+        lane = index % LANES
         numbers = self.numbers.view(torch.int8)[block, :, :, lane].flatten(-3)[..., : self.inputs]
         return numbers * self.scale[block, 0, lane].view(bf16()).float()[..., None]
 
@@ -104,7 +116,7 @@ def fits(inputs: int, groups: int) -> bool:
 
 def product(weight: Packed, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     """x [N, I] → x Wᵀ + bias [N, O], both in fp32."""
-    call = kernel()
+    call = row_kernel()
     if call is None:
         raise MalmoiError(f"Weights of {weight.bits} bits cannot be computed with: {why_not()}.")
     held = (weight.numbers, weight.scale, bias)  # alive as long as the product
@@ -124,16 +136,19 @@ def product(weight: Packed, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
 def why_not() -> str | None:
     """Why there is no kernel, as the end of a sentence; None where there is one."""
     machine = this_machine()
-    if kernel() is not None:
+    if row_kernel() is not None:
         return None
     if machine.int8_instructions is not None:
         return f"{machine.compiler} could not compile the int8 kernel"
     if machine.compiler is None:
-        return "there is no C++ compiler on this machine (g++ or clang++) to build the int8 kernel with"
+        return (
+            "there is no C++ compiler on this machine (g++ or clang++) to build the int8 kernel "
+            "with"
+        )
     return "this processor has no int8 dot products (AVX512-VNNI, or ARM's dotprod)"
 
 
-def kernel() -> Callable[..., int] | None:
+def row_kernel() -> Callable[..., int] | None:
     """The compiled function, where the processor and a compiler allow it."""
     return _compiled(this_machine())
 
@@ -143,11 +158,13 @@ def _compiled(machine: Machine) -> Callable[..., int] | None:
     if machine.compiler is None or machine.int8_instructions is None:
         return None
     source = files("malmoi.model").joinpath("int8_row.c").read_text("utf-8")
-    flags = (*FLAGS, FOR[machine.int8_instructions])
+    flags = (*COMPILER_FLAGS, FOR[machine.int8_instructions])
     key = f"{source}{flags}{machine.compiler}{sorted(machine.features)}"
     _share_threads()
     try:
-        library = load_library(hashlib.sha256(key.encode()).hexdigest()[:16], partial(_build, machine.compiler, flags))
+        library = load_library(
+            hashlib.sha256(key.encode()).hexdigest()[:16], partial(_build, machine.compiler, flags)
+        )
         found = library.malmoi_quantized_linear
     except (OSError, subprocess.SubprocessError):
         return None
@@ -157,16 +174,21 @@ def _compiled(machine: Machine) -> Callable[..., int] | None:
 
 
 def _share_threads() -> None:
-    """Lets the kernel find the OpenMP that torch has loaded: some builds of torch keep it to themselves."""
+    """Lets the kernel find the OpenMP that torch has loaded: some builds of torch keep it to
+    themselves.
+    """
     for library in sorted((Path(torch.__file__).parent / "lib").glob("lib*omp*")):
         with suppress(OSError):
             ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
 
 
 def _build(compiler: str, flags: tuple[str, ...], built: Path) -> None:
-    """Linked without OpenMP's library, so that it takes the one that torch has loaded: two would each keep a thread for
-    every core. Apple's compiler has no OpenMP: there one core computes."""
-    text, half = built.with_suffix(".c"), built.with_suffix(".o")
+    """Linked without OpenMP's library, so that it takes the one that torch has loaded: two would
+    each keep a thread for
+    every core. Apple's compiler has no OpenMP: there one core computes.
+    """
+    text = built.with_suffix(".c")
+    half = built.with_suffix(".o")
     text.write_text(files("malmoi.model").joinpath("int8_row.c").read_text("utf-8"), "utf-8")
     compiled = [compiler, "-x", "c", *flags, "-c", str(text), "-o", str(half)]
     try:
@@ -174,5 +196,8 @@ def _build(compiler: str, flags: tuple[str, ...], built: Path) -> None:
     except subprocess.CalledProcessError:
         subprocess.run(compiled, check=True, capture_output=True, timeout=60)
     subprocess.run(
-        [compiler, "-shared", str(half), "-o", str(built), "-lm"], check=True, capture_output=True, timeout=60
+        [compiler, "-shared", str(half), "-o", str(built), "-lm"],
+        check=True,
+        capture_output=True,
+        timeout=60,
     )

@@ -1,6 +1,8 @@
-"""Compiled code: built once into a cache that only its owner can write, and verified before every load.
+"""Compiled code: built once into a cache that only its owner can write, and verified before every
+load.
 
-A library is kept as `<name>-<sha256 of its bytes>.so`: one rename puts the file and its checksum in place together.
+A library is kept as `<name>-<sha256 of its bytes>.so`: one rename puts the file and its checksum in
+place together.
 """
 
 import ctypes
@@ -13,9 +15,11 @@ from pathlib import Path
 
 
 def load_library(name: str, build: Callable[[Path], object]) -> ctypes.CDLL:
-    """The library `name`, out of the cache or as `build(path)` writes it; whatever `build` raises is passed on.
+    """The library `name`, out of the cache or as `build(path)` writes it; whatever `build` raises
+    is passed on.
 
-    Where somebody else could write to the cache, the library is built into a folder of this process alone.
+    Where somebody else could write to the cache, the library is built into a folder of this process
+    alone.
     """
     folder = cache_folder()
     if folder is None:
@@ -43,7 +47,9 @@ def cache_folder() -> Path | None:
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether only this user and root can replace what lies in a folder; a link is somebody's way around."""
+    """Whether only this user and root can replace what lies in a folder; a link is somebody's
+    way around.
+    """
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (os.geteuid(), 0):
         return False
@@ -57,7 +63,11 @@ def _cached(folder: Path, name: str) -> Path | None:
     """A library whose bytes are those that were built; a file that changed since is removed."""
     for path in sorted(folder.glob(f"{name}-*.so")):
         found = path.lstat()
-        ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+        ours = (
+            stat.S_ISREG(found.st_mode)
+            and found.st_uid == os.geteuid()
+            and not found.st_mode & 0o022
+        )
         if ours and path.stem == f"{name}-{_checksum(path)}":
             return path
         path.unlink(missing_ok=True)

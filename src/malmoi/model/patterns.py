@@ -1,11 +1,14 @@
-"""Who may attend to whom. A pattern is a predicate (batch, head, query, key) → bool, written as text.
+"""Who may attend to whom. A pattern is a predicate (batch, head, query, key) → bool, written as
+text.
 
-`"causal & local:256"` is a band, `"causal & (local:16 | column:16)"` is Child's strided pattern in every head, and
-`"causal & local:16 ; causal & column:16"` gives the first half of the heads one set and the second half the other.
-The same predicate makes the SDPA mask, the FlexAttention block mask, the KV-cache mask and the picture on the page.
+`"causal & local:256"` is a band, `"causal & (local:16 | column:16)"` is Child's strided pattern in
+every head, and `"causal & local:16 ; causal & column:16"` gives the first half of the heads one set
+and the second half the other. The same predicate makes the SDPA mask, the FlexAttention block mask,
+the KV-cache mask and the picture on the page.
 
-Indices in a predicate are *slots*: places in the query and key tensors. A `Layout` says which position and which
-document stands in each slot, so that padding, packing and a KV cache need no pattern of their own.
+Indices in a predicate are *slots*: places in the query and key tensors. A `Layout` says which
+position and which document stands in each slot, so that padding, packing and a KV cache need no
+pattern of their own.
 """
 
 import re
@@ -20,12 +23,15 @@ from torch import Tensor
 
 from malmoi.errors import UsageError, nearest
 
-Predicate = Callable[[Any, Any, Any, Any], Any]  # (batch, head, query, key) → bool; tensors that broadcast
+# (batch, head, query, key) → bool; tensors that broadcast
+Predicate = Callable[[Any, Any, Any, Any], Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """What stands where: B rows of T query slots and K key slots. None is the plain case: slot i holds position i."""
+    """What stands where: B rows of T query slots and K key slots. None is the plain case: slot i
+    holds position i.
+    """
 
     batch: int
     queries: int  # T
@@ -36,7 +42,7 @@ class Layout:
     keep: Tensor | None = None  # [B, K] bool: slots that may be looked at
     query_documents: Tensor | None = None  # [B, T]
     key_documents: Tensor | None = None  # [B, K]
-    ahead: int = 0  # so many of the keys stand before position 0 and are seen by all
+    prefix: int = 0  # so many of the keys stand before position 0 and are seen by all
 
     @property
     def plain(self) -> bool:
@@ -47,25 +53,34 @@ class Layout:
         return q + self.offset if self.query_positions is None else self.query_positions[b, q]
 
     def key(self, b: Any, k: Any) -> Any:
-        return k - self.ahead if self.key_positions is None else self.key_positions[b, k]
+        return k - self.prefix if self.key_positions is None else self.key_positions[b, k]
 
-    def behind(self, ahead: int) -> "Layout":
+    def with_prefix(self, prefix: int) -> "Layout":
         """The same tokens behind so many more keys."""
-        kept = None if self.keep is None else F.pad(self.keep, (ahead, 0), value=True)
+        kept = None if self.keep is None else F.pad(self.keep, (prefix, 0), value=True)
         positions, documents = (
-            None if t is None else F.pad(t, (ahead, 0), value=-1) for t in (self.key_positions, self.key_documents)
+            None if t is None else F.pad(t, (prefix, 0), value=-1)
+            for t in (self.key_positions, self.key_documents)
         )
         return replace(
-            self, keys=self.keys + ahead, key_positions=positions, keep=kept, key_documents=documents, ahead=ahead
+            self,
+            keys=self.keys + prefix,
+            key_positions=positions,
+            keep=kept,
+            key_documents=documents,
+            prefix=prefix,
         )
 
 
-PROBED = 4096  # positions up to which a pattern is tried out: the mask of so many is 16 million booleans
+# positions up to which a pattern is tried out: the mask of so many is 16 million booleans
+PROBED = 4096
 PATTERNS: dict[str, Callable[..., Predicate]] = {}
 
 
 def pattern(make: Callable[..., Predicate]) -> Callable[..., Predicate]:
-    """Registers a pattern under its function's name; numbers after the colon become its arguments."""
+    """Registers a pattern under its function's name; numbers after the colon become its
+    arguments.
+    """
     PATTERNS[make.__name__] = make
     return make
 
@@ -84,43 +99,55 @@ def causal(at: Layout) -> Predicate:
 
 @pattern
 def local(at: Layout, window: int) -> Predicate:
-    """Positions less than `window` apart: the band of GPT-3 §2.1, and the first head set of Child's strided pattern."""
+    """Positions less than `window` apart: the band of GPT-3 §2.1, and the first head set of
+    Child's strided pattern.
+    """
     return lambda b, h, q, k: _within(at.query(b, q) - at.key(b, k), window)
 
 
 @pattern
 def column(at: Layout, stride: int) -> Predicate:
-    """Every stride-th position counted back from the query: the second head set of Child et al. 2019, strided."""
+    """Every stride-th position counted back from the query: the second head set of Child et al.
+    2019, strided.
+    """
     return lambda b, h, q, k: (at.query(b, q) - at.key(b, k)) % stride == 0
 
 
 @pattern
 def strided(at: Layout, stride: int) -> Predicate:
-    """Child et al. 2019, strided, both head sets merged: the last `stride` positions and every stride-th before."""
-    return either(local(at, stride), column(at, stride))
+    """Child et al. 2019, strided, both head sets merged: the last `stride` positions and every
+    stride-th before.
+    """
+    return any_of(local(at, stride), column(at, stride))
 
 
 @pattern
 def block(at: Layout, stride: int) -> Predicate:
-    """Positions in the same block: the first head set of Child et al. 2019, fixed: ⌊j/l⌋ = ⌊i/l⌋."""
+    """Positions in the same block: the first head set of Child et al. 2019, fixed: ⌊j/l⌋ =
+    ⌊i/l⌋.
+    """
     return lambda b, h, q, k: at.query(b, q) // stride == at.key(b, k) // stride
 
 
 @pattern
 def summary(at: Layout, stride: int, columns: int) -> Predicate:
-    """The last columns of every block: the second head set of Child et al. 2019, fixed: j mod l ≥ l − c."""
+    """The last columns of every block: the second head set of Child et al. 2019, fixed: j mod l
+    ≥ l − c.
+    """
     return lambda b, h, q, k: at.key(b, k) % stride >= stride - columns
 
 
 @pattern
 def fixed(at: Layout, stride: int, columns: int) -> Predicate:
     """Child et al. 2019, fixed, both head sets merged."""
-    return either(block(at, stride), summary(at, stride, columns))
+    return any_of(block(at, stride), summary(at, stride, columns))
 
 
 @pattern
 def prefix(at: Layout, length: int) -> Predicate:
-    """The first `length` positions are open to all: `causal | prefix:32` is a prefix language model."""
+    """The first `length` positions are open to all: `causal | prefix:32` is a prefix language
+    model.
+    """
     return lambda b, h, q, k: at.key(b, k) < length
 
 
@@ -133,32 +160,41 @@ def padding(at: Layout) -> Predicate:
 
 @pattern
 def document(at: Layout) -> Predicate:
-    """Only tokens of the same document. Added by itself wherever a batch says which documents it packs."""
-    query, key = at.query_documents, at.key_documents
+    """Only tokens of the same document. Added by itself wherever a batch says which documents it
+    packs.
+    """
+    query = at.query_documents
+    key = at.key_documents
     if query is None or key is None:
-        raise UsageError("The pattern 'document' needs a batch that says which document each token belongs to.")
+        raise UsageError(
+            "The pattern 'document' needs a batch that says which document each token belongs to."
+        )
     return lambda b, h, q, k: query[b, q] == key[b, k]
 
 
-def before(at: Layout) -> Predicate:
-    """What stands before every text (soft tokens, not its own) is open to all of it."""
-    return lambda b, h, q, k: k < at.ahead
+def prefix_keys(at: Layout) -> Predicate:
+    """Prefix keys (soft tokens) are visible to every query."""
+    return lambda b, h, q, k: k < at.prefix
 
 
-def both(*predicates: Predicate) -> Predicate:
+def all_of(*predicates: Predicate) -> Predicate:
     return lambda b, h, q, k: reduce(lambda x, y: x & y, (p(b, h, q, k) for p in predicates))
 
 
-def either(*predicates: Predicate) -> Predicate:
+def any_of(*predicates: Predicate) -> Predicate:
     return lambda b, h, q, k: reduce(lambda x, y: x | y, (p(b, h, q, k) for p in predicates))
 
 
 def by_head(groups: Sequence[Predicate], heads: int) -> Predicate:
-    """Heads are dealt to the groups in order: the first heads/n heads follow the first predicate, and so on."""
+    """Heads are dealt to the groups in order: the first heads/n heads follow the first
+    predicate, and so on.
+    """
 
     def predicate(b: Any, h: Any, q: Any, k: Any) -> Any:
         group = h * len(groups) // heads
-        return reduce(lambda x, y: x | y, ((group == i) & p(b, h, q, k) for i, p in enumerate(groups)))
+        return reduce(
+            lambda x, y: x | y, ((group == i) & p(b, h, q, k) for i, p in enumerate(groups))
+        )
 
     return predicate
 
@@ -172,14 +208,17 @@ def _within(distance: Any, window: int) -> Any:
 
 @dataclass(frozen=True)
 class Pattern:
-    """A pattern as it was written; `at(layout)` is its predicate. Two patterns of the same text are equal."""
+    """A pattern as it was written; `at(layout)` is its predicate. Two patterns of the same text
+    are equal.
+    """
 
     text: str
     heads: int = 1
 
     def __post_init__(self) -> None:
         probe = torch.zeros(1, 1, dtype=torch.long)
-        self._read(Layout(1, 1, 1, query_documents=probe, key_documents=probe))  # a misspelt pattern fails here, early
+        # a misspelt pattern fails here, early
+        self._read(Layout(1, 1, 1, query_documents=probe, key_documents=probe))
 
     @property
     def varies_by_head(self) -> bool:
@@ -189,8 +228,8 @@ class Pattern:
     def is_causal(self) -> bool:
         """Whether no token ever sees a later one, so that the model can be decoded token by token.
 
-        `causal & …` is, whatever follows. What is not written so is tried out as far as its numbers reach; beyond
-        what can be tried, it is taken for one that sees ahead.
+        `causal & …` is, whatever follows. What is not written so is tried out as far as its numbers
+        reach; beyond what can be tried, it is taken for one that sees ahead.
         """
         if not any(_may_see_later(text) for text in self.text.split(";")):
             return True
@@ -206,12 +245,16 @@ class Pattern:
         terms = [self._read(layout)]
         terms += [padding(layout)] if layout.keep is not None else []
         terms += [document(layout)] if layout.query_documents is not None else []
-        return either(before(layout), both(*terms)) if layout.ahead else both(*terms)
+        return any_of(prefix_keys(layout), all_of(*terms)) if layout.prefix else all_of(*terms)
 
     def mask(self, layout: Layout, device: torch.device | str = "cpu") -> Tensor:
         """A boolean mask that broadcasts to [B, H, T, K], for SDPA and for the eye."""
         b = torch.arange(layout.batch, device=device)[:, None, None, None]
-        h = torch.arange(self.heads, device=device)[None, :, None, None] if self.varies_by_head else 0
+        h = (
+            torch.arange(self.heads, device=device)[None, :, None, None]
+            if self.varies_by_head
+            else 0
+        )
         q = torch.arange(layout.queries, device=device)[None, None, :, None]
         k = torch.arange(layout.keys, device=device)[None, None, None, :]
         return self.at(layout)(b if not layout.plain else 0, h, q, k)
@@ -219,18 +262,24 @@ class Pattern:
     def _read(self, layout: Layout) -> Predicate:
         groups = [_Parser(text, partial(_named, layout)).parse() for text in self.text.split(";")]
         if len(groups) > self.heads:
-            raise UsageError(f"The pattern {self.text!r} has {len(groups)} head groups for {self.heads} heads.")
+            raise UsageError(
+                f"The pattern {self.text!r} has {len(groups)} head groups for {self.heads} heads."
+            )
         return groups[0] if len(groups) == 1 else by_head(groups, self.heads)
 
 
 @cache
-def parse(text: str, heads: int = 1) -> Pattern:
-    """Reads a pattern: names with arguments (`fixed:16,2`), joined by & and |, parentheses, ';' between head groups."""
+def parse_pattern(text: str, heads: int = 1) -> Pattern:
+    """Reads a pattern: names with arguments (`fixed:16,2`), joined by & and |, parentheses, ';'
+    between head groups.
+    """
     return Pattern(text, heads)
 
 
 def _may_see_later(text: str) -> bool:
-    """Whether anything but `causal` decides about later keys: each other name is taken to allow them all."""
+    """Whether anything but `causal` decides about later keys: each other name is taken to allow
+    them all.
+    """
 
     def allows(token: str) -> Predicate:
         return lambda b, h, q, k: token != "causal"
@@ -239,25 +288,33 @@ def _may_see_later(text: str) -> bool:
 
 
 class _Parser:
-    """or := and ('|' and)*;  and := term ('&' term)*;  term := name[:n,…] | '(' or ')'. `named` reads a name."""
+    """or := and ('|' and)*;  and := term ('&' term)*;  term := name[:n,…] | '(' or ')'. `named`
+    reads a name.
+    """
 
     def __init__(self, text: str, named: Callable[[str], Predicate]) -> None:
-        self.text, self.named = text, named
+        self.text = text
+        self.named = named
         self.tokens = re.findall(r"[a-z_]+(?::[\d,\s]*\d)?|\S", text)
 
     def parse(self) -> Predicate:
         result = self._or()
         if self.tokens:
-            raise UsageError(f"The attention pattern {self.text!r} does not read: {self.tokens[0]!r} is unexpected.")
+            raise UsageError(
+                f"The attention pattern {self.text!r} does not read: {self.tokens[0]!r} is "
+                "unexpected."
+            )
         return result
 
     def _or(self) -> Predicate:
-        return self._joined(self._and, "|", either)
+        return self._joined(self._and, "|", any_of)
 
     def _and(self) -> Predicate:
-        return self._joined(self._term, "&", both)
+        return self._joined(self._term, "&", all_of)
 
-    def _joined(self, part: Callable[[], Predicate], sign: str, join: Callable[..., Predicate]) -> Predicate:
+    def _joined(
+        self, part: Callable[[], Predicate], sign: str, join: Callable[..., Predicate]
+    ) -> Predicate:
         parts = [part()]
         while self.tokens and self.tokens[0] == sign:
             self.tokens.pop(0)
@@ -266,12 +323,17 @@ class _Parser:
 
     def _term(self) -> Predicate:
         if not self.tokens:
-            raise UsageError(f"The attention pattern {self.text!r} ends where a name such as 'causal' should stand.")
+            raise UsageError(
+                f"The attention pattern {self.text!r} ends where a name such as 'causal' should "
+                "stand."
+            )
         token = self.tokens.pop(0)
         if token == "(":
             inner = self._or()
             if not self.tokens or self.tokens.pop(0) != ")":
-                raise UsageError(f"The attention pattern {self.text!r} lacks a closing parenthesis.")
+                raise UsageError(
+                    f"The attention pattern {self.text!r} lacks a closing parenthesis."
+                )
             return inner
         return self.named(token)
 
@@ -284,5 +346,7 @@ def _named(layout: Layout, token: str) -> Predicate:
     wanted = PATTERNS[name].__code__.co_varnames[1 : PATTERNS[name].__code__.co_argcount]
     if len(arguments) != len(wanted) or any(n < 1 for n in arguments):
         example = name + (":" + ",".join(wanted) if wanted else "")
-        raise UsageError(f"The attention pattern {token!r} must be written {example!r}, with positive numbers.")
+        raise UsageError(
+            f"The attention pattern {token!r} must be written {example!r}, with positive numbers."
+        )
     return PATTERNS[name](layout, *arguments)

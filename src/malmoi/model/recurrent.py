@@ -1,4 +1,6 @@
-"""Recurrent layers: the BiLSTM that BERT §5.3 puts on frozen hidden states. B batch, T tokens, D width."""
+"""Recurrent layers: the BiLSTM that BERT §5.3 puts on frozen hidden states. B batch, T tokens, D
+width.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -8,17 +10,23 @@ from malmoi.errors import UsageError
 
 
 class BiLSTM(nn.Module):
-    """Layers that read rows from both ends (Hochreiter & Schmidhuber 1997, Graves & Schmidhuber 2005).
+    """Layers that read rows from both ends (Hochreiter & Schmidhuber 1997, Graves & Schmidhuber
+    2005).
 
-    `width` is that of the output, half of it from each direction. Padding changes nothing: it is never read.
+    `width` is that of the output, half of it from each direction. Padding changes nothing: it is
+    never read.
     """
 
     def __init__(self, inputs: int, width: int, *, depth: int = 2, dropout: float = 0.0) -> None:
         super().__init__()
         if width < 2 or width % 2:
-            raise UsageError(f"A BiLSTM's width must be even, half for each direction, not {width}.")
+            raise UsageError(
+                f"A BiLSTM's width must be even, half for each direction, not {width}."
+            )
         between = dropout if depth > 1 else 0.0
-        self.lstm = nn.LSTM(inputs, width // 2, depth, batch_first=True, dropout=between, bidirectional=True)
+        self.lstm = nn.LSTM(
+            inputs, width // 2, depth, batch_first=True, dropout=between, bidirectional=True
+        )
 
     def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
         """[B, T, inputs] → [B, T, width]; `keep` [B, T] marks tokens, padding stands after them."""

@@ -1,4 +1,5 @@
-"""Rotary positions (Su et al. 2021), and how a longer context is fitted to them, as text: "llama3:8,1,4,8192".
+"""Rotary positions (Su et al. 2021), and how a longer context is fitted to them, as text:
+"llama3:8,1,4,8192".
 
 H heads, T tokens, E width of a head.
 """
@@ -12,36 +13,60 @@ from torch import Tensor
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError, nearest
 
-Scaled = tuple[Tensor, float]  # frequencies [E/2], and what cos and sin are multiplied by
+# frequencies [E/2], and what cos and sin are multiplied by
+ScaledFrequencies = tuple[Tensor, float]
 
 
-def linear(frequency: Tensor, base: float, factor: float) -> Scaled:
+def linear_scaling(frequency: Tensor, base: float, factor: float) -> ScaledFrequencies:
     """Positions squeezed alike (Chen et al. 2023 eq. 3)."""
     return frequency / factor, 1.0
 
 
-def llama3(frequency: Tensor, base: float, factor: float, low: float, high: float, original: float) -> Scaled:
-    """Only slow turns are squeezed: those of fewer than `low` turns in the `original` context wholly, of more than
-    `high` not at all, those between by degrees (Grattafiori et al. 2024 §3.4.2 gives the base; the code the rest)."""
+def llama3_scaling(
+    frequency: Tensor, base: float, factor: float, low: float, high: float, original: float
+) -> ScaledFrequencies:
+    """Only slow turns are squeezed: those of fewer than `low` turns in the `original` context
+    wholly, of more than
+    `high` not at all, those between by degrees (Grattafiori et al. 2024 §3.4.2 gives the base; the
+    code the rest).
+    """
     turns = original * frequency / (2 * math.pi)
     kept = ((turns - low) / (high - low)).clamp(0, 1)
     return (1 - kept) * frequency / factor + kept * frequency, 1.0
 
 
-def yarn(frequency: Tensor, base: float, factor: float, original: float, fast: float = 32, slow: float = 1) -> Scaled:
-    """The same by a ramp over dimensions (Peng et al. 2023 eq. 13), and attention sharpened by √t (eq. 15)."""
+def yarn_scaling(
+    frequency: Tensor,
+    base: float,
+    factor: float,
+    original: float,
+    fast: float = 32,
+    slow: float = 1,
+) -> ScaledFrequencies:
+    """The same by a ramp over dimensions (Peng et al. 2023 eq. 13), and attention sharpened by
+    √t (eq. 15).
+    """
     size = 2 * len(frequency)
-    first, last = (size * math.log(original / (n * 2 * math.pi)) / (2 * math.log(base)) for n in (fast, slow))
-    first, last = max(math.floor(first), 0), min(math.ceil(last), size - 1)
+    first, last = (
+        size * math.log(original / (n * 2 * math.pi)) / (2 * math.log(base)) for n in (fast, slow)
+    )
+    first = max(math.floor(first), 0)
+    last = min(math.ceil(last), size - 1)
     ramp = (torch.arange(len(frequency), device="cpu") - first) / max(last - first, 0.001)
     squeezed = ramp.clamp(0, 1)
-    return squeezed * frequency / factor + (1 - squeezed) * frequency, 0.1 * math.log(max(factor, 1)) + 1
+    return squeezed * frequency / factor + (1 - squeezed) * frequency, 0.1 * math.log(
+        max(factor, 1)
+    ) + 1
 
 
-SCALINGS: dict[str, Callable[..., Scaled]] = {"linear": linear, "llama3": llama3, "yarn": yarn}
+SCALINGS: dict[str, Callable[..., ScaledFrequencies]] = {
+    "linear": linear_scaling,
+    "llama3": llama3_scaling,
+    "yarn": yarn_scaling,
+}
 
 
-def parse_scaling(text: str) -> tuple[Callable[..., Scaled], tuple[float, ...]]:
+def parse_scaling(text: str) -> tuple[Callable[..., ScaledFrequencies], tuple[float, ...]]:
     """The rule and its numbers: "llama3:8,1,4,8192"."""
     name, _, rest = text.partition(":")
     if name not in SCALINGS:
@@ -52,41 +77,53 @@ def parse_scaling(text: str) -> tuple[Callable[..., Scaled], tuple[float, ...]]:
             raise ValueError
         return SCALINGS[name], numbers
     except ValueError:
-        raise UsageError(f"The rotary scaling {text!r} must be a name and numbers, such as 'linear:4'.") from None
+        raise UsageError(
+            f"The rotary scaling {text!r} must be a name and numbers, such as 'linear:4'."
+        ) from None
 
 
-def frequencies(config: ModelConfig) -> Scaled:
-    """How fast each pair of a head's dimensions turns (Su et al. 2021 §3.2.2), scaled where the model asks for it."""
+def rotary_frequencies(config: ModelConfig) -> ScaledFrequencies:
+    """How fast each pair of a head's dimensions turns (Su et al. 2021 §3.2.2), scaled where the
+    model asks for it.
+    """
     size = config.size_per_head
-    plain = config.rotary_base ** (-torch.arange(0, size, 2, dtype=torch.float32, device="cpu") / size)
+    plain = config.rotary_base ** (
+        -torch.arange(0, size, 2, dtype=torch.float32, device="cpu") / size
+    )
     if not config.rotary_scaling:
         return plain, 1.0
     rule, numbers = parse_scaling(config.rotary_scaling)
     try:
         return rule(plain, config.rotary_base, *numbers)
     except TypeError:
-        raise UsageError(f"The rotary scaling {config.rotary_scaling!r} has too many or too few numbers.") from None
+        raise UsageError(
+            f"The rotary scaling {config.rotary_scaling!r} has too many or too few numbers."
+        ) from None
     except ArithmeticError:  # of numbers at the edge of what floats hold
         return plain * math.nan, math.nan
 
 
 def rotary_table(config: ModelConfig) -> Tensor:
     """cos and sin of position × frequency (Su et al. 2021, eq. 15): [2, context, E/2]."""
-    frequency, stretch = frequencies(config)
+    frequency, stretch = rotary_frequencies(config)
     angle = torch.arange(config.context, dtype=torch.float32, device="cpu")[:, None] * frequency
-    table = torch.empty(2, *angle.shape, device="cpu")  # in place: of a long context every copy is large
+    # in place: of a long context every copy is large
+    table = torch.empty(2, *angle.shape, device="cpu")
     torch.cos(angle, out=table[0])
     torch.sin(angle, out=table[1])
     if not all(bool(x.isfinite()) for x in table.mul_(stretch).aminmax()):
         raise UsageError(
-            f"Rotary positions with the base {config.rotary_base:g} and the scaling {config.rotary_scaling!r} are no "
+            f"Rotary positions with the base {config.rotary_base:g} and the scaling "
+            f"{config.rotary_scaling!r} are no "
             "numbers."
         )
     return table
 
 
-def rotate(x: Tensor, turn: Tensor) -> Tensor:
-    """Turns each pair (x_i, x_{i+E/2}) by its position's angle: x [B, H, T, E], turn [2, B or 1, 1, T, E/2]."""
-    cos, sin = turn.to(x.dtype)
+def rotate(x: Tensor, angles: Tensor) -> Tensor:
+    """Turns each pair (x_i, x_{i+E/2}) by its position's angle: x [B, H, T, E], turn [2, B or 1,
+    1, T, E/2].
+    """
+    cos, sin = angles.to(x.dtype)
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)

@@ -1,6 +1,8 @@
-"""The Transformer (Vaswani et al. 2017), once for every paper: embeddings, blocks, final norm; no head, no loss.
+"""The Transformer (Vaswani et al. 2017), once for every paper: embeddings, blocks, final norm; no
+head, no loss.
 
-B batch, T tokens, K keys, D width, V vocabulary. What differs between families is in `ModelConfig`, never in a class.
+B batch, T tokens, K keys, D width, V vocabulary. What differs between families is in `ModelConfig`,
+never in a class.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,11 +17,20 @@ from torch.utils.checkpoint import checkpoint
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
-from malmoi.model.ahead import Before, Record
-from malmoi.model.attention import Attention, Bounds, Keeper, KVCache, Looker, Mask, prepare
+from malmoi.model.attention import (
+    Attention,
+    Bounds,
+    FusedDecodeCache,
+    KVCache,
+    KVRecorder,
+    KVStore,
+    Mask,
+    PrefixKV,
+    build_mask,
+)
 from malmoi.model.embedding import Embedding
 from malmoi.model.embedding import make_norm as make_norm
-from malmoi.model.patterns import Layout, parse
+from malmoi.model.patterns import Layout, parse_pattern
 from malmoi.model.rotary import rotary_table
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -56,36 +67,40 @@ class GatedMLP(nn.Module):
         return self.down(F.silu(gate) * up)
 
 
-Kept = tuple[Keeper, int] | None  # where a layer's keys and values go, and its number there
-Branch = Callable[[Tensor], Tensor]
+LayerCache = tuple[KVStore, int] | None  # where a layer's keys and values go, and its number there
+ResidualBranch = Callable[[Tensor], Tensor]
 
 
-def pre_norm(x: Tensor, norm: nn.Module, branch: Branch) -> Tensor:
+def pre_norm(x: Tensor, norm: nn.Module, branch: ResidualBranch) -> Tensor:
     """GPT-2: x + f(LN(x))."""
     return x + branch(norm(x))
 
 
-def post_norm(x: Tensor, norm: nn.Module, branch: Branch) -> Tensor:
+def post_norm(x: Tensor, norm: nn.Module, branch: ResidualBranch) -> Tensor:
     """Vaswani et al., BERT, GPT-1: LN(x + f(x))."""
     return norm(x + branch(x))
 
 
-RESIDUAL = {"pre": pre_norm, "post": post_norm}
+RESIDUALS = {"pre": pre_norm, "post": post_norm}
 
 
 @dataclass
-class Trail:
-    """What a curious caller wants to see of a pass: hidden states of every layer, and the attention if asked for."""
+class Activations:
+    """Activations recorded in a forward pass: hidden states of every layer, and attention if
+    requested.
+    """
 
-    hidden: list[Tensor] = field(default_factory=list)  # the embedding, then each layer: depth + 1 of [B, T, D]
+    # the embedding, then each layer: depth + 1 of [B, T, D]
+    hidden: list[Tensor] = field(default_factory=list)
     attention: list[Tensor] | None = None  # [B, H, T, K] of each layer
 
 
 class Block(nn.Module):
     def __init__(self, c: ModelConfig) -> None:
         super().__init__()
-        self.residual = RESIDUAL[c.norm]
-        self.attend, self.attend_norm = Attention(c), make_norm(c)
+        self.residual = RESIDUALS[c.norm]
+        self.attend = Attention(c)
+        self.attend_norm = make_norm(c)
         self.mlp: nn.Module = GatedMLP(c) if c.activation == "swiglu" else MLP(c)
         self.mlp_norm = make_norm(c)
         self.drop = nn.Dropout(c.dropout)
@@ -94,11 +109,15 @@ class Block(nn.Module):
         self,
         x: Tensor,
         mask: Mask,
-        turn: Tensor | None = None,
-        cache: tuple[Keeper, int] | None = None,
-        look: list[Tensor] | None = None,
+        rotary: Tensor | None = None,
+        cache: tuple[KVStore, int] | None = None,
+        attention_out: list[Tensor] | None = None,
     ) -> Tensor:
-        x = self.residual(x, self.attend_norm, lambda y: self.drop(self.attend(y, mask, turn, cache, look)))
+        x = self.residual(
+            x,
+            self.attend_norm,
+            lambda y: self.drop(self.attend(y, mask, rotary, cache, attention_out)),
+        )
         return self.residual(x, self.mlp_norm, lambda y: self.drop(self.mlp(y)))
 
 
@@ -108,13 +127,15 @@ class Transformer(nn.Module):
     def __init__(self, c: ModelConfig) -> None:
         super().__init__()
         self.config = c
-        self.patterns = [parse(text, c.heads) for text in c.attention]
+        self.patterns = [parse_pattern(text, c.heads) for text in c.attention]
         self.embed = Embedding(c)
         self.blocks = nn.ModuleList(Block(c) for _ in range(c.distinct))
         self.norm = make_norm(c) if c.final_norm else nn.Identity()
         self.soft: nn.Parameter | None = None  # [n, E]: vectors that stand before every text
-        self.past: nn.Parameter | None = None  # [depth, 2, G, n, E]: or the keys and values of such places
-        self.rematerialise = False  # gradient checkpointing: trade a second forward pass for memory
+        # [depth, 2, G, n, E]: or the keys and values of such places
+        self.past: nn.Parameter | None = None
+        # gradient checkpointing: trade a second forward pass for memory
+        self.gradient_checkpointing = False
         if c.positions == "rotary":
             self.register_buffer("turns", rotary_table(c), persistent=False)
 
@@ -127,33 +148,57 @@ class Transformer(nn.Module):
         documents: Tensor | None = None,
         bounds: Bounds | None = None,
         cache: KVCache | None = None,
-        trail: Trail | None = None,
+        activations: Activations | None = None,
     ) -> Tensor:
-        """Hidden states of `tokens`. `keep` [B, T] marks tokens that are not padding (left or right); `documents`
-        and `bounds` say what a packed row holds; a `cache` makes `tokens` continue what it has seen."""
+        """Hidden states of `tokens`. `keep` [B, T] marks tokens that are not padding (left or
+        right); `documents`
+        and `bounds` say what a packed row holds; a `cache` makes `tokens` continue what it has
+        seen.
+        """
         self._check_length(tokens, positions, cache)
         if self.soft is not None and not self.is_causal:
             if positions is not None or documents is not None or cache is not None:
-                raise UsageError("Soft tokens before a model that reads both ways need rows of one text each, padded.")
-            return self._among_soft(tokens, segments, keep, trail)
+                raise UsageError(
+                    "Soft tokens before a model that reads both ways need rows of one text each, "
+                    "padded."
+                )
+            return self._among_soft(tokens, segments, keep, activations)
         layout, positions = self._layout(tokens, keep, positions, documents, cache)
         ahead = self.past if self.soft is None else self.keys_of(self.soft)
-        kept: list[Kept] = [None if cache is None else (cache, i) for i in range(self.config.depth)]
+        kept: list[LayerCache] = [
+            None if cache is None else (cache, i) for i in range(self.config.depth)
+        ]
         if ahead is not None:
-            layout, positions = layout.behind(ahead.size(3)), positions + ahead.size(3)
-            kept = [(Before(*pair), 0) for pair in zip(ahead, kept, strict=True)]
-        return self._layers(self.embed(tokens, positions, segments), layout, positions, bounds, kept, trail)
+            layout = layout.with_prefix(ahead.size(3))
+            positions = positions + ahead.size(3)
+            kept = [(PrefixKV(*pair), 0) for pair in zip(ahead, kept, strict=True)]
+        return self._layers(
+            self.embed(tokens, positions, segments), layout, positions, bounds, kept, activations
+        )
 
     def keys_of(self, vectors: Tensor) -> Tensor:
-        """The keys and values that vectors [n, E] have in every layer of a causal network: [depth, 2, G, n, E]."""
-        n, record = len(vectors), Record()
+        """The keys and values that vectors [n, E] have in every layer of a causal network:
+        [depth, 2, G, n, E].
+        """
+        n = len(vectors)
+        record = KVRecorder()
         where = torch.arange(n, device=vectors.device)[None]
-        kept: list[Kept] = [(record, i) for i in range(self.config.depth)]
-        self._layers(self.embed.place(vectors[None], where, None), Layout(1, n, n), where, None, kept, None)
+        kept: list[LayerCache] = [(record, i) for i in range(self.config.depth)]
+        self._layers(
+            self.embed.place(vectors[None], where, None), Layout(1, n, n), where, None, kept, None
+        )
         return torch.stack(record.layers)
 
-    def _among_soft(self, tokens: Tensor, segments: Tensor | None, keep: Tensor | None, trail: Trail | None) -> Tensor:
-        """Where tokens see what comes after them, soft vectors read the text as it reads them: a longer row."""
+    def _among_soft(
+        self,
+        tokens: Tensor,
+        segments: Tensor | None,
+        keep: Tensor | None,
+        activations: Activations | None,
+    ) -> Tensor:
+        """Where tokens see what comes after them, soft vectors read the text as it reads them: a
+        longer row.
+        """
         soft = cast(Tensor, self.soft)
         wide = F.pad(tokens, (len(soft), 0))
         segments = None if segments is None else F.pad(segments, (len(soft), 0))
@@ -161,9 +206,9 @@ class Transformer(nn.Module):
         layout, positions = self._layout(wide, keep, None, None, None)
         vectors = torch.cat((soft.expand(len(tokens), -1, -1), self.embed.token(tokens)), 1)
         x = self.embed.place(vectors, positions, segments)
-        hidden = self._layers(x, layout, positions, None, [None] * self.config.depth, trail)
-        if trail:
-            trail.hidden[:] = [states[:, len(soft) :] for states in trail.hidden]
+        hidden = self._layers(x, layout, positions, None, [None] * self.config.depth, activations)
+        if activations:
+            activations.hidden[:] = [states[:, len(soft) :] for states in activations.hidden]
         return hidden[:, len(soft) :]
 
     def _layers(
@@ -172,34 +217,44 @@ class Transformer(nn.Module):
         layout: Layout,
         positions: Tensor,
         bounds: Bounds | None,
-        kept: Sequence[Kept],
-        trail: Trail | None,
+        kept: Sequence[LayerCache],
+        activations: Activations | None,
     ) -> Tensor:
         """Embedded tokens [B, T, D] through every block."""
         masks = self._masks(layout, x.device, bounds, kept[0])
-        turn = self._turn(positions)
-        if trail:
-            trail.hidden.append(x)
+        turn = self._rotary(positions)
+        if activations:
+            activations.hidden.append(x)
         for i in range(self.config.depth):
-            x = self._block(i, x, masks[i % len(masks)], turn, kept[i], trail)
+            x = self._block(i, x, masks[i % len(masks)], turn, kept[i], activations)
         x = self.norm(x)
-        if trail:
-            trail.hidden[-1] = x
+        if activations:
+            activations.hidden[-1] = x
         return x
 
-    def _masks(self, layout: Layout, device: torch.device, bounds: Bounds | None, kept: Kept) -> list[Mask]:
-        if kept is not None and isinstance(kept[0], Looker):
+    def _masks(
+        self, layout: Layout, device: torch.device, bounds: Bounds | None, kept: LayerCache
+    ) -> list[Mask]:
+        if kept is not None and isinstance(kept[0], FusedDecodeCache):
             return [Mask()]
         dropout = self.config.attention_dropout if self.training else 0.0
-        return [prepare(pattern, layout, device, bounds, dropout) for pattern in self.patterns]
+        return [build_mask(pattern, layout, device, bounds, dropout) for pattern in self.patterns]
 
-    def _block(self, i: int, x: Tensor, mask: Mask, turn: Tensor | None, kept: Kept, trail: Trail | None) -> Tensor:
+    def _block(
+        self,
+        i: int,
+        x: Tensor,
+        mask: Mask,
+        rotary: Tensor | None,
+        kept: LayerCache,
+        activations: Activations | None,
+    ) -> Tensor:
         block = self.blocks[i * self.config.distinct // self.config.depth]
-        if self.rematerialise and self.training:
-            return cast(Tensor, checkpoint(block, x, mask, turn, kept, use_reentrant=False))
-        x = block(x, mask, turn, kept, trail and trail.attention)
-        if trail:
-            trail.hidden.append(x)
+        if self.gradient_checkpointing and self.training:
+            return cast(Tensor, checkpoint(block, x, mask, rotary, kept, use_reentrant=False))
+        x = block(x, mask, rotary, kept, activations and activations.attention)
+        if activations:
+            activations.hidden.append(x)
         return x
 
     def _layout(
@@ -218,18 +273,28 @@ class Transformer(nn.Module):
         if cache is not None:
             cache.grow(where.expand(B, T), keep)
         if not moved:
-            return Layout(B, T, past + T, past, query_documents=documents, key_documents=documents), where
+            return Layout(
+                B, T, past + T, past, query_documents=documents, key_documents=documents
+            ), where
         where = where.expand(B, T)
         if cache is None:
             return Layout(B, T, T, 0, where, where, keep, documents, documents), where
         kept = cache.keep[:, : cache.used] if cache.padded else None
         return Layout(B, T, cache.used, 0, where, cache.positions[:, : cache.used], kept), where
 
-    def _positions(self, tokens: Tensor, keep: Tensor | None, past: int, cache: KVCache | None) -> Tensor:
-        """Positions count from the first token that is not padding, and go on where the cache ended."""
+    def _positions(
+        self, tokens: Tensor, keep: Tensor | None, past: int, cache: KVCache | None
+    ) -> Tensor:
+        """Positions count from the first token that is not padding, and go on where the cache
+        ended.
+        """
         steps = torch.arange(tokens.size(1), device=tokens.device)[None]
         if cache is not None and past and cache.padded:
-            last = cache.positions[:, :past].masked_fill(~cache.keep[:, :past], -1).amax(1, keepdim=True)
+            last = (
+                cache.positions[:, :past]
+                .masked_fill(~cache.keep[:, :past], -1)
+                .amax(1, keepdim=True)
+            )
             return last + 1 + steps
         if keep is None or past:
             return past + steps
@@ -240,10 +305,18 @@ class Transformer(nn.Module):
         """Whether no layer lets a token see a later one."""
         return all(pattern.is_causal for pattern in self.patterns)
 
-    def _turn(self, positions: Tensor) -> Tensor | None:
-        return cast(Tensor, self.turns)[:, positions][:, :, None] if self.config.positions == "rotary" else None
+    def _rotary(self, positions: Tensor) -> Tensor | None:
+        return (
+            cast(Tensor, self.turns)[:, positions][:, :, None]
+            if self.config.positions == "rotary"
+            else None
+        )
 
-    def _check_length(self, tokens: Tensor, positions: Tensor | None, cache: KVCache | None) -> None:
+    def _check_length(
+        self, tokens: Tensor, positions: Tensor | None, cache: KVCache | None
+    ) -> None:
         length = tokens.size(1) + (cache.used if cache is not None else 0)
         if length > self.config.context and positions is None and self.config.positions != "none":
-            raise UsageError(f"{length} tokens are more than this model's context of {self.config.context}.")
+            raise UsageError(
+                f"{length} tokens are more than this model's context of {self.config.context}."
+            )

@@ -39,14 +39,27 @@ GPUS = {
 }
 
 
-def gpu(name: str, *, memory: float | None = None, tflops: float | None = None, watts: float | None = None) -> GPU:
-    """A card by its name, with what is known better; one of any name where memory and speed are given."""
-    for option, value in (("--gpu-memory", memory), ("--gpu-tflops", tflops), ("--gpu-watts", watts)):
+def gpu(
+    name: str,
+    *,
+    memory: float | None = None,
+    tflops: float | None = None,
+    watts: float | None = None,
+) -> GPU:
+    """A card by its name, with what is known better; one of any name where memory and speed are
+    given.
+    """
+    for option, value in (
+        ("--gpu-memory", memory),
+        ("--gpu-tflops", tflops),
+        ("--gpu-watts", watts),
+    ):
         if value is not None and not 0 < value < math.inf:
             raise UsageError(f"{option} must be positive and finite, not {value:g}.")
     if name not in GPUS and (memory is None or tflops is None):
         raise UsageError(
-            f"There is no GPU {name!r} here.{nearest(name, GPUS)} `malmoi plan` lists them; any other is described by "
+            f"There is no GPU {name!r} here.{nearest(name, GPUS)} `malmoi plan` lists them; any "
+            "other is described by "
             "--gpu-memory and --gpu-tflops."
         )
     known = GPUS.get(name, GPU(name, 0, 0, 0))

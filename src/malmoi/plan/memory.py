@@ -1,4 +1,6 @@
-"""What lies in the memory of each GPU: on one, copied (DDP), or cut over several (FSDP2); see train/parallel.py."""
+"""What lies in the memory of each GPU: on one, copied (DDP), or cut over several (FSDP2); see
+train/parallel.py.
+"""
 
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -7,40 +9,50 @@ from typing import Any
 
 from torch import Tensor
 
-from malmoi.model import Network, parameters
-from malmoi.train.estimate import activation_bytes, optimizer_bytes
-from malmoi.train.recipe import Recipe
+from malmoi.model import Network, count_parameters
+from malmoi.training.estimate import activation_bytes, optimizer_bytes
+from malmoi.training.recipe import Recipe
 
-AHEAD = 2  # blocks that FSDP2 holds whole: the one at work, and the next or the last
+GATHERED_BLOCKS = 2  # blocks that FSDP2 holds whole: the one at work, and the next or the last
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryUse:
     """Bytes of one GPU, with `micro` sequences in one pass and `passes` of them in a step."""
 
     way: str  # one, ddp, fsdp
     gpus: int
-    rematerialise: bool
+    gradient_checkpointing: bool
     micro: int
     passes: int
     weights: int
     gradients: int
     optimizer: int
     copies: int  # of weights in bf16, which the backward pass needs
-    exchange: int  # between the GPUs: DDP's buckets, FSDP's weights and gradients that are whole for a moment
+    # between the GPUs: DDP's buckets, FSDP's weights and gradients that are whole for a moment
+    exchange: int
     activations: int
 
     @property
     def total(self) -> int:
-        return self.weights + self.gradients + self.optimizer + self.copies + self.exchange + self.activations
+        return (
+            self.weights
+            + self.gradients
+            + self.optimizer
+            + self.copies
+            + self.exchange
+            + self.activations
+        )
 
     def to_dict(self, room: float) -> dict[str, Any]:
         return asdict(self) | {"total": self.total, "fits": self.total <= room}
 
 
 @dataclass(frozen=True)
-class Spread:
-    """A network over some GPUs: all that does not depend on how many sequences go through at once."""
+class DeviceLayout:
+    """A network over some GPUs: all that does not depend on how many sequences go through at
+    once.
+    """
 
     recipe: Recipe
     way: str
@@ -56,13 +68,13 @@ class Spread:
         """Sequences of a step that one GPU takes."""
         return max(1, self.recipe.train.batch // self.gpus)
 
-    def memory(self, micro: int) -> Memory:
+    def memory(self, micro: int) -> MemoryUse:
         """With so many sequences in one pass."""
         activations = activation_bytes(self.recipe, micro, half=self.half, device="cuda")
-        return Memory(
+        return MemoryUse(
             way=self.way,
             gpus=self.gpus,
-            rematerialise=self.recipe.train.rematerialise,
+            gradient_checkpointing=self.recipe.train.gradient_checkpointing,
             micro=micro,
             passes=-(-self.share // micro),
             weights=4 * self.cut,
@@ -73,8 +85,10 @@ class Spread:
             activations=activations,
         )
 
-    def best(self, room: float) -> Memory:
-        """With the recipe's micro-batch, or the largest that fits; where none does, the one that lacks least."""
+    def best(self, room: float) -> MemoryUse:
+        """With the recipe's micro-batch, or the largest that fits; where none does, the one that
+        lacks least.
+        """
         whole = self.memory(min(self.recipe.train.micro or self.share, self.share))
         if self.recipe.train.micro or whole.total <= room:
             return whole
@@ -82,7 +96,9 @@ class Spread:
         return self.memory(fits) if fits else min(self.memory(1), whole, key=lambda one: one.total)
 
 
-def spread(network: Network, recipe: Recipe, way: str, gpus: int, half: bool) -> Spread:
+def device_layout(
+    network: Network, recipe: Recipe, way: str, gpus: int, half: bool
+) -> DeviceLayout:
     """The network on each of `gpus` GPUs. On one, every way is the same."""
     way = way if gpus > 1 else "one"
     pieces = gpus if way == "fsdp" else 1
@@ -90,10 +106,11 @@ def spread(network: Network, recipe: Recipe, way: str, gpus: int, half: bool) ->
     def here(p: Tensor) -> int:
         return -(-p.shape[0] // pieces) * (p.numel() // p.shape[0])  # FSDP2 cuts rows
 
-    whole, block = parameters(network), parameters(network.trunk.blocks[0])
-    around = whole - parameters(network.trunk.blocks)
-    moment = {"one": 0, "ddp": 4 * whole, "fsdp": 8 * (around + AHEAD * block)}
-    return Spread(
+    whole = count_parameters(network)
+    block = count_parameters(network.trunk.blocks[0])
+    around = whole - count_parameters(network.trunk.blocks)
+    moment = {"one": 0, "ddp": 4 * whole, "fsdp": 8 * (around + GATHERED_BLOCKS * block)}
+    return DeviceLayout(
         recipe=recipe,
         way=way,
         gpus=gpus,
@@ -107,23 +124,33 @@ def spread(network: Network, recipe: Recipe, way: str, gpus: int, half: bool) ->
 
 def activations(recipe: Recipe, most: int, half: bool) -> dict[int, tuple[int, int]]:
     """Bytes by the sequences of one pass, 1, 2, 4… up to `most`: kept, and rematerialised."""
-    kept, again = (replace(recipe, train=replace(recipe.train, rematerialise=r)) for r in (False, True))
+    kept, again = (
+        replace(recipe, train=replace(recipe.train, gradient_checkpointing=r))
+        for r in (False, True)
+    )
     sizes = [1 << n for n in range(most.bit_length())]
     return {
-        n: (activation_bytes(kept, n, half=half, device="cuda"), activation_bytes(again, n, half=half, device="cuda"))
+        n: (
+            activation_bytes(kept, n, half=half, device="cuda"),
+            activation_bytes(again, n, half=half, device="cuda"),
+        )
         for n in sizes
     }
 
 
 def _copies(network: Network, recipe: Recipe) -> int:
-    """Autocast's bf16 weights stay until the backward pass; rematerialised, those of one block at a time."""
+    """Autocast's bf16 weights stay until the backward pass; rematerialised, those of one block
+    at a time.
+    """
     matrices = sum(p.numel() for p in network.trunk.blocks[0].parameters() if p.dim() == 2)
-    return 2 * matrices * (1 if recipe.train.rematerialise else network.config.depth)
+    return 2 * matrices * (1 if recipe.train.gradient_checkpointing else network.config.depth)
 
 
-def ways(network: Network, recipe: Recipe, gpus: int, half: bool) -> Iterator[Spread]:
+def device_layouts(
+    network: Network, recipe: Recipe, gpus: int, half: bool
+) -> Iterator[DeviceLayout]:
     """Every way to lay it out, without rematerialisation and with it."""
     for way in ("one", "ddp", "fsdp") if gpus > 1 else ("one",):
         for again in (False, True):
-            chosen = replace(recipe, train=replace(recipe.train, rematerialise=again))
-            yield spread(network, chosen, way, 1 if way == "one" else gpus, half)
+            chosen = replace(recipe, train=replace(recipe.train, gradient_checkpointing=again))
+            yield device_layout(network, chosen, way, 1 if way == "one" else gpus, half)

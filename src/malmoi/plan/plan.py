@@ -1,4 +1,6 @@
-"""`plan`: a recipe and some GPUs in, what the run would take out. Nothing is trained and no weight has memory."""
+"""`plan`: a recipe and some GPUs in, what the run would take out. Nothing is trained and no
+weight has memory.
+"""
 
 import math
 from collections.abc import Iterator
@@ -6,18 +8,18 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from malmoi.errors import UsageError
-from malmoi.model import Network, parameters
-from malmoi.plan.flops import Flops, flops
+from malmoi.model import Network, count_parameters
+from malmoi.plan.flops import Flops, Optimal, flops, optimal
 from malmoi.plan.gpus import GPU
-from malmoi.plan.memory import Memory, activations, spread, ways
-from malmoi.plan.optimal import Optimal, optimal
-from malmoi.train.estimate import hollow, optimizer_bytes, resolved, spent
-from malmoi.train.recipe import Recipe
+from malmoi.plan.memory import MemoryUse, activations, device_layout, device_layouts
+from malmoi.training.estimate import budget_of, meta_network, optimizer_bytes, resolve_for_estimate
+from malmoi.training.recipe import Recipe
 
-UTILISATION = 0.41  # of the bf16 peak: gpt2-small at 506k tokens/s on one H200 (docs/performance.md)
-PARTS = ("embedding", "blocks", "head")
-PUE = 1.2  # what a data centre draws for each watt of its machines
-ROOM = 0.95  # of a GPU's memory: the rest is CUDA's, NCCL's, and gaps
+# of the bf16 peak: gpt2-small at 506k tokens/s on one H200 (docs/performance.md)
+MEASURED_UTILISATION = 0.41
+PARAMETER_PARTS = ("embedding", "blocks", "head")
+POWER_USAGE_EFFECTIVENESS = 1.2  # what a data centre draws for each watt of its machines
+USABLE_MEMORY_SHARE = 0.95  # of a GPU's memory: the rest is CUDA's, NCCL's, and gaps
 
 
 @dataclass(frozen=True)
@@ -26,20 +28,26 @@ class Fleet:
 
     gpu: GPU
     gpus: int = 1
-    utilisation: float = UTILISATION
-    pue: float = PUE
+    utilisation: float = MEASURED_UTILISATION
+    pue: float = POWER_USAGE_EFFECTIVENESS
     price: float | None = None  # of one GPU for an hour
 
     def __post_init__(self) -> None:
         _require(self.gpus >= 1, f"A run needs at least one GPU, not {self.gpus}.")
-        _require(0 < self.utilisation <= 1, f"The utilisation must lie in (0, 1], not {self.utilisation:g}.")
+        _require(
+            0 < self.utilisation <= 1,
+            f"The utilisation must lie in (0, 1], not {self.utilisation:g}.",
+        )
         _require(1 <= self.pue < math.inf, f"The PUE is 1 at least, not {self.pue:g}.")
-        _require(0 <= (self.price or 0) < math.inf, f"The price must be a number from 0 on, not {self.price}.")
+        _require(
+            0 <= (self.price or 0) < math.inf,
+            f"The price must be a number from 0 on, not {self.price}.",
+        )
 
     @property
     def room(self) -> float:
         """Bytes of one GPU that a run may use."""
-        return ROOM * self.gpu.memory * 1e9
+        return USABLE_MEMORY_SHARE * self.gpu.memory * 1e9
 
     def half(self, recipe: Recipe) -> bool:
         """Whether the run computes in bf16."""
@@ -51,7 +59,7 @@ class Fleet:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """What a run would take. Bytes of memory and seconds are expectations, the counts are exact."""
 
     recipe: Recipe
@@ -63,8 +71,8 @@ class Plan:
     tokens: int
     flops: Flops
     seconds: float
-    memory: Memory  # laid out as the recipe says
-    ways: tuple[Memory, ...]  # laid out in every way, without and with rematerialisation
+    memory: MemoryUse  # laid out as the recipe says
+    ways: tuple[MemoryUse, ...]  # laid out in every way, without and with rematerialisation
     activations: dict[int, tuple[int, int]]  # bytes by micro-batch: kept, and rematerialised
     state: int  # bytes of one saved state
     storage: int  # bytes of all that a run's folder holds at its fullest, without the text
@@ -87,21 +95,32 @@ class Plan:
     @property
     def kwh(self) -> float | None:
         """The GPUs at their most watts, and what the building takes for them."""
-        return self.gpu_hours * self.fleet.gpu.watts / 1000 * self.fleet.pue if self.fleet.gpu.watts else None
+        return (
+            self.gpu_hours * self.fleet.gpu.watts / 1000 * self.fleet.pue
+            if self.fleet.gpu.watts
+            else None
+        )
 
     @property
     def cost(self) -> float | None:
         return None if self.fleet.price is None else self.gpu_hours * self.fleet.price
 
     def to_dict(self) -> dict[str, Any]:
-        f, room, by_micro = self.flops, self.fleet.room, self.activations.items()
+        f = self.flops
+        room = self.fleet.room
+        by_micro = self.activations.items()
         return {
             "recipe": self.recipe.to_dict(),
             **asdict(self.fleet),
-            "parameters": {part: getattr(self, part) for part in PARTS} | {"all": self.parameters},
+            "parameters": {part: getattr(self, part) for part in PARAMETER_PARTS}
+            | {"all": self.parameters},
             "steps": self.steps,
             "tokens": self.tokens,
-            "flops": {"6nd": f.rule * self.tokens, "exact": f.exact * self.tokens, "again": f.again * self.tokens},
+            "flops": {
+                "6nd": f.rule * self.tokens,
+                "exact": f.exact * self.tokens,
+                "again": f.again * self.tokens,
+            },
             "seconds": self.seconds,
             "days": self.seconds / 86_400,
             "tokens_per_second": self.tokens / self.seconds,
@@ -111,7 +130,9 @@ class Plan:
             "fits": self.fits,
             "memory": self.memory.to_dict(room),
             "ways": [one.to_dict(room) for one in self.ways],
-            "activations": {n: {"kept": kept, "rematerialised": again} for n, (kept, again) in by_micro},
+            "activations": {
+                n: {"kept": kept, "rematerialised": again} for n, (kept, again) in by_micro
+            },
             "state": self.state,
             "storage": self.storage,
             "optimal": None if self.optimal is None else asdict(self.optimal),
@@ -120,23 +141,29 @@ class Plan:
         }
 
 
-def plan(recipe: Recipe, fleet: Fleet) -> Plan:
+def plan_run(recipe: Recipe, fleet: Fleet) -> RunPlan:
     """What this recipe would take on these GPUs."""
-    recipe = resolved(recipe)
-    network, c = hollow(recipe), recipe.train
+    recipe = resolve_for_estimate(recipe)
+    network = meta_network(recipe)
+    c = recipe.train
     _require(
         fleet.gpus <= c.batch,
-        f"{fleet.gpus:,} GPUs cannot share a step of {c.batch:,} sequences: take fewer, or set a larger train.batch.",
+        f"{fleet.gpus:,} GPUs cannot share a step of {c.batch:,} sequences: take fewer, or set a "
+        "larger train.batch.",
     )
     _require(c.micro >= 0, f"train.micro cannot be negative ({c.micro}).")
-    each, half = flops(network, recipe), fleet.half(recipe)
-    steps, tokens, seconds = spent(recipe, each.done, fleet.gpus * fleet.utilisation * fleet.peak(recipe))
-    embedding, blocks = parameters(network.trunk.embed), parameters(network.trunk.blocks)
-    blocks += parameters(network.trunk.norm)
-    count = parameters(network)
-    memory = spread(network, recipe, c.parallel, fleet.gpus, half).best(fleet.room)
+    each = flops(network, recipe)
+    half = fleet.half(recipe)
+    steps, tokens, seconds = budget_of(
+        recipe, each.done, fleet.gpus * fleet.utilisation * fleet.peak(recipe)
+    )
+    embedding = count_parameters(network.trunk.embed)
+    blocks = count_parameters(network.trunk.blocks)
+    blocks += count_parameters(network.trunk.norm)
+    count = count_parameters(network)
+    memory = device_layout(network, recipe, c.parallel, fleet.gpus, half).best(fleet.room)
     state = 4 * count + optimizer_bytes(network, recipe)
-    return Plan(
+    return RunPlan(
         recipe=recipe,
         fleet=fleet,
         embedding=embedding,
@@ -147,10 +174,13 @@ def plan(recipe: Recipe, fleet: Fleet) -> Plan:
         flops=each,
         seconds=seconds,
         memory=memory,
-        ways=tuple(one.best(fleet.room) for one in ways(network, recipe, fleet.gpus, half)),
+        ways=tuple(
+            one.best(fleet.room) for one in device_layouts(network, recipe, fleet.gpus, half)
+        ),
         activations=activations(recipe, max(1, c.batch // fleet.gpus), half),
         state=state,
-        storage=(c.keep + 2) * state + 4 * count,  # the last few, the best, the one being written; the model
+        # the last few, the best, the one being written; the model
+        storage=(c.keep + 2) * state + 4 * count,
         optimal=optimal(blocks, count, each.rule * tokens) if recipe.objective == "lm" else None,
         help="" if memory.total <= fleet.room else _help(network, recipe, fleet),
         notes=tuple(_notes(recipe, fleet)),
@@ -158,16 +188,29 @@ def plan(recipe: Recipe, fleet: Fleet) -> Plan:
 
 
 def _help(network: Network, recipe: Recipe, fleet: Fleet) -> str:
-    """The least change that makes it fit, in words of the command; or that no number of GPUs is enough."""
-    half, c = fleet.half(recipe), recipe.train
+    """The least change that makes it fit, in words of the command; or that no number of GPUs is
+    enough.
+    """
+    half = fleet.half(recipe)
+    c = recipe.train
     for way, again, micro, gpus in _changes(recipe, fleet.gpus):
-        tried = recipe.override({"train.parallel": way, "train.rematerialise": again, "train.micro": micro})
-        if spread(network, tried, way, gpus, half).best(fleet.room).total <= fleet.room:
+        tried = recipe.override(
+            {"train.parallel": way, "train.gradient_checkpointing": again, "train.micro": micro}
+        )
+        if device_layout(network, tried, way, gpus, half).best(fleet.room).total <= fleet.room:
             return f"It fits with {' '.join(_words(recipe, tried, fleet.gpus, gpus))}."
-    least = spread(network, replace(recipe, train=replace(c, rematerialise=True, micro=1)), "fsdp", c.batch, half)
+    least = device_layout(
+        network,
+        replace(recipe, train=replace(c, gradient_checkpointing=True, micro=1)),
+        "fsdp",
+        c.batch,
+        half,
+    )
     return (
-        f"No number of these GPUs is enough: on {c.batch:,}, cut and rematerialised, one sequence still takes "
-        f"{least.memory(1).total / 1e9:,.0f} GB of each. Take GPUs with more memory, a smaller model.width or "
+        f"No number of these GPUs is enough: on {c.batch:,}, cut and rematerialised, one sequence "
+        "still takes "
+        f"{least.memory(1).total / 1e9:,.0f} GB of each. Take GPUs with more memory, a smaller "
+        "model.width or "
         "model.vocab, or shorter data.lengths."
     )
 
@@ -176,7 +219,7 @@ def _changes(recipe: Recipe, gpus: int) -> Iterator[tuple[str, bool, int, int]]:
     """Ways to take less memory, the cheapest first: parallel, rematerialise, micro, gpus."""
     c = recipe.train
     for micro in dict.fromkeys((c.micro, 0)):
-        for again in dict.fromkeys((c.rematerialise, True)):
+        for again in dict.fromkeys((c.gradient_checkpointing, True)):
             for way in dict.fromkeys((c.parallel, "fsdp")):
                 yield way, again, micro, gpus
     for doublings in range(1, math.floor(math.log2(c.batch / gpus)) + 1):
@@ -185,28 +228,36 @@ def _changes(recipe: Recipe, gpus: int) -> Iterator[tuple[str, bool, int, int]]:
 
 
 def _words(recipe: Recipe, tried: Recipe, before: int, gpus: int) -> Iterator[str]:
-    c, t = recipe.train, tried.train
+    c = recipe.train
+    t = tried.train
     if gpus != before:
         yield f"--gpus {gpus}"
     if t.parallel != c.parallel and gpus > 1:
         yield f"--set train.parallel={t.parallel}"
-    if t.rematerialise != c.rematerialise:
-        yield "--rematerialise"
+    if t.gradient_checkpointing != c.gradient_checkpointing:
+        yield "--gradient-checkpointing"
     if t.micro != c.micro:
         yield "--set train.micro=0"
 
 
 def _notes(recipe: Recipe, fleet: Fleet) -> Iterator[str]:
-    batch, gpus = recipe.train.batch, fleet.gpus
+    batch = recipe.train.batch
+    gpus = fleet.gpus
     if batch % gpus:
         yield (
-            f"train.batch={batch} is no multiple of {gpus} GPUs: a step would take {batch // gpus * gpus} sequences "
+            f"train.batch={batch} is no multiple of {gpus} GPUs: a step would take "
+            f"{batch // gpus * gpus} sequences "
             f"and the run fewer tokens; set train.batch={round(batch / gpus) * gpus}."
         )
     if gpus > 1:
-        yield "Waiting for other GPUs is not foreseen: where they are many, give the --utilisation you know."
+        yield (
+            "Waiting for other GPUs is not foreseen: where they are many, give the --utilisation "
+            "you know."
+        )
     if not fleet.half(recipe):
-        yield "The run computes in fp32." + ("" if fleet.gpu.bf16 else f" A {fleet.gpu.name} has no units for bf16.")
+        yield "The run computes in fp32." + (
+            "" if fleet.gpu.bf16 else f" A {fleet.gpu.name} has no units for bf16."
+        )
 
 
 def _require(condition: bool, sentence: str) -> None:

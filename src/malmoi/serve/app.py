@@ -13,20 +13,23 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from malmoi import __version__
-from malmoi.serve import about, chat, completions, errors, look, understand, views
-from malmoi.serve.guard import Gate, Guard
+from malmoi.serve import errors
+from malmoi.serve.api import chat, completions, inspection, predictions, server
+from malmoi.serve.background import ModelExecutors
+from malmoi.serve.config import ServeConfig
 from malmoi.serve.metrics import Metrics
+from malmoi.serve.middleware import RequestGuard, ServerState
 from malmoi.serve.registry import Registry
-from malmoi.serve.settings import ServeConfig
-from malmoi.serve.work import Workshop
+from malmoi.serve.studio import routes
 
-STUDIO = Path(__file__).parent / "studio"
+STUDIO = Path(__file__).parent / "studio" / "static"
 # nothing from elsewhere, and no script but ours, whatever a model or a user writes
-POLICY = (
-    "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; object-src 'none'; "
+CONTENT_SECURITY_POLICY = (
+    "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; object-src "
+    "'none'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-MEANINGS: dict[int | str, str] = {
+STATUS_MEANINGS: dict[int | str, str] = {
     400: "The request is wrong; the message says where.",
     401: "The API key is missing or wrong.",
     404: "There is no such model or address.",
@@ -38,7 +41,8 @@ MEANINGS: dict[int | str, str] = {
     "default": "Something else is wrong.",
 }
 REFUSALS: dict[int | str, dict[str, Any]] = {
-    status: {"model": errors.ErrorReply, "description": meaning} for status, meaning in MEANINGS.items()
+    status: {"model": errors.ErrorReply, "description": meaning}
+    for status, meaning in STATUS_MEANINGS.items()
 }
 
 
@@ -54,13 +58,16 @@ def create_app(registry: Registry, settings: ServeConfig) -> FastAPI:
         lifespan=_lifespan,
     )
     app.state.registry, app.state.settings = registry, settings
-    app.state.metrics, app.state.gate = Metrics(), Gate()
-    app.state.work = Workshop(registry, settings)
+    app.state.metrics, app.state.gate = Metrics(), ServerState()
+    app.state.work = ModelExecutors(registry, settings)
     errors.install(app)
-    for part in (about, completions, chat, understand, look, views):
+    for part in (server, completions, chat, predictions, inspection, routes):
         app.include_router(part.router)
-    app.router.default = Studio(directory=STUDIO, html=True)  # after every address, so that those say 405 themselves
-    app.add_middleware(Guard, gate=app.state.gate, settings=settings, metrics=app.state.metrics)
+    # after every address, so that those say 405 themselves
+    app.router.default = Studio(directory=STUDIO, html=True)
+    app.add_middleware(
+        RequestGuard, gate=app.state.gate, settings=settings, metrics=app.state.metrics
+    )
     if settings.cors:
         app.add_middleware(
             CORSMiddleware,
@@ -82,7 +89,7 @@ class Studio(StaticFiles):
 
     def file_response(self, *given: Any, **more: Any) -> Response:
         response = super().file_response(*given, **more)
-        response.headers["Content-Security-Policy"] = POLICY
+        response.headers["Content-Security-Policy"] = CONTENT_SECURITY_POLICY
         response.headers["X-Content-Type-Options"] = "nosniff"
         response.headers["Cache-Control"] = "no-cache"
         return response

@@ -1,4 +1,6 @@
-"""What goes wrong, in the form that OpenAI's clients read: {"error": {"message", "type", "param", "code"}}."""
+"""What goes wrong, in the form that OpenAI's clients read: {"error": {"message", "type",
+"param", "code"}}.
+"""
 
 import sys
 import traceback
@@ -11,7 +13,7 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.infer.engine import Busy
+from malmoi.inference.engine import QueueFull
 
 RETRY = 1  # seconds after which a full server may be asked again
 CODES = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}
@@ -33,11 +35,18 @@ class ErrorReply(BaseModel):
 
 
 class ApiError(Exception):
-    """A request that is answered with an error: its status, a sentence, and names that programs read."""
+    """A request that is answered with an error: its status, a sentence, and names that programs
+    read.
+    """
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+    ) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
 
     @property
     def type(self) -> str:
@@ -64,13 +73,13 @@ def api_error(error: BaseException) -> ApiError:
     """Whatever was raised, as it is told to a client."""
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, Busy):
+    if isinstance(error, QueueFull):
         return ApiError(429, str(error), code="busy")
     if isinstance(error, UsageError):
         return ApiError(400, str(error), code=error.code)
     if isinstance(error, MalmoiError):
         return ApiError(500, str(error), code="failed")
-    return ApiError(500, "This should not have happened; the server's log says where.", code="internal_error")
+    return ApiError(500, "Internal error; the server's log says where.", code="internal_error")
 
 
 def log(error: BaseException) -> None:
@@ -91,7 +100,9 @@ def install(app: FastAPI) -> None:
 
     async def http(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        response = ApiError(error.status_code, _sentence(error), code=CODES.get(error.status_code)).response()
+        response = ApiError(
+            error.status_code, _sentence(error), code=CODES.get(error.status_code)
+        ).response()
         response.headers.update(error.headers or {})
         return response
 
@@ -108,15 +119,24 @@ def wrong_shape(error: RequestValidationError) -> ApiError:
         return ApiError(400, first["msg"], param=first["ctx"]["name"], code="unknown_field")
     where = str(first["loc"][1]) if len(first["loc"]) > 1 else None
     if first["type"] == "json_invalid" or where is None:
-        return ApiError(400, "The body must be one JSON object, sent as application/json.", code="invalid_json")
+        return ApiError(
+            400, "The body must be one JSON object, sent as application/json.", code="invalid_json"
+        )
     # of a field that may be several things, what each of them should be
-    wrong = dict.fromkeys(one["msg"] for one in error.errors() if one["loc"][1:2] == first["loc"][1:2])
-    return ApiError(400, f"{where}: {'; or: '.join(list(wrong)[:4])}.", param=where, code="invalid_value")
+    wrong = dict.fromkeys(
+        one["msg"] for one in error.errors() if one["loc"][1:2] == first["loc"][1:2]
+    )
+    return ApiError(
+        400, f"{where}: {'; or: '.join(list(wrong)[:4])}.", param=where, code="invalid_value"
+    )
 
 
 def _sentence(error: HTTPException) -> str:
     if error.status_code == 404:
         return "There is nothing at this address; /openapi.json says what there is."
     if error.status_code == 405:
-        return f"This address does not take this method; it takes {(error.headers or {}).get('Allow', 'another')}."
+        return (
+            f"This address does not take this method; it takes "
+            f"{(error.headers or {}).get('Allow', 'another')}."
+        )
     return str(error.detail)

@@ -1,7 +1,8 @@
 """Requests that compute on one model take turns, and what nobody waits for any more stops.
 
-A request's work runs in a thread of its own, but only one of them computes at a time. Between two layers it stops if
-its client has gone, and hands its turn to the next client if it has had its share.
+A request's work runs in a thread of its own, but only one of them computes at a time. Between two
+layers it stops if its client has gone, and hands its turn to the next client if it has had its
+share.
 """
 
 import asyncio
@@ -23,11 +24,15 @@ _thread = threading.local()
 
 
 class WorkCancelled(BaseException):
-    """Nobody waits for this work. No `Exception`, like asyncio's own, so that nothing on the way up handles it."""
+    """Nobody waits for this work. No `Exception`, like asyncio's own, so that nothing on the way
+    up handles it.
+    """
 
 
 def checkpoint() -> None:
-    """To be called between two parts of long work: the place where it may be stopped, or paused for others."""
+    """To be called between two parts of long work: the place where it may be stopped, or paused
+    for others.
+    """
     work: Work[Any] | None = getattr(_thread, "work", None)
     if work is not None:
         work.executor.checkpoint(work)
@@ -159,7 +164,9 @@ class ModelExecutor:
 
     def _next(self) -> Work[Any] | None:
         room = len(self.begun) < MAX_BEGUN
-        return next((one for some in self.waiting.values() for one in some if one.begun or room), None)
+        return next(
+            (one for some in self.waiting.values() for one in some if one.begun or room), None
+        )
 
     # ------------------------------------------------------------------ in a thread
 

@@ -48,7 +48,8 @@ class Metrics:
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()
-        self.seconds, self.first_token = Histogram(), Histogram()
+        self.seconds = Histogram()
+        self.first_token = Histogram()
         self.start = time()
 
     def request(self, path: str, status: int, seconds: float) -> None:
@@ -60,14 +61,20 @@ class Metrics:
         return "\n".join((*self._server(), *_engines(registry))) + "\n"
 
     def _server(self) -> Iterator[str]:
-        yield from _head("malmoi_start_time_seconds", "gauge", "When the server started, in Unix time")
+        yield from _head(
+            "malmoi_start_time_seconds", "gauge", "When the server started, in Unix time"
+        )
         yield f"malmoi_start_time_seconds {self.start:.3f}"
         yield from _head("malmoi_requests_total", "counter", "Requests by address and status")
         for (path, status), count in sorted(self.requests.items()):
             yield f'malmoi_requests_total{{path="{_quoted(path)}",status="{status}"}} {count}'
-        yield from _head("malmoi_request_seconds", "histogram", "Seconds from a request to the end of its answer")
+        yield from _head(
+            "malmoi_request_seconds", "histogram", "Seconds from a request to the end of its answer"
+        )
         yield from self.seconds.lines("malmoi_request_seconds")
-        yield from _head("malmoi_first_token_seconds", "histogram", "Seconds from a request to its first token")
+        yield from _head(
+            "malmoi_first_token_seconds", "histogram", "Seconds from a request to its first token"
+        )
         yield from self.first_token.lines("malmoi_first_token_seconds")
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Self
 
 from malmoi.errors import UsageError, nearest
-from malmoi.infer import Model, load
-from malmoi.infer.engine import Engine
+from malmoi.inference import Model, load
+from malmoi.inference.engine import Engine
+from malmoi.serve.config import ServeConfig
 from malmoi.serve.errors import ApiError
-from malmoi.serve.settings import ServeConfig
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedModel:
     """A model under a name, and the engine that writes with it where it is a language model."""
 
     name: str
@@ -25,26 +25,33 @@ class Served:
     def writer(self) -> Engine:
         """The engine, or why there is none."""
         if self.engine is None:
-            raise UsageError(f"The model {self.name!r} cannot write: it can {', '.join(self.model.abilities)}.")
+            raise UsageError(
+                f"The model {self.name!r} cannot write: it can {', '.join(self.model.abilities)}."
+            )
         return self.engine
 
 
 class Registry:
     """Models in the order they were given; who names none means the first."""
 
-    def __init__(self, served: Sequence[Served]) -> None:
+    def __init__(self, served: Sequence[ServedModel]) -> None:
         if not served:
             raise UsageError("There is no model to serve: name at least one folder.")
         self._served = {one.name: one for one in served}
 
     @classmethod
     def open(
-        cls, paths: Sequence[str], settings: ServeConfig, *, device: str | None = None, dtype: str | None = None
+        cls,
+        paths: Sequence[str],
+        settings: ServeConfig,
+        *,
+        device: str | None = None,
+        dtype: str | None = None,
     ) -> Self:
         """Loads every folder; a name is the folder's, with a number where two are alike."""
         models = [load(path, device=device, dtype=dtype) for path in paths]
-        named = zip(distinct([_name(path) for path in paths]), models, paths, strict=True)
-        return cls([serve(name, model, Path(path), settings) for name, model, path in named])
+        named = zip(distinct_names([_name(path) for path in paths]), models, paths, strict=True)
+        return cls([serve_model(name, model, Path(path), settings) for name, model, path in named])
 
     @property
     def names(self) -> list[str]:
@@ -55,15 +62,20 @@ class Registry:
         """What did not fit when the folders were read."""
         return [f"{one.name}: {note}" for one in self for note in one.model.notes]
 
-    def __iter__(self) -> Iterator[Served]:
+    def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._served.values())
 
-    def get(self, name: str | None) -> Served:
+    def get(self, name: str | None) -> ServedModel:
         if name is None:
             return next(iter(self))
         if name not in self._served:
             known = nearest(name[:200], self._served)
-            raise ApiError(404, f"There is no model {name[:80]!r}.{known}", param="model", code="model_not_found")
+            raise ApiError(
+                404,
+                f"There is no model {name[:80]!r}.{known}",
+                param="model",
+                code="model_not_found",
+            )
         return self._served[name]
 
     def close(self, *, drain: bool = True) -> None:
@@ -73,14 +85,14 @@ class Registry:
                 one.engine.close(drain=drain)
 
 
-def serve(name: str, model: Model, path: Path, settings: ServeConfig) -> Served:
+def serve_model(name: str, model: Model, path: Path, settings: ServeConfig) -> ServedModel:
     """A model made ready to be asked."""
     writes = "lm" in model.network.heads and model.network.trunk.is_causal
     engine = Engine(model, slots=settings.slots, queue=settings.queue) if writes else None
-    return Served(name, model, engine, path)
+    return ServedModel(name, model, engine, path)
 
 
-def distinct(names: Sequence[str]) -> list[str]:
+def distinct_names(names: Sequence[str]) -> list[str]:
     """The same names, numbered from the second on where they are alike."""
     taken: list[str] = []
     for name in names:

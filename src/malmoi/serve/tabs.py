@@ -1,4 +1,5 @@
-"""A tab of the studio asks one thing at a time: what it asked before its newest request counts as given up.
+"""A tab of the studio asks one thing at a time: what it asked before its newest request counts as
+given up.
 
 The page also closes those requests, but a proxy between it and the server may not say so.
 """

@@ -1,6 +1,8 @@
-"""Text to token ids and back: train, load, encode, decode and save WordPiece, BPE and byte-level BPE."""
+"""Text to token ids and back: train, load, encode, decode and save WordPiece, BPE and byte-level
+BPE.
+"""
 
 from malmoi.tokenizer.core import Encoding, Specials, Tokenizer, TokenRow
-from malmoi.tokenizer.learn import train
+from malmoi.tokenizer.training import train_tokenizer
 
-__all__ = ["Encoding", "Specials", "TokenRow", "Tokenizer", "train"]
+__all__ = ["Encoding", "Specials", "TokenRow", "Tokenizer", "train_tokenizer"]

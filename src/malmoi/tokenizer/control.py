@@ -1,8 +1,9 @@
-"""Control tokens ([CLS], <|endoftext|>, <|im_start|>…): which there are, and how text is kept from becoming one.
+"""Control tokens ([CLS], <|endoftext|>, <|im_start|>…): which there are, and how text is kept from
+becoming one.
 
-Text that people wrote is text, whatever it says. `tokenizers` can be told not to look for special tokens
-(`encode_special_tokens`); where that is not enough, because the model itself may build one out of its letters,
-the control tokens get secret names instead.
+Text that people wrote is text, whatever it says. `tokenizers` can be told not to look for special
+tokens (`encode_special_tokens`); where that is not enough, because the model itself may build one
+out of its letters, the control tokens get secret names instead.
 """
 
 import json
@@ -15,13 +16,14 @@ from typing import Any
 from tokenizers import Tokenizer as Rust
 
 from malmoi.errors import MalmoiError
-from malmoi.tokenizer.pipeline import State, Vocab, parse
+from malmoi.tokenizer.pipeline import State, Vocab, parse_pipeline
 
 
 def control_names(state: State, roles: Mapping[str, str], vocab: Vocab) -> Vocab:
     """The special tokens and those that have a role, by name; [UNK] too, where it is special.
 
-    A single character is text whatever role it was given, as "!" is where it pads: there is no other way to write it.
+    A single character is text whatever role it was given, as "!" is where it pads: there is no
+    other way to write it.
     """
     special = {token["content"]: token["id"] for token in state["added_tokens"] if token["special"]}
     named = {name: vocab[name] for role, name in roles.items() if role != "unk" and name in vocab}
@@ -33,7 +35,8 @@ def is_reachable(state: State, names: Vocab) -> bool:
     special = {token["content"] for token in state["added_tokens"] if token["special"]}
     if not special.issuperset(names):
         return True
-    model, pre = state["model"], state["pre_tokenizer"] or {}
+    model = state["model"]
+    pre = state["pre_tokenizer"] or {}
     if model["type"] == "BPE" and not model.get("ignore_merges"):
         prefix = model.get("continuing_subword_prefix") or ""
         return any(left + right.removeprefix(prefix) in names for left, right in model["merges"])
@@ -50,7 +53,7 @@ def secret_names(names: Vocab) -> dict[str, str]:
 
 def renamed(rust: Rust, names: Vocab, secret: Mapping[str, str]) -> Rust:
     """The same tokenizer, same ids, in which the control tokens go by their secret names alone."""
-    state = parse(rust)
+    state = parse_pipeline(rust)
     model = state["model"]
     if isinstance(model["vocab"], dict):
         model["vocab"] = {secret.get(token, token): id for token, id in model["vocab"].items()}
@@ -60,22 +63,32 @@ def renamed(rust: Rust, names: Vocab, secret: Mapping[str, str]) -> Rust:
         model["unk_token"] = secret[model["unk_token"]]
     if model.get("merges"):
         prefix = model.get("continuing_subword_prefix") or ""
-        made = [((left, right), left + right.removeprefix(prefix)) for left, right in model["merges"]]
+        made = [
+            ((left, right), left + right.removeprefix(prefix)) for left, right in model["merges"]
+        ]
         model["merges"] = [pair for pair, whole in made if secret.keys().isdisjoint((*pair, whole))]
     for token in state["added_tokens"]:
         token["content"] = secret.get(token["content"], token["content"])
     made_anew = Rust.from_str(json.dumps(state))
     if any(made_anew.token_to_id(secret[name]) != id for name, id in names.items()):
-        raise MalmoiError("This tokenizer gives its control tokens other ids when it is read again; save it anew.")
+        raise MalmoiError(
+            "This tokenizer gives its control tokens other ids when it is read again; save it anew."
+        )
     return made_anew
 
 
 def pattern(names: Vocab) -> re.Pattern[str] | None:
-    """Finds control tokens by name, the longest where several begin at one place; None where there are none."""
+    """Finds control tokens by name, the longest where several begin at one place; None where
+    there are none.
+    """
     if not names:
         return None
     return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))
 
 
 def _pieces(model: Any) -> set[str]:
-    return set(model["vocab"]) if isinstance(model["vocab"], dict) else {piece for piece, _ in model["vocab"]}
+    return (
+        set(model["vocab"])
+        if isinstance(model["vocab"], dict)
+        else {piece for piece, _ in model["vocab"]}
+    )

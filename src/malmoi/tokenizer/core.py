@@ -1,4 +1,6 @@
-"""The tokenizer itself: encode, decode, truncate by the papers' rule; the same whatever file it came from."""
+"""The tokenizer itself: encode, decode, truncate by the papers' rule; the same whatever file it
+came from.
+"""
 
 import hashlib
 import json
@@ -17,13 +19,14 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer as Rust
 
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.tokenizer import control, files, pipeline, save
-from malmoi.tokenizer.cut import kept, split
+from malmoi.tokenizer import control, hf_files, pipeline, save
+from malmoi.tokenizer.chunks import split_long_text, truncate_to_tokens
+from malmoi.tokenizer.hf_settings import special_names
 from malmoi.tokenizer.offsets import Offsets, widened
 from malmoi.tokenizer.panics import is_refusal, panics_explained
-from malmoi.tokenizer.settings import special_names
 
-AT_ONCE = 2_000  # texts whose encodings, which hold far more than ids, lie in memory together
+# texts whose encodings, which hold far more than ids, lie in memory together
+TEXTS_PER_CALL = 2_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +41,9 @@ class TokenRow:
 class Encoding:
     """One sequence. `offsets` count characters of the text, or of the pair where the segment is 1.
 
-    `specials` marks the tokens that stand for no text ([CLS], [SEP], a [MASK] written in the text…); an unknown
-    word is text. `words` numbers the words of each text from 0 and is None where no word is.
+    `specials` marks the tokens that stand for no text ([CLS], [SEP], a [MASK] written in the
+    text…); an unknown word is text. `words` numbers the words of each text from 0 and is None where
+    no word is.
     """
 
     tokens: list[int]
@@ -63,19 +67,23 @@ class Specials:
 
 
 class Tokenizer:
-    """Text to token ids and back, equal to transformers' own on the same files. Safe to share between threads.
+    """Text to token ids and back, equal to transformers' own on the same files. Safe to share
+    between threads.
 
-    Text is text: "[MASK]" or "<|endoftext|>" in it is encoded as the characters that it is, never as a control token,
-    as with transformers' `split_special_tokens=True`. With `parse_special=True` (llama.cpp's name) the names of control
-    tokens in a text mean them, which is transformers' default.
+    Text is text: "[MASK]" or "<|endoftext|>" in it is encoded as the characters that it is, never
+    as a control token, as with transformers' `split_special_tokens=True`. With `parse_special=True`
+    (llama.cpp's name) the names of control tokens in a text mean them, which is transformers'
+    default.
     """
 
     def __init__(self, rust: Rust, settings: dict[str, Any] | None = None) -> None:
-        """Wrap a `tokenizers.Tokenizer`; `settings` is what tokenizer_config.json says. Use `load` or `train`."""
+        """Wrap a `tokenizers.Tokenizer`; `settings` is what tokenizer_config.json says. Use
+        `load` or `train`.
+        """
         with panics_explained("This tokenizer cannot be used"):
             rust.no_truncation()
             rust.no_padding()
-            state = pipeline.parse(rust)
+            state = pipeline.parse_pipeline(rust)
             frame = [*rust.encode("").ids, *rust.encode("", "").ids]
         self.settings = dict(settings or {})
         self.kind = pipeline.kind(state)
@@ -84,7 +92,8 @@ class Tokenizer:
         self.vocab_size = max(self._vocab.values(), default=-1) + 1
         if max(frame, default=0) >= max(self.vocab_size, 1):
             raise MalmoiError(
-                f"This tokenizer puts the token {max(frame):,} around a text, and its vocabulary ends at "
+                f"This tokenizer puts the token {max(frame):,} around a text, and its vocabulary "
+                "ends at "
                 f"{self.vocab_size - 1:,}; its post_processor is damaged."
             )
         names = special_names(state, self.settings)
@@ -100,13 +109,15 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
-        """Read a tokenizer from a folder (tokenizer.json, vocab.txt, vocab.json + merges.txt) or from such a file."""
-        return cls(*files.read(Path(path)))
+        """Read a tokenizer from a folder (tokenizer.json, vocab.txt, vocab.json + merges.txt) or
+        from such a file.
+        """
+        return cls(*hf_files.read_tokenizer_files(Path(path)))
 
     @classmethod
     def from_json(cls, text: str) -> "Tokenizer":
         """Read a tokenizer from the text of a tokenizer.json."""
-        return cls(files.parse_rust(text, "The tokenizer.json given"))
+        return cls(hf_files.parse_rust(text, "The tokenizer.json given"))
 
     @property
     def chat_template(self) -> Any:
@@ -117,7 +128,8 @@ class Tokenizer:
     def model_max_length(self) -> int | None:
         """How many tokens the model it came with takes, where tokenizer_config.json says so."""
         length = self.settings.get("model_max_length")
-        return int(length) if length is not None and length < 1e12 else None  # transformers writes 1e30 for "no limit"
+        # transformers writes 1e30 for "no limit"
+        return int(length) if length is not None and length < 1e12 else None
 
     def encode(
         self,
@@ -128,14 +140,16 @@ class Tokenizer:
         specials: bool = True,
         parse_special: bool = False,
     ) -> Encoding:
-        """One text, or a pair of texts, as tokens with segments, offsets and words, cut to `max_tokens`.
+        """One text, or a pair of texts, as tokens with segments, offsets and words, cut to
+        `max_tokens`.
 
-        `specials` puts the family's control tokens around it; `parse_special` finds those written in it by name.
+        `specials` puts the family's control tokens around it; `parse_special` finds those written
+        in it by name.
         """
         pairs = None if pair is None else [pair]
-        return self.encode_batch([text], pairs, max_tokens=max_tokens, specials=specials, parse_special=parse_special)[
-            0
-        ]
+        return self.encode_batch(
+            [text], pairs, max_tokens=max_tokens, specials=specials, parse_special=parse_special
+        )[0]
 
     def encode_batch(
         self,
@@ -152,40 +166,59 @@ class Tokenizer:
         rust = self._parsing if parse_special else self._text_only
         try:
             if len(texts) == 1:  # without waking the threads
-                encoded = [rust.encode(texts[0], pairs[0] if pairs else None, add_special_tokens=specials)]
+                encoded = [
+                    rust.encode(texts[0], pairs[0] if pairs else None, add_special_tokens=specials)
+                ]
             else:
                 encoded = rust.encode_batch(inputs, add_special_tokens=specials)
         except BaseException as error:
             raise refused([*texts, *(pairs or [])], error) from None
         given = zip(texts, pairs or [""] * len(texts), strict=True)
-        return [self._encoding(one, both, max_tokens) for one, both in zip(encoded, given, strict=True)]
+        return [
+            self._encoding(one, both, max_tokens) for one, both in zip(encoded, given, strict=True)
+        ]
 
     def encode_parts(self, parts: Sequence[str | int], *, specials: bool = False) -> Encoding:
-        """Texts, and control tokens by their ids, in a row, read as one; no text among them becomes a control token.
+        """Texts, and control tokens by their ids, in a row, read as one; no text among them becomes
+        a control token.
 
         Offsets are those of the parts joined, with each control token written by its name.
         """
         return self._encode_secretly([parts], specials=specials)
 
     def encode_masked(self, text: str, pair: str | None = None) -> Encoding:
-        """A text or a pair in which the mask token's name means the mask, and every other control token's is text."""
-        mask, given = self.specials.mask, [text] if pair is None else [text, pair]
+        """A text or a pair in which the mask token's name means the mask, and every other
+        control token's is text.
+        """
+        mask = self.specials.mask
+        given = [text] if pair is None else [text, pair]
         if mask is None or not any(self.token(mask) in one for one in given):
             return self.encode(text, pair)
-        return self._encode_secretly([_between(one.split(self.token(mask)), mask) for one in given], specials=True)
+        return self._encode_secretly(
+            [_between(one.split(self.token(mask)), mask) for one in given], specials=True
+        )
 
-    def _encode_secretly(self, sequences: Sequence[Sequence[str | int]], *, specials: bool) -> Encoding:
+    def _encode_secretly(
+        self, sequences: Sequence[Sequence[str | int]], *, specials: bool
+    ) -> Encoding:
         """One or two texts that come in parts."""
         for parts in sequences:
             check_texts([part for part in parts if not isinstance(part, int)], "parts")
-        given = [[part if isinstance(part, str) else self._secret(part) for part in parts] for parts in sequences]
-        first, second = ("".join(given[0]), "".join(given[1]) if len(given) > 1 else None)
+        given = [
+            [part if isinstance(part, str) else self._secret(part) for part in parts]
+            for parts in sequences
+        ]
+        first = "".join(given[0])
+        second = "".join(given[1]) if len(given) > 1 else None
         try:
             one = self._secretive.encode(first, second, add_special_tokens=specials)
         except BaseException as error:
             raise refused([first, second or ""], error) from None
         encoding = self._encoding(one, (first, second or ""), None)
-        shown = [[part if isinstance(part, str) else self.token(part) for part in parts] for parts in sequences]
+        shown = [
+            [part if isinstance(part, str) else self.token(part) for part in parts]
+            for parts in sequences
+        ]
         places = [_places(*both) for both in zip(given, shown, strict=True)]
         offsets = [
             offset if which is None else (places[which](offset[0]), places[which](offset[1]))
@@ -194,16 +227,24 @@ class Tokenizer:
         return replace(encoding, offsets=offsets)
 
     def rows(
-        self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, max_tokens: int | None = None
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        *,
+        max_tokens: int | None = None,
     ) -> list[TokenRow]:
-        """The tokens and segments of `encode_batch` and nothing else, in a fraction of its memory."""
+        """The tokens and segments of `encode_batch` and nothing else, in a fraction of its
+        memory.
+        """
         self._check(texts, pairs, max_tokens, specials=True)
         inputs: list[Any] = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
         # the faster one may forget which of a pair a token is of
-        encode = self._text_only.encode_batch_fast if pairs is None else self._text_only.encode_batch
+        encode = (
+            self._text_only.encode_batch_fast if pairs is None else self._text_only.encode_batch
+        )
         found = []
-        for start in range(0, len(inputs), AT_ONCE):
-            some = inputs[start : start + AT_ONCE]
+        for start in range(0, len(inputs), TEXTS_PER_CALL):
+            some = inputs[start : start + TEXTS_PER_CALL]
             try:
                 encoded = encode(some, add_special_tokens=True)
             except BaseException as error:
@@ -212,12 +253,14 @@ class Tokenizer:
         return found
 
     def ids(self, texts: list[str], *, parse_special: bool = False) -> list[list[int]]:
-        """The tokens of many texts and nothing else: no specials, no offsets; the fastest way, over all cores.
+        """The tokens of many texts and nothing else: no specials, no offsets; the fastest way, over
+        all cores.
 
-        Long texts are cut where that cannot change a token, so that one book also keeps every core busy.
+        Long texts are cut where that cannot change a token, so that one book also keeps every core
+        busy.
         """
         check_texts(texts, "texts")
-        pieces = [list(split(text)) if self._splits else [text] for text in texts]
+        pieces = [list(split_long_text(text)) if self._splits else [text] for text in texts]
         flat = [piece for some in pieces for piece in some]
         rust = self._parsing if parse_special else self._text_only
         try:
@@ -233,7 +276,9 @@ class Tokenizer:
         """The text of some token ids (a list, an array or a tensor of integers)."""
         return self.decode_batch([ids], skip_specials=skip_specials)[0]
 
-    def decode_batch(self, batch: Iterable[Iterable[int]], *, skip_specials: bool = True) -> list[str]:
+    def decode_batch(
+        self, batch: Iterable[Iterable[int]], *, skip_specials: bool = True
+    ) -> list[str]:
         """The texts of many sequences of token ids, over all cores."""
         rows = [integers(ids) for ids in batch]
         for row in rows:
@@ -260,21 +305,29 @@ class Tokenizer:
         return dict(self._vocab)
 
     def save(self, folder: str | Path) -> None:
-        """Write tokenizer.json, tokenizer_config.json and the family's vocabulary files: transformers opens them."""
+        """Write tokenizer.json, tokenizer_config.json and the family's vocabulary files:
+        transformers opens them.
+        """
         names = {role: self.token(id) for role, id in vars(self.specials).items() if id is not None}
-        save.write(self._rust, self.settings, names, Path(folder))
+        save.write_tokenizer(self._rust, self.settings, names, Path(folder))
 
     def fingerprint(self) -> str:
-        """A sha256 of all that decides the ids; two tokenizers with the same one give the same tokens."""
-        state = pipeline.parse(self._rust)
-        parts = {key: state[key] for key in ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "model")}
+        """A sha256 of all that decides the ids; two tokenizers with the same one give the same
+        tokens.
+        """
+        state = pipeline.parse_pipeline(self._rust)
+        parts = {
+            key: state[key]
+            for key in ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "model")
+        }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def __repr__(self) -> str:
         return f"Tokenizer(kind={self.kind!r}, vocab_size={self.vocab_size})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Tokenizer, (self._rust, self.settings)  # a copied Rust object forgets what it was told not to look for
+        # a copied Rust object forgets what it was told not to look for
+        return Tokenizer, (self._rust, self.settings)
 
     def _control_ids(self) -> frozenset[int]:
         """All but [UNK], unless it has another role as well: an unknown word is text."""
@@ -311,12 +364,17 @@ class Tokenizer:
         return self._secrets[name]
 
     def _check(self, texts: Any, pairs: Any, max_tokens: int | None, *, specials: bool) -> None:
-        """Refuses what cannot be encoded: no texts, pairs without their firsts, no room for any token."""
+        """Refuses what cannot be encoded: no texts, pairs without their firsts, no room for any
+        token.
+        """
         check_texts(texts, "texts")
         if pairs is not None:
             check_texts(pairs, "pairs")
             if len(pairs) != len(texts):
-                raise UsageError(f"There are {len(texts)} texts but {len(pairs)} pairs; give one pair for each text.")
+                raise UsageError(
+                    f"There are {len(texts)} texts but {len(pairs)} pairs; give one pair for each "
+                    "text."
+                )
         if max_tokens is None:
             return
         needed = self._rust.num_special_tokens_to_add(pairs is not None) if specials else 0
@@ -328,21 +386,27 @@ class Tokenizer:
             )
 
     def _encoding(self, one: Any, texts: tuple[str, str], max_tokens: int | None) -> Encoding:
-        tokens, structural = one.ids, self.control_ids
+        tokens = one.ids
+        structural = self.control_ids
         columns: tuple[list[Any], ...] = (
             tokens,
             one.type_ids,
             self._offsets(one, texts),
-            [bool(flag) or token in structural for flag, token in zip(one.special_tokens_mask, tokens, strict=True)],
+            [
+                bool(flag) or token in structural
+                for flag, token in zip(one.special_tokens_mask, tokens, strict=True)
+            ],
             one.word_ids,
         )
         if max_tokens is None or len(tokens) <= max_tokens:
             return Encoding(*columns)
-        keep = kept(one.sequence_ids, max_tokens)
+        keep = truncate_to_tokens(one.sequence_ids, max_tokens)
         return Encoding(*([column[at] for at in keep] for column in columns))
 
     def _offsets(self, one: Any, texts: tuple[str, str]) -> Offsets:
-        """Where each token's characters are, all of them also where a character came in several parts."""
+        """Where each token's characters are, all of them also where a character came in several
+        parts.
+        """
         found: Offsets = one.offsets
         if not self._composes or all(unicodedata.is_normalized("NFC", text) for text in texts):
             return found
@@ -353,7 +417,9 @@ class Tokenizer:
         return found
 
     def _no_such(self, id: int) -> UsageError:
-        return UsageError(f"There is no token with id {id}: the vocabulary has ids 0 to {self.vocab_size - 1}.")
+        return UsageError(
+            f"There is no token with id {id}: the vocabulary has ids 0 to {self.vocab_size - 1}."
+        )
 
 
 def _between(texts: Sequence[str], token: int) -> list[str | int]:
@@ -362,7 +428,9 @@ def _between(texts: Sequence[str], token: int) -> list[str | int]:
 
 
 def _places(given: Sequence[str], shown: Sequence[str]) -> Callable[[int], int]:
-    """From a character of some parts joined to the same one where some parts are written otherwise."""
+    """From a character of some parts joined to the same one where some parts are written
+    otherwise.
+    """
     begins = list(accumulate(map(len, given), initial=0))
     moved = list(accumulate(map(len, shown), initial=0))
 
@@ -374,10 +442,11 @@ def _places(given: Sequence[str], shown: Sequence[str]) -> Callable[[int], int]:
 
 
 def _row(one: Any, max_tokens: int | None) -> TokenRow:
-    tokens, segments = np.array(one.ids, np.int32), np.array(one.type_ids, np.int32)
+    tokens = np.array(one.ids, np.int32)
+    segments = np.array(one.type_ids, np.int32)
     if max_tokens is None or len(tokens) <= max_tokens:
         return TokenRow(tokens, segments)
-    keep = kept(one.sequence_ids, max_tokens)
+    keep = truncate_to_tokens(one.sequence_ids, max_tokens)
     return TokenRow(tokens[keep], segments[keep])
 
 
@@ -387,20 +456,29 @@ def integers(ids: Any) -> list[int]:
     try:
         return [index(value) for value in values]
     except TypeError:
-        raise UsageError(f"Token ids must be integers; these cannot be decoded: {ids!r:.80}.") from None
+        raise UsageError(
+            f"Token ids must be integers; these cannot be decoded: {ids!r:.80}."
+        ) from None
 
 
 def check_texts(texts: Any, name: str) -> None:
-    """Refuse what is not a list of str before it reaches Rust, which would take tuples for pairs."""
+    """Refuse what is not a list of str before it reaches Rust, which would take tuples for
+    pairs.
+    """
     if isinstance(texts, str) or not isinstance(texts, Sequence):
         raise UsageError(f"{name} must be a list of str, not {type(texts).__name__}.")
     for at, text in enumerate(texts):
         if not isinstance(text, str):
-            raise UsageError(f"Only str can be encoded; item {at} of {name} is {type(text).__name__}: {text!r:.60}.")
+            raise UsageError(
+                f"Only str can be encoded; item {at} of {name} is {type(text).__name__}: "
+                f"{text!r:.60}."
+            )
 
 
 def refused(texts: Iterable[str], error: BaseException) -> BaseException:
-    """Why a text could not be encoded: mostly a lone surrogate, which Rust refuses without saying where."""
+    """Why a text could not be encoded: mostly a lone surrogate, which Rust refuses without
+    saying where.
+    """
     if not is_refusal(error):
         return error
     for at, text in enumerate(texts):
@@ -408,7 +486,8 @@ def refused(texts: Iterable[str], error: BaseException) -> BaseException:
             text.encode()
         except UnicodeEncodeError as where:
             return MalmoiError(
-                f"Text {at} is not valid Unicode: a lone surrogate U+{ord(text[where.start]):04X} stands at character "
+                f"Text {at} is not valid Unicode: a lone surrogate U+{ord(text[where.start]):04X} "
+                "stands at character "
                 f"{where.start}. Read the file with the right encoding, or replace it: "
                 "text.encode('utf-8', 'replace').decode()."
             )

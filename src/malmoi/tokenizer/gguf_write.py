@@ -1,6 +1,8 @@
-"""A tokenizer as a GGUF file's metadata, where llama.cpp cuts text exactly as it does; else a refusal.
+"""A tokenizer as a GGUF file's metadata, where llama.cpp cuts text exactly as it does; else a
+refusal.
 
-llama.cpp has no NFC, so text in NFD gets other tokens there: normalise it before, as with Qwen's files.
+llama.cpp has no NFC, so text in NFD gets other tokens there: normalise it before, as with Qwen's
+files.
 """
 
 from collections.abc import Mapping
@@ -12,25 +14,36 @@ from tokenizers import models, normalizers
 from malmoi.errors import UsageError
 from malmoi.tokenizer import pipeline
 from malmoi.tokenizer.core import Tokenizer
-from malmoi.tokenizer.gguf import CONTROL, CUTS, DEFINED, NORMAL, SPACE, UNKNOWN
+from malmoi.tokenizer.gguf_read import CONTROL, DEFINED, NORMAL, PRE_TOKENIZERS, SPACE, UNKNOWN
 from malmoi.tokenizer.pipeline import State
 
-UNUSED, BYTE = 5, 6  # more of llama.cpp's types of a token
-ROLES = {"bos": "bos", "eos": "eos", "pad": "padding"}
+# more of llama.cpp's types of a token
+UNUSED = 5
+BYTE = 6
+GGUF_ROLES = {"bos": "bos", "eos": "eos", "pad": "padding"}
 
 
-def vocabulary(tokenizer: Tokenizer, size: int) -> dict[str, Any]:
-    """All of `tokenizer.*` for a network of `size` tokens; ids beyond the tokenizer's own are marked as unused."""
-    state = pipeline.parse(tokenizer._rust)
+def gguf_vocabulary(tokenizer: Tokenizer, size: int) -> dict[str, Any]:
+    """All of `tokenizer.*` for a network of `size` tokens; ids beyond the tokenizer's own are
+    marked as unused.
+    """
+    state = pipeline.parse_pipeline(tokenizer._rust)
     kind, described = _described(tokenizer, state)
-    tokens, types = [f"[PAD{id}]" for id in range(size)], [UNUSED] * size
+    tokens = [f"[PAD{id}]" for id in range(size)]
+    types = [UNUSED] * size
     for token, id in tokenizer._vocab.items():
         tokens[id], types[id] = token, BYTE if kind == "llama" and _is_byte(token) else NORMAL
     for token in state["added_tokens"]:
         types[token["id"]] = CONTROL if token["special"] else DEFINED
     if kind == "llama" and tokenizer.specials.unk is not None:
         types[tokenizer.specials.unk] = UNKNOWN
-    values = {"model": kind, "tokens": tokens, "token_type": types, **described, **_ids(tokenizer, kind)}
+    values = {
+        "model": kind,
+        "tokens": tokens,
+        "token_type": types,
+        **described,
+        **_ids(tokenizer, kind),
+    }
     if kind == "llama":
         values["scores"] = _scores(state, tokens)
     named = {f"tokenizer.ggml.{name}": value for name, value in values.items()}
@@ -42,7 +55,9 @@ def _described(tokenizer: Tokenizer, state: State) -> tuple[str, dict[str, Any]]
     """llama.cpp's kind of tokenizer, and how it cuts or joins."""
     model = state["model"]
     if tokenizer.kind == "byte-bpe" and pipeline.normalizer_of(state) is None:
-        cut = next((name for name in CUTS if _same(state["pre_tokenizer"], _cut(name))), None)
+        cut = next(
+            (name for name in PRE_TOKENIZERS if _same(state["pre_tokenizer"], _cut(name))), None
+        )
         if cut is not None and model.get("ignore_merges", False) == (cut == "llama-bpe"):
             return "gpt2", {"pre": cut, "merges": [" ".join(pair) for pair in model["merges"]]}
     if model["type"] == "BPE" and model.get("byte_fallback") and state["pre_tokenizer"] is None:
@@ -50,14 +65,16 @@ def _described(tokenizer: Tokenizer, state: State) -> tuple[str, dict[str, Any]]
             if state["normalizer"] == _spaces(front):
                 return "llama", {"pre": "default", "add_space_prefix": front}
     raise UsageError(
-        f"llama.cpp does not cut text as this tokenizer ({tokenizer.kind}) does: it has byte-level BPE as in "
-        f"{', '.join(CUTS)}, without lowercasing, and SentencePiece's BPE."
+        f"llama.cpp does not cut text as this tokenizer ({tokenizer.kind}) does: it has byte-level "
+        "BPE as in "
+        f"{', '.join(PRE_TOKENIZERS)}, without lowercasing, and SentencePiece's BPE."
     )
 
 
 def _ids(tokenizer: Tokenizer, kind: str) -> dict[str, Any]:
-    specials, marks = tokenizer.specials, tokenizer.encode("").tokens
-    roles = ROLES | ({"unk": "unknown"} if kind == "llama" else {})
+    specials = tokenizer.specials
+    marks = tokenizer.encode("").tokens
+    roles = GGUF_ROLES | ({"unk": "unknown"} if kind == "llama" else {})
     ids = {f"{theirs}_token_id": getattr(specials, ours) for ours, theirs in roles.items()}
     first, last = (
         id is not None and marks[place : place + 1 or None] == [id]
@@ -81,14 +98,17 @@ def _is_byte(token: str) -> bool:
 
 def _cut(name: str) -> Any:
     rust = Rust(models.BPE())
-    rust.pre_tokenizer = CUTS[name]()
-    return pipeline.parse(rust)["pre_tokenizer"]
+    rust.pre_tokenizer = PRE_TOKENIZERS[name]()
+    return pipeline.parse_pipeline(rust)["pre_tokenizer"]
 
 
 def _spaces(front: bool) -> Any:
-    rust, first = Rust(models.BPE()), [normalizers.Prepend(SPACE)]
-    rust.normalizer = normalizers.Sequence([*(first if front else []), normalizers.Replace(" ", SPACE)])
-    return pipeline.parse(rust)["normalizer"]
+    rust = Rust(models.BPE())
+    first = [normalizers.Prepend(SPACE)]
+    rust.normalizer = normalizers.Sequence(
+        [*(first if front else []), normalizers.Replace(" ", SPACE)]
+    )
+    return pipeline.parse_pipeline(rust)["normalizer"]
 
 
 def _same(one: Any, other: Any) -> bool:

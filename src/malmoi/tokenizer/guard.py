@@ -1,9 +1,10 @@
-"""Chat templates write control tokens, messages cannot: what of a rendered conversation is the template's own.
+"""Chat templates write control tokens, messages cannot: what of a rendered conversation is the
+template's own.
 
-A template is a program that writes text, and the text of a message may have `<|im_end|>` in it, whole or in pieces
-that the template joins. So the conversation is rendered a second time with a mark, a character that no text has, in
-every place of the messages where the name of a control token could begin or go on. Whatever name is whole in that
-rendering, the template wrote.
+A template is a program that writes text, and the text of a message may have `<|im_end|>` in it,
+whole or in pieces that the template joins. So the conversation is rendered a second time with a
+mark, a character that no text has, in every place of the messages where the name of a control token
+could begin or go on. Whatever name is whole in that rendering, the template wrote.
 """
 
 import json
@@ -15,17 +16,19 @@ from malmoi.errors import UsageError
 from malmoi.tokenizer.control import pattern
 from malmoi.tokenizer.core import Tokenizer
 
-MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # Unicode's noncharacters, which are not for exchange
+# Unicode's noncharacters, which are not for exchange
+MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 WORD = re.compile(r"\w+")
 COMPARED = ("role", "type", "name")  # what templates ask for, rather than show
 Render = Callable[[Any], str]
 
 
 def conversation_tokens(tokenizer: Tokenizer, said: Any, render: Render) -> list[int]:
-    """The tokens of `render(said)`: control tokens where the template wrote their names, text everywhere else.
+    """The tokens of `render(said)`: control tokens where the template wrote their names, text
+    everywhere else.
 
-    `said` is all that comes from outside, as JSON has it. Where no message could be taken for a control token, these
-    are the tokens that transformers gives to the rendered text.
+    `said` is all that comes from outside, as JSON has it. Where no message could be taken for a
+    control token, these are the tokens that transformers gives to the rendered text.
     """
     text = render(said)
     guard = Guard(tokenizer, said, text)
@@ -35,7 +38,8 @@ def conversation_tokens(tokenizer: Tokenizer, said: Any, render: Render) -> list
     parsed = tokenizer.encode(text, specials=False, parse_special=True).tokens
     try:
         theirs = guard.parts(render(marked))
-    except UsageError:  # a template that finds its own signs in the messages may miss them in marked ones
+    # a template that finds its own signs in the messages may miss them in marked ones
+    except UsageError:
         if guard.is_named_in(said):
             raise
         return parsed
@@ -48,7 +52,8 @@ class Guard:
     """Marks what people said, so that no control token's name is whole in it."""
 
     def __init__(self, tokenizer: Tokenizer, said: Any, text: str) -> None:
-        self.ids, self.control = tokenizer.control_tokens, tokenizer.control_ids
+        self.ids = tokenizer.control_tokens
+        self.control = tokenizer.control_ids
         self.names = pattern(self.ids)
         seen = text + json.dumps(said, ensure_ascii=False)
         self.mark = next((mark for mark in MARKS if mark not in seen), None)
@@ -56,7 +61,9 @@ class Guard:
         self.rests = {name[at:] for name in self.ids for at in range(1, len(name))}
         self.longest = max(map(len, self.rests), default=0)
         if self.mark is None:
-            raise UsageError("These messages have every one of Unicode's 32 noncharacters in them; remove one.")
+            raise UsageError(
+                "These messages have every one of Unicode's 32 noncharacters in them; remove one."
+            )
 
     def protect(self, value: Any, key: str = "") -> Any:
         """A value of JSON with marks in its texts."""
@@ -95,13 +102,17 @@ class Guard:
             at = name.end()
         return [*found, text[at:].replace(str(self.mark), "")]
 
-    def is_innocent(self, said: Any, parts: list[str | int], theirs: list[str | int], parsed: list[int]) -> bool:
+    def is_innocent(
+        self, said: Any, parts: list[str | int], theirs: list[str | int], parsed: list[int]
+    ) -> bool:
         """Whether every control token of the plain rendering is the template's.
 
-        A template that looks into the messages (for `</think>`, say) may write other text for marked ones. Then the
-        control tokens must still be the same ones, and none may be named in the messages.
+        A template that looks into the messages (for `</think>`, say) may write other text for
+        marked ones. Then the control tokens must still be the same ones, and none may be named in
+        the messages.
         """
-        wanted, found = self._control(theirs), self._control(parts)
+        wanted = self._control(theirs)
+        found = self._control(parts)
         if not wanted == found == [token for token in parsed if token in self.control]:
             return False
         return parts == theirs or not self.is_named_in(said)

@@ -1,4 +1,6 @@
-"""Offsets into text whose characters came in parts: the library counts only the first part of each."""
+"""Offsets into text whose characters came in parts: the library counts only the first part of
+each.
+"""
 
 import re
 import unicodedata
@@ -6,7 +8,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 Offsets = list[tuple[int, int]]
-# What may become one with the character before it (Unicode's NFC_Quick_Check=Maybe) and is no combining mark:
+# What may become one with the character before it (Unicode's NFC_Quick_Check=Maybe) and is no
+# combining mark:
 # Hangul vowels and finals, and the second halves of vowel signs of Indic scripts.
 JOINS = re.compile(
     "[\u1161-\u1175\u11a8-\u11c2\u09be\u09d7\u0b3e\u0b56\u0b57\u0bbe\u0bd7\u0cc2\u0cd5\u0cd6\u0d3e\u0d57\u0dcf\u0ddf"
@@ -15,7 +18,9 @@ JOINS = re.compile(
 
 
 def widened(text: str, offsets: Sequence[tuple[int, int]]) -> Offsets:
-    """Each end moved on over the parts that NFC joined to the last character, up to where the next token begins."""
+    """Each end moved on over the parts that NFC joined to the last character, up to where the
+    next token begins.
+    """
     starts = sorted({start for start, end in offsets if start < end})
     return [(start, _end(text, end, starts) if start < end else end) for start, end in offsets]
 

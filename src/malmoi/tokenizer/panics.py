@@ -9,8 +9,8 @@ from malmoi.errors import MalmoiError
 def is_refusal(error: BaseException) -> bool:
     """Whether the library raised this, rather than Ctrl-C or the end of the program.
 
-    It raises plain Exception for what it cannot read, and, where it did not expect an input at all, a PanicException,
-    which is no Exception and has no name to import.
+    It raises plain Exception for what it cannot read, and, where it did not expect an input at all,
+    a PanicException, which is no Exception and has no name to import.
     """
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 

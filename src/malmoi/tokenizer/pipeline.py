@@ -1,4 +1,6 @@
-"""The families' pipelines over `tokenizers`: what BERT, GPT-1, GPT-2 and a character model do to text, in order."""
+"""The families' pipelines over `tokenizers`: what BERT, GPT-1, GPT-2 and a character model do to
+text, in order.
+"""
 
 import json
 from collections.abc import Iterator
@@ -7,27 +9,41 @@ from typing import Any
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Rust
 
-from malmoi.tokenizer.cut import STOPS
+from malmoi.tokenizer.chunks import STOP_CHARACTERS
 
 Vocab = dict[str, int]
 Merges = list[tuple[str, str]]
 State = dict[str, Any]  # a tokenizer.json, parsed
 
-ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # in the order in which transformers registers them
-BERT = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
-GPT1 = {"unk": "<unk>"}
-GPT2 = {"bos": "<|endoftext|>", "eos": "<|endoftext|>", "unk": "<|endoftext|>"}
+# in the order in which transformers registers them
+SPECIAL_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+BERT_SPECIALS = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
+GPT1_SPECIALS = {"unk": "<unk>"}
+GPT2_SPECIALS = {"bos": "<|endoftext|>", "eos": "<|endoftext|>", "unk": "<|endoftext|>"}
 
 
-def bert(vocab: Vocab, names: dict[str, str], *, lowercase: bool, strip_accents: bool | None, chinese: bool) -> Rust:
-    """WordPiece as in BERT: clean, split at spaces and punctuation, longest match first, [CLS] A [SEP] B [SEP]."""
+def bert_pipeline(
+    vocab: Vocab,
+    names: dict[str, str],
+    *,
+    lowercase: bool,
+    strip_accents: bool | None,
+    chinese: bool,
+) -> Rust:
+    """WordPiece as in BERT: clean, split at spaces and punctuation, longest match first, [CLS] A
+    [SEP] B [SEP].
+    """
     rust = Rust(models.WordPiece(vocab, unk_token=names["unk"]))
     rust.normalizer = normalizers.BertNormalizer(
-        clean_text=True, handle_chinese_chars=chinese, strip_accents=strip_accents, lowercase=lowercase
+        clean_text=True,
+        handle_chinese_chars=chinese,
+        strip_accents=strip_accents,
+        lowercase=lowercase,
     )
     rust.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     rust.decoder = decoders.WordPiece(prefix="##")
-    cls, sep = names["cls"], names["sep"]
+    cls = names["cls"]
+    sep = names["sep"]
     rust.post_processor = processors.TemplateProcessing(
         single=f"{cls}:0 $A:0 {sep}:0",
         pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
@@ -36,17 +52,35 @@ def bert(vocab: Vocab, names: dict[str, str], *, lowercase: bool, strip_accents:
     return rust
 
 
-def gpt1(vocab: Vocab, merges: Merges, *, unk: str = "<unk>", lowercase: bool = True, accents: bool = False) -> Rust:
-    """BPE as in GPT-1: lowercase, split at spaces and punctuation, `</w>` ends a word. `accents` keeps them."""
-    rust = Rust(models.BPE(vocab, merges, unk_token=unk, continuing_subword_prefix="", end_of_word_suffix="</w>"))
-    # None: strip where lowercased, as BERT did. That takes Hangul apart into Jamo, so what we train says False.
-    rust.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=False if accents else None)
+def gpt1_pipeline(
+    vocab: Vocab,
+    merges: Merges,
+    *,
+    unk: str = "<unk>",
+    lowercase: bool = True,
+    accents: bool = False,
+) -> Rust:
+    """BPE as in GPT-1: lowercase, split at spaces and punctuation, `</w>` ends a word. `accents`
+    keeps them.
+    """
+    rust = Rust(
+        models.BPE(
+            vocab, merges, unk_token=unk, continuing_subword_prefix="", end_of_word_suffix="</w>"
+        )
+    )
+    # None: strip where lowercased, as BERT did. That takes Hangul apart into Jamo, so what we train
+    # says False.
+    rust.normalizer = normalizers.BertNormalizer(
+        lowercase=lowercase, strip_accents=False if accents else None
+    )
     rust.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     rust.decoder = decoders.BPEDecoder(suffix="</w>")
     return rust
 
 
-def gpt2(vocab: Vocab, merges: Merges, *, prefix_space: bool = False, lowercase: bool = False) -> Rust:
+def gpt2_pipeline(
+    vocab: Vocab, merges: Merges, *, prefix_space: bool = False, lowercase: bool = False
+) -> Rust:
     """Byte-level BPE as in GPT-2: no text is unknown and every text comes back exactly."""
     rust = Rust(models.BPE(vocab, merges, continuing_subword_prefix="", end_of_word_suffix=""))
     if lowercase:
@@ -57,7 +91,9 @@ def gpt2(vocab: Vocab, merges: Merges, *, prefix_space: bool = False, lowercase:
 
 
 def char(vocab: Vocab, *, lowercase: bool = False) -> Rust:
-    """One token a character: BPE that merges nothing, over the whole text, so that spaces and newlines survive."""
+    """One token a character: BPE that merges nothing, over the whole text, so that spaces and
+    newlines survive.
+    """
     rust = Rust(models.BPE(vocab, [], unk_token="<unk>"))
     if lowercase:
         rust.normalizer = normalizers.Lowercase()
@@ -66,9 +102,13 @@ def char(vocab: Vocab, *, lowercase: bool = False) -> Rust:
 
 
 def composed(rust: Rust) -> Rust:
-    """The same pipeline after NFC: syllables that come in parts (macOS, PDFs) are read as they were learnt."""
+    """The same pipeline after NFC: syllables that come in parts (macOS, PDFs) are read as they
+    were learnt.
+    """
     first = normalizers.NFC()
-    rust.normalizer = first if rust.normalizer is None else normalizers.Sequence([first, rust.normalizer])
+    rust.normalizer = (
+        first if rust.normalizer is None else normalizers.Sequence([first, rust.normalizer])
+    )
     return rust
 
 
@@ -87,7 +127,9 @@ def normalizer_of(state: State) -> Any:
 
 
 def added(token: str | dict[str, Any], *, special: bool = True) -> AddedToken:
-    """A token that is found before all else, from its name or from the dict that tokenizer_config.json may hold."""
+    """A token that is found before all else, from its name or from the dict that
+    tokenizer_config.json may hold.
+    """
     if isinstance(token, str):
         return AddedToken(token, special=special, normalized=not special)
     flags = {key: bool(token.get(key, False)) for key in ("lstrip", "rstrip", "single_word")}
@@ -124,34 +166,46 @@ def kind(state: State) -> str:
 def splits_safely(state: State) -> bool:
     """Whether a text may be cut at `cut.SAFE` without changing its tokens.
 
-    True of BERT's and GPT-1's pipeline (spaces only separate), of GPT-2's (a space opens the next token) and of
-    characters, unless an added token could lie across a cut or swallow the spaces after it. NFC joins nothing to what
-    stands before a space or a stop.
+    True of BERT's and GPT-1's pipeline (spaces only separate), of GPT-2's (a space opens the next
+    token) and of characters, unless an added token could lie across a cut or swallow the spaces
+    after it. NFC joins nothing to what stands before a space or a stop.
     """
-    normalizer, pre = normalizer_of(state), state["pre_tokenizer"]
+    normalizer = normalizer_of(state)
+    pre = state["pre_tokenizer"]
     if normalizer is not None and normalizer["type"] not in ("BertNormalizer", "Lowercase"):
         return False
-    if any(token["rstrip"] or set(STOPS).intersection(token["content"]) for token in state["added_tokens"]):
+    if any(
+        token["rstrip"] or set(STOP_CHARACTERS).intersection(token["content"])
+        for token in state["added_tokens"]
+    ):
         return False
     if pre is None:
         return kind(state) == "char"
-    return pre["type"] == "BertPreTokenizer" or (pre["type"] == "ByteLevel" and pre.get("use_regex", True))
+    return pre["type"] == "BertPreTokenizer" or (
+        pre["type"] == "ByteLevel" and pre.get("use_regex", True)
+    )
 
 
 def hf_class(state: State, names: dict[str, str], vocab: Vocab) -> str:
-    """The transformers class that rebuilds exactly this pipeline from the vocabulary, or the one that takes it whole.
+    """The transformers class that rebuilds exactly this pipeline from the vocabulary, or the one
+    that takes it whole.
 
-    transformers' BertTokenizer, GPT2Tokenizer and OpenAIGPTTokenizer keep a tokenizer.json's vocabulary but make
-    their own pipeline, so naming one of them for another pipeline would give other ids.
+    transformers' BertTokenizer, GPT2Tokenizer and OpenAIGPTTokenizer keep a tokenizer.json's
+    vocabulary but make their own pipeline, so naming one of them for another pipeline would give
+    other ids.
     """
     family = kind(state)
-    if family == "wordpiece" and names.keys() >= BERT.keys() and _is_bert(state, names, vocab):
+    if (
+        family == "wordpiece"
+        and names.keys() >= BERT_SPECIALS.keys()
+        and _is_bert(state, names, vocab)
+    ):
         return "BertTokenizer"
     if family == "byte-bpe":
         prefix_space = bool((state["pre_tokenizer"] or {}).get("add_prefix_space", False))
-        if _same(state, gpt2({}, [], prefix_space=prefix_space)):
+        if _same(state, gpt2_pipeline({}, [], prefix_space=prefix_space)):
             return "GPT2Tokenizer"
-    if family == "bpe" and "unk" in names and _same(state, gpt1({}, [], unk=names["unk"])):
+    if family == "bpe" and "unk" in names and _same(state, gpt1_pipeline({}, [], unk=names["unk"])):
         return "OpenAIGPTTokenizer"
     return "PreTrainedTokenizerFast"
 
@@ -160,29 +214,40 @@ def _is_bert(state: State, names: dict[str, str], vocab: Vocab) -> bool:
     normalizer = state["normalizer"]
     if (normalizer or {}).get("type") != "BertNormalizer":
         return False
-    rebuilt = bert(
+    rebuilt = bert_pipeline(
         {name: vocab[name] for name in names.values()},
         names,
         lowercase=normalizer["lowercase"],
         strip_accents=normalizer["strip_accents"],
         chinese=normalizer["handle_chinese_chars"],
     )
-    return _same(state, rebuilt) and state["post_processor"] == parse(rebuilt)["post_processor"]
+    return (
+        _same(state, rebuilt)
+        and state["post_processor"] == parse_pipeline(rebuilt)["post_processor"]
+    )
 
 
 def _same(state: State, rust: Rust) -> bool:
-    return _skeleton(state) == _skeleton(parse(rust))
+    return _skeleton(state) == _skeleton(parse_pipeline(rust))
 
 
 def _skeleton(state: State) -> State:
-    """What the transformers classes decide themselves: all but the vocabulary and the post-processor."""
-    model = {key: value or None for key, value in state["model"].items() if key not in ("vocab", "merges")}
+    """What the transformers classes decide themselves: all but the vocabulary and the
+    post-processor.
+    """
+    model = {
+        key: value or None
+        for key, value in state["model"].items()
+        if key not in ("vocab", "merges")
+    }
     # Byte-level offsets may or may not be trimmed; that is not about ids.
-    pre = {key: value for key, value in (state["pre_tokenizer"] or {}).items() if key != "trim_offsets"}
+    pre = {
+        key: value for key, value in (state["pre_tokenizer"] or {}).items() if key != "trim_offsets"
+    }
     return {"model": model, "normalizer": state["normalizer"], "pre_tokenizer": pre}
 
 
-def parse(rust: Rust) -> State:
+def parse_pipeline(rust: Rust) -> State:
     """The tokenizer.json of a tokenizer, parsed."""
     state: State = json.loads(rust.to_str())
     return state

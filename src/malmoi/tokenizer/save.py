@@ -1,4 +1,6 @@
-"""Writing a tokenizer as the files that transformers opens; each file appears whole or not at all."""
+"""Writing a tokenizer as the files that transformers opens; each file appears whole or not at
+all.
+"""
 
 import json
 from pathlib import Path
@@ -6,18 +8,23 @@ from typing import Any
 
 from tokenizers import Tokenizer as Rust
 
-from malmoi.disk import output_folder, write_text
 from malmoi.errors import MalmoiError
+from malmoi.system.files import output_folder, write_text
 from malmoi.tokenizer import pipeline
 from malmoi.tokenizer.pipeline import State
 
 PATHS = ("name_or_path", "special_tokens_map_file", "tokenizer_file", "vocab_file", "merges_file")
-DROPPED = (*PATHS, "added_tokens_decoder")  # paths of another machine; tokens that tokenizer.json holds itself
+# paths of another machine; tokens that tokenizer.json holds itself
+DROPPED = (*PATHS, "added_tokens_decoder")
 
 
-def write(rust: Rust, settings: dict[str, Any], names: dict[str, str], folder: Path) -> None:
-    """Write tokenizer.json, tokenizer_config.json and, for the families that have them, the vocabulary files."""
-    state = pipeline.parse(rust)
+def write_tokenizer(
+    rust: Rust, settings: dict[str, Any], names: dict[str, str], folder: Path
+) -> None:
+    """Write tokenizer.json, tokenizer_config.json and, for the families that have them, the
+    vocabulary files.
+    """
+    state = pipeline.parse_pipeline(rust)
     texts = vocabulary_files(state) | {
         "tokenizer_config.json": _json(config(state, settings, names)),
         "tokenizer.json": rust.to_str(pretty=True),
@@ -27,19 +34,26 @@ def write(rust: Rust, settings: dict[str, Any], names: dict[str, str], folder: P
             for name, text in texts.items():
                 write_text(folder / name, text)
     except OSError as error:
-        raise MalmoiError(f"The tokenizer cannot be written to {folder}: {error.strerror or error}.") from None
+        raise MalmoiError(
+            f"The tokenizer cannot be written to {folder}: {error.strerror or error}."
+        ) from None
 
 
 def config(state: State, settings: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    """tokenizer_config.json: what came with the tokenizer, and what makes transformers rebuild the same one."""
+    """tokenizer_config.json: what came with the tokenizer, and what makes transformers rebuild
+    the same one.
+    """
     added = {token["content"]: token["id"] for token in state["added_tokens"]}
     known = {role: name for role, name in names.items() if name in added}
     values = {key: value for key, value in settings.items() if key not in DROPPED}
-    # transformers makes every token named here special; a character model's <unk> must stay five characters of text.
+    # transformers makes every token named here special; a character model's <unk> must stay five
+    # characters of text.
     values |= {f"{role}_token": name for role, name in known.items()}
     for key in ("additional_special_tokens", "extra_special_tokens"):
         if isinstance(values.get(key), list):
-            values[key] = [token["content"] if isinstance(token, dict) else token for token in values[key]]
+            values[key] = [
+                token["content"] if isinstance(token, dict) else token for token in values[key]
+            ]
     values.setdefault("tokenizer_class", pipeline.hf_class(state, known, added))
     family = pipeline.kind(state)
     normalizer = pipeline.normalizer_of(state) or {}

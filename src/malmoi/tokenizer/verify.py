@@ -1,7 +1,8 @@
-"""A tokenizer.json looked through before the Rust library sees it: some sizes make that abort the whole process.
+"""A tokenizer.json looked through before the Rust library sees it: some sizes make that abort the
+whole process.
 
-An id far beyond all others makes it write down every id between; normalizers that each make a text longer fill the
-memory. Neither is an error to the library, so both are refused here.
+An id far beyond all others makes it write down every id between; normalizers that each make a text
+longer fill the memory. Neither is an error to the library, so both are refused here.
 """
 
 import base64
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from malmoi.errors import MalmoiError
-from malmoi.limits import (
+from malmoi.system.limits import (
     MAX_TEXT_GROWTH,
     MAX_TOKEN_CHARACTERS,
     MAX_TOKENIZER_REGEX_CHARACTERS,
@@ -18,9 +19,10 @@ from malmoi.limits import (
     MAX_VOCABULARY_TOKENS,
     MAX_WORD_CHARACTERS,
 )
-from malmoi.untrusted import JsonObject
+from malmoi.system.untrusted import JsonObject
 
-PARTS = ("normalizers", "pretokenizers", "processors", "decoders")  # of a Sequence, in each part of the pipeline
+# of a Sequence, in each part of the pipeline
+PARTS = ("normalizers", "pretokenizers", "processors", "decoders")
 
 
 def check_state(state: JsonObject) -> None:
@@ -38,7 +40,8 @@ def check_state(state: JsonObject) -> None:
         growth = _growth(state.get(part), state.where)
         if growth > MAX_TEXT_GROWTH:
             raise MalmoiError(
-                f"{state.where}: its {part} may make a text {growth:,} times as long; up to {MAX_TEXT_GROWTH} are "
+                f"{state.where}: its {part} may make a text {growth:,} times as long; up to "
+                f"{MAX_TEXT_GROWTH} are "
                 "allowed."
             )
     _check_patterns(dict(state), state.where)
@@ -50,11 +53,16 @@ def check_ids(vocab: Mapping[str, Any], where: str) -> None:
         raise _too_many(where, len(vocab))
     ids = vocab.values()
     if set(map(type, ids)) - {int}:
-        JsonObject({"vocab": vocab}, where).map_of("vocab", int)  # names the wrong one; slow, of 250,000
-    largest, smallest = max(ids, default=-1), min(ids, default=0)
+        # names the wrong one; slow, of 250,000
+        JsonObject({"vocab": vocab}, where).map_of("vocab", int)
+    largest = max(ids, default=-1)
+    smallest = min(ids, default=0)
     if smallest < 0 or largest >= len(vocab) + MAX_VOCABULARY_HOLES:
         wrong = smallest if smallest < 0 else largest
-        raise MalmoiError(f"{where}: a token has the id {wrong:,} in a vocabulary of {len(vocab):,}; it is damaged.")
+        raise MalmoiError(
+            f"{where}: a token has the id {wrong:,} in a vocabulary of {len(vocab):,}; it is "
+            "damaged."
+        )
 
 
 def check_added(token: JsonObject) -> None:
@@ -65,7 +73,9 @@ def check_added(token: JsonObject) -> None:
 
 
 def _too_many(where: str, count: int) -> MalmoiError:
-    return MalmoiError(f"{where} has a vocabulary of {count:,} tokens; up to {MAX_VOCABULARY_TOKENS:,} are read.")
+    return MalmoiError(
+        f"{where} has a vocabulary of {count:,} tokens; up to {MAX_VOCABULARY_TOKENS:,} are read."
+    )
 
 
 def _growth(part: Any, where: str) -> int:
@@ -76,7 +86,8 @@ def _growth(part: Any, where: str) -> int:
     for inner in (one for name in PARTS for one in _listed(part.get(name))):
         growth *= _growth(inner, where)
     if part.get("type") == "Replace":
-        pattern, content = part.get("pattern"), part.get("content")
+        pattern = part.get("pattern")
+        content = part.get("content")
         text = pattern.get("String") if isinstance(pattern, dict) else None
         added = len(content) if isinstance(content, str) else 0
         # an expression may match the empty text before every character
@@ -87,14 +98,17 @@ def _growth(part: Any, where: str) -> int:
 
 
 def _longest_replacement(charsmap: Any, where: str) -> int:
-    """SentencePiece's own normalization: four bytes of length, a trie so long, then the texts put in, each with a NUL.
+    """SentencePiece's own normalization: four bytes of length, a trie so long, then the texts put
+    in, each with a NUL.
 
     Unicode's longest, of one character, has 33 bytes.
     """
     try:
         data = base64.b64decode(charsmap, validate=True)
     except (TypeError, ValueError, binascii.Error):
-        raise MalmoiError(f"{where}: its precompiled_charsmap is not base64; it is damaged.") from None
+        raise MalmoiError(
+            f"{where}: its precompiled_charsmap is not base64; it is damaged."
+        ) from None
     trie = int.from_bytes(data[:4], "little")
     if trie % 4 or len(data) < 4 + trie:
         raise MalmoiError(f"{where}: its precompiled_charsmap is cut short; it is damaged.")
@@ -108,7 +122,11 @@ def _listed(value: Any) -> list[Any]:
 def _check_patterns(part: Any, where: str) -> None:
     """Regular expressions anywhere in the pipeline, but for the vocabulary."""
     for key, value in part.items() if isinstance(part, dict) else enumerate(_listed(part)):
-        if key == "Regex" and isinstance(value, str) and len(value) > MAX_TOKENIZER_REGEX_CHARACTERS:
+        if (
+            key == "Regex"
+            and isinstance(value, str)
+            and len(value) > MAX_TOKENIZER_REGEX_CHARACTERS
+        ):
             raise MalmoiError(
                 f"{where} has a regular expression of {len(value):,} characters; up to "
                 f"{MAX_TOKENIZER_REGEX_CHARACTERS:,} are read."

@@ -1,0 +1,36 @@
+"""Puts an adapter on a network, or makes one that is learnt a part of it."""
+
+from collections.abc import Callable
+
+import torch
+
+from malmoi.adapters.config import AdapterConfig
+from malmoi.adapters.lora import add_lora, merge_lora
+from malmoi.adapters.soft_prompt import add_prefix, add_prompt, freeze_prompt
+from malmoi.model import Network
+from malmoi.tokenizer import Tokenizer
+
+Adder = Callable[[Network, AdapterConfig, Tokenizer, int], None]
+ADDERS: dict[str, Adder] = {
+    "none": lambda network, adapter, tokenizer, seed: None,
+    "lora": lambda network, adapter, tokenizer, seed: add_lora(
+        network, adapter, torch.Generator().manual_seed(seed)
+    ),
+    "prompt": add_prompt,
+    "prefix": add_prefix,
+}
+
+
+def attach_adapter(
+    network: Network, adapter: AdapterConfig, tokenizer: Tokenizer, seed: int = 0
+) -> None:
+    """Adds what the record asks for, ready to be learnt; what the network has is left as it is."""
+    ADDERS[adapter.kind](network, adapter, tokenizer, seed)
+
+
+def fold_adapter(network: Network) -> None:
+    """For use rather than learning: LoRA goes into the weights, a prompt of a GPT becomes keys
+    and values.
+    """
+    merge_lora(network)
+    freeze_prompt(network)

@@ -1,0 +1,37 @@
+"""What is learnt beside a model that itself stays as it is: one frozen record. No torch here."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from malmoi.config import Config
+from malmoi.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterConfig(Config):
+    """LoRA (Hu et al. 2021), prompt tuning (Lester et al. 2021) or prefix tuning (Li & Liang
+    2021).
+    """
+
+    kind: Literal["none", "lora", "prompt", "prefix"] = "none"
+    rank: int = 8  # of LoRA's update B·A
+    alpha: float = 16.0  # the update is scaled by alpha / rank
+    targets: tuple[str, ...] = ("query", "value")  # the maps it is added to (Hu et al. 2021 §7.1)
+    dropout: float = 0.0  # on what enters A
+    tokens: int = 20  # soft tokens of a prompt, or places of a prefix
+    init: str = ""  # the words these start from; none: words drawn from the vocabulary
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("rank", "alpha", "tokens"):
+            _require(
+                getattr(self, name) > 0,
+                f"adapter.{name} must be positive, not {getattr(self, name)}.",
+            )
+        _require(0 <= self.dropout < 1, f"adapter.dropout must lie in [0, 1), not {self.dropout}.")
+        _require(bool(self.targets), "adapter.targets needs at least one map, such as query.")
+
+
+def _require(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise UsageError(f"This adapter cannot be made: {sentence}")

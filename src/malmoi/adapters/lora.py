@@ -1,0 +1,150 @@
+"""LoRA (Hu et al. 2021): a weight stays as it is, and a product of two thin matrices is learnt
+beside it.
+
+r rank, `in` and `out` sides of a weight.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from malmoi.adapters.config import AdapterConfig
+from malmoi.config import ModelConfig
+from malmoi.errors import UsageError, nearest
+from malmoi.model import Network
+
+LinearPart = tuple[str, int, int]  # a map of a block, and which of its rows
+
+
+def block_parts(c: ModelConfig) -> dict[str, LinearPart]:
+    """The maps of a block by their names: query, key and value are rows of one weight, as gate
+    and up are.
+    """
+    q = c.heads * c.size_per_head
+    k = c.key_heads * c.size_per_head
+    m = c.mlp_width
+    gated = c.activation == "swiglu"
+    named = {
+        "qkv": ("attend.qkv", 0, q + 2 * k),
+        "query": ("attend.qkv", 0, q),
+        "key": ("attend.qkv", q, q + k),
+        "value": ("attend.qkv", q + k, q + 2 * k),
+        "out": ("attend.out", 0, c.width),
+        "up": ("mlp.up", m, 2 * m) if gated else ("mlp.up", 0, m),
+        "down": ("mlp.down", 0, c.width),
+    }
+    return named | ({"gate": ("mlp.up", 0, m)} if gated else {})
+
+
+class LoRAPatch(nn.Module):
+    """ΔW x = (α / r) · B A x on some rows of a map (Hu et al. 2021 eq. 3)."""
+
+    def __init__(
+        self, rows: tuple[int, int], a: Tensor, b: Tensor, scale: float, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        (self.start, self.stop), self.scale = rows, scale
+        # [r, in], [out, r]
+        self.a = nn.Parameter(a)
+        self.b = nn.Parameter(b)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * F.linear(F.linear(self.drop(x), self.a), self.b)
+
+    def change(self) -> Tensor:
+        """ΔW itself [out, in]."""
+        return self.scale * (self.b.float() @ self.a.float())
+
+
+class LoRALinear(nn.Linear):
+    """A linear map with the same weight, under the same name, and patches beside it."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        nn.Module.__init__(self)
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self.weight = linear.weight
+        self.bias = linear.bias
+        self.patches = nn.ModuleList()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        for patch in self.patches:
+            y[..., patch.start : patch.stop] += patch(x)
+        return y
+
+    def joined(self, start: int, stop: int) -> tuple[Tensor, Tensor] | None:
+        """The patches on some rows as one: their A's below one another, their B's side by side."""
+        met = [
+            p
+            for p in self.patches
+            if isinstance(p, LoRAPatch) and p.start < stop and start < p.stop
+        ]
+        if not met:
+            return None
+        a = torch.cat([p.a for p in met])
+        b = a.new_zeros(stop - start, len(a))
+        at = 0
+        for p in met:
+            low = max(start, p.start)
+            high = min(stop, p.stop)
+            b[low - start : high - start, at : at + len(p.a)] = p.b[low - p.start : high - p.start]
+            at += len(p.a)
+        return a, b
+
+    @torch.no_grad()
+    def merged(self) -> nn.Linear:
+        """A plain map of W + ΔW: nothing is left to compute beside it (Hu et al. 2021 §4.1)."""
+        plain = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
+        weight = self.weight.detach().clone()
+        for patch in self.patches:
+            rows = weight[patch.start : patch.stop]
+            rows.copy_(rows.float() + patch.change())  # type: ignore[operator]
+        plain.weight = nn.Parameter(weight)
+        plain.bias = self.bias
+        return plain
+
+
+def add_lora(network: Network, adapter: AdapterConfig, generator: torch.Generator) -> None:
+    """Patches on the named maps of every block; A is drawn and B is zero, so that nothing
+    changes at first.
+    """
+    known = block_parts(network.config)
+    for name in adapter.targets:
+        if name not in known:
+            raise UsageError(f"There is no map {name!r} for adapter.targets.{nearest(name, known)}")
+    for i in range(len(network.trunk.blocks)):
+        for name in adapter.targets:
+            path, start, stop = known[name]
+            map_ = patched(network, f"trunk.blocks.{i}.{path}")
+            a = (
+                torch.randn(adapter.rank, map_.in_features, generator=generator)
+                * map_.in_features**-0.5
+            )
+            b = torch.zeros(stop - start, adapter.rank)
+            map_.patches.append(
+                LoRAPatch((start, stop), a, b, adapter.alpha / adapter.rank, adapter.dropout)
+            )
+
+
+def patched(network: Network, path: str) -> LoRALinear:
+    """The map of that name, made ready to take patches."""
+    outer, _, name = path.rpartition(".")
+    parent = network.get_submodule(outer)
+    found = network.get_submodule(path)
+    if not isinstance(found, nn.Linear):
+        raise UsageError(f"{path} is not a linear layer, so LoRA cannot change it.")
+    if not isinstance(found, LoRALinear):
+        setattr(parent, name, LoRALinear(found))
+    return getattr(parent, name)
+
+
+def merge_lora(network: Network) -> None:
+    """Writes every patch into the weight that it stands beside."""
+    found = [
+        (name, module) for name, module in network.named_modules() if isinstance(module, LoRALinear)
+    ]
+    for path, module in found:
+        outer, _, name = path.rpartition(".")
+        setattr(network.get_submodule(outer), name, module.merged())

@@ -1,0 +1,211 @@
+"""An adapter in PEFT's format: its config, and its tensors, both ways."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from malmoi.adapters.config import AdapterConfig
+from malmoi.adapters.lora import LoRALinear, LoRAPatch, patched
+from malmoi.adapters.peft_names import LORA_PREFIX, SOFT_TENSOR, PeftPlace, places
+from malmoi.adapters.soft_prompt import set_prefix
+from malmoi.checkpoint.table import Table
+from malmoi.errors import MalmoiError
+from malmoi.model import Network
+from malmoi.system.confined import Refused, match_patterns
+from malmoi.system.limits import shown
+from malmoi.system.untrusted import JsonObject
+
+# by head
+PEFT_TASK_TYPES = {
+    "classify": "SEQ_CLS",
+    "tag": "TOKEN_CLS",
+    "span": "QUESTION_ANS",
+    "lm": "CAUSAL_LM",
+}
+# What changes LoRA's mathematics, and the value at which it does not.
+REQUIRED_DEFAULTS = {
+    "use_dora": False,
+    "bias": "none",
+    "lora_bias": False,
+    "layer_replication": None,
+    "use_qalora": False,
+    "use_bdlora": None,
+    "alora_invocation_tokens": None,
+}
+
+
+# ------------------------------------------------------------------ LoRA
+
+
+def lora_config(network: Network, adapter: AdapterConfig, table: Table | None) -> dict[str, Any]:
+    """A rank of its own for each map that several patches meet on, at the same scale."""
+    found = {place.theirs: (place, pair) for place, pair in _joined(network, table)}
+    ranks = {
+        name: len(pair[0]) for name, (_, pair) in found.items() if len(pair[0]) != adapter.rank
+    }
+    return {
+        "peft_type": "LORA",
+        "r": adapter.rank,
+        "lora_alpha": adapter.alpha,
+        "lora_dropout": adapter.dropout,
+        "target_modules": list(found),
+        "rank_pattern": ranks,
+        "alpha_pattern": {
+            name: adapter.alpha * rank / adapter.rank for name, rank in ranks.items()
+        },
+        "fan_in_fan_out": any(place.flipped for place, _ in found.values()),
+        "bias": "none",
+    }
+
+
+def lora_tensors(network: Network, table: Table | None) -> dict[str, Tensor]:
+    return {
+        f"{LORA_PREFIX}{place.theirs}.lora_{letter}.weight": tensor
+        for place, pair in _joined(network, table)
+        for letter, tensor in zip("AB", pair, strict=True)
+    }
+
+
+def _joined(network: Network, table: Table | None) -> list[tuple[PeftPlace, tuple[Tensor, Tensor]]]:
+    found = []
+    for place in places(network, table):
+        module = network.get_submodule(place.ours)
+        pair = module.joined(place.start, place.stop) if isinstance(module, LoRALinear) else None
+        found += [(place, pair)] if pair is not None else []
+    return found
+
+
+def put_lora(
+    network: Network, config: JsonObject, tensors: Mapping[str, Tensor], table: Table | None
+) -> set[str]:
+    """Patches from a file's tensors; returns the names that were used."""
+    changed = [
+        name for name, plain in REQUIRED_DEFAULTS.items() if config.get(name, plain) != plain
+    ]
+    if changed:
+        raise MalmoiError(
+            f"This LoRA has {changed[0]}={shown(config[changed[0]])}, which Malmoi does not have."
+        )
+    known = {place.theirs: place for place in places(network, table)}
+    keys = [key for key in tensors if ".lora_A." in key]
+    names = [key.removeprefix(LORA_PREFIX).partition(".lora_A.")[0] for key in keys]
+    alphas = _alphas(config, names)
+    used: set[str] = set()
+    for key, name in zip(keys, names, strict=True):
+        place = known.get(name) or known.get(f"{table.prefix if table else ''}{name}")
+        pair = key, key.replace(".lora_A.", ".lora_B.")
+        if place is None or pair[1] not in tensors:
+            raise MalmoiError(f"This LoRA changes {name}, which is no map of its base's blocks.")
+        _put(network, place, tensors[pair[0]], tensors[pair[1]], config, alphas[name])
+        used.update(pair)
+    return used
+
+
+def _put(
+    network: Network, place: PeftPlace, a: Tensor, b: Tensor, config: JsonObject, alpha: float
+) -> None:
+    module = patched(network, place.ours)
+    wanted = [place.stop - place.start, module.in_features]
+    fits = (
+        a.dim() == b.dim() == 2 and [b.size(0), a.size(1)] == wanted and b.size(1) == a.size(0) > 0
+    )
+    if not fits:
+        raise MalmoiError(
+            f"This LoRA's matrices for {place.theirs}, {list(a.shape)} and {list(b.shape)}, do not "
+            "fit the base's map "
+            f"{wanted}; it was learnt on another model."
+        )
+    rank = len(a)
+    scale = alpha / math.sqrt(rank) if config.flag("use_rslora", default=False) else alpha / rank
+    module.patches.append(LoRAPatch((place.start, place.stop), a, b, scale))
+
+
+def _alphas(config: JsonObject, names: Sequence[str]) -> dict[str, float]:
+    """The alpha of each map: of the first pattern that its name, or the end of it, matches, else
+    of all.
+    """
+    given = config.object("alpha_pattern", default={})
+    values = [given.number(pattern) for pattern in given]
+    # What is only letters cannot backtrack; all else is matched where it can be stopped.
+    simple = all(re.fullmatch(r"[\w.]*", pattern) for pattern in given)
+    patterns = [rf"(.*\.)?({pattern})" for pattern in given]
+    try:
+        found = (_matched if simple else match_patterns)(patterns, list(names))
+    except Refused as error:
+        raise MalmoiError(
+            f"{config.where}: alpha_pattern holds no regular expression: {error}."
+        ) from None
+    usual = config.number("lora_alpha", default=8)
+    return {
+        name: usual if at is None else values[at] for name, at in zip(names, found, strict=True)
+    }
+
+
+def _matched(patterns: list[str], names: list[str]) -> list[int | None]:
+    return [
+        next((i for i, p in enumerate(patterns) if re.fullmatch(p, name)), None) for name in names
+    ]
+
+
+# ------------------------------------------------------------------ soft tokens
+
+
+def soft_config(network: Network) -> dict[str, Any]:
+    c = network.config
+    trunk = network.trunk
+    prefix = trunk.past is not None
+    n = trunk.past.size(3) if trunk.past is not None else len(trunk.soft)  # type: ignore[arg-type]
+    # What reads both ways hands [CLS] to its pooler here, and the first soft token there: not the
+    # same model.
+    kind = "PREFIX_TUNING" if prefix else "PROMPT_TUNING" if trunk.is_causal else "MALMOI_PROMPT"
+    own: dict[str, Any] = (
+        {"prefix_projection": False} if prefix else {"prompt_tuning_init": "RANDOM"}
+    )
+    return {
+        "peft_type": kind,
+        "num_virtual_tokens": n,
+        "token_dim": c.key_heads * c.size_per_head if prefix else c.token_width,
+        "num_attention_heads": c.key_heads if prefix else c.heads,
+        "num_layers": c.depth,
+        "num_transformer_submodules": 1,
+        **own,
+    }
+
+
+def soft_tensors(network: Network) -> dict[str, Tensor]:
+    """A prompt [n, E]; a prefix [n, depth · 2 · G · E], place by place."""
+    trunk = network.trunk
+    return {
+        SOFT_TENSOR: trunk.soft  # type: ignore[dict-item]
+        if trunk.past is None
+        else trunk.past.permute(3, 0, 1, 2, 4).flatten(1)
+    }
+
+
+def put_soft(network: Network, config: JsonObject, tensors: Mapping[str, Tensor]) -> set[str]:
+    if config.flag("prefix_projection", default=False):
+        raise MalmoiError(
+            "This prefix has prefix_projection=true, which Malmoi does not have; save it without."
+        )
+    if SOFT_TENSOR not in tensors:
+        raise MalmoiError(
+            f"The adapter's weights hold no {SOFT_TENSOR}; they are not those of its config."
+        )
+    c = network.config
+    found = tensors[SOFT_TENSOR].to(network.trunk.embed.token.weight)
+    prefix = config["peft_type"] == "PREFIX_TUNING"
+    wanted = c.depth * 2 * c.key_heads * c.size_per_head if prefix else c.token_width
+    if found.dim() != 2 or found.size(1) != wanted:
+        raise MalmoiError(
+            f"Soft tokens {list(found.shape)} do not fit a base that wants {wanted} numbers for "
+            "each."
+        )
+    if prefix:
+        shape = (len(found), c.depth, 2, c.key_heads, c.size_per_head)
+        set_prefix(network, past=found.view(shape).permute(1, 2, 3, 0, 4).contiguous())
+    else:
+        set_prefix(network, soft=found)
+    return {SOFT_TENSOR}

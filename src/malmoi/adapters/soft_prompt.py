@@ -1,0 +1,85 @@
+"""Soft tokens: learnt vectors before every text (a prompt), or learnt keys and values of every
+layer (a prefix).
+"""
+
+import random
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from malmoi.adapters.config import AdapterConfig
+from malmoi.errors import UsageError
+from malmoi.model import Network
+from malmoi.tokenizer import Tokenizer
+
+# the first words of a vocabulary are its commonest; starts are drawn from these (Lester 2021 §3.2)
+COMMON_WORD_COUNT = 5000
+
+
+def add_prompt(network: Network, adapter: AdapterConfig, tokenizer: Tokenizer, seed: int) -> None:
+    """n vectors before the embedded text, which start as those of words (Lester et al. 2021 §2)."""
+    words = first_words(adapter, tokenizer, seed).to(network.trunk.embed.token.weight.device)
+    set_prefix(network, soft=network.trunk.embed.token(words).detach().clone())
+
+
+def add_prefix(network: Network, adapter: AdapterConfig, tokenizer: Tokenizer, seed: int) -> None:
+    """Keys and values of n places in every layer, which start as those of words (Li & Liang 2021
+    §4.2, §7.4).
+    """
+    words = first_words(adapter, tokenizer, seed).to(network.trunk.embed.token.weight.device)
+    check_soft_tokens(network, len(words))
+    learning = network.training
+    with torch.no_grad():
+        past = network.eval().trunk.keys_of(network.trunk.embed.token(words))
+    network.train(learning)
+    set_prefix(network, past=past)
+
+
+def first_words(adapter: AdapterConfig, tokenizer: Tokenizer, seed: int) -> Tensor:
+    """n tokens: those of the text asked for, again and again or cut, or common ones drawn by the
+    seed.
+    """
+    n = adapter.tokens
+    if not adapter.init.strip():
+        drawn = random.Random(seed).choices(
+            range(min(COMMON_WORD_COUNT, tokenizer.vocab_size)), k=n
+        )
+        return torch.tensor(drawn)
+    tokens = tokenizer.encode(adapter.init, specials=False).tokens
+    if not tokens:
+        raise UsageError(
+            f"adapter.init={adapter.init!r} leaves no token of this model's vocabulary."
+        )
+    return torch.tensor((tokens * (n // len(tokens) + 1))[:n])
+
+
+def set_prefix(network: Network, *, soft: Tensor | None = None, past: Tensor | None = None) -> None:
+    """Puts learnt places before every text; so many fewer tokens of text fit into the context."""
+    n = soft.size(0) if soft is not None else past.size(3) if past is not None else 0
+    check_soft_tokens(network, n)
+    network.trunk.soft = None if soft is None else nn.Parameter(soft)
+    network.trunk.past = None if past is None else nn.Parameter(past)
+    network.config = network.trunk.config = replace(
+        network.config, context=network.config.context - n
+    )
+
+
+def check_soft_tokens(network: Network, n: int) -> None:
+    context = network.config.context
+    if n >= context:
+        raise UsageError(
+            f"{n} soft tokens leave no room for a text in this model's context of {context}; take "
+            "fewer."
+        )
+
+
+@torch.no_grad()
+def freeze_prompt(network: Network) -> None:
+    """A prompt that is learnt: its keys and values in a causal network never change again, so
+    they are kept.
+    """
+    trunk = network.trunk
+    if trunk.soft is not None and trunk.is_causal:
+        trunk.past = nn.Parameter(trunk.keys_of(trunk.soft))
+        trunk.soft = None

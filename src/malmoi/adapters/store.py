@@ -1,0 +1,303 @@
+"""An adapter's folder: a small file of weights and the name of the base, in PEFT's format; what
+PEFT has no field
+for (labels, the task, how the base is known again) lies in adapter.json.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from malmoi.adapters.attach import fold_adapter
+from malmoi.adapters.config import AdapterConfig
+from malmoi.adapters.peft import (
+    PEFT_TASK_TYPES,
+    lora_config,
+    lora_tensors,
+    put_lora,
+    put_soft,
+    soft_config,
+    soft_tensors,
+)
+from malmoi.adapters.peft_names import LORA_PREFIX, SOFT_PREFIX, modules, new_weights, our_weights
+from malmoi.checkpoint import Checkpoint, read_checkpoint, table_for
+from malmoi.checkpoint.folder import read_model_json
+from malmoi.checkpoint.table import Table, function_of
+from malmoi.checkpoint.translate import check_finite, check_labels, check_type, is_tied
+from malmoi.checkpoint.weights import read_file
+from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.model import Network
+from malmoi.system.files import output_folder, replace_file, write_text
+from malmoi.system.limits import MAX_CLASSES, MAX_PATH_CHARACTERS, shown
+from malmoi.system.untrusted import JsonObject
+from malmoi.system.untrusted import named as explained
+from malmoi.tokenizer import Tokenizer
+
+# Fingerprint of a base model: its shape, and a checksum of each tensor
+
+INT_OF_BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def base_fingerprint(base: Checkpoint) -> dict[str, Any]:
+    """The model's config and the sum of each tensor's bits, which any changed number changes."""
+    network = base.network
+    weights = {
+        k: v for k, v in network.state_dict().items() if not (network.config.tied and is_tied(k))
+    }
+    return {
+        "model": function_of(network.config),
+        "weights": {k: checksum(v) for k, v in weights.items()},
+    }
+
+
+def checksum(tensor: Tensor) -> int:
+    bits = tensor.detach().cpu().contiguous().view(INT_OF_BYTES[tensor.element_size()])
+    return int(bits.sum(dtype=torch.int64))
+
+
+def difference(then: JsonObject, now: Mapping[str, Any]) -> str:
+    """What differs between two fingerprints, in words; nothing where they are equal."""
+    model = then.object("model")
+    weights = then.object("weights")
+    fields = [k for k, v in model.items() if _plain(now["model"].get(k)) != _plain(v)]
+    if fields:
+        name = fields[0]
+        return f"its {shown(name)} is {shown(now['model'].get(name))} and was {shown(model[name])}"
+    changed = [k for k, v in weights.items() if now["weights"].get(k) != v]
+    if changed:
+        more = f" and {len(changed) - 1} more tensors" if len(changed) > 1 else ""
+        return f"{shown(changed[0])}{more} {'have' if more else 'has'} other numbers"
+    return ""
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_RECORD = "adapter.json"
+PEFT_TYPES = ("LORA", "PROMPT_TUNING", "PREFIX_TUNING", "MALMOI_PROMPT")
+
+
+def is_adapter(source: str | Path) -> bool:
+    return (Path(source).expanduser() / ADAPTER_CONFIG).is_file()
+
+
+# ------------------------------------------------------------------ written
+
+
+def write_adapter(
+    checkpoint: Checkpoint, base: Checkpoint, adapter: AdapterConfig, folder: Path
+) -> None:
+    """Saves what was learnt beside a base: the adapter's own weights, and those that are new for
+    the task.
+    """
+    network = checkpoint.network
+    table = table_for(base.network)
+    lora = adapter.kind == "lora"
+    own = lora_tensors(network, table) if lora else soft_tensors(network)
+    config = lora_config(network, adapter, table) if lora else soft_config(network)
+    new = new_weights(network, _learnt(network), table)
+    prefix = LORA_PREFIX if lora else SOFT_PREFIX
+    tensors = own | {prefix + name: tensor for name, tensor in new.items()}
+    config |= {
+        "base_model_name_or_path": str(base.source),
+        "task_type": next(
+            (PEFT_TASK_TYPES[head] for head in network.heads if head in PEFT_TASK_TYPES), None
+        ),
+        "inference_mode": True,
+        "modules_to_save": modules(new, table) or None,
+    }
+    told = {"labels": checkpoint.labels, "malmoi": checkpoint.extra, "base": base_fingerprint(base)}
+    heads = {name: len(checkpoint.labels) for name in network.heads}
+    contents = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with output_folder(folder):
+        replace_file(
+            folder / ADAPTER_WEIGHTS, partial(save_file, contents, metadata={"format": "pt"})
+        )
+        if checkpoint.tokenizer is not None:
+            checkpoint.tokenizer.save(folder)
+        for name, values in ((ADAPTER_RECORD, {"heads": heads, **told}), (ADAPTER_CONFIG, config)):
+            write_text(folder / name, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+        write_text(folder / "README.md", _card(config))
+
+
+def _learnt(network: Network) -> set[str]:
+    """Weights of the network itself that learnt: a task's new layer, not the adapter."""
+    learning = {name for name, p in network.named_parameters() if p.requires_grad}
+    return {
+        name
+        for name in learning
+        if ".patches." not in name and name not in ("trunk.soft", "trunk.past")
+    }
+
+
+def _card(config: Mapping[str, Any]) -> str:
+    base = config["base_model_name_or_path"]
+    return f"""---
+library_name: peft
+tags: [malmoi, {config["peft_type"].lower()}]
+---
+# An adapter ({config["peft_type"]})
+
+It changes the model in `{base}`, which must be there and unchanged:
+
+```python
+import malmoi
+malmoi.load(".")
+```
+"""
+
+
+# ------------------------------------------------------------------ read
+
+
+@dataclass(frozen=True)
+class AdapterFolder:
+    """An adapter's folder as it was found."""
+
+    folder: Path
+    config: JsonObject
+    record: JsonObject
+    tensors: dict[str, Tensor]
+
+
+def read_with_adapter(
+    source: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+    packed: bool = False,
+) -> Checkpoint:
+    """Opens a model's folder; or an adapter's, on its base, ready for use. `packed`: see
+    `checkpoint.read`.
+    """
+    if not is_adapter(source):
+        return read_checkpoint(source, dtype=dtype, device=device, packed=packed)
+    found = _open(Path(source).expanduser())
+    base = _base(found)
+    network = base.network
+    _set_heads(found, network, table_for(network))
+    fold_adapter(network)
+    network.eval().to(device=device, dtype=dtype)
+    own = (found.folder / "tokenizer.json").is_file()
+    tokenizer = Tokenizer.load(found.folder) if own else base.tokenizer
+    labels = tuple(found.record.list_of("labels", str, default=list(base.labels)))
+    extra = dict(found.record.object("malmoi", default=base.extra))
+    check_labels(network, labels, found.record.where)
+    return Checkpoint(
+        network, tokenizer, labels, base.generation, base.notes, extra, found.folder, base.token_ids
+    )
+
+
+def _open(folder: Path) -> AdapterFolder:
+    config = read_model_json(folder / ADAPTER_CONFIG)
+    kind = config.text("peft_type", default="")
+    if kind not in PEFT_TYPES:
+        raise MalmoiError(
+            f"{config.where} says peft_type {shown(kind)}, which Malmoi has "
+            f"not.{nearest(kind, PEFT_TYPES)}"
+        )
+    if not (folder / ADAPTER_WEIGHTS).is_file():
+        raise MalmoiError(
+            f"{folder} is an adapter without its weights: {ADAPTER_WEIGHTS} is not there."
+        )
+    tensors = read_file(folder / ADAPTER_WEIGHTS)
+    for name, tensor in tensors.items():
+        check_type(tensor, name, folder)
+        check_finite(tensor, name, folder)
+    return AdapterFolder(
+        folder, config, read_model_json(folder / ADAPTER_RECORD, required=False), tensors
+    )
+
+
+def _base(found: AdapterFolder) -> Checkpoint:
+    """The base, if it is still the one that the adapter was learnt on."""
+    named = found.config.text("base_model_name_or_path", default="")
+    if "\0" in named or len(named) > MAX_PATH_CHARACTERS:
+        raise found.config.wrong("base_model_name_or_path", "the path of a folder")
+    where = found.folder / named if (found.folder / named).is_dir() and named else named
+    mend = f"Put its present place into base_model_name_or_path of {found.folder / ADAPTER_CONFIG}."
+    if not named:
+        raise MalmoiError(f"{found.folder} is an adapter that names no base. {mend}")
+    try:
+        base = read_checkpoint(where)
+    except MalmoiError as error:
+        raise MalmoiError(
+            f"{found.folder} is an adapter of {named}, which cannot be opened: {error} {mend}"
+        ) from error
+    then = found.record.object("base", default={})
+    changed = difference(then, base_fingerprint(base)) if then else ""
+    if changed:
+        raise MalmoiError(
+            f"{found.folder} was learnt on the model in {named}, which has changed since: "
+            f"{changed}. "
+            "Bring the old one back, or learn the adapter anew."
+        )
+    return base
+
+
+def _set_heads(found: AdapterFolder, network: Network, table: Table | None) -> None:
+    """Puts the adapter and the task's new weights on the base."""
+    lora = found.config["peft_type"] == "LORA"
+    prefix = LORA_PREFIX if lora else SOFT_PREFIX
+    used = (
+        put_lora(network, found.config, found.tensors, table)
+        if lora
+        else put_soft(network, found.config, found.tensors)
+    )
+    new = {
+        name.removeprefix(prefix): tensor
+        for name, tensor in found.tensors.items()
+        if name not in used
+    }
+    if new or "heads" in found.record:
+        told = found.record.object("heads", default={})
+        classes = {name: told.whole(name, high=MAX_CLASSES) for name in told}
+        with explained(found.record.where):
+            _replace_heads(network, classes or _heads(found, new, table))
+    weights = our_weights(network, new, table)
+    shapes = {name: tensor.shape for name, tensor in network.state_dict().items()}
+    for name, tensor in weights.items():
+        if shapes.get(name) != tensor.shape:
+            raise MalmoiError(
+                f"{found.folder / ADAPTER_WEIGHTS}: {name} {list(tensor.shape)} does not belong to "
+                "this base."
+            )
+    network.load_state_dict(weights, strict=False)
+
+
+def _heads(found: AdapterFolder, new: Mapping[str, Tensor], table: Table | None) -> dict[str, int]:
+    """The head that PEFT's task has, and its classes."""
+    task = found.config.text("task_type", default=None)
+    head = next((head for head, theirs in PEFT_TASK_TYPES.items() if theirs == task), None)
+    rules = {rule.ours: rule.theirs[0] for rule in table.rules} if table and head else {}
+    weight = rules.get(f"heads.{head}.linear.weight", "")
+    if head is None or weight not in new or not new[weight].dim():
+        first = next(iter(new), "nothing new")
+        raise MalmoiError(
+            f"{found.folder / ADAPTER_WEIGHTS} holds {first}, of which the task {shown(task)} says "
+            "nothing."
+        )
+    return {head: new[weight].size(0)}
+
+
+def _replace_heads(network: Network, heads: Mapping[str, int]) -> None:
+    for name in [name for name in network.heads if name not in heads]:
+        del network.heads[name]
+    for name, classes in heads.items():
+        if name not in network.heads or name not in ("lm", "mlm"):
+            network.add(name, classes)
+
+
+def check_target(folder: Path) -> None:
+    """An adapter is not written over a whole model."""
+    if (folder / "config.json").is_file():
+        raise UsageError(f"{folder} holds a whole model; name another folder for the adapter.")

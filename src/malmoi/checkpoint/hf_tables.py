@@ -1,0 +1,540 @@
+"""Hugging Face's names for every family: one reversible table each, nothing else knows them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from malmoi.checkpoint.table import (
+    COPY,
+    HALVES,
+    SPLIT_HEADS,
+    TRANSPOSE,
+    TWICE,
+    Field,
+    Several,
+    Table,
+    TensorRule,
+    affine,
+)
+from malmoi.config import ModelConfig, coerce
+from malmoi.errors import MalmoiError
+from malmoi.model import families
+from malmoi.system.limits import shown
+from malmoi.system.untrusted import is_a
+
+# Rotary scaling in a Hugging Face config (`rope_parameters`) and here ("llama3:8,1,4,8192")
+
+PLACE = "rope_parameters."
+SCALING_NUMBERS = {  # what each rule's numbers are called there, in our order
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow"),
+}
+WHOLE_NUMBERS = {"original_max_position_embeddings"}  # transformers warns where this is a float
+ASSUMED_NUMBERS = {"beta_fast": 32, "beta_slow": 1}
+KNOWN_SCALINGS = {
+    "rope_type",
+    "rope_theta",
+    "partial_rotary_factor",
+    *ASSUMED_NUMBERS,
+    *(n for names in SCALING_NUMBERS.values() for n in names),
+}
+
+
+def read_scaling(theirs: Mapping[str, Any]) -> str:
+    """The rule with its numbers, or nothing where positions are not scaled."""
+    given = {
+        key.removeprefix(PLACE): value for key, value in theirs.items() if key.startswith(PLACE)
+    }
+    kind = given.get("rope_type", "default")
+    unknown = sorted(given.keys() - KNOWN_SCALINGS)
+    if kind not in ("default", *SCALING_NUMBERS) or unknown:
+        what = f"the rotary positions {shown(kind)}" + (
+            f" with {', '.join(unknown)}" if unknown else ""
+        )
+        raise MalmoiError(
+            f"config.json asks for {what}; Malmoi has default, {', '.join(SCALING_NUMBERS)}."
+        )
+    share = given.get("partial_rotary_factor", 1)
+    if share != 1:
+        raise MalmoiError(
+            f"config.json says partial_rotary_factor = {shown(share)}, that only a part of each "
+            "head is rotated; "
+            "Malmoi rotates whole heads, so it cannot run this model."
+        )
+    if kind == "default":
+        return ""
+    given = {
+        "original_max_position_embeddings": theirs.get("max_position_embeddings"),
+        **ASSUMED_NUMBERS,
+        **given,
+    }
+    wrong = [
+        name
+        for name in SCALING_NUMBERS[kind]
+        if not is_a(given.get(name), float) or given[name] <= 0
+    ]
+    if wrong:
+        raise MalmoiError(
+            f"config.json asks for the rotary positions {kind!r} but gives no number as {wrong[0]}."
+        )
+    return f"{kind}:{','.join(repr(float(given[name])).removesuffix('.0') for name in SCALING_NUMBERS[kind])}"  # noqa: E501
+
+
+def write_scaling(text: str) -> dict[str, Any]:
+    """Under today's name, and where there is a rule also as `rope_scaling`, the only name
+    transformers 4 knows.
+    """
+    kind, _, rest = text.partition(":")
+    numbers = [float(part) for part in rest.split(",")] if rest else []
+    named = dict(zip(SCALING_NUMBERS.get(kind, ()), numbers, strict=False))
+    values = {
+        name: int(number) if name in WHOLE_NUMBERS else number for name, number in named.items()
+    }
+    rule = {"rope_type": kind or "default", **values}
+    places = (PLACE, "rope_scaling.") if kind else (PLACE,)
+    return {place + name: value for place in places for name, value in rule.items()}
+
+
+ROPE = Several("rotary_scaling", read_scaling, write_scaling)
+
+
+ACTIVATION = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+}
+BLOCK_NAME = "trunk.blocks.{}"
+ATTENTION_NAME = "trunk.blocks.{}.attend"
+MLP_NAME = "trunk.blocks.{}.mlp"
+
+
+def _embeddings(prefix: str) -> list[TensorRule]:
+    """BERT's three embeddings and their norm."""
+    return [
+        TensorRule("trunk.embed.token.weight", (f"{prefix}.word_embeddings.weight",)),
+        TensorRule("trunk.embed.position.weight", (f"{prefix}.position_embeddings.weight",)),
+        TensorRule("trunk.embed.segment.weight", (f"{prefix}.token_type_embeddings.weight",)),
+        *affine("trunk.embed.norm", f"{prefix}.LayerNorm"),
+    ]
+
+
+def _bert_layers(prefix: str) -> list[TensorRule]:
+    layer = f"{prefix}.encoder.layer.{{}}"
+    attention = f"{prefix}.encoder.layer.{{}}.attention"
+    return [
+        *affine(
+            f"{ATTENTION_NAME}.qkv",
+            *(f"{attention}.self.{part}" for part in ("query", "key", "value")),
+            via=SPLIT_HEADS,
+        ),
+        *affine(f"{ATTENTION_NAME}.out", f"{attention}.output.dense"),
+        *affine(f"{BLOCK_NAME}.attend_norm", f"{attention}.output.LayerNorm"),
+        *affine(f"{MLP_NAME}.up", f"{layer}.intermediate.dense"),
+        *affine(f"{MLP_NAME}.down", f"{layer}.output.dense"),
+        *affine(f"{BLOCK_NAME}.mlp_norm", f"{layer}.output.LayerNorm"),
+    ]
+
+
+def _gpt_layers() -> list[TensorRule]:
+    layer = "transformer.h.{}"
+    return [
+        *affine(f"{ATTENTION_NAME}.qkv", f"{layer}.attn.c_attn", via=TRANSPOSE),
+        *affine(f"{ATTENTION_NAME}.out", f"{layer}.attn.c_proj", via=TRANSPOSE),
+        *affine(f"{MLP_NAME}.up", f"{layer}.mlp.c_fc", via=TRANSPOSE),
+        *affine(f"{MLP_NAME}.down", f"{layer}.mlp.c_proj", via=TRANSPOSE),
+        *affine(f"{BLOCK_NAME}.attend_norm", f"{layer}.ln_1"),
+        *affine(f"{BLOCK_NAME}.mlp_norm", f"{layer}.ln_2"),
+    ]
+
+
+def _mlm(dense: str, norm: str, scores: str) -> list[TensorRule]:
+    return [
+        *affine("heads.mlm.dense", dense, head="mlm"),
+        *affine("heads.mlm.norm", norm, head="mlm"),
+        *affine("heads.mlm", scores, head="mlm"),
+    ]
+
+
+def _bert_mlm(predictions: str, transform: str) -> list[TensorRule]:
+    """The bias of the scores has two names. Tied, both are one parameter; else transformers adds
+    the decoder's and
+    keeps the other unused.
+    """
+    bias = f"{predictions}.bias"
+    decoder = f"{predictions}.decoder"
+    return [
+        *affine("heads.mlm.dense", f"{transform}.dense", head="mlm"),
+        *affine("heads.mlm.norm", f"{transform}.LayerNorm", head="mlm"),
+        TensorRule("heads.mlm.weight", (f"{decoder}.weight",), COPY, "mlm"),
+        TensorRule("heads.mlm.bias", (bias,), COPY, "mlm", tied=True),
+        TensorRule("heads.mlm.bias", (f"{decoder}.bias", bias), TWICE, "mlm", tied=False),
+    ]
+
+
+def _task_heads(*names: str) -> list[TensorRule]:
+    theirs = {
+        "classify": "classifier",
+        "choice": "classifier",
+        "tag": "classifier",
+        "span": "qa_outputs",
+    }
+    return [
+        rule for name in names for rule in affine(f"heads.{name}.linear", theirs[name], head=name)
+    ]
+
+
+def _gpt_heads() -> list[TensorRule]:
+    return [
+        TensorRule("heads.lm.weight", ("lm_head.weight",), COPY, "lm"),
+        TensorRule("heads.classify.linear.weight", ("score.weight",), COPY, "classify"),
+        *affine("heads.choice.linear", "multiple_choice_head.summary", head="choice"),
+    ]
+
+
+_SIZES = (
+    Field("vocab", "vocab_size"),
+    Field("context", "max_position_embeddings"),
+    Field("width", "hidden_size"),
+    Field("depth", "num_hidden_layers"),
+    Field("heads", "num_attention_heads"),
+    Field("hidden", "intermediate_size"),
+    Field("init_std", "initializer_range"),
+    Field("tied", "tie_word_embeddings"),
+)
+_BERT_FIELDS = (
+    *_SIZES,
+    Field("segments", "type_vocab_size", at_least=1),
+    Field("eps", "layer_norm_eps"),
+    Field("dropout", "hidden_dropout_prob"),
+    Field("attention_dropout", "attention_probs_dropout_prob"),
+    Field("activation", "hidden_act", ACTIVATION),
+)
+_GPT_FIELDS = (
+    Field("vocab", "vocab_size"),
+    Field("context", "n_positions"),
+    Field("width", "n_embd"),
+    Field("depth", "n_layer"),
+    Field("heads", "n_head"),
+    Field("eps", "layer_norm_epsilon"),
+    Field("dropout", "resid_pdrop"),
+    Field("attention_dropout", "attn_pdrop"),
+    Field("init_std", "initializer_range"),
+    Field("tied", "tie_word_embeddings"),
+)
+
+# How transformers makes one vector of a text for its heads that choose: not by weights alone.
+_GPT_CHOICE = {
+    "choice": {
+        "summary_type": "cls_index",
+        "summary_use_proj": True,
+        "summary_proj_to_labels": True,
+        "summary_activation": None,
+    }
+}
+
+BERT_TABLE = Table(
+    model_type="bert",
+    family=families.bert,
+    prefix="bert.",
+    fields=_BERT_FIELDS,
+    rules=(
+        *_embeddings("bert.embeddings"),
+        *_bert_layers("bert"),
+        *affine("pooler.dense", "bert.pooler.dense"),
+        *_bert_mlm("cls.predictions", "cls.predictions.transform"),
+        *affine("heads.nsp.linear", "cls.seq_relationship", head="nsp"),
+        *_task_heads("classify", "choice", "tag", "span"),
+    ),
+    architectures={
+        "BertModel": (),
+        "BertForPreTraining": ("mlm", "nsp"),
+        "BertForMaskedLM": ("mlm",),
+        "BertForNextSentencePrediction": ("nsp",),
+        "BertForSequenceClassification": ("classify",),
+        "BertForTokenClassification": ("tag",),
+        "BertForQuestionAnswering": ("span",),
+        "BertForMultipleChoice": ("choice",),
+    },
+    only={"position_embedding_type": "absolute", "is_decoder": False},
+    twins={"cls.predictions.decoder.bias": "cls.predictions.bias"},
+)
+
+DISTILBERT_TABLE = Table(
+    model_type="distilbert",
+    family=families.distilbert,
+    prefix="distilbert.",
+    fields=(
+        Field("vocab", "vocab_size"),
+        Field("context", "max_position_embeddings"),
+        Field("width", "dim"),
+        Field("depth", "n_layers"),
+        Field("heads", "n_heads"),
+        Field("hidden", "hidden_dim"),
+        Field("dropout", "dropout"),
+        Field("attention_dropout", "attention_dropout"),
+        Field("activation", "activation", ACTIVATION),
+        Field("init_std", "initializer_range"),
+        Field("tied", "tie_word_embeddings"),
+    ),
+    rules=(
+        *(r for r in _embeddings("distilbert.embeddings") if "segment" not in r.ours),
+        *affine(
+            f"{ATTENTION_NAME}.qkv",
+            *(f"distilbert.transformer.layer.{{}}.attention.{p}_lin" for p in "qkv"),
+            via=SPLIT_HEADS,
+        ),
+        *affine(f"{ATTENTION_NAME}.out", "distilbert.transformer.layer.{}.attention.out_lin"),
+        *affine(f"{BLOCK_NAME}.attend_norm", "distilbert.transformer.layer.{}.sa_layer_norm"),
+        *affine(f"{MLP_NAME}.up", "distilbert.transformer.layer.{}.ffn.lin1"),
+        *affine(f"{MLP_NAME}.down", "distilbert.transformer.layer.{}.ffn.lin2"),
+        *affine(f"{BLOCK_NAME}.mlp_norm", "distilbert.transformer.layer.{}.output_layer_norm"),
+        *affine("pooler.dense", "pre_classifier"),
+        *_mlm("vocab_transform", "vocab_layer_norm", "vocab_projector"),
+        *_task_heads("classify", "choice", "tag", "span"),
+    ),
+    architectures={
+        "DistilBertModel": (),
+        "DistilBertForMaskedLM": ("mlm",),
+        "DistilBertForSequenceClassification": ("classify",),
+        "DistilBertForTokenClassification": ("tag",),
+        "DistilBertForQuestionAnswering": ("span",),
+        "DistilBertForMultipleChoice": ("choice",),
+    },
+)
+
+ELECTRA_TABLE = Table(
+    model_type="electra",
+    family=families.electra,
+    prefix="electra.",
+    fields=(*_BERT_FIELDS, Field("embed_width", "embedding_size")),
+    rules=(
+        *_embeddings("electra.embeddings"),
+        *affine("trunk.embed.project", "electra.embeddings_project"),
+        *_bert_layers("electra"),
+        *_mlm(
+            "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head"
+        ),
+        *affine("heads.detect.dense", "discriminator_predictions.dense", head="detect"),
+        *affine("heads.detect.linear", "discriminator_predictions.dense_prediction", head="detect"),
+        *affine("pooler.dense", "classifier.dense", head="classify"),
+        *affine("heads.classify.linear", "classifier.out_proj", head="classify"),
+        *affine("pooler.dense", "sequence_summary.summary", head="choice"),
+        *_task_heads("choice", "tag", "span"),
+    ),
+    architectures={
+        "ElectraModel": (),
+        "ElectraForPreTraining": ("detect",),
+        "ElectraForMaskedLM": ("mlm",),
+        "ElectraForSequenceClassification": ("classify",),
+        "ElectraForTokenClassification": ("tag",),
+        "ElectraForQuestionAnswering": ("span",),
+        "ElectraForMultipleChoice": ("choice",),
+    },
+    only={"position_embedding_type": "absolute", "is_decoder": False},
+    only_for={
+        "choice": {"summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"}
+    },
+)
+
+
+def _albert(**fields: Any) -> ModelConfig:
+    """Theirs has a map from the embedding to the width even where both are as wide; ours is then
+    the embedding.
+    """
+    config = families.albert(**fields)
+    if config.token_width == config.width:
+        raise MalmoiError(
+            f"config.json says embedding_size = hidden_size = {config.width}; Malmoi has only "
+            "narrower ones in albert."
+        )
+    return config
+
+
+_GROUP = "albert.encoder.albert_layer_groups.{}.albert_layers.0"
+ALBERT_TABLE = Table(
+    model_type="albert",
+    family=_albert,
+    prefix="albert.",
+    fields=(
+        *_BERT_FIELDS,
+        Field("embed_width", "embedding_size"),
+        Field("groups", "num_hidden_groups"),
+    ),
+    rules=(
+        *_embeddings("albert.embeddings"),
+        *affine("trunk.embed.project", "albert.encoder.embedding_hidden_mapping_in"),
+        *affine(
+            f"{ATTENTION_NAME}.qkv",
+            *(f"{_GROUP}.attention.{part}" for part in ("query", "key", "value")),
+            via=SPLIT_HEADS,
+        ),
+        *affine(f"{ATTENTION_NAME}.out", f"{_GROUP}.attention.dense"),
+        *affine(f"{BLOCK_NAME}.attend_norm", f"{_GROUP}.attention.LayerNorm"),
+        *affine(f"{MLP_NAME}.up", f"{_GROUP}.ffn"),
+        *affine(f"{MLP_NAME}.down", f"{_GROUP}.ffn_output"),
+        *affine(f"{BLOCK_NAME}.mlp_norm", f"{_GROUP}.full_layer_layer_norm"),
+        *affine("pooler.dense", "albert.pooler"),
+        *_bert_mlm("predictions", "predictions"),
+        *affine("heads.nsp.linear", "sop_classifier.classifier", head="nsp"),
+        *_task_heads("classify", "choice", "tag", "span"),
+    ),
+    architectures={
+        "AlbertModel": (),
+        "AlbertForPreTraining": ("mlm", "nsp"),
+        "AlbertForMaskedLM": ("mlm",),
+        "AlbertForSequenceClassification": ("classify",),
+        "AlbertForTokenClassification": ("tag",),
+        "AlbertForQuestionAnswering": ("span",),
+        "AlbertForMultipleChoice": ("choice",),
+    },
+    only={"position_embedding_type": "absolute", "inner_group_num": 1},
+    defaults={"hidden_size": 4096, "num_attention_heads": 64, "intermediate_size": 16384},
+    twins={"predictions.decoder.bias": "predictions.bias"},
+)
+
+GPT2_TABLE = Table(
+    model_type="gpt2",
+    family=families.gpt2,
+    prefix="transformer.",
+    fields=(
+        *_GPT_FIELDS,
+        Field("hidden", "n_inner"),
+        Field("activation", "activation_function", ACTIVATION),
+    ),
+    rules=(
+        TensorRule("trunk.embed.token.weight", ("transformer.wte.weight",)),
+        TensorRule("trunk.embed.position.weight", ("transformer.wpe.weight",)),
+        *_gpt_layers(),
+        *affine("trunk.norm", "transformer.ln_f"),
+        *_gpt_heads(),
+        *_task_heads("tag", "span"),
+    ),
+    architectures={
+        "GPT2Model": (),
+        "GPT2LMHeadModel": ("lm",),
+        "GPT2ForSequenceClassification": ("classify",),
+        "GPT2ForTokenClassification": ("tag",),
+        "GPT2ForQuestionAnswering": ("span",),
+        "GPT2DoubleHeadsModel": ("lm", "choice"),
+    },
+    only={
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+    },
+    only_for=_GPT_CHOICE,
+    write={"embd_pdrop": "dropout"},
+    free=("lm",),
+)
+
+GPT1_TABLE = Table(
+    model_type="openai-gpt",
+    family=families.gpt1,
+    prefix="transformer.",
+    # Hugging Face's "gelu" is the tanh form here, and only here.
+    fields=(*_GPT_FIELDS, Field("activation", "afn", {"gelu": "gelu_tanh", "relu": "relu"})),
+    rules=(
+        TensorRule("trunk.embed.token.weight", ("transformer.tokens_embed.weight",)),
+        TensorRule("trunk.embed.position.weight", ("transformer.positions_embed.weight",)),
+        *_gpt_layers(),
+        *_gpt_heads(),
+    ),
+    architectures={
+        "OpenAIGPTModel": (),
+        "OpenAIGPTLMHeadModel": ("lm",),
+        "OpenAIGPTForSequenceClassification": ("classify",),
+        "OpenAIGPTDoubleHeadsModel": ("lm", "choice"),
+    },
+    only_for=_GPT_CHOICE,
+    write={"embd_pdrop": "dropout"},
+    free=("lm",),
+)
+
+
+def _read_bias(theirs: Mapping[str, Any]) -> bool:
+    attention, mlp = (
+        coerce(theirs.get(f"{part}_bias", False), bool, f"{part}_bias")
+        for part in ("attention", "mlp")
+    )
+    if attention != mlp:
+        raise MalmoiError(
+            f"config.json says attention_bias = {attention} and mlp_bias = {mlp}; Malmoi has "
+            "biases in both or in none."
+        )
+    return attention
+
+
+_LLAMA = "model.layers.{}"
+LLAMA_TABLE = Table(
+    model_type="llama",
+    family=families.llama,
+    prefix="model.",
+    fields=(
+        *_SIZES,
+        Field("kv_heads", "num_key_value_heads"),
+        Field("head_width", "head_dim"),
+        Field("eps", "rms_norm_eps"),
+        Field("rotary_base", "rope_parameters.rope_theta"),
+        Field("attention_dropout", "attention_dropout"),
+    ),
+    several=(
+        Several("bias", _read_bias, lambda bias: {"attention_bias": bias, "mlp_bias": bias}),
+        ROPE,
+    ),
+    rules=(
+        TensorRule("trunk.embed.token.weight", ("model.embed_tokens.weight",)),
+        *affine(
+            f"{ATTENTION_NAME}.qkv",
+            *(f"{_LLAMA}.self_attn.{p}_proj" for p in "qkv"),
+            via=SPLIT_HEADS,
+        ),
+        *affine(f"{ATTENTION_NAME}.out", f"{_LLAMA}.self_attn.o_proj"),
+        *affine(f"{MLP_NAME}.up", f"{_LLAMA}.mlp.gate_proj", f"{_LLAMA}.mlp.up_proj", via=HALVES),
+        *affine(f"{MLP_NAME}.down", f"{_LLAMA}.mlp.down_proj"),
+        TensorRule(f"{BLOCK_NAME}.attend_norm.weight", (f"{_LLAMA}.input_layernorm.weight",)),
+        TensorRule(f"{BLOCK_NAME}.mlp_norm.weight", (f"{_LLAMA}.post_attention_layernorm.weight",)),
+        TensorRule("trunk.norm.weight", ("model.norm.weight",)),
+        TensorRule("heads.lm.weight", ("lm_head.weight",), COPY, "lm"),
+        TensorRule("heads.classify.linear.weight", ("score.weight",), COPY, "classify"),
+        *affine("heads.tag.linear", "score", head="tag"),
+    ),
+    architectures={
+        "LlamaModel": (),
+        "LlamaForCausalLM": ("lm",),
+        "LlamaForSequenceClassification": ("classify",),
+        "LlamaForTokenClassification": ("tag",),
+    },
+    only={"hidden_act": "silu"},
+    defaults={
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "rms_norm_eps": 1e-6,
+    },
+    write={"rope_theta": "rotary_base"},
+    # transformers 4 has rope_theta by itself and the scaling, if any, in rope_scaling; still older
+    # files call it type
+    aliases={
+        "rope_theta": "rope_parameters.rope_theta",
+        "rope_scaling.": "rope_parameters.",
+        "rope_parameters.type": "rope_parameters.rope_type",
+    },
+    free=("lm",),
+)
+
+FAMILY_TABLES = {
+    t.model_type: t
+    for t in (
+        BERT_TABLE,
+        GPT2_TABLE,
+        GPT1_TABLE,
+        DISTILBERT_TABLE,
+        ELECTRA_TABLE,
+        ALBERT_TABLE,
+        LLAMA_TABLE,
+    )
+}

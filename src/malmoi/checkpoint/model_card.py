@@ -1,0 +1,47 @@
+"""The model card: what a folder holds and how to use it, for whoever finds it."""
+
+from malmoi.model import Network, count_parameters
+
+# the first that fits is shown: what a model was fine-tuned for, before what it was pre-trained for
+_USES = {
+    "classify": 'malmoi.load(".").predict("I love this movie!")',
+    "tag": 'malmoi.load(".").predict("Alice went to Seoul.")',
+    "span": 'malmoi.load(".").predict(("Where did she go?", "Alice went to Seoul."))',
+    "choice": (
+        'malmoi.load(".").predict(("It rained, so", ("the street was wet.", "the sun shone.")))'
+    ),
+    "lm": 'malmoi.load(".").generate("The state of")',
+    "mlm": 'malmoi.load(".").fill("The [MASK] of the union")',
+}
+
+
+def model_card(network: Network, model_type: str) -> str:
+    c = network.config
+    use = next(
+        (use for head, use in _USES.items() if head in network.heads),
+        'malmoi.load(".").embed(["a text"])',
+    )
+    elsewhere = (
+        "Hugging Face has no such model: open it with Malmoi."
+        if model_type == "malmoi"
+        else f"A `{model_type}` model: `transformers` opens this folder too."
+    )
+    return f"""---
+library_name: malmoi
+tags: [malmoi, {model_type}]
+---
+# A {model_type} model of {count_parameters(network):,} weights
+
+{elsewhere}
+
+| depth | width | heads | context | vocabulary | attention |
+|---|---|---|---|---|---|
+| {c.depth} | {c.width} | {c.heads} | {c.context} | {c.vocab} | {", ".join(c.attention)} |
+
+Heads: {", ".join(network.heads) or "none (a bare trunk)"}.
+
+```python
+import malmoi
+{use}
+```
+"""

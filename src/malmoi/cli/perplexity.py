@@ -1,0 +1,52 @@
+"""`malmoi perplexity`: how well a language model predicts a text."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from malmoi.cli.options import (
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    ModelOption,
+    TextsArgument,
+    open_model,
+    whole_texts,
+)
+from malmoi.cli.output import print_json
+
+if TYPE_CHECKING:
+    pass
+
+
+def register(app: typer.Typer) -> None:
+    app.command("perplexity")(perplexity_command)
+
+
+def perplexity_command(
+    model: ModelOption,
+    texts: TextsArgument = None,
+    bits: Annotated[
+        bool, typer.Option("--bits-per-byte", help="Comparable between tokenizers.")
+    ] = False,
+    stride: Annotated[
+        int | None,
+        typer.Option(help="Stride of the sliding window in tokens; default: half the context."),
+    ] = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    json: JsonOption = False,
+) -> None:
+    """How well a GPT predicts a text of any length: lower is better.
+
+    Example: malmoi perplexity --model runs/tiny-gpt < book.txt
+    """
+    given = whole_texts(texts)
+    lm = open_model(model, device, dtype)
+    for text in given:
+        value = (
+            lm.bits_per_byte(text, stride=stride) if bits else lm.perplexity(text, stride=stride)
+        )
+        print_json({"bits_per_byte" if bits else "perplexity": value}) if json else print(
+            f"{value:.4f}"
+        )

@@ -1,0 +1,57 @@
+"""`malmoi score`: how likely a language model finds continuations."""
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from malmoi.cli.options import (
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    ModelOption,
+    TextsArgument,
+    input_pairs,
+    open_model,
+)
+from malmoi.cli.output import one_line, print_json
+from malmoi.errors import UsageError
+
+if TYPE_CHECKING:
+    pass
+
+
+def register(app: typer.Typer) -> None:
+    app.command("score")(score_command)
+
+
+def score_command(
+    model: ModelOption,
+    texts: TextsArgument = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    json: JsonOption = False,
+) -> None:
+    """How likely a GPT finds continuations: the first text is the context, each further one a
+    continuation.
+
+    On standard input every line is a context, a tab and a continuation. Prints the log-probability
+    of each.
+
+    Example: malmoi score --model runs/tiny-gpt "The capital of France is" " Paris" " Rome"
+    """
+    rows = (
+        input_pairs(None)
+        if not texts or texts == ["-"]
+        else [(texts[0], text) for text in texts[1:]]
+    )
+    if not rows:
+        raise UsageError(
+            "There is nothing to score: after the context, give at least one continuation."
+        )
+    contexts, continuations = (list(column) for column in zip(*rows, strict=True))
+    found = open_model(model, device, dtype).score(contexts, continuations)
+    for (context, continuation), one in zip(rows, found, strict=True):
+        if json:
+            print_json({"context": context, "continuation": continuation, **vars(one)})
+        else:
+            print(f"{one.logprob:.4f}\t{one_line(continuation)}")

@@ -1,0 +1,89 @@
+"""What every way to make a model smaller begins and ends with: the model is opened whole, and
+both are judged.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from malmoi.adapters import is_adapter
+from malmoi.checkpoint import Checkpoint, read_checkpoint
+from malmoi.checkpoint.folder import OWN_MODEL_TYPE, read_model_json
+from malmoi.checkpoint.hf_tables import GPT2_TABLE
+from malmoi.config import ModelConfig
+from malmoi.errors import UsageError
+from malmoi.evaluation.evaluate import evaluate
+from malmoi.evaluation.tasks import Task
+from malmoi.inference import Model, load
+from malmoi.model.int8 import is_quantized
+from malmoi.text.documents import read_documents
+
+
+def open_whole(model: str | Path, out: Path) -> Checkpoint:
+    """The model with all its weights, once it is clear that it can be made smaller and written
+    there.
+    """
+    if is_adapter(model):
+        raise UsageError(
+            f"{model} is an adapter; make it a whole model first: malmoi merge --model {model} "
+            "--out DIR"
+        )
+    checkpoint = read_checkpoint(model)
+    source = checkpoint.source
+    if source is None or source.resolve() == out.expanduser().resolve():
+        raise UsageError(f"--out {out} is the model itself; name another folder.")
+    packed = source.is_dir() and read_model_json(source / "config.json").get("quantization_config")
+    if packed or is_quantized(checkpoint.network):
+        raise UsageError(f"{model} is quantised already; begin from the model that it was made of.")
+    return checkpoint
+
+
+def check_rows(task: str | Task | None, *files: Path | None) -> None:
+    if task is not None and not any(files):
+        raise UsageError("--task says what the rows are: name them too, with --data.")
+
+
+def measures(
+    model: str | Path, task: str | Task | None, data: Path | None, device: str | None
+) -> dict[str, float]:
+    """What a model in a folder is worth; nothing, and it is not opened, where there is no data."""
+    return {} if data is None else measured(load(model, device=device), task, data)
+
+
+def measured(opened: Model, task: str | Task | None, data: Path) -> dict[str, float]:
+    """What a model is worth: by a task on its rows, or by perplexity on text."""
+    if task is not None:
+        found = evaluate(opened, task, data)
+        return {name: value for name, value in found.items() if isinstance(value, float)}
+    if "perplexity" not in opened.abilities:
+        raise UsageError(
+            "Text in --data is judged by a GPT's perplexity; for this model name the --task of its "
+            "rows."
+        )
+    return {
+        "perplexity": opened.perplexity(
+            "\n\n".join(document.text for document in read_documents(data))
+        )
+    }
+
+
+def paired(
+    before: Mapping[str, float], after: Mapping[str, float]
+) -> dict[str, tuple[float, float]]:
+    return {name: (value, after[name]) for name, value in before.items()}
+
+
+def remarks(out: Path) -> list[str]:
+    """What should be known of a smaller model's folder: that only Malmoi opens it, where that is
+    so.
+    """
+    values = read_model_json(out / "config.json")
+    if values.get("model_type") != OWN_MODEL_TYPE:
+        return []
+    said = ["transformers and vLLM have no such model: only Malmoi opens this folder."]
+    config = ModelConfig.from_dict(values["model"])
+    heads = set(values["heads"])
+    if "quantization_config" in values and heads == {"lm"} and GPT2_TABLE.expresses(config, heads):
+        said.append(
+            "For llama.cpp write the whole model with few bits: malmoi export gguf --dtype q8_0."
+        )
+    return said

@@ -1,0 +1,90 @@
+"""Named sources: NAME=SOURCE, or a name taken from the source."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from malmoi.corpus.config import CorpusConfig
+from malmoi.errors import UsageError
+from malmoi.text.documents import DocumentReader, read_documents
+from malmoi.text.lines import COMPRESSED
+from malmoi.text.sources import FileSource, kind_of, resolve_source
+
+
+@dataclass(frozen=True)
+class NamedSource:
+    """All text under one name."""
+
+    name: str
+    given: list[str]
+    reader: DocumentReader
+
+    def about(self) -> dict[str, Any]:
+        """What corpus.json says of it."""
+        r = self.reader
+        return {
+            "name": self.name,
+            "given": self.given,
+            "files": len(r.files),
+            "bytes": r.size,
+            "is": r.fingerprint(),
+        }
+
+    def clash(self, out: Path) -> str | None:
+        """What of it lies in the folder, or has the folder in it."""
+        out = out.resolve()
+        for given in self.given:
+            if Path(given).is_dir() and out.is_relative_to(Path(given).resolve()):
+                return given
+        inside = (
+            s.path
+            for s in self.reader.sources
+            if isinstance(s, FileSource) and s.path.resolve().is_relative_to(out)
+        )
+        return next(map(str, inside), None)
+
+
+def named_sources(given: Sequence[str], config: CorpusConfig) -> list[NamedSource]:
+    """The sources, those of one name together, in the order in which the names come first."""
+    found: dict[str, list[str]] = {}
+    for text in given:
+        name, source = _name(text)
+        found.setdefault(name, []).append(source)
+    if not found:
+        raise UsageError("No text was named: give files, folders, globs, - or builtin:sotu.")
+    return [
+        NamedSource(n, s, read_documents(s, documents=config.documents, text=config.text))
+        for n, s in found.items()
+    ]
+
+
+def _name(given: str) -> tuple[str, str]:
+    match = re.fullmatch(r"([\w.-]+)=(.+)", given)
+    if match and not Path(given).exists():
+        return match[1], match[2]
+    if given == "-":
+        return "stdin", given
+    if given.startswith(("builtin:", "hf:")):
+        return given.partition(":")[2], given
+    path = Path(given)
+    return (
+        path.absolute().parent.name if re.search(r"[*?\[]", path.name) else _bare(path.absolute())
+    ), given
+
+
+def _bare(path: Path) -> str:
+    """The name of a file without what tells its kind."""
+    kind = kind_of(path)
+    name = path.with_suffix("") if path.suffix in COMPRESSED else path
+    return name.stem if kind else name.name
+
+
+def benchmark_files(given: Sequence[str]) -> list[Path]:
+    """The files of test sets."""
+    found = [source for text in given for source in resolve_source(text)]
+    for source in found:
+        if not isinstance(source, FileSource):
+            raise UsageError(f"{source.name} cannot be a test set to compare with: give files.")
+    return [source.path for source in found if isinstance(source, FileSource)]

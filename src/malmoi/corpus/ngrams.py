@@ -1,0 +1,153 @@
+"""Hashed words and n-grams of a text, used to compare texts.
+
+A word is a run of letters, digits and marks, whatever their case. Its number is the same in every
+process and on every machine, and all words of a text are computed at once.
+"""
+
+import unicodedata
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+PIECE_CHARACTERS = 1 << 20  # characters that are looked at together
+BATCH_CHARACTERS = 1 << 16  # characters of short texts that are looked at together
+LAST_CODE = 0xFFFF  # no character; stands for all beyond the basic plane, which are mostly pictures
+HashArray = NDArray[np.uint64]
+IndexArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class HashedWords:
+    """The words of a text: a number for each, and where it begins and ends."""
+
+    hashes: HashArray
+    starts: IndexArray
+    ends: IndexArray
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+    def ngrams(self, length: int) -> HashArray:
+        """A number for every `length` words in a row."""
+        return ngram_hashes(self.hashes, length)
+
+
+def mix_hashes(values: HashArray) -> HashArray:
+    """Spreads numbers over all 64 bits (the last steps of SplitMix64, Steele et al. 2014)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+@cache
+def random_odd(count: int, seed: int = 0) -> HashArray:
+    return mix_hashes(
+        np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
+    ) | np.uint64(1)
+
+
+def ngram_hashes(values: HashArray, length: int) -> HashArray:
+    count = max(len(values) - length + 1, 0)
+    total = np.zeros(count, np.uint64)
+    for place, factor in enumerate(random_odd(length, seed=1)):
+        total += values[place : place + count] * factor
+    return mix_hashes(total)
+
+
+def code_points(text: str) -> NDArray[np.uint32]:
+    """The characters as numbers, one for each."""
+    return np.minimum(
+        np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32), LAST_CODE
+    )
+
+
+@cache
+def _values() -> HashArray:
+    """A random number for each character of a word, the same for both cases; 0 for every other
+    character.
+    """
+    lower = np.array(
+        [ord(chr(code).lower()[0]) if _in_word(code) else 0 for code in range(LAST_CODE + 1)],
+        np.uint64,
+    )
+    return np.where(
+        lower > 0, mix_hashes(lower * np.uint64(0x9E3779B97F4A7C15)) | np.uint64(1), np.uint64(0)
+    )
+
+
+@cache
+def letter_table() -> NDArray[np.bool_]:
+    """Which characters are letters or marks on them."""
+    return np.array([unicodedata.category(chr(code))[0] in "LM" for code in range(LAST_CODE + 1)])
+
+
+def _in_word(code: int) -> bool:
+    return unicodedata.category(chr(code))[0] in "LNM"
+
+
+def hash_words(text: str) -> HashedWords:
+    """All words of a text."""
+    parts = [_words(text[begin:end], begin) for begin, end in _pieces(text)]
+    hashes, starts, ends = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return HashedWords(hashes, starts, ends)
+
+
+def hash_each(texts: Iterable[str]) -> Iterator[HashedWords]:
+    """The words of each text; short texts are looked at together."""
+    for group in _groups(texts):
+        found = hash_words("\n".join(group))
+        ends = np.cumsum([len(text) + 1 for text in group])
+        begin = first = 0
+        for end, last in zip(
+            ends.tolist(), np.searchsorted(found.starts, ends).tolist(), strict=True
+        ):
+            here = slice(first, last)
+            yield HashedWords(
+                found.hashes[here], found.starts[here] - begin, found.ends[here] - begin
+            )
+            begin = end
+            first = last
+
+
+def _groups(texts: Iterable[str]) -> Iterator[list[str]]:
+    group: list[str] = []
+    size = 0
+    for text in texts:
+        if group and size + len(text) > BATCH_CHARACTERS:
+            yield group
+            group = []
+            size = 0
+        group.append(text)
+        size += len(text)
+    if group:
+        yield group
+
+
+def _pieces(text: str) -> Iterator[tuple[int, int]]:
+    begin = 0
+    while len(text) - begin > PIECE_CHARACTERS:
+        end = (
+            text.rfind(" ", begin + PIECE_CHARACTERS // 2, begin + PIECE_CHARACTERS) + 1
+            or begin + PIECE_CHARACTERS
+        )
+        yield begin, end
+        begin = end
+    yield begin, len(text)
+
+
+def _words(text: str, offset: int) -> tuple[HashArray, IndexArray, IndexArray]:
+    values = _values()[code_points(text)]
+    inside = np.zeros(len(values) + 2, bool)
+    inside[1:-1] = values != 0
+    edges = np.flatnonzero(inside[1:] != inside[:-1])
+    starts = edges[::2]
+    ends = edges[1::2]
+    if not len(starts):
+        return np.zeros(0, np.uint64), starts, ends
+    sizes = np.append(starts[1:], len(text)) - starts
+    places = np.arange(starts[0], len(text)) - np.repeat(starts, sizes)
+    values[starts[0] :] *= random_odd(64, seed=2)[places & 63]
+    return mix_hashes(np.add.reduceat(values, starts)), starts + offset, ends + offset

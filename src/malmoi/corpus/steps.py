@@ -1,0 +1,180 @@
+"""One shard's way through the steps, as jobs for several processes: each reads a file of the work
+folder and writes
+the next.
+
+NNNNN.STEP holds documents, NNNNN.STEP.json its account. The account is written last: where it is,
+the job is done.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from malmoi.corpus.clean import cleaned, short_lines, without_menus
+from malmoi.corpus.config import CorpusConfig
+from malmoi.corpus.control import count_control_names
+from malmoi.corpus.decontaminate import BenchmarkSets, decontaminated
+from malmoi.corpus.duplicates import signatures_of
+from malmoi.corpus.filter import filtered
+from malmoi.corpus.quality import QualityScorer, filter_by_quality
+from malmoi.corpus.stats import StepStats
+from malmoi.system.files import atomic_write, write_json
+from malmoi.text.documents import Document
+
+DUPLICATE_REASONS = ("", "the same words", "similar words")  # what the numbers in twins.npy mean
+
+
+@dataclass(frozen=True)
+class BuildFolder:
+    """The folder of a build that is under way, and its settings."""
+
+    folder: Path
+    config: CorpusConfig
+
+    def path(self, number: int, step: str) -> Path:
+        return self.folder / f"{number:05d}.{step}"
+
+    def is_done(self, number: int, step: str) -> bool:
+        return self.path(number, f"{step}.json").is_file()
+
+    def account(self, number: int, step: str) -> dict[str, Any]:
+        return read_account(self.path(number, f"{step}.json"))
+
+    def documents(self, number: int, step: str) -> Iterator[Document]:
+        with self.path(number, step).open(encoding="utf-8") as file:
+            for line in file:
+                yield Document(**json.loads(line))
+
+    def finish(
+        self, number: int, step: str, documents: Iterable[Document], account: dict[str, Any]
+    ) -> None:
+        """Writes the documents, then the account; what they were made from is no longer needed."""
+        write_document_file(self.path(number, step), documents)
+        write_json(self.path(number, f"{step}.json"), account)
+
+
+def read_account(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return found
+
+
+def write_document_file(path: Path, documents: Iterable[Document]) -> None:
+    with atomic_write(path) as file:
+        for document in documents:
+            row = {"text": document.text, "source": document.source, "place": document.place}
+            file.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
+
+
+def clean_shard(work: BuildFolder, number: int, documents: Sequence[Document]) -> None:
+    """Raw documents as they were read → .clean, and the short lines that could be menus."""
+    stats = StepStats()
+    if "clean" in work.config.steps:
+        documents = list(cleaned(documents, stats))
+    lines: dict[str, Counter[str]] = {document.source: Counter() for document in documents}
+    for document in documents if "clean" in work.config.steps else ():
+        lines[document.source].update(short_lines(document, work.config))
+    often = {
+        source: {line: n for line, n in found.items() if n > 1} for source, found in lines.items()
+    }
+    sizes = Counter(document.source for document in documents)
+    work.finish(
+        number, "clean", documents, {"clean": stats.to_dict(), "lines": often, "sources": sizes}
+    )
+
+
+def filter_shard(work: BuildFolder, number: int) -> None:
+    """.clean → .sift, without menus and what breaks a rule or is of low quality; and signatures
+    to compare.
+    """
+    config = work.config
+    tallies = {step: StepStats() for step in ("menus", "filter", "quality")}
+    found: Iterable[Document] = work.documents(number, "clean")
+    if "clean" in config.steps:
+        found = without_menus(found, _menus(work.folder), tallies["menus"])
+    if "filter" in config.steps:
+        found = filtered(found, config, tallies["filter"])
+    if (work.folder / "quality.npy").is_file():
+        found = filter_by_quality(
+            found, _scorer(work.folder), config.pareto, config.seed, tallies["quality"]
+        )
+    documents = list(found)
+    if "dedup" in config.steps:
+        _save_signatures(work, number, documents)
+    account = {step: stats.to_dict() for step, stats in tallies.items()}
+    work.finish(number, "sift", documents, account | {"documents": len(documents)})
+    work.path(number, "clean").unlink()
+
+
+def _save_signatures(work: BuildFolder, number: int, documents: Sequence[Document]) -> None:
+    exact, signatures = signatures_of([document.text for document in documents], work.config)
+    with atomic_write(work.path(number, "marks.npz")) as file:
+        np.savez(file, exact=exact, signatures=signatures)
+
+
+def finalize_shard(work: BuildFolder, number: int, twins: NDArray[np.uint8]) -> None:
+    """.sift → .clear, without duplicates and without what a test set has; and what mixing must
+    know.
+    """
+    tallies = {step: StepStats() for step in ("dedup", "decontaminate")}
+    found = _without(work.documents(number, "sift"), twins, tallies["dedup"])
+    if (work.folder / "against.npz").is_file():
+        found = decontaminated(found, _tests(work.folder), work.config, tallies["decontaminate"])
+    documents = list(found)
+    account = {step: stats.to_dict() for step, stats in tallies.items()}
+    sizes = {
+        "source": [d.source for d in documents],
+        "characters": [len(d.text) for d in documents],
+    }
+    draws = [_draw(document.place, work.config.seed) for document in documents]
+    others = {"draws": draws, "control": count_control_names(documents)}
+    work.finish(number, "clear", documents, account | sizes | others)
+    work.path(number, "sift").unlink()
+
+
+def _without(
+    documents: Iterable[Document], twins: NDArray[np.uint8], stats: StepStats
+) -> Iterator[Document]:
+    for document, why in zip(documents, twins.tolist(), strict=True):
+        stats.count_in(document)
+        if why:
+            stats.count_rule(DUPLICATE_REASONS[why], document)
+        else:
+            yield stats.count_out(document)
+
+
+def _draw(place: str, seed: int) -> int:
+    digest = hashlib.blake2b(
+        place.encode("utf-8", "surrogatepass"), digest_size=8, key=str(seed).encode()
+    ).digest()
+    return int.from_bytes(digest, "little")
+
+
+def write_shard(work: BuildFolder, number: int, path: Path, chosen: NDArray[np.bool_]) -> None:
+    """.clear → a shard of the corpus, of the chosen documents."""
+    documents = zip(work.documents(number, "clear"), chosen.tolist(), strict=True)
+    write_document_file(path, (document for document, wanted in documents if wanted))
+
+
+@cache
+def _menus(folder: Path) -> dict[str, frozenset[str]]:
+    return {
+        source: frozenset(lines) for source, lines in read_account(folder / "menus.json").items()
+    }
+
+
+@cache
+def _scorer(folder: Path) -> QualityScorer:
+    return QualityScorer.load(folder / "quality.npy")
+
+
+@cache
+def _tests(folder: Path) -> BenchmarkSets:
+    return BenchmarkSets.load(folder / "against.npz")

@@ -1,0 +1,104 @@
+"""In-context evaluation with progress, notes, and the curve by the number of examples."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from malmoi.errors import UsageError, nearest
+from malmoi.evaluation.in_context.lm_eval_tasks import evaluate_with_harness
+from malmoi.evaluation.in_context.run import InContextConfig, InContextResult, evaluate_in_context
+from malmoi.evaluation.tasks import Task
+from malmoi.inference import Model
+from malmoi.metrics import MeanWithError
+from malmoi.report.chart import Line, chart, standalone_svg
+from malmoi.report.console import Console
+from malmoi.system.files import write_text
+
+EvaluationFiles = str | Path | Sequence[str | Path]
+
+
+def evaluate_few_shot(
+    model: Model, task: Task | Path, data: EvaluationFiles | None, **asking: Any
+) -> Any:
+    """The measures as a dictionary, or a list of them for several numbers of examples; a path is
+    lm-eval's own YAML.
+    """
+    out = asking.pop("out", None)
+    harness = asking.pop("harness", None)
+    settings = in_context_config(asking)
+    if harness is not None:
+        return evaluate_with_harness(model, task, data, settings, harness)
+    if isinstance(task, Path):
+        raise UsageError(f"{task} is a task of lm-evaluation-harness: add --harness lm-eval.")
+    facts = [result.facts for result in few_shot_results(model, task, data, settings, out)]
+    return facts[0] if len(facts) == 1 else facts
+
+
+def in_context_config(asking: dict[str, Any]) -> InContextConfig:
+    """Settings by name; a misspelt one offers the nearest."""
+    for name in asking:
+        if name not in InContextConfig.__dataclass_fields__:
+            raise UsageError(
+                "evaluate has no setting "
+                f"{name!r}.{nearest(name, InContextConfig.__dataclass_fields__)}"
+            )
+    return InContextConfig(**{name: value for name, value in asking.items() if value is not None})
+
+
+def few_shot_results(
+    model: Model,
+    task: Task,
+    data: EvaluationFiles | None,
+    asking: InContextConfig,
+    out: str | Path | None = None,
+) -> list[InContextResult]:
+    """Asks, tells how far it is and what is worth knowing, and draws the curve where a folder is
+    named.
+    """
+    console = Console()
+    found = []
+    told = set()
+    for result in evaluate_in_context(model, task, data, asking, console.progress):
+        found.append(result)
+        for note in result.notes:
+            if note not in told:
+                console.line(f"note: {note}")
+            told.add(note)
+    console.close()
+    if out is not None:
+        write_curve(Path(out), found)
+    return found
+
+
+def write_curve(out: Path, found: Sequence[InContextResult]) -> None:
+    """curve.json, and curve.svg where there are at least two points: the first measure ± its
+    standard error.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    name = next(iter(found[0].verdict.measures))
+    write_text(
+        out / "curve.json",
+        json.dumps([{"task": one.task, **one.facts} for one in found], indent=1) + "\n",
+    )
+    if len(found) > 1:
+        write_text(
+            out / "curve.svg",
+            _drawn(
+                f"{found[0].task}: {name}",
+                [one.verdict.measures[name] for one in found],
+                [one.facts["shots"] for one in found],
+            ),
+        )
+
+
+def _drawn(title: str, values: Sequence[MeanWithError], shots: Sequence[float]) -> str:
+    """A picture that needs no page around it."""
+    points = [(number, value.mean) for number, value in zip(shots, values, strict=True)]
+    return standalone_svg(
+        chart(
+            {"mean": Line(points, [value.standard_error for value in values])},
+            "examples shown",
+            title,
+        )
+    )

@@ -1,0 +1,1 @@
+"""Prompts instead of training: a task asked in words, with no, one or some examples before it."""

@@ -1,0 +1,268 @@
+"""Graders: from a model's answers to metrics with standard errors, one function per task kind."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from malmoi.errors import UsageError
+from malmoi.evaluation.in_context.answer_scores import (
+    SCORINGS,
+    ScoredAnswer,
+    answer_parts,
+    part_likelihoods,
+    score_answers,
+)
+from malmoi.evaluation.in_context.question import Question
+from malmoi.evaluation.in_context.session import EvaluationSession, language_head
+from malmoi.evaluation.tasks import Task
+from malmoi.evaluation.tasks.prompts import NO_ANSWER, parse_tags
+from malmoi.inference import Model
+from malmoi.inference.prompt import encode_text, has_opening_token, start_token
+from malmoi.inference.score import score_windows
+from malmoi.inference.shared_prefix import token_logprobs
+from malmoi.metrics import MeanWithError, mean_with_error, metric
+
+MEAN_METRICS = frozenset(
+    {"accuracy", "span_exact", "span_f1", "rouge_l", "match"}
+)  # measures of a set that are means over its items
+RESAMPLES = 200  # of the bootstrap, for measures that are not
+
+
+@dataclass(frozen=True)
+class Graded:
+    """The measures, each with its standard error, and what was said of each item."""
+
+    measures: dict[str, MeanWithError]
+    predictions: list[Any]
+    notes: list[str] = field(default_factory=list)
+
+
+def measure_with_error(name: str, gold: Sequence[Any], said: Sequence[Any]) -> MeanWithError:
+    """A measure ± its standard error: s/√n of a mean over items, else by drawing the items again
+    and again.
+    """
+    loss_module = metric(name)
+    if name in MEAN_METRICS:
+        return mean_with_error([loss_module([g], [s]) for g, s in zip(gold, said, strict=True)])
+    value = loss_module(gold, said)
+    rng = Random(0)
+    size = len(gold)
+    draws = [[rng.randrange(size) for _ in range(size)] for _ in range(RESAMPLES)]
+    spread = float(
+        np.std(
+            [loss_module([gold[i] for i in some], [said[i] for i in some]) for some in draws],
+            ddof=1,
+        )
+    )
+    return MeanWithError(value, spread, spread * math.sqrt(size))
+
+
+# ------------------------------------------------------------------ chosen
+
+
+def likelihood_modes(model: Model) -> dict[str, bool]:
+    """The ways a model's likelihoods are taken; for a BERT also with the whole answer hidden at
+    once.
+    """
+    return {"": False} if language_head(model) == "lm" else {"": False, "cloze_": True}
+
+
+def scorings(model: Model) -> list[str]:
+    """Every way to compare choices that this model has."""
+    return [way + name for way in likelihood_modes(model) for name in SCORINGS]
+
+
+def best_choice(choices: Sequence[ScoredAnswer], scoring: str) -> int:
+    values = [SCORINGS[scoring](one) for one in choices]
+    return max(range(len(values)), key=values.__getitem__)
+
+
+def grade_choices(exam: EvaluationSession, questions: Sequence[Question]) -> Graded:
+    """The likeliest of the choices, by every way of comparing them; the task's other measures by
+    the one asked for.
+    """
+    gold = [question.prompt.gold for question in questions]
+    measures: dict[str, MeanWithError] = {}
+    said: dict[str, list[int]] = {}
+    for way, together in likelihood_modes(exam.model).items():
+        found = score_answers(exam, questions, together=together)
+        for name in SCORINGS:
+            said[way + name] = [best_choice(choices, name) for choices in found]
+            measures[f"accuracy_{way}{name}"] = measure_with_error(
+                "accuracy", gold, said[way + name]
+            )
+    chosen = said[exam.scoring]
+    headline = {"accuracy": measures[f"accuracy_{exam.scoring}"]} | _of_labels(
+        exam.task, gold, chosen
+    )
+    return Graded(headline | measures, chosen)
+
+
+def _of_labels(
+    task: Task, gold: Sequence[int | None], said: Sequence[int]
+) -> dict[str, MeanWithError]:
+    """The task's own measures, which need the labels' names."""
+    if task.kind != "classification":
+        return {}
+    names = task.labels or tuple(task.answers)
+    golds = [names[g] for g in gold if g is not None]
+    labels = [names[s] for s in said]
+    return {name: measure_with_error(name, golds, labels) for name in task.metric_names}
+
+
+def grade_numbers(exam: EvaluationSession, questions: Sequence[Question]) -> Graded:
+    """A number: the mean of those that may be said, each weighted by its likelihood."""
+    values = np.array([float(value) for value in exam.task.answers])
+    together = exam.scoring.startswith("cloze_")
+    scoring = exam.scoring.removeprefix("cloze_")
+    said = []
+    for choices in score_answers(exam, questions, together=together):
+        logs = np.array([SCORINGS[scoring](one) for one in choices])
+        chances = np.exp(logs - logs.max())
+        said.append(float(chances @ values / chances.sum()))
+    gold = [question.example.label for question in questions]
+    return Graded(
+        {name: measure_with_error(name, gold, said) for name in exam.task.metric_names}, said
+    )
+
+
+def grade_cloze(exam: EvaluationSession, questions: Sequence[Question]) -> Graded:
+    """The missing word: whether it is what the model would write, and how likely it was (GPT-2
+    §3.3).
+    """
+    scores = part_likelihoods(
+        exam, [part for question in questions for part in answer_parts(question)]
+    )
+    likely = mean_with_error([score.logprob for score in scores])
+    perplexity = math.exp(-likely.mean)
+    measures = {
+        "accuracy": mean_with_error([float(score.greedy) for score in scores]),
+        # d eˣ = eˣ dx
+        "perplexity": MeanWithError(
+            perplexity, perplexity * likely.standard_error, perplexity * likely.deviation
+        ),
+    }
+    return Graded(measures, [score.greedy for score in scores])
+
+
+# ------------------------------------------------------------------ written
+
+
+def grade_generated(exam: EvaluationSession, questions: Sequence[Question]) -> Graded:
+    """Answers written greedily up to the end of their line, judged by the task's measures."""
+    task = exam.task
+    model = exam.model
+    if language_head(model) != "lm":
+        raise UsageError(
+            f"The task {task.name} is answered by writing, which needs a language model (an lm "
+            "head)."
+        )
+
+    def go_on(prompts: Sequence[str]) -> list[str]:
+        return list(
+            model.generate(
+                list(prompts), temperature=0, max_new_tokens=task.max_answer_tokens, stop="\n"
+            )
+        )
+
+    texts = exam.in_steps("prompt", [question.before for question in questions], go_on)
+    reading = ANSWER_PARSERS.get(task.kind, _plain)
+    said = [
+        reading(text.strip(), question) for text, question in zip(texts, questions, strict=True)
+    ]
+    gold = [_gold(task, question) for question in questions]
+    endless = sum(len(ids) >= task.max_answer_tokens for ids in model.tokenizer.ids(texts))
+    notes = [
+        f"{endless:,} of {len(texts):,} answers had not ended after {task.max_answer_tokens} "
+        "tokens and were cut there"
+    ]
+    return Graded(
+        {n: measure_with_error(n, gold, said) for n in task.metric_names},
+        said,
+        notes if endless else [],
+    )
+
+
+def _gold(task: Task, question: Question) -> Any:
+    label = question.example.label
+    return [text for text, _ in label] if task.kind == "answer" else list(label)
+
+
+def _plain(text: str, question: Question) -> Any:
+    return text
+
+
+ANSWER_PARSERS: dict[str, Callable[[str, Question], Any]] = {
+    "answer": lambda text, question: "" if text == NO_ANSWER else text,
+    "tagging": lambda text, question: list(parse_tags(text, question.example.words)),
+}
+
+
+# ------------------------------------------------------------------ read
+
+
+def grade_likelihood(exam: EvaluationSession, questions: Sequence[Question]) -> Graded:
+    """How likely whole texts are: per word as the file has them (a line's end is one too), and
+    per byte.
+    """
+    if language_head(exam.model) != "lm":
+        name = exam.task.name
+        raise UsageError(
+            f"The task {name} asks how likely a text is, which needs a language model (an lm head)."
+        )
+    rows = np.array(
+        exam.in_steps("text", questions, lambda some: [_totals(exam.model, one) for one in some])
+    )
+    measures = {
+        "perplexity": _ratio(rows[:, 0], rows[:, 1], math.exp),
+        "bits_per_byte": _ratio(rows[:, 0], rows[:, 2], lambda nats: nats / math.log(2)),
+        "token_perplexity": _ratio(rows[:, 0], rows[:, 3], math.exp),
+    }
+    return Graded(measures, rows[:, 0].tolist())
+
+
+def _totals(model: Model, question: Question) -> tuple[float, int, int, int]:
+    """A text's loss in nats, its words, bytes and tokens; every token is predicted, the first
+    from an opening one.
+    """
+    text = question.example.text
+    cut = question.example.pair or question.example.text
+    context = model.config.context
+    tokens = encode_text(model.tokenizer, text).tokens
+    tokens = (
+        tokens if has_opening_token(model.tokenizer) else [start_token(model.tokenizer), *tokens]
+    )
+    found = token_logprobs(model.network, score_windows(tokens, context, context // 2 or 1))
+    loss = -sum(logprob for logprobs, _ in found for logprob in logprobs)
+    return loss, len(cut.split()) + cut.count("\n"), len(text.encode()), len(tokens) - 1
+
+
+def _ratio(loss: Any, units: Any, as_measure: Callable[[float], float]) -> MeanWithError:
+    """A measure of Σ loss / Σ units; its error by drawing the texts again, none where there is
+    only one.
+    """
+    rng = np.random.default_rng(0)
+    draws = [
+        rng.integers(len(loss), size=len(loss)) for _ in range(RESAMPLES if len(loss) > 1 else 0)
+    ]
+    spread = [as_measure(loss[some].sum() / units[some].sum()) for some in draws]
+    error = float(np.std(spread, ddof=1)) if spread else 0.0
+    return MeanWithError(
+        as_measure(float(loss.sum() / units.sum())), error, error * math.sqrt(len(loss))
+    )
+
+
+GRADERS: dict[str, Callable[[EvaluationSession, Sequence[Question]], Graded]] = {
+    "classification": grade_choices,
+    "choice": grade_choices,
+    "regression": grade_numbers,
+    "cloze": grade_cloze,
+    "answer": grade_generated,
+    "write": grade_generated,
+    "tagging": grade_generated,
+    "text": grade_likelihood,
+}

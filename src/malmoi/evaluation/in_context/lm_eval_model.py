@@ -1,0 +1,110 @@
+"""Our models inside lm-evaluation-harness: scores, rolling likelihoods and greedy texts, by the
+harness's own rules.
+
+Imported only where the package lm-eval is asked for.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from lm_eval import utils
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
+
+from malmoi.inference import Model, load
+from malmoi.inference.likelihood import ScoredRow
+from malmoi.inference.prompt import has_opening_token, start_token
+from malmoi.inference.shared_prefix import token_logprobs
+
+DEFAULT_NEW_TOKENS = 256  # tokens that are written where a task does not say how many
+
+
+@register_model("malmoi")
+class MalmoiLM(TemplateLM):
+    """A Malmoi folder, or a model that is open already."""
+
+    def __init__(self, pretrained: str | Model, device: str | None = None, **others: Any) -> None:
+        super().__init__()
+        self.model = (
+            pretrained if isinstance(pretrained, Model) else load(pretrained, device=device)
+        )
+
+    @property
+    def eot_token_id(self) -> int:
+        return start_token(self.model.tokenizer)
+
+    @property
+    def max_length(self) -> int:
+        return self.model.config.context
+
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **others: Any
+    ) -> list[int]:
+        tokenizer = self.model.tokenizer
+        specials = (
+            has_opening_token(tokenizer) if add_special_tokens is None else add_special_tokens
+        )
+        return tokenizer.encode(string, specials=specials).tokens
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], **others: Any
+    ) -> list[tuple[float, bool]]:
+        """As the harness does, the oldest tokens go where a request is longer than the context."""
+        rows = []
+        for _, before, after in requests:
+            tokens = (before + after)[-(self.max_length + 1) :]
+            rows.append(ScoredRow(tokens, len(tokens) - len(after)))
+        return [
+            (sum(logprobs), greedy) for logprobs, greedy in token_logprobs(self.model.network, rows)
+        ]
+
+    def loglikelihood_rolling(
+        self, requests: Sequence[Any], disable_tqdm: bool = False
+    ) -> list[float]:
+        """Windows that do not overlap but for one token: the harness's own way."""
+        totals = []
+        for request in requests:
+            windows = utils.get_rolling_token_windows(
+                self.tok_encode(request.args[0]),
+                self.prefix_token_id,
+                self.max_length,
+                context_len=1,
+            )
+            scored = self._loglikelihood_tokens(
+                [("", *utils.make_disjoint_window(window)) for window in windows]
+            )
+            totals.append(sum(logprob for logprob, _ in scored))
+        return totals
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """Greedy unless a task says otherwise; requests with the same settings are written
+        together.
+        """
+        found: list[str] = [""] * len(requests)
+        groups: dict[str, list[int]] = {}
+        for i, request in enumerate(requests):
+            groups.setdefault(repr(request.args[1]), []).append(i)
+        for places in groups.values():
+            texts = self._written(
+                [requests[i].args[0] for i in places], dict(requests[places[0]].args[1])
+            )
+            for i, text in zip(places, texts, strict=True):
+                found[i] = text
+        return found
+
+    def _written(self, prompts: list[str], given: dict[str, Any]) -> list[str]:
+        settings = normalize_gen_kwargs(given, DEFAULT_NEW_TOKENS)
+        tokenizer = self.model.tokenizer
+        until = handle_stop_sequences(settings.get("until"), eos=tokenizer.token(self.eot_token_id))
+        most = settings["max_gen_toks"]
+        room = max(self.max_length - most, 1)
+        cut = [
+            tokenizer.decode(self.tok_encode(prompt)[-room:], skip_specials=True)
+            for prompt in prompts
+        ]
+        shown = [
+            c if len(self.tok_encode(p)) > room else p for p, c in zip(prompts, cut, strict=True)
+        ]
+        warmth = float(settings.get("temperature") or 0.0) if settings.get("do_sample") else 0.0
+        return list(self.model.generate(shown, max_new_tokens=most, temperature=warmth, stop=until))

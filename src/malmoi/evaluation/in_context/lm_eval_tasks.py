@@ -1,0 +1,188 @@
+"""The same question put by lm-evaluation-harness: a task as its YAML on a local file, our model
+as one of its own.
+"""
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from malmoi.errors import MalmoiError, UsageError
+from malmoi.evaluation.in_context.run import DataFiles, InContextConfig, split_rows
+from malmoi.evaluation.in_context.shots import parse_shots
+from malmoi.evaluation.in_context.templates import templated
+from malmoi.evaluation.tasks import Example, Task, task_prompt
+from malmoi.inference import Model
+
+HARNESSES = ("lm-eval",)
+HarnessConfig = dict[str, Any]
+
+
+def evaluate_with_harness(
+    model: Model, task: Task | Path, data: DataFiles | None, asking: InContextConfig, harness: str
+) -> dict[str, Any]:
+    """The harness's measures: {"acc": 0.61, "acc_stderr": 0.02, …}. A path is that of a task's
+    YAML.
+    """
+    if harness not in HARNESSES:
+        raise UsageError(f"There is no harness {harness!r}; Malmoi knows lm-eval.")
+    shots, *others = parse_shots(asking.shots)
+    if others or shots.as_many_as_fit:
+        raise UsageError("lm-eval takes one number of examples: --shots 4.")
+    with tempfile.TemporaryDirectory() as folder:
+        if isinstance(task, Task):
+            task = write_task(templated(task, asking.template), data, asking, Path(folder))
+        return run_lm_eval(model, task, shots.count, asking)
+
+
+def run_lm_eval(model: Any, path: Path, shots: int, asking: InContextConfig) -> dict[str, Any]:
+    """`simple_evaluate` on one task file; `model` may also be the name of another back-end with
+    its arguments.
+    """
+    try:
+        import yaml
+        from lm_eval.evaluator import simple_evaluate
+        from lm_eval.tasks import TaskManager
+
+        from malmoi.evaluation.in_context.lm_eval_model import MalmoiLM
+    except ImportError as error:
+        raise MalmoiError(f"lm-eval is not installed ({error}): pip install lm-eval.") from error
+    if not path.is_file():
+        raise MalmoiError(f"There is no task file {path}.")
+    name = yaml.safe_load(path.read_text("utf-8"))["task"]
+    judged, arguments = (MalmoiLM(model), None) if isinstance(model, Model) else model
+    done = simple_evaluate(
+        judged,
+        arguments,
+        tasks=[name],
+        num_fewshot=shots,
+        limit=asking.limit,
+        fewshot_random_seed=asking.seed,
+        task_manager=TaskManager(include_path=str(path.parent), include_defaults=False),
+        bootstrap_iters=1000,
+        log_samples=False,
+    )
+    measured = {
+        key.partition(",")[0]: value for key, value in done["results"][name].items() if "," in key
+    }
+    found = {key: float(value) for key, value in measured.items() if value != "N/A"}
+    return {**found, "shots": shots, "examples": done["n-samples"][name]["effective"]}
+
+
+# ------------------------------------------------------------------ a task as the harness has it
+
+
+def write_task(task: Task, data: DataFiles | None, asking: InContextConfig, folder: Path) -> Path:
+    """The task's rows as JSON lines and its YAML beside them; returns the YAML."""
+    if task.kind not in HARNESS_TASKS:
+        raise UsageError(
+            f"lm-eval has no shape for {task.kind}; ask {task.name} without --harness."
+        )
+    shape, document = HARNESS_TASKS[task.kind](task)
+    items, pool, _ = split_rows(
+        task, data, InContextConfig(train=asking.train, seed=asking.seed, skip_bad=asking.skip_bad)
+    )
+    # a split never shows an item itself
+    parts = {"test": items} if pool is items else {"test": items, "train": pool}
+    for name, rows in parts.items():
+        lines = (json.dumps(document(example), ensure_ascii=False) for example in rows)
+        (folder / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    config = {
+        "task": f"malmoi_{task.name}",
+        "dataset_path": "json",
+        "dataset_kwargs": {
+            "data_files": {name: str(folder / f"{name}.jsonl") for name in parts},
+            "cache_dir": str(folder / "cache"),
+        },
+        "test_split": "test",
+        "fewshot_split": list(parts)[-1],
+        "description": task.intro,
+        "fewshot_delimiter": task.separator,
+        **shape,
+    }
+    path = folder / f"{task.name}.yaml"
+    path.write_text(json.dumps(config, ensure_ascii=False, indent=1), "utf-8")  # JSON is YAML too
+    return path
+
+
+HarnessDocument = Callable[[Example], HarnessConfig]
+
+
+def _choices(task: Task) -> tuple[HarnessConfig, HarnessDocument]:
+    def plain(example: Example) -> HarnessConfig:
+        prompt = task_prompt(task, example)
+        return {
+            "query": prompt.query,
+            "choices": [c.removeprefix(" ") for c in prompt.choices],
+            "gold": prompt.gold,
+        }
+
+    def partial(example: Example) -> HarnessConfig:
+        prompt = task_prompt(task, example)
+        contexts = [prompt.query + choice for choice in prompt.choices]
+        return {"choices": contexts, "ending": prompt.ending.removeprefix(" "), "gold": prompt.gold}
+
+    measures = [
+        {"metric": name, "aggregation": "mean", "higher_is_better": True}
+        for name in ("acc", "acc_norm")
+    ]
+    shape = {"output_type": "multiple_choice", "doc_to_choice": "choices", "metric_list": measures}
+    # several contexts, one ending: the harness takes the right one's number for the text
+    if task.gap == "rest":
+        return {
+            **shape,
+            "doc_to_text": "gold",
+            "doc_to_target": "{{ending}}",
+            "metric_list": measures[:1],
+        }, partial
+    return {**shape, "doc_to_text": "{{query}}", "doc_to_target": "gold"}, plain
+
+
+def _cloze(task: Task) -> tuple[HarnessConfig, HarnessDocument]:
+    """The harness puts no space before what is scored alone: the word brings its own."""
+    spaced = {
+        "doc_to_text": "{{query}}",
+        "doc_to_target": "{{' ' + answer}}",
+        "target_delimiter": "",
+    }
+    measures = [{"metric": "acc"}, {"metric": "perplexity"}]
+    return {
+        "output_type": "loglikelihood",
+        **spaced,
+        "metric_list": measures,
+    }, lambda example: _asked(task, example)
+
+
+def _write(task: Task) -> tuple[HarnessConfig, HarnessDocument]:
+    kwargs = {"until": ["\n"], "max_gen_toks": task.max_answer_tokens, "do_sample": False}
+    shape = {"output_type": "generate_until", **_ASKED, "generation_kwargs": kwargs}
+    return {**shape, "metric_list": [{"metric": "exact_match"}]}, lambda example: _asked(
+        task, example
+    )
+
+
+_ASKED = {"doc_to_text": "{{query}}", "doc_to_target": "{{answer}}"}
+
+
+def _asked(task: Task, example: Example) -> HarnessConfig:
+    prompt = task_prompt(task, example)
+    return {"query": prompt.query, "answer": prompt.choices[prompt.gold or 0].removeprefix(" ")}
+
+
+def _text(task: Task) -> tuple[HarnessConfig, HarnessDocument]:
+    measures = [
+        {"metric": name} for name in ("word_perplexity", "byte_perplexity", "bits_per_byte")
+    ]
+    shape = {"output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{text}}"}
+    return {**shape, "metric_list": measures}, lambda example: {"text": example.text}
+
+
+HARNESS_TASKS: dict[str, Callable[[Task], tuple[HarnessConfig, HarnessDocument]]] = {
+    "choice": _choices,
+    "classification": _choices,
+    "cloze": _cloze,
+    "write": _write,
+    "answer": _write,
+    "text": _text,
+}

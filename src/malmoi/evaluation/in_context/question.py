@@ -1,0 +1,159 @@
+"""Building the prompt of an item: introduction, examples and query, within the context."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from malmoi.errors import UsageError
+from malmoi.evaluation.in_context.shots import Shots, draw_examples
+from malmoi.evaluation.tasks import Example, Task, TaskPrompt, task_prompt
+from malmoi.inference import Model
+from malmoi.inference.prompt import encode_prompts
+
+ITEMS_PER_COUNT = 512  # items whose tokens are counted together
+GENERATED_KINDS = ("answer", "write", "tagging")  # kinds whose answers are written, not chosen
+
+
+def plural_examples(number: int) -> str:
+    return f"{number} example{'' if number == 1 else 's'}"
+
+
+@dataclass(frozen=True)
+class Question:
+    """Everything before the answer, the item's own prompt, and how it came to be."""
+
+    before: str
+    prompt: TaskPrompt
+    example: Example
+    shots: int = 0
+    cut: bool = False  # whether its beginning was left out to fit
+
+
+@dataclass(frozen=True)
+class QuestionBuilder:
+    """Turns a task's items into questions for one model."""
+
+    task: Task
+    model: Model
+    pool: Sequence[Example]
+    shots: Shots
+    seed: int = 0
+
+    def build(self, item: Example, number: int) -> Question:
+        """The item with its examples; refused where they do not fit."""
+        if self.shots.as_many_as_fit:
+            return self._fullest(item, number)
+        question = self._shown(item, number)
+        return self._fitted(question, *self._tokens([question]))
+
+    def build_all(self, items: Sequence[Example]) -> list[Question]:
+        """Every item, the first being number 0."""
+        if self.shots.as_many_as_fit:
+            return [self._fullest(item, number) for number, item in enumerate(items)]
+        found: list[Question] = []
+        for start in range(0, len(items), ITEMS_PER_COUNT):
+            some = [
+                self._shown(item, start + i)
+                for i, item in enumerate(items[start : start + ITEMS_PER_COUNT])
+            ]
+            found += [
+                self._fitted(question, need)
+                for question, need in zip(some, self._tokens(some), strict=True)
+            ]
+        return found
+
+    def _shown(self, item: Example, number: int) -> Question:
+        prompt = self.prompt(item)
+        some = list(islice(draw_examples(self.pool, item, self.seed, number), self.shots.count))
+        if len(some) < self.shots.count:
+            raise UsageError(
+                f"{plural_examples(self.shots.count)} asked for, but there are only {len(some)} to "
+                "draw from: name a file "
+                "of training rows with --train (train=…), or ask for fewer."
+            )
+        return self._with(prompt, item, some)
+
+    def _fitted(self, question: Question, need: int) -> Question:
+        context = self.model.config.context
+        place = question.example.place
+        if need > context and question.shots:
+            raise UsageError(
+                f"{plural_examples(question.shots)} cannot be shown: {place} takes {need} tokens "
+                "with them, and this model's "
+                f"context is {context}. Ask for fewer, or for as many as fit: --shots max."
+            )
+        return question if need <= context else self._cut(question, need - context)
+
+    def prompt(self, item: Example) -> TaskPrompt:
+        """The item's own prompt; a choice without a token has no likelihood."""
+        prompt = task_prompt(self.task, item)
+        judged = (
+            (prompt.ending,)
+            if prompt.partial
+            else prompt.choices
+            if self.task.kind not in GENERATED_KINDS
+            else ()
+        )
+        for number, choice in enumerate(judged, start=1):
+            if not choice.strip() or not self.model.tokenizer.ids([choice])[0]:
+                raise UsageError(
+                    f"{item.place}: choice {number} ({choice.strip()!r}) has no tokens, so there "
+                    "is nothing to score."
+                )
+        return prompt
+
+    def _with(self, prompt: TaskPrompt, item: Example, some: Sequence[Example]) -> Question:
+        shown = "".join(task_prompt(self.task, one).shown + self.task.separator for one in some)
+        return Question(self.task.intro + shown + prompt.query, prompt, item, len(some))
+
+    def _fullest(self, item: Example, number: int) -> Question:
+        """One example more, until the next does not fit."""
+        context = self.model.config.context
+        prompt = self.prompt(item)
+        best = self._with(prompt, item, [])
+        (used,) = self._tokens([best])
+        if used > context:
+            return self._cut(best, used - context)
+        some: list[Example] = []
+        for one in draw_examples(self.pool, item, self.seed, number):
+            used += sum(self._lengths([task_prompt(self.task, one).shown + self.task.separator]))
+            next_one = self._with(prompt, item, [*some, one])
+            if used > context or max(self._tokens([next_one])) > context:
+                break
+            some = [*some, one]
+            best = next_one
+        return best
+
+    def _tokens(self, questions: Sequence[Question]) -> list[int]:
+        """How much of the context each question takes with its longest answer."""
+        if self.task.kind in GENERATED_KINDS:
+            return [
+                length + self.task.max_answer_tokens
+                for length in self._lengths([question.before for question in questions])
+            ]
+        endings = [
+            [choice + one.prompt.ending for choice in one.prompt.choices] or [""]
+            for one in questions
+        ]
+        texts = [
+            [one.before + end for end in some] for one, some in zip(questions, endings, strict=True)
+        ]
+        lengths = iter(self._lengths([text for some in texts for text in some]))
+        return [max(islice(lengths, len(some))) for some in texts]
+
+    def _lengths(self, texts: Sequence[str]) -> list[int]:
+        tokenizer = self.model.tokenizer
+        if "lm" in self.model.network.heads:
+            return [len(tokens) for tokens in encode_prompts(tokenizer, texts)]
+        return [len(encoding.tokens) for encoding in tokenizer.encode_batch(texts)]
+
+    def _cut(self, question: Question, surplus: int) -> Question:
+        """Without the oldest tokens: what stands last, the question itself, counts most."""
+        offsets = self.model.tokenizer.encode(question.before, specials=False).offsets
+        if surplus >= len(offsets):
+            raise UsageError(
+                f"{question.example.place} does not fit into this model's context of "
+                f"{self.model.config.context}: "
+                "its answer alone fills it."
+            )
+        return replace(question, before=question.before[offsets[surplus][0] :], cut=True)

@@ -1,0 +1,154 @@
+"""In-context evaluation of a task: read rows, draw examples, prompt, grade."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from malmoi.errors import UsageError, nearest
+from malmoi.evaluation.in_context.graders import GRADERS, Graded, scorings
+from malmoi.evaluation.in_context.question import Question, QuestionBuilder
+from malmoi.evaluation.in_context.session import EvaluationSession
+from malmoi.evaluation.in_context.shots import Shots, parse_shots
+from malmoi.evaluation.in_context.templates import templated
+from malmoi.evaluation.tasks import (
+    Example,
+    Task,
+    files_in,
+    generate_examples,
+    label_names,
+    load_examples,
+    require_labels,
+)
+from malmoi.inference import Model
+
+DataFiles = str | Path | Sequence[str | Path]
+
+
+@dataclass(frozen=True)
+class InContextConfig:
+    """How a task is asked."""
+
+    shots: int | str = 0  # 0, 1, K, max, or several: "0,1,4"
+    train: DataFiles | None = None  # rows that examples are drawn from
+    seed: int = 0  # of the examples, of what is drawn and of a limited choice
+    limit: int | None = None  # only so many items
+    score: str = "total"  # how the likelihoods of choices are compared
+    template: str | None = None  # another way to ask
+    skip_bad: bool = False
+
+
+@dataclass(frozen=True)
+class InContextResult:
+    """What a model is worth on a task with so many examples."""
+
+    task: str
+    shots: Shots
+    verdict: Graded
+    questions: list[Question] = field(repr=False)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """{"accuracy": 0.61, "accuracy_error": 0.02, …, "shots": 4, "examples": 500}."""
+        measured: dict[str, float] = {}
+        for name, value in self.verdict.measures.items():
+            measured |= {name: value.mean, f"{name}_error": value.standard_error}
+        count = sum(question.shots for question in self.questions) / len(self.questions)
+        return {
+            **measured,
+            "shots": count if self.shots.as_many_as_fit else self.shots.count,
+            "examples": len(self.questions),
+        }
+
+
+def evaluate_in_context(
+    model: Model,
+    task: Task,
+    data: DataFiles | None,
+    asking: InContextConfig,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Iterator[InContextResult]:
+    """The results for each number of examples, as they come. `tell` hears how far it is."""
+    wanted = parse_shots(asking.shots)
+    if asking.score not in (known := scorings(model)):
+        raise UsageError(
+            f"There is no way {asking.score!r} to compare choices.{nearest(asking.score, known)}"
+        )
+    asked = templated(task, asking.template)
+    items, pool, notes = split_rows(asked, data, asking)
+    if asked.kind == "classification" and not asked.labels:
+        asked = replace(asked, labels=label_names(asked, [*items, *pool]))
+    for shots in wanted:
+        yield _result(
+            EvaluationSession(asked, model, asking.score, tell),
+            items,
+            QuestionBuilder(asked, model, pool, shots, asking.seed),
+            notes,
+        )
+
+
+def _result(
+    exam: EvaluationSession, items: Sequence[Example], asker: QuestionBuilder, notes: Sequence[str]
+) -> InContextResult:
+    task = asker.task
+    shots = asker.shots
+    if task.kind == "text":
+        if shots.count or shots.as_many_as_fit:
+            raise UsageError(
+                f"The task {task.name} reads whole texts; it takes no examples: leave --shots out."
+            )
+        questions = [Question(item.text, asker.prompt(item), item) for item in items]
+    else:
+        questions = asker.build_all(items)
+    graded = GRADERS[task.kind](exam, questions)
+    cut = sum(question.cut for question in questions)
+    said = (
+        [f"{cut:,} of {len(questions):,} items were cut at their beginning to fit"] if cut else []
+    )
+    drawn = notes if shots.count or shots.as_many_as_fit else ()
+    return InContextResult(task.name, shots, graded, questions, (*drawn, *said, *graded.notes))
+
+
+def split_rows(
+    task: Task, data: DataFiles | None, asking: InContextConfig
+) -> tuple[Sequence[Example], Sequence[Example], list[str]]:
+    """The items that are asked, those that may be shown, and what is worth saying about them."""
+    train, dev = _files(task, data)
+    found = (
+        generate_examples(task, asking.seed)
+        if dev is None
+        else load_examples(task, dev, skip_bad=asking.skip_bad)
+    )
+    if task.kind != "text":
+        require_labels(task, found.rows)
+    source = asking.train or train
+    pool = found if source is None else load_examples(task, source, skip_bad=asking.skip_bad)
+    notes = list(found.notes)
+    if source is None:
+        notes.append(
+            "examples are drawn from the other rows of the data, as there is no file of training "
+            "rows (train)"
+        )
+    return _some(found.rows, asking), pool.rows, notes
+
+
+def _files(task: Task, data: DataFiles | None) -> tuple[Path | None, DataFiles | None]:
+    """The file of training rows, where a folder has one, and what is asked."""
+    if not isinstance(data, str | Path) or not Path(data).is_dir():
+        return None, data
+    train, dev = files_in(task, data)
+    return train, dev or train
+
+
+def _some(rows: Sequence[Example], asking: InContextConfig) -> Sequence[Example]:
+    """As many as are asked for, drawn from the whole: files are often sorted by label."""
+    if asking.limit is None or asking.limit >= len(rows):
+        return rows
+    if asking.limit < 1:
+        raise UsageError(f"limit must be 1 or more, not {asking.limit}.")
+    return [
+        rows[i]
+        for i in sorted(Random(f"limit:{asking.seed}").sample(range(len(rows)), asking.limit))
+    ]

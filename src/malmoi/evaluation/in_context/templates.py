@@ -1,0 +1,87 @@
+"""Prompt templates are data: other ways to ask a task, from templates.toml or a file of the
+user's.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.evaluation.tasks import Task
+
+TEMPLATE_FIELDS = {
+    "prompt": str,
+    "answers": dict,
+    "intro": str,
+    "suffix": str,
+    "separator": str,
+    "max_answer_tokens": int,
+}
+
+
+@cache
+def templates() -> dict[str, dict[str, dict[str, Any]]]:
+    """Every template by its task and its name."""
+    return tomllib.loads(
+        files("malmoi.evaluation.in_context").joinpath("templates.toml").read_text("utf-8")
+    )
+
+
+def templated(task: Task, name: str | None) -> Task:
+    """The task asked another way: by a template's name, or by a .toml file that holds one."""
+    if name is None:
+        return task
+    known = templates().get(task.name, {})
+    if name.endswith(".toml"):
+        return _changed(task, _own(Path(name)), name)
+    if name not in known:
+        hint = (
+            nearest(name, known)
+            if known
+            else " It has none of its own: write one into a .toml file and name that."
+        )
+        raise UsageError(f"The task {task.name} has no template {name!r}.{hint}")
+    return _changed(task, known[name], name)
+
+
+def _own(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise MalmoiError(f"The template {path} cannot be read: {error}.") from error
+
+
+RENAMED_FIELDS = {"after": "suffix", "between": "separator", "most": "max_answer_tokens"}
+
+
+def current_template(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A template's fields under the names that they have now; old ones are read for one more
+    release.
+    """
+    return {RENAMED_FIELDS.get(name, name): value for name, value in given.items()}
+
+
+def _changed(task: Task, given: dict[str, Any], name: str) -> Task:
+    given = current_template(given)
+    for field, value in given.items():
+        if field not in TEMPLATE_FIELDS:
+            raise UsageError(
+                f"The template {name} has an unknown field "
+                f"{field!r}.{nearest(field, TEMPLATE_FIELDS)}"
+            )
+        if not isinstance(value, TEMPLATE_FIELDS[field]):
+            raise UsageError(
+                f"The template {name}: {field} must be of the kind "
+                f"{TEMPLATE_FIELDS[field].__name__}."
+            )
+    answers = given.get("answers", task.answers)
+    missing = [label for label in task.labels if label not in answers]
+    if missing:
+        raise UsageError(
+            f"The template {name} does not say how the label {missing[0]!r} is answered."
+        )
+    return replace(task, **given)

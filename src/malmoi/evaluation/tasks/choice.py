@@ -1,0 +1,129 @@
+"""Multiple choice: SWAG (Zellers et al. 2018), RACE (Lai et al. 2017), COPA (Roemmele et al.
+2011).
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from malmoi.evaluation.tasks.base import Example, Task
+from malmoi.evaluation.tasks.rows import (
+    BadRow,
+    BrokenRow,
+    DataRow,
+    any_rows,
+    json_line_rows,
+    table_rows,
+)
+
+
+def swag_rows(path: Path) -> Iterator[DataRow]:
+    """Comma-separated; some releases have a first column without a name."""
+    return table_rows(path, quoted=True)
+
+
+def swag(row: DataRow) -> Example:
+    """A scene and the beginning of the next one; four ways it may end."""
+    endings = tuple(row.text(f"ending{i}") for i in range(4))
+    return Example(row.text("sent1"), row.text("sent2"), row.whole("label"), "", row.place, endings)
+
+
+def race_rows(path: Path) -> Iterator[DataRow]:
+    """One article a line, with several questions each; every question becomes a row."""
+    for row in json_line_rows(path):
+        missing = [
+            name
+            for name in ("article", "questions", "options", "answers")
+            if name not in row.values
+        ]
+        if isinstance(row, BrokenRow) or missing:
+            yield (
+                row
+                if isinstance(row, BrokenRow)
+                else BrokenRow({}, row.place, f"there is no {missing[0]!r}")
+            )
+            continue
+        parts = [row[name] for name in ("questions", "options", "answers")]
+        if len({len(part) for part in parts}) != 1:
+            why = (
+                f"{len(parts[0])} questions, {len(parts[1])} lists of options, {len(parts[2])} "
+                f"answers"
+            )
+            yield BrokenRow({}, row.place, why)
+            continue
+        for question, options, answer in zip(*parts, strict=True):
+            values = {
+                "article": row["article"],
+                "question": question,
+                "options": options,
+                "answer": answer,
+            }
+            yield DataRow(values, row.place)
+
+
+def race(row: DataRow) -> Example:
+    """An article, a question (perhaps with a gap _), four options; the answer is a letter."""
+    letter = row.label("answer")
+    if letter is not None and letter not in "ABCDEFGH":
+        raise BadRow(row.place, f"the answer must be a letter such as A, not {letter!r}")
+    right = None if letter is None else "ABCDEFGH".index(letter)
+    return Example(
+        row.text("article"), row.text("question"), right, "", row.place, tuple(row["options"])
+    )
+
+
+def query_example(row: DataRow) -> Example:
+    """A query, its choices, and the number of the right one."""
+    choices = tuple(map(str, row["choices"]))
+    if len(choices) < 2:
+        raise BadRow(row.place, "there are fewer than two choices")
+    return Example(row.text("query"), None, row.whole("gold"), "", row.place, choices)
+
+
+def copa(row: DataRow) -> Example:
+    """As SuperGLUE has it (premise, question: cause or effect, choice1, choice2), or as query,
+    choices, gold.
+    """
+    if "query" in row.values:
+        return query_example(row)
+    link = {"cause": "because", "effect": "so"}.get(row.text("question"))
+    if link is None:
+        raise BadRow(row.place, f"the question must be cause or effect, not {row['question']!r}")
+    choices = (row.text("choice1"), row.text("choice2"))
+    return Example(
+        f"{row.text('premise').rstrip('.')} {link}",
+        None,
+        row.whole("label"),
+        "",
+        row.place,
+        choices,
+    )
+
+
+SWAG = Task(
+    "swag",
+    "choice",
+    swag_rows,
+    swag,
+    about="what happens next in a scene?",
+    files=("train*", "val*"),
+    prompt="{text} {pair}",
+)
+RACE = Task(
+    "race",
+    "choice",
+    race_rows,
+    race,
+    about="exam questions about an article",
+    files=("train*", "dev*"),
+    prompt="{text}\nQuestion: {pair}\nAnswer:",
+)
+COPA = Task(
+    "copa",
+    "choice",
+    any_rows,
+    copa,
+    about="which of two is the cause or the effect?",
+    files=("train*", "val*"),
+)
+
+TASKS = (SWAG, RACE, COPA)

@@ -1,0 +1,190 @@
+"""What GPT-2 and GPT-3 were asked without training: PIQA, ARC, Winograd, WinoGrande, HellaSwag,
+BoolQ, CBT.
+
+Each reads the form its authors publish; those that are choices also as `query, choices, gold`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import takewhile
+from pathlib import Path
+
+from malmoi.evaluation.tasks.base import Example, Task
+from malmoi.evaluation.tasks.choice import query_example
+from malmoi.evaluation.tasks.glue import YES_NO
+from malmoi.evaluation.tasks.rows import BadRow, DataRow, any_rows, text_lines
+
+
+def _question(row: DataRow) -> Example:
+    """A query that begins with "Question:", which the prompt says too."""
+    found = query_example(row)
+    return replace(found, text=found.text.strip().removeprefix("Question:").strip())
+
+
+def piqa(row: DataRow) -> Example:
+    """How a goal is reached: goal, sol1, sol2, label (Bisk et al. 2020)."""
+    if "query" in row.values:
+        return _question(row)
+    return Example(
+        row.text("goal"),
+        None,
+        row.whole("label"),
+        "",
+        row.place,
+        (row.text("sol1"), row.text("sol2")),
+    )
+
+
+def arc(row: DataRow) -> Example:
+    """School science: a question, choices with their letters (or numbers), answerKey (Clark et
+    al. 2018).
+    """
+    if "query" in row.values:
+        return _question(row)
+    question = row["question"]
+    nested = isinstance(question, dict)
+    given = question["choices"] if nested else row["choices"]
+    pairs = (
+        [(c["label"], c["text"]) for c in given]
+        if nested
+        else list(zip(given["label"], given["text"], strict=True))
+    )
+    key = row.label("answerKey")
+    marks = [mark for mark, _ in pairs]
+    if key is not None and key not in marks:
+        raise BadRow(row.place, f"the answer {key!r} is none of {', '.join(marks)}")
+    prefix = question["stem"] if nested else row.text("question")
+    choices = tuple(text for _, text in pairs)
+    return Example(
+        prefix,
+        None,
+        None if key is None else marks.index(key),
+        str(row.values.get("id", "")),
+        row.place,
+        choices,
+    )
+
+
+def winograd(row: DataRow) -> Example:
+    """Who is meant? As contexts and one continuation, or as a sentence with a gap _ and two
+    options (WinoGrande).
+    """
+    if "sentence" in row.values:
+        before, gap, after = row.text("sentence").partition("_")
+        if not gap:
+            raise BadRow(row.place, "the sentence has no gap _")
+        right = row.whole("answer")
+        choices = (row.text("option1"), row.text("option2"))
+        return Example(
+            before.strip(),
+            f"_{after}",
+            None if right is None else right - 1,
+            "",
+            row.place,
+            choices,
+        )
+    contexts = [str(context).split() for context in row["context_options"]]
+    shared = sum(
+        1
+        for _ in takewhile(
+            lambda some: len(set(some)) == 1, zip(*(c[:-1] for c in contexts), strict=False)
+        )
+    )
+    fills = tuple(" ".join(context[shared:]) for context in contexts)
+    rest = f"_ {row.text('continuation').strip()}"
+    return Example(" ".join(contexts[0][:shared]), rest, row.whole("gold"), "", row.place, fills)
+
+
+def hellaswag(row: DataRow) -> Example:
+    """How a scene goes on: ctx, four endings, label (Zellers et al. 2019)."""
+    endings = tuple(map(str, row["endings"]))
+    return Example(
+        row.text("ctx"),
+        None,
+        row.whole("label"),
+        str(row.values.get("ind", "")),
+        row.place,
+        endings,
+    )
+
+
+def boolq(row: DataRow) -> Example:
+    """A passage and a question that yes or no answers: true or false, or 1 and 0."""
+    found = row.label("label", "answer")
+    known = {"true": "1", "false": "0", "1": "1", "0": "0", "yes": "1", "no": "0"}
+    if found is not None and found.lower() not in known:
+        raise BadRow(row.place, f"the answer must be true or false, not {found!r}")
+    return Example(
+        row.text("passage"), row.text("question"), found and known[found.lower()], "", row.place
+    )
+
+
+def cbt_rows(path: Path) -> Iterator[DataRow]:
+    """Twenty numbered lines of a story; the 21st has a gap XXXXX, its word and ten candidates
+    (Hill et al. 2016).
+    """
+    lines: list[str] = []
+    for number, line in text_lines(path):
+        mark, _, text = line.partition(" ")
+        if mark.isdigit() and mark != "21":
+            lines.append(text)
+        elif mark == "21":
+            question, *rest = (part.strip() for part in text.split("\t"))
+            story = " ".join(lines)
+            lines = []
+            options = rest[-1].split("|") if rest else []
+            answer = rest[0] if rest else ""
+            yield DataRow(
+                {"story": story, "question": question, "answer": answer, "options": options},
+                f"{path}:{number}",
+            )
+
+
+def cbt(row: DataRow) -> Example:
+    options = tuple(row["options"])
+    if "XXXXX" not in row["question"] or row["answer"] not in options:
+        raise BadRow(row.place, "there must be a gap XXXXX, and its word among the candidates")
+    question = row.text("question").replace("_", " ").replace("XXXXX", "_", 1)
+    return Example(
+        row.text("story"), question, options.index(row["answer"]), "", row.place, options
+    )
+
+
+QUESTION_PROMPT = "Question: {text}\nAnswer:"
+PIQA = Task(
+    "piqa", "choice", any_rows, piqa, about="how is a goal reached?", prompt=QUESTION_PROMPT
+)
+ARC = Task("arc", "choice", any_rows, arc, about="school science questions", prompt=QUESTION_PROMPT)
+HELLASWAG = Task(
+    "hellaswag",
+    "choice",
+    any_rows,
+    hellaswag,
+    about="how does a scene go on?",
+    files=("*train*", "*val*"),
+)
+WINOGRAD = Task(
+    "winograd", "choice", any_rows, winograd, about="whom does a pronoun mean?", gap="rest"
+)
+WINOGRANDE = Task(
+    "winogrande", "choice", any_rows, winograd, about="which of two fits a gap?", gap="rest"
+)
+CBT = Task(
+    "cbt", "choice", cbt_rows, cbt, about="which word is missing in a children's book?", gap="fill"
+)
+BOOLQ = Task(
+    "boolq",
+    "classification",
+    any_rows,
+    boolq,
+    about="yes or no, by a passage",
+    metrics=("accuracy",),
+    labels=("0", "1"),
+    prompt="{text}\nQuestion: {pair}?\nAnswer:",
+    answers=YES_NO,
+)
+QUERIES = Task(
+    "prompts", "choice", any_rows, query_example, about="any JSON lines with query, choices, gold"
+)
+
+TASKS = (PIQA, ARC, HELLASWAG, WINOGRAD, WINOGRANDE, CBT, BOOLQ, QUERIES)

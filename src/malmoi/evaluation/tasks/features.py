@@ -1,0 +1,163 @@
+"""The feature view of a task: examples as tokens and labels, for a BERT or a framed GPT."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from malmoi.errors import UsageError
+from malmoi.evaluation.tasks.base import Example, Task
+from malmoi.tokenizer import Tokenizer, TokenRow
+from malmoi.tokenizer.windows import ContextWindow, context_windows, word_pieces
+from malmoi.training.losses import IGNORE_LABEL
+
+KIND_HEADS = {
+    "classification": "classify",
+    "regression": "classify",
+    "tagging": "tag",
+    "choice": "choice",
+    "answer": "span",
+}
+
+
+def head_for(task: Task) -> str:
+    """The head that learns a task; some are only for language models as they are."""
+    if task.kind not in KIND_HEADS:
+        raise UsageError(
+            f"The task {task.name} ({task.kind}) is not learnt by fine-tuning; ask a language "
+            "model as it is: "
+            f"malmoi evaluate {task.name} --model … --shots 0"
+        )
+    return KIND_HEADS[task.kind]
+
+
+@dataclass(frozen=True)
+class TrainingItem:
+    """What is learnt from at once: one row of tokens, or the rows of an example's choices or
+    orders; and its label.
+    """
+
+    rows: tuple[TokenRow, ...]
+    label: Any
+
+    @property
+    def length(self) -> int:
+        return max(len(row.tokens) for row in self.rows)
+
+
+@dataclass(frozen=True)
+class FeatureView:
+    """How examples become tokens."""
+
+    tokenizer: Tokenizer
+    labels: tuple[str, ...]
+    length: int  # the most tokens of a row
+    stride: int = 128  # by which windows over a long context move on
+    both: bool = False  # pairs in both orders
+    last: bool = False  # the last token speaks for the whole, not the first
+
+
+def encode_examples(
+    task: Task, examples: Sequence[Example], view: FeatureView
+) -> list[TrainingItem]:
+    """Everything that the examples teach, as tokens."""
+    return list(FEATURES[task.kind](examples, view))
+
+
+def _encode(
+    examples: Sequence[Example], view: FeatureView, *, turned: bool = False
+) -> list[TokenRow]:
+    """Texts and pairs in batches of their own, in the examples' order."""
+    found: list[TokenRow | None] = [None] * len(examples)
+    for paired in (False, True):
+        places = [i for i, e in enumerate(examples) if (e.pair is not None) == paired]
+        firsts = [examples[i].text for i in places]
+        seconds = [examples[i].pair or "" for i in places]
+        if turned:
+            firsts, seconds = seconds, firsts
+        rows = view.tokenizer.rows(firsts, seconds if paired else None, max_tokens=view.length)
+        for i, row in zip(places, rows, strict=True):
+            found[i] = row
+    return [row for row in found if row is not None]
+
+
+def _labelled(
+    examples: Sequence[Example], view: FeatureView, label: Callable[[Any], Any]
+) -> Iterator[TrainingItem]:
+    rows = [_encode(examples, view)] + ([_encode(examples, view, turned=True)] if view.both else [])
+    for example, *some in zip(examples, *rows, strict=True):
+        yield TrainingItem(tuple(some), label(example.label))
+
+
+def classification_items(examples: Sequence[Example], view: FeatureView) -> Iterator[TrainingItem]:
+    numbers = {name: i for i, name in enumerate(view.labels)}
+    return _labelled(examples, view, numbers.__getitem__)
+
+
+def regression_items(examples: Sequence[Example], view: FeatureView) -> Iterator[TrainingItem]:
+    return _labelled(examples, view, float)
+
+
+def tagging_items(examples: Sequence[Example], view: FeatureView) -> Iterator[TrainingItem]:
+    """A label for each word's first token."""
+    numbers = {name: i for i, name in enumerate(view.labels)}
+    for example, pieces in zip(
+        examples, word_pieces(view.tokenizer, [e.words for e in examples], view.length), strict=True
+    ):
+        for piece in pieces:
+            labels = [IGNORE_LABEL] * len(piece.row.tokens)
+            for word, place in enumerate(piece.firsts, start=piece.start):
+                if place is not None:
+                    labels[place] = numbers[example.label[word]]
+            yield TrainingItem((piece.row,), labels)
+
+
+def choice_items(examples: Sequence[Example], view: FeatureView) -> Iterator[TrainingItem]:
+    """Each choice after the text (and the question): (context, question + choice) as one row."""
+    flat = [Example(e.text, _after(e.pair, c)) for e in examples for c in e.choices]
+    rows = iter(_encode(flat, view))
+    for example in examples:
+        yield TrainingItem(tuple(next(rows) for _ in example.choices), example.label)
+
+
+def _after(question: str | None, choice: str) -> str:
+    if not question:
+        return choice
+    # RACE's cloze questions
+    return question.replace("_", choice) if "_" in question else f"{question} {choice}"
+
+
+def answer_items(examples: Sequence[Example], view: FeatureView) -> Iterator[TrainingItem]:
+    """Windows over the context; where one does not hold the answer, the token that speaks for it
+    is the answer.
+    """
+    pairs = [(e.text, e.pair or "") for e in examples]
+    for example, some in zip(
+        examples, context_windows(view.tokenizer, pairs, view.length, view.stride), strict=True
+    ):
+        for window in some:
+            null = len(window.tokens) - 1 if view.last else 0
+            gold = example.label[0] if example.label else None
+            row = TokenRow(window.tokens, window.segments)
+            yield TrainingItem(
+                (row,), (null, null) if gold is None else _place(window, *gold) or (null, null)
+            )
+
+
+def _place(window: ContextWindow, text: str, start: int) -> tuple[int, int] | None:
+    """The first and last token of an answer, if it lies whole in the window."""
+    end, (begins, ends) = start + len(text), window.offsets.T
+    inside = np.flatnonzero((ends > start) & (begins < end)) + window.first
+    if not len(inside) or begins[0] > start or ends[-1] < end:
+        return None
+    return int(inside[0]), int(inside[-1])
+
+
+FEATURES: dict[str, Callable[[Sequence[Example], FeatureView], Iterator[TrainingItem]]] = {
+    "classification": classification_items,
+    "regression": regression_items,
+    "tagging": tagging_items,
+    "choice": choice_items,
+    "answer": answer_items,
+}

@@ -1,0 +1,171 @@
+"""GLUE (Wang et al. 2018) in its own files, and the sets that stand beside it: SICK, IMDB."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from malmoi.evaluation.tasks.base import Task, columns, numbers
+from malmoi.evaluation.tasks.rows import DataRow, table_rows
+
+COLA_COLUMNS = ("source", "label", "mark", "sentence")
+ENTAILMENT_LABELS = ("entailment", "not_entailment")
+NLI_LABELS = ("contradiction", "entailment", "neutral")
+YES_NO = {"0": "no", "1": "yes"}
+
+
+def cola_rows(path: Path) -> Iterator[DataRow]:
+    """CoLA has no header; its test set has one, and two columns."""
+    return table_rows(path, COLA_COLUMNS)
+
+
+COLA = Task(
+    "cola",
+    "classification",
+    cola_rows,
+    columns("sentence"),
+    about="is a sentence good English?",
+    metrics=("matthews", "accuracy"),
+    labels=("0", "1"),
+    prompt="Sentence: {text}\nIs this good English?",
+    answers=YES_NO,
+)
+SST2 = Task(
+    "sst2",
+    "classification",
+    table_rows,
+    columns("sentence"),
+    about="does a film review's phrase praise or blame?",
+    metrics=("accuracy",),
+    labels=("0", "1"),
+    prompt="Review: {text}\nSentiment:",
+    answers={"0": "negative", "1": "positive"},
+)
+MRPC = Task(
+    "mrpc",
+    "classification",
+    table_rows,
+    columns("#1 String", "#2 String", "Quality"),
+    about="do two sentences say the same?",
+    metrics=("f1", "accuracy"),
+    labels=("0", "1"),
+    both_orders=True,
+    files=("*train*", "*dev*"),
+    prompt="First: {text}\nSecond: {pair}\nDo they say the same?",
+    answers=YES_NO,
+)
+STSB = Task(
+    "stsb",
+    "regression",
+    table_rows,
+    numbers("sentence1", "sentence2"),
+    about="how alike are two sentences, 0 to 5?",
+    metrics=("spearman", "pearson"),
+    both_orders=True,
+    prompt="First: {text}\nSecond: {pair}\nHow alike are they, from 0 to 5?",
+    answers={str(n): str(n) for n in range(6)},
+)
+QQP = Task(
+    "qqp",
+    "classification",
+    table_rows,
+    columns("question1", "question2", "is_duplicate"),
+    about="do two questions ask the same?",
+    metrics=("f1", "accuracy"),
+    labels=("0", "1"),
+    both_orders=True,
+    prompt="First: {text}\nSecond: {pair}\nDo they ask the same?",
+    answers=YES_NO,
+)
+MNLI = Task(
+    "mnli",
+    "classification",
+    table_rows,
+    columns("sentence1", "sentence2", "gold_label"),
+    about="does a premise entail a hypothesis, contradict it, or neither?",
+    metrics=("accuracy",),
+    labels=NLI_LABELS,
+    files=("train*", "dev_matched*"),
+    prompt="{text}\nQuestion: {pair} True, False, or Neither?\nAnswer:",
+    answers={"contradiction": "False", "entailment": "True", "neutral": "Neither"},
+)
+MNLI_MM = Task(
+    "mnli-mm",
+    "classification",
+    table_rows,
+    MNLI.example,
+    about="MNLI, judged on genres that were not trained on",
+    metrics=("accuracy",),
+    labels=NLI_LABELS,
+    files=("train*", "dev_mismatched*"),
+    prompt=MNLI.prompt,
+    answers=MNLI.answers,
+)
+QNLI = Task(
+    "qnli",
+    "classification",
+    table_rows,
+    columns("question", "sentence"),
+    about="does a sentence answer a question?",
+    metrics=("accuracy",),
+    labels=ENTAILMENT_LABELS,
+    prompt="{pair}\nQuestion: does this answer “{text}”?\nAnswer:",
+    answers={"entailment": "yes", "not_entailment": "no"},
+)
+RTE = Task(
+    "rte",
+    "classification",
+    table_rows,
+    columns("sentence1", "sentence2"),
+    about="does one sentence follow from another?",
+    metrics=("accuracy",),
+    labels=ENTAILMENT_LABELS,
+    prompt="{text}\nQuestion: {pair} True or False?\nAnswer:",
+    answers={"entailment": "True", "not_entailment": "False"},
+)
+WNLI = Task(
+    "wnli",
+    "classification",
+    table_rows,
+    columns("sentence1", "sentence2"),
+    about="does a sentence with its pronoun replaced follow?",
+    metrics=("accuracy",),
+    labels=("0", "1"),
+    prompt=RTE.prompt,
+    answers={"0": "False", "1": "True"},
+)
+SICK = Task(
+    "sick",
+    "classification",
+    table_rows,
+    columns("sentence_A", "sentence_B", "entailment_judgment", id="pair_ID"),
+    about="entailment, contradiction or neither, in plain sentences",
+    metrics=("accuracy",),
+    labels=("CONTRADICTION", "ENTAILMENT", "NEUTRAL"),
+    files=("*train*", "*trial*"),
+    prompt=MNLI.prompt,
+    answers={name.upper(): word for name, word in MNLI.answers.items()},
+)
+SICK_R = Task(
+    "sick-r",
+    "regression",
+    table_rows,
+    numbers("sentence_A", "sentence_B", "relatedness_score", id="pair_ID"),
+    about="how related are two plain sentences, 1 to 5?",
+    files=("*train*", "*trial*"),
+    both_orders=True,
+    prompt="First: {text}\nSecond: {pair}\nHow related are they, from 1 to 5?",
+    answers={str(n): str(n) for n in range(1, 6)},
+)
+IMDB = Task(
+    "imdb",
+    "classification",
+    table_rows,
+    columns("text"),
+    about="does a film review praise or blame?",
+    metrics=("accuracy",),
+    labels=("neg", "pos"),
+    files=("*train*", "*test*"),
+    prompt="Review: {text}\nSentiment:",
+    answers={"neg": "negative", "pos": "positive"},
+)
+
+TASKS = (COLA, SST2, MRPC, STSB, QQP, MNLI, MNLI_MM, QNLI, RTE, WNLI, SICK, SICK_R, IMDB)

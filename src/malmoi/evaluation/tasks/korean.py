@@ -1,0 +1,46 @@
+"""Korean tasks: NSMC (Naver film reviews), KorSTS (Ham et al. 2020), KLUE-NLI (Park et al.
+2021).
+"""
+
+from malmoi.evaluation.tasks.base import Task, columns, numbers
+from malmoi.evaluation.tasks.glue import NLI_LABELS
+from malmoi.evaluation.tasks.rows import json_array_rows, table_rows
+
+NSMC = Task(
+    "nsmc",
+    "classification",
+    table_rows,
+    columns("document", id="id"),
+    about="영화 리뷰가 긍정인가 부정인가? (Korean film reviews)",
+    metrics=("accuracy",),
+    labels=("0", "1"),
+    files=("*train*", "*test*"),
+    prompt="리뷰: {text}\n감정:",
+    answers={"0": "부정", "1": "긍정"},
+)
+KORSTS = Task(
+    "korsts",
+    "regression",
+    table_rows,
+    numbers("sentence1", "sentence2"),
+    about="두 문장이 얼마나 비슷한가, 0에서 5 (Korean similarity)",
+    metrics=("spearman", "pearson"),
+    files=("*train*", "*dev*"),
+    both_orders=True,
+    prompt="문장 1: {text}\n문장 2: {pair}\n얼마나 비슷한가? (0에서 5)\n답:",
+    answers={str(n): str(n) for n in range(6)},
+)
+KLUE_NLI = Task(
+    "klue-nli",
+    "classification",
+    json_array_rows,
+    columns("premise", "hypothesis", "gold_label", id="guid"),
+    about="전제에서 가설이 따라 나오는가? (Korean inference)",
+    metrics=("accuracy",),
+    labels=NLI_LABELS,
+    files=("*train*", "*dev*"),
+    prompt="{text}\n질문: {pair} 참, 거짓, 알 수 없음?\n답:",
+    answers={"contradiction": "거짓", "entailment": "참", "neutral": "알 수 없음"},
+)
+
+TASKS = (NSMC, KORSTS, KLUE_NLI)

@@ -1,0 +1,170 @@
+"""Language itself: the last word of a passage, the likelihood of a text, translations,
+summaries.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from malmoi.evaluation.tasks.base import Example, Task
+from malmoi.evaluation.tasks.rows import ROW_READERS, BadRow, DataRow, any_rows, text_lines
+from malmoi.text.lines import COMPRESSED
+
+TITLE = re.compile(r"= [^=].*[^=] =")  # begins an article of WikiText; sections have more signs
+
+
+def lambada_rows(path: Path) -> Iterator[DataRow]:
+    """JSON lines, or the authors' own form: a passage a line."""
+    bare = path.with_suffix("") if path.suffix in COMPRESSED else path
+    if bare.suffix in ROW_READERS and bare.suffix != ".txt":
+        yield from any_rows(path)
+        return
+    for number, line in text_lines(path):
+        if line.strip():
+            yield DataRow({"text": line}, f"{path}:{number}")
+
+
+def lambada(row: DataRow) -> Example:
+    """A passage without its last word, and that word (Paperno et al. 2016)."""
+    if "context" in row.values:
+        return Example(
+            row.text("context").rstrip(), None, row.text("continuation").strip(), "", row.place
+        )
+    before, _, last = row.text("text").rstrip().rpartition(" ")
+    if not before:
+        raise BadRow(row.place, "a passage needs two words at least")
+    return Example(before.rstrip(), None, last, "", row.place)
+
+
+# ------------------------------------------------------------------ texts whose likelihood is
+# measured
+
+
+def articles(path: Path) -> Iterator[DataRow]:
+    """WikiText article by article, words still cut as in the file: perplexity is counted by
+    their number.
+    """
+    lines: list[str] = []
+    begun = 1
+    for number, line in text_lines(path):
+        if TITLE.fullmatch(line.strip()) and any(one.strip() for one in lines):
+            yield DataRow({"text": "\n".join(lines) + "\n"}, f"{path}:{begun}")
+            lines = []
+            begun = number
+        lines.append(line)
+    if lines:
+        yield DataRow({"text": "\n".join(lines) + "\n"}, f"{path}:{begun}")
+
+
+def whole_file(path: Path) -> Iterator[DataRow]:
+    """A file as one text."""
+    yield DataRow({"text": "".join(f"{line}\n" for _, line in text_lines(path))}, f"{path}:1")
+
+
+def detokenized(clean: Callable[[str], str]) -> Callable[[DataRow], Example]:
+    """The text as a person would write it, and beside it as it stands in the file: it has the
+    words to count.
+    """
+    return lambda row: Example(clean(row.text("text")), row.text("text"), None, "", row.place)
+
+
+# GPT-2 §3.1 undoes what the sets' own tokenizers did, by rules it does not print. WikiText's are
+# those of
+# lm-evaluation-harness to the letter, so that its numbers can be compared.
+WIKITEXT_RULES = (
+    (r"s '", r"s'"),
+    *((rf" @\{sign}@ ", sign) for sign in "-,."),
+    *((rf" \{sign} ", f"{sign} ") for sign in ":;.!?,"),
+    (r"\(\s*([^\)]*?)\s*\)", r"(\1)"),
+    (r"\[\s*([^\]]*?)\s*\]", r"[\1]"),
+    (r"{\s*([^}]*?)\s*}", r"{\1}"),
+    (r"\"\s*([^\"]*?)\s*\"", r'"\1"'),
+    (r"'\s*([^']*?)\s*'", r"'\1'"),
+    (r"= = = =", "===="),
+    (r"= = =", "==="),
+    (r"= =", "=="),
+    (r" ° ", "°"),
+    (r" \n", "\n"),
+    (r"\n ", "\n"),
+    (r" N ", " 1 "),
+    (r" 's", "'s"),
+)
+# Numbers are N in PTB and so is the per cent sign: "to N N from N N" was "to 8.45 % from 8.47 %".
+# All can be undone.
+PTB_RULES = (
+    (r"(?m)^ | $", ""),
+    (r" n't(?!\S)", "n't"),
+    (r" '(?!\d)", "'"),
+    (r"(?<!\S)can not(?!\S)", "cannot"),
+    (r"(?<!\S)(?<!\$ )N N(?!\S| N(?!\S))", "1%"),
+    (r"(?<!\S)N(?!\S)", "1"),
+    (r"([$#]) (?=[\d<])", r"\1"),
+    (r"\\([*/])", r"\1"),
+)
+
+
+def rewritten(rules: tuple[tuple[str, str], ...], text: str) -> str:
+    """The text as it was before it was cut into words, as far as rules can tell."""
+    for found, put in rules:
+        text = re.sub(found, put, text)
+    return text
+
+
+# ------------------------------------------------------------------ texts that are written
+
+
+def text_pair(sources: tuple[str, ...], targets: tuple[str, ...], row: DataRow) -> Example:
+    """A text and the one that should be written of it, in the first of these columns that the
+    file has.
+    """
+    text = row.text(next((name for name in sources if name in row.values), sources[0]))
+    right = row.label(*targets)
+    return Example(text.strip(), None, None if right is None else (right,), "", row.place)
+
+
+LAMBADA = Task("lambada", "cloze", lambada_rows, lambada, about="the last word of a passage")
+WIKITEXT = Task(
+    "wikitext",
+    "text",
+    articles,
+    detokenized(partial(rewritten, WIKITEXT_RULES)),
+    about="how likely is Wikipedia, word by word?",
+)
+PTB = Task(
+    "ptb",
+    "text",
+    whole_file,
+    detokenized(partial(rewritten, PTB_RULES)),
+    about="how likely is the Wall Street Journal of 1989?",
+)
+PLAIN_TEXT = Task(
+    "plain-text",
+    "text",
+    whole_file,
+    detokenized(str),
+    about="how likely is any text, word by word?",
+)
+TRANSLATION = Task(
+    "translation",
+    "write",
+    any_rows,
+    partial(text_pair, ("source", "text"), ("target", "label")),
+    about="a sentence in another language",
+    metrics=("bleu",),
+    prompt="{text} =",  # GPT-2 §3.7
+    separator="\n",
+    max_answer_tokens=64,
+)
+SUMMARY = Task(
+    "summary",
+    "write",
+    any_rows,
+    partial(text_pair, ("article", "document", "text"), ("highlights", "summary", "label")),
+    about="what a text says, in a few sentences",
+    metrics=("rouge_l",),
+    prompt="{text}\nTL;DR:",  # GPT-2 §3.6
+    max_answer_tokens=100,
+)
+
+TASKS = (LAMBADA, WIKITEXT, PTB, PLAIN_TEXT, TRANSLATION, SUMMARY)

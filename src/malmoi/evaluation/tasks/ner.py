@@ -1,0 +1,120 @@
+"""Named entities: CoNLL-2003 (Tjong Kim Sang & De Meulder 2003) and the Korean set klp2016."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from malmoi.evaluation.tasks.base import Example, Task
+from malmoi.evaluation.tasks.rows import BadRow, BrokenRow, DataRow, text_lines
+from malmoi.metrics import entities
+
+DOCUMENT_MARK = "-DOCSTART-"
+
+
+def conll_sentences(path: Path, split: str | None = None, word: int = 0) -> Iterator[DataRow]:
+    """Sentences with blank lines between, a word a line: the word in column `word`, its tag in the
+    last one.
+
+    A line that begins a document and lines of comment (klp2016's ; and $) belong to no sentence.
+    """
+    words: list[str] = []
+    tags: list[str] = []
+    broken = ""
+    # wide: columns of the first good line, and so of all
+    begun = 1
+    wide = 0
+    for number, line in text_lines(path):
+        if not line.strip() or line.startswith(DOCUMENT_MARK):
+            yield from _sentence(f"{path}:{begun}", words, tags, broken)
+            words = []
+            tags = []
+            broken = ""
+            continue
+        if split is not None and line.startswith((";", "$")) and split not in line:
+            continue
+        begun = begun if words else number
+        columns = line.split(split)
+        if fault := _fault(columns, word, wide, bare=split is None and line[0].isspace()):
+            broken = broken or f"line {number} {fault}, not {line!r:.40}"
+            continue
+        wide = len(columns)
+        words.append(columns[word].strip())
+        tags.append(columns[-1].strip())
+    yield from _sentence(f"{path}:{begun}", words, tags, broken)
+
+
+def _fault(columns: list[str], word: int, wide: int, *, bare: bool) -> str:
+    """What a line lacks; `bare`: it begins with the gap before a tag."""
+    if bare or len(columns) < word + 2 or not columns[word].strip():
+        return "must hold a word and its tag"
+    return (
+        f"must have {wide} columns like the lines before it"
+        if wide not in (0, len(columns))
+        else ""
+    )
+
+
+def _sentence(place: str, words: list[str], tags: list[str], broken: str) -> Iterator[DataRow]:
+    if broken:
+        yield BrokenRow({}, place, broken)
+    elif words:
+        yield DataRow({"words": words, "tags": tags}, place)
+
+
+def tagging_example(row: DataRow) -> Example:
+    """Words and their tags as IOB2, whatever way the file marks them."""
+    words = tuple(row["words"])
+    return Example(
+        " ".join(words), label=tuple(iob2(row["tags"], row.place)), place=row.place, words=words
+    )
+
+
+def iob2(tags: list[str], place: str) -> list[str]:
+    """B- opens every entity, I- goes on in it: from IOB1, IOB2, BIOES, marks with _ (B_PS) and a
+    bare I.
+    """
+    named: list[str] = []
+    for tag in tags:
+        if tag == "I" and named and named[-1] != "O":  # klp2016 does not say again what goes on
+            tag = f"I-{named[-1][2:]}"
+        if tag != "O" and (tag[:1] not in "BIESLU" or tag[1:2] not in ("-", "_")):
+            raise BadRow(place, f"{tag!r} is no tag such as O, B-PER or I-PER")
+        named.append(tag)
+    marked = ["O"] * len(tags)
+    for label, first, last in entities(named):
+        marked[first : last + 1] = [f"B-{label}", *[f"I-{label}"] * (last - first)]
+    return marked
+
+
+def conll_rows(path: Path) -> Iterator[DataRow]:
+    return conll_sentences(path)
+
+
+def klp_rows(path: Path) -> Iterator[DataRow]:
+    """Number, morpheme, part of speech, tag; the sentence itself stands before in lines that
+    begin with ; and $.
+    """
+    return conll_sentences(path, "\t", word=1)
+
+
+CONLL2003 = Task(
+    "conll2003",
+    "tagging",
+    conll_rows,
+    tagging_example,
+    about="which words name a person, a place, an organisation?",
+    files=("*train*", "*testa*"),
+    prompt="Text: {text}\nNames:",
+    max_answer_tokens=64,
+)
+KLP2016 = Task(
+    "klp2016",
+    "tagging",
+    klp_rows,
+    tagging_example,
+    about="사람, 곳, 기관, 날짜, 시간의 이름은 어디에? (Korean names)",
+    files=("*train*", "*dev*"),
+    prompt="글: {text}\n이름:",
+    max_answer_tokens=64,
+)
+
+TASKS = (CONLL2003, KLP2016)

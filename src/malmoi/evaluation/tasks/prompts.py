@@ -1,0 +1,167 @@
+"""The prompt view of a task: examples as text, with every possible answer."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from malmoi.errors import UsageError
+from malmoi.evaluation.tasks.base import Example, Task
+from malmoi.metrics import entities
+
+NO_ANSWER = "unanswerable"  # what is said where the text holds no answer
+NO_NAMES = "none"
+
+
+@dataclass(frozen=True)
+class TaskPrompt:
+    """A query, the ways it may go on (of an answer that is written: the right ones), and which of
+    them is right.
+
+    `ending` follows whichever way was taken. Where `partial`, it alone is judged: p(ending | query,
+    choice), so that choices of unequal likelihood compete by what they make of the same words
+    (Trinh & Le 2018 §3).
+    """
+
+    query: str
+    choices: tuple[str, ...]
+    gold: int | None
+    ending: str = ""
+    partial: bool = False
+
+    @property
+    def shown(self) -> str:
+        """The whole with its right answer, as an example for others."""
+        if self.gold is None:
+            raise UsageError(f"An example without its answer cannot be shown: {self.query!r:.80}.")
+        return self.query + self.choices[self.gold] + self.ending
+
+
+def task_prompt(task: Task, example: Example) -> TaskPrompt:
+    """The example for a language model."""
+    return PROMPT_VIEWS[task.kind](task, example)
+
+
+def answer_cue(task: Task) -> str:
+    """What says that an answer comes, and nothing else: the last line of the prompt, or
+    "Answer:" (GPT-3 §2.4).
+    """
+    last = task.prompt.rpartition("\n")[2].strip()
+    return last if last and "{" not in last else "Answer:"
+
+
+def _query(task: Task, example: Example) -> str:
+    try:
+        return task.prompt.format(text=example.text, pair=example.pair or "")
+    except (KeyError, IndexError, ValueError) as error:
+        raise UsageError(
+            f"The prompt of {task.name} may name {{text}} and {{pair}} only, not {error}: "
+            f"{task.prompt!r:.80}."
+        ) from None
+
+
+def _classification(task: Task, example: Example) -> TaskPrompt:
+    names = task.labels or tuple(task.answers)
+    gold = names.index(example.label) if example.label in names else None
+    said = tuple(f" {task.answers.get(name, name)}" for name in names)
+    return TaskPrompt(_query(task, example), said, gold, task.suffix)
+
+
+def _regression(task: Task, example: Example) -> TaskPrompt:
+    """Numbers as words; an example shows the nearest."""
+    values = [float(value) for value in task.answers]
+    if not values:
+        raise UsageError(
+            f"The task {task.name} has no text view: it lists no numbers that may be answered."
+        )
+    near = (
+        None
+        if example.label is None
+        else min(range(len(values)), key=lambda i: abs(values[i] - example.label))
+    )
+    return TaskPrompt(
+        _query(task, example),
+        tuple(f" {said}" for said in task.answers.values()),
+        near,
+        task.suffix,
+    )
+
+
+def _choice(task: Task, example: Example) -> TaskPrompt:
+    query = _query(task, example)
+    space = " " if query and not query[-1].isspace() else ""
+    if not task.gap:
+        return TaskPrompt(
+            query, tuple(space + choice for choice in example.choices), example.label, task.suffix
+        )
+    before, _, rest = (example.pair or "_").partition("_")
+    query = f"{query}{space}{before}".rstrip()
+    fills = tuple((" " if query else "") + choice for choice in example.choices)
+    if task.gap == "rest":
+        return TaskPrompt(query, fills, example.label, rest, partial=True)
+    return TaskPrompt(query, tuple(fill + rest for fill in fills), example.label)
+
+
+def _answer(task: Task, example: Example) -> TaskPrompt:
+    golds = tuple(dict.fromkeys(text for text, _ in example.label or ()))
+    known = example.label is not None
+    return TaskPrompt(
+        _query(task, example), tuple(f" {g}" for g in golds or (NO_ANSWER,)), 0 if known else None
+    )
+
+
+def _tagging(task: Task, example: Example) -> TaskPrompt:
+    """Names and what they are, in their order: " EU (ORG); German (MISC)"."""
+    spans = sorted(entities(example.label or ()), key=lambda span: span[1])
+    named = [f"{' '.join(example.words[a : b + 1])} ({label})" for label, a, b in spans]
+    return TaskPrompt(
+        _query(task, example),
+        (" " + ("; ".join(named) or NO_NAMES),),
+        None if example.label is None else 0,
+    )
+
+
+def parse_tags(said: str, words: tuple[str, ...]) -> tuple[str, ...]:
+    """The other way: the tag of each word, from names that were said; a name that does not stand
+    there is dropped.
+    """
+    tags = ["O"] * len(words)
+    for part in said.split(";"):
+        name, _, label = part.strip().removesuffix(")").rpartition(" (")
+        parts = tuple(name.split())
+        free = (
+            i for i in range(len(words)) if words[i : i + len(parts)] == parts and tags[i] == "O"
+        )
+        start = next(free, None) if parts and label else None
+        if start is not None:
+            tags[start : start + len(parts)] = [f"B-{label}", *[f"I-{label}"] * (len(parts) - 1)]
+    return tuple(tags)
+
+
+def _cloze(task: Task, example: Example) -> TaskPrompt:
+    known = example.label is not None
+    return TaskPrompt(
+        _query(task, example),
+        (f" {example.label}",) if known else (),
+        0 if known else None,
+        task.suffix,
+    )
+
+
+def _write(task: Task, example: Example) -> TaskPrompt:
+    golds = tuple(f" {gold}" for gold in example.label or ())
+    return TaskPrompt(_query(task, example), golds, 0 if golds else None)
+
+
+def _text(task: Task, example: Example) -> TaskPrompt:
+    return TaskPrompt(example.text, (), None)
+
+
+PROMPT_VIEWS: dict[str, Callable[[Task, Example], TaskPrompt]] = {
+    "classification": _classification,
+    "regression": _regression,
+    "choice": _choice,
+    "answer": _answer,
+    "tagging": _tagging,
+    "cloze": _cloze,
+    "write": _write,
+    "text": _text,
+}

@@ -1,0 +1,68 @@
+"""SQuAD 1.1 (Rajpurkar et al. 2016) and 2.0 (2018): a question, a paragraph, and where the
+answer stands in it.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from malmoi.errors import MalmoiError
+from malmoi.evaluation.tasks.base import Example, Task
+from malmoi.evaluation.tasks.rows import BadRow, DataRow, json_value
+
+SQUAD_PROMPT = "{pair}\nQuestion: {text}\nAnswer:"
+
+
+def squad_questions(path: Path) -> Iterator[DataRow]:
+    """Every question with its paragraph; its place is its number in the file."""
+    number = 0
+    try:
+        for article in json_value(path)["data"]:
+            for paragraph in article["paragraphs"]:
+                for question in paragraph["qas"]:
+                    number += 1
+                    yield DataRow({**question, "context": paragraph["context"]}, f"{path}:{number}")
+    except (KeyError, TypeError) as error:
+        raise MalmoiError(
+            f"{path} is not in SQuAD's form after question {number}: {error} is missing."
+        ) from error
+
+
+def squad_example(row: DataRow) -> Example:
+    impossible = bool(row.values.get("is_impossible", False))
+    golds = None
+    if impossible or "answers" in row.values:
+        given = [] if impossible else row["answers"]
+        golds = tuple(dict.fromkeys(_gold(one, row.place) for one in given))
+    return Example(row.text("question"), row.text("context"), golds, str(row["id"]), row.place)
+
+
+def _gold(answer: Any, place: str) -> tuple[str, int]:
+    try:
+        return str(answer["text"]), int(answer["answer_start"])
+    except (KeyError, TypeError, ValueError):
+        raise BadRow(
+            place, f"an answer must have a text and an answer_start, not {answer!r:.60}"
+        ) from None
+
+
+SQUAD = Task(
+    "squad",
+    "answer",
+    squad_questions,
+    squad_example,
+    about="where in a paragraph is the answer?",
+    files=("train*", "dev*"),
+    prompt=SQUAD_PROMPT,
+)
+SQUAD2 = Task(
+    "squad2",
+    "answer",
+    squad_questions,
+    squad_example,
+    about="where is the answer, if there is one at all?",
+    files=("train*", "dev*"),
+    prompt=SQUAD_PROMPT,
+)
+
+TASKS = (SQUAD, SQUAD2)

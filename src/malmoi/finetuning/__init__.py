@@ -1,0 +1,1 @@
+"""Fine-tuning: a pre-trained network, a task, one new layer; and how well it then does."""

@@ -1,0 +1,337 @@
+"""From a pre-trained model and labelled rows to a fine-tuned folder: read → frame → `Tuner.fit`
+→ judge → write.
+"""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from malmoi.adapters import check_target, is_adapter, read_with_adapter, write_adapter
+from malmoi.checkpoint import Checkpoint, write_checkpoint
+from malmoi.errors import UsageError
+from malmoi.evaluation.evaluate import Outcome, predict_and_score, with_threshold
+from malmoi.evaluation.tasks import Example, Task, named_task
+from malmoi.evaluation.tasks.features import FeatureView, TrainingItem, encode_examples
+from malmoi.finetuning.config import FinetuneConfig, finetune_config
+from malmoi.finetuning.frozen_features import cached_states
+from malmoi.finetuning.report import write_task_report
+from malmoi.finetuning.run_state import begin_run, finish_run, finished
+from malmoi.finetuning.task_data import FinetuneData, describe_run, load_data
+from malmoi.finetuning.task_network import build_task_network
+from malmoi.finetuning.trainer import FinetuneTrainer
+from malmoi.finetuning.verbalizer_loss import verbalizer_items, verbalizer_loss
+from malmoi.inference import Model
+from malmoi.inference.predict import Predictor
+from malmoi.metrics import goodness, mean_with_error
+from malmoi.system.files import folder_lock, write_text
+from malmoi.tokenizer import TokenRow
+from malmoi.training.device import choose_execution
+from malmoi.training.losses import Objective, lm
+from malmoi.training.losses.task import (
+    choice_loss,
+    classification_loss,
+    regression_loss,
+    span_loss,
+    tagging_loss,
+)
+from malmoi.training.parallel import join_process_group
+from malmoi.training.signals import Stopped
+
+
+@dataclass(frozen=True)
+class FinetuneResult:
+    """A finished fine-tuning: its measures on the development set, each run's own, and the
+    model.
+    """
+
+    metrics: dict[str, float]
+    runs: tuple[dict[str, float], ...]
+    out: Path
+    model: Model
+    steps: int  # updates of the run that was kept
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """One finished run."""
+
+    settings: FinetuneConfig
+    checkpoint: Checkpoint
+    outcome: Outcome
+    steps: int
+
+
+def finetune(
+    model: str | Path | Model,
+    task: str | Task,
+    data: str | Path | Sequence[str | Path],
+    out: str | Path,
+    dev: str | Path | Sequence[str | Path] | None = None,
+    *,
+    device: str | None = None,
+    restart: bool = False,
+    **overrides: Any,
+) -> FinetuneResult:
+    """Fine-tunes a BERT or a GPT to a task, into a folder that transformers opens too.
+
+    `data` is the training file (or a folder that holds train and dev); without `dev` a tenth is
+    held out. Overrides name a field of `FinetuneConfig`: epochs=3, lr=2e-5, freeze=True, lm=0.5,
+    seeds=5… The same call on the same folder goes on where it was stopped; what is finished there
+    is not done again, unless `again`.
+    """
+    settings = finetune_config(overrides)
+    chosen = named_task(task) if isinstance(task, str) else task
+    out = Path(out)
+    work = load_data(
+        chosen, data, dev, settings, _start(model, settings, out), join_process_group(device).device
+    )
+    return run_all(work, settings, out, restart=restart)
+
+
+def run_all(
+    work: FinetuneData, settings: FinetuneConfig, out: Path, *, restart: bool = False
+) -> FinetuneResult:
+    """Every run that the settings ask for; the one that is kept is written to the folder."""
+    measure = work.task.metric_names[0]
+    variants = settings.variants()
+    folders = [out] if len(variants) == 1 else [out / _called(settings, v) for v in variants]
+    with folder_lock(out):
+        runs = [
+            _run(work, v, folder, restart=restart)
+            for v, folder in zip(variants, folders, strict=True)
+        ]
+        kept = _kept(runs, measure, best=settings.grid)
+        if len(runs) > 1:
+            _save(work, settings, kept.checkpoint, out)
+            _tell(measure, runs)
+        _finish(work, kept, runs, out)
+    every = tuple(run.outcome.metrics for run in runs)
+    usable = read_with_adapter(out, device=work.device) if is_adapter(out) else kept.checkpoint
+    return FinetuneResult(kept.outcome.metrics, every, out, Model(usable), kept.steps)
+
+
+def _called(settings: FinetuneConfig, v: FinetuneConfig) -> str:
+    return f"lr{v.lr:g}-batch{v.batch}-epochs{v.epochs:g}" if settings.grid else f"seed-{v.seed}"
+
+
+def _start(model: str | Path | Model, settings: FinetuneConfig, out: Path) -> Checkpoint:
+    start = model.checkpoint if isinstance(model, Model) else read_with_adapter(model)
+    if start.tokenizer is None:
+        raise UsageError(
+            "This model's folder has no tokenizer; put its tokenizer.json beside the weights."
+        )
+    if start.network.trunk.soft is not None or start.network.trunk.past is not None:
+        raise UsageError(
+            "This model is a soft prompt or a prefix on a base; fine-tune the base itself."
+        )
+    if settings.adapter.kind != "none":
+        check_target(out)
+        if start.source is None or is_adapter(start.source):
+            raise UsageError(
+                "An adapter needs a base in a folder of its own; save this model first, and name "
+                "that."
+            )
+    return start
+
+
+def _save(work: FinetuneData, settings: FinetuneConfig, checkpoint: Checkpoint, out: Path) -> None:
+    """The whole model, or beside the one that it started from what was learnt."""
+    if settings.adapter.kind == "none":
+        write_checkpoint(checkpoint, out)
+    else:
+        write_adapter(checkpoint, work.start, settings.adapter, out)
+
+
+# ------------------------------------------------------------------ one run
+
+
+def _run(work: FinetuneData, settings: FinetuneConfig, out: Path, *, restart: bool) -> FinishedRun:
+    out.mkdir(parents=True, exist_ok=True)
+    checkpoint = build_task_network(work.start, work.task, work.labels, settings)
+    record = {"task": work.task.name, **settings.to_dict(), "of": work.model_name, **work.taught}
+    if begin_run(out, record, restart=restart):
+        return _finished(work, settings, out)
+    checkpoint.network.to(work.device)
+    reading = replace(Predictor.of(checkpoint), encode=work.encode)
+    items = _items(work, checkpoint, reading)
+    describe_run(work, settings, checkpoint.network, items)
+
+    def evaluate() -> Outcome:
+        return score_dev(work, reading)
+
+    objective = make_objective(work, settings, verbalizer_loss(items) if reading.words else None)
+    trainer = FinetuneTrainer(
+        checkpoint.network, objective, settings, out, evaluate, work.task.metric_names[0]
+    )
+    with cached_states(checkpoint.network, lambda: _rows(work, checkpoint, reading, items)):
+        best = trainer.fit(items)
+    if best.threshold is not None:
+        checkpoint.extra["threshold"] = best.threshold
+    _save(work, settings, checkpoint, out)
+    if trainer.stopped:
+        where = f"the best so far is in {out}, run the same command to resume"
+        print(f"Stopped at step {trainer.step:,} and saved: {where}.", file=sys.stderr)
+        raise Stopped(trainer.stopped)
+    # before the run is finished, so that a kill from here on leaves them as they are
+    _write_predictions(work, best, out)
+    finish_run(out, record, best.metrics, trainer.step)
+    return FinishedRun(settings, checkpoint, best, trainer.step)
+
+
+def score_dev(work: FinetuneData, reading: Predictor) -> Outcome:
+    """What a model says of the development set."""
+    return (with_threshold if _may_be_unanswered(work.task, work.train) else predict_and_score)(
+        work.task, work.dev, reading
+    )
+
+
+def _finished(work: FinetuneData, settings: FinetuneConfig, out: Path) -> FinishedRun:
+    """A run that was done before: its model and what it said are read, nothing is learnt.
+
+    Judged again, a score can differ in its last digit: weights that are mapped from a file lie at
+    other addresses than those that learnt, and a product of another alignment is summed in another
+    order.
+    """
+    steps, metrics = finished(out)
+    print(
+        f"{out} is finished (step {steps:,}); --restart (restart=True) discards it and starts "
+        "over.",
+        file=sys.stderr,
+    )
+    checkpoint = read_with_adapter(out, device=work.device)
+    said = _read_predictions(work, metrics, out)
+    if said is not None:
+        return FinishedRun(settings, checkpoint, said, steps)
+    with choose_execution(work.device, settings.training(1)).computing():
+        return FinishedRun(settings, checkpoint, score_dev(work, Predictor.of(checkpoint)), steps)
+
+
+def _items(work: FinetuneData, checkpoint: Checkpoint, reading: Predictor) -> list[TrainingItem]:
+    if reading.words is not None:
+        return verbalizer_items(work.train, reading, reading.words)
+    return work.items(_view(work, checkpoint, reading))
+
+
+def _rows(
+    work: FinetuneData, checkpoint: Checkpoint, reading: Predictor, items: Sequence[TrainingItem]
+) -> list[TokenRow]:
+    """Every row that is learnt from or judged by."""
+    judged = encode_examples(work.task, work.dev, _view(work, checkpoint, reading))
+    return [row for item in (*items, *judged) for row in item.rows]
+
+
+def _view(work: FinetuneData, checkpoint: Checkpoint, reading: Predictor) -> FeatureView:
+    last = checkpoint.network.config.pool == "last"
+    return FeatureView(
+        reading.tokenizer, work.labels, reading.max_tokens, reading.stride, reading.both, last
+    )
+
+
+def make_objective(
+    work: FinetuneData, settings: FinetuneConfig, words: Objective | None = None
+) -> Objective:
+    """The loss of the task or of its words and, for GPT-1, λ times the language model's: L3 = L2 +
+    λ·L1 (eq. 5).
+
+    Where there is a teacher, the labels have only a share of it.
+    """
+    rare = _weights(work) if settings.class_weights else None
+    makers: dict[str, Callable[[], Objective]] = {
+        "classification": lambda: classification_loss(rare),
+        "regression": regression_loss,
+        "tagging": lambda: tagging_loss(rare),
+        "choice": choice_loss,
+        "answer": span_loss,
+    }
+    objective = words or makers[work.task.kind]()
+    objective = objective + settings.lm * lm() if settings.lm else objective
+    return objective if work.teaching is None else work.teaching.add_to(objective, work.task.kind)
+
+
+def _weights(work: FinetuneData) -> list[float]:
+    """n / (N · count) of each label: rare ones count more, the mean over the examples stays 1."""
+    tagged = work.task.kind == "tagging"
+    counts = Counter(label for e in work.train for label in (e.label if tagged else [e.label]))
+    total = sum(counts.values())
+    return [
+        total / (len(work.labels) * counts[name]) if counts[name] else 1.0 for name in work.labels
+    ]
+
+
+def _may_be_unanswered(task: Task, examples: Sequence[Example]) -> bool:
+    return task.kind == "answer" and any(not e.label for e in examples)
+
+
+# ------------------------------------------------------------------ what is said and written
+
+
+def _kept(runs: Sequence[FinishedRun], measure: str, *, best: bool) -> FinishedRun:
+    """The best run of a grid; of several seeds the median one, which promises nothing that luck
+    brought.
+    """
+    ordered = sorted(runs, key=lambda run: goodness(measure, run.outcome.metrics[measure]))
+    return ordered[-1] if best else ordered[(len(ordered) - 1) // 2]
+
+
+def _tell(measure: str, runs: Sequence[FinishedRun]) -> None:
+    found = mean_with_error([run.outcome.metrics[measure] for run in runs])
+    spread = f"{found.mean:.4f} ± {found.deviation:.4f} (standard deviation)"
+    print(f"{len(runs)} runs: {measure} {spread}.", file=sys.stderr)
+
+
+def _finish(work: FinetuneData, kept: FinishedRun, runs: Sequence[FinishedRun], out: Path) -> None:
+    done = kept.outcome
+    rows = _write_predictions(work, done, out)
+    if work.task.kind == "answer":  # SQuAD's own format
+        answers = {e.id: said for e, said in zip(work.dev, done.predictions, strict=True)}
+        write_text(out / "predictions.json", json.dumps(answers, ensure_ascii=False) + "\n")
+    table = [{**run.settings.to_dict(), **run.outcome.metrics} for run in runs]
+    write_task_report(out, work.task, work.labels, done, rows, table)
+
+
+def _write_predictions(work: FinetuneData, done: Outcome, out: Path) -> list[dict[str, Any]]:
+    """predictions.jsonl: every example of the development set, what was right, what was said."""
+    rows = [
+        _row(*each)
+        for each in zip(work.dev, done.labels, done.predictions, done.scores, strict=True)
+    ]
+    write_text(
+        out / "predictions.jsonl",
+        "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows),
+    )
+    return rows
+
+
+def _read_predictions(work: FinetuneData, metrics: dict[str, float], out: Path) -> Outcome | None:
+    """What a finished run said of this development set; none where its file is not there or of
+    other examples.
+    """
+    try:
+        lines = (out / "predictions.jsonl").read_text("utf-8").removesuffix("\n").split("\n")
+        rows = [_current_row(json.loads(line)) for line in lines]
+        seen = [[row["id"], row["text"]] for row in rows]
+        gold, said, sure = (
+            [row[name] for row in rows] for name in ("label", "prediction", "score")
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return (
+        Outcome(metrics, gold, said, sure) if seen == [[e.id, e.text] for e in work.dev] else None
+    )
+
+
+def _current_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row under today's names; the last release wrote gold, said and sure."""
+    names = {"gold": "label", "said": "prediction", "sure": "score"}
+    return {names.get(name, name): value for name, value in row.items()}
+
+
+def _row(example: Example, gold: Any, said: Any, sure: float) -> dict[str, Any]:
+    pair = {} if example.pair is None else {"pair": example.pair}
+    choices = {"choices": list(example.choices)} if example.choices else {}
+    seen = {"id": example.id, "text": example.text, **pair, **choices}
+    return {**seen, "label": gold, "prediction": said, "score": round(sure, 5)}

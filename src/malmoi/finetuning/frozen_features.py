@@ -1,0 +1,106 @@
+"""Feature-based adaptation (BERT §5.3, table 7): a small model on the hidden states of a frozen
+one, computed once.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from malmoi.checkpoint import Checkpoint
+from malmoi.errors import UsageError, nearest
+from malmoi.evaluation.tasks import Task
+from malmoi.finetuning.config import FinetuneConfig
+from malmoi.finetuning.hidden_states import HiddenStateCache, row_key
+from malmoi.inference.embed import check_layers
+from malmoi.model import FeatureConfig, Network
+from malmoi.tokenizer import TokenRow
+
+FEATURE_KINDS = ("tagging", "classification", "regression")
+# depth → layers, whether they are summed
+LAYER_CHOICES: dict[str, Callable[[int], tuple[tuple[int, ...], bool]]] = {
+    "embeddings": lambda depth: ((0,), False),
+    "second-to-last": lambda depth: ((depth - 1,), False),
+    "last": lambda depth: ((depth,), False),
+    "last4": lambda depth: (_last4(depth), False),
+    "weighted-last4": lambda depth: (_last4(depth), True),
+    "weighted-all": lambda depth: (tuple(range(1, depth + 1)), True),
+}
+
+
+def _last4(depth: int) -> tuple[int, ...]:
+    return tuple(range(max(1, depth - 3), depth + 1))
+
+
+def feature_config(start: Checkpoint, task: Task, settings: FinetuneConfig) -> FeatureConfig | None:
+    """What the settings ask for, if they ask for features: a tagger gets a BiLSTM, the others a
+    linear map.
+    """
+    if not settings.features:
+        return None
+    if task.kind not in FEATURE_KINDS:
+        raise UsageError(
+            f"features are for {', '.join(FEATURE_KINDS)}; {task.kind} is learnt by fine-tuning "
+            "the whole model."
+        )
+    depth = start.network.config.depth
+    layers, weighted = _chosen(settings.features, depth)
+    recurrent = settings.recurrent if task.kind == "tagging" else 0
+    return FeatureConfig(layers=layers, weighted=weighted, recurrent=recurrent)
+
+
+def _chosen(name: str, depth: int) -> tuple[tuple[int, ...], bool]:
+    if name in LAYER_CHOICES:
+        return LAYER_CHOICES[name](depth)
+    word, _, numbers = name.partition("=")
+    try:
+        if word != "layers":
+            raise ValueError
+        given = tuple(int(number) for number in numbers.split(","))
+    except ValueError:
+        known = f"{', '.join(LAYER_CHOICES)} or layers=8,9,-1"
+        raise UsageError(
+            f"There are no features {name!r}.{nearest(name, LAYER_CHOICES)} Take {known}."
+        ) from None
+    check_layers(given, depth)
+    return tuple(layer % (depth + 1) for layer in given), False
+
+
+class CachedTrunk(nn.Module):
+    """Stands where the trunk stood and gives the same states, from the disk."""
+
+    def __init__(self, network: Network, states: HiddenStateCache) -> None:
+        super().__init__()
+        self.states = states
+        self.embed = network.trunk.embed
+        self.blocks = nn.ModuleList()
+
+    def forward(
+        self, tokens: Tensor, *, segments: Tensor | None = None, keep: Tensor | None = None
+    ) -> Tensor:
+        weight = self.embed.token.weight
+        parts = [tokens] if segments is None else [tokens, segments]
+        lengths = [tokens.size(1)] * len(tokens) if keep is None else keep.sum(1).tolist()
+        found = torch.zeros(*tokens.shape, *self.states.shape, dtype=weight.dtype)
+        for i, (row, n) in enumerate(
+            zip(torch.stack(parts, 1).cpu().numpy(), lengths, strict=True)
+        ):
+            found[i, :n] = self.states[row_key(row[:, :n])]
+        return found.to(weight.device)
+
+
+@contextmanager
+def cached_states(network: Network, rows: Callable[[], Sequence[TokenRow]]) -> Iterator[None]:
+    """While this is open, the frozen trunk's states of these rows are read and not computed
+    again.
+    """
+    if network.features is None:
+        yield
+        return
+    trunk = network.trunk
+    network.trunk = CachedTrunk(network, HiddenStateCache.of(network, rows()))  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        network.trunk = trunk

@@ -1,0 +1,176 @@
+"""Cache of a frozen model's hidden states on disk: computed once, in half precision, memory-mapped.
+
+They lie in the user's cache, in a folder named by the model's weights and the rows it reads, one
+file a layer.
+"""
+
+import hashlib
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from malmoi.errors import MalmoiError
+from malmoi.model import Activations, Network
+from malmoi.model.features import STATE_DTYPE
+from malmoi.report.console import Console
+from malmoi.system.files import scratch_folder
+from malmoi.tokenizer import TokenRow
+from malmoi.tokenizer.padding import length_batches, model_inputs
+
+STATES_FORMAT = 1
+BYTES_PER_NUMBER = 2  # of a number
+
+
+def row_key(row: Any) -> bytes:
+    """What a row is known by: its tokens, and its segments where the model has them."""
+    return np.asarray(row, np.int32).tobytes()
+
+
+class HiddenStateCache(Mapping[bytes, Tensor]):
+    """The states of some rows by their key: [T, L, D] of each, read from the disk when it is
+    asked for.
+    """
+
+    def __init__(
+        self, folder: Path, layers: Sequence[int], places: dict[bytes, tuple[int, int]], width: int
+    ) -> None:
+        self.shape = (len(layers), width)
+        self._places = places
+        total = sum(length for _, length in places.values())
+        self._layers = [
+            np.memmap(_file(folder, layer), np.float16, "r", shape=(total, width))
+            for layer in layers
+        ]
+
+    def __getitem__(self, row: bytes) -> Tensor:
+        start, length = self._places[row]
+        return torch.from_numpy(
+            np.stack([layer[start : start + length] for layer in self._layers], axis=1)
+        )
+
+    def __iter__(self) -> Any:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @classmethod
+    def of(cls, network: Network, rows: Sequence[TokenRow]) -> "HiddenStateCache":
+        """Takes from the cache what is there, computes the layers that are not."""
+        segmented = bool(network.config.segments)
+        named = {
+            row_key([row.tokens, row.segments] if segmented else [row.tokens]): row for row in rows
+        }
+        ordered = dict(sorted(named.items(), key=lambda item: (-len(item[1].tokens), item[0])))
+        places = {}
+        total = 0
+        for name, row in ordered.items():
+            places[name] = (total, len(row.tokens))
+            total += len(row.tokens)
+        assert network.features is not None
+        layers = network.features.layers
+        width = network.config.width
+        folder = states_folder() / _fingerprint(network, ordered)
+        size = total * width * BYTES_PER_NUMBER
+        missing = [n for n in dict.fromkeys(layers) if not _is_whole(_file(folder, n), size)]
+        if missing:
+            _compute(network, list(ordered.values()), missing, folder, size)
+        else:
+            print(
+                f"note: the hidden states of {len(places):,} rows are read from {folder}.",
+                file=sys.stderr,
+            )
+        return cls(folder, layers, places, width)
+
+
+def states_folder() -> Path:
+    """Where states are kept: XDG_CACHE_HOME, else ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "malmoi" / "states"
+
+
+def _file(folder: Path, layer: int) -> Path:
+    return folder / f"layer-{layer}.f16"
+
+
+def _is_whole(path: Path, size: int) -> bool:
+    return path.is_file() and path.stat().st_size == size
+
+
+def _fingerprint(network: Network, rows: Mapping[bytes, TokenRow]) -> str:
+    """Of the weights, of how they are used, and of every row: its tokens say which tokenizer and
+    which data.
+    """
+    found = hashlib.sha256(f"{STATES_FORMAT} {network.config.to_json()}".encode())
+    for name, tensor in network.trunk.state_dict().items():
+        found.update(name.encode())
+        found.update(tensor.detach().float().cpu().contiguous().numpy().data)
+    for row in rows:
+        found.update(len(row).to_bytes(8, "little") + row)
+    return found.hexdigest()[:32]
+
+
+def _compute(
+    network: Network, rows: Sequence[TokenRow], layers: Sequence[int], folder: Path, size: int
+) -> None:
+    """Runs the trunk once over all rows and writes the layers, which appear in the folder only
+    when they are whole.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    _check_room(folder, size * len(layers))
+    with scratch_folder(folder) as beside, ExitStack() as stack:
+        files = [stack.enter_context(_file(beside, layer).open("wb")) for layer in layers]
+        _write(network, rows, layers, files)
+        for layer, file in zip(layers, files, strict=True):
+            file.flush()
+            os.fsync(file.fileno())
+            _file(beside, layer).replace(_file(folder, layer))
+    print(
+        f"note: {size * len(layers) / 1e6:,.0f} MB of hidden states are kept in {folder}.",
+        file=sys.stderr,
+    )
+
+
+@torch.inference_mode()
+def _write(
+    network: Network, rows: Sequence[TokenRow], layers: Sequence[int], files: Sequence[IO[bytes]]
+) -> None:
+    """Rows come longest first, as `batches` takes them, so their order on the disk is their own."""
+    device = network.trunk.embed.token.weight.device
+    console = Console()
+    done = 0
+    network.eval()
+    for group in length_batches([len(row.tokens) for row in rows]):
+        activations = Activations()
+        some = [rows[i] for i in group]
+        network.trunk(**model_inputs(some, network.config, device), activations=activations)
+        for layer, file in zip(layers, files, strict=True):
+            for row, states in zip(
+                some, activations.hidden[layer].to(STATE_DTYPE).cpu().numpy(), strict=True
+            ):
+                file.write(_plain(states[: len(row.tokens)]))
+        done += len(group)
+        console.progress(f"hidden states: {done:,} of {len(rows):,} rows")
+    console.close()
+
+
+def _plain(states: NDArray[np.float16]) -> bytes:
+    return np.ascontiguousarray(states).tobytes()
+
+
+def _check_room(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise MalmoiError(
+            f"The hidden states need {needed / 1e9:.1f} GB and {folder} has {free / 1e9:.1f}: make "
+            "room, name another "
+            "place with XDG_CACHE_HOME, or take fewer layers (features=last)."
+        )

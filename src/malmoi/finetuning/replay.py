@@ -1,0 +1,67 @@
+"""Steps recorded once for each shape and replayed (CUDA graphs): a small network waits for
+Python, not for the GPU.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from malmoi.inference.generation.cuda_graphs import record_graph
+
+# forward, backward, update: a batch in, its loss out
+ReplayStep = Callable[[Mapping[str, Tensor]], Tensor]
+MAX_GRAPHS = 64  # shapes that are recorded; what comes after them runs as it is
+
+
+class StepReplay:
+    """A step that is run as it is for a shape's first batch, recorded at its second, and replayed
+    from then on.
+
+    The step's work must lie on the GPU: no value may come back to Python in it, and its optimizer
+    must be capturable. Batches may lie in pinned memory; the loss that is returned is the caller's
+    own.
+    """
+
+    def __init__(self, step: ReplayStep, device: torch.device) -> None:
+        self.step = step
+        self.device = device
+        self.stream = torch.cuda.Stream(device)
+        self.recorded: dict[Any, tuple[torch.cuda.CUDAGraph, dict[str, Tensor], Tensor] | None] = {}
+
+    def __call__(self, batch: Mapping[str, Tensor]) -> Tensor:
+        shape = tuple((name, tensor.shape) for name, tensor in sorted(batch.items()))
+        first = shape not in self.recorded
+        if first or (self.recorded[shape] is None and len(self.recorded) > MAX_GRAPHS):
+            self.recorded.setdefault(shape, None)
+            return self._run(batch)
+        found = self.recorded[shape] or self._record(batch)
+        self.recorded[shape] = found
+        graph, inputs, loss = found
+        for name, tensor in batch.items():
+            inputs[name].copy_(tensor, non_blocking=True)
+        graph.replay()
+        return loss.clone()  # the next graph may use its memory
+
+    def _run(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """On the stream of the recording, so that what kernels keep for a stream is there when
+        it begins.
+        """
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            loss = self.step(self._sent(batch)).detach()
+        torch.cuda.current_stream().wait_stream(self.stream)
+        return loss
+
+    def _record(
+        self, batch: Mapping[str, Tensor]
+    ) -> tuple[torch.cuda.CUDAGraph, dict[str, Tensor], Tensor]:
+        inputs = self._sent(batch)
+        pool = next((found[0].pool() for found in self.recorded.values() if found), None)
+        with record_graph(self.stream, pool) as graph:
+            loss = self.step(inputs).detach()
+        return graph, inputs, loss
+
+    def _sent(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}

@@ -1,0 +1,124 @@
+"""report.html of a fine-tuning: measures, curves, the confusion of labels, and what was said of
+each example.
+"""
+
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from malmoi.evaluation.evaluate import Outcome
+from malmoi.evaluation.tasks import Task
+from malmoi.metrics import confusion, mean_with_error
+from malmoi.report.chart import chart
+from malmoi.report.page import fact_cards, html_page, html_table
+from malmoi.system.files import write_text
+from malmoi.training.log import read_metrics
+
+MAX_EXAMPLES = 200  # predictions on the page; all of them are in predictions.jsonl
+MAX_LABELS = 40  # beyond which a confusion matrix cannot be read
+
+
+def write_task_report(
+    out: Path,
+    task: Task,
+    labels: Sequence[str],
+    outcome: Outcome,
+    rows: Sequence[Mapping[str, Any]],
+    runs: Sequence[Mapping[str, Any]],
+) -> None:
+    measured = [(name.replace("_", " "), f"{value:.4f}") for name, value in outcome.metrics.items()]
+    parts = [fact_cards([*measured, ("examples", f"{len(rows):,}")])]
+    if len(runs) > 1:
+        parts.append(f"<h2>Every run</h2>{_runs(runs, task.metric_names[0])}")
+    parts.append(_curves(out, task.metric_names[0]))
+    if task.kind == "classification" and len(labels) <= MAX_LABELS:
+        matrix = confusion(outcome.labels, outcome.predictions, labels).tolist()
+        parts.append(f"<h2>What was taken for what</h2>{confusion_table(labels, matrix)}")
+    parts.append(_examples(rows))
+    write_text(
+        out / "report.html", html_page(f"Fine-tuned: {task.name}", task.about, "".join(parts))
+    )
+
+
+def _runs(runs: Sequence[Mapping[str, Any]], measure: str) -> str:
+    found = mean_with_error([run[measure] for run in runs])
+    rows = [
+        (run["seed"], f"{run['lr']:g}", run["batch"], f"{run['epochs']:g}", f"{run[measure]:.4f}")
+        for run in runs
+    ]
+    words = (
+        f"<p>{html.escape(measure)} {found.mean:.4f} ± {found.deviation:.4f} over {len(runs)} "
+        f"runs</p>"
+    )
+    return words + html_table(("seed", "lr", "batch", "epochs", measure), rows)
+
+
+def _curves(out: Path, measure: str) -> str:
+    rows = read_metrics(out / "metrics.jsonl") if (out / "metrics.jsonl").is_file() else []
+    loss = chart(
+        {"training": [(r["step"], r["loss"]) for r in rows if "loss" in r]}, "steps", "loss"
+    )
+    judged = [(r["step"], r[measure]) for r in rows if measure in r]
+    parts = [f"<h2>Loss</h2>{loss}"] if loss else []
+    if len(judged) > 1:
+        parts.append(
+            f"<h2>{html.escape(measure)}</h2>{chart({'development': judged}, 'steps', measure)}"
+        )
+    return "".join(parts)
+
+
+def confusion_table(labels: Sequence[str], matrix: Sequence[Sequence[int]]) -> str:
+    """Gold labels down, predicted ones across; the darker, the larger the share of its row."""
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in labels)
+    body = []
+    for name, row in zip(labels, matrix, strict=True):
+        total = sum(row) or 1
+        cells = "".join(f'<td style="background:{_shade(n / total)}">{n:,}</td>' for n in row)
+        body.append(f"<tr><th>{html.escape(name)}</th>{cells}</tr>")
+    note = '<p class="lead">down: what was right; across: what was said</p>'
+    return f"{note}<table><tr><th></th>{head}</tr>{''.join(body)}</table>"
+
+
+def _shade(share: float) -> str:
+    return f"color-mix(in srgb,var(--a) {round(55 * share)}%,transparent)"
+
+
+def _examples(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The wrong ones first, the surest of them on top."""
+    wrong = sorted((r for r in rows if not is_correct(r)), key=lambda r: -r["score"])
+    fine = [r for r in rows if is_correct(r)]
+    shown = [*wrong[: MAX_EXAMPLES // 2], *fine[: MAX_EXAMPLES // 2]]
+    paired = any("pair" in row for row in rows)
+    cells = [_cells(row, paired) for row in shown]
+    note = f"{len(wrong):,} of {len(rows):,} are not exactly right; all are in predictions.jsonl."
+    head = ("", "text", *(["pair"] if paired else []), "label", "prediction", "score")
+    return f'<h2>Examples</h2><p class="lead">{note}</p>{html_table(head, cells)}'
+
+
+def _cells(row: Mapping[str, Any], paired: bool) -> tuple[str, ...]:
+    pair = (_cut(row.get("pair", "")),) if paired else ()
+    return (
+        "" if is_correct(row) else "✗",
+        _cut(row["text"]),
+        *pair,
+        _cut(row["label"]),
+        _cut(row["prediction"]),
+        f"{row['score']:.3f}",
+    )
+
+
+def is_correct(row: Mapping[str, Any]) -> bool:
+    gold = row["label"]
+    said = row["prediction"]
+    if isinstance(gold, float):
+        return abs(gold - said) < 0.5
+    if isinstance(gold, list) and isinstance(said, str):  # answers
+        return said in gold or (not gold and not said)
+    return bool(list(gold) == list(said) if isinstance(gold, list | tuple) else gold == said)
+
+
+def _cut(value: Any, most: int = 160) -> str:
+    text = " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    text = f"{value:.3f}" if isinstance(value, float) else text
+    return text if len(text) <= most else text[: most - 1] + "…"

@@ -1,0 +1,158 @@
+"""What all runs of a fine-tuning share: checked examples and the starting model."""
+
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from malmoi.checkpoint import Checkpoint
+from malmoi.errors import MalmoiError
+from malmoi.evaluation.tasks import (
+    Example,
+    Task,
+    files_in,
+    label_names,
+    load_examples,
+    require_labels,
+)
+from malmoi.evaluation.tasks.features import FeatureView, TrainingItem, encode_examples
+from malmoi.finetuning.config import FinetuneConfig
+from malmoi.finetuning.run_state import distillation_record, run_fingerprint
+from malmoi.finetuning.task_network import MAX_ROW_TOKENS
+from malmoi.inference.predict import EncodeFunctions
+from malmoi.model import Network, count_parameters
+from malmoi.training.losses.distil import Distillation
+
+FEWEST_ROWS = 10  # below which labels that all differ may be a try
+
+
+@dataclass(frozen=True)
+class FinetuneData:
+    """What all runs of a fine-tuning share."""
+
+    task: Task
+    train: tuple[Example, ...]
+    dev: tuple[Example, ...]
+    labels: tuple[str, ...]
+    start: Checkpoint
+    device: torch.device
+    model_name: str  # which model and which examples these are
+    teaching: Distillation | None = None  # who says what is right, beside the labels
+
+    @property
+    def taught(self) -> dict[str, Any]:
+        """What a folder remembers of the teacher."""
+        return {} if self.teaching is None else distillation_record(self.teaching)
+
+    @cached_property
+    def encode(self) -> EncodeFunctions:
+        """The same rows are judged after each epoch of each run."""
+        return EncodeFunctions().cached()
+
+    @cached_property
+    def items(self) -> Callable[[FeatureView], list[TrainingItem]]:
+        """What is learnt from, as tokens: the same for every run that looks at it alike."""
+        return lru_cache(maxsize=1)(lambda view: encode_examples(self.task, self.train, view))
+
+
+def load_data(
+    task: Task,
+    data: Any,
+    dev: Any,
+    settings: FinetuneConfig,
+    start: Checkpoint,
+    device: torch.device,
+) -> FinetuneData:
+    """Reads the examples; without a development file some of the training's are kept apart."""
+    if dev is None and isinstance(data, str | Path):
+        data, dev = files_in(task, data)
+    given = [
+        load_examples(task, files, skip_bad=settings.skip_bad)
+        for files in (data, dev)
+        if files is not None
+    ]
+    for note in (note for some in given for note in some.notes):
+        print(f"note: {note}", file=sys.stderr)
+    every = [row for some in given for row in some.rows]
+    require_labels(task, every)
+    _check_classes(task, every)
+    rows, judged = _held_out(every, settings) if dev is None else (given[0].rows, given[1].rows)
+    of = run_fingerprint(start.network, [*rows, *judged])
+    return FinetuneData(task, rows, judged, label_names(task, every), start, device, of)
+
+
+def _check_classes(task: Task, rows: Sequence[Example]) -> None:
+    """A class has several members: a column of ids or of free text is no column of labels."""
+    if task.kind != "classification" or task.labels or len(rows) < FEWEST_ROWS:
+        return
+    classes = dict.fromkeys(row.label for row in rows)
+    if len(classes) == len(rows):
+        first, second = list(classes)[:2]
+        raise MalmoiError(
+            f"Each of the {len(rows):,} rows has a label of its own ({first!r:.40}, "
+            f"{second!r:.40}…), so there is "
+            "nothing to learn: name the column of the classes with --label COLUMN, or take "
+            "regression for numbers."
+        )
+    if 2 * len(classes) > len(rows):
+        print(
+            f"note: {len(classes):,} labels for {len(rows):,} rows: most are seen only once.",
+            file=sys.stderr,
+        )
+
+
+def _held_out(
+    rows: list[Example], settings: FinetuneConfig
+) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
+    """What is learnt from, and a share of the examples, drawn, that is judged by."""
+    if len(rows) < 2:
+        raise MalmoiError(
+            f"There is only one example ({rows[0].place}): one is needed to learn from, one to "
+            "judge by."
+        )
+    held = max(1, round(len(rows) * settings.holdout))
+    print(
+        f"note: No development file: {held:,} of the examples are held out for evaluation.",
+        file=sys.stderr,
+    )
+    mixed = random.Random(settings.seed).sample(rows, len(rows))
+    return tuple(mixed[held:]), tuple(mixed[:held])
+
+
+def describe_run(
+    work: FinetuneData, settings: FinetuneConfig, network: Network, items: Sequence[TrainingItem]
+) -> None:
+    """Says what is about to be learnt, and what is worth knowing before."""
+    learning = sum(p.numel() for p in network.parameters() if p.requires_grad)
+    whole = count_parameters(network)
+    what = f"{len(work.train):,} examples to learn from, {len(work.dev):,} to judge by"
+    long = f"{settings.steps:,} steps" if settings.steps else f"{settings.epochs:g} epochs"
+    long = f"{settings.minutes:g} minutes" if settings.minutes else long
+    print(
+        f"{work.task.name}: {what}; {learning:,} weights learn ({learning / whole:.2%}), {long}.",
+        file=sys.stderr,
+    )
+    if work.task.kind == "classification":
+        label, times = Counter(e.label for e in work.dev).most_common(1)[0]
+        print(
+            f"note: always saying {label!r} would be right for {times / len(work.dev):.1%} of "
+            "them.",
+            file=sys.stderr,
+        )
+    limit = max(item.length for item in items)
+    cut = sum(item.length == limit for item in items)
+    if (
+        cut > 1
+        and limit == min(settings.length or MAX_ROW_TOKENS, network.config.context)
+        and work.task.kind != "answer"
+    ):
+        print(
+            f"note: up to {cut:,} texts are longer than {limit} tokens and are cut there.",
+            file=sys.stderr,
+        )

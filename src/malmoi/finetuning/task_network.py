@@ -1,0 +1,138 @@
+"""A network for a task from a pre-trained one: its trunk, a new output layer, and new special
+tokens for a GPT.
+"""
+
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+
+from malmoi.adapters import attach_adapter
+from malmoi.checkpoint import Checkpoint
+from malmoi.errors import UsageError
+from malmoi.evaluation.tasks import Task
+from malmoi.evaluation.tasks.features import head_for
+from malmoi.finetuning.config import FinetuneConfig
+from malmoi.finetuning.frozen_features import feature_config
+from malmoi.finetuning.verbalizer_loss import task_verbalizer
+from malmoi.model import Network, initialise
+from malmoi.tokenizer import Tokenizer
+from malmoi.tokenizer.special_frame import add_frame_tokens, frame_with_end, is_framed
+
+MAX_ROW_TOKENS = 512  # tokens of a row, where nothing else is asked for
+
+
+def build_task_network(
+    start: Checkpoint, task: Task, labels: tuple[str, ...], settings: FinetuneConfig
+) -> Checkpoint:
+    """A network for the task: the trunk of the pre-trained one, one new output layer, and a GPT's
+    new tokens.
+
+    With an adapter only that and the new layer learn; where label words are said, there is no new
+    layer.
+    """
+    tokenizer = start.tokenizer
+    config = start.network.config
+    said = _says_words(start, task, settings)
+    if tokenizer is None:
+        raise UsageError("A model without a tokenizer cannot be fine-tuned.")
+    causal = config.pool == "last"
+    head = "lm" if said else head_for(task)
+    if causal and not said:
+        tokenizer = _framed(tokenizer, settings.adapter.kind)
+    config = replace(config, vocab=max(config.vocab, tokenizer.vocab_size))
+    if settings.lm and not causal:
+        raise UsageError(
+            "lm (the auxiliary language model of GPT-1) needs a GPT; this model reads both ways."
+        )
+    # transformers' GPT that chooses has a language head too; tied, it costs nothing
+    heads = {"lm": 0} if settings.lm or (causal and task.kind == "choice") else {}
+    classes = {"classification": len(labels), "tagging": len(labels), "regression": 1}.get(
+        task.kind, 0
+    )
+    small = feature_config(start, task, settings)
+    network = initialise(Network(config, {**heads, head: classes}, features=small), settings.seed)
+    if not settings.from_scratch:
+        _inherit(network, start.network, head if start.labels == labels else None)
+    _freeze(network, settings)
+    if settings.adapter.kind != "none":
+        _hold(network)
+        attach_adapter(network, settings.adapter, tokenizer, settings.seed)
+    both = {"both": True} if causal and task.both_orders else {}
+    length = min(settings.length or MAX_ROW_TOKENS, network.config.context)
+    extra = {
+        "task": task.name,
+        "kind": task.kind,
+        "length": length,
+        "stride": min(settings.stride, length),
+        **both,
+    }
+    if said:
+        words = task_verbalizer(task, labels)
+        extra["words"] = {"prompt": words.prompt, "said": list(words.said)}  # as JSON has it
+    return Checkpoint(
+        network, tokenizer, labels, dict(start.generation), (), extra, token_ids=start.token_ids
+    )
+
+
+def _says_words(start: Checkpoint, task: Task, settings: FinetuneConfig) -> bool:
+    """Whether label words are learnt in place of a new layer: where that is asked for, or after
+    a soft prompt.
+    """
+    can = "lm" in start.network.heads and task.kind == "classification"
+    if settings.words and not can:
+        raise UsageError(
+            f"words needs a language model and a classification; {task.name} on this model is not "
+            "that."
+        )
+    return can and settings.adapter.kind == "prompt" if settings.words is None else settings.words
+
+
+@lru_cache(maxsize=1)  # one for all runs, so that what it has encoded is known to the next
+def _framed(tokenizer: Tokenizer, adapter: str) -> Tokenizer:
+    if is_framed(tokenizer):
+        return tokenizer
+    return add_frame_tokens(tokenizer) if adapter == "none" else frame_with_end(tokenizer)
+
+
+@torch.no_grad()
+def _inherit(network: Network, old: Network, head: str | None) -> None:
+    """Copies the weights that are the same in both; of a vocabulary that has grown, its old
+    rows.
+    """
+    before = old.state_dict()
+    kinds = ("trunk.", "pooler.", "heads.lm.") + ((f"heads.{head}.",) if head else ())
+    for name, weight in network.state_dict().items():
+        if name in before and name.startswith(kinds) and before[name].shape[1:] == weight.shape[1:]:
+            weight[: len(before[name])] = before[name].to(weight)
+
+
+def _hold(network: Network) -> None:
+    """Beside an adapter only what reads the trunk for a task learns: its new layer, and the pooler
+    before it.
+
+    A pooler that pre-training left as it was drawn, or made for another use, lets little through
+    while it is frozen.
+    """
+    for name, weight in network.named_parameters():
+        weight.requires_grad_(
+            name.startswith(("heads.", "pooler.")) and not name.startswith("heads.lm.")
+        )
+
+
+def _freeze(network: Network, settings: FinetuneConfig) -> None:
+    layers = network.config.distinct if settings.freeze else settings.freeze_layers
+    if not layers:
+        return
+    if layers > network.config.distinct:
+        raise UsageError(
+            f"freeze_layers={layers} is more than the {network.config.distinct} layers of this "
+            "model."
+        )
+    still = (
+        [network.trunk]
+        if settings.freeze
+        else [network.trunk.embed, *network.trunk.blocks[:layers]]
+    )
+    for module in still:
+        module.requires_grad_(False)

@@ -1,0 +1,340 @@
+"""The loop of fine-tuning: batches of like length, one update each, the best on the development
+set kept.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from malmoi.errors import MalmoiError
+from malmoi.evaluation.evaluate import Outcome
+from malmoi.evaluation.tasks.features import TrainingItem
+from malmoi.finetuning.batches import epoch_batches, labels_per_batch, plan_batches
+from malmoi.finetuning.config import FinetuneConfig
+from malmoi.finetuning.replay import StepReplay
+from malmoi.finetuning.run_state import recorded_threads
+from malmoi.metrics import is_better
+from malmoi.model import Network
+from malmoi.report.console import format_duration, progress_bar
+from malmoi.training.data.background import Background
+from malmoi.training.device import choose_execution, compile_for, thread_count
+from malmoi.training.log import RunLog
+from malmoi.training.loss_module import LossModule
+from malmoi.training.losses import Objective
+from malmoi.training.optim import make_optimizers, set_rate
+from malmoi.training.pace import LOOK_SECONDS, WorkClock
+from malmoi.training.parallel import ProcessGroup
+from malmoi.training.schedule import rate_at
+from malmoi.training.signals import StopSignals
+from malmoi.training.state import (
+    Position,
+    latest_state,
+    load_state,
+    other_tensors,
+    prune_states,
+    save_state,
+    tensors_of,
+)
+
+LOG_EVERY = 10  # steps
+SECONDS_BETWEEN_SAVES = 60.0  # seconds between two states on the disk: so much is lost at most
+
+
+@dataclass
+class BestSoFar:
+    """The best state so far, by the measure that decides."""
+
+    name: str
+    outcome: Outcome | None = None
+    step: int = 0
+    state: dict[str, Tensor] = field(default_factory=dict)
+    evaluations_since: int = 0  # evaluations without a better one
+
+    def update(self, outcome: Outcome, step: int, network: Network) -> None:
+        now = outcome.metrics[self.name]
+        if self.outcome is not None and not is_better(
+            self.name, now, self.outcome.metrics[self.name]
+        ):
+            self.evaluations_since += 1
+            return
+        self.outcome = outcome
+        self.step = step
+        self.evaluations_since = 0
+        self.state = {
+            name: tensor.detach().to("cpu", copy=True)
+            for name, tensor in network.state_dict().items()
+        }
+
+
+class FinetuneTrainer:
+    """One run over some items. `evaluate` judges the network as it stands, by `measure` first of
+    all.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        objective: Objective,
+        settings: FinetuneConfig,
+        out: Path,
+        evaluate: Callable[[], Outcome],
+        measure: str,
+    ) -> None:
+        self.network = network
+        self.objective = objective
+        self.settings = settings
+        self.evaluate = evaluate
+        self.device = network.trunk.embed.token.weight.device
+        self.loss_module = LossModule(network, objective)
+        self.best = BestSoFar(measure)
+        self.out = out
+        self.step = self.tokens = self.stopped = 0  # stopped: by which signal, before the end
+
+    def fit(self, items: Sequence[TrainingItem]) -> Outcome:
+        """Trains through the epochs or the minutes; the network ends with the best weights,
+        which are judged so.
+        """
+        s = self.settings
+        self.per_epoch = len(plan_batches([1] * len(items), s.batch, 0))
+        self.steps = s.steps or max(1, round(self.per_epoch * s.epochs))
+        self.every = max(1, self.per_epoch // s.evaluations)
+        self.config = s.training(self.steps)
+        self.execution = choose_execution(self.device, self.config)
+        self.counts = {
+            name: torch.tensor(n, device=self.device)
+            for name, n in labels_per_batch(items, s.batch).items()
+        }
+        gpu = self.device.type == "cuda"
+        self.optimizers = make_optimizers(self.network, self.config, capturable=gpu)
+        _layered(self.optimizers, self.network, s.layer_decay)
+        compile_for(self.execution, self.loss_module, dynamic=True)
+        self.learn = (
+            StepReplay(self._train_step, self.device)
+            if gpu and self.network.reader is None
+            else self._train_step
+        )
+        self.log = RunLog(self.out, self.config, first=True)
+        self.clock = WorkClock()
+        self.pending = list[Tensor]()
+        with thread_count(self.device, recorded_threads(self), self.log.line):
+            restore_run(self)
+            self.log.resume(self.step)
+            self._steps_through(items)
+        self.learn = self._train_step  # what was recorded goes, and its memory with it
+        self.network.load_state_dict(self.best.state)
+        self.network.eval()
+        self.log.close()
+        if self.best.outcome is None:
+            raise MalmoiError("Nothing was learnt: there was no step to judge.")
+        return self.best.outcome
+
+    def _steps_through(self, items: Sequence[TrainingItem]) -> None:
+        self.clock = WorkClock(self.clock.seconds)
+        self.kept = time.monotonic()
+        self.looked = 0.0
+        self.network.train()
+        self.log.progress("Taking the first step …", now=True)
+        with StopSignals() as stop, Background(self._batches(items), ahead=4) as stream:
+            for batch in stream:
+                self._update(batch)
+                if self._done(stop.number):
+                    break
+
+    def _batches(self, items: Sequence[TrainingItem]) -> Iterator[dict[str, Tensor]]:
+        (epoch, start), s = divmod(self.step, self.per_epoch), self.settings
+        while True:
+            seed = s.seed * 1000 + epoch
+            for batch in epoch_batches(items, s.batch, seed, self.network.config, s.lm > 0, start):
+                yield self._sent(batch)
+            epoch = epoch + 1
+            start = 0
+
+    def _sent(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """In pinned memory, from which a recorded step fetches it, or where the network is."""
+        if isinstance(self.learn, StepReplay):
+            return {name: tensor.pin_memory() for name, tensor in batch.items()}
+        return {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
+
+    @property
+    def progress(self) -> float:
+        minutes = self.settings.minutes
+        return min(1.0, self.clock.seconds / (60 * minutes) if minutes else self.step / self.steps)
+
+    def _update(self, batch: Mapping[str, Tensor]) -> None:
+        # dropout is a function of the step
+        torch.manual_seed(self.settings.seed * 1_000_003 + self.step)
+        set_rate(self.optimizers, rate_at(self.step, self.progress, self.config))
+        self.pending.append(self.learn(batch))
+        self.step += 1
+        self.clock.step()
+        self.tokens += batch["tokens"].numel()
+
+    def _train_step(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """One update, and the loss it was made by."""
+        with self.execution.computing():
+            loss, _ = self.loss_module(batch, self.counts)
+        loss.backward()
+        if self.config.clip:
+            torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.clip)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    def _done(self, asked: int) -> bool:
+        """After a step: write, judge, keep the state where that is due; whether this was the
+        last, or is for now.
+        """
+        over = self.progress >= 1
+        self._look(over=over)
+        if self.step % self.every == 0 or over:
+            self._evaluate()
+            self.clock.lap("judging")
+        if over or (
+            self.settings.patience and self.best.evaluations_since >= self.settings.patience
+        ):
+            return True
+        if asked or time.monotonic() - self.kept > SECONDS_BETWEEN_SAVES:
+            save_run(self)
+            self.kept = time.monotonic()
+        # so that there is a model to look at; the state knows nothing of it
+        if asked and self.best.outcome is None:
+            self._evaluate()
+        self.stopped = asked
+        return bool(asked)
+
+    def _look(self, *, over: bool) -> None:
+        """Reads the loss, from a GPU only now and then; a row where one is due, and something
+        moves on the screen.
+        """
+        first = not self.clock.started
+        row = self.step % LOG_EVERY == 0 or over
+        if self.device.type != "cpu" and not (
+            first or row or self.clock.seconds - self.looked >= LOOK_SECONDS
+        ):
+            return
+        loss = float(self.pending[-1])
+        self.clock.lap()
+        self.looked = self.clock.seconds
+        left = (self.steps - self.step) * self.clock.usual_step
+        if self.settings.minutes:
+            left = 60 * self.settings.minutes - self.clock.seconds
+        shown = (
+            f"{progress_bar(self.progress, 16)} {self.progress:4.0%}  {format_duration(left)} left"
+        )
+        self.log.progress(f"{shown}  step {self.step:,}  loss {loss:.3f}", now=first or over)
+        if row:
+            self._row()
+
+    def _row(self) -> None:
+        loss = float(torch.stack(self.pending).mean())
+        self.pending = []
+        if loss != loss:
+            raise MalmoiError(f"The loss became NaN at step {self.step}; a lower lr usually helps.")
+        seconds = round(self.clock.seconds, 3)
+        speed = self.clock.steps_per_second * self.tokens / self.step
+        learning = self.config.lr * rate_at(self.step, self.progress, self.config)
+        row = dict(
+            step=self.step, tokens=self.tokens, seconds=seconds, loss=round(loss, 5), lr=learning
+        )
+        self.log.write_row(**row, tokens_per_second=round(speed, 1))
+
+    def outcome(self) -> Outcome:
+        """What the network is worth as it stands."""
+        self.network.eval()
+        with self.execution.computing(), torch.compiler.set_stance("force_eager"):
+            found = self.evaluate()
+        self.network.train()
+        return found
+
+    def _evaluate(self) -> None:
+        """The measures on the development set; the best so far is kept."""
+        began = time.monotonic()
+        outcome = self.outcome()
+        judging = round(time.monotonic() - began, 3)
+        self.best.update(outcome, self.step, self.network)
+        rounded = {name: round(value, 5) for name, value in outcome.metrics.items()}
+        seconds = round(self.clock.seconds + judging, 3)
+        self.log.write_row(
+            step=self.step, tokens=self.tokens, seconds=seconds, judging_seconds=judging, **rounded
+        )
+        words = ", ".join(
+            f"{name.replace('_', ' ')} {value:.4g}" for name, value in rounded.items()
+        )
+        self.log.line(
+            f"step {self.step:,}: {words}"
+            + ("" if self.best.evaluations_since else "  (the best so far)")
+        )
+
+
+def _layered(optimizers: list[torch.optim.Optimizer], network: Network, decay: float) -> None:
+    """Layer-wise rates: a layer n below the top learns at decay^n of the rate (Howard & Ruder
+    2018).
+    """
+    if decay == 1:
+        return
+    depth = {id(p): network.config.distinct + 1 for p in network.trunk.embed.parameters()}
+    for i, block in enumerate(network.trunk.blocks):
+        depth |= {id(p): network.config.distinct - i for p in block.parameters()}
+    for optimizer in optimizers:
+        groups = list(optimizer.param_groups)
+        optimizer.param_groups.clear()
+        for group in groups:
+            by_depth: dict[int, list[Any]] = {}
+            for p in group["params"]:
+                by_depth.setdefault(depth.get(id(p), 0), []).append(p)
+            for below, params in by_depth.items():
+                optimizer.param_groups.append(
+                    {**group, "params": params, "lr": group["lr"] * decay**below}
+                )
+
+
+BEST_PREFIX = "best."  # before the names of the best weights so far
+
+
+def save_run(trainer: "FinetuneTrainer") -> None:
+    """Saves everything that decides how the run goes on: weights, optimizer, the best so far,
+    where it stands.
+    """
+    root = trainer.out / "train_state"
+    best = trainer.best
+    position = Position(step=trainer.step, tokens=trainer.tokens, seconds=trainer.clock.seconds)
+    position.threads = torch.get_num_threads()
+    tensors = tensors_of(trainer.network, trainer.optimizers)
+    tensors |= {f"{BEST_PREFIX}{name}": tensor for name, tensor in best.state.items()}
+    tensors["judged"] = torch.tensor([best.step, best.evaluations_since])
+    tensors["pending"] = torch.tensor([float(loss) for loss in trainer.pending])
+    group = ProcessGroup(device=trainer.device)
+    save_state(root, position, tensors, group)
+    prune_states(root, 1)
+
+
+def restore_run(trainer: "FinetuneTrainer") -> None:
+    """Goes on from the state in the folder, if there is one; the best so far is judged again."""
+    folder = latest_state(
+        trainer.out / "train_state", trainer.log.line, ProcessGroup(device=trainer.device)
+    )
+    if folder is None:
+        return
+    found = other_tensors(folder)
+    best = trainer.best
+    best.step, best.evaluations_since = found["judged"].tolist()
+    best.state = {
+        name.removeprefix(BEST_PREFIX): t
+        for name, t in found.items()
+        if name.startswith(BEST_PREFIX)
+    }
+    if best.state:
+        trainer.network.load_state_dict(best.state)
+        best.outcome = trainer.outcome()
+    position = load_state(folder, trainer.network, trainer.optimizers)
+    trainer.step = position.step
+    trainer.tokens = position.tokens
+    trainer.clock = WorkClock(position.seconds)
+    trainer.pending = list(found["pending"].to(trainer.device))
+    trainer.log.line(f"Going on from step {trainer.step:,}.")

@@ -1,0 +1,91 @@
+"""Verbalizer loss: a language model keeps its head and learns the words of the right label.
+
+B examples, T tokens, A tokens of the longest answer, D width, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from malmoi.errors import UsageError
+from malmoi.evaluation.tasks import Example, Task
+from malmoi.evaluation.tasks.features import TrainingItem
+from malmoi.evaluation.tasks.prompts import task_prompt
+from malmoi.inference.predict import Predictor
+from malmoi.inference.score import encode_pair, fit_context
+from malmoi.inference.verbalizer import Verbalizer
+from malmoi.tokenizer import TokenRow
+from malmoi.training.losses import IGNORE_LABEL, ForwardPass, Objective
+from malmoi.training.losses.base import Term
+
+
+def task_verbalizer(task: Task, labels: tuple[str, ...]) -> Verbalizer:
+    """The task's prompt, and what is said for each label."""
+    if task.kind != "classification":
+        raise UsageError(
+            f"words are for classification; {task.kind} ({task.name}) needs a layer of its own."
+        )
+    said = task_prompt(replace(task, labels=labels), Example("")).choices
+    if len(set(said)) < len(said):
+        raise UsageError(f"Two labels of {task.name} are said alike: {', '.join(said)}.")
+    return Verbalizer(task.prompt, said)
+
+
+def verbalizer_items(
+    examples: Sequence[Example], reading: Predictor, words: Verbalizer
+) -> list[TrainingItem]:
+    """Each example's prompt and the right words after it; only the words are judged."""
+    right = dict(zip(reading.labels, words.said, strict=True))
+    items = []
+    for example in examples:
+        query = words.query(example.text, example.pair or "")
+        row = fit_context(
+            encode_pair(reading.tokenizer, query, right[example.label]), reading.max_tokens
+        )
+        shown = row.tokens[:-1]
+        next_ones = row.tokens[1:]
+        labels = [IGNORE_LABEL] * (row.first - 1) + next_ones[row.first - 1 :]
+        items.append(
+            TrainingItem(
+                (TokenRow(np.array(shown, np.int32), np.zeros(len(shown), np.int32)),), labels
+            )
+        )
+    return items
+
+
+def verbalizer_loss(items: Sequence[TrainingItem]) -> Objective:
+    """−log P(the right words | soft tokens, text) (Lester et al. 2021 §2), read at the end of each
+    row alone.
+
+    The vocabulary's product is the dearest of the step, and a row has as many words to judge as a
+    label has tokens.
+    """
+    longest = max(sum(label != IGNORE_LABEL for label in item.label) for item in items)
+
+    def total(done: ForwardPass) -> Tensor:
+        hidden, labels = _ends(done, longest)
+        scores = done.network.heads["lm"](hidden).float()
+        return F.cross_entropy(
+            scores.flatten(0, 1), labels.flatten(), ignore_index=IGNORE_LABEL, reduction="sum"
+        )
+
+    return Objective((Term("lm", "labels", total),))
+
+
+def _ends(done: ForwardPass, n: int) -> tuple[Tensor, Tensor]:
+    """The last n tokens of each row that are not padding: hidden states [B, n, D] and labels [B,
+    n].
+    """
+    labels = done.batch["labels"]
+    keep = done.batch.get("keep")
+    steps = torch.arange(-n, 0, device=labels.device)
+    at = (labels.size(1) if keep is None else keep.sum(1, keepdim=True)) + steps.expand(
+        len(labels), n
+    )
+    inside = at.clamp(min=0)
+    hidden = done.hidden.gather(1, inside[..., None].expand(-1, -1, done.hidden.size(-1)))
+    return hidden, labels.gather(1, inside).masked_fill(at < 0, IGNORE_LABEL)

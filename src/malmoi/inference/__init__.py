@@ -1,0 +1,9 @@
+"""Using a model: generate, score, fill, embed, predict."""
+
+from malmoi.inference.answer import Answer
+from malmoi.inference.fill import Fill
+from malmoi.inference.model import Model, load
+from malmoi.inference.predict import Prediction, Span
+from malmoi.inference.score import Score
+
+__all__ = ["Answer", "Fill", "Model", "Prediction", "Score", "Span", "load"]

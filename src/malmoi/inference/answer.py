@@ -1,0 +1,152 @@
+"""Answers to questions about a text: the best spans over windows of a long context, and whether
+there is one.
+"""
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from malmoi.errors import UsageError
+from malmoi.inference.predict import Predictor, score_tokens
+from malmoi.tokenizer.windows import ContextWindow
+
+MAX_ANSWER_TOKENS = 30  # tokens of an answer (Devlin 2019's code)
+NO_ANSWER_SCORE = 1e6  # how much likelier "no answer" is where the context is empty
+MAX_STARTS = 20  # starts and ends that are paired in a window
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A stretch of the context that may be the answer; `start` and `end` count its characters."""
+
+    text: str
+    start: int
+    end: int
+    score: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer, empty where the text holds none; the best candidates; how much likelier "none"
+    is than the best.
+    """
+
+    text: str
+    start: int
+    end: int
+    score: float
+    candidates: tuple[Candidate, ...]
+    null: float
+
+
+def answer_questions(
+    reading: Predictor, questions: Sequence[tuple[str, str]], top: int = 5
+) -> list[Answer]:
+    """The answer to each (question, context): max of S·T_i + E·T_j, j ≥ i, over all windows (BERT
+    §4.2).
+
+    There is none where s_null > s_best + threshold (BERT §4.3); a folder that never met such
+    questions always answers.
+    """
+    for one in questions:
+        if isinstance(one, str) or len(one) != 2:
+            raise UsageError(
+                f"A question needs its text: give pairs (question, context), not {one!r:.60}."
+            )
+    length = reading.max_tokens
+    cut = reading.encode.windows(
+        reading.tokenizer, tuple(questions), length, min(reading.stride, length)
+    )
+    read = iter(_read(reading, [window for some in cut for window in some], max(top, 1)))
+    return [
+        _answer(context, [next(read) for _ in some], reading.threshold, top)
+        for (_, context), some in zip(questions, cut, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class WindowAnswers:
+    """What a window says: the score of "no answer", and of its best spans (first character,
+    last).
+    """
+
+    null: float
+    spans: dict[tuple[int, int], float]
+
+
+@torch.inference_mode()
+def _read(reading: Predictor, windows: Sequence[ContextWindow], top: int) -> list[WindowAnswers]:
+    found: list[WindowAnswers] = [WindowAnswers(0.0, {})] * len(windows)
+    for group, scores in score_tokens(reading.network, windows, "span"):
+        some = [windows[i] for i in group]
+        ends = [
+            len(window.tokens) - 1 if reading.network.config.pool == "last" else 0
+            for window in some
+        ]
+        nulls = scores[range(len(some)), ends].sum(-1).tolist()
+        for i, null, spans in zip(group, nulls, _spans(some, scores, top), strict=True):
+            found[i] = WindowAnswers(null, spans)
+    return found
+
+
+def _spans(
+    windows: Sequence[ContextWindow], scores: Tensor, top: int
+) -> Iterator[dict[tuple[int, int], float]]:
+    """The best spans between the best starts and ends of each window: (first character, last) →
+    score.
+    """
+    bounds = torch.tensor(
+        [(w.first, w.first + len(w.offsets)) for w in windows], device=scores.device
+    )
+    places = torch.arange(scores.size(1), device=scores.device)
+    inside = (places >= bounds[:, :1]) & (places < bounds[:, 1:])
+    ordered = scores.masked_fill(~inside[..., None], -torch.inf).sort(
+        dim=1, descending=True, stable=True
+    )
+    (starts, ends), (first, last) = (some[:, :MAX_STARTS].unbind(-1) for some in ordered)
+    first = first[:, :, None]
+    last = last[:, None]
+    fits = (first <= last) & (last < first + MAX_ANSWER_TOKENS)
+    totals = (starts[:, :, None] + ends[:, None]).masked_fill(~fits, -torch.inf).flatten(1)
+    best = totals.sort(dim=1, descending=True, stable=True)
+    begins, closes = (
+        some.expand_as(fits).flatten(1).gather(1, best.indices) for some in (first, last)
+    )
+    read = (some.cpu().numpy() for some in (best.values, begins, closes))
+    for window, *spans in zip(windows, *read, strict=True):
+        found: dict[tuple[int, int], float] = {}
+        for score, begin, close in zip(*spans, strict=True):
+            if len(found) == top or score == -torch.inf:
+                break
+            place = (
+                int(window.offsets[begin - window.first, 0]),
+                int(window.offsets[close - window.first, 1]),
+            )
+            found.setdefault(place, float(score))
+        yield found
+
+
+def _answer(context: str, read: Sequence[WindowAnswers], threshold: float, top: int) -> Answer:
+    found: dict[tuple[int, int], float] = {}
+    null = min(one.null for one in read)
+    for one in read:
+        for place, score in one.spans.items():
+            found[place] = max(score, found.get(place, score))
+    ranked = heapq.nlargest(max(top, 1), found.items(), key=lambda item: item[1])
+    candidates = tuple(_candidate(context, a, b, score) for (a, b), score in ranked)
+    if not candidates:
+        return Answer("", 0, 0, null, (), NO_ANSWER_SCORE)
+    difference = null - candidates[0].score
+    if difference > threshold:
+        return Answer("", 0, 0, null, candidates[:top], difference)
+    best = candidates[0]
+    return Answer(best.text, best.start, best.end, best.score, candidates[:top], difference)
+
+
+def _candidate(context: str, start: int, end: int, score: float) -> Candidate:
+    """Without the space that a byte-level token may begin with."""
+    start += len(context[start:end]) - len(context[start:end].lstrip())
+    return Candidate(context[start:end], start, end, score)

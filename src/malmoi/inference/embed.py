@@ -1,0 +1,81 @@
+"""Texts as vectors: hidden states of chosen layers, averaged over them and over the tokens."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from malmoi.errors import UsageError, nearest
+from malmoi.model import Activations, Network
+from malmoi.tokenizer import Encoding
+from malmoi.tokenizer.padding import length_batches, model_inputs
+
+Float32Array = np.ndarray[Any, np.dtype[np.float32]]
+
+
+def mean_pool(states: Tensor, first: bool) -> Tensor:
+    """The mean over the tokens of one text [T, D] → [D]; the marks around it ([CLS], [SEP])
+    count too.
+    """
+    return states.mean(0)
+
+
+def cls_pool(states: Tensor, first: bool) -> Tensor:
+    """The token that speaks for the text: BERT's first, GPT's last."""
+    return states[0 if first else -1]
+
+
+def no_pool(states: Tensor, first: bool) -> Tensor:
+    """Every token's vector [T, D]."""
+    return states
+
+
+POOLS: dict[str, Callable[[Tensor, bool], Tensor]] = {
+    "mean": mean_pool,
+    "cls": cls_pool,
+    "none": no_pool,
+}
+
+
+@torch.inference_mode()
+def embed_texts(
+    network: Network, texts: Sequence[Encoding], layers: Sequence[int], pool: str
+) -> list[Float32Array]:
+    """One array for each text; layer 0 is the embedding, −1 the last layer; several layers are
+    averaged.
+    """
+    if pool not in POOLS:
+        raise UsageError(f"There is no pool {pool!r}.{nearest(pool, POOLS)}")
+    check_layers(layers, network.config.depth)
+    found: list[Float32Array] = [np.empty(0, np.float32)] * len(texts)
+    first = network.config.pool == "first"
+    for group in length_batches([len(text.tokens) for text in texts]):
+        states = _states(network, [texts[i] for i in group], layers)
+        for i, row in zip(group, states, strict=True):
+            found[i] = POOLS[pool](row[: len(texts[i].tokens)], first).float().cpu().numpy()
+    return found
+
+
+def _states(network: Network, texts: Sequence[Encoding], layers: Sequence[int]) -> Tensor:
+    """The mean of the layers' hidden states [B, T, D]."""
+    activations = Activations()
+    network.trunk(
+        **model_inputs(texts, network.config, network.trunk.embed.token.weight.device),
+        activations=activations,
+    )
+    return torch.stack([activations.hidden[layer] for layer in layers]).mean(0)
+
+
+def check_layers(layers: Sequence[int], depth: int) -> None:
+    """Refuses layers that a model of this depth does not have."""
+    if not layers:
+        raise UsageError("layers needs at least one number: 0 is the embedding, -1 the last layer.")
+    for layer in layers:
+        if not -depth - 1 <= layer <= depth:
+            raise UsageError(
+                f"This model has no layer {layer}: it has {depth}, so layers run from 0 (the "
+                f"embedding) to {depth}, "
+                f"or from the end, -1 to {-depth - 1}."
+            )

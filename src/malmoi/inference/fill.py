@@ -1,0 +1,77 @@
+"""Candidates for [MASK] from a masked language model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from malmoi.errors import UsageError
+from malmoi.model import Network
+from malmoi.tokenizer import Encoding, Tokenizer
+
+
+@dataclass(frozen=True)
+class Fill:
+    """One candidate for a mask: the token, its probability, and the text with it in place."""
+
+    token: str
+    probability: float
+    text: str
+
+
+@torch.inference_mode()
+def fills(network: Network, tokenizer: Tokenizer, text: str, top: int) -> list[list[Fill]]:
+    """The best tokens of each mask in the text, every other mask left as it is."""
+    if top < 1:
+        raise UsageError(f"top must be 1 or more, not {top}.")
+    encoding = tokenizer.encode_masked(text)
+    masks = _masks(tokenizer, encoding, network.config.context)
+    best = _probabilities(network, encoding, masks).topk(min(top, tokenizer.vocab_size))
+    return [
+        [
+            Fill(tokenizer.token(t), p, replace_mask(tokenizer, text, encoding.offsets[at], t))
+            for p, t in zip(row, ids, strict=True)
+        ]
+        for at, row, ids in zip(masks, best.values.tolist(), best.indices.tolist(), strict=True)
+    ]
+
+
+def _masks(tokenizer: Tokenizer, encoding: Encoding, context: int) -> list[int]:
+    mark = tokenizer.specials.mask
+    if mark is None:
+        raise UsageError("This model's tokenizer has no mask token, so there is nothing to fill.")
+    if len(encoding.tokens) > context:
+        raise UsageError(
+            f"The text has {len(encoding.tokens)} tokens, more than this model's context of "
+            f"{context}; shorten it.",
+            code="context_length_exceeded",
+        )
+    masks = [at for at, token in enumerate(encoding.tokens) if token == mark]
+    if not masks:
+        word = tokenizer.token(mark)
+        sentence = (
+            f"There is nothing to fill: write {word} where a word is missing, as in 'Paris "
+            f"is {word}.'"
+        )
+        raise UsageError(sentence, code="no_mask")
+    return masks
+
+
+def _probabilities(network: Network, encoding: Encoding, slots: Sequence[int]) -> Tensor:
+    """Over the vocabulary, for each slot [M, V]."""
+    device = network.trunk.embed.token.weight.device
+    segments = torch.tensor([encoding.segments], device=device) if network.config.segments else None
+    tokens = torch.tensor([encoding.tokens], device=device)
+    at = torch.tensor(slots, device=device)
+    return network(tokens, heads=("mlm",), slots=at, segments=segments)["mlm"].float().softmax(-1)
+
+
+def replace_mask(tokenizer: Tokenizer, text: str, place: tuple[int, int], token: int) -> str:
+    """The text with one mask replaced; a piece of a word ("##s") joins the word before it."""
+    before = text[: place[0]]
+    after = text[place[1] :]
+    word = tokenizer.token(token)
+    if word.startswith("##"):
+        return before.rstrip(" ") + word[2:] + after
+    return before + (tokenizer.decode([token], skip_specials=False).strip() or word) + after

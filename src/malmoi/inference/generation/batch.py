@@ -1,0 +1,265 @@
+"""Continuous batching over one static KV cache: a request joins when a row is free and leaves when
+it is done.
+
+The rows in use are always the first ones: who leaves is replaced by the last, so that a step is one
+product over as many rows as there are requests. S rows, B rows of a pass, D width, V vocabulary.
+"""
+
+import threading
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from malmoi.inference.generation.cuda_graphs import bucket_rows, bucket_width
+from malmoi.inference.generation.fast_argmax import FastArgmax
+from malmoi.inference.generation.kv_slots import KVSlots, common_prefix_length, prefill_rows
+from malmoi.inference.generation.prefix_cache import BLOCK_TOKENS, PrefixCache
+from malmoi.inference.generation.steps import STEPS_AHEAD, DecodeSteps, InFlightSteps, StepMode
+from malmoi.inference.generation.token_selection import (
+    SequenceState,
+    StepOutput,
+    TokenSelector,
+    logprobs_with_top,
+)
+from malmoi.model import Network
+from malmoi.system.machine import per_device
+from malmoi.tokenizer.padding import MAX_ROWS
+
+# tokens of prompts read between two steps, so that a long one stalls nobody
+PREFILL_CHUNK_TOKENS = {"cpu": 128, "cuda": 4096}
+MAX_PREFILL_TOKENS = {"cpu": 512, "cuda": 4096}  # tokens of one prompt in a pass
+SINGLE_PASS_ROWS = 4  # times as many where nobody waits for the next step
+
+
+class DecodeBatch:
+    """A network, a KV cache of `rows` rows, and the requests in them."""
+
+    def __init__(
+        self,
+        network: Network,
+        rows: int,
+        capacity: int,
+        *,
+        fast_argmax: FastArgmax | None = None,
+        prefixes: PrefixCache | None = None,
+        mode: StepMode | None = None,
+    ) -> None:
+        """`mode` says how steps are taken: "captured" on a GPU and "plain" elsewhere, unless it
+        is named.
+        """
+        self.network = network
+        self.prefixes = prefixes
+        self.slots = KVSlots(network, rows, capacity)
+        self.rows = rows
+        self.device = self.slots.device
+        self.chunk_tokens = per_device(PREFILL_CHUNK_TOKENS, self.device.type)
+        self.max_prefill_tokens = per_device(MAX_PREFILL_TOKENS, self.device.type)
+        self.selector = TokenSelector(network, fast_argmax)
+        usual: StepMode = "captured" if self.device.type == "cuda" else "plain"
+        self.steps = DecodeSteps(network, self.slots, self.selector, mode or usual)
+        self.in_flight: InFlightSteps | None = None
+        self.sequences: list[SequenceState] = []  # the i-th has row i
+        self.shared = 0  # tokens of prompts that did not have to be read
+        self.weights = _places(network)
+
+    # ------------------------------------------------------------------ joining and leaving
+
+    @property
+    def full(self) -> bool:
+        return len(self.sequences) == self.rows
+
+    @torch.inference_mode()
+    def add(self, sequence: SequenceState) -> None:
+        """Gives a request the next row; `read` will show the network its prompt."""
+        sequence.row = len(self.sequences)
+        self.sequences.append(sequence)
+
+    @torch.inference_mode()
+    def remove(self, sequence: SequenceState) -> None:
+        """Frees a row at once; the last request moves into it."""
+        mover = self.sequences.pop()
+        if mover is not sequence:
+            self.slots.copy(mover.row, sequence.row, mover.tokens_read)
+            self.steps.move(mover.row, sequence.row)
+            self.sequences[sequence.row] = mover
+        self.steps.decoding[mover.row] = False
+        mover.row = sequence.row
+
+    # ------------------------------------------------------------------ reading prompts
+
+    @torch.inference_mode()
+    def prefill(self) -> list[StepOutput]:
+        """Shows the network the next part of the prompts; those that are complete get their
+        first token.
+        """
+        readers = self._next_to_prefill()
+        if not readers:
+            return []
+        size = min(self._chunk() // len(readers), self.max_prefill_tokens)
+        parts = [sequence.unread[:size] for sequence in readers]
+        hidden = prefill_rows(
+            self.network,
+            self.slots,
+            [s.row for s in readers],
+            parts,
+            [sequence.tokens_read for sequence in readers],
+        )
+        for sequence, part, states in zip(readers, parts, hidden, strict=True):
+            self._echo(sequence, states[: len(part)])
+            sequence.tokens_read += len(part)
+        done = [
+            (sequence, states[len(part) - 1])
+            for sequence, part, states in zip(readers, parts, hidden, strict=True)
+        ]
+        return self._first_tokens(
+            [(sequence, state) for sequence, state in done if not sequence.unread]
+        )
+
+    def _first_tokens(self, ready: list[tuple[SequenceState, Tensor]]) -> list[StepOutput]:
+        if not ready:
+            return []
+        sequences = [sequence for sequence, _ in ready]
+        for sequence in sequences:
+            sequence.decoding = True
+            if self.prefixes is not None:
+                self.prefixes.store(sequence.request.prompt, self.slots, sequence.row)
+        written = self.selector.select(sequences, torch.stack([state for _, state in ready]))
+        self.steps.start(sequences)
+        self.steps.feed(written)
+        return written
+
+    def _chunk(self) -> int:
+        return (
+            self.chunk_tokens
+            if any(sequence.decoding for sequence in self.sequences)
+            else self.chunk_tokens * SINGLE_PASS_ROWS
+        )
+
+    def _next_to_prefill(self) -> list[SequenceState]:
+        """The requests whose prompts are read next, in the order they came, as many as fit into
+        a chunk.
+        """
+        readers: list[SequenceState] = []
+        longest = 0
+        chunk = self._chunk()
+        for sequence in self.sequences:
+            if sequence.decoding or self._should_wait_for_prefix(sequence, readers):
+                continue
+            self._load_prefix(sequence)
+            longest = max(longest, min(len(sequence.unread), chunk, self.max_prefill_tokens))
+            if readers and (len(readers) + 1) * longest > chunk:
+                break
+            readers.append(sequence)
+        return readers
+
+    def _should_wait_for_prefix(
+        self, sequence: SequenceState, readers: Sequence[SequenceState]
+    ) -> bool:
+        """Whether another is about to read the same beginning, so that waiting for it saves
+        reading.
+        """
+        if self.prefixes is None or sequence.tokens_read or sequence.echo:
+            return False
+        prompt = sequence.request.prompt[:-1]
+        common = (
+            max(
+                (common_prefix_length(prompt, other.request.prompt) for other in readers), default=0
+            )
+            // BLOCK_TOKENS
+            * BLOCK_TOKENS
+        )
+        return common > 0 and common > self.prefixes.cached_length(prompt)
+
+    def _load_prefix(self, sequence: SequenceState) -> None:
+        """Starts a prompt from what is known of its beginning; its last token is read anyway, to
+        go on from.
+        """
+        if self.prefixes is not None and not sequence.tokens_read and not sequence.echo:
+            sequence.tokens_read = self.prefixes.load(
+                sequence.request.prompt[:-1], self.slots, sequence.row
+            )
+            self.shared += sequence.tokens_read
+
+    def _echo(self, sequence: SequenceState, states: Tensor) -> None:
+        if sequence.echo and sequence.top:
+            targets = sequence.tokens[
+                sequence.tokens_read + 1 : sequence.tokens_read + 1 + len(states)
+            ]
+            logits = self.network.read("lm", states[: len(targets)])
+            sequence.echoed += logprobs_with_top(
+                logits, torch.tensor(targets, dtype=torch.long, device=self.device), sequence.top
+            )
+
+    # ------------------------------------------------------------------ writing
+
+    @torch.inference_mode()
+    def step(self) -> list[StepOutput]:
+        """The next token of every request whose prompt has been read; on a GPU some of them,
+        which were under way.
+        """
+        sequences = [
+            sequence
+            for sequence in self.sequences
+            if sequence.decoding and sequence.tokens_left > 0
+        ]
+        before = self.in_flight
+        self.in_flight = None
+        if (
+            sequences
+            and self.steps.captured
+            and all(sequence.can_run_ahead for sequence in sequences)
+        ):
+            # prompts wait to be read
+            ahead = STEPS_AHEAD if all(sequence.decoding for sequence in self.sequences) else 1
+            self.in_flight = self.steps.submit(sequences, len(self.sequences), ahead)
+            sequences = []
+        landed = before.collect() if before is not None else []
+        return landed + (self.steps.run_one(sequences, len(self.sequences)) if sequences else [])
+
+    # ------------------------------------------------------------------ used again
+
+    def fits(self, rows: int, capacity: int) -> bool:
+        """Whether it is large enough, and the weights lie where its graphs read them."""
+        return (
+            self.rows >= rows
+            and self.slots.capacity >= capacity
+            and self.weights == _places(self.network)
+        )
+
+    def clear(self) -> None:
+        """Everyone leaves."""
+        for sequence in reversed(list(self.sequences)):
+            self.remove(sequence)
+        self.in_flight = None
+
+
+class BatchPool:
+    """Reuses a batch between calls: on a GPU its CUDA graphs are recorded only once."""
+
+    def __init__(self) -> None:
+        self.idle: DecodeBatch | None = None
+        self.lock = threading.Lock()
+
+    def acquire(
+        self, network: Network, rows: int, capacity: int, fast_argmax: FastArgmax | None
+    ) -> DecodeBatch:
+        with self.lock:
+            # whoever comes meanwhile makes another
+            kept = self.idle
+            self.idle = None
+        if kept is not None and kept.fits(rows, capacity):
+            return kept
+        if network.trunk.embed.token.weight.device.type != "cuda":
+            return DecodeBatch(network, rows, capacity, fast_argmax=fast_argmax)
+        width = bucket_width(capacity, network.config.context)
+        return DecodeBatch(network, bucket_rows(rows, MAX_ROWS), width, fast_argmax=fast_argmax)
+
+    def release(self, batch: DecodeBatch) -> None:
+        batch.clear()
+        with self.lock:
+            self.idle = batch if batch.steps.captured else None
+
+
+def _places(network: Network) -> tuple[int, ...]:
+    return tuple(weight.data_ptr() for weight in network.parameters())

@@ -1,0 +1,101 @@
+"""Generation settings, and the requests they make of prompts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from malmoi.errors import UsageError
+from malmoi.inference.generation.constraints import Constraint
+from malmoi.inference.generation.detokenize import stop_strings
+from malmoi.inference.generation.sampling import Sampling, random_generators
+from malmoi.system.limits import (
+    MAX_BEAMS,
+    MAX_CONTINUATIONS,
+    MAX_SEED,
+    MAX_SIZE,
+    MIN_SEED,
+    check_whole_number,
+)
+
+
+@dataclass(frozen=True)
+class GenerationConfig:
+    """How a continuation is generated."""
+
+    max_new_tokens: int = 40
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: tuple[str, ...] = ()
+    end_tokens: frozenset[int] = frozenset()  # tokens that end a text
+    seed: int | None = None
+    n: int = 1
+    constraint: Constraint | None = None
+    beams: int = 1  # more than one: beam search
+    length_penalty: float = 1.0  # above 0 longer texts are favoured, below 0 shorter ones
+    early_stopping: bool | Literal["never"] = False
+    speculate: bool = False  # drafts from the prompt, greedy only
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", stop_strings(self.stop))
+        for name, most in (
+            ("max_new_tokens", MAX_SIZE),
+            ("n", MAX_CONTINUATIONS),
+            ("beams", MAX_BEAMS),
+        ):
+            check_whole_number(name, getattr(self, name), 1, most)
+        if self.seed is not None:
+            check_whole_number("seed", self.seed, MIN_SEED, MAX_SEED)
+        plain = (
+            self.sampling.greedy
+            and not self.sampling.needs_history
+            and self.constraint is None
+            and self.n == 1
+        )
+        for name, asked in (("beams", self.beams > 1), ("speculate", self.speculate)):
+            if asked and not plain:
+                raise UsageError(
+                    f"{name} takes the likeliest text and goes only with temperature=0, n=1, no "
+                    "repetition_penalty "
+                    "and no constraint."
+                )
+        if self.beams > 1 and self.speculate:
+            raise UsageError("beams and speculate do not go together: choose one.")
+        if self.early_stopping not in (True, False, "never"):
+            raise UsageError(
+                f"early_stopping must be True, False or 'never', not {self.early_stopping!r}."
+            )
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One continuation: its prompt, its random numbers, and how many tokens it may take."""
+
+    prompt: tuple[int, ...]
+    generator: torch.Generator
+    limit: int
+
+
+def requests(
+    prompts: Sequence[Sequence[int]], config: GenerationConfig, context: int
+) -> list[GenerationRequest]:
+    """Every sample of every prompt; generation ends with the context at the latest."""
+    for prompt in prompts:
+        check_prompt_length(prompt, context)
+    return [
+        GenerationRequest(
+            tuple(prompt), generator, min(config.max_new_tokens, context - len(prompt))
+        )
+        for prompt in prompts
+        for generator in random_generators(config.seed, config.n)
+    ]
+
+
+def check_prompt_length(prompt: Sequence[int], context: int) -> None:
+    if len(prompt) >= context:
+        raise UsageError(
+            f"The prompt has {len(prompt)} tokens and leaves no room in this model's context of "
+            f"{context}; "
+            f"shorten it to {context - 1} or fewer.",
+            code="context_length_exceeded",
+        )

@@ -1,0 +1,91 @@
+"""A step on a GPU is hundreds of kernels of microseconds: launching them from Python takes longer
+than running them.
+
+A CUDA graph launches all of them at once. It repeats the very same addresses and shapes, so a step
+must read and write fixed tensors, and there is one graph for each number of rows and each width of
+the cache that it looks at.
+"""
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+WARM_UPS = 3  # the first calls choose kernels and allocate workspaces, which must not be recorded
+CACHE_WIDTHS = (128, 256, 512, 1024)
+GraphStep = Callable[[int, int], None]
+
+
+class GraphPool:
+    """Runs a step of (rows, width): recorded and replayed on a GPU, simply called elsewhere.
+
+    `state` is what the step changes and must not change while it is tried out.
+    """
+
+    def __init__(self, step: GraphStep, state: tuple[Tensor, ...]) -> None:
+        self.step = step
+        self.state = state
+        self.device = state[0].device
+        self.recorded: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+
+    def run(self, rows: int, width: int) -> None:
+        if self.device.type != "cuda":
+            self.step(rows, width)
+            return
+        with torch.cuda.device(self.device):
+            if (rows, width) not in self.recorded:
+                self.recorded[rows, width] = self._record(rows, width)
+            self.recorded[rows, width].replay()
+
+    def _record(self, rows: int, width: int) -> torch.cuda.CUDAGraph:
+        before = [tensor.clone() for tensor in self.state]
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UPS):
+                self.step(rows, width)
+        torch.cuda.current_stream(self.device).wait_stream(stream)
+        for tensor, value in zip(self.state, before, strict=True):
+            tensor.copy_(value)
+        with record_graph(stream, self.pool) as graph:
+            self.step(rows, width)
+        return graph
+
+
+@contextmanager
+def record_graph(stream: torch.cuda.Stream, pool: Any = None) -> Iterator[torch.cuda.CUDAGraph]:
+    """What is launched in here becomes a graph, whose memory comes from `pool`.
+
+    Other threads (another engine, the one that pins batches) may go on allocating meanwhile. No
+    garbage is collected: an older graph that went with it would be destroyed in the midst of this
+    one, which breaks it.
+    """
+    graph = torch.cuda.CUDAGraph()
+    collected = gc.isenabled()
+    torch.cuda.synchronize(stream.device)
+    gc.disable()
+    try:
+        with torch.cuda.stream(stream):
+            graph.capture_begin(pool, capture_error_mode="thread_local")
+            try:
+                yield graph
+            finally:
+                graph.capture_end()
+    finally:
+        if collected:
+            gc.enable()
+
+
+def bucket_rows(rows: int, most: int) -> int:
+    """The next power of two: few graphs, and at most half of the rows idle."""
+    return min(1 << (rows - 1).bit_length(), most)
+
+
+def bucket_width(width: int, most: int) -> int:
+    """The next of a few widths; beyond the last of them, multiples of it."""
+    step = next((w for w in CACHE_WIDTHS if w >= width), CACHE_WIDTHS[-1])
+    return min(-(-width // step) * step, most)

@@ -1,0 +1,111 @@
+"""One new token a row on a GPU: its key and value are stored and the row is looked at, in one
+kernel.
+
+What a graph of a step repeats must not depend on how long the rows are, and a mask over the widest
+of them makes all others wait; here each row is read as far as it goes. B rows, H heads, G key/value
+heads, C places, E width of a head.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+KERNEL_BLOCK = 64  # places looked at together
+
+
+@triton.jit
+def _decode_step_kernel(  # type: ignore[no-untyped-def]  # the compiler reads it, not Python
+    q, k, v, keys, values, positions, slots, out,
+    q_row, q_head, k_row, k_head, v_row, v_head, row_size, head_size,
+    SCALE: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, E: tl.constexpr, WIDE: tl.constexpr,  # noqa: E501
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One head of one row: softmax over what it has seen, kept running block by block (Milakov &
+    Gimelshein 2018).
+    """
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    shared = head // GROUP
+    e = tl.arange(0, WIDE)
+    inside = e < E
+    query = (
+        tl.load(q + row * q_row + head * q_head + e, mask=inside, other=0.0).to(tl.float32) * SCALE
+    )
+    key = tl.load(k + row * k_row + shared * k_head + e, mask=inside, other=0.0)
+    value = tl.load(v + row * v_row + shared * v_head + e, mask=inside, other=0.0)
+    position = tl.load(positions + row)
+    held = row * row_size + shared * head_size
+
+    # the newest token sees itself, whatever else there is
+    best = tl.sum(query * key.to(tl.float32))
+    total = tl.exp(best - best)  # 1, and a tensor as what is added to it
+    mixed = value.to(tl.float32)
+    for start in range(0, position, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        seen = place < position
+        at = held + place[:, None] * E + e[None, :]
+        there = seen[:, None] & inside[None, :]
+        scores = tl.sum(
+            query[None, :] * tl.load(keys + at, mask=there, other=0.0).to(tl.float32), 1
+        )
+        scores = tl.where(seen, scores, float("-inf"))
+        higher = tl.maximum(best, tl.max(scores, 0))
+        weights = tl.exp(scores - higher)
+        fade = tl.exp(best - higher)
+        found = tl.load(values + at, mask=there, other=0.0).to(tl.float32)
+        mixed = mixed * fade + tl.sum(weights[:, None] * found, 0)
+        total = total * fade + tl.sum(weights, 0)
+        best = higher
+    tl.store(
+        out + (row * HEADS + head) * E + e, (mixed / total).to(out.dtype.element_ty), mask=inside
+    )
+
+    if head % GROUP == 0:  # nobody reads this place in this pass
+        mine = held + tl.load(slots + row) * E + e
+        tl.store(keys + mine, key.to(keys.dtype.element_ty), mask=inside)
+        tl.store(values + mine, value.to(values.dtype.element_ty), mask=inside)
+
+
+@torch.library.custom_op("malmoi::step", mutates_args=("keys", "values"))
+def decode_step(
+    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, positions: Tensor, slots: Tensor
+) -> Tensor:
+    """Attention of q [B, H, 1, E] over the first `positions` [B] places of keys and values [B, G,
+    C, E] and over k and
+    v [B, G, 1, E] themselves, which are stored at `slots` [B]: [B, H, 1, E].
+    """
+    B, H, _, E = q.shape
+    out = torch.empty(B, H, 1, E, dtype=q.dtype, device=q.device)
+    _decode_step_kernel[(B, H)](
+        q,
+        k,
+        v,
+        keys,
+        values,
+        positions,
+        slots,
+        out,
+        q.stride(0),
+        q.stride(1),
+        k.stride(0),
+        k.stride(1),
+        v.stride(0),
+        v.stride(1),
+        keys.stride(0),
+        keys.stride(1),
+        SCALE=E**-0.5,
+        HEADS=H,
+        GROUP=H // k.size(1),
+        E=E,
+        WIDE=triton.next_power_of_2(E),
+        BLOCK=KERNEL_BLOCK,
+    )
+    return out
+
+
+@decode_step.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, positions: Tensor, slots: Tensor
+) -> Tensor:
+    return q.new_empty(q.shape)

@@ -1,0 +1,154 @@
+"""Incremental detokenization: whole characters only, and no part of a stop string.
+
+`generate` is the stream joined, so the two can never disagree.
+"""
+
+import codecs
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from malmoi.errors import UsageError
+from malmoi.inference.generation.token_bytes import token_bytes
+from malmoi.tokenizer import Tokenizer
+
+# every token is compared with all of them
+MAX_STOP_STRINGS = 64
+MAX_STOP_CHARACTERS = 1000
+# tokens of the prompt that decide how the first new token is written (its space, its "##")
+CONTEXT_TOKENS = 8
+
+
+class Detokenizer(Protocol):
+    tokenizer: Tokenizer
+
+    def push(self, token: int) -> str: ...
+
+
+class ByteDetokenizer:
+    """Byte-level tokens: a character appears when its last byte has come."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.spelled = token_bytes(tokenizer)
+        self.utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        return self.utf8.decode(self.spelled[token])
+
+
+class WindowDetokenizer:
+    """Any other tokenizer: decodes a small window with and without the newest tokens, and shows the
+    difference.
+
+    A text that ends in U+FFFD waits: a byte-fallback token may still complete its character.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
+        self.tokenizer = tokenizer
+        self.window = list(prompt[-CONTEXT_TOKENS:])
+        self.read = len(self.window)  # tokens of the window that have been shown
+
+    def push(self, token: int) -> str:
+        self.window.append(token)
+        shown = self.tokenizer.decode(self.window[: self.read])
+        text = self.tokenizer.decode(self.window)
+        if len(text) <= len(shown) or text.endswith("\ufffd"):
+            return ""
+        self.window, self.read = self.window[self.read :], len(self.window) - self.read
+        return text[len(shown) :]
+
+
+def detokenizer(tokenizer: Tokenizer, prompt: Sequence[int]) -> Detokenizer:
+    return (
+        ByteDetokenizer(tokenizer)
+        if tokenizer.kind == "byte-bpe"
+        else WindowDetokenizer(tokenizer, prompt)
+    )
+
+
+class StopFilter:
+    """Lets text through up to the first stop string, and holds back what may become one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.stops = tuple(stops)
+        self.held = ""
+        self.found = False
+
+    def push(self, text: str) -> str:
+        if not self.stops:
+            return text
+        self.held += text
+        at = [(i + len(stop), i) for stop in self.stops if (i := self.held.find(stop)) >= 0]
+        if at:
+            self.found = True
+            # the first to be complete, however the text was cut
+            return self._release(min(at)[1], rest="")
+        return self._release(len(self.held) - self._begun())
+
+    def flush(self) -> str:
+        return self._release(len(self.held))
+
+    def _release(self, upto: int, rest: str | None = None) -> str:
+        shown = self.held[:upto]
+        self.held = self.held[upto:] if rest is None else rest
+        return shown
+
+    def _begun(self) -> int:
+        """The length of the longest end of the text that begins a stop string."""
+        longest = max(map(len, self.stops), default=1) - 1
+        for size in range(min(longest, len(self.held)), 0, -1):
+            if any(stop.startswith(self.held[-size:]) for stop in self.stops):
+                return size
+        return 0
+
+
+class TextWriter:
+    """One continuation being written: takes tokens, gives text, and knows when it is over."""
+
+    def __init__(
+        self, spell: Detokenizer, stops: Sequence[str], ends: frozenset[int], limit: int
+    ) -> None:
+        self.spell = spell
+        self.filter = StopFilter(stops)
+        self.ends = ends
+        self.left = limit
+        self.done = limit == 0
+        self.ended = False
+
+    def push(self, token: int) -> str:
+        """The text that this token lets out; empty while a character or a stop string is
+        incomplete.
+        """
+        self.left -= 1
+        text = "" if token in self.ends else self.filter.push(self._spelled(token))
+        self.ended = self.filter.found or token in self.ends
+        self.done = self.ended or self.left == 0
+        return text + self.filter.flush() if self.done else text
+
+    def end(self) -> str:
+        """Nothing more can come: lets out what was held back."""
+        self.ended = self.done = True
+        return self.filter.flush()
+
+    @property
+    def finish(self) -> Literal["stop", "length"]:
+        """Why it is over: "stop" where the text came to an end, "length" where there was no more
+        room.
+        """
+        return "stop" if self.ended else "length"
+
+    def _spelled(self, token: int) -> str:
+        # a network's vocabulary may be padded beyond its tokenizer's; such a token has no text
+        return self.spell.push(token) if token < self.spell.tokenizer.vocab_size else ""
+
+
+def stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    if not all(isinstance(s, str) and s for s in stops):
+        raise UsageError("A stop string must be a text of at least one character.")
+    if len(stops) > MAX_STOP_STRINGS or any(len(s) > MAX_STOP_CHARACTERS for s in stops):
+        raise UsageError(
+            f"Up to {MAX_STOP_STRINGS} stop strings of up to {MAX_STOP_CHARACTERS} characters can "
+            "be looked for."
+        )
+    return stops

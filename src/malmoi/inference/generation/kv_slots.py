@@ -1,0 +1,173 @@
+"""A static cache whose rows have lengths of their own: requests of any length live side by side,
+none is padded.
+
+A token's place in its row is its position, and every pattern that decodes is causal, so what lies
+ahead of a row's newest token, left over from another request, is never seen and never has to be
+cleared.
+
+S rows, C places, B rows of a pass, T tokens, K keys, G key/value heads, E width of a head.
+"""
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from malmoi.config import ModelConfig
+from malmoi.errors import UsageError
+from malmoi.model import FusedDecodeCache, KVCache, Network
+from malmoi.tokenizer.padding import pad
+
+UNREACHABLE_POSITION = 2**40  # a position that no query reaches
+
+
+class KVSlots:
+    """Keys and values of S rows, preallocated; one more place at the end takes what nobody may
+    see.
+    """
+
+    def __init__(self, network: Network, rows: int, capacity: int) -> None:
+        check_causal(network)
+        c: ModelConfig = network.config
+        weight = network.trunk.embed.token.weight
+        shape = (c.depth, rows, c.key_heads, capacity + 1, c.size_per_head)
+        self.keys = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
+        self.values = torch.zeros_like(self.keys)
+        self.places = torch.arange(capacity + 1, device=weight.device)
+        self.numbers = torch.arange(rows, device=weight.device)
+        self.capacity = capacity
+
+    @property
+    def device(self) -> torch.device:
+        return self.keys.device
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Makes the first places of one row those of another."""
+        for held in (self.keys, self.values):
+            held[:, target, :, :length] = held[:, source, :, :length]
+
+
+class SlotView(KVCache):
+    """Some rows of the slots during one pass, looked at up to `width` places."""
+
+    def __init__(self, slots: KVSlots, rows: int | Tensor, width: int) -> None:
+        # a number: that many from the first, which needs no copy
+        self.slots = slots
+        self.rows = rows
+        self.used = width
+        self.padded = False
+        self.index = slots.numbers[:rows] if isinstance(rows, int) else rows
+        self.positions = slots.places.expand(len(self.index), -1)
+
+    def grow(self, positions: Tensor, keep: Tensor | None) -> None:
+        """Where this pass writes: each token at its position; padding, and what would not fit,
+        at the spare place.
+        """
+        spare = self.slots.capacity
+        at = positions.clamp(max=spare)
+        self.at = at if keep is None else at.masked_fill(~keep, spare)
+
+    def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return self._store(self.slots.keys[layer], k), self._store(self.slots.values[layer], v)
+
+    def _store(self, held: Tensor, new: Tensor) -> Tensor:
+        # [B, G, T, E] → [B, T, G, E]; under autocast they come in half the width
+        held[self.index[:, None], :, self.at] = new.transpose(1, 2).to(held.dtype)
+        if isinstance(self.rows, int):
+            return held[: self.rows, :, : self.used]
+        return held[self.rows, :, : self.used]
+
+
+class FusedSlotView(SlotView, FusedDecodeCache):
+    """One new token for each of the first rows, on a GPU: a kernel stores it and looks at what
+    its row holds.
+    """
+
+    def __init__(self, slots: KVSlots, rows: int) -> None:
+        super().__init__(slots, rows, slots.capacity)
+
+    def grow(self, positions: Tensor, keep: Tensor | None) -> None:
+        super().grow(positions, keep)
+        self.lengths = positions[:, 0]
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        from malmoi.inference.generation.decode_kernel import decode_step
+
+        return decode_step(
+            q, k, v, self.slots.keys[layer], self.slots.values[layer], self.lengths, self.at[:, 0]
+        )
+
+
+def has_decode_kernel(network: Network, device: torch.device) -> bool:
+    """Whether `Newest` serves: every layer sees all that came before, nothing stands ahead, and
+    Triton is there.
+    """
+    trunk = network.trunk
+    plain = (
+        all(pattern.text == "causal" for pattern in trunk.patterns)
+        and trunk.soft is None
+        and trunk.past is None
+    )
+    return plain and device.type == "cuda" and find_spec("triton") is not None
+
+
+class BranchCache(KVCache):
+    """Continuations of rows that are only read: many branches grow from one row, and nothing is
+    kept of them.
+    """
+
+    def __init__(self, slots: KVSlots, rows: Tensor, lengths: Tensor) -> None:
+        self.slots = slots
+        self.rows = rows
+        self.prefix = int(lengths.max())
+        places = slots.places[: self.prefix]
+        self.positions = torch.where(places < lengths[:, None], places, UNREACHABLE_POSITION)
+        self.used = self.prefix
+        self.padded = False
+
+    def grow(self, positions: Tensor, keep: Tensor | None) -> None:
+        seen = positions if keep is None else positions.masked_fill(~keep, UNREACHABLE_POSITION)
+        self.positions = torch.cat((self.positions, seen), dim=1)
+        self.used = self.positions.size(1)
+
+    def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        stems = (
+            held[layer, self.rows, :, : self.prefix]
+            for held in (self.slots.keys, self.slots.values)
+        )
+        keys, values = (
+            torch.cat((prefix, new), dim=2) for prefix, new in zip(stems, (k, v), strict=True)
+        )
+        return keys, values
+
+
+def prefill_rows(
+    network: Network, slots: KVSlots, rows: list[int], parts: list[list[int]], starts: list[int]
+) -> Tensor:
+    """Shows the network the next tokens of some rows at once; hidden states [B, T, D], of
+    padding on the right too.
+    """
+    device = slots.device
+    lengths = torch.tensor([[len(part)] for part in parts], device=slots.device)
+    tokens = pad(parts, device=device)
+    steps = torch.arange(tokens.size(1), device=device).expand_as(tokens)
+    positions = torch.tensor(starts, device=device)[:, None] + steps.minimum(lengths - 1)
+    width = max(start + len(part) for start, part in zip(starts, parts, strict=True))
+    window = SlotView(slots, torch.tensor(rows, device=device), width)
+    hidden: Tensor = network.trunk(tokens, keep=steps < lengths, positions=positions, cache=window)
+    return hidden
+
+
+def common_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two texts have in common at their beginning."""
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
+
+
+def check_causal(network: Network) -> None:
+    if not network.trunk.is_causal:
+        raise UsageError(
+            "This model cannot be decoded token by token: in its attention, tokens see later ones."
+        )

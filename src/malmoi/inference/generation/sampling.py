@@ -1,0 +1,160 @@
+"""From scores to the next token. A sampling rule is one function logits → logits; `RULES` is the
+order they apply in.
+
+The rules and their order are those of `transformers`' logits processors, so the same settings give
+the same distribution. B batch, V vocabulary.
+"""
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from malmoi.errors import UsageError
+from malmoi.system.machine import float64_device
+
+NEGATIVE_INFINITY = float("-inf")
+# a temperature below which scores may grow beyond all numbers, and the whole batch with them
+MIN_TEMPERATURE = 1e-4
+PENALTY_RANGE = (0.01, 100.0)  # of repetition, for the same reason
+# (logits [B, V], the rule's setting, seen [B, V]) → logits
+SamplingRule = Callable[[Tensor, float, Tensor], Tensor]
+
+
+def repetition_penalty(logits: Tensor, penalty: float, seen: Tensor) -> Tensor:
+    """Tokens already there become less likely (Keskar et al. 2019 §4.1): positive scores shrink,
+    negative ones grow.
+    """
+    penalised = torch.where(logits < 0, logits * penalty, logits / penalty)
+    return torch.where(seen, penalised, logits)
+
+
+def temperature(logits: Tensor, value: float, seen: Tensor) -> Tensor:
+    """Below 1 sharper, above 1 flatter."""
+    return logits / value
+
+
+def top_k(logits: Tensor, k: float, seen: Tensor) -> Tensor:
+    """Only the k best, and those equal to the last of them (Fan et al. 2018)."""
+    last = logits.topk(min(int(k), logits.size(-1))).values[..., -1:]
+    return logits.masked_fill(logits < last, NEGATIVE_INFINITY)
+
+
+def top_p(logits: Tensor, p: float, seen: Tensor) -> Tensor:
+    """The smallest set of best tokens whose probabilities reach p (Holtzman et al. 2020); always
+    at least one.
+    """
+    ordered, places = logits.sort(dim=-1, descending=False)
+    outside = ordered.softmax(-1).cumsum(-1) <= 1 - p
+    outside[..., -1] = False
+    return logits.masked_fill(
+        torch.zeros_like(outside).scatter(-1, places, outside), NEGATIVE_INFINITY
+    )
+
+
+SAMPLING_RULES: dict[str, SamplingRule] = {
+    "repetition_penalty": repetition_penalty,
+    "temperature": temperature,
+    "top_k": top_k,
+    "top_p": top_p,
+}
+NEUTRAL_VALUES = {
+    "repetition_penalty": (None, 1.0),
+    "temperature": (None, 0.0, 1.0),
+    "top_k": (None,),
+    "top_p": (None, 1.0),
+}
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen. A temperature of 0 takes the best one."""
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require(
+            self.temperature == 0 or self.temperature >= MIN_TEMPERATURE,
+            f"temperature must be 0 (greedy) or {MIN_TEMPERATURE:g} and more, not "
+            f"{self.temperature}",
+        )
+        _require(
+            self.top_k is None or self.top_k >= 1, f"top_k must be 1 or more, not {self.top_k}"
+        )
+        _require(
+            self.top_p is None or 0 < self.top_p <= 1,
+            f"top_p must be above 0 and at most 1, not {self.top_p}",
+        )
+        low, high = PENALTY_RANGE
+        _require(
+            low <= self.repetition_penalty <= high,
+            f"repetition_penalty must be between {low:g} and {high:g}, not "
+            f"{self.repetition_penalty}",
+        )
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether a rule looks at the tokens already there."""
+        return self.repetition_penalty != 1
+
+    def apply(self, logits: Tensor, seen: Tensor) -> Tensor:
+        """The logits after every rule that is switched on; in fp32, since cold scores overflow
+        half precision.
+        """
+        logits = logits.float()
+        for name, rule in SAMPLING_RULES.items():
+            value = getattr(self, name)
+            if value not in NEUTRAL_VALUES[name] and not (
+                self.greedy and name in ("top_k", "top_p")
+            ):
+                logits = rule(logits, value, seen)
+        return logits
+
+
+def sample_next(
+    logits: Tensor, sampling: Sampling, seen: Tensor, generators: Sequence[torch.Generator]
+) -> Tensor:
+    """The next token of each row [B]; each row draws from its own generator, so its company does
+    not matter.
+    """
+    logits = sampling.apply(logits, seen)
+    return logits.argmax(-1) if sampling.greedy else sample_token(logits, generators)
+
+
+def sample_token(logits: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+    """A token from softmax(logits), each row by the next random number of its generator."""
+    chance = torch.stack([torch.rand(1, generator=g, dtype=torch.float64) for g in generators])
+    where = float64_device(logits.device)
+    return inverse_cdf(logits.to(where), chance.to(where)).to(logits.device)
+
+
+def inverse_cdf(logits: Tensor, chance: Tensor) -> Tensor:
+    """The token at which softmax(logits), summed up, reaches a uniform number [B, 1]: one number
+    a row, not V.
+    """
+    total = logits.double().softmax(-1).cumsum(-1)
+    # right=True: the first token whose cumulative share exceeds the target, never one of
+    # probability zero
+    return torch.searchsorted(total, chance * total[:, -1:], right=True).squeeze(-1)
+
+
+def random_generators(seed: int | None, samples: int) -> list[torch.Generator]:
+    """One generator for each of a prompt's samples; the i-th sample of seed s is the first of
+    seed s + i.
+    """
+    first = secrets.randbits(62) if seed is None else seed
+    return [torch.Generator().manual_seed(first + i) for i in range(samples)]
+
+
+def _require(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise UsageError(f"This cannot be sampled: {sentence}.")

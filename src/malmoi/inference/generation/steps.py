@@ -1,0 +1,165 @@
+"""One token at a time through the network, for all rows of a cache at once.
+
+What a step reads and writes are always the same tensors, so that a CUDA graph can repeat it. On a
+GPU requests whose next token depends on nothing but the scores go several steps ahead, and their
+tokens are looked at while the next ones are being computed: the GPU never waits for Python. S rows,
+D width, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from malmoi.inference.generation.cuda_graphs import GraphPool, bucket_rows, bucket_width
+from malmoi.inference.generation.kv_slots import FusedSlotView, KVSlots, SlotView, has_decode_kernel
+from malmoi.inference.generation.token_selection import (
+    BatchSampler,
+    SequenceState,
+    StepOutput,
+    TokenSelector,
+)
+from malmoi.model import Network
+
+STEPS_AHEAD = 8  # steps that go ahead together
+
+# plain: one step, then a look at it. captured: fixed shapes, recorded on a GPU, several steps
+# ahead. compiled: the
+# same, the code compiled as well, which takes up to a minute for each shape.
+StepMode = Literal["plain", "captured", "compiled"]
+
+
+@dataclass(frozen=True)
+class InFlightSteps:
+    """Steps under way: whose they are, in which row they began, and where their tokens arrive
+    [steps, S].
+    """
+
+    sequences: list[tuple[SequenceState, int]]
+    tokens: Tensor
+    ready: torch.cuda.Event | None
+
+    def collect(self) -> list[StepOutput]:
+        """Waits for these steps, and no longer, and hands out their tokens."""
+        if self.ready is not None:
+            self.ready.synchronize()
+        columns = self.tokens.t().tolist()
+        for sequence, row in self.sequences:
+            sequence.tokens += columns[row]
+        return [StepOutput(sequence, columns[row], []) for sequence, row in self.sequences]
+
+
+class DecodeSteps:
+    """The state of all rows, and the step that moves them on."""
+
+    @torch.inference_mode()
+    def __init__(
+        self, network: Network, slots: KVSlots, selector: TokenSelector, mode: StepMode
+    ) -> None:
+        self.network = network
+        self.slots = slots
+        self.selector = selector
+        self.captured = mode != "plain"
+        self.kernel = self.captured and has_decode_kernel(network, slots.device)
+        self.rows = len(slots.numbers)
+        self.device = slots.device
+        weight = network.trunk.embed.token.weight
+        # token not yet shown to the network
+        self.last = torch.zeros(self.rows, dtype=torch.long, device=self.device)
+        self.at = torch.zeros_like(self.last)  # its position
+        self.decoding = torch.zeros_like(self.last, dtype=torch.bool)  # whether the row writes
+        self.hidden = torch.zeros(
+            self.rows, network.config.width, dtype=weight.dtype, device=self.device
+        )
+        self.logits = self.hidden.new_zeros(self.rows if self.captured else 0, network.config.vocab)
+        step = torch.compile(self._pass, dynamic=False) if mode == "compiled" else self._pass
+        self.graphs = GraphPool(step, (self.last, self.at))
+
+    def start(self, sequences: Sequence[SequenceState]) -> None:
+        """These have read their prompts and write from now on."""
+        rows = self._numbers([sequence.row for sequence in sequences])
+        self.at[rows] = self._numbers([sequence.tokens_read for sequence in sequences])
+        self.decoding[rows] = True
+
+    def move(self, source: int, target: int) -> None:
+        for state in (self.last, self.at, self.decoding):
+            state[target] = state[source]
+
+    def run_one(self, sequences: Sequence[SequenceState], used: int) -> list[StepOutput]:
+        """One step of the first `used` rows, and the tokens that it gives."""
+        self._run(*self._shape(used, max(sequence.tokens_read for sequence in sequences) + 1))
+        for sequence in sequences:
+            sequence.tokens_read += 1
+        rows = self._numbers([sequence.row for sequence in sequences])
+        choose = self.selector.select_from_logits if self.captured else self.selector.select
+        written = choose(sequences, self.logits[rows] if self.captured else self.hidden[rows])
+        self.feed(written)
+        return written
+
+    def feed(self, written: Sequence[StepOutput]) -> None:
+        """What was chosen is what the network sees next."""
+        rows = self._numbers([one.sequence.row for one in written])
+        self.last[rows] = self._numbers([one.tokens[-1] for one in written])
+
+    def submit(
+        self, sequences: Sequence[SequenceState], used: int, most: int = STEPS_AHEAD
+    ) -> InFlightSteps:
+        """Several steps, without waiting for any of them."""
+        count = min(most, max(sequence.tokens_left for sequence in sequences))
+        shape = self._shape(used, max(sequence.tokens_read for sequence in sequences) + count)
+        dice = BatchSampler(sequences, count, self.device)
+        out = self.last.new_empty(count, self.rows)
+        for step in range(count):
+            self._run(*shape)
+            dice.sample(step, self.logits, self.last)
+            out[step] = self.last
+        for sequence in sequences:
+            sequence.tokens_read += count
+        return self._send_tokens([(sequence, sequence.row) for sequence in sequences], out)
+
+    def _send_tokens(
+        self, sequences: list[tuple[SequenceState, int]], out: Tensor
+    ) -> InFlightSteps:
+        if self.device.type != "cuda":
+            return InFlightSteps(sequences, out, None)
+        landing = torch.empty(out.shape, dtype=out.dtype, pin_memory=True)
+        landing.copy_(out, non_blocking=True)
+        landed = torch.cuda.Event()
+        landed.record()
+        return InFlightSteps(sequences, landing, landed)
+
+    def _run(self, rows: int, width: int) -> None:
+        self.graphs.run(rows, width) if self.captured else self._pass(rows, width)
+
+    def _shape(self, used: int, width: int) -> tuple[int, int]:
+        if self.captured:
+            most = self.slots.capacity
+            return bucket_rows(used, self.rows), most if self.kernel else bucket_width(width, most)
+        return used, min(width, self.slots.capacity)
+
+    def _pass(self, rows: int, width: int) -> None:
+        """One token of the first rows through the network; a row that does not write leaves no
+        key behind.
+        """
+        live = self.decoding[:rows]
+        at = self.at[:rows]
+        hidden = self.network.trunk(
+            self.last[:rows, None],
+            keep=live[:, None],
+            # who is over runs on to the end of a burst
+            positions=at[:, None].clamp(max=self.slots.capacity - 1),
+            cache=FusedSlotView(self.slots, rows)
+            if self.kernel
+            else SlotView(self.slots, rows, width),
+        )[:, -1]
+        at += live
+        if not self.captured:
+            self.hidden[:rows] = hidden
+            return
+        self.logits[:rows] = self.network.read("lm", hidden)
+        self.last[:rows] = self.logits[:rows].argmax(-1)
+
+    def _numbers(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.long, device=self.device)

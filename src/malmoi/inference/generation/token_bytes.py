@@ -1,0 +1,84 @@
+"""The bytes of every token of a vocabulary, and a trie of them."""
+
+import re
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+
+from malmoi.tokenizer import Tokenizer
+
+# a byte that no other token of a SentencePiece vocabulary writes
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+@cache
+def byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins for the 256 bytes: those that print stand for themselves, the
+    others follow 255.
+    """
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+class TokenBytes(dict[int, bytes]):
+    """What each token writes within a text, found out when it is first asked for: nothing where
+    it is special.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def __missing__(self, id: int) -> bytes:
+        self[id] = text = _bytes_of_token(self.tokenizer, id)
+        return text
+
+
+@lru_cache(maxsize=8)
+def token_bytes(tokenizer: Tokenizer) -> TokenBytes:
+    return TokenBytes(tokenizer)
+
+
+def _bytes_of_token(tokenizer: Tokenizer, id: int) -> bytes:
+    text = tokenizer.decode([id])
+    if not text:
+        return b""
+    token = tokenizer.token(id)
+    if tokenizer.kind == "byte-bpe":
+        alphabet = byte_alphabet()
+        known = all(c in alphabet for c in token)
+        # else added as it is written
+        return bytes(alphabet[c] for c in token) if known else token.encode()
+    if found := BYTE_TOKEN.fullmatch(token):
+        return bytes([int(found[1], 16)])
+    if token.endswith("</w>"):  # GPT-1's end of a word
+        return token.removesuffix("</w>").encode() + b" "
+    # after another one: spaces and "##" come out right
+    return tokenizer.decode([id, id])[len(text) :].encode()
+
+
+@lru_cache(maxsize=8)
+def all_token_bytes(tokenizer: Tokenizer) -> tuple[bytes, ...]:
+    """What every token writes; nothing for ids that stand for no token."""
+    known = set(tokenizer.vocab().values())
+    spelled = token_bytes(tokenizer)
+    return tuple(spelled[id] if id in known else b"" for id in range(tokenizer.vocab_size))
+
+
+@dataclass
+class TokenTrie:
+    """Tokens by their bytes."""
+
+    children: dict[int, "TokenTrie"] = field(default_factory=dict)
+    tokens: list[int] = field(default_factory=list)  # those that end here
+
+
+@lru_cache(maxsize=8)
+def token_trie(tokenizer: Tokenizer) -> TokenTrie:
+    root = TokenTrie()
+    for id, text in enumerate(all_token_bytes(tokenizer)):
+        node = root
+        for byte in text:
+            node = node.children.setdefault(byte, TokenTrie())
+        if text:
+            node.tokens.append(id)
+    return root

@@ -1,0 +1,87 @@
+"""The log-probability of tokens given those before them. B rows, T tokens, M scored tokens, D
+width, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from malmoi.model import Network
+from malmoi.system.machine import per_device
+from malmoi.tokenizer.padding import forward_limits, length_batches, pad
+
+# tokens whose scores over the vocabulary are held at once: 100 MB for GPT-2, 400
+MAX_SCORED_TOKENS = {"cpu": 512, "cuda": 2048}
+
+# each scored token's log-probability; whether each was the most likely one
+RowLogprobs = tuple[list[float], bool]
+
+
+@dataclass(frozen=True)
+class ScoredRow:
+    """A sequence of which the tokens from `first` on are scored."""
+
+    tokens: list[int]
+    first: int
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        """What is read before the first token that predicts."""
+        return tuple(self.tokens[: self.first - 1])
+
+    @property
+    def branch(self) -> list[int]:
+        """The tokens that predict."""
+        return self.tokens[self.first - 1 : -1]
+
+
+def score_separately(network: Network, rows: Sequence[ScoredRow]) -> list[RowLogprobs]:
+    """Every row read from its beginning, those of like length together."""
+    device = network.trunk.embed.token.weight.device
+    results: list[RowLogprobs] = [([], True)] * len(rows)
+    for group in length_batches([len(row.tokens) for row in rows], forward_limits(device)):
+        some = [rows[i] for i in group]
+        # on the right: no causal query sees it
+        shown = pad([row.tokens[:-1] for row in some], device=device)
+        found = score_hidden(network, network.trunk(shown), some, [row.first - 1 for row in some])
+        for i, one in zip(group, found, strict=True):
+            results[i] = one
+    return results
+
+
+def score_hidden(
+    network: Network, hidden: Tensor, rows: Sequence[ScoredRow], begins: Sequence[int]
+) -> list[RowLogprobs]:
+    """What hidden states [B, T, D] say of each row's scored tokens; `begins` is where the first
+    predicting one is.
+    """
+    width = hidden.size(1)
+    device = hidden.device
+    sizes = [len(row.tokens) - row.first for row in rows]
+    slots = [
+        i * width + begin + t
+        for i, (begin, n) in enumerate(zip(begins, sizes, strict=True))
+        for t in range(n)
+    ]
+    targets = torch.tensor([t for row in rows for t in row.tokens[row.first :]], device=device)
+    logprobs, best = _in_pieces(
+        network, hidden.flatten(0, 1)[torch.tensor(slots, device=device)], targets
+    )
+    parts = zip(logprobs.split(sizes), best.split(sizes), strict=True)
+    return [(one.tolist(), bool(right.all())) for one, right in parts]
+
+
+def _in_pieces(network: Network, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    size = per_device(MAX_SCORED_TOKENS, hidden.device.type)
+    parts = zip(hidden.split(size), targets.split(size), strict=True)
+    found = [_logprobs_of(network.read("lm", part).float(), target) for part, target in parts]
+    logprobs, best = zip(*found, strict=True)
+    # at once: a row's own numbers cost a GPU a wait each
+    return torch.cat(logprobs).cpu(), torch.cat(best).cpu()
+
+
+def _logprobs_of(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    chosen = logits.gather(1, targets[:, None]).squeeze(1)
+    return chosen - logits.logsumexp(-1), logits.argmax(-1) == targets

@@ -1,0 +1,413 @@
+"""A model in a user's hands: what `malmoi.load` returns."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, TypedDict, Unpack, overload
+
+import numpy as np
+import torch
+
+from malmoi.checkpoint import Checkpoint, write_checkpoint
+from malmoi.config import ModelConfig
+from malmoi.errors import UsageError, nearest
+from malmoi.inference.conversation import encode_conversation
+from malmoi.inference.embed import embed_texts
+from malmoi.inference.fill import fills
+from malmoi.inference.generation.config import GenerationConfig
+from malmoi.inference.generation.constraints import CONSTRAINT_SETTINGS, build_constraint
+from malmoi.inference.generation.fast_argmax import column_major, fast_argmax_for
+from malmoi.inference.generation.generate import TextGenerator, continuations, stream_texts
+from malmoi.inference.generation.prefix_cache import PrefixCache
+from malmoi.inference.generation.sampling import Sampling
+from malmoi.inference.precision import open_for_use
+from malmoi.inference.predict import Predictor
+from malmoi.inference.predictors import predictions, predictor_name
+from malmoi.inference.prompt import encode_prompt
+from malmoi.inference.score import Score, score_pairs, sliding_bits_per_byte, sliding_perplexity
+from malmoi.inference.zero_shot import ZeroShot
+from malmoi.model import Network
+from malmoi.tokenizer import Encoding, Tokenizer
+from malmoi.tokenizer.chat_template import Messages
+
+# without training: see ask.py
+ZERO_SHOT_ABILITIES = ("classify", "answer", "summarise", "translate")
+ABILITIES = {
+    "lm": (
+        "generate",
+        "stream",
+        "chat",
+        "score",
+        "perplexity",
+        "bits_per_byte",
+        "logits",
+        *ZERO_SHOT_ABILITIES,
+    ),
+    "mlm": ("fill", "logits", "classify"),
+    "classify": ("predict",),
+    "tag": ("predict",),
+    "span": ("predict",),
+    "choice": ("predict",),
+}
+
+
+class GenerationSettings(TypedDict, total=False):
+    """The settings of `generate` and `stream`."""
+
+    max_new_tokens: int  # 40
+    temperature: float  # 1.0; 0 is greedy
+    top_k: int | None
+    top_p: float | None
+    repetition_penalty: float  # 1.0
+    stop: str | Sequence[str]  # texts to stop before
+    seed: int | None  # the same seed gives the same text, alone or in a batch
+    n: int  # 1: continuations of each prompt
+    choices: Sequence[str]  # the text is one of these
+    regex: str  # the text matches this as a whole
+    # tokens; or a function of those written so far
+    allowed: Iterable[int] | Callable[[list[int]], Iterable[int]]
+    banned: Sequence[str]  # words that are not written
+    beams: int  # 1; more: the likeliest text by beam search, with temperature=0
+    length_penalty: float  # 1.0: beams are scored by log p / length^penalty
+    early_stopping: bool | Literal["never"]  # False: when a beam search ends
+    # False; True: drafts from the text itself, with temperature=0; the same text, sooner
+    speculate: bool
+
+
+def load(
+    path: str | Path,
+    *,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+) -> "Model":
+    """Opens a folder written by Malmoi, transformers or PEFT, or a hub id where there is a network.
+
+    The device is the GPU where there is one; the numbers are those of the folder unless a dtype is
+    named: fp32, bf16, fp16, or "int8" for weights of a quarter of the size on a processor (see
+    `malmoi.model.int8`). Numbers that this machine emulates are computed in fp32 unless they are
+    named: `notes` says so.
+    """
+    checkpoint = open_for_use(path, device, dtype)
+    column_major(checkpoint.network)
+    return Model(checkpoint)
+
+
+class Model(ZeroShot):
+    """A network, its tokenizer and its labels, and everything one does with them."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self.network: Network = checkpoint.network.eval()
+
+    # ------------------------------------------------------------------ what it is
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        if self.checkpoint.tokenizer is None:
+            raise UsageError(
+                "This model's folder has no tokenizer; put its tokenizer.json beside the weights."
+            )
+        return self.checkpoint.tokenizer
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.network.config
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return self.checkpoint.labels
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was missing or left unused when the folder was read."""
+        return self.checkpoint.notes
+
+    @property
+    def abilities(self) -> tuple[str, ...]:
+        """The methods that this model's heads allow."""
+        heads = [*self.network.heads, *(["classify"] if "words" in self.checkpoint.extra else [])]
+        return (*dict.fromkeys(verb for head in heads for verb in ABILITIES.get(head, ())), "embed")
+
+    def __repr__(self) -> str:
+        c = self.config
+        return (
+            f"Model(width={c.width}, depth={c.depth}, context={c.context}, can: "
+            f"{', '.join(self.abilities)})"
+        )
+
+    def save(self, folder: str | Path) -> None:
+        """Writes a Hugging Face folder that `transformers` opens."""
+        write_checkpoint(self.checkpoint, folder)
+
+    def tokens(self, text: str) -> list[str]:
+        """How the tokenizer cuts a text."""
+        return [self.tokenizer.token(token) for token in self.tokenizer.encode(text).tokens]
+
+    # ------------------------------------------------------------------ language models
+
+    def generate(
+        self,
+        prompt: str | Sequence[str],
+        *,
+        parse_special: bool = False,
+        **options: Unpack[GenerationSettings],
+    ) -> Any:
+        """The continuation of a prompt; of a list of prompts a list; with n > 1 a list of n for
+        each.
+
+        An empty prompt starts after the token that begins, or else ends, a text; without one it is
+        refused. A prompt is text, "<|endoftext|>" in it too, unless `parse_special` says that such
+        names mean the tokens. Settings (see `Wishes`): max_new_tokens=40, temperature=1.0 (0 is
+        greedy), top_k=None, top_p=None, repetition_penalty=1.0, stop=(), seed=None, n=1; choices,
+        regex, allowed and banned constrain what is written; beams=1, length_penalty=1.0,
+        early_stopping=False; speculate=False.
+        """
+        self._require_head("lm", "generate")
+        config = self._generation_config(**options)
+        prompts = _listed(prompt, "prompt")
+        texts = continuations(
+            self.generator, self._prompts(prompts, parse_special=parse_special), config
+        )
+        results = [some[0] if config.n == 1 else some for some in texts]
+        return results[0] if isinstance(prompt, str) else results
+
+    def stream(
+        self, prompt: str, *, parse_special: bool = False, **options: Unpack[GenerationSettings]
+    ) -> Iterator[str]:
+        """The same text as `generate`, piece by piece as it is written; whole characters only."""
+        self._require_head("lm", "generate")
+        config = self._generation_config(**options)
+        if not isinstance(prompt, str) or config.n != 1:
+            raise UsageError(
+                "Only one continuation of one prompt can be streamed; use generate for several."
+            )
+        pieces = stream_texts(
+            self.generator, self._prompts([prompt], parse_special=parse_special), config
+        )
+        return (text for _, text in pieces)
+
+    def chat(self, messages: Messages | str, **options: Unpack[GenerationSettings]) -> str:
+        """The answer to a conversation [{"role": "user", "content": "…"}, …], by the model's own
+        chat template.
+
+        A text alone is what a user says. A model without a template continues "User:
+        …\\nAssistant:". The settings are those of `generate`, but max_new_tokens=256.
+        """
+        return "".join(self.chat_stream(messages, **options)).strip()
+
+    def chat_stream(
+        self, messages: Messages | str, **options: Unpack[GenerationSettings]
+    ) -> Iterator[str]:
+        """The same answer, piece by piece as it is written."""
+        self._require_head("lm", "chat")
+        said = encode_conversation(self.tokenizer, messages)
+        config = self._generation_config(**said.settings(dict(options)))
+        if config.n != 1:
+            raise UsageError(
+                "A conversation has one answer at a time; ask again with another seed for another."
+            )
+        return (text for _, text in stream_texts(self.generator, [said.tokens], config))
+
+    @overload
+    def score(self, context: str, continuation: str) -> Score: ...
+    @overload
+    def score(self, context: str | list[str], continuation: list[str]) -> list[Score]: ...
+
+    def score(self, context: Any, continuation: Any) -> Any:
+        """log p(continuation | context). Lists are scored in batches; one context may stand
+        before many.
+        """
+        self._require_head("lm", "score")
+        if isinstance(context, str) and isinstance(continuation, str):
+            return score_pairs(
+                self.network, self.tokenizer, [(context, continuation)], self._prefixes
+            )[0]
+        contexts = [context] * len(continuation) if isinstance(context, str) else list(context)
+        if isinstance(continuation, str) or len(contexts) != len(continuation):
+            raise UsageError(
+                "score takes one continuation for each context, or many for a single one."
+            )
+        pairs = list(zip(contexts, continuation, strict=True))
+        return score_pairs(self.network, self.tokenizer, pairs, self._prefixes)
+
+    def perplexity(self, text: str, *, stride: int | None = None) -> float:
+        """exp of the mean loss per token, by a window that slides on by `stride` tokens (half
+        the context).
+        """
+        self._require_head("lm", "perplexity")
+        return sliding_perplexity(self.network, self.tokenizer, text, stride)
+
+    def bits_per_byte(self, text: str, *, stride: int | None = None) -> float:
+        """Like perplexity, but comparable between models of different tokenizers."""
+        self._require_head("lm", "bits_per_byte")
+        return sliding_bits_per_byte(self.network, self.tokenizer, text, stride)
+
+    # ------------------------------------------------------------------ masked models, vectors,
+    # fine-tuned heads
+
+    def fill(self, text: str, top: int = 5) -> Any:
+        """The `top` best tokens for the mask in a text; for several masks one list each."""
+        self._require_head("mlm", "fill")
+        found = fills(self.network, self.tokenizer, text, top)
+        return found[0] if len(found) == 1 else found
+
+    def embed(
+        self,
+        texts: str | Sequence[str],
+        layers: int | Sequence[int] = (-1,),
+        pool: str = "mean",
+        *,
+        truncate: bool = False,
+    ) -> Any:
+        """Vectors [N, D] of texts ([D] of one): hidden states of the layers averaged, then pooled
+        over the tokens.
+
+        Layer 0 is the embedding, -1 the last. pool: mean | cls | none; "none" gives an array [T, D]
+        for each text.
+        """
+        encodings = [self._encoded(text, truncate) for text in _listed(texts, "texts")]
+        found = embed_texts(
+            self.network, encodings, (layers,) if isinstance(layers, int) else tuple(layers), pool
+        )
+        if isinstance(texts, str):
+            return found[0]
+        return (
+            found
+            if pool == "none"
+            else np.stack(found)
+            if found
+            else np.empty((0, self.config.width), np.float32)
+        )
+
+    @torch.inference_mode()
+    def logits(self, text: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """The scores over the vocabulary at every token [T, V]."""
+        head = next((name for name in ("lm", "mlm") if name in self.network.heads), "lm")
+        self._require_head(head, "logits")
+        # [MASK] in the text is meant: what stands there is what one asks for
+        masked = head == "mlm"
+        encoding = (
+            self._fitting(self.tokenizer.encode_masked(text))
+            if masked
+            else self._encoded(text, truncate=False)
+        )
+        tokens = torch.tensor([encoding.tokens], device=self._device)
+        segments = (
+            torch.tensor([encoding.segments], device=self._device) if self.config.segments else None
+        )
+        return self.network(tokens, heads=(head,), segments=segments)[head][0].float().cpu().numpy()
+
+    def predict(self, texts: Any) -> Any:
+        """What the model was fine-tuned to say of a text, of a pair (a, b), or of a list of either.
+
+        A classifier gives `Prediction(label, scores)`, a tagger a list of `Span(text, label, start,
+        end, score)`. A model that answers takes (question, context) and gives `Answer(text, start,
+        end, score, candidates, null)`; one that chooses takes (text, choices) and gives a
+        `Prediction` of the likeliest choice.
+        """
+        reading = Predictor.of(self.checkpoint)
+        if predictor_name(reading) is None:
+            self._require_head("classify", "predict")
+        alone = isinstance(texts, str | tuple)
+        found = predictions(reading, [texts] if alone else list(texts))
+        return found[0] if alone else found
+
+    # ------------------------------------------------------------------ within
+
+    @property
+    def _device(self) -> torch.device:
+        return self.network.trunk.embed.token.weight.device
+
+    def _require_head(self, head: str, verb: str) -> None:
+        if head not in self.network.heads:
+            can = ", ".join(verb for verb in self.abilities if verb != "stream")
+            heads = ", ".join(self.network.heads) or "none"
+            raise UsageError(
+                f"This model cannot {verb}: it has no {head} head (its heads: {heads}). It can: "
+                f"{can}."
+            )
+
+    def _generation_config(self, **options: Unpack[GenerationSettings]) -> GenerationConfig:
+        for name in options:
+            if name not in GenerationSettings.__annotations__:
+                raise UsageError(
+                    "generate has no setting "
+                    f"{name!r}.{nearest(name, GenerationSettings.__annotations__)}"
+                )
+        rules = {
+            name: value for name, value in options.items() if name in Sampling.__dataclass_fields__
+        }
+        limits = {name: value for name, value in options.items() if name in CONSTRAINT_SETTINGS}
+        others = {name: value for name, value in options.items() if name not in rules | limits}
+        constraint = build_constraint(self.tokenizer, self._ends, **limits) if limits else None  # type: ignore[arg-type]
+        ends = self._ends | self._stop_tokens(options.get("stop", ()))
+        return GenerationConfig(
+            sampling=Sampling(**rules),  # type: ignore[arg-type]
+            end_tokens=ends,
+            constraint=constraint,
+            **others,  # type: ignore[arg-type]
+        )
+
+    @cached_property
+    def generator(self) -> TextGenerator:
+        """What writes: the parts of this model that an engine needs."""
+        self._require_head("lm", "generate")
+        return TextGenerator(self.network, self.tokenizer, fast_argmax_for(self.network))
+
+    @cached_property
+    def _prefixes(self) -> PrefixCache:
+        """Beginnings of contexts that `score` has read before."""
+        return PrefixCache(self.network)
+
+    @property
+    def _ends(self) -> frozenset[int]:
+        """Tokens that end a text: generation_config.json's, else the tokenizer's."""
+        ends = self.checkpoint.generation.get("eos_token_id", self.tokenizer.specials.eos)
+        listed = ends if isinstance(ends, list) else [ends]
+        return frozenset(end for end in listed if end is not None)
+
+    def _stop_tokens(self, stop: str | Sequence[str]) -> frozenset[int]:
+        """Control tokens among the stop strings: as tokens they have no text that could be found
+        in what is written.
+        """
+        known = self.tokenizer.control_tokens
+        stops = [stop] if isinstance(stop, str) else stop
+        return frozenset(known[name] for name in stops if isinstance(name, str) and name in known)
+
+    def _prompts(self, texts: Sequence[str], *, parse_special: bool = False) -> list[list[int]]:
+        return [
+            encode_prompt(self.tokenizer, text, parse_special=parse_special).tokens
+            for text in texts
+        ]
+
+    @cached_property
+    def _causal(self) -> bool:
+        return all(pattern.is_causal for pattern in self.network.trunk.patterns)
+
+    def _encoded(self, text: str, truncate: bool) -> Encoding:
+        """A text as this model reads it; too long is refused unless it may be cut."""
+        read = encode_prompt if self._causal else Tokenizer.encode
+        return self._fitting(
+            read(self.tokenizer, text, max_tokens=self.config.context if truncate else None)
+        )
+
+    def _fitting(self, encoding: Encoding) -> Encoding:
+        context = self.config.context
+        if len(encoding.tokens) > context:
+            raise UsageError(
+                f"The text has {len(encoding.tokens)} tokens, more than this model's context of "
+                f"{context}; shorten it.",
+                code="context_length_exceeded",
+            )
+        return encoding
+
+
+def _listed(texts: str | Sequence[str], name: str) -> list[str]:
+    listed = [texts] if isinstance(texts, str) else list(texts)
+    for text in listed:
+        if not isinstance(text, str):
+            raise UsageError(
+                f"{name} must be a text or a list of texts, not {type(text).__name__}: "
+                f"{text!r:.60}."
+            )
+    return listed

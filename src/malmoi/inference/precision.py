@@ -1,0 +1,106 @@
+"""The device and the numbers that an opened model computes with: those asked for, or what this
+machine does well.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from malmoi.adapters import read_with_adapter
+from malmoi.checkpoint import Checkpoint
+from malmoi.checkpoint.sizes import check_room
+from malmoi.model import count_parameters
+from malmoi.model.int8 import is_quantized, quantize_int8
+from malmoi.model.int8_row import why_not
+from malmoi.system.machine import hush_emulation, named_dtype, pick_device, this_machine
+
+INT8 = "int8"
+PLACES = {"cpu": "processor", "cuda": "GPU", "mps": "Apple GPU"}
+
+
+def open_for_use(
+    path: str | Path, device: str | torch.device | None, dtype: str | torch.dtype | None
+) -> Checkpoint:
+    """A folder, an adapter's or a GGUF file as a network that is ready to be used."""
+    named = None if dtype in (None, INT8) else _named(dtype)
+    where = pick_device(device or ("cpu" if dtype == INT8 else None))
+    packed = named is None and where.type == "cpu" and why_not() is None
+    checkpoint = read_with_adapter(path, packed=packed)
+    if dtype == INT8:
+        checkpoint.network.to(where, torch.float32)
+        quantize_int8(checkpoint.network)
+        return checkpoint
+    if named is not None:
+        checkpoint.network.to(where, named)
+        return _noted(checkpoint, _cost(where.type, named))
+    if checkpoint.bits:
+        return _open_quantized(checkpoint, where)
+    return _as_stored(checkpoint, where)
+
+
+def _named(dtype: str | torch.dtype | None) -> torch.dtype:
+    return named_dtype(dtype) if isinstance(dtype, str) else dtype or torch.float32
+
+
+def _as_stored(checkpoint: Checkpoint, where: torch.device) -> Checkpoint:
+    """In the folder's own type, unless this machine would have to emulate it."""
+    stored = checkpoint.network.trunk.embed.token.weight.dtype
+    computed = this_machine().inference_dtype(where.type, stored)
+    if computed == stored:
+        checkpoint.network.to(where)
+        return checkpoint
+    if where.type == "cpu":
+        check_room(
+            count_parameters(checkpoint.network) * computed.itemsize, checkpoint.source or Path()
+        )
+    # one tensor after another: there is no second network in memory
+    checkpoint.network.to(where, computed)
+    place = PLACES[where.type]
+    told = (
+        f"stored in {_name(stored)}, computed in {_name(computed)}: this {place} has no units "
+        f"for {_name(stored)}"
+    )
+    return replace(_noted(checkpoint, told), dtype=stored)
+
+
+def _open_quantized(checkpoint: Checkpoint, where: torch.device) -> Checkpoint:
+    """In the bits of the folder where there is a kernel for them; else in plain numbers, and why
+    is said.
+    """
+    bits = checkpoint.bits
+    if is_quantized(checkpoint.network):
+        quantize_int8(checkpoint.network.to(where, torch.float32))
+        return checkpoint
+    computed = this_machine().inference_dtype(where.type, named_dtype("bf16"))
+    computed = computed if where.type == "cuda" else torch.float32
+    checkpoint.network.to(where, computed)
+    reason = (
+        why_not() if where.type == "cpu" else f"our kernel for {bits} bits is one for processors"
+    )
+    return _noted(
+        checkpoint,
+        f"the weights of {bits} bits are computed in {_name(computed)} and take its memory: "
+        f"{reason}",
+    )
+
+
+def _cost(kind: str, asked: torch.dtype) -> str | None:
+    if this_machine().inference_dtype(kind, asked) == asked:
+        return None
+    hush_emulation()
+    name = _name(asked)
+    return (
+        f"{name} is emulated on this {PLACES[kind]} and takes many times as long as fp32; leave "
+        f"--dtype out"
+    )
+
+
+def _noted(checkpoint: Checkpoint, note: str | None) -> Checkpoint:
+    return replace(checkpoint, notes=(*checkpoint.notes, note)) if note else checkpoint
+
+
+def _name(dtype: torch.dtype) -> str:
+    return next(
+        (name for name in ("fp32", "bf16", "fp16") if named_dtype(name) == dtype), str(dtype)
+    )

@@ -1,0 +1,327 @@
+"""Predictions of a fine-tuned model: a label, a choice, or a label per word. N classes, T
+tokens.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from malmoi.checkpoint import Checkpoint
+from malmoi.errors import UsageError
+from malmoi.inference.verbalizer import Verbalizer, verbalizer_scores
+from malmoi.model import Network
+from malmoi.system.limits import MAX_CONTEXT_TOKENS
+from malmoi.system.untrusted import JsonObject
+from malmoi.tokenizer import Encoding, Tokenizer, TokenRow
+from malmoi.tokenizer.padding import forward_limits, length_batches, model_inputs
+from malmoi.tokenizer.windows import ContextWindow, WordPieces, context_windows, word_pieces
+
+TextOrPair = str | tuple[str, str]
+ChoiceQuestion = tuple[Any, ...]  # (text, choices) or (text, question, choices)
+OUTSIDE_TAG = "O"  # the label of a word that is part of nothing (CoNLL)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The label of a text, and every label's probability; a regression has one score, the value
+    itself.
+    """
+
+    label: str
+    scores: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of the text that has a label; `start` and `end` count its characters."""
+
+    text: str
+    label: str
+    start: int
+    end: int
+    score: float
+
+
+def encode_rows(tokenizer: Tokenizer, texts: Sequence[TextOrPair], longest: int) -> list[TokenRow]:
+    """Texts, or pairs of them, as rows; long ones are cut as they were in fine-tuning: from the
+    end of the longer.
+    """
+    firsts, seconds = _parted(texts)
+    return tokenizer.rows(firsts, seconds, max_tokens=longest)
+
+
+def _parted(texts: Sequence[TextOrPair]) -> tuple[list[str], list[str] | None]:
+    pairs = [text for text in texts if not isinstance(text, str)]
+    if not pairs:
+        return list(texts), None  # type: ignore[arg-type]
+    if len(pairs) < len(texts) or any(len(pair) != 2 for pair in pairs):
+        raise UsageError("Give either texts or pairs of texts, (first, second), not some of each.")
+    return [first for first, _ in pairs], [second for _, second in pairs]
+
+
+@dataclass(frozen=True)
+class EncodeFunctions:
+    """How tokens are made of texts, of sentences in words, of questions and their contexts."""
+
+    rows: Callable[..., list[TokenRow]] = encode_rows
+    pieces: Callable[..., list[list[WordPieces]]] = word_pieces
+    windows: Callable[..., list[list[ContextWindow]]] = context_windows
+
+    def cached(self) -> "EncodeFunctions":
+        """For who reads the same texts again and again: they are cut once."""
+        kept = lru_cache(maxsize=2)  # two: a pair's both orders
+        return EncodeFunctions(kept(self.rows), kept(self.pieces), kept(self.windows))
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A fine-tuned model as it reads texts."""
+
+    network: Network
+    tokenizer: Tokenizer
+    labels: tuple[str, ...] = ()
+    length: int = 0  # the most tokens; 0: the context
+    stride: int = 128  # by which windows over a long context move on
+    both: bool = False  # pairs are read in both orders (GPT-1 §3.3)
+    threshold: float = float("inf")  # "there is no answer" must beat the best by more than this
+    # what a language model says for each label, where it has no head for them
+    words: Verbalizer | None = None
+    encode: EncodeFunctions = EncodeFunctions()
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> "Predictor":
+        """As it was fine-tuned, where its folder says how."""
+        if checkpoint.tokenizer is None:
+            raise UsageError(
+                "This model's folder has no tokenizer; put its tokenizer.json beside the weights."
+            )
+        return cls(checkpoint.network, checkpoint.tokenizer, checkpoint.labels, **_told(checkpoint))
+
+    @property
+    def max_tokens(self) -> int:
+        return min(self.length or self.network.config.context, self.network.config.context)
+
+
+def _told(checkpoint: Checkpoint) -> dict[str, Any]:
+    """How a model was fine-tuned, out of its folder's "malmoi" object, as the fields of a
+    `Reading`.
+    """
+    extra = JsonObject(checkpoint.extra, f"{checkpoint.source or 'The model'}: malmoi")
+    told = {
+        "length": extra.whole("length", default=None, high=MAX_CONTEXT_TOKENS),
+        "stride": extra.whole("stride", default=None, low=1, high=MAX_CONTEXT_TOKENS),
+        "both": extra.flag("both", default=None),
+        "threshold": extra.get("threshold"),
+    }
+    threshold = told["threshold"]  # of a model that always answers it is infinite
+    if threshold is not None and (not isinstance(threshold, float) or threshold != threshold):
+        raise extra.wrong("threshold", "a number")
+    if extra.get("words") is not None:
+        words = extra.object("words")
+        said = tuple(words.list_of("said", str))
+        if len(said) != len(checkpoint.labels) or not all(said):
+            raise words.wrong("said", f"a word for each of {len(checkpoint.labels)} labels")
+        told["words"] = Verbalizer(words.text("prompt"), said)
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def classify_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[Prediction]:
+    """One label a text."""
+    return [_prediction(scores, reading.labels) for scores in class_scores(reading, texts)]
+
+
+def class_scores(reading: Predictor, texts: Sequence[TextOrPair]) -> Tensor:
+    """The scores of every class [texts, N]."""
+    if reading.words is not None:
+        return verbalizer_scores(reading.network, reading.tokenizer, reading.words, texts)
+    vectors = pool_texts(
+        reading.network, reading.encode.rows(reading.tokenizer, tuple(texts), reading.max_tokens)
+    )
+    if reading.both and texts and not isinstance(texts[0], str):
+        turned = tuple((pair[1], pair[0]) for pair in texts)
+        vectors = vectors + pool_texts(
+            reading.network, reading.encode.rows(reading.tokenizer, turned, reading.max_tokens)
+        )
+    with torch.inference_mode():
+        scores: Tensor = reading.network.heads["classify"](vectors)
+    return scores.float().cpu()
+
+
+def answer_choices(reading: Predictor, questions: Sequence[ChoiceQuestion]) -> list[Prediction]:
+    """The likeliest choice of each question (text, choices) or (text, question, choices), and
+    every choice's chance.
+    """
+    chances = [scores.softmax(-1).tolist() for scores in score_choices(reading, questions)]
+    return [
+        Prediction(
+            choices[max(range(len(choices)), key=some.__getitem__)],
+            dict(zip(choices, some, strict=True)),
+        )
+        for (*_, choices), some in zip(questions, chances, strict=True)
+    ]
+
+
+def score_choices(reading: Predictor, questions: Sequence[ChoiceQuestion]) -> list[Tensor]:
+    """One score for each choice of each question: every choice is read after its text, by
+    itself.
+    """
+    pairs = tuple(
+        (q[0], _asked(q[1] if len(q) == 3 else "", choice)) for q in questions for choice in q[-1]
+    )
+    vectors = pool_texts(
+        reading.network, reading.encode.rows(reading.tokenizer, pairs, reading.max_tokens)
+    )
+    with torch.inference_mode():
+        scores = reading.network.heads["choice"](vectors).float().cpu().squeeze(-1)
+    return list(scores.split([len(q[-1]) for q in questions]))
+
+
+def _asked(question: str, choice: str) -> str:
+    """A choice after its question, or in its gap."""
+    return question.replace("_", choice) if "_" in question else f"{question} {choice}".strip()
+
+
+def tag_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[list[Span]]:
+    """Labelled spans of each text."""
+    encodings = reading.tokenizer.encode_batch(*_parted(texts))
+    for encoding in encodings:
+        if len(encoding.tokens) > reading.network.config.context:
+            raise UsageError(
+                f"The text has {len(encoding.tokens)} tokens, more than this model's context of "
+                f"{reading.network.config.context}; give it sentence by sentence."
+            )
+    scores = token_scores(reading.network, encodings, "tag")
+    tagged = zip(texts, encodings, scores, strict=True)
+    return [
+        list(merge_tags(text if isinstance(text, str) else text[0], e, s, reading.labels))
+        for text, e, s in tagged
+    ]
+
+
+def tag_words(reading: Predictor, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
+    """A label for each word of sentences that are already cut into words; a word that leaves no
+    token is outside.
+    """
+    pieces = reading.encode.pieces(
+        reading.tokenizer, tuple(map(tuple, sentences)), reading.max_tokens
+    )
+    flat = [piece for some in pieces for piece in some]
+    best: list[list[int]] = [[]] * len(flat)
+    for group, scores in score_tokens(reading.network, [piece.row for piece in flat], "tag"):
+        for i, places in zip(group, scores.argmax(-1).tolist(), strict=True):
+            best[i] = places
+    labels = iter(
+        [
+            list(_labels(piece, places, reading.labels))
+            for piece, places in zip(flat, best, strict=True)
+        ]
+    )
+    return [[label for _ in some for label in next(labels)] for some in pieces]
+
+
+def _labels(piece: WordPieces, best: Sequence[int], labels: Sequence[str]) -> Iterator[str]:
+    for place in piece.firsts:
+        yield OUTSIDE_TAG if place is None else name_of(labels, best[place])
+
+
+@torch.inference_mode()
+def pool_texts(network: Network, rows: Sequence[TokenRow]) -> Tensor:
+    """One vector a text [N, D], through the pooler."""
+    weight = network.trunk.embed.token.weight
+    found = torch.empty(len(rows), network.width, device=weight.device, dtype=weight.dtype)
+    for group in length_batches([len(row.tokens) for row in rows], forward_limits(weight.device)):
+        given = model_inputs([rows[i] for i in group], network.config, weight.device)
+        vectors = network.pooler(network.hidden(**given), given["keep"])  # type: ignore[misc, arg-type]
+        found[torch.tensor(group, device=weight.device)] = vectors.to(found.dtype)
+    return found
+
+
+def token_scores(network: Network, texts: Sequence[Encoding], head: str) -> list[Tensor]:
+    """The scores of every token of each text [T, N]."""
+    found: list[Tensor] = [torch.empty(0)] * len(texts)
+    for group, scores in score_tokens(network, texts, head):
+        for i, row in zip(group, scores.cpu(), strict=True):
+            found[i] = row[: len(texts[i].tokens)]
+    return found
+
+
+@torch.inference_mode()
+def score_tokens(
+    network: Network, rows: Sequence[Encoding | TokenRow], head: str
+) -> Iterator[tuple[list[int], Tensor]]:
+    """Batches of the rows: which ones they are, and the scores of all their tokens [B, T, N]."""
+    device = network.trunk.embed.token.weight.device
+    for group in length_batches([len(row.tokens) for row in rows], forward_limits(device)):
+        given = model_inputs([rows[i] for i in group], network.config, device)
+        yield group, network(**given, heads=(head,))[head].float()
+
+
+def name_of(labels: Sequence[str], i: int) -> str:
+    return labels[i] if i < len(labels) else f"LABEL_{i}"
+
+
+def _prediction(scores: Tensor, labels: Sequence[str]) -> Prediction:
+    values = scores if len(scores) == 1 else scores.softmax(-1)
+    named = {name_of(labels, i): value for i, value in enumerate(values.tolist())}
+    return Prediction(max(named, key=named.__getitem__), named)
+
+
+@dataclass(frozen=True)
+class TaggedWord:
+    start: int
+    end: int
+    label: str
+    score: float
+
+
+def merge_tags(
+    text: str, encoding: Encoding, scores: Tensor, labels: Sequence[str]
+) -> Iterator[Span]:
+    """Neighbouring words of one entity joined: B-X opens, I-X goes on; labels without such marks
+    stand alone.
+    """
+    entity: list[TaggedWord] = []
+    for word in _words(encoding, scores.softmax(-1), labels):
+        if entity and not _continues(entity[-1], word):
+            yield _span(text, entity)
+            entity = []
+        entity += [word] if word.label != OUTSIDE_TAG else []
+    if entity:
+        yield _span(text, entity)
+
+
+def _words(encoding: Encoding, chances: Tensor, labels: Sequence[str]) -> Iterator[TaggedWord]:
+    """Each word with the label of its first token, which is the one that was trained (Devlin
+    2019 §5.3).
+    """
+    places = [
+        at
+        for at, word in enumerate(encoding.words)
+        if word is not None and not encoding.specials[at]
+    ]
+    for _, pieces in groupby(places, key=lambda at: encoding.words[at]):
+        some = list(pieces)
+        score, best = chances[some[0]].max(-1)
+        yield TaggedWord(
+            encoding.offsets[some[0]][0],
+            encoding.offsets[some[-1]][1],
+            name_of(labels, int(best)),
+            float(score),
+        )
+
+
+def _continues(before: TaggedWord, word: TaggedWord) -> bool:
+    return word.label.startswith("I-") and before.label[1:] == word.label[1:]
+
+
+def _span(text: str, words: Sequence[TaggedWord]) -> Span:
+    start = words[0].start
+    end = words[-1].end
+    label = words[0].label
+    name = label[2:] if label[:2] in ("B-", "I-") else label
+    return Span(text[start:end], name, start, end, sum(word.score for word in words) / len(words))

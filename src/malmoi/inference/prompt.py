@@ -1,0 +1,58 @@
+"""What a causal model is shown of a text: its tokens, after a token to start from where there
+must be one.
+"""
+
+from collections.abc import Sequence
+
+from malmoi.errors import UsageError
+from malmoi.tokenizer import Encoding, Tokenizer
+
+
+def has_opening_token(tokenizer: Tokenizer) -> bool:
+    """Whether this tokenizer puts a token before every text, as Llama's does with <s>."""
+    return tokenizer.encode("a").tokens[0] == tokenizer.specials.bos
+
+
+def encode_text(
+    tokenizer: Tokenizer, text: str, max_tokens: int | None = None, *, parse_special: bool = False
+) -> Encoding:
+    """The text after its opening token, where there is one; what stands around texts for BERT is
+    no part of it.
+    """
+    opened = has_opening_token(tokenizer)
+    return tokenizer.encode(
+        text, max_tokens=max_tokens, specials=opened, parse_special=parse_special
+    )
+
+
+def encode_prompt(
+    tokenizer: Tokenizer, text: str, max_tokens: int | None = None, *, parse_special: bool = False
+) -> Encoding:
+    """The same, but never empty: nothing at all starts from the token that begins, or else ends,
+    a text.
+    """
+    encoding = encode_text(tokenizer, text, max_tokens, parse_special=parse_special)
+    return (
+        encoding
+        if encoding.tokens
+        else Encoding([start_token(tokenizer)], [0], [(0, 0)], [True], [None])
+    )
+
+
+def encode_prompts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """The tokens of `encode_prompt` for many texts, over all cores."""
+    if has_opening_token(tokenizer):
+        return [encoding.tokens for encoding in tokenizer.encode_batch(texts)]
+    return [tokens or [start_token(tokenizer)] for tokens in tokenizer.ids(list(texts))]
+
+
+def start_token(tokenizer: Tokenizer) -> int:
+    marks = tokenizer.specials
+    token = marks.bos if marks.bos is not None else marks.eos
+    if token is None:
+        raise UsageError(
+            "The prompt is empty, and this model's tokenizer has no token to start from; give it a "
+            "word.",
+            code="empty_prompt",
+        )
+    return token

@@ -1,0 +1,174 @@
+"""Scoring continuations with shared prefixes: a prefix is read once, and what differs branches off
+it.
+
+Few-shot prompts share their examples, and the choices of a question share the question: a context
+of 500 tokens with four choices of five is 520 tokens to read, not 2,020, and the next question's
+examples are there already.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from malmoi.inference.generation.kv_slots import (
+    BranchCache,
+    KVSlots,
+    common_prefix_length,
+    prefill_rows,
+)
+from malmoi.inference.generation.prefix_cache import BLOCK_TOKENS, PrefixCache
+from malmoi.inference.likelihood import RowLogprobs, ScoredRow, score_hidden, score_separately
+from malmoi.model import Network
+from malmoi.tokenizer.padding import BatchLimits, forward_limits, length_batches, pad
+
+# of the tokens that reading each row alone would take; above it, sharing costs more than it saves
+MAX_TOKEN_RATIO = 0.8
+
+
+@dataclass(frozen=True)
+class SharedPrefix:
+    """A context, and the rows that go on from it."""
+
+    tokens: tuple[int, ...]
+    rows: list[int]
+
+
+@torch.inference_mode()
+def token_logprobs(
+    network: Network, rows: Sequence[ScoredRow], prefixes: PrefixCache | None = None
+) -> list[RowLogprobs]:
+    """Of each row: the log-probability of every scored token, and whether each was the most likely
+    one.
+
+    With `prefixes`, contexts go on from what earlier calls have read.
+    """
+    results: list[RowLogprobs] = [([], True)] * len(rows)
+    alone: list[int] = []
+    for group in _groups(rows, forward_limits(network.trunk.embed.token.weight.device)):
+        reading = _PrefixBatch(network, rows, group, prefixes) if network.trunk.is_causal else None
+        if reading is None or not reading.saves_time:
+            alone += [i for prefix in group for i in prefix.rows]
+            continue
+        for i, found in reading.run():
+            results[i] = found
+    for i, found in zip(alone, score_separately(network, [rows[i] for i in alone]), strict=True):
+        results[i] = found
+    return results
+
+
+def _groups(rows: Sequence[ScoredRow], most: BatchLimits) -> Iterator[list[SharedPrefix]]:
+    """The contexts in order, so that those that begin alike stand together, as many as are read
+    at once.
+    """
+    found: dict[tuple[int, ...], list[int]] = {}
+    for i, row in enumerate(rows):
+        found.setdefault(row.prefix, []).append(i)
+    group: list[SharedPrefix] = []
+    longest = 0
+    for tokens in sorted(found):
+        longest = max(longest, len(tokens))
+        if group and (len(group) == most.rows or (len(group) + 1) * longest > most.tokens):
+            yield group
+            group = []
+            longest = len(tokens)
+        group.append(SharedPrefix(tokens, found[tokens]))
+    if group:
+        yield group
+
+
+class _PrefixBatch:
+    """Some contexts side by side in the rows of one cache, and the branches off them."""
+
+    def __init__(
+        self,
+        network: Network,
+        rows: Sequence[ScoredRow],
+        stems: Sequence[SharedPrefix],
+        prefixes: PrefixCache | None,
+    ) -> None:
+        self.network = network
+        self.rows = rows
+        self.shared = stems
+        self.prefixes = prefixes
+        first = stems[0].tokens
+        last = stems[-1].tokens
+        # in order: so the ends tell for all
+        self.common = first[: common_prefix_length(first, last)] if len(stems) > 1 else first
+
+    @property
+    def saves_time(self) -> bool:
+        alone = sum(len(self.rows[i].tokens) - 1 for prefix in self.shared for i in prefix.rows)
+        branches = sum(len(self.rows[i].branch) for prefix in self.shared for i in prefix.rows)
+        known = self.prefixes.cached_length(self.common) if self.prefixes is not None else 0
+        read = (
+            len(self.common)
+            - known
+            + sum(len(prefix.tokens) - len(self.common) for prefix in self.shared)
+        )
+        return bool(self.shared[-1].tokens) and read + branches < MAX_TOKEN_RATIO * alone
+
+    def run(self) -> Iterator[tuple[int, RowLogprobs]]:
+        self.slots = KVSlots(
+            self.network, len(self.shared), max(len(prefix.tokens) for prefix in self.shared)
+        )
+        self._read_common()
+        self._read_rests()
+        pairs = [(row, i) for row, prefix in enumerate(self.shared) for i in prefix.rows]
+        for group in length_batches(
+            [len(self.rows[i].branch) for _, i in pairs], self._room(pairs)
+        ):
+            some = [pairs[k] for k in group]
+            yield from zip([i for _, i in some], self._branch(some), strict=True)
+
+    def _room(self, pairs: Sequence[tuple[int, int]]) -> BatchLimits:
+        """For branches, each of which has its stem's keys and values beside it."""
+        most = forward_limits(self.slots.device)
+        longest = max(len(self.rows[i].tokens) for _, i in pairs)
+        return replace(most, rows=min(most.rows, max(1, most.tokens // longest)))
+
+    def _read_common(self) -> None:
+        """What all begin with goes into the first row, from an earlier reading where there was
+        one, then into all.
+        """
+        common = self.common
+        known = self.prefixes.load(common, self.slots, 0) if self.prefixes is not None else 0
+        if known < len(common):
+            prefill_rows(self.network, self.slots, [0], [list(common[known:])], [known])
+        if self.prefixes is not None and len(common) - known >= BLOCK_TOKENS:
+            self.prefixes.store(common, self.slots, 0)
+        for row in range(1, len(self.shared)):
+            self.slots.copy(0, row, len(common))
+
+    def _read_rests(self) -> None:
+        start = len(self.common)
+        rests = [
+            (row, list(prefix.tokens[start:]))
+            for row, prefix in enumerate(self.shared)
+            if len(prefix.tokens) > start
+        ]
+        for group in length_batches(
+            [len(rest) for _, rest in rests], forward_limits(self.slots.device)
+        ):
+            some = [rests[k] for k in group]
+            prefill_rows(
+                self.network,
+                self.slots,
+                [r for r, _ in some],
+                [rest for _, rest in some],
+                [start] * len(some),
+            )
+
+    def _branch(self, some: Sequence[tuple[int, int]]) -> list[RowLogprobs]:
+        device = self.slots.device
+        rows = [self.rows[i] for _, i in some]
+        tokens = pad([row.branch for row in rows], device=device)
+        lengths = torch.tensor([row.first - 1 for row in rows], device=device)
+        cache = BranchCache(
+            self.slots, torch.tensor([row for row, _ in some], device=device), lengths
+        )
+        steps = torch.arange(tokens.size(1), device=device).expand_as(tokens)
+        sizes = torch.tensor([[len(row.branch)] for row in rows], device=device)
+        where = lengths[:, None] + steps.minimum(sizes - 1)
+        hidden = self.network.trunk(tokens, keep=steps < sizes, positions=where, cache=cache)
+        return score_hidden(self.network, hidden, rows, [0] * len(rows))

@@ -1,0 +1,174 @@
+"""The network: a trunk, a pooler and named heads; and how its weights are initialised."""
+
+from collections.abc import Mapping
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from malmoi.config import ModelConfig
+from malmoi.errors import UsageError, nearest
+from malmoi.model.features import FeatureConfig, FeatureReader, LayeredTransformer, MeanPooler
+from malmoi.model.heads import (
+    FEATURE_HEADS,
+    HEAD_BUILDERS,
+    POOLED_HEADS,
+    VOCABULARY_HEADS,
+    LinearHead,
+    Pooler,
+    VocabularyHead,
+)
+from malmoi.model.transformer import Transformer
+
+
+class Network(nn.Module):
+    """A trunk and named heads; calling it runs only the heads asked for.
+
+    `heads` maps a name to its number of classes (0 where that is fixed); a pooler comes with the
+    heads that need it. With `features` the trunk is frozen and a small model reads its layers.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        heads: Mapping[str, int],
+        *,
+        pooler: bool = False,
+        features: FeatureConfig | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.features = features
+        self.trunk = (
+            LayeredTransformer(config, features.layers) if features else Transformer(config)
+        )
+        self.reader = FeatureReader(config, features) if features else None
+        self.pooler: nn.Module | None = (
+            MeanPooler() if features else Pooler(config) if pooler else None
+        )
+        self.heads = nn.ModuleDict()
+        for name, classes in heads.items():
+            self.add(name, classes)
+
+    @property
+    def width(self) -> int:
+        """Of what the heads read."""
+        return self.config.width if self.reader is None else self.reader.width
+
+    def add(self, name: str, classes: int = 0) -> None:
+        if name not in HEAD_BUILDERS:
+            raise UsageError(f"There is no head {name!r}.{nearest(name, HEAD_BUILDERS)}")
+        if name in ("classify", "tag") and classes < 1:
+            raise UsageError(f"The head {name!r} needs the number of its classes.")
+        if self.reader is not None:
+            self._add_to_reader(name, classes)
+            return
+        if name in POOLED_HEADS and self.pooler is None:
+            self.pooler = Pooler(self.config)
+        self.heads[name] = HEAD_BUILDERS[name](self.config, self.trunk.embed.token, classes)
+
+    def _add_to_reader(self, name: str, classes: int) -> None:
+        if name not in FEATURE_HEADS:
+            raise UsageError(
+                f"A small model on frozen layers has no head {name!r}; it can have "
+                f"{' or '.join(sorted(FEATURE_HEADS))}."
+            )
+        self.heads[name] = LinearHead(self.config, classes, width=self.width)
+
+    def tie(self) -> None:
+        """Makes vocabulary heads share the token embedding again, after its weight was replaced."""
+        for head in self.heads.values() if self.config.tied else ():
+            if isinstance(head, VocabularyHead):
+                head.weight = self.trunk.embed.token.weight
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        heads: tuple[str, ...] | None = None,
+        slots: Tensor | None = None,
+        firsts: Tensor | None = None,
+        keep: Tensor | None = None,
+        **inputs: object,
+    ) -> dict[str, Tensor]:
+        """Scores of each head asked for (all by default). `slots` [M]: vocabulary heads read
+        only these flat places.
+        """
+        hidden = self.hidden(tokens, keep=keep, **inputs)
+        return {
+            name: self.read(name, hidden, keep, slots, firsts)
+            for name in heads or tuple(self.heads)
+        }
+
+    def hidden(self, tokens: Tensor, *, keep: Tensor | None = None, **inputs: object) -> Tensor:
+        """What the heads read [B, T, D]: the trunk's last layer, or what the small model makes
+        of its frozen ones.
+        """
+        states: Tensor = self.trunk(tokens, keep=keep, **inputs)
+        return states if self.reader is None else cast(Tensor, self.reader(states, keep))
+
+    def read(
+        self,
+        name: str,
+        hidden: Tensor,
+        keep: Tensor | None = None,
+        slots: Tensor | None = None,
+        firsts: Tensor | None = None,
+    ) -> Tensor:
+        if name not in self.heads:
+            have = ", ".join(self.heads) or "none"
+            raise UsageError(
+                f"This model has no head {name!r} (it has: {have}); it was trained for something "
+                "else."
+            )
+        if name in POOLED_HEADS:
+            return cast(
+                Tensor, self.heads[name](cast(nn.Module, self.pooler)(hidden, keep, firsts))
+            )
+        if name in VOCABULARY_HEADS and slots is not None:
+            hidden = hidden.flatten(0, 1)[slots]
+        return cast(Tensor, self.heads[name](hidden))
+
+
+def count_parameters(network: nn.Module) -> int:
+    """Distinct weights, a tied one counted once."""
+    return sum(p.numel() for p in network.parameters())
+
+
+@torch.no_grad()
+def initialise(network: Network, seed: int | None = None) -> Network:
+    """Draws the weights by the family's rule: N(0, σ), truncated for BERT; biases 0, norms 1; what
+    writes to the
+    residual stream scaled by 1/√(2·depth) (GPT-2 §2.3) or set to zero.
+    """
+    c = network.config
+    generator = None if seed is None else torch.Generator(_device(network)).manual_seed(seed)
+    for module in network.modules():
+        for parameter_name, weight in module.named_parameters(recurse=False):
+            if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+                weight.fill_(float(parameter_name == "weight"))
+            elif parameter_name == "bias":
+                weight.zero_()
+            else:
+                _draw(weight, c, generator)
+    for block in network.trunk.blocks:
+        for writer in (block.attend.out, block.mlp.down):  # type: ignore[union-attr]
+            writer.weight.mul_(  # type: ignore[operator, union-attr]
+                {"same": 1.0, "scaled": (2 * c.depth) ** -0.5, "zero": 0.0}[c.residual_init]
+            )
+    if network.reader is not None:
+        network.reader.reset(generator)
+    return network
+
+
+def _draw(weight: Tensor, c: ModelConfig, generator: torch.Generator | None) -> None:
+    if c.init == "truncated":
+        nn.init.trunc_normal_(
+            weight, std=c.init_std, a=-2 * c.init_std, b=2 * c.init_std, generator=generator
+        )
+    else:
+        nn.init.normal_(weight, std=c.init_std, generator=generator)
+
+
+def _device(network: nn.Module) -> torch.device:
+    return next(network.parameters()).device

@@ -1,0 +1,1 @@
+"""The HTTP API: OpenAI's endpoints, and ours for encoders and fine-tuned models."""

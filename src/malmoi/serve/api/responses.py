@@ -1,0 +1,258 @@
+"""Response bodies. The first part is OpenAI's; the second is for what it does not have."""
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+FinishField = Literal["stop", "length"]
+
+
+class ModelCard(BaseModel):
+    """A model that is served."""
+
+    id: str = Field(examples=["tiny-gpt"])
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "malmoi"
+    abilities: list[str] = Field(description="The methods of malmoi.Model that it has.")
+    context: int = Field(description="Tokens that it reads at most.")
+    labels: list[str] = Field(description="Of a fine-tuned classifier or tagger.")
+
+
+class ModelList(BaseModel):
+    """The models that are served; the first answers whoever names none."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class Usage(BaseModel):
+    """How many tokens were read and written."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    total_tokens: int
+
+
+class Logprobs(BaseModel):
+    """Natural logarithms of the probabilities of the tokens, under the model itself."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(BaseModel):
+    """One continuation."""
+
+    index: int
+    text: str
+    logprobs: Logprobs | None = None
+    finish_reason: FinishField | None = None
+
+
+class CompletionResponse(BaseModel):
+    """Continuations, or a part of them in a stream."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+
+
+class NamedLogprob(BaseModel):
+    """A token, and how likely it was."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(NamedLogprob):
+    """A token that was written, and those that were likely in its place."""
+
+    top_logprobs: list[NamedLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    """Of every token of an answer."""
+
+    content: list[TokenLogprob]
+
+
+class AssistantMessage(BaseModel):
+    """What the model said."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+
+
+class ChatChoice(BaseModel):
+    """One answer."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishField
+
+
+class ChatResponse(BaseModel):
+    """Answers."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class Delta(BaseModel):
+    """What was added to an answer."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChunkChoice(BaseModel):
+    """A part of one answer."""
+
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishField | None = None
+
+
+class ChatChunk(BaseModel):
+    """A part of the answers in a stream."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | None = None
+
+
+class EmbeddingVector(BaseModel):
+    """The vector of one text."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str = Field(description="Numbers; as base64, little-endian fp32.")
+
+
+class EmbeddingList(BaseModel):
+    """The vectors of the texts, in their order."""
+
+    object: Literal["list"] = "list"
+    data: list[EmbeddingVector]
+    model: str
+    usage: Usage
+
+
+# ------------------------------------------------------------------ what OpenAI does not have
+
+
+class FillResponse(BaseModel):
+    """Of each mask, the best tokens."""
+
+    class One(BaseModel):
+        token: str
+        probability: float
+        text: str = Field(description="The text with the token in place.")
+
+    model: str
+    fills: list[list[One]]
+
+
+class ClassifyResponse(BaseModel):
+    """A label for each text."""
+
+    class One(BaseModel):
+        label: str
+        scores: dict[str, float]
+
+    model: str
+    data: list[One]
+
+
+class NerResponse(BaseModel):
+    """The marked stretches of each text; start and end count its characters."""
+
+    class One(BaseModel):
+        text: str
+        label: str
+        start: int
+        end: int
+        score: float
+
+    model: str
+    data: list[list[One]]
+
+
+class AnswerResponse(BaseModel):
+    """An answer: found in the text, with its place, or written."""
+
+    class One(BaseModel):
+        text: str
+        start: int
+        end: int
+        score: float
+
+    model: str
+    answer: str = Field(description="Empty where the text holds none.")
+    start: int | None = Field(
+        description="In characters of the context; null where the answer was written."
+    )
+    end: int | None
+    score: float | None
+    candidates: list[One]
+
+
+class ScoreResponse(BaseModel):
+    """How likely each continuation is."""
+
+    class One(BaseModel):
+        logprob: float
+        tokens: list[str]
+        token_logprobs: list[float]
+        greedy: bool = Field(description="Whether greedy decoding would have written exactly this.")
+
+    model: str
+    data: list[One]
+
+
+class AttentionResponse(BaseModel):
+    """Who looks at whom."""
+
+    model: str
+    tokens: list[str]
+    words: list[int | None] = Field(description="The word that each token is a piece of.")
+    segments: list[int] = Field(description="1 for the second text of a pair.")
+    attention: list[list[list[list[float]]]] = Field(description="[layer][head][query][key]")
+
+
+class LensResponse(BaseModel):
+    """What each layer would say at each place."""
+
+    class One(BaseModel):
+        token: str
+        probability: float
+
+    model: str
+    tokens: list[str]
+    layers: list[list[list[One]]] = Field(
+        description="[layer, the embedding first][place][best first]"
+    )
+
+
+class HealthResponse(BaseModel):
+    """Whether the server is well."""
+
+    status: Literal["ok"] = "ok"
+    version: str
+    models: list[str]

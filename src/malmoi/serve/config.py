@@ -1,0 +1,53 @@
+"""How a server is set up: where it listens, whom it lets in, how much it takes at once."""
+
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+
+from malmoi.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig:
+    """Safe by default: this machine alone can reach it, and no page of another origin may read
+    its answers.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000  # 0: any that is free
+    api_key: str | None = None
+    cors: tuple[str, ...] = ()  # origins whose pages may read answers; "*": all
+    slots: int = 16  # continuations that a model writes at once
+    queue: int = 256  # that may wait for a slot
+    timeout: float = 300.0  # seconds that one request may take
+    max_tokens: int = 4096  # that one request may ask for
+    # that one request may have a model read, as for OpenAI's embeddings
+    max_read_tokens: int = 300_000
+    max_body: int = 4 * 2**20  # bytes of a request
+    runs: Path | None = None  # training runs for the studio to show
+
+    def __post_init__(self) -> None:
+        for name in ("slots", "queue", "timeout", "max_tokens", "max_read_tokens", "max_body"):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"{name} must be above 0, not {getattr(self, name)}.")
+        if not 0 <= self.port < 2**16:
+            raise UsageError(f"port must be between 0 and 65535, not {self.port}.")
+        if self.api_key is not None and (not self.api_key.isascii() or not self.api_key.strip()):
+            raise UsageError(
+                "The API key must be one or more ASCII characters: it travels in a header."
+            )
+
+    @property
+    def local(self) -> bool:
+        """Whether only this machine can reach the server."""
+        return is_local(self.host)
+
+
+def is_local(host: str) -> bool:
+    """Whether a host's name or address always means the machine itself."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,166 @@
+"""The few-shot lab: one item of a task with K examples before it, and how likely the model finds
+each answer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+from pydantic import BaseModel
+
+from malmoi.errors import MalmoiError, UsageError
+from malmoi.evaluation.in_context.answer_scores import SCORINGS, ScoredAnswer, score_answers
+from malmoi.evaluation.in_context.graders import scorings
+from malmoi.evaluation.in_context.question import QuestionBuilder
+from malmoi.evaluation.in_context.session import EvaluationSession
+from malmoi.evaluation.in_context.shots import Shots
+from malmoi.evaluation.tasks import (
+    Example,
+    Task,
+    custom_task,
+    generate_examples,
+    label_names,
+    load_examples,
+    named_task,
+    require_labels,
+)
+from malmoi.evaluation.tasks.arithmetic import TASKS as SUMS
+from malmoi.evaluation.tasks.rows import parse_json_rows
+from malmoi.inference import Model
+
+LAB_TASKS = tuple(one.name for one in SUMS)  # tasks that need no file
+DRAWN_EXAMPLES = 64  # items of such a task
+OFFERED_ANSWERS = 4  # that a written task offers: the right one, and others' right ones
+
+
+class AnswerChoice(BaseModel):
+    """One answer: log p of its tokens, and by the way of comparing that was asked for its score
+    and its share.
+    """
+
+    text: str
+    logprob: float
+    tokens: int
+    score: float
+    share: float
+    right: bool
+
+
+class FewShotView(BaseModel):
+    prompt: str  # all that the model reads before the answer
+    examples: int  # K
+    most: int  # the largest K there is
+    items: int
+    scorings: list[str]
+    choices: list[AnswerChoice]
+
+
+class FewShotQuery(BaseModel):
+    """What is asked: a task by its name, or lines of JSON; which item, with how many examples."""
+
+    task: str
+    lines: str = ""
+    item: int = 0
+    shots: int = 0
+    seed: int = 0
+    scoring: str = "total"
+
+
+def few_shot_view(model: Model, wanted: FewShotQuery) -> FewShotView:
+    """The item's prompt with its examples, and every answer's likelihood."""
+    if wanted.scoring not in (known := scorings(model)):
+        raise UsageError(
+            f"There is no way {wanted.scoring!r} to compare answers; there are {', '.join(known)}."
+        )
+    asked, rows = _rows(wanted)
+    if not 0 <= wanted.item < len(rows):
+        raise UsageError(f"There is no item {wanted.item + 1}: there are {len(rows)}.")
+    asker = QuestionBuilder(asked, model, rows, Shots(wanted.shots), wanted.seed)
+    question = asker.build(rows[wanted.item], wanted.item)
+    together = wanted.scoring.startswith("cloze_")
+    scoring = wanted.scoring.removeprefix("cloze_")
+    found = score_answers(
+        EvaluationSession(asked, model, wanted.scoring, lambda text: None),
+        [question],
+        together=together,
+    )[0]
+    return FewShotView(
+        prompt=question.before,
+        examples=question.shots,
+        most=len(rows) - 1,
+        items=len(rows),
+        scorings=known,
+        choices=_choices(found, scoring, question.prompt.gold),
+    )
+
+
+def _choices(found: Sequence[ScoredAnswer], scoring: str, gold: int | None) -> list[AnswerChoice]:
+    scores = [SCORINGS[scoring](one) for one in found]
+    shares = _softmax(scores)
+    rows = zip(found, scores, shares, strict=True)
+    return [
+        AnswerChoice(
+            text=one.text,
+            logprob=one.score.logprob,
+            tokens=len(one.score.tokens),
+            score=score,
+            share=share,
+            right=number == gold,
+        )
+        for number, (one, score, share) in enumerate(rows)
+    ]
+
+
+def _softmax(scores: Sequence[float]) -> list[float]:
+    chances = np.exp(np.array(scores) - max(scores))
+    return [float(chance) for chance in chances / chances.sum()]
+
+
+# ------------------------------------------------------------------ rows
+
+
+def _rows(wanted: FewShotQuery) -> tuple[Task, Sequence[Example]]:
+    if wanted.task == "own":
+        return _pasted(wanted.lines)
+    if wanted.task not in LAB_TASKS:
+        raise UsageError(
+            f"The lab has no task {wanted.task!r:.40}; it has {', '.join(LAB_TASKS)} and own, for "
+            "your own lines."
+        )
+    drawn = generate_examples(named_task(wanted.task), wanted.seed).rows[:DRAWN_EXAMPLES]
+    return replace(named_task(wanted.task), kind="choice"), _with_choices(drawn, wanted.seed)
+
+
+def _with_choices(rows: Sequence[Example], seed: int) -> list[Example]:
+    """Answers that were to be written are offered among those of others, so that they can be
+    compared.
+    """
+    rng = Random(f"lab:{seed}")
+    answers = sorted({row.label[0] for row in rows})
+    found = []
+    for row in rows:
+        others = rng.sample([one for one in answers if one != row.label[0]], OFFERED_ANSWERS - 1)
+        offered = [row.label[0], *others]
+        rng.shuffle(offered)
+        found.append(replace(row, choices=tuple(offered), label=offered.index(row.label[0])))
+    return found
+
+
+def _pasted(lines: str) -> tuple[Task, Sequence[Example]]:
+    """{"text": …, "label": …} a line, or {"text": …, "choices": […], "label": 0}."""
+    numbered = list(enumerate(lines.splitlines(), start=1))
+    chosen = (
+        custom_task("choice", choices=["choices"])
+        if '"choices"' in lines
+        else custom_task("classification")
+    )
+    asked = replace(chosen, rows=lambda path: parse_json_rows(numbered, "line"))
+    try:
+        rows = load_examples(asked, "your lines").rows
+        require_labels(asked, rows)
+        return replace(asked, labels=label_names(asked, rows)), rows
+    except UsageError:
+        raise
+    except MalmoiError as error:  # the fault is in what was sent, not here
+        raise UsageError(str(error)) from None

@@ -1,0 +1,64 @@
+"""What is loaded: the first thing that the page asks for."""
+
+from collections.abc import Iterable
+
+from pydantic import BaseModel
+
+from malmoi import __version__
+from malmoi.inference import Model
+from malmoi.model import count_parameters
+
+
+class ModelFacts(BaseModel):
+    """A model as the page needs to know it: what it can, and its shape."""
+
+    name: str
+    can: list[str]
+    width: int
+    depth: int
+    heads: int
+    context: int
+    vocab: int
+    parameters: int
+    causal: bool
+    attention: list[str]
+    tokenizer: str | None
+    mask: str | None  # what is written for a missing word
+    labels: list[str]
+
+
+class Overview(BaseModel):
+    version: str
+    models: list[ModelFacts]
+    runs: bool  # whether there is a folder of runs to watch
+    tasks: list[str]  # of the few-shot lab
+
+
+def model_facts(name: str, model: Model) -> ModelFacts:
+    c = model.config
+    words = model.checkpoint.tokenizer
+    mask = None if words is None else words.specials.mask
+    return ModelFacts(
+        name=name,
+        can=list(model.abilities),
+        width=c.width,
+        depth=c.depth,
+        heads=c.heads,
+        context=c.context,
+        vocab=c.vocab,
+        parameters=count_parameters(model.network),
+        causal=model.network.trunk.is_causal,
+        attention=list(c.attention),
+        tokenizer=None if words is None else words.kind,
+        mask=None if words is None or mask is None else words.token(mask),
+        labels=list(model.labels),
+    )
+
+
+def overview(models: Iterable[tuple[str, Model]], tasks: Iterable[str], *, runs: bool) -> Overview:
+    return Overview(
+        version=__version__,
+        models=[model_facts(*one) for one in models],
+        runs=runs,
+        tasks=list(tasks),
+    )

@@ -1,0 +1,103 @@
+"""An attention pattern drawn from the very predicate that the network uses, and what it costs. T
+tokens.
+"""
+
+import re
+from dataclasses import replace
+
+from pydantic import BaseModel
+from torch import Tensor
+from torch.nn.functional import max_pool2d
+
+from malmoi.errors import UsageError
+from malmoi.model import Layout
+from malmoi.model.patterns import Pattern
+
+MASK_TILE = 128  # FlexAttention computes tiles of so many queries and keys, or leaves them out
+MAX_MASK_NUMBERS = 1_000_000  # a number in a pattern: more than any context
+# of heads, of parentheses: more is no pattern but an accident
+MAX_HEAD_GROUPS = 8
+MAX_NESTING = 20
+
+
+class DrawnPattern(BaseModel):
+    """Who sees whom, and what that costs at a length that is used in earnest; of heads that
+    differ, the mean.
+    """
+
+    length: int
+    masks: list[list[str]]  # one a group of heads: rows of 0 and 1, a row is who looks
+    causal: bool
+    at: int  # the length that the cost is of
+    pairs: int  # of one head
+    share: float  # of all pairs
+    tiles: float  # share of the tiles of 128 × 128 that hold a pair: what a GPU computes
+    memory: int  # bytes of the scores of all heads in bf16
+
+
+def draw_pattern(text: str, length: int, at: int, heads: int) -> DrawnPattern:
+    """The pattern over `length` tokens to look at, and its cost over `at` tokens."""
+    pattern = _read(text, heads)
+    groups = text.count(";") + 1
+    sizes = Tensor([sum(h * groups // heads == g for h in range(heads)) for g in range(groups)])
+    pairs, tiles = _count(pattern, at, sizes / heads)
+    masks = pattern.mask(Layout(1, length, length)).expand(1, groups, length, length)[0]
+    return DrawnPattern(
+        length=length,
+        masks=[
+            ["".join("01"[seen] for seen in row) for row in mask.int().tolist()] for mask in masks
+        ],
+        causal=all(Pattern(group).is_causal for group in text.split(";")),
+        at=at,
+        pairs=round(pairs),
+        share=pairs / at**2,
+        tiles=tiles,
+        memory=round(2 * pairs * heads),
+    )
+
+
+def _read(text: str, heads: int) -> Pattern:
+    """The pattern with one head a group. It is not kept: what people type while they try has no
+    end.
+    """
+    large = next(
+        (
+            n
+            for n in re.findall(r"\d+", text)
+            if len(n) > len(str(MAX_MASK_NUMBERS)) or int(n) > MAX_MASK_NUMBERS
+        ),
+        None,
+    )
+    if large is not None:
+        raise UsageError(
+            f"The number {large:.20} in this pattern is larger than any context; write a smaller "
+            "one."
+        )
+    if re.search(r"\b(document|padding)\b", text):
+        raise UsageError(
+            "The patterns 'document' and 'padding' depend on a batch; they have no picture of "
+            "their own."
+        )
+    if text.count(";") >= MAX_HEAD_GROUPS or text.count("(") > MAX_NESTING:
+        raise UsageError(
+            f"A pattern has up to {MAX_HEAD_GROUPS} head groups and {MAX_NESTING} parentheses "
+            "here; write a simpler one."
+        )
+    return replace(Pattern(text, heads), heads=text.count(";") + 1)
+
+
+def _count(pattern: Pattern, length: int, shares: Tensor) -> tuple[float, float]:
+    """Pairs of one head, and the share of tiles that hold any; some rows of the mask at a time."""
+    pairs = tiles = blocks = 0.0
+    for start in range(0, length, MASK_TILE):
+        rows = min(MASK_TILE, length - start)
+        mask = (
+            pattern.mask(Layout(1, rows, length, offset=start))
+            .expand(1, len(shares), rows, length)[0]
+            .float()
+        )
+        touched = max_pool2d(mask[:, None], MASK_TILE, ceil_mode=True)[:, 0]
+        pairs += float(mask.sum((1, 2)) @ shares)
+        tiles += float(touched.sum((1, 2)) @ shares)
+        blocks += touched[0].numel()
+    return pairs, tiles / blocks

@@ -1,0 +1,64 @@
+"""Texts as points on a plane: the two directions in which their vectors differ most, and who is
+near whom. N texts.
+"""
+
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel
+
+from malmoi.inference import Model
+
+VectorArray = np.ndarray[Any, np.dtype[np.float64]]
+NEAREST_TEXTS = 5
+
+
+class Neighbour(BaseModel):
+    index: int
+    cosine: float
+
+
+class Projection(BaseModel):
+    points: list[tuple[float, float]]
+    explained: tuple[float, float]  # the share of all variance that each direction holds
+    neighbours: list[list[Neighbour]]  # of each text, the nearest first
+
+
+def project_texts(model: Model, texts: list[str], layer: int, pool: str) -> Projection:
+    """Neighbours are counted in the whole space, not on the plane."""
+    vectors = np.asarray(model.embed(texts, (layer,), pool, truncate=True), np.float64)
+    plane, explained = principal(vectors)
+    return Projection(
+        points=[(float(x), float(y)) for x, y in plane],
+        explained=(float(explained[0]), float(explained[1])),
+        neighbours=_neighbours(vectors),
+    )
+
+
+def principal(vectors: VectorArray) -> tuple[VectorArray, VectorArray]:
+    """The first two principal components [N, 2] and their shares of the variance; signs are fixed,
+    so that the same
+    texts always lie alike.
+    """
+    centred = vectors - vectors.mean(0)
+    u, s, _ = np.linalg.svd(centred, full_matrices=False)
+    scores = np.pad(u * s, ((0, 0), (0, max(0, 2 - len(s)))))[:, :2]
+    largest = np.abs(scores).argmax(0)
+    signs = np.sign(scores[largest, (0, 1)])
+    total = float((s**2).sum()) or 1.0
+    shares = np.pad(s**2 / total, (0, max(0, 2 - len(s))))[:2]
+    return scores * np.where(signs == 0, 1, signs), shares
+
+
+def _neighbours(vectors: VectorArray) -> list[list[Neighbour]]:
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    unit = vectors / np.where(norms == 0, 1, norms)
+    cosines = unit @ unit.T
+    return [
+        [
+            Neighbour(index=int(j), cosine=float(row[j]))
+            for j in np.argsort(-row, kind="stable")
+            if j != i
+        ][:NEAREST_TEXTS]
+        for i, row in enumerate(cosines)
+    ]

@@ -1,0 +1,90 @@
+"""The runs under a folder, as they go: their losses, and what they say."""
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from malmoi.report.chart import ChartPoints, smooth_points, thin_points
+from malmoi.training.log import read_metrics
+
+MAX_RUNS = 50  # runs that are shown, the latest first
+MAX_FOLDER_DEPTH = 3  # folders below the one that is named
+MAX_SAMPLES = 6
+
+
+class RunSample(BaseModel):
+    step: int
+    text: str
+
+
+class RunView(BaseModel):
+    """One run: points are (tokens, loss), or (step, loss) where no tokens are counted."""
+
+    name: str
+    changed: float  # when it last wrote, in seconds since 1970
+    step: int
+    seconds: float
+    tokens_per_second: float | None
+    loss: list[tuple[float, float]]
+    valid: list[tuple[float, float]]
+    samples: list[RunSample]
+
+
+class RunViews(BaseModel):
+    runs: list[RunView]
+
+
+def list_runs(folder: Path) -> RunViews:
+    """Every run under the folder, the one that wrote last first."""
+    files = sorted(_metrics(folder), key=lambda file: -file.stat().st_mtime_ns)
+    return RunViews(runs=[_fresh(file, folder) for file in islice(files, MAX_RUNS)])
+
+
+def _metrics(folder: Path) -> Iterator[Path]:
+    for depth in range(MAX_FOLDER_DEPTH + 1):
+        yield from folder.glob("/".join(["*"] * depth + ["metrics.jsonl"]))
+
+
+def _fresh(file: Path, folder: Path) -> RunView:
+    state = file.stat()
+    return _run(file, folder, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=2 * MAX_RUNS)  # a run that has not written since is not read again
+def _run(file: Path, folder: Path, changed: int, size: int) -> RunView:
+    rows = read_metrics(file)
+    last: dict[str, Any] = rows[-1] if rows else {}
+    speeds = [row["tokens_per_second"] for row in rows if row.get("tokens_per_second")]
+    said = [
+        RunSample(step=row["step"], text=str(row["sample"])) for row in rows if row.get("sample")
+    ]
+    return RunView(
+        name=file.parent.relative_to(folder).as_posix()
+        if file.parent != folder
+        else folder.resolve().name,
+        changed=changed / 1e9,
+        step=int(last.get("step", 0)),
+        seconds=float(last.get("seconds", 0.0)),
+        tokens_per_second=speeds[-1] if speeds else None,
+        loss=thin_points(smooth_points(_line(rows, "loss"))),
+        valid=thin_points(_line(rows, "valid_loss")),
+        samples=said[-MAX_SAMPLES:],
+    )
+
+
+def _line(rows: Sequence[dict[str, Any]], key: str) -> ChartPoints:
+    """What can be drawn: a run that went wrong has written NaN."""
+    return [
+        (float(row.get("tokens", row["step"])), float(row[key]))
+        for row in rows
+        if _drawable(row.get(key))
+    ]
+
+
+def _drawable(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

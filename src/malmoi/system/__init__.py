@@ -1,0 +1,1 @@
+"""What lies below everything: files, run folders, this machine, limits on untrusted input."""

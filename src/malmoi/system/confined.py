@@ -1,0 +1,147 @@
+"""Programs that came with a model (chat templates, an adapter's patterns) run in a process with
+limits.
+
+A template can loop, recurse and multiply texts; a pattern can backtrack for ever. No check of the
+program tells how long it runs, so it runs where it can be stopped: a child with little memory,
+which is ended when time is up. The child is started for the first such program and serves all
+others, one at a time.
+"""
+
+import atexit
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from malmoi.errors import MalmoiError
+from malmoi.system.limits import MAX_CONFINED_BYTES, MAX_CONFINED_SECONDS, MAX_RENDERED_CHARACTERS
+
+MAX_ANSWER_BYTES = 16 * MAX_RENDERED_CHARACTERS
+START_SECONDS = 60.0  # for the child itself, on a busy machine
+
+
+class Refused(MalmoiError):
+    """What the program said against its input; `line` is where its text is no program at all."""
+
+    def __init__(self, sentence: str, line: int | None = None) -> None:
+        super().__init__(sentence)
+        self.line = line
+
+
+def render_template(template: str, values: dict[str, Any]) -> str:
+    """The text that a Jinja template makes of plain values."""
+    limit = MAX_RENDERED_CHARACTERS
+    return str(
+        _WORKER.ask(
+            {"do": "render", "template": template, "values": values, "limit": limit},
+            "chat template",
+        )
+    )
+
+
+def match_patterns(patterns: list[str], names: list[str]) -> list[int | None]:
+    """For each name the first of these regular expressions that matches all of it, by its
+    number.
+    """
+    return list(_WORKER.ask({"do": "match", "patterns": patterns, "names": names}, "patterns"))
+
+
+class _Worker:
+    """The child and the pipe to it; a forked copy of this process starts a child of its own."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.process: subprocess.Popen[bytes] | None = None
+        self.owner = 0
+
+    def ask(self, question: dict[str, Any], what: str) -> Any:
+        """One question, one answer; whatever goes beyond the limits ends the child and is told."""
+        line = json.dumps(question).encode() + b"\n"
+        with self.lock:
+            process = self._running()
+            try:
+                answer = json.loads(self._exchange(process, line, what))
+            # also Ctrl-C: what the child still has to say must not answer the next question
+            except BaseException:
+                self.stop()
+                raise
+        if "refused" in answer:
+            raise Refused(answer["refused"], answer.get("line"))
+        return answer["found"]
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self.process is None or self.process.poll() is not None or self.owner != os.getpid():
+            self.stop()
+            script = Path(__file__).with_name("confined_worker.py")
+            command = [
+                sys.executable,
+                "-P",
+                str(script),
+                str(MAX_CONFINED_BYTES),
+                str(int(2 * MAX_CONFINED_SECONDS)),
+            ]
+            # in a session of its own, so that a terminal's Ctrl-C is for us alone to handle
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            self.owner = os.getpid()
+            self._read(self.process, START_SECONDS)
+        return self.process
+
+    def _exchange(self, process: subprocess.Popen[bytes], line: bytes, what: str) -> bytes:
+        assert process.stdin is not None
+        try:
+            process.stdin.write(line)
+            process.stdin.flush()
+            return self._read(process, MAX_CONFINED_SECONDS)
+        except TimeoutError:
+            raise MalmoiError(
+                f"The model's {what} ran for more than {MAX_CONFINED_SECONDS:g} seconds and was "
+                "stopped: "
+                "it is broken or hostile."
+            ) from None
+        except (EOFError, BrokenPipeError):
+            raise MalmoiError(
+                f"The model's {what} ended the process that it ran in: it is hostile."
+            ) from None
+
+    def _read(self, process: subprocess.Popen[bytes], seconds: float) -> bytes:
+        """The next line of the child."""
+        assert process.stdout is not None
+        pipe = process.stdout.fileno()
+        found = bytearray()
+        deadline = monotonic() + seconds
+        while not found.endswith(b"\n"):
+            if not select.select([pipe], [], [], max(0.0, deadline - monotonic()))[0]:
+                raise TimeoutError
+            part = os.read(pipe, 1 << 16)
+            if not part or len(found) > MAX_ANSWER_BYTES:
+                raise EOFError
+            found += part
+        return bytes(found)
+
+    def stop(self) -> None:
+        """Ends the child, if there is one of ours."""
+        process = self.process
+        self.process = None
+        if process is None:
+            return
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+        if self.owner == os.getpid():
+            process.kill()
+            process.wait()
+
+
+_WORKER = _Worker()
+atexit.register(_WORKER.stop)

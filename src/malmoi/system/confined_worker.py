@@ -1,0 +1,117 @@
+"""The child of `confined`: reads questions as lines of JSON, answers in lines of JSON, within
+limits.
+
+Run as a script, `confined_worker.py BYTES SECONDS`; it imports nothing of Malmoi, so that it starts
+at once.
+"""
+
+import json
+import re
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NoReturn
+
+
+def main() -> None:
+    """Answers until its input ends."""
+    limit = int(sys.argv[1])
+    seconds = int(sys.argv[2])
+    with suppress(ValueError, OSError):  # macOS has no such limit; there only the time is bounded
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    # a pattern needs no jinja2; a template finds it loaded, and all its time its own
+    with suppress(ImportError):
+        _environment()
+    print(json.dumps({"found": "ready"}), flush=True)
+    for line in sys.stdin:
+        signal.alarm(seconds)  # where whoever asks is no longer there to stop it
+        text = json.dumps(answer(json.loads(line)))
+        signal.alarm(0)
+        print(text, flush=True)
+
+
+def answer(question: dict[str, Any]) -> dict[str, Any]:
+    """What a program makes of its input, or why it does not."""
+    try:
+        return {"found": ANSWERS[question["do"]](question)}
+    except MemoryError:
+        return {"refused": "it needs more memory than a program of a model is given"}
+    except RecursionError:
+        return {"refused": "it calls itself without an end"}
+    # it is somebody's program: whatever fails in it failed for this input
+    except Exception as error:
+        line = getattr(error, "lineno", None)
+        return {"refused": str(getattr(error, "message", None) or error)[:1000], "line": line}
+
+
+def render(question: dict[str, Any]) -> str:
+    text = str(_compiled(question["template"]).render(**question["values"]))
+    limit = question["limit"]
+    if len(text) > limit:
+        raise ValueError(f"it writes {len(text):,} characters, more than {limit:,}")
+    return text
+
+
+def match(question: dict[str, Any]) -> list[int | None]:
+    patterns = [re.compile(pattern) for pattern in question["patterns"]]
+    return [
+        next((i for i, p in enumerate(patterns) if p.fullmatch(name)), None)
+        for name in question["names"]
+    ]
+
+
+ANSWERS: dict[str, Callable[[dict[str, Any]], Any]] = {"render": render, "match": match}
+
+
+# ------------------------------------------------------------------ Jinja
+
+
+@lru_cache(maxsize=8)
+def _compiled(template: str) -> Any:
+    return _environment().from_string(template)
+
+
+def _environment() -> Any:
+    """jinja2 as transformers sets it up, so that the same template gives the same text."""
+    from jinja2 import nodes
+    from jinja2.exceptions import TemplateError
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """{% generation %}…{% endgeneration %} marks what a model wrote; here it is only text."""
+
+        tags = frozenset({"generation"})
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body, lineno=line)
+
+    def refuse(message: str) -> NoReturn:
+        raise TemplateError(message)
+
+    made = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    made.filters["tojson"] = _to_json
+    made.globals |= {
+        "raise_exception": refuse,
+        "strftime_now": lambda format: datetime.now().strftime(format),
+    }
+    return made
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any
+) -> str:
+    """jinja2's own filter escapes for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""Atomic writes, folders with one writer at a time, and one sentence for what a disk refuses."""
+
+import errno
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import IO
+
+from malmoi.errors import MalmoiError, UsageError
+
+LOCK_NAME = ".lock"
+PARTIAL_SUFFIX = ".tmp"
+SCRATCH = ".scratch-"
+# what a disk can refuse, and what to do about it
+REFUSALS = {
+    errno.ENOSPC: ("The disk is full", "Free some space"),
+    errno.EDQUOT: ("Your disk quota is used up", "Free some space"),
+    errno.EFBIG: (
+        "The file is larger than this disk or this process may write",
+        "Use another disk or raise the limit",
+    ),
+    errno.EROFS: ("The disk is read-only", "Make it writable, or name another folder,"),
+    errno.EIO: ("The disk reports an I/O error", "Check the disk"),
+}
+
+
+class DiskError(MalmoiError):
+    """Something could not be written; nothing is left half-written."""
+
+
+@contextmanager
+def explain_disk_errors(what: str | Path) -> Iterator[None]:
+    """Turns what a disk refuses (it is full, it fails) into one sentence about `what`; other
+    errors pass.
+    """
+    try:
+        yield
+    except Exception as error:
+        explained = disk_error(error, what)
+        if explained is None:
+            raise
+        raise explained from error
+
+
+def disk_error(error: Exception, what: str | Path) -> DiskError | None:
+    """The sentence for an error of Python, NumPy or safetensors that comes from the disk; none
+    for any other.
+    """
+    refusal = REFUSALS.get(_errno(error))
+    if refusal is None:
+        return None
+    reason, advice = refusal
+    where = getattr(error, "filename", None) or what
+    failed = "read or written" if _errno(error) == errno.EIO else "written"
+    return DiskError(
+        f"{reason}: {where} could not be {failed}. {advice} and run the same command again; what "
+        "was finished is kept."
+    )
+
+
+def _errno(error: Exception) -> int:
+    if isinstance(error, MalmoiError):
+        return 0
+    if isinstance(error, OSError) and error.errno:
+        return error.errno
+    # Rust's libraries have the number in their text
+    if found := re.search(r"\(os error (\d+)\)", str(error)):
+        return int(found[1])
+    # NumPy's tofile has no number at all
+    return errno.ENOSPC if re.search(r"\d+ requested and \d+ written", str(error)) else 0
+
+
+@contextmanager
+def _temporary_path(path: Path) -> Iterator[Path]:
+    """A path beside the target; what is written there is flushed to the disk and moved into
+    place, or goes.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL_SUFFIX}")
+    _check_no_folder(beside, path)
+    with explain_disk_errors(path):
+        try:
+            yield beside
+            with beside.open("rb") as file:
+                os.fsync(file.fileno())
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+
+
+def _check_no_folder(*files: Path) -> None:
+    for path in files:
+        if path.is_dir():
+            raise UsageError(
+                f"{path} is a folder, and a file is written there: move it away, or name another "
+                "place."
+            )
+
+
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Calls `write` with a path beside the target, then moves what it wrote into place."""
+    with _temporary_path(path) as beside:
+        write(beside)
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[IO[bytes]]:
+    """A file that replaces the target atomically once it is complete."""
+    with _temporary_path(path) as beside, beside.open("wb") as file:
+        yield file
+
+
+def write_text(path: Path, text: str) -> None:
+    with atomic_write(path) as file:
+        file.write(text.encode("utf-8"))
+
+
+def write_json(path: Path, value: object) -> None:
+    write_text(path, json.dumps(value, ensure_ascii=False, indent=1) + "\n")
+
+
+@contextmanager
+def output_folder(folder: Path) -> Iterator[None]:
+    """A folder to write several files to; one that was not there before is removed if not all of
+    them can be.
+    """
+    is_new = not folder.exists()
+    with explain_disk_errors(folder):
+        make_folder(folder)
+        _remove_partial_files(folder.glob(f".*{PARTIAL_SUFFIX}"))
+        try:
+            yield
+        except BaseException:
+            if is_new:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+
+@contextmanager
+def scratch_folder(parent: Path) -> Iterator[Path]:
+    """A folder for this process alone, on the same disk as `parent`; it goes at the end, or when it
+    is next looked for
+    after a kill.
+    """
+    with explain_disk_errors(parent):
+        _remove_partial_files(parent.glob(f"{SCRATCH}*{PARTIAL_SUFFIX}"))
+        folder = Path(mkdtemp(prefix=SCRATCH, suffix=f".{os.getpid()}{PARTIAL_SUFFIX}", dir=parent))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UsageError(f"{folder} is a file, or lies in one; name a folder.") from error
+
+
+@contextmanager
+def folder_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Locks a folder, which is created if needed, for one process; a second one waits or is
+    refused.
+
+    What killed processes left half-written there is swept first, and what the disk refuses is
+    explained.
+    """
+    import fcntl
+
+    with explain_disk_errors(folder):
+        make_folder(folder)
+        _check_no_folder(folder / LOCK_NAME)
+        with (folder / LOCK_NAME).open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError as error:
+                raise MalmoiError(
+                    f"Another process is at work in {folder}: wait for it, or name another folder."
+                ) from error
+            _remove_partial_files(folder.rglob(f".*{PARTIAL_SUFFIX}"))
+            yield
+
+
+def _remove_partial_files(halves: Iterable[Path]) -> None:
+    """Removes what processes that were killed left half-written; a folder that we did not name
+    is not ours.
+    """
+    for half in halves:
+        writer = half.name.removesuffix(PARTIAL_SUFFIX).rpartition(".")[2]
+        if not writer.isdecimal() or _runs(int(writer)):
+            continue
+        if half.is_file():
+            half.unlink(missing_ok=True)
+        elif half.name.startswith(SCRATCH):
+            shutil.rmtree(half, ignore_errors=True)
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        pass
+    return True

@@ -1,0 +1,70 @@
+"""How much a stranger may ask for: every limit on a file or a request, in one place, each told when
+it is met.
+
+They lie far above what real models and users need, and far below what fills a machine's memory or
+keeps it busy.
+"""
+
+from malmoi.errors import UsageError
+
+# files
+MAX_JSON_BYTES = 512 * 2**20  # the largest tokenizer.json in use has about 35 MB
+MAX_JSON_DEPTH = 64  # objects within objects
+MAX_SHOWN_CHARACTERS = 60  # of a wrong value, in an error
+
+MAX_PATH_CHARACTERS = 4_096
+
+# models
+MAX_LAYERS = 1 << 12  # GPT-3 has 96
+MAX_CONTEXT_TOKENS = 1 << 22
+MAX_SIZE = (1 << 31) - 1  # of a vocabulary, a width, a number of heads…
+MAX_PATTERN_CHARACTERS = 1_000  # of an attention pattern
+MAX_WEIGHT = 1e9  # the squares of larger ones overflow in a norm
+# of rotary or sinusoidal positions: a million tokens with heads of 128
+MAX_POSITION_TABLE_BYTES = 512 * 2**20
+MAX_CLASSES = 1 << 16
+
+# tokenizers
+MAX_VOCABULARY_TOKENS = 1 << 22  # an id beyond makes the library walk through all ids before it
+MAX_VOCABULARY_HOLES = 1 << 16  # ids up to the largest that no token has
+MAX_TOKEN_CHARACTERS = 1 << 16
+MAX_WORD_CHARACTERS = 10_000  # that WordPiece looks at as one word
+MAX_TEXT_GROWTH = 64  # how many times longer normalizers may make a text
+MAX_TOKENIZER_REGEX_CHARACTERS = 10_000
+
+# programs of others: chat templates, regular expressions of adapters
+MAX_CONFINED_SECONDS = 5.0
+MAX_CONFINED_BYTES = 512 * 2**20
+MAX_RENDERED_CHARACTERS = 4_000_000
+MAX_TEMPLATE_CHARACTERS = 1_000_000
+
+# requests
+MAX_CONTINUATIONS = 1_024  # of one prompt: n
+MAX_BEAMS = 256
+MAX_CHOICES = 100_000
+MAX_CHOICE_CHARACTERS = 10_000_000  # of all choices together
+MAX_REGEX_CHARACTERS = 10_000
+MAX_REGEX_NESTING = 100
+MAX_REGEX_REPEATS = 100_000
+MAX_REGEX_PARTS = 20_000  # of what is left to match
+MAX_REGEX_STEPS = 2_000_000  # parts looked at to find the next token
+MIN_SEED = -(2**63)
+MAX_SEED = 2**63 - 1
+
+
+def check_whole_number(name: str, value: object, low: int, high: int) -> int:
+    """The number, if it is a whole one within these bounds."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise UsageError(
+            f"{name} must be a whole number from {low:,} to {high:,}, not {shown(value)}."
+        )
+    return value
+
+
+def shown(value: object) -> str:
+    """A wrong value as an error shows it: not all of it where it is long."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # more digits than Python converts; a value within itself
+        return f"a {type(value).__name__} too large to show"
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[: MAX_SHOWN_CHARACTERS - 1]}…"

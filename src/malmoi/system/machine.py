@@ -1,0 +1,433 @@
+"""What this machine can do: its processor's instructions, cores, memory, compiler and accelerators.
+
+This is the one place that knows. Everything else asks here which device, which precision and
+which kernels to use, so that a chip without bf16 units, or a laptop without a compiler, is a
+value and not a surprise. `MALMOI_MACHINE=no-bf16,no-compiler,cores=1,memory=2G` (or `pretend` in
+Python) describes another machine: tests run the main paths under each.
+"""
+
+import os
+import platform
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from malmoi.errors import UsageError, nearest
+
+if TYPE_CHECKING:
+    import torch
+
+Value = TypeVar("Value")
+
+ENVIRONMENT = "MALMOI_MACHINE"
+GIB = 1 << 30
+FEWER_THREADS_PAY = 0.8  # of the time that all cores take, or less
+PROBE_PRODUCTS = 60  # some 60 ms on one slow core
+
+# What Linux and macOS call an instruction set, and what it is called here.
+LINUX_FEATURES = {
+    "avx2": "avx2",
+    "avx512f": "avx512",
+    "avx512_vnni": "avx512_vnni",
+    "avx_vnni": "avx_vnni",
+    "avx512_bf16": "avx512_bf16",
+    "amx_bf16": "amx_bf16",
+    "amx_int8": "amx_int8",
+    "asimd": "neon",
+    "asimddp": "dotprod",
+    "i8mm": "i8mm",
+    "bf16": "arm_bf16",
+    "sve": "sve",
+}
+MACOS_FEATURES = {
+    "FEAT_DotProd": "dotprod",
+    "FEAT_I8MM": "i8mm",
+    "FEAT_BF16": "arm_bf16",
+}
+BF16_FEATURES = ("amx_bf16", "avx512_bf16", "arm_bf16")
+INT8_FEATURES = ("avx512_vnni", "avx_vnni", "amx_int8", "dotprod", "i8mm")
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """A GPU that torch can use: CUDA's, or an Apple chip's (`mps`)."""
+
+    kind: str  # cuda | mps
+    name: str = ""
+    count: int = 1
+    memory: int = 0  # bytes of one
+    bf16: bool = False  # has units for it; emulation does not count
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A computer as Malmoi sees it."""
+
+    architecture: str = "x86_64"  # x86_64 | aarch64
+    system: str = "Linux"
+    features: frozenset[str] = frozenset()  # values of LINUX_FEATURES
+    cores: int = 1  # that this process may use
+    memory: int = 8 * GIB  # bytes
+    compiler: str | None = None  # path of a C++ compiler
+    mkl: bool = False
+    accelerators: tuple[Accelerator, ...] = ()
+
+    # -------------------------------------------------------------- devices
+
+    def has(self, kind: str) -> bool:
+        return kind == "cpu" or self._accelerator(kind) is not None
+
+    def default_device(self) -> str:
+        """The fastest device: CUDA, then an Apple GPU, then the processor."""
+        return next((kind for kind in ("cuda", "mps") if self.has(kind)), "cpu")
+
+    def _accelerator(self, kind: str) -> Accelerator | None:
+        return next((found for found in self.accelerators if found.kind == kind), None)
+
+    # -------------------------------------------------------------- precision
+
+    def fast_bf16(self, kind: str) -> bool:
+        """Whether products in bf16 run on matrix units: then training computes in bf16.
+
+        The chip is asked, not raced: a race that a busy machine decides would make two runs of
+        one seed differ. AMX multiplies in bf16 4.4 times as fast as in fp32; AVX512-BF16 alone
+        does not pay for the casts of training, and no ARM server with BF16 has been measured.
+        """
+        if kind == "cpu":
+            return "amx_bf16" in self.features
+        found = self._accelerator(kind)
+        return found is not None and found.bf16 and kind == "cuda"
+
+    def native_bf16(self, kind: str) -> bool:
+        """Whether bf16 is computed by instructions at all, and not emulated (270 times slower)."""
+        if kind == "cpu":
+            return any(name in self.features for name in BF16_FEATURES)
+        found = self._accelerator(kind)
+        return found is not None and found.bf16
+
+    def training_dtype(self, kind: str) -> "torch.dtype":
+        """The precision of a training step's products; weights are always fp32."""
+        import torch
+
+        return torch.bfloat16 if self.fast_bf16(kind) else torch.float32
+
+    def inference_dtype(self, kind: str, stored: "torch.dtype") -> "torch.dtype":
+        """The precision to compute in for weights stored in `stored`.
+
+        Half precision on a processor that emulates it would be many times slower than fp32.
+        """
+        import torch
+
+        if stored == torch.bfloat16 and not self.native_bf16(kind):
+            return torch.float16 if kind == "cuda" else torch.float32
+        if stored == torch.float16 and kind == "cpu":
+            return torch.float32
+        return stored
+
+    # -------------------------------------------------------------- kernels
+
+    @property
+    def int8_instructions(self) -> str | None:
+        """The instructions that an int8 kernel of ours is written for; None: fp32 is faster."""
+        if self.compiler is None:
+            return None
+        return next((name for name in ("avx512_vnni", "dotprod") if name in self.features), None)
+
+    @property
+    def column_major_pays(self) -> bool:
+        """MKL multiplies one row 1.2 times as fast by weights stored by input; others slower."""
+        return self.mkl
+
+    @property
+    def bf16_screening_pays(self) -> bool:
+        """Whether half-size copies of a vocabulary head are read in half the time."""
+        return "avx512_bf16" in self.features
+
+    @property
+    def triton(self) -> bool:
+        from importlib.util import find_spec
+
+        return self.has("cuda") and find_spec("triton") is not None
+
+    def compile_pays(self, kind: str, seconds: float) -> bool:
+        """Whether `torch.compile` can win back what it takes in a run of `seconds`.
+
+        On x86 a compile of some 20 s pays from ten minutes on; on an ARM server compiled steps
+        were no faster (1.9 s against 1.7), and Apple's GPU has no backend that is complete.
+        """
+        if kind == "cuda":
+            return True
+        x86 = self.architecture == "x86_64"
+        return kind == "cpu" and x86 and self.compiler is not None and seconds >= 600
+
+
+# ------------------------------------------------------------------ which machine
+
+
+_pretended: list[Machine] = []  # innermost last; threads of the process see it too
+
+
+def this_machine() -> Machine:
+    """The machine to compute on: what was found, changed by `MALMOI_MACHINE` or `pretend`."""
+    return _pretended[-1] if _pretended else _described(os.environ.get(ENVIRONMENT, ""))
+
+
+@contextmanager
+def pretend(machine: Machine) -> Iterator[Machine]:
+    """While this is open, `this_machine()` is another one."""
+    _pretended.append(machine)
+    try:
+        yield machine
+    finally:
+        _pretended.remove(machine)
+
+
+@cache
+def _described(text: str) -> Machine:
+    machine = detect()
+    for word in filter(None, (part.strip() for part in text.split(","))):
+        machine = _changed(machine, word)
+    return machine
+
+
+def _changed(machine: Machine, word: str) -> Machine:
+    name, _, value = word.partition("=")
+    if name not in CHANGES:
+        raise UsageError(f"{ENVIRONMENT} has {word!r}.{nearest(name, CHANGES)}")
+    try:
+        return CHANGES[name](machine, value)
+    except ValueError as error:
+        raise UsageError(f"{ENVIRONMENT} has {word!r}, which is not a number.") from error
+
+
+def _without(*names: str) -> Callable[[Machine, str], Machine]:
+    return lambda machine, _: replace(machine, features=machine.features - set(names))
+
+
+def parse_bytes(text: str) -> int:
+    """ "2G", "512M" or a plain number of bytes."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise ValueError(text)
+    return int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " "))
+
+
+CHANGES: dict[str, Callable[[Machine, str], Machine]] = {
+    "no-bf16": _without(*BF16_FEATURES),
+    "no-int8": _without(*INT8_FEATURES),
+    "no-compiler": lambda machine, _: replace(machine, compiler=None),
+    "no-mkl": lambda machine, _: replace(machine, mkl=False),
+    "no-gpu": lambda machine, _: replace(machine, accelerators=()),
+    "cores": lambda machine, value: replace(machine, cores=max(1, int(value))),
+    "memory": lambda machine, value: replace(machine, memory=parse_bytes(value)),
+}
+
+
+# ------------------------------------------------------------------ asking the system
+
+
+@cache
+def detect() -> Machine:
+    """The machine that this process runs on."""
+    import torch
+
+    return Machine(
+        architecture=_architecture(),
+        system=platform.system(),
+        features=_features(),
+        cores=_cores(),
+        memory=_total_memory(),
+        compiler=next(filter(None, map(shutil.which, ("g++", "clang++"))), None),
+        mkl=torch.backends.mkl.is_available(),
+        accelerators=(*_cuda(), *_mps()),
+    )
+
+
+def _architecture() -> str:
+    name = platform.machine().lower()
+    return {"arm64": "aarch64", "amd64": "x86_64"}.get(name, name)
+
+
+def _features() -> frozenset[str]:
+    if sys.platform == "darwin":
+        arm = {"neon"} if _architecture() == "aarch64" else set()
+        return frozenset(arm | {name for key, name in MACOS_FEATURES.items() if _sysctl(key)})
+    told = Path("/proc/cpuinfo")
+    lines = told.read_text("utf-8", "replace").splitlines() if told.exists() else []
+    flags = next(
+        (line.partition(":")[2] for line in lines if line.startswith(("flags", "Feat"))), ""
+    )
+    return frozenset(LINUX_FEATURES[flag] for flag in flags.split() if flag in LINUX_FEATURES)
+
+
+def _sysctl(feature: str) -> bool:
+    """Whether macOS reports an ARM feature."""
+    import ctypes
+
+    value = ctypes.c_int(0)
+    size = ctypes.c_size_t(4)
+    name = f"hw.optional.arm.{feature}".encode()
+    failed = ctypes.CDLL(None).sysctlbyname(name, ctypes.byref(value), ctypes.byref(size), None, 0)
+    return not failed and value.value == 1
+
+
+def _cores() -> int:
+    """Cores that this process may use: a container or `taskset` may allow fewer than there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _total_memory() -> int:
+    """Bytes of memory, or of the container's share of it."""
+    limits = [_physical_memory()]
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        text = Path(path).read_text().strip() if Path(path).exists() else ""
+        limits += [int(text)] if text.isdigit() else []
+    return min(limits)
+
+
+def _physical_memory() -> int:
+    if sys.platform == "win32":
+        return 8 * GIB  # Windows has no sysconf; what is found here only bounds batch sizes
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _cuda() -> tuple[Accelerator, ...]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return ()
+    about = torch.cuda.get_device_properties(0)
+    bf16 = torch.cuda.get_device_capability(0) >= (8, 0) or torch.version.hip is not None
+    count = torch.cuda.device_count()
+    return (Accelerator("cuda", about.name, count, about.total_memory, bf16),)
+
+
+def _mps() -> tuple[Accelerator, ...]:
+    import torch
+
+    if not torch.backends.mps.is_available():
+        return ()
+    return (Accelerator("mps", "Apple GPU", memory=torch.mps.recommended_max_memory(), bf16=True),)
+
+
+# ------------------------------------------------------------------ what callers ask most
+
+
+def named_dtype(name: str) -> "torch.dtype":
+    """A type of numbers by the name that users give it: fp32, bf16, fp16, or torch's own."""
+    import torch
+
+    names = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    names |= {str(dtype).removeprefix("torch."): dtype for dtype in names.values()}
+    if name not in names:
+        raise UsageError(f"There is no dtype {name!r}.{nearest(name, [*names, 'int8'])}")
+    return names[name]
+
+
+def hush_emulation() -> None:
+    """Keeps from users the C++ stack that torch prints when it emulates a product in half precision
+    on ARM; whoever
+    asks for such a product says in a sentence what it costs.
+    """
+    import warnings
+
+    warnings.filterwarnings("ignore", message=r"mkldnn_\w+ failed, switching to")
+
+
+def per_device(values: Mapping[str, Value], kind: str) -> Value:
+    """The setting of a kind of device; one that has none of its own takes the processor's, the
+    most careful.
+    """
+    return values.get(kind, values["cpu"])
+
+
+def float64_device(device: "torch.device") -> "torch.device":
+    """Where numbers of 64 bits on this device can be computed with: Apple's GPU has none, its
+    processor does it.
+    """
+    import torch
+
+    return torch.device("cpu") if device.type == "mps" else device
+
+
+def free_memory() -> int:
+    """Bytes of main memory that a new allocation may take."""
+    pretended = this_machine().memory
+    if pretended != detect().memory:
+        return pretended
+    told = Path("/proc/meminfo")
+    if told.exists():
+        found = re.search(r"^MemAvailable:\s+(\d+) kB", told.read_text(), re.MULTILINE)
+        if found:
+            return min(pretended, int(found[1]) * 1024)
+    return pretended
+
+
+def usable_threads() -> int:
+    """Threads that pay right now: one for each core that no other program keeps busy.
+
+    A product that is split over cores waits for the slowest of them. With one of two cores taken,
+    two threads took eleven times as long as one for the small products of an optimizer.
+    `OMP_NUM_THREADS` decides where it is set.
+    """
+    import torch
+
+    most = min(torch.get_num_threads(), this_machine().cores)
+    if most == 1 or "OMP_NUM_THREADS" in os.environ:
+        return most
+    counts = [most]
+    while counts[-1] > 1:
+        counts.append(counts[-1] // 2)
+    took = {count: _seconds_of_products(count) for count in counts}
+    best = min(counts, key=lambda count: took[count])
+    return best if took[best] < FEWER_THREADS_PAY * took[most] else most
+
+
+def _seconds_of_products(threads: int) -> float:
+    """The time of some small products with so many threads."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    a = torch.randn(256, 256)
+    try:
+        for _ in range(5):
+            a @ a
+        began = time.perf_counter()
+        for _ in range(PROBE_PRODUCTS):
+            a @ a
+        return time.perf_counter() - began
+    finally:
+        torch.set_num_threads(before)
+
+
+def pick_device(name: "torch.device | str | None" = None) -> "torch.device":
+    """The device asked for, if it is here; the fastest one where none is named."""
+    import torch
+
+    machine = this_machine()
+    try:
+        device = torch.device(name or machine.default_device())
+    except RuntimeError as error:
+        raise UsageError(
+            f"There is no device {str(name)!r}: give cpu, cuda, cuda:1 and so on, or mps."
+        ) from error
+    if not machine.has(device.type) and device.type in ("cuda", "mps"):
+        raise UsageError(
+            f"There is no device {str(name)!r} on this machine that torch can use: leave it out to "
+            f"use {machine.default_device()}."
+        )
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(
+            f"There is no GPU {str(name)!r}: this machine has {torch.cuda.device_count()}."
+        )
+    return device

@@ -1,0 +1,100 @@
+"""Which run a folder holds: the same one resumes, a finished one is not done again, another one
+is refused.
+"""
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from malmoi.errors import MalmoiError, UsageError
+from malmoi.system.files import write_text
+from malmoi.system.untrusted import JsonObject, read_object
+
+SHOWN = 4  # differences that a refusal names
+FINISHED = "finished"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run's folder, and the file in it that records the settings which decide the result."""
+
+    folder: Path
+    file: str  # the record's name
+    kind: str  # of run, in words: "fine-tuning"
+    can_restart: bool = False  # whether the command has --restart
+    # settings that are checksums, and words for a change
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    parse: Callable[[JsonObject], Mapping[str, Any]] = dict
+
+    @property
+    def path(self) -> Path:
+        return self.folder / self.file
+
+    def read(self) -> dict[str, Any]:
+        """The record; empty where the folder holds no such run."""
+        if not self.path.is_file():
+            return {}
+        try:
+            return dict(self.parse(read_object(self.path)))
+        except MalmoiError as error:
+            raise MalmoiError(
+                f"{self.path} does not read as the record of a {self.kind}: {error} "
+                f"Name another folder{self._restart()}."
+            ) from error
+
+    def begin(self, settings: Mapping[str, Any], *, free: Collection[str] = ()) -> dict[str, Any]:
+        """The record of this very run, with `finished` if it is; another run's folder is refused.
+
+        `free` settings (dotted names) may change between two calls.
+        """
+        before = self.read()
+        if before:
+            self._check_same(before, settings, free)
+        if FINISHED in before:
+            return before
+        self._write(settings)
+        return dict(settings)
+
+    def finish(self, settings: Mapping[str, Any], results: Mapping[str, Any]) -> None:
+        self._write({**settings, FINISHED: results})
+
+    def restart(self) -> None:
+        """Forgets which run this was."""
+        self.path.unlink(missing_ok=True)
+
+    def refusal(self, differences: Sequence[str]) -> UsageError:
+        """The folder holds another run, and what differs."""
+        return UsageError(
+            f"{self.folder} holds another {self.kind} ({', '.join(differences[:SHOWN])}): give the "
+            "same settings to "
+            f"resume it, or name another folder{self._restart()}."
+        )
+
+    def _restart(self) -> str:
+        return ", or start over with --restart (restart=True)" if self.can_restart else ""
+
+    def _check_same(
+        self, before: Mapping[str, Any], settings: Mapping[str, Any], free: Collection[str]
+    ) -> None:
+        old = dict(_flat(before))
+        now = _flat(json.loads(json.dumps(settings)))
+        changed = [name for name, value in now if name not in free and old.get(name) != value]
+        if changed:
+            raise self.refusal([self._difference(name, old.get(name)) for name in changed])
+
+    def _difference(self, name: str, was: Any) -> str:
+        return self.unreadable.get(name) or f"{name} was {json.dumps(was, ensure_ascii=False)}"
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        write_text(self.path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested settings by their dotted names."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

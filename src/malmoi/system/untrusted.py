@@ -1,0 +1,241 @@
+"""JSON from files that anybody may have written: every value is checked for its type where it is
+taken out.
+
+What is wrong becomes one sentence with the file, the key and what was expected there; no value of a
+type that nobody expected travels on into the program.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+from malmoi.errors import MalmoiError, UsageError
+from malmoi.system.limits import MAX_JSON_BYTES, MAX_JSON_DEPTH, shown
+
+D = TypeVar("D")
+T = TypeVar("T")
+_REQUIRED: Any = object()
+HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
+CALLED: dict[type, str] = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+}
+CALLED |= {list: "a list", dict: "an object"}
+
+
+class JsonObject(Mapping[str, Any]):
+    """An object of a JSON file. As a mapping it gives values as they are; its methods give them
+    with their type.
+
+    A key that is absent or null has its default; without one it is missed.
+    """
+
+    def __init__(self, values: Mapping[str, Any], where: str, prefix: str = "") -> None:
+        self._values = values
+        self.where = where
+        self._prefix = prefix
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"JsonObject({self.where!r}, {shown(dict(self._values))})"
+
+    @overload
+    def text(self, key: str) -> str: ...
+    @overload
+    def text(self, key: str, *, default: D) -> str | D: ...
+
+    def text(self, key: str, *, default: Any = _REQUIRED) -> Any:
+        return self._typed(key, str, default)
+
+    @overload
+    def flag(self, key: str) -> bool: ...
+    @overload
+    def flag(self, key: str, *, default: D) -> bool | D: ...
+
+    def flag(self, key: str, *, default: Any = _REQUIRED) -> Any:
+        return self._typed(key, bool, default)
+
+    @overload
+    def whole(self, key: str, *, low: int = ..., high: int = ...) -> int: ...
+    @overload
+    def whole(self, key: str, *, default: D, low: int = ..., high: int = ...) -> int | D: ...
+
+    def whole(
+        self, key: str, *, default: Any = _REQUIRED, low: int = 0, high: int = 2**63 - 1
+    ) -> Any:
+        """A whole number within bounds."""
+        value = self._typed(key, int, default)
+        if self._values.get(key) is not None and not low <= value <= high:
+            raise self.wrong(key, f"a whole number from {low:,} to {high:,}")
+        return value
+
+    @overload
+    def number(self, key: str) -> float: ...
+    @overload
+    def number(self, key: str, *, default: D) -> float | D: ...
+
+    def number(self, key: str, *, default: Any = _REQUIRED) -> Any:
+        """A finite number."""
+        return self._typed(key, float, default)
+
+    def object(self, key: str, *, default: Mapping[str, Any] = _REQUIRED) -> "JsonObject":
+        """An object within this one."""
+        return JsonObject(self._typed(key, dict, default), self.where, f"{self._prefix}{key}.")
+
+    def list_of(self, key: str, kind: type[T], *, default: list[T] = _REQUIRED) -> list[T]:
+        """A list of values of one type."""
+        values = self._typed(key, list, default)
+        return [self._checked(f"{key}[{i}]", value, kind) for i, value in enumerate(values)]
+
+    def map_of(self, key: str, kind: type[T], *, default: dict[str, T] = _REQUIRED) -> dict[str, T]:
+        """An object whose values are of one type."""
+        values = self._typed(key, dict, default)
+        return {name: self._checked(f"{key}.{name}", value, kind) for name, value in values.items()}
+
+    def wrong(self, key: str, expected: str) -> MalmoiError:
+        """What to raise where a value is not what it should be."""
+        return _wrong(self.where, self._prefix + key, expected, self._values.get(key))
+
+    def _typed(self, key: str, kind: type[Any], default: Any) -> Any:
+        value = self._values.get(key)
+        if value is not None:
+            return self._checked(key, value, kind)
+        if default is _REQUIRED:
+            raise MalmoiError(
+                f"{self.where} does not say {self._prefix}{key}, which must be {CALLED[kind]}."
+            )
+        return default
+
+    def _checked(self, key: str, value: Any, kind: type[T]) -> T:
+        if not is_a(value, kind):
+            raise _wrong(self.where, self._prefix + key, CALLED[kind], value)
+        return float(value) if kind is float else value  # type: ignore[return-value]
+
+
+def is_a(value: object, kind: type) -> bool:
+    """Whether a value of JSON is of this type: true is no number, a whole number is a number,
+    infinity is none.
+    """
+    if kind is float:
+        return _is_finite(value)
+    return isinstance(value, kind) and not (isinstance(value, bool) and kind is int)
+
+
+def _is_finite(value: object) -> bool:
+    try:
+        return (
+            isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        )
+    except OverflowError:  # a whole number beyond all floats
+        return False
+
+
+def _wrong(where: str, key: str, expected: str, value: object) -> MalmoiError:
+    return MalmoiError(f"{where}: {key[:80]} must be {expected}, not {shown(value)}.")
+
+
+@contextmanager
+def named(where: str) -> Iterator[None]:
+    """Says which file asked for what cannot be done: a record that is wrong knows only its
+    fields.
+    """
+    try:
+        yield
+    except UsageError as error:
+        raise MalmoiError(f"{where}: {error}") from error
+
+
+def read_object(path: Path) -> JsonObject:
+    """The object that a JSON file holds."""
+    return parse_object(read_text(path), str(path))
+
+
+def parse_object(text: str, where: str) -> JsonObject:
+    """The object that a text of JSON is; `where` names it in errors."""
+    value = parse(text, where)
+    if not isinstance(value, dict):
+        raise MalmoiError(f"{where} must hold a JSON object, not {shown(value)}.")
+    return JsonObject(value, where)
+
+
+def parse(text: str, where: str) -> Any:
+    """A text of JSON as plain values, nested no deeper than any real file."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise MalmoiError(
+            f"{where} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}; was "
+            "it cut short? "
+            "Copy or download it again."
+        ) from None
+    except ValueError:  # of a number: Python converts only so many digits
+        raise MalmoiError(
+            f"{where} holds a number of thousands of digits; it is damaged."
+        ) from None
+    except RecursionError:
+        raise _too_deep(where) from None
+    _check_depth(value, where)
+    if HALF_CHARACTER.search(text):
+        _check_characters(value, where)
+    return value
+
+
+def _check_characters(value: Any, where: str) -> None:
+    r"""JSON can spell half a character (\ud800), which no file or network takes."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise MalmoiError(
+            f"{where} holds half a character (a lone surrogate); it is damaged."
+        ) from None
+
+
+def _check_depth(value: Any, where: str) -> None:
+    level = [value]
+    for _ in range(MAX_JSON_DEPTH):
+        parts = (
+            one.values() if isinstance(one, dict) else one
+            for one in level
+            if isinstance(one, dict | list)
+        )
+        level = [inner for part in parts for inner in part if isinstance(inner, dict | list)]
+        if not level:
+            return
+    raise _too_deep(where)
+
+
+def _too_deep(where: str) -> MalmoiError:
+    return MalmoiError(
+        f"{where} nests more than {MAX_JSON_DEPTH} levels deep; no file that Malmoi reads does."
+    )
+
+
+def read_text(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> str:
+    """A UTF-8 text file of a sane size; newlines of any system."""
+    try:
+        size = path.stat().st_size
+        if size > max_bytes:
+            raise MalmoiError(
+                f"{path} has {size:,} bytes; Malmoi reads such a file up to {max_bytes:,}."
+            )
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise MalmoiError(
+            f"{path} is not UTF-8 text: {error.reason} at byte {error.start}."
+        ) from None
+    except OSError as error:
+        raise MalmoiError(f"{path} cannot be read: {error.strerror or error}.") from None

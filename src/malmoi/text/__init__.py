@@ -1,0 +1,1 @@
+"""Text from any file: documents, lines, sentences."""

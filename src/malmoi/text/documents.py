@@ -1,0 +1,126 @@
+"""Documents from whatever text there is: re-readable, with every bad line counted and its place
+known.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from malmoi.errors import UsageError, nearest
+from malmoi.text.formats import DOCUMENT_RULES, MAX_DOCUMENT_CHARACTERS, ReadOptions
+from malmoi.text.sources import TextSource, resolve_source
+
+MAX_BAD_LINES_SHOWN = 5  # places of bad lines that are remembered for each file
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text, the source it came from, and where in it ("file:line")."""
+
+    text: str
+    source: str
+    place: str
+
+
+@dataclass
+class BadLines:
+    """The bad lines of one file: how many, and the first few with their places and reasons."""
+
+    count: int = 0
+    first: list[str] = field(default_factory=list)
+
+
+class DocumentReader:
+    """The documents of several sources, in order; may be gone through any number of times.
+
+    `problems` and `rules` (how documents were told apart, by file) describe the latest pass.
+    """
+
+    def __init__(self, sources: Sequence[TextSource], documents: str, text: str):
+        self.sources = list(sources)
+        self._documents = documents
+        self._text = text
+        self.problems: dict[str, BadLines] = {}
+        self.rules: dict[str, str] = {}
+
+    @property
+    def files(self) -> list[str]:
+        """What is read, name by name."""
+        return [source.name for source in self.sources]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the sources as they lie on disk, for progress."""
+        return sum(source.size for source in self.sources)
+
+    def __iter__(self) -> Iterator[Document]:
+        self.problems = {}
+        self.rules = {}
+        for source in self.sources:
+            for text, line in source.documents(self._want(source.name)):
+                for piece in _pieces(text):
+                    yield Document(piece, source.name, f"{source.name}:{line}")
+
+    def _want(self, name: str) -> ReadOptions:
+        def bad(line: int, why: str) -> None:
+            problem = self.problems.setdefault(name, BadLines())
+            problem.count += 1
+            if len(problem.first) < MAX_BAD_LINES_SHOWN:
+                problem.first.append(f"{name}:{line}: {why}")
+
+        return ReadOptions(
+            self._documents, self._text, bad, lambda rule: self.rules.__setitem__(name, rule)
+        )
+
+    def describe(self) -> list[str]:
+        """A sentence for each file that needs one: the rule that was used, the bad lines."""
+        said = [f"{name}: {DOCUMENT_RULES[rule]}." for name, rule in self.rules.items()]
+        for name, problem in self.problems.items():
+            said.append(
+                f"{name}: {problem.count:,} bad lines left out, first {'; '.join(problem.first)}."
+            )
+        return said
+
+    def fingerprint(self) -> str:
+        """Changes when the sources or the way of reading them change."""
+        about = [self._documents, self._text, [source.fingerprint() for source in self.sources]]
+        return hashlib.sha256(json.dumps(about).encode()).hexdigest()
+
+
+def read_documents(
+    sources: str | Path | Sequence[str | Path], *, documents: str = "auto", text: str = "text"
+) -> DocumentReader:
+    """Files, folders, globs, "-", "builtin:sotu" or "hf:NAME" as documents.
+
+    `documents` says what one is in plain text: "blank" (a blank line between them), "blanks" (two),
+    "line", "file", or "auto", which looks at each file. `text` is the column or key of tables and
+    JSON lines.
+    """
+    if documents not in (*DOCUMENT_RULES, "auto"):
+        raise UsageError(
+            f"documents={documents!r} is no rule for plain "
+            f"text.{nearest(documents, [*DOCUMENT_RULES, 'auto'])}"
+        )
+    given = [sources] if isinstance(sources, str | Path) else sources
+    if not given:
+        raise UsageError("No text was named: give files, folders, globs, - or builtin:sotu.")
+    found = {source.name: source for one in given for source in resolve_source(str(one))}
+    return DocumentReader(list(found.values()), documents, text)
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """The document, unless it is empty; one beyond all measure in parts, cut at spaces."""
+    start = 0
+    while len(text) - start > MAX_DOCUMENT_CHARACTERS:
+        stop = (
+            text.rfind(" ", start + MAX_DOCUMENT_CHARACTERS // 2, start + MAX_DOCUMENT_CHARACTERS)
+            + 1
+            or start + MAX_DOCUMENT_CHARACTERS
+        )
+        yield text[start:stop]
+        start = stop
+    rest = text[start:] if start else text
+    if rest and not rest.isspace():
+        yield rest

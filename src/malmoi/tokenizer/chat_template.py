@@ -1,0 +1,138 @@
+"""Conversations as text: the chat template that a model was trained with, rendered as transformers
+renders it.
+
+A template is a program from whoever made the model, so it runs in jinja2's sandbox, in a process
+with limits, and sees plain data only.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from malmoi.errors import MalmoiError, UsageError
+from malmoi.system.confined import Refused, render_template
+from malmoi.system.limits import MAX_TEMPLATE_CHARACTERS, shown
+from malmoi.tokenizer.core import Tokenizer
+from malmoi.tokenizer.guard import conversation_tokens
+
+Messages = Sequence[Mapping[str, Any]]  # {"role": "user", "content": "…"}, …
+# where a plain model begins to write the next turn itself
+PLAIN_STOPS = ("\nUser:", "\nAssistant:")
+
+
+def template_of(tokenizer: Tokenizer, name: str = "default") -> str | None:
+    """The tokenizer's chat template; of several, the one of this name."""
+    given = tokenizer.chat_template
+    # as tokenizer_config.json keeps several: [{"name": …, "template": …}]
+    if isinstance(given, list):
+        given = {
+            str(one.get("name")): one.get("template") for one in given if isinstance(one, dict)
+        }
+    found = given.get(name) if isinstance(given, dict) else given
+    if not found:
+        return None
+    if not isinstance(found, str) or len(found) > MAX_TEMPLATE_CHARACTERS:
+        raise MalmoiError(
+            "The chat template that came with the tokenizer must be a text of at most "
+            f"{MAX_TEMPLATE_CHARACTERS:,} "
+            f"characters, not {shown(found)}."
+        )
+    return found
+
+
+def render_chat(
+    tokenizer: Tokenizer, messages: Messages, *, reply: bool = True, **values: Any
+) -> str:
+    """A conversation as the model reads it, up to where its answer begins (unless `reply` is
+    false).
+
+    `values` are whatever else the template asks for (tools, documents…). Without a template it is a
+    plain dialogue. To have its tokens, use `encode_chat`: in the text, a message that says
+    `<|im_end|>` looks like the template.
+    """
+    return _rendered(tokenizer, _plain(values) | {"messages": checked(messages)}, reply)
+
+
+def encode_chat(
+    tokenizer: Tokenizer, messages: Messages, *, reply: bool = True, **values: Any
+) -> list[int]:
+    """The tokens of a conversation: the template's control tokens are control tokens, what
+    people say is text.
+    """
+    said = _plain(values) | {"messages": checked(messages)}
+    return conversation_tokens(tokenizer, said, lambda given: _rendered(tokenizer, given, reply))
+
+
+def _rendered(tokenizer: Tokenizer, said: dict[str, Any], reply: bool) -> str:
+    template = template_of(tokenizer)
+    if template is None:
+        return plain_dialogue(said["messages"], reply=reply)
+    roles = {role: id for role, id in vars(tokenizer.specials).items() if id is not None}
+    tokens = {f"{role}_token": tokenizer.token(id) for role, id in roles.items()}
+    asked = {"add_generation_prompt": reply, "tools": None, "documents": None}
+    if find_spec("jinja2") is None:
+        raise MalmoiError("A chat template needs jinja2: pip install jinja2.")
+    try:
+        return render_template(template, tokens | asked | said)
+    except Refused as error:
+        if error.line is not None:
+            raise MalmoiError(
+                f"The chat template is not one: {error} (line {error.line})."
+            ) from None
+        raise UsageError(f"The chat template refuses these messages: {error}.") from None
+
+
+def plain_dialogue(messages: Messages, *, reply: bool = True) -> str:
+    """What a language model that was never taught to talk continues: a dialogue as it would
+    stand in a book.
+    """
+    turns = (
+        f"{_text_of(message)}\n\n"
+        if message["role"] == "system"
+        else f"{message['role'].capitalize()}: {_text_of(message)}\n"
+        for message in messages
+    )
+    return "".join(turns) + ("Assistant:" if reply else "")
+
+
+def _text_of(message: Mapping[str, Any]) -> str:
+    """A message's text, also where it comes in parts: [{"type": "text", "text": "…"}, …]."""
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "".join(
+        str(part.get("text") or "") if isinstance(part, dict) else str(part) for part in content
+    )
+
+
+def checked(messages: Messages) -> list[dict[str, Any]]:
+    """The messages as plain data, or what is wrong with them."""
+    if (
+        isinstance(messages, str | bytes | Mapping)
+        or not isinstance(messages, Sequence)
+        or not messages
+    ):
+        raise UsageError(
+            'A conversation is a list of messages such as {"role": "user", "content": "Hello"}.'
+        )
+    for at, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise UsageError(
+                f'Message {at} has no role; write {{"role": "user", "content": …}}, not '
+                f"{message!r:.60}."
+            )
+        if not isinstance(message.get("content"), str | list | None):
+            raise UsageError(
+                f"The content of message {at} must be a text, not {message['content']!r:.60}."
+            )
+    plain: list[dict[str, Any]] = _plain([dict(message) for message in messages])
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    """Only what JSON has: no object whose methods a template might call."""
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"A message must be plain data, as in JSON: {error}.") from None

@@ -1,0 +1,199 @@
+"""Tokenizers out of a GGUF file's metadata: byte-level BPE with the cutting rule it names, and
+SentencePiece's BPE.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as Rust
+
+from malmoi.errors import MalmoiError, nearest
+from malmoi.system.limits import shown
+from malmoi.system.untrusted import JsonObject
+from malmoi.tokenizer import pipeline
+from malmoi.tokenizer.core import Tokenizer
+from malmoi.tokenizer.panics import panics_explained
+from malmoi.tokenizer.pipeline import Merges, Vocab
+
+T = TypeVar("T")
+
+# llama.cpp's types of a token
+NORMAL = 1
+UNKNOWN = 2
+CONTROL = 3
+DEFINED = 4
+SPACE = "▁"
+CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+LLAMA3 = (
+    CONTRACTIONS
+    + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+# llama.cpp's, where nothing is named
+DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", GPT2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]")
+
+
+def _cut_at(*patterns: str) -> Any:
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+    return pre_tokenizers.Sequence(
+        [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+
+
+def _gpt2() -> Any:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+
+def _single_digits() -> Any:
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
+
+
+# tokenizer.ggml.pre: how text is cut before merging
+PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
+    "default": lambda: _cut_at(*DEFAULT),
+    "gpt-2": _gpt2,
+    "smollm": _single_digits,
+    "starcoder": _single_digits,
+    "llama-bpe": lambda: _cut_at(LLAMA3),
+    "qwen2": lambda: _cut_at(QWEN2),
+}
+
+
+def read_vocabulary(metadata: Mapping[str, Any], where: str) -> Tokenizer:
+    """The tokenizer that a GGUF file's metadata describes, with its chat template."""
+    given = JsonObject(
+        {key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()}, where
+    )
+    kind = given.text("model", default=None)
+    if kind not in GGUF_TOKENIZERS:
+        raise MalmoiError(
+            f"{where} has a vocabulary of the kind {shown(kind)}; Malmoi reads "
+            f"{', '.join(GGUF_TOKENIZERS)}."
+        )
+    tokens = _listed(given, "tokens", str)
+    vocab: Vocab = {token: id for id, token in enumerate(tokens)}
+    if len(vocab) < len(tokens):
+        raise MalmoiError(
+            f"{where}: a token appears twice in its vocabulary, so its id would be ambiguous."
+        )
+    types = given.list_of("token_type", int, default=[NORMAL] * len(tokens))
+    if len(types) != len(tokens):
+        raise MalmoiError(
+            f"{where} has {len(types):,} types for {len(tokens):,} tokens; it is damaged."
+        )
+    names = _names(given, tokens)
+    with panics_explained(f"{where}: its vocabulary cannot be used"):
+        rust = GGUF_TOKENIZERS[kind](vocab, types, given)
+        _mark(rust, tokens, types)
+        _open(rust, vocab, names, given)
+    template = JsonObject(metadata, where).text("tokenizer.chat_template", default=None)
+    settings = {f"{role}_token": name for role, name in names.items()}
+    return Tokenizer(rust, settings | ({"chat_template": template} if template else {}))
+
+
+def byte_bpe(vocab: Vocab, types: Sequence[int], given: JsonObject) -> Rust:
+    """GPT-2's byte-level BPE, with the rule that cuts text into words before merging."""
+    cut = given.text("pre", default="default")
+    if cut not in PRE_TOKENIZERS:
+        hint = nearest(cut, PRE_TOKENIZERS)
+        raise MalmoiError(
+            f"{given.where} cuts its text by the rule {shown(cut)}, which Malmoi does not "
+            f"know.{hint}"
+        )
+    lines = [merge.partition(" ") for merge in _listed(given, "merges", str)]
+    rust = pipeline.gpt2_pipeline(vocab, [(left, right) for left, _, right in lines])
+    # a word that is a token is that token, whatever the merges would make of it
+    if cut == "llama-bpe":
+        rust.model.ignore_merges = True
+    rust.pre_tokenizer = PRE_TOKENIZERS[cut]()
+    return rust
+
+
+def sentencepiece(vocab: Vocab, types: Sequence[int], given: JsonObject) -> Rust:
+    """SentencePiece's BPE: spaces become ▁, unknown characters bytes; the order of merges is
+    that of the scores.
+    """
+    tokens = list(vocab)
+    scores = _listed(given, "scores", float)
+    if len(scores) != len(tokens):
+        raise MalmoiError(
+            f"{given.where} has {len(scores):,} scores for {len(tokens):,} tokens; it is damaged."
+        )
+    normal = {
+        token: score
+        for token, score, type in zip(tokens, scores, types, strict=True)
+        if type == NORMAL
+    }
+    unknown = next(
+        (token for token, type in zip(tokens, types, strict=True) if type == UNKNOWN), None
+    )
+    bpe = models.BPE(
+        vocab, merges_by_score(normal, vocab), unk_token=unknown, fuse_unk=True, byte_fallback=True
+    )
+    rust = Rust(bpe)
+    front = [normalizers.Prepend(SPACE)] if given.get("add_space_prefix", True) else []
+    rust.normalizer = normalizers.Sequence([*front, normalizers.Replace(" ", SPACE)])
+    back = [decoders.Strip(" ", 1, 0)] if front else []
+    rust.decoder = decoders.Sequence(
+        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *back]
+    )
+    return rust
+
+
+def merges_by_score(scores: Mapping[str, float], vocab: Vocab) -> Merges:
+    """Every way to make a piece of two others, the best-scored piece first."""
+    found = [
+        (-score, -cut, -(len(piece) - cut), piece[:cut], piece[cut:])
+        for piece, score in scores.items()
+        for cut in range(1, len(piece))
+        if piece[:cut] in vocab and piece[cut:] in vocab
+    ]
+    return [(left, right) for *_, left, right in sorted(found, key=lambda merge: merge[:3])]
+
+
+GGUF_TOKENIZERS = {"gpt2": byte_bpe, "llama": sentencepiece}  # tokenizer.ggml.model
+
+
+def _listed(given: JsonObject, name: str, kind: type[T]) -> list[T]:
+    if not isinstance(given.get(name), list) or not given[name]:
+        raise MalmoiError(
+            f"{given.where} has no list tokenizer.ggml.{name}, so its tokenizer cannot be rebuilt."
+        )
+    return given.list_of(name, kind)
+
+
+def _mark(rust: Rust, tokens: Sequence[str], types: Sequence[int]) -> None:
+    """Tokens that are found before all else: control tokens stand for no text, those a user
+    defined do.
+    """
+    for token, type in zip(tokens, types, strict=False):
+        if type in (UNKNOWN, CONTROL, DEFINED):
+            rust.add_tokens([pipeline.added(token, special=type != DEFINED)])
+
+
+def _names(given: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, str]:
+    theirs = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    ids = {role: given.get(f"{name}_token_id") for role, name in theirs.items()}
+    return {
+        role: tokens[id]
+        for role, id in ids.items()
+        if isinstance(id, int) and 0 <= id < len(tokens)
+    }
+
+
+def _open(rust: Rust, vocab: Vocab, names: Mapping[str, str], given: Mapping[str, Any]) -> None:
+    """Puts bos before every text, and eos after, where the file asks for it; SentencePiece's
+    begin with bos unasked.
+    """
+    first = names.get("bos") if given.get("add_bos_token", given["model"] == "llama") else None
+    last = names.get("eos") if given.get("add_eos_token", False) else None
+    if first is None and last is None:
+        return
+    whole = " ".join(part for part in (first, "$A", last) if part)
+    second = " ".join(f"{part}:1" for part in (first, "$B", last) if part)
+    marks = [(name, vocab[name]) for name in (first, last) if name]
+    rust.post_processor = processors.TemplateProcessing(
+        single=whole, pair=f"{whole} {second}", special_tokens=marks
+    )

@@ -1,0 +1,255 @@
+"""Reading tokenizers from the files people have: each mistake in one is told with the file and
+the line.
+"""
+
+from pathlib import Path
+
+from tokenizers import Tokenizer as Rust
+
+from malmoi.errors import MalmoiError
+from malmoi.system.limits import shown
+from malmoi.system.untrusted import parse_object, read_object, read_text
+from malmoi.tokenizer import pipeline
+from malmoi.tokenizer.hf_settings import (
+    Settings,
+    class_name,
+    read_settings,
+    register,
+    special_token_settings,
+)
+from malmoi.tokenizer.panics import panics_explained
+from malmoi.tokenizer.pipeline import (
+    BERT_SPECIALS,
+    GPT1_SPECIALS,
+    GPT2_SPECIALS,
+    SPECIAL_ROLES,
+    Merges,
+    Vocab,
+)
+from malmoi.tokenizer.verify import check_ids, check_state
+
+BPE_FILES = (("vocab.json", "merges.txt"), ("encoder_bpe_40000.json", "vocab_40000.bpe"))
+WORDPIECE_CLASSES = {
+    "BertTokenizer",
+    "DistilBertTokenizer",
+    "ElectraTokenizer",
+    "MobileBertTokenizer",
+}
+BERT_SETTINGS = {
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
+GENERIC_CLASSES = {"PreTrainedTokenizer", "TokenizersBackend", ""}
+
+
+def read_tokenizer_files(path: Path) -> tuple[Rust, Settings]:
+    """The tokenizer in a folder, or of one file, and what its tokenizer_config.json says."""
+    if not path.exists():
+        raise MalmoiError(f"There is no tokenizer at {path}: no such file or folder.")
+    folder = path if path.is_dir() else path.parent
+    settings = read_settings(folder)
+    rust = _read_folder(path, settings) if path.is_dir() else _read_file(path, settings)
+    with panics_explained(
+        f"The special tokens that {folder / 'tokenizer_config.json'} names cannot be added"
+    ):
+        register(rust, settings)
+    return rust, settings
+
+
+def _read_folder(folder: Path, settings: Settings) -> Rust:
+    if (folder / "tokenizer.json").exists():
+        return _read_whole(folder / "tokenizer.json", settings)
+    if (folder / "vocab.txt").exists():
+        return read_wordpiece(folder / "vocab.txt", settings)
+    for vocab, merges in BPE_FILES:
+        if (folder / vocab).exists() and (folder / merges).exists():
+            return read_bpe(folder / vocab, folder / merges, settings)
+    raise MalmoiError(
+        f"There is no tokenizer in {folder}: it needs tokenizer.json, or vocab.txt, or vocab.json "
+        "and merges.txt."
+    )
+
+
+def _read_file(path: Path, settings: Settings) -> Rust:
+    for vocab, merges in BPE_FILES:
+        if path.name in (vocab, merges):
+            return read_bpe(path.with_name(vocab), path.with_name(merges), settings)
+    if path.suffix == ".txt":
+        return read_wordpiece(path, settings)
+    return _read_whole(path, settings)
+
+
+def _read_whole(path: Path, settings: Settings) -> Rust:
+    rust = parse_rust(read_text(path), str(path))
+    if class_name(settings) in WORDPIECE_CLASSES:
+        _apply_bert_settings(rust, settings)
+    return rust
+
+
+def parse_rust(text: str, where: str) -> Rust:
+    """A tokenizer from the text of a tokenizer.json; `where` names it in the error."""
+    state = parse_object(text, where)
+    if not isinstance(state.get("model"), dict):
+        raise MalmoiError(f"{where} is not a tokenizer.json: it has no 'model' part.")
+    check_state(state)
+    with panics_explained(f"{where} is not a tokenizer.json that can be used"):
+        rust = Rust.from_str(text)
+    if rust.get_vocab_size() == 0:
+        raise MalmoiError(f"{where} has an empty vocabulary.")
+    return rust
+
+
+def _apply_bert_settings(rust: Rust, settings: Settings) -> None:
+    """transformers' BERT classes let tokenizer_config.json overrule the normalizer of
+    tokenizer.json; so do we.
+    """
+    if type(rust.normalizer).__name__ == "BertNormalizer":
+        for key, field in BERT_SETTINGS.items():
+            if key in settings:
+                # true, false or null: read_settings has seen to it
+                setattr(rust.normalizer, field, settings[key])
+
+
+def read_wordpiece(path: Path, settings: Settings) -> Rust:
+    """BERT's vocab.txt: one token a line, its id the line's number from 0."""
+    _expect_class(path, settings, WORDPIECE_CLASSES)
+    vocab = read_vocab_lines(path)
+    names = BERT_SPECIALS | {
+        role: name
+        for role in BERT_SPECIALS
+        if (name := special_token_settings(settings, role)) is not None
+    }
+    for role in ("unk", "cls", "sep"):
+        if names[role] not in vocab:
+            raise MalmoiError(
+                f"{path} has no {names[role]}, which a BERT vocabulary needs as its {role} token. "
+                "If it goes by "
+                f"another name, say so as {role}_token in a tokenizer_config.json beside it."
+            )
+    lowercase = settings.get("do_lower_case", not looks_cased(vocab))
+    rust = pipeline.bert_pipeline(
+        vocab,
+        names,
+        lowercase=lowercase,
+        strip_accents=settings.get("strip_accents"),
+        chinese=settings.get("tokenize_chinese_chars", True),
+    )
+    _make_special(rust, vocab, names, settings)
+    return rust
+
+
+def looks_cased(vocab: Vocab) -> bool:
+    """Whether a vocabulary was made without lowercasing: it has capitals, or whole Hangul
+    syllables.
+
+    Lowercasing as BERT does it also strips accents, which takes a syllable apart into Jamo: a
+    vocabulary of syllables cannot have been made that way.
+    """
+    words = [token for token in vocab if token[:1] not in ("[", "<")]
+    return any(word != word.lower() for word in words) or any(
+        "가" <= letter <= "힣" for letter in "".join(words)
+    )
+
+
+def read_bpe(vocab_path: Path, merges_path: Path, settings: Settings) -> Rust:
+    """vocab.json and merges.txt: GPT-1's where words end in `</w>`, GPT-2's byte-level ones
+    otherwise.
+    """
+    _expect_class(vocab_path, settings, {"GPT2Tokenizer", "OpenAIGPTTokenizer"})
+    vocab = read_vocab_json(vocab_path)
+    merges = read_merges(merges_path, vocab)
+    if any(token.endswith("</w>") for token in vocab):
+        unk = special_token_settings(settings, "unk") or GPT1_SPECIALS["unk"]
+        rust = pipeline.gpt1_pipeline(vocab, merges, unk=unk)
+        names = {"unk": unk}
+    else:
+        rust = pipeline.gpt2_pipeline(
+            vocab, merges, prefix_space=settings.get("add_prefix_space", False)
+        )
+        names = GPT2_SPECIALS
+    _make_special(rust, vocab, names, settings)
+    return rust
+
+
+def _make_special(rust: Rust, vocab: Vocab, names: dict[str, str], settings: Settings) -> None:
+    """Mark the family's special tokens that the vocabulary has, in the way the settings describe
+    them.
+    """
+    tokens = [
+        settings.get(f"{role}_token") or names[role] for role in SPECIAL_ROLES if role in names
+    ]
+    rust.add_special_tokens(
+        [added for token in tokens if (added := pipeline.added(token)).content in vocab]
+    )
+
+
+def read_vocab_lines(path: Path) -> Vocab:
+    """A vocabulary of one token a line, refused where a token comes twice: its id would be
+    ambiguous.
+    """
+    lines = read_text(path).split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    vocab: Vocab = {}
+    for number, token in enumerate(lines):
+        if token in vocab:
+            raise MalmoiError(
+                f"{path}, line {number + 1}: {shown(token)} stands on line {vocab[token] + 1} "
+                "already; "
+                "a vocabulary has each token once."
+            )
+        vocab[token] = number
+    if not vocab:
+        raise MalmoiError(f"{path} is empty: a vocabulary has one token a line.")
+    return vocab
+
+
+def read_vocab_json(path: Path) -> Vocab:
+    """A vocabulary as one JSON object from token to id."""
+    vocab = dict(read_object(path))
+    for token, id in vocab.items():
+        if not isinstance(id, int) or isinstance(id, bool) or id < 0:
+            raise MalmoiError(
+                f"{path}: the id of {shown(token)} is {shown(id)}; ids are integers from 0."
+            )
+    if not vocab:
+        raise MalmoiError(f"{path} is empty: a vocabulary has at least one token.")
+    check_ids(vocab, str(path))
+    if len(set(vocab.values())) < len(vocab):
+        raise MalmoiError(f"{path}: two tokens have the same id; a vocabulary has each id once.")
+    return vocab
+
+
+def read_merges(path: Path, vocab: Vocab) -> Merges:
+    """The merges of a BPE, in order: two tokens a line, both and what they make in the
+    vocabulary.
+    """
+    merges: Merges = []
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        if not line or (number == 1 and line.startswith("#version")):
+            continue
+        left, _, right = line.partition(" ")
+        if not left or not right or " " in right:
+            raise MalmoiError(
+                f"{path}, line {number}: {shown(line)} is not a merge; a merge is two tokens and "
+                "one space."
+            )
+        for token in (left, right, left + right):
+            if token not in vocab:
+                raise MalmoiError(
+                    f"{path}, line {number}: {shown(token)} is not in the vocabulary beside it."
+                )
+        merges.append((left, right))
+    return merges
+
+
+def _expect_class(path: Path, settings: Settings, known: set[str]) -> None:
+    name = class_name(settings)
+    if name not in known | GENERIC_CLASSES:
+        raise MalmoiError(
+            f"{path} belongs to a {name}, whose rules its files do not hold. Save it with "
+            "transformers "
+            "(AutoTokenizer.from_pretrained(…).save_pretrained(…)) to get a tokenizer.json, and "
+            "load that."
+        )

@@ -1,0 +1,156 @@
+"""What the small files beside a vocabulary say: special tokens, casing, chat template; read as
+transformers does.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Rust
+
+from malmoi.system.limits import (
+    MAX_TEMPLATE_CHARACTERS,
+    MAX_TOKEN_CHARACTERS,
+    MAX_VOCABULARY_TOKENS,
+)
+from malmoi.system.untrusted import JsonObject, read_object, read_text
+from malmoi.tokenizer import pipeline
+from malmoi.tokenizer.pipeline import SPECIAL_ROLES, State
+
+Settings = dict[str, Any]
+LIKELY = {  # what the roles are called where no tokenizer_config.json says so
+    "pad": ("[PAD]", "<pad>", "<|pad|>"),
+    "unk": ("[UNK]", "<unk>", "<|endoftext|>"),
+    "cls": ("[CLS]",),
+    "sep": ("[SEP]",),
+    "mask": ("[MASK]", "<mask>"),
+    "bos": ("<s>", "<|endoftext|>"),
+    "eos": ("</s>", "<|endoftext|>"),
+}
+
+
+def read_settings(folder: Path) -> Settings:
+    """tokenizer_config.json, with special_tokens_map.json, added_tokens.json and
+    chat_template.jinja folded in.
+    """
+    settings = dict(_optional(folder / "tokenizer_config.json"))
+    # as transformers has it: the newer key makes the older files moot
+    if "added_tokens_decoder" not in settings:
+        settings |= _optional(folder / "special_tokens_map.json")
+        older = _optional(folder / "added_tokens.json")
+        if older:
+            settings["added_tokens_decoder"] = {
+                str(older.whole(token)): {"content": token} for token in older
+            }
+    template = folder / "chat_template.jinja"
+    if template.exists():
+        settings["chat_template"] = read_text(template, max_bytes=4 * MAX_TEMPLATE_CHARACTERS)
+    _check(JsonObject(settings, str(folder / "tokenizer_config.json")))
+    return settings
+
+
+def _check(settings: JsonObject) -> None:
+    """Everything that is read of the settings is of its type; what is not read may be anything."""
+    for flag in ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space"):
+        settings.flag(flag, default=False)
+    settings.number("model_max_length", default=0.0)
+    settings.text("tokenizer_class", default="")
+    added = settings.object("added_tokens_decoder", default={})
+    for id in added:
+        if not id.isdecimal() or len(id) > 9 or int(id) > MAX_VOCABULARY_TOKENS:
+            raise settings.wrong(
+                "added_tokens_decoder", f"tokens by their ids, up to {MAX_VOCABULARY_TOKENS:,}"
+            )
+        _check_token(added, id)
+    for role in SPECIAL_ROLES:
+        _check_token(settings, f"{role}_token")
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        extra = settings.get(name) or {}
+        tokens = dict(enumerate(extra)) if isinstance(extra, list) else extra
+        if not isinstance(tokens, dict):
+            raise settings.wrong(name, "a list of tokens")
+        named = JsonObject(
+            {str(i): token for i, token in tokens.items()}, f"{settings.where}, {name}"
+        )
+        for i in named:
+            _check_token(named, i)
+
+
+def _check_token(values: JsonObject, key: str) -> None:
+    """A token is its text, or an object with its text; null is none."""
+    found = values.get(key)
+    content = values.object(key).text("content", default="") if isinstance(found, dict) else found
+    if content is not None and (
+        not isinstance(content, str) or len(content) > MAX_TOKEN_CHARACTERS
+    ):
+        raise values.wrong(key, "a token: its text, or an object with its content")
+
+
+def register(rust: Rust, settings: Settings) -> None:
+    """Add the tokens that the settings name and the tokenizer lacks, in transformers' order, so
+    with its ids.
+    """
+    here = {token.content: token for token in rust.get_added_tokens_decoder().values()}
+    known = set(here)
+    added = settings.get("added_tokens_decoder") or {}
+    roles = [settings.get(f"{role}_token") for role in SPECIAL_ROLES]
+    extra = settings.get("additional_special_tokens") or settings.get("extra_special_tokens") or []
+    named = [*roles, *(extra.values() if isinstance(extra, dict) else extra)]
+    wanted = [added[id] for id in sorted(added, key=int)] + named
+    names = {_content(token) for token in named}
+    for token in here.values():  # what has a role is special, whatever tokenizer.json says
+        if token.content in names and not token.special:
+            flags = {
+                flag: getattr(token, flag)
+                for flag in ("lstrip", "rstrip", "single_word", "normalized")
+            }
+            rust.add_special_tokens([AddedToken(token.content, special=True, **flags)])
+    for token in wanted:
+        content = _content(token)
+        if not content or content in known:
+            continue
+        known.add(content)
+        special = content in names or bool(token.get("special"))  # those named by no role are dicts
+        rust.add_tokens([pipeline.added(token, special=special)])
+
+
+def special_names(state: State, settings: Settings) -> dict[str, str]:
+    """What each role's token is called: as the settings say, else as the model or the family has
+    it.
+    """
+    known = {token["content"] for token in state["added_tokens"]}
+    names = {
+        role: name
+        for role in SPECIAL_ROLES
+        if (name := special_token_settings(settings, role)) is not None
+    }
+    model_unk = state["model"].get("unk_token")
+    if isinstance(model_unk, str):
+        names.setdefault("unk", model_unk)
+    for role, likely in LIKELY.items():
+        found = next((name for name in likely if name in known), None)
+        if found is not None and f"{role}_token" not in settings:
+            names.setdefault(role, found)
+    return names
+
+
+def special_token_settings(settings: Settings, role: str) -> str | None:
+    """The token that tokenizer_config.json gives a role, written as str or as dict."""
+    return _content(settings.get(f"{role}_token"))
+
+
+def _content(token: Any) -> str | None:
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def class_name(settings: Settings) -> str:
+    """The transformers class a tokenizer was saved from, without "Fast"; empty where nothing
+    says.
+    """
+    return str(settings.get("tokenizer_class") or "").removesuffix("Fast")
+
+
+def _optional(path: Path) -> JsonObject:
+    return read_object(path) if path.exists() else JsonObject({}, str(path))

@@ -1,0 +1,102 @@
+"""Padding, and batches of rows of similar length."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from malmoi.config import ModelConfig
+from malmoi.system.machine import per_device
+from malmoi.tokenizer.core import Encoding, TokenRow
+
+MAX_ROWS = 32  # sequences in a batch
+MAX_TOKENS = 16_384  # tokens in a batch, padding included
+# of the longest: a row that is shorter waits for the next batch, where this one is large enough
+MIN_LENGTH_RATIO = 0.8
+
+
+Ids = Sequence[int] | np.ndarray[Any, Any]
+
+
+def pad(rows: Sequence[Ids], *, left: bool = False, device: torch.device | str = "cpu") -> Tensor:
+    """The rows as one tensor [B, T]; zeros stand where a row is shorter."""
+    return torch.from_numpy(pad_to_width(rows, max(map(len, rows)), left=left)).to(device)
+
+
+def pad_to_width(
+    rows: Sequence[Ids], width: int, fill: int = 0, *, left: bool = False
+) -> np.ndarray[Any, Any]:
+    """The rows side by side [B, width]; `fill` stands where a row is shorter."""
+    found = np.full((len(rows), width), fill, np.int64)
+    for place, row in zip(found, rows, strict=True):
+        place[width - len(row) if left else 0 :][: len(row)] = row
+    return found
+
+
+def keep_mask(
+    rows: Sequence[Ids], *, left: bool = False, device: torch.device | str = "cpu"
+) -> Tensor | None:
+    """Which places of the padded rows hold a token [B, T]; None where all of them do."""
+    lengths = torch.tensor([len(row) for row in rows], device=device)[:, None]
+    width = int(lengths.max())
+    if bool((lengths == width).all()):
+        return None
+    places = torch.arange(width, device=device)[None]
+    return places >= width - lengths if left else places < lengths
+
+
+@dataclass(frozen=True)
+class BatchLimits:
+    """How large a batch may be, and how many tokens keep a device busy: beyond them padding only
+    costs.
+    """
+
+    rows: int = MAX_ROWS
+    tokens: int = MAX_TOKENS
+    busy_tokens: int = MAX_TOKENS
+
+
+GENERATION_LIMITS = BatchLimits()  # of a batch whose rows go on to write
+# of a pass that reads and writes nothing
+FORWARD_LIMITS = {"cpu": BatchLimits(busy_tokens=512), "cuda": BatchLimits(128, 32_768, 16_384)}
+
+
+def forward_limits(device: torch.device) -> BatchLimits:
+    """For a pass that reads and writes nothing on this device."""
+    return per_device(FORWARD_LIMITS, device.type)
+
+
+def length_batches(
+    lengths: Sequence[int], most: BatchLimits = GENERATION_LIMITS
+) -> Iterator[list[int]]:
+    """Indices of the sequences, the longest first, in groups of few enough rows and tokens."""
+    group: list[int] = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        longest = lengths[group[0]] if group else 0
+        unlike = (
+            len(group) * longest >= most.busy_tokens and lengths[i] < MIN_LENGTH_RATIO * longest
+        )
+        if group and (
+            unlike or len(group) == most.rows or (len(group) + 1) * longest > most.tokens
+        ):
+            yield group
+            group = []
+        group.append(i)
+    if group:
+        yield group
+
+
+def model_inputs(
+    rows: Sequence[Encoding | TokenRow], config: ModelConfig, device: torch.device | str
+) -> dict[str, Tensor | None]:
+    """What the network takes of a batch of encoded texts, padded on the right."""
+    tokens = [row.tokens for row in rows]
+    segments = pad([row.segments for row in rows], device=device) if config.segments else None
+    return {
+        "tokens": pad(tokens, device=device),
+        "keep": keep_mask(tokens, device=device),
+        "segments": segments,
+    }

@@ -1,0 +1,57 @@
+"""GPT-1's input transformations as a tokenizer: ⟨s⟩ text ⟨e⟩, ⟨s⟩ text $ pair ⟨e⟩ (Radford et
+al. 2018, figure 1).
+"""
+
+from tokenizers import Tokenizer as Rust
+from tokenizers import processors
+
+from malmoi.errors import UsageError
+from malmoi.tokenizer import pipeline
+from malmoi.tokenizer.core import Tokenizer
+
+START = "<s>"
+BETWEEN = "<$>"
+END = "<e>"
+PAD = "<pad>"
+
+
+def add_frame_tokens(tokenizer: Tokenizer) -> Tokenizer:
+    """The same tokenizer with new tokens around a text and between a pair; its other ids stay
+    what they were.
+    """
+    rust = Rust.from_str(tokenizer._rust.to_str())
+    rust.add_special_tokens([pipeline.added(name) for name in (START, BETWEEN, END, PAD)])
+    rust.post_processor = processors.TemplateProcessing(
+        single=f"{START}:0 $A:0 {END}:0",
+        pair=f"{START}:0 $A:0 {BETWEEN}:0 $B:1 {END}:1",
+        special_tokens=[(name, rust.token_to_id(name)) for name in (START, BETWEEN, END)],
+    )
+    roles = {"bos_token": START, "sep_token": BETWEEN, "eos_token": END, "pad_token": PAD}
+    # transformers' own GPT classes would put their pipeline in the place of this one
+    return Tokenizer(
+        rust, tokenizer.settings | roles | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    )
+
+
+def frame_with_end(tokenizer: Tokenizer) -> Tokenizer:
+    """For a model whose vocabulary must not grow: its own end-of-text before a text and between a
+    pair.
+
+    None stands at the end: transformers pads with it, and lets the last token that is no padding
+    speak.
+    """
+    end = tokenizer.specials.eos
+    if end is None:
+        raise UsageError("This model's tokenizer has no end-of-text token to put around a text.")
+    rust = Rust.from_str(tokenizer._rust.to_str())
+    name = tokenizer.token(end)
+    rust.post_processor = processors.TemplateProcessing(
+        single=f"{name}:0 $A:0", pair=f"{name}:0 $A:0 {name}:0 $B:1", special_tokens=[(name, end)]
+    )
+    roles = {"pad_token": name, "tokenizer_class": "PreTrainedTokenizerFast"}
+    return Tokenizer(rust, tokenizer.settings | roles)
+
+
+def is_framed(tokenizer: Tokenizer) -> bool:
+    """Whether a tokenizer already marks where a text begins and ends."""
+    return bool(tokenizer.encode("").tokens)

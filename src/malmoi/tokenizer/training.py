@@ -1,0 +1,236 @@
+"""Training a vocabulary from any amount of text in one pass; the same text gives the same
+vocabulary, always.
+"""
+
+import json
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import Any
+
+from tokenizers import Tokenizer as Rust
+from tokenizers import pre_tokenizers, trainers
+
+from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.tokenizer import pipeline
+from malmoi.tokenizer.core import Tokenizer, refused
+from malmoi.tokenizer.pipeline import BERT_SPECIALS, GPT1_SPECIALS, GPT2_SPECIALS, Merges, Vocab
+
+BERT_ORDER = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+OVERLONG_RUN = re.compile(r"\S{1000}|\s{1000}")  # no word: it would only make every merge slow
+# Characters that words of two or more can hold lie here: all but ideographs (each a word to BERT)
+# and private use.
+UNICODE_BLOCKS = (
+    (0x21, 0x3400),
+    (0x4DC0, 0x4E00),
+    (0xA000, 0xD800),
+    (0xF900, 0x20000),
+    (0x2CEB0, 0x32400),
+)
+
+
+def train_tokenizer(
+    texts: Iterable[str],
+    *,
+    kind: str = "wordpiece",
+    vocab: int = 30_000,
+    lowercase: bool | None = None,
+    min_frequency: int = 2,
+    progress: bool = False,
+) -> Tokenizer:
+    """Learn a tokenizer of at most `vocab` tokens from a stream of texts: wordpiece, bpe, byte-bpe
+    or char.
+
+    `lowercase` is the family's own when None: GPT-1's bpe lowercases, the others do not. Accents
+    always stay, so Hangul is never taken apart into Jamo; text that comes taken apart (NFD) is put
+    together (NFC) first. For char, `vocab` keeps the most frequent characters.
+    """
+    recipes = {"wordpiece": _wordpiece, "bpe": _bpe, "byte-bpe": _byte_bpe, "char": _char}
+    if kind not in recipes:
+        raise UsageError(f"There is no kind of tokenizer {kind!r}.{nearest(kind, recipes)}")
+    if isinstance(texts, str):
+        raise UsageError("Training takes an iterable of texts; put a single text into a list.")
+    least = {"wordpiece": 7, "bpe": 3, "byte-bpe": 257, "char": 2}[kind]
+    if vocab < least:
+        raise UsageError(
+            f"vocab={vocab} is too small for {kind}: its special tokens and alphabet need {least}."
+        )
+    lower = kind == "bpe" if lowercase is None else lowercase
+    rust, names = recipes[kind](
+        Stream(texts), vocab, lower, {"min_frequency": min_frequency, "show_progress": progress}
+    )
+    rust = pipeline.composed(rust)
+    rust.add_special_tokens([pipeline.added(name) for name in names.values()])
+    return Tokenizer(rust, {f"{role}_token": name for role, name in names.items()})
+
+
+class Stream:
+    """The texts one by one, each checked and in NFC, with what is left to say when there are
+    none.
+    """
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._texts = texts
+
+    def __iter__(self) -> Iterator[str]:
+        empty = True
+        for number, text in enumerate(self._texts):
+            if not isinstance(text, str):
+                raise UsageError(
+                    f"Training takes texts (str); text {number} is {type(text).__name__}: "
+                    f"{text!r:.60}."
+                )
+            try:
+                text.isascii() or text.encode()
+            except UnicodeEncodeError as error:
+                raise refused([text], error) from None
+            empty = empty and not text.strip()
+            yield from without_runs(unicodedata.normalize("NFC", text))
+        if empty:
+            raise MalmoiError("There is no text to train a tokenizer on: every source is empty.")
+
+
+def without_runs(text: str) -> Iterator[str]:
+    """A text, cut inside runs of a thousand characters without (or of nothing but) spaces."""
+    start = 0
+    for run in OVERLONG_RUN.finditer(text):
+        yield text[start : run.end()]
+        start = run.end()
+    if start < len(text):
+        yield text[start:]
+
+
+def _wordpiece(
+    texts: Stream, size: int, lowercase: bool, options: dict[str, Any]
+) -> tuple[Rust, dict[str, str]]:
+    build = {"lowercase": lowercase, "strip_accents": False, "chinese": True}
+    rust = pipeline.bert_pipeline(
+        {name: at for at, name in enumerate(BERT_ORDER)}, BERT_SPECIALS, **build
+    )
+    # The library numbers `##x` in the order of a hash table, and ties between merges go by number,
+    # so that each run
+    # would learn another vocabulary. Numbering every possible `##x` beforehand makes it the same
+    # each time.
+    pins = ["##" + letter for letter in joinable()]
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size + len(pins), special_tokens=BERT_ORDER + pins, **options
+    )
+    learned = _learned(rust, trainer, texts)
+    letters, joining = alphabet(_words(trainer), size, len(BERT_ORDER))
+    tokens = BERT_ORDER + letters + ["##" + letter for letter in joining]
+    known = set(letters)
+    for token in sorted(learned["vocab"], key=learned["vocab"].__getitem__):
+        bare = token.removeprefix("##")
+        if (
+            len(bare) > 1
+            and token not in BERT_ORDER
+            and known.issuperset(bare)
+            and len(tokens) < size
+        ):
+            tokens.append(token)
+    return pipeline.bert_pipeline(_numbered(tokens), BERT_SPECIALS, **build), BERT_SPECIALS
+
+
+def _bpe(
+    texts: Stream, size: int, lowercase: bool, options: dict[str, Any]
+) -> tuple[Rust, dict[str, str]]:
+    rust = pipeline.gpt1_pipeline({}, [], lowercase=lowercase, accents=True)
+    pins = [letter + "</w>" for letter in joinable()]  # as in _wordpiece
+    trainer = trainers.BpeTrainer(
+        vocab_size=size + len(pins),
+        special_tokens=["<unk>", *pins],
+        end_of_word_suffix="</w>",
+        **options,
+    )
+    learned = _learned(rust, trainer, texts)
+    letters, joining = alphabet(_words(trainer), size, 1)
+    tokens = ["<unk>", *joining, *(letter + "</w>" for letter in letters)]
+    vocab, merges = _first_merges(tokens, learned["merges"], size)
+    return pipeline.gpt1_pipeline(vocab, merges, lowercase=lowercase, accents=True), GPT1_SPECIALS
+
+
+def _byte_bpe(
+    texts: Stream, size: int, lowercase: bool, options: dict[str, Any]
+) -> tuple[Rust, dict[str, str]]:
+    rust = pipeline.gpt2_pipeline({}, [], lowercase=lowercase)
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=[GPT2_SPECIALS["eos"]], initial_alphabet=letters, **options
+    )
+    learned = _learned(rust, trainer, texts)
+    merges = [tuple(merge) for merge in learned["merges"]]
+    return pipeline.gpt2_pipeline(learned["vocab"], merges, lowercase=lowercase), GPT2_SPECIALS
+
+
+def _char(
+    texts: Stream, size: int, lowercase: bool, options: dict[str, Any]
+) -> tuple[Rust, dict[str, str]]:
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(text.lower() if lowercase else text)
+    tokens = ["<unk>", *_most_frequent(counts, size - 1)]
+    return pipeline.char(_numbered(tokens), lowercase=lowercase), {}
+
+
+@cache
+def joinable() -> list[str]:
+    """Every character that a longer word can hold: letters, marks, numbers and symbols."""
+    letters = (chr(code) for start, end in UNICODE_BLOCKS for code in range(start, end))
+    return [letter for letter in letters if unicodedata.category(letter)[0] in "LMNS"]
+
+
+def alphabet(words: dict[str, int], size: int, specials: int) -> tuple[list[str], list[str]]:
+    """The letters to keep, and those of them that stand beside others (punctuation, say, never
+    does).
+
+    Each letter takes up to two tokens. They may fill a small vocabulary, but only half of a large
+    one: web text has thousands of characters that come once.
+    """
+    counts: Counter[str] = Counter()
+    joined: set[str] = set()
+    for word, count in words.items():
+        for letter in word:
+            counts[letter] += count
+        if len(word) > 1:
+            joined.update(word)
+    letters = _most_frequent(counts, max(size // 4, min((size - specials) // 2, 256)))
+    return letters, [letter for letter in letters if letter in joined]
+
+
+def _most_frequent(counts: Counter[str], limit: int) -> list[str]:
+    return sorted(sorted(counts, key=lambda letter: (-counts[letter], letter))[:limit])
+
+
+def _first_merges(tokens: list[str], learned: list[list[str]], size: int) -> tuple[Vocab, Merges]:
+    """The vocabulary that grows from the letters by the learned merges, in order, until it is
+    full.
+    """
+    vocab = _numbered(tokens)
+    merges: Merges = []
+    for left, right in learned:
+        if left in vocab and right in vocab:
+            if left + right not in vocab and len(vocab) == size:
+                break
+            vocab.setdefault(left + right, len(vocab))
+            merges.append((left, right))
+    return vocab, merges
+
+
+def _learned(rust: Rust, trainer: Any, texts: Stream) -> dict[str, Any]:
+    rust.train_from_iterator(iter(texts), trainer)
+    model: dict[str, Any] = json.loads(rust.model.__getstate__())
+    return model
+
+
+def _words(trainer: Any) -> dict[str, int]:
+    """The words that a trainer has counted, as its saved state has them."""
+    state = json.loads(trainer.__getstate__())
+    inner = state.get("WordPieceTrainer", state).get("bpe_trainer") or state["BpeTrainer"]
+    words: dict[str, int] = inner["words"]
+    return words
+
+
+def _numbered(tokens: list[str]) -> Vocab:
+    return {token: at for at, token in enumerate(tokens)}

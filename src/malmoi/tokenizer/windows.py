@@ -1,0 +1,117 @@
+"""Texts longer than a model reads at once: words with their first tokens, questions over
+overlapping windows.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from malmoi.errors import UsageError
+from malmoi.tokenizer.core import TEXTS_PER_CALL, Encoding, Tokenizer, TokenRow
+
+
+@dataclass(frozen=True)
+class WordPieces:
+    """Some words as tokens: where each one's first token stands (None where it has none), and
+    the first word.
+    """
+
+    row: TokenRow
+    firsts: tuple[int | None, ...]
+    start: int = 0
+
+
+def word_pieces(
+    tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], length: int
+) -> list[list[WordPieces]]:
+    """Each sentence's words as one piece, or as halves of halves where that is more than
+    `length` tokens.
+    """
+    encodings = tokenizer.encode_batch([" ".join(words) for words in sentences])
+    return [
+        list(_fitting(tokenizer, words, e, length, 0))
+        for words, e in zip(sentences, encodings, strict=True)
+    ]
+
+
+def _fitting(
+    tokenizer: Tokenizer, words: Sequence[str], encoding: Encoding, length: int, start: int
+) -> Iterator[WordPieces]:
+    if len(encoding.tokens) <= length:
+        yield _piece(words, encoding, start)
+        return
+    if len(words) < 2:
+        yield _piece(words, tokenizer.encode(" ".join(words), max_tokens=length), start)
+        return
+    half = len(words) // 2
+    for part, at in ((words[:half], start), (words[half:], start + half)):
+        yield from _fitting(tokenizer, part, tokenizer.encode(" ".join(part)), length, at)
+
+
+def _piece(words: Sequence[str], e: Encoding, start: int) -> WordPieces:
+    row = TokenRow(np.array(e.tokens, np.int32), np.array(e.segments, np.int32))
+    return WordPieces(row, tuple(first_tokens(words, e)), start)
+
+
+def first_tokens(words: Sequence[str], encoding: Encoding) -> Iterator[int | None]:
+    """The place of each word's first token, by characters of the words joined with spaces."""
+    at = 0
+    begin = 0
+    places = [i for i, special in enumerate(encoding.specials) if not special]
+    for word in words:
+        end = begin + len(word)
+        while at < len(places) and encoding.offsets[places[at]][1] <= begin:
+            at += 1
+        inside = at < len(places) and encoding.offsets[places[at]][0] < end
+        yield places[at] if inside else None
+        begin = end + 1
+
+
+@dataclass(frozen=True, eq=False)
+class ContextWindow(TokenRow):
+    """A question and a stretch of its context: the token that begins it, and the characters of
+    each of its tokens.
+    """
+
+    first: int
+    offsets: NDArray[np.int32]  # [tokens, 2]
+
+
+def context_windows(
+    tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], length: int, stride: int, most: int = 64
+) -> list[list[ContextWindow]]:
+    """Each (question, context) as windows of `length` tokens that move on by `stride` (Devlin
+    2019's SQuAD).
+
+    A question longer than `most` tokens is cut. Offsets of the context stay those of the whole.
+    """
+    found = []
+    for start in range(0, len(pairs), TEXTS_PER_CALL):
+        questions, contexts = zip(*pairs[start : start + TEXTS_PER_CALL], strict=True)
+        encodings = tokenizer.encode_batch(questions, contexts)
+        found += [list(_windows(encoding, length, stride, most)) for encoding in encodings]
+    return found
+
+
+def _windows(e: Encoding, length: int, stride: int, most: int) -> Iterator[ContextWindow]:
+    tokens = np.array(e.tokens, np.int32)
+    segments = np.array(e.segments, np.int32)
+    text = ~np.array(e.specials)
+    inside = np.flatnonzero(text & (segments == 1))
+    asked = np.flatnonzero(text & (segments == 0))
+    begin, end = (inside[0], inside[-1] + 1) if len(inside) else (len(tokens), len(tokens))
+    head = np.setdiff1d(np.arange(begin), asked[most:])
+    tail = np.arange(end, len(tokens))
+    offsets = np.array(e.offsets[begin:end], np.int32).reshape(-1, 2)
+    room = length - len(head) - len(tail)
+    if room < 1:
+        raise UsageError(
+            f"{length} tokens leave no room for a context after the question; allow more."
+        )
+    step = min(stride, room)
+    for start in range(0, max(1, len(offsets) - room + step), step):
+        stop = min(start + room, len(offsets))
+        places = np.concatenate([head, np.arange(begin + start, begin + stop), tail])
+        yield ContextWindow(tokens[places], segments[places], len(head), offsets[start:stop])

@@ -1,0 +1,1 @@
+"""Training: recipes, the trainer, and what it saves."""

@@ -1,0 +1,229 @@
+"""Fast ids for much text: every word, or character, is encoded once and looked up from then on.
+
+WordPiece, GPT-1's BPE and byte-level BPE never join two words, so the ids of a text are those of
+its words, each with the space before it. Most words of a corpus are among a few thousand; a look-up
+costs a tenth of encoding them again.
+"""
+
+import re
+import sys
+import unicodedata
+from collections.abc import Iterable, Sequence
+from itertools import chain, product
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from malmoi.tokenizer.control import pattern
+
+TokenInts = NDArray[np.int64]
+# words remembered, about 100 MB; beyond that, or beyond so many characters, it starts anew
+MAX_CACHED_WORDS = 1 << 19
+MAX_CACHED_CHARACTERS = 1 << 25
+WORDS_PER_CALL = 200  # words in one text
+# A word begins where a letter or sign is followed by a plain space, and where a plain word is
+# followed by the sign
+# that ends a phrase ("word" and "word," are then one entry). Other kinds of space do not part words
+# for every
+# tokenizer (BERT's drop some as control characters), and \x1c-\x1f are a space only to Python.
+_SPACE = r"[^\S\x1c-\x1f]"
+_SOLID = r"[\S\x1c-\x1f]"
+_MORE = rf"(?:[^\S\x1c-\x1f \t\n\r]{_SPACE}*{_SOLID}*)*"
+_WORD = re.compile(
+    rf"{_SPACE}*(?:[A-Za-z0-9가-힣]+(?:(?=[.,!?;:\"')])|{_SOLID}*{_MORE})|{_SOLID}+{_MORE})|{_SPACE}+"
+)
+_KINDS = ("wordpiece", "bpe", "byte-bpe")
+_SIDES = (
+    "a",
+    "Ab1",
+    ".",
+    "(b)",
+    "it's",
+    "가",
+    "é",
+    "e\u0301",
+    "中",
+    "👍",
+    "##",
+    "\x1c",
+    "\x85",
+    "\x0c",
+    "\u200b",
+    "\xad",
+)
+_SPACES = (
+    " ",
+    "  ",
+    "\n",
+    "\n\n",
+    " \n ",
+    "\t",
+    "\u3000",
+    "\xa0 ",
+    " \xa0",
+    "\r\n",
+    "\u200b ",
+    "\x85",
+    "\x0b",
+)
+_SIGNS = (".", ", ", "!?", ";", ":", '"', "'", ")", "...", "'ll", ".\n")
+
+
+class Encoder(Protocol):
+    """The part of a tokenizer that a store needs."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    def ids(self, texts: list[str]) -> list[list[int]]: ...
+    def fingerprint(self) -> str: ...
+
+
+class Coder(Protocol):
+    """Texts to ids as arrays."""
+
+    def encode(self, texts: Sequence[str]) -> tuple[NDArray[Any], TokenInts]:
+        """The ids of all texts in a row, and how many each text has."""
+        ...
+
+
+def make_encoder(tokenizer: Encoder) -> Coder:
+    """By words or characters where this tokenizer is known and seen to keep them apart, else
+    text by text.
+    """
+    kind = getattr(tokenizer, "kind", None)
+    if kind not in (*_KINDS, "char"):
+        return CachedTexts(tokenizer)
+    quick: Coder = (
+        CharacterEncoder(tokenizer) if kind == "char" else CachedWords(tokenizer, _mark(tokenizer))
+    )
+    return quick if _alike(quick, CachedTexts(tokenizer)) else CachedTexts(tokenizer)
+
+
+def _alike(one: Coder, other: Coder) -> bool:
+    """Whether all meetings of letters, signs, scripts and spaces get the same ids both ways."""
+    texts = ["".join(parts) for parts in product(_SIDES, _SPACES + _SIGNS, _SIDES)] + [
+        *_SPACES,
+        *_SIGNS,
+    ]
+    return all(
+        np.array_equal(mine, yours)
+        for mine, yours in zip(one.encode(texts), other.encode(texts), strict=True)
+    )
+
+
+def _mark(tokenizer: Any) -> tuple[str, int] | None:
+    """A control token to write between words, so that many are encoded in one text."""
+    specials = tokenizer.specials
+    id = specials.eos if specials.sep is None else specials.sep
+    if id is None or id not in tokenizer.control_ids or not tokenizer.names_are_literal:
+        return None
+    return tokenizer.token(id), id
+
+
+def _flat(ids: Iterable[list[int]], lengths: TokenInts) -> TokenInts:
+    return np.fromiter(chain.from_iterable(ids), np.int64, int(lengths.sum()))
+
+
+class CachedTexts:
+    """The tokenizer as it is."""
+
+    def __init__(self, tokenizer: Encoder):
+        self._tokenizer = tokenizer
+
+    def encode(self, texts: Sequence[str]) -> tuple[NDArray[Any], TokenInts]:
+        ids = self._tokenizer.ids(list(texts))
+        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+        return _flat(ids, lengths), lengths
+
+
+class CharacterEncoder:
+    """The tokenizer with a memory of characters: a table by their code points."""
+
+    def __init__(self, tokenizer: Encoder):
+        self._texts = CachedTexts(tokenizer)
+        self._ids = np.full(sys.maxunicode + 1, -1, np.int64)
+
+    def encode(self, texts: Sequence[str]) -> tuple[NDArray[Any], TokenInts]:
+        if not all(unicodedata.is_normalized("NFC", text) for text in texts):
+            return self._texts.encode(texts)  # two of its characters may be one to the tokenizer
+        try:
+            codes = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
+        except UnicodeEncodeError:
+            return self._texts.encode(texts)  # which says what is wrong, and where
+        if not self._learn(np.unique(codes[self._ids[codes] < 0])):
+            return self._texts.encode(texts)
+        return self._ids[codes], np.fromiter(map(len, texts), np.int64, len(texts))
+
+    def _learn(self, codes: NDArray[Any]) -> bool:
+        """Whether each of these characters has one id, which is then known."""
+        ids, lengths = self._texts.encode([chr(code) for code in codes])
+        if not (lengths == 1).all():
+            return False
+        self._ids[codes] = ids
+        return True
+
+
+class CachedWords:
+    """The tokenizer with a memory of words; `mark` is a control token's name and id."""
+
+    def __init__(self, tokenizer: Any, mark: tuple[str, int] | None = None):
+        self._tokenizer = tokenizer
+        self._mark = mark
+        self._names = None if mark is None else pattern(tokenizer.control_tokens)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._numbers: dict[str, int] = {}
+        # word n is ids[ends[n] : ends[n + 1]]
+        self._ids = np.zeros(0, np.int64)
+        self._ends = np.zeros(1, np.int64)
+        self._characters = 0
+
+    def encode(self, texts: Sequence[str]) -> tuple[NDArray[Any], TokenInts]:
+        found = [_WORD.findall(text) for text in texts]
+        words = list(chain.from_iterable(found))
+        self._learn(set(words))
+        numbers = np.fromiter(map(self._numbers.__getitem__, words), np.int64, len(words))
+        begins = self._ends[numbers]
+        lengths = self._ends[numbers + 1] - self._ends[numbers]
+        ends = np.concatenate([[0], np.cumsum(lengths)])
+        # Token t of word w is ids[begins[w] + t - ends[w]]: one gather for all.
+        ids = self._ids[np.repeat(begins - ends[:-1], lengths) + np.arange(ends[-1])]
+        texts_end = np.cumsum([0, *map(len, found)])
+        return ids, np.diff(ends[texts_end])
+
+    def _learn(self, words: set[str]) -> None:
+        if (
+            len(self._numbers) + len(words) > MAX_CACHED_WORDS
+            or self._characters > MAX_CACHED_CHARACTERS
+        ):
+            self._forget()
+        new = list(words.difference(self._numbers))
+        if not new:
+            return
+        ids, lengths = self._marked(new) or CachedTexts(self._tokenizer).encode(new)
+        self._ids = np.concatenate([self._ids, ids])
+        self._ends = np.concatenate([self._ends, self._ends[-1] + np.cumsum(lengths)])
+        self._numbers.update(
+            zip(new, range(len(self._numbers), len(self._numbers) + len(new)), strict=True)
+        )
+        self._characters += sum(map(len, new))
+
+    def _marked(self, words: list[str]) -> tuple[TokenInts, TokenInts] | None:
+        """Many words in one text, each followed by the mark: half the cost of as many texts.
+
+        None if a word has the name of a control token in it, which would not be read as text.
+        """
+        if self._mark is None or self._names is None or self._names.search("\n".join(words)):
+            return None
+        text, id = self._mark
+        joined = [
+            text.join([*words[first : first + WORDS_PER_CALL], ""])
+            for first in range(0, len(words), WORDS_PER_CALL)
+        ]
+        ids = np.array(
+            list(chain.from_iterable(self._tokenizer.ids(joined, parse_special=True))), np.int64
+        )
+        ends = np.flatnonzero(ids == id)
+        return (ids[ids != id], np.diff(ends, prepend=-1) - 1) if len(ends) == len(words) else None

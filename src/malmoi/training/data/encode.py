@@ -1,0 +1,322 @@
+"""Encode a corpus into two token stores, training and validation, in bounded memory, from
+wherever it was stopped.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from malmoi.errors import MalmoiError, UsageError
+from malmoi.system.files import folder_lock, write_json
+from malmoi.system.untrusted import read_object
+from malmoi.training.data.background import Background
+from malmoi.training.data.cached_encoder import Coder, Encoder, make_encoder
+from malmoi.training.data.journal import Appender, Chunk, StoreCounts, holds
+from malmoi.training.data.split import Documents, assign, cut
+from malmoi.training.data.store import STORE_FORMAT, Store, dtype_for
+
+JOURNAL_BYTES = 8 << 20  # bytes of text between two entries of the journal
+# characters per call of the tokenizer: its own records take a hundred times the text
+TOKENIZER_CHARACTERS_PER_CALL = 1 << 20
+Splitter = Callable[[str], list[str]]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a build is: told after every batch."""
+
+    documents: int
+    bytes: int
+    tokens: int
+    seconds: float
+    how: str
+
+
+@dataclass(frozen=True)
+class Stores:
+    """The two halves, and how they came to be: "built", "continued …", "reused" or "rebuilt
+    because …".
+    """
+
+    train: Store
+    valid: Store
+    how: str
+
+
+@dataclass(frozen=True)
+class EncodePlan:
+    """One build: what is encoded, how, and where to."""
+
+    reader: Documents
+    tokenizer: Encoder
+    out: Path
+    sentences: Splitter | None
+    valid: float
+    seed: int
+    end: int | None
+
+    def made(self) -> dict[str, str]:
+        """What decides the content of the stores, part by part, so that a change can be named."""
+        splitter = None if self.sentences is None else _name(self.sentences)
+        settings = [splitter, self.valid, self.seed, self.end]
+        digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
+        return {
+            "text": self.reader.fingerprint(),
+            "tokenizer": self.tokenizer.fingerprint(),
+            "settings": digest,
+        }
+
+
+def _name(splitter: Splitter) -> str:
+    return str(getattr(splitter, "name", None) or f"{splitter.__module__}.{splitter.__qualname__}")
+
+
+def build_stores(
+    reader: Documents,
+    tokenizer: Encoder,
+    out: str | Path,
+    *,
+    sentences: Splitter | None = None,
+    valid: float = 0.01,
+    seed: int = 0,
+    end: int | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Stores:
+    """Encodes `reader` into out/train and out/valid, or reuses what is there if it is the same.
+
+    `sentences` splits a document for the objectives that need sentence starts; `valid` is the share
+    of documents kept for validation; `end` is put after every document. A build that was killed
+    goes on where it stopped.
+    """
+    if not 0 <= valid < 1:
+        raise UsageError(
+            f"valid={valid} is not a share of the documents: give a number from 0 up to, not "
+            "including, 1."
+        )
+    plan = EncodePlan(reader, tokenizer, Path(out), sentences, valid, seed, end)
+    with folder_lock(plan.out, wait=True):
+        how = _work(plan, progress or (lambda progress: None))
+    return Stores(Store.open(plan.out / "train"), Store.open(plan.out / "valid"), how)
+
+
+def _work(plan: EncodePlan, progress: Callable[[Progress], None]) -> str:
+    made = plan.made()
+    changed = _finished(plan.out, made)
+    if changed == "":
+        return "reused"
+    state = _State.load(plan, made)
+    how = state.describe(changed)
+    for part in ("train", "valid"):
+        (plan.out / part / "store.json").unlink(missing_ok=True)
+    _encode_all(plan, state, lambda seconds: progress(state.progress(seconds, how)))
+    if state.train.tokens == 0:
+        raise MalmoiError(
+            "There is no text to encode: the sources hold no document with a single token."
+        )
+    _publish(plan, state)
+    return how
+
+
+def _finished(out: Path, made: dict[str, str]) -> str | None:
+    """ "" where both stores are whole and made from the same, what changed where not, None where
+    there are none.
+    """
+    if (out / "journal.json").exists() or not (out / "train" / "store.json").exists():
+        return None
+    try:
+        stores = [Store.open(out / part) for part in ("train", "valid")]
+    except MalmoiError as error:
+        return f"it was damaged ({error})"
+    changed = [
+        name
+        for name in made
+        if any(store.about["made"].get(name) != made[name] for store in stores)
+    ]
+    return f"the {' and the '.join(changed)} changed" if changed else ""
+
+
+@dataclass
+class _State:
+    """The journal: how many documents are done and how much of each store is good."""
+
+    made: dict[str, str]
+    done: int = 0
+    train: StoreCounts = field(default_factory=StoreCounts)
+    valid: StoreCounts = field(default_factory=StoreCounts)
+
+    @classmethod
+    def load(cls, plan: EncodePlan, made: dict[str, str]) -> "_State":
+        path = plan.out / "journal.json"
+        try:
+            kept = read_object(path)
+            train, valid = (StoreCounts.read(kept.object(part)) for part in ("train", "valid"))
+            state = cls(kept.map_of("made", str), kept.whole("done"), train, valid)
+        except MalmoiError:  # none yet, or one that does not read: nothing is known to be good
+            return cls(made)
+        width = dtype_for(plan.tokenizer.vocab_size).itemsize
+        sentences = plan.sentences is not None
+        parts = {"train": state.train, "valid": state.valid}
+        whole = all(
+            holds(plan.out / part, counts, width, sentences=sentences)
+            for part, counts in parts.items()
+        )
+        return state if whole and state.made == made else cls(made)
+
+    def save(self, out: Path) -> None:
+        parts = {"train": self.train.as_dict(), "valid": self.valid.as_dict()}
+        write_json(out / "journal.json", {"made": self.made, "done": self.done, **parts})
+
+    def describe(self, changed: str | None) -> str:
+        if changed:
+            return f"rebuilt because {changed}"
+        return f"continued after {self.done:,} documents" if self.done else "built"
+
+    def progress(self, seconds: float, how: str) -> Progress:
+        tokens = self.train.tokens + self.valid.tokens
+        return Progress(self.done, self.train.bytes + self.valid.bytes, tokens, seconds, how)
+
+
+def _encode_all(plan: EncodePlan, state: _State, told: Callable[[float], None]) -> None:
+    """The loop: a thread reads and splits while this one encodes; every batch ends in the
+    journal.
+    """
+    began = time.monotonic()
+    dtype = dtype_for(plan.tokenizer.vocab_size)
+    sentences = plan.sentences is not None
+    coder = make_encoder(plan.tokenizer)
+    with ExitStack() as stack:
+        train = stack.enter_context(
+            Appender(plan.out / "train", dtype, state.train, sentences=sentences)
+        )
+        valid = stack.enter_context(
+            Appender(plan.out / "valid", dtype, state.valid, sentences=sentences)
+        )
+        state.save(plan.out)
+        for batch in stack.enter_context(Background(_batches(plan, state.done), ahead=2)):
+            encoded = _encode(batch, coder, plan.end)
+            for appender, part in ((train, False), (valid, True)):
+                appender.append(
+                    encoded.chunk(
+                        np.array([item.valid == part for item in batch]), sentences=sentences
+                    )
+                )
+                appender.sync()
+            state.done += len(batch)
+            state.save(plan.out)
+            told(time.monotonic() - began)
+
+
+@dataclass(frozen=True)
+class _Item:
+    """One document on its way: its sentences, or the cuts of a long text."""
+
+    pieces: list[str]
+    bytes: int
+    valid: bool
+
+
+def _batches(plan: EncodePlan, skip: int) -> Iterator[list[_Item]]:
+    batch: list[_Item] = []
+    size = 0
+    for text, valid in islice(assign(plan.reader, plan.valid, plan.seed), skip, None):
+        pieces = plan.sentences(text) if plan.sentences else cut(text)
+        batch.append(_Item(pieces, len(text.encode("utf-8", "surrogatepass")), valid))
+        size += batch[-1].bytes
+        if size >= JOURNAL_BYTES:
+            yield batch
+            batch = []
+            size = 0
+    if batch:
+        yield batch
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """A batch as arrays: its ids in a row; of each piece its document and its length; the bytes
+    of each document.
+    """
+
+    ids: NDArray[Any]
+    owners: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    bytes: NDArray[np.int64]
+
+    def documents(self) -> NDArray[np.int64]:
+        """Tokens of each document."""
+        return np.bincount(self.owners, self.lengths, len(self.bytes)).astype(np.int64)
+
+    def chunk(self, chosen: NDArray[np.bool_], *, sentences: bool) -> Chunk:
+        """The chosen documents; one without a token leaves nothing behind."""
+        documents = self.documents()
+        chosen = chosen & (documents > 0)
+        pieces = self.lengths[chosen[self.owners] & (self.lengths > 0)] if sentences else None
+        return Chunk(
+            self.ids[np.repeat(chosen, documents)],
+            documents[chosen],
+            pieces,
+            int(self.bytes[chosen].sum()),
+        )
+
+
+def _encode(batch: list[_Item], coder: Coder, end: int | None) -> _Encoded:
+    """Encodes in gulps, and puts the end-of-text after every document."""
+    parts = [
+        coder.encode(gulp) for gulp in _gulps([piece for item in batch for piece in item.pieces])
+    ]
+    nothing = np.zeros(0, np.int64)
+    ids, lengths = (np.concatenate([nothing, *(part[n] for part in parts)]) for n in (0, 1))
+    owners = np.repeat(np.arange(len(batch)), [len(item.pieces) for item in batch])
+    encoded = _Encoded(ids, owners, lengths, np.array([item.bytes for item in batch]))
+    return encoded if end is None else _ended(encoded, end)
+
+
+def _ended(encoded: _Encoded, end: int) -> _Encoded:
+    documents = encoded.documents()
+    some = documents > 0
+    ids = np.insert(encoded.ids, np.cumsum(documents)[some], end)
+    last = np.full(len(documents), -1)
+    pieces = np.flatnonzero(encoded.lengths)
+    # of several pieces of one document, the last assignment stays
+    last[encoded.owners[pieces]] = pieces
+    lengths = encoded.lengths.copy()
+    lengths[last[some]] += 1
+    return replace(encoded, ids=ids, lengths=lengths)
+
+
+def _gulps(pieces: list[str]) -> Iterator[list[str]]:
+    first = 0
+    size = 0
+    for number, piece in enumerate(pieces):
+        size += len(piece)
+        if size >= TOKENIZER_CHARACTERS_PER_CALL:
+            yield pieces[first : number + 1]
+            first = number + 1
+            size = 0
+    if first < len(pieces):
+        yield pieces[first:]
+
+
+def _publish(plan: EncodePlan, state: _State) -> None:
+    """Ends the arrays and writes store.json, which makes them a store; only then the journal
+    goes.
+    """
+    dtype = dtype_for(plan.tokenizer.vocab_size)
+    sentences = plan.sentences is not None
+    for part, counts in (("train", state.train), ("valid", state.valid)):
+        with Appender(plan.out / part, dtype, counts, sentences=sentences) as appender:
+            appender.finish()
+        about = {"format": STORE_FORMAT, "dtype": dtype.name, **counts.as_dict()}
+        about |= {"end": plan.end, "vocab": plan.tokenizer.vocab_size, "made": state.made}
+        write_json(
+            plan.out / part / "store.json", about | ({} if sentences else {"sentences": None})
+        )
+    (plan.out / "journal.json").unlink()

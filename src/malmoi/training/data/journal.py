@@ -1,0 +1,124 @@
+"""Files that only grow, and the journal that says up to where they are good.
+
+Whatever moment a build is killed at, the journal names a point that is on disk: the files are cut
+back to it and the build goes on from there.
+"""
+
+import os
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from malmoi.system.untrusted import JsonObject
+
+STORE_FILES = ("tokens", "documents", "sentences")
+
+
+@dataclass
+class StoreCounts:
+    """How much a store holds; `bytes` are those of the text it was made from."""
+
+    tokens: int = 0
+    documents: int = 0
+    sentences: int = 0
+    bytes: int = 0
+
+    @classmethod
+    def read(cls, values: JsonObject) -> "StoreCounts":
+        return cls(**{field.name: values.whole(field.name) for field in fields(cls)})
+
+    def as_dict(self) -> dict[str, int]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Documents to append: their tokens, and how many tokens each document and each sentence
+    has.
+    """
+
+    tokens: NDArray[Any]
+    documents: NDArray[np.int64]
+    sentences: NDArray[np.int64] | None
+    bytes: int
+
+
+class Appender:
+    """Writes one store's arrays; everything beyond `counts` that an interrupted build left is
+    cut off first.
+    """
+
+    def __init__(self, folder: Path, dtype: np.dtype[Any], counts: StoreCounts, *, sentences: bool):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.counts = counts
+        self.dtype = dtype
+        self.folder = folder
+        if not sentences:  # a store made before with them leaves none behind
+            (folder / "sentences.bin").unlink(missing_ok=True)
+        names = STORE_FILES if sentences else STORE_FILES[:2]
+        self._files = {name: (folder / f"{name}.bin").open("ab", buffering=0) for name in names}
+        for name, file in self._files.items():
+            file.truncate(getattr(counts, name) * self._width(name))
+
+    def _width(self, name: str) -> int:
+        return self.dtype.itemsize if name == "tokens" else 8
+
+    def append(self, chunk: Chunk) -> None:
+        """Adds documents at the end; nothing counts until the journal says so."""
+        self._write("tokens", chunk.tokens.astype(self.dtype, copy=False))
+        self._write("documents", self._starts(chunk.documents))
+        self.counts.documents += len(chunk.documents)
+        if chunk.sentences is not None:
+            self._write("sentences", self._starts(chunk.sentences))
+            self.counts.sentences += len(chunk.sentences)
+        self.counts.tokens += len(chunk.tokens)
+        self.counts.bytes += chunk.bytes
+
+    def _starts(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.counts.tokens + np.cumsum(lengths) - lengths
+
+    def _write(self, name: str, array: NDArray[Any]) -> None:
+        rest = memoryview(array.tobytes())
+        while rest:  # a raw write may take less than it was given
+            rest = rest[self._files[name].write(rest) :]
+
+    def sync(self) -> None:
+        """Puts what was appended on the disk."""
+        for file in self._files.values():
+            os.fsync(file.fileno())
+
+    def finish(self) -> None:
+        """Adds the end after the last start, so that every document and sentence is a pair of
+        neighbours.
+        """
+        for name in self._files:
+            if name != "tokens":
+                self._write(name, np.array([self.counts.tokens], np.int64))
+        self.sync()
+
+    def __enter__(self) -> "Appender":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for file in self._files.values():
+            file.close()
+
+
+def holds(folder: Path, counts: StoreCounts, width: int, *, sentences: bool) -> bool:
+    """Whether the files have at least what the journal says; if not, somebody touched them."""
+    wanted = {"tokens": counts.tokens * width, "documents": counts.documents * 8}
+    if sentences:
+        wanted["sentences"] = counts.sentences * 8
+    paths = {name: folder / f"{name}.bin" for name in wanted}
+    return all(
+        path.is_file() and path.stat().st_size >= wanted[name] for name, path in paths.items()
+    )

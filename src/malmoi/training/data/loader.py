@@ -1,0 +1,188 @@
+"""Batches by number: what step n trains on is a pure function of n, prepared ahead of the trainer
+by a thread.
+
+B sequences, T tokens of the longest (rounded up), N tokens in all when packed, M predicted slots.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from malmoi.errors import UsageError
+from malmoi.training.data.background import Background
+from malmoi.training.data.mask import UNMASKED_LABEL, Masking, mask
+from malmoi.training.data.mixture import SampleSource
+from malmoi.training.data.permute import Draws, permutation_key
+
+ArrayBatch = dict[str, NDArray[Any]]
+Sample = TypeVar("Sample")
+WIDTH_MULTIPLE = 8  # T is a multiple: the tensor cores' tile
+PACKED_MULTIPLE = 128  # N is a multiple; the tail that fills it up is no longer than this
+
+
+class Batches(Protocol):
+    """A batch for every step, whichever order they are asked in."""
+
+    def batch(self, step: int) -> ArrayBatch: ...
+
+
+@dataclass(frozen=True)
+class RankShare:
+    """Which samples of a step this process has: `size` is the batch of all processes together."""
+
+    size: int
+    rank: int = 0
+    world: int = 1
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.size % self.world or not 0 <= self.rank < self.world:
+            raise UsageError(
+                f"A batch of {self.size} does not divide over {self.world} processes; give a "
+                "multiple."
+            )
+
+    def indices(self, first: int) -> NDArray[np.int64]:
+        part = self.size // self.world
+        return first + self.rank * part + np.arange(part)
+
+
+@dataclass(frozen=True)
+class LMBatches:
+    """tokens [B, context + 1] (and documents, if the windows tell them)."""
+
+    source: SampleSource
+    share: RankShare
+
+    def batch(self, step: int) -> ArrayBatch:
+        return self.at(step * self.share.size)
+
+    def at(self, first: int) -> ArrayBatch:
+        """The batch that starts at this sample: for batch sizes that change on the way."""
+        return self.source.batch(self.share.indices(first))
+
+
+@dataclass(frozen=True)
+class BertBatches:
+    """Masked samples: padded to the longest, or packed one after another without padding."""
+
+    source: SampleSource
+    share: RankShare
+    masking: Masking
+    pad: int
+    seed: int
+    packed: bool = False
+
+    def batch(self, step: int) -> ArrayBatch:
+        return self.at(step * self.share.size)
+
+    def at(self, first: int) -> ArrayBatch:
+        """The batch that starts at this sample: for batch sizes that change on the way."""
+        indices = self.share.indices(first)
+        samples = self.source.batch(indices)
+        keep = np.arange(samples["tokens"].shape[1]) < samples["lengths"][:, None]
+        tokens = np.where(keep, samples["tokens"], self.pad)
+        maskable = keep & ~self.masking.special[tokens]
+        corrupted, labels = mask(
+            tokens, maskable, Draws(permutation_key(self.seed, 5), indices), self.masking
+        )
+        form = self._packed if self.packed else self._padded
+        return {**form(corrupted, labels, keep, samples), "nsp_labels": samples["labels"]}
+
+    def _padded(
+        self, tokens: NDArray[Any], labels: NDArray[Any], keep: NDArray[Any], samples: ArrayBatch
+    ) -> ArrayBatch:
+        width = _up(tokens.shape[1], WIDTH_MULTIPLE)
+        labels = _widen(labels, width, UNMASKED_LABEL)
+        most = len(tokens) * self.masking.slots(width - 2)
+        return {
+            "tokens": _widen(tokens, width, self.pad),
+            "segments": _widen(samples["segments"], width, 0),
+            "keep": _widen(keep, width, False),
+            **_slots(labels.reshape(-1), most),
+        }
+
+    def _packed(
+        self, tokens: NDArray[Any], labels: NDArray[Any], keep: NDArray[Any], samples: ArrayBatch
+    ) -> ArrayBatch:
+        lengths = samples["lengths"]
+        bounds = np.concatenate([[0], np.cumsum(lengths)])
+        size = _up(int(bounds[-1]), PACKED_MULTIPLE)
+        rows = np.broadcast_to(np.arange(len(tokens))[:, None], tokens.shape)
+        places = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
+        most = int(self.masking.rate * (size - 2 * len(tokens))) + len(tokens)
+        return {
+            "tokens": _tail(tokens[keep], size, self.pad),
+            "segments": _tail(samples["segments"][keep], size, 0),
+            "positions": _tail(places[keep], size, 0),
+            "documents": _tail(rows[keep], size, len(tokens)),
+            "firsts": bounds[:-1],
+            "bounds": np.append(bounds, size).astype(np.int32),
+            **_slots(
+                _tail(labels[keep], size, UNMASKED_LABEL)[0], _up(max(most, 1), WIDTH_MULTIPLE)
+            ),
+        }
+
+
+def _up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+def _widen(rows: NDArray[Any], width: int, fill: int) -> NDArray[Any]:
+    """Rows [B, T] filled up to [B, width]."""
+    return np.pad(rows, ((0, 0), (0, width - rows.shape[1])), constant_values=fill)
+
+
+def _tail(flat: NDArray[Any], size: int, fill: int) -> NDArray[Any]:
+    """A packed array filled up to [1, size]."""
+    return np.pad(flat, (0, size - len(flat)), constant_values=fill)[None]
+
+
+def _slots(labels: NDArray[Any], most: int) -> ArrayBatch:
+    """Where something is predicted and what, filled up to `most` (slot 0, label -100) so that
+    shapes are stable.
+    """
+    found = np.flatnonzero(labels != UNMASKED_LABEL)
+    slots = np.zeros(most, np.int64)
+    wanted = np.full(most, UNMASKED_LABEL, np.int64)
+    slots[: len(found)] = found
+    wanted[: len(found)] = labels[found]
+    return {"mlm_slots": slots, "mlm_labels": wanted}
+
+
+class Loader(Generic[Sample]):
+    """Goes through the batches from `step` on, a few ahead of the trainer; `prepare` runs in the
+    thread too.
+
+    What goes wrong in the thread is raised where the batch is asked for. Close it, or use `with`.
+    """
+
+    def __init__(
+        self,
+        batches: Batches,
+        step: int,
+        prepare: Callable[[ArrayBatch], Sample],
+        *,
+        ahead: int = 4,
+    ):
+        self._background = Background(
+            (prepare(batches.batch(number)) for number in count(step)), ahead
+        )
+
+    def __iter__(self) -> Iterator[Sample]:
+        return self._background
+
+    def __next__(self) -> Sample:
+        return next(self._background)
+
+    def close(self) -> None:
+        self._background.close()
+
+    def __enter__(self) -> "Loader[Sample]":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

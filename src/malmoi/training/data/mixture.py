@@ -1,0 +1,130 @@
+"""Several sources in fixed proportions: which sample of which source a number means, computed in
+O(1).
+
+Samples come in blocks of 1,024. Weights are whole parts of 2^20, so a cycle of 1,024 blocks holds
+each source exactly as often as its weight says; within a cycle, systematic sampling gives each
+block its quotas; within a block the order is permuted. Each source is gone through in its own
+order, without replacement within its epochs.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from malmoi.errors import UsageError
+from malmoi.training.data.permute import permutation_key, permute_all
+
+SAMPLES_PER_BLOCK = 1 << 10  # samples in a block, and blocks in a cycle
+MixtureInts = NDArray[np.int64]
+
+
+class SampleSource(Protocol):
+    """Numbered samples: `len` of them make an epoch, any number may be asked for."""
+
+    def __len__(self) -> int: ...
+    def batch(self, indices: ArrayLike) -> dict[str, Any]: ...
+
+
+class Mixture:
+    """One source made of several, drawn in proportion to `weights` (any positive numbers)."""
+
+    def __init__(self, sources: Sequence[SampleSource], weights: Sequence[float], seed: int = 0):
+        if len(sources) != len(weights) or not sources:
+            raise UsageError(
+                f"A mixture needs one weight for each source: {len(sources)} and {len(weights)} "
+                "were given."
+            )
+        if not all(0 < weight < float("inf") for weight in weights):
+            raise UsageError(
+                f"The weights {list(weights)} of a mixture must all be positive numbers."
+            )
+        self.sources = list(sources)
+        self.seed = seed
+        self.units = _units(np.array(weights, float))
+        quotas = _quotas(self.units)
+        self._edges = np.concatenate(
+            [np.zeros((SAMPLES_PER_BLOCK, 1), np.int64), np.cumsum(quotas, axis=1)], axis=1
+        )
+        self._before = np.cumsum(quotas, axis=0) - quotas
+
+    @property
+    def weights(self) -> list[float]:
+        """The proportions as they are used, to the millionth."""
+        return [float(unit) / SAMPLES_PER_BLOCK**2 for unit in self.units]
+
+    def __len__(self) -> int:
+        """An epoch of the mixture: as many samples as its sources have together."""
+        return sum(len(source) for source in self.sources)
+
+    def epochs(self, samples: int) -> list[float]:
+        """How often each source is gone through in so many samples (the last column of GPT-3's
+        table 2.2).
+        """
+        pairs = zip(self.weights, self.sources, strict=True)
+        return [samples * weight / len(source) for weight, source in pairs]
+
+    def pick(self, indices: ArrayLike) -> tuple[MixtureInts, MixtureInts]:
+        """Of each number: which source, and which sample of it."""
+        numbers = np.array(indices, dtype=np.int64, ndmin=1)
+        blocks, places = np.divmod(numbers, SAMPLES_PER_BLOCK)
+        chosen = np.empty_like(numbers)
+        local = np.empty_like(numbers)
+        for block in np.unique(blocks).tolist():
+            here = blocks == block
+            cycle, row = divmod(block, SAMPLES_PER_BLOCK)
+            place = permute_all(
+                places[here], SAMPLES_PER_BLOCK, permutation_key(self.seed, block, 4)
+            )
+            source = np.searchsorted(self._edges[row], place, side="right") - 1
+            chosen[here] = source
+            local[here] = (
+                cycle * self.units[source]
+                + self._before[row, source]
+                + place
+                - self._edges[row, source]
+            )
+        return chosen, local
+
+    def batch(self, indices: ArrayLike) -> dict[str, Any]:
+        """The samples with these numbers, in this order; rows of unequal width are filled up
+        with zeros.
+        """
+        chosen, local = self.pick(indices)
+        parts = {
+            int(number): self.sources[number].batch(local[chosen == number])
+            for number in np.unique(chosen)
+        }
+        merged: dict[str, Any] = {}
+        for name in next(iter(parts.values())):
+            width = np.max([part[name].shape[1:] for part in parts.values()], axis=0).astype(int)
+            merged[name] = np.zeros((len(chosen), *width), np.int64)
+            for number, part in parts.items():
+                columns = tuple(slice(0, size) for size in part[name].shape[1:])
+                merged[name][(chosen == number, *columns)] = part[name]
+        return merged
+
+
+def _units(weights: NDArray[np.float64]) -> MixtureInts:
+    """Weights as whole parts of 2^20 by largest remainder, each at least one."""
+    exact = weights / weights.sum() * SAMPLES_PER_BLOCK**2
+    units = np.maximum(np.floor(exact).astype(np.int64), 1)
+    while units.sum() != SAMPLES_PER_BLOCK**2:
+        step = 1 if units.sum() < SAMPLES_PER_BLOCK**2 else -1
+        units[np.argmax((exact - units) * step - (units + step < 1) * SAMPLES_PER_BLOCK**2)] += step
+    return units
+
+
+def _quotas(units: MixtureInts) -> MixtureInts:
+    """quotas [block, source], each row 1,024 in all, each column its units in all.
+
+    Every block holds the whole part of its share; the remainders lie end to end on a line, and
+    block b takes those that the points o, o + 1024, … fall into, o going through 0 … 1023 in an
+    even order.
+    """
+    edges = np.concatenate([[0], np.cumsum(units % SAMPLES_PER_BLOCK)])
+    # 633 ≈ 1024 / golden ratio, odd: every offset once
+    offsets = (np.arange(SAMPLES_PER_BLOCK) * 633 % SAMPLES_PER_BLOCK)[:, None]
+    points = -(-(edges - offsets) // SAMPLES_PER_BLOCK)
+    return units // SAMPLES_PER_BLOCK + np.diff(points, axis=1)

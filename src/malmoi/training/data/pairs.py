@@ -1,0 +1,287 @@
+"""Samples for BERT: two segments of whole sentences, made on the fly to the rule of google's
+create_pretraining_data.
+
+Every batch is computed with array operations from (seed, sample numbers); nothing is remembered
+between batches. B batch, T tokens of the longest sample; `store.sentences` and `store.documents`
+are sorted, so lookups are O(log n).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from malmoi.errors import MalmoiError, UsageError
+from malmoi.training.data.permute import Draws, permutation_key, permute_all
+from malmoi.training.data.store import Store
+
+PairInts = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Next = Literal["nsp", "sop"] | None
+
+
+class HasSpecials(Protocol):
+    """The special tokens that frame a sample."""
+
+    @property
+    def cls(self) -> int | None: ...
+    @property
+    def sep(self) -> int | None: ...
+
+
+class Pairs:
+    """[CLS] A [SEP] B [SEP], or with `next=None` the single [CLS] A [SEP].
+
+    nsp: label 1 is a B from a random other document (BERT: is_random_next), 0 the text that follows
+    A. sop: label 1 is A and B swapped (ALBERT), 0 in order. Random Bs come from `others` where it
+    is given: a validation store may have a single document.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        context: int,
+        seed: int,
+        *,
+        specials: HasSpecials,
+        next: Next = "nsp",
+        short: float = 0.1,
+        others: Store | None = None,
+    ):
+        if next not in ("nsp", "sop", None):
+            raise UsageError(
+                f"next={next!r} is not a way to choose the second segment: give 'nsp', 'sop' or "
+                "None."
+            )
+        self.store = store
+        self.others = store if others is None else others
+        self.context = context
+        self.seed = seed
+        self.next = next
+        self.short = short
+        self._sentences, self._other_sentences = _sentences(self.store), _sentences(self.others)
+        if next == "nsp" and self.others is store and len(store) < 2:
+            raise MalmoiError(
+                f"Next-sentence prediction needs two documents and {store.folder} has "
+                f"{len(store)}: "
+                "separate them by blank lines (and --set data.documents=blank), or train without "
+                "it (mlm or mlm+sop)."
+            )
+        self._cls, self._sep = _frame(specials)
+        self.room = context - (3 if next else 2)
+        if self.room < 2:
+            raise UsageError(
+                f"A context of {context} leaves no room for text between the special tokens."
+            )
+        self.count = max(1, len(store.tokens) // self.room)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def sample(self, index: int) -> tuple[PairInts, PairInts, int]:
+        """tokens, segments and label of the sample with this number; any number ≥ 0, later
+        epochs included.
+        """
+        batch = self.batch([index])
+        return batch["tokens"][0], batch["segments"][0], int(batch["labels"][0])
+
+    def batch(self, indices: ArrayLike) -> dict[str, PairInts]:
+        """tokens [B, T] (0 beyond each sample's length), segments [B, T], lengths [B], labels
+        [B].
+        """
+        numbers = np.array(indices, dtype=np.int64, ndmin=1)
+        draws = Draws(self.seed, numbers).random((len(numbers), 7)).T
+        target = self._target(draws[0])
+        first, last, document = self._chunk(numbers, target)
+        if self.next is None:
+            start = self._sentences[first]
+            a = Spans(start, np.minimum(self._sentences[last], start + self.room))
+            return self._assemble(a, None, np.zeros(len(numbers), bool))
+        a, b = self._split(first, last, draws[1])
+        turned = draws[2] < 0.5
+        if self.next == "nsp":
+            turned |= b.length == 0  # a document of one token: nothing follows it
+            b = b.where(turned, self._random(document, target - a.length, draws[3:5]))
+        a, b = truncate(a, b, self.room, draws[5:7])
+        return self._assemble(a, b, turned)
+
+    def _target(self, draw: Floats) -> PairInts:
+        """The length aimed at: all the room, or for a share of `short` any from 2 up (one draw
+        decides both).
+        """
+        lengths = 2 + (draw / max(self.short, 1e-9) * (self.room - 1)).astype(np.int64)
+        return np.where(draw < self.short, np.minimum(lengths, self.room), self.room)
+
+    def _chunk(self, numbers: PairInts, target: PairInts) -> tuple[PairInts, PairInts, PairInts]:
+        """First sentence, the one after the last, and the document: whole sentences until the
+        target is reached.
+        """
+        sentences = self._sentences
+        documents = self.store.documents
+        first = np.searchsorted(sentences, self._grid(numbers)) % (len(sentences) - 1)
+        document = np.searchsorted(documents, sentences[first], side="right") - 1
+        begin, end = (np.searchsorted(sentences, documents[document + more]) for more in (0, 1))
+        last = np.maximum(np.searchsorted(sentences, sentences[first] + target), first + 1)
+        # a pair needs two sentences: take the next one, or at the end of a document the one before
+        if self.next:
+            last = np.maximum(last, first + 2)
+            first = np.maximum(np.minimum(first, end - 2), begin)
+        return first, np.minimum(last, end), document
+
+    def _grid(self, numbers: PairInts) -> PairInts:
+        """Where to look for a sentence start: a grid as wide as a sample, shifted and permuted
+        every epoch.
+        """
+        epochs, places = np.divmod(numbers, self.count)
+        points = np.empty_like(numbers)
+        for epoch in np.unique(epochs).tolist():
+            here = epochs == epoch
+            shift = permutation_key(self.seed, epoch, 3) % self.room if epoch else 0
+            points[here] = (
+                permute_all(places[here], self.count, permutation_key(self.seed, epoch, 2))
+                * self.room
+                + shift
+            )
+        return points
+
+    def _split(self, first: PairInts, last: PairInts, draw: Floats) -> tuple["Spans", "Spans"]:
+        """A and B meet at a random sentence boundary; the only sentence of a document is cut in
+        two.
+        """
+        start = self._sentences[first]
+        stop = self._sentences[last]
+        boundary = self._sentences[first + 1 + (draw * (last - first - 1)).astype(np.int64)]
+        middle = np.where(last - first > 1, boundary, (start + stop + 1) // 2)
+        return Spans(start, middle), Spans(middle, stop)
+
+    def _random(self, document: PairInts, room: PairInts, draws: Floats) -> "Spans":
+        """From a random sentence of a random other document on, as long as what A leaves."""
+        sentences = self._other_sentences
+        documents = self.others.documents
+        same = self.others is self.store
+        chosen = (draws[0] * (len(self.others) - same)).astype(np.int64)
+        chosen += same & (chosen >= document)
+        begin, end = (np.searchsorted(sentences, documents[chosen + more]) for more in (0, 1))
+        first = begin + (draws[1] * (end - begin)).astype(np.int64)
+        last = np.searchsorted(sentences, sentences[first] + np.maximum(room, 1))
+        return Spans(sentences[first], sentences[np.clip(last, first + 1, end)])
+
+    def _assemble(
+        self, a: "Spans", b: "Spans | None", turned: NDArray[np.bool_]
+    ) -> dict[str, PairInts]:
+        """The frames around the spans; swapped ones change places here, after the truncation."""
+        lengths = a.length + 2 + (b.length + 1 if b is not None else 0)
+        tokens = np.zeros((len(lengths), int(lengths.max())), np.int64)
+        segments = np.zeros_like(tokens)
+        tokens[:, 0] = self._cls
+        ours = self.store.tokens
+        others = self.others.tokens
+        for row, (start, stop) in enumerate(a):
+            self._put(tokens[row], segments[row], 1, ours[start:stop])
+        for row, (start, stop) in enumerate(b or ()):
+            source = others if turned[row] and self.next == "nsp" else ours
+            self._put(
+                tokens[row], segments[row], int(a.length[row]) + 2, source[start:stop], segment=1
+            )
+        if self.next == "sop" and b is not None:
+            _swap(tokens, segments, a.length, b.length, turned)
+        return {
+            "tokens": tokens,
+            "segments": segments,
+            "lengths": lengths,
+            "labels": turned.astype(np.int64),
+        }
+
+    def _put(
+        self,
+        tokens: PairInts,
+        segments: PairInts,
+        at: int,
+        part: NDArray[np.integer],
+        segment: int = 0,
+    ) -> None:
+        stop = at + len(part)
+        tokens[at:stop] = part
+        tokens[stop] = self._sep
+        segments[at : stop + 1] = segment
+
+
+@dataclass(frozen=True)
+class Spans:
+    """One span of a store per sample."""
+
+    start: PairInts
+    stop: PairInts
+
+    @property
+    def length(self) -> PairInts:
+        return self.stop - self.start
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return zip(self.start.tolist(), self.stop.tolist(), strict=True)
+
+    def where(self, condition: NDArray[np.bool_], other: "Spans") -> "Spans":
+        """`other` where the condition holds."""
+        return Spans(
+            np.where(condition, other.start, self.start), np.where(condition, other.stop, self.stop)
+        )
+
+
+def truncate(a: Spans, b: Spans, room: int, draws: Floats) -> tuple[Spans, Spans]:
+    """BERT's truncate_seq_pair in closed form: off the longer (of equals, off B), front or back
+    by a coin a token.
+    """
+    excess = np.maximum(a.length + b.length - room, 0)
+    first = np.minimum(excess, np.abs(a.length - b.length))
+    rest = excess - first
+    off_a = np.where(a.length > b.length, first, 0) + rest // 2
+    off_b = np.where(b.length > a.length, first, 0) + (rest + 1) // 2
+    radius = np.sqrt(-2 * np.log1p(-draws[0]))  # Box–Muller: two normals from two uniforms
+    front_a = _coins(off_a, radius * np.cos(2 * np.pi * draws[1]))
+    front_b = _coins(off_b, radius * np.sin(2 * np.pi * draws[1]))
+    return (
+        Spans(a.start + front_a, a.stop - off_a + front_a),
+        Spans(b.start + front_b, b.stop - off_b + front_b),
+    )
+
+
+def _coins(tossed: PairInts, normal: Floats) -> PairInts:
+    """How many of so many coins fall heads: the binomial in its normal form (already within 2 %
+    for two coins).
+    """
+    heads = np.rint(tossed / 2 + np.sqrt(tossed) / 2 * normal).astype(np.int64)
+    return np.clip(heads, 0, tossed)
+
+
+def _swap(
+    tokens: PairInts, segments: PairInts, a: PairInts, b: PairInts, turned: NDArray[np.bool_]
+) -> None:
+    """Changes the places of A and B in the rows that are turned."""
+    for row in np.flatnonzero(turned).tolist():
+        length_a = int(a[row])
+        length_b = int(b[row])
+        text = tokens[row, 1 : length_a + length_b + 3]
+        text[:] = np.concatenate([text[length_a + 1 :], text[: length_a + 1]])
+        segments[row, 1 : length_b + 2] = 0
+        segments[row, length_b + 2 : length_a + length_b + 3] = 1
+
+
+def _sentences(store: Store) -> PairInts:
+    if store.sentences is None:
+        raise MalmoiError(
+            f"{store.folder} was built without sentences, which pairs are made of; build it with "
+            "them."
+        )
+    if not len(store):
+        raise MalmoiError(f"{store.folder} has no document to make samples of: give more text.")
+    return store.sentences
+
+
+def _frame(specials: HasSpecials) -> tuple[int, int]:
+    if specials.cls is None or specials.sep is None:
+        raise MalmoiError(
+            "This tokenizer has no [CLS] and [SEP], which BERT's samples need: use a WordPiece one."
+        )
+    return specials.cls, specials.sep

@@ -1,0 +1,95 @@
+"""Shuffling without a shuffled list: a keyed bijection and keyed random numbers, both computed in
+O(1).
+
+Position in the data is computed from (seed, step), never replayed, so a run resumes at step 100,000
+as fast as at 10.
+"""
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+# a Feistel network of 4 rounds is pseudo-random; 6 also scrambles the 2- and 3-bit halves of tiny
+# sets
+_ROUNDS = 6
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+
+def mix_bits(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """SplitMix64's finaliser: every input bit changes about half of the output bits."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def permutation_key(*parts: int) -> int:
+    """One 64-bit key from several numbers (a seed, an epoch, a purpose): SplitMix64 over them."""
+    state = 0
+    for part in parts:
+        state = (state + ((part & _MASK) * 2 + 1) * _GOLDEN) & _MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 31
+    return state
+
+
+def permute_all(indices: ArrayLike, size: int, key: int) -> NDArray[np.int64]:
+    """Where each of `indices` in [0, size) goes under the permutation that `key` names."""
+    left = np.array(indices, dtype=np.uint64, ndmin=1)
+    bits = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
+    result = _feistel(left, bits, key)
+    outside = np.flatnonzero(result >= size)
+    # cycle walking: the network permutes a power of four ≥ size; walk on until inside
+    while len(outside):
+        result[outside] = _feistel(result[outside], bits, key)
+        outside = outside[result[outside] >= size]
+    return result.astype(np.int64)
+
+
+def _feistel(values: NDArray[np.uint64], bits: np.uint64, key: int) -> NDArray[np.uint64]:
+    low = np.uint64((1 << int(bits)) - 1)
+    left = values >> bits
+    right = values & low
+    for turn in range(_ROUNDS):
+        salt = np.uint64((key + (turn + 1) * _GOLDEN) & _MASK)
+        left, right = right, left ^ (mix_bits(right + salt) >> np.uint64(32) & low)
+    return left << bits | right
+
+
+def permute(index: int, size: int, key: int) -> int:
+    """Where `index` in [0, size) goes: one value of `permute_all`."""
+    return int(permute_all([index], size, key)[0])
+
+
+class Draws:
+    """Uniform numbers for many samples at once, each row a pure function of (seed, its sample's
+    number).
+
+    It has the one method of numpy's Generator that the samplers use, so either serves; here a row
+    does not depend on which other rows are in the batch, so that a batch cut over several processes
+    stays the same batch.
+    """
+
+    def __init__(self, seed: int, indices: ArrayLike):
+        numbers = np.array(indices, dtype=np.int64, ndmin=1).astype(np.uint64)
+        self._rows = mix_bits(
+            mix_bits(numbers * np.uint64(_GOLDEN) + np.uint64(permutation_key(seed)))
+        )
+        self._calls = 0
+
+    def random(self, size: tuple[int, ...]) -> NDArray[np.float64]:
+        """Numbers in [0, 1) of shape `size`, whose first axis is the samples; every call draws new
+        ones.
+
+        The n-th number of a row in a call does not depend on how many are drawn, so padding changes
+        nothing.
+        """
+        if not size or size[0] != len(self._rows):
+            raise ValueError(f"the first axis must be the {len(self._rows)} samples, not {size}")
+        columns = int(np.prod(size[1:], dtype=np.int64))
+        counter = (np.arange(columns, dtype=np.uint64) + np.uint64(self._calls << 40)) * np.uint64(
+            _GOLDEN
+        )
+        self._calls += 1
+        bits = mix_bits(self._rows[:, None] + counter) >> np.uint64(11)
+        return (bits.astype(np.float64) * 2.0**-53).reshape(size)

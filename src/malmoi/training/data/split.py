@@ -1,0 +1,78 @@
+"""How a corpus divides: into training and validation, and a long document into pieces for the
+tokenizer.
+"""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from malmoi.training.data.permute import permutation_key
+
+MAX_PIECE_CHARACTERS = 1 << 17  # characters: a longer document is encoded in pieces, on all cores
+
+
+class HasText(Protocol):
+    @property
+    def text(self) -> str: ...
+
+
+class Documents(Protocol):
+    """What is encoded: documents that can be gone through again, and a name for what they are."""
+
+    def __iter__(self) -> Iterator[HasText]: ...
+    def fingerprint(self) -> str: ...
+
+
+def assign(reader: Documents, share: float, seed: int) -> Iterator[tuple[str, bool]]:
+    """Every document with whether it is for validation: by a hash of its number, and at least one
+    of several.
+
+    A single document is cut: its last part validates. The first of several always trains.
+    """
+    held: str | None = None
+    number = 0
+    validated = share == 0
+    for document in reader:
+        if held is not None:
+            chosen = number > 0 and permutation_key(seed, number) < share * 2.0**64
+            validated |= chosen
+            yield held, chosen
+            number += 1
+        held = document.text
+    if held is not None:
+        yield from _last(
+            held, number, validated, permutation_key(seed, number) < share * 2.0**64, share
+        )
+
+
+def _last(
+    text: str, number: int, validated: bool, chosen: bool, share: float
+) -> Iterator[tuple[str, bool]]:
+    if number == 0 and share:
+        at = _before_space(text, int(len(text) * (1 - share)), len(text) // 2)
+        parts = ((text[:at], False), (text[at:], True))
+        yield from (part for part in parts if part[0])
+    else:
+        yield text, number > 0 and (chosen or not validated)
+
+
+def cut(text: str) -> list[str]:
+    """A long text in pieces whose ids join to those of the whole: cut before the space between
+    two words.
+    """
+    pieces = []
+    start = 0
+    while len(text) - start > MAX_PIECE_CHARACTERS:
+        stop = _before_space(text, start + MAX_PIECE_CHARACTERS, start)
+        pieces.append(text[start:stop])
+        start = stop
+    return [*pieces, text[start:]]
+
+
+def _before_space(text: str, at: int, lowest: int) -> int:
+    """The last place ≤ `at` and > `lowest` where a word has just ended; `at` itself where there
+    is none.
+    """
+    place = max(text.rfind("\n", lowest + 1, at + 1), text.rfind(" ", lowest + 1, at + 1))
+    while place > lowest and text[place - 1].isspace():
+        place -= 1
+    return place if place > lowest else at

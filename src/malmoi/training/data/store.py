@@ -1,0 +1,122 @@
+"""The token store: a folder of memory-mapped arrays that a corpus is encoded into once and trained
+from.
+
+tokens.bin      every token, uint16 (or uint32 for a vocabulary above 65,536) documents.bin   int64:
+where each document starts, and the end sentences.bin   int64: where each sentence starts, and the
+end (only for objectives that need sentences) store.json      the format, the counts, the bytes of
+text, and what it was made from
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from malmoi.errors import MalmoiError
+from malmoi.system.limits import MAX_SIZE, shown
+from malmoi.system.untrusted import JsonObject, read_object
+
+STORE_FORMAT = 1
+
+
+def dtype_for(vocab: int) -> np.dtype[Any]:
+    """The smallest type that holds every id."""
+    return np.dtype(np.uint16 if vocab <= 1 << 16 else np.uint32)
+
+
+@dataclass(frozen=True)
+class Store:
+    """An encoded corpus, read in place: opening one costs nothing, whatever its size."""
+
+    folder: Path
+    tokens: NDArray[Any]
+    documents: NDArray[np.int64]
+    sentences: NDArray[np.int64] | None
+    about: dict[str, Any]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of UTF-8 text, for bits per byte."""
+        return int(self.about["bytes"])
+
+    @property
+    def end(self) -> int | None:
+        """The end-of-text token after every document, if there is one."""
+        end = self.about["end"]
+        return None if end is None else int(end)
+
+    @property
+    def vocab(self) -> int:
+        return int(self.about["vocab"])
+
+    def __len__(self) -> int:
+        return len(self.documents) - 1
+
+    @classmethod
+    def open(cls, folder: str | Path) -> "Store":
+        """Opens a finished store; one that is missing, half-written or damaged is refused with
+        the reason.
+        """
+        folder = Path(folder)
+        about = read_about(folder)
+        width = np.dtype(about["dtype"])
+        tokens = _map(folder, "tokens", width, about["tokens"])
+        documents = _map(folder, "documents", np.dtype(np.int64), about["documents"] + 1)
+        sentences = None
+        if about["sentences"] is not None:
+            sentences = _map(folder, "sentences", np.dtype(np.int64), about["sentences"] + 1)
+        return cls(folder, tokens, documents, sentences, about)
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """store.json, checked as far as opening the arrays needs."""
+    path = folder / "store.json"
+    if not path.is_file():
+        what = (
+            "is half-written: it has tokens but no store.json"
+            if (folder / "tokens.bin").exists()
+            else "is not there"
+        )
+        raise MalmoiError(f"The token store {folder} {what}; build it (again).")
+    try:
+        about = read_object(path)
+        known = about.get("format") == STORE_FORMAT
+        if known:
+            _check_about(about)
+    except MalmoiError as error:
+        raise MalmoiError(
+            f"{path} does not describe a token store ({error}); build it again."
+        ) from error
+    if not known:
+        raise MalmoiError(
+            f"{path} is of another version (format {shown(about.get('format'))}, not "
+            f"{STORE_FORMAT}); build it again."
+        )
+    return {"sentences": None, "end": None, **about}
+
+
+def _check_about(about: JsonObject) -> None:
+    if about.text("dtype") not in ("uint16", "uint32"):
+        raise about.wrong("dtype", "uint16 or uint32")
+    for name in ("tokens", "documents", "bytes"):
+        about.whole(name)
+    about.whole("sentences", default=None)
+    vocab = about.whole("vocab", high=MAX_SIZE)
+    about.whole("end", default=None, high=vocab)
+    about.map_of("made", str)
+
+
+def _map(folder: Path, name: str, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
+    path = folder / f"{name}.bin"
+    size = path.stat().st_size if path.is_file() else 0
+    wanted = count * dtype.itemsize
+    if size != wanted:
+        raise MalmoiError(
+            f"{path} is damaged: {size:,} bytes where store.json says {wanted:,}; build it again."
+        )
+    if count == 0:
+        return np.zeros(0, dtype)
+    # plain: its slices cost a third
+    return np.memmap(path, dtype=dtype, mode="r", shape=(count,)).view(np.ndarray)

@@ -1,0 +1,75 @@
+"""Samples for language models: windows of the token store, without replacement, a new grid every
+epoch.
+"""
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from malmoi.errors import MalmoiError
+from malmoi.training.data.permute import permutation_key, permute_all
+from malmoi.training.data.store import Store
+
+
+class Windows:
+    """Windows of context + 1 tokens (inputs and the same moved by one); `len` of them make an
+    epoch.
+    """
+
+    def __init__(self, store: Store, context: int, seed: int, *, documents: bool = False):
+        tokens = len(store.tokens)
+        if tokens < context + 1:
+            raise MalmoiError(
+                f"The text in {store.folder} has {tokens:,} tokens, fewer than one context of "
+                f"{context:,} and the "
+                f"token after it: give more text or a context of at most {max(tokens - 1, 0):,}."
+            )
+        if documents and store.end is None:
+            raise MalmoiError(
+                f"{store.folder} has no end-of-text tokens, so its windows cannot tell documents "
+                "apart."
+            )
+        self.store = store
+        self.context = context
+        self.seed = seed
+        self.documents = documents
+        # One window fewer than fit, where more than one fits, leaves room for every shift of the
+        # grid.
+        self.count = max(1, (tokens - 1) // context - 1)
+        self._room = min(context, tokens - self.count * context)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def starts(self, indices: ArrayLike) -> NDArray[np.int64]:
+        """The first token of each window: permuted in its epoch, on a grid that each epoch
+        shifts.
+        """
+        numbers = np.array(indices, dtype=np.int64, ndmin=1)
+        epochs, places = np.divmod(numbers, self.count)
+        starts = np.empty_like(numbers)
+        for epoch in np.unique(epochs).tolist():
+            here = epochs == epoch
+            shift = permutation_key(self.seed, epoch, 1) % self._room if epoch else 0
+            starts[here] = (
+                permute_all(places[here], self.count, permutation_key(self.seed, epoch, 0))
+                * self.context
+                + shift
+            )
+        return starts
+
+    def sample(self, index: int) -> NDArray[np.int64]:
+        """The window with this number; any number ≥ 0, later epochs included."""
+        return self.batch([index])["tokens"][0]
+
+    def batch(self, indices: ArrayLike) -> dict[str, NDArray[np.int64]]:
+        """tokens [B, context + 1] and, if asked for, documents [B, context + 1] counted from
+        each window's start.
+        """
+        starts = self.starts(indices)
+        tokens = np.empty((len(starts), self.context + 1), np.int64)
+        for row, start in zip(tokens, starts.tolist(), strict=True):
+            row[:] = self.store.tokens[start : start + self.context + 1]
+        if not self.documents:
+            return {"tokens": tokens}
+        ends = tokens == self.store.end
+        return {"tokens": tokens, "documents": np.cumsum(ends, axis=1) - ends}

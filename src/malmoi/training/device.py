@@ -1,0 +1,172 @@
+"""Precision, compilation, measured peak and batch size for this machine."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from malmoi.config import ModelConfig
+from malmoi.system.machine import hush_emulation, named_dtype, this_machine, usable_threads
+from malmoi.training.loss_module import LossModule
+from malmoi.training.recipe import TrainConfig
+
+# On an H200 cuDNN's attention takes 1.30 ms where FlashAttention takes 2.11 (GPT-2 small, forward
+# and backward).
+SDPA_BACKENDS = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How this run computes."""
+
+    device: torch.device
+    dtype: torch.dtype  # of products; the weights are fp32
+    compiled: bool
+
+    @property
+    def half(self) -> bool:
+        return self.dtype != torch.float32
+
+    def synchronize(self) -> None:
+        """Waits until the device has done what it was sent, so that a clock tells the truth."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        elif self.device.type == "mps":
+            torch.mps.synchronize()
+
+    def free_cache(self) -> None:
+        """Gives back memory that torch keeps for later."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        elif self.device.type == "mps":
+            torch.mps.empty_cache()
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """While this is open, products are in bf16 where that was chosen, and attention takes
+        the fastest kernel.
+        """
+        products = torch.autocast(self.device.type, self.dtype) if self.half else nullcontext()
+        with (
+            products,
+            sdpa_kernel(SDPA_BACKENDS, set_priority=True)
+            if self.device.type == "cuda"
+            else nullcontext(),
+        ):
+            yield
+
+
+def choose_execution(device: torch.device, c: TrainConfig) -> Execution:
+    """Takes bf16 and compilation where they pay, unless the recipe says."""
+    dtype = (
+        this_machine().training_dtype(device.type)
+        if c.precision == "auto"
+        else named_dtype(c.precision)
+    )
+    if dtype != torch.float32 and not this_machine().native_bf16(device.type):
+        hush_emulation()
+    return Execution(device, dtype, _compile_pays(device, c) if c.compile is None else c.compile)
+
+
+def _compile_pays(device: torch.device, c: TrainConfig) -> bool:
+    seconds = c.minutes * 60 if c.minutes else math.inf
+    return this_machine().compile_pays(device.type, seconds)
+
+
+@cache
+def matmul_rate(execution: Execution, size: int, threads: int) -> float:
+    """FLOP/s of a square matrix product with this many threads: the ceiling that utilisation is
+    stated against.
+    """
+    a, b = (torch.randn(size, size, device=execution.device).to(execution.dtype) for _ in range(2))
+    best = float("inf")
+    for _ in range(4):
+        execution.synchronize()
+        start = time.perf_counter()
+        for _ in range(5):
+            a @ b
+        execution.synchronize()
+        best = min(best, (time.perf_counter() - start) / 5)
+    return 2 * size**3 / best
+
+
+def measured_flops(execution: Execution) -> float:
+    # a processor without matrix units is at its ceiling sooner
+    cpu = 1024 if execution.half else 512
+    return matmul_rate(
+        execution, 8192 if execution.device.type == "cuda" else cpu, torch.get_num_threads()
+    )
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether the device's memory was too small: CUDA has a class for it, an Apple GPU only
+    words.
+    """
+    return isinstance(error, torch.OutOfMemoryError) or "MPS backend out of memory" in str(error)
+
+
+@contextmanager
+def thread_count(device: torch.device, recorded: int, say: Callable[[str], None]) -> Iterator[None]:
+    """While this is open, the processor computes with as many threads as the run was begun with.
+
+    Another number adds up in another order, and a resumed run would no longer be equal to the bit.
+    A run that begins takes a thread for each core that is free.
+    """
+    before = torch.get_num_threads()
+    cores = this_machine().cores
+    count = before
+    if device.type == "cpu":
+        count = min(recorded, cores) if recorded else usable_threads()
+    if device.type == "cpu" and recorded > cores:
+        say(
+            f"This run began with {recorded} threads and goes on with {cores}: its last digits may "
+            "differ."
+        )
+    if count != before:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        if count != before:
+            torch.set_num_threads(before)
+
+
+def flops_per_token(config: ModelConfig, weights: int, length: int) -> float:
+    """Forward and backward of one token: 6 per weight, and attention's two products (Kaplan et
+    al. 2020, table 1).
+    """
+    return 6.0 * weights + 12.0 * config.depth * config.heads * config.size_per_head * length
+
+
+def first_micro(config: ModelConfig, length: int, batch: int, device: torch.device) -> int:
+    """Sequences that should fit in one pass; the trainer halves it when they do not."""
+    if device.type != "cuda":
+        return max(1, min(batch, 16_384 // length))
+    per_token = 2 * config.depth * (20 * config.width + 3 * config.mlp_width) + 40 * config.width
+    free = torch.cuda.mem_get_info(device)[0] - 4 * (1 << 30)
+    fits = max(1, int(0.7 * free / per_token / length))
+    return max(n for n in range(1, batch + 1) if batch % n == 0 and n <= max(fits, 1))
+
+
+def compile_for(execution: Execution, loss_module: LossModule, *, dynamic: bool) -> None:
+    """Compiles one block, which serves all layers: seconds, not minutes."""
+    for block in loss_module.network.trunk.blocks if execution.compiled else ():
+        block.compile(dynamic=None if dynamic else False)
+
+
+def release_compiled(loss_module: LossModule) -> None:
+    """Forgets what was compiled for training: decoding has other shapes, and would compile each
+    of them anew.
+    """
+    for block in loss_module.network.trunk.blocks:
+        block._compiled_call_impl = None

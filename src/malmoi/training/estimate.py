@@ -1,0 +1,146 @@
+"""What a run would take, before it starts: weights, tokens, memory, time on this machine."""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from malmoi.model import Network, count_parameters, without_weights
+from malmoi.system.machine import per_device, pick_device
+from malmoi.training.device import choose_execution, first_micro, flops_per_token, measured_flops
+from malmoi.training.losses import objective
+from malmoi.training.losses.linear_xent import MAX_LOGITS
+from malmoi.training.recipe import Recipe
+from malmoi.training.trainer import Budget
+
+EXPECTED_UTILISATION = 0.4  # of the measured ceiling: what a fair run reaches
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Expectations; bytes and seconds are rough."""
+
+    parameters: int
+    steps: int  # 0: as many as the minutes allow
+    tokens: int
+    seconds: float
+    weights: int  # bytes, as are the next three
+    gradients: int
+    optimizer: int
+    activations: int
+    ceiling: float  # FLOP/s of a matrix product, measured here
+
+    @property
+    def memory(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.activations
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"memory": self.memory}
+
+
+def estimate_run(
+    recipe: Recipe,
+    *,
+    tokenizer: Path | None = None,
+    start: str | Path | None = None,
+    device: str | None = None,
+) -> tuple[Recipe, Estimate]:
+    """The recipe as far as it is known before the text is read, and what it would take; writes
+    nothing.
+    """
+    recipe = resolve_for_estimate(recipe, tokenizer, start)
+    network = meta_network(recipe)
+    execution = choose_execution(pick_device(device), recipe.train)
+    count = count_parameters(network)
+    rate = measured_flops(execution)
+    length = int(sum(length * share for length, share in recipe.phases))
+    steps, tokens, seconds = budget_of(
+        recipe, flops_per_token(recipe.model, count, length), EXPECTED_UTILISATION * rate
+    )
+    longest = max(length for length, _ in recipe.phases)
+    micro = recipe.train.micro or first_micro(
+        recipe.model, longest, recipe.train.batch, execution.device
+    )
+    made = Estimate(
+        parameters=count,
+        steps=steps,
+        tokens=tokens,
+        seconds=seconds,
+        weights=4 * count,
+        gradients=4 * count,
+        optimizer=optimizer_bytes(network, recipe),
+        activations=activation_bytes(
+            recipe, micro, half=execution.half, device=execution.device.type
+        ),
+        ceiling=rate,
+    )
+    return recipe, made
+
+
+def resolve_for_estimate(
+    recipe: Recipe, tokenizer: Path | None = None, start: str | Path | None = None
+) -> Recipe:
+    """The recipe with the model of `start`, or with the vocabulary of its tokenizer."""
+    if start is not None:
+        from malmoi.checkpoint import read_checkpoint
+
+        return replace(recipe, model=read_checkpoint(start).network.config).check()
+    vocab = recipe.tokenizer.vocab
+    if tokenizer is not None:
+        from malmoi.tokenizer import Tokenizer
+
+        vocab = Tokenizer.load(tokenizer).vocab_size
+    return replace(recipe, model=replace(recipe.model, vocab=vocab))
+
+
+def meta_network(recipe: Recipe) -> Network:
+    """The network without memory for its weights."""
+    with without_weights():
+        return Network(recipe.model, dict.fromkeys(objective(recipe.objective).heads, 0))
+
+
+def budget_of(recipe: Recipe, per_token: float, speed: float) -> tuple[int, int, float]:
+    """Steps, tokens and seconds of the budget at so many FLOPs a token and a second; minutes
+    have no steps.
+    """
+    budget = Budget.of(recipe)
+    length = sum(length * share for length, share in recipe.phases)
+    if not budget.steps:
+        return 0, int(budget.seconds * speed / per_token), budget.seconds
+    c = recipe.train
+    grown = 1 - c.batch_ramp * (1 - (c.batch_start or c.batch) / c.batch) / 2
+    tokens = math.ceil(budget.steps * c.batch * length * grown)
+    return budget.steps, tokens, tokens * per_token / speed
+
+
+def optimizer_bytes(
+    network: Network, recipe: Recipe, size: Callable[[Tensor], int] = Tensor.numel
+) -> int:
+    """Two fp32 moments a weight, Muon one for the matrices of the blocks; `size` is how much of
+    a weight is here.
+    """
+    matrices = sum(size(p) for p in network.trunk.blocks.parameters() if p.dim() == 2)
+    return 8 * sum(map(size, network.parameters())) - (
+        4 * matrices if recipe.train.optimizer == "muon" else 0
+    )
+
+
+def activation_bytes(recipe: Recipe, micro: int, *, half: bool, device: str) -> int:
+    """What the backward pass keeps of one pass's tokens; of the loss, a piece's logits and the
+    head's slope.
+    """
+    config = recipe.model
+    length = max(length for length, _ in recipe.phases)
+    number = 2 if half else 4
+    whole = 20 * config.width + 3 * config.mlp_width
+    layers = (
+        config.depth * 2 * config.width + whole
+        if recipe.train.gradient_checkpointing
+        else config.depth * whole
+    )
+    piece = min(per_device(MAX_LOGITS, device), micro * length * config.vocab)
+    slope = (4 + number) * config.vocab * config.token_width
+    return micro * length * number * (layers + 20 * config.width) + 12 * piece + slope

@@ -1,0 +1,86 @@
+"""The log of a run: metrics.jsonl, and progress on the console."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from malmoi.report.console import Console
+from malmoi.system.files import write_text
+from malmoi.training.recipe import TrainConfig
+
+
+class RunLog(Console):
+    """Rows of metrics, and words. Only the first process speaks."""
+
+    def __init__(self, out: Path, c: TrainConfig, *, first: bool) -> None:
+        super().__init__(quiet=not first)
+        self.path = out / "metrics.jsonl"
+        self.first = first
+        self._board: Any = None
+        self._there: set[tuple[int, bool]] = set()  # rows of the step that a run goes on from
+        if first and c.tensorboard:
+            self._board = _tensorboard(out)
+
+    def resume(self, step: int) -> list[dict[str, Any]]:
+        """Forgets rows that a killed run wrote after its last saved step; returns the rest."""
+        if not self.first or not self.path.is_file():
+            return []
+        rows = read_metrics(self.path)
+        kept = [row for row in rows if row["step"] <= step]
+        if len(kept) != len(rows) or self.path.read_bytes()[-1:] not in (b"\n", b""):
+            write_text(self.path, "".join(_line(row) for row in kept))
+        self._there = {_kind(row) for row in kept if row["step"] == step}
+        return kept
+
+    def write_row(self, **values: Any) -> None:
+        """Adds a row, unless the run had written it before it was stopped."""
+        if not self.first or _kind(values) in self._there:
+            return
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(_line(values))
+        for name, value in values.items() if self._board else ():
+            if isinstance(value, int | float) and name != "step":
+                self._board.add_scalar(name, value, values["step"])
+
+    def close(self) -> None:
+        super().close()
+        if self._board:
+            self._board.close()
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False) + "\n"
+
+
+def _kind(row: Mapping[str, Any]) -> tuple[int, bool]:
+    """Which row of a run this is: its step, and whether it is of training or of validation."""
+    return row["step"], "loss" in row
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl, none where there is none; a last line that a kill cut short
+    is left out.
+    """
+    rows = []
+    if not path.is_file():
+        return []
+    for line in path.read_text("utf-8", errors="replace").split("\n"):
+        try:
+            rows.append(json.loads(line))
+        except (ValueError, RecursionError):
+            break
+    return [row for row in rows if isinstance(row, dict) and "step" in row]
+
+
+def _tensorboard(out: Path) -> Any:
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(out / "tensorboard"))
+
+
+def plural(count: float, noun: str) -> str:
+    """1 step, 2 steps, 1,000 steps, 0.5 minutes."""
+    return (
+        f"{count:,g} {noun}{'s' if count != 1 else ''}" if count < 1e6 else f"{count:,.0f} {noun}s"
+    )

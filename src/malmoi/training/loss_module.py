@@ -1,0 +1,76 @@
+"""Forward pass and loss as one module, which DDP, FSDP2 and compile wrap."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from malmoi.model import Network
+from malmoi.training.losses import IGNORE_LABEL, ForwardPass, Objective
+
+
+class LossModule(nn.Module):
+    def __init__(self, network: Network, objective: Objective) -> None:
+        super().__init__()
+        self.network = network
+        self.objective = objective
+
+    def forward(
+        self, batch: Mapping[str, Any], counts: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of one micro-batch as its part of the whole step, and each head's own."""
+        return self.objective(ForwardPass.of(self.network, batch), counts)
+
+    @torch.no_grad()
+    def measure(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Sums for validation: of each head its loss, how many were right (where that is cheap),
+        and the labels.
+        """
+        done = ForwardPass.of(self.network, batch)
+        sums = {}
+        for term in self.objective.terms:
+            sums[f"{term.metric_name}_loss"] = _widest(term.total(done))
+            sums[f"{term.metric_name}_count"] = _widest((batch[term.labels] != IGNORE_LABEL).sum())
+        if "mlm_labels" in batch:
+            chosen = done.hidden.flatten(0, 1)[batch["mlm_slots"]]
+            sums["mlm_right"] = _right(self.network.heads["mlm"](chosen), batch["mlm_labels"])
+        if "nsp_labels" in batch and "nsp" in self.network.heads:
+            sums["nsp_right"] = _right(done.scores("nsp"), batch["nsp_labels"])
+        return sums
+
+
+def _right(scores: Tensor, labels: Tensor) -> Tensor:
+    return _widest(((scores.argmax(-1) == labels) & (labels != IGNORE_LABEL)).sum())
+
+
+def _widest(total: Tensor) -> Tensor:
+    """A sum that others are added to, in as many bits as the device has: an Apple GPU knows no
+    doubles.
+    """
+    return total.float() if total.device.type == "mps" else total.double()
+
+
+def guessing_loss(objective: Objective, vocab: int) -> float:
+    """The loss of a model that takes every token for equally likely, and every next sentence."""
+    return sum(
+        term.weight * math.log(2 if term.head == "nsp" else vocab) for term in objective.terms
+    )
+
+
+def summarize_validation(
+    sums: Mapping[str, float], weights: Mapping[str, float]
+) -> dict[str, float]:
+    """Validation sums as metrics: the loss, each head's accuracy, a language model's perplexity."""
+    heads = [name.removesuffix("_loss") for name in sums if name.endswith("_loss")]
+    means = {head: sums[f"{head}_loss"] / max(1.0, sums[f"{head}_count"]) for head in heads}
+    metrics = {"valid_loss": sum(weights[head] * mean for head, mean in means.items())}
+    if len(heads) > 1:
+        metrics |= {f"{head}_loss": mean for head, mean in means.items()}
+    for head in heads:
+        if f"{head}_right" in sums:
+            metrics[f"{head}_accuracy"] = sums[f"{head}_right"] / max(1.0, sums[f"{head}_count"])
+    if "lm" in means:
+        metrics["perplexity"] = float(torch.tensor(means["lm"]).exp())
+    return metrics

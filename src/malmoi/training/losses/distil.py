@@ -1,0 +1,191 @@
+"""Distillation: a student learns what a teacher says of the same batch (Hinton et al. 2015, Sanh et
+al. 2019).
+
+B examples, T tokens, K choices, N classes, D width, V vocabulary.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from malmoi.errors import UsageError
+from malmoi.model import Network
+from malmoi.model.heads import VocabularyHead
+from malmoi.system.machine import per_device
+from malmoi.training.losses.base import IGNORE_LABEL, ForwardPass, Objective, Term
+from malmoi.training.losses.task import group_choice_scores, pool_examples
+
+# scores of one network at once; some ten arrays as large come with them
+MAX_SCORES = {"cuda": 1 << 26, "cpu": 1 << 22}
+# the score of what cannot be chosen: its probability is 0, and 0 · log 0 stays a number
+MASKED_SCORE = -1e9
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """Distillation: the teacher, the temperature and the weight of its loss.
+
+    The teacher is no part of the student: it does not learn, and nothing of it is saved.
+    """
+
+    teacher: Network
+    soft: float = 0.5
+    temperature: float = 2.0
+    # how much the angle between the last hidden states counts beside the scores
+    cosine: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.soft <= 1:
+            raise UsageError(
+                f"soft is a share of the loss, above 0 and up to 1, not {self.soft:g}."
+            )
+        if self.temperature <= 0:
+            raise UsageError(f"The temperature must be positive, not {self.temperature:g}.")
+        self.teacher.eval().requires_grad_(False)
+
+    def add_to(self, hard: Objective, kind: str) -> Objective:
+        """(1 − soft) · the labels' loss + soft · the teacher's."""
+        return (1 - self.soft) * hard + self.soft * distillation_loss(self, kind)
+
+
+def distillation_loss(distillation: Distillation, kind: str) -> Objective:
+    """T² · KL(teacher ‖ student) wherever there is a label of this kind: of a task, or lm, or mlm.
+
+    With `cosine`, and widths that are equal, also 1 − cos of the last hidden states, averaged over
+    the tokens.
+    """
+    head, labels, apart = DISTILLERS[kind]
+
+    def total(done: ForwardPass) -> Tensor:
+        with torch.no_grad():
+            taught = ForwardPass.of(distillation.teacher, done.batch)
+        found = apart(done, taught, distillation.temperature)
+        if distillation.cosine and taught.hidden.size(-1) == done.hidden.size(-1):
+            count = (done.batch[labels] != IGNORE_LABEL).sum()  # the sum will be divided by it
+            found = found + distillation.cosine * count * cosine_loss(done, taught)
+        return found
+
+    return Objective((Term(head, labels, total, name="distil"),))
+
+
+def divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """T² Σ p log(p / q) of scores [..., N] softened by T (Hinton et al. 2015 §2): the slope
+    hardly depends on T.
+    """
+    log_q = F.log_softmax(student.float().clamp(min=MASKED_SCORE) / temperature, -1)
+    log_p = F.log_softmax(teacher.float().clamp(min=MASKED_SCORE) / temperature, -1)
+    return temperature**2 * (log_p.exp() * (log_p - log_q)).sum(-1)
+
+
+def cosine_loss(done: ForwardPass, taught: ForwardPass) -> Tensor:
+    """1 − cos of the last hidden states, averaged over the tokens that are not padding (Sanh et
+    al. 2019 §2).
+    """
+    apart = 1 - F.cosine_similarity(done.hidden.float(), taught.hidden.float(), dim=-1)
+    keep = done.batch.get("keep")
+    return apart.mean() if keep is None else (apart * keep).sum() / keep.sum()
+
+
+# ------------------------------------------------------------------ what is compared, of each kind
+
+
+def _classes(done: ForwardPass) -> Tensor:
+    return cast(Tensor, done.network.heads["classify"](pool_examples(done)))
+
+
+def _tags(done: ForwardPass) -> Tensor:
+    return done.scores("tag")
+
+
+def _ends(done: ForwardPass) -> Tensor:
+    """Scores of every token to be an answer's first, and its last [B, 2, T]."""
+    scores = done.scores("span")
+    keep = done.batch.get("keep")
+    scores = scores if keep is None else scores.masked_fill(~keep[..., None], float("-inf"))
+    return scores.transpose(1, 2)
+
+
+def _choices(done: ForwardPass) -> Tensor:
+    return group_choice_scores(done.scores("choice"), done.batch["places"])
+
+
+# student, teacher, temperature → the sum over the labels
+Divergence = Callable[[ForwardPass, ForwardPass, float], Tensor]
+
+
+def _scored(read: Callable[[ForwardPass], Tensor]) -> Divergence:
+    def apart(done: ForwardPass, taught: ForwardPass, temperature: float) -> Tensor:
+        with torch.no_grad():
+            said = read(taught)
+        return (
+            divergence(read(done), said, temperature) * (done.batch["labels"] != IGNORE_LABEL)
+        ).sum()
+
+    return apart
+
+
+def _numbers(done: ForwardPass, taught: ForwardPass, temperature: float) -> Tensor:
+    """The squared distance of two numbers: there is nothing to soften."""
+    with torch.no_grad():
+        said = _classes(taught).float()
+    return F.mse_loss(_classes(done).float(), said, reduction="sum")
+
+
+def _next(done: ForwardPass) -> tuple[Tensor, Tensor]:
+    return done.hidden.flatten(0, 1), done.batch["lm_labels"].flatten()
+
+
+def _masked(done: ForwardPass) -> tuple[Tensor, Tensor]:
+    return done.hidden.flatten(0, 1)[done.batch["mlm_slots"]], done.batch["mlm_labels"].flatten()
+
+
+def _vocabulary_divergence(
+    head: str, chosen: Callable[[ForwardPass], tuple[Tensor, Tensor]]
+) -> Divergence:
+    """Over a vocabulary some rows at a time; their scores are made again on the way back, and
+    never held all.
+    """
+
+    def apart(done: ForwardPass, taught: ForwardPass, temperature: float) -> Tensor:
+        ours, theirs = (cast(VocabularyHead, one.network.heads[head]) for one in (done, taught))
+        hidden, labels = chosen(done)
+        x = ours.features(hidden)
+        with torch.no_grad():
+            y = theirs.features(chosen(taught)[0])
+
+        def piece(x: Tensor, y: Tensor, labels: Tensor) -> Tensor:
+            with torch.no_grad():
+                said = theirs.scores(y)
+            return (divergence(ours.scores(x), said, temperature) * (labels != IGNORE_LABEL)).sum()
+
+        rows = max(1, per_device(MAX_SCORES, x.device.type) // ours.weight.size(0))
+        pieces = zip(x.split(rows), y.split(rows), labels.split(rows), strict=True)
+        sums = [
+            checkpoint(piece, *some, use_reentrant=False, preserve_rng_state=False)
+            for some in pieces
+        ]
+        return torch.stack(sums).sum()
+
+    return apart
+
+
+class _Kind(NamedTuple):
+    head: str
+    labels: str
+    apart: Divergence
+
+
+DISTILLERS = {
+    "classification": _Kind("classify", "labels", _scored(_classes)),
+    "regression": _Kind("classify", "labels", _numbers),
+    "tagging": _Kind("tag", "labels", _scored(_tags)),
+    "choice": _Kind("choice", "labels", _scored(_choices)),
+    "answer": _Kind("span", "labels", _scored(_ends)),
+    "lm": _Kind("lm", "lm_labels", _vocabulary_divergence("lm", _next)),
+    "mlm": _Kind("mlm", "mlm_labels", _vocabulary_divergence("mlm", _masked)),
+}

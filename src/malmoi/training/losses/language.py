@@ -1,0 +1,61 @@
+"""The objectives of pre-training: next token, masked token, next sentence (and sentence order)."""
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from malmoi.errors import UsageError, nearest
+from malmoi.training.losses.base import IGNORE_LABEL, ForwardPass, Objective, Term
+from malmoi.training.losses.linear_xent import linear_cross_entropy
+
+
+def lm() -> Objective:
+    """GPT-1 eq. 1: Σ −log P(u_i | u_1 … u_{i−1}), on labels that the batch has moved by one."""
+
+    def total(done: ForwardPass) -> Tensor:
+        head = done.network.heads["lm"]
+        return linear_cross_entropy(head.features(done.hidden), head, done.batch["lm_labels"])  # type: ignore[operator, arg-type]
+
+    return Objective((Term("lm", "lm_labels", total),))
+
+
+def mlm() -> Objective:
+    """Devlin et al. §3.1, task 1: the original of each chosen token; the head reads only those
+    slots.
+    """
+
+    def total(done: ForwardPass) -> Tensor:
+        head = done.network.heads["mlm"]
+        chosen = done.hidden.flatten(0, 1)[done.batch["mlm_slots"]]
+        return linear_cross_entropy(head.features(chosen), head, done.batch["mlm_labels"])  # type: ignore[operator, arg-type]
+
+    return Objective((Term("mlm", "mlm_labels", total),))
+
+
+def nsp() -> Objective:
+    """Devlin et al. §3.1, task 2: does B follow A? With swapped segments it is ALBERT's sentence
+    order.
+    """
+
+    def total(done: ForwardPass) -> Tensor:
+        labels = done.batch["nsp_labels"]
+        return F.cross_entropy(
+            done.scores("nsp").float(), labels, ignore_index=IGNORE_LABEL, reduction="sum"
+        )
+
+    return Objective((Term("nsp", "nsp_labels", total),))
+
+
+OBJECTIVES: dict[str, Callable[[], Objective]] = {
+    "lm": lm,
+    "mlm": mlm,
+    "mlm+nsp": lambda: mlm() + nsp(),
+    "mlm+sop": lambda: mlm() + nsp(),  # the same head; the pairs are swapped instead of drawn
+}
+
+
+def objective(name: str) -> Objective:
+    if name not in OBJECTIVES:
+        raise UsageError(f"There is no objective {name!r}.{nearest(name, OBJECTIVES)}")
+    return OBJECTIVES[name]()

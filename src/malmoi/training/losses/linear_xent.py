@@ -1,0 +1,143 @@
+"""Cross-entropy of a vocabulary head without ever holding all of its logits.
+
+The last product and the softmax are taken a few thousand rows at a time, and the gradients on the
+way: the memory is one piece's logits, the arithmetic that of the plain form (no second pass). N
+rows, D width, V vocabulary.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from malmoi.model.heads import VocabularyHead
+from malmoi.system.machine import per_device
+from malmoi.training.losses.base import IGNORE_LABEL
+
+# logits held at once; on a CPU they should stay near its cache
+MAX_LOGITS = {"cuda": 1 << 29, "cpu": 1 << 22}
+# a vocabulary that is no multiple of this runs off the fast path of a GPU's matrix product
+VOCAB_MULTIPLE = 128
+
+
+def linear_cross_entropy(features: Tensor, head: VocabularyHead, labels: Tensor) -> Tensor:
+    """Σ −log softmax(features Wᵀ + b)[label] over the labels that are not IGNORE."""
+    x = features.flatten(0, -2)
+    y = labels.flatten()
+    weight = head.weight
+    bias = head.bias
+    if torch.is_autocast_enabled(x.device.type):
+        kind = torch.get_autocast_dtype(x.device.type)
+        x = x.to(kind)
+        weight = weight.to(kind)
+    if not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)):
+        return _forward_only(x, weight, bias, y, head.cap)
+    total: Tensor = _LinearCrossEntropy.apply(x, weight, bias, y, head.cap)
+    return total
+
+
+def _forward_only(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, cap: float) -> Tensor:
+    total = x.new_zeros((), dtype=torch.float32)
+    for rows in torch.arange(len(x)).split(_rows(x, weight)):
+        part = slice(int(rows[0]), int(rows[-1]) + 1)
+        total = total + F.cross_entropy(
+            _logits(x[part], weight, bias, cap), y[part], ignore_index=IGNORE_LABEL, reduction="sum"
+        )
+    return total
+
+
+def _rows(x: Tensor, weight: Tensor) -> int:
+    return max(1, per_device(MAX_LOGITS, x.device.type) // weight.size(0))
+
+
+def _logits(x: Tensor, weight: Tensor, bias: Tensor | None, cap: float) -> Tensor:
+    logits = F.linear(x, weight).float()
+    logits = logits if bias is None else logits + bias
+    return cap * torch.tanh(logits / cap) if cap else logits
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, cap: float
+    ) -> Tensor:
+        padded = F.pad(weight, (0, 0, 0, -weight.size(0) % VOCAB_MULTIPLE)) if x.is_cuda else weight
+        dx = torch.empty_like(x)
+        dw = torch.zeros_like(padded, dtype=torch.float32)
+        db = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
+        total = x.new_zeros((), dtype=torch.float32)
+        size = _rows(x, weight)
+        piece = _fused() if x.is_cuda else _in_place
+        for start in range(0, len(x), size):
+            part = slice(start, start + size)
+            loss, slope = piece(F.linear(x[part], padded), bias, y[part], weight.size(0), cap)
+            total += loss
+            slope = slope.to(x.dtype)
+            dx[part] = slope @ padded
+            dw += slope.T @ x[part]
+            if db is not None:
+                db += slope[:, : weight.size(0)].sum(0, dtype=torch.float32)
+        ctx.save_for_backward(dx, dw[: weight.size(0)].to(weight.dtype), db)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        dx, dw, db = ctx.saved_tensors
+        return (
+            dx * grad.to(dx.dtype),
+            dw * grad.to(dw.dtype),
+            None if db is None else db * grad,
+            None,
+            None,
+        )
+
+
+@cache
+def _fused() -> Callable[..., tuple[Tensor, Tensor]]:
+    """`_piece` as a few kernels. Only this is compiled: torch 2.11 compiles the Function around
+    it to zero slopes.
+    """
+    return torch.compile(_piece)
+
+
+def _piece(
+    logits: Tensor, bias: Tensor | None, y: Tensor, vocab: int, cap: float
+) -> tuple[Tensor, Tensor]:
+    """The loss of some rows and its slope by the logits; the columns that only pad the
+    vocabulary count for nothing.
+    """
+    z = logits.float()
+    if bias is not None:
+        z = z + F.pad(bias, (0, logits.size(1) - vocab))
+    squash = torch.tanh(z / cap) if cap else None
+    z = cap * squash if squash is not None else z
+    if logits.size(1) != vocab:
+        z = z.masked_fill(torch.arange(logits.size(1), device=z.device) >= vocab, float("-inf"))
+    kept = y != IGNORE_LABEL
+    at = y.clamp(min=0)[:, None]
+    log_sum = z.logsumexp(-1, keepdim=True)
+    loss = (log_sum - z.gather(1, at)).squeeze(1)
+    slope = (z - log_sum).exp()
+    slope = slope - (torch.arange(z.size(1), device=z.device) == at).to(slope.dtype)
+    slope = slope * kept[:, None]
+    if squash is not None:
+        slope = slope * (1 - squash.square())
+    return (loss * kept).sum(), slope
+
+
+def _in_place(
+    logits: Tensor, bias: Tensor | None, y: Tensor, vocab: int, cap: float
+) -> tuple[Tensor, Tensor]:
+    """The same without a compiler: as few passes over the logits as there can be, each in place."""
+    if bias is not None or cap:
+        return _piece(logits, bias, y, vocab, cap)
+    slope = F.log_softmax(logits, -1, dtype=torch.float32)
+    kept = y != IGNORE_LABEL
+    at = y.clamp(min=0)[:, None]
+    loss = -(slope.gather(1, at).squeeze(1) * kept).sum()
+    slope.exp_().scatter_add_(1, at, torch.full_like(at, -1.0, dtype=slope.dtype))
+    return loss, slope if bool(kept.all()) else slope.mul_(kept[:, None])

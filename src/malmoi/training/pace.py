@@ -1,0 +1,185 @@
+"""How fast a run goes: the clock of a budget in minutes, the updates it will hold, a batch that
+fits.
+
+B is a batch's sequences; an update takes `optimizer + B × sequence` seconds on this machine.
+"""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from malmoi.training.log import plural
+from malmoi.training.recipe import Recipe
+
+LOOK_SECONDS = 1.0  # between two looks at a GPU's loss: something moves on the screen
+RECENT = 32  # laps of a kind that a usual one is told by
+ABSURD = 10.0  # times a usual lap, and …
+ABSURD_SECONDS = 5.0  # … so much longer at least: the machine slept, or the process was stopped
+
+USEFUL_UPDATES = 300  # below that a smaller batch teaches more than the recipe's
+LEARNT = 0.03  # of the loss of guessing: what did not fall by so much has learnt next to nothing
+FEW_UPDATES = 100  # below that little is learnt whatever the batch
+SMALLEST_BATCH = 8
+
+Phases = Sequence[tuple[int, float]]  # (tokens of a sample, share of the budget) of each phase
+
+
+class WorkClock:
+    """Seconds of work that count against a budget in minutes.
+
+    The first step is free: it compiles, fills caches and reads the first batches. A lap that takes
+    absurdly longer than its like counts as a usual one, because nothing was computed while a
+    machine slept.
+    """
+
+    def __init__(self, worked: float = 0.0, now: Callable[[], float] = time.monotonic) -> None:
+        self.training = 0.0  # seconds of steps alone, the first included: speed is told by them
+        self.taken = 0  # steps in those
+        self._worked = worked
+        self._now = now
+        self._since = now()
+        self._steps = 0  # since the last lap
+        self._first: float | None = None  # seconds of this process's first step
+        self._recent: dict[str, deque[float]] = {}
+
+    @property
+    def started(self) -> bool:
+        return self._first is not None
+
+    @property
+    def seconds(self) -> float:
+        """Work until now; steps that a GPU has yet to finish count by the time since the last
+        lap.
+        """
+        if not self.started or not self._steps:
+            return self._worked
+        return self._worked + self._plausible("step", self._now() - self._since, self._steps)
+
+    @property
+    def usual_step(self) -> float:
+        """Seconds of a step, as far as is known."""
+        return median(self._recent["step"]) if "step" in self._recent else self._first or 0.0
+
+    @property
+    def steps_per_second(self) -> float:
+        return self.taken / max(1e-9, self.training)
+
+    def step(self) -> None:
+        """A step was taken, or at least sent to the device."""
+        self._steps += 1
+
+    def skip(self) -> None:
+        """Leaves out the time since the last lap: nothing was learnt in it."""
+        self._since = self._now()
+
+    def lap(self, kind: str = "step") -> None:
+        """Counts what was done since the last lap, at a moment when the device has caught up."""
+        count = self._steps if kind == "step" else 1
+        elapsed = self._now() - self._since
+        self._since = self._now()
+        self._steps = 0
+        self.taken += count if kind == "step" else 0
+        if kind == "step" and not self.started:
+            self._first = elapsed / max(1, count)
+            self.training += elapsed
+            return
+        counted = self._plausible(kind, elapsed, count)
+        self._worked += counted
+        self.training += counted if kind == "step" else 0.0
+        self._recent.setdefault(kind, deque(maxlen=RECENT)).append(elapsed / max(1, count))
+
+    def _plausible(self, kind: str, elapsed: float, count: int) -> float:
+        if kind not in self._recent:
+            return elapsed
+        usual = median(self._recent[kind]) * max(1, count)
+        return usual if elapsed > max(ABSURD * usual, usual + ABSURD_SECONDS) else elapsed
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What a budget in minutes holds on this machine, by a step that was measured."""
+
+    optimizer: float  # seconds of one update of the weights
+    sequence: float  # seconds of one sequence of the first phase, forward and backward
+    seconds: float  # of the budget
+    phases: Phases
+    world: int = 1  # processes that share a batch
+
+    def updates(self, batch: int) -> int:
+        """Updates of `batch` sequences that fit into the budget; longer sequences take longer in
+        proportion.
+        """
+        first = self.phases[0][0]
+        here = batch / self.world * self.sequence
+        each = [(self.optimizer + here * length / first, share) for length, share in self.phases]
+        return max(1, round(sum(share * self.seconds / max(took, 1e-9) for took, share in each)))
+
+    def fitting(self, batch: int) -> int:
+        """The largest of batch, batch / 2, batch / 4… that gives useful updates; 8 sequences at
+        the least.
+        """
+        while self.updates(batch) < USEFUL_UPDATES:
+            half = batch // 2
+            if half < SMALLEST_BATCH or half % self.world:
+                break
+            batch = half
+        return batch
+
+    def sentence(self, name: str, asked: int, chosen: int) -> str:
+        """What to expect where the budget holds few updates; nothing where it holds enough."""
+        minutes = plural(self.seconds / 60, "minute")
+        now = self.updates(chosen)
+        if chosen < asked:
+            before = plural(self.updates(asked), "update")
+            said = (
+                f"{name}'s batch of {asked} would give {before} in {minutes} here; using "
+                f"{chosen}: about {now:,}."
+            )
+        elif now < USEFUL_UPDATES:
+            said = (
+                f"About {plural(now, 'update')} of {plural(asked, 'sequence')} fit into "
+                f"{minutes} here."
+            )
+        else:
+            return ""
+        smaller = self.fitting(chosen)
+        if smaller < chosen:
+            return f"{said} --set train.batch={smaller} would give about {self.updates(smaller):,}."
+        if now >= FEW_UPDATES:
+            return said
+        enough = math.ceil(self.seconds / 60 * USEFUL_UPDATES / now)
+        return (
+            f"{said} That is too few to learn much: give --minutes {enough}, or take a smaller "
+            f"recipe (malmoi recipes)."
+        )
+
+
+def verdict(recipe: Recipe, steps: int, loss: float, guessing: float) -> str:
+    """A sentence on a run that learnt next to nothing, and what to do; nothing on one that
+    learnt.
+    """
+    if not guessing or loss < (1 - LEARNT) * guessing:
+        return ""
+    c = recipe.train
+    updates = plural(steps, "update")
+    nothing = (
+        f"this model has learnt next to nothing (loss {loss:.2f}, guessing is {guessing:.2f})."
+    )
+    if steps >= USEFUL_UPDATES:
+        return f"After {updates} {nothing} A lower train.lr, or more text, may help."
+    smaller = (
+        f"a smaller batch (--set train.batch={SMALLEST_BATCH})"
+        if c.batch > SMALLEST_BATCH
+        else "a smaller recipe"
+    )
+    if not c.minutes:
+        return (
+            f"After {updates} {nothing} Give it more of them: --steps {USEFUL_UPDATES} at the "
+            f"least."
+        )
+    enough = math.ceil(c.minutes * USEFUL_UPDATES / max(1, steps))
+    did = f"Only {updates} fitted into {plural(c.minutes, 'minute')}"
+    return f"{did}: {nothing} Give it --minutes {enough} or {smaller}."

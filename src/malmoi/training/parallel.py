@@ -1,0 +1,157 @@
+"""Distributed training; on one device every method here is a no-op.
+
+Started by `torchrun`: DDP copies the network, FSDP2 (`fully_shard`) cuts its weights, gradients and
+optimizer state.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from malmoi.errors import MalmoiError, UsageError
+from malmoi.system.machine import pick_device
+from malmoi.training.signals import Stopped
+
+
+@dataclass(frozen=True)
+class ProcessGroup:
+    """The processes of a run: this one's rank, how many there are, and its device."""
+
+    rank: int = 0
+    world: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    owned: bool = False  # whether the processes were brought together for this run
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes logs and folders."""
+        return self.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over all processes, everywhere."""
+        if self.world > 1:
+            dist.all_reduce(values)
+        return values
+
+    def max(self, values: Tensor) -> Tensor:
+        """The greatest over all processes, everywhere."""
+        if self.world > 1:
+            dist.all_reduce(values, dist.ReduceOp.MAX)
+        return values
+
+    def min(self, value: int) -> int:
+        """The smallest over all processes, everywhere."""
+        return -int(self.max(torch.tensor(-value, device=self.device)))
+
+    def barrier(self) -> None:
+        if self.world > 1:
+            dist.barrier()
+
+    def broadcast(self, value: int) -> int:
+        """What the first process says, everywhere."""
+        if self.world == 1:
+            return value
+        told = torch.tensor([value], device=self.device)
+        dist.broadcast(told, 0)
+        return int(told.item())
+
+    def close(self) -> None:
+        """Parts the processes, unless whoever called had brought them together."""
+        if self.owned and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def join_process_group(device: torch.device | str | None = None) -> ProcessGroup:
+    """The group this process was started in: alone, or one of `torchrun`'s."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    where = pick_device(device)
+    cuda = where.type == "cuda"
+    if cuda:
+        where = torch.device("cuda", local if where.index is None or world > 1 else where.index)
+        torch.cuda.set_device(where)
+    if world == 1:
+        return ProcessGroup(device=where)
+    owned = not dist.is_initialized()
+    if owned:
+        dist.init_process_group("nccl" if cuda else "gloo", device_id=where if cuda else None)
+    return ProcessGroup(dist.get_rank(), dist.get_world_size(), where, owned)
+
+
+@contextmanager
+def process_group(device: torch.device | str | None = None) -> Iterator[ProcessGroup]:
+    """The group of a run, parted when all of it is over; a process that fails leaves at once and
+    parts nothing.
+    """
+    group = join_process_group(device)
+    try:
+        yield group
+    except Stopped:
+        group.close()
+        raise
+    except RuntimeError as error:
+        if group.world == 1 or not _left_alone(error):
+            raise
+        raise MalmoiError(
+            f"Process {group.rank} stops because another process of this run has ended; its "
+            "message, or torchrun's, "
+            "says why."
+        ) from error
+    group.close()
+
+
+def _left_alone(error: RuntimeError) -> bool:
+    """Whether processes could not reach one another: Gloo says so in words only."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error).lower()
+
+
+def wrap_model(
+    loss_module: nn.Module, blocks: nn.ModuleList, group: ProcessGroup, mode: str
+) -> nn.Module:
+    """The module to call in a training step: itself, a DDP copy of it, or itself with its
+    weights cut (FSDP2).
+    """
+    if group.world == 1:
+        return loss_module
+    if mode == "ddp":
+        ids = [group.device.index] if group.device.type == "cuda" else None
+        return nn.parallel.DistributedDataParallel(loss_module, device_ids=ids)
+    if mode != "fsdp":
+        raise UsageError(f"train.parallel must be ddp or fsdp, not {mode!r}.")
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    mesh = init_device_mesh(group.device.type, (group.world,))
+    for block in blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(loss_module, mesh=mesh)
+    register_fsdp_forward_method(loss_module, "measure")  # validation gathers the weights too
+    return loss_module
+
+
+@contextmanager
+def gradient_sync(call: nn.Module, *, last: bool) -> Iterator[None]:
+    """One pass of a step: DDP adds gradients up here until the last, and exchanges their sum with
+    it.
+
+    FSDP2 exchanges with every pass: else it would keep whole gradients between them, and it is
+    there to save memory.
+    """
+    if isinstance(call, nn.parallel.DistributedDataParallel) and not last:
+        with call.no_sync():
+            yield
+    else:
+        yield
+
+
+def reshard(loss_module: nn.Module) -> None:
+    """Lets go of the weights that FSDP2 gathered for a pass without a backward."""
+    from torch.distributed.fsdp import FSDPModule
+
+    if isinstance(loss_module, FSDPModule):
+        loss_module.reshard()

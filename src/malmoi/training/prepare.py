@@ -1,0 +1,297 @@
+"""Everything a trainer needs, made ready in the run's folder: vocabulary, token stores, network,
+recipe.json.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from malmoi.checkpoint import Checkpoint, read_checkpoint
+from malmoi.errors import MalmoiError, UsageError
+from malmoi.model import Network, count_parameters, initialise
+from malmoi.model.heads import POOLED_HEADS
+from malmoi.report.console import Console
+from malmoi.system.untrusted import read_object
+from malmoi.text.documents import DocumentReader, read_documents
+from malmoi.text.formats import DOCUMENT_RULES
+from malmoi.text.sentences import sentence_splitter
+from malmoi.tokenizer import Tokenizer
+from malmoi.training.data.encode import Progress, Stores, build_stores
+from malmoi.training.data.store import Store
+from malmoi.training.feed import PhaseFeed
+from malmoi.training.losses import objective
+from malmoi.training.parallel import ProcessGroup
+from malmoi.training.recipe import Recipe, run_folder
+from malmoi.training.run import TrainingRun
+from malmoi.training.run_tokenizer import RunSources, prepare_tokenizer
+from malmoi.training.samples import make_feeds, prompt_of
+from malmoi.training.trainer import Budget
+
+DISTIL = "distil.json"  # remembers the teacher of a run that has one
+MAX_DESCRIBED_FILES = 3  # files that are described one by one
+# settings that may change between resumes
+CHANGEABLE_SETTINGS = {
+    "about",
+    "train.steps",
+    "train.tokens",
+    "train.minutes",
+    "train.save_every",
+    "train.keep",
+}
+CHANGEABLE_SETTINGS |= {
+    "train.valid_every",
+    "train.valid_batches",
+    "train.log_every",
+    "train.prompt",
+    "train.tensorboard",
+}
+CHANGEABLE_SETTINGS |= {"train.fit_batch", "train.micro", "train.compile", "train.parallel"}
+
+
+def prepare_run(recipe: Recipe, origin: RunSources, out: Path, group: ProcessGroup) -> TrainingRun:
+    """The run, up to its first step. The first process writes; the others read what it wrote."""
+    recipe = _with_fitted_batch(recipe, out)
+    check_request(recipe, group)
+    readers: list[DocumentReader] = []
+    if group.first:
+        _check_folder(out)
+        readers = _readers(recipe, list(origin.sources))
+        prepare_tokenizer(recipe, readers, out, origin)
+    group.barrier()
+    words = Tokenizer.load(out)
+    recipe = (
+        recipe
+        if origin.start
+        else replace(recipe, model=replace(recipe.model, vocab=words.vocab_size))
+    )
+    checkpoint = _begin(recipe, words, origin)
+    recipe = replace(recipe, model=checkpoint.network.config).check()
+    if group.first:
+        run_folder(out).begin(recipe.to_dict(), free=CHANGEABLE_SETTINGS)
+        _encode(recipe, readers, words, out)
+    group.barrier()
+    stores = [
+        Stores(Store.open(w / "train"), Store.open(w / "valid"), "reused")
+        for w in _places(recipe, out)
+    ]
+    feeds, valid = make_feeds(recipe, stores, words, packed=group.device.type == "cuda")
+    if group.first:
+        _describe(recipe, stores, feeds, checkpoint.network)
+    if group.first and not valid:
+        print(
+            "The validation text is shorter than one sample: there will be no validation.",
+            file=sys.stderr,
+        )
+    return TrainingRun(
+        recipe, checkpoint, feeds, valid, out, group, prompt_of(recipe, stores, words)
+    )
+
+
+def check_request(recipe: Recipe, group: ProcessGroup) -> None:
+    """What would fail only after the text is encoded is refused before."""
+    c = recipe.train
+    if c.tensorboard and find_spec("tensorboard") is None:
+        raise MalmoiError("train.tensorboard needs: pip install tensorboard.")
+    if group.world > 1 and c.parallel == "fsdp" and c.optimizer == "muon":
+        raise UsageError(
+            "Muon needs whole matrices, which train.parallel=fsdp cuts: use ddp, or "
+            "train.optimizer=adamw."
+        )
+    if c.batch % group.world:
+        raise UsageError(
+            f"train.batch={c.batch} does not divide over {group.world} processes: give a multiple "
+            "of it."
+        )
+
+
+def _check_folder(out: Path) -> None:
+    """A folder with a model that no run of ours made is somebody's: it is not written over."""
+    if not (out / "recipe.json").is_file() and any(out.glob("*.safetensors")):
+        raise UsageError(f"{out} holds a model that was not pre-trained here: name another folder.")
+
+
+def _readers(recipe: Recipe, sources: list[str]) -> list[DocumentReader]:
+    """One reader for all sources, or one for each where they are mixed by weight."""
+    weights = recipe.data.weights
+    kinds = dict(documents=recipe.data.documents, text=recipe.data.text)
+    if not weights:
+        return [read_documents(sources, **kinds)]
+    if len(weights) != len(sources):
+        raise UsageError(
+            f"data.weights has {len(weights)} numbers for {len(sources)} sources; give one for "
+            "each."
+        )
+    return [read_documents([source], **kinds) for source in sources]
+
+
+# ------------------------------------------------------------------ network
+
+
+def _begin(recipe: Recipe, words: Tokenizer, origin: RunSources) -> Checkpoint:
+    """New weights by the recipe's rule, or the ones of a model to go on from."""
+    heads = objective(recipe.objective).heads
+    if origin.start is None:
+        network = Network(recipe.model, dict.fromkeys(heads, 0))
+        return Checkpoint(initialise(network, recipe.train.seed), words)
+    checkpoint = read_checkpoint(origin.start)
+    _check_start(checkpoint, words, origin, heads, recipe.objective)
+    _freeze_others(checkpoint.network, heads)
+    return Checkpoint(checkpoint.network, words)
+
+
+def _check_start(
+    checkpoint: Checkpoint,
+    words: Tokenizer,
+    origin: RunSources,
+    heads: Sequence[str],
+    objective_name: str,
+) -> None:
+    for head in heads:
+        if head not in checkpoint.network.heads:
+            raise UsageError(
+                f"{origin.start} has no {head} head, which the objective {objective_name} trains."
+            )
+    vocab = checkpoint.network.config.vocab
+    own = checkpoint.tokenizer
+    if words.vocab_size > vocab:
+        raise UsageError(
+            f"The tokenizer has {words.vocab_size:,} tokens, {origin.start} only {vocab:,}."
+        )
+    if own is not None and own.fingerprint() != words.fingerprint():
+        raise UsageError(
+            f"{origin.start} was trained with another tokenizer, its own: leave --tokenizer out."
+        )
+
+
+def _freeze_others(network: Network, heads: Sequence[str]) -> None:
+    """Heads that this objective does not train stay as they are."""
+    others: list[Any] = [head for name, head in network.heads.items() if name not in heads]
+    if network.pooler is not None and not POOLED_HEADS & set(heads):
+        others.append(network.pooler)
+    trained = {
+        id(p)
+        for part in (network.trunk, *(network.heads[h] for h in heads))
+        for p in part.parameters()
+    }
+    for parameter in (p for part in others for p in part.parameters() if id(p) not in trained):
+        parameter.requires_grad_(False)
+
+
+# ------------------------------------------------------------------ recipe.json
+
+
+def _with_fitted_batch(recipe: Recipe, out: Path) -> Recipe:
+    """The recipe with the batch that its run in this folder was fitted to; one that a user named
+    stays his.
+    """
+    path = out / "recipe.json"
+    if not recipe.train.fit_batch or not path.is_file():
+        return recipe
+    before = read_recipe(path).train
+    if not before.fit_batch:
+        return recipe
+    return replace(
+        recipe, train=replace(recipe.train, batch=before.batch, batch_start=before.batch_start)
+    )
+
+
+def read_recipe(path: Path) -> Recipe:
+    """A recipe from its file."""
+    try:
+        return Recipe.from_dict(read_object(path))
+    except MalmoiError as error:
+        raise MalmoiError(f"{path} does not read as a recipe: {error}") from error
+
+
+# ------------------------------------------------------------------ token stores
+
+
+def _places(recipe: Recipe, out: Path) -> list[Path]:
+    """The folder of each store: one for all sources, or one for each where they are mixed by
+    weight.
+    """
+    count = len(recipe.data.weights)
+    return [out / "data" / str(i) for i in range(count)] if count > 1 else [out / "data"]
+
+
+def _encode(recipe: Recipe, readers: list[DocumentReader], words: Tokenizer, out: Path) -> None:
+    """Encodes every source; what is already encoded is reused."""
+    pairs = recipe.objective != "lm"
+    sentences, end = (
+        (sentence_splitter(recipe.data.sentences), None) if pairs else (None, words.specials.eos)
+    )
+    for reader, where in zip(readers, _places(recipe, out), strict=True):
+        console = Console()
+        valid = recipe.data.valid
+        told = partial(_encoding, console)
+        done = build_stores(
+            reader, words, where, sentences=sentences, valid=valid, seed=0, end=end, progress=told
+        )
+        console.close()
+        if done.how.startswith("rebuilt"):
+            print(
+                f"The token store in {where} was {done.how}; training goes on with the new one.",
+                file=sys.stderr,
+            )
+        for sentence in _about(reader):
+            print(sentence, file=sys.stderr)
+
+
+def _about(reader: DocumentReader) -> list[str]:
+    """What there is to say of the text that was read: how documents were told apart, what was
+    left out.
+    """
+    if len(reader.rules) <= MAX_DESCRIBED_FILES:
+        return reader.describe()
+    counts = Counter(reader.rules.values())
+    bad = sum(problem.count for problem in reader.problems.values())
+    said = [f"{count:,} files: {DOCUMENT_RULES[rule]}." for rule, count in counts.items()]
+    first = next((problem.first[0] for problem in reader.problems.values()), "")
+    return [*said, f"{bad:,} bad lines left out, first {first}."] if bad else said
+
+
+def _encoding(console: Console, progress: Progress) -> None:
+    speed = progress.bytes / 1e6 / max(progress.seconds, 1e-9)
+    console.progress(
+        f"Encoded {progress.bytes / 1e6:,.1f} MB: {progress.tokens:,} tokens, {speed:.1f} MB/s"
+    )
+
+
+def _describe(
+    recipe: Recipe, stores: list[Stores], feeds: list[PhaseFeed], network: Network
+) -> None:
+    tokens = sum(len(s.train.tokens) for s in stores)
+    budget = Budget.of(recipe)
+    size = f"{count_parameters(network) / 1e6:.1f}M weights, {tokens:,} training tokens"
+    steps = f"{budget.steps:,} steps" if budget.steps else f"{recipe.train.minutes:g} minutes"
+    lengths = " then ".join(str(length) for length, _ in recipe.phases)
+    print(
+        f"{recipe.name}: {size}, {steps}, {recipe.train.batch} × {lengths} tokens a step",
+        file=sys.stderr,
+    )
+    if budget.steps and len(stores) > 1:
+        weights = recipe.data.weights
+        samples = budget.steps * recipe.train.batch
+        for i, (weight, epochs) in enumerate(
+            zip(weights, _epochs(weights, feeds[0], stores, samples), strict=True)
+        ):
+            print(
+                f"  source {i + 1}: weight {weight / sum(weights):.2f}, {epochs:.2f} epochs",
+                file=sys.stderr,
+            )
+
+
+def _epochs(
+    weights: Sequence[float], feed: PhaseFeed, stores: list[Stores], samples: int
+) -> list[float]:
+    """How often each source is gone through (the last column of GPT-3's table 2.2)."""
+    used = samples * feed.length
+    return [
+        used * w / sum(weights) / max(1, len(s.train.tokens))
+        for w, s in zip(weights, stores, strict=True)
+    ]

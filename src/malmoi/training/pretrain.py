@@ -1,0 +1,155 @@
+"""From a folder of text to a trained model: tokenizer → token store → network → `Trainer.fit` →
+folder.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from malmoi.errors import UsageError, nearest
+from malmoi.inference import Model
+from malmoi.system.files import folder_lock
+from malmoi.training.estimate import estimate_run
+from malmoi.training.log import plural
+from malmoi.training.losses.distil import Distillation
+from malmoi.training.parallel import ProcessGroup, process_group
+from malmoi.training.prepare import DISTIL, prepare_run, read_recipe
+from malmoi.training.recipe import Recipe, run_folder
+from malmoi.training.recipes import RECIPES, named_recipe
+from malmoi.training.report import write_report
+from malmoi.training.run_tokenizer import RunSources
+from malmoi.training.signals import Stopped
+from malmoi.training.trainer import Trainer
+
+BUDGETS = ("steps", "tokens", "minutes")
+
+
+def pretrain(
+    recipe: str | Recipe,
+    *,
+    data: str | Path | Sequence[str | Path],
+    out: str | Path,
+    tokenizer: str | Path | None = None,
+    start: str | Path | None = None,
+    device: str | None = None,
+    distillation: Distillation | None = None,
+    **overrides: Any,
+) -> Model:
+    """Trains a model from raw text into a Hugging Face folder; the same call on the same folder
+    goes on.
+
+    `recipe` is a name, a recipe.json or a Recipe. `tokenizer` takes a ready vocabulary, `start` a
+    model to go on from, `teaching` a teacher of the same vocabulary (see `malmoi.compress.distil`).
+    Overrides name a field of the recipe (`minutes=3`, `lr=1e-3`, or `**{"train.lr": 1e-3}`).
+    """
+    chosen = resolve_recipe(recipe, overrides)
+    out = Path(out)
+    unasked = isinstance(recipe, str) and recipe in RECIPES and not _names_budget(overrides)
+    sources = (data,) if isinstance(data, str | Path) else tuple(data)
+    origin = RunSources(
+        tuple(str(source) for source in sources), Path(tokenizer) if tokenizer else None, start
+    )
+    with process_group(device) as group:
+        if unasked:
+            refuse_months(chosen, origin, group)
+        with folder_lock(out) if group.first else nullcontext():
+            if distillation is None and (out / DISTIL).is_file():
+                raise run_folder(out).refusal(["of a student with its teacher"])
+            run = prepare_run(chosen, origin, out, group)
+            if distillation is not None:
+                distillation.teacher.to(group.device)
+            trainer = Trainer(
+                run.recipe,
+                run.network,
+                run.feeds,
+                run.valid,
+                out,
+                group,
+                run.save,
+                run.sample,
+                distillation,
+            )
+            _fit(trainer)
+            return run.model()
+
+
+def _fit(trainer: Trainer) -> None:
+    """Trains, and leaves a report whether the run came to its end or was stopped."""
+    try:
+        trainer.fit()
+    except Stopped:
+        _report(trainer)
+        raise
+    _report(trainer)
+
+
+def _report(trainer: Trainer) -> None:
+    if trainer.group.first:
+        write_report(trainer.out, trainer.recipe)
+    trainer.group.barrier()
+
+
+def resolve_recipe(recipe: str | Recipe, overrides: Mapping[str, Any]) -> Recipe:
+    """A recipe by name or file, with its overrides; a new budget takes the place of the recipe's
+    own.
+    """
+    chosen = _find(recipe) if isinstance(recipe, str) else recipe
+    paths = {_path(chosen, name): value for name, value in overrides.items() if value is not None}
+    if "train.batch" in paths:
+        paths = {"train.fit_batch": False, **paths}
+    if _names_budget(paths):
+        chosen = replace(chosen, train=replace(chosen.train, steps=0, tokens=0, minutes=0.0))
+    return chosen.override(paths).check()
+
+
+def _names_budget(overrides: Mapping[str, Any]) -> bool:
+    """Whether a budget was asked for, and not just found in the recipe."""
+    given = {name.removeprefix("train.") for name, value in overrides.items() if value is not None}
+    return not given.isdisjoint(BUDGETS)
+
+
+def refuse_months(recipe: Recipe, origin: RunSources, group: ProcessGroup) -> None:
+    """A paper's budget that takes more than a day on this machine is a question, not a start."""
+    _, made = estimate_run(
+        recipe, tokenizer=origin.tokenizer, start=origin.start, device=str(group.device)
+    )
+    days = made.seconds / group.world / 86_400
+    if days <= 1:
+        return
+    budget = next(name for name in BUDGETS if getattr(recipe.train, name))
+    paper = f"--set train.{budget}={getattr(recipe.train, budget)}"
+    raise UsageError(
+        f"This would take about {plural(round(days), 'day')} here. Give --minutes, --steps or "
+        f"--tokens, or {paper} for "
+        "the paper's budget."
+    )
+
+
+def _find(name: str) -> Recipe:
+    """A recipe by its name, or from the recipe.json of a file or a run's folder."""
+    if not name.endswith(".json") and not (Path(name) / "recipe.json").is_file():
+        # the paper's batch is for the paper's machine
+        return named_recipe(name).override({"train.fit_batch": True})
+    path = Path(name) if name.endswith(".json") else Path(name) / "recipe.json"
+    if not path.is_file():
+        raise UsageError(f"There is no recipe file {path}.")
+    return read_recipe(path)
+
+
+def _path(recipe: Recipe, name: str) -> str:
+    if "." in name:
+        return name
+    parts = {
+        part: getattr(recipe, part).to_dict() for part in ("train", "data", "model", "tokenizer")
+    }
+    for part, fields in parts.items():
+        if name in fields:
+            return f"{part}.{name}"
+    if name in recipe.to_dict():
+        return name
+    raise UsageError(
+        "The recipe has no setting "
+        f"{name!r}.{nearest(name, {f for p in parts.values() for f in p})}"
+    )

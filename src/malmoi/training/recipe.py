@@ -1,0 +1,143 @@
+"""What a run is: a model, an objective, a tokenizer, data and training settings, in one frozen
+record.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from malmoi.config import Config, ModelConfig
+from malmoi.errors import UsageError
+from malmoi.system.run_folder import RunFolder
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerConfig(Config):
+    kind: Literal["wordpiece", "bpe", "byte-bpe", "char"] = "byte-bpe"
+    vocab: int = 50_257
+    lowercase: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(Config):
+    """How text becomes samples."""
+
+    lengths: tuple[int, ...] = ()  # tokens of a sample, phase by phase; none: the model's context
+    shares: tuple[float, ...] = ()  # of the budget for each phase (BERT: 0.9 at 128, 0.1 at 512)
+    weights: tuple[float, ...] = ()  # of each source in the mixture; none: by size
+    valid: float = 0.01  # share of the documents kept for validation
+    # what separates documents in plain text
+    documents: Literal["auto", "blank", "blanks", "line", "file"] = "auto"
+    text: str = "text"  # the column or key that holds the text
+    sentences: Literal["rules", "kiwi"] = "rules"
+    document_mask: bool = False  # packed documents do not see one another
+    short: float = 0.1  # share of pairs that are shorter on purpose
+    mask_rate: float = 0.15
+    mask_token: float = 0.8  # of the chosen: [MASK]
+    mask_random: float = 0.1  # of the chosen: another token; the rest stays
+    whole_word: bool = False
+    packed: bool | None = None  # BERT without padding; none: where the device gains from it
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(Config):
+    """How the weights learn, for how long, and what is kept."""
+
+    steps: int = 0  # the budget: one of steps, tokens, minutes
+    tokens: int = 0
+    minutes: float = 0.0
+    batch: int = 32  # sequences a step, all processes together
+    fit_batch: bool = False  # a smaller batch where the minutes would hold too few updates
+    batch_start: int = 0  # the batch grows from here …
+    batch_ramp: float = 0.0  # … over this share of the budget
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    lr: float = 1e-4
+    muon_lr: float = 0.02  # Muon's rate for weight matrices; `lr` is for the rest
+    betas: tuple[float, ...] = (0.9, 0.999)
+    eps: float = 1e-8
+    decay: float = 0.01  # of weight matrices and embeddings, never of biases and norms
+    clip: float = 1.0  # 0: off
+    schedule: Literal["linear", "cosine", "wsd", "constant"] = "linear"
+    warmup: float = 0.01  # share of the budget
+    warmup_steps: int = 100  # at least so many steps
+    floor: float = 0.0  # the rate ends at this share of its peak
+    cooldown: float = 0.4  # share of the budget that wsd goes down in
+    seed: int = 0
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    compile: bool | None = None  # none: where it pays
+    micro: int = 0  # sequences in one pass; 0: as many as fit
+    gradient_checkpointing: bool = False  # gradient checkpointing
+    save_every: int = 1000
+    keep: int = 2
+    valid_every: int = 500
+    valid_batches: int = 16
+    log_every: int = 10
+    # what the sample of each validation continues or fills; none: one for the objective
+    prompt: str = ""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    tensorboard: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Config):
+    """Everything `pretrain` needs but the text."""
+
+    name: str
+    about: str = ""
+    model: ModelConfig
+    objective: Literal["lm", "mlm", "mlm+nsp", "mlm+sop"] = "lm"
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+    @property
+    def phases(self) -> tuple[tuple[int, float], ...]:
+        """(tokens of a sample, share of the budget) of each phase."""
+        lengths = self.data.lengths or (self.model.context,)
+        return tuple(zip(lengths, self.data.shares or (1.0,), strict=True))
+
+    def check(self) -> "Recipe":
+        """The recipe itself, if its parts fit together."""
+        lengths = self.data.lengths or (self.model.context,)
+        shares = self.data.shares or (1.0,)
+        _require(
+            len(lengths) == len(shares),
+            f"data.lengths has {len(lengths)} phases and data.shares {len(shares)}.",
+        )
+        _require(abs(sum(shares) - 1) < 1e-6, f"data.shares must add up to 1, not {sum(shares):g}.")
+        _require(
+            max(lengths) <= self.model.context,
+            f"data.lengths asks for {max(lengths)} tokens, more than the model's context of "
+            f"{self.model.context}.",
+        )
+        budgets = [n for n in ("steps", "tokens", "minutes") if getattr(self.train, n)]
+        _require(len(budgets) <= 1, f"give one budget, not {' and '.join(budgets)}.")
+        _require(bool(budgets), "give a budget: train.minutes, train.tokens or train.steps.")
+        for name in (*budgets, "batch", "lr", "save_every", "log_every", "keep"):
+            _require(
+                getattr(self.train, name) > 0,
+                f"train.{name} must be positive, not {getattr(self.train, name)}.",
+            )
+        _require(
+            self.objective != "lm" or all("causal" in pattern for pattern in self.model.attention),
+            "a model whose tokens see what follows cannot learn to predict it (attention "
+            f"{self.model.attention}).",
+        )
+        return self
+
+
+def _require(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise UsageError(f"This recipe does not fit together: {sentence}")
+
+
+def run_folder(out: Path) -> RunFolder:
+    """What a pre-training run remembers; fields that recipe.json has not yet are as they were by
+    default.
+    """
+    return RunFolder(
+        out,
+        "recipe.json",
+        "pre-training run",
+        parse=lambda found: Recipe.from_dict(found).to_dict(),
+    )

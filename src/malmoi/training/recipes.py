@@ -1,0 +1,239 @@
+"""The recipes: each a value, faithful to its paper unless its name ends in -fast or it says
+otherwise.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from malmoi.errors import UsageError, nearest
+from malmoi.model import preset
+from malmoi.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
+
+WORDPIECE = TokenizerConfig(kind="wordpiece", vocab=30_522)
+GPT1_BPE = TokenizerConfig(kind="bpe", vocab=40_478, lowercase=True)
+GPT2_BPE = TokenizerConfig(kind="byte-bpe", vocab=50_257)
+
+
+def bert_recipe(name: str, lr: float = 1e-4) -> Recipe:
+    """Devlin et al. 2019 appendix A.2: 256 sequences, 1M steps, 90 % of them at 128 tokens, the
+    rest at 512.
+    """
+    return Recipe(
+        name=name,
+        about="MLM + NSP, WordPiece, Adam with linear decay (Devlin et al. 2019)",
+        model=preset(name),
+        objective="mlm+nsp",
+        tokenizer=WORDPIECE,
+        data=DataConfig(lengths=(128, 512), shares=(0.9, 0.1)),
+        train=TrainConfig(
+            steps=1_000_000, batch=256, lr=lr, betas=(0.9, 0.999), eps=1e-6, decay=0.01, warmup=0.01
+        ),
+    )
+
+
+def electra_recipe(name: str) -> Recipe:
+    """Clark et al. 2020's trunk, trained here as a masked language model (its generator's task)."""
+    base = bert_recipe(name, lr=5e-4 if name == "electra-small" else 2e-4)
+    return replace(
+        base, about="ELECTRA's trunk with MLM at 512 tokens", objective="mlm", data=DataConfig()
+    )
+
+
+def albert_recipe(name: str) -> Recipe:
+    """Lan et al. 2020: sentence order instead of NSP, shared layers."""
+    return replace(
+        bert_recipe(name),
+        about="MLM + sentence order, shared layers (Lan et al. 2020)",
+        objective="mlm+sop",
+    )
+
+
+def gpt1_recipe(name: str) -> Recipe:
+    """Radford et al. 2018 §4.1: 64 × 512 tokens, Adam to 2.5e-4 over 2,000 updates, cosine to 0."""
+    train = TrainConfig(
+        steps=250_000, batch=64, lr=2.5e-4, decay=0.01, schedule="cosine", warmup=0.008
+    )
+    return Recipe(
+        name=name,
+        about="LM, BPE of 40,000 merges, cosine (Radford et al. 2018)",
+        model=preset(name),
+        tokenizer=GPT1_BPE,
+        train=train,
+    )
+
+
+def _gpt3_training(lr: float, batch_tokens: int, context: int) -> TrainConfig:
+    """Brown et al. 2020 §2.3 and appendix B; table 2.1 gives lr and batch."""
+    batch = batch_tokens // context
+    return TrainConfig(
+        tokens=300_000_000_000,
+        batch=batch,
+        batch_start=min(batch, 32_768 // context),
+        batch_ramp=0.02,
+        lr=lr,
+        betas=(0.9, 0.95),
+        decay=0.1,
+        schedule="cosine",
+        warmup=0.00125,
+        floor=0.1,
+    )
+
+
+def gpt2_recipe(name: str, lr: float) -> Recipe:
+    """Radford et al. 2019: 512 × 1,024 tokens. Its optimizer is not published; GPT-3's of the
+    same size is used.
+    """
+    train = replace(
+        _gpt3_training(lr, 512 * 1024, 1024), tokens=10_000_000_000, batch_start=0, batch_ramp=0.0
+    )
+    return Recipe(
+        name=name,
+        about="LM, byte-level BPE (Radford et al. 2019; the optimizer of Brown et al. 2020)",
+        model=preset(name),
+        tokenizer=GPT2_BPE,
+        train=replace(train, warmup=0.01),
+    )
+
+
+def gpt3_recipe(name: str, lr: float, batch_tokens: int) -> Recipe:
+    return Recipe(
+        name=name,
+        about="LM with alternating dense and banded layers (Brown et al. 2020)",
+        model=preset(name),
+        tokenizer=GPT2_BPE,
+        train=_gpt3_training(lr, batch_tokens, 2048),
+    )
+
+
+def gpt_char() -> Recipe:
+    """A character-level GPT for minutes on a CPU. Not a paper's: rotary, QK-norm, ReLU², Muon
+    and WSD.
+    """
+    model = preset(
+        "gpt2-small",
+        vocab=256,
+        context=256,
+        width=192,
+        depth=4,
+        heads=3,
+        # quick without a compiler, which would take a fifth of the three minutes
+        **_MODERN | {"norm_kind": "layer"},
+    )
+    train = TrainConfig(
+        minutes=3, batch=32, **_MUON, lr=3e-3, valid_every=250, save_every=500, compile=False
+    )
+    return Recipe(
+        name="gpt-char",
+        about="characters, minutes on a CPU; rotary, QK-norm, ReLU², Muon, WSD",
+        model=model,
+        tokenizer=TokenizerConfig(kind="char", vocab=256),
+        data=DataConfig(valid=0.1),
+        train=train,
+    )
+
+
+_MODERN: dict[str, Any] = dict(
+    positions="rotary",
+    qk_norm=True,
+    norm_kind="rms",
+    activation="relu2",
+    bias=False,
+    residual_init="zero",
+    dropout=0.0,
+    attention_dropout=0.0,
+)
+_MUON: dict[str, Any] = dict(
+    optimizer="muon",
+    betas=(0.9, 0.95),
+    decay=0.0,
+    schedule="wsd",
+    cooldown=0.5,
+    floor=0.0,
+    warmup=0.0,
+    warmup_steps=20,
+)
+
+
+def fast_gpt(base: Recipe) -> Recipe:
+    """Changes the mathematics: rotary, RMS and QK norms, ReLU², zero-initialised outputs, no
+    dropout, Muon, WSD.
+    """
+    model = replace(base.model, **_MODERN)
+    train = replace(base.train, **_MUON, lr=base.train.lr * 5, clip=0.0)
+    return replace(
+        base, name=f"{base.name}-fast", about=f"{fast_gpt.__doc__}", model=model, train=train
+    )
+
+
+def fast_bert(base: Recipe) -> Recipe:
+    """Changes the mathematics: rotary, pre-norm, RMS and QK norms, ReLU², no dropout, 25 %
+    masking, no NSP, Muon.
+    """
+    model = replace(
+        base.model,
+        **_MODERN,
+        norm="pre",
+        final_norm=True,
+        embed_norm=False,
+        init="normal",
+        eps=1e-6,
+    )
+    train = replace(base.train, **_MUON, lr=3e-3, clip=0.0)
+    data = replace(base.data, mask_rate=0.25, mask_token=1.0, mask_random=0.0)
+    about = f"{fast_bert.__doc__}"
+    return replace(
+        base,
+        name=f"{base.name}-fast",
+        about=about,
+        model=model,
+        objective="mlm",
+        data=data,
+        train=train,
+    )
+
+
+_BERTS = {
+    "bert-tiny": 1e-3,
+    "bert-mini": 5e-4,
+    "bert-small": 5e-4,
+    "bert-medium": 3e-4,
+    "bert-base": 1e-4,
+    "bert-large": 1e-4,
+}  # the paper's 1e-4 for base and large; the small ones learn faster
+_GPT2S = {"gpt2-small": 6e-4, "gpt2-medium": 3e-4, "gpt2-large": 2.5e-4, "gpt2-xl": 2e-4}
+_HALF = 500_000
+_ONE = 1_000_000
+_TWO = 2_000_000
+_GPT3S = {
+    "gpt3-125m": (6e-4, _HALF),
+    "gpt3-350m": (3e-4, _HALF),
+    "gpt3-760m": (2.5e-4, _HALF),
+    "gpt3-1.3b": (2e-4, _ONE),
+    "gpt3-2.7b": (1.6e-4, _ONE),
+    "gpt3-6.7b": (1.2e-4, _TWO),
+    "gpt3-13b": (1e-4, _TWO),
+    "gpt3-175b": (0.6e-4, 3_200_000),
+}
+
+RECIPES: dict[str, Callable[[], Recipe]] = {
+    **{name: partial(bert_recipe, name, lr) for name, lr in _BERTS.items()},
+    **{name: partial(electra_recipe, name) for name in ("electra-small", "electra-base")},
+    "albert-base": partial(albert_recipe, "albert-base"),
+    "gpt1": partial(gpt1_recipe, "gpt1"),
+    **{name: partial(gpt2_recipe, name, lr) for name, lr in _GPT2S.items()},
+    **{name: partial(gpt3_recipe, name, *values) for name, values in _GPT3S.items()},
+    "gpt-char": gpt_char,
+    **{f"{name}-fast": lambda name=name: fast_bert(RECIPES[name]()) for name in _BERTS},  # type: ignore[misc]
+    **{f"{name}-fast": lambda name=name: fast_gpt(RECIPES[name]()) for name in _GPT2S},  # type: ignore[misc]
+}
+
+
+def named_recipe(name: str) -> Recipe:
+    """A recipe by its name."""
+    if name not in RECIPES:
+        raise UsageError(
+            f"There is no recipe {name!r}.{nearest(name, RECIPES)} `malmoi recipes` lists them."
+        )
+    return RECIPES[name]()

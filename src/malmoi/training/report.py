@@ -1,0 +1,104 @@
+"""report.html: the curves of a run and what it said on the way, in one file that needs nothing
+else.
+"""
+
+import html
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from malmoi.report.chart import ChartPoints, Line, chart, short_number, smooth_points
+from malmoi.report.console import format_duration
+from malmoi.report.page import fact_cards, html_page, html_table
+from malmoi.system.files import write_text
+from malmoi.training.log import read_metrics
+from malmoi.training.pace import verdict
+from malmoi.training.recipe import Recipe
+
+# ------------------------------------------------------------------ a pre-training run
+
+
+def loss_chart(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Training and validation loss by tokens; the single steps are a shadow of their mean."""
+    steps: ChartPoints = [(r["tokens"], r["loss"]) for r in rows if "loss" in r]
+    valid: ChartPoints = [(r["tokens"], r["valid_loss"]) for r in rows if "valid_loss" in r]
+    lines: dict[str, ChartPoints | Line] = {
+        "steps": Line(steps, beside="training"),
+        "training": smooth_points(steps),
+        "validation": valid,
+    }
+    return chart(lines, "tokens", "loss")
+
+
+def _course(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The learning rate and the speed, side by side."""
+    rates: ChartPoints = [(r["tokens"], r["lr"]) for r in rows if "lr" in r]
+    speeds: ChartPoints = [
+        (r["tokens"], r["tokens_per_second"]) for r in rows if r.get("tokens_per_second")
+    ]
+    both: dict[str, ChartPoints | Line] = {
+        "steps": Line(speeds, beside="speed"),
+        "speed": smooth_points(speeds),
+    }
+    small = (
+        chart({"learning rate": rates}, "tokens", "learning rate", 400, 180),
+        chart(both, "tokens", "tokens a second", 400, 180),
+    )
+    return f'<div class="pair">{"".join(f"<div>{svg}</div>" for svg in small if svg)}</div>'
+
+
+def _numbers(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> list[tuple[str, str]]:
+    """What the run came to."""
+    valid = [r for r in rows if "valid_loss" in r]
+    known = ("step", "tokens", "seconds", "sample")
+    measures = [
+        (k.replace("_", " "), f"{v:.4g}")
+        for k, v in (valid[-1] if valid else {}).items()
+        if k not in known
+    ]
+    last: Mapping[str, Any] = rows[-1] if rows else {"step": 0, "tokens": 0, "seconds": 0.0}
+    return [
+        *measures,
+        ("steps", f"{last['step']:,}"),
+        ("tokens", short_number(last["tokens"])),
+        ("time", format_duration(last["seconds"])),
+        ("shape", f"{recipe.model.depth} × {recipe.model.width}"),
+        ("vocabulary", f"{recipe.model.vocab:,}"),
+    ]
+
+
+def _warning(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> str:
+    """One sentence where the run learnt next to nothing."""
+    last: Mapping[str, Any] = next((r for r in reversed(rows) if "valid_loss" in r), {})
+    if "guessing_loss" not in last:
+        return ""
+    said = verdict(recipe, last["step"], last["valid_loss"], last["guessing_loss"])
+    return f"<p><strong>{html.escape(said)}</strong></p>"
+
+
+def _said(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Samples from all over the run, the first and the last among them; a repeated one is shown
+    once.
+    """
+    said = [(f"{r['step']:,}", r["sample"]) for r in rows if r.get("sample")]
+    fresh = said[:1] + [now for before, now in pairwise(said) if now[1] != before[1]]
+    last = len(fresh) - 1
+    count = min(len(fresh), 8)
+    shown = [fresh[round(i * last / max(1, count - 1))] for i in range(count)]
+    return (
+        f"<h2>What it said on the way</h2>{html_table(('step', 'sample'), shown)}" if shown else ""
+    )
+
+
+def write_report(out: Path, recipe: Recipe) -> None:
+    """The report of a pre-training run, from its metrics.jsonl."""
+    rows = read_metrics(out / "metrics.jsonl")
+    body = f"{fact_cards(_numbers(rows, recipe))}{_warning(rows, recipe)}"
+    body += f"<h2>Loss</h2>{loss_chart(rows)}{_course(rows)}{_said(rows)}"
+    settings = html.escape(recipe.to_json())
+    body += (
+        f"<h2>The recipe</h2><details><summary>every "
+        f"setting</summary><pre>{settings}</pre></details>"
+    )
+    write_text(out / "report.html", html_page(f"A run of {recipe.name}", recipe.about, body))

@@ -1,0 +1,78 @@
+"""A run that is ready to be trained: its parts, and how its checkpoint is written."""
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from malmoi.checkpoint.translate import classes_of
+from malmoi.errors import UsageError
+from malmoi.inference import Model
+from malmoi.model import Network
+from malmoi.training.feed import PhaseFeed
+from malmoi.training.parallel import ProcessGroup
+from malmoi.training.recipe import Recipe
+
+
+@dataclass
+class TrainingRun:
+    """Everything a trainer needs, ready."""
+
+    recipe: Recipe
+    checkpoint: Checkpoint
+    feeds: list[PhaseFeed]
+    valid: list[PhaseFeed]  # of each phase; none where the text is too short
+    out: Path
+    group: ProcessGroup
+    prompt: str = ""
+
+    @property
+    def network(self) -> Network:
+        return self.checkpoint.network
+
+    @property
+    def _cut(self) -> bool:
+        return self.recipe.train.parallel == "fsdp" and self.group.world > 1
+
+    def model(self) -> Model:
+        """The model in its user's hands; one that is cut over processes is read back from its
+        folder.
+        """
+        return Model(read_checkpoint(self.out) if self._cut else self.checkpoint)
+
+    def save(self) -> None:
+        """The checkpoint at the top of the run folder."""
+        if self._cut:
+            self._save_gathered()
+        elif self.group.first:
+            write_checkpoint(self.checkpoint, self.out)
+
+    def _save_gathered(self) -> None:
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        weights = get_model_state_dict(self.network, options=options)
+        if self.group.first:
+            whole = self._empty()
+            whole.load_state_dict(weights)
+            write_checkpoint(replace(self.checkpoint, network=whole), self.out)
+
+    def _empty(self) -> Network:
+        heads = {name: classes_of(head) for name, head in self.network.heads.items()}
+        return Network(self.network.config, heads, pooler=self.network.pooler is not None)
+
+    def sample(self) -> str:
+        """A few words of what the model says now."""
+        if not self.prompt:
+            return ""
+        model = Model(self.checkpoint)
+        prompt = self.prompt
+        with suppress(UsageError):  # a prompt that this vocabulary cannot spell
+            if "lm" in self.network.heads:
+                said = model.generate(prompt, max_new_tokens=40, temperature=0.8, seed=0)
+                return (prompt + said).replace("\n", " ")
+            mask = model.tokenizer.token(model.tokenizer.specials.mask or 0)
+            return prompt.replace(
+                mask, f"[{' | '.join(f.token for f in model.fill(prompt, top=3))}]"
+            )
+        return ""

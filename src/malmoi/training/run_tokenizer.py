@@ -1,0 +1,70 @@
+"""The tokenizer of a run: one that is there, one that is given, or one learnt from its text."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from malmoi.errors import UsageError
+from malmoi.text.documents import DocumentReader
+from malmoi.tokenizer import Tokenizer, train_tokenizer
+from malmoi.training.recipe import Recipe, run_folder
+
+TOKENIZER_CHARACTERS = 200_000_000  # characters a vocabulary is learnt from
+
+
+@dataclass(frozen=True)
+class RunSources:
+    """Where a run's text, vocabulary and first weights come from."""
+
+    sources: tuple[str, ...]
+    tokenizer: Path | None = None
+    start: str | Path | None = None
+
+
+def prepare_tokenizer(
+    recipe: Recipe, readers: list[DocumentReader], out: Path, origin: RunSources
+) -> None:
+    """The run's own tokenizer: the one already there, a given one, the start's, or one learnt
+    from the text.
+    """
+    given = origin.tokenizer or origin.start
+    wanted = Tokenizer.load(given) if given else None
+    if (out / "tokenizer.json").is_file():
+        _check_same(Tokenizer.load(out), wanted, recipe, out)
+    elif wanted is not None:
+        wanted.save(out)
+    else:
+        _learn(recipe, readers).save(out)
+
+
+def _check_same(there: Tokenizer, wanted: Tokenizer | None, recipe: Recipe, out: Path) -> None:
+    if wanted is not None and wanted.fingerprint() != there.fingerprint():
+        raise run_folder(out).refusal(["of another tokenizer than --tokenizer or --start gives"])
+    if (
+        not (out / "recipe.json").is_file()
+        and wanted is None
+        and there.kind != recipe.tokenizer.kind
+    ):
+        raise UsageError(
+            f"{out} holds a {there.kind} tokenizer and this recipe learns a "
+            f"{recipe.tokenizer.kind} one: "
+            "name another folder, or use it with --tokenizer."
+        )
+
+
+def _learn(recipe: Recipe, readers: list[DocumentReader]) -> Tokenizer:
+    c = recipe.tokenizer
+    print(f"Learning a {c.kind} vocabulary of up to {c.vocab:,} from the text…", file=sys.stderr)
+    texts = (document.text for reader in readers for document in reader)
+    return train_tokenizer(
+        _until(texts, TOKENIZER_CHARACTERS), kind=c.kind, vocab=c.vocab, lowercase=c.lowercase
+    )
+
+
+def _until(texts: Iterable[str], limit: int) -> Iterator[str]:
+    for text in texts:
+        if limit <= 0:
+            return
+        limit -= len(text)
+        yield text

@@ -1,0 +1,123 @@
+"""What a run is fed: the samples of its phases and of validation, made from its token stores."""
+
+from typing import Any
+
+import numpy as np
+
+from malmoi.errors import MalmoiError
+from malmoi.tokenizer import Tokenizer
+from malmoi.training.data.encode import Stores
+from malmoi.training.data.loader import BertBatches, LMBatches
+from malmoi.training.data.mask import Masking
+from malmoi.training.data.mixture import Mixture
+from malmoi.training.data.pairs import Pairs
+from malmoi.training.data.store import Store
+from malmoi.training.data.windows import Windows
+from malmoi.training.feed import PhaseFeed
+from malmoi.training.recipe import Recipe
+
+PROMPT_WORDS = 3  # words of the text that the samples of a language model start with
+GAP_SENTENCE_TOKENS = range(5, 25)  # tokens of a sentence that is good for a gap
+
+
+def make_feeds(
+    recipe: Recipe, stores: list[Stores], words: Tokenizer, *, packed: bool
+) -> tuple[list[PhaseFeed], list[PhaseFeed]]:
+    """The samples of every phase, and its validation's (none at all where the text is too short
+    for one of them).
+    """
+    packed = recipe.data.packed if recipe.data.packed is not None else packed
+    train = [s.train for s in stores]
+    feeds = [_feed(recipe, train, words, length, packed) for length, _ in recipe.phases]
+    held = [s.valid for s in stores]
+    try:
+        return feeds, [
+            _feed(recipe, held, words, length, False, train) for length, _ in recipe.phases
+        ]
+    except MalmoiError:
+        return feeds, []
+
+
+def _feed(
+    recipe: Recipe,
+    stores: list[Store],
+    words: Tokenizer,
+    length: int,
+    packed: bool,
+    others: list[Store] | None = None,
+) -> PhaseFeed:
+    seed = recipe.train.seed
+    d = recipe.data
+    parts = [
+        _source(recipe, store, words, length, others[i] if others else None)
+        for i, store in enumerate(stores)
+    ]
+    source = parts[0] if len(parts) == 1 else Mixture(parts, d.weights, seed)
+    if recipe.objective == "lm":
+        return PhaseFeed(lambda share: LMBatches(source, share), length, len(source))
+    masking = Masking.of(
+        words, whole_word=d.whole_word, rate=d.mask_rate, mask=d.mask_token, random=d.mask_random
+    )
+    pad = words.specials.pad or 0
+    return PhaseFeed(
+        lambda share: BertBatches(source, share, masking, pad, seed, packed), length, len(source)
+    )
+
+
+def _source(
+    recipe: Recipe, store: Store, words: Tokenizer, length: int, others: Store | None
+) -> Any:
+    seed = recipe.train.seed
+    d = recipe.data
+    if recipe.objective == "lm":
+        return Windows(store, length, seed, documents=d.document_mask)
+    following: Any = {"mlm+nsp": "nsp", "mlm+sop": "sop"}.get(recipe.objective)
+    return Pairs(
+        store, length, seed, specials=words.specials, next=following, short=d.short, others=others
+    )
+
+
+# ------------------------------------------------------------------ what the model is asked on the
+# way
+
+
+def prompt_of(recipe: Recipe, stores: list[Stores], words: Tokenizer) -> str:
+    """What the samples of this run continue or fill: the recipe's prompt, or a piece of its own
+    text.
+    """
+    if recipe.train.prompt:
+        return recipe.train.prompt
+    store = next((s for one in stores for s in (one.valid, one.train) if len(s.tokens)), None)
+    if store is None:
+        return ""
+    return _beginning(store, words) if recipe.objective == "lm" else _gap(store, words)
+
+
+def _beginning(store: Store, words: Tokenizer) -> str:
+    text = words.decode(store.tokens[:60].tolist()).lstrip()
+    return " ".join(text.split(maxsplit=PROMPT_WORDS)[:PROMPT_WORDS])
+
+
+def _gap(store: Store, words: Tokenizer) -> str:
+    """The first sentence of a fair length, with [MASK] for a word in its middle."""
+    starts = store.sentences if store.sentences is not None else store.documents
+    lengths = np.diff(starts[:1000])
+    fair = np.flatnonzero(
+        (lengths >= GAP_SENTENCE_TOKENS.start) & (lengths < GAP_SENTENCE_TOKENS.stop)
+    )
+    if not len(fair) or words.specials.mask is None:
+        return ""
+    ids = store.tokens[starts[fair[0]] : starts[fair[0] + 1]].tolist()
+    whole = [not words.token(i).startswith("##") for i in [*ids, ids[0]]]
+    places = [
+        i
+        for i in range(len(ids) // 2, len(ids))
+        if whole[i] and whole[i + 1] and words.token(ids[i]).isalpha()
+    ]
+    middle = places[0] if places else len(ids) // 2
+    parts = (
+        words.decode(ids[:middle]),
+        words.token(words.specials.mask),
+        words.decode(ids[middle + 1 :]),
+    )
+    return " ".join(part for part in parts if part)

@@ -1,0 +1,67 @@
+"""The learning rate as a share of its peak, by how much of the budget is used. A schedule is one
+function.
+"""
+
+import math
+from collections.abc import Callable
+
+from malmoi.training.recipe import TrainConfig
+
+# of the expected updates: 45 steps with a warm-up of 100 would never reach half their rate
+MOST_WARMUP = 0.1
+
+# (progress after the warm-up in [0, 1], settings) → [floor, 1]
+Schedule = Callable[[float, TrainConfig], float]
+
+
+def linear_decay(progress: float, c: TrainConfig) -> float:
+    """BERT and GPT-1's fine-tuning: straight down."""
+    return 1 - (1 - c.floor) * progress
+
+
+def cosine_decay(progress: float, c: TrainConfig) -> float:
+    """GPT-1 §4.1, GPT-3 appendix B: half a cosine down to the floor."""
+    return c.floor + (1 - c.floor) * (1 + math.cos(math.pi * progress)) / 2
+
+
+def wsd(progress: float, c: TrainConfig) -> float:
+    """Warm-up, stable, decay: flat, then straight down in the last `cooldown` of the budget."""
+    return 1 - (1 - c.floor) * max(0.0, 1 - (1 - progress) / c.cooldown)
+
+
+def constant_rate(progress: float, c: TrainConfig) -> float:
+    return 1.0
+
+
+SCHEDULES: dict[str, Schedule] = {
+    "linear": linear_decay,
+    "cosine": cosine_decay,
+    "wsd": wsd,
+    "constant": constant_rate,
+}
+
+
+def warmup_steps(c: TrainConfig, expected: int) -> float:
+    """Steps of the warm-up: the recipe's, but at most a tenth of the updates that the budget is
+    expected to hold.
+    """
+    return min(c.warmup_steps, max(1.0, MOST_WARMUP * expected)) if expected else c.warmup_steps
+
+
+def rate_at(step: int, progress: float, c: TrainConfig, expected: int = 0) -> float:
+    """The rate's share at this step: up over the warm-up (a share of the budget, some steps at
+    least), then down.
+
+    `expected` updates fit into the budget (0: not known). Where that was a guess and proved too
+    high, the used share of the budget ends the warm-up instead of the count of steps.
+    """
+    steps = warmup_steps(c, expected)
+    share = steps / expected if expected else 0.0
+    warm = min(
+        1.0,
+        max((step + 1) / steps, progress / share if share else 0.0) if steps else 1.0,
+        (progress + 1e-9) / c.warmup if c.warmup else 1.0,
+    )
+    start = max(c.warmup, share)
+    after = max(0.0, progress - start) / max(1e-9, 1 - start)
+    return max(warm, 1e-3) * SCHEDULES[c.schedule](min(1.0, after), c)

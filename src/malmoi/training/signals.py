@@ -1,0 +1,40 @@
+"""Ctrl-C and SIGTERM: finish the step, save, then leave with 130 or 143."""
+
+import signal
+from types import FrameType
+from typing import Any, Self
+
+
+class Stopped(BaseException):
+    """A run was asked to stop and has saved itself; `code` is the exit status."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.code = 128 + number
+
+
+class StopSignals:
+    """While this is open, a stop signal is remembered instead of ending the process; a second
+    Ctrl-C ends it.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                self._before[number] = signal.signal(number, self._remember)
+            except ValueError:  # not the main thread: whoever is owns the signals
+                break
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        if self.number == signal.SIGINT == number:
+            raise KeyboardInterrupt
+        self.number = number

@@ -1,0 +1,419 @@
+"""Training state in train_state/step-N/, so that a run can be killed at any moment.
+
+Every process writes the rows of the weights and of the optimizer that only it holds, as plain
+safetensors; `state.json` has a checksum of each file. Any number of processes can read it back.
+Nothing is unpickled.
+"""
+
+import json
+import math
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from malmoi.errors import MalmoiError
+from malmoi.system.files import explain_disk_errors
+from malmoi.system.limits import MAX_SIZE
+from malmoi.system.untrusted import JsonObject, read_object
+from malmoi.training.parallel import ProcessGroup
+
+STATE_FORMAT = 1
+
+
+class CorruptState(MalmoiError):
+    """A saved state that is corrupt."""
+
+
+@dataclass
+class Position:
+    """Where a run stands: everything but the tensors."""
+
+    step: int = 0
+    positions: list[int] = field(default_factory=list)  # samples used in each phase
+    tokens: int = 0
+    seconds: float = 0.0
+    phase: int = 0  # that the next two are of
+    mean: float = 0.0  # of the loss, running; a spike is told by it
+    spread: float = 0.0
+    rollbacks: int = 0  # spikes close to one another
+    spiked: int = 0  # the step of the last one
+    valid_loss: float | None = None
+    expected: int = 0  # updates that a budget in minutes was measured to hold
+    compiled: bool | None = None  # whether steps are compiled; none: not yet decided
+    threads: int = 0  # of the processor; sums in another order differ in their last bits
+
+
+def tensors_of(
+    network: nn.Module, optimizers: Iterable[torch.optim.Optimizer]
+) -> dict[str, Tensor]:
+    """Every tensor that decides how training goes on, by name."""
+    named = dict(network.named_parameters())
+    names = {id(p): name for name, p in named.items()}
+    tensors = {f"weights.{name}": p.data for name, p in named.items()}
+    for i, optimizer in enumerate(optimizers):
+        for p, slots in optimizer.state.items():
+            tensors |= {
+                f"optimizer{i}.{names[id(p)]}.{slot}": torch.as_tensor(v)
+                for slot, v in slots.items()
+            }
+    return tensors
+
+
+def weights_are_finite(network: nn.Module, group: ProcessGroup) -> bool:
+    """Whether every weight is a finite number, on every process."""
+    norms = torch.stack(list(torch._foreach_norm([_local(p.data) for p in network.parameters()])))
+    return not group.max((~norms.isfinite()).any().int()).item()
+
+
+def save_state(
+    root: Path, position: Position, tensors: Mapping[str, Tensor], group: ProcessGroup
+) -> Path:
+    """Writes train_state/step-N beside, flushes it to the disk and renames it: the write is
+    atomic.
+    """
+    final = root / f"step-{position.step}"
+    beside = root / f".step-{position.step}.tmp"
+    with explain_disk_errors(final), _removed_on_failure(beside):
+        if group.first:
+            _remove(beside)
+            beside.mkdir(parents=True)
+        group.barrier()
+        file = beside / f"rank-{group.rank:05}.safetensors"
+        own = {name: t for name, t in tensors.items() if group.first or _is_cut(t)}
+        local = {name: _local(t).detach().cpu().contiguous() for name, t in own.items()}
+        save_file(
+            local, file, {"rows": json.dumps({name: _first_row(t) for name, t in own.items()})}
+        )
+        _fsync(file)
+        group.barrier()
+        if group.first:
+            _publish(beside, final, position, {name: list(t.shape) for name, t in tensors.items()})
+    group.barrier()
+    return final
+
+
+@contextmanager
+def _removed_on_failure(beside: Path) -> Iterator[None]:
+    """Gives back what a half-written state took."""
+    try:
+        yield
+    except Exception:
+        _remove(beside)
+        raise
+
+
+def _remove(path: Path) -> None:
+    """A folder with all that is in it, or a file that has its name."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _publish(
+    beside: Path, final: Path, position: Position, shapes: Mapping[str, list[int]]
+) -> None:
+    """Puts a written state in its place; one of the same step stays until the new one is there."""
+    files = {path.name: _checksum(path) for path in sorted(beside.glob("rank-*.safetensors"))}
+    state = {"format": STATE_FORMAT, "position": asdict(position), "shapes": shapes, "files": files}
+    (beside / "state.json").write_text(json.dumps(state), "utf-8")
+    _fsync(beside / "state.json")
+    old = final.with_name(f".{final.name}.old")
+    if final.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        final.rename(old)
+    beside.rename(final)
+    _fsync(final.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def load_state(
+    folder: Path, network: nn.Module, optimizers: list[torch.optim.Optimizer]
+) -> Position:
+    """Puts a saved state into the network and its optimizers, whatever number of processes wrote
+    it.
+    """
+    state = _read(folder)
+    files = [_open(folder / name).__enter__() for name in state.files]
+    rows = [json.loads(file.metadata()["rows"]) for file in files]
+    known = state.shapes
+    named = dict(network.named_parameters())
+
+    def fetch(name: str, like: Tensor) -> Tensor:
+        if known.get(name) != list(like.shape):
+            raise MalmoiError(
+                f"{folder} holds another model: {name} has the shape {known.get(name)}."
+            )
+        return _gather(name, like, files, rows)
+
+    with torch.no_grad():
+        for name, p in named.items():
+            _local(p.data).copy_(fetch(f"weights.{name}", p))
+    for i, optimizer in enumerate(optimizers):
+        _load_optimizer(i, optimizer, named, known, fetch)
+    return state.position
+
+
+def position_of(folder: Path) -> Position:
+    """Where the run of a saved state stands."""
+    return _read(folder).position
+
+
+def other_tensors(folder: Path) -> dict[str, Tensor]:
+    """What a state holds beside weights and optimizers, of runs on one process."""
+    names = [
+        name for name in _read(folder).shapes if not name.startswith(("weights.", "optimizer"))
+    ]
+    file = _open(folder / "rank-00000.safetensors").__enter__()
+    return {name: file.get_tensor(name) for name in names}
+
+
+def _load_optimizer(
+    i: int,
+    optimizer: torch.optim.Optimizer,
+    named: Mapping[str, nn.Parameter],
+    known: Mapping[str, Any],
+    fetch: Any,
+) -> None:
+    names = {id(p): name for name, p in named.items()}
+    optimizer.state.clear()
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            prefix = f"optimizer{i}.{names[id(p)]}."
+            for key in [k for k in known if k.startswith(prefix)]:
+                scalar = known[key] != list(p.shape)
+                if scalar and known[key]:
+                    raise CorruptState(
+                        f"{key} is saved in the shape {known[key]}, for a weight of "
+                        f"{list(p.shape)}."
+                    )
+                value = fetch(key, torch.zeros(())) if scalar else _like(p, fetch(key, p))
+                optimizer.state[p][key.removeprefix(prefix)] = value.to(p.device)
+
+
+def _like(p: Tensor, local: Tensor) -> Tensor:
+    """A local piece as the same kind of tensor as its parameter: plain, or cut over processes.
+
+    A plain one lies in memory as its parameter does: weights read from a GPT-2 folder are
+    transposed views, and a fused optimizer walks through weight, gradient and moments side by side
+    without a look at their strides.
+    """
+    if not hasattr(p, "device_mesh"):
+        return torch.empty_like(p, dtype=local.dtype).copy_(local)
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        local.to(p.device),
+        p.device_mesh,
+        p.placements,  # type: ignore[attr-defined]
+        shape=p.shape,
+        stride=p.stride(),
+    )
+
+
+def _gather(name: str, like: Tensor, files: list[Any], rows: list[dict[str, int]]) -> Tensor:
+    """This process's rows of a tensor, out of whichever files hold them."""
+    local = _local(like)
+    first = _first_row(like)
+    if not local.dim():
+        return torch.as_tensor(files[0].get_tensor(name))
+    pieces = []
+    for file, starts in zip(files, rows, strict=True):
+        if name not in starts:
+            continue
+        part = file.get_slice(name)
+        start = starts[name]
+        a = max(first, start)
+        b = min(first + len(local), start + part.get_shape()[0])
+        if a < b:
+            pieces.append((a, part[a - start : b - start]))
+    found = [piece for _, piece in sorted(pieces, key=lambda piece: piece[0])]
+    return torch.cat(found) if found else local[:0]
+
+
+def latest_state(root: Path, note: Callable[[str], None], group: ProcessGroup) -> Path | None:
+    """The newest state that is whole, the same for all processes; a damaged one is named and put
+    aside, not deleted.
+    """
+    number = group.broadcast(_newest(root, note) if group.first else 0)
+    return None if number < 0 else root / f"step-{number}"
+
+
+def _newest(root: Path, note: Callable[[str], None]) -> int:
+    # killed between two renames: the old one is still the state of that step
+    for old in root.glob(".step-*.old"):
+        if not (place := root / old.name[1:].removesuffix(".old")).exists():
+            old.rename(place)
+    for folder in sorted(_states(root), key=_number, reverse=True):
+        try:
+            _read(folder, verify=True)
+            return _number(folder)
+        except CorruptState as error:
+            aside = folder.with_name(f"damaged-{folder.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            folder.rename(aside)
+            note(f"{error} It is put aside as {aside.name}.")
+    return -1
+
+
+def prune_states(root: Path, keep: int) -> None:
+    """Keeps the last few states, and the one that was best at its validation."""
+    states = sorted(_states(root), key=_number)
+    losses = {folder: _valid_loss(folder) for folder in states}
+    best = min(reversed(states), key=lambda folder: losses[folder], default=None)
+    for folder in states[:-keep]:
+        if folder != best or losses[folder] == math.inf:
+            shutil.rmtree(folder, ignore_errors=True)
+    for leftover in (*root.glob(".step-*.tmp"), *root.glob(".step-*.old")):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _valid_loss(folder: Path) -> float:
+    try:
+        loss = _read(folder).position.valid_loss
+    except CorruptState:
+        return math.inf
+    return math.inf if loss is None else float(loss)
+
+
+def _states(root: Path) -> list[Path]:
+    return [p for p in root.glob("step-*") if p.is_dir() and p.name[5:].isdigit()]
+
+
+def _number(folder: Path) -> int:
+    return int(folder.name[5:])
+
+
+def _read(folder: Path, *, verify: bool = False) -> "_Saved":
+    """state.json, every part of it of its type; `verify` also compares it with the files that it
+    describes.
+    """
+    path = folder / "state.json"
+    try:
+        values = read_object(path)
+        written = values.whole("format", high=MAX_SIZE)
+        saved = _Saved.of(values) if written == STATE_FORMAT else None
+    except MalmoiError as error:
+        raise CorruptState(
+            f"{folder} is damaged: its state.json does not read ({error})"
+        ) from error
+    if saved is None:
+        raise MalmoiError(
+            f"{folder} was written by another version (format {written}, not {STATE_FORMAT})."
+        )
+    if verify:
+        _verify(folder, saved)
+    return saved
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """What state.json says."""
+
+    position: Position
+    shapes: dict[str, list[int]]
+    files: dict[str, list[int]]  # bytes and checksum of each
+
+    @classmethod
+    def of(cls, values: JsonObject) -> "_Saved":
+        shapes = values.object("shapes")
+        files = values.object("files")
+        return cls(
+            _position(values.object("position")),
+            {name: shapes.list_of(name, int) for name in shapes},
+            {name: files.list_of(name, int) for name in files},
+        )
+
+
+def _position(values: JsonObject) -> Position:
+    loss = values.get("valid_loss")
+    # of a run that went wrong it may be infinite
+    if loss is not None and not isinstance(loss, float):
+        raise values.wrong("valid_loss", "a number")
+    return Position(
+        step=values.whole("step"),
+        positions=values.list_of("positions", int),
+        tokens=values.whole("tokens"),
+        seconds=values.number("seconds"),
+        phase=values.whole("phase"),
+        mean=values.number("mean"),
+        spread=values.number("spread"),
+        rollbacks=values.whole("rollbacks"),
+        spiked=values.whole("spiked"),
+        valid_loss=loss,
+        # states of earlier versions have none of these
+        expected=values.whole("expected", default=0),
+        compiled=values.flag("compiled", default=None)
+        if values.get("compiled") is not None
+        else None,
+        threads=values.whole("threads", default=0),
+    )
+
+
+def _verify(folder: Path, saved: _Saved) -> None:
+    """Every file is what was written, and together they hold the tensors that state.json lists."""
+    for name, checksum in saved.files.items():
+        if (
+            Path(name).name != name
+            or not (folder / name).is_file()
+            or _checksum(folder / name) != checksum
+        ):
+            raise CorruptState(f"{folder} is damaged: {name[:80]} is not what was written.")
+    held: set[str] = set()
+    for name in saved.files:
+        with _open(folder / name) as file:
+            held.update(file.keys())
+    if held != saved.shapes.keys() or saved.position.step != _number(folder):
+        raise CorruptState(f"{folder} is damaged: its state.json is not of its files.")
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise CorruptState(f"{path} is damaged: {error}.") from error
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _is_cut(tensor: Any) -> bool:
+    """Whether every process holds other rows of this tensor."""
+    return hasattr(tensor, "device_mesh") and bool(tensor.placements[0].is_shard())
+
+
+def _first_row(tensor: Any) -> int:
+    """The first of this process's rows: FSDP2 cuts the rows like torch.chunk."""
+    if not _is_cut(tensor):
+        return 0
+    size = -(-tensor.shape[0] // tensor.device_mesh.size())
+    return min(tensor.shape[0], size * tensor.device_mesh.get_local_rank())
+
+
+def _checksum(path: Path) -> list[int]:
+    crc = 0
+    size = 0
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 24):
+            crc = zlib.crc32(chunk, crc)
+            size = size + len(chunk)
+    return [size, crc]
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,682 @@
+"""The trainer: `fit` goes through the budget, `step` is one update; everything else watches,
+saves and resumes.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from malmoi.errors import MalmoiError
+from malmoi.model import Network, count_parameters
+from malmoi.report.console import format_duration, progress_bar
+from malmoi.system.files import write_text
+from malmoi.training.device import (
+    Execution,
+    choose_execution,
+    compile_for,
+    first_micro,
+    flops_per_token,
+    is_out_of_memory,
+    measured_flops,
+    release_compiled,
+    thread_count,
+)
+from malmoi.training.feed import MicroBatch, PhaseFeed, Tensors, batch_sizes
+from malmoi.training.log import RunLog, read_metrics
+from malmoi.training.loss_module import LossModule, guessing_loss
+from malmoi.training.losses import Objective, count_labels, objective
+from malmoi.training.losses.distil import Distillation
+from malmoi.training.optim import make_optimizers, set_rate
+from malmoi.training.pace import LOOK_SECONDS, Pace, WorkClock, verdict
+from malmoi.training.parallel import ProcessGroup, gradient_sync, wrap_model
+from malmoi.training.recipe import Recipe
+from malmoi.training.schedule import rate_at
+from malmoi.training.signals import Stopped, StopSignals
+from malmoi.training.state import (
+    Position,
+    latest_state,
+    load_state,
+    prune_states,
+    save_state,
+    tensors_of,
+    weights_are_finite,
+)
+from malmoi.training.validate import validate
+
+MAX_ROLLBACKS = 3  # after so many spikes the run stops, …
+ROLLBACK_FORGIVEN_STEPS = 1000  # … unless it came so many steps further than the last one
+SPIKE_DEVIATIONS = 8.0  # standard deviations above the running mean, and …
+SPIKE_NATS = 1.0  # … so much at least
+SPIKE_WARMUP_STEPS = 100  # steps: before that the loss falls too fast to judge
+MAX_SECONDS_BETWEEN_SAVES = 300.0  # between two saves, whatever save_every says
+MIN_METRIC_ROWS = 20  # of metrics.jsonl at least, however short the run
+PROBE_SECONDS = 0.3  # a pass that takes so long tells how fast this machine is
+MOST_PROBE_SECONDS = 2.0  # one that takes longer is not done again
+COMPILED_PAYS = 0.95  # of an eager step's time, or less
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long a run is: steps, or seconds."""
+
+    steps: int
+    seconds: float
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> "Budget":
+        c = recipe.train
+        if c.minutes:
+            return cls(0, c.minutes * 60)
+        if not c.tokens:
+            return cls(c.steps, 0.0)
+        per_step = c.batch * sum(length * share for length, share in recipe.phases)
+        grown = 1 - c.batch_ramp * (1 - (c.batch_start or c.batch) / c.batch) / 2
+        return cls(max(1, math.ceil(c.tokens / (per_step * grown))), 0.0)
+
+    def progress(self, position: Position) -> float:
+        used = position.step / self.steps if self.steps else position.seconds / self.seconds
+        return min(1.0, used)
+
+
+class Trainer:
+    """One run of a recipe over its feeds, in a folder. `save` writes the finished checkpoint,
+    `sample` a few words.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        network: Network,
+        feeds: list[PhaseFeed],
+        valid: list[PhaseFeed],
+        out: Path,
+        group: ProcessGroup,
+        save: Callable[[], None] = lambda: None,
+        sample: Callable[[], str] = lambda: "",
+        distillation: Distillation | None = None,
+    ) -> None:
+        self.recipe = recipe
+        self.config = recipe.train
+        self.network = network
+        self.group = group
+        self.out = out
+        self.feeds = feeds
+        self.valid = valid
+        self._save_folder = save
+        self._sample = sample
+        self.budget = Budget.of(recipe)
+        self.execution: Execution = choose_execution(group.device, self.config)
+        self.objective = _objective(recipe, distillation)
+        self._guessing = (
+            0.0 if distillation else guessing_loss(self.objective, network.config.vocab)
+        )
+        self.loss_module = LossModule(network.to(group.device), self.objective)
+        network.trunk.gradient_checkpointing = self.config.gradient_checkpointing
+        compile_for(self.execution, self.loss_module, dynamic=recipe.objective != "lm")
+        self.call = wrap_model(self.loss_module, network.trunk.blocks, group, self.config.parallel)
+        self.optimizers = make_optimizers(network, self.config)
+        self.position = Position(positions=[0] * len(feeds))
+        self.log = RunLog(out, self.config, first=group.first)
+        self.micro = self._first_micro()
+        self.clock = WorkClock()
+        self._compiled = False  # whether a pass was compiled
+        self._looked = 0.0  # seconds at the last look at the loss
+        # losses not yet looked at, and of which phase
+        self._pending: list[tuple[int, dict[str, Tensor]]] = []
+        self._mark = (0, 0.0)  # tokens and seconds at the last row: the speed is told by them
+        self._weights = count_parameters(network)
+
+    def _first_micro(self) -> int:
+        share = max(1, self.config.batch // self.group.world)
+        longest = max(feed.length for feed in self.feeds)
+        fits = first_micro(self.network.config, longest, share, self.group.device)
+        return self.config.micro or self.group.min(fits)  # all processes make the same passes
+
+    @property
+    def state_root(self) -> Path:
+        return self.out / "train_state"
+
+    @property
+    def expected(self) -> int:
+        """Updates of the whole run: known, or measured where the budget is in minutes."""
+        return self.budget.steps or self.position.expected
+
+    @property
+    def _log_every(self) -> int:
+        return min(self.config.log_every, max(1, self.expected // MIN_METRIC_ROWS))
+
+    # ------------------------------------------------------------------ the loop
+
+    def fit(self) -> dict[str, float]:
+        """Trains until the budget is used; returns the last validation. Stopped by a signal, it
+        saves first.
+        """
+        with StopSignals() as self._stop:
+            self._resume()
+            with thread_count(self.group.device, self.position.threads, self.log.line):
+                self._calibrate()
+                self.position.threads = torch.get_num_threads()
+                metrics = self._train()
+        release_compiled(self.loss_module)
+        self.log.close()
+        return metrics
+
+    def _train(self) -> dict[str, float]:
+        self.clock = WorkClock(self.position.seconds)
+        self._saved_at = time.monotonic()
+        self._mark = (self.position.tokens, 0.0)
+        if self.budget.progress(self.position) < 1:
+            self._announce("taking the first step")
+        while self.budget.progress(self.position) < 1:
+            self._phase()
+        metrics = self._validate()
+        self.save()
+        if not metrics and (said := self._verdict(self.position.mean)):
+            self.log.line(said)
+        return metrics
+
+    # ------------------------------------------------------------------ before the first step
+
+    def _calibrate(self) -> None:
+        """Decides by a measured step what no recipe can know: whether compiling pays, and what the
+        minutes hold.
+
+        What was measured is undone by reading the saved state back; a run that goes on keeps what
+        was decided.
+        """
+        p = self.position
+        cpu = self.group.device.type == "cpu"
+        if cpu and p.compiled is not None and self.config.compile is None:
+            self._compile_or_not(p.compiled)
+        probing = (
+            cpu and self.execution.compiled and self.config.compile is None and p.compiled is None
+        )
+        timing = bool(self.budget.seconds) and not p.expected
+        if self.budget.progress(p) < 1 and (probing or timing):
+            pace = self._measured_pace(probing=probing)
+            self._restore()
+            if timing:
+                self._fit_batch(pace)
+        self.position.compiled = self.execution.compiled if cpu else None
+
+    def _measured_pace(self, *, probing: bool) -> Pace:
+        """How fast a step is, compiled where that pays."""
+        if not probing:
+            self._announce("measuring a step")
+            return self._measure(compiled=self.execution.compiled)
+        self.log.progress("Measuring a step …", now=True)
+        eager = self._measure(compiled=False)
+        self._announce("measuring whether that pays")
+        compiled = self._measure(compiled=True)
+        pays = compiled.sequence < COMPILED_PAYS * eager.sequence
+        self._compile_or_not(pays)
+        return compiled if pays else eager
+
+    def _announce(self, what: str) -> None:
+        """What takes a while, before it does: the first pass of all compiles."""
+        compiling = self.execution.compiled and not self._compiled
+        self._compiled = self.execution.compiled
+        said = f"compiling (once, about 20 s) and {what}" if compiling else what
+        self.log.progress(f"{said[0].upper()}{said[1:]} …", now=True)
+
+    def _compile_or_not(self, compiled: bool) -> None:
+        execution = replace(self.execution, compiled=compiled)
+        if execution != self.execution:
+            release_compiled(self.loss_module)
+            compile_for(execution, self.loss_module, dynamic=self.recipe.objective != "lm")
+            self.execution = execution
+
+    def _measure(self, *, compiled: bool) -> Pace:
+        """The time of a pass and of an update, from as few sequences as tell it."""
+        try:
+            took, size = self._timed_passes(compiled=compiled)
+            self._timed_update()  # moments are allocated with the first
+            optimizer = min(self._timed_update(), self._timed_update())
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            self._shrink()
+            return self._measure(compiled=compiled)
+        for each in self.optimizers:
+            each.zero_grad(set_to_none=True)
+        slowest = self.group.max(torch.tensor([optimizer, took / size], device=self.group.device))
+        update, sequence = slowest.tolist()
+        return Pace(update, sequence, self.budget.seconds, self.recipe.phases, self.group.world)
+
+    def _timed_passes(self, *, compiled: bool) -> tuple[float, int]:
+        """Seconds of a pass, and its sequences: more and more of them until it takes long enough
+        to time.
+        """
+        size = self.micro if compiled else 1  # a compiled pass is of one size only
+        with nullcontext() if compiled else torch.compiler.set_stance("force_eager"):
+            self._timed_pass(size)  # first allocations, compilation
+            took = self._timed_pass(size)
+            while took < PROBE_SECONDS and 2 * size <= self.micro:
+                size *= 2
+                took = self._timed_pass(size)
+            if took < MOST_PROBE_SECONDS:  # the better of two, if other programs are at work
+                took = min(took, self._timed_pass(size))
+        return took, size
+
+    def _timed_pass(self, size: int) -> float:
+        tensors = self.feeds[0].micro(self.group.rank * size, size, self.group.device).tensors
+        self.execution.synchronize()
+        began = time.perf_counter()
+        counts = self._counts([tensors])
+        with self.execution.computing():
+            loss, _ = self.call(tensors, counts)
+        loss.backward()
+        self.execution.synchronize()
+        return time.perf_counter() - began
+
+    def _timed_update(self) -> float:
+        """An update by the gradients as they are."""
+        began = time.perf_counter()
+        if self.config.clip:
+            torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.clip)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.execution.synchronize()
+        return time.perf_counter() - began
+
+    def _fit_batch(self, pace: Pace) -> None:
+        """Takes a smaller batch where the minutes would hold too few updates and the user named
+        none.
+        """
+        asked = self.config.batch
+        batch = pace.fitting(asked) if self.config.fit_batch else asked
+        if batch != asked:
+            start = min(self.config.batch_start, batch)
+            self.config = replace(self.config, batch=batch, batch_start=start)
+            self.recipe = replace(self.recipe, train=self.config)
+            self.micro = self._first_micro()
+            if self.group.first:
+                write_text(self.out / "recipe.json", self.recipe.to_json())
+        self.position.expected = pace.updates(batch)
+        if said := pace.sentence(self.recipe.name, asked, batch):
+            self.log.line(said)
+
+    # ------------------------------------------------------------------ steps
+
+    def _phase(self) -> None:
+        """Steps of one phase, until it ends, the budget ends, or a spike takes the run back."""
+        phase = self._phase_number()
+        sizes = batch_sizes(self.config, self.position.step, self.budget.steps, self.group.world)
+        again = batch_sizes(self.config, self.position.step, self.budget.steps, self.group.world)
+        with self.feeds[phase].stream(
+            self.position.positions[phase], sizes, self.micro, self.group
+        ) as stream:
+            for micros in stream:
+                step = self.position.step
+                self._train_step(micros, phase, next(again))
+                if self.budget.progress(self.position) >= 1 or self._phase_number() != phase:
+                    return
+                if self.position.step <= step:  # taken back, or the batch did not fit
+                    return
+
+    def _train_step(self, micros: list[MicroBatch], phase: int, size: int) -> None:
+        try:
+            losses = self.step([micro.tensors for micro in micros])
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            self._shrink()
+            return
+        self.clock.step()
+        p = self.position
+        p.step += 1
+        p.positions[phase] += size
+        p.tokens += sum(micro.tokens for micro in micros) * self.group.world
+        self._pending.append((phase, losses))
+        self._watch(phase)
+
+    def step(self, micros: list[Tensors]) -> dict[str, Tensor]:
+        """One update: the gradients of every micro-batch as their share of the whole, clipped,
+        applied.
+        """
+        c = self.config
+        p = self.position
+        # dropout is a function of the step
+        torch.manual_seed(_mix(c.seed, p.step, self.group.rank))
+        set_rate(self.optimizers, rate_at(p.step, self.budget.progress(p), c, self.expected))
+        counts = self._counts(micros)
+        total: dict[str, Tensor] = {}
+        for i, micro in enumerate(micros, 1):
+            with gradient_sync(self.call, last=i == len(micros)):
+                with self.execution.computing():
+                    loss, means = self.call(micro, counts)
+                loss.backward()
+            for name, value in {"loss": loss.detach(), **means}.items():
+                total[name] = total[name] + value if name in total else value
+        if c.clip:
+            torch.nn.utils.clip_grad_norm_(self.network.parameters(), c.clip)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return total
+
+    def _counts(self, micros: list[Tensors]) -> dict[str, Tensor]:
+        """Labels of the whole step over the number of processes, because gradients are averaged
+        over those.
+        """
+        parts = [count_labels(self.objective, micro) for micro in micros]
+        names = list(parts[0])
+        summed = torch.stack(
+            [torch.stack([p[name] for p in parts]).sum() for name in names]
+        ).float()
+        summed = self.group.sum(summed) / self.group.world
+        return {name: summed[i].clamp(min=1) for i, name in enumerate(names)}
+
+    def _shrink(self) -> None:
+        """The batch did not fit: take half as many sequences in one pass, which one of several
+        cannot do alone.
+        """
+        if self.micro == 1:
+            raise MalmoiError(
+                "One sequence does not fit into the GPU's memory: set "
+                "train.gradient_checkpointing=true."
+            )
+        if self.group.world > 1:
+            raise MalmoiError(
+                f"{self.micro} sequences in one pass do not fit into the memory of process "
+                f"{self.group.rank}'s GPU: "
+                f"set train.micro={self.micro // 2} or train.gradient_checkpointing=true."
+            )
+        self.micro = max(1, self.micro // 2)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        self.execution.free_cache()
+        self.log.line(
+            f"The batch does not fit into memory; taking {self.micro} sequences in one pass."
+        )
+
+    def _phase_number(self) -> int:
+        progress = self.budget.progress(self.position)
+        edge = 0.0
+        for i, (_, share) in enumerate(self.recipe.phases):
+            edge += share
+            if progress < edge - 1e-12:
+                return i
+        return len(self.feeds) - 1
+
+    # ------------------------------------------------------------------ watching
+
+    def _watch(self, phase: int) -> None:
+        """After a step: look at the loss, write a row, validate, save, stop; as often as each is
+        due.
+        """
+        c = self.config
+        p = self.position
+        asked = self._agree()
+        done = self.budget.progress(p) >= 1
+        saving = done or asked or self._save_is_due()
+        validating = bool(c.valid_every) and p.step % c.valid_every == 0 and not done
+        if (saving or validating or self._look_is_due()) and not self._read_losses(phase):
+            return
+        # the loss of this step came before its update
+        if saving and not weights_are_finite(self.network, self.group):
+            self._roll_back(math.nan, phase)
+            return
+        if validating:
+            self._validate()
+            self.clock.lap("validation")
+        if saving and not done:
+            self.save()
+            self.clock.lap("save")
+        if asked and not done:
+            self.log.line(f"Stopped at step {p.step:,} and saved; run the same command to resume.")
+            self.log.close()
+            raise Stopped(asked)
+
+    def _look_is_due(self) -> bool:
+        """A GPU is asked for its losses only now and then: until then it need not be waited for."""
+        if self.group.device.type == "cpu" or not self.clock.started:
+            return True
+        return (
+            self.position.step % self._log_every == 0
+            or self.position.seconds - self._looked >= LOOK_SECONDS
+        )
+
+    def _save_is_due(self) -> bool:
+        c = self.config
+        p = self.position
+        late = time.monotonic() - self._saved_at > MAX_SECONDS_BETWEEN_SAVES
+        return p.step % c.save_every == 0 or (
+            p.step % c.log_every == 0 and bool(self.group.broadcast(int(late)))
+        )
+
+    def _agree(self) -> int:
+        """One clock for all processes, and the signal that asked any of them to stop, or 0."""
+        seconds = self.clock.seconds
+        number = self._stop.number
+        if self.group.world > 1:
+            told = torch.tensor(
+                [seconds if self.group.first else 0.0, number], device=self.group.device
+            )
+            seconds, number = self.group.max(told.double()).tolist()
+        self.position.seconds = seconds
+        return int(number)
+
+    def _read_losses(self, phase: int) -> bool:
+        """Reads the losses since the last look; False where a spike took the run back."""
+        phases = [number for number, _ in self._pending]
+        pending = [{k: v.float() for k, v in losses.items()} for _, losses in self._pending]
+        stacked = {name: torch.stack([losses[name] for losses in pending]) for name in pending[0]}
+        table = torch.stack(list(stacked.values()))
+        rows = (self.group.sum(table) / self.group.world).tolist()
+        first = not self.clock.started
+        self.clock.lap()
+        self._looked = self.position.seconds
+        self._pending = []
+        for number, loss in zip(phases, rows[0], strict=True):
+            if self._spiked(loss, number):
+                self._roll_back(loss, phase)
+                return False
+        done = self.budget.progress(self.position) >= 1
+        self.log.progress(self._line(rows[0][-1], phase), now=first or done)
+        if first:
+            self.clock.skip()  # the ceiling that utilisation is told by was measured
+        if self.position.step % self._log_every == 0 or done:
+            self._row({name: sum(row) / len(row) for name, row in zip(stacked, rows, strict=True)})
+        return True
+
+    def _spiked(self, loss: float, phase: int) -> bool:
+        """NaN, infinity, or far above the phase's running mean; otherwise the mean moves on."""
+        p = self.position
+        # longer samples are another measure: BERT's loss leaps where it goes from 128 to 512
+        if p.phase != phase:
+            p.phase = phase
+            p.mean = 0.0
+            p.spread = 0.0
+        if not math.isfinite(loss):
+            return True
+        if (
+            p.step > SPIKE_WARMUP_STEPS
+            and p.mean
+            and loss > p.mean + max(SPIKE_NATS, SPIKE_DEVIATIONS * p.spread**0.5)
+        ):
+            return True
+        p.spread = 0.98 * p.spread + 0.02 * (loss - p.mean) ** 2 if p.mean else 0.0
+        p.mean = 0.98 * p.mean + 0.02 * loss if p.mean else loss
+        return False
+
+    def _roll_back(self, loss: float, phase: int) -> None:
+        """Back to the last good state; the samples since then are skipped."""
+        p = self.position
+        rollbacks = p.rollbacks + 1 if p.step - p.spiked <= ROLLBACK_FORGIVEN_STEPS else 1
+        if rollbacks > MAX_ROLLBACKS:
+            raise MalmoiError(
+                f"The loss went to {loss:g} at step {p.step:,}, for the {rollbacks}th time without "
+                f"{ROLLBACK_FORGIVEN_STEPS:,} good "
+                f"steps between: the run is stopped, its last good state is in {self.state_root}. "
+                "A lower train.lr "
+                "usually helps."
+            )
+        self._restore()
+        self.log.resume(self.position.step)
+        self.position.positions[phase], self.position.seconds = p.positions[phase], p.seconds
+        self.position.rollbacks, self.position.spiked = rollbacks, p.step
+        self.position.expected, self.position.compiled, self.position.threads = (
+            p.expected,
+            p.compiled,
+            p.threads,
+        )
+        back = f"back to step {self.position.step:,}, skipping what led there"
+        self.log.line(f"The loss went to {loss:g} at step {p.step:,}: {back}.")
+
+    def _row(self, losses: Mapping[str, float]) -> None:
+        p = self.position
+        speed = self._speed()
+        self._mark = (p.tokens, self.clock.training)
+        learning = self.config.lr * rate_at(
+            p.step, self.budget.progress(p), self.config, self.expected
+        )
+        extra = {
+            name: round(value, 5)
+            for name, value in losses.items()
+            if name != "loss" and len(losses) > 2
+        }
+        loss = round(losses["loss"], 5)
+        row = dict(
+            step=p.step, tokens=p.tokens, seconds=round(p.seconds, 3), loss=loss, lr=learning
+        )
+        self.log.write_row(**row, tokens_per_second=round(speed, 1), **extra)
+
+    def _speed(self) -> float:
+        """Tokens a second of training alone since the last row."""
+        tokens, seconds = self._mark
+        return (self.position.tokens - tokens) / max(1e-9, self.clock.training - seconds)
+
+    def _line(self, loss: float, phase: int) -> str:
+        p = self.position
+        speed = self._speed()
+        progress = self.budget.progress(self.position)
+        length = self.feeds[phase].length
+        used = (
+            flops_per_token(self.network.config, self._weights, length)
+            * speed
+            / measured_flops(self.execution)
+        )
+        steps = self.budget.steps - p.step
+        left = (
+            steps * self.clock.usual_step if self.budget.steps else self.budget.seconds - p.seconds
+        )
+        return (
+            f"{progress_bar(progress, 16)} {progress:4.0%}  {format_duration(left)} left  step "
+            f"{p.step:,}  loss {loss:.3f}  "
+            f"{speed:,.0f} tok/s  {used / self.group.world:.0%} of the machine"
+        )
+
+    def _validate(self) -> dict[str, float]:
+        """The phase's validation loss, on the same batches every time, and a sample of what the
+        model says.
+        """
+        if not self.valid:
+            return {}
+        self.network.eval()
+        metrics = validate(
+            self.loss_module, self.valid[self._phase_number()], self.config, self.execution
+        )
+        self.position.valid_loss = metrics["valid_loss"]
+        self._log_validation(metrics)
+        self.network.train()
+        return metrics
+
+    def _verdict(self, loss: float) -> str:
+        """No run ends like a success whose loss did not move."""
+        done = self.budget.progress(self.position) >= 1
+        return verdict(self.recipe, self.position.step, loss, self._guessing) if done else ""
+
+    def _log_validation(self, metrics: Mapping[str, float]) -> None:
+        p = self.position
+        rounded = {name: round(value, 5) for name, value in metrics.items()}
+        said = self._verdict(metrics["valid_loss"])
+        if said:
+            rounded["guessing_loss"] = round(self._guessing, 5)
+        with torch.compiler.set_stance("force_eager"):
+            text = self._sample() if self.group.first and self.config.parallel != "fsdp" else ""
+        row: dict[str, Any] = dict(
+            step=p.step, tokens=p.tokens, seconds=round(p.seconds, 3), **rounded
+        )
+        self.log.write_row(**row, **({"sample": text} if text else {}))
+        words = ", ".join(
+            f"{name.replace('_', ' ')} {value:.4g}" for name, value in rounded.items()
+        )
+        self.log.line(f"step {p.step:,}: {words}" + (f"\n  » {text}" if text else ""))
+        if said:
+            self.log.line(said)
+
+    # ------------------------------------------------------------------ saving and going on
+
+    def save(self) -> None:
+        """The state of training, then the checkpoint a user opens; old states go, the best
+        stays.
+        """
+        self.position.seconds = (
+            self.clock.seconds if self.group.world == 1 else self.position.seconds
+        )
+        save_state(
+            self.state_root, self.position, tensors_of(self.network, self.optimizers), self.group
+        )
+        self.position.valid_loss = None  # it was of this state only
+        if self.group.first:
+            prune_states(self.state_root, self.config.keep)
+        self._save_folder()
+        self.group.barrier()  # a process that leaves early would take the one that writes with it
+        self._saved_at = time.monotonic()
+
+    def _resume(self) -> None:
+        """Goes on from the newest whole state in the folder, or starts from drawn weights."""
+        self._restore()
+        rows = read_metrics(self.log.path)
+        self.log.resume(self.position.step)
+        if self.position.step:
+            self.log.line(f"Going on from step {self.position.step:,}.")
+        elif rows:
+            self.log.line(
+                f"There is no whole state in {self.state_root}: the run starts from the beginning."
+            )
+
+    def _restore(self) -> None:
+        folder = latest_state(self.state_root, self.log.line, self.group)
+        self._pending = []
+        if folder is None:  # from now on there is always a state to go back to
+            folder = save_state(
+                self.state_root,
+                self.position,
+                tensors_of(self.network, self.optimizers),
+                self.group,
+            )
+        self.position = load_state(folder, self.network, self.optimizers)
+        if len(self.position.positions) != len(self.feeds) or not 0 <= self.position.phase < len(
+            self.feeds
+        ):
+            raise MalmoiError(
+                f"{folder} stands in another plan of phases than this run of {len(self.feeds)}; it "
+                "is damaged: remove "
+                "it to go on from the state before it."
+            )
+        self._mark = (self.position.tokens, self.clock.training)
+        self.network.train()
+
+
+def _objective(recipe: Recipe, distillation: Distillation | None) -> Objective:
+    hard = objective(recipe.objective)
+    return hard if distillation is None else distillation.add_to(hard, hard.terms[0].head)
+
+
+def _mix(*numbers: int) -> int:
+    """One seed out of several numbers."""
+    seed = 0x9E3779B97F4A7C15
+    for number in numbers:
+        seed = (
+            seed ^ (number + 0x9E3779B97F4A7C15 + (seed << 6) + (seed >> 2))
+        ) & 0x7FFFFFFFFFFFFFFF
+    return seed

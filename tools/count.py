@@ -1,0 +1,131 @@
+"""Counts of the source tree: names, lines, files, imports, tests. Run: python tools/count.py
+[ROOT]
+"""
+
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+WIDTH = 100
+LOADED = (
+    "import sys, malmoi; malmoi.pretrain; print(sum(m.startswith('malmoi') for m in sys.modules))"
+)
+
+
+class Module:
+    """One source file, parsed."""
+
+    def __init__(self, path: Path, root: Path) -> None:
+        self.text = path.read_text("utf-8")
+        self.lines = self.text.splitlines()
+        self.tree = ast.parse(self.text)
+        self.nodes = list(ast.walk(self.tree))
+        parts = path.relative_to(root).with_suffix("").parts
+        self.name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+    @property
+    def trivial(self) -> bool:
+        return len(self.tree.body) <= 1
+
+    def public_names(self) -> Iterator[str]:
+        """Functions and classes defined at the top of the module."""
+        for node in self.tree.body:
+            if isinstance(node, Definition) and not node.name.startswith("_"):
+                yield node.name
+
+    def imports(self) -> Iterator[str]:
+        for node in self.nodes:
+            if isinstance(node, ast.ImportFrom) and node.module:
+                yield from (node.module, *(f"{node.module}.{a.name}" for a in node.names))
+            elif isinstance(node, ast.Import):
+                yield from (a.name for a in node.names)
+
+    def packed(self) -> int:
+        """Assignments such as `a, b = x, y`."""
+        pairs = (
+            n for n in self.nodes if isinstance(n, ast.Assign) and isinstance(n.value, ast.Tuple)
+        )
+        return sum(any(isinstance(t, ast.Tuple) for t in n.targets) for n in pairs)
+
+    def docstring_lines(self) -> int:
+        owners = (n for n in self.nodes if isinstance(n, Definition | ast.Module))
+        return sum(len((ast.get_docstring(n) or "").splitlines()) for n in owners)
+
+    def comments(self) -> int:
+        tokens = tokenize.generate_tokens(io.StringIO(self.text).readline)
+        return sum(token.type == tokenize.COMMENT for token in tokens)
+
+
+def read(root: Path, folder: str) -> list[Module]:
+    base = root / "src" if folder == "src" else root
+    return [Module(path, base) for path in sorted((root / folder).rglob("*.py"))]
+
+
+def one_word(modules: list[Module]) -> float:
+    names = [n.name.strip("_") for m in modules for n in m.nodes if isinstance(n, Definition)]
+    words = [n for n in names if "_" not in n and not re.search("[a-z][A-Z]", n)]
+    return len(words) / len(names)
+
+
+def single_importers(modules: list[Module]) -> int:
+    importers: dict[str, set[str]] = defaultdict(set)
+    for module in modules:
+        for target in module.imports():
+            importers[target].add(module.name)
+    return sum(len(importers[m.name]) == 1 for m in modules if not m.trivial)
+
+
+def rooms(root: Path) -> tuple[int, int]:
+    inside = list((root / "src/malmoi").iterdir())
+    packages = [p for p in inside if (p / "__init__.py").exists()]
+    modules = [p for p in inside if p.suffix == ".py" and not p.stem.startswith("__")]
+    return len(packages), len(modules)
+
+
+def loaded(root: Path) -> int:
+    """Modules of ours that are imported when `malmoi.pretrain` is."""
+    path = {"PYTHONPATH": str(root / "src")}
+    done = subprocess.run([sys.executable, "-c", LOADED], env=path, capture_output=True, text=True)
+    return int(done.stdout or 0)
+
+
+def rows(root: Path) -> Iterator[tuple[str, str]]:
+    source = read(root, "src")
+    tests = read(root, "tests")
+    files = [m for m in source if not m.trivial]
+    lines = sum(len(m.lines) for m in source)
+    defined = Counter(name for m in source for name in set(m.public_names()))
+    yield "public names defined in more than one file", str(sum(n > 1 for n in defined.values()))
+    yield "one-word names of functions and classes", f"{one_word(source):.0%}"
+    wide = sum(len(line) > WIDTH for m in source for line in m.lines)
+    yield f"lines over {WIDTH} columns", f"{wide / lines:.1%}"
+    packed = sum(m.packed() for m in source)
+    yield "tuple-packed assignments per 1,000 lines", f"{1000 * packed / lines:.1f}"
+    comments = 100 * sum(m.comments() for m in source) / lines
+    docs = 100 * sum(m.docstring_lines() for m in source) / lines
+    yield "comments / docstring lines per 100", f"{comments:.1f} / {docs:.1f}"
+    short = sum(len(m.lines) < 100 for m in files) / len(files)
+    yield "files; share under 100 lines", f"{len(files)}; {short:.0%}"
+    yield "modules with one importer", str(single_importers(source))
+    yield "packages + top-level modules", " + ".join(map(str, rooms(root)))
+    yield "modules imported by pretrain", f"{loaded(root)} of {len(source)}"
+    yield "lines of source", f"{lines:,}"
+    yield "tests / source lines", f"{sum(len(m.lines) for m in tests) / lines:.2f}"
+    yield "monkeypatches", str(sum(m.text.count("monkeypatch.") for m in tests))
+
+
+def main() -> None:
+    root = Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()
+    for what, value in rows(root):
+        print(f"{what:46}{value}")
+
+
+if __name__ == "__main__":
+    main()
