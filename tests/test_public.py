@@ -49,7 +49,7 @@ PROMISED = {
 
 def test_every_public_name_is_there() -> None:
     assert {"load", "Tokenizer", "ModelConfig", "__version__"} <= set(malmoi.__all__)
-    assert set(malmoi.__all__) <= set(dir(malmoi))
+    assert dir(malmoi) == sorted(malmoi.__all__)  # the product and nothing else
     for name in malmoi.__all__:
         assert getattr(malmoi, name) is not None
     with pytest.raises(AttributeError, match="lod"):
