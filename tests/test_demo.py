@@ -134,3 +134,12 @@ def test_pictures() -> None:
     assert attention_grid([[weights, weights]]).count("<svg") == 2
     assert sharpest([[[[0.5, 0.5], [0.5, 0.5]], [[1.0, 0.0], [0.0, 1.0]]]]) == (0, 1)
     assert bars([("x", 0.25), ("y", 0.75)]).count("best") == 1
+
+
+def test_what_pre_training_was_worth_is_said(story: Story) -> None:
+    assert "+15 points" in module._verdict(story, 0.15)
+    for gain in (0.01, -0.03):
+        told = module._verdict(story, gain)
+        assert "no clear difference" in told
+        assert "million tokens" in told
+    assert story.facts["verdict"] in (story.out / "report.html").read_text("utf-8")

@@ -20,6 +20,7 @@ from malmoi.demo.page import write_demo_page
 from malmoi.demo.story import (
     ATTENTION_SENTENCE,
     BERT_SIZES,
+    CLEAR_GAIN,
     ENOUGH_UPDATES,
     ERAS,
     FEW_UPDATES,
@@ -42,6 +43,7 @@ from malmoi.text.documents import read_documents
 from malmoi.tokenizer import Tokenizer, train_tokenizer
 from malmoi.training.device import choose_execution, flops_per_token, measured_flops, thread_count
 from malmoi.training.estimate import EXPECTED_UTILISATION
+from malmoi.training.log import read_metrics
 from malmoi.training.pretrain import pretrain
 from malmoi.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
 from malmoi.training.recipes import fast_bert, fast_gpt
@@ -301,8 +303,24 @@ def _era(story: Story) -> None:
         "the same BERT without pre-training": _mean_accuracy(raw),
         "the pre-trained BERT, fine-tuned": _mean_accuracy(tuned),
     }
+    story.facts["verdict"] = _verdict(story, _mean_accuracy(tuned) - _mean_accuracy(raw))
+    _say(story.facts["verdict"])
     rows = (story.out / "era" / "predictions.jsonl").read_text("utf-8").splitlines()
     story.said = [json.loads(row) for row in rows]
+
+
+def _verdict(story: Story, gain: float) -> str:
+    """What pre-training was worth: what was found is said, whichever way it went."""
+    points = f"{100 * gain:+.0f} points".replace("-", "−")
+    if gain >= CLEAR_GAIN:
+        return f"Pre-training was worth {points}."
+    seen = read_metrics(story.out / "bert" / "metrics.jsonl")[-1]["tokens"]
+    return (
+        f"Pre-training made no clear difference here ({points}): in its "
+        f"{story.plan.bert.seconds:.0f} seconds the BERT read {seen / 1e6:.1f} million tokens, and "
+        "the words alone tell much of an era. A longer `malmoi pretrain`, or a faster machine, "
+        "gives it more to read."
+    )
 
 
 def _mean_accuracy(result: FinetuneResult) -> float:

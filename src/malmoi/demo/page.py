@@ -165,12 +165,7 @@ def _era(story: Story) -> str:
         "same network with "
         "the same training, but drawn at random instead of pre-trained."
     )
-    _, raw, tuned = story.scores.values()
-    if tuned <= raw:  # what was found is said, whichever way it went
-        words += (
-            " This time pre-training did not help: so short a one need not, and the words "
-            "alone tell much of an era."
-        )
+    words += f" {story.facts['verdict']}"
     names = [name for _, name in ERAS]
     gold = [row["label"] for row in story.said]
     said = [row["prediction"] for row in story.said]
