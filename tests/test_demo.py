@@ -108,7 +108,7 @@ def test_the_recipes_are_small_and_resolve() -> None:
     # the rest of four minutes is reading and looking
     assert DemoConfig().gpt.seconds + DemoConfig().bert.seconds < 180
     # six minutes on the slowest machine
-    assert GPT_SIZES[-1].seconds + BERT_SIZES[-1].seconds < 240
+    assert GPT_SIZES[-1].seconds + BERT_SIZES[-1].seconds < 280
 
 
 @pytest.mark.parametrize(
