@@ -58,13 +58,13 @@ def test_killed_runs_end_as_if_they_had_not_been(tmp_path: Path) -> None:
         str(SEED),
         str(KILLS),
     ]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
     tally = []
-    for line in child.stdout:
-        print(line, end="", flush=True)
-        tally.append(json.loads(line))
-    assert child.wait() == 0
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            print(line, end="", flush=True)
+            tally.append(json.loads(line))
+    assert child.returncode == 0
     print(f"{sum(one['kills'] for one in tally)} kills of {len(tally)} kinds of runs, seed {SEED}")
     assert [one for one in tally if not (one["resumed"] and one["equal"]) or one["left"]] == []
 
