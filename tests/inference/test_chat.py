@@ -134,7 +134,7 @@ def test_what_a_template_cannot_do(
         render_chat(talking(words, template), messages)
 
 
-REAL = Path(__file__).parents[2] / "shared" / "tokenizers"
+REAL = Path(__file__).parents[3] / "shared" / "tokenizers"
 needs_real = pytest.mark.skipif(
     not REAL.is_dir(), reason="the real vocabularies are not on this machine"
 )

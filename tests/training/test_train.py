@@ -52,7 +52,7 @@ from tiny_runs import (
     write_corpus,
 )
 
-SCRIPT = Path(__file__).with_name("tiny_runs.py")
+SCRIPT = Path(__file__).parents[1] / "tiny_runs.py"
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from malmoi.text.documents import read_documents
 from malmoi.text.formats import guess_rule
 from malmoi.text.sentences import sentence_splitter, split_sentences
 
-SHARED = Path(__file__).parents[2] / "shared"
+SHARED = Path(__file__).parents[3] / "shared"
 KOREAN = "나는 오늘 학교에 갔다.\n똠방각하와 펲시콜라를 마셨다.\n"
 
 

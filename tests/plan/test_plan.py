@@ -34,7 +34,7 @@ from malmoi.training.pretrain import resolve_recipe
 from malmoi.training.recipe import Recipe
 from tiny_runs import train, write_corpus
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 H200 = Fleet(gpu("h200"))
 
 

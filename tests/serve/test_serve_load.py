@@ -1,7 +1,7 @@
 """Sixty-four streams at once: no error, no growth of memory; and a stop in the middle of it tells
 everyone.
 
-    MALMOI_LOAD_SECONDS=600 pytest -m heavy -s tests/test_serve_load.py -k vanish
+    MALMOI_LOAD_SECONDS=600 pytest -m heavy -s tests/serve/test_serve_load.py -k vanish
 
 runs the hard one for ten minutes and prints what it measured.
 """

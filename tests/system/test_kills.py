@@ -53,7 +53,7 @@ PIECES = (
 def test_killed_runs_end_as_if_they_had_not_been(tmp_path: Path) -> None:
     command = [
         sys.executable,
-        str(Path(__file__).with_name("kills.py")),
+        str(Path(__file__).parents[1] / "kills.py"),
         str(tmp_path / "runs"),
         str(SEED),
         str(KILLS),

@@ -52,7 +52,7 @@ VIEWS = (
 # where the numbers do not matter
 QUICK: dict[str, dict[str, Any]] = {"generate": {"length": 6}, "patterns": {"at": 7}}
 SENTENCE = "어제 카페 갔었어 거기 사람 많더라"
-CHECKS = Path(__file__).with_name("studio_checks.js").read_text("utf-8")
+CHECKS = (Path(__file__).parents[1] / "studio_checks.js").read_text("utf-8")
 torch.set_num_threads(1)
 
 
@@ -388,7 +388,7 @@ def test_what_is_computed_anew_looks_old_until_then(visitor: Visitor) -> None:
 @pytest.mark.skipif(shutil.which("node") is None, reason="there is no Node on this machine")
 def test_a_page_gives_up_what_is_old_and_asks_a_slow_model_less_often(tmp_path: Path) -> None:
     shutil.copytree(STUDIO / "js", tmp_path, dirs_exist_ok=True)
-    shutil.copy(Path(__file__).with_name("studio_page.js"), tmp_path)
+    shutil.copy((Path(__file__).parents[1] / "studio_page.js"), tmp_path)
     (tmp_path / "package.json").write_text('{"type": "module"}', "utf-8")
     ran = subprocess.run(
         ["node", tmp_path / "studio_page.js"], capture_output=True, text=True, timeout=60

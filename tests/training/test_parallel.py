@@ -24,7 +24,7 @@ from malmoi.training.prepare import check_request
 from malmoi.training.recipes import named_recipe
 from tiny_runs import KINDS, STILL, losses, steps_of, train, weights, write_corpus
 
-SCRIPT = Path(__file__).with_name("tiny_runs.py")
+SCRIPT = Path(__file__).parents[1] / "tiny_runs.py"
 STEPS = 6
 SETTINGS = {**STILL, "steps": STEPS, "train.save_every": 100}
 

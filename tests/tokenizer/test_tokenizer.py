@@ -23,7 +23,7 @@ from malmoi.tokenizer import Tokenizer, train_tokenizer
 from malmoi.tokenizer.chunks import CHUNK_CHARACTERS, truncated
 from malmoi.training.data.cached_encoder import make_encoder
 
-REAL = Path(__file__).parents[2] / "shared" / "tokenizers"
+REAL = Path(__file__).parents[3] / "shared" / "tokenizers"
 LOWERS = {
     "bert-base-uncased": True,
     "bert-base-cased": False,
