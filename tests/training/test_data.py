@@ -465,6 +465,25 @@ def test_windows_shift_and_tell_documents(tmp_path: Path) -> None:
         Windows(Store(Path("x"), np.arange(5), np.array([0, 5]), None, {"end": None}), 8, 0)
 
 
+def test_shuffled_documents_are_whole_and_in_another_order_every_epoch(tmp_path: Path) -> None:
+    store = build_stores(corpus(50), Words(), tmp_path, end=7).train
+    windows = Windows(store, 16, 3, shuffled=True)
+    edges = store.documents
+    known = {tuple(store.tokens[a:b].tolist()) for a, b in pairwise(edges.tolist())}
+    orders = []
+    for epoch in range(2):
+        numbers = np.arange(len(windows)) + epoch * len(windows)
+        order = np.argsort(windows.starts(numbers))
+        text = windows.batch(numbers[order])["tokens"][:, :16].reshape(-1).tolist()
+        ends = [i + 1 for i, token in enumerate(text) if token == 7]
+        documents = [tuple(text[a:b]) for a, b in pairwise(ends)]
+        assert len(documents) > 40
+        assert all(document in known for document in documents)
+        orders.append(documents)
+    assert orders[0] != orders[1]
+    assert sorted(windows.batch([5, 2])["tokens"][1]) == sorted(windows.batch([2])["tokens"][0])
+
+
 # ---- pairs
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 import malmoi
 from malmoi.cli import run_command
@@ -155,6 +156,36 @@ def test_muon_takes_the_matrices_of_the_blocks_and_makes_them_orthogonal() -> No
     assert 0.5 < float(moved.min()) <= float(moved.max()) < 1.4
 
 
+def test_cautious_decay_shrinks_only_what_the_update_shrinks() -> None:
+    before = torch.randn(6, 6)
+    moved = {}
+    for decay, cautious in ((0.0, False), (0.5, False), (0.5, True)):
+        matrix = torch.nn.Parameter(before.clone())
+        matrix.grad = torch.arange(36.0).reshape(6, 6).sin()
+        Muon([matrix], lr=0.1, decay=decay, cautious=cautious).step()
+        moved[decay, cautious] = matrix.detach()
+    update = before - moved[0.0, False]
+    shrunk = before * 0.1 * 0.5
+    torch.testing.assert_close(moved[0.5, False], moved[0.0, False] - shrunk)
+    expected = moved[0.0, False] - torch.where(update * before > 0, shrunk, 0.0)
+    torch.testing.assert_close(moved[0.5, True], expected)
+
+
+def test_the_averaged_weights_are_written_and_both_losses_told(
+    corpus: Path, tmp_path: Path
+) -> None:
+    settings = {"steps": 8, "train.save_every": 1, "train.keep": 9}
+    model = train("gpt", corpus, tmp_path, **settings, **{"train.ema": 0.5})
+    states = [load_file(p) for p in tmp_path.glob("train_state/step-[5678]/rank-*.safetensors")]
+    assert len(states) == 4
+    name = "trunk.blocks.0.mlp.up.weight"
+    mean = torch.stack([state[f"weights.{name}"] for state in states]).mean(0)
+    torch.testing.assert_close(model.network.state_dict()[name], mean)
+    torch.testing.assert_close(weights(tmp_path)["transformer.h.0.mlp.c_fc.weight"].T, mean)
+    row = read_metrics(tmp_path / "metrics.jsonl")[-1]
+    assert row["valid_loss"] != row["unaveraged_loss"]
+
+
 # ---- going on
 
 
@@ -182,7 +213,7 @@ def test_a_stopped_run_ends_as_if_it_had_not_been(
 
 
 def test_every_part_of_a_run_goes_on(corpus: Path, tmp_path: Path) -> None:
-    """Muon, a batch that grows, two sources by weight, several passes a step."""
+    """Muon, a batch that grows, two sources by weight, several passes a step, averaged weights."""
     other = write_corpus(tmp_path / "other.txt", documents=25)
     recipe, settings = KINDS["gpt"]
     settings = {
@@ -191,7 +222,8 @@ def test_every_part_of_a_run_goes_on(corpus: Path, tmp_path: Path) -> None:
         "train.batch_start": 2,
         "train.batch_ramp": 0.8,
     }
-    settings |= {"data.weights": [3, 1], "train.micro": 3, "steps": 12}
+    settings |= {"data.weights": [3, 1], "train.micro": 3, "steps": 12, "train.ema": 0.5}
+    settings |= {"train.cautious_decay": True, "data.shuffle": "documents"}
 
     def go(out: Path) -> None:
         malmoi.pretrain(recipe, data=[corpus, other], out=out, device="cpu", **settings)

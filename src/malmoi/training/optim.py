@@ -38,7 +38,10 @@ def make_optimizers(
     adam = torch.optim.AdamW(
         groups, lr=c.lr, betas=betas, eps=c.eps, fused=True, capturable=capturable
     )
-    return [adam, Muon(matrices, lr=c.muon_lr, decay=c.decay)] if matrices else [adam]
+    if not matrices:
+        return [adam]
+    decay = c.decay if c.muon_decay is None else c.muon_decay
+    return [adam, Muon(matrices, lr=c.muon_lr, decay=decay, cautious=c.cautious_decay)]
 
 
 def set_rate(optimizers: Iterable[torch.optim.Optimizer], share: float) -> None:
@@ -65,8 +68,15 @@ class Muon(torch.optim.Optimizer):
         lr: float = 0.02,
         momentum: float = 0.95,
         decay: float = 0.0,
+        cautious: bool = False,
     ) -> None:
-        super().__init__(list(params), {"lr": lr, "momentum": momentum, "weight_decay": decay})
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": decay,
+            "cautious": cautious,
+        }
+        super().__init__(list(params), defaults)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -84,14 +94,13 @@ class Muon(torch.optim.Optimizer):
         grads = [p.grad for p in params if p.grad is not None]
         torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
         nesterov = torch._foreach_lerp(grads, buffers, group["momentum"])
-        updates = orthogonal(torch.stack(list(nesterov)))
+        stacked = orthogonal(torch.stack(list(nesterov))).to(params[0].dtype)
+        updates = list(stacked.unbind())
         rows, columns = params[0].shape
         scale = max(1.0, rows / columns) ** 0.5
         if group["weight_decay"]:
-            torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_add_(
-            weights, list(updates.to(params[0].dtype).unbind()), alpha=-group["lr"] * scale
-        )
+            _decay(weights, updates, group["lr"] * group["weight_decay"], group["cautious"])
+        torch._foreach_add_(weights, updates, alpha=-group["lr"] * scale)
 
     def _momentum(self, p: nn.Parameter) -> Tensor:
         state = self.state[p]
@@ -99,6 +108,19 @@ class Muon(torch.optim.Optimizer):
             state["momentum"] = torch.zeros_like(p)
         momentum: Tensor = state["momentum"]
         return momentum
+
+
+def _decay(weights: list[Tensor], updates: list[Tensor], share: float, cautious: bool) -> None:
+    """Shrinks the weights by this share; cautiously, only those that the update moves towards
+    zero as well (Chen et al. 2025, eq. 4).
+    """
+    if not cautious:
+        torch._foreach_mul_(weights, 1 - share)
+        return
+    agree = torch._foreach_mul(weights, updates)
+    torch._foreach_sign_(agree)
+    torch._foreach_clamp_min_(agree, 0.0)
+    torch._foreach_addcmul_(weights, weights, agree, value=-share)
 
 
 def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:

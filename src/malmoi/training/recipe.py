@@ -31,6 +31,8 @@ class DataConfig(Config):
     text: str = "text"  # the column or key that holds the text
     sentences: Literal["rules", "kiwi"] = "rules"
     document_mask: bool = False  # packed documents do not see one another
+    # what an epoch reorders: windows of the text, or its documents before they are cut into windows
+    shuffle: Literal["windows", "documents"] = "windows"
     short: float = 0.1  # share of pairs that are shorter on purpose
     mask_rate: float = 0.15
     mask_token: float = 0.8  # of the chosen: [MASK]
@@ -56,12 +58,16 @@ class TrainConfig(Config):
     betas: tuple[float, ...] = (0.9, 0.999)
     eps: float = 1e-8
     decay: float = 0.01  # of weight matrices and embeddings, never of biases and norms
+    muon_decay: float | None = None  # of the matrices that Muon updates; none: as `decay`
+    # Muon's decay only where the update shrinks the weight too (Chen et al. 2025)
+    cautious_decay: bool = False
     clip: float = 1.0  # 0: off
     schedule: Literal["linear", "cosine", "wsd", "constant"] = "linear"
     warmup: float = 0.01  # share of the budget
     warmup_steps: int = 100  # at least so many steps
     floor: float = 0.0  # the rate ends at this share of its peak
     cooldown: float = 0.4  # share of the budget that wsd goes down in
+    ema: float = 0.0  # the weights are averaged over this last share of the budget; 0: not
     seed: int = 0
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     compile: bool | None = None  # none: where it pays
@@ -117,6 +123,12 @@ class Recipe(Config):
             _require(
                 getattr(self.train, name) > 0,
                 f"train.{name} must be positive, not {getattr(self.train, name)}.",
+            )
+        for name, low, high in (("ema", 0.0, 1.0), ("cooldown", 1e-9, 1.0), ("floor", 0.0, 1.0)):
+            value = getattr(self.train, name)
+            _require(
+                low <= value <= high,
+                f"train.{name} is a share of the run: from {low:.0f} to 1, not {value:g}.",
             )
         _require(
             self.objective != "lm" or all("causal" in pattern for pattern in self.model.attention),

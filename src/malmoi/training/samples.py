@@ -70,7 +70,8 @@ def _source(
     seed = recipe.train.seed
     d = recipe.data
     if recipe.objective == "lm":
-        return Windows(store, length, seed, documents=d.document_mask)
+        shuffled = d.shuffle == "documents" and others is None  # validation stays as it is
+        return Windows(store, length, seed, documents=d.document_mask, shuffled=shuffled)
     following: Any = {"mlm+nsp": "nsp", "mlm+sop": "sop"}.get(recipe.objective)
     return Pairs(
         store, length, seed, specials=words.specials, next=following, short=d.short, others=others

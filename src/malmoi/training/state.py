@@ -51,6 +51,7 @@ class Position:
     expected: int = 0  # updates that a budget in minutes was measured to hold
     compiled: bool | None = None  # whether steps are compiled; none: not yet decided
     threads: int = 0  # of the processor; sums in another order differ in their last bits
+    averaged: int = 0  # steps whose weights are in the average
 
 
 def tensors_of(
@@ -138,10 +139,13 @@ def _publish(
 
 
 def load_state(
-    folder: Path, network: nn.Module, optimizers: list[torch.optim.Optimizer]
+    folder: Path,
+    network: nn.Module,
+    optimizers: list[torch.optim.Optimizer],
+    average: Mapping[str, Tensor] | None = None,
 ) -> Position:
-    """Puts a saved state into the network and its optimizers, whatever number of processes wrote
-    it.
+    """Puts a saved state into the network, its optimizers and the average of its weights,
+    whatever number of processes wrote it.
     """
     state = _read(folder)
     files = [_open(folder / name).__enter__() for name in state.files]
@@ -159,6 +163,8 @@ def load_state(
     with torch.no_grad():
         for name, p in named.items():
             _local(p.data).copy_(fetch(f"weights.{name}", p))
+        for name, mean in (average or {}).items() if state.position.averaged else ():
+            _local(mean).copy_(fetch(name, mean))
     for i, optimizer in enumerate(optimizers):
         _load_optimizer(i, optimizer, named, known, fetch)
     return state.position
@@ -357,6 +363,7 @@ def _position(values: JsonObject) -> Position:
         if values.get("compiled") is not None
         else None,
         threads=values.whole("threads", default=0),
+        averaged=values.whole("averaged", default=0),
     )
 
 

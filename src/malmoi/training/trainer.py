@@ -5,7 +5,7 @@ saves and resumes.
 import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from malmoi.errors import MalmoiError
 from malmoi.model import Network, count_parameters
 from malmoi.report.console import format_duration, progress_bar
 from malmoi.system.files import write_text
+from malmoi.training.average import WeightAverage
 from malmoi.training.device import (
     Execution,
     choose_execution,
@@ -122,6 +123,7 @@ class Trainer:
         compile_for(self.execution, self.loss_module, dynamic=recipe.objective != "lm")
         self.call = wrap_model(self.loss_module, network.trunk.blocks, group, self.config.parallel)
         self.optimizers = make_optimizers(network, self.config)
+        self.average = WeightAverage(network) if self.config.ema else None
         self.position = Position(positions=[0] * len(feeds))
         self.log = RunLog(out, self.config, first=group.first)
         self.micro = self._first_micro()
@@ -178,6 +180,8 @@ class Trainer:
             self._phase()
         metrics = self._validate()
         self.save()
+        if self.average is not None and self.position.averaged:
+            self.average.keep()
         if not metrics and (said := self._verdict(self.position.mean)):
             self.log.line(said)
         return metrics
@@ -360,6 +364,11 @@ class Trainer:
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+        if self.average is not None:
+            averaging = self.budget.progress(p) >= 1 - c.ema
+            p.averaged = p.averaged + 1 if averaging else 0
+            if averaging:
+                self.average.add(p.averaged)
         return total
 
     def _counts(self, micros: list[Tensors]) -> dict[str, Tensor]:
@@ -576,16 +585,20 @@ class Trainer:
 
     def _validate(self) -> dict[str, float]:
         """The phase's validation loss, on the same batches every time, and a sample of what the
-        model says.
+        model says: of the averaged weights where there are any, and then of the others too.
         """
         if not self.valid:
             return {}
         self.network.eval()
-        metrics = validate(
-            self.loss_module, self.valid[self._phase_number()], self.config, self.execution
-        )
-        self.position.valid_loss = metrics["valid_loss"]
-        self._log_validation(metrics)
+        feed = self.valid[self._phase_number()]
+        own = validate(self.loss_module, feed, self.config, self.execution)
+        with self._averaged():
+            metrics = own
+            if self.position.averaged:
+                metrics = validate(self.loss_module, feed, self.config, self.execution)
+                metrics["unaveraged_loss"] = own["valid_loss"]
+            self.position.valid_loss = metrics["valid_loss"]
+            self._log_validation(metrics)
         self.network.train()
         return metrics
 
@@ -622,15 +635,26 @@ class Trainer:
         self.position.seconds = (
             self.clock.seconds if self.group.world == 1 else self.position.seconds
         )
-        save_state(
-            self.state_root, self.position, tensors_of(self.network, self.optimizers), self.group
-        )
+        self._save_state()
         self.position.valid_loss = None  # it was of this state only
         if self.group.first:
             prune_states(self.state_root, self.config.keep)
-        self._save_folder()
+        with self._averaged():
+            self._save_folder()
         self.group.barrier()  # a process that leaves early would take the one that writes with it
         self._saved_at = time.monotonic()
+
+    def _save_state(self) -> Path:
+        tensors = tensors_of(self.network, self.optimizers)
+        if self.average is not None and self.position.averaged:
+            tensors |= self.average.tensors
+        return save_state(self.state_root, self.position, tensors, self.group)
+
+    def _averaged(self) -> AbstractContextManager[None]:
+        """While this is open, the network has its averaged weights, where there are any."""
+        if self.average is None or not self.position.averaged:
+            return nullcontext()
+        return self.average.in_place()
 
     def _resume(self) -> None:
         """Goes on from the newest whole state in the folder, or starts from drawn weights."""
@@ -648,13 +672,9 @@ class Trainer:
         folder = latest_state(self.state_root, self.log.line, self.group)
         self._pending = []
         if folder is None:  # from now on there is always a state to go back to
-            folder = save_state(
-                self.state_root,
-                self.position,
-                tensors_of(self.network, self.optimizers),
-                self.group,
-            )
-        self.position = load_state(folder, self.network, self.optimizers)
+            folder = self._save_state()
+        mean = self.average.tensors if self.average is not None else None
+        self.position = load_state(folder, self.network, self.optimizers, mean)
         if len(self.position.positions) != len(self.feeds) or not 0 <= self.position.phase < len(
             self.feeds
         ):

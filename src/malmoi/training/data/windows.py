@@ -2,6 +2,8 @@
 epoch.
 """
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -13,9 +15,20 @@ from malmoi.training.data.store import Store
 class Windows:
     """Windows of context + 1 tokens (inputs and the same moved by one); `len` of them make an
     epoch.
+
+    `shuffled` puts the documents of the text into another order every epoch before windows are
+    cut, so that a window never joins the same neighbours twice.
     """
 
-    def __init__(self, store: Store, context: int, seed: int, *, documents: bool = False):
+    def __init__(
+        self,
+        store: Store,
+        context: int,
+        seed: int,
+        *,
+        documents: bool = False,
+        shuffled: bool = False,
+    ):
         tokens = len(store.tokens)
         if tokens < context + 1:
             raise MalmoiError(
@@ -32,10 +45,13 @@ class Windows:
         self.context = context
         self.seed = seed
         self.documents = documents
+        self.shuffled = shuffled
         # One window fewer than fit, where more than one fits, leaves room for every shift of the
         # grid.
         self.count = max(1, (tokens - 1) // context - 1)
         self._room = min(context, tokens - self.count * context)
+        # a batch lies in one epoch, or in two where it crosses into the next
+        self._order = lru_cache(maxsize=2)(self._ordered)
 
     def __len__(self) -> int:
         return self.count
@@ -65,11 +81,38 @@ class Windows:
         """tokens [B, context + 1] and, if asked for, documents [B, context + 1] counted from
         each window's start.
         """
-        starts = self.starts(indices)
+        numbers = np.array(indices, dtype=np.int64, ndmin=1)
+        starts = self.starts(numbers)
         tokens = np.empty((len(starts), self.context + 1), np.int64)
-        for row, start in zip(tokens, starts.tolist(), strict=True):
-            row[:] = self.store.tokens[start : start + self.context + 1]
+        epochs = (numbers // self.count).tolist()
+        for row, start, epoch in zip(tokens, starts.tolist(), epochs, strict=True):
+            if self.shuffled:
+                self._fill(row, start, epoch)
+            else:
+                row[:] = self.store.tokens[start : start + self.context + 1]
         if not self.documents:
             return {"tokens": tokens}
         ends = tokens == self.store.end
         return {"tokens": tokens, "documents": np.cumsum(ends, axis=1) - ends}
+
+    def _fill(self, row: NDArray[np.int64], start: int, epoch: int) -> None:
+        """The tokens from `start` on of the text as this epoch orders its documents."""
+        ends, stops = self._order(epoch)
+        document = int(np.searchsorted(stops, start, side="right"))
+        done = 0
+        while done < len(row):
+            left = int(stops[document]) - start - done  # tokens of this document not yet used
+            end = int(ends[document])
+            piece = self.store.tokens[end - left : end][: len(row) - done]
+            row[done : done + len(piece)] = piece
+            done += len(piece)
+            document += 1
+
+    def _ordered(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Of each document in this epoch's order: where it ends in the store, and where it ends
+        in the epoch.
+        """
+        count = len(self.store)
+        order = permute_all(np.arange(count), count, permutation_key(self.seed, epoch, 6))
+        edges = self.store.documents
+        return edges[1:][order], np.cumsum(np.diff(edges)[order])

@@ -1,0 +1,35 @@
+"""The mean of the weights over the last part of a run (Izmailov et al. 2018)."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+
+class WeightAverage:
+    """A running mean of a network's weights; the trainer knows how many steps are in it."""
+
+    def __init__(self, network: nn.Module) -> None:
+        named = dict(network.named_parameters())
+        self._weights = [p.data for p in named.values()]
+        self._means = [torch.zeros_like(p.data) for p in named.values()]
+        self.tensors = {f"average.{n}": t for n, t in zip(named, self._means, strict=True)}
+
+    def add(self, count: int) -> None:
+        """Takes in the weights of now, the `count`-th ones."""
+        torch._foreach_lerp_(self._means, self._weights, 1 / count)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """While this is open, the network has the averaged weights."""
+        own = [weight.clone() for weight in self._weights]
+        torch._foreach_copy_(self._weights, self._means)
+        try:
+            yield
+        finally:
+            torch._foreach_copy_(self._weights, own)
+
+    def keep(self) -> None:
+        """Leaves the averaged weights in the network."""
+        torch._foreach_copy_(self._weights, self._means)
