@@ -1,12 +1,28 @@
 """One Transformer for four papers: patterns → attention → transformer → heads → families."""
 
-from malmoi.model.attention import Bounds, FusedDecodeCache, KVCache
-from malmoi.model.families import PRESETS, preset
-from malmoi.model.features import FeatureConfig
-from malmoi.model.network import Network, count_parameters, initialise
-from malmoi.model.patterns import PATTERNS, Layout, parse_pattern
-from malmoi.model.transformer import Activations, Transformer
-from malmoi.model.undrawn import without_weights
+from typing import TYPE_CHECKING
+
+from malmoi.system.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from malmoi.model.attention import Bounds, FusedDecodeCache, KVCache
+    from malmoi.model.families import PRESETS, preset
+    from malmoi.model.features import FeatureConfig
+    from malmoi.model.network import Network, count_parameters, initialise
+    from malmoi.model.patterns import PATTERNS, Layout, parse_pattern
+    from malmoi.model.transformer import Activations, Transformer
+    from malmoi.model.undrawn import without_weights
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        attention="Bounds FusedDecodeCache KVCache",
+        families="PRESETS preset",
+        features="FeatureConfig",
+        network="Network count_parameters initialise",
+        patterns="PATTERNS Layout parse_pattern",
+        transformer="Activations Transformer",
+        undrawn="without_weights",
+    )
 
 __all__ = [
     "PATTERNS",
