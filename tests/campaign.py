@@ -264,7 +264,9 @@ def make_adapter(kind: str, folder: Path) -> None:
     adapter = AdapterConfig(kind=kind, rank=2, tokens=3)  # type: ignore[arg-type]
     attach_adapter(learnt.network, adapter, tokenizer)
     for name, parameter in learnt.network.named_parameters():
-        parameter.requires_grad_(".patches." in name or name in ("trunk.soft", "trunk.past"))
+        parameter.requires_grad_(
+            ".patches." in name or name in ("trunk.soft_prompt", "trunk.prefix_kv")
+        )
     labels: tuple[str, ...] = ()
     if kind == "lora":
         for head in list(learnt.network.heads):

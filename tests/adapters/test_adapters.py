@@ -650,5 +650,5 @@ def test_what_an_adapter_cannot_stand_on_or_be_written_over(
         malmoi.load(folder).save(tmp_path / "whole")
     assert not (tmp_path / "whole").exists()
     with pytest.raises(UsageError, match="leave no room"):
-        set_prefix(read_checkpoint(base).network, soft=torch.zeros(64, 32))
+        set_prefix(read_checkpoint(base).network, soft_prompt=torch.zeros(64, 32))
     assert named_task("sst2").answers["1"] == "positive"

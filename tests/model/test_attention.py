@@ -227,10 +227,10 @@ def put_ahead(network: Network, kind: str) -> int:
     torch.manual_seed(0)
     weight, c = network.trunk.embed.token.weight, network.config
     if kind == "soft":
-        network.trunk.soft = torch.nn.Parameter(torch.randn_like(weight[:2]))
+        network.trunk.soft_prompt = torch.nn.Parameter(torch.randn_like(weight[:2]))
     if kind == "prefix":
         shape = (c.depth, 2, c.key_heads, 2, c.size_per_head)
-        network.trunk.past = torch.nn.Parameter(torch.randn(shape, dtype=weight.dtype))
+        network.trunk.prefix_kv = torch.nn.Parameter(torch.randn(shape, dtype=weight.dtype))
     return 0 if kind == "none" else 2
 
 

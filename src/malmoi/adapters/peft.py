@@ -156,8 +156,8 @@ def _matched(patterns: list[str], names: list[str]) -> list[int | None]:
 def soft_config(network: Network) -> dict[str, Any]:
     c = network.config
     trunk = network.trunk
-    prefix = trunk.past is not None
-    n = trunk.past.size(3) if trunk.past is not None else len(trunk.soft)  # type: ignore[arg-type]
+    prefix = trunk.prefix_kv is not None
+    n = trunk.prefix_kv.size(3) if trunk.prefix_kv is not None else len(trunk.soft_prompt)  # type: ignore[arg-type]
     # What reads both ways hands [CLS] to its pooler here, and the first soft token there: not the
     # same model.
     kind = "PREFIX_TUNING" if prefix else "PROMPT_TUNING" if trunk.is_causal else "MALMOI_PROMPT"
@@ -179,9 +179,9 @@ def soft_tensors(network: Network) -> dict[str, Tensor]:
     """A prompt [n, E]; a prefix [n, depth · 2 · G · E], place by place."""
     trunk = network.trunk
     return {
-        SOFT_TENSOR: trunk.soft  # type: ignore[dict-item]
-        if trunk.past is None
-        else trunk.past.permute(3, 0, 1, 2, 4).flatten(1)
+        SOFT_TENSOR: trunk.soft_prompt  # type: ignore[dict-item]
+        if trunk.prefix_kv is None
+        else trunk.prefix_kv.permute(3, 0, 1, 2, 4).flatten(1)
     }
 
 
@@ -195,7 +195,7 @@ def put_soft(network: Network, config: JsonObject, tensors: Mapping[str, Tensor]
             f"The adapter's weights hold no {SOFT_TENSOR}; they are not those of its config."
         )
     c = network.config
-    found = tensors[SOFT_TENSOR].to(network.trunk.embed.token.weight)
+    found = tensors[SOFT_TENSOR].to(network.device, network.dtype)
     prefix = config["peft_type"] == "PREFIX_TUNING"
     wanted = c.depth * 2 * c.key_heads * c.size_per_head if prefix else c.token_width
     if found.dim() != 2 or found.size(1) != wanted:
@@ -205,7 +205,7 @@ def put_soft(network: Network, config: JsonObject, tensors: Mapping[str, Tensor]
         )
     if prefix:
         shape = (len(found), c.depth, 2, c.key_heads, c.size_per_head)
-        set_prefix(network, past=found.view(shape).permute(1, 2, 3, 0, 4).contiguous())
+        set_prefix(network, prefix_kv=found.view(shape).permute(1, 2, 3, 0, 4).contiguous())
     else:
-        set_prefix(network, soft=found)
+        set_prefix(network, soft_prompt=found)
     return {SOFT_TENSOR}

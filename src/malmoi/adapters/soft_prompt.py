@@ -19,21 +19,21 @@ COMMON_WORD_COUNT = 5000
 
 def add_prompt(network: Network, adapter: AdapterConfig, tokenizer: Tokenizer, seed: int) -> None:
     """n vectors before the embedded text, which start as those of words (Lester et al. 2021 §2)."""
-    words = first_words(adapter, tokenizer, seed).to(network.trunk.embed.token.weight.device)
-    set_prefix(network, soft=network.trunk.embed.token(words).detach().clone())
+    words = first_words(adapter, tokenizer, seed).to(network.device)
+    set_prefix(network, soft_prompt=network.trunk.embed.token(words).detach().clone())
 
 
 def add_prefix(network: Network, adapter: AdapterConfig, tokenizer: Tokenizer, seed: int) -> None:
     """Keys and values of n places in every layer, which start as those of words (Li & Liang 2021
     §4.2, §7.4).
     """
-    words = first_words(adapter, tokenizer, seed).to(network.trunk.embed.token.weight.device)
+    words = first_words(adapter, tokenizer, seed).to(network.device)
     check_soft_tokens(network, len(words))
     learning = network.training
     with torch.no_grad():
-        past = network.eval().trunk.keys_of(network.trunk.embed.token(words))
+        prefix_kv = network.eval().trunk.prompt_kv(network.trunk.embed.token(words))
     network.train(learning)
-    set_prefix(network, past=past)
+    set_prefix(network, prefix_kv=prefix_kv)
 
 
 def first_words(adapter: AdapterConfig, tokenizer: Tokenizer, seed: int) -> Tensor:
@@ -54,12 +54,18 @@ def first_words(adapter: AdapterConfig, tokenizer: Tokenizer, seed: int) -> Tens
     return torch.tensor((tokens * (n // len(tokens) + 1))[:n])
 
 
-def set_prefix(network: Network, *, soft: Tensor | None = None, past: Tensor | None = None) -> None:
-    """Puts learnt places before every text; so many fewer tokens of text fit into the context."""
-    n = soft.size(0) if soft is not None else past.size(3) if past is not None else 0
+def set_prefix(
+    network: Network, *, soft_prompt: Tensor | None = None, prefix_kv: Tensor | None = None
+) -> None:
+    """Puts learnt places before every text; that many fewer tokens of text fit into the context."""
+    n = 0
+    if soft_prompt is not None:
+        n = soft_prompt.size(0)
+    elif prefix_kv is not None:
+        n = prefix_kv.size(3)
     check_soft_tokens(network, n)
-    network.trunk.soft = None if soft is None else nn.Parameter(soft)
-    network.trunk.past = None if past is None else nn.Parameter(past)
+    network.trunk.soft_prompt = None if soft_prompt is None else nn.Parameter(soft_prompt)
+    network.trunk.prefix_kv = None if prefix_kv is None else nn.Parameter(prefix_kv)
     network.config = network.trunk.config = replace(
         network.config, context=network.config.context - n
     )
@@ -80,6 +86,6 @@ def freeze_prompt(network: Network) -> None:
     they are kept.
     """
     trunk = network.trunk
-    if trunk.soft is not None and trunk.is_causal:
-        trunk.past = nn.Parameter(trunk.keys_of(trunk.soft))
-        trunk.soft = None
+    if trunk.soft_prompt is not None and trunk.is_causal:
+        trunk.prefix_kv = nn.Parameter(trunk.prompt_kv(trunk.soft_prompt))
+        trunk.soft_prompt = None

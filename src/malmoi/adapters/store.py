@@ -135,7 +135,7 @@ def _learnt(network: Network) -> set[str]:
     return {
         name
         for name in learning
-        if ".patches." not in name and name not in ("trunk.soft", "trunk.past")
+        if ".patches." not in name and name not in ("trunk.soft_prompt", "trunk.prefix_kv")
     }
 
 

@@ -105,7 +105,7 @@ def _kind(network: Network) -> str:
             f"GGUF is for language models with their own weights; this has {what}. Export it to "
             "ONNX."
         )
-    if network.trunk.soft is not None or network.trunk.past is not None:
+    if network.trunk.has_soft_tokens:
         raise UsageError(
             "Soft tokens fit into no GGUF file: they are an adapter's, and stand beside their base."
         )

@@ -167,7 +167,7 @@ def _check(network: Network, dtype: str) -> None:
         )
     if dtype == "int8" and _size(network) > MAX_INLINE_BYTES:
         raise UsageError("ONNX Runtime quantises models of up to 2 GB; export this one as fp32.")
-    if network.trunk.soft is not None or network.trunk.past is not None:
+    if network.trunk.has_soft_tokens:
         raise UsageError(
             "Soft tokens fit into no ONNX file: they are an adapter's, and stand beside their base."
         )

@@ -213,7 +213,7 @@ def write_checkpoint(
     """
     folder = Path(folder)
     network = checkpoint.network
-    if network.trunk.soft is not None or network.trunk.past is not None:
+    if network.trunk.has_soft_tokens:
         raise UsageError(
             "Soft tokens fit into no model's folder: keep the adapter's own, beside its base."
         )

@@ -59,7 +59,7 @@ def _writing(model: Model) -> tuple[int, Callable[[], object]]:
 
 def _reading(model: Model) -> Callable[[], object]:
     length = min(LENGTH, model.config.context)
-    device = model.network.trunk.embed.token.weight.device
+    device = model.network.device
     tokens = (
         torch.arange(ROWS * length, device=device).remainder(model.config.vocab).view(ROWS, length)
     )

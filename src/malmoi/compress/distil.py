@@ -272,7 +272,7 @@ def _held_out(
 ) -> dict[str, tuple[float, float]]:
     """What both are worth on the text that the run held out; nothing where that is too short."""
     recipe = read_recipe(out / "recipe.json")
-    device = next(teacher.parameters()).device
+    device = teacher.device
     stores = [
         Stores(Store.open(out / "data" / "train"), Store.open(out / "data" / "valid"), "reused")
     ]

@@ -124,7 +124,7 @@ def _start(model: str | Path | Model, settings: FinetuneConfig, out: Path) -> Ch
         raise UsageError(
             "This model's folder has no tokenizer; put its tokenizer.json beside the weights."
         )
-    if start.network.trunk.soft is not None or start.network.trunk.past is not None:
+    if start.network.trunk.has_soft_tokens:
         raise UsageError(
             "This model is a soft prompt or a prefix on a base; fine-tune the base itself."
         )

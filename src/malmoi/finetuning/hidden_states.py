@@ -144,7 +144,7 @@ def _write(
     network: Network, rows: Sequence[TokenRow], layers: Sequence[int], files: Sequence[IO[bytes]]
 ) -> None:
     """Rows come longest first, as `batches` takes them, so their order on the disk is their own."""
-    device = network.trunk.embed.token.weight.device
+    device = network.device
     console = Console()
     done = 0
     network.eval()

@@ -89,7 +89,7 @@ class FinetuneTrainer:
         self.objective = objective
         self.settings = settings
         self.evaluate = evaluate
-        self.device = network.trunk.embed.token.weight.device
+        self.device = network.device
         self.loss_module = LossModule(network, objective)
         self.best = BestSoFar(measure)
         self.out = out

@@ -62,7 +62,7 @@ def _states(network: Network, texts: Sequence[Encoding], layers: Sequence[int]) 
     """The mean of the layers' hidden states [B, T, D]."""
     activations = Activations()
     network.trunk(
-        **model_inputs(texts, network.config, network.trunk.embed.token.weight.device),
+        **model_inputs(texts, network.config, network.device),
         activations=activations,
     )
     return torch.stack([activations.hidden[layer] for layer in layers]).mean(0)

@@ -60,7 +60,7 @@ def _masks(tokenizer: Tokenizer, encoding: Encoding, context: int) -> list[int]:
 
 def _probabilities(network: Network, encoding: Encoding, slots: Sequence[int]) -> Tensor:
     """Over the vocabulary, for each slot [M, V]."""
-    device = network.trunk.embed.token.weight.device
+    device = network.device
     segments = torch.tensor([encoding.segments], device=device) if network.config.segments else None
     tokens = torch.tensor([encoding.tokens], device=device)
     at = torch.tensor(slots, device=device)

@@ -39,7 +39,7 @@ class ScoredRow:
 
 def score_separately(network: Network, rows: Sequence[ScoredRow]) -> list[RowLogprobs]:
     """Every row read from its beginning, those of like length together."""
-    device = network.trunk.embed.token.weight.device
+    device = network.device
     results: list[RowLogprobs] = [([], True)] * len(rows)
     for group in length_batches([len(row.tokens) for row in rows], forward_limits(device)):
         some = [rows[i] for i in group]

@@ -316,7 +316,7 @@ class Model(ZeroShot):
 
     @property
     def _device(self) -> torch.device:
-        return self.network.trunk.embed.token.weight.device
+        return self.network.device
 
     def _require_head(self, head: str, verb: str) -> None:
         if head not in self.network.heads:

@@ -45,7 +45,7 @@ def _named(dtype: str | torch.dtype | None) -> torch.dtype:
 
 def _as_stored(checkpoint: Checkpoint, where: torch.device) -> Checkpoint:
     """In the folder's own type, unless this machine would have to emulate it."""
-    stored = checkpoint.network.trunk.embed.token.weight.dtype
+    stored = checkpoint.network.dtype
     computed = this_machine().inference_dtype(where.type, stored)
     if computed == stored:
         checkpoint.network.to(where)

@@ -232,12 +232,11 @@ def _labels(piece: WordPieces, best: Sequence[int], labels: Sequence[str]) -> It
 @torch.inference_mode()
 def pool_texts(network: Network, rows: Sequence[TokenRow]) -> Tensor:
     """One vector a text [N, D], through the pooler."""
-    weight = network.trunk.embed.token.weight
-    found = torch.empty(len(rows), network.width, device=weight.device, dtype=weight.dtype)
-    for group in length_batches([len(row.tokens) for row in rows], forward_limits(weight.device)):
-        given = model_inputs([rows[i] for i in group], network.config, weight.device)
+    found = torch.empty(len(rows), network.width, device=network.device, dtype=network.dtype)
+    for group in length_batches([len(row.tokens) for row in rows], forward_limits(network.device)):
+        given = model_inputs([rows[i] for i in group], network.config, network.device)
         vectors = network.pooler(network.hidden(**given), given["keep"])  # type: ignore[misc, arg-type]
-        found[torch.tensor(group, device=weight.device)] = vectors.to(found.dtype)
+        found[torch.tensor(group, device=network.device)] = vectors.to(found.dtype)
     return found
 
 
@@ -255,7 +254,7 @@ def score_tokens(
     network: Network, rows: Sequence[Encoding | TokenRow], head: str
 ) -> Iterator[tuple[list[int], Tensor]]:
     """Batches of the rows: which ones they are, and the scores of all their tokens [B, T, N]."""
-    device = network.trunk.embed.token.weight.device
+    device = network.device
     for group in length_batches([len(row.tokens) for row in rows], forward_limits(device)):
         given = model_inputs([rows[i] for i in group], network.config, device)
         yield group, network(**given, heads=(head,))[head].float()

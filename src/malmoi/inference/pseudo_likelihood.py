@@ -118,7 +118,7 @@ def _logprobs(network: Network, rows: Sequence[MaskedRow]) -> dict[MaskedRow, Te
     read once.
     """
     found: dict[MaskedRow, Tensor] = {}
-    device = network.trunk.embed.token.weight.device
+    device = network.device
     for group in length_batches([len(row.tokens) for row in rows]):
         some = [rows[i] for i in group]
         read = model_inputs([_bare(row) for row in some], network.config, device)

@@ -200,7 +200,7 @@ def quantize_int8(network: Network) -> Network:
 
 def check_place(network: Network) -> None:
     """Quantised weights need a kernel, which is there for some processors and no GPU."""
-    if network.trunk.embed.token.weight.device.type not in INT8_DEVICES:
+    if network.device.type not in INT8_DEVICES:
         raise UsageError(REFUSAL)
     reason = why_not()
     if reason is not None:

@@ -51,6 +51,15 @@ class Network(nn.Module):
             self.add(name, classes)
 
     @property
+    def device(self) -> torch.device:
+        return self.trunk.embed.token.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What it computes in; weights of few bits are unpacked to this."""
+        return self.trunk.embed.token.weight.dtype
+
+    @property
     def width(self) -> int:
         """Of what the heads read."""
         return self.config.width if self.reader is None else self.reader.width
@@ -142,7 +151,7 @@ def initialise(network: Network, seed: int | None = None) -> Network:
     residual stream scaled by 1/√(2·depth) (GPT-2 §2.3) or set to zero.
     """
     c = network.config
-    generator = None if seed is None else torch.Generator(_device(network)).manual_seed(seed)
+    generator = None if seed is None else torch.Generator(network.device).manual_seed(seed)
     for module in network.modules():
         for parameter_name, weight in module.named_parameters(recurse=False):
             if isinstance(module, nn.LayerNorm | nn.RMSNorm):
@@ -168,7 +177,3 @@ def _draw(weight: Tensor, c: ModelConfig, generator: torch.Generator | None) -> 
         )
     else:
         nn.init.normal_(weight, std=c.init_std, generator=generator)
-
-
-def _device(network: nn.Module) -> torch.device:
-    return next(network.parameters()).device

@@ -131,9 +131,9 @@ class Transformer(nn.Module):
         self.embed = Embedding(c)
         self.blocks = nn.ModuleList(Block(c) for _ in range(c.distinct))
         self.norm = make_norm(c) if c.final_norm else nn.Identity()
-        self.soft: nn.Parameter | None = None  # [n, E]: vectors that stand before every text
+        self.soft_prompt: nn.Parameter | None = None  # [n, E]: vectors before every text
         # [depth, 2, G, n, E]: or the keys and values of such places
-        self.past: nn.Parameter | None = None
+        self.prefix_kv: nn.Parameter | None = None
         # gradient checkpointing: trade a second forward pass for memory
         self.gradient_checkpointing = False
         if c.positions == "rotary":
@@ -156,27 +156,27 @@ class Transformer(nn.Module):
         seen.
         """
         self._check_length(tokens, positions, cache)
-        if self.soft is not None and not self.is_causal:
+        if self.soft_prompt is not None and not self.is_causal:
             if positions is not None or documents is not None or cache is not None:
                 raise UsageError(
                     "Soft tokens before a model that reads both ways need rows of one text each, "
                     "padded."
                 )
-            return self._among_soft(tokens, segments, keep, activations)
+            return self._with_soft_prompt(tokens, segments, keep, activations)
         layout, positions = self._layout(tokens, keep, positions, documents, cache)
-        ahead = self.past if self.soft is None else self.keys_of(self.soft)
+        prefix = self.prefix_kv if self.soft_prompt is None else self.prompt_kv(self.soft_prompt)
         kept: list[LayerCache] = [
             None if cache is None else (cache, i) for i in range(self.config.depth)
         ]
-        if ahead is not None:
-            layout = layout.with_prefix(ahead.size(3))
-            positions = positions + ahead.size(3)
-            kept = [(PrefixKV(*pair), 0) for pair in zip(ahead, kept, strict=True)]
+        if prefix is not None:
+            layout = layout.with_prefix(prefix.size(3))
+            positions = positions + prefix.size(3)
+            kept = [(PrefixKV(*pair), 0) for pair in zip(prefix, kept, strict=True)]
         return self._layers(
             self.embed(tokens, positions, segments), layout, positions, bounds, kept, activations
         )
 
-    def keys_of(self, vectors: Tensor) -> Tensor:
+    def prompt_kv(self, vectors: Tensor) -> Tensor:
         """The keys and values that vectors [n, E] have in every layer of a causal network:
         [depth, 2, G, n, E].
         """
@@ -189,7 +189,7 @@ class Transformer(nn.Module):
         )
         return torch.stack(record.layers)
 
-    def _among_soft(
+    def _with_soft_prompt(
         self,
         tokens: Tensor,
         segments: Tensor | None,
@@ -199,7 +199,7 @@ class Transformer(nn.Module):
         """Where tokens see what comes after them, soft vectors read the text as it reads them: a
         longer row.
         """
-        soft = cast(Tensor, self.soft)
+        soft = cast(Tensor, self.soft_prompt)
         wide = F.pad(tokens, (len(soft), 0))
         segments = None if segments is None else F.pad(segments, (len(soft), 0))
         keep = None if keep is None else F.pad(keep, (len(soft), 0), value=True)
@@ -299,6 +299,10 @@ class Transformer(nn.Module):
         if keep is None or past:
             return past + steps
         return (steps - keep.int().argmax(1, keepdim=True)).clamp(min=0)
+
+    @property
+    def has_soft_tokens(self) -> bool:
+        return self.soft_prompt is not None or self.prefix_kv is not None
 
     @cached_property
     def is_causal(self) -> bool:

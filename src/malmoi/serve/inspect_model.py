@@ -121,7 +121,7 @@ def encode_for_model(model: Model, text: str, pair: str | None = None) -> Encodi
 def _watch(model: Model, encoding: Encoding, activations: Activations) -> None:
     network = model.network
     network.trunk(
-        **model_inputs([encoding], network.config, network.trunk.embed.token.weight.device),
+        **model_inputs([encoding], network.config, network.device),
         activations=activations,
     )
 

@@ -250,7 +250,7 @@ class BatchPool:
             self.idle = None
         if kept is not None and kept.fits(rows, capacity):
             return kept
-        if network.trunk.embed.token.weight.device.type != "cuda":
+        if network.device.type != "cuda":
             return DecodeBatch(network, rows, capacity, fast_argmax=fast_argmax)
         width = bucket_width(capacity, network.config.context)
         return DecodeBatch(network, bucket_rows(rows, MAX_ROWS), width, fast_argmax=fast_argmax)

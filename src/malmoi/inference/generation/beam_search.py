@@ -77,11 +77,10 @@ class FinishedBeams:
 def beam_search(network: Network, prompt: Sequence[int], search: BeamSettings) -> tuple[int, ...]:
     """The continuation of a prompt with the best score."""
     check_causal(network)
-    weight = network.trunk.embed.token.weight
     cache = KVCache(
-        network.config, 1, len(prompt) + search.limit, dtype=weight.dtype, device=weight.device
+        network.config, 1, len(prompt) + search.limit, dtype=network.dtype, device=network.device
     )
-    hidden = network.trunk(torch.tensor([prompt], device=weight.device), cache=cache)[:, -1]
+    hidden = network.trunk(torch.tensor([prompt], device=network.device), cache=cache)[:, -1]
     beams = [Beam((), 0.0)]
     finished = FinishedBeams(search)
     for length in range(1, search.limit + 1):

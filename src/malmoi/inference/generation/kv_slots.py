@@ -30,12 +30,11 @@ class KVSlots:
     def __init__(self, network: Network, rows: int, capacity: int) -> None:
         check_causal(network)
         c: ModelConfig = network.config
-        weight = network.trunk.embed.token.weight
         shape = (c.depth, rows, c.key_heads, capacity + 1, c.size_per_head)
-        self.keys = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
+        self.keys = torch.zeros(shape, dtype=network.dtype, device=network.device)
         self.values = torch.zeros_like(self.keys)
-        self.places = torch.arange(capacity + 1, device=weight.device)
-        self.numbers = torch.arange(rows, device=weight.device)
+        self.places = torch.arange(capacity + 1, device=network.device)
+        self.numbers = torch.arange(rows, device=network.device)
         self.capacity = capacity
 
     @property
@@ -105,9 +104,7 @@ def has_decode_kernel(network: Network, device: torch.device) -> bool:
     """
     trunk = network.trunk
     plain = (
-        all(pattern.text == "causal" for pattern in trunk.patterns)
-        and trunk.soft is None
-        and trunk.past is None
+        all(pattern.text == "causal" for pattern in trunk.patterns) and not trunk.has_soft_tokens
     )
     return plain and device.type == "cuda" and find_spec("triton") is not None
 

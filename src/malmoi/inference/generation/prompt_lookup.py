@@ -44,11 +44,10 @@ class PromptLookup:
         return self.accepted / self.drafted if self.drafted else 0.0
 
     def __iter__(self) -> Iterator[int]:
-        weight = self.network.trunk.embed.token.weight
         config = self.network.config
         text = list(self.prompt)
         end = min(len(text) + self.limit, config.context)
-        cache = KVCache(config, 1, end, dtype=weight.dtype, device=weight.device)
+        cache = KVCache(config, 1, end, dtype=self.network.dtype, device=self.network.device)
         unread = list(text)
         while len(text) < end:
             draft = find_draft(text, min(DRAFT_TOKENS, end - len(text) - 1))

@@ -65,13 +65,12 @@ class DecodeSteps:
         self.kernel = self.captured and has_decode_kernel(network, slots.device)
         self.rows = len(slots.numbers)
         self.device = slots.device
-        weight = network.trunk.embed.token.weight
         # token not yet shown to the network
         self.last = torch.zeros(self.rows, dtype=torch.long, device=self.device)
         self.at = torch.zeros_like(self.last)  # its position
         self.decoding = torch.zeros_like(self.last, dtype=torch.bool)  # whether the row writes
         self.hidden = torch.zeros(
-            self.rows, network.config.width, dtype=weight.dtype, device=self.device
+            self.rows, network.config.width, dtype=network.dtype, device=self.device
         )
         self.logits = self.hidden.new_zeros(self.rows if self.captured else 0, network.config.vocab)
         step = torch.compile(self._pass, dynamic=False) if mode == "compiled" else self._pass
