@@ -7,6 +7,7 @@
 Names are imported when they are first used: `import malmoi` needs neither torch nor a second.
 """
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,9 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from malmoi.tokenizer import Tokenizer as Tokenizer
     from malmoi.training.pretrain import pretrain as pretrain
     from malmoi.training.recipe import Recipe as Recipe
+
+
+logging.getLogger("malmoi").addHandler(logging.NullHandler())  # silent unless asked
 
 
 def __getattr__(name: str) -> Any:

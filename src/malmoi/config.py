@@ -6,8 +6,8 @@ such as {"train.lr": "3e-4"}.
 """
 
 import json
+import logging
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
@@ -24,6 +24,8 @@ from malmoi.system.limits import (
     shown,
 )
 from malmoi.system.untrusted import parse, parse_object
+
+logger = logging.getLogger(__name__)
 
 LARGEST = {"depth": MAX_LAYERS, "context": MAX_CONTEXT_TOKENS, "rotary_base": math.inf}
 
@@ -50,7 +52,7 @@ def current_field(record: str, name: str) -> str:
 
 @cache
 def _note_renamed(old: str, new: str) -> None:
-    print(f"note: The setting {old} is now called {new}; the old name goes away.", file=sys.stderr)
+    logger.warning(f"The setting {old} is now called {new}; the old name goes away.")
 
 
 @dataclass(frozen=True, kw_only=True)

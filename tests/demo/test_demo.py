@@ -115,12 +115,12 @@ def test_the_recipes_are_small_and_resolve() -> None:
     ("gflops", "width", "said"), [(900, 192, ""), (60, 128, ""), (3, 128, "too few")]
 )
 def test_the_demo_sizes_itself_to_the_machine(
-    monkeypatch, capsys, gflops: int, width: int, said: str
+    monkeypatch, caplog, gflops: int, width: int, said: str
 ) -> None:
     monkeypatch.setattr(module, "measured_flops", lambda execution: gflops * 1e9)
     plan = module.plan_for_this_machine()
     assert plan.gpt.width == width
-    told = capsys.readouterr().err
+    told = caplog.text
     assert f"{gflops} GFLOP/s" in told
     assert said in told
     assert ("too few" in told) == bool(said)

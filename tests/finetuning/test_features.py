@@ -200,13 +200,13 @@ def test_states_are_computed_once_and_kept_by_layer(
     tmp_path: Path,
     own_cache: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     path = file_of("tagging", tmp_path)
     finetune(
         model, "tagging", path, tmp_path / "a", path, features="last4", **{**QUICK, "epochs": 1}
     )
-    assert "MB of hidden states are kept in" in capsys.readouterr().err
+    assert "MB of hidden states are kept in" in caplog.text
     (folder,) = (own_cache / "malmoi" / "states").iterdir()
     assert {p.name for p in folder.iterdir()} == {"layer-1.f16", "layer-2.f16", "layer-3.f16"}
     written: list[Any] = []
@@ -225,7 +225,7 @@ def test_states_are_computed_once_and_kept_by_layer(
             **{**QUICK, "epochs": 1},
         )
     assert written == [[0]]
-    assert f"are read from {folder}" in capsys.readouterr().err
+    assert f"are read from {folder}" in caplog.text
     (folder / "layer-3.f16").write_bytes(b"cut off")  # half a file is no file
     finetune(
         model, "tagging", path, tmp_path / "c", path, features="last", **{**QUICK, "epochs": 1}

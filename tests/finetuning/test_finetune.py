@@ -344,14 +344,14 @@ def test_layers_further_down_learn_slower(bert: Path, tmp_path: Path) -> None:
 
 
 def test_seeds_and_the_grid(
-    bert: Path, data: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bert: Path, data: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = data("classification")
     done = finetune(bert, "classification", path, tmp_path / "s", path, seeds=3, epochs=1)
     assert len(done.runs) == 3
     assert done.metrics["accuracy"] == sorted(run["accuracy"] for run in done.runs)[1]
     assert {p.name for p in (tmp_path / "s").glob("seed-*")} == {"seed-0", "seed-1", "seed-2"}
-    assert "3 runs: accuracy" in capsys.readouterr().err
+    assert "3 runs: accuracy" in caplog.text
     assert "Every run" in (tmp_path / "s" / "report.html").read_text("utf-8")
     assert malmoi.load(tmp_path / "s").labels == ("no", "yes")
     grid = FinetuneConfig(grid=True).variants()
@@ -360,7 +360,7 @@ def test_seeds_and_the_grid(
 
 
 def test_without_a_development_file_some_are_held_out(
-    bert: Path, data: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bert: Path, data: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     done = finetune(
         bert,
@@ -373,7 +373,7 @@ def test_without_a_development_file_some_are_held_out(
         evaluations=4,
         epochs=1,
     )
-    assert "5 of the examples are held out" in capsys.readouterr().err
+    assert "5 of the examples are held out" in caplog.text
     rows = [
         json.loads(line) for line in (done.out / "metrics.jsonl").read_text("utf-8").splitlines()
     ]
@@ -604,7 +604,7 @@ def test_what_is_finished_is_not_done_again(
     data: Callable[[str], Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: Any,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     path, out = data("classification"), tmp_path / "out"
     learnt: list[int] = []
@@ -629,7 +629,7 @@ def test_what_is_finished_is_not_done_again(
     same = finetune(bert, "classification", path, out, path, seeds=3, epochs=2)
     assert learnt == [1, 2]
     assert (same.metrics, same.runs, same.steps) == (first.metrics, first.runs, first.steps)
-    assert f"{out / 'seed-1'} is finished (step 4)" in capsys.readouterr().err
+    assert f"{out / 'seed-1'} is finished (step 4)" in caplog.text
     with pytest.raises(
         UsageError, match=r"holds another fine-tuning \(epochs was 2\.0\).*--restart"
     ):
@@ -689,12 +689,12 @@ def test_what_does_not_fit_is_said(
 
 
 def test_a_very_long_text_is_cut_and_told(
-    bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bert: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "a.csv"
     path.write_text(f"text,label\n{'good ' * 20_000},1\n{'bad ' * 20_000},0\n,1\ngood,1\n", "utf-8")
     finetune(bert, "classification", path, tmp_path / "o", path, epochs=1)
-    said = capsys.readouterr().err
+    said = caplog.text
     assert "2 texts are longer than 64 tokens and are cut there" in said
     assert "1 texts are empty, the first at" in said
 

@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.system.progress import listening
 from malmoi.tokenizer import Tokenizer, train_tokenizer
 from malmoi.training.data import cached_encoder, encode, journal
 from malmoi.training.data.cached_encoder import make_encoder
@@ -121,11 +122,10 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Stores:
 
 def test_store_holds_every_token_document_and_sentence(tmp_path: Path) -> None:
     docs, told = corpus(60), []
-    made = build_stores(
-        docs, Words(), tmp_path, sentences=lines, valid=0.2, end=7, progress=told.append
-    )
+    with listening(told.append):
+        made = build_stores(docs, Words(), tmp_path, sentences=lines, valid=0.2, end=7)
     assert made.how == "built"
-    assert told[-1].documents == 60
+    assert told[-1].done == 60
     split = list(assign(docs, 0.2, 0))
     for store, part in ((made.train, False), (made.valid, True)):
         texts = [text for text, valid in split if valid is part]

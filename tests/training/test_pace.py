@@ -18,6 +18,7 @@ from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 from malmoi.errors import UsageError
 from malmoi.system.machine import Accelerator, Machine, detect, pick_device, pretend
+from malmoi.system.progress import Progress, listening
 from malmoi.training.device import choose_execution, is_out_of_memory
 from malmoi.training.log import plural, read_metrics
 from malmoi.training.pace import SMALLEST_BATCH, Pace, WorkClock, verdict
@@ -189,7 +190,7 @@ def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("slow_machine")
 def test_a_run_takes_the_batch_that_fits_and_keeps_it(
-    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = {name: value for name, value in KINDS["gpt"][1].items() if name != "train.batch"}
 
@@ -206,23 +207,25 @@ def test_a_run_takes_the_batch_that_fits_and_keeps_it(
     assert go(minutes=0.02) == SMALLEST_BATCH
     assert (
         "gpt2-small's batch of 512 would give 1 update in 0.02 minutes here; using 8: about"
-        in capsys.readouterr().err
+        in caplog.text
     )
     before = read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["step"]
     assert go(steps=before + 2) == SMALLEST_BATCH
     assert read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["step"] == before + 2
-    assert "holds another" not in capsys.readouterr().err
+    assert "holds another" not in caplog.text
 
 
 def test_a_run_of_minutes_is_measured_and_ends_at_its_whole_budget(
-    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What was measured leaves no trace in the weights, and the state knows what was expected."""
-    train("gpt", corpus, tmp_path / "minutes", minutes=0.01)
-    said = capsys.readouterr().err
+    events: list[Progress] = []
+    with listening(events.append):
+        train("gpt", corpus, tmp_path / "minutes", minutes=0.01)
+    said = caplog.text
     assert "Measuring a step" in said
     assert "aking the first step" in said
-    assert "100%" in said
+    assert events[-1].share == 1
     assert position(tmp_path / "minutes")["expected"] > 0
     assert position(tmp_path / "minutes")["threads"] >= 1
     train(
@@ -248,7 +251,7 @@ def test_compiling_is_tried_on_a_processor_and_kept_only_where_it_pays(
     corpus: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     calls: list[bool] = []
 
@@ -267,10 +270,7 @@ def test_compiling_is_tried_on_a_processor_and_kept_only_where_it_pays(
     with pretend(machine):
         with signalled(2), pytest.raises(Stopped):
             resume_tiny(corpus, tmp_path, steps=4, **settings)
-        assert (
-            "Compiling (once, about 20 s) and measuring whether that pays"
-            in capsys.readouterr().err
-        )
+        assert "Compiling (once, about 20 s) and measuring whether that pays" in caplog.text
         assert calls == [False, True]
         assert executions[-1].compiled is pays
         resume_tiny(corpus, tmp_path, steps=4, **settings)
@@ -315,7 +315,7 @@ def test_a_run_goes_on_with_the_threads_it_began_with(
     corpus: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     used: set[int] = set()
     original = Trainer.step
@@ -336,10 +336,10 @@ def test_a_run_goes_on_with_the_threads_it_began_with(
             assert torch.get_num_threads() == 1
         assert used == {2}
     assert_equal_weights(tmp_path / "cut", tmp_path / "whole")
-    capsys.readouterr()
+    caplog.clear()
     with pretend(replace(detect(), cores=1)), threads(2):
         train("gpt", corpus, tmp_path / "elsewhere", steps=6)
-    assert "This run began with 2 threads and goes on with 1" in capsys.readouterr().err
+    assert "This run began with 2 threads and goes on with 1" in caplog.text
     assert used == {1, 2}
 
 
@@ -372,10 +372,10 @@ def test_months_of_work_are_a_question_not_a_start(
 
 
 def test_a_run_that_learnt_nothing_says_so_and_one_that_learnt_does_not(
-    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     train("bert", corpus, tmp_path / "short", steps=1)
-    said = capsys.readouterr().err.strip().splitlines()[-1]
+    said = caplog.messages[-1]
     assert said.startswith("After 1 update this model has learnt next to nothing (loss ")
     (last,) = [
         row for row in read_metrics(tmp_path / "short" / "metrics.jsonl") if "valid_loss" in row
@@ -384,7 +384,7 @@ def test_a_run_that_learnt_nothing_says_so_and_one_that_learnt_does_not(
     assert last["guessing_loss"] == pytest.approx(math.log(vocab) + math.log(2), abs=1e-4)
     assert said in html.unescape((tmp_path / "short" / "report.html").read_text("utf-8"))
     train("gpt", corpus, tmp_path / "long", steps=60, **{"train.lr": 2e-2})
-    assert "next to nothing" not in capsys.readouterr().err
+    assert "next to nothing" not in caplog.text
     assert "guessing_loss" not in read_metrics(tmp_path / "long" / "metrics.jsonl")[-1]
 
 

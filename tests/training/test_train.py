@@ -197,16 +197,16 @@ def test_a_stopped_run_ends_as_if_it_had_not_been(
     corpus: Path,
     whole: dict[str, Path],
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     settings = {"steps": 20, "train.save_every": 6}
     with signalled(step), pytest.raises(Stopped) as stopped:
         train(kind, corpus, tmp_path, **settings)
     assert stopped.value.code == 143
-    assert f"Stopped at step {step} and saved" in capsys.readouterr().err
+    assert f"Stopped at step {step} and saved" in caplog.text
     assert (tmp_path / "report.html").is_file()
     train(kind, corpus, tmp_path, **settings)
-    assert f"Going on from step {step}." in capsys.readouterr().err
+    assert f"Going on from step {step}." in caplog.text
     assert_equal_weights(tmp_path, whole[kind])
     assert steps_of(tmp_path) == list(range(1, 21))
     assert losses(tmp_path) == losses(whole[kind])
@@ -452,12 +452,12 @@ def test_the_state_before_a_damaged_one_is_used(
     corpus: Path,
     whole: dict[str, Path],
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     settings = begun(corpus, tmp_path)
     damage(tmp_path / "train_state" / "step-8")
     train("gpt", corpus, tmp_path, **settings)
-    said = capsys.readouterr().err
+    said = caplog.text
     assert "step-8 is damaged" in said
     assert "damaged-step-8" in said
     assert "Going on from step 6." in said
@@ -472,14 +472,14 @@ def test_without_a_state_the_run_starts_anew_and_says_so(
     corpus: Path,
     whole: dict[str, Path],
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     settings = begun(corpus, tmp_path)
     for state in (tmp_path / "train_state").iterdir():
         (truncate if what == "all damaged" else remove)(state)
-    capsys.readouterr()
+    caplog.clear()
     train("gpt", corpus, tmp_path, **settings)
-    said = capsys.readouterr().err
+    said = caplog.text
     assert "the run starts from the beginning" in said
     assert "Going on" not in said
     assert_equal_weights(tmp_path, whole["gpt"])
@@ -527,11 +527,11 @@ def test_a_bad_step_takes_the_run_back_and_is_skipped(
     corpus: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     spoil(monkeypatch, lambda trainer, call: call == 8, how)
     train("gpt", corpus, tmp_path, steps=12, **{"train.save_every": 4})
-    said = capsys.readouterr().err
+    said = caplog.text
     assert "at step 8: back to step 4, skipping" in said
     assert steps_of(tmp_path) == list(range(1, 13))
     assert all(math.isfinite(loss) for loss in losses(tmp_path))
@@ -651,10 +651,10 @@ def test_a_disk_that_is_full_when_the_model_is_written(
 
 
 def test_without_validation_there_is_still_a_result(
-    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     train("bert", corpus, tmp_path, steps=3, **{"data.valid": 0.0, "train.valid_every": 1})
-    assert "there will be no validation" in capsys.readouterr().err
+    assert "there will be no validation" in caplog.text
     assert steps_of(tmp_path) == [1, 2, 3]
     assert "<polyline" in (tmp_path / "report.html").read_text("utf-8")
 
@@ -682,13 +682,13 @@ def test_a_broken_archive_is_named(tmp_path: Path) -> None:
 
 
 def test_a_text_that_changed_is_encoded_again_and_said(
-    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     text = write_corpus(tmp_path / "text.txt")
     train("gpt", text, tmp_path / "run", steps=2)
     write_corpus(text, documents=70)
     train("gpt", text, tmp_path / "run", steps=4)
-    assert "rebuilt because the text changed" in capsys.readouterr().err
+    assert "rebuilt because the text changed" in caplog.text
 
 
 def test_other_settings_in_the_same_folder_are_refused_by_name(

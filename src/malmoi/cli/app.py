@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 from malmoi import __version__
 from malmoi.cli.deprecated import current_options
 from malmoi.errors import MalmoiError, UsageError, is_out_of_memory, nearest
+from malmoi.report.console import Console
 from malmoi.system.files import disk_error
 
 # modules here; each adds its commands
@@ -128,7 +129,10 @@ def run_command(arguments: Sequence[str]) -> int:
         lambda a: a.startswith("-"), arguments
     )
     try:
-        code = build_app()(current_options(arguments), prog_name="malmoi", standalone_mode=False)
+        with Console().attached():
+            code = build_app()(
+                current_options(arguments), prog_name="malmoi", standalone_mode=False
+            )
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):

@@ -99,7 +99,6 @@ def build_command(
         decontaminate=decontaminate or (),
         workers=workers if workers is not None else this_machine().cores,
         restart=restart,
-        log=lambda sentence: print(sentence, file=sys.stderr),
         **changes,
     )
     _tell(found["finished"], out, json)

@@ -6,9 +6,10 @@ classifier, duplicates, shares) lies between. Every file says when it is whole, 
 killed goes on.
 """
 
+import logging
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -32,8 +33,11 @@ from malmoi.corpus.steps import BuildFolder, read_account
 from malmoi.corpus.workers import ShardJob, run_jobs
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.system.files import LOCK_NAME, atomic_write, folder_lock, write_json
+from malmoi.system.progress import ProgressCallback, listening
 from malmoi.system.run_folder import FINISHED, RunFolder
 from malmoi.text.documents import Document, read_documents
+
+logger = logging.getLogger(__name__)
 
 # The folder of a corpus: whose build it holds
 
@@ -91,7 +95,6 @@ class CorpusPlan:
     out: Path
     config: CorpusConfig
     workers: int
-    log: Callable[[str], None]
 
     @property
     def work(self) -> BuildFolder:
@@ -119,7 +122,7 @@ def build_corpus(
     decontaminate: Sequence[str] = (),
     workers: int = 1,
     restart: bool = False,
-    log: Callable[[str], None] = lambda sentence: None,
+    progress: ProgressCallback | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
     """Writes out/shard-NNNNN.jsonl and out/corpus.json, which is returned: settings, sources, what
@@ -137,15 +140,16 @@ def build_corpus(
         Path(out),
         config,
         workers,
-        log,
     )
     _check(plan)
     record = plan.record()
     # while it is made it takes up to three times the text
-    with folder_lock(plan.out):
+    with listening(progress), folder_lock(plan.out):
         found = begin_build(plan.out, record, restart=restart)
         if FINISHED in found:
-            log(f"{plan.out} is finished; --restart (restart=True) discards it and starts over.")
+            logger.info(
+                f"{plan.out} is finished; --restart (restart=True) discards it and starts over."
+            )
         else:
             run_folder(plan.out).finish(record, _work(plan))
             found = run_folder(plan.out).read()
@@ -197,8 +201,7 @@ def _work(plan: CorpusPlan) -> dict[str, Any]:
 
 def _run(plan: CorpusPlan, step: str, jobs: Sequence[ShardJob]) -> None:
     if jobs:
-        plan.log(f"{step}: {len(jobs):,} shards")
-        run_jobs(jobs, min(plan.workers, len(jobs)))
+        run_jobs(jobs, min(plan.workers, len(jobs)), step, len(jobs))
 
 
 # ------------------------------------------------------------------ read and clean
@@ -211,9 +214,8 @@ def _read(plan: CorpusPlan) -> dict[str, Any]:
     path = plan.work.folder / "read.json"
     if path.is_file():
         return read_account(path)
-    plan.log("read and clean")
     found = Counter[str]()
-    run_jobs(_clean_jobs(plan, found), plan.workers)
+    run_jobs(_clean_jobs(plan, found), plan.workers, "read and clean")
     if not found["documents"]:
         raise MalmoiError("There is no text in the sources.")
     about = {
@@ -255,7 +257,7 @@ def _prepare(plan: CorpusPlan, shards: range) -> None:
     if not (work.folder / "menus.json").is_file():
         write_json(work.folder / "menus.json", _menus(work, shards))
     if plan.quality_reference and not (work.folder / "quality.npy").is_file():
-        plan.log("learn quality")
+        logger.info("Training the quality classifier …")
         with atomic_write(work.folder / "quality.npy") as file:
             np.save(file, _scorer(plan, shards).weights)
     if plan.decontaminate and not (work.folder / "against.npz").is_file():
@@ -297,7 +299,7 @@ def _find_duplicates(plan: CorpusPlan, shards: range) -> list[NDArray[np.uint8]]
     path = plan.work.folder / "twins.npy"
     sizes = [work.account(n, "sift")["documents"] for n in shards]
     if not path.is_file():
-        plan.log("compare")
+        logger.info("Looking for duplicates …")
         with atomic_write(path) as file:
             np.save(file, _compared(work, shards, sum(sizes)))
     return np.split(np.load(path), np.cumsum(sizes)[:-1])
@@ -337,7 +339,7 @@ def _mix(plan: CorpusPlan, shards: range) -> dict[str, Any]:
     copies, shares = _copies(plan, sources, characters, draws)
     parts = np.split(copies, np.cumsum([len(account["source"]) for account in accounts])[:-1])
     for sentence in filter(None, (share.missed() for share in shares)):
-        plan.log(sentence)
+        logger.warning(sentence)
     return {"shards": _write(plan, parts), "shares": [asdict(share) for share in shares]}
 
 

@@ -4,28 +4,36 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from malmoi.errors import MalmoiError
+from malmoi.system.progress import Progress, report_progress
 
 ShardJob = tuple[Callable[..., None], tuple[Any, ...]]
 
 
-def run_jobs(jobs: Iterable[ShardJob], workers: int) -> None:
-    """Does every job; with one worker here, in order."""
-    if workers == 1:
-        for do, arguments in jobs:
-            do(*arguments)
-        return
+def run_jobs(jobs: Iterable[ShardJob], workers: int, verb: str, total: int | None = None) -> None:
+    """Does every job; with one worker here, in order. Reports each as progress of `verb`."""
+    done = _in_order(jobs) if workers == 1 else _in_processes(jobs, workers)
+    for number, _ in enumerate(done, 1):
+        report_progress(Progress(verb, number, total, "shards"))
+
+
+def _in_order(jobs: Iterable[ShardJob]) -> Iterator[None]:
+    for do, arguments in jobs:
+        yield do(*arguments)
+
+
+def _in_processes(jobs: Iterable[ShardJob], workers: int) -> Iterator[None]:
     # a fork of this process could copy a held lock
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["malmoi.corpus.steps"])
     with ProcessPoolExecutor(workers, context, initializer=_begin) as pool:
         try:
-            _hand_out(pool, jobs, 2 * workers)
+            yield from _hand_out(pool, jobs, 2 * workers)
         except BrokenProcessPool as error:
             raise MalmoiError(
                 "A worker was killed, perhaps for want of memory: run the same command again with "
@@ -36,16 +44,16 @@ def run_jobs(jobs: Iterable[ShardJob], workers: int) -> None:
             raise
 
 
-def _hand_out(pool: ProcessPoolExecutor, jobs: Iterable[ShardJob], ahead: int) -> None:
+def _hand_out(pool: ProcessPoolExecutor, jobs: Iterable[ShardJob], ahead: int) -> Iterator[None]:
     waiting: set[Future[None]] = set()
     for do, arguments in jobs:
         waiting.add(pool.submit(do, *arguments))
         if len(waiting) >= ahead:
             done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
             for future in done:
-                future.result()
+                yield future.result()
     for future in waiting:
-        future.result()
+        yield future.result()
 
 
 def _begin() -> None:

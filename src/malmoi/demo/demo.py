@@ -6,8 +6,8 @@ everything.
 """
 
 import json
+import logging
 import random
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -47,6 +47,8 @@ from malmoi.training.log import read_metrics
 from malmoi.training.pretrain import pretrain
 from malmoi.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
 from malmoi.training.recipes import fast_bert, fast_gpt
+
+logger = logging.getLogger(__name__)
 
 
 def run_demo(out: str | Path = "demo", plan: DemoConfig | None = None) -> Story:
@@ -107,7 +109,7 @@ def updates(name: str, size: DemoSize, speed: float) -> int:
 
 
 def _say(text: str) -> None:
-    print(f"\n● {text}", file=sys.stderr, flush=True)
+    logger.info(f"\n● {text}")
 
 
 # ------------------------------------------------------------------ text
@@ -180,7 +182,7 @@ def _vocabularies(story: Story) -> None:
             words.token(token) for token in words.encode(ATTENTION_SENTENCE, specials=False).tokens
         ]
         story.cut[kind] = [piece.replace("Ġ", "▁") for piece in pieces]
-        print(f"  {kind}: {' '.join(story.cut[kind])}", file=sys.stderr)
+        logger.info(f"  {kind}: {' '.join(story.cut[kind])}")
 
 
 def demo_recipes(plan: DemoConfig) -> dict[str, Recipe]:
@@ -251,7 +253,7 @@ def _gpt(story: Story) -> None:
     story.samples = list(zip(GENERATION_PROMPTS, texts, strict=True))
     story.facts["order"] = tells_order(model, _rows(story, "dev")[:50])
     for prompt, text in story.samples:
-        print(f"  {prompt}{text}", file=sys.stderr)
+        logger.info(f"  {prompt}{text}")
 
 
 def tells_order(model: Model, texts: list[str]) -> float:
@@ -281,7 +283,7 @@ def _bert(story: Story) -> None:
     for text in MASKED_SENTENCES:
         found = [(fill.token, fill.probability) for fill in model.fill(text, top=5)]
         story.fills.append((text, found))
-        print(f"  {text}  →  {', '.join(token for token, _ in found)}", file=sys.stderr)
+        logger.info(f"  {text}  →  {', '.join(token for token, _ in found)}")
 
 
 # ------------------------------------------------------------------ fine-tuning and looking

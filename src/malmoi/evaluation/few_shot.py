@@ -1,6 +1,7 @@
 """In-context evaluation with progress, notes, and the curve by the number of examples."""
 
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ from malmoi.evaluation.tasks import Task
 from malmoi.inference import Model
 from malmoi.metrics import MeanWithError
 from malmoi.report.chart import Line, chart, standalone_svg
-from malmoi.report.console import Console
 from malmoi.system.files import write_text
 
+logger = logging.getLogger(__name__)
 EvaluationFiles = str | Path | Sequence[str | Path]
 
 
@@ -56,16 +57,14 @@ def few_shot_results(
     """Asks, tells how far it is and what is worth knowing, and draws the curve where a folder is
     named.
     """
-    console = Console()
     found = []
     told = set()
-    for result in evaluate_in_context(model, task, data, asking, console.progress):
+    for result in evaluate_in_context(model, task, data, asking):
         found.append(result)
         for note in result.notes:
             if note not in told:
-                console.line(f"note: {note}")
+                logger.warning(note)
             told.add(note)
-    console.close()
     if out is not None:
         write_curve(Path(out), found)
     return found

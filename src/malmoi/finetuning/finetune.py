@@ -3,7 +3,7 @@
 """
 
 import json
-import sys
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +28,7 @@ from malmoi.inference import Model
 from malmoi.inference.predict import Predictor
 from malmoi.metrics import goodness, mean_with_error
 from malmoi.system.files import folder_lock, write_text
+from malmoi.system.progress import ProgressCallback, listening
 from malmoi.tokenizer import TokenRow
 from malmoi.training.device import choose_execution
 from malmoi.training.losses import Objective, lm
@@ -40,6 +41,8 @@ from malmoi.training.losses.task import (
 )
 from malmoi.training.parallel import join_process_group
 from malmoi.training.signals import Stopped
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ def finetune(
     *,
     device: str | None = None,
     restart: bool = False,
+    progress: ProgressCallback | None = None,
     **overrides: Any,
 ) -> FinetuneResult:
     """Fine-tunes a BERT or a GPT to a task, into a folder that transformers opens too.
@@ -86,10 +90,10 @@ def finetune(
     settings = finetune_config(overrides)
     chosen = named_task(task) if isinstance(task, str) else task
     out = Path(out)
-    work = load_data(
-        chosen, data, dev, settings, _start(model, settings, out), join_process_group(device).device
-    )
-    return run_all(work, settings, out, restart=restart)
+    start = _start(model, settings, out)
+    work = load_data(chosen, data, dev, settings, start, join_process_group(device).device)
+    with listening(progress):
+        return run_all(work, settings, out, restart=restart)
 
 
 def run_all(
@@ -174,7 +178,7 @@ def _run(work: FinetuneData, settings: FinetuneConfig, out: Path, *, restart: bo
     _save(work, settings, checkpoint, out)
     if trainer.stopped:
         where = f"the best so far is in {out}, run the same command to resume"
-        print(f"Stopped at step {trainer.step:,} and saved: {where}.", file=sys.stderr)
+        logger.info(f"Stopped at step {trainer.step:,} and saved: {where}.")
         raise Stopped(trainer.stopped)
     # before the run is finished, so that a kill from here on leaves them as they are
     _write_predictions(work, best, out)
@@ -197,10 +201,8 @@ def _finished(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Finish
     order.
     """
     steps, metrics = finished(out)
-    print(
-        f"{out} is finished (step {steps:,}); --restart (restart=True) discards it and starts "
-        "over.",
-        file=sys.stderr,
+    logger.info(
+        f"{out} is finished (step {steps:,}); --restart (restart=True) discards it and starts over."
     )
     checkpoint = read_with_adapter(out, device=work.device)
     said = _read_predictions(work, metrics, out)
@@ -280,7 +282,7 @@ def _kept(runs: Sequence[FinishedRun], measure: str, *, best: bool) -> FinishedR
 def _tell(measure: str, runs: Sequence[FinishedRun]) -> None:
     found = mean_with_error([run.outcome.metrics[measure] for run in runs])
     spread = f"{found.mean:.4f} ± {found.deviation:.4f} (standard deviation)"
-    print(f"{len(runs)} runs: {measure} {spread}.", file=sys.stderr)
+    logger.info(f"{len(runs)} runs: {measure} {spread}.")
 
 
 def _finish(work: FinetuneData, kept: FinishedRun, runs: Sequence[FinishedRun], out: Path) -> None:

@@ -5,9 +5,9 @@ file a layer.
 """
 
 import hashlib
+import logging
 import os
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,10 +21,12 @@ from torch import Tensor
 from malmoi.errors import MalmoiError
 from malmoi.model import Activations, Network
 from malmoi.model.features import STATE_DTYPE
-from malmoi.report.console import Console
 from malmoi.system.files import scratch_folder
+from malmoi.system.progress import Progress, report_progress
 from malmoi.tokenizer import TokenRow
 from malmoi.tokenizer.padding import length_batches, model_inputs
+
+logger = logging.getLogger(__name__)
 
 STATES_FORMAT = 1
 BYTES_PER_NUMBER = 2  # of a number
@@ -85,10 +87,7 @@ class HiddenStateCache(Mapping[bytes, Tensor]):
         if missing:
             _compute(network, list(ordered.values()), missing, folder, size)
         else:
-            print(
-                f"note: the hidden states of {len(places):,} rows are read from {folder}.",
-                file=sys.stderr,
-            )
+            logger.info(f"The hidden states of {len(places):,} rows are read from {folder}.")
         return cls(folder, layers, places, width)
 
 
@@ -133,10 +132,7 @@ def _compute(
             file.flush()
             os.fsync(file.fileno())
             _file(beside, layer).replace(_file(folder, layer))
-    print(
-        f"note: {size * len(layers) / 1e6:,.0f} MB of hidden states are kept in {folder}.",
-        file=sys.stderr,
-    )
+    logger.info(f"{size * len(layers) / 1e6:,.0f} MB of hidden states are kept in {folder}.")
 
 
 @torch.inference_mode()
@@ -145,7 +141,6 @@ def _write(
 ) -> None:
     """Rows come longest first, as `batches` takes them, so their order on the disk is their own."""
     device = network.device
-    console = Console()
     done = 0
     network.eval()
     for group in length_batches([len(row.tokens) for row in rows]):
@@ -158,8 +153,7 @@ def _write(
             ):
                 file.write(_plain(states[: len(row.tokens)]))
         done += len(group)
-        console.progress(f"hidden states: {done:,} of {len(rows):,} rows")
-    console.close()
+        report_progress(Progress("hidden states", done, len(rows), "rows"))
 
 
 def _plain(states: NDArray[np.float16]) -> bytes:

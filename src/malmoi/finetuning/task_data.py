@@ -1,7 +1,7 @@
 """What all runs of a fine-tuning share: checked examples and the starting model."""
 
+import logging
 import random
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,6 +28,8 @@ from malmoi.finetuning.task_network import MAX_ROW_TOKENS
 from malmoi.inference.predict import EncodeFunctions
 from malmoi.model import Network, count_parameters
 from malmoi.training.losses.distil import Distillation
+
+logger = logging.getLogger(__name__)
 
 FEWEST_ROWS = 10  # below which labels that all differ may be a try
 
@@ -78,7 +80,7 @@ def load_data(
         if files is not None
     ]
     for note in (note for some in given for note in some.notes):
-        print(f"note: {note}", file=sys.stderr)
+        logger.warning(note)
     every = [row for some in given for row in some.rows]
     require_labels(task, every)
     _check_classes(task, every)
@@ -101,10 +103,7 @@ def _check_classes(task: Task, rows: Sequence[Example]) -> None:
             "regression for numbers."
         )
     if 2 * len(classes) > len(rows):
-        print(
-            f"note: {len(classes):,} labels for {len(rows):,} rows: most are seen only once.",
-            file=sys.stderr,
-        )
+        logger.warning(f"{len(classes):,} labels for {len(rows):,} rows: most are seen only once.")
 
 
 def _held_out(
@@ -117,10 +116,7 @@ def _held_out(
             "judge by."
         )
     held = max(1, round(len(rows) * settings.holdout))
-    print(
-        f"note: No development file: {held:,} of the examples are held out for evaluation.",
-        file=sys.stderr,
-    )
+    logger.info(f"No development file: {held:,} of the examples are held out for evaluation.")
     mixed = random.Random(settings.seed).sample(rows, len(rows))
     return tuple(mixed[held:]), tuple(mixed[:held])
 
@@ -134,16 +130,13 @@ def describe_run(
     what = f"{len(work.train):,} examples to learn from, {len(work.dev):,} to judge by"
     long = f"{settings.steps:,} steps" if settings.steps else f"{settings.epochs:g} epochs"
     long = f"{settings.minutes:g} minutes" if settings.minutes else long
-    print(
-        f"{work.task.name}: {what}; {learning:,} weights learn ({learning / whole:.2%}), {long}.",
-        file=sys.stderr,
+    logger.info(
+        f"{work.task.name}: {what}; {learning:,} weights learn ({learning / whole:.2%}), {long}."
     )
     if work.task.kind == "classification":
         label, times = Counter(e.label for e in work.dev).most_common(1)[0]
-        print(
-            f"note: always saying {label!r} would be right for {times / len(work.dev):.1%} of "
-            "them.",
-            file=sys.stderr,
+        logger.info(
+            f"Always saying {label!r} would be right for {times / len(work.dev):.1%} of them."
         )
     limit = max(item.length for item in items)
     cut = sum(item.length == limit for item in items)
@@ -152,7 +145,4 @@ def describe_run(
         and limit == min(settings.length or MAX_ROW_TOKENS, network.config.context)
         and work.task.kind != "answer"
     ):
-        print(
-            f"note: up to {cut:,} texts are longer than {limit} tokens and are cut there.",
-            file=sys.stderr,
-        )
+        logger.warning(f"Up to {cut:,} texts are longer than {limit} tokens and are cut there.")

@@ -20,7 +20,7 @@ from malmoi.finetuning.replay import StepReplay
 from malmoi.finetuning.run_state import recorded_threads
 from malmoi.metrics import is_better
 from malmoi.model import Network
-from malmoi.report.console import format_duration, progress_bar
+from malmoi.system.progress import Progress
 from malmoi.training.data.background import Background
 from malmoi.training.device import choose_execution, compile_for, thread_count
 from malmoi.training.log import RunLog
@@ -138,7 +138,7 @@ class FinetuneTrainer:
         self.kept = time.monotonic()
         self.looked = 0.0
         self.network.train()
-        self.log.progress("Taking the first step …", now=True)
+        self.log.line("Taking the first step …")
         with StopSignals() as stop, Background(self._batches(items), ahead=4) as stream:
             for batch in stream:
                 self._update(batch)
@@ -221,15 +221,18 @@ class FinetuneTrainer:
         loss = float(self.pending[-1])
         self.clock.lap()
         self.looked = self.clock.seconds
-        left = (self.steps - self.step) * self.clock.usual_step
-        if self.settings.minutes:
-            left = 60 * self.settings.minutes - self.clock.seconds
-        shown = (
-            f"{progress_bar(self.progress, 16)} {self.progress:4.0%}  {format_duration(left)} left"
-        )
-        self.log.progress(f"{shown}  step {self.step:,}  loss {loss:.3f}", now=first or over)
+        self.log.progress(self._event(loss))
         if row:
             self._row()
+
+    def _event(self, loss: float) -> Progress:
+        if not self.settings.minutes:
+            left = (self.steps - self.step) * self.clock.usual_step
+            return Progress("finetune", self.step, self.steps, "steps", {"loss": loss}, left)
+        total = 60 * self.settings.minutes
+        left = total - self.clock.seconds
+        metrics = {"step": self.step, "loss": loss}
+        return Progress("finetune", self.clock.seconds, total, "seconds", metrics, left)
 
     def _row(self) -> None:
         loss = float(torch.stack(self.pending).mean())

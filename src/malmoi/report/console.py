@@ -1,49 +1,125 @@
-"""Progress for a person who waits: a bar on a terminal, one line every few seconds elsewhere."""
+"""What the command line shows while it works: log records as lines, progress as a bar.
 
+A terminal has one line that updates in place; a file or a pipe gets a line every few seconds.
+"""
+
+import logging
 import os
 import shutil
 import sys
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
-SECONDS_BETWEEN_LINES = 5.0  # seconds between lines where there is no terminal
+from malmoi.system.progress import Progress, listening
+
+SECONDS_BETWEEN_LINES = 5.0  # where there is no terminal
+SECONDS_BETWEEN_UPDATES = 0.1  # on a terminal
+LOGGER = logging.getLogger("malmoi")
 
 
-class Console:
-    """Progress on stderr: lines, and on a terminal one that updates in place."""
+class Console(logging.Handler):
+    """A logging handler and a progress callback that share stderr.
 
-    def __init__(self, *, quiet: bool = False) -> None:
-        self._quiet = quiet
-        self._live = not quiet and sys.stderr.isatty() and "NO_COLOR" not in os.environ
-        self._open = False  # whether the line that renews itself is on the screen
+    >>> with Console().attached():
+    ...     malmoi.pretrain("gpt-char", data="book.txt", out="runs/book", minutes=3)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._live = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+        self._open = False  # whether the line that updates in place is on the screen
         self._last = -SECONDS_BETWEEN_LINES
+        self._verb = ""
+        self._began = (0.0, 0.0)  # when the verb began, and how much was done by then
 
-    def progress(self, text: str, *, now: bool = False) -> None:
-        """How it goes: renewed on a terminal, a line every few seconds elsewhere, or at once
-        where it is `now`.
-        """
-        early = time.monotonic() - self._last < (0.1 if self._live else SECONDS_BETWEEN_LINES)
-        if self._quiet or (early and not now):
+    @contextmanager
+    def attached(self) -> Iterator["Console"]:
+        """While this is open, shows the log of `malmoi` and the progress of what it does."""
+        level = LOGGER.level
+        LOGGER.addHandler(self)
+        LOGGER.setLevel(logging.INFO)
+        try:
+            with listening(self):
+                yield self
+        finally:
+            LOGGER.setLevel(level)
+            LOGGER.removeHandler(self)
+            self.close_line()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """A log record as a line of its own; a warning is a note."""
+        note = "note: " if record.levelno >= logging.WARNING else ""
+        self._print(note + record.getMessage())
+        self._open = False
+
+    def __call__(self, event: Progress) -> None:
+        """How far it is: updated in place on a terminal, a line every few seconds elsewhere."""
+        now = time.monotonic()
+        begins = event.verb != self._verb
+        if begins:
+            self._verb = event.verb
+            self._began = (now, event.done)
+        ends = event.total is not None and event.done >= event.total
+        pause = SECONDS_BETWEEN_UPDATES if self._live else SECONDS_BETWEEN_LINES
+        if now - self._last < pause and not (begins or ends):
             return
-        self._last = time.monotonic()
+        self._last = now
+        text = progress_line(event, self._seconds_left(event, now))
         if self._live:
-            # a line that wraps cannot be renewed
+            # a line that wraps cannot be updated in place
             text = text[: shutil.get_terminal_size().columns - 1]
         self._print(text, end="" if self._live else "\n")
         self._open = self._live
 
-    def line(self, text: str) -> None:
-        """Something worth a line of its own."""
-        if not self._quiet:
-            self._print(text)
-            self._open = False
+    def _seconds_left(self, event: Progress, now: float) -> float | None:
+        began, first = self._began
+        if event.seconds_left is not None or event.total is None:
+            return event.seconds_left
+        done = event.done - first
+        return (event.total - event.done) * (now - began) / done if done > 0 else None
 
     def _print(self, text: str, end: str = "\n") -> None:
         print(f"\r\033[K{text}" if self._live else text, end=end, file=sys.stderr, flush=True)
 
-    def close(self) -> None:
+    def close_line(self) -> None:
+        """Ends the line that updates in place."""
         if self._open:
             print(file=sys.stderr)
             self._open = False
+
+
+def progress_line(event: Progress, seconds_left: float | None) -> str:
+    """An event as text: ━━━─── 50%  1:30 left  pretrain 500/1,000 steps  loss 3.2."""
+    parts = []
+    if event.share is not None:
+        parts.append(f"{progress_bar(event.share, 16)} {event.share:4.0%}")
+    if seconds_left is not None:
+        parts.append(f"{format_duration(seconds_left)} left")
+    parts.append(_amount(event))
+    parts += format_metrics(event.metrics)
+    return "  ".join(parts)
+
+
+def _amount(event: Progress) -> str:
+    if event.unit == "seconds":  # the bar and the time left say it
+        return event.verb
+    total = "" if event.total is None else f"/{event.total:,.0f}"
+    return f"{event.verb} {event.done:,.0f}{total} {event.unit}".rstrip()
+
+
+def format_metrics(metrics: Mapping[str, float]) -> list[str]:
+    """loss 3.214, 12,300 tokens/s, 41% utilization."""
+    return [_metric(name, value) for name, value in metrics.items()]
+
+
+def _metric(name: str, value: float) -> str:
+    words = name.replace("_", " ")
+    if name.endswith("_per_second"):
+        return f"{value:,.0f} {words.removesuffix(' per second')}/s"
+    if name == "utilization":
+        return f"{value:.0%} of the machine"
+    return f"{words} {value:,}" if isinstance(value, int) else f"{words} {value:.3f}"
 
 
 def format_duration(seconds: float) -> str:
@@ -54,5 +130,6 @@ def format_duration(seconds: float) -> str:
 
 
 def progress_bar(share: float, width: int = 24) -> str:
+    """A share of 1 as a bar of so many characters."""
     full = int(min(1.0, share) * width)
     return "━" * full + "─" * (width - full)

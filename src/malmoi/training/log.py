@@ -1,20 +1,22 @@
-"""The log of a run: metrics.jsonl, and progress on the console."""
+"""The log of a run: metrics.jsonl, log records and progress events."""
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from malmoi.report.console import Console
 from malmoi.system.files import write_text
+from malmoi.system.progress import Progress, report_progress
 from malmoi.training.recipe import TrainConfig
 
+logger = logging.getLogger(__name__)
 
-class RunLog(Console):
-    """Rows of metrics, and words. Only the first process speaks."""
+
+class RunLog:
+    """Rows of metrics, status and progress. Only the first process reports."""
 
     def __init__(self, out: Path, c: TrainConfig, *, first: bool) -> None:
-        super().__init__(quiet=not first)
         self.path = out / "metrics.jsonl"
         self.first = first
         self._board: Any = None
@@ -43,8 +45,16 @@ class RunLog(Console):
             if isinstance(value, int | float) and name != "step":
                 self._board.add_scalar(name, value, values["step"])
 
+    def line(self, text: str) -> None:
+        """A line of status."""
+        if self.first:
+            logger.info(text)
+
+    def progress(self, event: Progress) -> None:
+        if self.first:
+            report_progress(event)
+
     def close(self) -> None:
-        super().close()
         if self._board:
             self._board.close()
 

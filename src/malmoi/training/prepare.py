@@ -2,11 +2,10 @@
 recipe.json.
 """
 
-import sys
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,12 @@ from malmoi.checkpoint import Checkpoint, read_checkpoint
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.model import Network, count_parameters, initialise
 from malmoi.model.heads import POOLED_HEADS
-from malmoi.report.console import Console
 from malmoi.system.untrusted import read_object
 from malmoi.text.documents import DocumentReader, read_documents
 from malmoi.text.formats import DOCUMENT_RULES
 from malmoi.text.sentences import sentence_splitter
 from malmoi.tokenizer import Tokenizer
-from malmoi.training.data.encode import Progress, Stores, build_stores
+from malmoi.training.data.encode import Stores, build_stores
 from malmoi.training.data.store import Store
 from malmoi.training.feed import PhaseFeed
 from malmoi.training.losses import objective
@@ -31,6 +29,8 @@ from malmoi.training.run import TrainingRun
 from malmoi.training.run_tokenizer import RunSources, prepare_tokenizer
 from malmoi.training.samples import make_feeds, prompt_of
 from malmoi.training.trainer import Budget
+
+logger = logging.getLogger(__name__)
 
 DISTIL = "distil.json"  # remembers the teacher of a run that has one
 MAX_DESCRIBED_FILES = 3  # files that are described one by one
@@ -83,10 +83,7 @@ def prepare_run(recipe: Recipe, origin: RunSources, out: Path, group: ProcessGro
     if group.first:
         _describe(recipe, stores, feeds, checkpoint.network)
     if group.first and not valid:
-        print(
-            "The validation text is shorter than one sample: there will be no validation.",
-            file=sys.stderr,
-        )
+        logger.info("The validation text is shorter than one sample: there will be no validation.")
     return TrainingRun(
         recipe, checkpoint, feeds, valid, out, group, prompt_of(recipe, stores, words)
     )
@@ -226,20 +223,14 @@ def _encode(recipe: Recipe, readers: list[DocumentReader], words: Tokenizer, out
         (sentence_splitter(recipe.data.sentences), None) if pairs else (None, words.specials.eos)
     )
     for reader, where in zip(readers, _places(recipe, out), strict=True):
-        console = Console()
         valid = recipe.data.valid
-        told = partial(_encoding, console)
-        done = build_stores(
-            reader, words, where, sentences=sentences, valid=valid, seed=0, end=end, progress=told
-        )
-        console.close()
+        done = build_stores(reader, words, where, sentences=sentences, valid=valid, seed=0, end=end)
         if done.how.startswith("rebuilt"):
-            print(
-                f"The token store in {where} was {done.how}; training goes on with the new one.",
-                file=sys.stderr,
+            logger.info(
+                f"The token store in {where} was {done.how}; training goes on with the new one."
             )
         for sentence in _about(reader):
-            print(sentence, file=sys.stderr)
+            logger.info(sentence)
 
 
 def _about(reader: DocumentReader) -> list[str]:
@@ -255,13 +246,6 @@ def _about(reader: DocumentReader) -> list[str]:
     return [*said, f"{bad:,} bad lines left out, first {first}."] if bad else said
 
 
-def _encoding(console: Console, progress: Progress) -> None:
-    speed = progress.bytes / 1e6 / max(progress.seconds, 1e-9)
-    console.progress(
-        f"Encoded {progress.bytes / 1e6:,.1f} MB: {progress.tokens:,} tokens, {speed:.1f} MB/s"
-    )
-
-
 def _describe(
     recipe: Recipe, stores: list[Stores], feeds: list[PhaseFeed], network: Network
 ) -> None:
@@ -270,19 +254,15 @@ def _describe(
     size = f"{count_parameters(network) / 1e6:.1f}M weights, {tokens:,} training tokens"
     steps = f"{budget.steps:,} steps" if budget.steps else f"{recipe.train.minutes:g} minutes"
     lengths = " then ".join(str(length) for length, _ in recipe.phases)
-    print(
-        f"{recipe.name}: {size}, {steps}, {recipe.train.batch} × {lengths} tokens a step",
-        file=sys.stderr,
-    )
+    logger.info(f"{recipe.name}: {size}, {steps}, {recipe.train.batch} × {lengths} tokens a step")
     if budget.steps and len(stores) > 1:
         weights = recipe.data.weights
         samples = budget.steps * recipe.train.batch
         for i, (weight, epochs) in enumerate(
             zip(weights, _epochs(weights, feeds[0], stores, samples), strict=True)
         ):
-            print(
-                f"  source {i + 1}: weight {weight / sum(weights):.2f}, {epochs:.2f} epochs",
-                file=sys.stderr,
+            logger.info(
+                f"  source {i + 1}: weight {weight / sum(weights):.2f}, {epochs:.2f} epochs"
             )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from malmoi.errors import UsageError, nearest
 from malmoi.inference import Model
 from malmoi.system.files import folder_lock
+from malmoi.system.progress import ProgressCallback, listening
 from malmoi.training.estimate import estimate_run
 from malmoi.training.log import plural
 from malmoi.training.losses.distil import Distillation
@@ -35,6 +36,7 @@ def pretrain(
     start: str | Path | None = None,
     device: str | None = None,
     distillation: Distillation | None = None,
+    progress: ProgressCallback | None = None,
     **overrides: Any,
 ) -> Model:
     """Trains a model from raw text into a Hugging Face folder; the same call on the same folder
@@ -51,7 +53,7 @@ def pretrain(
     origin = RunSources(
         tuple(str(source) for source in sources), Path(tokenizer) if tokenizer else None, start
     )
-    with process_group(device) as group:
+    with listening(progress), process_group(device) as group:
         if unasked:
             refuse_months(chosen, origin, group)
         with folder_lock(out) if group.first else nullcontext():

@@ -1,6 +1,6 @@
 """The tokenizer of a run: one that is there, one that is given, or one learnt from its text."""
 
-import sys
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +9,8 @@ from malmoi.errors import UsageError
 from malmoi.text.documents import DocumentReader
 from malmoi.tokenizer import Tokenizer, train_tokenizer
 from malmoi.training.recipe import Recipe, run_folder
+
+logger = logging.getLogger(__name__)
 
 TOKENIZER_CHARACTERS = 200_000_000  # characters a vocabulary is learnt from
 
@@ -55,7 +57,7 @@ def _check_same(there: Tokenizer, wanted: Tokenizer | None, recipe: Recipe, out:
 
 def _learn(recipe: Recipe, readers: list[DocumentReader]) -> Tokenizer:
     c = recipe.tokenizer
-    print(f"Learning a {c.kind} vocabulary of up to {c.vocab:,} from the text…", file=sys.stderr)
+    logger.info(f"Learning a {c.kind} vocabulary of up to {c.vocab:,} from the text…")
     texts = (document.text for reader in readers for document in reader)
     return train_tokenizer(
         _until(texts, TOKENIZER_CHARACTERS), kind=c.kind, vocab=c.vocab, lowercase=c.lowercase

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from malmoi.errors import MalmoiError
 from malmoi.model import Network, count_parameters
-from malmoi.report.console import format_duration, progress_bar
 from malmoi.system.files import write_text
+from malmoi.system.progress import Progress
 from malmoi.training.average import WeightAverage
 from malmoi.training.device import (
     Execution,
@@ -215,7 +215,7 @@ class Trainer:
         if not probing:
             self._announce("measuring a step")
             return self._measure(compiled=self.execution.compiled)
-        self.log.progress("Measuring a step …", now=True)
+        self.log.line("Measuring a step …")
         eager = self._measure(compiled=False)
         self._announce("measuring whether that pays")
         compiled = self._measure(compiled=True)
@@ -228,7 +228,7 @@ class Trainer:
         compiling = self.execution.compiled and not self._compiled
         self._compiled = self.execution.compiled
         said = f"compiling (once, about 20 s) and {what}" if compiling else what
-        self.log.progress(f"{said[0].upper()}{said[1:]} …", now=True)
+        self.log.line(f"{said[0].upper()}{said[1:]} …")
 
     def _compile_or_not(self, compiled: bool) -> None:
         execution = replace(self.execution, compiled=compiled)
@@ -489,7 +489,7 @@ class Trainer:
                 self._roll_back(loss, phase)
                 return False
         done = self.budget.progress(self.position) >= 1
-        self.log.progress(self._line(rows[0][-1], phase), now=first or done)
+        self.log.progress(self._event(rows[0][-1], phase))
         if first:
             self.clock.skip()  # the ceiling that utilisation is told by was measured
         if self.position.step % self._log_every == 0 or done:
@@ -563,24 +563,19 @@ class Trainer:
         tokens, seconds = self._mark
         return (self.position.tokens - tokens) / max(1e-9, self.clock.training - seconds)
 
-    def _line(self, loss: float, phase: int) -> str:
+    def _event(self, loss: float, phase: int) -> Progress:
         p = self.position
         speed = self._speed()
-        progress = self.budget.progress(self.position)
         length = self.feeds[phase].length
-        used = (
-            flops_per_token(self.network.config, self._weights, length)
-            * speed
-            / measured_flops(self.execution)
-        )
-        steps = self.budget.steps - p.step
-        left = (
-            steps * self.clock.usual_step if self.budget.steps else self.budget.seconds - p.seconds
-        )
-        return (
-            f"{progress_bar(progress, 16)} {progress:4.0%}  {format_duration(left)} left  step "
-            f"{p.step:,}  loss {loss:.3f}  "
-            f"{speed:,.0f} tok/s  {used / self.group.world:.0%} of the machine"
+        flops = flops_per_token(self.network.config, self._weights, length) * speed
+        used = flops / measured_flops(self.execution) / self.group.world
+        metrics = dict(loss=loss, tokens_per_second=speed, utilization=used)
+        if self.budget.steps:
+            left = (self.budget.steps - p.step) * self.clock.usual_step
+            return Progress("pretrain", p.step, self.budget.steps, "steps", metrics, left)
+        total = self.budget.seconds
+        return Progress(
+            "pretrain", p.seconds, total, "seconds", {"step": p.step} | metrics, total - p.seconds
         )
 
     def _validate(self) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """In-context evaluation of a task: read rows, draw examples, prompt, grade."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -64,13 +64,9 @@ class InContextResult:
 
 
 def evaluate_in_context(
-    model: Model,
-    task: Task,
-    data: DataFiles | None,
-    asking: InContextConfig,
-    tell: Callable[[str], None] = lambda text: None,
+    model: Model, task: Task, data: DataFiles | None, asking: InContextConfig
 ) -> Iterator[InContextResult]:
-    """The results for each number of examples, as they come. `tell` hears how far it is."""
+    """The results for each number of examples, as they come."""
     wanted = parse_shots(asking.shots)
     if asking.score not in (known := scorings(model)):
         raise UsageError(
@@ -82,7 +78,7 @@ def evaluate_in_context(
         asked = replace(asked, labels=label_names(asked, [*items, *pool]))
     for shots in wanted:
         yield _result(
-            EvaluationSession(asked, model, asking.score, tell),
+            EvaluationSession(asked, model, asking.score),
             items,
             QuestionBuilder(asked, model, pool, shots, asking.seed),
             notes,

@@ -7,20 +7,20 @@ from typing import TypeVar
 from malmoi.errors import UsageError
 from malmoi.evaluation.tasks import Task
 from malmoi.inference import Model
+from malmoi.system.progress import Progress, report_progress
 
-ROWS_PER_UPDATE = 512  # rows between two words about how far it is
+ROWS_PER_UPDATE = 512  # rows between two progress events
 ExamRow = TypeVar("ExamRow")
 RowResult = TypeVar("RowResult")
 
 
 @dataclass(frozen=True)
 class EvaluationSession:
-    """A model, the task it is asked, how its choices are compared, and who hears how far it is."""
+    """A model, the task it is asked, and how its choices are compared."""
 
     task: Task
     model: Model
     scoring: str
-    tell: Callable[[str], None]
 
     def in_steps(
         self,
@@ -28,11 +28,11 @@ class EvaluationSession:
         rows: Sequence[ExamRow],
         do: Callable[[Sequence[ExamRow]], list[RowResult]],
     ) -> list[RowResult]:
-        """Some rows at a time, so that there is something to tell."""
+        """Some rows at a time, with progress between them."""
         found: list[RowResult] = []
         for start in range(0, len(rows), ROWS_PER_UPDATE):
-            self.tell(f"{self.task.name}: {doing} {start:,} of {len(rows):,}")
             found += do(rows[start : start + ROWS_PER_UPDATE])
+            report_progress(Progress(f"{self.task.name}: {doing}", len(found), len(rows), "rows"))
         return found
 
 

@@ -81,7 +81,7 @@ def few_shot_view(model: Model, wanted: FewShotQuery) -> FewShotView:
     together = wanted.scoring.startswith("cloze_")
     scoring = wanted.scoring.removeprefix("cloze_")
     found = score_answers(
-        EvaluationSession(asked, model, wanted.scoring, lambda text: None),
+        EvaluationSession(asked, model, wanted.scoring),
         [question],
         together=together,
     )[0]

@@ -6,6 +6,7 @@ done twice, so that several processes can do one size each in the same folder.
 """
 
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -20,7 +21,6 @@ from malmoi.evaluation.tasks import Example, Task
 from malmoi.evaluation.tasks.rows import DataRow, any_rows
 from malmoi.inference import Model, load
 from malmoi.model import count_parameters
-from malmoi.report.console import Console
 from malmoi.study.in_context.curves import Cell, SizeResults, accuracy_chart, size_summary
 from malmoi.study.in_context.documents import RuleItems, halves
 from malmoi.study.in_context.report import report
@@ -28,11 +28,14 @@ from malmoi.study.in_context.rules import HIDDEN_RULES, UNSEEN_RULES, HiddenRule
 from malmoi.study.in_context.sequences import write_rule_documents
 from malmoi.study.in_context.sizes import SIZES, size_recipe
 from malmoi.system.files import folder_lock, write_text
+from malmoi.system.progress import Progress, report_progress
 from malmoi.system.run_folder import RunFolder
 from malmoi.text.documents import read_documents
 from malmoi.tokenizer import train_tokenizer
 from malmoi.training.log import read_metrics
 from malmoi.training.pretrain import pretrain
+
+logger = logging.getLogger(__name__)
 
 # What the models are asked: tasks of held-out words, one for each rule and parameter, with and
 # without instruction
@@ -159,9 +162,7 @@ def _ready(plan: InContextStudyConfig) -> RuleItems:
         RunFolder(plan.folder, "plan.json", "study").begin(plan.to_dict(), free=RESUMABLE_SETTINGS)
         path = plan.folder / "documents.jsonl"
         if not path.is_file():
-            Console().line(
-                f"Writing {plan.documents:,} documents of {len(plan.known)} hidden rules…"
-            )
+            logger.info(f"Writing {plan.documents:,} documents of {len(plan.known)} hidden rules…")
             names = [rule.name for rule in plan.known]
             write_rule_documents(
                 path,
@@ -213,12 +214,10 @@ def _seen(plan: InContextStudyConfig) -> int:
 def _ask(plan: InContextStudyConfig, size: str, items: RuleItems) -> None:
     """Puts every question to a model, and keeps how many it got right."""
     model = load(plan.folder / size, device=plan.device)
-    console = Console()
     cells: list[Cell] = []
-    for rule in plan.asked:
-        console.progress(f"{size}: asking {rule.name}")
+    for done, rule in enumerate(plan.asked, 1):
         cells += _cells(plan, model, rule, items)
-    console.close()
+        report_progress(Progress(f"study {size}", done, len(plan.asked), "rules"))
     rows = read_metrics(plan.folder / size / "metrics.jsonl")
     judged = [row["valid_loss"] for row in rows if "valid_loss" in row]
     facts = {

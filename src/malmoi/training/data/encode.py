@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.system.files import folder_lock, write_json
+from malmoi.system.progress import Progress, report_progress
 from malmoi.system.untrusted import read_object
 from malmoi.training.data.background import Background
 from malmoi.training.data.cached_encoder import Coder, Encoder, make_encoder
@@ -28,17 +29,6 @@ JOURNAL_BYTES = 8 << 20  # bytes of text between two entries of the journal
 # characters per call of the tokenizer: its own records take a hundred times the text
 TOKENIZER_CHARACTERS_PER_CALL = 1 << 20
 Splitter = Callable[[str], list[str]]
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a build is: told after every batch."""
-
-    documents: int
-    bytes: int
-    tokens: int
-    seconds: float
-    how: str
 
 
 @dataclass(frozen=True)
@@ -89,7 +79,6 @@ def build_stores(
     valid: float = 0.01,
     seed: int = 0,
     end: int | None = None,
-    progress: Callable[[Progress], None] | None = None,
 ) -> Stores:
     """Encodes `reader` into out/train and out/valid, or reuses what is there if it is the same.
 
@@ -104,11 +93,11 @@ def build_stores(
         )
     plan = EncodePlan(reader, tokenizer, Path(out), sentences, valid, seed, end)
     with folder_lock(plan.out, wait=True):
-        how = _work(plan, progress or (lambda progress: None))
+        how = _work(plan)
     return Stores(Store.open(plan.out / "train"), Store.open(plan.out / "valid"), how)
 
 
-def _work(plan: EncodePlan, progress: Callable[[Progress], None]) -> str:
+def _work(plan: EncodePlan) -> str:
     made = plan.made()
     changed = _finished(plan.out, made)
     if changed == "":
@@ -117,7 +106,7 @@ def _work(plan: EncodePlan, progress: Callable[[Progress], None]) -> str:
     how = state.describe(changed)
     for part in ("train", "valid"):
         (plan.out / part / "store.json").unlink(missing_ok=True)
-    _encode_all(plan, state, lambda seconds: progress(state.progress(seconds, how)))
+    _encode_all(plan, state)
     if state.train.tokens == 0:
         raise MalmoiError(
             "There is no text to encode: the sources hold no document with a single token."
@@ -180,12 +169,15 @@ class _State:
             return f"rebuilt because {changed}"
         return f"continued after {self.done:,} documents" if self.done else "built"
 
-    def progress(self, seconds: float, how: str) -> Progress:
+    def progress(self, seconds: float) -> Progress:
         tokens = self.train.tokens + self.valid.tokens
-        return Progress(self.done, self.train.bytes + self.valid.bytes, tokens, seconds, how)
+        megabytes = (self.train.bytes + self.valid.bytes) / 1e6
+        speed = megabytes / max(seconds, 1e-9)
+        metrics = {"tokens": tokens, "megabytes": megabytes, "megabytes_per_second": speed}
+        return Progress("encode", self.done, None, "documents", metrics)
 
 
-def _encode_all(plan: EncodePlan, state: _State, told: Callable[[float], None]) -> None:
+def _encode_all(plan: EncodePlan, state: _State) -> None:
     """The loop: a thread reads and splits while this one encodes; every batch ends in the
     journal.
     """
@@ -212,7 +204,7 @@ def _encode_all(plan: EncodePlan, state: _State, told: Callable[[float], None]) 
                 appender.sync()
             state.done += len(batch)
             state.save(plan.out)
-            told(time.monotonic() - began)
+            report_progress(state.progress(time.monotonic() - began))
 
 
 @dataclass(frozen=True)

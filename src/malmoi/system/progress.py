@@ -1,0 +1,50 @@
+"""Progress of long calls, as events that a caller may listen to.
+
+Every function of `malmoi` that takes a while accepts `progress=`, a function of one `Progress`:
+
+    malmoi.pretrain("gpt-char", data="book.txt", out="runs/book", minutes=3, progress=print)
+
+Inside, `report_progress` sends an event to whoever listens, so that no layer hands a callback on.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a call is: `done` of `total` units of the work that `verb` names."""
+
+    verb: str  # "pretrain", "encode", "evaluate", …
+    done: float
+    total: float | None = None  # None: not known beforehand
+    unit: str = ""  # "steps", "seconds", "rows", …
+    metrics: Mapping[str, float] = field(default_factory=dict)  # loss, tokens_per_second, …
+    seconds_left: float | None = None  # where the caller knows better than done / total
+
+    @property
+    def share(self) -> float | None:
+        """From 0 to 1; None where the total is not known."""
+        return min(1.0, self.done / self.total) if self.total else None
+
+
+ProgressCallback = Callable[[Progress], None]
+_listener: ContextVar[ProgressCallback | None] = ContextVar("malmoi_progress", default=None)
+
+
+@contextmanager
+def listening(callback: ProgressCallback | None) -> Iterator[None]:
+    """Sends the events of everything called inside to `callback`; None changes nothing."""
+    token = _listener.set(callback or _listener.get())
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+def report_progress(event: Progress) -> None:
+    """Sends an event to the listener, if there is one."""
+    if (callback := _listener.get()) is not None:
+        callback(event)

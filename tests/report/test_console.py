@@ -1,0 +1,74 @@
+"""The console of the command line: log records as lines, progress events as a bar."""
+
+import logging
+import sys
+
+import pytest
+
+from malmoi.report.console import Console, progress_line
+from malmoi.system.progress import Progress, listening, report_progress
+
+
+def test_a_library_user_sees_nothing_unless_they_listen(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    events: list[Progress] = []
+    logging.getLogger("malmoi.training").info("Learning a vocabulary …")
+    report_progress(Progress("encode", 1, 2, "rows"))
+    with listening(events.append), listening(None):  # a call inside that was given no callback
+        report_progress(Progress("encode", 2, 2, "rows"))
+    report_progress(Progress("encode", 3, 2, "rows"))
+    assert events == [Progress("encode", 2, 2, "rows")]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_records_and_progress_are_lines_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    logger = logging.getLogger("malmoi.training")
+    with Console().attached():
+        logger.info("Going on from step 4.")
+        logger.warning("3 rows are empty.")
+        for step in range(5, 11):
+            report_progress(Progress("pretrain", step, 10, "steps", {"loss": 2.5}, seconds_left=0))
+    logger.warning("No longer attached.")
+    said = capsys.readouterr().err.splitlines()
+    assert said[:2] == ["Going on from step 4.", "note: 3 rows are empty."]
+    # the first event and the last; those between came too soon after it
+    assert [line.split("  ")[-2] for line in said[2:]] == [
+        "pretrain 5/10 steps",
+        "pretrain 10/10 steps",
+    ]
+
+
+def test_a_terminal_has_one_line_that_is_updated(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with Console().attached():
+        report_progress(Progress("encode", 1, 2, "rows"))
+        report_progress(Progress("encode", 2, 2, "rows"))
+    said = capsys.readouterr().err
+    assert said.count("\r\033[K") == 2
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("event", "left", "line"),
+    [
+        (Progress("encode", 1200, None, "documents"), None, "encode 1,200 documents"),
+        (
+            Progress("pretrain", 30, 60, "seconds", {"step": 1200, "loss": 2.5}),
+            30,
+            "━━━━━━━━────────  50%  0:30 left  pretrain  step 1,200  loss 2.500",
+        ),
+        (
+            Progress("finetune", 3, 4, "steps", {"tokens_per_second": 1e4, "utilization": 0.4}),
+            None,
+            "━━━━━━━━━━━━────  75%  finetune 3/4 steps  10,000 tokens/s  40% of the machine",
+        ),
+    ],
+)
+def test_an_event_reads_well(event: Progress, left: float | None, line: str) -> None:
+    assert progress_line(event, left) == line
