@@ -383,6 +383,7 @@ def test_a_run_that_learnt_nothing_says_so_and_one_that_learnt_does_not(
     vocab = json.loads((tmp_path / "short" / "config.json").read_text())["vocab_size"]
     assert last["guessing_loss"] == pytest.approx(math.log(vocab) + math.log(2), abs=1e-4)
     assert said in html.unescape((tmp_path / "short" / "report.html").read_text("utf-8"))
+    caplog.clear()
     train("gpt", corpus, tmp_path / "long", steps=60, **{"train.lr": 2e-2})
     assert "next to nothing" not in caplog.text
     assert "guessing_loss" not in read_metrics(tmp_path / "long" / "metrics.jsonl")[-1]
