@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 import malmoi.tokenizer
-from malmoi.compress.distil import distil_model
+from malmoi.compression.distil import distil_model
 from malmoi.corpus.build import build_corpus
 from malmoi.finetuning import trainer
 from malmoi.finetuning.finetune import finetune

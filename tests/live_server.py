@@ -14,10 +14,10 @@ from malmoi.checkpoint import Checkpoint
 from malmoi.inference import Model, load
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert
-from malmoi.serve.app import create_app
-from malmoi.serve.config import ServeConfig
-from malmoi.serve.registry import Registry, serve_model
-from malmoi.serve.server import Server, address, listen
+from malmoi.server.app import create_app
+from malmoi.server.config import ServeConfig
+from malmoi.server.registry import Registry, serve_model
+from malmoi.server.server import Server, address, listen
 from malmoi.tokenizer import Tokenizer, train_tokenizer
 
 TEXTS = [

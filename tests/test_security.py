@@ -14,7 +14,7 @@ from live_server import Live
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.inference import load
 from malmoi.model import Network, initialise, preset
-from malmoi.serve.config import ServeConfig
+from malmoi.server.config import ServeConfig
 from malmoi.tokenizer import train_tokenizer
 
 ROOT = Path(__file__).parents[1]
@@ -39,7 +39,7 @@ def test_the_key_is_compared_in_constant_time(gpt: Path, monkeypatch: pytest.Mon
         compared.append(given)
         return hmac.compare_digest(given, key)
 
-    monkeypatch.setattr("malmoi.serve.middleware.compare_digest", spy)
+    monkeypatch.setattr("malmoi.server.middleware.compare_digest", spy)
     with (
         Live({"gpt": load(gpt, device="cpu")}, api_key="right") as server,
         httpx.Client(base_url=server.url) as client,

@@ -11,7 +11,7 @@ import torch
 
 import malmoi
 from malmoi.checkpoint import Checkpoint, write_checkpoint
-from malmoi.compress.quantize import quantize_model
+from malmoi.compression.quantize import quantize_model
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.inference import Model
 from malmoi.inference.generation.sampling import sample_token

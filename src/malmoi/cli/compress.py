@@ -13,7 +13,7 @@ from malmoi.cli.output import print_json, print_table
 from malmoi.errors import UsageError
 
 if TYPE_CHECKING:
-    from malmoi.compress import CompressionResult
+    from malmoi.compression import CompressionResult
     from malmoi.evaluation.tasks import Task
 
 CompressOutOption = Annotated[
@@ -59,7 +59,7 @@ def quantize_command(
 
     Example: malmoi compress quantize --model runs/gpt --out runs/gpt-8bit --data held-out.txt
     """
-    from malmoi.compress.quantize import quantize_model
+    from malmoi.compression.quantize import quantize_model
 
     asked = _task(task, text, pair, label)
     _show(
@@ -105,7 +105,7 @@ def prune_command(
 
     Example: malmoi compress prune --model runs/bert --out runs/bert-half --layers 0,2,4
     """
-    from malmoi.compress.prune import prune_model
+    from malmoi.compression.prune import prune_model
 
     ways: dict[str, Any] = dict(
         sparsity=sparsity, pattern=pattern, layers=layers, heads=heads, neurons=neurons
@@ -159,7 +159,7 @@ def distil_command(
     Example: malmoi compress distil --model runs/sst2 --task sst2 --data train.tsv --dev dev.tsv
     --out runs/sst2-3
     """
-    from malmoi.compress.distil import distil_model
+    from malmoi.compression.distil import distil_model
 
     ways: dict[str, Any] = dict(layers=layers, student=student, temperature=temperature, soft=soft)
     changes: dict[str, Any] = {**changes_of(settings)}
@@ -189,7 +189,7 @@ def share_command(
     runs/bert-shared
     """
     from malmoi.checkpoint.folder import read_model_json
-    from malmoi.compress.share import share_layers
+    from malmoi.compression.share import share_layers
 
     _show(share_layers(model, out, groups=groups, embedding=embedding), json)
     kind = (
@@ -213,7 +213,7 @@ def _task(name: str | None, text: str | None, pair: str | None, label: str | Non
 
 def _remark(out: Path, *others: str) -> None:
     """Says on stderr what should be known of the smaller model."""
-    from malmoi.compress.models import remarks
+    from malmoi.compression.models import remarks
 
     for remark in (*remarks(out), *others):
         print(f"note: {remark}", file=sys.stderr)

@@ -10,8 +10,8 @@ from malmoi.cli.options import JsonOption, changes_of
 from malmoi.cli.output import format_size, format_span, print_json, print_table
 
 if TYPE_CHECKING:
-    from malmoi.plan.memory import MemoryUse
-    from malmoi.plan.plan import RunPlan
+    from malmoi.planning.memory import MemoryUse
+    from malmoi.planning.plan import RunPlan
 
 EXAMPLE = (
     "malmoi plan gpt3-175b --gpus 512 --gpu h200 --gradient-checkpointing --set "
@@ -73,14 +73,14 @@ def plan_command(
 
     Example: malmoi plan gpt2-small --gpus 8 --gpu h100 --price 2.50
     """
-    from malmoi.plan.gpus import gpu as card
+    from malmoi.planning.gpus import gpu as card
 
     if recipe is None:
         _list(json)
         return
     given = {"utilisation": utilisation, "pue": pue}
     one = card(gpu, memory=gpu_memory, tflops=gpu_tflops, watts=gpu_watts)
-    from malmoi.plan.plan import Fleet, plan_run
+    from malmoi.planning.plan import Fleet, plan_run
     from malmoi.training.pretrain import resolve_recipe
 
     changes = changes_of(settings) | (
@@ -97,7 +97,7 @@ def plan_command(
 
 
 def _list(json: bool) -> None:
-    from malmoi.plan.gpus import GPUS
+    from malmoi.planning.gpus import GPUS
 
     if json:
         for gpu in GPUS.values():

@@ -11,7 +11,7 @@ from malmoi.cli.options import DeviceOption, DtypeOption
 from malmoi.errors import MalmoiError
 
 if TYPE_CHECKING:
-    from malmoi.serve.config import ServeConfig
+    from malmoi.server.config import ServeConfig
 
 KEY = "MALMOI_API_KEY"
 
@@ -61,7 +61,7 @@ def serve_command(
     Example: malmoi serve --model runs/tiny-gpt --model runs/tiny-bert
     """
     _need_fastapi()
-    from malmoi.serve.config import ServeConfig
+    from malmoi.server.config import ServeConfig
 
     settings = ServeConfig(
         host=host,
@@ -83,9 +83,9 @@ def serve_command(
 def _run(
     settings: "ServeConfig", paths: list[str], device: str | None, dtype: str | None, show: bool
 ) -> None:
-    from malmoi.serve.app import create_app
-    from malmoi.serve.registry import Registry
-    from malmoi.serve.server import Server, address, listen
+    from malmoi.server.app import create_app
+    from malmoi.server.registry import Registry
+    from malmoi.server.server import Server, address, listen
 
     with listen(settings) as where:
         registry = Registry.open(paths, settings, device=device, dtype=dtype)

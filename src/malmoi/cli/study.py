@@ -49,7 +49,7 @@ def study_command(
 
     Example: malmoi study in-context --data builtin:sotu --out runs/in-context
     """
-    from malmoi.study.registry import STUDIES, named_study
+    from malmoi.studies.registry import STUDIES, named_study
 
     if name is None:
         _list([{"study": one.name, "about": one.about} for one in STUDIES.values()], json)

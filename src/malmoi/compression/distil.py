@@ -1,0 +1,319 @@
+"""A student learns what a teacher says (Hinton et al. 2015): of a task's rows, or of text."""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+from malmoi.checkpoint import Checkpoint, write_checkpoint
+from malmoi.compression.models import open_whole
+from malmoi.compression.prune import with_layers
+from malmoi.compression.result import CompressionResult
+from malmoi.errors import UsageError
+from malmoi.evaluation.evaluate import check_task_fits
+from malmoi.evaluation.tasks import Task, named_task
+from malmoi.finetuning.config import FinetuneConfig, finetune_config
+from malmoi.finetuning.finetune import run_all, score_dev
+from malmoi.finetuning.run_state import distillation_record
+from malmoi.finetuning.task_data import FinetuneData, load_data
+from malmoi.inference.predict import Predictor
+from malmoi.model import Network, count_parameters
+from malmoi.system.files import make_folder
+from malmoi.system.run_folder import RunFolder
+from malmoi.tokenizer import Tokenizer
+from malmoi.tokenizer.special_frame import add_frame_tokens, is_framed
+from malmoi.training.data.encode import Stores
+from malmoi.training.data.store import Store
+from malmoi.training.device import choose_execution
+from malmoi.training.loss_module import LossModule
+from malmoi.training.losses import objective
+from malmoi.training.losses.distil import Distillation
+from malmoi.training.parallel import join_process_group
+from malmoi.training.prepare import DISTIL, read_recipe
+from malmoi.training.pretrain import pretrain
+from malmoi.training.recipe import DataConfig, Recipe
+from malmoi.training.samples import make_feeds
+from malmoi.training.validate import validate
+
+COSINE_WEIGHT = 0.2  # of the hidden states beside the scores: Sanh et al. 2019 weigh 5 : 1
+MAX_TEXT_TOKENS = 512  # tokens of a text, where the teacher's own recipe does not say
+TextFiles = str | Path | Sequence[str | Path]
+TEXT_OBJECTIVES: tuple[Literal["mlm", "lm"], ...] = ("mlm", "lm")  # what is learnt from text
+
+
+def distil_model(
+    model: str | Path,
+    out: str | Path,
+    data: TextFiles,
+    *,
+    task: str | Task | None = None,
+    dev: TextFiles | None = None,
+    layers: int | Sequence[int] | None = None,
+    student: str | Path | None = None,
+    temperature: float = 2.0,
+    soft: float = 0.5,
+    device: str | None = None,
+    **changes: Any,
+) -> CompressionResult:
+    """Teaches a smaller student: the teacher's own layers, every second one, or a student that is
+    given.
+
+    With a task, `data` is its rows and the teacher was fine-tuned to it; without, `data` is text
+    and the teacher an MLM or a language model. `changes` are settings of `finetune`, or of a recipe
+    (which needs a budget: minutes=5).
+    """
+    out = Path(out)
+    teacher = open_teacher(model, out)
+    pupil = (
+        student_of(teacher, layers)
+        if student is None
+        else _given(teacher, open_teacher(student, out), layers)
+    )
+    distillation = Distillation(
+        teacher.network, soft, temperature, COSINE_WEIGHT if task is None else 0.0
+    )
+    files = data[0] if not isinstance(data, str | Path) and len(data) == 1 else data
+    if task is None:
+        if dev is not None:
+            raise UsageError(
+                "--dev is for the rows of a task: name it with --task; of text a part is held out."
+            )
+        return _of_text(teacher, pupil, distillation, files, out, device, changes)
+    chosen = named_task(task) if isinstance(task, str) else task
+    return _of_task(teacher, pupil, distillation, (chosen, files, dev), out, device, changes)
+
+
+def open_teacher(source: str | Path, out: Path) -> Checkpoint:
+    """A whole model whose weights can learn, and its tokenizer; what is none is refused."""
+    if Path(source).suffix == ".gguf":
+        raise UsageError(
+            f"{source} is a GGUF file, made to be run: name the folder of the model that it was "
+            "made of."
+        )
+    checkpoint = open_whole(source, out)
+    if checkpoint.network.features is not None:
+        raise UsageError(
+            f"{source} is a small model on frozen layers: fine-tune the whole model, and name that."
+        )
+    if checkpoint.tokenizer is None:
+        raise UsageError(f"{source} has no tokenizer; put its tokenizer.json beside the weights.")
+    checkpoint.network.float()
+    return checkpoint
+
+
+# ------------------------------------------------------------------ the student
+
+
+def student_of(teacher: Checkpoint, layers: int | Sequence[int] | None = None) -> Checkpoint:
+    """A student of fewer layers that begins as the teacher is: these layers (by default half)
+    and all else, copied.
+    """
+    chosen = _chosen(teacher.network.config.depth, layers)
+    network = deepcopy(with_layers(teacher.network, chosen))
+    return replace(teacher, network=network, source=None, notes=())
+
+
+def _chosen(depth: int, layers: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Layers by number, or so many from the first to the last: six of twelve are DistilBERT's 0,
+    2, 4, 7, 9, 11.
+    """
+    if layers is None:
+        layers = max(1, depth // 2)
+    if isinstance(layers, int):
+        if not 1 <= layers <= depth:
+            raise UsageError(f"A student of this teacher has 1 to {depth} layers, not {layers}.")
+        return tuple(round(i * (depth - 1) / max(1, layers - 1)) for i in range(layers))
+    return tuple(layers)
+
+
+def _given(teacher: Checkpoint, found: Checkpoint, layers: object) -> Checkpoint:
+    """A student of a shape of its own, which must read what the teacher reads."""
+    if layers is not None:
+        raise UsageError("Give --layers or --student: a student that is given has its own layers.")
+    if count_parameters(found.network) > count_parameters(teacher.network):
+        raise UsageError(
+            f"The student {found.source} is larger than its teacher; take them the other way round."
+        )
+    own = found.tokenizer
+    wanted = teacher.tokenizer
+    assert own is not None
+    assert wanted is not None
+    if is_framed(wanted) and not is_framed(own):  # a GPT that has not met a task
+        own = add_frame_tokens(own)
+    if own.fingerprint() != wanted.fingerprint():
+        raise UsageError(
+            f"The student {found.source} has another vocabulary than its teacher; they must read "
+            "the same."
+        )
+    return replace(found, tokenizer=wanted)
+
+
+# ------------------------------------------------------------------ a task
+
+
+def _of_task(
+    teacher: Checkpoint,
+    pupil: Checkpoint,
+    distillation: Distillation,
+    rows: tuple[Task, TextFiles, TextFiles | None],
+    out: Path,
+    device: str | None,
+    changes: Mapping[str, Any],
+) -> CompressionResult:
+    task, data, dev = rows
+    reading = Predictor.of(teacher)
+    check_task_fits(task, reading)
+    if reading.words is not None:
+        raise UsageError(
+            "This teacher says its labels in words; one with a head of its own is needed."
+        )
+    settings = _settings(teacher, changes)
+    work = load_data(task, data, dev, settings, pupil, join_process_group(device).device)
+    work = replace(work, teaching=distillation, labels=_labels(work, teacher))
+    _check_segments(work, teacher)
+    teacher.network.to(work.device)
+    with choose_execution(work.device, settings.training(1)).computing():
+        before = score_dev(work, replace(reading, encode=work.encode)).metrics
+    result = run_all(work, settings, out)
+    metrics = {
+        name: (before[name], value) for name, value in result.metrics.items() if name in before
+    }
+    return _shrunk(teacher, result.model.checkpoint, out, metrics)
+
+
+def _settings(teacher: Checkpoint, changes: Mapping[str, Any]) -> FinetuneConfig:
+    """Rows are as long as they were for the teacher, unless another length is asked for."""
+    settings = finetune_config({"length": teacher.extra.get("length"), **changes})
+    if settings.features or settings.words or settings.adapter.kind != "none":
+        raise UsageError(
+            "A student learns with its whole network: distil goes with no features, words or "
+            "adapter."
+        )
+    if settings.length > teacher.network.config.context:
+        raise UsageError(
+            f"length={settings.length} is more than the teacher's {teacher.network.config.context} "
+            "tokens."
+        )
+    return settings
+
+
+def _labels(work: FinetuneData, teacher: Checkpoint) -> tuple[str, ...]:
+    """The teacher's, in its order; the rows may have fewer of them, but no others."""
+    others = [label for label in work.labels if label not in teacher.labels]
+    if others:
+        known = ", ".join(teacher.labels) or "none"
+        raise UsageError(
+            f"The rows have the label {others[0]!r}, which the teacher does not know (it has: "
+            f"{known})."
+        )
+    return teacher.labels if work.labels else ()
+
+
+def _check_segments(work: FinetuneData, teacher: Checkpoint) -> None:
+    pairs = any(e.pair is not None or e.choices for e in work.train)
+    if pairs and teacher.network.config.segments and not work.start.network.config.segments:
+        raise UsageError(
+            "The teacher tells two texts apart by segments, and the student has none: take another "
+            "student."
+        )
+
+
+# ------------------------------------------------------------------ text
+
+
+def _of_text(
+    teacher: Checkpoint,
+    pupil: Checkpoint,
+    distillation: Distillation,
+    data: TextFiles,
+    out: Path,
+    device: str | None,
+    changes: Mapping[str, Any],
+) -> CompressionResult:
+    kind = next((name for name in TEXT_OBJECTIVES if name in teacher.network.heads), None)
+    if kind is None:
+        raise UsageError(
+            "This teacher is no language model: it has no mlm or lm head. Name its task with "
+            "--task."
+        )
+    if (
+        kind not in pupil.network.heads
+        or pupil.network.config.vocab != teacher.network.config.vocab
+    ):
+        raise UsageError(
+            f"The student needs an {kind} head over {teacher.network.config.vocab:,} tokens, as "
+            "its teacher has."
+        )
+    recipe = _recipe(teacher, pupil, kind)
+    _begin(out, distillation_record(distillation))
+    with TemporaryDirectory() as beside:
+        write_checkpoint(pupil, beside)
+        model = pretrain(
+            recipe,
+            data=data,
+            out=out,
+            start=beside,
+            device=device,
+            distillation=distillation,
+            **changes,
+        )
+    return _shrunk(
+        teacher,
+        model.checkpoint,
+        out,
+        _held_out(teacher.network, model.checkpoint.network, kind, out),
+    )
+
+
+def _held_out(
+    teacher: Network, student: Network, kind: str, out: Path
+) -> dict[str, tuple[float, float]]:
+    """What both are worth on the text that the run held out; nothing where that is too short."""
+    recipe = read_recipe(out / "recipe.json")
+    device = teacher.device
+    stores = [
+        Stores(Store.open(out / "data" / "train"), Store.open(out / "data" / "valid"), "reused")
+    ]
+    _, valid = make_feeds(recipe, stores, Tokenizer.load(out), packed=False)
+    if not valid:
+        return {}
+    machine = choose_execution(device, recipe.train)
+    networks = (teacher.eval(), student.to(device).eval())
+    old, new = (
+        validate(LossModule(one, objective(kind)), valid[-1], recipe.train, machine)
+        for one in networks
+    )
+    return {name: (value, new[name]) for name, value in old.items()}
+
+
+def _recipe(teacher: Checkpoint, pupil: Checkpoint, kind: Literal["mlm", "lm"]) -> Recipe:
+    """As the teacher was trained, where that is known; without the next sentence (Sanh et al.
+    2019 §3).
+    """
+    assert teacher.source is not None
+    path = teacher.source / "recipe.json"
+    model = pupil.network.config
+    if path.is_file():
+        known = read_recipe(path)
+        return replace(
+            known, name="distil", model=model, objective=kind, data=replace(known.data, weights=())
+        )
+    length = min(model.context, teacher.network.config.context, MAX_TEXT_TOKENS)
+    return Recipe(name="distil", model=model, objective=kind, data=DataConfig(lengths=(length,)))
+
+
+def _begin(out: Path, record: Mapping[str, Any]) -> None:
+    """A run resumes only with the teacher that it began with."""
+    make_folder(out)
+    RunFolder(out, DISTIL, "distillation", unreadable={"teacher": "of another teacher"}).begin(
+        record
+    )
+
+
+def _shrunk(
+    teacher: Checkpoint, student: Checkpoint, out: Path, metrics: Mapping[str, tuple[float, float]]
+) -> CompressionResult:
+    assert teacher.source is not None
+    return CompressionResult.of((teacher.network, teacher.source), (student.network, out), metrics)

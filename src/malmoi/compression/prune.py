@@ -1,0 +1,328 @@
+"""Fewer parts: single weights become zero, or whole layers, heads and neurons go, the least
+important first.
+
+D width, H heads, G key/value heads, E width of a head, F neurons of an MLP, I inputs, O outputs.
+"""
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from malmoi.checkpoint import Checkpoint, write_checkpoint
+from malmoi.checkpoint.translate import classes_of, empty, fill_network
+from malmoi.compression.importance import importance
+from malmoi.compression.models import check_rows, measures, open_whole, paired
+from malmoi.compression.result import CompressionResult
+from malmoi.config import ModelConfig
+from malmoi.errors import UsageError
+from malmoi.evaluation.tasks import Task
+from malmoi.model import Network
+from malmoi.training.parallel import join_process_group
+
+# what stays of one of a block's tensors, by its name there
+PrunedPart = Callable[[str, Tensor], Tensor]
+
+
+def prune_model(
+    model: str | Path,
+    out: str | Path,
+    *,
+    sparsity: float | None = None,
+    pattern: str | None = None,
+    layers: str | Sequence[int] | None = None,
+    heads: float | None = None,
+    neurons: float | None = None,
+    train: Path | None = None,
+    task: str | Task | None = None,
+    data: Path | None = None,
+    device: str | None = None,
+) -> CompressionResult:
+    """Writes a model with parts taken out in exactly one way, and says what that saves and costs.
+
+    `sparsity` is the share of each linear map's weights that become zero, `pattern` "2:4" leaves
+    two of every four; `layers` are those that stay; `heads` and `neurons` the shares that stay in
+    each layer: those of the largest weights, or those that the loss on `train` (text, or rows of
+    the task) needs most. It should learn again.
+    """
+    given = dict(sparsity=sparsity, pattern=pattern, layers=layers, heads=heads, neurons=neurons)
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if len(chosen) != 1:
+        said = f"these are {len(chosen)}: {', '.join(chosen)}" if chosen else "none is given"
+        raise UsageError(
+            f"Choose one way to prune, of sparsity, pattern, layers, heads and neurons; {said}."
+        )
+    check_rows(task, train, data)
+    out = Path(out)
+    checkpoint = open_whole(model, out)
+    (way, how), source = next(iter(chosen.items())), checkpoint.source or out
+    if train is not None:
+        smaller = _by_loss(checkpoint, way, how, (task, train), device)
+    else:
+        smaller = PRUNE_METHODS[way](checkpoint.network, how)
+    before = {"zeros": zeros(checkpoint.network)} | measures(source, task, data, device)
+    write_checkpoint(replace(checkpoint, network=smaller), out)
+    after = {"zeros": zeros(smaller)} | measures(out, task, data, device)
+    return CompressionResult.of((checkpoint.network, source), (smaller, out), paired(before, after))
+
+
+def _by_loss(
+    checkpoint: Checkpoint,
+    way: str,
+    share: Any,
+    rows: tuple[str | Task | None, Path],
+    device: str | None,
+) -> Network:
+    """What stays by its importance for the loss on text or rows."""
+    if way not in RANKED_METHODS:
+        raise UsageError(
+            f"--train ranks {' and '.join(RANKED_METHODS)} by their importance, not {way}."
+        )
+    _count(share, 1, way)  # refused before the work
+    return RANKED_METHODS[way](
+        checkpoint.network,
+        share,
+        importance(checkpoint, way, *rows, join_process_group(device).device),
+    )
+
+
+def zeros(network: Network) -> float:
+    """The share of the blocks' linear weights that are zero."""
+    weights = [linear.weight for linear in _linear_maps(network)]
+    return sum(int((weight == 0).sum()) for weight in weights) / sum(
+        weight.numel() for weight in weights
+    )
+
+
+def _linear_maps(network: Network) -> list[nn.Linear]:
+    return [module for module in network.trunk.blocks.modules() if isinstance(module, nn.Linear)]
+
+
+# ------------------------------------------------------------------ single weights
+
+
+@torch.no_grad()
+def sparsified(network: Network, share: float) -> Network:
+    """Sets the smallest weights of each linear map to zero (Han et al. 2015)."""
+    if not 0 < share < 1:
+        raise UsageError(
+            f"sparsity is the share of weights that become zero, between 0 and 1, not {share:g}."
+        )
+    network = deepcopy(network)
+    for linear in _linear_maps(network):
+        count = linear.weight.numel()
+        _clear(linear, count, count - round(share * count))
+    return network
+
+
+@torch.no_grad()
+def patterned(network: Network, pattern: str) -> Network:
+    """Of every M inputs beside one another the N largest weights stay: "2:4" is what a GPU's
+    sparse products take.
+    """
+    stay, block = _counts(pattern)
+    network = deepcopy(network)
+    for linear in _linear_maps(network):
+        if linear.in_features % block:
+            raise UsageError(
+                f"The pattern {pattern} does not divide {linear.in_features} inputs; choose "
+                "another."
+            )
+        _clear(linear, block, stay)
+    return network
+
+
+def _clear(linear: nn.Linear, block: int, stay: int) -> None:
+    """Of every so many weights beside one another only the largest few stay."""
+    sizes = linear.weight.abs().reshape(-1, block)
+    gone = torch.zeros_like(sizes, dtype=torch.bool).scatter_(
+        1, sizes.argsort(1)[:, : block - stay], True
+    )
+    linear.weight.masked_fill_(gone.view_as(linear.weight), 0)
+
+
+def _counts(pattern: str) -> tuple[int, int]:
+    stay, colon, block = pattern.partition(":")
+    if not (colon and stay.isdecimal() and block.isdecimal() and 0 < int(stay) < int(block)):
+        raise UsageError(
+            f"A pattern is two numbers such as 2:4, two of every four stay; {pattern!r} is not."
+        )
+    return int(stay), int(block)
+
+
+# ------------------------------------------------------------------ whole parts
+
+
+def with_layers(network: Network, layers: str | Sequence[int]) -> Network:
+    """The network with these of its layers only, each with its own attention pattern."""
+    config = network.config
+    stay = _numbers(layers)
+    if config.distinct < config.depth:
+        raise UsageError(
+            "The layers of this model share their weights: taking some out makes it no smaller."
+        )
+    if network.features is not None:
+        raise UsageError(
+            "A small model reads the layers of this one by their numbers: prune before it is "
+            "fine-tuned."
+        )
+    if not stay or stay != sorted(set(stay)) or not 0 <= stay[0] <= stay[-1] < config.depth:
+        raise UsageError(
+            "layers are those that stay, each once and in their order, of 0 to "
+            f"{config.depth - 1}; not {layers}."
+        )
+    patterns = [config.attention[i % len(config.attention)] for i in stay]
+    attention = tuple(patterns[:1] if len(set(patterns)) == 1 else patterns)
+    changed = replace(config, depth=len(stay), groups=0, attention=attention)
+    return _rebuilt(network, changed, stay, [lambda name, tensor: tensor] * len(stay))
+
+
+def _numbers(layers: str | Sequence[int]) -> list[int]:
+    parts = layers.split(",") if isinstance(layers, str) else layers
+    try:
+        return [int(part) for part in parts]
+    except ValueError:
+        raise UsageError(
+            f"layers are numbers with commas between, such as 0,2,4; not {layers}."
+        ) from None
+
+
+def with_neurons(network: Network, share: float, sizes: Sequence[Tensor] | None = None) -> Network:
+    """The same share of every MLP's neurons, those of the largest sizes: by default |w_in| ·
+    |w_out|.
+    """
+    config = network.config
+    stay = _count(share, config.mlp_width, "neurons")
+    sizes = sizes or [_neuron_sizes(block.mlp) for block in _blocks(network)]
+    parts: list[PrunedPart] = [_neuron_part(_largest(one, stay), config.mlp_width) for one in sizes]
+    return _rebuilt(network, replace(config, hidden=stay), range(config.distinct), parts)
+
+
+def _neuron_sizes(mlp: Any) -> Tensor:
+    """[F]; a gated neuron has two rows that read, and a product of both."""
+    write = mlp.down.weight.norm(dim=0)
+    read = mlp.up.weight.norm(dim=1).view(-1, len(write)).prod(0)
+    return cast(Tensor, read * write)
+
+
+def _neuron_part(chosen: Tensor, hidden: int) -> PrunedPart:
+    def part(name: str, tensor: Tensor) -> Tensor:
+        if name.startswith("mlp.up."):
+            return tensor.unflatten(0, (-1, hidden))[:, chosen].flatten(0, 1)
+        return tensor[:, chosen] if name == "mlp.down.weight" else tensor
+
+    return part
+
+
+def with_heads(network: Network, share: float, sizes: Sequence[Tensor] | None = None) -> Network:
+    """The same share of every layer's heads, those of the largest sizes: by default those that
+    write most.
+
+    Heads that share keys go and stay together.
+    """
+    config = network.config
+    if any(pattern.varies_by_head for pattern in network.trunk.patterns):
+        raise UsageError(
+            "The heads of this model have patterns of their own, by their number: none can be "
+            "taken out."
+        )
+    stay = _count(share, config.key_heads, "heads")
+    sizes = sizes or [_head_sizes(block.attend, config) for block in _blocks(network)]
+    parts: list[PrunedPart] = [_head_part(_largest(one, stay), config) for one in sizes]
+    each = config.heads // config.key_heads
+    changed = replace(
+        config,
+        heads=stay * each,
+        kv_heads=stay if config.kv_heads else 0,
+        head_width=config.size_per_head,
+    )
+    return _rebuilt(network, changed, range(config.distinct), parts)
+
+
+def _head_sizes(attend: Any, config: ModelConfig) -> Tensor:
+    """|W_out W_value| of each group of heads [G]: how much it writes of what it reads."""
+    shape = (config.key_heads, config.size_per_head)
+    # [G, E, D]
+    value = attend.qkv.weight[-config.key_heads * config.size_per_head :].unflatten(0, shape)
+    out = attend.out.weight.unflatten(1, (shape[0], -1, shape[1]))  # [D, G, H / G, E]
+    written = torch.einsum("dgne,gei->gndi", out.float(), value.float())
+    return written.flatten(1).norm(dim=1)
+
+
+def _head_part(chosen: Tensor, config: ModelConfig) -> PrunedPart:
+    groups = config.key_heads
+    size = config.size_per_head
+    each = config.heads // groups
+
+    def part(name: str, tensor: Tensor) -> Tensor:
+        if name.startswith("attend.qkv."):
+            sizes = (config.heads * size, groups * size, groups * size)
+            return torch.cat(
+                [
+                    one.unflatten(0, (groups, -1))[chosen].flatten(0, 1)
+                    for one in tensor.split(sizes)
+                ]
+            )
+        if name == "attend.out.weight":
+            return tensor.unflatten(1, (groups, each * size))[:, chosen].flatten(1)
+        return tensor
+
+    return part
+
+
+def _count(share: float, whole: int, what: str) -> int:
+    if not 0 < share <= 1:
+        raise UsageError(f"{what} is the share that stays, above 0 and at most 1, not {share:g}.")
+    return max(1, round(share * whole))
+
+
+def _largest(sizes: Tensor, count: int) -> Tensor:
+    """The places of the largest, in their order."""
+    return sizes.topk(count).indices.sort().values
+
+
+def _blocks(network: Network) -> list[Any]:
+    return list(network.trunk.blocks)
+
+
+@torch.no_grad()
+def _rebuilt(
+    network: Network, config: ModelConfig, layers: Sequence[int], parts: Sequence[PrunedPart]
+) -> Network:
+    """A network of this config from what the parts leave of these layers; everything else as it
+    is.
+    """
+    heads = {name: classes_of(head) for name, head in network.heads.items()}
+    smaller = empty(
+        config, heads, network.pooler is not None and network.features is None, network.features
+    )
+    weights = {
+        name: tensor
+        for name, tensor in network.state_dict().items()
+        if not name.startswith("trunk.blocks.")
+    }
+    for i, (layer, part) in enumerate(zip(layers, parts, strict=True)):
+        block = network.trunk.blocks[layer].state_dict()
+        weights |= {
+            f"trunk.blocks.{i}.{name}": part(name, tensor).contiguous()
+            for name, tensor in block.items()
+        }
+    fill_network(smaller, weights, Path(), {})
+    return smaller.eval()
+
+
+RANKED_METHODS: dict[str, Callable[[Network, Any, Sequence[Tensor] | None], Network]] = {
+    "heads": with_heads,
+    "neurons": with_neurons,
+}
+PRUNE_METHODS: dict[str, Callable[[Network, Any], Network]] = {
+    "sparsity": sparsified,
+    "pattern": patterned,
+    "layers": with_layers,
+    "heads": with_heads,
+    "neurons": with_neurons,
+}

@@ -1,0 +1,65 @@
+"""Fewer bits: the linear maps of a model as whole numbers with scales, in a folder that is as
+much smaller.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+from malmoi.checkpoint import write_checkpoint
+from malmoi.checkpoint.quantized import Packing
+from malmoi.compression.cost import Cost, cost_of
+from malmoi.compression.models import check_rows, measured, open_whole, paired
+from malmoi.compression.result import CompressionResult
+from malmoi.errors import UsageError
+from malmoi.evaluation.tasks import Task
+from malmoi.inference import load
+
+DEFAULT_GROUP_SIZE = 32  # inputs that share a scale at 4 bits
+SUPPORTED_BITS = (8, 4)
+
+
+def quantize_model(
+    model: str | Path,
+    out: str | Path,
+    *,
+    bits: int = 8,
+    group: int = 0,
+    task: str | Task | None = None,
+    data: Path | None = None,
+    device: str | None = None,
+) -> CompressionResult:
+    """Writes a model whose linear maps have 8 or 4 bits a weight, and says what that saves and
+    costs.
+
+    At 8 bits a row has one scale, at 4 each 32 inputs of it; `group` is another number of inputs.
+    Embeddings, norms and heads are kept in bf16. The weights are rounded to the nearest: no data is
+    needed but to judge by. Opened again, the model stays in these bits where the machine has a
+    kernel for them (see `malmoi.model.int8`).
+    """
+    if bits not in SUPPORTED_BITS:
+        raise UsageError(f"A weight can have 8 or 4 bits, not {bits}.")
+    if group < 0:
+        raise UsageError(
+            f"A group is a number of inputs, or 0 for a whole row; it cannot be {group}."
+        )
+    check_rows(task, data)
+    out = Path(out)
+    checkpoint = open_whole(model, out)
+    source = checkpoint.source or out
+    before, cost = _judged(source, task, data, device)
+    write_checkpoint(
+        checkpoint, out, packing=Packing(bits, group or (DEFAULT_GROUP_SIZE if bits == 4 else 0))
+    )
+    after, less = _judged(out, task, data, device)
+    found = CompressionResult.of(
+        (checkpoint.network, source), (checkpoint.network, out), paired(before, after)
+    )
+    return replace(found, costs=(cost, less))
+
+
+def _judged(
+    folder: Path, task: str | Task | None, data: Path | None, device: str | None
+) -> tuple[dict[str, float], Cost]:
+    """What a model is worth, and what it costs to use, as `malmoi.load` opens it."""
+    opened = load(folder, device=device)
+    return {} if data is None else measured(opened, task, data), cost_of(opened)

@@ -1,0 +1,133 @@
+"""Layers that share their weights, and a factorised embedding: ALBERT's two ways to few weights
+(Lan et al. 2020 §3.1).
+
+V vocabulary, D width, E width of an embedding.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from malmoi.checkpoint import write_checkpoint
+from malmoi.checkpoint.translate import classes_of
+from malmoi.compression.distil import open_teacher
+from malmoi.compression.result import CompressionResult
+from malmoi.errors import UsageError
+from malmoi.model import Network, initialise
+
+EMBEDDING_WEIGHTS = (
+    "trunk.embed.token.weight",
+    "trunk.embed.position.weight",
+    "trunk.embed.segment.weight",
+)
+
+
+def share_layers(
+    model: str | Path, out: str | Path, *, groups: int = 1, embedding: int = 0
+) -> CompressionResult:
+    """Writes a model of so many distinct blocks, each the mean of the layers that it stands for.
+
+    With `embedding` its embeddings are that narrow, by their singular vectors. It must learn again,
+    and is in fp32 for that: a BERT with a narrower embedding becomes an ALBERT, any other model one
+    of Malmoi's own.
+    """
+    out = Path(out)
+    checkpoint = open_teacher(model, out)
+    network = shared(checkpoint.network, groups, embedding)
+    write_checkpoint(replace(checkpoint, network=network), out)
+    return CompressionResult.of((checkpoint.network, checkpoint.source or out), (network, out))
+
+
+@torch.no_grad()
+def shared(old: Network, groups: int, embedding: int = 0) -> Network:
+    """The network with fewer distinct blocks and a narrower embedding."""
+    c = old.config
+    if not 1 <= groups <= c.distinct:
+        raise UsageError(
+            f"This model has {c.distinct} distinct layers: groups must be 1 to {c.distinct}, not "
+            f"{groups}."
+        )
+    if embedding and not 2 <= embedding <= c.token_width:
+        raise UsageError(
+            f"This model's embedding is {c.token_width} wide: give 2 to {c.token_width}, not "
+            f"{embedding}."
+        )
+    if embedding not in (0, c.token_width) and c.token_width != c.width:
+        raise UsageError(
+            f"This model's embedding is factorised already ({c.token_width} of {c.width})."
+        )
+    config = replace(c, groups=groups, embed_width=embedding or c.embed_width)
+    heads = {name: classes_of(head) for name, head in old.heads.items()}
+    network = initialise(Network(config, heads, pooler=old.pooler is not None), 0)
+    narrow = dict(_factorised(old, embedding)) if config.token_width != c.token_width else {}
+    state = {**_same(old, network), **dict(_averaged(old, groups)), **narrow}
+    network.load_state_dict(state, strict=False)
+    return network.eval()
+
+
+def _same(old: Network, new: Network) -> dict[str, Tensor]:
+    """What has the same shape in both, but for the blocks. An MLM head as wide as the embedding
+    is drawn anew.
+    """
+    shapes = {name: tensor.shape for name, tensor in new.state_dict().items()}
+    state = old.state_dict().items()
+    return {
+        k: t for k, t in state if shapes.get(k) == t.shape and not k.startswith("trunk.blocks.")
+    }
+
+
+def _averaged(old: Network, groups: int) -> Iterator[tuple[str, Tensor]]:
+    """Each block is the mean of the layers that use it."""
+    c = old.config
+    states = [block.state_dict() for block in old.trunk.blocks]
+    for group in range(groups):
+        layers = [
+            i * c.distinct // c.depth for i in range(c.depth) if i * groups // c.depth == group
+        ]
+        for name in states[0]:
+            yield (
+                f"trunk.blocks.{group}.{name}",
+                torch.stack([states[i][name] for i in layers]).mean(0),
+            )
+
+
+def _factorised(old: Network, width: int) -> Iterator[tuple[str, Tensor]]:
+    """The embeddings by their first singular vectors, and the map back to D.
+
+    A norm over E values is one over D where the vectors are centred in both: the mean over D is
+    taken out of the tables, one direction of E is left empty for it, and the rest is a rotation,
+    which keeps lengths. Then only what the tables have beyond `width` − 1 directions is lost; the
+    gain, the bias and √(D/E) go into the map.
+    """
+    state = old.state_dict()
+    c = old.config
+    tables = {name: state[name].double() for name in EMBEDDING_WEIGHTS if name in state}
+    if c.embed_norm:
+        tables = {name: table - table.mean(-1, keepdim=True) for name, table in tables.items()}
+    every = torch.cat(list(tables.values()))
+    # its eigenvectors are the singular ones, the largest last
+    _, vectors = torch.linalg.eigh(every.T @ every)
+    # [D, E]
+    basis = vectors[:, -(width - 1) :] @ _centred(width).T if c.embed_norm else vectors[:, -width:]
+    for name, table in tables.items():
+        yield name, (table @ basis).float()
+    back = basis
+    bias = torch.zeros(c.width)
+    if c.embed_norm:
+        back = state["trunk.embed.norm.weight"].double()[:, None] * basis * (c.width / width) ** 0.5
+        bias = state["trunk.embed.norm.bias"]
+    yield "trunk.embed.project.weight", back.float()
+    yield "trunk.embed.project.bias", bias.float()
+    if "lm" in old.heads:
+        yield "heads.lm.project.weight", basis.T.float()
+        if not c.tied:
+            yield "heads.lm.weight", (state["heads.lm.weight"].double() @ basis).float()
+
+
+def _centred(width: int) -> Tensor:
+    """An orthonormal basis [E, E − 1] of the vectors whose mean is zero."""
+    plain = torch.cat((torch.ones(width, 1), torch.eye(width)[:, 1:]), 1).double()
+    return torch.linalg.qr(plain)[0][:, 1:]

@@ -1,0 +1,265 @@
+"""`plan`: a recipe and some GPUs in, what the run would take out. Nothing is trained and no
+weight has memory.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from malmoi.errors import UsageError
+from malmoi.model import Network, count_parameters
+from malmoi.planning.flops import Flops, Optimal, flops, optimal
+from malmoi.planning.gpus import GPU
+from malmoi.planning.memory import MemoryUse, activations, device_layout, device_layouts
+from malmoi.training.estimate import budget_of, meta_network, optimizer_bytes, resolve_for_estimate
+from malmoi.training.recipe import Recipe
+
+# of the bf16 peak: gpt2-small at 506k tokens/s on one H200 (docs/performance.md)
+MEASURED_UTILISATION = 0.41
+PARAMETER_PARTS = ("embedding", "blocks", "head")
+POWER_USAGE_EFFECTIVENESS = 1.2  # what a data centre draws for each watt of its machines
+USABLE_MEMORY_SHARE = 0.95  # of a GPU's memory: the rest is CUDA's, NCCL's, and gaps
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The GPUs of a run, how well they are used, and what they cost."""
+
+    gpu: GPU
+    gpus: int = 1
+    utilisation: float = MEASURED_UTILISATION
+    pue: float = POWER_USAGE_EFFECTIVENESS
+    price: float | None = None  # of one GPU for an hour
+
+    def __post_init__(self) -> None:
+        _require(self.gpus >= 1, f"A run needs at least one GPU, not {self.gpus}.")
+        _require(
+            0 < self.utilisation <= 1,
+            f"The utilisation must lie in (0, 1], not {self.utilisation:g}.",
+        )
+        _require(1 <= self.pue < math.inf, f"The PUE is 1 at least, not {self.pue:g}.")
+        _require(
+            0 <= (self.price or 0) < math.inf,
+            f"The price must be a number from 0 on, not {self.price}.",
+        )
+
+    @property
+    def room(self) -> float:
+        """Bytes of one GPU that a run may use."""
+        return USABLE_MEMORY_SHARE * self.gpu.memory * 1e9
+
+    def half(self, recipe: Recipe) -> bool:
+        """Whether the run computes in bf16."""
+        return self.gpu.bf16 > 0 and recipe.train.precision != "fp32"
+
+    def peak(self, recipe: Recipe) -> float:
+        """FLOP/s of one GPU in the run's precision."""
+        return 1e12 * (self.gpu.bf16 if self.half(recipe) else self.gpu.fp32)
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What a run would take. Bytes of memory and seconds are expectations, the counts are exact."""
+
+    recipe: Recipe
+    fleet: Fleet
+    embedding: int  # parameters, as are the next two
+    blocks: int
+    head: int
+    steps: int  # 0: as many as the minutes allow
+    tokens: int
+    flops: Flops
+    seconds: float
+    memory: MemoryUse  # laid out as the recipe says
+    ways: tuple[MemoryUse, ...]  # laid out in every way, without and with rematerialisation
+    activations: dict[int, tuple[int, int]]  # bytes by micro-batch: kept, and rematerialised
+    state: int  # bytes of one saved state
+    storage: int  # bytes of all that a run's folder holds at its fullest, without the text
+    optimal: Optimal | None  # of a language model
+    help: str  # what would make it fit; empty where it does
+    notes: tuple[str, ...]
+
+    @property
+    def parameters(self) -> int:
+        return self.embedding + self.blocks + self.head
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.total <= self.fleet.room
+
+    @property
+    def gpu_hours(self) -> float:
+        return self.fleet.gpus * self.seconds / 3600
+
+    @property
+    def kwh(self) -> float | None:
+        """The GPUs at their most watts, and what the building takes for them."""
+        return (
+            self.gpu_hours * self.fleet.gpu.watts / 1000 * self.fleet.pue
+            if self.fleet.gpu.watts
+            else None
+        )
+
+    @property
+    def cost(self) -> float | None:
+        return None if self.fleet.price is None else self.gpu_hours * self.fleet.price
+
+    def to_dict(self) -> dict[str, Any]:
+        f = self.flops
+        room = self.fleet.room
+        by_micro = self.activations.items()
+        return {
+            "recipe": self.recipe.to_dict(),
+            **asdict(self.fleet),
+            "parameters": {part: getattr(self, part) for part in PARAMETER_PARTS}
+            | {"all": self.parameters},
+            "steps": self.steps,
+            "tokens": self.tokens,
+            "flops": {
+                "6nd": f.rule * self.tokens,
+                "exact": f.exact * self.tokens,
+                "again": f.again * self.tokens,
+            },
+            "seconds": self.seconds,
+            "days": self.seconds / 86_400,
+            "tokens_per_second": self.tokens / self.seconds,
+            "gpu_hours": self.gpu_hours,
+            "kwh": self.kwh,
+            "cost": self.cost,
+            "fits": self.fits,
+            "memory": self.memory.to_dict(room),
+            "ways": [one.to_dict(room) for one in self.ways],
+            "activations": {
+                n: {"kept": kept, "rematerialised": again} for n, (kept, again) in by_micro
+            },
+            "state": self.state,
+            "storage": self.storage,
+            "optimal": None if self.optimal is None else asdict(self.optimal),
+            "help": self.help,
+            "notes": self.notes,
+        }
+
+
+def plan_run(recipe: Recipe, fleet: Fleet) -> RunPlan:
+    """What this recipe would take on these GPUs."""
+    recipe = resolve_for_estimate(recipe)
+    network = meta_network(recipe)
+    c = recipe.train
+    _require(
+        fleet.gpus <= c.batch,
+        f"{fleet.gpus:,} GPUs cannot share a step of {c.batch:,} sequences: take fewer, or set a "
+        "larger train.batch.",
+    )
+    _require(c.micro >= 0, f"train.micro cannot be negative ({c.micro}).")
+    each = flops(network, recipe)
+    half = fleet.half(recipe)
+    steps, tokens, seconds = budget_of(
+        recipe, each.done, fleet.gpus * fleet.utilisation * fleet.peak(recipe)
+    )
+    embedding = count_parameters(network.trunk.embed)
+    blocks = count_parameters(network.trunk.blocks)
+    blocks += count_parameters(network.trunk.norm)
+    count = count_parameters(network)
+    memory = device_layout(network, recipe, c.parallel, fleet.gpus, half).best(fleet.room)
+    state = 4 * count + optimizer_bytes(network, recipe)
+    return RunPlan(
+        recipe=recipe,
+        fleet=fleet,
+        embedding=embedding,
+        blocks=blocks,
+        head=count - embedding - blocks,
+        steps=steps,
+        tokens=tokens,
+        flops=each,
+        seconds=seconds,
+        memory=memory,
+        ways=tuple(
+            one.best(fleet.room) for one in device_layouts(network, recipe, fleet.gpus, half)
+        ),
+        activations=activations(recipe, max(1, c.batch // fleet.gpus), half),
+        state=state,
+        # the last few, the best, the one being written; the model
+        storage=(c.keep + 2) * state + 4 * count,
+        optimal=optimal(blocks, count, each.rule * tokens) if recipe.objective == "lm" else None,
+        help="" if memory.total <= fleet.room else _help(network, recipe, fleet),
+        notes=tuple(_notes(recipe, fleet)),
+    )
+
+
+def _help(network: Network, recipe: Recipe, fleet: Fleet) -> str:
+    """The least change that makes it fit, in words of the command; or that no number of GPUs is
+    enough.
+    """
+    half = fleet.half(recipe)
+    c = recipe.train
+    for way, again, micro, gpus in _changes(recipe, fleet.gpus):
+        tried = recipe.override(
+            {"train.parallel": way, "train.gradient_checkpointing": again, "train.micro": micro}
+        )
+        if device_layout(network, tried, way, gpus, half).best(fleet.room).total <= fleet.room:
+            return f"It fits with {' '.join(_words(recipe, tried, fleet.gpus, gpus))}."
+    least = device_layout(
+        network,
+        replace(recipe, train=replace(c, gradient_checkpointing=True, micro=1)),
+        "fsdp",
+        c.batch,
+        half,
+    )
+    return (
+        f"No number of these GPUs is enough: on {c.batch:,}, cut and rematerialised, one sequence "
+        "still takes "
+        f"{least.memory(1).total / 1e9:,.0f} GB of each. Take GPUs with more memory, a smaller "
+        "model.width or "
+        "model.vocab, or shorter data.lengths."
+    )
+
+
+def _changes(recipe: Recipe, gpus: int) -> Iterator[tuple[str, bool, int, int]]:
+    """Ways to take less memory, the cheapest first: parallel, rematerialise, micro, gpus."""
+    c = recipe.train
+    for micro in dict.fromkeys((c.micro, 0)):
+        for again in dict.fromkeys((c.gradient_checkpointing, True)):
+            for way in dict.fromkeys((c.parallel, "fsdp")):
+                yield way, again, micro, gpus
+    for doublings in range(1, math.floor(math.log2(c.batch / gpus)) + 1):
+        yield "fsdp", True, 0, gpus * 2**doublings
+    yield "fsdp", True, 0, c.batch
+
+
+def _words(recipe: Recipe, tried: Recipe, before: int, gpus: int) -> Iterator[str]:
+    c = recipe.train
+    t = tried.train
+    if gpus != before:
+        yield f"--gpus {gpus}"
+    if t.parallel != c.parallel and gpus > 1:
+        yield f"--set train.parallel={t.parallel}"
+    if t.gradient_checkpointing != c.gradient_checkpointing:
+        yield "--gradient-checkpointing"
+    if t.micro != c.micro:
+        yield "--set train.micro=0"
+
+
+def _notes(recipe: Recipe, fleet: Fleet) -> Iterator[str]:
+    batch = recipe.train.batch
+    gpus = fleet.gpus
+    if batch % gpus:
+        yield (
+            f"train.batch={batch} is no multiple of {gpus} GPUs: a step would take "
+            f"{batch // gpus * gpus} sequences "
+            f"and the run fewer tokens; set train.batch={round(batch / gpus) * gpus}."
+        )
+    if gpus > 1:
+        yield (
+            "Waiting for other GPUs is not foreseen: where they are many, give the --utilisation "
+            "you know."
+        )
+    if not fleet.half(recipe):
+        yield "The run computes in fp32." + (
+            "" if fleet.gpu.bf16 else f" A {fleet.gpu.name} has no units for bf16."
+        )
+
+
+def _require(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise UsageError(sentence)

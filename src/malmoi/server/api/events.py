@@ -1,0 +1,76 @@
+"""Server-sent events; every stream says how it ended."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from malmoi.server.background import unless_disconnected
+from malmoi.server.errors import ApiError, api_error, log
+from malmoi.server.generation import GenerationStream
+
+STALL_SECONDS = 30.0  # seconds beyond the time of a request that its reader may take
+DONE_EVENT = b"data: [DONE]\n\n"
+EVENT_SCHEMA = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+STREAM_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": (
+            "All at once, or where `stream` is true as events, each `data: ` and a part "
+            "of it as JSON."
+        ),
+        "content": {"text/event-stream": {"schema": EVENT_SCHEMA}},
+    }
+}
+Events = AsyncIterator[Sequence[BaseModel]]
+
+
+class EventStream(Response):
+    """Sends the events of an order; whoever goes away gives up the order's places."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, order: GenerationStream, events: Events) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self.order = order
+        self.events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self.order:
+            try:
+                async with asyncio.timeout(self.order.seconds + STALL_SECONDS):
+                    await unless_disconnected(receive, self._send_all(send))
+            except TimeoutError:
+                # whoever does not read cannot be told either; an answer without its end is hung up
+                # on
+                return
+            except ApiError as error:
+                if error.code != "gone":
+                    raise
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            async for some in self.events:
+                await _send(send, b"".join(sse_event(one.model_dump_json()) for one in some))
+        except Exception as error:
+            log(error)
+            await _send(send, sse_event(_json(api_error(error).body())))
+        await _send(send, DONE_EVENT, more=False)
+
+
+def sse_event(data: str) -> bytes:
+    return b"data: " + data.encode() + b"\n\n"
+
+
+async def _send(send: Send, body: bytes, more: bool = True) -> None:
+    if body:
+        await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False)

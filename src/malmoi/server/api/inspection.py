@@ -1,0 +1,65 @@
+"""POST /v1/attention and /v1/lens."""
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from malmoi.server.api.predictions import run_on_model
+from malmoi.server.api.requests import AttentionRequest, LensRequest
+from malmoi.server.api.responses import AttentionResponse, LensResponse
+from malmoi.server.executor import checkpoint
+from malmoi.server.inspect_model import AttentionArray, attention, lens
+from malmoi.server.registry import ServedModel
+
+router = APIRouter()
+ATTENTION_DIGITS = 6  # of an attention weight
+
+
+@router.post("/v1/attention", response_model=AttentionResponse, tags=["Look inside"])
+async def attention_endpoint(ask: AttentionRequest, request: Request) -> Any:
+    """How much each token looks at each other one, in every head of every layer."""
+    served: ServedModel = request.app.state.registry.get(ask.model)
+
+    def see() -> str:
+        seen = attention(served.model, ask.text, ask.pair)
+        told = {
+            "model": served.name,
+            "tokens": seen.tokens,
+            "words": seen.words,
+            "segments": seen.segments,
+        }
+        return f'{json.dumps(told)[:-1]}, "attention": {_numbers(seen.weights)}}}'
+
+    return Response(await run_on_model(request, served, see), media_type="application/json")
+
+
+def _numbers(weights: AttentionArray) -> str:
+    """A tensor [L, H, T, T] as JSON, head by head: writing millions of numbers at once would
+    hold everybody up.
+    """
+    rounded = weights.astype("float64").round(ATTENTION_DIGITS)
+    layers = []
+    for layer in rounded:
+        checkpoint()
+        layers.append(", ".join(json.dumps(head.tolist(), allow_nan=False) for head in layer))
+    return "[" + ", ".join(f"[{layer}]" for layer in layers) + "]"
+
+
+@router.post("/v1/lens", response_model=LensResponse, tags=["Look inside"])
+async def lens_endpoint(ask: LensRequest, request: Request) -> Any:
+    """What each layer would say at each place if it were the last; a GPT speaks of the token
+    that comes next.
+    """
+    served: ServedModel = request.app.state.registry.get(ask.model)
+
+    def see() -> str:
+        seen = lens(served.model, ask.text, ask.top)
+        layers = [
+            [[LensResponse.One(**asdict(one)) for one in place] for place in layer]
+            for layer in seen.guesses
+        ]
+        return LensResponse(model=served.name, tokens=seen.tokens, layers=layers).model_dump_json()
+
+    return Response(await run_on_model(request, served, see), media_type="application/json")

@@ -1,0 +1,301 @@
+"""Endpoints of encoders and fine-tuned models: embeddings, masks, labels, entities, answers,
+scores.
+"""
+
+import base64
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+import numpy as np
+from fastapi import APIRouter, Request
+
+from malmoi.errors import UsageError
+from malmoi.inference import Model
+from malmoi.inference.embed import Float32Array, embed_texts
+from malmoi.inference.zero_shot import label_prompt, question_prompt
+from malmoi.server.api.completions import prompts_of
+from malmoi.server.api.requests import (
+    AnswerRequest,
+    ClassifyRequest,
+    EmbeddingRequest,
+    FillRequest,
+    NerRequest,
+    ScoreRequest,
+)
+from malmoi.server.api.responses import (
+    AnswerResponse,
+    ClassifyResponse,
+    EmbeddingList,
+    EmbeddingVector,
+    FillResponse,
+    NerResponse,
+    ScoreResponse,
+    Usage,
+)
+from malmoi.server.background import client_of, unless_disconnected
+from malmoi.server.errors import ApiError
+from malmoi.server.executor import checkpoint
+from malmoi.server.generation import GenerationStream
+from malmoi.server.registry import ServedModel
+from malmoi.tokenizer import Encoding
+
+router = APIRouter()
+ItemResult = TypeVar("ItemResult")
+
+
+async def run_on_model(
+    request: Request, served: ServedModel, task: Callable[[], ItemResult]
+) -> ItemResult:
+    """Has a model do something, in turn with what others ask, as long as the client is there."""
+    return await unless_disconnected(
+        request.receive, request.app.state.work.run(served, client_of(request), task)
+    )
+
+
+def check_reading(request: Request, tokens: int, passes: int = 1) -> None:
+    """Refuses a request that would have the model read too many tokens, each of them `passes`
+    times.
+    """
+    most = request.app.state.settings.max_read_tokens
+    if tokens * passes > most:
+        total = (
+            f"{tokens:,} tokens × {passes} = {tokens * passes:,}"
+            if passes > 1
+            else f"{tokens:,} tokens"
+        )
+        sentence = (
+            f"The model would have to read {total}, and this server reads {most:,} tokens at most "
+            "for one request: "
+            "send it in parts."
+        )
+        raise ApiError(400, sentence, code="too_many_tokens")
+
+
+def count_tokens(model: Model, texts: Iterable[str]) -> int:
+    """The tokens of these texts, of each at most as many as the model reads."""
+    total = 0
+    for text in texts:
+        checkpoint()
+        total += min(len(model.tokenizer.encode(text).tokens), model.config.context)
+    return total
+
+
+# ------------------------------------------------------------------ vectors
+
+
+@router.post("/v1/embeddings", response_model=EmbeddingList, tags=["OpenAI"])
+async def embeddings_endpoint(ask: EmbeddingRequest, request: Request) -> Any:
+    """Texts as vectors: hidden states averaged over `layers` and pooled, as `malmoi embed` gives
+    them (not scaled).
+    """
+    served: ServedModel = request.app.state.registry.get(ask.model)
+    width = served.model.config.width
+    if ask.dimensions not in (None, width):
+        raise UsageError(
+            f"The vectors of this model have {width} dimensions; others are not offered."
+        )
+
+    def embed() -> tuple[list[Float32Array], int]:
+        encodings = []
+        for text in prompts_of(ask.input):
+            checkpoint()
+            encodings.append(_encoding(served.model, text, ask.truncate))
+        tokens = sum(len(encoding.tokens) for encoding in encodings)
+        check_reading(request, tokens)
+        return embed_texts(served.model.network, encodings, tuple(ask.layers), ask.pool), tokens
+
+    found, read = await run_on_model(request, served, embed)
+    data = [
+        EmbeddingVector(index=i, embedding=_written(one, ask.encoding_format))
+        for i, one in enumerate(found)
+    ]
+    return EmbeddingList(
+        data=data, model=served.name, usage=Usage(prompt_tokens=read, total_tokens=read)
+    )
+
+
+def _encoding(model: Model, text: str | list[int], truncate: bool) -> Encoding:
+    if isinstance(text, str):
+        return model._encoded(text, truncate)
+    tokens = text[: model.config.context] if truncate else text
+    if len(tokens) > model.config.context or max(tokens) >= model.config.vocab:
+        raise UsageError(
+            f"The tokens must be {model.config.context} or fewer, each of them below "
+            f"{model.config.vocab}."
+        )
+    size = len(tokens)
+    return Encoding(tokens, [0] * size, [(0, 0)] * size, [False] * size, [None] * size)
+
+
+def _written(vector: Float32Array, form: str) -> list[float] | str:
+    if form == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    numbers: list[float] = vector.astype(np.float64).tolist()
+    return numbers
+
+
+# ------------------------------------------------------------------ masked and fine-tuned models
+
+
+@router.post("/v1/fill", response_model=FillResponse, tags=["Understand"])
+async def fill_endpoint(ask: FillRequest, request: Request) -> Any:
+    """The best tokens for each [MASK] in a text."""
+    served: ServedModel = request.app.state.registry.get(ask.model)
+    found = await run_on_model(request, served, lambda: served.model.fill(ask.text, top=ask.top))
+    masks = found if isinstance(found[0], list) else [found]
+    return FillResponse(model=served.name, fills=[[vars(one) for one in mask] for mask in masks])
+
+
+@router.post("/v1/classify", response_model=ClassifyResponse, tags=["Understand"])
+async def classify_endpoint(ask: ClassifyRequest, request: Request) -> Any:
+    """A label for each text: what a model was fine-tuned to say, or the likeliest of the
+    `labels` given.
+    """
+    served: ServedModel = request.app.state.registry.get(ask.model)
+    texts = _pairs(ask)
+
+    def label() -> list[Any]:
+        if ask.labels is None:
+            _need(served, "classify", "give it labels to choose among")
+            # then each label's words are read after the text
+            verbalized = "words" in served.model.checkpoint.extra
+            passes = len(served.model.labels) if verbalized else 1
+            check_reading(request, count_tokens(served.model, _flat(texts)), passes)
+            return list(served.model.predict(texts))
+        _check_labels(ask, request, served.model)
+        return [served.model.classify(text, ask.labels, prompt=ask.prompt) for text in texts]
+
+    found = await run_on_model(request, served, label)
+    return ClassifyResponse(model=served.name, data=[asdict(one) for one in found])  # type: ignore[misc]
+
+
+def _pairs(ask: ClassifyRequest) -> list[Any]:
+    texts = [ask.text] if isinstance(ask.text, str) else ask.text
+    if ask.pair is None:
+        return texts
+    if ask.labels is not None:
+        raise UsageError(
+            "A pair goes to a model that was fine-tuned for pairs; with labels, write both into "
+            "the text."
+        )
+    pairs = [ask.pair] if isinstance(ask.pair, str) else ask.pair
+    if len(pairs) != len(texts):
+        raise UsageError(
+            f"There are {len(texts)} texts and {len(pairs)} pairs; give one pair for each text."
+        )
+    return list(zip(texts, pairs, strict=True))
+
+
+def _check_labels(ask: ClassifyRequest, request: Request, model: Model) -> None:
+    """A GPT reads a text once for each label; a BERT once for each token of the labels, which is
+    hidden.
+    """
+    labels = ask.labels or []
+    texts = [ask.text] if isinstance(ask.text, str) else ask.text
+    masked = "mlm" in model.network.heads
+    passes = sum(len(model.tokenizer.encode(label, specials=False).tokens) for label in labels)
+    tokens = count_tokens(
+        model, (f"{label_prompt(text, labels, ask.prompt)}{text}" for text in texts)
+    )
+    check_reading(request, tokens, passes if masked else len(labels))
+
+
+def _flat(texts: Sequence[Any]) -> Iterator[str]:
+    for text in texts:
+        yield from (text,) if isinstance(text, str) else text
+
+
+@router.post("/v1/ner", response_model=NerResponse, tags=["Understand"])
+async def ner_endpoint(ask: NerRequest, request: Request) -> Any:
+    """The names in each text, or whatever else a tagger was fine-tuned to mark."""
+    served: ServedModel = request.app.state.registry.get(ask.model)
+    _need(served, "tag", "serve one that was fine-tuned for tagging")
+    texts = [ask.text] if isinstance(ask.text, str) else ask.text
+
+    def mark() -> list[Any]:
+        check_reading(request, count_tokens(served.model, texts))
+        return list(served.model.predict(texts))
+
+    found = await run_on_model(request, served, mark)
+    return NerResponse(
+        model=served.name,
+        data=[[asdict(span) for span in spans] for spans in found],  # type: ignore[misc]
+    )
+
+
+@router.post("/v1/answer", response_model=AnswerResponse, tags=["Understand"])
+async def answer_endpoint(ask: AnswerRequest, request: Request) -> Any:
+    """The answer to a question: found in its context by a model fine-tuned for that, else
+    written by a GPT.
+    """
+    served: ServedModel = request.app.state.registry.get(ask.model)
+    if "span" not in served.model.network.heads:
+        return await _written_answer(ask, served, request)
+
+    def find() -> Any:
+        # every window over a long context begins with the question again
+        check_reading(
+            request, sum(len(served.model.tokenizer.encode(text).tokens) for text in asked)
+        )
+        return served.model.predict(asked)
+
+    asked = (ask.question, ask.context)
+    found = await run_on_model(request, served, find)
+    candidates = [AnswerResponse.One(**asdict(one)) for one in found.candidates]
+    place = {"start": found.start, "end": found.end, "score": found.score}
+    return AnswerResponse(model=served.name, answer=found.text, candidates=candidates, **place)
+
+
+async def _written_answer(
+    ask: AnswerRequest, served: ServedModel, request: Request
+) -> AnswerResponse:
+    state = request.app.state
+    engine = served.writer
+    if ask.max_tokens > state.settings.max_tokens:
+        raise UsageError(
+            f"max_tokens is {ask.max_tokens}, and this server writes {state.settings.max_tokens} "
+            "at most."
+        )
+    job = engine.job(
+        question_prompt(ask.question, ask.context),
+        max_new_tokens=ask.max_tokens,
+        temperature=0,
+        stop="\n",
+    )
+    with GenerationStream(
+        engine, [job], state.settings.timeout, state.metrics, client_of(request)
+    ) as order:
+        done = (await unless_disconnected(request.receive, order.whole()))[0]
+    return AnswerResponse(
+        model=served.name, answer=done.text.strip(), start=None, end=None, score=None, candidates=[]
+    )
+
+
+@router.post("/v1/score", response_model=ScoreResponse, tags=["Understand"])
+async def score_endpoint(ask: ScoreRequest, request: Request) -> Any:
+    """How likely a GPT finds each continuation of a context: natural logarithms, in all and
+    token by token.
+    """
+    served: ServedModel = request.app.state.registry.get(ask.model)
+
+    def weigh() -> list[Any]:
+        check_reading(
+            request, count_tokens(served.model, (ask.context + one for one in ask.continuations))
+        )
+        return served.model.score(ask.context, ask.continuations)
+
+    found = await run_on_model(request, served, weigh)
+    return ScoreResponse(model=served.name, data=[asdict(one) for one in found])  # type: ignore[misc]
+
+
+def _need(served: ServedModel, head: str, instead: str) -> None:
+    heads = [
+        *served.model.network.heads,
+        *(["classify"] if "words" in served.model.checkpoint.extra else []),
+    ]
+    if head not in heads:
+        can = ", ".join(served.model.abilities)
+        raise UsageError(
+            f"The model {served.name!r} was not fine-tuned for this: {instead}. It can: {can}."
+        )

@@ -1,0 +1,56 @@
+"""What is served, and how the server is doing."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import PlainTextResponse
+
+from malmoi import __version__
+from malmoi.server.api.responses import HealthResponse, ModelCard, ModelList
+from malmoi.server.registry import Registry, ServedModel
+
+router = APIRouter()
+
+
+@router.get("/v1/models", response_model=ModelList, tags=["OpenAI"])
+async def models(request: Request) -> Any:
+    """The models that are served, in the order they were given."""
+    return ModelList(data=[_card(one, request) for one in request.app.state.registry])
+
+
+@router.get("/v1/models/{name}", response_model=ModelCard, tags=["OpenAI"])
+async def model(name: str, request: Request) -> Any:
+    """One of the models that are served."""
+    return _card(request.app.state.registry.get(name), request)
+
+
+@router.get("/health", response_model=HealthResponse, tags=["Server"])
+async def health(request: Request) -> Any:
+    """Says that the server is well; one that is stopping answers with 503."""
+    registry: Registry = request.app.state.registry
+    return HealthResponse(version=__version__, models=registry.names)
+
+
+@router.head("/health", include_in_schema=False)
+async def health_alone() -> Response:
+    """For probes that want the status alone."""
+    return Response()
+
+
+@router.get("/metrics", response_class=PlainTextResponse, tags=["Server"])
+async def metrics(request: Request) -> Any:
+    """Counts and times for Prometheus."""
+    text = request.app.state.metrics.text(request.app.state.registry)
+    return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+
+def _card(served: ServedModel, request: Request) -> ModelCard:
+    model = served.model
+    created = int(request.app.state.metrics.start)
+    return ModelCard(
+        id=served.name,
+        created=created,
+        abilities=list(model.abilities),
+        context=model.config.context,
+        labels=list(model.labels),
+    )

@@ -1,0 +1,102 @@
+"""The app: everything that answers, put together."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+from malmoi import __version__
+from malmoi.server import errors
+from malmoi.server.api import chat, completions, inspection, predictions, server
+from malmoi.server.background import ModelExecutors
+from malmoi.server.config import ServeConfig
+from malmoi.server.metrics import Metrics
+from malmoi.server.middleware import RequestGuard, ServerState
+from malmoi.server.registry import Registry
+from malmoi.server.studio import routes
+
+STUDIO = Path(__file__).parent / "studio" / "static"
+# nothing from elsewhere, and no script but ours, whatever a model or a user writes
+CONTENT_SECURITY_POLICY = (
+    "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; object-src "
+    "'none'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+STATUS_MEANINGS: dict[int | str, str] = {
+    400: "The request is wrong; the message says where.",
+    401: "The API key is missing or wrong.",
+    404: "There is no such model or address.",
+    413: "The body is too large.",
+    429: "Too many are waiting; try again after Retry-After seconds.",
+    500: "The work failed.",
+    503: "The server is stopping.",
+    504: "The work took too long.",
+    "default": "Something else is wrong.",
+}
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    status: {"model": errors.ErrorReply, "description": meaning}
+    for status, meaning in STATUS_MEANINGS.items()
+}
+
+
+def create_app(registry: Registry, settings: ServeConfig) -> FastAPI:
+    """An app that answers for these models. Whoever starts it stops it through its lifespan."""
+    app = FastAPI(
+        title="Malmoi",
+        version=__version__,
+        summary="BERT and GPT behind HTTP: OpenAI's API, and what it does not have.",
+        docs_url=None,  # FastAPI's pages load scripts from elsewhere; the studio is ours
+        redoc_url=None,
+        responses=REFUSALS,
+        lifespan=_lifespan,
+    )
+    app.state.registry, app.state.settings = registry, settings
+    app.state.metrics, app.state.gate = Metrics(), ServerState()
+    app.state.work = ModelExecutors(registry, settings)
+    errors.install(app)
+    for part in (server, completions, chat, predictions, inspection, routes):
+        app.include_router(part.router)
+    # after every address, so that those say 405 themselves
+    app.router.default = Studio(directory=STUDIO, html=True)
+    app.add_middleware(
+        RequestGuard, gate=app.state.gate, settings=settings, metrics=app.state.metrics
+    )
+    if settings.cors:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],  # OpenAI's client for JavaScript sends a dozen of its own
+            expose_headers=["X-Request-Id"],
+        )
+    return app
+
+
+class Studio(StaticFiles):
+    """The page and its files; there is nothing elsewhere, whatever the method."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        if self.lookup_path(path)[1] is None:
+            raise HTTPException(404)
+        return await super().get_response(path, scope)
+
+    def file_response(self, *given: Any, **more: Any) -> Response:
+        response = super().file_response(*given, **more)
+        response.headers["Content-Security-Policy"] = CONTENT_SECURITY_POLICY
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        response.headers["Cache-Control"] = "no-cache"
+        return response
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    yield
+    app.state.work.close()
+    app.state.registry.close(drain=False)

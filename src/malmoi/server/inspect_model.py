@@ -1,0 +1,141 @@
+"""Inside a model: attention maps and the logit lens.
+
+L layers, H heads, T tokens, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from malmoi.errors import UsageError
+from malmoi.inference import Model
+from malmoi.inference.prompt import encode_prompt
+from malmoi.model import Activations
+from malmoi.server.executor import checkpoint
+from malmoi.tokenizer import Encoding
+from malmoi.tokenizer.padding import model_inputs
+
+MAX_ATTENTION_NUMBERS = 4_000_000  # numbers of one picture of attention
+MAX_GUESSES = 1_000_000  # of one lens
+HEAD_TOKENS = 128  # whose scores over the vocabulary are held at once
+AttentionArray = np.ndarray[Any, np.dtype[np.float32]]
+
+
+@dataclass(frozen=True)
+class AttentionMaps:
+    """How much each token looks at each other one."""
+
+    tokens: list[str]
+    words: list[int | None]  # the word each token is a piece of; None: no word, such as [CLS]
+    segments: list[int]  # 1 for the second text of a pair
+    # [L, H, T, T]: a query's row sums to 1, but for what it gives to soft tokens before the text
+    weights: AttentionArray
+
+
+@dataclass(frozen=True)
+class LayerGuess:
+    """A token that a layer finds likely at some place."""
+
+    token: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class Lens:
+    """What each layer would say if it were the last (the logit lens, nostalgebraist 2020)."""
+
+    tokens: list[str]
+    # [L + 1][T][top]: the embedding first; of a GPT's they are about the next token
+    guesses: list[list[list[LayerGuess]]]
+
+
+@torch.inference_mode()
+def attention(model: Model, text: str, pair: str | None = None) -> AttentionMaps:
+    """The attention of every head while the model reads a text, or a pair of texts."""
+    encoding = encode_for_model(model, text, pair)
+    size = len(encoding.tokens)
+    c = model.config
+    if c.depth * c.heads * size**2 > MAX_ATTENTION_NUMBERS:
+        most = int((MAX_ATTENTION_NUMBERS / (c.depth * c.heads)) ** 0.5)
+        sentence = (
+            f"The text has {size} tokens; the attention of {most} or fewer can be shown of "
+            f"this model."
+        )
+        raise UsageError(sentence, code="context_length_exceeded")
+    activations = Activations(attention=[])
+    _watch(model, encoding, activations)
+    seen = torch.stack(activations.attention or [])[:, 0, :, -size:, -size:]
+    names = [model.tokenizer.token(token) for token in encoding.tokens]
+    return AttentionMaps(names, encoding.words, encoding.segments, seen.float().cpu().numpy())
+
+
+@torch.inference_mode()
+def lens(model: Model, text: str, top: int = 5) -> Lens:
+    """The likeliest tokens at every place by every layer: the final norm and the head on each
+    layer's states.
+    """
+    head = next((name for name in ("lm", "mlm") if name in model.network.heads), None)
+    if head is None:
+        raise UsageError("This model has no head over the vocabulary, so its layers say no words.")
+    if not 1 <= top <= model.tokenizer.vocab_size:
+        raise UsageError(f"top must be between 1 and {model.tokenizer.vocab_size}, not {top}.")
+    encoding = encode_for_model(model, text)
+    activations = Activations()
+    places = MAX_GUESSES // (top * (model.config.depth + 1))
+    if len(encoding.tokens) > places:
+        sentence = (
+            f"The text has {len(encoding.tokens)} tokens; {top} guesses can be shown of "
+            f"{places} or fewer."
+        )
+        raise UsageError(sentence, code="context_length_exceeded")
+    _watch(model, encoding, activations)
+    *before, last = activations.hidden  # the last has been through the norm already
+    states = [*map(model.network.trunk.norm, before), last]
+    names = [model.tokenizer.token(token) for token in encoding.tokens]
+    return Lens(names, [_guesses(model, head, state, top) for state in states])
+
+
+def encode_for_model(model: Model, text: str, pair: str | None = None) -> Encoding:
+    """A text, or a pair of texts, as the model reads it; too long is refused."""
+    causal = model.network.trunk.is_causal
+    if causal and pair is not None:
+        raise UsageError("This model reads one text at a time: write both into one.")
+    encoding = (
+        encode_prompt(model.tokenizer, text)
+        if causal
+        else model.tokenizer.encode_masked(text, pair)
+    )
+    size = len(encoding.tokens)
+    context = model.config.context
+    if size > context:
+        sentence = (
+            f"The text has {size} tokens, more than this model's context of {context}; shorten it."
+        )
+        raise UsageError(sentence, code="context_length_exceeded")
+    return encoding
+
+
+def _watch(model: Model, encoding: Encoding, activations: Activations) -> None:
+    network = model.network
+    network.trunk(
+        **model_inputs([encoding], network.config, network.device),
+        activations=activations,
+    )
+
+
+def _guesses(model: Model, head: str, states: Tensor, top: int) -> list[list[LayerGuess]]:
+    """What one layer [1, T, D] says at each place; what pads the vocabulary is no token."""
+    name = model.tokenizer.token
+    found = []
+    for part in states[0].split(HEAD_TOKENS):
+        checkpoint()
+        chances = model.network.read(head, part).float().softmax(-1)
+        best = chances[:, : model.tokenizer.vocab_size].topk(top)
+        for tokens, row in zip(best.indices.tolist(), best.values.tolist(), strict=True):
+            found.append(
+                [LayerGuess(name(token), chance) for token, chance in zip(tokens, row, strict=True)]
+            )
+    return found

@@ -1,0 +1,106 @@
+"""The models that are served, by name."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from malmoi.errors import UsageError, nearest
+from malmoi.inference import Model, load
+from malmoi.inference.engine import Engine
+from malmoi.server.config import ServeConfig
+from malmoi.server.errors import ApiError
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model under a name, and the engine that writes with it where it is a language model."""
+
+    name: str
+    model: Model
+    engine: Engine | None
+    path: Path
+
+    @property
+    def writer(self) -> Engine:
+        """The engine, or why there is none."""
+        if self.engine is None:
+            raise UsageError(
+                f"The model {self.name!r} cannot write: it can {', '.join(self.model.abilities)}."
+            )
+        return self.engine
+
+
+class Registry:
+    """Models in the order they were given; who names none means the first."""
+
+    def __init__(self, served: Sequence[ServedModel]) -> None:
+        if not served:
+            raise UsageError("There is no model to serve: name at least one folder.")
+        self._served = {one.name: one for one in served}
+
+    @classmethod
+    def open(
+        cls,
+        paths: Sequence[str],
+        settings: ServeConfig,
+        *,
+        device: str | None = None,
+        dtype: str | None = None,
+    ) -> Self:
+        """Loads every folder; a name is the folder's, with a number where two are alike."""
+        models = [load(path, device=device, dtype=dtype) for path in paths]
+        named = zip(distinct_names([_name(path) for path in paths]), models, paths, strict=True)
+        return cls([serve_model(name, model, Path(path), settings) for name, model, path in named])
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._served)
+
+    @property
+    def notes(self) -> list[str]:
+        """What did not fit when the folders were read."""
+        return [f"{one.name}: {note}" for one in self for note in one.model.notes]
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._served.values())
+
+    def get(self, name: str | None) -> ServedModel:
+        if name is None:
+            return next(iter(self))
+        if name not in self._served:
+            known = nearest(name[:200], self._served)
+            raise ApiError(
+                404,
+                f"There is no model {name[:80]!r}.{known}",
+                param="model",
+                code="model_not_found",
+            )
+        return self._served[name]
+
+    def close(self, *, drain: bool = True) -> None:
+        """Stops every engine: after what it has taken in, or with the rest cancelled."""
+        for one in self:
+            if one.engine is not None:
+                one.engine.close(drain=drain)
+
+
+def serve_model(name: str, model: Model, path: Path, settings: ServeConfig) -> ServedModel:
+    """A model made ready to be asked."""
+    writes = "lm" in model.network.heads and model.network.trunk.is_causal
+    engine = Engine(model, slots=settings.slots, queue=settings.queue) if writes else None
+    return ServedModel(name, model, engine, path)
+
+
+def distinct_names(names: Sequence[str]) -> list[str]:
+    """The same names, numbered from the second on where they are alike."""
+    taken: list[str] = []
+    for name in names:
+        tries = (name if i == 1 else f"{name}-{i}" for i in range(1, len(names) + 1))
+        taken.append(next(one for one in tries if one not in taken))
+    return taken
+
+
+def _name(path: str) -> str:
+    where = Path(path).resolve()
+    return (where.stem if where.suffix == ".gguf" else where.name) or "model"

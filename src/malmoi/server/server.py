@@ -1,0 +1,106 @@
+"""The HTTP server and its graceful shutdown: stop accepting, drain or cancel in-flight requests,
+exit.
+"""
+
+import asyncio
+import socket
+from time import monotonic
+from types import FrameType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import uvicorn
+from fastapi import FastAPI
+
+from malmoi.errors import MalmoiError
+from malmoi.server.background import ModelExecutors
+from malmoi.server.config import ServeConfig
+from malmoi.server.middleware import BODY_TIMEOUT_SECONDS, ServerState
+from malmoi.server.registry import Registry
+
+# seconds in which those who had connected still hear that the server has stopped
+LINGER_SECONDS = 0.3
+# seconds; longer than clients and proxies keep theirs, so that none sends into a closing connection
+KEEP_ALIVE = 75
+FORCED_EXIT_SECONDS = 5  # seconds after which work that nobody can cancel is left
+
+
+class Server(uvicorn.Server):
+    """uvicorn, but a signal first closes the gate; a second one cancels what is being written."""
+
+    def __init__(self, app: FastAPI, settings: ServeConfig) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=FORCED_EXIT_SECONDS,
+                timeout_keep_alive=KEEP_ALIVE,
+                lifespan="on",
+            )
+        )
+        self.state: ServerState = app.state.gate
+        self.registry: Registry = app.state.registry
+        self.work: ModelExecutors = app.state.work
+        self.patience = settings.timeout
+        self.deadline = float("inf")
+        self.silent: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._captured_signals.append(sig)
+        self.stop(now=self.state.stopping)
+
+    def stop(self, now: bool = False) -> None:
+        """Lets nobody in any more and ends when all have left; `now`: they are told that it is
+        over.
+        """
+        self.state.stopping = True
+        self.deadline = min(self.deadline, monotonic() + (0 if now else self.patience))
+
+    async def on_tick(self, counter: int) -> bool:
+        self._hang_up()
+        if self.state.stopping and not self.state.in_flight:
+            self.should_exit = True
+        elif monotonic() > self.deadline:
+            self.work.close()
+            await asyncio.to_thread(self.registry.close, drain=False)
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        await asyncio.sleep(LINGER_SECONDS)
+        await super().shutdown(sockets)
+
+    def _hang_up(self) -> None:
+        """Closes connections that say nothing, or say it too slowly: uvicorn waits for a first
+        line for ever.
+        """
+        for connection in list(self.server_state.connections):
+            if getattr(connection, "cycle", None) is not None:
+                self.silent.pop(connection, None)
+            elif (
+                monotonic() - self.silent.setdefault(connection, monotonic()) > BODY_TIMEOUT_SECONDS
+            ):
+                connection.transport.close()
+
+
+def listen(settings: ServeConfig) -> socket.socket:
+    """The socket to serve on; one that cannot be had is told at once."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except OSError as error:
+        raise MalmoiError(
+            f"The server cannot listen on {settings.host}:{settings.port}: "
+            f"{error.strerror or error}. "
+            "Choose another --port (0 takes any that is free) or --host."
+        ) from None
+
+
+def address(where: socket.socket) -> str:
+    """The URL that reaches a socket."""
+    host, port = where.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

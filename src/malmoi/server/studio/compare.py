@@ -1,0 +1,143 @@
+"""One word of a sentence, guessed by a GPT from what stands before it and by a BERT from both
+sides. W words.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from pydantic import BaseModel
+
+from malmoi.errors import UsageError
+from malmoi.inference import Model
+from malmoi.inference.fill import fills
+from malmoi.inference.pseudo_likelihood import SplitText, pseudo_scores
+from malmoi.model import Layout
+from malmoi.server.inspect_model import attention, encode_for_model
+from malmoi.server.studio.lens import LayerToken
+from malmoi.server.studio.tokens import readable_token
+
+TOP_GUESSES = 5
+
+
+class ModelSide(BaseModel):
+    """What one model does for the word."""
+
+    words: list[str]  # as it reads them
+    mask: list[str]  # who may see whom among W words, by its own pattern: rows of 0 and 1
+    row: int  # the word from which the guess is made
+    # how much that place looks at each word: mean of the last layer's heads, 0 where it sees none
+    looks: list[float]
+    guesses: list[LayerToken]
+    logprob: float  # of the word itself
+    tokens: int  # that it takes to write the word
+
+
+class Comparison(BaseModel):
+    words: list[str]
+    place: int
+    gpt: ModelSide | None
+    bert: ModelSide | None
+
+
+def compare_word(text: str, place: int, gpt: Model | None, bert: Model | None) -> Comparison:
+    words = text.split()
+    if not words:
+        raise UsageError("There is no sentence: write a few words.", code="empty_prompt")
+    if not 0 <= place < len(words):
+        raise UsageError(f"There is no word {place + 1}: the sentence has {len(words)}.")
+    sides = (
+        None if gpt is None else _gpt(gpt, words, place),
+        None if bert is None else _bert(bert, words, place),
+    )
+    return Comparison(words=words, place=place, gpt=sides[0], bert=sides[1])
+
+
+def _gpt(model: Model, words: Sequence[str], place: int) -> ModelSide:
+    """p(word | the words before it): figures 3 to 8, one for each place."""
+    before = " ".join(words[:place])
+    score = model.score(before, f" {words[place]}" if place else words[place])
+    seen = _looks(model, before, len(before) - 1, words[:place]) if place else []
+    return ModelSide(
+        words=list(words),
+        mask=_mask(model, len(words)),
+        row=max(place - 1, 0),
+        looks=[*seen, *[0.0] * (len(words) - len(seen))],
+        guesses=_likeliest(model, before),
+        logprob=score.logprob,
+        tokens=len(score.tokens),
+    )
+
+
+def _bert(model: Model, words: Sequence[str], place: int) -> ModelSide:
+    """p(word | the words around it), the word hidden: figures 10 and 11."""
+    mark = model.tokenizer.specials.mask
+    if mark is None:
+        raise UsageError("This model's tokenizer has no mask token, so no word can be hidden.")
+    gap = model.tokenizer.token(mark)
+    hidden = [*words[:place], gap, *words[place + 1 :]]
+    text = " ".join(hidden)
+    before = " ".join([*words[:place], ""])
+    after = " ".join(["", *words[place + 1 :]])
+    score = pseudo_scores(
+        model.network, model.tokenizer, [SplitText(before, words[place], after)], together=True
+    )[0]
+    found = fills(model.network, model.tokenizer, text, TOP_GUESSES)[before.count(gap)]
+    return ModelSide(
+        words=hidden,
+        mask=_mask(model, len(words)),
+        row=place,
+        looks=_looks(model, text, len(before), hidden),
+        guesses=[
+            LayerToken(text=readable_token(model.tokenizer, one.token), probability=one.probability)
+            for one in found
+        ],
+        logprob=score.logprob,
+        tokens=len(score.tokens),
+    )
+
+
+def _likeliest(model: Model, before: str) -> list[LayerToken]:
+    """The tokens that may come next, the likeliest first."""
+    logits = model.logits(before)[-1].astype(np.float64)
+    chances = np.exp(logits - logits.max())
+    chances /= chances.sum()
+    best = np.argsort(-chances[: model.tokenizer.vocab_size], kind="stable")[:TOP_GUESSES]
+    return [
+        LayerToken(
+            text=readable_token(model.tokenizer, model.tokenizer.token(int(i))),
+            probability=chances[i],
+        )
+        for i in best
+    ]
+
+
+def _mask(model: Model, size: int) -> list[str]:
+    """The predicate of the model's first layer over so many words."""
+    seen = (
+        model.network.trunk.patterns[0].mask(Layout(1, size, size)).expand(1, -1, size, size)[0, 0]
+    )
+    return ["".join("01"[one] for one in row) for row in seen.int().tolist()]
+
+
+def _looks(model: Model, text: str, at: int, words: Sequence[str]) -> list[float]:
+    """How much the token at character `at`, or the last before it, looks at each word of the
+    text.
+    """
+    offsets = encode_for_model(model, text).offsets
+    weights = attention(model, text).weights
+    asker = max(
+        (i for i, (first, last) in enumerate(offsets) if first <= at and first < last), default=0
+    )
+    row = weights[-1].mean(0)[asker]
+    return [float(row[places].sum()) for places in _places(offsets, words)]
+
+
+def _places(offsets: Sequence[tuple[int, int]], words: Sequence[str]) -> Iterator[list[int]]:
+    """The tokens of each word, by the characters of the words joined with spaces; a space goes
+    to the word after it.
+    """
+    begin = 0
+    for word in words:
+        end = begin + len(word)
+        yield [i for i, (first, last) in enumerate(offsets) if begin < last <= end]
+        begin = end + 1

@@ -1,0 +1,45 @@
+"""The studies: each a record. Another one is one file with a plan and a function, and a line
+here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from malmoi.config import Config
+from malmoi.errors import UsageError, nearest
+from malmoi.studies.in_context import study as in_context
+
+
+@dataclass(frozen=True)
+class Study:
+    """A paper's table or figure: the settings it takes, and the function that does it in a
+    folder.
+    """
+
+    name: str
+    about: str
+    plan: type[Config]
+    run: Callable[[Any], dict[str, Any]]
+
+
+STUDIES = {
+    study.name: study
+    for study in (
+        Study(
+            "in-context",
+            "accuracy by the number of examples, for three sizes (GPT-3 figure 1.2)",
+            in_context.InContextStudyConfig,
+            in_context.run_in_context_study,
+        ),
+    )
+}
+
+
+def named_study(name: str) -> Study:
+    """A study by its name."""
+    if name not in STUDIES:
+        raise UsageError(
+            f"There is no study {name!r}.{nearest(name, STUDIES)} `malmoi study` lists them."
+        )
+    return STUDIES[name]

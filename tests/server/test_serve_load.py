@@ -1,0 +1,261 @@
+"""Sixty-four streams at once: no error, no growth of memory; and a stop in the middle of it tells
+everyone.
+
+    MALMOI_LOAD_SECONDS=600 pytest -m heavy -s tests/server/test_serve_load.py -k vanish
+
+runs the hard one for ten minutes and prints what it measured.
+"""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from statistics import median, quantiles
+from time import monotonic
+from typing import Any
+
+import httpx
+import pytest
+
+from live_server import gpt_folder
+
+pytestmark = pytest.mark.heavy
+STREAMS = 64
+LOAD_SECONDS = float(os.environ.get("MALMOI_LOAD_SECONDS", "20"))
+MAX_GROWTH_MB = 32  # of memory, once the server has seen every kind of request
+TEXT = "the state of the union is strong"
+START = [
+    sys.executable,
+    "-c",
+    "from malmoi.cli import main; main()",
+    "serve",
+    "--port",
+    "0",
+    "--slots",
+    "32",
+]
+
+
+@dataclass
+class Server:
+    url: str
+    child: Any
+    said: list[str]  # on stderr
+
+    @property
+    def memory(self) -> int:
+        """MB that the process holds."""
+        status = Path(f"/proc/{self.child.pid}/status").read_text("utf-8")
+        return int(re.findall(r"VmRSS:\s+(\d+)", status)[0]) // 1024
+
+
+@dataclass
+class Outcome:
+    ends: Counter[str] = field(default_factory=Counter)
+    broken: list[str] = field(default_factory=list)  # streams that began and did not end
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    folder = gpt_folder(tmp_path / "gpt")
+    child = subprocess.Popen(
+        [*START, "--model", str(folder)], stderr=subprocess.PIPE, text=True, env=dict(os.environ)
+    )
+    assert child.stderr is not None
+    try:
+        line = next(line for line in child.stderr if "http://" in line)
+        said: list[str] = []
+        threading.Thread(target=said.extend, args=[child.stderr], daemon=True).start()
+        yield Server(re.findall(r"http://[\d.]+:\d+", line)[0], child, said)
+    finally:
+        child.kill()
+        child.wait()
+        child.stderr.close()
+
+
+async def ask(client: httpx.AsyncClient, url: str, seed: int, outcome: Outcome) -> bool:
+    """One stream to its end; whether there is a server to ask again."""
+    body = {"prompt": "the state of", "max_tokens": 40, "top_k": 50, "seed": seed, "stream": True}
+    status, said = 0, []
+    try:
+        async with client.stream("POST", f"{url}/v1/completions", json=body) as answer:
+            status = answer.status_code
+            async for line in answer.aiter_lines():
+                said += [line] if line else []
+    except (httpx.ConnectError, httpx.ReadError, httpx.RemoteProtocolError) as error:
+        if status:
+            outcome.broken.append(repr(error))
+        else:
+            outcome.ends["not taken"] += 1
+        return False
+    if status == 200 and said[-1:] != ["data: [DONE]"]:
+        outcome.broken.append(str(said[-1:]))
+    elif status == 200:
+        last = json.loads(said[-2][len("data: ") :])
+        outcome.ends[last["error"]["code"] if "error" in last else "answered"] += 1
+    else:
+        outcome.ends[json.loads("".join(said))["error"]["code"]] += 1
+    return status == 200
+
+
+async def load(server: Server, seconds: float, stop: bool = False) -> Outcome:
+    outcome, end = Outcome(), monotonic() + seconds
+
+    async def one(client: httpx.AsyncClient, number: int) -> None:
+        seed = number
+        while monotonic() < end + (30 if stop else 0):
+            seed += STREAMS
+            if not await ask(client, server.url, seed, outcome):
+                return
+
+    async def halt() -> None:
+        await asyncio.sleep(seconds)
+        server.child.send_signal(signal.SIGTERM)
+
+    limits = httpx.Limits(max_connections=STREAMS)
+    async with httpx.AsyncClient(timeout=60, limits=limits) as client:
+        await asyncio.gather(*(one(client, i) for i in range(STREAMS)), *([halt()] if stop else []))
+    return outcome
+
+
+def test_many_streams_for_a_while(server: Server) -> None:
+    asyncio.run(load(server, 5))
+    before = server.memory
+    outcome = asyncio.run(load(server, 25))
+    assert outcome.broken == []
+    assert set(outcome.ends) == {"answered"}
+    assert outcome.ends["answered"] > STREAMS
+    assert server.memory - before < 20
+    stats = httpx.get(f"{server.url}/metrics").text
+    assert 'malmoi_running{model="gpt"} 0' in stats
+    assert 'malmoi_failed_total{model="gpt"} 0' in stats
+
+
+def test_a_stop_in_the_middle_tells_everyone(server: Server) -> None:
+    outcome = asyncio.run(load(server, 3, stop=True))
+    assert outcome.broken == []
+    assert set(outcome.ends) <= {"answered", "stopping", "not taken"}
+    assert outcome.ends["answered"] >= STREAMS
+    assert server.child.wait(30) == 143
+
+
+# ------------------------------------------------------------------ clients that vanish, and one
+# that hammers
+
+
+@dataclass
+class Trial:
+    """What happened to the well-behaved, and to the server's memory."""
+
+    url: str
+    until: float
+    ends: Counter[str] = field(default_factory=Counter)
+    first_token: list[float] = field(default_factory=list)  # seconds
+    memory: list[int] = field(default_factory=list)  # MB, every half second
+
+    @property
+    def goes_on(self) -> bool:
+        return monotonic() < self.until
+
+
+async def stream_often(trial: Trial, client: httpx.AsyncClient, number: int) -> None:
+    """Streams one after another; of every ten, one is left after a few events."""
+    rng = Random(number)
+    while trial.goes_on:
+        seed, leaves = rng.randrange(2**31), rng.randrange(10) == 0
+        body = {"prompt": TEXT, "max_tokens": 40, "top_k": 50, "seed": seed, "stream": True}
+        began, said = monotonic(), []
+        try:
+            async with client.stream("POST", f"{trial.url}/v1/completions", json=body) as answer:
+                async for line in answer.aiter_lines():
+                    if line and not said:
+                        trial.first_token.append(monotonic() - began)
+                    said += [line] if line else []
+                    if leaves and len(said) > seed % 8:
+                        break
+        except httpx.TransportError as error:
+            trial.ends[f"{error!r} after {monotonic() - began:.1f} s and {len(said)} lines"] += 1
+            continue
+        ended = (
+            said[-1:] == ["data: [DONE]"] and "error" not in said[-2] and answer.status_code == 200
+        )
+        trial.ends["left" if leaves else "answered" if ended else str(said[-2:])] += 1
+
+
+LONG: list[tuple[str, dict[str, Any], set[int]]] = [
+    ("/v1/classify", {"text": [TEXT] * 256, "labels": ["yes", "no", "union", "state"]}, {200}),
+    ("/v1/completions", {"prompt": TEXT, "n": 32, "max_tokens": 80}, {200}),
+    ("/v1/embeddings", {"input": [f"{TEXT} {TEXT}"] * 256}, {200}),
+    ("/v1/classify", {"text": [TEXT] * 256, "labels": [f"label {i}" for i in range(64)]}, {400}),
+    ("/studio/lens", {"text": f"{TEXT} " * 8}, {200}),
+]
+
+
+async def hammer(trial: Trial, client: httpx.AsyncClient) -> None:
+    """The longest requests that there are, without a pause; a third of them are given up."""
+    rng = Random(0)
+    while trial.goes_on:
+        path, body, expected = rng.choice(LONG)
+        patience = 0.3 if rng.randrange(3) == 0 else 300
+        try:
+            answer = await client.post(f"{trial.url}{path}", json=body, timeout=patience)
+            trial.ends[
+                "hammered" if answer.status_code in expected else f"{path}: {answer.text}"
+            ] += 1
+        except httpx.ReadTimeout:
+            trial.ends["hammered and left" if patience < 1 else f"{path}: no answer"] += 1
+
+
+async def watch(trial: Trial, server: Server) -> None:
+    while trial.goes_on:
+        trial.memory.append(server.memory)
+        await asyncio.sleep(0.5)
+
+
+async def try_it(server: Server, seconds: float) -> Trial:
+    trial = Trial(server.url, monotonic() + seconds)
+    limits = httpx.Limits(max_connections=STREAMS + 4)
+    async with httpx.AsyncClient(timeout=120, limits=limits) as client:
+        streams = (stream_often(trial, client, i) for i in range(STREAMS))
+        await asyncio.gather(*streams, hammer(trial, client), watch(trial, server))
+    return trial
+
+
+@pytest.mark.timeout(LOAD_SECONDS + 300)
+def test_who_vanishes_and_who_hammers_harm_nobody(server: Server) -> None:
+    trial = asyncio.run(try_it(server, LOAD_SECONDS))
+    quarter = max(1, len(trial.memory) // 4)
+    warm, end = median(trial.memory[quarter : 2 * quarter]), median(trial.memory[-quarter:])
+    p50, p95 = (quantiles(trial.first_token, n=20)[i] for i in (9, 18))
+    print(
+        f"\n{LOAD_SECONDS:g} s, {os.cpu_count()} cores, load {os.getloadavg()[1]:.1f}: "
+        f"{dict(trial.ends)}"
+    )
+    print(f"first token: p50 {p50:.2f} s, p95 {p95:.2f} s, worst {max(trial.first_token):.2f} s")
+    print(f"memory: {warm:g} MB in the second quarter, {end:g} MB in the last")
+    assert server.child.poll() is None, server.said
+    assert set(trial.ends) <= {"answered", "left", "hammered", "hammered and left"}
+    assert trial.ends["answered"] > STREAMS
+    assert trial.ends["left"]
+    assert trial.ends["hammered"] + trial.ends["hammered and left"]
+    assert end - warm < MAX_GROWTH_MB
+    asyncio.run(_idle(server))
+
+
+async def _idle(server: Server) -> None:
+    """Nothing is left of those who went: no slot is taken, and nothing failed on the way."""
+    async with asyncio.timeout(60):
+        while 'malmoi_running{model="gpt"} 0' not in (
+            stats := httpx.get(f"{server.url}/metrics").text
+        ):
+            await asyncio.sleep(0.1)
+    assert 'malmoi_failed_total{model="gpt"} 0' in stats

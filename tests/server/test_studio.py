@@ -1,0 +1,772 @@
+"""The studio in a real browser: the numbers on the page are the model's, and anyone can use it."""
+
+import json
+import math
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+from xml.etree import ElementTree
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from live_server import TEXTS, Live, bert_with, gpt_folder
+from malmoi.inference import Model, load
+from malmoi.model import Activations, Layout, parse_pattern
+from malmoi.server.app import STUDIO
+from malmoi.server.inspect_model import attention
+from malmoi.server.studio import runs as curves
+from malmoi.server.studio.attention import by_words, word_groups
+from malmoi.server.studio.few_shot import FewShotQuery, few_shot_view
+from malmoi.server.studio.projection import principal
+from malmoi.tokenizer import train_tokenizer
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
+in_browser = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+expect = playwright.expect
+
+VIEWS = (
+    "generate",
+    "fill",
+    "attention",
+    "patterns",
+    "lens",
+    "tokens",
+    "shots",
+    "train",
+    "embeddings",
+    "beside",
+)
+# where the numbers do not matter
+QUICK: dict[str, dict[str, Any]] = {"generate": {"length": 6}, "patterns": {"at": 7}}
+SENTENCE = "어제 카페 갔었어 거기 사람 많더라"
+CHECKS = (Path(__file__).parents[1] / "studio_checks.js").read_text("utf-8")
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
+    folder = tmp_path_factory.mktemp("studio")
+    pieces = train_tokenizer([*TEXTS, SENTENCE], kind="wordpiece", vocab=160)
+    return {
+        "gpt": load(gpt_folder(folder / "gpt", n_positions=256), device="cpu"),
+        "small": load(gpt_folder(folder / "small", n_embd=32, n_layer=2), device="cpu"),
+        "bert": bert_with(pieces, mlm=0),
+    }
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    for name, drop in (("one", 0.01), ("two", 0.02)):
+        rows = [
+            {"step": n, "tokens": 512 * n, "seconds": n / 2, "loss": 5 - drop * n, "lr": 1e-3}
+            for n in range(1, 41)
+        ]
+        rows.append(
+            {
+                "step": 40,
+                "tokens": 20480,
+                "seconds": 20.0,
+                "valid_loss": 4.5,
+                "sample": f"{name} said this",
+            }
+        )
+        (folder / name).mkdir()
+        (folder / name / "metrics.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows), "utf-8"
+        )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def live(models: dict[str, Model], runs: Path) -> Iterator[Live]:
+    with Live(models, slots=4, runs=runs) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        one = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield one
+        one.close()
+
+
+class Visitor:
+    """A page of the studio, which must say nothing wrong on the console."""
+
+    def __init__(self, browser: Any, url: str, **settings: Any) -> None:
+        settings = {"locale": "en-GB", "viewport": {"width": 1200, "height": 900}, **settings}
+        self.context = browser.new_context(**settings)
+        self.page, self.url = self.context.new_page(), url
+        self.page.set_default_timeout(15_000)
+        self.problems: list[str] = []
+        self.page.on(
+            "console", lambda said: self.problems.append(said.text) if said.type != "log" else None
+        )
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+
+    def visit(self, view: str, **values: object) -> Any:
+        """Opens a view by its address and waits until it has done its work."""
+        self.page.goto("about:blank")
+        self.page.goto(f"{self.url}/#/{view}?{urlencode(values, quote_via=quote)}")
+        if view != "generate":
+            self.done()
+        return self.page
+
+    def done(self) -> None:
+        expect(self.page.locator("#status")).to_have_text(re.compile(r"Done in|걸렸습니다"))
+
+    def bars(self, within: str = "#view") -> list[tuple[str, str]]:
+        rows = self.page.locator(f"{within} .bars li").all()
+        return [(row.locator(".name").inner_text(), row.locator("b").inner_text()) for row in rows]
+
+
+@pytest.fixture
+def visitor(browser: Any, live: Live) -> Iterator[Visitor]:
+    one = Visitor(browser, live.url)
+    yield one
+    one.context.close()
+    assert one.problems == []
+
+
+def percent(p: float) -> str:
+    """A share as the page writes it."""
+    return (
+        "100%"
+        if p >= 0.9995
+        else f"{100 * p:.1f}%"
+        if p >= 0.1
+        else f"{100 * p:.2f}%"
+        if p >= 1e-4
+        else "<0.01%"
+    )
+
+
+def fixed(x: float) -> str:
+    return f"{x:.3f}".replace("-", "−")
+
+
+@torch.inference_mode()
+def chances(model: Model, tokens: list[int]) -> torch.Tensor:
+    """p over the vocabulary after each token [T, V]."""
+    return model.network(torch.tensor([tokens]), heads=("lm",))["lm"][0].float().softmax(-1)
+
+
+# ------------------------------------------------------------------ the views
+
+
+@in_browser
+def test_written_tokens_have_the_models_probabilities_and_can_be_left_for_others(
+    visitor: Visitor, models: dict[str, Model], live: Live
+) -> None:
+    page = visitor.visit("generate", text="나는 오늘", length=12, seed=3, second="small")
+    page.click("#write")
+    expect(page.locator("section[aria-label=gpt] .token")).to_have_count(12)
+    expect(page.locator("section[aria-label=small] .token")).to_have_count(12)
+    visitor.done()
+    model = models["gpt"]
+    wishes = {"max_new_tokens": 12, "temperature": 0.8, "top_p": 0.95, "seed": 3}
+    written = (
+        live.engine("gpt").submit(live.engine("gpt").job("나는 오늘", **wishes)).result().tokens
+    )
+    before = model.tokenizer.encode("나는 오늘").tokens
+    after = chances(model, [*before, *written])[len(before) - 1 : -1]
+    shown = page.locator("section[aria-label=gpt] .token").evaluate_all(
+        "nodes => nodes.map(n => +n.dataset.p)"
+    )
+    assert shown == pytest.approx(
+        [float(row[token]) for row, token in zip(after, written, strict=True)], rel=1e-4
+    )
+
+    page.locator("section[aria-label=gpt] .token").nth(4).click()
+    rows = visitor.bars("section[aria-label=gpt]")
+    likeliest = after[4].topk(8)
+    assert [value for _, value in rows][:8] == [percent(p) for p in likeliest.values.tolist()]
+    page.locator("section[aria-label=gpt] .bars button").nth(1).click()
+    expect(page.locator("section[aria-label=gpt] .bars")).to_have_count(0)
+    expect(page.locator("section[aria-label=gpt] .token")).to_have_count(12)
+    first = float(page.locator("section[aria-label=gpt] .token").first.get_attribute("data-p"))
+    branch = [*before, *written[:4], int(likeliest.indices[1])]
+    assert any(abs(first - float(p)) < 1e-4 * first for p in chances(model, branch)[-1])
+
+
+@in_browser
+def test_gaps_are_filled_as_the_model_fills_them(
+    visitor: Visitor, models: dict[str, Model]
+) -> None:
+    page = visitor.visit("fill", text="나는 [MASK] 학교에 [MASK].", top=4)
+    expected = [
+        (one.token, percent(one.probability))
+        for some in models["bert"].fill("나는 [MASK] 학교에 [MASK].", 4)
+        for one in some
+    ]
+    assert visitor.bars() == expected
+    page.locator(".bars button").first.click()
+    expect(page.locator(".bars")).to_have_count(1)  # one gap is left
+    assert (
+        page.locator("textarea").input_value()
+        == models["bert"].fill("나는 [MASK] 학교에 [MASK].", 1)[0][0].text
+    )
+
+
+@in_browser
+def test_attention_is_the_models_by_tokens_and_by_words(
+    visitor: Visitor, models: dict[str, Model], tmp_path: Path
+) -> None:
+    text = "the union is strong 카페"
+    page = visitor.visit("attention", text=text, layer=2, head=3)
+    trail = Activations(attention=[])
+    models["gpt"].network.trunk(
+        torch.tensor([models["gpt"].tokenizer.encode(text).tokens]), activations=trail
+    )
+    weights = (trail.attention or [])[1][0, 2]
+    page.locator("summary").click()
+    shown = [row.locator("td").all_inner_texts() for row in page.locator("details tbody tr").all()]
+    assert np.allclose(np.array(shown, float), weights.detach(), atol=6e-4)  # the page rounds
+
+    page.locator('[role=radio][aria-checked="true"]').press("ArrowRight")
+    expect(page.locator('[role=radio][aria-checked="true"]')).to_have_attribute(
+        "aria-label", "Layer 2, head 4"
+    )
+    assert "head=4" in page.url
+    page.get_by_label("Whole words").check()
+    expect(page.locator("details thead th")).to_have_count(1 + 5)
+    visitor.done()
+    rows = [row.locator("td").all_inner_texts() for row in page.locator("details tbody tr").all()]
+    assert [sum(map(float, row)) for row in rows] == pytest.approx([1.0] * 5, abs=0.003)
+    for kind, begins in (("SVG", b"<svg"), ("PNG", b"\x89PNG")):
+        with page.expect_download() as saved:
+            page.get_by_role("button", name=f"Save {kind}").click()
+        saved.value.save_as(tmp_path / kind)
+        assert (tmp_path / kind).read_bytes().startswith(begins)
+    assert "var(" not in (tmp_path / "SVG").read_text("utf-8")  # it needs no style sheet
+    assert len(ElementTree.parse(tmp_path / "SVG").findall(".//{*}text")) == 3 * 5
+
+
+@in_browser
+@pytest.mark.parametrize(
+    "pattern", ["full", "causal & fixed:8,2", "causal & local:6 ; causal & column:6"]
+)
+def test_a_pattern_is_drawn_from_its_predicate_with_its_cost(
+    visitor: Visitor, pattern: str
+) -> None:
+    page = visitor.visit("patterns", pattern=pattern, drawn=24, at=8, heads=4)
+    groups = pattern.count(";") + 1
+    small = parse_pattern(pattern, groups).mask(Layout(1, 24, 24)).expand(1, groups, 24, 24)[0]
+    paths = page.locator("#view svg.mask path").evaluate_all(
+        "nodes => nodes.map(n => n.getAttribute('d'))"
+    )
+    assert [path.count("M") for path in paths] == small.sum((1, 2)).tolist()
+    large = (
+        parse_pattern(pattern, 4)
+        .mask(Layout(1, 256, 256))
+        .expand(1, 4 if groups > 1 else 1, 256, 256)
+        .float()
+    )
+    pairs = float(large.sum()) / large.size(1)
+    shown = page.locator(".facts dd").all_inner_texts()
+    assert shown[:2] == [f"{round(pairs):,}", percent(pairs / 256**2)]
+
+
+@in_browser
+def test_a_misspelt_pattern_is_told_kindly(visitor: Visitor) -> None:
+    page = visitor.visit("patterns", at=7)
+    page.get_by_label("Pattern", exact=True).fill("causl & local:4")
+    expect(page.locator("#status")).to_have_text(
+        "There is no attention pattern 'causl'. Did you mean 'causal'?"
+    )
+    visitor.problems.clear()  # the browser itself notes that the server answered 400
+
+
+# what a visitor does wrong: a view, its values, and the Korean words beside the server's own
+MEANT = {
+    "too long": (
+        "generate",
+        {"text": "state union " * 90},
+        "글이 너무 깁니다",
+        "leaves no room in this model's context",
+    ),
+    "too long to look at": (
+        "lens",
+        {"text": "하늘 " * 300},
+        "글이 너무 깁니다",
+        "more than this model's context",
+    ),
+    "no mask": ("fill", {"text": "나는 갔다"}, "빈칸이 없습니다", "There is nothing to fill"),
+    "no words": ("beside", {"text": " "}, "글이 비어 있습니다", "There is no sentence"),
+    "half a seed": (
+        "generate",
+        {"text": "the", "seed": 1.5},
+        "‘seed’ 값이 맞지 않습니다",
+        "a valid integer",
+    ),
+    "a misspelt pattern": (
+        "patterns",
+        {"pattern": "causl"},
+        "이대로는 할 수 없습니다",
+        "Did you mean 'causal'?",
+    ),
+}
+
+
+@pytest.fixture
+def korean(browser: Any, live: Live) -> Iterator[Visitor]:
+    one = Visitor(browser, live.url, locale="ko-KR")
+    yield one
+    one.context.close()
+
+
+def told(visitor: Visitor, words: str, detail: str) -> None:
+    """The page says in Korean what is wrong, where it can be seen, and beside it what the server
+    says.
+    """
+    status = visitor.page.locator("#status.wrong")
+    expect(status).to_contain_text(words)
+    expect(status.locator("small[lang=en]")).to_contain_text(detail)
+    expect(status).to_be_in_viewport()
+    assert visitor.page.evaluate(CHECKS) == []
+
+
+@in_browser
+@pytest.mark.parametrize("what", MEANT)
+def test_a_refusal_is_said_in_the_language_of_the_page(korean: Visitor, what: str) -> None:
+    view, values, words, detail = MEANT[what]
+    korean.page.goto(f"{korean.url}/#/{view}?{urlencode(values, quote_via=quote)}")
+    if view == "generate":
+        korean.page.click("#write")
+    told(korean, words, detail)
+
+
+@in_browser
+def test_a_server_that_is_busy_or_gone_is_said_so_too(
+    browser: Any, models: dict[str, Model]
+) -> None:
+    with Live({"bert": models["bert"]}, queue=1) as server:
+        visitor = Visitor(browser, server.url, locale="ko-KR")
+        visitor.visit("fill")
+        server.app.state.work.waiting["bert"] = 1
+        visitor.page.locator("textarea").fill("the [MASK]")
+        told(visitor, "요청이 밀려 있습니다", "requests are waiting already")
+    visitor.page.locator("textarea").fill("the [MASK] is")
+    told(visitor, "서버에 물어볼 수 없습니다", "Failed to fetch")
+    visitor.context.close()
+
+
+@in_browser
+def test_what_is_computed_anew_looks_old_until_then(visitor: Visitor) -> None:
+    page = visitor.visit("lens", text="the state of")
+    view, status = page.locator("#view"), page.locator("#status")
+    expect(view).not_to_have_class("stale")
+    held: list[Any] = []
+    page.route("**/studio/lens", held.append)
+    with page.expect_request("**/studio/lens"):
+        page.locator("textarea").fill("the union is")
+    page.mouse.wheel(0, 5000)
+    expect(view).to_have_class("stale")
+    expect(status).to_have_text("Working…")
+    expect(status).to_be_in_viewport()
+    page.unroute("**/studio/lens")
+    held[0].continue_()
+    visitor.done()
+    expect(view).not_to_have_class("stale")
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no Node on this machine")
+def test_a_page_gives_up_what_is_old_and_asks_a_slow_model_less_often(tmp_path: Path) -> None:
+    shutil.copytree(STUDIO / "js", tmp_path, dirs_exist_ok=True)
+    shutil.copy((Path(__file__).parents[1] / "studio_page.js"), tmp_path)
+    (tmp_path / "package.json").write_text('{"type": "module"}', "utf-8")
+    ran = subprocess.run(
+        ["node", tmp_path / "studio_page.js"], capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)
+    # ms after a key, by how long the last answer took
+    assert told["pauses"] == [300, 2000, 2000, 3000]
+    assert told["givenUp"]
+    assert told["runs"] == [1, 2, 3, 4, 5]
+    done, busy = {"status": "done", "stale": False}, {"status": "busy", "stale": True}
+    assert told["seen"] == [
+        done,
+        busy,
+        done,
+        busy,
+        busy,
+        done,
+        busy,
+        {"status": "failed", "stale": True},
+    ]
+
+
+def test_every_refusal_that_has_words_is_sent() -> None:
+    words = json.loads((STUDIO / "words/ko.json").read_text("utf-8"))
+    code = "".join(path.read_text("utf-8") for path in STUDIO.parents[2].rglob("*.py"))
+    assert [key for key in words if key.startswith("refused.") and f'"{key[8:]}"' not in code] == []
+
+
+@in_browser
+def test_the_lens_ends_with_what_the_model_says(visitor: Visitor, models: dict[str, Model]) -> None:
+    text = "the state of"
+    page = visitor.visit("lens", text=text)
+    best = torch.tensor(models["gpt"].logits(text)[-1]).softmax(-1).topk(8)
+    assert [value for _, value in visitor.bars()] == [percent(p) for p in best.values.tolist()]
+    assert page.locator("table.lens tbody tr").count() == models["gpt"].config.depth + 1
+    tops = (
+        page.locator("table.lens tbody tr")
+        .first.locator("button")
+        .evaluate_all("nodes => nodes.map(n => n.title)")
+    )
+    assert tops == [
+        percent(float(row.max())) for row in torch.tensor(models["gpt"].logits(text)).softmax(-1)
+    ]
+
+
+@in_browser
+def test_every_tokenizer_is_shown_once_with_its_own_tokens(
+    visitor: Visitor, models: dict[str, Model]
+) -> None:
+    page = visitor.visit("tokens", text=SENTENCE)
+    assert page.locator("#view h2").all_inner_texts() == ["gpt, small", "bert"]
+    for name, card in zip(("gpt", "bert"), page.locator("#view section").all()[1:], strict=True):
+        encoding = models[name].tokenizer.encode(SENTENCE)
+        assert [
+            int(one) for one in card.locator(".pieces small").all_inner_texts()
+        ] == encoding.tokens
+        assert card.locator("dd").first.inner_text() == str(encoding.specials.count(False))
+
+
+@in_browser
+def test_the_lab_shows_the_prompt_and_the_models_scores(
+    visitor: Visitor, models: dict[str, Model]
+) -> None:
+    page = visitor.visit("shots", task="2d-", k=2, item=3, seed=5)
+    prompt = page.locator("pre").inner_text()
+    assert prompt.count("Q: ") == 3
+    rows = [row.locator("th, td").all_inner_texts() for row in page.locator("table tbody tr").all()]
+    assert [row[1] for row in rows] == [
+        fixed(models["gpt"].score(prompt, f" {row[0]}").logprob) for row in rows
+    ]
+    shares = np.exp([models["gpt"].score(prompt, f" {row[0]}").logprob for row in rows])
+    assert [value for _, value in visitor.bars()] == [percent(p) for p in shares / shares.sum()]
+    page.get_by_role("button", name="Draw it for every K").click()
+    expect(page.locator("#view svg circle")).to_have_count(1)
+
+    page.get_by_label("Task").select_option("own")
+    page.get_by_label("Your lines").fill('{"text": "a", "label": "x"}\nnot json')
+    expect(page.locator("#status")).to_contain_text("line:2: not JSON")
+    visitor.problems.clear()
+
+
+@in_browser
+def test_runs_are_read_again_as_they_go(visitor: Visitor, runs: Path) -> None:
+    page = visitor.visit("train")
+    assert page.locator("svg polyline").count() == 4
+    assert "two said this" in page.locator("#view").inner_text()
+    with (runs / "two" / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        row = {
+            "step": 41,
+            "tokens": 20992,
+            "seconds": 21,
+            "valid_loss": 3.25,
+            "sample": "new words",
+        }
+        file.write(json.dumps(row) + "\n")
+    expect(page.locator("#view")).to_contain_text("new words")
+    expect(page.locator("table").first).to_contain_text("3.250")
+    page.get_by_role("checkbox", name="one").uncheck()
+    expect(page.locator("svg polyline")).to_have_count(2)
+    assert "runs=two" in page.url
+
+
+@in_browser
+def test_neighbours_are_counted_in_the_whole_space(
+    visitor: Visitor, models: dict[str, Model]
+) -> None:
+    texts = ["the union", "the state of the union", "하늘이 맑다", "나는 오늘 학교에 갔다"]
+    page = visitor.visit("embeddings", texts="\n".join(texts), model="bert")
+    vectors = models["bert"].embed(texts)
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    page.locator(".dot").nth(2).press("Enter")
+    cosines = {texts[i]: fixed(float(unit[2] @ unit[i])) for i in (0, 1, 3)}
+    assert dict(visitor.bars()) == cosines
+    assert list(dict(visitor.bars())) == sorted(
+        cosines, key=lambda one: -float(cosines[one].replace("−", "-"))
+    )
+
+
+@in_browser
+def test_a_gpt_sees_what_stands_before_and_a_bert_both_sides(
+    visitor: Visitor, models: dict[str, Model]
+) -> None:
+    page = visitor.visit("beside", place=4)
+    gpt, bert = page.locator("#view .pair > section").all()
+    assert gpt.locator(".words .away").count() == 2  # the word itself and the two after it
+    assert bert.locator(".words .away").count() == 0
+    assert [one.locator("path").get_attribute("d").count("M") for one in (gpt, bert)] == [21, 36]
+    words = SENTENCE.split()
+    score = models["gpt"].score(" ".join(words[:3]), " 거기")
+    assert f"log p = {fixed(score.logprob)}" in gpt.inner_text()
+    hidden = " ".join([*words[:3], "[MASK]", *words[4:]])
+    fills = models["bert"].fill(hidden, 5)
+    assert bert.locator(".bars b").all_inner_texts() == [percent(one.probability) for one in fills]
+    shares = bert.locator(".words small").all_inner_texts()
+    # the rest goes to [CLS] and [SEP]
+    assert sum(float(share.strip("%<")) for share in shares) < 100
+
+
+@in_browser
+def test_what_the_models_cannot_do_is_said_with_what_to_load(
+    browser: Any, models: dict[str, Model]
+) -> None:
+    with Live({"bert": models["bert"]}) as server:
+        visitor = Visitor(browser, server.url)
+        page = visitor.page
+        for view, word in (("generate", "GPT"), ("train", "--runs")):
+            page.goto(f"{server.url}/#/{view}")
+            expect(page.locator(".empty")).to_contain_text(word)
+            expect(page.locator(".empty")).to_contain_text("malmoi serve --model")
+        visitor.visit("beside")
+        expect(page.locator(".empty")).to_contain_text("No GPT is loaded")
+        visitor.context.close()
+        assert visitor.problems == []
+
+
+# ------------------------------------------------------------------ for everyone
+
+
+@in_browser
+@pytest.mark.parametrize(("language", "scheme"), [("en-GB", "light"), ("ko-KR", "dark")])
+def test_every_view_can_be_read_and_reached(
+    browser: Any, live: Live, language: str, scheme: str
+) -> None:
+    visitor = Visitor(browser, live.url, locale=language, color_scheme=scheme)
+    for view in VIEWS:
+        page = visitor.visit(view, **QUICK.get(view, {}))
+        if view == "generate":
+            page.click("#write")
+            visitor.done()
+        assert page.evaluate(CHECKS) == [], view
+        assert page.evaluate("document.documentElement.lang") == language[:2]
+        assert unreached(page) == [], view
+        words = page.locator("body").inner_text()
+        assert not re.search(rf"\b({'|'.join(VIEWS)})\.[a-z]+\b", words), (
+            f"{view} shows a key, not its words"
+        )
+    visitor.context.close()
+    assert visitor.problems == []
+
+
+def unreached(page: Any) -> list[str]:
+    """What can have the focus, but is not reached with Tab."""
+    page.evaluate(
+        "() => { document.activeElement.blur(); window.scrollTo(0, 0); window.seen = []; "
+        "document.addEventListener('focusin', (event) => window.seen.push(event.target)); }"
+    )
+    wanted = (
+        "[...document.querySelectorAll('a, button, input, select, textarea, summary, "
+        '[tabindex="0"]\')]'
+    )
+    wanted += ".filter((node) => node.tabIndex >= 0 && !node.disabled && node.checkVisibility())"
+    for _ in range(page.evaluate(f"{wanted}.length") + 2):
+        page.keyboard.press("Tab")
+    return list(
+        page.evaluate(
+            f"{wanted}.filter((node) => !window.seen.includes(node)).map((node) => node.outerHTML)"
+        )
+    )
+
+
+@in_browser
+def test_every_view_fits_a_phone(browser: Any, live: Live) -> None:
+    visitor = Visitor(browser, live.url, viewport={"width": 360, "height": 740})
+    for view in VIEWS:
+        page = visitor.visit(view, **QUICK.get(view, {}))
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360, view
+        expect(page.locator(f"nav a[data-view={view}]")).to_be_in_viewport()
+    visitor.context.close()
+    assert visitor.problems == []
+
+
+@in_browser
+def test_language_and_light_are_switched_and_kept(visitor: Visitor) -> None:
+    page = visitor.visit("fill", text="나는 [MASK] 갔다")
+    page.locator("#language").click()
+    expect(page.locator("h1")).to_have_text("빈칸 채우기")
+    assert page.locator("textarea").input_value() == "나는 [MASK] 갔다"
+    before = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.locator("#theme").click()
+    after = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert before != after
+    visitor.visit("tokens")
+    expect(page.locator("h1")).to_have_text("토큰")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == after
+
+
+@in_browser
+def test_the_address_holds_the_state_and_back_goes_back(visitor: Visitor) -> None:
+    page = visitor.visit("attention", text="the union", picture="matrix")
+    assert page.locator("textarea").input_value() == "the union"
+    expect(page.locator("#view svg.picture rect title").first).to_be_attached()
+    page.locator("textarea").fill("the state")
+    expect(page).to_have_url(re.compile("text=the\\+state"))
+    page.locator("nav a[data-view=tokens]").click()
+    expect(page.locator("h1")).to_have_text("Tokens")
+    page.go_back()
+    expect(page.locator("h1")).to_have_text("Attention")
+    assert page.locator("textarea").input_value() == "the state"
+
+
+@in_browser
+def test_a_server_with_a_key_asks_for_it(browser: Any, models: dict[str, Model]) -> None:
+    with Live({"bert": models["bert"]}, api_key="open") as server:
+        visitor = Visitor(browser, server.url)
+        visitor.page.goto(f"{server.url}/#/fill")
+        visitor.page.get_by_label("API key").fill("open")
+        visitor.page.get_by_role("button", name="Use this key").click()
+        visitor.done()
+        assert len(visitor.bars()) == 10
+        visitor.context.close()
+
+
+# ------------------------------------------------------------------ without a browser
+
+
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("pattern", {"pattern": "(" * 300}),
+    ("pattern", {"pattern": "local:99999999999999"}),
+    ("pattern", {"pattern": ";".join(["full"] * 40)}),
+    ("pattern", {"pattern": "document"}),
+    ("beside", {"text": "", "gpt": "gpt"}),
+    ("beside", {"text": SENTENCE}),
+    ("embeddings", {"texts": ["a", "b"], "pool": "none"}),
+    ("attention", {"text": "a " * 400}),
+    ("shots", {"task": "own", "lines": "[1]"}),
+    ("shots", {"task": "own", "lines": '{"text": "a", "label": "only one"}'}),
+    ("shots", {"task": "2d+", "shots": 63}),
+    ("shots", {"task": "2d+", "item": 64}),
+    ("shots", {"task": "../secret"}),
+    ("branch", {"written": ["no such token"]}),
+]
+
+
+@pytest.mark.parametrize(("view", "body"), REFUSED)
+def test_what_cannot_be_shown_is_refused_in_a_sentence(
+    live: Live, view: str, body: dict[str, Any]
+) -> None:
+    answer = httpx.post(f"{live.url}/studio/{view}", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].endswith((".", ". "))
+
+
+@pytest.mark.parametrize(
+    ("view", "body"),
+    [
+        ("beside", {"text": "\u0007 \u0007", "place": 1, "gpt": "gpt"}),
+        ("beside", {"text": "[MASK] [MASK][MASK] x", "place": 2, "gpt": "gpt", "bert": "bert"}),
+        ("embeddings", {"texts": ["", ""], "model": "bert"}),
+        ("tokens", {"text": ""}),
+        ("lens", {"text": ""}),
+        ("attention", {"text": "", "words": True, "model": "bert"}),
+    ],
+)
+def test_strange_texts_are_shown_too(live: Live, view: str, body: dict[str, Any]) -> None:
+    answer = httpx.post(f"{live.url}/studio/{view}", json=body)
+    assert answer.status_code == 200, answer.text
+
+
+def test_a_run_that_went_wrong_is_drawn_as_far_as_it_went(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 1, "loss": 2.0}\n{"step": 2, "loss": NaN}\n{"step": 3, "los'
+    )
+    (run,) = curves.list_runs(tmp_path).runs
+    assert (run.loss, run.step, run.name) == ([(1.0, 2.0)], 2, tmp_path.name)
+
+
+def test_both_dictionaries_say_everything() -> None:
+    english, korean = (
+        json.loads((STUDIO / f"words/{name}.json").read_text("utf-8")) for name in ("en", "ko")
+    )
+    # the server speaks English
+    assert list(english) == [key for key in korean if not key.startswith("refused.")]
+    for key, words in english.items():
+        assert sorted(re.findall(r"\{[a-z]+\}", words)) == sorted(
+            re.findall(r"\{[a-z]+\}", korean[key])
+        ), key
+        assert words
+    assert all(words for words in korean.values())
+    used = {
+        key
+        for path in STUDIO.rglob("*.js")
+        for key in re.findall(r'\bt\("([^"]+)"', path.read_text("utf-8"))
+    }
+    assert used <= set(english)
+
+
+def test_the_page_is_small_and_needs_nothing_from_elsewhere() -> None:
+    files = [path for path in STUDIO.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 200_000
+    for path in files:
+        text = path.read_text("utf-8")
+        assert set(re.findall(r"https?://[^\"'\s]+", text)) <= {"http://www.w3.org/2000/svg"}, path
+        assert not re.search(r"<[^>]+\son[a-z]+=", text) or path.suffix == ".js", path
+        assert "innerHTML" not in text, path
+
+
+@given(st.integers(1, 3), st.integers(2, 5), st.data())
+def test_attention_by_words_still_sums_to_one(layers: int, words: int, data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.integers(1, 3), min_size=words, max_size=words))
+    total = sum(sizes)
+    weights = (
+        torch.randn(layers, 2, total, total, generator=torch.Generator().manual_seed(total))
+        .softmax(-1)
+        .numpy()
+    )
+    starts = np.cumsum([0, *sizes])
+    merged = by_words(weights, [list(range(a, b)) for a, b in pairwise(starts.tolist())])
+    assert merged.shape == (layers, 2, words, words)
+    assert np.allclose(merged.sum(-1), 1, atol=1e-5)
+
+
+def test_words_are_the_tokenizers_words(models: dict[str, Model]) -> None:
+    seen = attention(models["bert"], "하늘이 맑다", "나는 학교에")
+    names = [[seen.tokens[i] for i in group] for group in word_groups(seen)]
+    joined = ["".join(one.removeprefix("##") for one in group) for group in names]
+    assert joined == ["[CLS]", "하늘이", "맑다", "[SEP]", "나는", "학교에", "[SEP]"]
+
+
+def test_the_plane_is_scikit_learns() -> None:
+    from sklearn.decomposition import PCA
+
+    vectors = np.random.default_rng(0).normal(size=(12, 7))
+    ours, shares = principal(vectors)
+    theirs = PCA(2).fit(vectors)
+    assert np.allclose(np.abs(ours), np.abs(theirs.transform(vectors)))
+    assert np.allclose(shares, theirs.explained_variance_ratio_)
+    assert principal(np.ones((3, 1)))[0].tolist() == [[0, 0]] * 3  # texts that are all alike
+
+
+def test_a_bert_is_asked_in_the_lab_too(models: dict[str, Model]) -> None:
+    lines = (
+        '{"text": "a", "choices": ["yes", "no"], "label": 1}\n{"text": "b", "choices": ["yes", '
+        '"no"], "label": 0}'
+    )
+    shown = few_shot_view(
+        models["bert"], FewShotQuery(task="own", lines=lines, shots=1, scoring="cloze_total")
+    )
+    assert shown.prompt == "b yes\n\na"
+    assert [one.right for one in shown.choices] == [False, True]
+    assert math.isclose(sum(one.share for one in shown.choices), 1)
