@@ -38,6 +38,7 @@ class ServerState:
 
 
 access = logging.getLogger("malmoi.access")
+access.propagate = False  # a line for each request is only for a handler of its own
 
 
 class _Gone(Exception):

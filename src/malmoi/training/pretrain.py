@@ -43,7 +43,8 @@ def pretrain(
     goes on.
 
     `recipe` is a name, a recipe.json or a Recipe. `tokenizer` takes a ready vocabulary, `start` a
-    model to go on from, `distillation` a teacher of the same vocabulary. Overrides name a field of the recipe (`minutes=3`, `lr=1e-3`, or `**{"train.lr": 1e-3}`).
+    model to go on from, `distillation` a teacher of the same vocabulary. Overrides name a field of
+    the recipe (`minutes=3`, `lr=1e-3`, or `**{"train.lr": 1e-3}`).
     """
     chosen = resolve_recipe(recipe, overrides)
     out = Path(out)
