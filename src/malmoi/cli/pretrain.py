@@ -10,6 +10,8 @@ from malmoi.cli.options import DeviceOption, JsonOption, changes_of
 from malmoi.cli.output import format_size, format_span, print_json, print_table
 from malmoi.errors import UsageError
 
+SIZED = ("gpt", "bert", "both")  # their size follows from the text, the minutes and the machine
+
 
 def register(app: typer.Typer) -> None:
     # what a shell makes of --data books/*.txt
@@ -58,11 +60,15 @@ def pretrain_command(
     """Train a model from raw text: a tokenizer, then the weights, in a folder that transformers
     opens.
 
-    The schedule fits the budget. Ctrl-C saves and stops; the same command goes on from there.
+    RECIPE is gpt, bert or both, whose size follows from the text, the minutes and this machine
+    (--dry-run says why), or the name of a paper's model. The schedule fits the budget. Ctrl-C saves and stops; the same command goes on from there.
 
     Example: malmoi pretrain gpt-char --data book.txt --out runs/book --minutes 3
     """
     changes = changes_of(settings) | _given(minutes=minutes, tokens=tokens, steps=steps)
+    if dry_run and recipe in SIZED:
+        _explain(recipe, [*data, *ctx.args], changes, tokenizer, device, json)
+        return
     if dry_run:
         _foresee(recipe, changes, tokenizer, start, device, json)
         return
@@ -95,6 +101,25 @@ def _sources(data: list[str]) -> list[str]:
     if data.count("-") > 1:
         raise UsageError("--data - was given twice; standard input can be read only once.")
     return data
+
+
+def _explain(
+    kind: str,
+    data: list[str],
+    changes: dict[str, Any],
+    tokenizer: Path | None,
+    device: str | None,
+    json: bool,
+) -> None:
+    """The size that would be chosen, and why."""
+    from malmoi.training.pretrain import explain_size
+
+    sized = explain_size(kind, _sources(data), tokenizer=tokenizer, device=device, **changes)
+    if json:
+        print_json({"recipe": sized.recipe.to_dict(), "reasons": sized.reasons})
+        return
+    for sentence in sized.reasons:
+        print(sentence)
 
 
 def _foresee(

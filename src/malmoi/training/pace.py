@@ -107,6 +107,7 @@ class Pace:
     seconds: float  # of the budget
     phases: Phases
     world: int = 1  # processes that share a batch
+    sized: str = "gpt"  # what to pretrain instead, where the size does not matter
 
     def updates(self, batch: int) -> int:
         """Updates of `batch` sequences that fit into the budget; longer sequences take longer in
@@ -152,8 +153,8 @@ class Pace:
             return said
         enough = math.ceil(self.seconds / 60 * USEFUL_UPDATES / now)
         return (
-            f"{said} That is too few to learn much: give --minutes {enough}, or take a smaller "
-            f"recipe (malmoi recipes)."
+            f"{said} That is too few to learn much: give --minutes {enough}, or let "
+            f"`malmoi pretrain {self.sized}` choose a size that learns in {minutes}."
         )
 
 

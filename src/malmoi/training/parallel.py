@@ -60,6 +60,17 @@ class ProcessGroup:
         dist.broadcast(told, 0)
         return int(told.item())
 
+    def broadcast_text(self, text: str) -> str:
+        """The text that the first process has, everywhere."""
+        if self.world == 1:
+            return text
+        size = self.broadcast(len(text.encode()))
+        buffer = torch.zeros(size, dtype=torch.uint8, device=self.device)
+        if self.first:
+            buffer.copy_(torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8))
+        dist.broadcast(buffer, 0)
+        return bytes(buffer.tolist()).decode()
+
     def close(self) -> None:
         """Parts the processes, unless whoever called had brought them together."""
         if self.owned and dist.is_initialized():

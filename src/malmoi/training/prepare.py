@@ -15,7 +15,7 @@ from malmoi.errors import MalmoiError, UsageError
 from malmoi.model import Network, count_parameters, initialise
 from malmoi.model.heads import POOLED_HEADS
 from malmoi.system.untrusted import read_object
-from malmoi.text.documents import DocumentReader, read_documents
+from malmoi.text.documents import DocumentReader
 from malmoi.text.formats import DOCUMENT_RULES
 from malmoi.text.sentences import sentence_splitter
 from malmoi.tokenizer import Tokenizer
@@ -60,7 +60,7 @@ def prepare_run(recipe: Recipe, origin: RunSources, out: Path, group: ProcessGro
     readers: list[DocumentReader] = []
     if group.first:
         _check_folder(out)
-        readers = _readers(recipe, list(origin.sources))
+        readers = origin.readers(recipe.data)
         prepare_tokenizer(recipe, readers, out, origin)
     group.barrier()
     words = Tokenizer.load(out)
@@ -110,20 +110,6 @@ def _check_folder(out: Path) -> None:
     """A folder with a model that no run of ours made is somebody's: it is not written over."""
     if not (out / "recipe.json").is_file() and any(out.glob("*.safetensors")):
         raise UsageError(f"{out} holds a model that was not pre-trained here: name another folder.")
-
-
-def _readers(recipe: Recipe, sources: list[str]) -> list[DocumentReader]:
-    """One reader for all sources, or one for each where they are mixed by weight."""
-    weights = recipe.data.weights
-    kinds = dict(documents=recipe.data.documents, text=recipe.data.text)
-    if not weights:
-        return [read_documents(sources, **kinds)]
-    if len(weights) != len(sources):
-        raise UsageError(
-            f"data.weights has {len(weights)} numbers for {len(sources)} sources; give one for "
-            "each."
-        )
-    return [read_documents([source], **kinds) for source in sources]
 
 
 # ------------------------------------------------------------------ network

@@ -2,6 +2,7 @@
 folder.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -12,17 +13,21 @@ from malmoi.errors import UsageError, nearest
 from malmoi.inference import Model
 from malmoi.system.files import folder_lock
 from malmoi.system.progress import ProgressCallback, listening
+from malmoi.tokenizer import Tokenizer
 from malmoi.training.estimate import estimate_run
 from malmoi.training.log import plural
 from malmoi.training.losses.distil import Distillation
 from malmoi.training.parallel import ProcessGroup, process_group
 from malmoi.training.prepare import DISTIL, prepare_run, read_recipe
 from malmoi.training.recipe import Recipe, run_folder
-from malmoi.training.recipes import RECIPES, named_recipe
+from malmoi.training.recipes import RECIPES, SIZED, named_recipe
 from malmoi.training.report import write_report
 from malmoi.training.run_tokenizer import RunSources
 from malmoi.training.signals import Stopped
+from malmoi.training.sizing import SizedRecipe, size_recipe
 from malmoi.training.trainer import Trainer
+
+logger = logging.getLogger(__name__)
 
 BUDGETS = ("steps", "tokens", "minutes")
 
@@ -48,13 +53,16 @@ def pretrain(
     """
     chosen = resolve_recipe(recipe, overrides)
     out = Path(out)
+    sized = isinstance(recipe, str) and recipe in SIZED
     unasked = isinstance(recipe, str) and recipe in RECIPES and not _names_budget(overrides)
     sources = (data,) if isinstance(data, str | Path) else tuple(data)
     origin = RunSources(
         tuple(str(source) for source in sources), Path(tokenizer) if tokenizer else None, start
     )
     with listening(progress), process_group(device) as group:
-        if unasked:
+        if sized:
+            chosen = _sized(chosen, overrides, origin, out, group)
+        elif unasked:
             refuse_months(chosen, origin, group)
         with folder_lock(out) if group.first else nullcontext():
             if distillation is None and (out / DISTIL).is_file():
@@ -104,6 +112,57 @@ def resolve_recipe(recipe: str | Recipe, overrides: Mapping[str, Any]) -> Recipe
     if _names_budget(paths):
         chosen = replace(chosen, train=replace(chosen.train, steps=0, tokens=0, minutes=0.0))
     return chosen.override(paths).check()
+
+
+def _sized(
+    asked: Recipe, overrides: Mapping[str, Any], origin: RunSources, out: Path, group: ProcessGroup
+) -> Recipe:
+    """The recipe of this run: the one that its folder was begun with, or one that is chosen now,
+    by the first process for all.
+    """
+    begun = out / "recipe.json"
+    if begun.is_file():
+        return resolve_recipe(read_recipe(begun), overrides)
+    chosen = ""
+    if group.first:
+        sized = size_run(asked, overrides, origin, group)
+        for sentence in sized.reasons:
+            logger.info(sentence)
+        chosen = sized.recipe.to_json()
+    return Recipe.from_json(group.broadcast_text(chosen)).check()
+
+
+def explain_size(
+    kind: str,
+    data: Sequence[str],
+    *,
+    tokenizer: Path | None = None,
+    device: str | None = None,
+    **overrides: Any,
+) -> SizedRecipe:
+    """The recipe that `pretrain gpt|bert|both` would take, and why; nothing is written."""
+    asked = resolve_recipe(kind, overrides)
+    with process_group(device) as group:
+        return size_run(asked, overrides, RunSources(tuple(data), tokenizer), group)
+
+
+def size_run(
+    asked: Recipe, overrides: Mapping[str, Any], origin: RunSources, group: ProcessGroup
+) -> SizedRecipe:
+    """A size for this text, these minutes and this machine, and why."""
+    given = {_path(asked, name) for name, value in overrides.items() if value is not None}
+    if "train.minutes" not in given:
+        raise UsageError(
+            f"The size of `pretrain {asked.name}` follows from its time: give --minutes, or take a "
+            "recipe with a size of its own (malmoi recipes)."
+        )
+    if origin.start is not None:
+        raise UsageError(
+            f"--start has a size already, which `pretrain {asked.name}` would choose: name the "
+            "recipe it was trained by."
+        )
+    words = Tokenizer.load(origin.tokenizer) if origin.tokenizer else None
+    return size_recipe(asked, frozenset(given), origin.readers(asked.data), group, words)
 
 
 def _names_budget(overrides: Mapping[str, Any]) -> bool:

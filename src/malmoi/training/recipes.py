@@ -14,6 +14,7 @@ from malmoi.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainCon
 WORDPIECE = TokenizerConfig(kind="wordpiece", vocab=30_522)
 GPT1_BPE = TokenizerConfig(kind="bpe", vocab=40_478, lowercase=True)
 GPT2_BPE = TokenizerConfig(kind="byte-bpe", vocab=50_257)
+SIZED = ("gpt", "bert")  # recipes whose size follows from text, minutes and machine
 
 
 def bert_recipe(name: str, lr: float = 1e-4) -> Recipe:
@@ -119,7 +120,7 @@ def gpt_char() -> Recipe:
         depth=4,
         heads=3,
         # quick without a compiler, which would take a fifth of the three minutes
-        **_MODERN | {"norm_kind": "layer"},
+        **MODERN_GPT | {"norm_kind": "layer"},
     )
     train = TrainConfig(
         minutes=3, batch=32, **_MUON, lr=3e-3, valid_every=250, save_every=500, compile=False
@@ -134,7 +135,7 @@ def gpt_char() -> Recipe:
     )
 
 
-_MODERN: dict[str, Any] = dict(
+MODERN_GPT: dict[str, Any] = dict(
     positions="rotary",
     qk_norm=True,
     norm_kind="rms",
@@ -143,6 +144,9 @@ _MODERN: dict[str, Any] = dict(
     residual_init="zero",
     dropout=0.0,
     attention_dropout=0.0,
+)
+MODERN_BERT: dict[str, Any] = MODERN_GPT | dict(
+    norm="pre", final_norm=True, embed_norm=False, init="normal", eps=1e-6
 )
 _MUON: dict[str, Any] = dict(
     optimizer="muon",
@@ -160,7 +164,7 @@ def fast_gpt(base: Recipe) -> Recipe:
     """Changes the mathematics: rotary, RMS and QK norms, ReLU², zero-initialised outputs, no
     dropout, Muon, WSD.
     """
-    model = replace(base.model, **_MODERN)
+    model = replace(base.model, **MODERN_GPT)
     train = replace(base.train, **_MUON, lr=base.train.lr * 5, clip=0.0)
     return replace(
         base, name=f"{base.name}-fast", about=f"{fast_gpt.__doc__}", model=model, train=train
@@ -171,15 +175,7 @@ def fast_bert(base: Recipe) -> Recipe:
     """Changes the mathematics: rotary, pre-norm, RMS and QK norms, ReLU², no dropout, 25 %
     masking, no NSP, Muon.
     """
-    model = replace(
-        base.model,
-        **_MODERN,
-        norm="pre",
-        final_norm=True,
-        embed_norm=False,
-        init="normal",
-        eps=1e-6,
-    )
+    model = replace(base.model, **MODERN_BERT)
     train = replace(base.train, **_MUON, lr=3e-3, clip=0.0)
     data = replace(base.data, mask_rate=0.25, mask_token=1.0, mask_random=0.0)
     about = f"{fast_bert.__doc__}"
@@ -190,6 +186,45 @@ def fast_bert(base: Recipe) -> Recipe:
         model=model,
         objective="mlm",
         data=data,
+        train=train,
+    )
+
+
+def sized_recipe(kind: str) -> Recipe:
+    """What all sizes of `gpt`, `bert` or `both` have in common; `sizing.py` chooses the rest."""
+    train = TrainConfig(
+        minutes=1.0,
+        optimizer="muon",
+        lr=3e-3,
+        muon_lr=0.02,
+        betas=(0.9, 0.95),
+        decay=0.0,
+        cautious_decay=True,
+        clip=0.0,
+        schedule="wsd",
+        cooldown=0.75,
+        warmup=0.0,
+        warmup_steps=20,
+        ema=0.05,
+        save_every=100_000,  # the clock saves often enough
+    )
+    about = "sized for its text, its minutes and its machine (see docs/lab.md)"
+    if kind == "bert":
+        return Recipe(
+            name=kind,
+            about=about,
+            model=preset("bert-small", **MODERN_BERT),
+            objective="mlm",
+            tokenizer=TokenizerConfig(kind="wordpiece", vocab=8192),
+            data=DataConfig(mask_rate=0.25, mask_token=1.0, mask_random=0.0),
+            train=train,
+        )
+    return Recipe(
+        name=kind,
+        about=about,
+        model=preset("gpt2-small", **MODERN_GPT),
+        tokenizer=TokenizerConfig(kind="byte-bpe", vocab=8192),
+        data=DataConfig(shuffle="documents"),
         train=train,
     )
 
@@ -225,6 +260,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     **{name: partial(gpt2_recipe, name, lr) for name, lr in _GPT2S.items()},
     **{name: partial(gpt3_recipe, name, *values) for name, values in _GPT3S.items()},
     "gpt-char": gpt_char,
+    **{kind: partial(sized_recipe, kind) for kind in SIZED},
     **{f"{name}-fast": lambda name=name: fast_bert(RECIPES[name]()) for name in _BERTS},  # type: ignore[misc]
     **{f"{name}-fast": lambda name=name: fast_gpt(RECIPES[name]()) for name in _GPT2S},  # type: ignore[misc]
 }

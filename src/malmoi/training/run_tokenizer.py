@@ -6,22 +6,40 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from malmoi.errors import UsageError
-from malmoi.text.documents import DocumentReader
+from malmoi.text.documents import DocumentReader, read_documents
 from malmoi.tokenizer import Tokenizer, train_tokenizer
-from malmoi.training.recipe import Recipe, run_folder
+from malmoi.training.recipe import DataConfig, Recipe, run_folder
 
 logger = logging.getLogger(__name__)
 
 TOKENIZER_CHARACTERS = 200_000_000  # characters a vocabulary is learnt from
 
 
-@dataclass(frozen=True)
+@dataclass
 class RunSources:
     """Where a run's text, vocabulary and first weights come from."""
 
     sources: tuple[str, ...]
     tokenizer: Path | None = None
     start: str | Path | None = None
+    _opened: list[DocumentReader] | None = None  # standard input can be opened only once
+
+    def readers(self, data: DataConfig) -> list[DocumentReader]:
+        """One reader for all sources, or one for each where they are mixed by weight."""
+        if self._opened is None:
+            self._opened = self._open(data)
+        return self._opened
+
+    def _open(self, data: DataConfig) -> list[DocumentReader]:
+        kinds = dict(documents=data.documents, text=data.text)
+        if not data.weights:
+            return [read_documents(self.sources, **kinds)]
+        if len(data.weights) != len(self.sources):
+            raise UsageError(
+                f"data.weights has {len(data.weights)} numbers for {len(self.sources)} sources; "
+                "give one for each."
+            )
+        return [read_documents([source], **kinds) for source in self.sources]
 
 
 def prepare_tokenizer(

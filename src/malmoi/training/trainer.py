@@ -252,7 +252,10 @@ class Trainer:
             each.zero_grad(set_to_none=True)
         slowest = self.group.max(torch.tensor([optimizer, took / size], device=self.group.device))
         update, sequence = slowest.tolist()
-        return Pace(update, sequence, self.budget.seconds, self.recipe.phases, self.group.world)
+        sized = "gpt" if self.recipe.objective == "lm" else "bert"
+        return Pace(
+            update, sequence, self.budget.seconds, self.recipe.phases, self.group.world, sized
+        )
 
     def _timed_passes(self, *, compiled: bool) -> tuple[float, int]:
         """Seconds of a pass, and its sequences: more and more of them until it takes long enough

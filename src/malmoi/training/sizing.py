@@ -1,0 +1,449 @@
+"""What size, for this text, these minutes and this machine: `pretrain gpt|bert|both` asks here.
+
+The rule is `choose_size`: of shapes from small to large, the first that does not see too many
+tokens a weight and does not read the text too often. What is "too many" was measured: `MEASURED`
+has the runs, docs/lab.md the tables they come from. N weights of the blocks, D tokens a run
+processes, T tokens of the text, C floating-point operations of the budget.
+"""
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import Any, Literal
+
+from malmoi.config import ModelConfig
+from malmoi.errors import UsageError
+from malmoi.model import preset
+from malmoi.system.machine import this_machine
+from malmoi.text.documents import DocumentReader
+from malmoi.tokenizer import Tokenizer, train_tokenizer
+from malmoi.training.device import (
+    choose_execution,
+    flops_per_token,
+    measured_flops,
+    thread_count,
+)
+from malmoi.training.log import plural
+from malmoi.training.parallel import ProcessGroup
+from malmoi.training.recipe import Recipe, TrainConfig
+from malmoi.training.recipes import MODERN_BERT, MODERN_GPT
+
+logger = logging.getLogger(__name__)
+
+Kind = Literal["gpt", "bert", "both"]
+
+HEAD_WIDTH = 64
+WIDTHS = range(64, 4097, 64)
+MAX_WEIGHTS_PER_TOKEN = 20.0  # N/T of the largest runs of NanoGPT Slowrun (2.7B on 100M tokens)
+MIN_TEXT_BYTES = 10_000
+LITTLE_TEXT_BYTES = 300_000
+READ_BYTES = 256 << 20  # of text that is counted; the rest is extrapolated
+SAMPLE_CHARACTERS = 1_000_000  # of text that a vocabulary is tried on
+SLOW_CORE = 2e10  # FLOP/s, assumed where nothing can be measured
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A run that was the best, or as good as the best, of the sizes tried at its budget."""
+
+    flops: float  # C
+    weights: float  # N
+    tokens: float  # D
+    about: str
+
+    @property
+    def tokens_per_weight(self) -> float:
+        return self.tokens / self.weights
+
+
+# Runs that were limited by compute, not by text: what they say of D/N is interpolated in log C.
+MEASURED = (
+    MeasuredRun(4.5e12, 0.39e6, 0.82e6, "2 slow cores, 10 MB of speeches, 2 × 128"),
+    MeasuredRun(9.6e16, 28.3e6, 500e6, "H100, 5 minutes of fresh text, 9 × 512 (autoresearch)"),
+)
+# Runs that were limited by text: the size at which it is read no more often than this was the best
+# (H200: 9 × 512 for 70 s of 7.7M tokens, 10 × 640 for 290 s of 23.5M).
+MAX_EPOCHS: dict[Kind, float] = {"gpt": 11.5, "bert": 30.0, "both": 16.0}
+USABLE_EPOCHS = 4.0  # times MAX_EPOCHS; more minutes than that would learn the text by heart
+# Share of a matrix product's speed that a step reaches: on a GPU width / (width + …), by 274, 311
+# and 345 TFLOP/s for widths 512, 640 and 768 on an H200; on a processor about the same for all.
+GPU_HALF_SPEED_WIDTH = 834
+CPU_UTILISATION = {"fp32": 0.55, "bf16": 0.3}
+
+
+@dataclass(frozen=True)
+class TextSize:
+    """How much text there is, and a piece of it."""
+
+    bytes: int
+    documents: int
+    sample: tuple[str, ...]
+    exact: bool = True
+
+    def tokens(self, tokenizer: Tokenizer) -> int:
+        """How many tokens the text has, by the sample."""
+        sampled = sum(len(text.encode()) for text in self.sample)
+        ids = sum(map(len, tokenizer.ids(list(self.sample))))
+        return max(1, round(self.bytes * ids / max(1, sampled)))
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What the machine was measured to do."""
+
+    flops: float  # of a large matrix product, a second
+    device: str  # cpu, cuda, mps
+    half: bool
+    name: str
+
+    def reached(self, width: int) -> float:
+        """FLOP/s of a training step of this width."""
+        if self.device == "cpu":
+            return self.flops * CPU_UTILISATION["bf16" if self.half else "fp32"]
+        return self.flops * width / (width + GPU_HALF_SPEED_WIDTH)
+
+
+@dataclass(frozen=True)
+class SizeChoice:
+    """A size and what follows from it."""
+
+    model: ModelConfig
+    weights: int  # of the blocks, N
+    tokens: int  # that the run processes, D
+    epochs: float
+    minutes: float  # that the text can use
+    reason: str
+
+
+# ------------------------------------------------------------------ the rule
+
+
+def tokens_per_weight(flops: float) -> float:
+    """The most tokens a weight that are worth their time with this much compute: log-linear
+    between the measured runs and beyond them.
+    """
+    low, high = MEASURED[0], MEASURED[-1]
+    for one in MEASURED[1:]:
+        if flops < one.flops:
+            high = one
+            break
+        low = one
+    if low is high:
+        low = MEASURED[-2]
+    slope = math.log(high.tokens_per_weight / low.tokens_per_weight) / math.log(
+        high.flops / low.flops
+    )
+    return low.tokens_per_weight * (flops / low.flops) ** slope
+
+
+def shapes(given: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """(depth, width) from small to large, about 64 of width for each layer; what is given is
+    fixed.
+    """
+    widths = [int(given["width"])] if "width" in given else WIDTHS
+    found = [
+        (depth, width)
+        for width in widths
+        for depth in (
+            [int(given["depth"])]
+            if "depth" in given
+            else range(max(2, width // 64 - 1), max(2, width // 64) + 2)
+        )
+    ]
+    return sorted(found, key=lambda shape: _block_weights(*shape))
+
+
+def _block_weights(depth: int, width: int) -> int:
+    """Attention's four matrices and the MLP's two of four times the width."""
+    return 12 * depth * width**2
+
+
+def vocabulary_size(text_bytes: int) -> int:
+    """A power of two that grows with the text: 1,024 for 1 MB, 4,096 for 10 MB, 8,192 for 90."""
+    wanted = 8192 * (text_bytes / 94e6) ** 0.4
+    return int(2 ** round(math.log2(min(32_768, max(512, wanted)))))
+
+
+def context_length(kind: Kind, weights: int, tokens: int) -> int:
+    """Tokens of a sample: longer for larger models, never more than a hundredth of the text."""
+    steps = ((2e6, 128), (8e6, 256), (300e6, 512), (math.inf, 1024))
+    length = next(length for most, length in steps if weights < most)
+    if kind == "bert":
+        length = max(64, length // 4) if weights < 8e6 else 128
+    while length > 16 and 100 * length > tokens:
+        length //= 2
+    return length
+
+
+def batch_tokens(tokens: int) -> int:
+    """Tokens of a step, a power of two: 2,048 for a million tokens in all, 32,768 for 100 million;
+    the square root lies between the critical batch of McCandlish et al. 2018 and a constant.
+    """
+    return int(2 ** round(math.log2(min(2**19, max(512, 32_768 * (tokens / 150e6) ** 0.5)))))
+
+
+def choose_size(
+    kind: Kind, text_tokens: int, vocab: int, seconds: float, speed: Speed, given: Mapping[str, Any]
+) -> SizeChoice:
+    """The first shape, from small to large, that sees few enough tokens a weight and reads the
+    text seldom enough; the largest that the text can bear where none does.
+    """
+    best: SizeChoice | None = None
+    for depth, width in shapes(given):
+        weights = _block_weights(depth, width)
+        too_large = weights > MAX_WEIGHTS_PER_TOKEN * text_tokens
+        if best is not None and too_large:
+            break
+        best = _one_size(kind, (depth, width), (text_tokens, vocab), seconds, speed, given)
+        flops = seconds * speed.reached(width)
+        if best.epochs > MAX_EPOCHS[kind]:
+            reason = "as large as this text can bear"
+        elif best.tokens > tokens_per_weight(flops) * weights:
+            reason = "the largest of all"
+        else:
+            return best
+        best = replace(best, reason=reason)
+    if best is None:
+        raise UsageError("There is no size to choose from.")
+    most = USABLE_EPOCHS * MAX_EPOCHS[kind]
+    if best.epochs <= most:
+        return best
+    share = most / best.epochs
+    return replace(best, epochs=most, tokens=int(best.tokens * share), minutes=best.minutes * share)
+
+
+def _one_size(
+    kind: Kind,
+    shape: tuple[int, int],
+    text: tuple[int, int],
+    seconds: float,
+    speed: Speed,
+    given: Mapping[str, Any],
+) -> SizeChoice:
+    depth, width = shape
+    tokens, vocab = text
+    weights = _block_weights(depth, width)
+    context = int(given.get("context", context_length(kind, weights, tokens)))
+    base = MODERN_BERT if kind == "bert" else MODERN_GPT
+    heads = max(1, width // HEAD_WIDTH)
+    model = preset(
+        "bert-small" if kind == "bert" else "gpt2-small",
+        **base
+        | dict(vocab=vocab, context=context, width=width, depth=depth, heads=heads, hidden=0),
+    )
+    seen = int(
+        seconds * speed.reached(width) / flops_per_token(model, weights + vocab * width, context)
+    )
+    epochs = seen / max(1, tokens)
+    limit = (
+        f"it reads the text {epochs:.1f} times, and more than {MAX_EPOCHS[kind]:g} was worse"
+        if epochs > MAX_EPOCHS[kind] / 2
+        else f"{seen / weights:.1f} tokens for each weight of its layers"
+    )
+    return SizeChoice(model, weights, seen, epochs, seconds / 60, limit)
+
+
+def dropout_for(epochs: float) -> float:
+    """None for text that is read once, 0.1 from three epochs on, up to 0.2 for text that is read
+    far too often.
+    """
+    often = min(1.0, max(0.0, (epochs - MAX_EPOCHS["gpt"]) / MAX_EPOCHS["gpt"]))
+    return round(0.1 * min(1.0, max(0.0, (epochs - 1) / 2)) + 0.1 * often, 2)
+
+
+def muon_decay_for(epochs: float) -> float:
+    """0.8 (cautious) for text that is read four times or more, 0.1 for text that is read once."""
+    return round(0.1 + 0.7 * min(1.0, max(0.0, (epochs - 1) / 3)), 2)
+
+
+# ------------------------------------------------------------------ measuring text and machine
+
+
+def measure_text(readers: Sequence[DocumentReader]) -> TextSize:
+    """Counts the text, all of it or 256 MB, and keeps a sample of every source."""
+    sizes = {source.name: source.size for reader in readers for source in reader.sources}
+    each = max(20_000, SAMPLE_CHARACTERS // max(1, len(sizes)))
+    found: dict[str, int] = {}
+    taken: dict[str, int] = {}
+    sample: list[str] = []
+    documents = 0
+    whole = 0
+    for document in (document for reader in readers for document in reader):
+        if whole > READ_BYTES:
+            break
+        size = len(document.text.encode("utf-8", "replace"))
+        whole += size
+        documents += 1
+        found[document.source] = found.get(document.source, 0) + size
+        room = each - taken.get(document.source, 0)
+        if room > 0:
+            sample.append(document.text[:room])
+            taken[document.source] = taken.get(document.source, 0) + len(sample[-1])
+    if whole <= READ_BYTES:
+        return TextSize(whole, documents, tuple(sample))
+    done = list(takewhile(lambda name: name in found, sizes))
+    if len(done) > 1:  # the last of them was not read to its end
+        ratio = sum(found[name] for name in done[:-1]) / sum(sizes[name] for name in done[:-1])
+    else:
+        ratio = 1.0  # of a single large file only the size on the disk is known
+    estimate = max(whole, round(sum(sizes.values()) * ratio))
+    return TextSize(estimate, documents * estimate // whole, tuple(sample), exact=False)
+
+
+def measure_speed(group: ProcessGroup, precision: TrainConfig) -> Speed:
+    """FLOP/s of a matrix product on every device of the run together; where nothing can be
+    measured, those of a slow core, and a sentence that says so.
+    """
+    execution = choose_execution(group.device, precision)
+    kind = group.device.type
+    name = next((a.name for a in this_machine().accelerators if a.kind == kind), "processor")
+    try:
+        with thread_count(group.device, 0, logger.info):
+            flops = measured_flops(execution)
+        problem = "" if 0 < flops < math.inf else f"a speed of {flops:g}"
+    except RuntimeError as error:
+        flops = 0.0
+        problem = str(error).split("\n")[0]
+    if problem:
+        flops = SLOW_CORE
+        logger.warning(
+            f"The speed of this machine's {name} could not be measured ({problem}): the size is "
+            f"chosen for {SLOW_CORE / 1e9:.0f} GFLOP/s, a slow core. --set model.width=… and "
+            "model.depth=… choose another."
+        )
+    return Speed(flops * group.world, kind, execution.half, name)
+
+
+# ------------------------------------------------------------------ the recipe
+
+
+@dataclass(frozen=True)
+class SizedRecipe:
+    """A recipe that was chosen, and why, in sentences."""
+
+    recipe: Recipe
+    reasons: tuple[str, ...]
+
+
+def size_recipe(
+    asked: Recipe,
+    given: frozenset[str],
+    readers: Sequence[DocumentReader],
+    group: ProcessGroup,
+    tokenizer: Tokenizer | None = None,
+) -> SizedRecipe:
+    """The recipe for this text, these minutes and this machine. `asked` has the settings of the
+    user, whose names are in `given`: they stay, and the others follow from them.
+    """
+    kind = _kind(asked.name)
+    text = measure_text(readers)
+    check_enough_text(kind, text)
+    named = "tokenizer.vocab" in given
+    vocab = asked.tokenizer.vocab if named else vocabulary_size(text.bytes)
+    if tokenizer is not None:
+        vocab = tokenizer.vocab_size
+    words = tokenizer or train_tokenizer(
+        text.sample,
+        kind=asked.tokenizer.kind,
+        vocab=vocab,
+        lowercase=asked.tokenizer.lowercase,
+    )
+    speed = measure_speed(group, asked.train)
+    fixed = {
+        name: getattr(asked.model, name)
+        for name in ("width", "depth", "context")
+        if f"model.{name}" in given
+    }
+    tokens = text.tokens(words)
+    size = choose_size(kind, tokens, vocab, asked.train.minutes * 60, speed, fixed)
+    changes = _settings(kind, size, text, vocab)
+    if "train.batch" in given:
+        del changes["train.fit_batch"]
+    changes = {name: value for name, value in changes.items() if name not in given}
+    chosen = asked.override(changes)
+    return SizedRecipe(chosen, tuple(_reasons(chosen, size, text, tokens, speed, asked)))
+
+
+def _kind(name: str) -> Kind:
+    kinds: dict[str, Kind] = {"gpt": "gpt", "bert": "bert", "both": "both"}
+    return kinds[name]
+
+
+def check_enough_text(kind: Kind, text: TextSize) -> None:
+    kilobytes = text.bytes / 1000
+    if text.bytes < MIN_TEXT_BYTES:
+        raise UsageError(
+            f"There are {kilobytes:.1f} kB of text, too little to learn a language from: give "
+            f"{MIN_TEXT_BYTES // 1000} kB at the least; sentences that read well take about 10 MB. "
+            "To see such a text learnt by heart: malmoi pretrain gpt-char."
+        )
+    if text.bytes < LITTLE_TEXT_BYTES:
+        logger.warning(
+            f"There are only {kilobytes:.0f} kB of text: the {kind} will know much of it by heart "
+            "and little beyond it."
+        )
+
+
+def _settings(kind: Kind, size: SizeChoice, text: TextSize, vocab: int) -> dict[str, Any]:
+    """What follows from the size, by the name of each setting."""
+    length = size.model.context
+    batch = max(4, batch_tokens(size.tokens) // length)
+    steps = max(1, size.tokens // (batch * length))
+    model = {f"model.{name}": value for name, value in size.model.to_dict().items()}
+    return model | {
+        "model.dropout": dropout_for(size.epochs),
+        "tokenizer.vocab": vocab,
+        "data.valid": round(min(0.1, max(0.01, 100_000 / text.bytes)), 4),
+        "train.minutes": size.minutes,
+        "train.batch": batch,
+        "train.fit_batch": True,
+        "train.muon_decay": muon_decay_for(size.epochs),
+        "train.valid_every": max(50, steps // 4),
+    }
+
+
+def _reasons(
+    recipe: Recipe, size: SizeChoice, text: TextSize, tokens: int, speed: Speed, asked: Recipe
+) -> Iterator[str]:
+    c = recipe.train
+    m = recipe.model
+    about = "" if text.exact else "about "
+    yield (
+        f"Text: {about}{text.bytes / 1e6:,.1f} MB in {about}{plural(text.documents, 'document')}, so a "
+        f"vocabulary of {recipe.tokenizer.vocab:,}, which makes about {_count(tokens)} tokens."
+    )
+    kind = "bf16" if speed.half else "fp32"
+    flops = size.minutes * 60 * speed.reached(m.width)
+    yield (
+        f"Machine: {speed.name}, {speed.flops / 1e9:,.0f} GFLOP/s measured in {kind}; "
+        f"{size.minutes:.3g} minutes are about {flops:.1e} operations."
+    )
+    yield (
+        f"Size: {m.depth} layers × {m.width}, {_count(size.weights + m.vocab * m.width)} weights: "
+        f"{size.reason}."
+    )
+    regular = f"dropout {m.dropout:g} and a cautious Muon decay of {c.muon_decay:g}"
+    yield f"Epochs: {_count(size.tokens)} tokens, {size.epochs:.1f} epochs: so {regular}."
+    steps = size.tokens // (c.batch * m.context)
+    yield f"Batch: {c.batch} × {m.context} tokens, about {steps:,} steps."
+    yield (
+        f"Rate: Muon {c.muon_lr:g}, Adam {c.lr:g}; flat, then falling over the last "
+        f"{c.cooldown:.0%}; the weights of the last {c.ema:.0%} are averaged."
+    )
+    yield f"Validation: on {recipe.data.valid:.1%} of the text, which is held out."
+    if size.minutes < asked.train.minutes:
+        yield (
+            f"Minutes: {asked.train.minutes:g} are more than this text can use; after about "
+            f"{size.minutes:.2g} it has been read {size.epochs:.0f} times, and the run ends there. "
+            "More text would use them."
+        )
+    yield "Change any of it with --set, e.g. --set model.width=512; the others follow."
+
+
+def _count(number: float) -> str:
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.0f}"

@@ -1,0 +1,117 @@
+"""The rule that chooses a size: it finds what was measured, grows with compute and text, says why,
+and refuses what cannot work.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import malmoi
+from malmoi.cli import run_command
+from malmoi.errors import UsageError
+from malmoi.text.documents import read_documents
+from malmoi.training.log import read_metrics
+from malmoi.training.pretrain import explain_size
+from malmoi.training.recipe import TrainConfig
+from malmoi.training.sizing import (
+    MAX_EPOCHS,
+    SizeChoice,
+    Speed,
+    choose_size,
+    measure_speed,
+    measure_text,
+    vocabulary_size,
+)
+from tiny_runs import write_corpus
+
+H200 = Speed(720e12, "cuda", half=True, name="H200")
+
+
+def size(tokens: float, seconds: float, speed: Speed = H200, **given: Any) -> SizeChoice:
+    return choose_size("gpt", int(tokens), 8192, seconds, speed, given)
+
+
+def test_the_rule_finds_the_sizes_that_were_measured_to_be_best() -> None:
+    for tokens, seconds, shape in ((7.7e6, 70, (9, 512)), (23.5e6, 290, (10, 640))):
+        found = size(tokens, seconds)
+        assert (found.model.depth, found.model.width, found.model.context) == (*shape, 512)
+        assert 10 < found.epochs <= MAX_EPOCHS["gpt"]
+    assert [vocabulary_size(n) for n in (1_100_000, 12_000_000, 94_000_000)] == [1024, 4096, 8192]
+
+
+def test_more_compute_takes_larger_models_and_more_text_reads_it_less_often() -> None:
+    weights = [size(1e9, seconds).weights for seconds in (1, 10, 100, 1000, 10_000)]
+    assert weights == sorted(set(weights))
+    epochs = [size(tokens, 300).epochs for tokens in (1e6, 1e7, 1e8, 1e9)]
+    assert epochs == sorted(epochs, reverse=True)
+    slow = size(2e6, 100, Speed(3.6e10, "cpu", half=False, name="a core"))
+    assert (slow.model.depth, slow.model.width) == (2, 128)
+
+
+def test_what_is_given_stays() -> None:
+    found = size(23.5e6, 290, width=512, context=256)
+    assert (found.model.width, found.model.heads, found.model.context) == (512, 8, 256)
+    found = size(23.5e6, 290, width=256, depth=20)
+    assert (found.model.width, found.model.depth) == (256, 20)
+
+
+def test_minutes_that_the_text_cannot_use_are_left() -> None:
+    found = size(450_000, 3600)
+    assert found.minutes < 60
+    assert found.epochs == 4 * MAX_EPOCHS["gpt"]
+    assert found.weights <= 20 * 450_000
+
+
+def test_a_speed_that_cannot_be_measured_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from malmoi.training.parallel import ProcessGroup
+
+    def fail(execution: object) -> float:
+        raise RuntimeError("no kernel image is available")
+
+    monkeypatch.setattr("malmoi.training.sizing.measured_flops", fail)
+    speed = measure_speed(ProcessGroup(), TrainConfig())
+    assert speed.flops == 2e10
+    assert "could not be measured (no kernel image is available)" in caplog.text
+
+
+def test_text_is_counted_and_sampled(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("가나다 " * 20_000, "utf-8")
+    (tmp_path / "b.txt").write_text("one\n\ntwo", "utf-8")
+    text = measure_text([read_documents([tmp_path])])
+    assert text.exact
+    assert text.bytes == pytest.approx(20_000 * 10, rel=0.01)
+    assert {"one", "two"} <= set(text.sample)
+
+
+def test_a_run_without_a_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command says why, the run follows it, and the same command goes on with the same size."""
+    corpus = write_corpus(tmp_path / "text.txt", documents=120)
+    settings = {"minutes": 0.02, "model.context": 16, "train.batch": 4}
+    sized = explain_size("gpt", [str(corpus)], device="cpu", **settings)
+    assert 6 <= len(sized.reasons) <= 11
+    assert any("epochs: so dropout" in sentence for sentence in sized.reasons)
+    assert sized.recipe.train.batch == 4
+    assert not sized.recipe.train.fit_batch
+    out = tmp_path / "run"
+    malmoi.pretrain("gpt", data=corpus, out=out, device="cpu", **settings)
+    begun = (out / "recipe.json").read_text()
+    assert read_metrics(out / "metrics.jsonl")[-1]["valid_loss"] > 0
+    malmoi.pretrain("gpt", data=corpus, out=out, device="cpu", **settings)
+    assert (out / "recipe.json").read_text() == begun
+    command = ["pretrain", "bert", "--data", str(corpus), "--out", str(tmp_path / "no")]
+    assert run_command([*command, "--minutes", "1", "--dry-run"]) == 0
+    assert "Size: 2 layers × 64" in capsys.readouterr().out
+    assert not (tmp_path / "no").exists()
+
+
+def test_what_cannot_be_sized_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    tiny = tmp_path / "tiny.txt"
+    tiny.write_text("To be, or not to be. " * 90)
+    with pytest.raises(UsageError, match=r"There are 1\.9 kB of text, too little"):
+        malmoi.pretrain("gpt", data=tiny, out=tmp_path / "run", device="cpu", minutes=1)
+    with pytest.raises(UsageError, match="follows from its time: give --minutes"):
+        malmoi.pretrain("bert", data=tiny, out=tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run" / "recipe.json").exists()
