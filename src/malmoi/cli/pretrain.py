@@ -61,7 +61,8 @@ def pretrain_command(
     opens.
 
     RECIPE is gpt, bert or both, whose size follows from the text, the minutes and this machine
-    (--dry-run says why), or the name of a paper's model. The schedule fits the budget. Ctrl-C saves and stops; the same command goes on from there.
+    (--dry-run says why), or the name of a paper's model. The schedule fits the budget. Ctrl-C saves
+    and stops; the same command goes on from there.
 
     Example: malmoi pretrain gpt-char --data book.txt --out runs/book --minutes 3
     """

@@ -411,8 +411,9 @@ def _reasons(
     m = recipe.model
     about = "" if text.exact else "about "
     yield (
-        f"Text: {about}{text.bytes / 1e6:,.1f} MB in {about}{plural(text.documents, 'document')}, so a "
-        f"vocabulary of {recipe.tokenizer.vocab:,}, which makes about {_count(tokens)} tokens."
+        f"Text: {about}{text.bytes / 1e6:,.1f} MB in {about}"
+        f"{plural(text.documents, 'document')}, so a vocabulary of {recipe.tokenizer.vocab:,}: "
+        f"about {_count(tokens)} tokens."
     )
     kind = "bf16" if speed.half else "fp32"
     flops = size.minutes * 60 * speed.reached(m.width)
