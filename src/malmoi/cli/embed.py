@@ -1,7 +1,7 @@
 """`malmoi embed`: texts as vectors."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -17,6 +17,9 @@ from malmoi.cli.options import (
 from malmoi.cli.output import print_json
 from malmoi.errors import UsageError
 from malmoi.system.files import atomic_write
+
+if TYPE_CHECKING:
+    from malmoi.inference.embed import Pool
 
 
 def register(app: typer.Typer) -> None:
@@ -50,7 +53,9 @@ def embed_command(
     chosen = _layers(layers)
     if out and pool == "none":
         raise UsageError("--out takes one vector a text; --pool none has one a token: use --json.")
-    vectors = open_model(model, device, dtype).embed(given, chosen, pool, truncate=truncate)
+    vectors = open_model(model, device, dtype).embed(
+        given, chosen, cast("Pool", pool), truncate=truncate
+    )
     if out:
         _save(out, vectors)
         return

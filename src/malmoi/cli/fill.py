@@ -36,8 +36,7 @@ def fill_command(
     given = input_lines(texts)
     bert = open_model(model, device, dtype)
     for text in given:
-        found = bert.fill(text, top=top)
-        masks = found if isinstance(found[0], list) else [found]
+        masks = bert.fill_masks(text, top=top)
         if json:
             print_json({"text": text, "fills": [[vars(one) for one in mask] for mask in masks]})
         else:

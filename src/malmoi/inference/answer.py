@@ -11,6 +11,7 @@ from torch import Tensor
 
 from malmoi.errors import UsageError
 from malmoi.inference.predict import Predictor, score_tokens
+from malmoi.system.result import Result
 from malmoi.tokenizer.windows import ContextWindow
 
 MAX_ANSWER_TOKENS = 30  # tokens of an answer (Devlin 2019's code)
@@ -18,8 +19,8 @@ NO_ANSWER_SCORE = 1e6  # how much likelier "no answer" is where the context is e
 MAX_STARTS = 20  # starts and ends that are paired in a window
 
 
-@dataclass(frozen=True)
-class Candidate:
+@dataclass(frozen=True, repr=False)
+class Candidate(Result):
     """A stretch of the context that may be the answer; `start` and `end` count its characters."""
 
     text: str
@@ -28,8 +29,8 @@ class Candidate:
     score: float
 
 
-@dataclass(frozen=True)
-class Answer:
+@dataclass(frozen=True, repr=False)
+class Answer(Result):
     """The answer, empty where the text holds none; the best candidates; how much likelier "none"
     is than the best.
     """

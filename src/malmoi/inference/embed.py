@@ -1,7 +1,7 @@
 """Texts as vectors: hidden states of chosen layers, averaged over them and over the tokens."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import torch
@@ -12,7 +12,8 @@ from malmoi.model import Activations, Network
 from malmoi.tokenizer import Encoding
 from malmoi.tokenizer.padding import length_batches, model_inputs
 
-Float32Array = np.ndarray[Any, np.dtype[np.float32]]
+Float32Array = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
+Pool = Literal["mean", "cls", "none"]
 
 
 def mean_pool(states: Tensor, first: bool) -> Tensor:

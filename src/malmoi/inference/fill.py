@@ -8,11 +8,12 @@ from torch import Tensor
 
 from malmoi.errors import UsageError
 from malmoi.model import Network
+from malmoi.system.result import Result
 from malmoi.tokenizer import Encoding, Tokenizer
 
 
-@dataclass(frozen=True)
-class Fill:
+@dataclass(frozen=True, repr=False)
+class Fill(Result):
     """One candidate for a mask: the token, its probability, and the text with it in place."""
 
     token: str

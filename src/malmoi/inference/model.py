@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Literal, TypedDict, Unpack, overload
 
 import numpy as np
 import torch
@@ -11,9 +11,10 @@ import torch
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError, nearest
+from malmoi.inference.answer import Answer
 from malmoi.inference.conversation import encode_conversation
-from malmoi.inference.embed import embed_texts
-from malmoi.inference.fill import fills
+from malmoi.inference.embed import Float32Array, Pool, embed_texts
+from malmoi.inference.fill import Fill, fills
 from malmoi.inference.generation.config import GenerationConfig
 from malmoi.inference.generation.constraints import CONSTRAINT_SETTINGS, build_constraint
 from malmoi.inference.generation.fast_argmax import column_major, fast_argmax_for
@@ -21,7 +22,7 @@ from malmoi.inference.generation.generate import TextGenerator, continuations, s
 from malmoi.inference.generation.prefix_cache import PrefixCache
 from malmoi.inference.generation.sampling import Sampling
 from malmoi.inference.precision import open_for_use
-from malmoi.inference.predict import Predictor
+from malmoi.inference.predict import Prediction, Predictor, Span
 from malmoi.inference.predictors import predictions, predictor_name
 from malmoi.inference.prompt import encode_prompt
 from malmoi.inference.score import Score, score_pairs, sliding_bits_per_byte, sliding_perplexity
@@ -30,7 +31,10 @@ from malmoi.model import Network
 from malmoi.tokenizer import Encoding, Tokenizer
 from malmoi.tokenizer.chat_template import Messages
 
-# without training: see ask.py
+# a text, a pair, a question and its context, or a text (and a question) and its choices
+Asked = str | tuple[str, str] | tuple[str, Sequence[str]] | tuple[str, str, Sequence[str]]
+Predicted = Prediction | Answer | list[Span]
+# without training: see zero_shot.py
 ZERO_SHOT_ABILITIES = ("classify", "answer", "summarise", "translate")
 ABILITIES = {
     "lm": (
@@ -51,8 +55,8 @@ ABILITIES = {
 }
 
 
-class GenerationSettings(TypedDict, total=False):
-    """The settings of `generate` and `stream`."""
+class GenerationOptions(TypedDict, total=False):
+    """How text is generated."""
 
     max_new_tokens: int  # 40
     temperature: float  # 1.0; 0 is greedy
@@ -61,7 +65,6 @@ class GenerationSettings(TypedDict, total=False):
     repetition_penalty: float  # 1.0
     stop: str | Sequence[str]  # texts to stop before
     seed: int | None  # the same seed gives the same text, alone or in a batch
-    n: int  # 1: continuations of each prompt
     choices: Sequence[str]  # the text is one of these
     regex: str  # the text matches this as a whole
     # tokens; or a function of those written so far
@@ -72,6 +75,12 @@ class GenerationSettings(TypedDict, total=False):
     early_stopping: bool | Literal["never"]  # False: when a beam search ends
     # False; True: drafts from the text itself, with temperature=0; the same text, sooner
     speculate: bool
+
+
+class GenerationSettings(GenerationOptions, total=False):
+    """The same, with the number of continuations."""
+
+    n: int  # 1: continuations of each prompt
 
 
 def load(
@@ -145,31 +154,61 @@ class Model(ZeroShot):
 
     # ------------------------------------------------------------------ language models
 
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts to Python
+        self,
+        prompt: str,
+        *,
+        n: Literal[1] = 1,
+        parse_special: bool = False,
+        **options: Unpack[GenerationOptions],
+    ) -> str: ...
+    @overload
+    def generate(
+        self,
+        prompt: Sequence[str],
+        *,
+        n: Literal[1] = 1,
+        parse_special: bool = False,
+        **options: Unpack[GenerationOptions],
+    ) -> list[str]: ...
+    @overload
     def generate(
         self,
         prompt: str | Sequence[str],
         *,
+        n: int,
         parse_special: bool = False,
-        **options: Unpack[GenerationSettings],
-    ) -> Any:
+        **options: Unpack[GenerationOptions],
+    ) -> str | list[str] | list[list[str]]: ...
+
+    def generate(
+        self,
+        prompt: str | Sequence[str],
+        *,
+        n: int = 1,
+        parse_special: bool = False,
+        **options: Unpack[GenerationOptions],
+    ) -> str | list[str] | list[list[str]]:
         """The continuation of a prompt; of a list of prompts a list; with n > 1 a list of n for
         each.
 
         An empty prompt starts after the token that begins, or else ends, a text; without one it is
         refused. A prompt is text, "<|endoftext|>" in it too, unless `parse_special` says that such
-        names mean the tokens. Settings (see `Wishes`): max_new_tokens=40, temperature=1.0 (0 is
-        greedy), top_k=None, top_p=None, repetition_penalty=1.0, stop=(), seed=None, n=1; choices,
-        regex, allowed and banned constrain what is written; beams=1, length_penalty=1.0,
-        early_stopping=False; speculate=False.
+        names mean the tokens. Options: max_new_tokens=40, temperature=1.0 (0 is greedy),
+        top_k=None, top_p=None, repetition_penalty=1.0, stop=(), seed=None; choices, regex, allowed
+        and banned constrain the text; beams=1, length_penalty=1.0, early_stopping=False;
+        speculate=False.
         """
         self._require_head("lm", "generate")
-        config = self._generation_config(**options)
+        config = self._generation_config(n=n, **options)
         prompts = _listed(prompt, "prompt")
         texts = continuations(
             self.generator, self._prompts(prompts, parse_special=parse_special), config
         )
-        results = [some[0] if config.n == 1 else some for some in texts]
-        return results[0] if isinstance(prompt, str) else results
+        if n == 1:
+            return texts[0][0] if isinstance(prompt, str) else [some[0] for some in texts]
+        return texts[0] if isinstance(prompt, str) else texts
 
     def stream(
         self, prompt: str, *, parse_special: bool = False, **options: Unpack[GenerationSettings]
@@ -209,11 +248,15 @@ class Model(ZeroShot):
         return (text for _, text in stream_texts(self.generator, [said.tokens], config))
 
     @overload
-    def score(self, context: str, continuation: str) -> Score: ...
+    def score(  # type: ignore[overload-overlap]
+        self, context: str, continuation: str
+    ) -> Score: ...
     @overload
-    def score(self, context: str | list[str], continuation: list[str]) -> list[Score]: ...
+    def score(self, context: str | Sequence[str], continuation: Sequence[str]) -> list[Score]: ...
 
-    def score(self, context: Any, continuation: Any) -> Any:
+    def score(
+        self, context: str | Sequence[str], continuation: str | Sequence[str]
+    ) -> Score | list[Score]:
         """log p(continuation | context). Lists are scored in batches; one context may stand
         before many.
         """
@@ -245,27 +288,80 @@ class Model(ZeroShot):
     # ------------------------------------------------------------------ masked models, vectors,
     # fine-tuned heads
 
-    def fill(self, text: str, top: int = 5) -> Any:
-        """The `top` best tokens for the mask in a text; for several masks one list each."""
-        self._require_head("mlm", "fill")
-        found = fills(self.network, self.tokenizer, text, top)
+    @overload
+    def fill(  # type: ignore[overload-overlap]
+        self, text: str, top: int = 5
+    ) -> list[Fill]: ...
+    @overload
+    def fill(self, text: Sequence[str], top: int = 5) -> list[list[Fill]]: ...
+
+    def fill(self, text: str | Sequence[str], top: int = 5) -> list[Fill] | list[list[Fill]]:
+        """The `top` best tokens for the mask in a text; of a list of texts a list.
+
+        A text with several masks gives one list for each, as `fill_masks` always does.
+        """
+        if not isinstance(text, str):
+            return [self.fill(one, top) for one in text]
+        found = self.fill_masks(text, top)
         return found[0] if len(found) == 1 else found
+
+    def fill_masks(self, text: str, top: int = 5) -> list[list[Fill]]:
+        """The `top` best tokens for each mask in a text, every other mask left as it is."""
+        self._require_head("mlm", "fill")
+        return fills(self.network, self.tokenizer, text, top)
+
+    @overload
+    def embed(  # type: ignore[overload-overlap]
+        self,
+        texts: str,
+        layers: int | Sequence[int] = (-1,),
+        pool: Pool = "mean",
+        *,
+        truncate: bool = False,
+    ) -> Float32Array: ...
+    @overload
+    def embed(
+        self,
+        texts: Sequence[str],
+        layers: int | Sequence[int] = (-1,),
+        pool: Literal["mean", "cls"] = "mean",
+        *,
+        truncate: bool = False,
+    ) -> Float32Array: ...
+    @overload
+    def embed(
+        self,
+        texts: Sequence[str],
+        layers: int | Sequence[int] = (-1,),
+        *,
+        pool: Literal["none"],
+        truncate: bool = False,
+    ) -> list[Float32Array]: ...
+    @overload
+    def embed(
+        self,
+        texts: Sequence[str],
+        layers: int | Sequence[int],
+        pool: Pool,
+        *,
+        truncate: bool = False,
+    ) -> Float32Array | list[Float32Array]: ...
 
     def embed(
         self,
         texts: str | Sequence[str],
         layers: int | Sequence[int] = (-1,),
-        pool: str = "mean",
+        pool: Pool = "mean",
         *,
         truncate: bool = False,
-    ) -> Any:
+    ) -> Float32Array | list[Float32Array]:
         """Vectors [N, D] of texts ([D] of one): hidden states of the layers averaged, then pooled
         over the tokens.
 
         Layer 0 is the embedding, -1 the last. pool: mean | cls | none; "none" gives an array [T, D]
         for each text.
         """
-        encodings = [self._encoded(text, truncate) for text in _listed(texts, "texts")]
+        encodings = [self._encoded(text, truncate=truncate) for text in _listed(texts, "texts")]
         found = embed_texts(
             self.network, encodings, (layers,) if isinstance(layers, int) else tuple(layers), pool
         )
@@ -280,7 +376,7 @@ class Model(ZeroShot):
         )
 
     @torch.inference_mode()
-    def logits(self, text: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def logits(self, text: str) -> Float32Array:
         """The scores over the vocabulary at every token [T, V]."""
         head = next((name for name in ("lm", "mlm") if name in self.network.heads), "lm")
         self._require_head(head, "logits")
@@ -295,9 +391,17 @@ class Model(ZeroShot):
         segments = (
             torch.tensor([encoding.segments], device=self._device) if self.config.segments else None
         )
-        return self.network(tokens, heads=(head,), segments=segments)[head][0].float().cpu().numpy()
+        scores: torch.Tensor = self.network(tokens, heads=(head,), segments=segments)[head][0]
+        return scores.float().cpu().numpy()
 
-    def predict(self, texts: Any) -> Any:
+    @overload
+    def predict(  # type: ignore[overload-overlap]
+        self, texts: Asked
+    ) -> Predicted: ...
+    @overload
+    def predict(self, texts: Sequence[Asked]) -> list[Predicted]: ...
+
+    def predict(self, texts: Asked | Sequence[Asked]) -> Predicted | list[Predicted]:
         """What the model was fine-tuned to say of a text, of a pair (a, b), or of a list of either.
 
         A classifier gives `Prediction(label, scores)`, a tagger a list of `Span(text, label, start,
@@ -384,7 +488,7 @@ class Model(ZeroShot):
     def _causal(self) -> bool:
         return all(pattern.is_causal for pattern in self.network.trunk.patterns)
 
-    def _encoded(self, text: str, truncate: bool) -> Encoding:
+    def _encoded(self, text: str, *, truncate: bool) -> Encoding:
         """A text as this model reads it; too long is refused unless it may be cut."""
         read = encode_prompt if self._causal else Tokenizer.encode
         return self._fitting(

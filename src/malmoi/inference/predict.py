@@ -16,6 +16,7 @@ from malmoi.errors import UsageError
 from malmoi.inference.verbalizer import Verbalizer, verbalizer_scores
 from malmoi.model import Network
 from malmoi.system.limits import MAX_CONTEXT_TOKENS
+from malmoi.system.result import Result
 from malmoi.system.untrusted import JsonObject
 from malmoi.tokenizer import Encoding, Tokenizer, TokenRow
 from malmoi.tokenizer.padding import forward_limits, length_batches, model_inputs
@@ -26,8 +27,8 @@ ChoiceQuestion = tuple[Any, ...]  # (text, choices) or (text, question, choices)
 OUTSIDE_TAG = "O"  # the label of a word that is part of nothing (CoNLL)
 
 
-@dataclass(frozen=True)
-class Prediction:
+@dataclass(frozen=True, repr=False)
+class Prediction(Result):
     """The label of a text, and every label's probability; a regression has one score, the value
     itself.
     """
@@ -36,8 +37,8 @@ class Prediction:
     scores: dict[str, float]
 
 
-@dataclass(frozen=True)
-class Span:
+@dataclass(frozen=True, repr=False)
+class Span(Result):
     """A stretch of the text that has a label; `start` and `end` count its characters."""
 
     text: str

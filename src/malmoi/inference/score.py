@@ -11,11 +11,12 @@ from malmoi.inference.prompt import encode_prompts, encode_text
 from malmoi.inference.shared_prefix import token_logprobs
 from malmoi.metrics import perplexity
 from malmoi.model import Network
+from malmoi.system.result import Result
 from malmoi.tokenizer import Encoding, Tokenizer
 
 
-@dataclass(frozen=True)
-class Score:
+@dataclass(frozen=True, repr=False)
+class Score(Result):
     """log p(continuation | context), natural logarithm, and its parts."""
 
     logprob: float

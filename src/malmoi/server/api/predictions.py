@@ -100,7 +100,7 @@ async def embeddings_endpoint(ask: EmbeddingRequest, request: Request) -> Any:
         encodings = []
         for text in prompts_of(ask.input):
             checkpoint()
-            encodings.append(_encoding(served.model, text, ask.truncate))
+            encodings.append(_encoding(served.model, text, truncate=ask.truncate))
         tokens = sum(len(encoding.tokens) for encoding in encodings)
         check_reading(request, tokens)
         return embed_texts(served.model.network, encodings, tuple(ask.layers), ask.pool), tokens
@@ -115,9 +115,9 @@ async def embeddings_endpoint(ask: EmbeddingRequest, request: Request) -> Any:
     )
 
 
-def _encoding(model: Model, text: str | list[int], truncate: bool) -> Encoding:
+def _encoding(model: Model, text: str | list[int], *, truncate: bool) -> Encoding:
     if isinstance(text, str):
-        return model._encoded(text, truncate)
+        return model._encoded(text, truncate=truncate)
     tokens = text[: model.config.context] if truncate else text
     if len(tokens) > model.config.context or max(tokens) >= model.config.vocab:
         raise UsageError(
@@ -142,9 +142,11 @@ def _written(vector: Float32Array, form: str) -> list[float] | str:
 async def fill_endpoint(ask: FillRequest, request: Request) -> Any:
     """The best tokens for each [MASK] in a text."""
     served: ServedModel = request.app.state.registry.get(ask.model)
-    found = await run_on_model(request, served, lambda: served.model.fill(ask.text, top=ask.top))
-    masks = found if isinstance(found[0], list) else [found]
-    return FillResponse(model=served.name, fills=[[vars(one) for one in mask] for mask in masks])
+    masks = await run_on_model(
+        request, served, lambda: served.model.fill_masks(ask.text, top=ask.top)
+    )
+    found = [[FillResponse.One(**vars(one)) for one in mask] for mask in masks]
+    return FillResponse(model=served.name, fills=found)
 
 
 @router.post("/v1/classify", response_model=ClassifyResponse, tags=["Understand"])

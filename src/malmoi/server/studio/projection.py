@@ -8,6 +8,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from malmoi.inference import Model
+from malmoi.inference.embed import Pool
 
 VectorArray = np.ndarray[Any, np.dtype[np.float64]]
 NEAREST_TEXTS = 5
@@ -24,7 +25,7 @@ class Projection(BaseModel):
     neighbours: list[list[Neighbour]]  # of each text, the nearest first
 
 
-def project_texts(model: Model, texts: list[str], layer: int, pool: str) -> Projection:
+def project_texts(model: Model, texts: list[str], layer: int, pool: Pool) -> Projection:
     """Neighbours are counted in the whole space, not on the plane."""
     vectors = np.asarray(model.embed(texts, (layer,), pool, truncate=True), np.float64)
     plane, explained = principal(vectors)

@@ -1,0 +1,53 @@
+"""What the functions of `malmoi` return: frozen records that read well and become plain values."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+PlainValue: TypeAlias = (
+    str | int | float | bool | list["PlainValue"] | dict[str, "PlainValue"] | None
+)
+
+
+class Result:
+    """The base of results: write `@dataclass(frozen=True, repr=False)` on a subclass."""
+
+    def __repr__(self) -> str:
+        shown = (f for f in fields(self) if f.repr)  # type: ignore[arg-type]
+        values = ", ".join(f"{f.name}={_short(getattr(self, f.name))}" for f in shown)
+        return f"{type(self).__name__}({values})"
+
+    def to_dict(self) -> dict[str, PlainValue]:
+        """The fields as JSON has them; a list of these is a pandas table."""
+        return {f.name: plain(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
+
+
+def plain(value: object) -> PlainValue:
+    """A value as JSON has it: records and mappings as objects, sequences as lists."""
+    if isinstance(value, str | int | float | bool | None):
+        return value
+    if isinstance(value, Result):
+        return value.to_dict()
+    if is_dataclass(value):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): plain(one) for name, one in value.items()}
+    if isinstance(value, Sequence | set | frozenset):
+        return [plain(one) for one in value]
+    return str(value)
+
+
+def _short(value: object) -> str:
+    """Numbers at four digits, long sequences by their beginning: a result is read on one line."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, Path):
+        return repr(str(value))
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name!r}: {_short(one)}" for name, one in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        shown = [_short(one) for one in value[:8]] + ["…"] * (len(value) > 8)
+        opening, closing = "[]" if isinstance(value, list) else "()"
+        return opening + ", ".join(shown) + closing
+    return repr(value)
