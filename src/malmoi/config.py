@@ -140,6 +140,9 @@ class ModelConfig(Config):
     segments: int = 0  # 0: no segment embedding
     groups: int = 0  # distinct blocks, shared over the depth (ALBERT: 1); 0: one per layer
     attention: tuple[str, ...] = ("causal",)  # a pattern per layer, cycled over the depth
+    # a causal model that learnt to read both ways too: a masked token is then predicted one
+    # position to the left of it (GPT-BERT, Charpentier & Samuel 2024)
+    both_ways: bool = False
     positions: Literal["learned", "sinusoidal", "rotary", "none"] = "learned"
     rotary_base: float = 10_000.0
     # how a longer context is fitted to it: "linear:4", "llama3:8,1,4,8192"; empty: not

@@ -27,6 +27,7 @@ from malmoi.cli import run_command
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert
+from malmoi.training.data.loader import LMBatches
 from malmoi.training.data.store import Store
 from malmoi.training.feed import PhaseFeed, batch_sizes
 from malmoi.training.log import RunLog, read_metrics
@@ -363,7 +364,6 @@ def test_position_is_computed_not_replayed(corpus: Path, whole: dict[str, Path])
             Counting.reads += 1
             return np.asarray(self)[key]
 
-    from malmoi.training.data.loader import LMBatches
     from malmoi.training.data.windows import Windows
 
     watched = replace(store, tokens=store.tokens.view(Counting))
@@ -391,13 +391,13 @@ def test_a_run_goes_on_from_a_far_step(
     (state / "state.json").write_text(json.dumps(about))
     state.rename(state.with_name("step-100000"))
     asked: list[int] = []
-    original = PhaseFeed.micro
+    original = LMBatches.at
 
-    def counting(self: PhaseFeed, first: int, size: int, device: torch.device) -> Any:
+    def counting(self: LMBatches, first: int) -> Any:
         asked.append(first)
-        return original(self, first, size, device)
+        return original(self, first)
 
-    monkeypatch.setattr(PhaseFeed, "micro", counting)
+    monkeypatch.setattr(LMBatches, "at", counting)
     monkeypatch.setattr(Trainer, "_validate", lambda self: {})
     train("gpt", corpus, tmp_path, steps=100_002)
     assert asked[:2] == [800_000, 800_008]

@@ -124,6 +124,8 @@ def _called(settings: FinetuneConfig, v: FinetuneConfig) -> str:
 
 def _start(model: str | Path | Model, settings: FinetuneConfig, out: Path) -> Checkpoint:
     start = model.checkpoint if isinstance(model, Model) else read_with_adapter(model)
+    if start.network.config.both_ways and not settings.lm and not settings.words:
+        start = replace(start, network=start.network.masked())  # a label is read off the whole text
     if start.tokenizer is None:
         raise UsageError(
             "This model's folder has no tokenizer; put its tokenizer.json beside the weights."

@@ -31,7 +31,7 @@ def fills(network: Network, tokenizer: Tokenizer, text: str, top: int) -> list[l
     best = _probabilities(network, encoding, masks).topk(min(top, tokenizer.vocab_size))
     return [
         [
-            Fill(tokenizer.token(t), p, replace_mask(tokenizer, text, encoding.offsets[at], t))
+            Fill(_shown(tokenizer, t), p, replace_mask(tokenizer, text, encoding.offsets[at], t))
             for p, t in zip(row, ids, strict=True)
         ]
         for at, row, ids in zip(masks, best.values.tolist(), best.indices.tolist(), strict=True)
@@ -68,6 +68,12 @@ def _probabilities(network: Network, encoding: Encoding, slots: Sequence[int]) -
     return network(tokens, heads=("mlm",), slots=at, segments=segments)["mlm"].float().softmax(-1)
 
 
+def _shown(tokenizer: Tokenizer, token: int) -> str:
+    """A token by its name; byte-level ones as the text they stand for ("state", not "Ġstate")."""
+    name = tokenizer.token(token)
+    return tokenizer.decode([token]).strip() or name if tokenizer.kind == "byte-bpe" else name
+
+
 def replace_mask(tokenizer: Tokenizer, text: str, place: tuple[int, int], token: int) -> str:
     """The text with one mask replaced; a piece of a word ("##s") joins the word before it."""
     before = text[: place[0]]
@@ -75,4 +81,7 @@ def replace_mask(tokenizer: Tokenizer, text: str, place: tuple[int, int], token:
     word = tokenizer.token(token)
     if word.startswith("##"):
         return before.rstrip(" ") + word[2:] + after
-    return before + (tokenizer.decode([token], skip_specials=False).strip() or word) + after
+    said = tokenizer.decode([token], skip_specials=False)
+    if tokenizer.kind != "byte-bpe":  # whose tokens bring their own space, as the mask had it
+        said = said.strip()
+    return before + (said or word) + after

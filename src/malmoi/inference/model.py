@@ -1,6 +1,7 @@
 """A model in a user's hands: what `malmoi.load` returns."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypedDict, Unpack, overload
@@ -135,7 +136,17 @@ class Model(ZeroShot):
     def abilities(self) -> tuple[str, ...]:
         """The methods that this model's heads allow."""
         heads = [*self.network.heads, *(["classify"] if "words" in self.checkpoint.extra else [])]
+        heads += [] if self.masked is self else self.masked.network.heads
         return (*dict.fromkeys(verb for head in heads for verb in ABILITIES.get(head, ())), "embed")
+
+    @cached_property
+    def masked(self) -> "Model":
+        """This model as a BERT: of one that was trained both ways its bidirectional reading, of any
+        other the model itself.
+        """
+        if not (self.config.both_ways and self._causal):
+            return self
+        return Model(replace(self.checkpoint, network=self.network.masked()))
 
     def __repr__(self) -> str:
         c = self.config
@@ -307,8 +318,8 @@ class Model(ZeroShot):
 
     def fill_masks(self, text: str, top: int = 5) -> list[list[Fill]]:
         """The `top` best tokens for each mask in a text, every other mask left as it is."""
-        self._require_head("mlm", "fill")
-        return fills(self.network, self.tokenizer, text, top)
+        self.masked._require_head("mlm", "fill")
+        return fills(self.masked.network, self.tokenizer, text, top)
 
     @overload
     def embed(  # type: ignore[overload-overlap]
@@ -361,9 +372,10 @@ class Model(ZeroShot):
         Layer 0 is the embedding, -1 the last. pool: mean | cls | none; "none" gives an array [T, D]
         for each text.
         """
-        encodings = [self._encoded(text, truncate=truncate) for text in _listed(texts, "texts")]
+        reader = self.masked
+        encodings = [reader._encoded(text, truncate=truncate) for text in _listed(texts, "texts")]
         found = embed_texts(
-            self.network, encodings, (layers,) if isinstance(layers, int) else tuple(layers), pool
+            reader.network, encodings, (layers,) if isinstance(layers, int) else tuple(layers), pool
         )
         if isinstance(texts, str):
             return found[0]

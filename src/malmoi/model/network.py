@@ -1,6 +1,8 @@
 """The network: a trunk, a pooler and named heads; and how its weights are initialised."""
 
+import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -18,6 +20,7 @@ from malmoi.model.heads import (
     Pooler,
     VocabularyHead,
 )
+from malmoi.model.patterns import parse_pattern
 from malmoi.model.transformer import Transformer
 
 
@@ -84,6 +87,28 @@ class Network(nn.Module):
             )
         self.heads[name] = LinearHead(self.config, classes, width=self.width)
 
+    def masked(self) -> "Network":
+        """The same weights as a BERT: of a causal network that learnt to read both ways too, the
+        bidirectional reading, whose mlm head is the lm head one position to the left.
+        """
+        c = self.config
+        if not c.both_ways:
+            raise UsageError("This model reads one way only: it was not trained both ways.")
+        if not self.trunk.is_causal:
+            return self
+        attention = tuple(text.replace("causal", "full") for text in c.attention)
+        config = replace(c, attention=attention, pool="first")
+        # shallow copies: every weight, buffer and block is the same object
+        trunk = copy.copy(self.trunk)
+        trunk.config = config
+        trunk.patterns = [parse_pattern(text, c.heads) for text in attention]
+        trunk.__dict__.pop("is_causal", None)
+        view = copy.copy(self)
+        view.config = config
+        heads = {("mlm" if name == "lm" else name): head for name, head in self.heads.items()}
+        view._modules = {**self._modules, "trunk": trunk, "heads": nn.ModuleDict(heads)}
+        return view
+
     def tie(self) -> None:
         """Makes vocabulary heads share the token embedding again, after its weight was replaced."""
         for head in self.heads.values() if self.config.tied else ():
@@ -134,6 +159,8 @@ class Network(nn.Module):
             return cast(
                 Tensor, self.heads[name](cast(nn.Module, self.pooler)(hidden, keep, firsts))
             )
+        if name == "mlm" and self.config.both_ways:
+            hidden = torch.cat((hidden[:, :1], hidden[:, :-1]), 1)
         if name in VOCABULARY_HEADS and slots is not None:
             hidden = hidden.flatten(0, 1)[slots]
         return cast(Tensor, self.heads[name](hidden))

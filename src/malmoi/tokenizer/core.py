@@ -4,6 +4,7 @@ came from.
 
 import hashlib
 import json
+import re
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
@@ -194,14 +195,22 @@ class Tokenizer:
         given = [text] if pair is None else [text, pair]
         if mask is None or not any(self.token(mask) in one for one in given):
             return self.encode(text, pair)
-        return self._encode_secretly(
-            [_between(one.split(self.token(mask)), mask) for one in given], specials=True
-        )
+        # a byte-level token has the space before its word, and so has a mask that stands for one
+        space = " ?" if self.kind == "byte-bpe" else ""
+        shown = [re.split(f"({space}{re.escape(self.token(mask))})", one) for one in given]
+        parts = [[mask if i % 2 else part for i, part in enumerate(some)] for some in shown]
+        return self._encode_secretly(parts, specials=True, shown=shown)
 
     def _encode_secretly(
-        self, sequences: Sequence[Sequence[str | int]], *, specials: bool
+        self,
+        sequences: Sequence[Sequence[str | int]],
+        *,
+        specials: bool,
+        shown: Sequence[Sequence[str]] | None = None,
     ) -> Encoding:
-        """One or two texts that come in parts."""
+        """One or two texts that come in parts; offsets are those of the parts as they are shown,
+        by default each token by its name.
+        """
         for parts in sequences:
             check_texts([part for part in parts if not isinstance(part, int)], "parts")
         given = [
@@ -215,7 +224,7 @@ class Tokenizer:
         except BaseException as error:
             raise refused([first, second or ""], error) from None
         encoding = self._encoding(one, (first, second or ""), None)
-        shown = [
+        shown = shown or [
             [part if isinstance(part, str) else self.token(part) for part in parts]
             for parts in sequences
         ]
@@ -420,11 +429,6 @@ class Tokenizer:
         return UsageError(
             f"There is no token with id {id}: the vocabulary has ids 0 to {self.vocab_size - 1}."
         )
-
-
-def _between(texts: Sequence[str], token: int) -> list[str | int]:
-    """Texts with a token between each two."""
-    return [part for text in texts for part in (text, token)][:-1]
 
 
 def _places(given: Sequence[str], shown: Sequence[str]) -> Callable[[int], int]:

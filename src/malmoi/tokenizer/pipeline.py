@@ -90,6 +90,20 @@ def gpt2_pipeline(
     return rust
 
 
+def with_mask(rust: Rust, names: dict[str, str]) -> dict[str, str]:
+    """Puts the end-of-text token around every text, as the token that BERT's [CLS] and [SEP] are,
+    and names a mask. A language model's prompt stays bare: no token has the role of a beginning.
+    """
+    end = names["eos"]
+    rust.post_processor = processors.TemplateProcessing(
+        single=f"{end}:0 $A:0 {end}:0",
+        pair=f"{end}:0 $A:0 {end}:0 $B:1 {end}:1",
+        special_tokens=[(end, rust.token_to_id(end))],
+    )
+    bare = {role: name for role, name in names.items() if role != "bos"}
+    return bare | {"cls": end, "sep": end, "pad": end, "mask": BERT_SPECIALS["mask"]}
+
+
 def char(vocab: Vocab, *, lowercase: bool = False) -> Rust:
     """One token a character: BPE that merges nothing, over the whole text, so that spaces and
     newlines survive.

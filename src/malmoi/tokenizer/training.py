@@ -39,13 +39,15 @@ def train_tokenizer(
     lowercase: bool | None = None,
     min_frequency: int = 2,
     progress: bool = False,
+    mask: bool = False,
 ) -> Tokenizer:
     """Learn a tokenizer of at most `vocab` tokens from a stream of texts: wordpiece, bpe, byte-bpe
     or char.
 
     `lowercase` is the family's own when None: GPT-1's bpe lowercases, the others do not. Accents
     always stay, so Hangul is never taken apart into Jamo; text that comes taken apart (NFD) is put
-    together (NFC) first. For char, `vocab` keeps the most frequent characters.
+    together (NFC) first. For char, `vocab` keeps the most frequent characters. `mask` gives a
+    byte-bpe what a model needs that reads both ways: [MASK], and its end-of-text around every text.
     """
     recipes = {"wordpiece": _wordpiece, "bpe": _bpe, "byte-bpe": _byte_bpe, "char": _char}
     if kind not in recipes:
@@ -57,10 +59,16 @@ def train_tokenizer(
         raise UsageError(
             f"vocab={vocab} is too small for {kind}: its special tokens and alphabet need {least}."
         )
+    if mask and kind != "byte-bpe":
+        raise UsageError(f"Only a byte-bpe tokenizer is given a mask, not {kind}.")
     lower = kind == "bpe" if lowercase is None else lowercase
     rust, names = recipes[kind](
-        Stream(texts), vocab, lower, {"min_frequency": min_frequency, "show_progress": progress}
+        Stream(texts),
+        vocab - mask,
+        lower,
+        {"min_frequency": min_frequency, "show_progress": progress},
     )
+    names = pipeline.with_mask(rust, names) if mask else names
     rust = pipeline.composed(rust)
     rust.add_special_tokens([pipeline.added(name) for name in names.values()])
     return Tokenizer(rust, {f"{role}_token": name for role, name in names.items()})

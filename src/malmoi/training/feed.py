@@ -41,10 +41,38 @@ class PhaseFeed:
     make: Callable[[RankShare], Samples]
     length: int
     epoch: int  # samples in an epoch
+    # where a step has samples of several kinds: the share of each, and its batches
+    kinds: tuple[tuple[float, Callable[[RankShare], Samples]], ...] = ()
 
     def micro(self, first: int, size: int, device: torch.device) -> MicroBatch:
-        batch = self.make(RankShare(size)).at(first)
+        return self._micro(self.make, first, size, device)
+
+    def of_each_kind(self, first: int, size: int, device: torch.device) -> list[MicroBatch]:
+        """The same samples as each kind of batch has them."""
+        makers = [make for _, make in self.kinds] or [self.make]
+        return [self._micro(make, first, size, device) for make in makers]
+
+    def _micro(
+        self,
+        make: Callable[[RankShare], Samples],
+        first: int,
+        size: int,
+        device: torch.device,
+    ) -> MicroBatch:
+        batch = make(RankShare(size)).at(first)
         return MicroBatch(_tensors(batch, self.length, device), _real_tokens(batch))
+
+    def _step(self, first: int, size: int, micro: int, device: torch.device) -> list[MicroBatch]:
+        """`size` sequences from sample `first` on in passes of up to `micro`, each of one kind."""
+        stop = first + size
+        passes = []
+        for i, (share, make) in enumerate(self.kinds or ((1.0, self.make),)):
+            left = len(self.kinds) - 1 - i  # kinds that still need a sequence
+            end = stop if left <= 0 else min(first + max(1, round(share * size)), stop - left)
+            starts = range(first, end, micro)
+            passes += [self._micro(make, at, min(micro, end - at), device) for at in starts]
+            first = max(first, end)
+        return passes
 
     def stream(
         self, position: int, sizes: Iterator[int], micro: int, group: ProcessGroup
@@ -57,9 +85,7 @@ class PhaseFeed:
             first = position
             for size in sizes:
                 part = size // group.world
-                starts = range(first + group.rank * part, first + (group.rank + 1) * part, micro)
-                stop = first + (group.rank + 1) * part
-                yield [self.micro(i, min(micro, stop - i), group.device) for i in starts]
+                yield self._step(first + group.rank * part, part, micro, group.device)
                 first += size
 
         return Background(steps(), ahead=4)
@@ -71,7 +97,7 @@ def _real_tokens(batch: ArrayBatch) -> int:
     if "bounds" in batch:
         return int(batch["bounds"][len(batch["firsts"])])
     rows, width = batch["tokens"].shape
-    return int(rows * (width - 1))
+    return int(rows * (width - ("mlm_labels" not in batch)))
 
 
 def _tensors(batch: ArrayBatch, length: int, device: torch.device) -> Tensors:

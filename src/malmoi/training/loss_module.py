@@ -30,12 +30,14 @@ class LossModule(nn.Module):
         """
         done = ForwardPass.of(self.network, batch)
         sums = {}
-        for term in self.objective.terms:
+        terms = [term for term in self.objective.terms if term.labels in batch]
+        for term in terms:
             sums[f"{term.metric_name}_loss"] = _widest(term.total(done))
             sums[f"{term.metric_name}_count"] = _widest((batch[term.labels] != IGNORE_LABEL).sum())
         if "mlm_labels" in batch:
             chosen = done.hidden.flatten(0, 1)[batch["mlm_slots"]]
-            sums["mlm_right"] = _right(self.network.heads["mlm"](chosen), batch["mlm_labels"])
+            head = next(term.head for term in terms if term.labels == "mlm_labels")
+            sums["mlm_right"] = _right(self.network.heads[head](chosen), batch["mlm_labels"])
         if "nsp_labels" in batch and "nsp" in self.network.heads:
             sums["nsp_right"] = _right(done.scores("nsp"), batch["nsp_labels"])
         return sums

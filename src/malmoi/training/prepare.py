@@ -204,7 +204,7 @@ def _places(recipe: Recipe, out: Path) -> list[Path]:
 
 def _encode(recipe: Recipe, readers: list[DocumentReader], words: Tokenizer, out: Path) -> None:
     """Encodes every source; what is already encoded is reused."""
-    pairs = recipe.objective != "lm"
+    pairs = not recipe.causal
     sentences, end = (
         (sentence_splitter(recipe.data.sentences), None) if pairs else (None, words.specials.eos)
     )

@@ -34,6 +34,7 @@ class DataConfig(Config):
     # what an epoch reorders: windows of the text, or its documents before they are cut into windows
     shuffle: Literal["windows", "documents"] = "windows"
     short: float = 0.1  # share of pairs that are shorter on purpose
+    causal_share: float = 0.5  # of the rows of the objective both; the others are masked
     mask_rate: float = 0.15
     mask_token: float = 0.8  # of the chosen: [MASK]
     mask_random: float = 0.1  # of the chosen: another token; the rest stays
@@ -91,10 +92,15 @@ class Recipe(Config):
     name: str
     about: str = ""
     model: ModelConfig
-    objective: Literal["lm", "mlm", "mlm+nsp", "mlm+sop"] = "lm"
+    objective: Literal["lm", "both", "mlm", "mlm+nsp", "mlm+sop"] = "lm"
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+
+    @property
+    def causal(self) -> bool:
+        """Whether next tokens are predicted, of the whole text: samples are windows of it."""
+        return self.objective in ("lm", "both")
 
     @property
     def phases(self) -> tuple[tuple[int, float], ...]:
@@ -131,7 +137,15 @@ class Recipe(Config):
                 f"train.{name} is a share of the run: from {low:.0f} to 1, not {value:g}.",
             )
         _require(
-            self.objective != "lm" or all("causal" in pattern for pattern in self.model.attention),
+            self.model.both_ways == (self.objective == "both"),
+            "the objective both and model.both_ways=true belong together.",
+        )
+        _require(
+            0 < self.data.causal_share < 1,
+            f"data.causal_share lies between 0 and 1, not {self.data.causal_share:g}.",
+        )
+        _require(
+            not self.causal or all("causal" in pattern for pattern in self.model.attention),
             "a model whose tokens see what follows cannot learn to predict it (attention "
             f"{self.model.attention}).",
         )

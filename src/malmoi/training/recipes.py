@@ -14,7 +14,7 @@ from malmoi.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainCon
 WORDPIECE = TokenizerConfig(kind="wordpiece", vocab=30_522)
 GPT1_BPE = TokenizerConfig(kind="bpe", vocab=40_478, lowercase=True)
 GPT2_BPE = TokenizerConfig(kind="byte-bpe", vocab=50_257)
-SIZED = ("gpt", "bert")  # recipes whose size follows from text, minutes and machine
+SIZED = ("gpt", "bert", "both")  # recipes whose size follows from text, minutes and machine
 
 
 def bert_recipe(name: str, lr: float = 1e-4) -> Recipe:
@@ -219,12 +219,14 @@ def sized_recipe(kind: str) -> Recipe:
             data=DataConfig(mask_rate=0.25, mask_token=1.0, mask_random=0.0),
             train=train,
         )
+    both = kind == "both"
     return Recipe(
         name=kind,
         about=about,
-        model=preset("gpt2-small", **MODERN_GPT),
+        model=preset("gpt2-small", **MODERN_GPT, both_ways=both),
+        objective="both" if both else "lm",
         tokenizer=TokenizerConfig(kind="byte-bpe", vocab=8192),
-        data=DataConfig(shuffle="documents"),
+        data=DataConfig(shuffle="documents", mask_rate=0.25, mask_token=1.0, mask_random=0.0),
         train=train,
     )
 

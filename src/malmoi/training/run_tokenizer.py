@@ -78,7 +78,11 @@ def _learn(recipe: Recipe, readers: list[DocumentReader]) -> Tokenizer:
     logger.info(f"Learning a {c.kind} vocabulary of up to {c.vocab:,} from the text…")
     texts = (document.text for reader in readers for document in reader)
     return train_tokenizer(
-        _until(texts, TOKENIZER_CHARACTERS), kind=c.kind, vocab=c.vocab, lowercase=c.lowercase
+        _until(texts, TOKENIZER_CHARACTERS),
+        kind=c.kind,
+        vocab=c.vocab,
+        lowercase=c.lowercase,
+        mask=recipe.objective == "both",
     )
 
 

@@ -1,5 +1,6 @@
 """What a run is fed: the samples of its phases and of validation, made from its token stores."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from malmoi.errors import MalmoiError
 from malmoi.tokenizer import Tokenizer
 from malmoi.training.data.encode import Stores
-from malmoi.training.data.loader import BertBatches, LMBatches
+from malmoi.training.data.loader import BertBatches, LMBatches, MaskedWindows
 from malmoi.training.data.mask import Masking
 from malmoi.training.data.mixture import Mixture
 from malmoi.training.data.pairs import Pairs
@@ -53,14 +54,24 @@ def _feed(
         for i, store in enumerate(stores)
     ]
     source = parts[0] if len(parts) == 1 else Mixture(parts, d.weights, seed)
-    if recipe.objective == "lm":
-        return PhaseFeed(lambda share: LMBatches(source, share), length, len(source))
-    masking = Masking.of(
-        words, whole_word=d.whole_word, rate=d.mask_rate, mask=d.mask_token, random=d.mask_random
-    )
+    if recipe.causal:
+        causal = partial(LMBatches, source)
+        if recipe.objective == "lm":
+            return PhaseFeed(causal, length, len(source))
+        masked = partial(MaskedWindows, source, masking=_masking(recipe, words), seed=seed)
+        kinds = ((d.causal_share, causal), (1 - d.causal_share, masked))
+        return PhaseFeed(causal, length, len(source), kinds)
+    masking = _masking(recipe, words)
     pad = words.specials.pad or 0
     return PhaseFeed(
         lambda share: BertBatches(source, share, masking, pad, seed, packed), length, len(source)
+    )
+
+
+def _masking(recipe: Recipe, words: Tokenizer) -> Masking:
+    d = recipe.data
+    return Masking.of(
+        words, whole_word=d.whole_word, rate=d.mask_rate, mask=d.mask_token, random=d.mask_random
     )
 
 
@@ -69,7 +80,7 @@ def _source(
 ) -> Any:
     seed = recipe.train.seed
     d = recipe.data
-    if recipe.objective == "lm":
+    if recipe.causal:
         shuffled = d.shuffle == "documents" and others is None  # validation stays as it is
         return Windows(store, length, seed, documents=d.document_mask, shuffled=shuffled)
     following: Any = {"mlm+nsp": "nsp", "mlm+sop": "sop"}.get(recipe.objective)
@@ -91,7 +102,7 @@ def prompt_of(recipe: Recipe, stores: list[Stores], words: Tokenizer) -> str:
     store = next((s for one in stores for s in (one.valid, one.train) if len(s.tokens)), None)
     if store is None:
         return ""
-    return _beginning(store, words) if recipe.objective == "lm" else _gap(store, words)
+    return _beginning(store, words) if recipe.causal else _gap(store, words)
 
 
 def _beginning(store: Store, words: Tokenizer) -> str:

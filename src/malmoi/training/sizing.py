@@ -226,7 +226,7 @@ def _one_size(
     tokens, vocab = text
     weights = _block_weights(depth, width)
     context = int(given.get("context", context_length(kind, weights, tokens)))
-    base = MODERN_BERT if kind == "bert" else MODERN_GPT
+    base = MODERN_BERT if kind == "bert" else MODERN_GPT | {"both_ways": kind == "both"}
     heads = max(1, width // HEAD_WIDTH)
     model = preset(
         "bert-small" if kind == "bert" else "gpt2-small",

@@ -32,7 +32,7 @@ from malmoi.training.device import (
 from malmoi.training.feed import MicroBatch, PhaseFeed, Tensors, batch_sizes
 from malmoi.training.log import RunLog, read_metrics
 from malmoi.training.loss_module import LossModule, guessing_loss
-from malmoi.training.losses import Objective, count_labels, objective
+from malmoi.training.losses import Objective, both, count_labels, objective
 from malmoi.training.losses.distil import Distillation
 from malmoi.training.optim import make_optimizers, set_rate
 from malmoi.training.pace import LOOK_SECONDS, Pace, WorkClock, verdict
@@ -120,7 +120,7 @@ class Trainer:
         )
         self.loss_module = LossModule(network.to(group.device), self.objective)
         network.trunk.gradient_checkpointing = self.config.gradient_checkpointing
-        compile_for(self.execution, self.loss_module, dynamic=recipe.objective != "lm")
+        compile_for(self.execution, self.loss_module, dynamic=not recipe.causal)
         self.call = wrap_model(self.loss_module, network.trunk.blocks, group, self.config.parallel)
         self.optimizers = make_optimizers(network, self.config)
         self.average = WeightAverage(network) if self.config.ema else None
@@ -234,7 +234,7 @@ class Trainer:
         execution = replace(self.execution, compiled=compiled)
         if execution != self.execution:
             release_compiled(self.loss_module)
-            compile_for(execution, self.loss_module, dynamic=self.recipe.objective != "lm")
+            compile_for(execution, self.loss_module, dynamic=not self.recipe.causal)
             self.execution = execution
 
     def _measure(self, *, compiled: bool) -> Pace:
@@ -252,7 +252,7 @@ class Trainer:
             each.zero_grad(set_to_none=True)
         slowest = self.group.max(torch.tensor([optimizer, took / size], device=self.group.device))
         update, sequence = slowest.tolist()
-        sized = "gpt" if self.recipe.objective == "lm" else "bert"
+        sized = {"lm": "gpt", "both": "both"}.get(self.recipe.objective, "bert")
         return Pace(
             update, sequence, self.budget.seconds, self.recipe.phases, self.group.world, sized
         )
@@ -379,9 +379,9 @@ class Trainer:
         over those.
         """
         parts = [count_labels(self.objective, micro) for micro in micros]
-        names = list(parts[0])
+        names = list(dict.fromkeys(name for part in parts for name in part))
         summed = torch.stack(
-            [torch.stack([p[name] for p in parts]).sum() for name in names]
+            [torch.stack([p[name] for p in parts if name in p]).sum() for name in names]
         ).float()
         summed = self.group.sum(summed) / self.group.world
         return {name: summed[i].clamp(min=1) for i, name in enumerate(names)}
@@ -686,7 +686,11 @@ class Trainer:
 
 
 def _objective(recipe: Recipe, distillation: Distillation | None) -> Objective:
-    hard = objective(recipe.objective)
+    hard = (
+        both(recipe.data.causal_share)
+        if recipe.objective == "both"
+        else objective(recipe.objective)
+    )
     return hard if distillation is None else distillation.add_to(hard, hard.terms[0].head)
 
 

@@ -22,10 +22,10 @@ def validate(
     size = max(1, min(config.batch, valid.epoch, MAX_BATCH_TOKENS // valid.length))
     wanted = config.valid_batches * config.batch // size
     for i in range(max(1, min(wanted, valid.epoch // size, MAX_VALID_BATCHES))):
-        batch = valid.micro(i * size, size, execution.device).tensors
-        with execution.computing(), torch.compiler.set_stance("force_eager"):
-            for name, value in loss_module.measure(batch).items():
-                sums[name] = sums[name] + value if name in sums else value
+        for micro in valid.of_each_kind(i * size, size, execution.device):
+            with execution.computing(), torch.compiler.set_stance("force_eager"):
+                for name, value in loss_module.measure(micro.tensors).items():
+                    sums[name] = sums[name] + value if name in sums else value
     reshard(loss_module)
     weights = {term.metric_name: term.weight for term in loss_module.objective.terms}
     return summarize_validation({name: float(value) for name, value in sums.items()}, weights)

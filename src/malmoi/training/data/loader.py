@@ -127,6 +127,34 @@ class BertBatches:
         }
 
 
+@dataclass(frozen=True)
+class MaskedWindows:
+    """tokens [B, context] of windows with masks in them, and for each masked token the place
+    *before* it, where a model that reads both ways predicts it (Charpentier & Samuel 2024 §2.1).
+    """
+
+    source: SampleSource
+    share: RankShare
+    masking: Masking
+    seed: int
+
+    def batch(self, step: int) -> ArrayBatch:
+        return self.at(step * self.share.size)
+
+    def at(self, first: int) -> ArrayBatch:
+        indices = self.share.indices(first)
+        windows = {name: rows[:, :-1] for name, rows in self.source.batch(indices).items()}
+        tokens = windows["tokens"]
+        maskable = ~self.masking.special[tokens]
+        maskable[:, 0] = False  # nothing stands before it
+        draws = Draws(permutation_key(self.seed, 7), indices)
+        corrupted, labels = mask(tokens, maskable, draws, self.masking)
+        before = np.full_like(labels, UNMASKED_LABEL)
+        before[:, :-1] = labels[:, 1:]
+        most = len(tokens) * self.masking.slots(tokens.shape[1] - 1)
+        return {**windows, "tokens": corrupted, **_slots(before.reshape(-1), most)}
+
+
 def _up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 

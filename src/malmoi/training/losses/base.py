@@ -31,7 +31,9 @@ class ForwardPass:
     @classmethod
     def of(cls, network: Network, batch: TensorBatch) -> "ForwardPass":
         inputs = {name: batch[name] for name in MODEL_INPUTS if name in batch}
-        return cls(network, network.hidden(batch["tokens"], **inputs), batch)
+        masked = network.config.both_ways and "mlm_labels" in batch
+        reading = network.masked() if masked else network
+        return cls(network, reading.hidden(batch["tokens"], **inputs), batch)
 
     def scores(self, head: str) -> Tensor:
         return self.network.read(
@@ -74,18 +76,20 @@ class Objective:
         self, done: ForwardPass, counts: Mapping[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss to minimise, and each term's own mean loss. `counts` says how many labels
-        there are in all.
+        there are in all; a pass may hold the labels of some terms only.
         """
-        means = [term.total(done) / counts[term.labels] for term in self.terms]
+        terms = [term for term in self.terms if term.labels in done.batch]
+        means = [term.total(done) / counts[term.labels] for term in terms]
         loss = torch.stack(
-            [term.weight * mean for term, mean in zip(self.terms, means, strict=True)]
+            [term.weight * mean for term, mean in zip(terms, means, strict=True)]
         ).sum()
         told: dict[str, Tensor] = {}
-        for term, mean in zip(self.terms, means, strict=True):
+        for term, mean in zip(terms, means, strict=True):
             told[term.metric_name] = told.get(term.metric_name, 0) + mean.detach()
         return loss, told
 
 
 def count_labels(objective: Objective, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """How many labels of each kind a batch holds."""
-    return {term.labels: (batch[term.labels] != IGNORE_LABEL).sum() for term in objective.terms}
+    kinds = [term.labels for term in objective.terms if term.labels in batch]
+    return {kind: (batch[kind] != IGNORE_LABEL).sum() for kind in kinds}

@@ -20,17 +20,24 @@ def lm() -> Objective:
     return Objective((Term("lm", "lm_labels", total),))
 
 
-def mlm() -> Objective:
+def mlm(head_name: str = "mlm") -> Objective:
     """Devlin et al. §3.1, task 1: the original of each chosen token; the head reads only those
     slots.
     """
 
     def total(done: ForwardPass) -> Tensor:
-        head = done.network.heads["mlm"]
+        head = done.network.heads[head_name]
         chosen = done.hidden.flatten(0, 1)[done.batch["mlm_slots"]]
         return linear_cross_entropy(head.features(chosen), head, done.batch["mlm_labels"])  # type: ignore[operator, arg-type]
 
-    return Objective((Term("mlm", "mlm_labels", total),))
+    return Objective((Term(head_name, "mlm_labels", total, name="mlm"),))
+
+
+def both(causal_share: float = 0.5) -> Objective:
+    """Charpentier & Samuel 2024 §2: next tokens of causal rows and masked tokens of bidirectional
+    rows through one head, each loss weighted by its share of the rows.
+    """
+    return causal_share * lm() + (1 - causal_share) * mlm("lm")
 
 
 def nsp() -> Objective:
@@ -49,6 +56,7 @@ def nsp() -> Objective:
 
 OBJECTIVES: dict[str, Callable[[], Objective]] = {
     "lm": lm,
+    "both": both,
     "mlm": mlm,
     "mlm+nsp": lambda: mlm() + nsp(),
     "mlm+sop": lambda: mlm() + nsp(),  # the same head; the pairs are swapped instead of drawn
