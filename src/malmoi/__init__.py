@@ -3,57 +3,75 @@
 >>> import malmoi
 >>> lm = malmoi.load("runs/tiny-gpt")
 >>> lm.generate("The state of", max_new_tokens=40)
+'...'
 
 Names are imported when they are first used: `import malmoi` needs neither torch nor a second.
+Status goes to `logging.getLogger("malmoi")`; what takes a while accepts `progress=`, a function of
+one `Progress`.
 """
 
 import logging
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-PUBLIC = {
-    "load": "malmoi.inference.model",
-    "pretrain": "malmoi.training.pretrain",
-    "finetune": "malmoi.finetuning.finetune",
-    "evaluate": "malmoi.evaluation.evaluate",
-    "custom_task": "malmoi.evaluation.tasks.custom",
-    "Task": "malmoi.evaluation.tasks.base",
-    "Recipe": "malmoi.training.recipe",
-    "GenerationConfig": "malmoi.inference.generation.config",
-    "Model": "malmoi.inference.model",
-    "Tokenizer": "malmoi.tokenizer.core",
-    "ModelConfig": "malmoi.config",
-    "MalmoiError": "malmoi.errors",
-    "UsageError": "malmoi.errors",
-}
-__all__ = ["__version__", *PUBLIC]
-
 if TYPE_CHECKING:  # the same names, for editors and type checkers
+    from malmoi.api.models import chat as chat
+    from malmoi.api.models import embed as embed
+    from malmoi.api.models import fill as fill
+    from malmoi.api.models import generate as generate
+    from malmoi.api.models import predict as predict
+    from malmoi.api.models import score as score
+    from malmoi.api.models import stream as stream
+    from malmoi.api.runs import evaluate as evaluate
+    from malmoi.api.runs import finetune as finetune
+    from malmoi.api.runs import pretrain as pretrain
+    from malmoi.api.runs import study as study
+    from malmoi.api.tools import build_corpus as build_corpus
+    from malmoi.api.tools import compress as compress
+    from malmoi.api.tools import export as export
+    from malmoi.api.tools import plan as plan
+    from malmoi.api.tools import serve as serve
     from malmoi.config import ModelConfig as ModelConfig
     from malmoi.errors import MalmoiError as MalmoiError
     from malmoi.errors import UsageError as UsageError
-    from malmoi.evaluation.evaluate import evaluate as evaluate
     from malmoi.evaluation.tasks.base import Task as Task
     from malmoi.evaluation.tasks.custom import custom_task as custom_task
-    from malmoi.finetuning.finetune import finetune as finetune
-    from malmoi.inference import Model as Model
-    from malmoi.inference import load as load
     from malmoi.inference.generation.config import GenerationConfig as GenerationConfig
-    from malmoi.tokenizer import Tokenizer as Tokenizer
-    from malmoi.training.pretrain import pretrain as pretrain
+    from malmoi.inference.model import Model as Model
+    from malmoi.inference.model import load as load
+    from malmoi.system.progress import Progress as Progress
+    from malmoi.tokenizer.core import Tokenizer as Tokenizer
     from malmoi.training.recipe import Recipe as Recipe
 
+HOMES = {
+    "api.models": ("generate", "stream", "chat", "score", "fill", "embed", "predict"),
+    "api.runs": ("pretrain", "finetune", "evaluate", "study"),
+    "api.tools": ("compress", "export", "plan", "build_corpus", "serve"),
+    "inference.model": ("load", "Model"),
+    "inference.generation.config": ("GenerationConfig",),
+    "evaluation.tasks.base": ("Task",),
+    "evaluation.tasks.custom": ("custom_task",),
+    "training.recipe": ("Recipe",),
+    "tokenizer.core": ("Tokenizer",),
+    "config": ("ModelConfig",),
+    "system.progress": ("Progress",),
+    "errors": ("MalmoiError", "UsageError"),
+}
+PUBLIC = {name: f"malmoi.{home}" for home, names in HOMES.items() for name in names}
+__all__ = ["__version__", *PUBLIC]
 
 logging.getLogger("malmoi").addHandler(logging.NullHandler())  # silent unless asked
 
 
-def __getattr__(name: str) -> Any:
-    if name not in PUBLIC:
-        raise AttributeError(f"module 'malmoi' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(PUBLIC[name]), name)
-    return value
+if not TYPE_CHECKING:  # to a type checker a misspelt name would have the type of this
+
+    def __getattr__(name: str) -> object:
+        if name not in PUBLIC:
+            raise AttributeError(f"module 'malmoi' has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(PUBLIC[name]), name)
+        return value
 
 
 def __dir__() -> list[str]:

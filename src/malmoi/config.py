@@ -126,6 +126,9 @@ class Config:
 class ModelConfig(Config):
     """One Transformer. BERT, GPT-1, GPT-2, GPT-3, ELECTRA, ALBERT… are values of this (see
     model/families.py).
+
+    >>> malmoi.ModelConfig(vocab=1000, width=128, heads=2).size_per_head
+    64
     """
 
     vocab: int

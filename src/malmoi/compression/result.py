@@ -6,14 +6,12 @@ from pathlib import Path
 
 from malmoi.compression.cost import Cost
 from malmoi.model import Network, count_parameters
+from malmoi.system.result import Result
 
 
-@dataclass(frozen=True)
-class CompressionResult:
-    """Where the smaller model lies; before and after: its weights, its bytes on the disk, what it
-    was judged by, and
-    what using it costs.
-    """
+@dataclass(frozen=True, repr=False)
+class CompressionResult(Result):
+    """A smaller model's folder; its weights, bytes on disk, metrics and cost before and after."""
 
     out: Path
     weights: tuple[int, int]

@@ -10,7 +10,7 @@ import logging
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,13 @@ from malmoi.corpus.duplicates import duplicates
 from malmoi.corpus.language import check_language
 from malmoi.corpus.named_sources import NamedSource, benchmark_files, named_sources
 from malmoi.corpus.quality import QualityScorer, sample_documents
-from malmoi.corpus.stats import total_stats
+from malmoi.corpus.stats import StepStats, total_stats
 from malmoi.corpus.steps import BuildFolder, read_account
 from malmoi.corpus.workers import ShardJob, run_jobs
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.system.files import LOCK_NAME, atomic_write, folder_lock, write_json
 from malmoi.system.progress import ProgressCallback, listening
+from malmoi.system.result import PlainValue, Result
 from malmoi.system.run_folder import FINISHED, RunFolder
 from malmoi.text.documents import Document, read_documents
 
@@ -112,6 +113,22 @@ class CorpusPlan:
             if self.decontaminate
             else "",
         }
+
+
+@dataclass(frozen=True, repr=False)
+class CorpusResult(Result):
+    """A finished corpus: its folder, what each step took in and kept, and all of corpus.json."""
+
+    out: Path
+    shards: int
+    steps: dict[str, StepStats]
+    record: dict[str, PlainValue] = field(repr=False)
+
+    @classmethod
+    def of(cls, out: Path, record: dict[str, Any]) -> "CorpusResult":
+        done = record[FINISHED]
+        steps = {name: total_stats([stats]) for name, stats in done["steps"].items()}
+        return cls(out, done["mix"]["shards"], steps, record)
 
 
 def build_corpus(

@@ -29,6 +29,7 @@ from malmoi.inference.predict import Predictor
 from malmoi.metrics import goodness, mean_with_error
 from malmoi.system.files import folder_lock, write_text
 from malmoi.system.progress import ProgressCallback, listening
+from malmoi.system.result import Result
 from malmoi.tokenizer import TokenRow
 from malmoi.training.device import choose_execution
 from malmoi.training.losses import Objective, lm
@@ -45,8 +46,8 @@ from malmoi.training.signals import Stopped
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class FinetuneResult:
+@dataclass(frozen=True, repr=False)
+class FinetuneResult(Result):
     """A finished fine-tuning: its measures on the development set, each run's own, and the
     model.
     """

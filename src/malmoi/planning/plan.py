@@ -5,7 +5,6 @@ weight has memory.
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from malmoi.errors import UsageError
 from malmoi.model import Network, count_parameters
@@ -105,7 +104,7 @@ class RunPlan:
     def cost(self) -> float | None:
         return None if self.fleet.price is None else self.gpu_hours * self.fleet.price
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         f = self.flops
         room = self.fleet.room
         by_micro = self.activations.items()

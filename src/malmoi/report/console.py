@@ -31,6 +31,7 @@ class Console(logging.Handler):
         self._open = False  # whether the line that updates in place is on the screen
         self._last = -SECONDS_BETWEEN_LINES
         self._verb = ""
+        self._shown = False  # whether the verb had a line
         self._began = (0.0, 0.0)  # when the verb began, and how much was done by then
 
     @contextmanager
@@ -60,11 +61,14 @@ class Console(logging.Handler):
         if begins:
             self._verb = event.verb
             self._began = (now, event.done)
+            self._shown = False
         ends = event.total is not None and event.done >= event.total
         pause = SECONDS_BETWEEN_UPDATES if self._live else SECONDS_BETWEEN_LINES
-        if now - self._last < pause and not (begins or ends):
+        # the end of what was shown is shown too; what takes no time is not shown at all
+        if now - self._last < pause and not (ends and self._shown):
             return
         self._last = now
+        self._shown = True
         text = progress_line(event, self._seconds_left(event, now))
         if self._live:
             # a line that wraps cannot be updated in place

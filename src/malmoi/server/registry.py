@@ -42,16 +42,20 @@ class Registry:
     @classmethod
     def open(
         cls,
-        paths: Sequence[str],
+        models: Sequence[Model | str | Path],
         settings: ServeConfig,
         *,
         device: str | None = None,
         dtype: str | None = None,
     ) -> Self:
         """Loads every folder; a name is the folder's, with a number where two are alike."""
-        models = [load(path, device=device, dtype=dtype) for path in paths]
-        named = zip(distinct_names([_name(path) for path in paths]), models, paths, strict=True)
-        return cls([serve_model(name, model, Path(path), settings) for name, model, path in named])
+        paths = [_path(model) for model in models]
+        opened = [
+            model if isinstance(model, Model) else load(model, device=device, dtype=dtype)
+            for model in models
+        ]
+        named = zip(distinct_names([_name(path) for path in paths]), opened, paths, strict=True)
+        return cls([serve_model(name, model, path, settings) for name, model, path in named])
 
     @property
     def names(self) -> list[str]:
@@ -101,6 +105,10 @@ def distinct_names(names: Sequence[str]) -> list[str]:
     return taken
 
 
-def _name(path: str) -> str:
-    where = Path(path).resolve()
+def _path(model: Model | str | Path) -> Path:
+    return (model.checkpoint.source or Path("model")) if isinstance(model, Model) else Path(model)
+
+
+def _name(path: Path) -> str:
+    where = path.resolve()
     return (where.stem if where.suffix == ".gguf" else where.name) or "model"

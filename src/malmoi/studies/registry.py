@@ -3,12 +3,27 @@ here.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from malmoi.config import Config
 from malmoi.errors import UsageError, nearest
 from malmoi.studies.in_context import study as in_context
+from malmoi.system.result import PlainValue, Result
+
+
+@dataclass(frozen=True, repr=False)
+class StudyResult(Result):
+    """A finished study: its folder, which holds report.md, and its numbers."""
+
+    name: str
+    out: Path
+    facts: dict[str, PlainValue] = field(repr=False)
+
+    @property
+    def report(self) -> Path:
+        return self.out / "report.md"
 
 
 @dataclass(frozen=True)

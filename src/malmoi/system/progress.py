@@ -15,7 +15,13 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a call is: `done` of `total` units of the work that `verb` names."""
+    """How far a call is: `done` of `total` units of the work that `verb` names.
+
+    >>> events = []
+    >>> vectors = malmoi.embed("runs/tiny-bert", ["one", "two"], progress=events.append)
+    >>> events[-1].verb, events[-1].done, events[-1].share
+    ('embed', 2, 1.0)
+    """
 
     verb: str  # "pretrain", "encode", "evaluate", …
     done: float

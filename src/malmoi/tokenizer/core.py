@@ -75,6 +75,10 @@ class Tokenizer:
     as a control token, as with transformers' `split_special_tokens=True`. With `parse_special=True`
     (llama.cpp's name) the names of control tokens in a text mean them, which is transformers'
     default.
+
+    >>> tokenizer = malmoi.Tokenizer.load("runs/tiny-gpt")
+    >>> tokenizer.decode(tokenizer.encode("The state of").tokens)
+    'The state of'
     """
 
     def __init__(self, rust: Rust, settings: dict[str, Any] | None = None) -> None:

@@ -53,6 +53,10 @@ class Example:
 class Task:
     """What a data set is: how its files are read, what is asked of each example, and how answers
     are judged.
+
+    >>> task = malmoi.custom_task("classification", text="text", label="label")
+    >>> task.kind, task.metric_names
+    ('classification', ('accuracy', 'f1_macro'))
     """
 
     name: str

@@ -21,12 +21,15 @@ def custom_task(
     choices: Sequence[str] = (),
     metrics: Sequence[str] = (),
 ) -> Task:
-    """A task on named columns: `own("classification", text="review", label="stars")`.
+    """A task on named columns of your own files.
 
     Tagging takes words and tags as lists (or with spaces between); choice takes the columns of the
     choices and the number of the right one; answer takes the context in `pair`, the answer itself
     in `label`. Three kinds are for language models alone: cloze (the last word is in `label`),
     write (`label` is what should be written, or several such texts) and text (how likely is it?).
+
+    >>> malmoi.custom_task("classification", text="review", label="stars").kind
+    'classification'
     """
     makers = {
         "classification": lambda: columns(text, pair, label),

@@ -22,7 +22,11 @@ from malmoi.system.limits import (
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """How a continuation is generated."""
+    """How a continuation is generated: what the options of `generate` become.
+
+    >>> malmoi.GenerationConfig(max_new_tokens=8, stop="\\n").stop
+    ('\\n',)
+    """
 
     max_new_tokens: int = 40
     sampling: Sampling = field(default_factory=Sampling)

@@ -1,0 +1,230 @@
+"""Using a model: generate, stream, chat, score, fill, embed, predict.
+
+Each function takes an open `Model` or the path of one. A path is opened at every call: for more
+than one call, open it once with `load`.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias, Unpack, overload
+
+from malmoi.system.progress import ProgressCallback, listening
+
+if TYPE_CHECKING:
+    from malmoi.inference.embed import Float32Array, Pool
+    from malmoi.inference.fill import Fill
+    from malmoi.inference.model import (
+        Asked,
+        GenerationOptions,
+        GenerationSettings,
+        Model,
+        Predicted,
+    )
+    from malmoi.inference.score import Score
+    from malmoi.tokenizer.chat_template import Messages
+
+AnyModel: TypeAlias = "Model | str | Path"
+
+
+def open_model(model: "AnyModel") -> "Model":
+    """The model itself, or the one that a path names."""
+    from malmoi.inference.model import Model, load
+
+    return model if isinstance(model, Model) else load(model)
+
+
+@overload
+def generate(  # type: ignore[overload-overlap]  # to Python a text is a sequence of texts
+    model: "AnyModel",
+    prompt: str,
+    *,
+    n: Literal[1] = 1,
+    parse_special: bool = False,
+    **options: "Unpack[GenerationOptions]",
+) -> str: ...
+@overload
+def generate(
+    model: "AnyModel",
+    prompt: Sequence[str],
+    *,
+    n: Literal[1] = 1,
+    parse_special: bool = False,
+    **options: "Unpack[GenerationOptions]",
+) -> list[str]: ...
+@overload
+def generate(
+    model: "AnyModel",
+    prompt: str | Sequence[str],
+    *,
+    n: int,
+    parse_special: bool = False,
+    **options: "Unpack[GenerationOptions]",
+) -> str | list[str] | list[list[str]]: ...
+def generate(
+    model: "AnyModel",
+    prompt: str | Sequence[str],
+    *,
+    n: int = 1,
+    parse_special: bool = False,
+    **options: "Unpack[GenerationOptions]",
+) -> str | list[str] | list[list[str]]:
+    """Continues a prompt, or each of a list of prompts, with a language model.
+
+    Options are those of `Model.generate`: max_new_tokens=40, temperature=1.0 (0 is greedy), top_k,
+    top_p, stop, seed, beams, regex, choices and others. With n > 1 each prompt has a list of n
+    continuations.
+
+    >>> malmoi.generate("runs/tiny-gpt", "The state of", max_new_tokens=8, seed=0)
+    '...'
+    >>> len(malmoi.generate("runs/tiny-gpt", ["The", "We"], max_new_tokens=4))
+    2
+    """
+    return open_model(model).generate(prompt, n=n, parse_special=parse_special, **options)
+
+
+def stream(
+    model: "AnyModel",
+    prompt: str,
+    *,
+    parse_special: bool = False,
+    **options: "Unpack[GenerationSettings]",
+) -> Iterator[str]:
+    """The same text as `generate`, piece by piece as it is written; whole characters only.
+
+    >>> pieces = malmoi.stream("runs/tiny-gpt", "The state of", max_new_tokens=8, seed=0)
+    >>> "".join(pieces)
+    '...'
+    """
+    return open_model(model).stream(prompt, parse_special=parse_special, **options)
+
+
+def chat(
+    model: "AnyModel", messages: "Messages | str", **options: "Unpack[GenerationSettings]"
+) -> str:
+    """The reply to a conversation, by the model's own chat template.
+
+    `messages` is what a user says, or [{"role": "user", "content": "…"}, …]. Options are those of
+    `generate`; max_new_tokens is 256 unless it is given.
+
+    >>> malmoi.chat("runs/tiny-gpt", "What is the state of the union?", max_new_tokens=8, seed=0)
+    '...'
+    """
+    return open_model(model).chat(messages, **options)
+
+
+@overload
+def score(  # type: ignore[overload-overlap]
+    model: "AnyModel", context: str, continuation: str
+) -> "Score": ...
+@overload
+def score(
+    model: "AnyModel", context: str | Sequence[str], continuation: Sequence[str]
+) -> "list[Score]": ...
+def score(
+    model: "AnyModel", context: str | Sequence[str], continuation: str | Sequence[str]
+) -> "Score | list[Score]":
+    """log p(continuation | context) by a language model; lists are scored in batches.
+
+    >>> found = malmoi.score("runs/tiny-gpt", "The state of the", " union")
+    >>> found.logprob < 0, found.tokens
+    (True, ...)
+    """
+    return open_model(model).score(context, continuation)
+
+
+@overload
+def fill(  # type: ignore[overload-overlap]
+    model: "AnyModel", text: str, top: int = 5
+) -> "list[Fill]": ...
+@overload
+def fill(model: "AnyModel", text: Sequence[str], top: int = 5) -> "list[list[Fill]]": ...
+def fill(
+    model: "AnyModel", text: str | Sequence[str], top: int = 5
+) -> "list[Fill] | list[list[Fill]]":
+    """The best tokens for [MASK] in a text, by a masked language model.
+
+    A text with several masks gives one list for each.
+
+    >>> best = malmoi.fill("runs/tiny-bert", "The state of the [MASK] is strong.", top=3)
+    >>> best[0]
+    Fill(token=..., probability=..., text=...)
+    """
+    return open_model(model).fill(text, top)
+
+
+@overload
+def embed(  # type: ignore[overload-overlap]
+    model: "AnyModel",
+    texts: str,
+    layers: int | Sequence[int] = (-1,),
+    pool: "Pool" = "mean",
+    *,
+    progress: ProgressCallback | None = None,
+    truncate: bool = False,
+) -> "Float32Array": ...
+@overload
+def embed(
+    model: "AnyModel",
+    texts: Sequence[str],
+    layers: int | Sequence[int] = (-1,),
+    pool: Literal["mean", "cls"] = "mean",
+    *,
+    progress: ProgressCallback | None = None,
+    truncate: bool = False,
+) -> "Float32Array": ...
+@overload
+def embed(
+    model: "AnyModel",
+    texts: Sequence[str],
+    layers: int | Sequence[int] = (-1,),
+    *,
+    pool: Literal["none"],
+    progress: ProgressCallback | None = None,
+    truncate: bool = False,
+) -> "list[Float32Array]": ...
+def embed(
+    model: "AnyModel",
+    texts: str | Sequence[str],
+    layers: int | Sequence[int] = (-1,),
+    pool: "Pool" = "mean",
+    *,
+    progress: ProgressCallback | None = None,
+    truncate: bool = False,
+) -> "Float32Array | list[Float32Array]":
+    """Vectors of texts [N, D], of one text [D]: hidden states of the layers averaged, then pooled.
+
+    Layer 0 is the embedding, -1 the last. pool: "mean", "cls" or "none", which gives an array
+    [T, D] for each text.
+
+    >>> vectors = malmoi.embed("runs/tiny-bert", ["a strong union", "free people"])
+    >>> vectors.shape
+    (2, 16)
+    """
+    with listening(progress):
+        return open_model(model).embed(texts, layers, pool, truncate=truncate)
+
+
+@overload
+def predict(  # type: ignore[overload-overlap]
+    model: "AnyModel", texts: "Asked", *, progress: ProgressCallback | None = None
+) -> "Predicted": ...
+@overload
+def predict(
+    model: "AnyModel", texts: "Sequence[Asked]", *, progress: ProgressCallback | None = None
+) -> "list[Predicted]": ...
+def predict(
+    model: "AnyModel",
+    texts: "Asked | Sequence[Asked]",
+    *,
+    progress: ProgressCallback | None = None,
+) -> "Predicted | list[Predicted]":
+    """What a fine-tuned model says of a text, of a pair (a, b), or of a list of either.
+
+    A classifier gives a `Prediction` (label, scores), a tagger a list of `Span`s; a model that
+    answers takes (question, context) and gives an `Answer`; one that chooses takes (text, choices).
+
+    >>> malmoi.predict("runs/reviews", "a strong and free film")
+    Prediction(label=..., scores={...})
+    """
+    with listening(progress):
+        return open_model(model).predict(texts)

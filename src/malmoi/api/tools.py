@@ -1,0 +1,224 @@
+"""Around a model: compress, export, plan, build_corpus, serve."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+
+from malmoi.api.models import AnyModel
+from malmoi.api.options import (
+    CorpusOptions,
+    DistilOptions,
+    PlanOptions,
+    PruneOptions,
+    QuantizeOptions,
+    ServeOptions,
+    ShareOptions,
+    check_options,
+    merge_settings,
+)
+from malmoi.errors import UsageError, nearest
+from malmoi.system.progress import ProgressCallback, listening
+
+if TYPE_CHECKING:
+    from malmoi.compression.result import CompressionResult
+    from malmoi.corpus.build import CorpusResult
+    from malmoi.inference.export import ExportResult
+    from malmoi.planning.plan import RunPlan
+    from malmoi.training.recipe import Recipe
+
+METHODS = {
+    "quantize": QuantizeOptions,
+    "prune": PruneOptions,
+    "distil": DistilOptions,
+    "share": ShareOptions,
+}
+
+
+@overload
+def compress(
+    model: AnyModel,
+    out: str | Path,
+    method: Literal["quantize"] = "quantize",
+    *,
+    progress: ProgressCallback | None = None,
+    **options: Unpack[QuantizeOptions],
+) -> "CompressionResult": ...
+@overload
+def compress(
+    model: AnyModel,
+    out: str | Path,
+    method: Literal["prune"],
+    *,
+    progress: ProgressCallback | None = None,
+    **options: Unpack[PruneOptions],
+) -> "CompressionResult": ...
+@overload
+def compress(
+    model: AnyModel,
+    out: str | Path,
+    method: Literal["distil"],
+    *,
+    progress: ProgressCallback | None = None,
+    **options: Unpack[DistilOptions],
+) -> "CompressionResult": ...
+@overload
+def compress(
+    model: AnyModel,
+    out: str | Path,
+    method: Literal["share"],
+    *,
+    progress: ProgressCallback | None = None,
+    **options: Unpack[ShareOptions],
+) -> "CompressionResult": ...
+def compress(
+    model: AnyModel,
+    out: str | Path,
+    method: Literal["quantize", "prune", "distil", "share"] = "quantize",
+    *,
+    progress: ProgressCallback | None = None,
+    **options: Any,
+) -> "CompressionResult":
+    """Writes a smaller model, and says what that saves and costs.
+
+    quantize: fewer bits a weight (bits=8 or 4). prune: fewer weights, layers, heads or neurons, one
+    way at a time (sparsity=0.5, pattern="2:4", layers=[0, 2], heads=0.5, neurons=0.5). distil: a
+    student of fewer layers learns from the model (data=…, task=…). share: layers share their
+    weights, as in ALBERT (groups=1, embedding=128).
+
+    >>> result = malmoi.compress("runs/tiny-gpt", "runs/tiny-gpt-1", "prune", layers=[0])
+    >>> result.weights[1] < result.weights[0]
+    True
+    """
+    if method not in METHODS:
+        raise UsageError(f"There is no method {method!r}.{nearest(method, METHODS)}")
+    check_options(f"compress {method}", options, METHODS[method])
+    with listening(progress):
+        return _compress(_folder_of(model), out, method, merge_settings(options))
+
+
+def _compress(
+    model: str | Path, out: str | Path, method: str, options: dict[str, Any]
+) -> "CompressionResult":
+    if method == "quantize":
+        from malmoi.compression.quantize import quantize_model
+
+        return quantize_model(model, out, **options)
+    if method == "prune":
+        from malmoi.compression.prune import prune_model
+
+        return prune_model(model, out, **options)
+    if method == "share":
+        from malmoi.compression.share import share_layers
+
+        return share_layers(model, out, **options)
+    from malmoi.compression.distil import distil_model
+
+    if "data" not in options:
+        raise UsageError("A student learns from text, or from rows of a task: name them as data.")
+    return distil_model(model, out, options.pop("data"), **options)
+
+
+def _folder_of(model: AnyModel) -> str | Path:
+    """The folder that a model was read from."""
+    if isinstance(model, str | Path):
+        return model
+    if model.checkpoint.source is None:
+        raise UsageError("This model has no folder yet: write it with model.save(folder) first.")
+    return model.checkpoint.source
+
+
+def export(
+    model: AnyModel,
+    out: str | Path,
+    *,
+    format: Literal["onnx", "gguf"] | None = None,
+    dtype: str | None = None,
+    overwrite: bool = False,
+    progress: ProgressCallback | None = None,
+) -> "ExportResult":
+    """Writes a model as one file for ONNX Runtime or llama.cpp; the format is the file's suffix.
+
+    dtype: fp32 or int8 for ONNX; f32, f16, bf16 or q8_0 for GGUF. What ONNX Runtime answers is
+    compared with the model before the file is written.
+
+    >>> malmoi.export("runs/tiny-gpt", "model.gguf", dtype="q8_0")
+    ExportResult(out='model.gguf', format='gguf', bytes=..., max_difference=None)
+    """
+    from malmoi.inference.export import export_model
+
+    with listening(progress):
+        return export_model(
+            _folder_of(model), Path(out), format=format, dtype=dtype, overwrite=overwrite
+        )
+
+
+def plan(
+    recipe: "str | Recipe", *, gpus: int = 1, gpu: str = "h200", **options: Unpack[PlanOptions]
+) -> "RunPlan":
+    """What a run would take on some GPUs: parameters, FLOPs, memory, time and cost.
+
+    `malmoi plan` lists the GPUs; any other is described by gpu_memory and gpu_tflops.
+
+    >>> made = malmoi.plan("gpt2-small", gpus=8, gpu="h100", price=2.5)
+    >>> made.parameters, made.fits
+    (124439808, True)
+    """
+    from malmoi.planning.gpus import gpu as card
+    from malmoi.planning.plan import Fleet, plan_run
+    from malmoi.training.pretrain import resolve_recipe
+
+    check_options("plan", options, PlanOptions)
+    given: dict[str, Any] = dict(options)
+    one = card(
+        gpu,
+        memory=given.pop("gpu_memory", None),
+        tflops=given.pop("gpu_tflops", None),
+        watts=given.pop("gpu_watts", None),
+    )
+    settings = given.pop("settings", {})
+    return plan_run(resolve_recipe(recipe, settings), Fleet(one, gpus, **given))
+
+
+def build_corpus(
+    sources: Sequence[str],
+    out: str | Path,
+    *,
+    progress: ProgressCallback | None = None,
+    **options: Unpack[CorpusOptions],
+) -> "CorpusResult":
+    """Cleans, filters, de-duplicates, decontaminates and mixes raw text into a folder of shards.
+
+    A source is a file, a folder, a glob, or NAME=SOURCE. An unfinished build resumes; another build
+    in the same folder is refused, unless restart=True.
+
+    >>> made = malmoi.build_corpus(["book.txt"], "corpus", min_words=3)
+    >>> made.shards
+    1
+    """
+    from malmoi.corpus.build import CorpusResult
+    from malmoi.corpus.build import build_corpus as build
+
+    check_options("build_corpus", options, CorpusOptions)
+    given: dict[str, Any] = merge_settings(options)
+    return CorpusResult.of(Path(out), build(sources, out, progress=progress, **given))
+
+
+def serve(models: "AnyModel | Sequence[AnyModel]", **options: Unpack[ServeOptions]) -> None:
+    """Serves models over HTTP until it is stopped: OpenAI's API under /v1, the studio at /.
+
+    The first model is the default. Only this machine can reach the server unless `host` says
+    otherwise.
+
+    >>> malmoi.serve("runs/tiny-gpt", prot=8000)
+    Traceback (most recent call last):
+    malmoi.errors.UsageError: serve has no option 'prot'. Did you mean 'port'?
+    """
+    from malmoi.server.config import ServeConfig
+    from malmoi.server.serve import serve_models
+
+    check_options("serve", options, ServeOptions)
+    listed = models if isinstance(models, Sequence) and not isinstance(models, str) else [models]
+    given: dict[str, Any] = dict(options)
+    device = given.pop("device", None)
+    dtype = given.pop("dtype", None)
+    serve_models(listed, ServeConfig(**given), device=device, dtype=dtype)

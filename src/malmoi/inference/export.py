@@ -1,0 +1,84 @@
+"""A model as one file for another program: ONNX Runtime, or llama.cpp."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from malmoi.adapters import is_adapter
+from malmoi.checkpoint import Checkpoint, read_checkpoint
+from malmoi.errors import UsageError, nearest
+from malmoi.system.files import output_folder
+from malmoi.system.result import Result
+
+logger = logging.getLogger(__name__)
+ExportFormat = Literal["onnx", "gguf"]
+FORMATS: tuple[ExportFormat, ...] = ("onnx", "gguf")
+
+
+@dataclass(frozen=True, repr=False)
+class ExportResult(Result):
+    """The file that was written; how far ONNX Runtime's scores are from the model's, at most."""
+
+    out: Path
+    format: ExportFormat
+    bytes: int
+    max_difference: float | None = None
+
+
+def export_model(
+    model: str | Path,
+    out: Path,
+    *,
+    format: ExportFormat | None = None,
+    dtype: str | None = None,
+    overwrite: bool = False,
+) -> ExportResult:
+    """Writes the file, in the format that its suffix names, once it is clear that it may be."""
+    suffix = out.suffix.removeprefix(".")
+    chosen = next((one for one in FORMATS if one == (format or suffix)), None)
+    if chosen is None:
+        asked = format or suffix
+        raise UsageError(f"There is no format {asked!r} to export to.{nearest(asked, FORMATS)}")
+    if suffix != chosen:
+        raise UsageError(f"--out {out} should be a file whose name ends in .{chosen}.")
+    if out.exists() and (out.is_dir() or not overwrite):
+        raise UsageError(f"{out} already exists; name another file, or pass --overwrite.")
+    if is_adapter(model):
+        raise UsageError(
+            f"{model} is an adapter; make it a whole model first: malmoi merge --model {model} "
+            "--out DIR"
+        )
+    checkpoint = read_checkpoint(model, dtype=torch.float32)
+    for note in checkpoint.notes:
+        logger.warning(note)
+    far = None
+    if chosen == "onnx":
+        far = _write_onnx(checkpoint, out, dtype or "fp32", overwrite=overwrite)
+    else:
+        _write_gguf(checkpoint, out, dtype or "f32")
+    return ExportResult(out, chosen, out.stat().st_size, far)
+
+
+def _write_onnx(checkpoint: Checkpoint, out: Path, dtype: str, *, overwrite: bool) -> float:
+    from malmoi.checkpoint.export_onnx import export_onnx
+
+    tokenizer = out.parent / "tokenizer.json"
+    if tokenizer.exists() and not overwrite and out.parent.resolve() != checkpoint.source:
+        raise UsageError(f"{tokenizer} already exists; name another folder, or pass --overwrite.")
+    if checkpoint.tokenizer is None:
+        logger.warning("The model has no tokenizer, so none is written beside the file.")
+    with output_folder(out.parent):
+        far = export_onnx(checkpoint, out, dtype)
+        if checkpoint.tokenizer is not None:
+            checkpoint.tokenizer.save(out.parent)
+    return far
+
+
+def _write_gguf(checkpoint: Checkpoint, out: Path, dtype: str) -> None:
+    from malmoi.checkpoint.export_gguf import export_gguf
+
+    with output_folder(out.parent):
+        export_gguf(checkpoint, out, dtype)

@@ -1,0 +1,43 @@
+"""Models behind an OpenAI-compatible API and the studio page, until the server is stopped."""
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from malmoi.errors import MalmoiError
+from malmoi.inference import Model
+from malmoi.server.config import ServeConfig
+
+logger = logging.getLogger(__name__)
+
+
+def serve_models(
+    models: Sequence[Model | str | Path],
+    settings: ServeConfig,
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    on_ready: Callable[[str], object] = lambda address: None,
+) -> None:
+    """Listens, loads the models and answers; `on_ready` gets the server's address."""
+    try:
+        from malmoi.server.app import create_app
+        from malmoi.server.registry import Registry
+        from malmoi.server.server import Server, address, listen
+    except ImportError as error:
+        raise MalmoiError(
+            f"malmoi serve needs {error.name}: pip install fastapi uvicorn jinja2."
+        ) from error
+    with listen(settings) as where:
+        registry = Registry.open(models, settings, device=device, dtype=dtype)
+        for note in registry.notes:
+            logger.warning(note)
+        if not settings.local and settings.api_key is None:
+            logger.warning(
+                "Other machines can reach this server, and no API key is set: anyone there may use "
+                "it."
+            )
+        names = ", ".join(registry.names)
+        logger.info(f"{names} at {address(where)} (the studio) and {address(where)}/v1 (the API)")
+        on_ready(address(where))
+        Server(create_app(registry, settings), settings).run(sockets=[where])

@@ -1,0 +1,178 @@
+"""The public functions: their examples run, their types are exact, a wrong option is refused."""
+
+import ast
+import doctest
+import logging
+import re
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+from mypy import api as mypy
+
+import malmoi
+from malmoi.api import options
+from malmoi.config import ModelConfig
+from malmoi.corpus.config import CorpusConfig
+from malmoi.finetuning.config import FinetuneConfig
+from malmoi.server.config import ServeConfig
+from malmoi.studies.in_context.study import InContextStudyConfig
+from malmoi.training.recipe import DataConfig, TrainConfig
+from tiny_runs import KINDS, write_corpus
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = Path(__file__).parent / "user_script.py"
+NAMES = [name for name in malmoi.__all__ if not name.startswith("_")]
+REVIEWS = ["free and strong,good", "of the law,bad"] * 6
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as the examples have it: a text, rows, and three small models."""
+    folder = tmp_path_factory.mktemp("workshop")
+    book = write_corpus(folder / "book.txt")
+    rows = folder / "reviews.csv"
+    rows.write_text("text,label\n" + "\n".join(REVIEWS) + "\n", "utf-8")
+    for kind in ("gpt", "bert"):
+        recipe, settings = KINDS[kind]
+        settings = {**settings, "model.context": 128, "steps": 2}
+        malmoi.pretrain(
+            recipe, data=book, out=folder / f"runs/tiny-{kind}", device="cpu", settings=settings
+        )
+    malmoi.finetune(
+        folder / "runs/tiny-bert",
+        "classification",
+        rows,
+        folder / "runs/reviews",
+        rows,
+        steps=1,
+        device="cpu",
+    )
+    return folder
+
+
+class AnyText(doctest.OutputChecker):
+    """'...' stands for any text, in quotation marks of either kind."""
+
+    def check_output(self, want: str, got: str, optionflags: int) -> bool:
+        if want == "'...'\n":
+            return isinstance(ast.literal_eval(got), str)
+        return super().check_output(want, got, optionflags)
+
+
+@pytest.mark.parametrize("name", ["malmoi", *NAMES])
+def test_the_example_of_each_name_runs(
+    name: str,
+    workshop: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    documented = malmoi if name == "malmoi" else getattr(malmoi, name)
+    monkeypatch.chdir(workshop)
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    example = doctest.DocTestParser().get_doctest(
+        documented.__doc__ or "", {"malmoi": malmoi}, name, None, 0
+    )
+    assert example.examples, f"malmoi.{name} has no example"
+    printed: list[str] = []
+    done = doctest.DocTestRunner(AnyText(), optionflags=flags).run(example, out=printed.append)
+    assert not done.failed, "".join(printed)
+    if "Traceback" not in (documented.__doc__ or ""):
+        assert capfd.readouterr() == ("", "")  # a library user sees no prints
+
+
+@pytest.fixture(scope="module")
+def checked() -> list[str]:
+    """What mypy --strict says of a user's script."""
+    settings = ["--strict", "--follow-imports=silent", f"--cache-dir={ROOT / '.mypy_cache'}"]
+    said, wrong, _ = mypy.run(
+        [*settings, "--config-file", str(ROOT / "pyproject.toml"), str(SCRIPT)]
+    )
+    assert not wrong
+    return said.splitlines()
+
+
+def test_no_answer_has_the_type_any(checked: list[str]) -> None:
+    revealed = [line for line in checked if "Revealed type is" in line]
+    assert len(revealed) == SCRIPT.read_text("utf-8").count("reveal_type(")
+    assert [line for line in revealed if re.search(r"\bAny\b", line)] == []
+
+
+def test_a_misspelt_option_is_an_error_in_the_editor(checked: list[str]) -> None:
+    mistakes = [line for line in checked if ": error: " in line]
+    script = SCRIPT.read_text("utf-8").splitlines()
+    begin = script.index("# mistakes that an editor shows") + 2
+    assert sorted({int(line.split(":")[1]) for line in mistakes}) == [
+        *range(begin, len(script) + 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: malmoi.pretrain("gpt-char", data="x", out="y", minuts=3), "'minuts'.*'minutes'"),
+        (lambda: malmoi.finetune("x", "sst2", "y", "z", epoch=2), "'epoch'.*'epochs'"),
+        (lambda: malmoi.evaluate("x", "sst2", "y", seeds=2), "'seeds'.*'seed'"),
+        (lambda: malmoi.compress("x", "y", bit=4), "'bit'.*'bits'"),
+        (lambda: malmoi.compress("x", "y", "prun"), "'prun'.*'prune'"),
+        (lambda: malmoi.plan("gpt2-small", prise=2), "'prise'.*'price'"),
+        (lambda: malmoi.build_corpus(["x"], "y", worker=2), "'worker'.*'workers'"),
+        (lambda: malmoi.serve("x", prot=1), "'prot'.*'port'"),
+        (lambda: malmoi.study("in-context", data=["x"], out="y", size="a"), "'size'.*'sizes'"),
+        (lambda: malmoi.export("x", "model.onx"), "'onx'.*'onnx'"),
+    ],
+)
+def test_a_misspelt_option_is_refused_with_the_nearest(call: Any, said: str) -> None:
+    with pytest.raises(malmoi.UsageError, match=said):
+        call()
+
+
+OPTIONS = {
+    options.RecipeOptions: (TrainConfig, DataConfig, ModelConfig),
+    options.FinetuneOptions: (FinetuneConfig,),
+    options.CorpusOptions: (CorpusConfig,),
+    options.ServeOptions: (ServeConfig,),
+    options.StudyOptions: (InContextStudyConfig,),
+}
+# what a function takes beside its settings, and a field that may also be written as a word
+BESIDE = {"device", "dtype", "settings", "restart", "workers", "quality_reference", "decontaminate"}
+
+
+@pytest.mark.parametrize("known", OPTIONS)
+def test_the_options_are_the_settings_and_have_their_types(known: Any) -> None:
+    hints = get_type_hints(known, localns={"AdapterConfig": object})
+    wanted: dict[str, Any] = {}
+    for config in reversed(OPTIONS[known]):
+        wanted |= get_type_hints(config)
+    for name in hints.keys() - BESIDE - {"adapter"}:
+        assert hints[name] == wanted[name], name
+
+
+def test_a_result_reads_well_and_becomes_plain_values(workshop: Path) -> None:
+    score = malmoi.score(workshop / "runs/tiny-gpt", "The state", " of")
+    assert re.fullmatch(r"Score\(logprob=-\d+\.?\d*, tokens=.*, greedy=(True|False)\)", repr(score))
+    assert score.to_dict()["tokens"] == list(score.tokens)
+    assert score.to_dict()["logprob"] == score.logprob
+
+
+def test_progress_and_status_of_a_run(
+    workshop: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    events: list[malmoi.Progress] = []
+    recipe, settings = KINDS["gpt"]
+    malmoi.pretrain(
+        recipe,
+        data=workshop / "book.txt",
+        out=tmp_path,
+        steps=3,
+        device="cpu",
+        settings=settings,
+        progress=events.append,
+    )
+    steps = [event for event in events if event.verb == "pretrain"]
+    assert [(event.done, event.total, event.unit) for event in steps][-1] == (3, 3, "steps")
+    assert steps[-1].metrics["loss"] > 0
+    assert events[0].verb == "encode"
+    assert "Learning a byte-bpe vocabulary" in caplog.text
+    assert all(record.name.startswith("malmoi.") for record in caplog.records)
+    assert logging.getLogger("malmoi").level == logging.NOTSET
