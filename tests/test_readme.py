@@ -79,15 +79,14 @@ def test_a_command_of_the_pages_parses(words: list[str]) -> None:
         return
     name, values = parsed(words)
     if name == "pretrain":
-        from malmoi.cli.options import changes_of
-        from malmoi.cli.pretrain import _given
+        from malmoi.cli.options import changes_of, given
         from malmoi.training.pretrain import resolve_recipe
         from malmoi.training.recipes import RECIPES
 
-        if values["recipe"] in RECIPES:  # else the recipe of a run that the reader has made
-            budget = _given(**{key: values[key] for key in ("minutes", "tokens", "steps")})
-            resolve_recipe(values["recipe"], changes_of(values["settings"]) | budget)
-    if name in ("finetune", "evaluate"):
+        budget = given(**{key: values[key] for key in ("minutes", "tokens", "steps")})
+        for recipe in RECIPES.keys() & set(values["words"]):
+            resolve_recipe(recipe, changes_of(values["settings"]) | budget)
+    if name == "evaluate":
         from malmoi.evaluation.tasks import KIND_METRICS, TASKS
 
         assert values["task"] in {*KIND_METRICS, *TASKS}

@@ -334,13 +334,15 @@ def _read(text: str, kind: Any) -> Any:
         value = parse(text, "The value")
     except MalmoiError:
         words = {"none": None, "yes": True, "no": False, "true": True, "false": False}
-        value = words[text.lower()] if text.lower() in words else _number(text)
+        value = words[text.lower()] if text.lower() in words else parse_number(text)
     # 1e5
     return int(value) if kind is int and isinstance(value, float) and value.is_integer() else value
 
 
-def _number(text: str) -> float | str:
+def parse_number(text: str) -> float | str:
+    """.5, 1e9, 10M, 1.5B; what is no number stays text."""
+    scale = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}.get(text[-1:], 1.0)
     try:
-        return float(text)  # .5
+        return float(text if scale == 1 else text[:-1]) * scale
     except ValueError:
         return text

@@ -5,6 +5,7 @@ from difflib import get_close_matches
 
 # characters of a wrong name that are compared with known ones; the time grows with its square
 LONGEST_NAME = 100
+SHOWN_NAMES = 4  # that begin with an unknown one
 # torch's, as a RuntimeError
 OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "backend out of memory")
 
@@ -43,11 +44,13 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """A hint for an unknown name: " Did you mean 'x'?", or all names where none is close and
-    they are few.
+    """A hint for an unknown name: those that begin with it, else the most similar one, else all
+    where they are few.
     """
     known = sorted(names)
-    close = get_close_matches(name[:LONGEST_NAME], known, n=1, cutoff=0.5)
+    asked = name[:LONGEST_NAME].lower()
+    begin = sorted((n for n in known if asked and n.lower().startswith(asked)), key=len)
+    close = begin or get_close_matches(asked, known, n=1, cutoff=0.5)
     if close:
-        return f" Did you mean {close[0]!r}?"
+        return f" Did you mean {' or '.join(repr(one) for one in close[:SHOWN_NAMES])}?"
     return f" Known: {', '.join(known)}." if len(known) <= 20 else ""

@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import re
 import resource
 import subprocess
 import sys
@@ -13,11 +15,15 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from typer.main import get_command
 
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.cli import run_command
+from malmoi.cli.app import build_app
 from malmoi.cli.bench import scripts
 from malmoi.cli.doctor import EXTRAS
+from malmoi.cli.options import duration, whole_number
+from malmoi.cli.recipes import approximate_parameters
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert, gpt2
 from malmoi.tokenizer import train_tokenizer
@@ -236,7 +242,12 @@ def test_recipes_and_doctor(call: Call) -> None:
     assert set(RECIPES) == set(counts)
     assert counts["gpt2-small"] == 124_439_808
     assert counts["bert-base"] == 109_482_240
-    assert "124,439,808" in call("recipes").out
+    assert "gpt2-small\t124M\t12 × 768\t1,024" in call("recipes").out
+    for name, make in RECIPES.items():
+        assert approximate_parameters(make().model) == pytest.approx(counts[name], rel=0.02)
+    shown = call("recipes", "bert-tiny").out
+    assert "train.lr\t0.001\t" in shown
+    assert "model.tied\tTrue\tthe vocabulary head reuses the token embedding" in shown
     found = json.loads(call("doctor", "--json").out)
     expected = {"python", "torch", "processor", "precision", "int8", "compiler"}
     assert expected | {"gpu", "memory", "disk", "extras"} == set(found)
@@ -315,6 +326,7 @@ def test_wrong_requests(call: Call, gpt: Path, encoder: Path, tmp_path: Path) ->
     refused(call("embed", "--model", encoder, "--layers", "last", "the"), 2, "'last'")
     refused(call("embed", "--model", encoder, "--pool", "men", "the"), 2, "'mean'")
     refused(call("fill", "--model", encoder, "no gap"), 2, "[MASK]")
+    refused(call("predict", "--model", encoder, "a"), 2, "malmoi finetune rows.csv --model")
     refused(call("tokenizer", "show", "--tokenizer", tmp_path, "a"), 1, str(tmp_path))
 
 
@@ -360,7 +372,75 @@ def test_an_empty_prompt_says_what_it_starts_from(call: Call, gpt: Path, encoder
     refused(call("generate", "--model", broken(gpt, no_marks), ""), 2, "no token to start from")
 
 
+def test_help_fits_eighty_columns_and_names_no_python_type(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    screen = call().out
+    assert max(len(line) for line in screen.splitlines()) <= 80
+    panels = re.findall(r"─ ([A-Z][a-z ]+) ─", screen)
+    assert panels == ["Options", "Train", "Use", "Judge", "Shrink", "Serve", "This machine"]
+    assert "Start with malmoi demo" in screen
+    # one line a command
+    for name in get_command(build_app()).commands:
+        line = next(line for line in screen.splitlines() if line.startswith(f"│ {name} "))
+        assert line.rstrip("│ ").endswith(".")
+        shown = call(name, "--help").out
+        assert not re.search(r"<(str|int|float|bool|path|list)", shown)
+
+
+def test_numbers_and_durations_as_people_write_them(call: Call, tmp_path: Path) -> None:
+    assert [whole_number(text) for text in ("250", "10M", "1.5B", "2k", "1e3")] == [
+        250,
+        10_000_000,
+        1_500_000_000,
+        2000,
+        1000,
+    ]
+    assert [duration(text) for text in ("3", "3m", "90s", "2h")] == [3, 3, 1.5, 120]
+    (tmp_path / "a.txt").write_text("text", "utf-8")
+    same = ("pretrain", "gpt-char", tmp_path / "a.txt", "--dry-run", "--json")
+    made = json.loads(call(*same, "--tokens", "10M").out)
+    assert made["recipe"]["train"]["tokens"] == 10_000_000
+    assert (
+        json.loads(call(*same, "--minutes", "90s", "--seed", 3).out)["recipe"]["train"]["seed"] == 3
+    )
+    assert len(call(*same[:-1]).out.splitlines()) <= 10
+    refused(call(*same, "--tokens", "10Q"), 2, "--tokens", "10M or 1.5B")
+    refused(call(*same, "--minutes", "soon"), 2, "--minutes", "90s")
+
+
+def test_existing_output_is_replaced_only_when_asked(
+    call: Call, encoder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "text.txt").write_text("\n\n".join(TEXTS), "utf-8")
+    words = ("tokenizer", "train", tmp_path / "text.txt", "--vocab", 120, "-o", tmp_path / "t")
+    vectors = ("embed", "-m", encoder, "-o", tmp_path / "v.npy", "a")
+    for command in (words, vectors):
+        assert call(*command).code == 0
+        refused(call(*command), 2, "already exists", "--overwrite")
+        assert call(*command, "--overwrite").code == 0
+
+
+def test_a_shell_completes_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    def completed(words: str) -> list[str]:
+        shell = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        environment = os.environ | {"_MALMOI_COMPLETE": "complete_bash", **shell}
+        done = subprocess.run(
+            [sys.executable, "-m", "malmoi"], env=environment, capture_output=True, text=True
+        )
+        return done.stdout.split()
+
+    assert "finetune" in completed("malmoi fine")
+    assert "gpt2-xl" in completed("malmoi pretrain gpt2")
+    assert completed("malmoi finetune ss") == ["sst2"]
+
+
 def test_unknown_names_offer_the_nearest(call: Call) -> None:
+    refused(call("finetune", "clasification"), 2, "'classification'")
+    refused(call("pretrain", "gpt2"), 2, "'gpt2-small'")
+    refused(call("recipes", "gpt2"), 2, "'gpt2-large'")
+    refused(call("tasks", "sst"), 2, "'sst2'")
     refused(call("genrate"), 2, "'generate'")
     refused(call("tokenizer", "trian"), 2, "'train'")
     refused(call("generate", "--modle", "x"), 2, "--model")

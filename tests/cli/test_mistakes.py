@@ -93,8 +93,8 @@ REFUSED: dict[str, tuple[list[str], str, bytes, str]] = {  # arguments, file, co
     "no column of labels": (
         ["classification"],
         "a.csv",
-        b"text,stars\na,1\nb,2\n",
-        "a.csv:2 has no label (2 such rows",
+        b"text,when\na,1\nb,2\n",
+        "No column of a.csv looks like labels (text, when): name it with --label COLUMN.",
     ),
     "an unknown column": (
         ["classification", "--text", "txt"],
@@ -241,7 +241,7 @@ def tune(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
                 "out",
                 "--epochs",
                 "1",
-                "--restart",
+                "--overwrite",
             ]
         )
 

@@ -414,7 +414,7 @@ def test_folders_that_cannot_be_written_to(tmp_path: Path) -> None:
         build_corpus([source], Path(write(tmp_path / "full" / "own.jsonl", [prose(2)])).parent)
     build_corpus([source], tmp_path / "out")
     with pytest.raises(
-        UsageError, match=r"holds another corpus \(settings\.seed was 0\).*--restart"
+        UsageError, match=r"holds another corpus \(settings\.seed was 0\).*--overwrite"
     ):
         build_corpus([source], tmp_path / "out", seed=1)
     build_corpus([source], tmp_path / "out", seed=1, restart=True)

@@ -631,7 +631,7 @@ def test_what_is_finished_is_not_done_again(
     assert (same.metrics, same.runs, same.steps) == (first.metrics, first.runs, first.steps)
     assert f"{out / 'seed-1'} is finished (step 4)" in caplog.text
     with pytest.raises(
-        UsageError, match=r"holds another fine-tuning \(epochs was 2\.0\).*--restart"
+        UsageError, match=r"holds another fine-tuning \(epochs was 2\.0\).*--overwrite"
     ):
         finetune(bert, "classification", path, out, path, seeds=3, epochs=1)
     path.write_text("text,label\na,yes\nb,no\n", "utf-8")

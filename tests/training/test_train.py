@@ -275,7 +275,7 @@ def test_the_command_stops_with_143_after_saving(
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=threads) as child:
         for line in child.stderr or ():
             said += line
-            if "step 1 " in line:
+            if "pretrain 1/20" in line:
                 child.send_signal(signal.SIGTERM)
     assert child.returncode == 143
     assert "and saved" in said
@@ -929,7 +929,7 @@ def test_the_command_trains_several_files_and_tells_the_result(
         (["nowhere/recipe.json", "--data", "x", "--out", "y"], 2, "nowhere/recipe.json"),
         (["gpt-char", "--data", "-", "-", "--out", "y"], 2, "only once"),
         (["gpt-char", "--data", "x", "--out", "y", "--device", "tpu"], 2, "device"),
-        (["gpt-char", "--out", "y"], 2, "--data"),
+        (["gpt-char", "--out", "y"], 2, "needs text"),
     ],
 )
 def test_wrong_commands_are_one_sentence(

@@ -11,48 +11,52 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from inspect import cleandoc
 from itertools import takewhile
+from types import ModuleType
 from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from malmoi import __version__
 from malmoi.cli.deprecated import current_options
 from malmoi.errors import MalmoiError, UsageError, is_out_of_memory, nearest
 from malmoi.report.console import Console
 from malmoi.system.files import disk_error
+from malmoi.system.language import language, translate
 
-# modules here; each adds its commands
-COMMANDS = (
-    "demo",
-    "generate",
-    "score",
-    "perplexity",
-    "chat",
-    "fill",
-    "embed",
-    "predict",
-    "tokenizer",
-    "corpus",
-    "plan",
-    "pretrain",
-    "finetune",
-    "tasks",
-    "merge",
-    "compress",
-    "export",
-    "evaluate",
-    "study",
-    "serve",
-    "bench",
-    "recipes",
-    "doctor",
-)
+# modules here, in the order of the work; each is a command, or a group of several
+PANELS = {
+    "Train": (
+        "demo", "corpus", "tokenizer", "recipes", "pretrain", "tasks", "finetune", "merge"
+    ),
+    "Use": ("generate", "chat", "fill", "embed", "predict"),
+    "Judge": ("evaluate", "score", "perplexity", "study"),
+    "Shrink": ("compress",),
+    "Serve": ("export", "serve"),
+    "This machine": ("doctor", "plan", "bench"),
+}  # fmt: skip
+SUFFIX = "_command"  # of the functions that are commands
+METAVARS = {"str": "TEXT", "int": "N", "float": "N", "Path": "FILE", "bool": ""}
+
+
+class Command(TyperCommand):
+    """A command whose help says FILE, TEXT and N instead of Python's types."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return [_tidy(param) for param in super().get_params(ctx)]
 
 
 class CommandGroup(TyperGroup):
     """A command group that suggests the nearest name for a misspelt command."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return [_tidy(param) for param in super().get_params(ctx)]
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        order = [name for modules in PANELS.values() for name in modules]
+        return sorted(super().list_commands(ctx), key=lambda name: (*order, name).index(name))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in self.commands and not args[0].startswith("-"):
@@ -60,18 +64,90 @@ class CommandGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
+def _tidy(param: Any) -> Any:
+    """The parameter with help in the user's language, and without names of Python types."""
+    param.help = translate(getattr(param, "help", None) or "")
+    shown = getattr(param, "show_default", None)
+    if isinstance(shown, str):
+        param._get_default_string = lambda **_: default_words(shown)
+    if param.param_type_name == "argument":  # its name says what it is
+        param.display_type_rich = lambda ctx: ""
+        param._usage_display_name = lambda: param.metavar or param.name.upper()
+    elif hasattr(param, "type_descriptor"):
+        kind = param.type_descriptor.annotation
+        inner = getattr(kind, "__args__", (kind,))[0]
+        metavar = METAVARS.get(getattr(inner, "__name__", ""), "TEXT")
+        param.display_type_rich = lambda ctx: metavar if param.metavar is None else param.metavar
+    return param
+
+
+def default_words(shown: str) -> str:
+    """A default in words, or the value of "module:Class.field": help repeats no number of the
+    code.
+    """
+    module, _, name = shown.partition(":")
+    owner, _, field = name.partition(".")
+    if not name:
+        return translate(shown)
+    return f"{getattr(getattr(import_module(module), owner), field):g}"
+
+
 def build_app() -> typer.Typer:
     """The app with every verb."""
     app = typer.Typer(
         cls=CommandGroup,
-        add_completion=False,
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback(invoke_without_command=True)(malmoi)
-    for module in COMMANDS:
-        import_module(f"malmoi.cli.{module}").register(app)
+    app.callback(invoke_without_command=True, help=_about(malmoi))(malmoi)
+    for panel, modules in PANELS.items():
+        for name in modules:
+            _add(app, name, import_module(f"malmoi.cli.{name}"), translate(panel))
+    if language() == "ko":
+        _korean_titles()
     return app
+
+
+def _add(app: typer.Typer, name: str, module: ModuleType, panel: str) -> None:
+    """A module's command under its name, or its several commands as a group."""
+    verbs = [
+        verb
+        for key, verb in vars(module).items()
+        if key.endswith(SUFFIX) and verb.__module__ == module.__name__
+    ]
+    settings = getattr(module, "CONTEXT_SETTINGS", None)
+    if [verb.__name__ for verb in verbs] == [name + SUFFIX]:
+        app.command(
+            name,
+            cls=Command,
+            help=_about(verbs[0]),
+            rich_help_panel=panel,
+            context_settings=settings,
+        )(verbs[0])
+        return
+    group = typer.Typer(cls=CommandGroup, help=_about(module))
+    group.callback(invoke_without_command=True)(help_when_alone)
+    for verb in verbs:
+        group.command(verb.__name__.removesuffix(SUFFIX), cls=Command, help=_about(verb))(verb)
+    app.add_typer(group, name=name, rich_help_panel=panel)
+
+
+def _about(thing: Callable[..., None] | ModuleType) -> str:
+    """Its docstring, paragraph by paragraph: a terminal has its own width."""
+    paragraphs = cleandoc(thing.__doc__ or "").split("\n\n")
+    return "\n\n".join(translate(" ".join(text.split())) for text in paragraphs)
+
+
+def _korean_titles() -> None:
+    import typer.rich_utils as titles
+
+    for name in (
+        "ARGUMENTS_PANEL_TITLE",
+        "OPTIONS_PANEL_TITLE",
+        "DEFAULT_STRING",
+        "REQUIRED_LONG_STRING",
+    ):
+        setattr(titles, name, translate(getattr(titles, name)))
 
 
 def malmoi(
@@ -81,10 +157,9 @@ def malmoi(
         bool, typer.Option("--debug", help="Show the full traceback of an error.")
     ] = False,
 ) -> None:
-    """Build BERT and GPT from your own text: pre-train, fine-tune, evaluate, generate, compress,
-    serve.
+    """Pretrain, finetune and serve BERT and GPT on your own text.
 
-    Example: malmoi generate --model runs/tiny-gpt "The state of"
+    Start with malmoi demo, then malmoi pretrain my_texts/ and malmoi finetune rows.csv
     """
     if version:
         typer.echo(f"malmoi {__version__}")
@@ -95,15 +170,6 @@ def malmoi(
 def help_when_alone(ctx: typer.Context) -> None:
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
-
-
-def add_group(app: typer.Typer, name: str, about: str, *verbs: Callable[..., None]) -> None:
-    """Verbs under one name: `malmoi tokenizer train`, `malmoi tokenizer show`."""
-    group = typer.Typer(cls=CommandGroup, help=about)
-    group.callback(invoke_without_command=True)(help_when_alone)
-    for verb in verbs:
-        group.command(verb.__name__.removesuffix("_command").replace("_", "-"))(verb)
-    app.add_typer(group, name=name)
 
 
 def main() -> NoReturn:
@@ -155,7 +221,7 @@ def _explain(error: Exception) -> int:
         if isinstance(error, UsageError)
         else 1
     )
-    print(f"malmoi: {_sentence(error)}", file=sys.stderr)
+    print(f"malmoi: {translate(_sentence(error))}", file=sys.stderr)
     return int(code)
 
 

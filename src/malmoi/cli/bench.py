@@ -8,16 +8,12 @@ from typing import Annotated
 
 import typer
 
+from malmoi.cli.output import say
 from malmoi.errors import UsageError, nearest
 
 # what is run where none is named: minutes on a processor
 QUICK_BENCHMARKS = ("decode", "train_cpu", "finetune")
-
-
-def register(app: typer.Typer) -> None:
-    app.command(
-        "bench", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
-    )(bench_command)
+CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 def bench_command(
@@ -25,15 +21,17 @@ def bench_command(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="Benchmark to run, followed by its own options; default: the quick ones."
+            metavar="[NAME]",
+            help="Benchmark to run, followed by its own options; omit it for the quick ones.",
         ),
     ] = None,
     list_: Annotated[
         bool, typer.Option("--list", help="List the benchmarks and what they compare.")
     ] = False,
 ) -> None:
-    """Measure how fast this machine is with Malmoi and with its peers, which must be installed, in
-    one run.
+    """Measure Malmoi beside its peers on this machine.
+
+    The peers must be installed: pip install transformers accelerate
 
     Example: malmoi bench decode --tokens 32
     """
@@ -50,7 +48,7 @@ def bench_command(
     if find_spec("transformers") is None:
         raise UsageError("The peers are not installed: pip install transformers accelerate")
     for chosen in (name,) if name else QUICK_BENCHMARKS:
-        print(f"{chosen}: {_about(there[chosen])}", file=sys.stderr)
+        say(f"{chosen}: {_about(there[chosen])}")
         done = subprocess.run([sys.executable, there[chosen], *ctx.args], check=False)
         if done.returncode:
             raise typer.Exit(done.returncode)

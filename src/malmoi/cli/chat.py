@@ -11,10 +11,6 @@ from malmoi.cli.output import print_json
 from malmoi.errors import UsageError
 
 
-def register(app: typer.Typer) -> None:
-    app.command("chat")(chat_command)
-
-
 def chat_command(
     model: ModelOption,
     texts: Annotated[
@@ -30,12 +26,14 @@ def chat_command(
         float | None,
         typer.Option(help="Sample from the smallest set of tokens whose probabilities reach p."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Random seed.", show_default="another each time")
+    ] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Chat with a language model through its own chat template; the conversation is kept.
+    """Chat with a language model through its own chat template.
 
     Example: malmoi chat --model SmolLM2-135M-Instruct.gguf --temperature 0 "What is the capital of
     France?"

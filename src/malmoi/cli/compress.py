@@ -1,48 +1,41 @@
-"""`malmoi compress`: quantize, prune, distil, share."""
+"""Make a model smaller: quantize, prune, distil, share."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from malmoi.cli.app import add_group
-from malmoi.cli.finetune import LabelOption, PairOption, TextOption, chosen_task
-from malmoi.cli.options import DeviceOption, JsonOption, ModelOption, changes_of
-from malmoi.cli.output import print_json, print_table
+from malmoi.cli.options import (
+    DeviceOption,
+    JsonOption,
+    LabelOption,
+    ModelOption,
+    OutOption,
+    OverwriteOption,
+    PairOption,
+    SetOption,
+    TaskOption,
+    TextOption,
+    changes_of,
+    chosen_task,
+    require_free,
+)
+from malmoi.cli.output import note, print_json, print_table
 from malmoi.errors import UsageError
 
 if TYPE_CHECKING:
     from malmoi.compression import CompressionResult
     from malmoi.evaluation.tasks import Task
 
-CompressOutOption = Annotated[
-    Path, typer.Option(help="The folder of the smaller model.", metavar="DIR")
-]
-TaskOption = Annotated[
-    str | None, typer.Option(help="The task of the rows in --data (see malmoi tasks).")
-]
 JudgedOption = Annotated[
     Path | None,
     typer.Option("--data", help="Text, or rows of the task, to evaluate on before and after."),
 ]
 
 
-def register(app: typer.Typer) -> None:
-    add_group(
-        app,
-        "compress",
-        "Make a model smaller.",
-        quantize_command,
-        prune_command,
-        distil_command,
-        share_command,
-    )
-
-
 def quantize_command(
     model: ModelOption,
-    out: CompressOutOption,
+    out: OutOption,
     bits: Annotated[int, typer.Option(help="Bits per weight: 8 or 4.")] = 8,
     group: Annotated[
         int, typer.Option(help="Inputs that share a scale; 0: a whole row, at 4 bits 32.")
@@ -53,6 +46,7 @@ def quantize_command(
     pair: PairOption = None,
     label: LabelOption = None,
     device: DeviceOption = None,
+    overwrite: OverwriteOption = False,
     json: JsonOption = False,
 ) -> None:
     """Quantize the linear layers to 8 or 4 bits.
@@ -61,6 +55,7 @@ def quantize_command(
     """
     from malmoi.compression.quantize import quantize_model
 
+    require_free(out, overwrite=overwrite)
     asked = _task(task, text, pair, label)
     _show(
         quantize_model(model, out, bits=bits, group=group, task=asked, data=data, device=device),
@@ -71,7 +66,7 @@ def quantize_command(
 
 def prune_command(
     model: ModelOption,
-    out: CompressOutOption,
+    out: OutOption,
     sparsity: Annotated[
         float | None, typer.Option(help="Fraction of the weights to set to zero.")
     ] = None,
@@ -99,14 +94,16 @@ def prune_command(
     pair: PairOption = None,
     label: LabelOption = None,
     device: DeviceOption = None,
+    overwrite: OverwriteOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Prune a model: weights, layers, heads or neurons, the least important first.
+    """Remove the least important weights, layers, heads or neurons.
 
     Example: malmoi compress prune --model runs/bert --out runs/bert-half --layers 0,2,4
     """
     from malmoi.compression.prune import prune_model
 
+    require_free(out, overwrite=overwrite)
     ways: dict[str, Any] = dict(
         sparsity=sparsity, pattern=pattern, layers=layers, heads=heads, neurons=neurons
     )
@@ -128,17 +125,17 @@ def distil_command(
     data: Annotated[
         list[Path], typer.Option(help="Text, or rows of the task, to train the student on.")
     ],
-    out: CompressOutOption,
+    out: OutOption,
     task: TaskOption = None,
     dev: Annotated[
         list[Path] | None,
-        typer.Option(help="Evaluation rows; default: a held-out tenth of the training rows."),
+        typer.Option(help="Evaluation rows.", show_default="a tenth of --data"),
     ] = None,
     text: TextOption = None,
     pair: PairOption = None,
     label: LabelOption = None,
     layers: Annotated[
-        int | None, typer.Option(help="Of the student; default: half of the teacher's.")
+        int | None, typer.Option(help="Layers of the student.", show_default="half the teacher's")
     ] = None,
     student: Annotated[
         str | None, typer.Option(help="A student of another shape.", metavar="DIR")
@@ -147,14 +144,13 @@ def distil_command(
     soft: Annotated[
         float, typer.Option(help="Weight of the teacher's loss; the labels get the rest.")
     ] = 0.5,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any setting of finetune or pretrain.", metavar="K=V"),
-    ] = None,
+    settings: SetOption = None,
     device: DeviceOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Distil a model into a smaller student, on a task's rows or on plain text.
+    """Distil a model into a smaller student.
+
+    On a task's rows, or on plain text.
 
     Example: malmoi compress distil --model runs/sst2 --task sst2 --data train.tsv --dev dev.tsv
     --out runs/sst2-3
@@ -175,15 +171,17 @@ def distil_command(
 
 def share_command(
     model: ModelOption,
-    out: CompressOutOption,
+    out: OutOption,
     groups: Annotated[int, typer.Option(help="Distinct blocks, shared over the depth.")] = 1,
     embedding: Annotated[
         int, typer.Option(help="Width of a factorised embedding; 0: unchanged.")
     ] = 0,
+    overwrite: OverwriteOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Share weights between layers and factorise the embedding, as ALBERT does; train it again
-    afterwards.
+    """Share weights between layers, as ALBERT does.
+
+    Train the result again: with compress distil --student, finetune, or pretrain --start.
 
     Example: malmoi compress share --model runs/bert --groups 1 --embedding 128 --out
     runs/bert-shared
@@ -191,6 +189,7 @@ def share_command(
     from malmoi.checkpoint.folder import read_model_json
     from malmoi.compression.share import share_layers
 
+    require_free(out, overwrite=overwrite)
     _show(share_layers(model, out, groups=groups, embedding=embedding), json)
     kind = (
         f"It is written as a model of type "
@@ -208,7 +207,7 @@ def _task(name: str | None, text: str | None, pair: str | None, label: str | Non
         raise UsageError(
             "--text, --pair and --label are columns of a task's rows: name the --task too."
         )
-    return chosen_task(name, text, pair, label, None) if name else None
+    return chosen_task(name, text=text, pair=pair, label=label) if name else None
 
 
 def _remark(out: Path, *others: str) -> None:
@@ -216,7 +215,7 @@ def _remark(out: Path, *others: str) -> None:
     from malmoi.compression.models import remarks
 
     for remark in (*remarks(out), *others):
-        print(f"note: {remark}", file=sys.stderr)
+        note(remark)
 
 
 def _show(found: "CompressionResult", json: bool) -> None:

@@ -1,19 +1,13 @@
-"""`malmoi corpus build`: a training corpus from raw text."""
+"""Build a training corpus from raw text."""
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from malmoi.cli.app import add_group
-from malmoi.cli.options import JsonOption, changes_of
-from malmoi.cli.output import print_json, print_table
+from malmoi.cli.options import JsonOption, OutOption, OverwriteOption, SetOption, changes_of, given
+from malmoi.cli.output import print_json, print_table, say
 from malmoi.system.machine import this_machine
-
-
-def register(app: typer.Typer) -> None:
-    add_group(app, "corpus", "Make raw text worth pre-training on.", build_command)
 
 
 def build_command(
@@ -21,9 +15,7 @@ def build_command(
         list[str],
         typer.Argument(metavar="SRC…", help="Files, folders, globs, builtin:sotu, -; or NAME=SRC."),
     ],
-    out: Annotated[
-        Path, typer.Option(help="Output folder; an unfinished build resumes.", metavar="DIR")
-    ],
+    out: OutOption,
     steps: Annotated[
         str | None,
         typer.Option(
@@ -57,48 +49,35 @@ def build_command(
         ),
     ] = None,
     text: Annotated[
-        str | None, typer.Option(help="The key or column of the text.", metavar="KEY")
+        str | None, typer.Option(help="Key or column of the text.", metavar="COLUMN")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(help="Worker processes; default: one per core.", metavar="N")
+        int | None, typer.Option(help="Worker processes.", show_default="one per core")
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any other setting, e.g. min_words=50.", metavar="K=V"),
-    ] = None,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Discard the corpus in this folder and start over.")
-    ] = False,
+    settings: SetOption = None,
+    overwrite: OverwriteOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Clean, filter, de-duplicate, decontaminate and mix raw text, into a folder that pretrain
-    reads.
+    """Clean, filter, deduplicate, decontaminate and mix raw text.
 
-    The same command again goes on where it was stopped. DIR/corpus.json says what each step
-    dropped, with examples.
+    The result is a folder that pretrain reads. The same command again resumes; DIR/corpus.json says
+    what each step dropped, with examples.
 
     Example: malmoi corpus build web=crawl/ books=books/ --out corpus --language ko --weights
     web=0.6,books=0.4
     """
     from malmoi.corpus.build import build_corpus
 
-    given = {
-        "steps": steps,
-        "language": language,
-        "weights": weights,
-        "documents": documents,
-        "text": text,
-    }
-    changes: dict[str, Any] = changes_of(settings) | {
-        name: value for name, value in given.items() if value is not None
-    }
+    changes: dict[str, Any] = changes_of(settings) | given(
+        steps=steps, language=language, weights=weights, documents=documents, text=text
+    )
     found = build_corpus(
         sources,
         out,
         quality_reference=quality_reference or (),
         decontaminate=decontaminate or (),
         workers=workers if workers is not None else this_machine().cores,
-        restart=restart,
+        restart=overwrite,
         **changes,
     )
     _tell(found["finished"], out, json)
@@ -112,7 +91,7 @@ def _tell(finished: dict[str, Any], out: Path, json: bool) -> None:
         return
     for line in (*finished["bad"], control_sentence(finished.get("control", {}))):
         if line:
-            print(line, file=sys.stderr)
+            say(line)
     print_table(
         ("step", "documents in", "kept", "characters kept", "why"),
         [_row(*i) for i in finished["steps"].items()],

@@ -1,24 +1,20 @@
 """`malmoi demo`: the whole workflow on built-in text."""
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from malmoi.cli.options import JsonOption
+from malmoi.cli.options import JsonOption, OutOption
 from malmoi.cli.output import print_json, print_table
 
 
-def register(app: typer.Typer) -> None:
-    app.command("demo")(demo_command)
-
-
 def demo_command(
-    out: Annotated[Path, typer.Option(help="Output folder.", metavar="DIR")] = Path("demo"),
+    out: OutOption = Path("demo"),
     json: JsonOption = False,
 ) -> None:
-    """Do the main job on built-in text in four to six minutes: train a GPT and a BERT, fine-tune,
-    generate, report.
+    """Train and try a GPT and a BERT on built-in text, in minutes.
+
+    Vocabularies, pre-training, fine-tuning, and a page that shows what they learnt.
 
     Example: malmoi demo
     """

@@ -1,12 +1,18 @@
 """Options that were renamed keep working for one release; a note on stderr names the new one."""
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 
+from malmoi.cli.output import note
+
 RENAMED_OPTIONS: dict[str, Mapping[str, str]] = {  # by command
-    "finetune": {"--again": "--restart", "--untrained": "--from-scratch"},
+    "finetune": {
+        "--again": "--overwrite",
+        "--restart": "--overwrite",
+        "--untrained": "--from-scratch",
+    },
     "corpus": {
-        "--again": "--restart",
+        "--again": "--overwrite",
+        "--restart": "--overwrite",
         "--against": "--decontaminate",
         "--good": "--quality-reference",
     },
@@ -27,8 +33,5 @@ def _renamed(arguments: Sequence[str], names: Mapping[str, str]) -> Iterator[str
             return
         option, equals, value = argument.partition("=")
         if option in names:
-            print(
-                f"note: The option {option} is now called {names[option]}; the old name goes away.",
-                file=sys.stderr,
-            )
+            note(f"The option {option} is now {names[option]}; the old name will be removed.")
         yield names.get(option, option) + equals + value

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-import typer
-
 from malmoi import __version__
 from malmoi.cli.options import JsonOption
 from malmoi.cli.output import print_json, print_table
@@ -27,12 +25,8 @@ EXTRAS = {  # what each optional part of the installation brings; names of modul
 }
 
 
-def register(app: typer.Typer) -> None:
-    app.command("doctor")(doctor_command)
-
-
 def doctor_command(json: JsonOption = False) -> None:
-    """Check this machine: Python, torch, CPU, GPU, memory, disk, optional packages.
+    """Show what this machine can do, and what is missing.
 
     Example: malmoi doctor
     """

@@ -10,9 +10,11 @@ from malmoi.cli.options import (
     DtypeOption,
     JsonOption,
     ModelOption,
+    OverwriteOption,
     TextsArgument,
     input_lines,
     open_model,
+    require_free,
 )
 from malmoi.cli.output import print_json
 from malmoi.errors import UsageError
@@ -20,10 +22,6 @@ from malmoi.system.files import atomic_write
 
 if TYPE_CHECKING:
     from malmoi.inference.embed import Pool
-
-
-def register(app: typer.Typer) -> None:
-    app.command("embed")(embed_command)
 
 
 def embed_command(
@@ -39,13 +37,14 @@ def embed_command(
         bool, typer.Option("--truncate", help="Truncate texts longer than the context.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Write the vectors to this .npy file instead.")
+        Path | None, typer.Option("--out", "-o", help="Write the vectors to this .npy file.")
     ] = None,
+    overwrite: OverwriteOption = False,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Turn each text into a vector, one a line.
+    """Turn each text into a vector.
 
     Example: malmoi embed --model runs/tiny-bert --layers=-4,-3,-2,-1 "a text" "another"
     """
@@ -53,11 +52,14 @@ def embed_command(
     chosen = _layers(layers)
     if out and pool == "none":
         raise UsageError("--out takes one vector a text; --pool none has one a token: use --json.")
+    if out:
+        require_free(out, overwrite=overwrite)
     vectors = open_model(model, device, dtype).embed(
         given, chosen, cast("Pool", pool), truncate=truncate
     )
     if out:
         _save(out, vectors)
+        print(f"{out}: {len(vectors):,} × {len(vectors[0]):,}")
         return
     for text, vector in zip(given, vectors, strict=True):
         print_json({"text": text, "vector": vector.tolist()}) if json else print(_numbers(vector))

@@ -5,17 +5,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from malmoi.cli.finetune import (
+from malmoi.cli.finetune import show_facts
+from malmoi.cli.options import (
     ChoicesOption,
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
     LabelOption,
+    ModelOption,
     PairOption,
     SkipOption,
-    TaskArgument,
     TextOption,
     chosen_task,
-    show_facts,
+    complete_tasks,
+    given,
+    open_model,
 )
-from malmoi.cli.options import DeviceOption, DtypeOption, JsonOption, ModelOption, open_model
 from malmoi.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
@@ -24,12 +29,15 @@ if TYPE_CHECKING:
 YAML = (".yaml", ".yml")
 
 
-def register(app: typer.Typer) -> None:
-    app.command("evaluate")(evaluate_command)
-
-
 def evaluate_command(
-    task: TaskArgument,
+    task: Annotated[
+        str,
+        typer.Argument(
+            metavar="TASK",
+            help="A name (malmoi tasks), or a kind such as classification on your own columns.",
+            autocompletion=complete_tasks,
+        ),
+    ],
     model: ModelOption,
     data: Annotated[
         list[Path] | None, typer.Option(help="Labelled rows; some tasks generate their own.")
@@ -62,7 +70,8 @@ def evaluate_command(
         str | None, typer.Option(help="Evaluate with lm-eval; TASK may be one of its YAML files.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write curve.json and curve.svg here.", metavar="DIR")
+        Path | None,
+        typer.Option("--out", "-o", help="Write curve.json and curve.svg here.", metavar="DIR"),
     ] = None,
     text: TextOption = None,
     pair: PairOption = None,
@@ -73,20 +82,23 @@ def evaluate_command(
     dtype: DtypeOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Evaluate a model on a task: fine-tuned as it is, any GPT or BERT in context with --shots.
+    """Evaluate a model on a task, fine-tuned or in context.
+
+    A fine-tuned model by its head; any GPT or BERT in context with --shots.
 
     Example: malmoi evaluate copa --model runs/tiny-gpt --data copa.jsonl --shots 0,1,4 --show 2
     """
     from malmoi.evaluation.evaluate import evaluate as judge
     from malmoi.evaluation.tasks.features import KIND_HEADS
 
-    given: dict[str, Any] = dict(
-        shots=shots, train=train, seed=seed, limit=limit, score=score, template=template
-    )
-    asking = {name: value for name, value in given.items() if value is not None}
+    asking = given(shots=shots, train=train, seed=seed, limit=limit, score=score, template=template)
     opened = open_model(model, device, dtype)
     rows: Any = data[0] if data and len(data) == 1 else data
-    chosen: Any = task if task.endswith(YAML) else chosen_task(task, text, pair, label, choices)
+    chosen: Any = (
+        task
+        if task.endswith(YAML)
+        else chosen_task(task, text=text, pair=pair, label=label, choices=choices)
+    )
     if harness is not None or isinstance(chosen, str):
         show_facts(judge(opened, chosen, rows, skip_bad=skip_bad, harness=harness, **asking), json)
     elif asking or show or out or chosen.kind not in KIND_HEADS:

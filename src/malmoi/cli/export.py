@@ -1,39 +1,32 @@
-"""`malmoi export`: ONNX and GGUF files."""
+"""Write a model for ONNX Runtime or llama.cpp."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from malmoi.cli.app import add_group
-from malmoi.cli.options import ModelOption
+from malmoi.cli.options import ModelOption, OverwriteOption, require_free
+from malmoi.cli.output import note, say
 from malmoi.errors import UsageError
 from malmoi.system.files import output_folder
 
 if TYPE_CHECKING:
     from malmoi.checkpoint import Checkpoint
 
-OutOption = Annotated[Path, typer.Option(help="The file to write.", metavar="FILE")]
-OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Overwrite existing files.")]
-
-
-def register(app: typer.Typer) -> None:
-    add_group(
-        app, "export", "Write a model for ONNX Runtime or llama.cpp.", onnx_command, gguf_command
-    )
+OutFileOption = Annotated[Path, typer.Option("--out", "-o", help="Output file.")]
 
 
 def onnx_command(
     model: ModelOption,
-    out: OutOption,
+    out: OutFileOption,
     dtype: Annotated[
         str, typer.Option(help="fp32, or int8: a quarter of the size, slightly different scores.")
     ] = "fp32",
     overwrite: OverwriteOption = False,
 ) -> None:
-    """Write a model as an ONNX file, its tokenizer beside it; compared with ONNX Runtime's answers
-    first.
+    """Write an ONNX file, its tokenizer beside it.
+
+    ONNX Runtime's scores are compared with ours before the file is written.
 
     Example: malmoi export onnx --model runs/sst2 --out sst2/model.onnx
     """
@@ -42,11 +35,10 @@ def onnx_command(
     checkpoint = _read(model, out, ".onnx", overwrite)
     tokenizer = out.parent / "tokenizer.json"
     if tokenizer.exists() and not overwrite and out.parent.resolve() != checkpoint.source:
-        raise UsageError(f"{tokenizer} already exists; name another folder, or pass --overwrite.")
+        require_free(tokenizer, overwrite=overwrite)
     if checkpoint.tokenizer is None:
-        print(
-            "note: the model has no tokenizer, so none is written beside the file.", file=sys.stderr
-        )
+        note("The model has no tokenizer, so none is written beside the file.")
+    say("Writing the ONNX file and comparing its scores with ours …")
     with output_folder(out.parent):
         far = export_onnx(checkpoint, out, dtype)
         if checkpoint.tokenizer is not None:
@@ -56,11 +48,11 @@ def onnx_command(
 
 def gguf_command(
     model: ModelOption,
-    out: OutOption,
+    out: OutFileOption,
     dtype: Annotated[str, typer.Option(help="f32, f16, bf16 or q8_0.")] = "f32",
     overwrite: OverwriteOption = False,
 ) -> None:
-    """Write a GPT-2 or a LLaMA with its tokenizer as a GGUF file for llama.cpp.
+    """Write a GPT-2 or a LLaMA as a GGUF file for llama.cpp.
 
     Example: malmoi export gguf --model runs/gpt --out gpt.gguf --dtype q8_0
     """
@@ -81,16 +73,17 @@ def _read(model: str, out: Path, suffix: str, overwrite: bool) -> "Checkpoint":
 
     if out.suffix != suffix:
         raise UsageError(f"--out {out} should be a file whose name ends in {suffix}.")
-    if out.exists() and (out.is_dir() or not overwrite):
-        raise UsageError(f"{out} already exists; name another file, or pass --overwrite.")
+    if out.is_dir():
+        raise UsageError(f"{out} is a folder; --out names a file here.")
+    require_free(out, overwrite=overwrite)
     if is_adapter(model):
         raise UsageError(
             f"{model} is an adapter; make it a whole model first: malmoi merge --model {model} "
             "--out DIR"
         )
     checkpoint = read_checkpoint(model, dtype=torch.float32)
-    for note in checkpoint.notes:
-        print(f"note: {note}", file=sys.stderr)
+    for sentence in checkpoint.notes:
+        note(sentence)
     return checkpoint
 
 

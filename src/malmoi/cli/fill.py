@@ -16,10 +16,6 @@ from malmoi.cli.options import (
 from malmoi.cli.output import one_line, print_json
 
 
-def register(app: typer.Typer) -> None:
-    app.command("fill")(fill_command)
-
-
 def fill_command(
     model: ModelOption,
     texts: TextsArgument = None,
@@ -28,8 +24,9 @@ def fill_command(
     dtype: DtypeOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Fill in the [MASK] of each text with a BERT: probability, token and the text with it in
-    place.
+    """Fill in the [MASK] of each text with a BERT.
+
+    Prints probability, token and the text with it in place.
 
     Example: malmoi fill --model runs/tiny-bert "나는 오늘 [MASK] 갔다."
     """

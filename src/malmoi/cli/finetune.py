@@ -1,82 +1,98 @@
 """`malmoi finetune`: fine-tune a model for a task."""
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from malmoi.cli.options import DeviceOption, JsonOption, ModelOption, changes_of
-from malmoi.cli.output import print_json, print_table
-from malmoi.errors import UsageError
+from malmoi.cli.options import (
+    ChoicesOption,
+    DeviceOption,
+    JsonOption,
+    LabelOption,
+    MinutesOption,
+    OverwriteOption,
+    PairOption,
+    SeedOption,
+    SetOption,
+    SkipOption,
+    StepsOption,
+    TextOption,
+    changes_of,
+    chosen_task,
+    complete_tasks,
+    given,
+)
+from malmoi.cli.output import print_json, print_table, say
+from malmoi.errors import UsageError, nearest
 
 if TYPE_CHECKING:
     from malmoi.evaluation.tasks import Task
 
-TaskArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="TASK",
-        help=(
-            "A name (see malmoi tasks), or classification, regression, tagging, choice, answer on "
-            "your own columns."
-        ),
-    ),
-]
-TextOption = Annotated[
-    str | None, typer.Option("--text", help="Column of the text.", metavar="COLUMN")
-]
-PairOption = Annotated[
-    str | None,
-    typer.Option("--pair", help="Column of a second text or a context.", metavar="COLUMN"),
-]
-LabelOption = Annotated[
-    str | None, typer.Option("--label", help="Column of the label.", metavar="COLUMN")
-]
-ChoicesOption = Annotated[
-    str | None,
-    typer.Option("--choices", help="Columns of the choices, comma-separated.", metavar="A,B,…"),
-]
-SkipOption = Annotated[
-    bool, typer.Option("--skip-bad", help="Skip bad rows instead of stopping at the first.")
-]
-
-
-def register(app: typer.Typer) -> None:
-    app.command("finetune")(finetune_command)
+DEFAULTS = "malmoi.finetuning.config:FinetuneConfig."
+RUN_FOLDERS = ("runs/*", "demo/bert", "*")  # where a model to start from is looked for
 
 
 def finetune_command(
-    task: TaskArgument,
-    model: ModelOption,
-    data: Annotated[
-        list[Path], typer.Option(help="Training rows: files, or a folder with train and dev.")
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[TASK] FILE…",
+            help="Rows: csv, tsv, jsonl… or a folder with train and dev. TASK: a name (malmoi "
+            "tasks) or a kind such as classification; omit it to have it guessed.",
+            autocompletion=complete_tasks,
+        ),
     ],
-    out: Annotated[Path, typer.Option(help="The folder of the fine-tuned model.", metavar="DIR")],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="Model to start from: a folder, or a hub id.",
+            metavar="DIR",
+            show_default="the newest BERT in runs/",
+        ),
+    ] = None,
+    data: Annotated[
+        list[Path] | None, typer.Option(help="Training rows, if not given as FILE.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Output folder.", metavar="DIR", show_default="runs/FILE's name"
+        ),
+    ] = None,
     dev: Annotated[
         list[Path] | None,
-        typer.Option(help="Evaluation rows; default: a held-out tenth of the training rows."),
+        typer.Option(help="Evaluation rows; repeatable.", show_default="a tenth of the rows"),
     ] = None,
     text: TextOption = None,
     pair: PairOption = None,
     label: LabelOption = None,
     choices: ChoicesOption = None,
-    epochs: Annotated[float | None, typer.Option(help="Passes over the training rows (3).")] = None,
-    steps: Annotated[int | None, typer.Option(help="… or number of updates,", metavar="N")] = None,
-    minutes: Annotated[float | None, typer.Option(help="… or minutes.", metavar="N")] = None,
-    lr: Annotated[float | None, typer.Option(help="Peak learning rate (5e-5).")] = None,
-    batch: Annotated[int | None, typer.Option(help="Examples per update (32).")] = None,
-    length: Annotated[
-        int | None, typer.Option(help="Maximum tokens per row (512).", metavar="N")
+    epochs: Annotated[
+        float | None, typer.Option(help="Passes over the rows.", show_default=DEFAULTS + "epochs")
     ] = None,
+    steps: StepsOption = None,
+    minutes: MinutesOption = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Peak learning rate.", show_default=DEFAULTS + "lr")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Examples per step.", show_default=DEFAULTS + "batch")
+    ] = None,
+    length: Annotated[
+        int | None, typer.Option(help="Maximum tokens per row.", show_default="the context, to 512")
+    ] = None,
+    seed: SeedOption = None,
     seeds: Annotated[
         int | None,
-        typer.Option(help="Number of runs: the mean is reported, the median run is kept."),
+        typer.Option(help="Repeat with N seeds: mean ± deviation; the median run is kept."),
     ] = None,
     grid: Annotated[
         bool,
-        typer.Option(
-            "--grid", help="Search the paper's grid of learning rates, batch sizes and epochs."
-        ),
+        typer.Option("--grid", help="Search BERT's grid of learning rates, batches and epochs."),
     ] = False,
     freeze: Annotated[
         bool, typer.Option("--freeze", help="Train only the new output layer.")
@@ -90,71 +106,126 @@ def finetune_command(
     ] = None,
     adapter: Annotated[
         str | None,
-        typer.Option(
-            help="Train only a lora, prompt or prefix adapter; the model itself is frozen.",
-            metavar="KIND",
-        ),
+        typer.Option(help="Train only an adapter: lora, prompt or prefix.", metavar="KIND"),
     ] = None,
     lm: Annotated[
-        float | None, typer.Option(help="λ of GPT-1's auxiliary language model (0).")
+        float | None,
+        typer.Option(help="λ of GPT-1's auxiliary language model.", show_default=DEFAULTS + "lm"),
     ] = None,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Discard the run in this folder and start over.")
-    ] = False,
     from_scratch: Annotated[
         bool, typer.Option("--from-scratch", help="Start from random weights: the baseline.")
     ] = False,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any other setting, e.g. layer_decay=0.9.", metavar="K=V"),
-    ] = None,
+    settings: SetOption = None,
     skip_bad: SkipOption = False,
+    overwrite: OverwriteOption = False,
     device: DeviceOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Fine-tune a BERT or a GPT to a task; the result is a folder that predict, evaluate and
-    transformers open.
+    """Fine-tune a BERT or a GPT on your rows, or on a known task.
 
-    Example: malmoi finetune sst2 --model runs/bert --data SST-2/train.tsv --dev SST-2/dev.tsv --out
-    runs/sst2
+    Columns, kind and baseline are guessed from the file, and said. The result is a folder that
+    predict, evaluate and transformers open. Ctrl-C saves and stops; the same command resumes.
+
+    Example: malmoi finetune reviews.csv --model runs/bert
+
+    Example: malmoi finetune sst2 SST-2/train.tsv --dev SST-2/dev.tsv -m runs/bert -o runs/sst2
     """
-    from malmoi.finetuning.finetune import finetune as tune
+    name, files = task_and_files(words, data)
+    task = guessed_task(name, files, text=text, pair=pair, label=label, choices=choices)
+    base = model or newest_model(files[0])
+    folder = out or Path("runs") / files[0].name.split(".")[0]
+    if model is None or out is None:
+        say(f"model = {base}, out = {folder}")
+
+    from malmoi.finetuning.finetune import finetune
     from malmoi.training.signals import Stopped
 
-    changes: dict[str, Any] = dict(
+    changes: dict[str, Any] = given(
         epochs=epochs, steps=steps, minutes=minutes, lr=lr, batch=batch, length=length
     )
-    changes |= dict(seeds=seeds, features=features, adapter=adapter, lm=lm)
+    changes |= given(seed=seed, seeds=seeds, features=features, adapter=adapter, lm=lm)
     flags = dict(grid=grid, freeze=freeze, from_scratch=from_scratch, skip_bad=skip_bad)
     changes |= {name: True for name, given in flags.items() if given} | changes_of(settings)
-    chosen = chosen_task(task, text, pair, label, choices)
+    rows = files[0] if len(files) == 1 else files
     try:
-        files = data[0] if len(data) == 1 else data
-        done = tune(
-            model, chosen, files, out, dev or None, device=device, restart=restart, **changes
+        done = finetune(
+            base, task, rows, folder, dev or None, device=device, restart=overwrite, **changes
         )
     except Stopped as stopped:
         raise typer.Exit(stopped.code) from stopped
     show_facts({**done.metrics, "model": str(done.out)}, json)
+    if not json:
+        _next_lines(task, folder)
 
 
-def chosen_task(
-    name: str, text: str | None, pair: str | None, label: str | None, choices: str | None
-) -> "Task":
-    """A named task, or one on the user's columns."""
-    from malmoi.evaluation.tasks import KIND_METRICS, custom_task, named_task
+def task_and_files(words: Sequence[str], data: Sequence[Path] | None) -> tuple[str, list[Path]]:
+    """The task, "" where none is named, and the files: either may come first."""
+    from malmoi.evaluation.tasks import KIND_METRICS, TASKS
 
-    columns: dict[str, Any] = {"text": text, "pair": pair, "label": label}
-    columns["choices"] = tuple(choices.split(",")) if choices else None
-    given = {key: value for key, value in columns.items() if value is not None}
-    if name in KIND_METRICS and (given or name == "choice"):
-        return custom_task(name, **given)  # type: ignore[arg-type]
-    if given:
+    known = {**KIND_METRICS, **TASKS}
+    named = [word for word in words if word in known]
+    files = [Path(word) for word in words if word not in named[:1]] + list(data or [])
+    missing = next((file for file in files if not file.exists()), None)
+    if missing is not None:
+        there = [str(path) for path in missing.parent.glob("*")] if missing.parent.is_dir() else []
         raise UsageError(
-            f"The task {name} knows its columns; --{next(iter(given))} is for a kind such as "
-            "classification."
+            f"There is no task and no file {str(missing)!r}.{nearest(str(missing), known)}"
+            if not named and not missing.suffix
+            else f"There is no file {str(missing)!r}.{nearest(str(missing), there)}"
         )
-    return named_task(name)
+    if not files:
+        raise UsageError(
+            f"The task {named[0]} needs rows: malmoi finetune {named[0]} train.csv --model DIR"
+        )
+    return (named or [""])[0], files
+
+
+def guessed_task(name: str, files: Sequence[Path], **columns: str | None) -> "Task":
+    """The task that was named, or the one that the table seems to ask."""
+    from malmoi.cli.columns import guess_columns
+
+    if name and (name not in ("classification", "regression") or files[0].is_dir()):
+        return chosen_task(name, **columns)
+    if files[0].is_dir():
+        raise UsageError(
+            f"{files[0]} is a folder: name the task too, as in malmoi finetune sst2 {files[0]}"
+        )
+    found = guess_columns(
+        files, kind=name or None, **{k: v for k, v in columns.items() if k != "choices"}
+    )
+    say(found.describe())
+    return chosen_task(found.kind, text=found.text, pair=found.pair, label=found.label)
+
+
+def newest_model(file: Path) -> str:
+    """The pre-trained encoder in this folder that was written last."""
+    found = sorted(_encoders(), key=lambda config: config.stat().st_mtime)
+    if not found:
+        raise UsageError(
+            "There is no pre-trained model here to start from. Make one from your own text: malmoi "
+            "pretrain bert-tiny my_texts/ -o runs/bert --minutes 10. Or name one: malmoi finetune "
+            f"{file} --model DIR."
+        )
+    return str(found[-1].parent)
+
+
+def _encoders() -> Iterator[Path]:
+    from malmoi.system.untrusted import read_object
+
+    for pattern in RUN_FOLDERS:
+        for config in Path().glob(f"{pattern}/config.json"):
+            found = read_object(config)
+            kinds = f"{found.get('architectures', '')}{found.get('heads', '')}"
+            if any(word in kinds for word in ("ForMaskedLM", "ForPreTraining", "'mlm'")):
+                yield config
+
+
+def _next_lines(task: "Task", out: Path) -> None:
+    from malmoi.evaluation.tasks.features import KIND_HEADS
+
+    if task.kind in KIND_HEADS:
+        pairs = " --pairs" if task.kind == "answer" else ""
+        say(f'Next: malmoi predict -m {out}{pairs} "…", malmoi serve -m {out}, {out}/report.html')
 
 
 def show_facts(facts: dict[str, Any], json: bool) -> None:

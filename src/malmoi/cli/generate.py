@@ -1,6 +1,5 @@
 """`malmoi generate`: continue prompts with a language model."""
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,18 +10,15 @@ from malmoi.cli.options import (
     JsonOption,
     ModelOption,
     TextsArgument,
+    given,
     open_model,
     whole_texts,
 )
-from malmoi.cli.output import print_json
+from malmoi.cli.output import note, print_json
 from malmoi.errors import UsageError
 
 if TYPE_CHECKING:
     from malmoi.inference import Model
-
-
-def register(app: typer.Typer) -> None:
-    app.command("generate")(generate_command)
 
 
 def generate_command(
@@ -49,7 +45,9 @@ def generate_command(
     stop: Annotated[
         list[str] | None, typer.Option(help="Stop before this text; repeatable.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Random seed.", show_default="another each time")
+    ] = None,
     n: Annotated[int, typer.Option("--samples", "-n", help="Continuations of each prompt.")] = 1,
     choices: Annotated[
         str | None,
@@ -84,7 +82,9 @@ def generate_command(
     dtype: DtypeOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Continue prompts with a GPT. A single prompt streams; several run as one batch.
+    """Continue prompts with a GPT.
+
+    A single prompt streams; several run as one batch.
 
     Example: malmoi generate --model runs/tiny-gpt --temperature 0.8 "The state of"
     """
@@ -93,12 +93,12 @@ def generate_command(
     if temperature is None and (beams > 1 or speculate):
         temperature = 0.0
     prompts = whole_texts(texts)
-    options = _given(
+    options = given(
         max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p
     )
-    options |= _given(repetition_penalty=repetition_penalty, stop=stop, seed=seed, n=n)
-    options |= _given(choices=choices and choices.split(","), regex=regex, banned=banned)
-    options |= _given(
+    options |= given(repetition_penalty=repetition_penalty, stop=stop, seed=seed, n=n)
+    options |= given(choices=choices and choices.split(","), regex=regex, banned=banned)
+    options |= given(
         beams=beams,
         length_penalty=length_penalty,
         speculate=speculate,
@@ -112,10 +112,6 @@ def generate_command(
         _write_all(lm, prompts, options, json)
 
 
-def _given(**options: Any) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
-
-
 def _note_empty(lm: "Model", prompts: list[str]) -> None:
     """Says on stderr what an empty prompt starts from; a model that has no such token refuses
     it.
@@ -126,10 +122,7 @@ def _note_empty(lm: "Model", prompts: list[str]) -> None:
         lm.tokenizer.encode(text, specials=False).tokens for text in prompts
     ):
         mark = lm.tokenizer.token(start_token(lm.tokenizer))
-        print(
-            f"note: The prompt is empty: the text starts after {mark}, as a new one.",
-            file=sys.stderr,
-        )
+        note(f"The prompt is empty: the text starts after {mark}, as a new one.")
 
 
 def _stream(lm: "Model", prompt: str, options: dict[str, Any]) -> None:

@@ -1,23 +1,23 @@
-"""The verb of adapters: merge."""
+"""`malmoi merge`: an adapter and its base as one model."""
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
-from malmoi.cli.options import ModelOption
+from malmoi.cli.options import (
+    JsonOption,
+    ModelOption,
+    OutOption,
+    OverwriteOption,
+    require_free,
+)
+from malmoi.cli.output import print_json
 from malmoi.errors import UsageError
-
-
-def register(app: typer.Typer) -> None:
-    app.command("merge")(merge_command)
 
 
 def merge_command(
     model: ModelOption,
-    out: Annotated[Path, typer.Option(help="The folder of the merged model.", metavar="DIR")],
+    out: OutOption,
+    overwrite: OverwriteOption = False,
+    json: JsonOption = False,
 ) -> None:
-    """Merge a LoRA into the weights of its base: a plain model that every tool opens.
+    """Merge a LoRA into its base: a plain model for every tool.
 
     Example: malmoi merge --model runs/sst2-lora --out runs/sst2
     """
@@ -31,5 +31,6 @@ def merge_command(
         )
     if is_adapter(out):
         raise UsageError(f"{out} holds an adapter; name another folder for the merged model.")
+    require_free(out, overwrite=overwrite)
     load(model, device="cpu").save(out)
-    typer.echo(str(out))
+    print_json({"model": str(out)}) if json else print(out)

@@ -1,29 +1,139 @@
 """Options that commands share, and reading texts from arguments or standard input."""
 
+import re
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from malmoi.cli.output import note
+from malmoi.config import parse_number
 from malmoi.errors import UsageError
 
 if TYPE_CHECKING:
+    from malmoi.evaluation.tasks import Task
     from malmoi.inference import Model
 
+MINUTES = {"s": 1 / 60, "m": 1.0, "min": 1.0, "h": 60.0, "d": 1440.0}
+
+
+def whole_number(text: object) -> int:
+    """250000, 10M, 1.5B or 1e9."""
+    value = parse_number(str(text))
+    if not isinstance(value, float) or not value.is_integer():
+        raise typer.BadParameter(f"{text!r} is not a whole number such as 250000, 10M or 1.5B.")
+    return int(value)
+
+
+def duration(text: str) -> float:
+    """Minutes: 3, 3m, 90s, 1.5h."""
+    match = re.fullmatch(r"([0-9.]+)\s*([a-z]*)", text.strip())
+    unit = MINUTES.get(match[2] or "m") if match else None
+    value = parse_number(match[1]) if match else text
+    if unit is None or not isinstance(value, float):
+        raise typer.BadParameter(f"{text!r} is not a duration such as 3, 3m, 90s or 1.5h.")
+    return value * unit
+
+
+def number_option(help_: str) -> Any:
+    """An option that takes 10M as well as 10000000."""
+    return typer.Option(help=help_, parser=whole_number, metavar="N")
+
+
 ModelOption = Annotated[
-    str, typer.Option("--model", "-m", help="The model's folder, or a hub id.", metavar="DIR")
+    str, typer.Option("--model", "-m", help="Model folder, or a hub id.", metavar="DIR")
+]
+OutOption = Annotated[Path, typer.Option("--out", "-o", help="Output folder.", metavar="DIR")]
+OverwriteOption = Annotated[
+    bool, typer.Option("--overwrite", help="Replace what --out holds instead of refusing.")
 ]
 DeviceOption = Annotated[
-    str | None, typer.Option(help="cpu, cuda, cuda:1… or mps; default: a GPU if there is one.")
+    str | None,
+    typer.Option(
+        help="cpu, cuda, cuda:1… or mps.", metavar="NAME", show_default="a GPU if there is one"
+    ),
 ]
 DtypeOption = Annotated[
-    str | None, typer.Option(help="fp32, bf16, fp16, or int8 on a CPU; default: as stored.")
+    str | None,
+    typer.Option(
+        help="fp32, bf16, fp16, or int8 on a CPU.", metavar="NAME", show_default="as stored"
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
+SeedOption = Annotated[int | None, typer.Option(help="Random seed.", show_default="0")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Change any other setting; repeatable.", metavar="NAME=VALUE"),
+]
+MinutesOption = Annotated[
+    float | None,
+    typer.Option(help="Budget as a time: 3, 90s, 2h.", parser=duration, metavar="MINUTES"),
+]
+StepsOption = Annotated[int | None, number_option("Budget in steps.")]
+TokensOption = Annotated[int | None, number_option("Budget in tokens.")]
 TextsArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="TEXT…", help="Texts; omit them, or pass -, to read standard input."),
 ]
+
+# ------------------------------------------------------------------ rows of a task
+
+TaskOption = Annotated[
+    str | None, typer.Option(help="Task of the rows in --data (see malmoi tasks).", metavar="TASK")
+]
+TextOption = Annotated[
+    str | None, typer.Option("--text", help="Column of the text.", metavar="COLUMN")
+]
+PairOption = Annotated[
+    str | None,
+    typer.Option("--pair", help="Column of a second text or a context.", metavar="COLUMN"),
+]
+LabelOption = Annotated[
+    str | None, typer.Option("--label", help="Column of the label.", metavar="COLUMN")
+]
+ChoicesOption = Annotated[
+    str | None,
+    typer.Option("--choices", help="Columns of the choices, comma-separated.", metavar="A,B,…"),
+]
+SkipOption = Annotated[
+    bool, typer.Option("--skip-bad", help="Skip bad rows instead of stopping at the first.")
+]
+
+
+def chosen_task(name: str, **columns: Any) -> "Task":
+    """A named task, or one on the user's columns: text, pair, label, choices."""
+    from malmoi.evaluation.tasks import KIND_METRICS, custom_task, named_task
+
+    given = {key: value for key, value in columns.items() if value is not None}
+    if isinstance(given.get("choices"), str):
+        given["choices"] = tuple(given["choices"].split(","))
+    if name in KIND_METRICS and (given or name == "choice"):
+        return custom_task(name, **given)  # type: ignore[arg-type]
+    if given:
+        raise UsageError(
+            f"The task {name} knows its columns; --{next(iter(given))} is for a kind such as "
+            "classification."
+        )
+    return named_task(name)
+
+
+def complete_tasks(incomplete: str) -> Iterable[str]:
+    """Tasks that begin so, for the shell."""
+    from malmoi.evaluation.tasks import KIND_METRICS, TASKS
+
+    return [name for name in (*KIND_METRICS, *TASKS) if name.startswith(incomplete)]
+
+
+def complete_recipes(incomplete: str) -> Iterable[str]:
+    """Recipes that begin so, for the shell."""
+    from malmoi.training.recipes import RECIPES
+
+    return [name for name in RECIPES if name.startswith(incomplete)]
+
+
+# ------------------------------------------------------------------ models, settings, output
 
 
 def open_model(path: str, device: str | None, dtype: str | None) -> "Model":
@@ -31,15 +141,20 @@ def open_model(path: str, device: str | None, dtype: str | None) -> "Model":
     from malmoi.inference import load
 
     model = load(path, device=device, dtype=dtype)
-    for note in model.notes:
-        print(f"note: {note}", file=sys.stderr)
+    for sentence in model.notes:
+        note(sentence)
     return model
 
 
-def changes_of(given: list[str] | None) -> dict[str, str]:
+def given(**options: Any) -> dict[str, Any]:
+    """The options that were named on the command line."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def changes_of(settings: list[str] | None) -> dict[str, str]:
     """What --set says: `train.lr=3e-4` changes the setting of that name."""
     changes = {}
-    for text in given or []:
+    for text in settings or []:
         name, sign, value = text.partition("=")
         if not sign or not name.strip():
             raise UsageError(
@@ -49,24 +164,36 @@ def changes_of(given: list[str] | None) -> dict[str, str]:
     return changes
 
 
-def whole_texts(given: list[str] | None) -> list[str]:
+def require_free(out: Path, *, overwrite: bool) -> None:
+    """The rule for existing output: a file or a folder with something in it is not replaced
+    unless that was asked for.
+    """
+    taken = out.is_file() or (out.is_dir() and any(out.iterdir()))
+    if taken and not overwrite:
+        raise UsageError(f"{out} already exists; choose another --out, or pass --overwrite.")
+
+
+# ------------------------------------------------------------------ texts
+
+
+def whole_texts(texts: list[str] | None) -> list[str]:
     """The texts of the command line; else all of standard input as one text."""
-    return given if given and given != ["-"] else [_standard_input().rstrip("\r\n")]
+    return texts if texts and texts != ["-"] else [_standard_input().rstrip("\r\n")]
 
 
-def input_lines(given: list[str] | None) -> list[str]:
+def input_lines(texts: list[str] | None) -> list[str]:
     """The texts of the command line; else every line of standard input that is not blank."""
-    if given and given != ["-"]:
-        return given
+    if texts and texts != ["-"]:
+        return texts
     return [line for line in _standard_input().splitlines() if line.strip()]
 
 
-def input_pairs(given: list[str] | None) -> list[tuple[str, str]]:
+def input_pairs(texts: list[str] | None) -> list[tuple[str, str]]:
     """Arguments two by two; else lines of two texts with a tab between."""
-    if given and given != ["-"]:
-        if len(given) % 2:
-            raise UsageError(f"Pairs need an even number of texts; there are {len(given)}.")
-        return list(zip(given[::2], given[1::2], strict=True))
+    if texts and texts != ["-"]:
+        if len(texts) % 2:
+            raise UsageError(f"Pairs need an even number of texts; there are {len(texts)}.")
+        return list(zip(texts[::2], texts[1::2], strict=True))
     return [
         _pair(number, line)
         for number, line in enumerate(_standard_input().splitlines(), 1)

@@ -1,11 +1,26 @@
-"""Results on stdout: JSON lines, a table for eyes on a terminal, tab-separated columns
-elsewhere.
+"""Results on stdout: JSON lines, a table for eyes on a terminal, tab-separated columns elsewhere.
+Status on stderr, in the user's language.
 """
 
 import json
+import logging
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+from malmoi.system.language import translate
+
+logger = logging.getLogger(__name__)
+
+
+def say(sentence: str) -> None:
+    """A status line, on the console that `run_command` attaches."""
+    logger.info(sentence)
+
+
+def note(sentence: str) -> None:
+    """Something the user should know."""
+    logger.warning(sentence)
 
 
 def print_json(value: Any) -> None:
@@ -13,12 +28,16 @@ def print_json(value: Any) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Rows under their columns. On a terminal the first column is never cut or wrapped: it is the
+    name one copies; the last one takes the room that is left, and an empty row parts groups.
+    """
     if sys.stdout.isatty():
         _rich_table(columns, rows)
         return
     print("\t".join(columns))
     for row in rows:
-        print("\t".join(one_line(str(cell)) for cell in row))
+        if row:
+            print("\t".join(one_line(str(cell)) for cell in row))
 
 
 def one_line(text: str) -> str:
@@ -31,7 +50,10 @@ def _rich_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*columns, box=None, header_style="bold")
+    table = Table(box=None, header_style="bold")
+    for number, column in enumerate(columns):
+        last = number == len(columns) - 1
+        table.add_column(translate(column), no_wrap=not last, overflow="fold")
     for row in rows:
         table.add_row(*(Text(one_line(str(cell))) for cell in row))
     Console().print(table)
@@ -44,6 +66,14 @@ def format_size(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:,.1f} TB"
+
+
+def format_count(count: float) -> str:
+    """4385920 → 4.39M."""
+    for unit, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.3g}{unit}"
+    return f"{count:.3g}"
 
 
 def format_span(seconds: float) -> str:

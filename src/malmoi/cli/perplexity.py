@@ -1,6 +1,6 @@
 """`malmoi perplexity`: how well a language model predicts a text."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,13 +15,6 @@ from malmoi.cli.options import (
 )
 from malmoi.cli.output import print_json
 
-if TYPE_CHECKING:
-    pass
-
-
-def register(app: typer.Typer) -> None:
-    app.command("perplexity")(perplexity_command)
-
 
 def perplexity_command(
     model: ModelOption,
@@ -31,7 +24,7 @@ def perplexity_command(
     ] = False,
     stride: Annotated[
         int | None,
-        typer.Option(help="Stride of the sliding window in tokens; default: half the context."),
+        typer.Option(help="Stride of the sliding window.", show_default="half the context"),
     ] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,

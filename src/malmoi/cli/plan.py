@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from malmoi.cli.options import JsonOption, changes_of
-from malmoi.cli.output import format_size, format_span, print_json, print_table
+from malmoi.cli.options import JsonOption, SetOption, changes_of, complete_recipes, given
+from malmoi.cli.output import format_count, format_size, format_span, print_json, print_table
 
 if TYPE_CHECKING:
     from malmoi.planning.memory import MemoryUse
@@ -18,17 +18,18 @@ EXAMPLE = (
     "train.parallel=fsdp --set train.batch=1536"
 )
 LAYOUT_NAMES = {"one": "one GPU", "ddp": "DDP", "fsdp": "FSDP"}
-MEMORY_PARTS = ("weights", "gradients", "optimizer", "copies", "exchange", "activations")
-
-
-def register(app: typer.Typer) -> None:
-    app.command("plan")(plan_command)
+# of a GPU, besides activations
+MEMORY_PARTS = ("weights", "gradients", "optimizer", "copies", "exchange")
 
 
 def plan_command(
     recipe: Annotated[
         str | None,
-        typer.Argument(metavar="RECIPE", help="A name or a recipe.json; omit to list the GPUs."),
+        typer.Argument(
+            metavar="[RECIPE]",
+            help="A name or a recipe.json; omit to list the GPUs.",
+            autocompletion=complete_recipes,
+        ),
     ] = None,
     gpus: Annotated[int, typer.Option(help="Number of GPUs.", metavar="N")] = 1,
     gpu: Annotated[
@@ -45,13 +46,20 @@ def plan_command(
     ] = None,
     utilisation: Annotated[
         float | None,
-        typer.Option(help="Fraction of the peak FLOP/s; 0.41 was measured.", metavar="0…1"),
+        typer.Option(
+            help="Fraction of the peak FLOP/s.",
+            show_default="malmoi.planning.plan:Fleet.utilisation",
+        ),
     ] = None,
     price: Annotated[
         float | None, typer.Option(help="Price of one GPU-hour; omit to leave the cost out.")
     ] = None,
     pue: Annotated[
-        float | None, typer.Option(help="Watts of the building for one of its GPUs' (1.2).")
+        float | None,
+        typer.Option(
+            help="Watts of the building for one of its GPUs'.",
+            show_default="malmoi.planning.plan:Fleet.pue",
+        ),
     ] = None,
     gradient_checkpointing: Annotated[
         bool,
@@ -60,16 +68,10 @@ def plan_command(
             help="Recompute activations in the backward pass instead of storing them.",
         ),
     ] = False,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", help="Change a setting of the recipe, e.g. train.tokens=300e9.", metavar="K=V"
-        ),
-    ] = None,
+    settings: SetOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Estimate a run before it starts: parameters, FLOPs, memory, days, energy and cost on any
-    GPUs.
+    """Estimate memory, days and cost of a run on any GPUs.
 
     Example: malmoi plan gpt2-small --gpus 8 --gpu h100 --price 2.50
     """
@@ -78,7 +80,6 @@ def plan_command(
     if recipe is None:
         _list(json)
         return
-    given = {"utilisation": utilisation, "pue": pue}
     one = card(gpu, memory=gpu_memory, tflops=gpu_tflops, watts=gpu_watts)
     from malmoi.planning.plan import Fleet, plan_run
     from malmoi.training.pretrain import resolve_recipe
@@ -90,7 +91,7 @@ def plan_command(
         one,
         gpus,
         price=price,
-        **{name: value for name, value in given.items() if value is not None},
+        **given(utilisation=utilisation, pue=pue),
     )
     made = plan_run(resolve_recipe(recipe, changes), fleet)
     print_json(made.to_dict()) if json else _tell(made)
@@ -117,11 +118,11 @@ def _list(json: bool) -> None:
 def _tell(made: "RunPlan") -> None:
     print_table(("what", "expected"), _rows(made))
     print()
-    columns = ("a GPU's memory", *MEMORY_PARTS, "in all", "micro-batch", "fits")
+    columns = ("memory of one GPU", "model", "activations", "total", "micro-batch", "fits")
     print_table(columns, [_row(one, made.fleet.room) for one in made.ways])
     print()
     rows = [(str(n), *map(format_size, sizes)) for n, sizes in made.activations.items()]
-    print_table(("micro-batch", "activations", "rematerialised"), rows)
+    print_table(("micro-batch", "activations", "checkpointed"), rows)
     print("".join(f"\nnote: {note}" for note in made.notes))
 
 
@@ -173,22 +174,15 @@ def _compared(made: "RunPlan") -> str:
     if o is None:
         return ratio
     return (
-        f"{ratio}; for this size Kaplan 2020 takes {_count(o.kaplan)} tokens, Hoffmann 2022 "
-        f"{_count(o.hoffmann)} "
-        f"(20 a parameter); for these FLOPs {_count(o.same_parameters)} parameters and "
-        f"{_count(o.same_tokens)} tokens"
+        f"{ratio}; for this size Kaplan 2020 takes {format_count(o.kaplan)} tokens, Hoffmann 2022 "
+        f"{format_count(o.hoffmann)} "
+        f"(20 a parameter); for these FLOPs {format_count(o.same_parameters)} parameters and "
+        f"{format_count(o.same_tokens)} tokens"
     )
 
 
 def _short(number: float) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
-
-
-def _count(number: float) -> str:
-    for unit, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
-        if number >= scale:
-            return f"{number / scale:.3g}{unit}"
-    return f"{number:.3g}"
 
 
 def _fit(made: "RunPlan") -> str:
@@ -203,13 +197,9 @@ def _row(one: "MemoryUse", room: float) -> list[str]:
     name = (
         LAYOUT_NAMES[one.way]
         + (f" × {one.gpus}" if one.gpus > 1 else "")
-        + (", rematerialised" if one.gradient_checkpointing else "")
+        + (", checkpointed" if one.gradient_checkpointing else "")
     )
+    model = sum(getattr(one, part) for part in MEMORY_PARTS)
     fits = "yes" if one.total <= room else "no"
-    return [
-        name,
-        *(format_size(getattr(one, part)) for part in MEMORY_PARTS),
-        format_size(one.total),
-        str(one.micro),
-        fits,
-    ]
+    sizes = (model, one.activations, one.total)
+    return [name, *map(format_size, sizes), str(one.micro), fits]

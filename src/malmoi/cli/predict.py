@@ -18,10 +18,6 @@ from malmoi.cli.options import (
 from malmoi.cli.output import one_line, print_json
 
 
-def register(app: typer.Typer) -> None:
-    app.command("predict")(predict_command)
-
-
 def predict_command(
     model: ModelOption,
     texts: TextsArgument = None,
@@ -40,8 +36,7 @@ def predict_command(
     dtype: DtypeOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Say what a fine-tuned model thinks of each text: its label, the spans it marks, its answer,
-    its choice.
+    """Predict labels, spans or answers with a fine-tuned model.
 
     Example: malmoi predict --model runs/sst2 "I love this movie!"
     """

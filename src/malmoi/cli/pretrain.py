@@ -1,84 +1,129 @@
 """`malmoi pretrain`: train a model from raw text."""
 
 import os
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from malmoi.cli.options import DeviceOption, JsonOption, changes_of
-from malmoi.cli.output import format_size, format_span, print_json, print_table
-from malmoi.errors import UsageError
+from malmoi.cli.options import (
+    DeviceOption,
+    JsonOption,
+    MinutesOption,
+    OverwriteOption,
+    SeedOption,
+    SetOption,
+    StepsOption,
+    TokensOption,
+    changes_of,
+    complete_recipes,
+    given,
+)
+from malmoi.cli.output import format_size, format_span, print_json, print_table, say
+from malmoi.errors import UsageError, nearest
 
-SIZED = ("gpt", "bert", "both")  # their size follows from the text, the minutes and the machine
-
-
-def register(app: typer.Typer) -> None:
-    # what a shell makes of --data books/*.txt
-    app.command("pretrain", context_settings={"allow_extra_args": True})(pretrain_command)
+DEFAULT_RECIPE = "gpt"  # its size follows from the text, the minutes and the machine
+DEFAULT_MINUTES = 3.0  # of a run whose budget nobody named
+SCHEMES = ("builtin:", "hf:")
+# what a run writes
+RUN_FOLDERS = ("train_state", "data", "snapshots", "tensorboard")
+RUN_FILES = ("recipe.json", "metrics.jsonl", "distil.json", "tokenizer.json", "model.safetensors")
 
 
 def pretrain_command(
-    ctx: typer.Context,
-    recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="A name (see malmoi recipes) or a recipe.json.")
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[RECIPE] SRC…",
+            help="Text: files, folders, globs, builtin:sotu, or - for stdin. RECIPE: a name "
+            "(malmoi recipes) or a recipe.json; omit it for a run of minutes.",
+            autocompletion=complete_recipes,
+        ),
     ],
     data: Annotated[
-        list[str],
-        typer.Option(
-            help="Text: files, folders, globs, builtin:sotu, or - for stdin.", metavar="SRC…"
-        ),
-    ],
+        list[str] | None, typer.Option(help="Text, if not given as SRC.", metavar="SRC")
+    ] = None,
     out: Annotated[
-        Path, typer.Option(help="Run folder; an unfinished run resumes.", metavar="DIR")
-    ],
-    minutes: Annotated[
-        str | None, typer.Option(help="Training time in minutes …", metavar="M")
-    ] = None,
-    tokens: Annotated[str | None, typer.Option(help="… or number of tokens …", metavar="N")] = None,
-    steps: Annotated[str | None, typer.Option(help="… or number of steps.", metavar="N")] = None,
-    settings: Annotated[
-        list[str] | None,
+        Path | None,
         typer.Option(
-            "--set", help="Change a setting of the recipe, e.g. train.lr=3e-4.", metavar="K=V"
+            "--out", "-o", help="Run folder.", metavar="DIR", show_default="runs/ and SRC's name"
         ),
     ] = None,
+    minutes: MinutesOption = None,
+    tokens: TokensOption = None,
+    steps: StepsOption = None,
+    seed: SeedOption = None,
+    settings: SetOption = None,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(help="An existing tokenizer; otherwise one is trained.", metavar="DIR"),
+        typer.Option(help="Existing tokenizer.", metavar="DIR", show_default="one is trained"),
     ] = None,
     start: Annotated[
         str | None,
-        typer.Option(help="A model to continue from instead of new weights.", metavar="DIR"),
+        typer.Option(help="Model to continue from.", metavar="DIR", show_default="new weights"),
     ] = None,
+    overwrite: OverwriteOption = False,
     device: DeviceOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only estimate the cost of the run.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Train a model from raw text: a tokenizer, then the weights, in a folder that transformers
-    opens.
+    """Train a model from raw text.
 
-    RECIPE is gpt, bert or both, whose size follows from the text, the minutes and this machine
-    (--dry-run says why), or the name of a paper's model. The schedule fits the budget. Ctrl-C saves
-    and stops; the same command goes on from there.
+    RECIPE is gpt or bert, whose size follows from the text, the minutes and this machine (--dry-run
+    says why), or a paper's model. The result is a folder that transformers opens. Ctrl-C saves and
+    stops; the same command resumes.
 
-    Example: malmoi pretrain gpt-char --data book.txt --out runs/book --minutes 3
+    Example: malmoi pretrain book.txt --minutes 3
+
+    Example: malmoi pretrain bert-tiny texts/ notes/*.txt.gz -o runs/bert --minutes 30
     """
-    changes = changes_of(settings) | _given(minutes=minutes, tokens=tokens, steps=steps)
+    from malmoi.training.recipes import SIZED
+
+    changes: dict[str, Any] = {**changes_of(settings)}
+    changes |= {
+        f"train.{name}": value
+        for name, value in given(minutes=minutes, tokens=tokens, steps=steps, seed=seed).items()
+    }
+    named, sources = recipe_and_sources(words, data)
+    recipe = named or DEFAULT_RECIPE
+    if recipe in SIZED and not {"train.minutes", "train.tokens", "train.steps"} & changes.keys():
+        changes["train.minutes"] = DEFAULT_MINUTES
     if dry_run and recipe in SIZED:
-        _explain(recipe, [*data, *ctx.args], changes, tokenizer, device, json)
+        _explain(recipe, sources, changes, tokenizer, device, json)
         return
     if dry_run:
         _foresee(recipe, changes, tokenizer, start, device, json)
         return
-    from malmoi.training.pretrain import pretrain as train
+    folder = out or Path("runs") / (Path(sources[0].split(":")[-1]).name.split(".")[0] or "text")
+    if named is None or out is None:
+        budget = ", ".join(f"{name} = {value}" for name, value in changes.items())
+        say(f"recipe = {recipe}, out = {folder}{', ' if budget else ''}{budget}")
+    _train(recipe, sources, folder, overwrite, changes, tokenizer, start, device)
+    if os.environ.get("RANK", "0") == "0":
+        _tell(folder, json)
+
+
+def _train(
+    recipe: str,
+    sources: list[str],
+    out: Path,
+    overwrite: bool,
+    changes: dict[str, Any],
+    tokenizer: Path | None,
+    start: str | None,
+    device: str | None,
+) -> None:
+    from malmoi.training.pretrain import pretrain
     from malmoi.training.signals import Stopped
 
-    sources = _sources([*data, *ctx.args])
+    if overwrite and os.environ.get("RANK", "0") == "0":
+        _discard(out)
     try:
-        train(
+        pretrain(
             recipe,
             data=sources,
             out=out,
@@ -89,19 +134,51 @@ def pretrain_command(
         )
     except Stopped as stopped:
         raise typer.Exit(stopped.code) from stopped
-    if os.environ.get("RANK", "0") == "0":
-        _tell(out, json)
 
 
-def _given(**options: str | None) -> dict[str, Any]:
-    return {f"train.{name}": value for name, value in options.items() if value is not None}
+def _discard(out: Path) -> None:
+    """Removes what a pre-training run wrote, and nothing else."""
+    if (out / "recipe.json").is_file():
+        for name in RUN_FOLDERS:
+            shutil.rmtree(out / name, ignore_errors=True)
+        for name in RUN_FILES:
+            (out / name).unlink(missing_ok=True)
 
 
-def _sources(data: list[str]) -> list[str]:
-    """The sources; standard input is one of them only once."""
-    if data.count("-") > 1:
-        raise UsageError("--data - was given twice; standard input can be read only once.")
-    return data
+def recipe_and_sources(
+    words: Sequence[str], data: Sequence[str] | None
+) -> tuple[str | None, list[str]]:
+    """The recipe, None where none is named, and the text: either may come first."""
+    recipe = next((word for word in words if _is_recipe(word)), None)
+    others = list(words)
+    if recipe is not None:
+        others.remove(recipe)
+    for word in others:
+        _check_source(word, named=recipe is not None)
+    sources = [*others, *(data or ())]
+    if not sources:
+        raise UsageError(f"{recipe} needs text: malmoi pretrain {recipe} FILE…")
+    if sources.count("-") > 1:
+        raise UsageError("- was given twice; standard input can be read only once.")
+    return recipe, sources
+
+
+def _is_recipe(word: str) -> bool:
+    from malmoi.training.recipes import RECIPES
+
+    return word in RECIPES or word.endswith("recipe.json") or (Path(word) / "recipe.json").is_file()
+
+
+def _check_source(word: str, *, named: bool) -> None:
+    """A word that is no recipe should be text."""
+    from malmoi.training.recipes import RECIPES
+
+    path = word.rpartition("=")[2]  # NAME=SRC
+    if path == "-" or path.startswith(SCHEMES) or any(sign in path for sign in "*?["):
+        return
+    if not Path(path).exists():
+        what = "file or folder" if named else "recipe, file or folder"
+        raise UsageError(f"There is no {what} {word!r}.{'' if named else nearest(word, RECIPES)}")
 
 
 def _explain(
@@ -115,7 +192,7 @@ def _explain(
     """The size that would be chosen, and why."""
     from malmoi.training.pretrain import explain_size
 
-    sized = explain_size(kind, _sources(data), tokenizer=tokenizer, device=device, **changes)
+    sized = explain_size(kind, data, tokenizer=tokenizer, device=device, **changes)
     if json:
         print_json({"recipe": sized.recipe.to_dict(), "reasons": sized.reasons})
         return
@@ -140,28 +217,23 @@ def _foresee(
     if json:
         print_json({"recipe": recipe.to_dict(), **made.to_dict()})
         return
-    print(recipe.to_json())
+    parts = ("weights", "gradients", "optimizer", "activations")
+    memory = ", ".join(f"{part} {format_size(getattr(made, part))}" for part in parts)
+    speed = f"{EXPECTED_UTILISATION:.0%} of {made.ceiling / 1e12:.2f} TFLOP/s measured"
     rows = [
+        ("recipe", f"{recipe.name} (malmoi recipes {recipe.name} shows its settings)"),
         ("parameters", f"{made.parameters:,}"),
         ("tokens", f"about {made.tokens:,}"),
         ("steps", f"{made.steps:,}" if made.steps else "as many as the time allows"),
-        *(
-            (part, format_size(getattr(made, part)))
-            for part in ("weights", "gradients", "optimizer", "activations")
-        ),
-        ("memory in all", f"about {format_size(made.memory)}"),
-        (
-            "time",
-            f"about {format_span(made.seconds)} at {EXPECTED_UTILISATION:.0%} of "
-            f"{made.ceiling / 1e12:.2f} TFLOP/s measured",
-        ),
+        ("memory", f"about {format_size(made.memory)}: {memory}"),
+        ("time", f"about {format_span(made.seconds)} at {speed}"),
     ]
     print_table(("what", "expected"), rows)
 
 
 def _tell(out: Path, json: bool) -> None:
     """The result on stdout: the folder and its last measures, of training where there was
-    nothing to validate on.
+    nothing to validate on. Then the line to run next.
     """
     from malmoi.training.log import read_metrics
 
@@ -179,6 +251,9 @@ def _tell(out: Path, json: bool) -> None:
     }
     words = ", ".join(f"{name.replace('_', ' ')} {_number(value)}" for name, value in row.items())
     print(f"{out}: {words}")
+    causal = "perplexity" in row
+    use = f'malmoi generate -m {out} "…"' if causal else f"malmoi finetune rows.csv -m {out}"
+    say(f"Next: {use}, malmoi serve -m {out}, {out}/report.html")
 
 
 def _number(value: float) -> str:

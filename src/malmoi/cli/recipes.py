@@ -1,57 +1,128 @@
 """`malmoi recipes`: what can be pre-trained."""
 
+import ast
+import inspect
+import re
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import fields
+from itertools import groupby
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from malmoi.cli.options import JsonOption
-from malmoi.cli.output import print_json, print_table
+from malmoi.cli.options import JsonOption, complete_recipes
+from malmoi.cli.output import format_count, print_json, print_table
+from malmoi.config import Config, ModelConfig
+
+if TYPE_CHECKING:
+    from malmoi.training.recipe import Recipe
 
 
-def register(app: typer.Typer) -> None:
-    app.command("recipes")(recipes_command)
+def recipes_command(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]",
+            help="Show the settings of this recipe.",
+            autocompletion=complete_recipes,
+        ),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """List the recipes, or the settings of one.
 
+    A name that ends in -fast changes the mathematics of its paper, and says how.
 
-def recipes_command(json: JsonOption = False) -> None:
-    """List the pre-training recipes: the papers' models and their fast variants.
-
-    Example: malmoi recipes
+    Example: malmoi recipes bert-tiny
     """
-    rows = list(_models())
-    if json:
-        for row in rows:
-            print_json(row)
-        return
-    cells = (
-        [f"{cell:,}" if isinstance(cell, int) else cell for cell in row.values()] for row in rows
-    )
-    print_table(tuple(rows[0]), cells)
+    from malmoi.training.recipes import RECIPES, named_recipe
+
+    if name is not None:
+        recipe = named_recipe(name)
+        print_json(recipe.to_dict()) if json else _show(recipe)
+    elif json:
+        for key, make in RECIPES.items():
+            print_json({"recipe": key, **_facts(make())})
+    else:
+        families = groupby(RECIPES, key=lambda key: (key.split("-")[0], key.endswith("-fast")))
+        rows = [
+            row
+            for _, names in families
+            for row in ((), *(_row(key, RECIPES[key]()) for key in names))
+        ]
+        print_table(("recipe", "size", "layers", "context", "learns"), rows)
 
 
-def _models() -> Iterator[dict[str, Any]]:
-    """Every recipe's model, built without memory for its weights."""
+def _row(name: str, recipe: "Recipe") -> tuple[str, ...]:
+    c = recipe.model
+    size = format_count(approximate_parameters(c))
+    return name, size, f"{c.depth} × {c.width}", f"{c.context:,}", _about(recipe)
 
+
+def _about(recipe: "Recipe") -> str:
+    """Its first words: what it learns by, and whose it is."""
+    if recipe.name.endswith("-fast"):
+        return f"{recipe.objective}, changed for speed"
+    paper = re.search(r"\(([A-Z][\w ]+? et al\. \d{4})", recipe.about)
+    return f"{recipe.objective}, {paper[1] if paper else recipe.about.split(';')[0]}"
+
+
+def approximate_parameters(c: ModelConfig) -> float:
+    """Weights of a Transformer to about one per cent, without torch: attention and MLP of each
+    distinct block, embeddings, positions.
+    """
+    heads = (c.kv_heads or c.heads) * (c.head_width or c.width // c.heads)
+    attention = 2 * c.width**2 + 2 * c.width * heads
+    mlp = (3 if c.activation == "swiglu" else 2) * c.width * (c.hidden or 4 * c.width)
+    embedding = c.vocab * (c.embed_width or c.width) * (1 if c.tied else 2)
+    positions = (c.embed_width or c.width) * c.context * (c.positions == "learned")
+    pooler = c.width**2 * (c.pooler == "tanh")
+    return (c.groups or c.depth) * (attention + mlp) + embedding + positions + pooler
+
+
+def _facts(recipe: "Recipe") -> dict[str, Any]:
+    """Its exact size, by a network without memory for its weights."""
     from malmoi.model import Network, count_parameters, without_weights
-    from malmoi.training.recipes import RECIPES
 
-    for name, make in RECIPES.items():
-        recipe = make()
-        config = recipe.model
-        encoder = config.pool == "first"
-        with without_weights():
-            network = Network(
-                config, {} if encoder else {"lm": 0}, pooler=encoder and config.pooler == "tanh"
-            )
-        sizes = {
-            field: getattr(config, field)
-            for field in ("depth", "width", "heads", "context", "vocab")
-        }
-        objective = {"objective": recipe.objective}
-        yield {
-            "recipe": name,
-            "parameters": count_parameters(network),
-            **sizes,
-            **objective,
-            "about": recipe.about,
-        }
+    c = recipe.model
+    encoder = c.pool == "first"
+    with without_weights():
+        network = Network(c, {} if encoder else {"lm": 0}, pooler=encoder and c.pooler == "tanh")
+    sizes = {name: getattr(c, name) for name in ("depth", "width", "heads", "context", "vocab")}
+    about = {"objective": recipe.objective, "about": recipe.about}
+    return {"parameters": count_parameters(network), **sizes, **about}
+
+
+# ------------------------------------------------------------------ one recipe
+
+
+def _show(recipe: "Recipe") -> None:
+    """Every setting under the name that --set takes, with what the code says of it."""
+    print(f"{recipe.name}: {recipe.about.replace(chr(10), ' ')}\n")
+    rows = [(name, f"{value}", comment) for name, value, comment in _settings(recipe)]
+    print_table(("--set", "value", "meaning"), rows)
+
+
+def _settings(record: Config, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+    comments = field_comments(type(record))
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if isinstance(value, Config):
+            yield from _settings(value, f"{prefix}{field.name}.")
+        elif prefix or field.name == "objective":
+            shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
+            yield f"{prefix}{field.name}", shown, comments.get(field.name, "")
+
+
+def field_comments(record: type[Config]) -> dict[str, str]:
+    """The comments of a record's fields: beside each, or in the lines above it."""
+    source = inspect.getsource(record)
+    lines = source.splitlines()
+    found = {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            above = lines[node.lineno - 2].strip()
+            beside = lines[(node.end_lineno or 1) - 1].partition("  # ")[2]
+            comment = beside or (above[2:] if above.startswith("# ") else "")
+            found[node.target.id] = comment.partition("  # noqa")[0]
+    return found

@@ -1,9 +1,5 @@
 """`malmoi score`: how likely a language model finds continuations."""
 
-from typing import TYPE_CHECKING
-
-import typer
-
 from malmoi.cli.options import (
     DeviceOption,
     DtypeOption,
@@ -16,13 +12,6 @@ from malmoi.cli.options import (
 from malmoi.cli.output import one_line, print_json
 from malmoi.errors import UsageError
 
-if TYPE_CHECKING:
-    pass
-
-
-def register(app: typer.Typer) -> None:
-    app.command("score")(score_command)
-
 
 def score_command(
     model: ModelOption,
@@ -31,11 +20,10 @@ def score_command(
     dtype: DtypeOption = None,
     json: JsonOption = False,
 ) -> None:
-    """How likely a GPT finds continuations: the first text is the context, each further one a
-    continuation.
+    """How likely a GPT finds continuations of a context.
 
-    On standard input every line is a context, a tab and a continuation. Prints the log-probability
-    of each.
+    The first text is the context, each further one a continuation; on standard input every line is
+    a context, a tab and a continuation. Prints the log-probability of each.
 
     Example: malmoi score --model runs/tiny-gpt "The capital of France is" " Paris" " Rome"
     """

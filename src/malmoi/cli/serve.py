@@ -1,13 +1,13 @@
 """The verb `serve`: models behind an OpenAI-compatible API, and the studio page."""
 
 import logging
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from malmoi.cli.options import DeviceOption, DtypeOption
+from malmoi.cli.output import note, say
 from malmoi.errors import MalmoiError
 
 if TYPE_CHECKING:
@@ -16,14 +16,15 @@ if TYPE_CHECKING:
 KEY = "MALMOI_API_KEY"
 
 
-def register(app: typer.Typer) -> None:
-    app.command("serve")(serve_command)
-
-
 def serve_command(
     model: Annotated[
         list[str],
-        typer.Option("--model", "-m", help="A model folder; repeatable, the first is the default."),
+        typer.Option(
+            "--model",
+            "-m",
+            help="Model folder; repeatable, the first is the default.",
+            metavar="DIR",
+        ),
     ],
     host: Annotated[
         str, typer.Option(help="Address to bind; 0.0.0.0 accepts other machines.")
@@ -47,7 +48,7 @@ def serve_command(
         ),
     ] = 300_000,
     runs: Annotated[
-        Path | None, typer.Option(help="A folder of training runs for the studio to show.")
+        Path | None, typer.Option(help="Folder of runs for the studio to show.", metavar="DIR")
     ] = None,
     access_log: Annotated[
         bool, typer.Option("--access-log", help="Write a line for each request to stderr.")
@@ -56,7 +57,7 @@ def serve_command(
     device: DeviceOption = None,
     dtype: DtypeOption = None,
 ) -> None:
-    """Serve models over HTTP: OpenAI's API under /v1, and the studio page at /.
+    """Serve models: OpenAI's API under /v1, the studio page at /.
 
     Example: malmoi serve --model runs/tiny-gpt --model runs/tiny-bert
     """
@@ -89,14 +90,14 @@ def _run(
 
     with listen(settings) as where:
         registry = Registry.open(paths, settings, device=device, dtype=dtype)
-        for note in registry.notes:
-            _say(f"note: {note}")
+        for sentence in registry.notes:
+            note(sentence)
         if not settings.local and settings.api_key is None:
-            _say(
-                "note: other machines can reach this server, and no API key is set: anyone there "
+            note(
+                "Other machines can reach this server, and no API key is set: anyone there "
                 "may use it."
             )
-        _say(
+        say(
             f"{', '.join(registry.names)} at {address(where)} (the studio) and {address(where)}/v1 "
             "(the API)"
         )
@@ -116,10 +117,6 @@ def _log_requests() -> None:
     logger = logging.getLogger("malmoi.access")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _need_fastapi() -> None:

@@ -1,51 +1,52 @@
-"""The verb of research: study."""
+"""`malmoi study`: a paper's table or figure."""
 
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from malmoi.cli.options import DeviceOption, JsonOption, changes_of
+from malmoi.cli.options import (
+    DeviceOption,
+    JsonOption,
+    MinutesOption,
+    SeedOption,
+    SetOption,
+    TokensOption,
+    changes_of,
+    given,
+)
 from malmoi.cli.output import print_json, print_table
 from malmoi.errors import UsageError
 
-
-def register(app: typer.Typer) -> None:
-    # what a shell makes of --data books/*.txt
-    app.command("study", context_settings={"allow_extra_args": True})(study_command)
+CONTEXT_SETTINGS = {"allow_extra_args": True}  # what a shell makes of --data books/*.txt
 
 
 def study_command(
     ctx: typer.Context,
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="A study; omit to list them.")
+        str | None, typer.Argument(metavar="[NAME]", help="A study; omit to list them.")
     ] = None,
     data: Annotated[
         list[str] | None,
         typer.Option(help="Text: files, folders, globs or builtin:sotu.", metavar="SRC…"),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Study folder; an unfinished study resumes.")
+        Path | None, typer.Option("--out", "-o", help="Study folder.", metavar="DIR")
     ] = None,
     sizes: Annotated[
         str | None, typer.Option(help="Only these: small,medium,large.", metavar="A,B")
     ] = None,
-    minutes: Annotated[
-        str | None,
-        typer.Option(help="Training time of the largest size in minutes (3) …", metavar="M"),
-    ] = None,
-    tokens: Annotated[str | None, typer.Option(help="… or tokens per size.", metavar="N")] = None,
-    seed: Annotated[str | None, typer.Option(help="Random seed of the text and questions.")] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Change a setting, e.g. rules=reverse,ending.", metavar="K=V"),
-    ] = None,
+    minutes: MinutesOption = None,
+    tokens: TokensOption = None,
+    seed: SeedOption = None,
+    settings: SetOption = None,
     device: DeviceOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Do a table or a figure of a paper again, ours beside theirs. What is done is not done twice.
+    """Reproduce a paper's table or figure, ours beside theirs.
 
-    Several processes may each do one size in the same folder (--sizes), given the same --tokens.
+    Finished parts are reused. Several processes may each do one size in the same folder (--sizes),
+    given the same --tokens.
 
     Example: malmoi study in-context --data builtin:sotu --out runs/in-context
     """
@@ -59,10 +60,7 @@ def study_command(
         raise UsageError(
             f"The study {name} needs text and a folder: --data book.txt --out runs/{name}"
         )
-    given = dict(sizes=sizes, minutes=minutes, tokens=tokens, seed=seed)
-    changes = changes_of(settings) | {
-        key: value for key, value in given.items() if value is not None
-    }
+    changes = changes_of(settings) | given(sizes=sizes, minutes=minutes, tokens=tokens, seed=seed)
     required = {"data": [*data, *ctx.args], "out": str(out), "device": device}
     _do(chosen, chosen.plan.from_dict(required).override(changes), json)
 

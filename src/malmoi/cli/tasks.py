@@ -1,39 +1,51 @@
 """`malmoi tasks`: the built-in tasks."""
 
-from typing import TYPE_CHECKING
+from itertools import groupby
+from typing import Annotated
 
 import typer
 
-from malmoi.cli.options import JsonOption
+from malmoi.cli.options import JsonOption, complete_tasks
 from malmoi.cli.output import print_json, print_table
 
-if TYPE_CHECKING:
-    pass
 
+def tasks_command(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", help="Show this task alone.", autocompletion=complete_tasks
+        ),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """List the tasks, their kinds and the files they read.
 
-def register(app: typer.Typer) -> None:
-    app.command("tasks")(tasks_command)
+    The kinds are for your own columns: malmoi finetune classification rows.csv --label stars
 
-
-def tasks_command(json: JsonOption = False) -> None:
-    """List the tasks that there are, how they are judged and what their folders hold.
-
-    Example: malmoi tasks
+    Example: malmoi tasks sst2
     """
-    from malmoi.evaluation.tasks import TASKS
+    from malmoi.evaluation.tasks import KIND_METRICS, TASKS, named_task
 
-    for one in TASKS.values() if json else ():
-        print_json(
+    shown = TASKS.values() if name is None else (named_task(name),)
+    if json or name is not None:
+        facts = [
             {
                 "task": one.name,
                 "kind": one.kind,
-                "metrics": one.metric_names,
+                "metrics": ", ".join(one.metric_names),
                 "about": one.about,
-                "files": one.files,
+                "files": " ".join(one.files),
             }
-        )
-    if not json:
-        rows = [
-            (one.name, one.kind, ", ".join(one.metric_names), one.about) for one in TASKS.values()
+            for one in shown
         ]
-        print_table(("task", "kind", "judged by", "what is asked"), rows)
+        for row in facts:
+            print_json(row) if json else print_table(("task", row["task"]), list(row.items())[1:])
+        return
+    order = list(KIND_METRICS)
+    kinds = groupby(
+        sorted(shown, key=lambda task: order.index(task.kind)), key=lambda task: task.kind
+    )
+    rows = [row for _, some in kinds for row in ((), *((t.name, t.kind, t.about) for t in some))]
+    print_table(("task", "kind", "what is asked"), rows)
+    print()
+    print_table(("kind", "metrics"), [(k, ", ".join(m)) for k, m in KIND_METRICS.items()])

@@ -165,7 +165,7 @@ def build_corpus(
         found = begin_build(plan.out, record, restart=restart)
         if FINISHED in found:
             logger.info(
-                f"{plan.out} is finished; --restart (restart=True) discards it and starts over."
+                f"{plan.out} is finished; --overwrite (restart=True) discards it and starts over."
             )
         else:
             run_folder(plan.out).finish(record, _work(plan))

@@ -205,7 +205,8 @@ def _finished(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Finish
     """
     steps, metrics = finished(out)
     logger.info(
-        f"{out} is finished (step {steps:,}); --restart (restart=True) discards it and starts over."
+        f"{out} is finished (step {steps:,}); --overwrite (restart=True) discards it and starts "
+        "over."
     )
     checkpoint = read_with_adapter(out, device=work.device)
     said = _read_predictions(work, metrics, out)

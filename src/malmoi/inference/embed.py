@@ -9,7 +9,7 @@ from torch import Tensor
 
 from malmoi.errors import UsageError, nearest
 from malmoi.model import Activations, Network
-from malmoi.system.progress import Progress, report_progress
+from malmoi.system.progress import tracked
 from malmoi.tokenizer import Encoding
 from malmoi.tokenizer.padding import length_batches, model_inputs
 
@@ -53,13 +53,11 @@ def embed_texts(
     check_layers(layers, network.config.depth)
     found: list[Float32Array] = [np.empty(0, np.float32)] * len(texts)
     first = network.config.pool == "first"
-    done = 0
-    for group in length_batches([len(text.tokens) for text in texts]):
+    batches = length_batches([len(text.tokens) for text in texts])
+    for group in tracked(batches, "embed", len(texts)):
         states = _states(network, [texts[i] for i in group], layers)
         for i, row in zip(group, states, strict=True):
             found[i] = POOLS[pool](row[: len(texts[i].tokens)], first).float().cpu().numpy()
-        done += len(group)
-        report_progress(Progress("embed", done, len(texts), "texts"))
     return found
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from malmoi.model import Network
 from malmoi.system.machine import per_device
+from malmoi.system.progress import tracked
 from malmoi.tokenizer.padding import forward_limits, length_batches, pad
 
 # tokens whose scores over the vocabulary are held at once: 100 MB for GPT-2, 400
@@ -41,7 +42,8 @@ def score_separately(network: Network, rows: Sequence[ScoredRow]) -> list[RowLog
     """Every row read from its beginning, those of like length together."""
     device = network.device
     results: list[RowLogprobs] = [([], True)] * len(rows)
-    for group in length_batches([len(row.tokens) for row in rows], forward_limits(device)):
+    batches = length_batches([len(row.tokens) for row in rows], forward_limits(device))
+    for group in tracked(batches, "score", len(rows)):
         some = [rows[i] for i in group]
         # on the right: no causal query sees it
         shown = pad([row.tokens[:-1] for row in some], device=device)

@@ -445,6 +445,12 @@ class Model(ZeroShot):
 
     def _require_head(self, head: str, verb: str) -> None:
         if head not in self.network.heads:
+            if verb == "predict":
+                name = self.checkpoint.source or "DIR"
+                raise UsageError(
+                    f"This model cannot predict: it was not fine-tuned. Fine-tune it first: malmoi "
+                    f"finetune rows.csv --model {name}"
+                )
             can = ", ".join(verb for verb in self.abilities if verb != "stream")
             heads = ", ".join(self.network.heads) or "none"
             raise UsageError(

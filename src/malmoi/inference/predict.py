@@ -16,7 +16,7 @@ from malmoi.errors import UsageError
 from malmoi.inference.verbalizer import Verbalizer, verbalizer_scores
 from malmoi.model import Network
 from malmoi.system.limits import MAX_CONTEXT_TOKENS
-from malmoi.system.progress import Progress, report_progress
+from malmoi.system.progress import tracked
 from malmoi.system.result import Result
 from malmoi.system.untrusted import JsonObject
 from malmoi.tokenizer import Encoding, Tokenizer, TokenRow
@@ -235,13 +235,11 @@ def _labels(piece: WordPieces, best: Sequence[int], labels: Sequence[str]) -> It
 def pool_texts(network: Network, rows: Sequence[TokenRow]) -> Tensor:
     """One vector a text [N, D], through the pooler."""
     found = torch.empty(len(rows), network.width, device=network.device, dtype=network.dtype)
-    done = 0
-    for group in length_batches([len(row.tokens) for row in rows], forward_limits(network.device)):
+    batches = length_batches([len(row.tokens) for row in rows], forward_limits(network.device))
+    for group in tracked(batches, "predict", len(rows)):
         given = model_inputs([rows[i] for i in group], network.config, network.device)
         vectors = network.pooler(network.hidden(**given), given["keep"])  # type: ignore[misc, arg-type]
         found[torch.tensor(group, device=network.device)] = vectors.to(found.dtype)
-        done += len(group)
-        report_progress(Progress("predict", done, len(rows), "texts"))
     return found
 
 
@@ -260,12 +258,10 @@ def score_tokens(
 ) -> Iterator[tuple[list[int], Tensor]]:
     """Batches of the rows: which ones they are, and the scores of all their tokens [B, T, N]."""
     device = network.device
-    done = 0
-    for group in length_batches([len(row.tokens) for row in rows], forward_limits(device)):
+    batches = length_batches([len(row.tokens) for row in rows], forward_limits(device))
+    for group in tracked(batches, "predict", len(rows)):
         given = model_inputs([rows[i] for i in group], network.config, device)
         yield group, network(**given, heads=(head,))[head].float()
-        done += len(group)
-        report_progress(Progress("predict", done, len(rows), "texts"))
 
 
 def name_of(labels: Sequence[str], i: int) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor
 from malmoi.errors import UsageError
 from malmoi.inference.score import Score
 from malmoi.model import Network
+from malmoi.system.progress import tracked
 from malmoi.tokenizer import Encoding, Tokenizer
 from malmoi.tokenizer.padding import length_batches, model_inputs
 
@@ -119,7 +120,8 @@ def _logprobs(network: Network, rows: Sequence[MaskedRow]) -> dict[MaskedRow, Te
     """
     found: dict[MaskedRow, Tensor] = {}
     device = network.device
-    for group in length_batches([len(row.tokens) for row in rows]):
+    batches = length_batches([len(row.tokens) for row in rows])
+    for group in tracked(batches, "score", len(rows)):
         some = [rows[i] for i in group]
         read = model_inputs([_bare(row) for row in some], network.config, device)
         width = len(some[0].tokens)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from malmoi.system.language import translate
 from malmoi.system.progress import Progress, listening
 
 SECONDS_BETWEEN_LINES = 5.0  # where there is no terminal
@@ -51,7 +52,7 @@ class Console(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """A log record as a line of its own; a warning is a note."""
         note = "note: " if record.levelno >= logging.WARNING else ""
-        self._print(note + record.getMessage())
+        self._print(translate(note) + translate(record.getMessage()))
         self._open = False
 
     def __call__(self, event: Progress) -> None:
@@ -65,7 +66,7 @@ class Console(logging.Handler):
         ends = event.total is not None and event.done >= event.total
         pause = SECONDS_BETWEEN_UPDATES if self._live else SECONDS_BETWEEN_LINES
         # the end of what was shown is shown too; what takes no time is not shown at all
-        if now - self._last < pause and not (ends and self._shown):
+        if (now - self._last < pause or ends) and not (ends and self._shown):
             return
         self._last = now
         self._shown = True
@@ -107,6 +108,8 @@ def progress_line(event: Progress, seconds_left: float | None) -> str:
 
 def _amount(event: Progress) -> str:
     if event.unit == "seconds":  # the bar and the time left say it
+        return event.verb
+    if event.total is None and not event.unit:  # work that cannot be counted
         return event.verb
     total = "" if event.total is None else f"/{event.total:,.0f}"
     return f"{event.verb} {event.done:,.0f}{total} {event.unit}".rstrip()

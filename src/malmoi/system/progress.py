@@ -7,7 +7,7 @@ Every function of `malmoi` that takes a while accepts `progress=`, a function of
 Inside, `report_progress` sends an event to whoever listens, so that no layer hands a callback on.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -48,6 +48,17 @@ def listening(callback: ProgressCallback | None) -> Iterator[None]:
         yield
     finally:
         _listener.reset(token)
+
+
+def tracked(
+    batches: Iterable[list[int]], verb: str, total: int, unit: str = "texts"
+) -> Iterator[list[int]]:
+    """The batches, reporting after each how many of `total` are done."""
+    done = 0
+    for batch in batches:
+        yield batch
+        done += len(batch)
+        report_progress(Progress(verb, done, total, unit))
 
 
 def report_progress(event: Progress) -> None:

@@ -23,7 +23,7 @@ class RunFolder:
     folder: Path
     file: str  # the record's name
     kind: str  # of run, in words: "fine-tuning"
-    can_restart: bool = False  # whether the command has --restart
+    can_restart: bool = False  # whether the command has --overwrite
     # settings that are checksums, and words for a change
     unreadable: Mapping[str, str] = field(default_factory=dict)
     parse: Callable[[JsonObject], Mapping[str, Any]] = dict
@@ -73,7 +73,7 @@ class RunFolder:
         )
 
     def _restart(self) -> str:
-        return ", or start over with --restart (restart=True)" if self.can_restart else ""
+        return ", or start over with --overwrite (restart=True)" if self.can_restart else ""
 
     def _check_same(
         self, before: Mapping[str, Any], settings: Mapping[str, Any], free: Collection[str]

@@ -14,11 +14,13 @@ from tokenizers import Tokenizer as Rust
 from tokenizers import pre_tokenizers, trainers
 
 from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.system.progress import Progress, report_progress
 from malmoi.tokenizer import pipeline
 from malmoi.tokenizer.core import Tokenizer, refused
 from malmoi.tokenizer.pipeline import BERT_SPECIALS, GPT1_SPECIALS, GPT2_SPECIALS, Merges, Vocab
 
 BERT_ORDER = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+TEXTS_BETWEEN_EVENTS = 1000  # of progress
 OVERLONG_RUN = re.compile(r"\S{1000}|\s{1000}")  # no word: it would only make every merge slow
 # Characters that words of two or more can hold lie here: all but ideographs (each a word to BERT)
 # and private use.
@@ -95,7 +97,10 @@ class Stream:
             except UnicodeEncodeError as error:
                 raise refused([text], error) from None
             empty = empty and not text.strip()
+            if number % TEXTS_BETWEEN_EVENTS == TEXTS_BETWEEN_EVENTS - 1:
+                report_progress(Progress("read", number + 1, None, "texts"))
             yield from without_runs(unicodedata.normalize("NFC", text))
+        report_progress(Progress("learn the vocabulary", 0))
         if empty:
             raise MalmoiError("There is no text to train a tokenizer on: every source is empty.")
 

@@ -129,6 +129,12 @@ class Pace:
             batch = half
         return batch
 
+    def expectation(self, batch: int) -> str:
+        """1.7 s a step: about 105 steps in your 3 minutes."""
+        steps = self.updates(batch)
+        minutes = plural(self.seconds / 60, "minute")
+        return f"{self.seconds / steps:.2g} s a step: about {steps:,} steps in your {minutes}."
+
     def sentence(self, name: str, asked: int, chosen: int) -> str:
         """What to expect where the budget holds few updates; nothing where it holds enough."""
         minutes = plural(self.seconds / 60, "minute")

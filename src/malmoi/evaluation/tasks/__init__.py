@@ -66,7 +66,8 @@ def named_task(name: str) -> Task:
         return custom_task(name)  # type: ignore[arg-type]
     if name not in TASKS:
         raise UsageError(
-            f"There is no task {name!r}.{nearest(name, TASKS)} `malmoi tasks` lists them."
+            f"There is no task {name!r}.{nearest(name, {**KIND_METRICS, **TASKS})} `malmoi tasks` "
+            "lists them."
         )
     return TASKS[name]
 

@@ -1,0 +1,161 @@
+"""What a table asks: which column is the text, which the label, and of what kind.
+
+`malmoi finetune data.csv` says what was guessed, and every guess has an option.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any
+
+from malmoi.errors import MalmoiError
+from malmoi.evaluation.tasks.rows import BadRow, any_rows
+
+READ_ROWS = 5000  # that a guess is made from
+MAX_LABELS = 200  # more are ids or free text
+MANY_NUMBERS = 12  # distinct whole numbers above which they are a scale, not classes
+# Names that people give to such columns, the likeliest first; compared in lower case.
+LABEL_NAMES = (
+    "label", "labels", "class", "category", "target", "sentiment", "intent", "topic", "kind",
+    "type", "tag", "tags", "emotion", "stars", "rating", "score", "gold_label", "y", "answer",
+    "라벨", "레이블", "분류", "범주", "감정", "감성", "점수", "평점",
+)  # fmt: skip
+TEXT_NAMES = (
+    "text", "sentence", "sentence1", "premise", "question", "review", "document", "content",
+    "comment", "body", "message", "utterance", "query", "title",
+    "본문", "문장", "텍스트", "내용", "리뷰", "댓글", "질문", "제목",
+)  # fmt: skip
+PAIRS = {
+    "sentence1": "sentence2", "premise": "hypothesis", "question1": "question2",
+    "text1": "text2", "question": "context", "sentence_a": "sentence_b", "문장1": "문장2",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GuessedColumns:
+    """A task on a table's own columns, and what is already known of it."""
+
+    kind: str
+    text: str
+    label: str
+    pair: str | None = None
+    labels: tuple[str, ...] = ()  # the most frequent first
+    baseline: float = 0.0  # the share of the most frequent label; of numbers, their deviation
+
+    def describe(self) -> str:
+        """text = review, label = stars (2 labels), baseline 51% (always 'good')"""
+        pair = f", pair = {self.pair}" if self.pair else ""
+        said = f"{self.kind}: text = {self.text}{pair}, label = {self.label}"
+        if self.kind == "regression":
+            return f"{said}, standard deviation {self.baseline:.3g}"
+        if not self.labels:
+            return said
+        always = f"baseline {self.baseline:.0%} (always {self.labels[0]!r})"
+        return f"{said} ({len(self.labels)} labels), {always}"
+
+
+def guess_columns(
+    files: Sequence[Path],
+    *,
+    kind: str | None = None,
+    text: str | None = None,
+    pair: str | None = None,
+    label: str | None = None,
+) -> GuessedColumns:
+    """Guesses what was not given from the first rows of a table."""
+    rows = _read(files)
+    names = list(rows[0])
+    label = label or _label(rows, [name for name in names if name not in (text, pair)], files[0])
+    text = text or _text(rows, [name for name in names if name not in (label, pair)], files[0])
+    partner = PAIRS.get(text.lower())
+    by_lower = {name.lower(): name for name in names}
+    pair = pair or (by_lower.get(partner) if partner else None)
+    values = [row.get(label) for row in rows]
+    kind = kind or _kind(values, [row.get(text) for row in rows], pair)
+    if kind == "regression":
+        numbers = [float(str(value)) for value in values if _is_number(value)]
+        return GuessedColumns(kind, text, label, pair, baseline=pstdev(numbers) if numbers else 0)
+    if kind != "classification" or label not in rows[0]:
+        return GuessedColumns(kind, text, label, pair)
+    counts = Counter(str(value).strip() for value in values)
+    ordered = tuple(name for name, _ in counts.most_common())
+    return GuessedColumns(
+        kind, text, label, pair, ordered, counts.most_common(1)[0][1] / len(values)
+    )
+
+
+def _read(files: Sequence[Path]) -> list[Mapping[str, Any]]:
+    rows: list[Mapping[str, Any]] = []
+    try:
+        for file in files:
+            found = (row.values for row in any_rows(file))
+            rows += [row for row in islice(found, READ_ROWS - len(rows)) if row]
+    except BadRow as error:
+        raise MalmoiError(f"{error}.") from error
+    if not rows:
+        raise MalmoiError(f"There are no examples in {files[0]}.")
+    return rows
+
+
+def _named(known: Sequence[str], names: Sequence[str]) -> str | None:
+    """The column with the likeliest of the known names."""
+    by_lower = {name.lower(): name for name in names}
+    return next((by_lower[one] for one in known if one in by_lower), None)
+
+
+def _label(rows: Sequence[Mapping[str, Any]], names: Sequence[str], file: Path) -> str:
+    named = _named(LABEL_NAMES, names)
+    if named is not None:
+        return named
+    few = {
+        name: len({str(row.get(name)) for row in rows})
+        for name in names
+        if all(len(str(row.get(name, ""))) <= 60 for row in rows)
+    }
+    classes = [n for n, count in few.items() if 2 <= count <= min(MAX_LABELS, len(rows) // 2)]
+    if not classes:
+        raise MalmoiError(
+            f"No column of {file} looks like labels ({', '.join(names)}): name it with --label "
+            "COLUMN."
+        )
+    # a table usually ends with its label
+    return min(reversed(classes), key=lambda name: few[name])
+
+
+def _text(rows: Sequence[Mapping[str, Any]], names: Sequence[str], file: Path) -> str:
+    named = _named(TEXT_NAMES, names)
+    if named is not None:
+        return named
+    lengths = {
+        name: fmean(len(str(row.get(name, ""))) for row in rows)
+        for name in names
+        if not all(_is_number(row.get(name)) for row in rows)
+    }
+    if not lengths:
+        raise MalmoiError(f"No column of {file} looks like text: name it with --text COLUMN.")
+    return max(lengths, key=lambda name: lengths[name])
+
+
+def _kind(values: Sequence[Any], texts: Sequence[Any], pair: str | None) -> str:
+    if all(isinstance(value, list) for value in values):
+        tagged = all(
+            len(value) == len(text if isinstance(text, list) else str(text).split())
+            for value, text in zip(values, texts, strict=True)
+        )
+        return "tagging" if tagged else "multilabel"
+    if pair is not None and pair.lower() == "context":
+        return "answer"
+    numbers = [float(value) for value in values if _is_number(value)]
+    scale = any(n != int(n) for n in numbers) or len(set(numbers)) > MANY_NUMBERS
+    return "regression" if len(numbers) == len(values) and scale else "classification"
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except (TypeError, ValueError):
+        return False

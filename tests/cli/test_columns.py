@@ -1,0 +1,68 @@
+"""What a table asks is guessed from its columns, and every guess can be overruled."""
+
+from pathlib import Path
+
+import pytest
+
+from malmoi.cli.columns import GuessedColumns, guess_columns
+from malmoi.errors import MalmoiError
+
+TREC = "id,Question Text,kind\n" + "".join(
+    f"{i},What is the name of thing number {i}?,{'human' if i % 3 else 'number'}\n"
+    for i in range(30)
+)
+NSMC = "id\tdocument\tlabel\n" + "".join(
+    f"{i}\t영화가 참 재미있었다 {i}\t{i % 2}\n" for i in range(20)
+)
+PAIRS = "sentence1\tsentence2\tscore\n" + "".join(
+    f"a man runs {i}\ta person runs {i}\t{i / 7:.2f}\n" for i in range(20)
+)
+FREE = "headline,body_of_news,desk\n" + "".join(
+    f"news {i},a much longer text than its headline {i},{'sport' if i % 4 else 'money'}\n"
+    for i in range(40)
+)
+TABLES = {
+    "trec.csv": (TREC, "classification", "Question Text", None, "kind"),
+    "nsmc.tsv": (NSMC, "classification", "document", None, "label"),
+    "sts.tsv": (PAIRS, "regression", "sentence1", "sentence2", "score"),
+    "news.csv": (FREE, "classification", "body_of_news", None, "desk"),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_columns_and_kind_are_guessed(name: str, tmp_path: Path) -> None:
+    content, *expected = TABLES[name]
+    (tmp_path / name).write_text(content, "utf-8")
+    found = guess_columns([tmp_path / name])
+    assert [found.kind, found.text, found.pair, found.label] == expected
+
+
+def test_the_guess_is_said_with_its_baseline(tmp_path: Path) -> None:
+    file = tmp_path / "trec.csv"
+    file.write_text(TREC, "utf-8")
+    assert guess_columns([file]).describe() == (
+        "classification: text = Question Text, label = kind (2 labels), baseline 67% (always "
+        "'human')"
+    )
+    assert guess_columns([file], text="kind", label="id").text == "kind"
+    assert guess_columns([file], kind="regression").kind == "regression"
+
+
+def test_lists_are_tags_or_several_labels(tmp_path: Path) -> None:
+    tags = tmp_path / "tags.jsonl"
+    tags.write_text('{"text": "Alice lives", "label": ["B-PER", "O"]}\n' * 3, "utf-8")
+    assert guess_columns([tags]).kind == "tagging"
+    several = tmp_path / "several.jsonl"
+    several.write_text('{"text": "a long question", "label": ["x"]}\n' * 3, "utf-8")
+    assert guess_columns([several]).kind == "multilabel"
+
+
+def test_what_cannot_be_guessed_names_the_option(tmp_path: Path) -> None:
+    file = tmp_path / "ids.csv"
+    file.write_text("a,b\n" + "".join(f"text {i},x{i}\n" for i in range(9)), "utf-8")
+    with pytest.raises(MalmoiError, match=r"looks like labels \(a, b\): name it with --label"):
+        guess_columns([file])
+    file.write_text("a,label\n" + "1,2\n" * 9, "utf-8")
+    with pytest.raises(MalmoiError, match="name it with --text"):
+        guess_columns([file])
+    assert GuessedColumns("tagging", "a", "b").describe() == "tagging: text = a, label = b"
