@@ -27,7 +27,12 @@ from malmoi.system.untrusted import parse, parse_object
 
 logger = logging.getLogger(__name__)
 
-LARGEST = {"depth": MAX_LAYERS, "context": MAX_CONTEXT_TOKENS, "rotary_base": math.inf}
+LARGEST = {
+    "depth": MAX_LAYERS,
+    "context": MAX_CONTEXT_TOKENS,
+    "rotary_base": math.inf,
+    "local_rotary_base": math.inf,
+}
 
 
 RENAMED_FIELDS = {  # old names, read for one more release
@@ -124,7 +129,7 @@ class Config:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Config):
-    """One Transformer. BERT, GPT-1, GPT-2, GPT-3, ELECTRA, ALBERT… are values of this (see
+    """One Transformer. BERT, GPT-2, RoBERTa, ModernBERT, LLaMA… are values of this (see
     model/families.py).
 
     >>> malmoi.ModelConfig(vocab=1000, width=128, heads=2).size_per_head
@@ -147,24 +152,31 @@ class ModelConfig(Config):
     # position to the left of it (GPT-BERT, Charpentier & Samuel 2024)
     both_ways: bool = False
     positions: Literal["learned", "sinusoidal", "rotary", "none"] = "learned"
+    position_offset: int = 0  # learned rows before that of the first token (RoBERTa: pad id + 1)
     rotary_base: float = 10_000.0
+    local_rotary_base: float = 0.0  # in layers with a `local` pattern; 0: rotary_base
     # how a longer context is fitted to it: "linear:4", "llama3:8,1,4,8192"; empty: not
     rotary_scaling: str = ""
     norm: Literal["pre", "post"] = "pre"  # x + f(LN(x)), or LN(x + f(x))
     norm_kind: Literal["layer", "rms"] = "layer"
+    norm_bias: bool = True
+    # of the first block's attention; ModernBERT, whose embedding is normed already, has none
+    first_norm: bool = True
     embed_norm: bool = False
     final_norm: bool = True
     qk_norm: bool = False
     eps: float = 1e-5
-    activation: Literal["gelu", "gelu_tanh", "relu", "relu2", "swiglu"] = "gelu_tanh"
+    activation: Literal["gelu", "gelu_tanh", "relu", "relu2", "swiglu", "geglu"] = "gelu_tanh"
     bias: bool = True
     tied: bool = True  # the vocabulary head reuses the token embedding
     softcap: float = 0.0  # logits become cap·tanh(logits / cap); 0: off
     # in the MLM head; empty: as in the blocks
     mlm_activation: Literal["", "gelu", "gelu_tanh", "relu", "relu2"] = ""
-    pool: Literal["first", "last"] = "last"  # which token speaks for the sequence
+    pool: Literal["first", "last", "mean"] = "last"  # the token, or tokens, that heads pool
     # a dense layer and its activation before pooled heads
     pooler: Literal["none", "tanh", "relu", "gelu"] = "none"
+    # every head reads through a dense layer without bias, its activation and a norm (ModernBERT)
+    head_transform: bool = False
     dropout: float = 0.1
     attention_dropout: float = 0.1
     init: Literal["normal", "truncated"] = "normal"
@@ -199,6 +211,10 @@ class ModelConfig(Config):
             "rotary positions need an even head width.",
         )
         _require(
+            not self.head_transform or self.pooler != "none",
+            "head_transform needs the activation that pooler names, such as gelu.",
+        )
+        _require(
             bool(self.attention),
             "attention needs at least one pattern, such as 'causal' or 'full'.",
         )
@@ -228,7 +244,8 @@ class ModelConfig(Config):
         their size.
         """
         widths = {"rotary": self.size_per_head, "sinusoidal": self.token_width}
-        return 4 * self.context * widths.get(self.positions, 0)
+        tables = 2 if self.local_rotary_base else 1
+        return 4 * tables * self.context * widths.get(self.positions, 0)
 
     @property
     def size_per_head(self) -> int:
@@ -241,6 +258,11 @@ class ModelConfig(Config):
     @property
     def mlp_width(self) -> int:
         return self.hidden or 4 * self.width
+
+    @property
+    def gated(self) -> bool:
+        """Whether the MLP multiplies what it reads by a gate (Shazeer 2020)."""
+        return self.activation in ("swiglu", "geglu")
 
     @property
     def token_width(self) -> int:

@@ -29,6 +29,20 @@ BERT = dict(
     vocab_size=VOCAB,
 )
 BERT |= dict(max_position_embeddings=33, pad_token_id=0)
+ROBERTA = BERT | dict(pad_token_id=3)
+MODERN = BERT | dict(
+    num_hidden_layers=5,
+    local_attention=6,
+    global_attn_every_n_layers=3,
+    rope_parameters=dict(
+        full_attention=dict(rope_type="default", rope_theta=900.0),
+        sliding_attention=dict(rope_type="default", rope_theta=50.0),
+    ),
+    bos_token_id=None,
+    eos_token_id=None,
+    cls_token_id=None,
+    sep_token_id=None,
+)
 GPT = dict(n_embd=24, n_layer=3, n_head=3, vocab_size=VOCAB, n_positions=33)
 CONFIGS = {
     "bert": lambda: transformers.BertConfig(**BERT),
@@ -40,13 +54,16 @@ CONFIGS = {
     "gpt2": lambda: transformers.GPT2Config(n_inner=52, **GPT),
     "openai-gpt": lambda: transformers.OpenAIGPTConfig(**GPT),
     "llama": lambda: transformers.LlamaConfig(num_key_value_heads=1, **BERT),
+    "roberta": lambda: transformers.RobertaConfig(type_vocab_size=1, **ROBERTA),
+    "xlm-roberta": lambda: transformers.XLMRobertaConfig(**ROBERTA),
+    "modernbert": lambda: transformers.ModernBertConfig(**MODERN),
 }
 CLASSES = [(kind, name) for kind, table in FAMILY_TABLES.items() for name in table.architectures]
 
 
 def make_hf(kind: str, name: str, **changes: object) -> transformers.PreTrainedModel:
     config = CONFIGS[kind]()
-    config.update({"pad_token_id": 0, **changes})
+    config.update({"pad_token_id": config.pad_token_id or 0, **changes})
     config.num_labels = (
         2 if "Question" in name or "PreTraining" in name else 1 if "Choice" in name else 5
     )
@@ -61,10 +78,11 @@ def make_hf(kind: str, name: str, **changes: object) -> transformers.PreTrainedM
 
 def make_inputs(kind: str) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(1, VOCAB, (2, LENGTH), generator=generator)
+    pad = 3 if "roberta" in kind else 0
+    tokens = torch.randint(pad + 1, VOCAB, (2, LENGTH), generator=generator)
     keep = torch.ones_like(tokens)
     keep[1, 6:] = 0
-    inputs = dict(input_ids=tokens.masked_fill(keep == 0, 0), attention_mask=keep)
+    inputs = dict(input_ids=tokens.masked_fill(keep == 0, pad), attention_mask=keep)
     if kind in ("bert", "electra", "albert"):
         inputs["token_type_ids"] = torch.randint(0, 2, tokens.shape, generator=generator)
     return inputs
@@ -148,6 +166,22 @@ UNTIED = dict(tie_word_embeddings=False)
         ("electra", "ElectraForPreTraining", dict(hidden_act="relu")),
         ("electra", "ElectraForSequenceClassification", dict(hidden_act="relu")),
         ("gpt2", "GPT2LMHeadModel", UNTIED),
+        ("roberta", "RobertaForMaskedLM", UNTIED),
+        ("roberta", "RobertaForMaskedLM", dict(hidden_act="relu")),
+        ("modernbert", "ModernBertForMaskedLM", UNTIED),
+        ("modernbert", "ModernBertForMaskedLM", dict(norm_bias=True, hidden_activation="silu")),
+        (
+            "modernbert",
+            "ModernBertForTokenClassification",
+            dict(attention_bias=True, mlp_bias=True),
+        ),
+        ("modernbert", "ModernBertForSequenceClassification", dict(classifier_pooling="mean")),
+        ("modernbert", "ModernBertForMultipleChoice", dict(classifier_pooling="mean")),
+        (
+            "modernbert",
+            "ModernBertModel",
+            dict(layer_types=["sliding_attention"] * 2 + ["full_attention"] * 3),
+        ),
         ("openai-gpt", "OpenAIGPTLMHeadModel", dict(afn="relu", **UNTIED)),
     ],
     ids=str,
@@ -492,3 +526,25 @@ def test_names_that_are_not_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         read_checkpoint(tmp_path / "nowhere")
     with pytest.raises(MalmoiError, match="HF_HUB_OFFLINE"):
         read_checkpoint("bert-base-uncased")
+
+
+@torch.no_grad()
+def test_a_modernbert_of_transformers_4_is_read(tmp_path: Path) -> None:
+    """Its config has the two rates and the number of layers between global ones, and no lists."""
+    model = make_hf("modernbert", "ModernBertForMaskedLM")
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for name in ("layer_types", "rope_parameters"):
+        del config[name]
+    config |= dict(global_rope_theta=900.0, local_rope_theta=50.0, global_attn_every_n_layers=3)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    network = read_checkpoint(tmp_path).network
+    assert network.config.attention == ("full", "local:4", "local:4")
+    assert_same_logits(network, "ModernBertForMaskedLM", model)
+    write_checkpoint(read_checkpoint(tmp_path), tmp_path / "ours")
+    again = json.loads((tmp_path / "ours" / "config.json").read_text())
+    assert {name: again[name] for name in config.keys() & again.keys()}.items() >= {
+        "global_rope_theta": 900.0,
+        "local_rope_theta": 50.0,
+        "global_attn_every_n_layers": 3,
+    }.items()

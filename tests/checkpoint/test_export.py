@@ -4,6 +4,7 @@ files.
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from malmoi.cli.app import run_command
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.model import FeatureConfig, Network, initialise
-from malmoi.model.families import albert, bert, electra, gpt2, gpt3, llama
+from malmoi.model.families import albert, bert, electra, gpt2, gpt3, llama, modernbert, roberta
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.gguf_read import read_vocabulary
 from malmoi.tokenizer.gguf_write import gguf_vocabulary
@@ -61,6 +62,7 @@ BANDED: Case = (
     {"lm": 0},
     None,
 )
+MODERN = modernbert(**SIZES | dict(depth=2), hidden=48, attention=("full", "local:3"))
 SLOW: dict[str, Case] = {
     "llama": (llama(**SIZES, kv_heads=2), {"lm": 0}, None),
     "a fast recipe": (
@@ -76,6 +78,9 @@ SLOW: dict[str, Case] = {
     "choice by bert": (bert(**SIZES), {"choice": 0}, None),
     "tags": (albert(**SIZES | dict(depth=2), embed_width=16), {"tag": 5}, None),
     "replaced": (electra(**SIZES, embed_width=16), {"detect": 0}, None),
+    "roberta": (roberta(**SIZES), {"classify": 3}, None),
+    "modernbert": (MODERN, {"mlm": 0}, None),
+    "modernbert pools the mean": (replace(MODERN, pool="mean"), {"classify": 3}, None),
     "linear on frozen layers": (
         bert(**SIZES),
         {"tag": 3},

@@ -18,6 +18,7 @@ from malmoi.inference.generation.kv_slots import BranchCache, KVSlots, prefill_r
 from malmoi.model import Activations, KVCache, Layout, Network, initialise, parse_pattern
 from malmoi.model.attention import (
     Attention,
+    Bounds,
     Mask,
     _block_mask,
     attend,
@@ -190,6 +191,28 @@ def test_who_sees_nobody_has_an_empty_picture() -> None:
     torch.testing.assert_close(trail.attention[0][0, 1, 3:].sum(-1), torch.ones(5))
 
 
+PACKED: dict[str, Truth] = {
+    "full": lambda i, j: True,
+    "causal": lambda i, j: j <= i,
+    "local:3": lambda i, j: abs(i - j) < 3,
+    "causal & local:3": lambda i, j: 0 <= i - j < 3,
+}
+
+
+@pytest.mark.parametrize("text", PACKED)
+def test_bounds_and_windows_of_packed_rows_equal_brute_force(text: str) -> None:
+    """What the kernel of packed sequences on a GPU is given instead of a mask."""
+    starts = [0, 4, 9, T]
+    bounds = Bounds(torch.tensor(starts, dtype=torch.int32), 5)
+    rows = Layout(1, T, T, query_documents=torch.zeros(1, T), key_documents=torch.zeros(1, T))
+    mask = build_mask(parse_pattern(text, 2), rows, torch.device("cuda"), bounds, 0.0)
+    assert mask.bounds is bounds
+    document = [sum(start <= i for start in starts[1:]) for i in range(T)]
+    q, k, v = (x[:1] for x in tensors())
+    truth = by_hand(q, k, v, lambda b, h, i, j: document[i] == document[j] and PACKED[text](i, j))
+    torch.testing.assert_close(picture(q, k, v, mask), truth, rtol=0, atol=1e-12)
+
+
 # ------------------------------------------------------------------ the law
 
 
@@ -321,3 +344,24 @@ def test_every_kernel_of_a_gpu_equals_the_picture(text: str, dtype: torch.dtype)
             error = (mine.double() - right).norm() / right.norm()
             assert error < (0.02 if dtype == torch.bfloat16 else 2e-3)  # TF32 may be on
         assert not y[:, 1, ~dense.dense.any(-1).expand(1, 2, length)[0, 1]].any()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("text", ["full", "causal", "local:65", "causal & local:65"])
+def test_packed_sequences_on_a_gpu_equal_the_picture(text: str) -> None:
+    cuda, starts = torch.device("cuda"), [0, 300, 1000, 1024]
+    torch.manual_seed(0)
+    shape = (1, 2, starts[-1], 64)
+    q, k, v, wanted = torch.randn(4, *shape, device=cuda, dtype=torch.bfloat16).unbind()
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    bounds = Bounds(torch.tensor(starts, dtype=torch.int32, device=cuda), 700)
+    layout = Layout(1, starts[-1], starts[-1])
+    mask = build_mask(parse_pattern(text, 2), layout, cuda, bounds, 0.0)
+    assert fastest_kernel(q, k, mask) == "packed"
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    truth = picture(*exact, mask)
+    expected = [truth, *torch.autograd.grad(truth, exact, wanted.double())]
+    y = attend(q, k, v, mask)
+    found = [y, *torch.autograd.grad(y, inputs, wanted)]
+    for mine, right in zip(found, expected, strict=True):
+        assert (mine.double() - right).norm() / right.norm() < 0.02

@@ -20,7 +20,7 @@ from malmoi.model import (
     preset,
     without_weights,
 )
-from malmoi.model.families import albert, bert, gpt2, gpt3
+from malmoi.model.families import albert, bert, gpt2, gpt3, modernbert, roberta
 
 SIZES = {
     "bert-tiny": 4_385_920,
@@ -46,6 +46,12 @@ SIZES = {
     "electra-base": 108_891_648,
     "albert-base": 11_683_584,
     "distilbert": 66_362_880,
+    "roberta-base": 124_645_632,
+    "roberta-large": 355_359_744,
+    "xlm-roberta-base": 278_043_648,
+    "xlm-roberta-large": 559_890_432,
+    "modernbert-base": 149_014_272,
+    "modernbert-large": 394_781_696,
     "llama-7b": 6_607_343_616,  # 6,738,415,616 with its untied head
     "llama3.2-1b": 1_235_814_400,
     "smollm2-135m": 134_515_008,
@@ -57,7 +63,9 @@ SIZES = {
 @pytest.mark.parametrize(("name", "count"), SIZES.items())
 def test_every_preset_has_its_papers_number_of_weights(name: str, count: int) -> None:
     with without_weights():
-        network = Network(preset(name), {}, pooler=name.startswith(("bert", "albert")))
+        network = Network(
+            preset(name), {}, pooler=name.startswith(("bert", "albert", "roberta", "xlm"))
+        )
     assert count_parameters(network) == count
 
 
@@ -198,11 +206,33 @@ def test_cached_decoding_equals_the_full_pass_for_left_padded_batches(changes: d
     torch.testing.assert_close(full[1:2, 3:], alone, rtol=0, atol=2e-6)
 
 
+TINY = dict(vocab=50, width=32, depth=4, heads=2, context=16, hidden=48, init_std=0.05)
+ENCODERS = {
+    "bert": bert(**TINY),
+    "roberta": roberta(**TINY),
+    "modernbert": modernbert(**TINY, attention=("full", "local:3")),
+}
+
+
+@pytest.mark.parametrize("config", ENCODERS.values(), ids=ENCODERS)
 @torch.no_grad()
-def test_packed_documents_equal_separate_passes() -> None:
-    network = initialise(
-        Network(bert(vocab=50, width=32, depth=2, heads=2, context=16), {"mlm": 0}), 0
-    ).eval()
+def test_padding_on_either_side_changes_nothing(config: ModelConfig) -> None:
+    network = initialise(Network(config, {"mlm": 0, "classify": 3, "tag": 2}), 0).eval()
+    tokens = torch.randint(0, 50, (1, 9), generator=torch.Generator().manual_seed(1))
+    alone = network(tokens)
+    for left in (0, 4):
+        padded = torch.nn.functional.pad(tokens, (left, 4 - left))
+        keep = torch.nn.functional.pad(torch.ones(1, 9, dtype=torch.bool), (left, 4 - left))
+        found = network(padded, keep=keep)
+        for head in ("mlm", "tag"):
+            torch.testing.assert_close(found[head][:, left : left + 9], alone[head])
+        torch.testing.assert_close(found["classify"], alone["classify"])
+
+
+@pytest.mark.parametrize("config", ENCODERS.values(), ids=ENCODERS)
+@torch.no_grad()
+def test_packed_documents_equal_separate_passes(config: ModelConfig) -> None:
+    network = initialise(Network(config, {"mlm": 0}), 0).eval()
     tokens = torch.randint(0, 50, (1, 12))
     documents = torch.tensor([[0] * 5 + [1] * 7])
     positions = torch.tensor([[*range(5), *range(7)]])
@@ -334,5 +364,5 @@ def test_a_network_without_weights_has_shapes_tables_and_nothing_drawn() -> None
     assert {k: v.shape for k, v in hollow.state_dict().items()} == {
         k: v.shape for k, v in drawn.state_dict().items()
     }
-    assert torch.equal(hollow.trunk.turns, drawn.trunk.turns)
+    assert torch.equal(hollow.trunk.rotary, drawn.trunk.rotary)
     assert drawn.trunk.blocks[0].mlp.up.weight.std() > 0  # outside, torch draws again

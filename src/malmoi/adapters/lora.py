@@ -23,17 +23,16 @@ def block_parts(c: ModelConfig) -> dict[str, LinearPart]:
     q = c.heads * c.size_per_head
     k = c.key_heads * c.size_per_head
     m = c.mlp_width
-    gated = c.activation == "swiglu"
     named = {
         "qkv": ("attend.qkv", 0, q + 2 * k),
         "query": ("attend.qkv", 0, q),
         "key": ("attend.qkv", q, q + k),
         "value": ("attend.qkv", q + k, q + 2 * k),
         "out": ("attend.out", 0, c.width),
-        "up": ("mlp.up", m, 2 * m) if gated else ("mlp.up", 0, m),
+        "up": ("mlp.up", m, 2 * m) if c.gated else ("mlp.up", 0, m),
         "down": ("mlp.down", 0, c.width),
     }
-    return named | ({"gate": ("mlp.up", 0, m)} if gated else {})
+    return named | ({"gate": ("mlp.up", 0, m)} if c.gated else {})
 
 
 class LoRAPatch(nn.Module):

@@ -193,7 +193,14 @@ def read_with_adapter(
     extra = dict(found.record.object("malmoi", default=base.extra))
     check_labels(network, labels, found.record.where)
     return Checkpoint(
-        network, tokenizer, labels, base.generation, base.notes, extra, found.folder, base.token_ids
+        network,
+        tokenizer,
+        labels,
+        base.generation,
+        base.notes,
+        extra,
+        found.folder,
+        base.source_config,
     )
 
 

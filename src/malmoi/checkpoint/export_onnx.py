@@ -49,7 +49,7 @@ class OnnxModel(nn.Module):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        return ONNX_INPUTS if self.network.config.segments else ONNX_INPUTS[:2]
+        return ONNX_INPUTS if self.network.config.segments > 1 else ONNX_INPUTS[:2]
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -83,12 +83,13 @@ class OnnxModel(nn.Module):
         """Flat places of the tokens that speak for their rows; `Pooler` finds them by len(),
         which fixes the batch.
         """
-        if self.head not in POOLED_HEADS or self.network.reader is not None:
+        pool = self.network.config.pool
+        if self.head not in POOLED_HEADS or self.network.reader is not None or pool == "mean":
             return None
         B, T = keep.shape
         first = keep.int().argmax(1)
         last = T - 1 - keep.flip(1).int().argmax(1)
-        return torch.arange(B) * T + (first if self.network.config.pool == "first" else last)
+        return torch.arange(B) * T + (first if pool == "first" else last)
 
 
 class OnnxLSTM(nn.Module):
@@ -279,7 +280,7 @@ def example_inputs(graph: OnnxModel, rows: int, length: int) -> tuple[Tensor, ..
     return (
         tokens,
         mask,
-        *([torch.randint(0, c.segments, shape, generator=random)] if c.segments else []),
+        *([torch.randint(0, c.segments, shape, generator=random)] if c.segments > 1 else []),
     )
 
 

@@ -111,8 +111,8 @@ class Checkpoint:
     # what a task keeps beside: config.json's "malmoi"
     extra: dict[str, Any] = field(default_factory=dict)
     source: Path | None = None  # where it was read from
-    # config.json's own, for where no tokenizer says them
-    token_ids: dict[str, Any] = field(default_factory=dict)
+    # its config.json's model_type and token ids, kept where nothing else decides them
+    source_config: dict[str, Any] = field(default_factory=dict)
     bits: int = 0  # of the folder's weights where it is quantised
     dtype: torch.dtype | None = None  # to save in; None: that of the network
 
@@ -156,13 +156,13 @@ def read_checkpoint(
     labels = _labels(config, network)
     extra = dict(config.object("malmoi", default={}))
     generation = dict(_with_ids(read_model_json(folder / "generation_config.json", required=False)))
-    ids = {
+    kept = {
         name: value
         for name, value in _with_ids(config).items()
-        if name in TOKEN_IDS and value is not None
+        if name in ("model_type", *TOKEN_IDS) and value is not None
     }
     checkpoint = Checkpoint(
-        network, _read_tokenizer(folder), labels, generation, notes, extra, folder.absolute(), ids
+        network, _read_tokenizer(folder), labels, generation, notes, extra, folder.absolute(), kept
     )
     checkpoint.bits = _bits(config, folder)
     _check_fit(checkpoint, folder)
@@ -218,7 +218,7 @@ def write_checkpoint(
             "Soft tokens fit into no model's folder: keep the adapter's own, beside its base."
         )
     packing = packing or Packing.of(network)
-    table = table_for(network, packed=packing is not None)
+    table = _table_for(checkpoint, packed=packing is not None)
     weights = state_of(network) if table is None else to_hf(table, network)
     if network.config.tied:
         weights = {k: v for k, v in weights.items() if not (table is None and is_tied(k))}
@@ -235,7 +235,7 @@ def write_checkpoint(
         (folder / "adapter_config.json").unlink(missing_ok=True)
         write_weights(tensors, folder, shard_bytes)
         if checkpoint.tokenizer is not None:
-            checkpoint.tokenizer.save(folder)
+            checkpoint.tokenizer.save(folder, segments=network.config.segments > 1)
         generation = checkpoint.generation or _default_generation(checkpoint)
         write_text(folder / "generation_config.json", json.dumps(generation, indent=2) + "\n")
         write_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
@@ -252,15 +252,28 @@ def _saved(weights: Mapping[str, Weight], dtype: torch.dtype | None) -> dict[str
     return {name: t.to(dtype) if dtype and t.is_floating_point() else t for name, t in tensors}
 
 
-def table_for(network: Network, *, packed: bool = False) -> Table | None:
-    """The Hugging Face family that computes exactly this network, and knows its packed weights,
-    if there is one.
+def table_for(network: Network, model_type: str = "") -> Table | None:
+    """The Hugging Face family that computes exactly this network, if there is one; of several the
+    one named (XLM-R computes as RoBERTa does).
     """
     if network.features is not None:
         return None
+    tables = sorted(FAMILY_TABLES.values(), key=lambda table: table.model_type != model_type)
     heads = set(network.heads)
-    found = next((t for t in FAMILY_TABLES.values() if t.expresses(network.config, heads)), None)
-    return None if found and packed and not is_linear_there(found) else found
+    return next((table for table in tables if table.expresses(network.config, heads)), None)
+
+
+def _table_for(checkpoint: Checkpoint, *, packed: bool) -> Table | None:
+    """The family of a folder that is written: one that knows its packed weights, and takes the
+    padding of its tokenizer, where positions depend on that.
+    """
+    network = checkpoint.network
+    table = table_for(network, checkpoint.source_config.get("model_type", ""))
+    if table is None or (packed and not is_linear_there(table)):
+        return None
+    wanted = table.write_config(network.config).get("pad_token_id")
+    given = checkpoint.tokenizer.specials.pad if checkpoint.tokenizer else None
+    return None if None not in (wanted, given) and wanted != given else table
 
 
 def _read_gguf(file: Path) -> Checkpoint:
@@ -343,7 +356,8 @@ def _config_json(checkpoint: Checkpoint, table: Table | None) -> dict[str, Any]:
             "model_type": table.model_type,
             **table.write_config(network.config),
         }
-    values |= _token_ids(checkpoint)
+    ids = _token_ids(checkpoint)
+    values |= {name: id for name, id in ids.items() if id is not None or name not in values}
     if checkpoint.labels:
         values["id2label"] = {str(i): name for i, name in enumerate(checkpoint.labels)}
         values["label2id"] = {name: i for i, name in enumerate(checkpoint.labels)}
@@ -354,11 +368,12 @@ def _token_ids(checkpoint: Checkpoint) -> dict[str, Any]:
     """What the tokenizer says of padding, beginning and end; where it says nothing, what the
     folder said before.
     """
+    before = {name: id for name, id in checkpoint.source_config.items() if name in TOKEN_IDS}
     if checkpoint.tokenizer is None:
-        return checkpoint.token_ids
+        return before
     named = vars(checkpoint.tokenizer.specials)
     ids = {name: named[name.removesuffix("_token_id")] for name in TOKEN_IDS}
-    return {name: checkpoint.token_ids.get(name) if id is None else id for name, id in ids.items()}
+    return {name: before.get(name) if id is None else id for name, id in ids.items()}
 
 
 def _default_generation(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Hugging Face's names for every family: one reversible table each, nothing else knows them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from malmoi.checkpoint.table import (
@@ -10,7 +10,7 @@ from malmoi.checkpoint.table import (
     TRANSPOSE,
     TWICE,
     Field,
-    Several,
+    FieldGroup,
     Table,
     TensorRule,
     affine,
@@ -18,7 +18,7 @@ from malmoi.checkpoint.table import (
 from malmoi.config import ModelConfig, coerce
 from malmoi.errors import MalmoiError
 from malmoi.model import families
-from malmoi.system.limits import shown
+from malmoi.system.limits import MAX_LAYERS, shown
 from malmoi.system.untrusted import is_a
 
 # Rotary scaling in a Hugging Face config (`rope_parameters`) and here ("llama3:8,1,4,8192")
@@ -40,7 +40,11 @@ KNOWN_SCALINGS = {
 }
 
 
-def read_scaling(theirs: Mapping[str, Any]) -> str:
+def read_scaling(theirs: Mapping[str, Any]) -> dict[str, str]:
+    return {"rotary_scaling": _scaling(theirs)}
+
+
+def _scaling(theirs: Mapping[str, Any]) -> str:
     """The rule with its numbers, or nothing where positions are not scaled."""
     given = {
         key.removeprefix(PLACE): value for key, value in theirs.items() if key.startswith(PLACE)
@@ -77,14 +81,15 @@ def read_scaling(theirs: Mapping[str, Any]) -> str:
         raise MalmoiError(
             f"config.json asks for the rotary positions {kind!r} but gives no number as {wrong[0]}."
         )
-    return f"{kind}:{','.join(repr(float(given[name])).removesuffix('.0') for name in SCALING_NUMBERS[kind])}"  # noqa: E501
+    numbers = (repr(float(given[name])).removesuffix(".0") for name in SCALING_NUMBERS[kind])
+    return f"{kind}:{','.join(numbers)}"
 
 
-def write_scaling(text: str) -> dict[str, Any]:
+def write_scaling(ours: Mapping[str, Any]) -> dict[str, Any]:
     """Under today's name, and where there is a rule also as `rope_scaling`, the only name
     transformers 4 knows.
     """
-    kind, _, rest = text.partition(":")
+    kind, _, rest = ours["rotary_scaling"].partition(":")
     numbers = [float(part) for part in rest.split(",")] if rest else []
     named = dict(zip(SCALING_NUMBERS.get(kind, ()), numbers, strict=False))
     values = {
@@ -95,7 +100,7 @@ def write_scaling(text: str) -> dict[str, Any]:
     return {place + name: value for place in places for name, value in rule.items()}
 
 
-ROPE = Several("rotary_scaling", read_scaling, write_scaling)
+ROPE = FieldGroup(read_scaling, write_scaling)
 
 
 ACTIVATION = {
@@ -158,7 +163,7 @@ def _mlm(dense: str, norm: str, scores: str) -> list[TensorRule]:
     ]
 
 
-def _bert_mlm(predictions: str, transform: str) -> list[TensorRule]:
+def _bert_mlm(predictions: str, transform: str, norm: str = "LayerNorm") -> list[TensorRule]:
     """The bias of the scores has two names. Tied, both are one parameter; else transformers adds
     the decoder's and
     keeps the other unused.
@@ -167,7 +172,7 @@ def _bert_mlm(predictions: str, transform: str) -> list[TensorRule]:
     decoder = f"{predictions}.decoder"
     return [
         *affine("heads.mlm.dense", f"{transform}.dense", head="mlm"),
-        *affine("heads.mlm.norm", f"{transform}.LayerNorm", head="mlm"),
+        *affine("heads.mlm.norm", f"{transform}.{norm}", head="mlm"),
         TensorRule("heads.mlm.weight", (f"{decoder}.weight",), COPY, "mlm"),
         TensorRule("heads.mlm.bias", (bias,), COPY, "mlm", tied=True),
         TensorRule("heads.mlm.bias", (f"{decoder}.bias", bias), TWICE, "mlm", tied=False),
@@ -261,6 +266,70 @@ BERT_TABLE = Table(
     only={"position_embedding_type": "absolute", "is_decoder": False},
     twins={"cls.predictions.decoder.bias": "cls.predictions.bias"},
 )
+
+# RoBERTa numbers positions from its padding id + 1: the rows before are in the table, not in the
+# context.
+
+
+def _read_positions(theirs: Mapping[str, Any]) -> dict[str, int]:
+    pad, rows = (
+        coerce(theirs[name], int, name) for name in ("pad_token_id", "max_position_embeddings")
+    )
+    if not 0 <= pad < rows - 1:
+        raise MalmoiError(
+            f"config.json says pad_token_id = {pad} and max_position_embeddings = {rows}; "
+            "positions begin after the padding id, so none is left."
+        )
+    return {"context": rows - pad - 1, "position_offset": pad + 1}
+
+
+def _write_positions(ours: Mapping[str, Any]) -> dict[str, int]:
+    offset = ours["position_offset"]
+    if offset < 1:
+        raise MalmoiError("Hugging Face has no RoBERTa whose first position is the first row.")
+    return {"max_position_embeddings": ours["context"] + offset, "pad_token_id": offset - 1}
+
+
+def _roberta_table(model_type: str, name: str) -> Table:
+    """RoBERTa, and XLM-R, which differs in its vocabulary alone. Its pooler is the classifier's
+    where there is one.
+    """
+    return Table(
+        model_type=model_type,
+        family=families.roberta,
+        prefix="roberta.",
+        fields=tuple(field for field in _BERT_FIELDS if field.ours != "context"),
+        groups=(FieldGroup(_read_positions, _write_positions),),
+        rules=(
+            *_embeddings("roberta.embeddings"),
+            *_bert_layers("roberta"),
+            *affine("pooler.dense", "roberta.pooler.dense"),
+            *affine("pooler.dense", "classifier.dense", head="classify"),
+            *_bert_mlm("lm_head", "lm_head", "layer_norm"),
+            *affine("heads.classify.linear", "classifier.out_proj", head="classify"),
+            *_task_heads("choice", "tag", "span"),
+        ),
+        architectures={
+            f"{name}Model": (),
+            f"{name}ForMaskedLM": ("mlm",),
+            f"{name}ForSequenceClassification": ("classify",),
+            f"{name}ForTokenClassification": ("tag",),
+            f"{name}ForQuestionAnswering": ("span",),
+            f"{name}ForMultipleChoice": ("choice",),
+        },
+        only={"position_embedding_type": "absolute", "is_decoder": False},
+        defaults={
+            "max_position_embeddings": 512,
+            "pad_token_id": 1,
+            "type_vocab_size": 2,
+            "layer_norm_eps": 1e-12,
+        },
+        twins={"lm_head.decoder.bias": "lm_head.bias"},
+    )
+
+
+ROBERTA_TABLE = _roberta_table("roberta", "Roberta")
+XLM_ROBERTA_TABLE = _roberta_table("xlm-roberta", "XLMRoberta")
 
 DISTILBERT_TABLE = Table(
     model_type="distilbert",
@@ -454,7 +523,7 @@ GPT1_TABLE = Table(
 )
 
 
-def _read_bias(theirs: Mapping[str, Any]) -> bool:
+def _read_bias(theirs: Mapping[str, Any]) -> dict[str, bool]:
     attention, mlp = (
         coerce(theirs.get(f"{part}_bias", False), bool, f"{part}_bias")
         for part in ("attention", "mlp")
@@ -464,7 +533,14 @@ def _read_bias(theirs: Mapping[str, Any]) -> bool:
             f"config.json says attention_bias = {attention} and mlp_bias = {mlp}; Malmoi has "
             "biases in both or in none."
         )
-    return attention
+    return {"bias": attention}
+
+
+def _write_bias(ours: Mapping[str, Any]) -> dict[str, bool]:
+    return {"attention_bias": ours["bias"], "mlp_bias": ours["bias"]}
+
+
+BIAS = FieldGroup(_read_bias, _write_bias)
 
 
 _LLAMA = "model.layers.{}"
@@ -480,10 +556,7 @@ LLAMA_TABLE = Table(
         Field("rotary_base", "rope_parameters.rope_theta"),
         Field("attention_dropout", "attention_dropout"),
     ),
-    several=(
-        Several("bias", _read_bias, lambda bias: {"attention_bias": bias, "mlp_bias": bias}),
-        ROPE,
-    ),
+    groups=(BIAS, ROPE),
     rules=(
         TensorRule("trunk.embed.token.weight", ("model.embed_tokens.weight",)),
         *affine(
@@ -526,6 +599,138 @@ LLAMA_TABLE = Table(
     free=("lm",),
 )
 
+# ModernBERT (Warner et al. 2024): layers of global and of local attention by a list there, by a
+# cycle of patterns here.
+
+FULL_LAYER = "full_attention"
+LOCAL_LAYER = "sliding_attention"
+_THETA = "rope_parameters.{}.rope_theta"
+
+
+def _read_layers(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    depth, every, window = (
+        coerce(theirs[name], int, name)
+        for name in ("num_hidden_layers", "global_attn_every_n_layers", "local_attention")
+    )
+    if not 0 < depth <= MAX_LAYERS:
+        return {}  # refused where the sizes are checked
+    usual = [LOCAL_LAYER if i % max(every, 1) else FULL_LAYER for i in range(depth)]
+    kinds = coerce(theirs.get("layer_types", usual), tuple[str, ...], "layer_types")
+    patterns = {FULL_LAYER: "full", LOCAL_LAYER: f"local:{window // 2 + 1}"}
+    if len(kinds) != depth or not patterns.keys() >= set(kinds):
+        raise MalmoiError(
+            f"config.json says layer_types = {shown(kinds)}; it must name {FULL_LAYER} or "
+            f"{LOCAL_LAYER} for each of the {depth} layers."
+        )
+    cycle = next(n for n in range(1, depth + 1) if _repeats(kinds, n))
+    return {"attention": tuple(patterns[kind] for kind in kinds[:cycle])}
+
+
+def _repeats(kinds: Sequence[str], length: int) -> bool:
+    return all(kind == kinds[i % length] for i, kind in enumerate(kinds))
+
+
+def _write_layers(ours: Mapping[str, Any]) -> dict[str, Any]:
+    patterns = [ours["attention"][i % len(ours["attention"])] for i in range(ours["depth"])]
+    windows = {text.removeprefix("local:") for text in patterns if text != "full"}
+    if len(windows) > 1 or not all(window.isdecimal() for window in windows):
+        raise MalmoiError(f"Hugging Face's ModernBERT cannot attend by {', '.join(patterns)}.")
+    kinds = [FULL_LAYER if text == "full" else LOCAL_LAYER for text in patterns]
+    window = 2 * (int(windows.pop()) - 1) if windows else LOCAL_WINDOW
+    every = next((i for i, kind in enumerate(kinds) if i and kind == FULL_LAYER), len(kinds))
+    # the rule alone is what transformers 4 knows
+    by_rule = kinds == [LOCAL_LAYER if i % every else FULL_LAYER for i in range(len(kinds))]
+    older = {"global_attn_every_n_layers": every} if by_rule else {}
+    return {"layer_types": kinds, "local_attention": window, **older}
+
+
+LOCAL_WINDOW = 128
+_MODERN = "model.layers.{}"
+_NO_SPECIALS = {f"{role}_token_id": None for role in ("pad", "bos", "eos", "cls", "sep")}
+
+
+def _modernbert_transform(ours: str, head: str) -> list[TensorRule]:
+    return [
+        *affine(f"{ours}.dense", "head.dense", head=head),
+        *affine(f"{ours}.norm", "head.norm", head=head),
+    ]
+
+
+MODERNBERT_TABLE = Table(
+    model_type="modernbert",
+    family=families.modernbert,
+    prefix="model.",
+    fields=(
+        *_SIZES,
+        Field("eps", "norm_eps"),
+        Field("norm_bias", "norm_bias"),
+        Field("activation", "hidden_activation", {"gelu": "geglu", "silu": "swiglu"}),
+        Field("rotary_base", _THETA.format(FULL_LAYER)),
+        Field("local_rotary_base", _THETA.format(LOCAL_LAYER)),
+        Field("pool", "classifier_pooling", {"cls": "first", "mean": "mean"}),
+        Field("dropout", "mlp_dropout"),
+        Field("attention_dropout", "attention_dropout"),
+    ),
+    # without a tokenizer that says otherwise, none: transformers assumes ids of its own vocabulary
+    groups=(
+        BIAS,
+        FieldGroup(_read_layers, _write_layers),
+        FieldGroup(lambda theirs: {}, lambda ours: _NO_SPECIALS),
+    ),
+    rules=(
+        TensorRule("trunk.embed.token.weight", ("model.embeddings.tok_embeddings.weight",)),
+        *affine("trunk.embed.norm", "model.embeddings.norm"),
+        *affine(f"{ATTENTION_NAME}.qkv", f"{_MODERN}.attn.Wqkv"),
+        *affine(f"{ATTENTION_NAME}.out", f"{_MODERN}.attn.Wo"),
+        *affine(f"{MLP_NAME}.up", f"{_MODERN}.mlp.Wi"),
+        *affine(f"{MLP_NAME}.down", f"{_MODERN}.mlp.Wo"),
+        *affine(f"{BLOCK_NAME}.attend_norm", f"{_MODERN}.attn_norm"),
+        *affine(f"{BLOCK_NAME}.mlp_norm", f"{_MODERN}.mlp_norm"),
+        *affine("trunk.norm", "model.final_norm"),
+        *_mlm("head.dense", "head.norm", "decoder"),
+        *_modernbert_transform("pooler", "classify"),
+        *_modernbert_transform("pooler", "choice"),
+        *_modernbert_transform("heads.tag", "tag"),
+        *_modernbert_transform("heads.span", "span"),
+        *(
+            rule
+            for head in ("classify", "choice", "tag", "span")
+            for rule in affine(f"heads.{head}.linear", "classifier", head=head)
+        ),
+    ),
+    architectures={
+        "ModernBertModel": (),
+        "ModernBertForMaskedLM": ("mlm",),
+        "ModernBertForSequenceClassification": ("classify",),
+        "ModernBertForTokenClassification": ("tag",),
+        "ModernBertForQuestionAnswering": ("span",),
+        "ModernBertForMultipleChoice": ("choice",),
+    },
+    only={
+        "classifier_activation": "gelu",
+        "classifier_bias": False,
+        "decoder_bias": True,
+        f"rope_parameters.{FULL_LAYER}.rope_type": "default",
+        f"rope_parameters.{LOCAL_LAYER}.rope_type": "default",
+    },
+    defaults={
+        "num_hidden_layers": 22,
+        "local_attention": LOCAL_WINDOW,
+        "global_attn_every_n_layers": 3,
+    },
+    write={
+        "embedding_dropout": "dropout",
+        "classifier_dropout": "dropout",
+        # what transformers 4 looks for
+        "global_rope_theta": "rotary_base",
+        "local_rope_theta": "local_rotary_base",
+    },
+    aliases={
+        "global_rope_theta": _THETA.format(FULL_LAYER),
+        "local_rope_theta": _THETA.format(LOCAL_LAYER),
+    },
+)
+
 FAMILY_TABLES = {
     t.model_type: t
     for t in (
@@ -536,5 +741,8 @@ FAMILY_TABLES = {
         ELECTRA_TABLE,
         ALBERT_TABLE,
         LLAMA_TABLE,
+        ROBERTA_TABLE,
+        XLM_ROBERTA_TABLE,
+        MODERNBERT_TABLE,
     )
 }

@@ -43,8 +43,8 @@ def check_sizes(config: ModelConfig, weights: Mapping[str, Weight], where: str) 
 def least_numbers(c: ModelConfig) -> int:
     """The numbers of the large matrices alone: no model of this config has fewer."""
     attention = c.width * c.size_per_head * 2 * (c.heads + c.key_heads)
-    mlp = c.width * c.mlp_width * (3 if c.activation == "swiglu" else 2)
-    positions = c.context if c.positions == "learned" else 0
+    mlp = c.width * c.mlp_width * (3 if c.gated else 2)
+    positions = c.context + c.position_offset if c.positions == "learned" else 0
     return c.distinct * (attention + mlp) + c.token_width * (c.vocab + positions + c.segments)
 
 

@@ -88,12 +88,11 @@ class Field(NamedTuple):
         raise MalmoiError(f"Hugging Face has no word for {self.ours} = {value!r} in {self.theirs}.")
 
 
-class Several(NamedTuple):
-    """One config field here that is several there."""
+class FieldGroup(NamedTuple):
+    """Config fields that correspond together, not one to one. Both directions see all fields."""
 
-    ours: str
-    read: Callable[[Mapping[str, Any]], Any]
-    write: Callable[[Any], Mapping[str, Any]]
+    read: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    write: Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ class Table:
     fields: tuple[Field, ...]
     rules: tuple[TensorRule, ...]
     architectures: Mapping[str, tuple[str, ...]]  # class → heads; the first is the bare trunk
-    several: tuple[Several, ...] = ()
+    groups: tuple[FieldGroup, ...] = ()
     # their fields that we hold fixed: other values are refused
     only: Mapping[str, Any] = field(default_factory=dict)
     # the same, where there is a certain head
@@ -141,7 +140,9 @@ class Table:
                 for f in self.fields
                 if f.theirs in known
             }
-            return self.family(**ours, **{some.ours: some.read(known) for some in self.several})
+            for group in self.groups:
+                ours |= group.read(known)
+            return self.family(**ours)
 
     def _today(self, name: str) -> str:
         """A field's present name: old ones, whole or by what they begin with ("rope_scaling."),
@@ -156,8 +157,8 @@ class Table:
         full = resolve_rules(config)
         theirs = {f.theirs: f.write(full[f.ours]) for f in self.fields}
         repeated = {theirs: full[ours] for theirs, ours in self.write.items()}
-        for some in self.several:
-            repeated |= some.write(full[some.ours])
+        for group in self.groups:
+            repeated |= group.write(full)
         return _nested({**self.only, **theirs, **repeated})
 
     def expresses(self, config: ModelConfig, heads: set[str]) -> bool:
@@ -168,7 +169,7 @@ class Table:
             back = self.read_config(self.write_config(config))
         except MalmoiError:
             return False
-        return function_of(back) == function_of(config)
+        return _by_layer(back) == _by_layer(config)
 
     def architecture(self, heads: set[str], tied: bool) -> str | None:
         """Their class for these heads; one whose weights are all tied may be left out of it."""
@@ -179,11 +180,15 @@ class Table:
         return None
 
     def expand(self, config: ModelConfig, heads: set[str]) -> Iterator[TensorRule]:
-        for rule in self.rules:
-            if rule.head is not None and rule.head not in heads:
-                continue
-            if rule.tied is not None and rule.tied != config.tied:
-                continue
+        """The rules of a network with these heads; of several for one tensor the last that applies,
+        so that a head may keep the pooler under a name of its own.
+        """
+        chosen = {
+            rule.ours: rule
+            for rule in self.rules
+            if (rule.head is None or rule.head in heads) and rule.tied in (None, config.tied)
+        }
+        for rule in chosen.values():
             for i in range(config.distinct) if "{}" in rule.ours else [0]:
                 yield rule._replace(
                     ours=rule.ours.format(i), theirs=tuple(t.format(i) for t in rule.theirs)
@@ -203,11 +208,11 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     nested: dict[str, Any] = {}
     for key, value in flat.items():
-        outer, _, inner = key.partition(".")
-        if inner:
-            nested.setdefault(outer, {})[inner] = value
-        else:
-            nested[outer] = value
+        *outer, last = key.split(".")
+        place = nested
+        for name in outer:
+            place = place.setdefault(name, {})
+        place[last] = value
     return nested
 
 
@@ -220,6 +225,7 @@ def resolve_rules(config: ModelConfig) -> dict[str, Any]:
         embed_width=config.token_width,
         groups=config.distinct,
         mlm_activation=config.mlm_activation or config.activation,
+        local_rotary_base=config.local_rotary_base or config.rotary_base,
     )
 
 
@@ -229,6 +235,12 @@ def function_of(config: ModelConfig) -> dict[str, Any]:
     """
     training_only = {"dropout", "attention_dropout", "init", "init_std", "residual_init"}
     values = {k: v for k, v in resolve_rules(config).items() if k not in training_only}
-    return values | (
-        {} if config.positions == "rotary" else {"rotary_base": 0.0, "rotary_scaling": ""}
-    )
+    unused = {"rotary_base": 0.0, "local_rotary_base": 0.0, "rotary_scaling": ""}
+    return values | ({} if config.positions == "rotary" else unused)
+
+
+def _by_layer(config: ModelConfig) -> dict[str, Any]:
+    """The same with the pattern of every layer written out: a cycle may be written in two ways."""
+    patterns = config.attention
+    layers = [patterns[i % len(patterns)] for i in range(config.depth)]
+    return function_of(config) | {"attention": layers}

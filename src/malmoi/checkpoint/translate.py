@@ -122,17 +122,22 @@ def _heads(
     """
     named = [h for a in architectures for h in table.architectures.get(a, ())]
     if not any(a in table.architectures for a in architectures):
-        named = [
-            h
-            for h in ("lm", "mlm", "nsp", "detect", "classify", "span")
-            if _present(table, h, weights)
-        ]
-    named = [h for h in dict.fromkeys([*free, *named]) if h in free or _present(table, h, weights)]
-    return {h: _classes(table, h, weights) for h in named}
+        named = ["lm", "mlm", "nsp", "detect", "classify", "span"]
+    held = {name: _score_tensors(table, name, weights) for name in dict.fromkeys([*free, *named])}
+    taken: set[str] = set()
+    found = {}
+    for name, tensors in held.items():  # two heads may have one name there: the first has it
+        if name in free or tensors - taken:
+            found[name] = _classes(table, name, weights)
+            taken |= tensors
+    return found
 
 
-def _present(table: Table, head: str, weights: Mapping[str, Weight]) -> bool:
-    return any(t in weights for r in table.rules if r.head == head for t in r.theirs)
+def _score_tensors(table: Table, head: str, weights: Mapping[str, Weight]) -> set[str]:
+    """What there is of a head's last product; the layers before it may be another head's too."""
+    ours = tuple(f"heads.{head}.{part}" for part in ("linear.weight", "weight", "bias"))
+    rules = (rule for rule in table.rules if rule.head == head and rule.ours in ours)
+    return {name for rule in rules for name in rule.theirs if name in weights}
 
 
 def _classes(table: Table, head: str, weights: Mapping[str, Weight]) -> int:

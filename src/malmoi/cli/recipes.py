@@ -85,7 +85,7 @@ def _facts(recipe: "Recipe") -> dict[str, Any]:
     from malmoi.model import Network, count_parameters, without_weights
 
     c = recipe.model
-    encoder = c.pool == "first"
+    encoder = c.pool != "last"
     with without_weights():
         network = Network(c, {} if encoder else {"lm": 0}, pooler=encoder and c.pooler == "tanh")
     sizes = {name: getattr(c, name) for name in ("depth", "width", "heads", "context", "vocab")}

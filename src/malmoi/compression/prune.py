@@ -177,7 +177,9 @@ def with_layers(network: Network, layers: str | Sequence[int]) -> Network:
         )
     patterns = [config.attention[i % len(config.attention)] for i in stay]
     attention = tuple(patterns[:1] if len(set(patterns)) == 1 else patterns)
-    changed = replace(config, depth=len(stay), groups=0, attention=attention)
+    # where the first block goes, the next one keeps its norm
+    first_norm = config.first_norm or stay[0] > 0
+    changed = replace(config, depth=len(stay), groups=0, attention=attention, first_norm=first_norm)
     return _rebuilt(network, changed, stay, [lambda name, tensor: tensor] * len(stay))
 
 

@@ -59,7 +59,11 @@ def shared(old: Network, groups: int, embedding: int = 0) -> Network:
         raise UsageError(
             f"This model's embedding is factorised already ({c.token_width} of {c.width})."
         )
-    config = replace(c, groups=groups, embed_width=embedding or c.embed_width)
+    # a block that stands for several layers has the norm that all but the first have
+    first_norm = c.first_norm or groups < c.distinct
+    config = replace(
+        c, groups=groups, embed_width=embedding or c.embed_width, first_norm=first_norm
+    )
     heads = {name: classes_of(head) for name, head in old.heads.items()}
     network = initialise(Network(config, heads, pooler=old.pooler is not None), 0)
     narrow = dict(_factorised(old, embedding)) if config.token_width != c.token_width else {}
@@ -87,11 +91,9 @@ def _averaged(old: Network, groups: int) -> Iterator[tuple[str, Tensor]]:
         layers = [
             i * c.distinct // c.depth for i in range(c.depth) if i * groups // c.depth == group
         ]
-        for name in states[0]:
-            yield (
-                f"trunk.blocks.{group}.{name}",
-                torch.stack([states[i][name] for i in layers]).mean(0),
-            )
+        for name in {name: None for i in layers for name in states[i]}:
+            parts = [states[i][name] for i in layers if name in states[i]]
+            yield f"trunk.blocks.{group}.{name}", torch.stack(parts).mean(0)
 
 
 def _factorised(old: Network, width: int) -> Iterator[tuple[str, Tensor]]:
@@ -118,7 +120,7 @@ def _factorised(old: Network, width: int) -> Iterator[tuple[str, Tensor]]:
     bias = torch.zeros(c.width)
     if c.embed_norm:
         back = state["trunk.embed.norm.weight"].double()[:, None] * basis * (c.width / width) ** 0.5
-        bias = state["trunk.embed.norm.bias"]
+        bias = state.get("trunk.embed.norm.bias", bias)
     yield "trunk.embed.project.weight", back.float()
     yield "trunk.embed.project.bias", bias.float()
     if "lm" in old.heads:

@@ -71,7 +71,13 @@ def build_task_network(
         words = task_verbalizer(task, labels)
         extra["words"] = {"prompt": words.prompt, "said": list(words.said)}  # as JSON has it
     return Checkpoint(
-        network, tokenizer, labels, dict(start.generation), (), extra, token_ids=start.token_ids
+        network,
+        tokenizer,
+        labels,
+        dict(start.generation),
+        (),
+        extra,
+        source_config=start.source_config,
     )
 
 

@@ -52,7 +52,7 @@ def embed_texts(
         raise UsageError(f"There is no pool {pool!r}.{nearest(pool, POOLS)}")
     check_layers(layers, network.config.depth)
     found: list[Float32Array] = [np.empty(0, np.float32)] * len(texts)
-    first = network.config.pool == "first"
+    first = network.config.pool != "last"
     batches = length_batches([len(text.tokens) for text in texts])
     for group in tracked(batches, "embed", len(texts)):
         states = _states(network, [texts[i] for i in group], layers)

@@ -4,6 +4,7 @@ B batch, T tokens (queries), K keys, D width, H heads, G key/value heads, S cach
 a head.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from malmoi.model.rotary import rotate
 
 # keys: up to here plain products beat SDPA in bf16 training on a CPU (5 times at 128, 1.2 at 512)
 SHORT_KEYS = 512
+# patterns for which the kernel of packed sequences needs no mask
+PACKED_PATTERN = re.compile(r"full|causal|(?:causal & )?local:(?P<window>\d+)")
 MIN_FLEX_KEYS = 1024  # keys: below this a dense boolean mask is as fast as FlexAttention's blocks
 
 
@@ -45,6 +48,7 @@ class Mask:
     empty: Tensor | None = None  # bool, broadcasts to [B, H, T, 1]: queries that may see no key
     blocks: Any = None  # FlexAttention's BlockMask
     bounds: Bounds | None = None  # exact document masks without a mask
+    window: int = 0  # with bounds: positions less than this apart; 0: any
 
     @classmethod
     def of(cls, seen: Tensor) -> "Mask":
@@ -59,13 +63,10 @@ def build_mask(
     or a dense mask.
     """
     causal = pattern.text == "causal"
-    if (
-        bounds is not None
-        and device.type == "cuda"
-        and (causal or pattern.text == "full")
-        and not layout.prefix
-    ):
-        return Mask(causal=causal, bounds=bounds)
+    packed = PACKED_PATTERN.fullmatch(pattern.text)
+    if bounds is not None and device.type == "cuda" and packed and not layout.prefix:
+        causal = pattern.text.startswith("causal")
+        return Mask(causal=causal, bounds=bounds, window=int(packed["window"] or 0))
     if layout.plain and (pattern.text == "full" or (causal and layout.queries == 1)):
         return Mask()
     if layout.plain and causal and layout.queries == layout.keys:
@@ -137,6 +138,9 @@ def visible(mask: Mask, scores: Tensor) -> Tensor | None:
         torch.arange(K, device=scores.device), mask.bounds.starts, right=True
     )
     same = document[-T:, None] == document
+    if mask.window:
+        places = torch.arange(K, device=scores.device)
+        same &= (places[-T:, None] - places).abs() < mask.window
     return same if ahead is None else same & ahead
 
 
@@ -178,8 +182,12 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tens
     bounds = cast(Bounds, mask.bounds)
     q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))  # [1, H, N, E] → [N, H, E], no copy
     n = bounds.longest
-    flash = torch.ops.aten._flash_attention_forward
-    y = flash(q, k, v, bounds.starts, bounds.starts, n, n, dropout, mask.causal, False)[0]
+    left = mask.window - 1 if mask.window else None  # inclusive there
+    right = 0 if mask.window and mask.causal else left
+    y = torch.ops.aten._flash_attention_forward(
+        q, k, v, bounds.starts, bounds.starts, n, n, dropout, mask.causal, False,
+        window_size_left=left, window_size_right=right,
+    )[0]  # fmt: skip
     return cast(Tensor, y.transpose(0, 1)[None])
 
 

@@ -13,8 +13,9 @@ from malmoi.config import ModelConfig
 
 
 def make_norm(c: ModelConfig, width: int = 0) -> nn.Module:
-    kind = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}[c.norm_kind]
-    return kind(width or c.width, c.eps)
+    if c.norm_kind == "rms":
+        return nn.RMSNorm(width or c.width, c.eps)
+    return nn.LayerNorm(width or c.width, c.eps, bias=c.norm_bias)
 
 
 class Sinusoid(nn.Module):
@@ -37,7 +38,7 @@ class Sinusoid(nn.Module):
 
 def make_position(c: ModelConfig) -> nn.Module | None:
     if c.positions == "learned":
-        return nn.Embedding(c.context, c.token_width)
+        return nn.Embedding(c.context + c.position_offset, c.token_width)
     return Sinusoid(c.context, c.token_width) if c.positions == "sinusoidal" else None
 
 
@@ -50,6 +51,7 @@ class Embedding(nn.Module):
         super().__init__()
         self.token = nn.Embedding(c.vocab, c.token_width)
         self.position = make_position(c)
+        self.position_offset = c.position_offset
         self.segment = nn.Embedding(c.segments, c.token_width) if c.segments else None
         self.norm = make_norm(c, c.token_width) if c.embed_norm else nn.Identity()
         self.drop = nn.Dropout(c.dropout)
@@ -63,7 +65,9 @@ class Embedding(nn.Module):
     def place(self, x: Tensor, positions: Tensor, segments: Tensor | None) -> Tensor:
         """Vectors [B, T, E], a token's or not, each at its position."""
         if self.segment is not None:
-            x = x + (self.segment.weight[0] if segments is None else self.segment(segments))
+            # RoBERTa has one segment; a BERT tokenizer (klue/roberta) would still count to two
+            one = segments is None or len(self.segment.weight) == 1
+            x = x + (self.segment.weight[0] if one else self.segment(segments))
         if self.position is not None:
-            x = x + self.position(positions)
+            x = x + self.position(positions + self.position_offset)
         return self.project(self.drop(self.norm(x)))

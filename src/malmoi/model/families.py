@@ -1,8 +1,8 @@
 """A family is a value: each function returns one `ModelConfig`; any field can be changed by name.
 
 Numbers are the papers' own (Devlin 2019; Radford 2018, 2019; Brown 2020 table 2.1; Clark 2020; Lan
-2020; Sanh 2019; Turc 2019 for the small BERTs; Touvron 2023, Grattafiori 2024, Allal 2025 for the
-LLaMAs).
+2020; Sanh 2019; Turc 2019 for the small BERTs; Liu 2019; Conneau 2020; Warner 2024; Touvron 2023,
+Grattafiori 2024, Allal 2025 for the LLaMAs).
 """
 
 from collections.abc import Callable
@@ -37,6 +37,45 @@ def bert(**changes: Any) -> ModelConfig:
 def distilbert(**changes: Any) -> ModelConfig:
     """BERT with every second layer, no segments; classification through a ReLU layer."""
     return bert(**(dict(depth=6, segments=0, pooler="relu") | changes))
+
+
+def roberta(**changes: Any) -> ModelConfig:
+    """BERT trained longer (Liu et al. 2019): one segment, and positions that begin after the
+    padding id, which is 1; the head of its masked language model has a GELU whatever the blocks
+    have.
+    """
+    values = dict(vocab=50_265, segments=1, position_offset=2, eps=1e-5, mlm_activation="gelu")
+    return bert(**(values | changes))
+
+
+def modernbert(**changes: Any) -> ModelConfig:
+    """The encoder as one would build it five years later (Warner et al. 2024): rotary positions,
+    pre-norm, GeGLU, no biases, two of three layers with a window of 64 tokens to either side.
+    """
+    values = dict(
+        vocab=50_368,
+        context=8192,
+        depth=22,
+        hidden=1152,
+        attention=("full", "local:65", "local:65"),
+        positions="rotary",
+        rotary_base=160_000.0,
+        local_rotary_base=10_000.0,
+        norm_bias=False,
+        first_norm=False,
+        embed_norm=True,
+        activation="geglu",
+        bias=False,
+        mlm_activation="gelu",
+        pool="first",
+        pooler="gelu",
+        head_transform=True,
+        dropout=0.0,
+        attention_dropout=0.0,
+        init="truncated",
+        residual_init="scaled",
+    )
+    return ModelConfig(**(values | changes))  # type: ignore[arg-type]
 
 
 def electra(**changes: Any) -> ModelConfig:
@@ -120,6 +159,12 @@ PRESETS: dict[str, Callable[..., ModelConfig]] = {
     "electra-small": electra,
     "electra-base": partial(electra, embed_width=768, width=768, heads=12, hidden=3072),
     "albert-base": albert,
+    "roberta-base": roberta,
+    "roberta-large": partial(roberta, depth=24, width=1024, heads=16),
+    "xlm-roberta-base": partial(roberta, vocab=250_002),
+    "xlm-roberta-large": partial(roberta, vocab=250_002, depth=24, width=1024, heads=16),
+    "modernbert-base": modernbert,
+    "modernbert-large": partial(modernbert, depth=28, width=1024, heads=16, hidden=2624),
     "gpt1": gpt1,
     "gpt2-small": gpt2,
     "gpt2-medium": partial(gpt2, depth=24, width=1024, heads=16),

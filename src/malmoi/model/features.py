@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from malmoi.config import Config, ModelConfig
+from malmoi.model.heads import token_mean
 from malmoi.model.recurrent import BiLSTM
 from malmoi.model.transformer import Activations, Transformer
 
@@ -95,7 +96,4 @@ class MeanPooler(nn.Module):
     def forward(
         self, hidden: Tensor, keep: Tensor | None = None, firsts: Tensor | None = None
     ) -> Tensor:
-        if keep is None:
-            return hidden.mean(1)
-        marks = keep[..., None].to(hidden.dtype)
-        return (hidden * marks).sum(1) / marks.sum(1)
+        return token_mean(hidden, keep)

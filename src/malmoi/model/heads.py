@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from malmoi.config import ModelConfig
+from malmoi.errors import UsageError
 from malmoi.model.embedding import make_norm
 from malmoi.model.transformer import ACTIVATIONS
 
@@ -70,7 +71,7 @@ class MLMHead(VocabularyHead):
     def __init__(self, c: ModelConfig, token: nn.Embedding) -> None:
         super().__init__(c, token, bias=True)
         self.activate = ACTIVATIONS[c.mlm_activation or c.activation]
-        self.dense = nn.Linear(c.width, c.token_width)
+        self.dense = nn.Linear(c.width, c.token_width, bias=not c.head_transform)
         self.norm = make_norm(c, c.token_width)
 
     def features(self, hidden: Tensor) -> Tensor:
@@ -78,34 +79,51 @@ class MLMHead(VocabularyHead):
 
 
 class Pooler(nn.Module):
-    """One vector for a sequence: its first token (BERT's [CLS]) or its last (GPT-1's ⟨e⟩), through
-    a dense layer
-    where the family has one.
+    """One vector for a sequence: its first token (BERT's [CLS]), its last (GPT-1's ⟨e⟩) or the mean
+    of all, through a dense layer and a norm where the family has them.
     """
 
     def __init__(self, c: ModelConfig) -> None:
         super().__init__()
-        self.first = c.pool == "first"
-        self.dense = nn.Linear(c.width, c.width) if c.pooler != "none" else nn.Identity()
+        self.pool = c.pool
+        dense = c.pooler != "none"
+        bias = not c.head_transform
+        self.dense = nn.Linear(c.width, c.width, bias=bias) if dense else nn.Identity()
         self.activate: Callable[[Tensor], Tensor] = (
-            ACTIVATIONS[c.pooler] if c.pooler != "none" else nn.Identity()
+            ACTIVATIONS[c.pooler] if dense else nn.Identity()
         )
+        self.norm = make_norm(c) if c.head_transform else nn.Identity()
 
     def forward(
         self, hidden: Tensor, keep: Tensor | None = None, firsts: Tensor | None = None
     ) -> Tensor:
-        return self.activate(self.dense(self.pick(hidden, keep, firsts)))
+        return self.norm(self.activate(self.dense(self.pick(hidden, keep, firsts))))
 
     def pick(self, hidden: Tensor, keep: Tensor | None, firsts: Tensor | None) -> Tensor:
+        if self.pool == "mean":
+            if firsts is not None:
+                raise UsageError(
+                    "The mean of a text's tokens needs rows of one text: set data.packed=false."
+                )
+            return token_mean(hidden, keep)
         if firsts is not None:  # packed rows: flat indices of the tokens that speak
             return hidden.flatten(0, 1)[firsts]
+        first = self.pool == "first"
         if keep is None:
-            return hidden[:, 0 if self.first else -1]
+            return hidden[:, 0 if first else -1]
         rows = torch.arange(len(hidden), device=hidden.device)
         return hidden[
             rows,
-            keep.int().argmax(1) if self.first else keep.size(1) - 1 - keep.flip(1).int().argmax(1),
+            keep.int().argmax(1) if first else keep.size(1) - 1 - keep.flip(1).int().argmax(1),
         ]
+
+
+def token_mean(hidden: Tensor, keep: Tensor | None) -> Tensor:
+    """The mean of each row's tokens [B, T, D] → [B, D], padding left out."""
+    if keep is None:
+        return hidden.mean(1)
+    marks = keep[..., None].to(hidden.dtype)
+    return (hidden * marks).sum(1) / marks.sum(1)
 
 
 class LinearHead(nn.Module):
@@ -118,6 +136,23 @@ class LinearHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(self.drop(x))
+
+
+class TokenHead(LinearHead):
+    """ModernBERT's scores of each token: a dense layer, its activation and a norm before them."""
+
+    def __init__(self, c: ModelConfig, classes: int) -> None:
+        super().__init__(c, classes)
+        self.dense = nn.Linear(c.width, c.width, bias=False)
+        self.activate = ACTIVATIONS[c.pooler]
+        self.norm = make_norm(c)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.norm(self.activate(self.dense(x))))
+
+
+def _token_head(c: ModelConfig, classes: int) -> nn.Module:
+    return TokenHead(c, classes) if c.head_transform else LinearHead(c, classes)
 
 
 class DetectHead(nn.Module):
@@ -140,10 +175,10 @@ HEAD_BUILDERS: dict[str, Callable[[ModelConfig, nn.Embedding, int], nn.Module]] 
     "mlm": lambda c, token, n: MLMHead(c, token),
     "nsp": lambda c, token, n: LinearHead(c, 2),
     # GPT-1 eq. 3 has no bias
-    "classify": lambda c, token, n: LinearHead(c, n, bias=c.pool == "first"),
+    "classify": lambda c, token, n: LinearHead(c, n, bias=c.pool != "last"),
     "choice": lambda c, token, n: LinearHead(c, 1),
-    "tag": lambda c, token, n: LinearHead(c, n),
-    "span": lambda c, token, n: LinearHead(c, 2),
+    "tag": lambda c, token, n: _token_head(c, n),
+    "span": lambda c, token, n: _token_head(c, 2),
     "detect": lambda c, token, n: DetectHead(c),
 }
 POOLED_HEADS = {"nsp", "classify", "choice"}

@@ -225,6 +225,13 @@ class Pattern:
         return ";" in self.text
 
     @property
+    def is_local(self) -> bool:
+        """Whether a window limits what is seen, so that its layers may have rotary positions of
+        their own.
+        """
+        return "local" in self.text
+
+    @property
     def is_causal(self) -> bool:
         """Whether no token ever sees a later one, so that the model can be decoded token by token.
 

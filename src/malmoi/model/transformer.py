@@ -6,7 +6,7 @@ never in a class.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import cast
 
@@ -39,6 +39,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "relu2": lambda x: F.relu(x).square(),  # So et al. 2021
     "swiglu": F.silu,  # of its gate; a head, which has no gate, takes it alone
+    "geglu": F.gelu,
     "tanh": torch.tanh,
 }
 
@@ -55,16 +56,17 @@ class MLP(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """SwiGLU (Shazeer 2020): down(silu(gate(x)) · up(x)), gate and up in one product."""
+    """SwiGLU and GeGLU (Shazeer 2020): down(f(gate(x)) · up(x)), gate and up in one product."""
 
     def __init__(self, c: ModelConfig) -> None:
         super().__init__()
+        self.activate = ACTIVATIONS[c.activation]
         self.up = nn.Linear(c.width, 2 * c.mlp_width, bias=c.bias)
         self.down = nn.Linear(c.mlp_width, c.width, bias=c.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        return self.down(self.activate(gate) * up)
 
 
 LayerCache = tuple[KVStore, int] | None  # where a layer's keys and values go, and its number there
@@ -96,12 +98,12 @@ class Activations:
 
 
 class Block(nn.Module):
-    def __init__(self, c: ModelConfig) -> None:
+    def __init__(self, c: ModelConfig, *, first: bool = False) -> None:
         super().__init__()
         self.residual = RESIDUALS[c.norm]
         self.attend = Attention(c)
-        self.attend_norm = make_norm(c)
-        self.mlp: nn.Module = GatedMLP(c) if c.activation == "swiglu" else MLP(c)
+        self.attend_norm = nn.Identity() if first and not c.first_norm else make_norm(c)
+        self.mlp: nn.Module = GatedMLP(c) if c.gated else MLP(c)
         self.mlp_norm = make_norm(c)
         self.drop = nn.Dropout(c.dropout)
 
@@ -129,7 +131,7 @@ class Transformer(nn.Module):
         self.config = c
         self.patterns = [parse_pattern(text, c.heads) for text in c.attention]
         self.embed = Embedding(c)
-        self.blocks = nn.ModuleList(Block(c) for _ in range(c.distinct))
+        self.blocks = nn.ModuleList(Block(c, first=i == 0) for i in range(c.distinct))
         self.norm = make_norm(c) if c.final_norm else nn.Identity()
         self.soft_prompt: nn.Parameter | None = None  # [n, E]: vectors before every text
         # [depth, 2, G, n, E]: or the keys and values of such places
@@ -137,7 +139,10 @@ class Transformer(nn.Module):
         # gradient checkpointing: trade a second forward pass for memory
         self.gradient_checkpointing = False
         if c.positions == "rotary":
-            self.register_buffer("turns", rotary_table(c), persistent=False)
+            self.register_buffer("rotary", rotary_table(c), persistent=False)
+            local = replace(c, rotary_base=c.local_rotary_base or c.rotary_base, rotary_scaling="")
+            table = rotary_table(local) if c.local_rotary_base else None
+            self.register_buffer("local_rotary", table, persistent=False)
 
     def forward(
         self,
@@ -222,11 +227,13 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """Embedded tokens [B, T, D] through every block."""
         masks = self._masks(layout, x.device, bounds, kept[0])
-        turn = self._rotary(positions)
+        rotary = self._rotary(positions)
         if activations:
             activations.hidden.append(x)
         for i in range(self.config.depth):
-            x = self._block(i, x, masks[i % len(masks)], turn, kept[i], activations)
+            x = self._block(
+                i, x, masks[i % len(masks)], rotary[i % len(rotary)], kept[i], activations
+            )
         x = self.norm(x)
         if activations:
             activations.hidden[-1] = x
@@ -309,12 +316,17 @@ class Transformer(nn.Module):
         """Whether no layer lets a token see a later one."""
         return all(pattern.is_causal for pattern in self.patterns)
 
-    def _rotary(self, positions: Tensor) -> Tensor | None:
-        return (
-            cast(Tensor, self.turns)[:, positions][:, :, None]
-            if self.config.positions == "rotary"
-            else None
-        )
+    def _rotary(self, positions: Tensor) -> list[Tensor | None]:
+        """cos and sin at these positions for the layers of each pattern; those with a window may
+        turn at a rate of their own.
+        """
+        if self.config.positions != "rotary":
+            return [None]
+        wide = cast(Tensor, self.rotary)[:, positions][:, :, None]
+        if self.local_rotary is None:
+            return [wide]
+        near = cast(Tensor, self.local_rotary)[:, positions][:, :, None]
+        return [near if pattern.is_local else wide for pattern in self.patterns]
 
     def _check_length(
         self, tokens: Tensor, positions: Tensor | None, cache: KVCache | None

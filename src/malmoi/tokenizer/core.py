@@ -317,12 +317,13 @@ class Tokenizer:
         """Every token with its id, specials and added tokens too."""
         return dict(self._vocab)
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, *, segments: bool = True) -> None:
         """Write tokenizer.json, tokenizer_config.json and the family's vocabulary files:
-        transformers opens them.
+        transformers opens them. Without `segments` it gives its model no token_type_ids there.
         """
         names = {role: self.token(id) for role, id in vars(self.specials).items() if id is not None}
-        save.write_tokenizer(self._rust, self.settings, names, Path(folder))
+        inputs = {} if segments else {"model_input_names": ["input_ids", "attention_mask"]}
+        save.write_tokenizer(self._rust, self.settings | inputs, names, Path(folder))
 
     def fingerprint(self) -> str:
         """A sha256 of all that decides the ids; two tokenizers with the same one give the same

@@ -22,6 +22,7 @@ from malmoi.tokenizer.pipeline import (
     BERT_SPECIALS,
     GPT1_SPECIALS,
     GPT2_SPECIALS,
+    ROBERTA_SPECIALS,
     SPECIAL_ROLES,
     Merges,
     Vocab,
@@ -153,21 +154,23 @@ def looks_cased(vocab: Vocab) -> bool:
 
 
 def read_bpe(vocab_path: Path, merges_path: Path, settings: Settings) -> Rust:
-    """vocab.json and merges.txt: GPT-1's where words end in `</w>`, GPT-2's byte-level ones
-    otherwise.
+    """vocab.json and merges.txt: GPT-1's where words end in `</w>`, RoBERTa's where there is its
+    mask, GPT-2's otherwise.
     """
-    _expect_class(vocab_path, settings, {"GPT2Tokenizer", "OpenAIGPTTokenizer"})
+    _expect_class(vocab_path, settings, {"GPT2Tokenizer", "OpenAIGPTTokenizer", "RobertaTokenizer"})
     vocab = read_vocab_json(vocab_path)
     merges = read_merges(merges_path, vocab)
+    prefix_space = settings.get("add_prefix_space", False)
     if any(token.endswith("</w>") for token in vocab):
         unk = special_token_settings(settings, "unk") or GPT1_SPECIALS["unk"]
         rust = pipeline.gpt1_pipeline(vocab, merges, unk=unk)
         names = {"unk": unk}
+    elif class_name(settings) != "GPT2Tokenizer" and vocab.keys() >= {*ROBERTA_SPECIALS.values()}:
+        names = ROBERTA_SPECIALS
+        rust = pipeline.roberta_pipeline(vocab, merges, names, prefix_space=prefix_space)
     else:
-        rust = pipeline.gpt2_pipeline(
-            vocab, merges, prefix_space=settings.get("add_prefix_space", False)
-        )
         names = GPT2_SPECIALS
+        rust = pipeline.gpt2_pipeline(vocab, merges, prefix_space=prefix_space)
     _make_special(rust, vocab, names, settings)
     return rust
 

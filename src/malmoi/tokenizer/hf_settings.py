@@ -131,6 +131,10 @@ def special_names(state: State, settings: Settings) -> dict[str, str]:
         found = next((name for name in likely if name in known), None)
         if found is not None and f"{role}_token" not in settings:
             names.setdefault(role, found)
+    if "<mask>" in known:  # RoBERTa and XLM-R, whose first and last token are those of a text
+        for role, name in (("cls", "<s>"), ("sep", "</s>")):
+            if name in known and f"{role}_token" not in settings:
+                names.setdefault(role, name)
     return names
 
 

@@ -19,6 +19,15 @@ State = dict[str, Any]  # a tokenizer.json, parsed
 SPECIAL_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 BERT_SPECIALS = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
 GPT1_SPECIALS = {"unk": "<unk>"}
+ROBERTA_SPECIALS = {
+    "bos": "<s>",
+    "eos": "</s>",
+    "unk": "<unk>",
+    "sep": "</s>",
+    "pad": "<pad>",
+    "cls": "<s>",
+    "mask": "<mask>",
+}
 GPT2_SPECIALS = {"bos": "<|endoftext|>", "eos": "<|endoftext|>", "unk": "<|endoftext|>"}
 
 
@@ -102,6 +111,19 @@ def with_mask(rust: Rust, names: dict[str, str]) -> dict[str, str]:
     )
     bare = {role: name for role, name in names.items() if role != "bos"}
     return bare | {"cls": end, "sep": end, "pad": end, "mask": BERT_SPECIALS["mask"]}
+
+
+def roberta_pipeline(
+    vocab: Vocab, merges: Merges, names: dict[str, str], *, prefix_space: bool = False
+) -> Rust:
+    """GPT-2's byte-level BPE around which RoBERTa puts <s> A </s></s> B </s>."""
+    rust = gpt2_pipeline(vocab, merges, prefix_space=prefix_space)
+    sep = names["sep"]
+    cls = names["cls"]
+    rust.post_processor = processors.RobertaProcessing(
+        (sep, vocab[sep]), (cls, vocab[cls]), add_prefix_space=prefix_space
+    )
+    return rust
 
 
 def char(vocab: Vocab, *, lowercase: bool = False) -> Rust:
@@ -218,7 +240,8 @@ def hf_class(state: State, names: dict[str, str], vocab: Vocab) -> str:
     if family == "byte-bpe":
         prefix_space = bool((state["pre_tokenizer"] or {}).get("add_prefix_space", False))
         if _same(state, gpt2_pipeline({}, [], prefix_space=prefix_space)):
-            return "GPT2Tokenizer"
+            framed = (state["post_processor"] or {}).get("type") == "RobertaProcessing"
+            return "RobertaTokenizer" if framed else "GPT2Tokenizer"
     if family == "bpe" and "unk" in names and _same(state, gpt1_pipeline({}, [], unk=names["unk"])):
         return "OpenAIGPTTokenizer"
     return "PreTrainedTokenizerFast"
