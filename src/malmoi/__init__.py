@@ -36,8 +36,8 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from malmoi.config import ModelConfig as ModelConfig
     from malmoi.errors import MalmoiError as MalmoiError
     from malmoi.errors import UsageError as UsageError
-    from malmoi.evaluation.tasks.base import Task as Task
-    from malmoi.evaluation.tasks.custom import custom_task as custom_task
+    from malmoi.evaluation.kinds import custom_task as custom_task
+    from malmoi.evaluation.task import Task as Task
     from malmoi.inference.generation.config import GenerationConfig as GenerationConfig
     from malmoi.inference.model import Model as Model
     from malmoi.inference.model import load as load
@@ -51,8 +51,8 @@ HOMES = {
     "api.tools": ("compress", "export", "plan", "build_corpus", "serve"),
     "inference.model": ("load", "Model"),
     "inference.generation.config": ("GenerationConfig",),
-    "evaluation.tasks.base": ("Task",),
-    "evaluation.tasks.custom": ("custom_task",),
+    "evaluation.kinds": ("custom_task",),
+    "evaluation.task": ("Task",),
     "training.recipe": ("Recipe",),
     "tokenizer.core": ("Tokenizer",),
     "config": ("ModelConfig",),

@@ -180,17 +180,56 @@ def _positive(names: Sequence[Any]) -> Any:
     return {"0": "1", 0: 1}.get(names[0], names[0]) if len(names) == 1 else names[-1]
 
 
-def f1_macro(gold: Labels, predicted: Labels) -> float:
+@dataclass(frozen=True)
+class LabelScore:
+    """How well one label is told; `support` is how often it is right to say it."""
+
+    precision: float
+    recall: float
+    f1: float
+    support: int
+
+
+def _label_counts(
+    gold: Labels, predicted: Labels, labels: Sequence[Hashable] = ()
+) -> dict[Any, tuple[int, int, int]]:
+    """Of each label how often it was rightly said, said, and right: of `labels` and of others that
+    occur. Items have one label, or a tuple of several.
+    """
+    _paired(gold, predicted)
+    right, said, wanted = (Counter[Any]() for _ in range(3))
+    for g, p in zip(gold, predicted, strict=True):
+        golds = g if isinstance(g, tuple | list) else (g,)
+        given = p if isinstance(p, tuple | list) else (p,)
+        wanted.update(golds)
+        said.update(given)
+        right.update(label for label in golds if label in given)
+    names = (*labels, *sorted({*wanted, *said} - {*labels}, key=str))
+    return {name: (right[name], said[name], wanted[name]) for name in names}
+
+
+def label_scores(
+    gold: Labels, predicted: Labels, labels: Sequence[Hashable] = ()
+) -> dict[Any, LabelScore]:
+    """Precision, recall, F1 and support of each label."""
+    counts = _label_counts(gold, predicted, labels)
+    return {
+        name: LabelScore(
+            _ratio(right, said), _ratio(right, wanted), _f(right, said, wanted), wanted
+        )
+        for name, (right, said, wanted) in counts.items()
+    }
+
+
+def f1_macro(gold: Labels, predicted: Labels, labels: Sequence[Hashable] = ()) -> float:
     """The mean of every label's F1."""
-    table = confusion(gold, predicted)
-    parts = [_f(table[i, i], table[:, i].sum(), table[i].sum()) for i in range(len(table))]
-    return float(np.mean(parts))
+    return float(np.mean([one.f1 for one in label_scores(gold, predicted, labels).values()]))
 
 
-def f1_micro(gold: Labels, predicted: Labels) -> float:
-    """F1 of all decisions together: where each has one label, the accuracy."""
-    table = confusion(gold, predicted)
-    return _f(np.trace(table), table.sum(), table.sum())
+def f1_micro(gold: Labels, predicted: Labels, labels: Sequence[Hashable] = ()) -> float:
+    """F1 of all decisions together: where each item has one label, the accuracy."""
+    counts = _label_counts(gold, predicted, labels).values()
+    return _f(*(sum(column) for column in zip(*counts, strict=True)))
 
 
 def matthews(gold: Labels, predicted: Labels) -> float:
@@ -405,19 +444,51 @@ def best_threshold(
         raise UsageError(
             f"There is no best threshold: the score of question {missing[0] + 1} is NaN."
         )
-    loss_module = {"span_f1": token_f1, "span_exact": exact_match}[measure]
+    score_of = {"span_f1": token_f1, "span_exact": exact_match}[measure]
     has = [bool(golds) for golds in gold]
     score = best = float(sum(not h for h in has))
     threshold = float(np.min(null)) - 1  # below all: never an answer
     for i in np.argsort(np.asarray(null, np.float64), kind="stable"):
         if has[i]:
-            score += _best(loss_module, gold[i], predicted[i])
+            score += _best(score_of, gold[i], predicted[i])
         elif predicted[i]:
             score -= 1
         if score > best:
             best = score
             threshold = float(null[i])
     return Threshold(best / len(gold), threshold)
+
+
+def best_f1_threshold(right: NumberSeq, chances: NumberSeq) -> float:
+    """The least probability that still says yes, by which the F1 of yes and no is best."""
+    flags = np.asarray(right, bool)
+    values = np.asarray(chances, np.float64)
+    order = np.argsort(-values, kind="stable")
+    values = np.append(values[order], 0.0)
+    hits = np.cumsum(flags[order])
+    f1s = 2 * hits / (np.arange(1, len(hits) + 1) + flags.sum())
+    f1s[values[:-1] == values[1:]] = -1  # equal probabilities cannot be told apart
+    best = int(np.argmax(f1s))
+    return float((values[best] + values[best + 1]) / 2)
+
+
+def best_label_thresholds(
+    gold: Sequence[Sequence[str]],
+    chances: Sequence[Sequence[float]],
+    labels: Sequence[str],
+    *,
+    per_label: bool = False,
+) -> list[float]:
+    """A threshold for each label: the same one for all, of the best micro F1, or one of the best F1
+    of each label by itself, where it occurs.
+    """
+    right = np.array([[name in golds for name in labels] for golds in gold], bool)
+    table = np.asarray(chances, np.float64)
+    shared = best_f1_threshold(right.ravel(), table.ravel()) if right.any() else 0.5
+    if not per_label:
+        return [shared] * len(labels)
+    columns = zip(right.T, table.T, strict=True)
+    return [best_f1_threshold(*column) if column[0].any() else shared for column in columns]
 
 
 # ------------------------------------------------------------------ language
@@ -483,6 +554,7 @@ METRICS: dict[str, Callable[..., float]] = {
     "perplexity": perplexity,
     "bits_per_byte": bits_per_byte,
 }
+LABEL_AVERAGES = frozenset({"f1_macro", "f1_micro"})
 LOWER_IS_BETTER = frozenset({"mse", "perplexity", "bits_per_byte"})
 
 
@@ -494,10 +566,19 @@ def metric(name: str) -> Callable[..., float]:
 
 
 def score_predictions(
-    names: Sequence[str], gold: Sequence[Any], predicted: Sequence[Any]
+    names: Sequence[str],
+    gold: Sequence[Any],
+    predicted: Sequence[Any],
+    labels: Sequence[str] = (),
 ) -> dict[str, float]:
-    """Several measures at once."""
-    return {name: metric(name)(gold, predicted) for name in names}
+    """Several measures at once. Means over labels take all of `labels`, also those that do not
+    occur.
+    """
+    averaged = {"labels": labels} if labels else {}
+    return {
+        name: metric(name)(gold, predicted, **(averaged if name in LABEL_AVERAGES else {}))
+        for name in names
+    }
 
 
 def goodness(name: str, value: float) -> float:

@@ -20,14 +20,15 @@ from malmoi.cli.app import run_command
 from malmoi.compression.distil import distil_model, student_of
 from malmoi.compression.share import share_layers, shared
 from malmoi.errors import UsageError
+from malmoi.evaluation.kinds import KINDS, HeadKind
 from malmoi.evaluation.tasks import custom_task
 from malmoi.model import Network, count_parameters, initialise
 from malmoi.model.families import bert, distilbert, gpt2, gpt3, llama
 from malmoi.tokenizer import train_tokenizer
 from malmoi.training.losses import IGNORE_LABEL, ForwardPass, mlm
 from malmoi.training.losses.distil import (
-    DISTILLERS,
     MAX_SCORES,
+    TEXT_DISTILLERS,
     Distillation,
     distillation_loss,
     divergence,
@@ -100,7 +101,7 @@ def test_a_language_is_taught_in_pieces_where_there_are_labels(
     monkeypatch.setitem(MAX_SCORES, "cpu", 61 * 3)
     teacher, student, batch = drawn(config, {head: 0}, 1), drawn(config, {head: 0}, 2), a_batch()
     done = ForwardPass.of(student, batch)
-    (term,) = distillation_loss(Distillation(teacher, temperature=3.0), head).terms
+    (term,) = distillation_loss(Distillation(teacher, temperature=3.0), TEXT_DISTILLERS[head]).terms
     scores = [
         one.read(head, ForwardPass.of(one, batch).hidden).flatten(0, 1)
         for one in (student, teacher)
@@ -128,21 +129,28 @@ def test_the_teachers_share_and_the_angle_of_the_hidden_states() -> None:
     teacher, student, batch = drawn(config, {"mlm": 0}, 1), drawn(config, {"mlm": 0}, 2), a_batch()
     done, counts = ForwardPass.of(student, batch), {"mlm_labels": torch.tensor(4.0)}
     hard = mlm()(done, counts)[0]
-    soft = distillation_loss(Distillation(teacher), "mlm")(done, counts)[0]
+    soft = distillation_loss(Distillation(teacher), TEXT_DISTILLERS["mlm"])(done, counts)[0]
     hidden = ForwardPass.of(teacher, batch).hidden
     apart = (1 - F.cosine_similarity(done.hidden, hidden, dim=-1))[batch["keep"]].mean()
-    loss, told = Distillation(teacher, 0.75, cosine=0.2).add_to(mlm(), "mlm")(done, counts)
+    loss, told = Distillation(teacher, 0.75, cosine=0.2).add_to(mlm(), TEXT_DISTILLERS["mlm"])(
+        done, counts
+    )
     torch.testing.assert_close(loss, 0.25 * hard + 0.75 * (soft + 0.2 * apart))
     assert set(told) == {"mlm", "distil"}
     # no angle between widths that differ
     narrow = drawn(bert(**(TINY | {"width": 8})), {"mlm": 0}, 3)
-    told = Distillation(teacher, 1.0, cosine=0.2).add_to(mlm(), "mlm")(
+    told = Distillation(teacher, 1.0, cosine=0.2).add_to(mlm(), TEXT_DISTILLERS["mlm"])(
         ForwardPass.of(narrow, batch), counts
     )[1]
-    alone = distillation_loss(Distillation(teacher), "mlm")(ForwardPass.of(narrow, batch), counts)[
-        0
-    ]
+    alone = distillation_loss(Distillation(teacher), TEXT_DISTILLERS["mlm"])(
+        ForwardPass.of(narrow, batch), counts
+    )[0]
     torch.testing.assert_close(told["distil"], alone)
+
+
+DISTILLERS = TEXT_DISTILLERS | {
+    name: kind.distil for name, kind in KINDS.items() if isinstance(kind, HeadKind)
+}
 
 
 @pytest.mark.parametrize("kind", DISTILLERS)
@@ -154,18 +162,21 @@ def test_a_copy_of_the_teacher_has_nothing_to_learn(kind: str) -> None:
         "tagging": torch.zeros(3, 8),
         "answer": torch.ones(3, 2),
         "choice": torch.zeros(2),
+        "multilabel": torch.zeros(3, 3),
     }.get(kind, torch.zeros(3))
     if kind == "choice":
         batch["places"] = torch.tensor([[0, 1], [2, -1]])
     total = (
-        distillation_loss(Distillation(teacher, cosine=1.0), kind)
+        distillation_loss(Distillation(teacher, cosine=1.0), DISTILLERS[kind])
         .terms[0]
         .total(ForwardPass.of(student, batch))
     )
     torch.testing.assert_close(total, torch.zeros(()), atol=1e-4, rtol=0)
     other = drawn(config, {DISTILLERS[kind].head: 1 if kind == "regression" else 3}, 5)
     assert (
-        distillation_loss(Distillation(teacher), kind).terms[0].total(ForwardPass.of(other, batch))
+        distillation_loss(Distillation(teacher), DISTILLERS[kind])
+        .terms[0]
+        .total(ForwardPass.of(other, batch))
         > 1e-3
     )
 

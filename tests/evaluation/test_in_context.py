@@ -30,6 +30,7 @@ from malmoi.evaluation.in_context.shots import (
     shuffled,
 )
 from malmoi.evaluation.in_context.templates import templated, templates
+from malmoi.evaluation.prompts import answer_cue
 from malmoi.evaluation.tasks import (
     TASKS,
     Example,
@@ -38,7 +39,6 @@ from malmoi.evaluation.tasks import (
     named_task,
     task_prompt,
 )
-from malmoi.evaluation.tasks.prompts import answer_cue
 from malmoi.inference import Model, load
 from malmoi.inference.pseudo_likelihood import SplitText, pseudo_scores
 from malmoi.metrics import metric

@@ -10,6 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.evaluation.features import FeatureView
+from malmoi.evaluation.kinds import encode_examples
+from malmoi.evaluation.prompts import parse_tags
 from malmoi.evaluation.tasks import (
     TASKS,
     Example,
@@ -22,10 +25,8 @@ from malmoi.evaluation.tasks import (
     named_task,
     task_prompt,
 )
-from malmoi.evaluation.tasks.features import FeatureView, encode_examples
 from malmoi.evaluation.tasks.language_modelling import PTB_RULES, rewritten
 from malmoi.evaluation.tasks.ner import iob2
-from malmoi.evaluation.tasks.prompts import parse_tags
 from malmoi.finetuning.batches import collate, plan_batches
 from malmoi.model import preset
 from malmoi.tokenizer import Tokenizer, train_tokenizer

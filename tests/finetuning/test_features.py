@@ -21,7 +21,7 @@ from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.cli import run_command
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.evaluation.evaluate import evaluate
-from malmoi.evaluation.tasks import custom_task
+from malmoi.evaluation.tasks import custom_task, metric_names
 from malmoi.finetuning import hidden_states
 from malmoi.finetuning.finetune import finetune
 from malmoi.finetuning.frozen_features import _chosen
@@ -164,7 +164,7 @@ def test_a_small_model_learns_and_says_the_same_when_it_is_loaded(
     path, out = file_of(kind, tmp_path), tmp_path / "out"
     chosen = custom_task(kind)  # type: ignore[arg-type]
     done = finetune(model, chosen, path, out, path, features="weighted-last4", **QUICK)
-    assert done.metrics[chosen.metric_names[0]] > 0.9
+    assert done.metrics[metric_names(chosen)[0]] > 0.9
     loaded = malmoi.load(out)
     assert loaded.network.features == FeatureConfig(
         layers=(1, 2, 3), weighted=True, recurrent=32 * (kind == "tagging")
@@ -183,8 +183,8 @@ def test_a_small_model_learns_and_says_the_same_when_it_is_loaded(
         assert loaded.predict(SENTENCE)[0].text == "Alice"
     else:
         assert torch.equal(class_scores(before, TEXTS), class_scores(after, TEXTS))
-    assert evaluate(out, chosen, path)[chosen.metric_names[0]] == pytest.approx(
-        done.metrics[chosen.metric_names[0]], abs=1e-6
+    assert evaluate(out, chosen, path)[metric_names(chosen)[0]] == pytest.approx(
+        done.metrics[metric_names(chosen)[0]], abs=1e-6
     )
     start = malmoi.load(model).network.trunk.state_dict()
     kept = {
@@ -297,9 +297,7 @@ def test_what_does_not_go_together_is_said(
         finetune(model, "classification", path, tmp_path / "o", path, features="last", grid=True)
     asked = tmp_path / "q.csv"
     asked.write_text("text,context,label\nwho,it is me,me\n", "utf-8")
-    with pytest.raises(
-        UsageError, match="features are for tagging, classification, regression; answer"
-    ):
+    with pytest.raises(UsageError, match="features are for labels and numbers; answer"):
         finetune(model, custom_task("answer"), asked, tmp_path / "o", asked, features="last")
     monkeypatch.setattr(hidden_states.shutil, "disk_usage", lambda path: SimpleNamespace(free=9))
     with pytest.raises(MalmoiError, match=r"hidden states need .* GB"):

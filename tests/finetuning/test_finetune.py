@@ -31,8 +31,9 @@ from malmoi.tokenizer.padding import BatchLimits
 from malmoi.training.losses import ForwardPass, count_labels
 from malmoi.training.losses.task import (
     choice_loss,
+    choice_scores,
     classification_loss,
-    group_choice_scores,
+    multilabel_loss,
     regression_loss,
     span_loss,
     tagging_loss,
@@ -253,6 +254,13 @@ def test_task_losses_are_what_torch_says() -> None:
         0
     ].item() == pytest.approx(wanted, abs=1e-6)
 
+    held = torch.tensor([[0.0, 1.0, 1.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
+    done = a_pass("classify", 3, {"labels": held})
+    wanted = F.binary_cross_entropy_with_logits(done.scores("classify"), held).item()
+    assert multilabel_loss()(done, count_labels(multilabel_loss(), done.batch))[
+        0
+    ].item() == pytest.approx(wanted, abs=1e-6)
+
     tags = torch.randint(0, 3, (4, 8))
     tags[:, 5:] = -100
     done = a_pass("tag", 3, {"labels": tags})
@@ -277,7 +285,7 @@ def test_the_span_loss_is_that_of_transformers() -> None:
 def test_choices_of_unequal_number_are_scored_apart() -> None:
     places = torch.tensor([[0, 1, 2], [3, -1, -1]])
     done = a_pass("choice", 0, {"labels": torch.tensor([2, 0]), "places": places})
-    scores = group_choice_scores(done.scores("choice"), places)
+    scores = choice_scores(done)
     assert scores[1, 0].softmax(-1) == 1
     wanted = F.cross_entropy(done.scores("choice")[:3, 0][None], torch.tensor([2])).item() / 2
     assert choice_loss()(done, count_labels(choice_loss(), done.batch))[0].item() == pytest.approx(

@@ -108,7 +108,7 @@ class Checkpoint:
     labels: tuple[str, ...] = ()  # of its classify or tag head
     generation: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # what was missing or left unused when it was read
-    # what a task keeps beside: config.json's "malmoi"
+    # what a task keeps beside: config.json's "malmoi", and its problem_type
     extra: dict[str, Any] = field(default_factory=dict)
     source: Path | None = None  # where it was read from
     # its config.json's model_type and token ids, kept where nothing else decides them
@@ -155,6 +155,8 @@ def read_checkpoint(
         network.eval().to(device=device, dtype=dtype)
     labels = _labels(config, network)
     extra = dict(config.object("malmoi", default={}))
+    if config.get("problem_type") is not None:
+        extra["problem_type"] = config.text("problem_type")
     generation = dict(_with_ids(read_model_json(folder / "generation_config.json", required=False)))
     kept = {
         name: value
@@ -361,7 +363,10 @@ def _config_json(checkpoint: Checkpoint, table: Table | None) -> dict[str, Any]:
     if checkpoint.labels:
         values["id2label"] = {str(i): name for i, name in enumerate(checkpoint.labels)}
         values["label2id"] = {name: i for i, name in enumerate(checkpoint.labels)}
-    return values | ({"malmoi": checkpoint.extra} if checkpoint.extra else {})
+    extra = dict(checkpoint.extra)
+    if problem_type := extra.pop("problem_type", None):
+        values["problem_type"] = problem_type
+    return values | ({"malmoi": extra} if extra else {})
 
 
 def _token_ids(checkpoint: Checkpoint) -> dict[str, Any]:

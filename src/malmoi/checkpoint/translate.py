@@ -17,7 +17,7 @@ from malmoi.checkpoint.table import Table, TensorRule
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError
 from malmoi.model import FeatureConfig, Network, initialise, without_weights
-from malmoi.model.heads import VOCABULARY_HEADS
+from malmoi.model.heads import LABEL_HEADS, VOCABULARY_HEADS
 from malmoi.model.int8 import QuantizedLinear, plain_state
 from malmoi.model.int8_row import Packed
 from malmoi.system.limits import MAX_WEIGHT
@@ -258,7 +258,7 @@ def check_type(tensor: Tensor, name: str, folder: Path) -> None:
 def check_labels(network: Network, labels: tuple[str, ...], where: str) -> None:
     """Refuses labels that are more or fewer than the classes they name."""
     classes = next(
-        (classes_of(network.heads[head]) for head in ("classify", "tag") if head in network.heads),
+        (classes_of(head) for name, head in network.heads.items() if name in LABEL_HEADS),
         None,
     )
     if labels and classes is not None and classes != len(labels):

@@ -13,7 +13,7 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from malmoi.errors import MalmoiError
-from malmoi.evaluation.tasks.rows import BadRow, any_rows
+from malmoi.evaluation.rows import BadRow, any_rows
 
 READ_ROWS = 5000  # that a guess is made from
 MAX_LABELS = 200  # more are ids or free text

@@ -14,6 +14,7 @@ from malmoi.cli.options import (
     LabelOption,
     ModelOption,
     PairOption,
+    SeparatorOption,
     SkipOption,
     TextOption,
     chosen_task,
@@ -77,6 +78,7 @@ def evaluate_command(
     pair: PairOption = None,
     label: LabelOption = None,
     choices: ChoicesOption = None,
+    separator: SeparatorOption = None,
     skip_bad: SkipOption = False,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
@@ -89,7 +91,7 @@ def evaluate_command(
     Example: malmoi evaluate copa --model runs/tiny-gpt --data copa.jsonl --shots 0,1,4 --show 2
     """
     from malmoi.evaluation.evaluate import evaluate as judge
-    from malmoi.evaluation.tasks.features import KIND_HEADS
+    from malmoi.evaluation.kinds import HeadKind, kind_of
 
     asking = given(shots=shots, train=train, seed=seed, limit=limit, score=score, template=template)
     opened = open_model(model, device, dtype)
@@ -97,11 +99,13 @@ def evaluate_command(
     chosen: Any = (
         task
         if task.endswith(YAML)
-        else chosen_task(task, text=text, pair=pair, label=label, choices=choices)
+        else chosen_task(
+            task, text=text, pair=pair, label=label, choices=choices, separator=separator
+        )
     )
     if harness is not None or isinstance(chosen, str):
         show_facts(judge(opened, chosen, rows, skip_bad=skip_bad, harness=harness, **asking), json)
-    elif asking or show or out or chosen.kind not in KIND_HEADS:
+    elif asking or show or out or not isinstance(kind_of(chosen), HeadKind):
         from malmoi.evaluation.few_shot import few_shot_results, in_context_config
 
         _tell(
@@ -112,7 +116,7 @@ def evaluate_command(
             json,
         )
     else:
-        show_facts(judge(opened, chosen, rows, skip_bad=skip_bad), json)
+        show_facts(judge(opened, chosen, rows, skip_bad=skip_bad, per_label=True), json)
 
 
 def _tell(found: "list[InContextResult]", show: int, json: bool) -> None:

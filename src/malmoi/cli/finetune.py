@@ -15,6 +15,7 @@ from malmoi.cli.options import (
     OverwriteOption,
     PairOption,
     SeedOption,
+    SeparatorOption,
     SetOption,
     SkipOption,
     StepsOption,
@@ -71,6 +72,7 @@ def finetune_command(
     pair: PairOption = None,
     label: LabelOption = None,
     choices: ChoicesOption = None,
+    separator: SeparatorOption = None,
     epochs: Annotated[
         float | None, typer.Option(help="Passes over the rows.", show_default=DEFAULTS + "epochs")
     ] = None,
@@ -131,7 +133,8 @@ def finetune_command(
     Example: malmoi finetune sst2 SST-2/train.tsv --dev SST-2/dev.tsv -m runs/bert -o runs/sst2
     """
     name, files = task_and_files(words, data)
-    task = guessed_task(name, files, text=text, pair=pair, label=label, choices=choices)
+    columns = given(text=text, pair=pair, label=label, choices=choices, separator=separator)
+    task = guessed_task(name, files, **columns)
     base = model or newest_model(files[0])
     folder = out or Path("runs") / files[0].name.split(".")[0]
     if model is None or out is None:
@@ -160,9 +163,9 @@ def finetune_command(
 
 def task_and_files(words: Sequence[str], data: Sequence[Path] | None) -> tuple[str, list[Path]]:
     """The task, "" where none is named, and the files: either may come first."""
-    from malmoi.evaluation.tasks import KIND_METRICS, TASKS
+    from malmoi.evaluation.tasks import KINDS, TASKS
 
-    known = {**KIND_METRICS, **TASKS}
+    known = {**KINDS, **TASKS}
     named = [word for word in words if word in known]
     files = [Path(word) for word in words if word not in named[:1]] + list(data or [])
     missing = next((file for file in files if not file.exists()), None)
@@ -191,7 +194,9 @@ def guessed_task(name: str, files: Sequence[Path], **columns: str | None) -> "Ta
             f"{files[0]} is a folder: name the task too, as in malmoi finetune sst2 {files[0]}"
         )
     found = guess_columns(
-        files, kind=name or None, **{k: v for k, v in columns.items() if k != "choices"}
+        files,
+        kind=name or None,
+        **{k: v for k, v in columns.items() if k not in ("choices", "separator")},
     )
     say(found.describe())
     return chosen_task(found.kind, text=found.text, pair=found.pair, label=found.label)
@@ -221,18 +226,25 @@ def _encoders() -> Iterator[Path]:
 
 
 def _next_lines(task: "Task", out: Path) -> None:
-    from malmoi.evaluation.tasks.features import KIND_HEADS
+    from malmoi.evaluation.kinds import head_kind
+    from malmoi.inference.predictors import ANSWER
 
-    if task.kind in KIND_HEADS:
-        pairs = " --pairs" if task.kind == "answer" else ""
-        say(f'Next: malmoi predict -m {out}{pairs} "…", malmoi serve -m {out}, {out}/report.html')
+    pairs = " --pairs" if head_kind(task).output is ANSWER else ""
+    say(f'Next: malmoi predict -m {out}{pairs} "…", malmoi serve -m {out}, {out}/report.html')
 
 
 def show_facts(facts: dict[str, Any], json: bool) -> None:
     if json:
         print_json(facts)
-    else:
-        print_table(
-            ("measure", "value"),
-            [(k, f"{v:.4f}" if isinstance(v, float) else v) for k, v in facts.items()],
-        )
+        return
+    labels = facts.pop("labels", {})
+    rows = [(k, f"{v:.4f}" if isinstance(v, float) else v) for k, v in facts.items()]
+    print_table(("measure", "value"), rows)
+    if labels:
+        print()
+        columns = ("precision", "recall", "f1")
+        table = [
+            (name, *(f"{one[column]:.4f}" for column in columns), one["support"])
+            for name, one in labels.items()
+        ]
+        print_table(("label", *columns, "support"), table)

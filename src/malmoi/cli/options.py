@@ -91,7 +91,16 @@ PairOption = Annotated[
     typer.Option("--pair", help="Column of a second text or a context.", metavar="COLUMN"),
 ]
 LabelOption = Annotated[
-    str | None, typer.Option("--label", help="Column of the label.", metavar="COLUMN")
+    str | None,
+    typer.Option(
+        "--label", help="Column of the label; multilabel also A,B,… of 0 and 1.", metavar="COLUMN"
+    ),
+]
+SeparatorOption = Annotated[
+    str | None,
+    typer.Option(
+        "--separator", help="Between a row's labels (multilabel).", metavar="TEXT", show_default=","
+    ),
 ]
 ChoicesOption = Annotated[
     str | None,
@@ -104,13 +113,15 @@ SkipOption = Annotated[
 
 def chosen_task(name: str, **columns: Any) -> "Task":
     """A named task, or one on the user's columns: text, pair, label, choices."""
-    from malmoi.evaluation.tasks import KIND_METRICS, custom_task, named_task
+    from malmoi.evaluation.tasks import KINDS, custom_task, named_task
 
     given = {key: value for key, value in columns.items() if value is not None}
-    if isinstance(given.get("choices"), str):
+    if "choices" in given:
         given["choices"] = tuple(given["choices"].split(","))
-    if name in KIND_METRICS and (given or name == "choice"):
-        return custom_task(name, **given)  # type: ignore[arg-type]
+    if "," in given.get("label", ""):
+        given["label"] = tuple(given["label"].split(","))
+    if name in KINDS:
+        return custom_task(name, **given)
     if given:
         raise UsageError(
             f"The task {name} knows its columns; --{next(iter(given))} is for a kind such as "
@@ -121,9 +132,9 @@ def chosen_task(name: str, **columns: Any) -> "Task":
 
 def complete_tasks(incomplete: str) -> Iterable[str]:
     """Tasks that begin so, for the shell."""
-    from malmoi.evaluation.tasks import KIND_METRICS, TASKS
+    from malmoi.evaluation.tasks import KINDS, TASKS
 
-    return [name for name in (*KIND_METRICS, *TASKS) if name.startswith(incomplete)]
+    return [name for name in (*KINDS, *TASKS) if name.startswith(incomplete)]
 
 
 def complete_recipes(incomplete: str) -> Iterable[str]:

@@ -65,4 +65,6 @@ def _line(text: Any, answer: Any) -> str:
         return f"{' '.join(f'[{one_line(s.text)} {s.label} {s.score:.3f}]' for s in answer) or '-'}\t{shown}"  # noqa: E501
     if hasattr(answer, "candidates"):
         return f"{one_line(answer.text) or '-'}\t{answer.score:.4f}\t{shown}"
-    return f"{answer.label}\t{answer.scores[answer.label]:.4f}\t{shown}"
+    labels = answer.labels if hasattr(answer, "labels") else (answer.label,)
+    scores = ", ".join(f"{answer.scores[label]:.4f}" for label in labels)
+    return f"{', '.join(labels) or '-'}\t{scores or '-'}\t{shown}"

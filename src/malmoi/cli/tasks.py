@@ -24,7 +24,7 @@ def tasks_command(
 
     Example: malmoi tasks sst2
     """
-    from malmoi.evaluation.tasks import KIND_METRICS, TASKS, named_task
+    from malmoi.evaluation.tasks import KINDS, TASKS, metric_names, named_task
 
     shown = TASKS.values() if name is None else (named_task(name),)
     if json or name is not None:
@@ -32,7 +32,7 @@ def tasks_command(
             {
                 "task": one.name,
                 "kind": one.kind,
-                "metrics": ", ".join(one.metric_names),
+                "metrics": ", ".join(metric_names(one)),
                 "about": one.about,
                 "files": " ".join(one.files),
             }
@@ -41,11 +41,13 @@ def tasks_command(
         for row in facts:
             print_json(row) if json else print_table(("task", row["task"]), list(row.items())[1:])
         return
-    order = list(KIND_METRICS)
+    order = list(KINDS)
     kinds = groupby(
         sorted(shown, key=lambda task: order.index(task.kind)), key=lambda task: task.kind
     )
     rows = [row for _, some in kinds for row in ((), *((t.name, t.kind, t.about) for t in some))]
     print_table(("task", "kind", "what is asked"), rows)
     print()
-    print_table(("kind", "metrics"), [(k, ", ".join(m)) for k, m in KIND_METRICS.items()])
+    print_table(
+        ("kind", "metrics"), [(kind.name, ", ".join(kind.metrics)) for kind in KINDS.values()]
+    )

@@ -12,10 +12,10 @@ from malmoi.compression.models import open_whole
 from malmoi.compression.prune import with_layers
 from malmoi.compression.result import CompressionResult
 from malmoi.errors import UsageError
-from malmoi.evaluation.evaluate import check_task_fits
+from malmoi.evaluation.evaluate import check_task_fits, judge
 from malmoi.evaluation.tasks import Task, named_task
 from malmoi.finetuning.config import FinetuneConfig, finetune_config
-from malmoi.finetuning.finetune import run_all, score_dev
+from malmoi.finetuning.finetune import run_all
 from malmoi.finetuning.run_state import distillation_record
 from malmoi.finetuning.task_data import FinetuneData, load_data
 from malmoi.inference.predict import Predictor
@@ -175,7 +175,7 @@ def _of_task(
     _check_segments(work, teacher)
     teacher.network.to(work.device)
     with choose_execution(work.device, settings.training(1)).computing():
-        before = score_dev(work, replace(reading, encode=work.encode)).metrics
+        before = judge(task, work, replace(reading, encode=work.encode)).metrics
     result = run_all(work, settings, out)
     metrics = {
         name: (before[name], value) for name, value in result.metrics.items() if name in before

@@ -5,7 +5,7 @@ part (Michel et al. 2019 eq. 2; Molchanov et al. 2017 for neurons). One pass for
 all of them. B rows, T tokens, N parts.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -16,32 +16,19 @@ from torch import Tensor
 
 from malmoi.checkpoint import Checkpoint
 from malmoi.errors import UsageError
+from malmoi.evaluation.features import FeatureView
+from malmoi.evaluation.kinds import encode_examples, head_kind
 from malmoi.evaluation.tasks import Task, load_examples, named_task, require_labels
-from malmoi.evaluation.tasks.features import FeatureView, encode_examples, head_for
 from malmoi.finetuning.batches import collate
 from malmoi.inference.predict import Predictor
 from malmoi.model import Network
 from malmoi.text.documents import read_documents
 from malmoi.training.losses import IGNORE_LABEL, ForwardPass, Objective, lm
-from malmoi.training.losses.task import (
-    choice_loss,
-    classification_loss,
-    regression_loss,
-    span_loss,
-    tagging_loss,
-)
 
 # as many rows are read at most, so many together, so many tokens of a text
 MAX_SAMPLE_ROWS = 512
 ROWS_PER_BATCH = 8
 MAX_SAMPLE_TOKENS = 512
-KIND_OBJECTIVES: dict[str, Callable[[], Objective]] = {
-    "classification": classification_loss,
-    "regression": regression_loss,
-    "tagging": tagging_loss,
-    "choice": choice_loss,
-    "answer": span_loss,
-}
 SampleBatch = Mapping[str, Tensor]
 
 
@@ -98,10 +85,9 @@ def _of_rows(
 ) -> tuple[Objective, Iterator[SampleBatch]]:
     task = named_task(task) if isinstance(task, str) else task
     reading = Predictor.of(checkpoint)
-    if head_for(task) not in checkpoint.network.heads:
-        raise UsageError(
-            f"This model has no {head_for(task)} head, which the task {task.name} needs."
-        )
+    kind = head_kind(task)
+    if kind.head not in checkpoint.network.heads:
+        raise UsageError(f"This model has no {kind.head} head, which the task {task.name} needs.")
     examples = load_examples(task, data).rows[:MAX_SAMPLE_ROWS]
     require_labels(task, examples)
     last = checkpoint.network.config.pool == "last"
@@ -113,7 +99,7 @@ def _of_rows(
         collate(items[i : i + ROWS_PER_BATCH], checkpoint.network.config)
         for i in range(0, len(items), ROWS_PER_BATCH)
     )
-    return KIND_OBJECTIVES[task.kind](), batches
+    return kind.objective(None), batches
 
 
 def _of_text(checkpoint: Checkpoint, data: Path) -> tuple[Objective, Iterator[SampleBatch]]:

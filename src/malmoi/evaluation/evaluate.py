@@ -1,32 +1,24 @@
 """Evaluation: a fine-tuned model by its predictions, any other in context (`few_shot.py`)."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from malmoi.errors import UsageError
+from malmoi.evaluation.examples import load_examples, require_labels, unseen_labels
 from malmoi.evaluation.few_shot import EvaluationFiles, evaluate_few_shot
-from malmoi.evaluation.tasks import Example, Task, load_examples, named_task, require_labels
-from malmoi.evaluation.tasks.features import KIND_HEADS, head_for
+from malmoi.evaluation.kinds import HeadKind, Outcome, head_kind, kind_of, metric_names
+from malmoi.evaluation.task import Example, Task
+from malmoi.evaluation.tasks import named_task
 from malmoi.inference import Model, load
-from malmoi.inference.answer import answer_questions
-from malmoi.inference.predict import Predictor, class_scores, score_choices, tag_words
-from malmoi.metrics import best_threshold, score_predictions
+from malmoi.inference.predict import Predictor
+from malmoi.inference.predictors import task_heads
+from malmoi.metrics import label_scores, score_predictions
 
+logger = logging.getLogger(__name__)
 ALWAYS_ANSWER = float("inf")  # the threshold of a model that never says that there is no answer
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The measures, and each example's own: what was right, what was said, how sure it was."""
-
-    metrics: dict[str, float]
-    labels: list[Any] = field(repr=False)
-    predictions: list[Any] = field(repr=False)
-    # probability, score, or how much likelier "no answer" is than the best
-    scores: list[float] = field(repr=False)
-    threshold: float | None = None  # above which there is no answer, where that was looked for
 
 
 def evaluate(
@@ -36,49 +28,68 @@ def evaluate(
     *,
     device: str | None = None,
     skip_bad: bool = False,
+    per_label: bool = False,
     **asking: Any,
 ) -> Any:
     """The measures of a model on some of a task's files: {"accuracy": 0.91, …, "examples": 872}.
 
     A fine-tuned model is judged by its head. With `shots` (0, 1, K, "max") a GPT or a BERT is asked
     as it is, after so many examples, and every measure has a standard error; several numbers
-    ("0,1,4") give a list. Other settings are the fields of `Asking`: train, seed, limit, score,
-    template; and out (a folder for the curve), harness ("lm-eval").
+    ("0,1,4") give a list. Other settings are the fields of `InContextConfig`: train, seed, limit,
+    score, template; and out (a folder for the curve), harness ("lm-eval"). With `per_label` there
+    are also precision, recall, F1 and support of each label of a classification.
     """
     found = model if isinstance(model, Model) else load(model, device=device)
     if isinstance(task, str) and task.endswith((".yaml", ".yml")):
         return evaluate_few_shot(found, Path(task), data, **asking)
     chosen = named_task(task) if isinstance(task, str) else task
-    if asking or chosen.kind not in KIND_HEADS:
+    kind = kind_of(chosen)
+    if asking or not isinstance(kind, HeadKind):
         return evaluate_few_shot(found, chosen, data, skip_bad=skip_bad, **asking)
     if data is None:
         raise UsageError(
             f"The task {chosen.name} needs a file of its rows: name it with --data (data=…)."
         )
     examples = load_examples(chosen, data, skip_bad=skip_bad).rows
+    for note in unseen_labels(chosen, examples, found.labels):
+        logger.warning(f"{note}.")
     done = predict_and_score(chosen, examples, Predictor.of(found.checkpoint))
-    return {**done.metrics, "examples": len(examples)}
+    facts = {**done.metrics, "examples": len(examples)}
+    if not (per_label and kind.text_labels):
+        return facts
+    scores = label_scores(done.labels, done.predictions, found.labels)
+    return {**facts, "labels": {name: asdict(score) for name, score in scores.items()}}
 
 
 def predict_and_score(task: Task, examples: Sequence[Example], reading: Predictor) -> Outcome:
     """Predicts by the way that users predict by, and judges."""
     check_task_fits(task, reading)
     require_labels(task, examples)
-    gold = [_gold(task, example) for example in examples]
-    said, sure = KIND_PREDICTORS[task.kind](reading, examples)
-    return Outcome(score_predictions(task.metric_names, gold, said), gold, said, sure)
+    kind = head_kind(task)
+    gold = [kind.gold(example.label, reading.labels) for example in examples]
+    said = kind.predict(reading, examples)
+    return Outcome(_measures(task, gold, [one.prediction for one in said], reading), gold, said)
+
+
+def _measures(
+    task: Task, gold: Sequence[Any], said: Sequence[Any], reading: Predictor
+) -> dict[str, float]:
+    """A mean over labels is one over all of them where an item may have several or none."""
+    kind = head_kind(task)
+    labels = reading.labels if kind.text_labels and not kind.exclusive else ()
+    return score_predictions(metric_names(task), gold, said, labels)
 
 
 def check_task_fits(task: Task, reading: Predictor) -> None:
     """A model answers only what it was fine-tuned for."""
-    head = head_for(task)
-    if head not in reading.network.heads and reading.words is None:
+    kind = head_kind(task)
+    if kind.output not in task_heads(reading):
         raise UsageError(
-            f"This model has no {head} head, which the task {task.name} ({task.kind}) needs; "
-            f"fine-tune it first: malmoi finetune {task.name} --model … Or ask a GPT or a BERT as "
-            "it is: --shots 0."
+            f"This model has no {kind.head} head for {task.kind}, which the task {task.name} "
+            f"needs; fine-tune it first: malmoi finetune {task.name} --model … Or ask a GPT or a "
+            "BERT as it is: --shots 0."
         )
-    if task.kind == "classification" and task.labels and set(task.labels) != set(reading.labels):
+    if kind.text_labels and task.labels and set(task.labels) != set(reading.labels):
         ours = ", ".join(task.labels)
         theirs = ", ".join(reading.labels) or "none"
         raise UsageError(
@@ -87,61 +98,31 @@ def check_task_fits(task: Task, reading: Predictor) -> None:
         )
 
 
-def _gold(task: Task, example: Example) -> Any:
-    return [text for text, _ in example.label] if task.kind == "answer" else example.label
+@dataclass(frozen=True)
+class Split:
+    """The examples of a fine-tuning: to learn from, to judge by, and, of some kinds, those of the
+    training files that choose thresholds.
+    """
+
+    train: tuple[Example, ...]
+    dev: tuple[Example, ...]
+    held: tuple[Example, ...] = ()
 
 
-def _texts(examples: Sequence[Example]) -> list[Any]:
-    return [e.text if e.pair is None else (e.text, e.pair) for e in examples]
-
-
-def _classes(reading: Predictor, examples: Sequence[Example]) -> tuple[list[Any], list[float]]:
-    sure, best = class_scores(reading, _texts(examples)).softmax(-1).max(-1)
-    return [reading.labels[i] for i in best.tolist()], sure.tolist()
-
-
-def _numbers(reading: Predictor, examples: Sequence[Example]) -> tuple[list[Any], list[float]]:
-    values = class_scores(reading, _texts(examples))[:, 0].tolist()
-    return values, values
-
-
-def _tags(reading: Predictor, examples: Sequence[Example]) -> tuple[list[Any], list[float]]:
-    found = tag_words(reading, [e.words for e in examples])
-    return found, [
-        float(list(tags) == list(e.label)) for tags, e in zip(found, examples, strict=True)
-    ]
-
-
-def _choices(reading: Predictor, examples: Sequence[Example]) -> tuple[list[Any], list[float]]:
-    questions = [(e.text, e.pair or "", e.choices) for e in examples]
-    chances = [scores.softmax(-1) for scores in score_choices(reading, questions)]
-    return [int(some.argmax()) for some in chances], [float(some.max()) for some in chances]
-
-
-def _answers(reading: Predictor, examples: Sequence[Example]) -> tuple[list[Any], list[float]]:
-    found = answer_questions(reading, [(e.text, e.pair or "") for e in examples], top=1)
-    return [one.text for one in found], [one.null for one in found]
-
-
-KIND_PREDICTORS: dict[
-    str, Callable[[Predictor, Sequence[Example]], tuple[list[Any], list[float]]]
-] = {
-    "classification": _classes,
-    "regression": _numbers,
-    "tagging": _tags,
-    "choice": _choices,
-    "answer": _answers,
-}
-
-
-def with_threshold(task: Task, examples: Sequence[Example], reading: Predictor) -> Outcome:
-    """An outcome whose threshold for "no answer" is the one of the best F1 (BERT §4.3)."""
-    best = predict_and_score(task, examples, replace(reading, threshold=ALWAYS_ANSWER))
-    found = best_threshold(best.labels, best.predictions, best.scores)
-    said = [
-        "" if null > found.threshold else text
-        for text, null in zip(best.predictions, best.scores, strict=True)
-    ]
-    without = {f"{name}_without_threshold": value for name, value in best.metrics.items()}
-    metrics = {**score_predictions(task.metric_names, best.labels, said), **without}
-    return Outcome(metrics, best.labels, said, best.scores, found.threshold)
+def judge(task: Task, rows: Split, reading: Predictor) -> Outcome:
+    """What a model says of the development set; by thresholds, where the kind has them, that the
+    rows held out of the training choose (for answers, as in BERT §4.3, the development set itself).
+    """
+    kind = head_kind(task)
+    if kind.choose is None:
+        return predict_and_score(task, rows.dev, reading)
+    reading = replace(reading, threshold=ALWAYS_ANSWER, thresholds=())
+    plain = predict_and_score(task, rows.dev, reading)
+    by = predict_and_score(task, rows.held, reading) if rows.held else plain
+    chosen = kind.choose(by, reading.labels)
+    if not chosen:
+        return plain
+    said = [replace(one, prediction=kind.decide(one, chosen)) for one in plain.said]
+    metrics = _measures(task, plain.labels, [one.prediction for one in said], reading)
+    without = {f"{name}_without_threshold": value for name, value in plain.metrics.items()}
+    return Outcome({**metrics, **without}, plain.labels, said, chosen)

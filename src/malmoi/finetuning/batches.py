@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from malmoi.config import ModelConfig
-from malmoi.evaluation.tasks.features import TrainingItem
+from malmoi.evaluation.features import TrainingItem
 from malmoi.tokenizer.padding import Ids, pad_to_width
 from malmoi.training.losses import IGNORE_LABEL
 

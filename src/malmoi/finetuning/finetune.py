@@ -5,7 +5,7 @@
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,16 @@ from typing import Any
 from malmoi.adapters import check_target, is_adapter, read_with_adapter, write_adapter
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.errors import UsageError
-from malmoi.evaluation.evaluate import Outcome, predict_and_score, with_threshold
-from malmoi.evaluation.tasks import Example, Task, named_task
-from malmoi.evaluation.tasks.features import FeatureView, TrainingItem, encode_examples
+from malmoi.evaluation.evaluate import judge
+from malmoi.evaluation.features import FeatureView, TrainingItem
+from malmoi.evaluation.kinds import ExamplePrediction, Outcome, encode_examples, head_kind
+from malmoi.evaluation.task import Example, Task
+from malmoi.evaluation.tasks import named_task
 from malmoi.finetuning.config import FinetuneConfig, finetune_config
 from malmoi.finetuning.frozen_features import cached_states
 from malmoi.finetuning.report import write_task_report
 from malmoi.finetuning.run_state import begin_run, finish_run, finished
-from malmoi.finetuning.task_data import FinetuneData, describe_run, load_data
+from malmoi.finetuning.task_data import FinetuneData, classes_in, describe_run, load_data
 from malmoi.finetuning.task_network import build_task_network
 from malmoi.finetuning.trainer import FinetuneTrainer
 from malmoi.finetuning.verbalizer_loss import verbalizer_items, verbalizer_loss
@@ -33,13 +35,6 @@ from malmoi.system.result import Result
 from malmoi.tokenizer import TokenRow
 from malmoi.training.device import choose_execution
 from malmoi.training.losses import Objective, lm
-from malmoi.training.losses.task import (
-    choice_loss,
-    classification_loss,
-    regression_loss,
-    span_loss,
-    tagging_loss,
-)
 from malmoi.training.parallel import join_process_group
 from malmoi.training.signals import Stopped
 
@@ -101,7 +96,7 @@ def run_all(
     work: FinetuneData, settings: FinetuneConfig, out: Path, *, restart: bool = False
 ) -> FinetuneResult:
     """Every run that the settings ask for; the one that is kept is written to the folder."""
-    measure = work.task.metric_names[0]
+    measure = work.primary_metric
     variants = settings.variants()
     folders = [out] if len(variants) == 1 else [out / _called(settings, v) for v in variants]
     with folder_lock(out):
@@ -168,16 +163,15 @@ def _run(work: FinetuneData, settings: FinetuneConfig, out: Path, *, restart: bo
     describe_run(work, settings, checkpoint.network, items)
 
     def evaluate() -> Outcome:
-        return score_dev(work, reading)
+        return judge(work.task, work, reading)
 
     objective = make_objective(work, settings, verbalizer_loss(items) if reading.words else None)
     trainer = FinetuneTrainer(
-        checkpoint.network, objective, settings, out, evaluate, work.task.metric_names[0]
+        checkpoint.network, objective, settings, out, evaluate, work.primary_metric
     )
     with cached_states(checkpoint.network, lambda: _rows(work, checkpoint, reading, items)):
         best = trainer.fit(items)
-    if best.threshold is not None:
-        checkpoint.extra["threshold"] = best.threshold
+    checkpoint.extra |= best.chosen
     _save(work, settings, checkpoint, out)
     if trainer.stopped:
         where = f"the best so far is in {out}, run the same command to resume"
@@ -187,13 +181,6 @@ def _run(work: FinetuneData, settings: FinetuneConfig, out: Path, *, restart: bo
     _write_predictions(work, best, out)
     finish_run(out, record, best.metrics, trainer.step)
     return FinishedRun(settings, checkpoint, best, trainer.step)
-
-
-def score_dev(work: FinetuneData, reading: Predictor) -> Outcome:
-    """What a model says of the development set."""
-    return (with_threshold if _may_be_unanswered(work.task, work.train) else predict_and_score)(
-        work.task, work.dev, reading
-    )
 
 
 def _finished(work: FinetuneData, settings: FinetuneConfig, out: Path) -> FinishedRun:
@@ -213,7 +200,8 @@ def _finished(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Finish
     if said is not None:
         return FinishedRun(settings, checkpoint, said, steps)
     with choose_execution(work.device, settings.training(1)).computing():
-        return FinishedRun(settings, checkpoint, score_dev(work, Predictor.of(checkpoint)), steps)
+        found = judge(work.task, work, Predictor.of(checkpoint))
+        return FinishedRun(settings, checkpoint, found, steps)
 
 
 def _items(work: FinetuneData, checkpoint: Checkpoint, reading: Predictor) -> list[TrainingItem]:
@@ -226,7 +214,7 @@ def _rows(
     work: FinetuneData, checkpoint: Checkpoint, reading: Predictor, items: Sequence[TrainingItem]
 ) -> list[TokenRow]:
     """Every row that is learnt from or judged by."""
-    judged = encode_examples(work.task, work.dev, _view(work, checkpoint, reading))
+    judged = encode_examples(work.task, [*work.dev, *work.held], _view(work, checkpoint, reading))
     return [row for item in (*items, *judged) for row in item.rows]
 
 
@@ -245,31 +233,19 @@ def make_objective(
 
     Where there is a teacher, the labels have only a share of it.
     """
-    rare = _weights(work) if settings.class_weights else None
-    makers: dict[str, Callable[[], Objective]] = {
-        "classification": lambda: classification_loss(rare),
-        "regression": regression_loss,
-        "tagging": lambda: tagging_loss(rare),
-        "choice": choice_loss,
-        "answer": span_loss,
-    }
-    objective = words or makers[work.task.kind]()
+    kind = head_kind(work.task)
+    objective = words or kind.objective(_weights(work) if settings.class_weights else None)
     objective = objective + settings.lm * lm() if settings.lm else objective
-    return objective if work.teaching is None else work.teaching.add_to(objective, work.task.kind)
+    return objective if work.teaching is None else work.teaching.add_to(objective, kind.distil)
 
 
 def _weights(work: FinetuneData) -> list[float]:
     """n / (N · count) of each label: rare ones count more, the mean over the examples stays 1."""
-    tagged = work.task.kind == "tagging"
-    counts = Counter(label for e in work.train for label in (e.label if tagged else [e.label]))
+    counts = Counter(name for e in work.train for name in classes_in(work.task, e))
     total = sum(counts.values())
     return [
         total / (len(work.labels) * counts[name]) if counts[name] else 1.0 for name in work.labels
     ]
-
-
-def _may_be_unanswered(task: Task, examples: Sequence[Example]) -> bool:
-    return task.kind == "answer" and any(not e.label for e in examples)
 
 
 # ------------------------------------------------------------------ what is said and written
@@ -292,7 +268,7 @@ def _tell(measure: str, runs: Sequence[FinishedRun]) -> None:
 def _finish(work: FinetuneData, kept: FinishedRun, runs: Sequence[FinishedRun], out: Path) -> None:
     done = kept.outcome
     rows = _write_predictions(work, done, out)
-    if work.task.kind == "answer":  # SQuAD's own format
+    if head_kind(work.task).by_id:
         answers = {e.id: said for e, said in zip(work.dev, done.predictions, strict=True)}
         write_text(out / "predictions.json", json.dumps(answers, ensure_ascii=False) + "\n")
     table = [{**run.settings.to_dict(), **run.outcome.metrics} for run in runs]
@@ -301,10 +277,7 @@ def _finish(work: FinetuneData, kept: FinishedRun, runs: Sequence[FinishedRun], 
 
 def _write_predictions(work: FinetuneData, done: Outcome, out: Path) -> list[dict[str, Any]]:
     """predictions.jsonl: every example of the development set, what was right, what was said."""
-    rows = [
-        _row(*each)
-        for each in zip(work.dev, done.labels, done.predictions, done.scores, strict=True)
-    ]
+    rows = [_row(*each) for each in zip(work.dev, done.labels, done.said, strict=True)]
     write_text(
         out / "predictions.jsonl",
         "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows),
@@ -320,14 +293,13 @@ def _read_predictions(work: FinetuneData, metrics: dict[str, float], out: Path) 
         lines = (out / "predictions.jsonl").read_text("utf-8").removesuffix("\n").split("\n")
         rows = [_current_row(json.loads(line)) for line in lines]
         seen = [[row["id"], row["text"]] for row in rows]
-        gold, said, sure = (
-            [row[name] for row in rows] for name in ("label", "prediction", "score")
-        )
+        said = [
+            ExamplePrediction(r["prediction"], r["score"], r.get("probabilities", {})) for r in rows
+        ]
+        labels = [row["label"] for row in rows]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return (
-        Outcome(metrics, gold, said, sure) if seen == [[e.id, e.text] for e in work.dev] else None
-    )
+    return Outcome(metrics, labels, said) if seen == [[e.id, e.text] for e in work.dev] else None
 
 
 def _current_row(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -336,8 +308,10 @@ def _current_row(row: Mapping[str, Any]) -> dict[str, Any]:
     return {names.get(name, name): value for name, value in row.items()}
 
 
-def _row(example: Example, gold: Any, said: Any, sure: float) -> dict[str, Any]:
-    pair = {} if example.pair is None else {"pair": example.pair}
-    choices = {"choices": list(example.choices)} if example.choices else {}
-    seen = {"id": example.id, "text": example.text, **pair, **choices}
-    return {**seen, "label": gold, "prediction": said, "score": round(sure, 5)}
+def _row(example: Example, label: Any, said: ExamplePrediction) -> dict[str, Any]:
+    row: dict[str, Any] = {"id": example.id, "text": example.text}
+    row |= {} if example.pair is None else {"pair": example.pair}
+    row |= {"choices": list(example.choices)} if example.choices else {}
+    row |= {"label": label, "prediction": said.prediction, "score": round(said.score, 5)}
+    chances = {name: round(chance, 5) for name, chance in said.probabilities.items()}
+    return row | ({"probabilities": chances} if chances else {})

@@ -10,14 +10,15 @@ from torch import Tensor, nn
 
 from malmoi.checkpoint import Checkpoint
 from malmoi.errors import UsageError, nearest
-from malmoi.evaluation.tasks import Task
+from malmoi.evaluation.kinds import head_kind
+from malmoi.evaluation.task import Task
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.hidden_states import HiddenStateCache, row_key
 from malmoi.inference.embed import check_layers
 from malmoi.model import FeatureConfig, Network
+from malmoi.model.heads import LABEL_HEADS, POOLED_HEADS
 from malmoi.tokenizer import TokenRow
 
-FEATURE_KINDS = ("tagging", "classification", "regression")
 # depth → layers, whether they are summed
 LAYER_CHOICES: dict[str, Callable[[int], tuple[tuple[int, ...], bool]]] = {
     "embeddings": lambda depth: ((0,), False),
@@ -39,14 +40,15 @@ def feature_config(start: Checkpoint, task: Task, settings: FinetuneConfig) -> F
     """
     if not settings.features:
         return None
-    if task.kind not in FEATURE_KINDS:
+    head = head_kind(task).head
+    if head not in LABEL_HEADS:
         raise UsageError(
-            f"features are for {', '.join(FEATURE_KINDS)}; {task.kind} is learnt by fine-tuning "
-            "the whole model."
+            f"features are for labels and numbers; {task.kind} is learnt by fine-tuning the whole "
+            "model."
         )
     depth = start.network.config.depth
     layers, weighted = _chosen(settings.features, depth)
-    recurrent = settings.recurrent if task.kind == "tagging" else 0
+    recurrent = 0 if head in POOLED_HEADS else settings.recurrent
     return FeatureConfig(layers=layers, weighted=weighted, recurrent=recurrent)
 
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from malmoi.evaluation.evaluate import Outcome
-from malmoi.evaluation.tasks import Task
-from malmoi.metrics import confusion, mean_with_error
+from malmoi.evaluation.kinds import Outcome, head_kind, metric_names
+from malmoi.evaluation.task import Task
+from malmoi.metrics import LabelScore, confusion, label_scores, mean_with_error
 from malmoi.report.chart import chart
 from malmoi.report.page import fact_cards, html_page, html_table
 from malmoi.system.files import write_text
@@ -27,12 +27,17 @@ def write_task_report(
     rows: Sequence[Mapping[str, Any]],
     runs: Sequence[Mapping[str, Any]],
 ) -> None:
+    kind = head_kind(task)
+    measure = metric_names(task)[0]
     measured = [(name.replace("_", " "), f"{value:.4f}") for name, value in outcome.metrics.items()]
     parts = [fact_cards([*measured, ("examples", f"{len(rows):,}")])]
     if len(runs) > 1:
-        parts.append(f"<h2>Every run</h2>{_runs(runs, task.metric_names[0])}")
-    parts.append(_curves(out, task.metric_names[0]))
-    if task.kind == "classification" and len(labels) <= MAX_LABELS:
+        parts.append(f"<h2>Every run</h2>{_runs(runs, measure)}")
+    parts.append(_curves(out, measure))
+    if kind.text_labels:
+        scores = label_scores(outcome.labels, outcome.predictions, labels)
+        parts.append(f"<h2>Each label</h2>{_label_table(scores)}")
+    if kind.exclusive and len(labels) <= MAX_LABELS:
         matrix = confusion(outcome.labels, outcome.predictions, labels).tolist()
         parts.append(f"<h2>What was taken for what</h2>{confusion_table(labels, matrix)}")
     parts.append(_examples(rows))
@@ -52,6 +57,14 @@ def _runs(runs: Sequence[Mapping[str, Any]], measure: str) -> str:
         f"runs</p>"
     )
     return words + html_table(("seed", "lr", "batch", "epochs", measure), rows)
+
+
+def _label_table(scores: Mapping[str, LabelScore]) -> str:
+    rows = [
+        (name, f"{one.precision:.3f}", f"{one.recall:.3f}", f"{one.f1:.3f}", f"{one.support:,}")
+        for name, one in scores.items()
+    ]
+    return html_table(("label", "precision", "recall", "F1", "support"), rows)
 
 
 def _curves(out: Path, measure: str) -> str:

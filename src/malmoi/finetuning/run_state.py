@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from malmoi.config import current_fields
-from malmoi.evaluation.tasks import Example
+from malmoi.evaluation.task import Example
 from malmoi.model import Network
 from malmoi.system.run_folder import FINISHED, RunFolder
 from malmoi.system.untrusted import JsonObject

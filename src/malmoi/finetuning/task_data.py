@@ -3,7 +3,7 @@
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -13,15 +13,17 @@ import torch
 
 from malmoi.checkpoint import Checkpoint
 from malmoi.errors import MalmoiError
-from malmoi.evaluation.tasks import (
-    Example,
-    Task,
+from malmoi.evaluation.evaluate import Split
+from malmoi.evaluation.examples import (
     files_in,
     label_names,
     load_examples,
     require_labels,
+    unseen_labels,
 )
-from malmoi.evaluation.tasks.features import FeatureView, TrainingItem, encode_examples
+from malmoi.evaluation.features import FeatureView, TrainingItem
+from malmoi.evaluation.kinds import encode_examples, head_kind, metric_names
+from malmoi.evaluation.task import Example, Task
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.run_state import distillation_record, run_fingerprint
 from malmoi.finetuning.task_network import MAX_ROW_TOKENS
@@ -34,18 +36,21 @@ logger = logging.getLogger(__name__)
 FEWEST_ROWS = 10  # below which labels that all differ may be a try
 
 
-@dataclass(frozen=True)
-class FinetuneData:
+@dataclass(frozen=True, kw_only=True)
+class FinetuneData(Split):
     """What all runs of a fine-tuning share."""
 
     task: Task
-    train: tuple[Example, ...]
-    dev: tuple[Example, ...]
     labels: tuple[str, ...]
     start: Checkpoint
     device: torch.device
     model_name: str  # which model and which examples these are
     teaching: Distillation | None = None  # who says what is right, beside the labels
+
+    @property
+    def primary_metric(self) -> str:
+        """What chooses the best checkpoint, and the best run."""
+        return metric_names(self.task)[0]
 
     @property
     def taught(self) -> dict[str, Any]:
@@ -84,14 +89,37 @@ def load_data(
     every = [row for some in given for row in some.rows]
     require_labels(task, every)
     _check_classes(task, every)
-    rows, judged = _held_out(every, settings) if dev is None else (given[0].rows, given[1].rows)
-    of = run_fingerprint(start.network, [*rows, *judged])
-    return FinetuneData(task, rows, judged, label_names(task, every), start, device, of)
+    rows = given[0].rows
+    if dev is None:
+        rows, judged = _held_out(rows, settings, "evaluation; there is no development file")
+    else:
+        judged = given[1].rows
+    held: tuple[Example, ...] = ()
+    if head_kind(task).held_out:
+        rows, held = _held_out(rows, settings, "the choice of thresholds")
+    learnt = {name for e in rows for name in classes_in(task, e)}
+    for note in unseen_labels(task, judged, learnt):
+        logger.warning(f"{note}.")
+    return FinetuneData(
+        task=task,
+        train=rows,
+        dev=judged,
+        held=held,
+        labels=label_names(task, every),
+        start=start,
+        device=device,
+        model_name=run_fingerprint(start.network, [*rows, *held, *judged]),
+    )
+
+
+def classes_in(task: Task, example: Example) -> Iterable[Any]:
+    classes = head_kind(task).classes
+    return () if classes is None else classes(example.label)
 
 
 def _check_classes(task: Task, rows: Sequence[Example]) -> None:
     """A class has several members: a column of ids or of free text is no column of labels."""
-    if task.kind != "classification" or task.labels or len(rows) < FEWEST_ROWS:
+    if not head_kind(task).exclusive or task.labels or len(rows) < FEWEST_ROWS:
         return
     classes = dict.fromkeys(row.label for row in rows)
     if len(classes) == len(rows):
@@ -107,16 +135,16 @@ def _check_classes(task: Task, rows: Sequence[Example]) -> None:
 
 
 def _held_out(
-    rows: list[Example], settings: FinetuneConfig
+    rows: Sequence[Example], settings: FinetuneConfig, why: str
 ) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
-    """What is learnt from, and a share of the examples, drawn, that is judged by."""
+    """What is learnt from, and a share of the training examples, drawn, for something else."""
     if len(rows) < 2:
         raise MalmoiError(
-            f"There is only one example ({rows[0].place}): one is needed to learn from, one to "
-            "judge by."
+            f"There is only one example ({rows[0].place}): one is needed to learn from, one for "
+            f"{why}."
         )
     held = max(1, round(len(rows) * settings.holdout))
-    logger.info(f"No development file: {held:,} of the examples are held out for evaluation.")
+    logger.info(f"{held:,} of the examples are held out for {why}.")
     mixed = random.Random(settings.seed).sample(rows, len(rows))
     return tuple(mixed[held:]), tuple(mixed[:held])
 
@@ -133,7 +161,8 @@ def describe_run(
     logger.info(
         f"{work.task.name}: {what}; {learning:,} weights learn ({learning / whole:.2%}), {long}."
     )
-    if work.task.kind == "classification":
+    kind = head_kind(work.task)
+    if kind.text_labels:
         label, times = Counter(e.label for e in work.dev).most_common(1)[0]
         logger.info(
             f"Always saying {label!r} would be right for {times / len(work.dev):.1%} of them."
@@ -143,6 +172,6 @@ def describe_run(
     if (
         cut > 1
         and limit == min(settings.length or MAX_ROW_TOKENS, network.config.context)
-        and work.task.kind != "answer"
+        and not kind.windows
     ):
         logger.warning(f"Up to {cut:,} texts are longer than {limit} tokens and are cut there.")

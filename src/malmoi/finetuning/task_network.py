@@ -10,8 +10,8 @@ import torch
 from malmoi.adapters import attach_adapter
 from malmoi.checkpoint import Checkpoint
 from malmoi.errors import UsageError
-from malmoi.evaluation.tasks import Task
-from malmoi.evaluation.tasks.features import head_for
+from malmoi.evaluation.kinds import head_kind
+from malmoi.evaluation.task import Task
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.frozen_features import feature_config
 from malmoi.finetuning.verbalizer_loss import task_verbalizer
@@ -37,7 +37,8 @@ def build_task_network(
     if tokenizer is None:
         raise UsageError("A model without a tokenizer cannot be fine-tuned.")
     causal = config.pool == "last"
-    head = "lm" if said else head_for(task)
+    output = head_kind(task).output
+    head = "lm" if said else output.head
     if causal and not said:
         tokenizer = _framed(tokenizer, settings.adapter.kind)
     config = replace(config, vocab=max(config.vocab, tokenizer.vocab_size))
@@ -45,13 +46,12 @@ def build_task_network(
         raise UsageError(
             "lm (the auxiliary language model of GPT-1) needs a GPT; this model reads both ways."
         )
+    heads = {"lm": 0} if settings.lm else {}
     # transformers' GPT that chooses has a language head too; tied, it costs nothing
-    heads = {"lm": 0} if settings.lm or (causal and task.kind == "choice") else {}
-    classes = {"classification": len(labels), "tagging": len(labels), "regression": 1}.get(
-        task.kind, 0
-    )
+    heads |= dict.fromkeys(output.beside, 0) if causal else {}
     small = feature_config(start, task, settings)
-    network = initialise(Network(config, {**heads, head: classes}, features=small), settings.seed)
+    heads |= {head: 0 if said else len(labels)}
+    network = initialise(Network(config, heads, features=small), settings.seed)
     if not settings.from_scratch:
         _inherit(network, start.network, head if start.labels == labels else None)
     _freeze(network, settings)
@@ -66,6 +66,7 @@ def build_task_network(
         "length": length,
         "stride": min(settings.stride, length),
         **both,
+        **({"problem_type": output.problem_type} if output.problem_type else {}),
     }
     if said:
         words = task_verbalizer(task, labels)
@@ -85,7 +86,7 @@ def _says_words(start: Checkpoint, task: Task, settings: FinetuneConfig) -> bool
     """Whether label words are learnt in place of a new layer: where that is asked for, or after
     a soft prompt.
     """
-    can = "lm" in start.network.heads and task.kind == "classification"
+    can = "lm" in start.network.heads and head_kind(task).exclusive
     if settings.words and not can:
         raise UsageError(
             f"words needs a language model and a classification; {task.name} on this model is not "

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from malmoi.errors import MalmoiError
-from malmoi.evaluation.evaluate import Outcome
-from malmoi.evaluation.tasks.features import TrainingItem
+from malmoi.evaluation.features import TrainingItem
+from malmoi.evaluation.kinds import Outcome
 from malmoi.finetuning.batches import epoch_batches, labels_per_batch, plan_batches
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.replay import StepReplay

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from malmoi.errors import UsageError
-from malmoi.evaluation.tasks import Example, Task
-from malmoi.evaluation.tasks.features import TrainingItem
-from malmoi.evaluation.tasks.prompts import task_prompt
+from malmoi.evaluation.features import TrainingItem
+from malmoi.evaluation.kinds import task_prompt
+from malmoi.evaluation.task import Example, Task
 from malmoi.inference.predict import Predictor
 from malmoi.inference.score import encode_pair, fit_context
 from malmoi.inference.verbalizer import Verbalizer
@@ -25,10 +25,6 @@ from malmoi.training.losses.base import Term
 
 def task_verbalizer(task: Task, labels: tuple[str, ...]) -> Verbalizer:
     """The task's prompt, and what is said for each label."""
-    if task.kind != "classification":
-        raise UsageError(
-            f"words are for classification; {task.kind} ({task.name}) needs a layer of its own."
-        )
     said = task_prompt(replace(task, labels=labels), Example("")).choices
     if len(set(said)) < len(said):
         raise UsageError(f"Two labels of {task.name} are said alike: {', '.join(said)}.")

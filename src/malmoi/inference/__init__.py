@@ -3,7 +3,16 @@
 from malmoi.inference.answer import Answer
 from malmoi.inference.fill import Fill
 from malmoi.inference.model import Model, load
-from malmoi.inference.predict import Prediction, Span
+from malmoi.inference.predict import MultiLabelPrediction, Prediction, Span
 from malmoi.inference.score import Score
 
-__all__ = ["Answer", "Fill", "Model", "Prediction", "Score", "Span", "load"]
+__all__ = [
+    "Answer",
+    "Fill",
+    "Model",
+    "MultiLabelPrediction",
+    "Prediction",
+    "Score",
+    "Span",
+    "load",
+]

@@ -23,8 +23,8 @@ from malmoi.inference.generation.generate import TextGenerator, continuations, s
 from malmoi.inference.generation.prefix_cache import PrefixCache
 from malmoi.inference.generation.sampling import Sampling
 from malmoi.inference.precision import open_for_use
-from malmoi.inference.predict import Prediction, Predictor, Span
-from malmoi.inference.predictors import predictions, predictor_name
+from malmoi.inference.predict import MultiLabelPrediction, Prediction, Predictor, Span
+from malmoi.inference.predictors import TASK_HEADS, TaskHead, task_heads
 from malmoi.inference.prompt import encode_prompt
 from malmoi.inference.score import Score, score_pairs, sliding_bits_per_byte, sliding_perplexity
 from malmoi.inference.zero_shot import ZeroShot
@@ -34,7 +34,7 @@ from malmoi.tokenizer.chat_template import Messages
 
 # a text, a pair, a question and its context, or a text (and a question) and its choices
 Asked = str | tuple[str, str] | tuple[str, Sequence[str]] | tuple[str, str, Sequence[str]]
-Predicted = Prediction | Answer | list[Span]
+Predicted = Prediction | MultiLabelPrediction | Answer | list[Span]
 # without training: see zero_shot.py
 ZERO_SHOT_ABILITIES = ("classify", "answer", "summarise", "translate")
 ABILITIES = {
@@ -49,10 +49,7 @@ ABILITIES = {
         *ZERO_SHOT_ABILITIES,
     ),
     "mlm": ("fill", "logits", "classify"),
-    "classify": ("predict",),
-    "tag": ("predict",),
-    "span": ("predict",),
-    "choice": ("predict",),
+    **{one.head: ("predict",) for one in TASK_HEADS},
 }
 
 
@@ -144,9 +141,15 @@ class Model(ZeroShot):
     @property
     def abilities(self) -> tuple[str, ...]:
         """The methods that this model's heads allow."""
-        heads = [*self.network.heads, *(["classify"] if "words" in self.checkpoint.extra else [])]
+        heads = [*self.network.heads, *([self.task_head.head] if self.task_head else [])]
         heads += [] if self.masked is self else self.masked.network.heads
         return (*dict.fromkeys(verb for head in heads for verb in ABILITIES.get(head, ())), "embed")
+
+    @cached_property
+    def task_head(self) -> TaskHead | None:
+        """What the model was fine-tuned for; None where it was not."""
+        found = task_heads(Predictor.of(self.checkpoint)) if self.checkpoint.tokenizer else []
+        return found[0] if found else None
 
     @cached_property
     def masked(self) -> "Model":
@@ -425,16 +428,20 @@ class Model(ZeroShot):
     def predict(self, texts: Asked | Sequence[Asked]) -> Predicted | list[Predicted]:
         """What the model was fine-tuned to say of a text, of a pair (a, b), or of a list of either.
 
-        A classifier gives `Prediction(label, scores)`, a tagger a list of `Span(text, label, start,
-        end, score)`. A model that answers takes (question, context) and gives `Answer(text, start,
-        end, score, candidates, null)`; one that chooses takes (text, choices) and gives a
-        `Prediction` of the likeliest choice.
+        A classifier gives `Prediction(label, scores)`, one of several labels a text
+        `MultiLabelPrediction(labels, scores)`, a tagger a list of `Span(text, label, start, end,
+        score)`. A model that answers takes (question, context) and gives `Answer(text, start, end,
+        score, candidates, null)`; one that chooses takes (text, choices) and gives a `Prediction`
+        of the likeliest choice.
         """
         reading = Predictor.of(self.checkpoint)
-        if predictor_name(reading) is None:
-            self._require_head("classify", "predict")
+        if self.task_head is None:
+            raise UsageError(
+                "This model cannot predict: it was not fine-tuned. Fine-tune it first: malmoi "
+                f"finetune rows.csv --model {self.checkpoint.source or 'DIR'}"
+            )
         alone = isinstance(texts, str | tuple)
-        found = predictions(reading, [texts] if alone else list(texts))
+        found = self.task_head.predict(reading, [texts] if alone else list(texts))
         return found[0] if alone else found
 
     # ------------------------------------------------------------------ within
@@ -445,12 +452,6 @@ class Model(ZeroShot):
 
     def _require_head(self, head: str, verb: str) -> None:
         if head not in self.network.heads:
-            if verb == "predict":
-                name = self.checkpoint.source or "DIR"
-                raise UsageError(
-                    f"This model cannot predict: it was not fine-tuned. Fine-tune it first: malmoi "
-                    f"finetune rows.csv --model {name}"
-                )
             can = ", ".join(verb for verb in self.abilities if verb != "stream")
             heads = ", ".join(self.network.heads) or "none"
             raise UsageError(

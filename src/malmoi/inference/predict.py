@@ -1,4 +1,4 @@
-"""Predictions of a fine-tuned model: a label, a choice, or a label per word. N classes, T
+"""Predictions of a fine-tuned model: a label, several, a choice, or a label per word. N classes, T
 tokens.
 """
 
@@ -26,6 +26,7 @@ from malmoi.tokenizer.windows import ContextWindow, WordPieces, context_windows,
 TextOrPair = str | tuple[str, str]
 ChoiceQuestion = tuple[Any, ...]  # (text, choices) or (text, question, choices)
 OUTSIDE_TAG = "O"  # the label of a word that is part of nothing (CoNLL)
+DEFAULT_THRESHOLD = 0.5  # of a label's probability, where the folder has none
 
 
 @dataclass(frozen=True, repr=False)
@@ -35,6 +36,14 @@ class Prediction(Result):
     """
 
     label: str
+    scores: dict[str, float]
+
+
+@dataclass(frozen=True, repr=False)
+class MultiLabelPrediction(Result):
+    """The labels of a text, none or several: those whose probability reaches their threshold."""
+
+    labels: tuple[str, ...]
     scores: dict[str, float]
 
 
@@ -76,7 +85,7 @@ class EncodeFunctions:
 
     def cached(self) -> "EncodeFunctions":
         """For who reads the same texts again and again: they are cut once."""
-        kept = lru_cache(maxsize=2)  # two: a pair's both orders
+        kept = lru_cache(maxsize=4)  # a pair's both orders, of two sets of examples
         return EncodeFunctions(kept(self.rows), kept(self.pieces), kept(self.windows))
 
 
@@ -90,7 +99,9 @@ class Predictor:
     length: int = 0  # the most tokens; 0: the context
     stride: int = 128  # by which windows over a long context move on
     both: bool = False  # pairs are read in both orders (GPT-1 §3.3)
+    problem_type: str = ""  # config.json's: what a head of classes is for
     threshold: float = float("inf")  # "there is no answer" must beat the best by more than this
+    thresholds: tuple[float, ...] = ()  # of the labels, where a text may have several
     # what a language model says for each label, where it has no head for them
     words: Verbalizer | None = None
     encode: EncodeFunctions = EncodeFunctions()
@@ -114,15 +125,21 @@ def _told(checkpoint: Checkpoint) -> dict[str, Any]:
     `Reading`.
     """
     extra = JsonObject(checkpoint.extra, f"{checkpoint.source or 'The model'}: malmoi")
-    told = {
+    told: dict[str, Any] = {
         "length": extra.whole("length", default=None, high=MAX_CONTEXT_TOKENS),
         "stride": extra.whole("stride", default=None, low=1, high=MAX_CONTEXT_TOKENS),
         "both": extra.flag("both", default=None),
+        "problem_type": extra.text("problem_type", default=None),
         "threshold": extra.get("threshold"),
     }
     threshold = told["threshold"]  # of a model that always answers it is infinite
     if threshold is not None and (not isinstance(threshold, float) or threshold != threshold):
         raise extra.wrong("threshold", "a number")
+    if extra.get("thresholds") is not None:
+        thresholds = tuple(extra.list_of("thresholds", float))
+        if len(thresholds) != len(checkpoint.labels):
+            raise extra.wrong("thresholds", f"a number for each of {len(checkpoint.labels)} labels")
+        told["thresholds"] = thresholds
     if extra.get("words") is not None:
         words = extra.object("words")
         said = tuple(words.list_of("said", str))
@@ -135,6 +152,20 @@ def _told(checkpoint: Checkpoint) -> dict[str, Any]:
 def classify_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[Prediction]:
     """One label a text."""
     return [_prediction(scores, reading.labels) for scores in class_scores(reading, texts)]
+
+
+def label_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[MultiLabelPrediction]:
+    """Every label that holds of each text."""
+    return [
+        _with_thresholds(row, reading) for row in class_scores(reading, texts).sigmoid().tolist()
+    ]
+
+
+def _with_thresholds(chances: Sequence[float], reading: Predictor) -> MultiLabelPrediction:
+    named = {name_of(reading.labels, i): chance for i, chance in enumerate(chances)}
+    least = reading.thresholds or [DEFAULT_THRESHOLD] * len(chances)
+    held = (name for (name, chance), t in zip(named.items(), least, strict=True) if chance >= t)
+    return MultiLabelPrediction(tuple(held), named)
 
 
 def class_scores(reading: Predictor, texts: Sequence[TextOrPair]) -> Tensor:

@@ -1,29 +1,58 @@
-"""Which reader belongs to which head: how `Model.predict` finds out what the model was
-fine-tuned for.
-"""
+"""The heads of fine-tuned models: how each is read, and how `Model.predict` finds the right one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+from malmoi.errors import MalmoiError
 from malmoi.inference.answer import answer_questions
-from malmoi.inference.predict import Predictor, answer_choices, classify_texts, tag_texts
+from malmoi.inference.predict import (
+    Predictor,
+    answer_choices,
+    classify_texts,
+    label_texts,
+    tag_texts,
+)
 
-PREDICTORS: dict[str, Callable[..., list[Any]]] = {
-    "classify": classify_texts,
-    "tag": tag_texts,
-    "span": answer_questions,
-    "choice": answer_choices,
-}
+
+@dataclass(frozen=True)
+class TaskHead:
+    """A head that fine-tuning adds, and how its scores become predictions."""
+
+    head: str
+    predict: Callable[..., list[Any]]
+    problem_type: str = ""  # Hugging Face's, where one head serves several
+    beside: tuple[str, ...] = ()  # heads that transformers' GPT has beside this one
 
 
-def predictor_name(reading: Predictor) -> str | None:
-    """What the model was fine-tuned to do: by its head, or by the words that it says for each
+ONE_LABEL = TaskHead("classify", classify_texts, "single_label_classification")
+LABEL_SET = TaskHead("classify", label_texts, "multi_label_classification")
+NUMBER = TaskHead("classify", classify_texts, "regression")
+TAGS = TaskHead("tag", tag_texts)
+ANSWER = TaskHead("span", answer_questions)
+CHOICE = TaskHead("choice", answer_choices, beside=("lm",))
+TASK_HEADS = (ONE_LABEL, LABEL_SET, NUMBER, TAGS, ANSWER, CHOICE)
+TEXT_HEADS = (ONE_LABEL, LABEL_SET, NUMBER)  # what they say is about a whole text or pair
+
+
+def task_heads(reading: Predictor) -> list[TaskHead]:
+    """What the model was fine-tuned to do: by its heads, or by the words that it says for each
     label.
     """
-    heads = (name for name in PREDICTORS if name in reading.network.heads)
-    return "classify" if reading.words is not None else next(heads, None)
-
-
-def predictions(reading: Predictor, texts: Sequence[Any]) -> list[Any]:
-    """Says of each text what the model was fine-tuned to say."""
-    return PREDICTORS[predictor_name(reading) or "classify"](reading, texts)
+    if reading.words is not None:
+        return [ONE_LABEL]
+    problem = reading.problem_type
+    if not problem and len(reading.labels) == 1:
+        problem = NUMBER.problem_type  # transformers' rule, where config.json does not say
+    known = [one.problem_type for one in TEXT_HEADS]
+    if problem and problem not in known:
+        raise MalmoiError(
+            f"This model's config.json says problem_type {problem!r}; Malmoi knows "
+            f"{', '.join(known)}."
+        )
+    wanted = ("", problem or ONE_LABEL.problem_type)
+    return [
+        one
+        for one in TASK_HEADS
+        if one.head in reading.network.heads and one.problem_type in wanted
+    ]

@@ -182,5 +182,6 @@ HEAD_BUILDERS: dict[str, Callable[[ModelConfig, nn.Embedding, int], nn.Module]] 
     "detect": lambda c, token, n: DetectHead(c),
 }
 POOLED_HEADS = {"nsp", "classify", "choice"}
-FEATURE_HEADS = {"classify", "tag"}  # heads that a small model on frozen layers can have
+# heads with a class for each label; a small model on frozen layers can have them
+LABEL_HEADS = {"classify", "tag"}
 VOCABULARY_HEADS = {"lm", "mlm"}

@@ -12,8 +12,8 @@ from malmoi.config import ModelConfig
 from malmoi.errors import UsageError, nearest
 from malmoi.model.features import FeatureConfig, FeatureReader, LayeredTransformer, MeanPooler
 from malmoi.model.heads import (
-    FEATURE_HEADS,
     HEAD_BUILDERS,
+    LABEL_HEADS,
     POOLED_HEADS,
     VOCABULARY_HEADS,
     LinearHead,
@@ -70,7 +70,7 @@ class Network(nn.Module):
     def add(self, name: str, classes: int = 0) -> None:
         if name not in HEAD_BUILDERS:
             raise UsageError(f"There is no head {name!r}.{nearest(name, HEAD_BUILDERS)}")
-        if name in ("classify", "tag") and classes < 1:
+        if name in LABEL_HEADS and classes < 1:
             raise UsageError(f"The head {name!r} needs the number of its classes.")
         if self.reader is not None:
             self._add_to_reader(name, classes)
@@ -80,10 +80,10 @@ class Network(nn.Module):
         self.heads[name] = HEAD_BUILDERS[name](self.config, self.trunk.embed.token, classes)
 
     def _add_to_reader(self, name: str, classes: int) -> None:
-        if name not in FEATURE_HEADS:
+        if name not in LABEL_HEADS:
             raise UsageError(
                 f"A small model on frozen layers has no head {name!r}; it can have "
-                f"{' or '.join(sorted(FEATURE_HEADS))}."
+                f"{' or '.join(sorted(LABEL_HEADS))}."
             )
         self.heads[name] = LinearHead(self.config, classes, width=self.width)
 

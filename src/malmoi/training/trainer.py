@@ -33,7 +33,7 @@ from malmoi.training.feed import MicroBatch, PhaseFeed, Tensors, batch_sizes
 from malmoi.training.log import RunLog, read_metrics
 from malmoi.training.loss_module import LossModule, guessing_loss
 from malmoi.training.losses import Objective, both, count_labels, objective
-from malmoi.training.losses.distil import Distillation
+from malmoi.training.losses.distil import TEXT_DISTILLERS, Distillation
 from malmoi.training.optim import make_optimizers, set_rate
 from malmoi.training.pace import LOOK_SECONDS, Pace, WorkClock, verdict
 from malmoi.training.parallel import ProcessGroup, gradient_sync, wrap_model
@@ -692,7 +692,9 @@ def _objective(recipe: Recipe, distillation: Distillation | None) -> Objective:
         if recipe.objective == "both"
         else objective(recipe.objective)
     )
-    return hard if distillation is None else distillation.add_to(hard, hard.terms[0].head)
+    if distillation is None:
+        return hard
+    return distillation.add_to(hard, TEXT_DISTILLERS[hard.terms[0].head])
 
 
 def _mix(*numbers: int) -> int:

@@ -6,9 +6,8 @@ answers of unequal length are compared.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from malmoi.evaluation.in_context.question import Question
-from malmoi.evaluation.in_context.session import EvaluationSession, language_head
-from malmoi.evaluation.tasks.prompts import answer_cue
+from malmoi.evaluation.in_context.session import EvaluationSession, Question, language_head
+from malmoi.evaluation.prompts import answer_cue
 from malmoi.inference import Score
 from malmoi.inference.pseudo_likelihood import SplitText, pseudo_scores
 

@@ -16,10 +16,8 @@ from malmoi.evaluation.in_context.answer_scores import (
     part_likelihoods,
     score_answers,
 )
-from malmoi.evaluation.in_context.question import Question
-from malmoi.evaluation.in_context.session import EvaluationSession, language_head
-from malmoi.evaluation.tasks import Task
-from malmoi.evaluation.tasks.prompts import NO_ANSWER, parse_tags
+from malmoi.evaluation.in_context.session import EvaluationSession, Question, language_head
+from malmoi.evaluation.task import Example, Task
 from malmoi.inference import Model
 from malmoi.inference.prompt import encode_text, has_opening_token, start_token
 from malmoi.inference.score import score_windows
@@ -41,20 +39,23 @@ class Graded:
     notes: list[str] = field(default_factory=list)
 
 
+Grader = Callable[[EvaluationSession, Sequence[Question]], Graded]
+
+
 def measure_with_error(name: str, gold: Sequence[Any], said: Sequence[Any]) -> MeanWithError:
     """A measure ± its standard error: s/√n of a mean over items, else by drawing the items again
     and again.
     """
-    loss_module = metric(name)
+    measure = metric(name)
     if name in MEAN_METRICS:
-        return mean_with_error([loss_module([g], [s]) for g, s in zip(gold, said, strict=True)])
-    value = loss_module(gold, said)
+        return mean_with_error([measure([g], [s]) for g, s in zip(gold, said, strict=True)])
+    value = measure(gold, said)
     rng = Random(0)
     size = len(gold)
     draws = [[rng.randrange(size) for _ in range(size)] for _ in range(RESAMPLES)]
     spread = float(
         np.std(
-            [loss_module([gold[i] for i in some], [said[i] for i in some]) for some in draws],
+            [measure([gold[i] for i in some], [said[i] for i in some]) for some in draws],
             ddof=1,
         )
     )
@@ -96,22 +97,18 @@ def grade_choices(exam: EvaluationSession, questions: Sequence[Question]) -> Gra
                 "accuracy", gold, said[way + name]
             )
     chosen = said[exam.scoring]
-    headline = {"accuracy": measures[f"accuracy_{exam.scoring}"]} | _of_labels(
-        exam.task, gold, chosen
-    )
-    return Graded(headline | measures, chosen)
+    return Graded({"accuracy": measures[f"accuracy_{exam.scoring}"], **measures}, chosen)
 
 
-def _of_labels(
-    task: Task, gold: Sequence[int | None], said: Sequence[int]
-) -> dict[str, MeanWithError]:
-    """The task's own measures, which need the labels' names."""
-    if task.kind != "classification":
-        return {}
-    names = task.labels or tuple(task.answers)
-    golds = [names[g] for g in gold if g is not None]
-    labels = [names[s] for s in said]
-    return {name: measure_with_error(name, golds, labels) for name in task.metric_names}
+def grade_labels(exam: EvaluationSession, questions: Sequence[Question]) -> Graded:
+    """The same, and the task's own measures, which need the labels' names."""
+    found = grade_choices(exam, questions)
+    names = exam.task.labels or tuple(exam.task.answers)
+    gold = [question.example.label for question in questions]
+    said = [names[choice] for choice in found.predictions]
+    own = {name: measure_with_error(name, gold, said) for name in exam.task.metrics}
+    measures = {"accuracy": found.measures["accuracy"], **own, **found.measures}
+    return Graded(measures, found.predictions)
 
 
 def grade_numbers(exam: EvaluationSession, questions: Sequence[Question]) -> Graded:
@@ -125,9 +122,7 @@ def grade_numbers(exam: EvaluationSession, questions: Sequence[Question]) -> Gra
         chances = np.exp(logs - logs.max())
         said.append(float(chances @ values / chances.sum()))
     gold = [question.example.label for question in questions]
-    return Graded(
-        {name: measure_with_error(name, gold, said) for name in exam.task.metric_names}, said
-    )
+    return Graded({name: measure_with_error(name, gold, said) for name in exam.task.metrics}, said)
 
 
 def grade_cloze(exam: EvaluationSession, questions: Sequence[Question]) -> Graded:
@@ -152,11 +147,35 @@ def grade_cloze(exam: EvaluationSession, questions: Sequence[Question]) -> Grade
 # ------------------------------------------------------------------ written
 
 
-def grade_generated(exam: EvaluationSession, questions: Sequence[Question]) -> Graded:
-    """Answers written greedily up to the end of their line, judged by the task's measures."""
+def written_grader(
+    parse: Callable[[str, Task, Example], Any] = lambda text, task, example: text,
+    gold: Callable[[Any], Any] = list,
+) -> Grader:
+    """Grades answers that are written greedily up to the end of their line; `parse` reads a text,
+    `gold` a label.
+    """
+
+    def grade(exam: EvaluationSession, questions: Sequence[Question]) -> Graded:
+        task = exam.task
+        texts = _written(exam, questions)
+        said = [
+            parse(text.strip(), task, q.example) for text, q in zip(texts, questions, strict=True)
+        ]
+        golds = [gold(question.example.label) for question in questions]
+        endless = sum(len(ids) >= task.max_answer_tokens for ids in exam.model.tokenizer.ids(texts))
+        note = (
+            f"{endless:,} of {len(texts):,} answers had not ended after {task.max_answer_tokens} "
+            "tokens and were cut there"
+        )
+        measures = {name: measure_with_error(name, golds, said) for name in task.metrics}
+        return Graded(measures, said, [note] if endless else [])
+
+    return grade
+
+
+def _written(exam: EvaluationSession, questions: Sequence[Question]) -> list[str]:
     task = exam.task
-    model = exam.model
-    if language_head(model) != "lm":
+    if language_head(exam.model) != "lm":
         raise UsageError(
             f"The task {task.name} is answered by writing, which needs a language model (an lm "
             "head)."
@@ -164,42 +183,12 @@ def grade_generated(exam: EvaluationSession, questions: Sequence[Question]) -> G
 
     def go_on(prompts: Sequence[str]) -> list[str]:
         return list(
-            model.generate(
+            exam.model.generate(
                 list(prompts), temperature=0, max_new_tokens=task.max_answer_tokens, stop="\n"
             )
         )
 
-    texts = exam.in_steps("prompt", [question.before for question in questions], go_on)
-    reading = ANSWER_PARSERS.get(task.kind, _plain)
-    said = [
-        reading(text.strip(), question) for text, question in zip(texts, questions, strict=True)
-    ]
-    gold = [_gold(task, question) for question in questions]
-    endless = sum(len(ids) >= task.max_answer_tokens for ids in model.tokenizer.ids(texts))
-    notes = [
-        f"{endless:,} of {len(texts):,} answers had not ended after {task.max_answer_tokens} "
-        "tokens and were cut there"
-    ]
-    return Graded(
-        {n: measure_with_error(n, gold, said) for n in task.metric_names},
-        said,
-        notes if endless else [],
-    )
-
-
-def _gold(task: Task, question: Question) -> Any:
-    label = question.example.label
-    return [text for text, _ in label] if task.kind == "answer" else list(label)
-
-
-def _plain(text: str, question: Question) -> Any:
-    return text
-
-
-ANSWER_PARSERS: dict[str, Callable[[str, Question], Any]] = {
-    "answer": lambda text, question: "" if text == NO_ANSWER else text,
-    "tagging": lambda text, question: list(parse_tags(text, question.example.words)),
-}
+    return exam.in_steps("prompt", [question.before for question in questions], go_on)
 
 
 # ------------------------------------------------------------------ read
@@ -254,15 +243,3 @@ def _ratio(loss: Any, units: Any, as_measure: Callable[[float], float]) -> MeanW
     return MeanWithError(
         as_measure(float(loss.sum() / units.sum())), error, error * math.sqrt(len(loss))
     )
-
-
-GRADERS: dict[str, Callable[[EvaluationSession, Sequence[Question]], Graded]] = {
-    "classification": grade_choices,
-    "choice": grade_choices,
-    "regression": grade_numbers,
-    "cloze": grade_cloze,
-    "answer": grade_generated,
-    "write": grade_generated,
-    "tagging": grade_generated,
-    "text": grade_likelihood,
-}

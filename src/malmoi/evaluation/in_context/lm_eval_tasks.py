@@ -9,10 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.evaluation.in_context.graders import (
+    Grader,
+    grade_choices,
+    grade_cloze,
+    grade_labels,
+    grade_likelihood,
+)
 from malmoi.evaluation.in_context.run import DataFiles, InContextConfig, split_rows
 from malmoi.evaluation.in_context.shots import parse_shots
 from malmoi.evaluation.in_context.templates import templated
-from malmoi.evaluation.tasks import Example, Task, task_prompt
+from malmoi.evaluation.kinds import grade_answers, grade_texts, kind_of, task_prompt
+from malmoi.evaluation.task import Example, Task
 from malmoi.inference import Model
 
 HARNESSES = ("lm-eval",)
@@ -75,11 +83,12 @@ def run_lm_eval(model: Any, path: Path, shots: int, asking: InContextConfig) -> 
 
 def write_task(task: Task, data: DataFiles | None, asking: InContextConfig, folder: Path) -> Path:
     """The task's rows as JSON lines and its YAML beside them; returns the YAML."""
-    if task.kind not in HARNESS_TASKS:
+    shape_of = HARNESS_SHAPES.get(kind_of(task).grade)
+    if shape_of is None:
         raise UsageError(
             f"lm-eval has no shape for {task.kind}; ask {task.name} without --harness."
         )
-    shape, document = HARNESS_TASKS[task.kind](task)
+    shape, document = shape_of(task)
     items, pool, _ = split_rows(
         task, data, InContextConfig(train=asking.train, seed=asking.seed, skip_bad=asking.skip_bad)
     )
@@ -178,11 +187,12 @@ def _text(task: Task) -> tuple[HarnessConfig, HarnessDocument]:
     return {**shape, "metric_list": measures}, lambda example: {"text": example.text}
 
 
-HARNESS_TASKS: dict[str, Callable[[Task], tuple[HarnessConfig, HarnessDocument]]] = {
-    "choice": _choices,
-    "classification": _choices,
-    "cloze": _cloze,
-    "write": _write,
-    "answer": _write,
-    "text": _text,
+# by how a kind is graded here: the harness has a shape for each of these
+HARNESS_SHAPES: dict[Grader, Callable[[Task], tuple[HarnessConfig, HarnessDocument]]] = {
+    grade_labels: _choices,
+    grade_choices: _choices,
+    grade_cloze: _cloze,
+    grade_texts: _write,
+    grade_answers: _write,
+    grade_likelihood: _text,
 }

@@ -5,28 +5,19 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from malmoi.errors import UsageError
+from malmoi.evaluation.in_context.session import Question
 from malmoi.evaluation.in_context.shots import Shots, draw_examples
-from malmoi.evaluation.tasks import Example, Task, TaskPrompt, task_prompt
+from malmoi.evaluation.kinds import task_prompt
+from malmoi.evaluation.prompts import TaskPrompt
+from malmoi.evaluation.task import Example, Task
 from malmoi.inference import Model
 from malmoi.inference.prompt import encode_prompts
 
 ITEMS_PER_COUNT = 512  # items whose tokens are counted together
-GENERATED_KINDS = ("answer", "write", "tagging")  # kinds whose answers are written, not chosen
 
 
 def plural_examples(number: int) -> str:
     return f"{number} example{'' if number == 1 else 's'}"
-
-
-@dataclass(frozen=True)
-class Question:
-    """Everything before the answer, the item's own prompt, and how it came to be."""
-
-    before: str
-    prompt: TaskPrompt
-    example: Example
-    shots: int = 0
-    cut: bool = False  # whether its beginning was left out to fit
 
 
 @dataclass(frozen=True)
@@ -87,13 +78,9 @@ class QuestionBuilder:
     def prompt(self, item: Example) -> TaskPrompt:
         """The item's own prompt; a choice without a token has no likelihood."""
         prompt = task_prompt(self.task, item)
-        judged = (
-            (prompt.ending,)
-            if prompt.partial
-            else prompt.choices
-            if self.task.kind not in GENERATED_KINDS
-            else ()
-        )
+        judged = (prompt.ending,) if prompt.partial else prompt.choices
+        if prompt.written:
+            return prompt
         for number, choice in enumerate(judged, start=1):
             if not choice.strip() or not self.model.tokenizer.ids([choice])[0]:
                 raise UsageError(
@@ -126,7 +113,7 @@ class QuestionBuilder:
 
     def _tokens(self, questions: Sequence[Question]) -> list[int]:
         """How much of the context each question takes with its longest answer."""
-        if self.task.kind in GENERATED_KINDS:
+        if questions and questions[0].prompt.written:
             return [
                 length + self.task.max_answer_tokens
                 for length in self._lengths([question.before for question in questions])

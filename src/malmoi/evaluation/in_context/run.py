@@ -7,20 +7,20 @@ from random import Random
 from typing import Any
 
 from malmoi.errors import UsageError, nearest
-from malmoi.evaluation.in_context.graders import GRADERS, Graded, scorings
-from malmoi.evaluation.in_context.question import Question, QuestionBuilder
-from malmoi.evaluation.in_context.session import EvaluationSession
-from malmoi.evaluation.in_context.shots import Shots, parse_shots
-from malmoi.evaluation.in_context.templates import templated
-from malmoi.evaluation.tasks import (
-    Example,
-    Task,
+from malmoi.evaluation.examples import (
     files_in,
     generate_examples,
     label_names,
     load_examples,
     require_labels,
 )
+from malmoi.evaluation.in_context.graders import Graded, scorings
+from malmoi.evaluation.in_context.question import QuestionBuilder
+from malmoi.evaluation.in_context.session import EvaluationSession, Question
+from malmoi.evaluation.in_context.shots import Shots, parse_shots
+from malmoi.evaluation.in_context.templates import templated
+from malmoi.evaluation.kinds import kind_of, metric_names
+from malmoi.evaluation.task import Example, Task
 from malmoi.inference import Model
 
 DataFiles = str | Path | Sequence[str | Path]
@@ -74,7 +74,8 @@ def evaluate_in_context(
         )
     asked = templated(task, asking.template)
     items, pool, notes = split_rows(asked, data, asking)
-    if asked.kind == "classification" and not asked.labels:
+    asked = replace(asked, metrics=metric_names(asked))
+    if kind_of(asked).text_labels and not asked.labels:
         asked = replace(asked, labels=label_names(asked, [*items, *pool]))
     for shots in wanted:
         yield _result(
@@ -90,7 +91,8 @@ def _result(
 ) -> InContextResult:
     task = asker.task
     shots = asker.shots
-    if task.kind == "text":
+    kind = kind_of(task)
+    if kind.only_read:
         if shots.count or shots.as_many_as_fit:
             raise UsageError(
                 f"The task {task.name} reads whole texts; it takes no examples: leave --shots out."
@@ -98,7 +100,7 @@ def _result(
         questions = [Question(item.text, asker.prompt(item), item) for item in items]
     else:
         questions = asker.build_all(items)
-    graded = GRADERS[task.kind](exam, questions)
+    graded = kind.grade(exam, questions)
     cut = sum(question.cut for question in questions)
     said = (
         [f"{cut:,} of {len(questions):,} items were cut at their beginning to fit"] if cut else []
@@ -117,7 +119,7 @@ def split_rows(
         if dev is None
         else load_examples(task, dev, skip_bad=asking.skip_bad)
     )
-    if task.kind != "text":
+    if not kind_of(task).only_read:
         require_labels(task, found.rows)
     source = asking.train or train
     pool = found if source is None else load_examples(task, source, skip_bad=asking.skip_bad)

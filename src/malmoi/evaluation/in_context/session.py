@@ -1,17 +1,29 @@
-"""An evaluation session: a model, a task, and its progress."""
+"""An evaluation session: a model, a task, its questions, and its progress."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from malmoi.errors import UsageError
-from malmoi.evaluation.tasks import Task
+from malmoi.evaluation.prompts import TaskPrompt
+from malmoi.evaluation.task import Example, Task
 from malmoi.inference import Model
 from malmoi.system.progress import Progress, report_progress
 
 ROWS_PER_UPDATE = 512  # rows between two progress events
 ExamRow = TypeVar("ExamRow")
 RowResult = TypeVar("RowResult")
+
+
+@dataclass(frozen=True)
+class Question:
+    """Everything before the answer, the item's own prompt, and how it came to be."""
+
+    before: str
+    prompt: TaskPrompt
+    example: Example
+    shots: int = 0
+    cut: bool = False  # whether its beginning was left out to fit
 
 
 @dataclass(frozen=True)

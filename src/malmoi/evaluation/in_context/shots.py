@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 
 from malmoi.errors import UsageError
-from malmoi.evaluation.tasks import Example
+from malmoi.evaluation.task import Example
 
 
 def shuffled(size: int, rng: Random) -> Iterator[int]:

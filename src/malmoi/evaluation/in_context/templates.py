@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from malmoi.errors import MalmoiError, UsageError, nearest
-from malmoi.evaluation.tasks import Task
+from malmoi.evaluation.task import Task
 
 TEMPLATE_FIELDS = {
     "prompt": str,

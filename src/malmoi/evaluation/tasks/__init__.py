@@ -2,9 +2,19 @@
 any table of your own.
 """
 
-from pathlib import Path
-
-from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.errors import UsageError, nearest
+from malmoi.evaluation.examples import (
+    Examples,
+    files_in,
+    generate_examples,
+    label_names,
+    load_examples,
+    require_labels,
+)
+from malmoi.evaluation.kinds import KINDS, custom_task, metric_names, task_prompt
+from malmoi.evaluation.prompts import TaskPrompt
+from malmoi.evaluation.rows import table_rows
+from malmoi.evaluation.task import Example, Task, columns
 from malmoi.evaluation.tasks import (
     arithmetic,
     choice,
@@ -16,18 +26,6 @@ from malmoi.evaluation.tasks import (
     scramble,
     squad,
 )
-from malmoi.evaluation.tasks.base import (
-    KIND_METRICS,
-    Example,
-    Examples,
-    Task,
-    generate_examples,
-    label_names,
-    load_examples,
-    require_labels,
-)
-from malmoi.evaluation.tasks.custom import custom_task
-from malmoi.evaluation.tasks.prompts import TaskPrompt, task_prompt
 
 _FAMILIES = (
     glue,
@@ -43,43 +41,33 @@ _FAMILIES = (
 TASKS: dict[str, Task] = {task.name: task for family in _FAMILIES for task in family.TASKS}
 
 __all__ = [
-    "KIND_METRICS",
+    "KINDS",
     "TASKS",
     "Example",
     "Examples",
     "Task",
     "TaskPrompt",
+    "columns",
     "custom_task",
     "files_in",
     "generate_examples",
     "label_names",
     "load_examples",
+    "metric_names",
     "named_task",
     "require_labels",
+    "table_rows",
     "task_prompt",
 ]
 
 
 def named_task(name: str) -> Task:
     """A task by its name; the name of a kind stands for your own columns text, label…"""
-    if name in KIND_METRICS and name != "choice":
-        return custom_task(name)  # type: ignore[arg-type]
+    if name in KINDS:
+        return custom_task(name)
     if name not in TASKS:
         raise UsageError(
-            f"There is no task {name!r}.{nearest(name, {**KIND_METRICS, **TASKS})} `malmoi tasks` "
+            f"There is no task {name!r}.{nearest(name, {**KINDS, **TASKS})} `malmoi tasks` "
             "lists them."
         )
     return TASKS[name]
-
-
-def files_in(task: Task, source: str | Path) -> tuple[Path, Path | None]:
-    """The training file and, of a folder, the development file that lies beside it."""
-    path = Path(source)
-    if not path.is_dir():
-        return path, None
-    train, dev = ([p for p in sorted(path.glob(pattern)) if p.is_file()] for pattern in task.files)
-    if not train:
-        raise MalmoiError(
-            f"The folder {path} has no file {task.files[0]!r} for the task {task.name}."
-        )
-    return train[0], dev[0] if dev else None

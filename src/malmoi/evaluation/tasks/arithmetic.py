@@ -4,8 +4,8 @@ import operator
 from collections.abc import Callable, Iterator
 from random import Random
 
-from malmoi.evaluation.tasks.base import Example, Task
-from malmoi.evaluation.tasks.rows import DataRow, any_rows
+from malmoi.evaluation.rows import DataRow, any_rows
+from malmoi.evaluation.task import Example, Task
 
 EXAMPLES_PER_TASK = 2000  # instances of each task (GPT-3 §3.9.1)
 OPERATOR_WORDS = {"+": "plus", "-": "minus", "*": "times"}

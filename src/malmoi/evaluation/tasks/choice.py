@@ -5,8 +5,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from malmoi.evaluation.tasks.base import Example, Task
-from malmoi.evaluation.tasks.rows import (
+from malmoi.evaluation.rows import (
     BadRow,
     BrokenRow,
     DataRow,
@@ -14,6 +13,7 @@ from malmoi.evaluation.tasks.rows import (
     json_line_rows,
     table_rows,
 )
+from malmoi.evaluation.task import Example, Task
 
 
 def swag_rows(path: Path) -> Iterator[DataRow]:

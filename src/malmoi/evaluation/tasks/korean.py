@@ -2,9 +2,9 @@
 2021).
 """
 
-from malmoi.evaluation.tasks.base import Task, columns, numbers
+from malmoi.evaluation.rows import json_array_rows, table_rows
+from malmoi.evaluation.task import Task, columns, numbers
 from malmoi.evaluation.tasks.glue import NLI_LABELS
-from malmoi.evaluation.tasks.rows import json_array_rows, table_rows
 
 NSMC = Task(
     "nsmc",

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from malmoi.evaluation.tasks.base import Example, Task
-from malmoi.evaluation.tasks.rows import ROW_READERS, BadRow, DataRow, any_rows, text_lines
+from malmoi.evaluation.rows import ROW_READERS, BadRow, DataRow, any_rows, text_lines
+from malmoi.evaluation.task import Example, Task
 from malmoi.text.lines import COMPRESSED
 
 TITLE = re.compile(r"= [^=].*[^=] =")  # begins an article of WikiText; sections have more signs

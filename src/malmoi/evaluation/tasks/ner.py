@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from malmoi.evaluation.tasks.base import Example, Task
-from malmoi.evaluation.tasks.rows import BadRow, BrokenRow, DataRow, text_lines
+from malmoi.evaluation.rows import BadRow, BrokenRow, DataRow, text_lines
+from malmoi.evaluation.task import Example, Task
 from malmoi.metrics import entities
 
 DOCUMENT_MARK = "-DOCSTART-"

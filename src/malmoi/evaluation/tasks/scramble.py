@@ -10,8 +10,8 @@ from pathlib import Path
 from random import Random
 
 from malmoi.errors import MalmoiError
-from malmoi.evaluation.tasks.base import Example, Task
-from malmoi.evaluation.tasks.rows import DataRow
+from malmoi.evaluation.rows import DataRow
+from malmoi.evaluation.task import Example, Task
 from malmoi.text.documents import read_documents
 
 MAX_WORDS = 10_000  # frequent words that are asked for (GPT-3 §3.9.2)

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from malmoi.errors import MalmoiError
-from malmoi.evaluation.tasks.base import Example, Task
-from malmoi.evaluation.tasks.rows import BadRow, DataRow, json_value
-
-SQUAD_PROMPT = "{pair}\nQuestion: {text}\nAnswer:"
+from malmoi.evaluation.prompts import SQUAD_PROMPT
+from malmoi.evaluation.rows import BadRow, DataRow, json_value
+from malmoi.evaluation.task import Example, Task
 
 
 def squad_questions(path: Path) -> Iterator[DataRow]:

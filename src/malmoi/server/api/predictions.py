@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request
 from malmoi.errors import UsageError
 from malmoi.inference import Model
 from malmoi.inference.embed import Float32Array, embed_texts
+from malmoi.inference.predictors import ANSWER, TAGS, TEXT_HEADS, TaskHead
 from malmoi.inference.zero_shot import label_prompt, question_prompt
 from malmoi.server.api.completions import prompts_of
 from malmoi.server.api.requests import (
@@ -149,17 +150,22 @@ async def fill_endpoint(ask: FillRequest, request: Request) -> Any:
     return FillResponse(model=served.name, fills=found)
 
 
-@router.post("/v1/classify", response_model=ClassifyResponse, tags=["Understand"])
+@router.post(
+    "/v1/classify",
+    response_model=ClassifyResponse,
+    response_model_exclude_none=True,
+    tags=["Understand"],
+)
 async def classify_endpoint(ask: ClassifyRequest, request: Request) -> Any:
-    """A label for each text: what a model was fine-tuned to say, or the likeliest of the
-    `labels` given.
+    """A label for each text, or several: what a model was fine-tuned to say, or the likeliest of
+    the `labels` given.
     """
     served: ServedModel = request.app.state.registry.get(ask.model)
     texts = _pairs(ask)
 
     def label() -> list[Any]:
         if ask.labels is None:
-            _need(served, "classify", "give it labels to choose among")
+            _need(served, TEXT_HEADS, "give it labels to choose among")
             # then each label's words are read after the text
             verbalized = "words" in served.model.checkpoint.extra
             passes = len(served.model.labels) if verbalized else 1
@@ -212,7 +218,7 @@ def _flat(texts: Sequence[Any]) -> Iterator[str]:
 async def ner_endpoint(ask: NerRequest, request: Request) -> Any:
     """The names in each text, or whatever else a tagger was fine-tuned to mark."""
     served: ServedModel = request.app.state.registry.get(ask.model)
-    _need(served, "tag", "serve one that was fine-tuned for tagging")
+    _need(served, (TAGS,), "serve one that was fine-tuned for tagging")
     texts = [ask.text] if isinstance(ask.text, str) else ask.text
 
     def mark() -> list[Any]:
@@ -232,7 +238,7 @@ async def answer_endpoint(ask: AnswerRequest, request: Request) -> Any:
     written by a GPT.
     """
     served: ServedModel = request.app.state.registry.get(ask.model)
-    if "span" not in served.model.network.heads:
+    if served.model.task_head is not ANSWER:
         return await _written_answer(ask, served, request)
 
     def find() -> Any:
@@ -291,12 +297,8 @@ async def score_endpoint(ask: ScoreRequest, request: Request) -> Any:
     return ScoreResponse(model=served.name, data=[asdict(one) for one in found])  # type: ignore[misc]
 
 
-def _need(served: ServedModel, head: str, instead: str) -> None:
-    heads = [
-        *served.model.network.heads,
-        *(["classify"] if "words" in served.model.checkpoint.extra else []),
-    ]
-    if head not in heads:
+def _need(served: ServedModel, heads: Sequence[TaskHead], instead: str) -> None:
+    if served.model.task_head not in heads:
         can = ", ".join(served.model.abilities)
         raise UsageError(
             f"The model {served.name!r} was not fine-tuned for this: {instead}. It can: {can}."

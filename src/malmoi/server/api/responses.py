@@ -170,10 +170,11 @@ class FillResponse(BaseModel):
 
 
 class ClassifyResponse(BaseModel):
-    """A label for each text."""
+    """A label for each text, or the labels that hold of it."""
 
     class One(BaseModel):
-        label: str
+        label: str | None = Field(None, description="Of a model that gives each text one label.")
+        labels: list[str] | None = Field(None, description="Of one that may give it several.")
         scores: dict[str, float]
 
     model: str

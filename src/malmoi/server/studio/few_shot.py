@@ -15,6 +15,7 @@ from malmoi.evaluation.in_context.graders import scorings
 from malmoi.evaluation.in_context.question import QuestionBuilder
 from malmoi.evaluation.in_context.session import EvaluationSession
 from malmoi.evaluation.in_context.shots import Shots
+from malmoi.evaluation.rows import parse_json_rows
 from malmoi.evaluation.tasks import (
     Example,
     Task,
@@ -26,7 +27,6 @@ from malmoi.evaluation.tasks import (
     require_labels,
 )
 from malmoi.evaluation.tasks.arithmetic import TASKS as SUMS
-from malmoi.evaluation.tasks.rows import parse_json_rows
 from malmoi.inference import Model
 
 LAB_TASKS = tuple(one.name for one in SUMS)  # tasks that need no file

@@ -17,8 +17,8 @@ from typing import Any
 from malmoi.config import Config
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.evaluation.in_context.run import InContextConfig, evaluate_in_context
+from malmoi.evaluation.rows import DataRow, any_rows
 from malmoi.evaluation.tasks import Example, Task
-from malmoi.evaluation.tasks.rows import DataRow, any_rows
 from malmoi.inference import Model, load
 from malmoi.model import count_parameters
 from malmoi.studies.in_context.curves import Cell, SizeResults, accuracy_chart, size_summary

@@ -18,12 +18,25 @@ from malmoi.model import Network
 from malmoi.model.heads import VocabularyHead
 from malmoi.system.machine import per_device
 from malmoi.training.losses.base import IGNORE_LABEL, ForwardPass, Objective, Term
-from malmoi.training.losses.task import group_choice_scores, pool_examples
 
 # scores of one network at once; some ten arrays as large come with them
 MAX_SCORES = {"cuda": 1 << 26, "cpu": 1 << 22}
 # the score of what cannot be chosen: its probability is 0, and 0 · log 0 stays a number
 MASKED_SCORE = -1e9
+
+
+# student, teacher, temperature → the sum over the labels
+Divergence = Callable[[ForwardPass, ForwardPass, float], Tensor]
+
+
+class Distiller(NamedTuple):
+    """What of a student is compared with its teacher: the scores of a head, wherever there is a
+    label.
+    """
+
+    head: str
+    labels: str
+    apart: Divergence
 
 
 @dataclass(frozen=True)
@@ -48,18 +61,18 @@ class Distillation:
             raise UsageError(f"The temperature must be positive, not {self.temperature:g}.")
         self.teacher.eval().requires_grad_(False)
 
-    def add_to(self, hard: Objective, kind: str) -> Objective:
+    def add_to(self, hard: Objective, distiller: Distiller) -> Objective:
         """(1 − soft) · the labels' loss + soft · the teacher's."""
-        return (1 - self.soft) * hard + self.soft * distillation_loss(self, kind)
+        return (1 - self.soft) * hard + self.soft * distillation_loss(self, distiller)
 
 
-def distillation_loss(distillation: Distillation, kind: str) -> Objective:
-    """T² · KL(teacher ‖ student) wherever there is a label of this kind: of a task, or lm, or mlm.
+def distillation_loss(distillation: Distillation, distiller: Distiller) -> Objective:
+    """T² · KL(teacher ‖ student) wherever there is a label.
 
     With `cosine`, and widths that are equal, also 1 − cos of the last hidden states, averaged over
     the tokens.
     """
-    head, labels, apart = DISTILLERS[kind]
+    head, labels, apart = distiller
 
     def total(done: ForwardPass) -> Tensor:
         with torch.no_grad():
@@ -94,46 +107,29 @@ def cosine_loss(done: ForwardPass, taught: ForwardPass) -> Tensor:
 # ------------------------------------------------------------------ what is compared, of each kind
 
 
-def _classes(done: ForwardPass) -> Tensor:
-    return cast(Tensor, done.network.heads["classify"](pool_examples(done)))
+def compare_scores(
+    read: Callable[[ForwardPass], Tensor],
+    apart: Callable[[Tensor, Tensor, float], Tensor] = divergence,
+) -> Divergence:
+    """The distance of two networks' scores, summed over the labels."""
 
-
-def _tags(done: ForwardPass) -> Tensor:
-    return done.scores("tag")
-
-
-def _ends(done: ForwardPass) -> Tensor:
-    """Scores of every token to be an answer's first, and its last [B, 2, T]."""
-    scores = done.scores("span")
-    keep = done.batch.get("keep")
-    scores = scores if keep is None else scores.masked_fill(~keep[..., None], float("-inf"))
-    return scores.transpose(1, 2)
-
-
-def _choices(done: ForwardPass) -> Tensor:
-    return group_choice_scores(done.scores("choice"), done.batch["places"])
-
-
-# student, teacher, temperature → the sum over the labels
-Divergence = Callable[[ForwardPass, ForwardPass, float], Tensor]
-
-
-def _scored(read: Callable[[ForwardPass], Tensor]) -> Divergence:
-    def apart(done: ForwardPass, taught: ForwardPass, temperature: float) -> Tensor:
+    def total(done: ForwardPass, taught: ForwardPass, temperature: float) -> Tensor:
         with torch.no_grad():
             said = read(taught)
-        return (
-            divergence(read(done), said, temperature) * (done.batch["labels"] != IGNORE_LABEL)
-        ).sum()
+        return (apart(read(done), said, temperature) * (done.batch["labels"] != IGNORE_LABEL)).sum()
 
-    return apart
+    return total
 
 
-def _numbers(done: ForwardPass, taught: ForwardPass, temperature: float) -> Tensor:
-    """The squared distance of two numbers: there is nothing to soften."""
-    with torch.no_grad():
-        said = _classes(taught).float()
-    return F.mse_loss(_classes(done).float(), said, reduction="sum")
+def squared_distance(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """Of two numbers [B, 1]: there is nothing to soften."""
+    return (student - teacher).square().squeeze(-1)
+
+
+def binary_divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """T² · KL of each label by itself [B, N], its sigmoid softened by T."""
+    ours, theirs = (torch.stack((x, torch.zeros_like(x)), -1) for x in (student, teacher))
+    return divergence(ours, theirs, temperature)
 
 
 def _next(done: ForwardPass) -> tuple[Tensor, Tensor]:
@@ -174,18 +170,7 @@ def _vocabulary_divergence(
     return apart
 
 
-class _Kind(NamedTuple):
-    head: str
-    labels: str
-    apart: Divergence
-
-
-DISTILLERS = {
-    "classification": _Kind("classify", "labels", _scored(_classes)),
-    "regression": _Kind("classify", "labels", _numbers),
-    "tagging": _Kind("tag", "labels", _scored(_tags)),
-    "choice": _Kind("choice", "labels", _scored(_choices)),
-    "answer": _Kind("span", "labels", _scored(_ends)),
-    "lm": _Kind("lm", "lm_labels", _vocabulary_divergence("lm", _next)),
-    "mlm": _Kind("mlm", "mlm_labels", _vocabulary_divergence("mlm", _masked)),
+TEXT_DISTILLERS = {
+    "lm": Distiller("lm", "lm_labels", _vocabulary_divergence("lm", _next)),
+    "mlm": Distiller("mlm", "mlm_labels", _vocabulary_divergence("mlm", _masked)),
 }

@@ -1,11 +1,12 @@
-"""The objectives of fine-tuning: a label, a number, a tag for each word, an answer's span, a
-choice.
+"""The objectives of fine-tuning: a label, several labels, a number, a tag for each word, the span
+of an answer, a choice.
 
 B examples, R rows of the batch, K choices, T tokens, N classes.
 """
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -13,96 +14,106 @@ from torch import Tensor
 
 from malmoi.training.losses.base import IGNORE_LABEL, ForwardPass, Objective, Term
 
+ClassWeights = Sequence[float] | None  # of each class, where rare ones count more
 
-def pool_examples(done: ForwardPass) -> Tensor:
-    """One vector an example [B, D]; where it was read in both orders, their sum (GPT-1 §3.3)."""
+
+# ------------------------------------------------------------------ scores of each kind
+
+
+def class_scores(done: ForwardPass) -> Tensor:
+    """[B, N]; of an example read in both orders by the sum of its vectors (GPT-1 §3.3)."""
     vectors: Tensor = done.network.pooler(
         done.hidden, done.batch.get("keep"), done.batch.get("firsts")
     )  # type: ignore[misc]
     places = done.batch.get("places")
-    return vectors if places is None else vectors[places].sum(1)
+    pooled = vectors if places is None else vectors[places].sum(1)
+    return cast(Tensor, done.network.heads["classify"](pooled)).float()
 
 
-def _on_device(weights: Sequence[float] | None) -> Callable[[torch.device], Tensor | None]:
+def tag_scores(done: ForwardPass) -> Tensor:
+    """[B, T, N]."""
+    return done.scores("tag").float()
+
+
+def span_scores(done: ForwardPass) -> Tensor:
+    """Of every token to be an answer's first, and its last [B, 2, T]; padding is neither."""
+    scores = done.scores("span").float()
+    keep = done.batch.get("keep")
+    scores = scores if keep is None else scores.masked_fill(~keep[..., None], float("-inf"))
+    return scores.transpose(1, 2)
+
+
+def choice_scores(done: ForwardPass) -> Tensor:
+    """[R, 1] scores of rows as [B, K] scores of choices; a place of −1 is no choice at all."""
+    places = done.batch["places"]
+    scores = done.scores("choice").float().squeeze(-1)
+    return scores[places.clamp(min=0)].masked_fill(places < 0, float("-inf"))
+
+
+# ------------------------------------------------------------------ losses
+
+
+def _cross_entropy(
+    head: str, read: Callable[[ForwardPass], Tensor], weights: ClassWeights = None
+) -> Objective:
+    """−log P(label), of each label, over the last dimension of the scores."""
+    on_device = _on_device(weights)
+
+    def total(done: ForwardPass) -> Tensor:
+        scores = read(done).flatten(0, -2)
+        return F.cross_entropy(
+            scores,
+            done.batch["labels"].flatten(),
+            on_device(scores.device),
+            ignore_index=IGNORE_LABEL,
+            reduction="sum",
+        )
+
+    return Objective((Term(head, "labels", total),))
+
+
+def _on_device(weights: ClassWeights) -> Callable[[torch.device], Tensor | None]:
     """The weights of classes, sent to a device once: a recorded step cannot send them."""
     return cache(lambda device: None if weights is None else torch.tensor(weights, device=device))
 
 
-def classification_loss(weights: Sequence[float] | None = None) -> Objective:
-    """GPT-1 eq. 4, BERT §4.1: −log P(label); with weights, of each class."""
-    rare = _on_device(weights)
+def classification_loss(weights: ClassWeights = None) -> Objective:
+    """GPT-1 eq. 4, BERT §4.1."""
+    return _cross_entropy("classify", class_scores, weights)
+
+
+def tagging_loss(weights: ClassWeights = None) -> Objective:
+    """BERT §5.3: the label of each word, read off its first token; the others are not judged."""
+    return _cross_entropy("tag", tag_scores, weights)
+
+
+def span_loss(weights: ClassWeights = None) -> Objective:
+    """BERT §4.2: the probabilities of the answer's first and of its last token, averaged."""
+    return _cross_entropy("span", span_scores)
+
+
+def choice_loss(weights: ClassWeights = None) -> Objective:
+    """BERT §4.4, GPT-1 §3.3: each choice is read by itself; softmax over those of an example."""
+    return _cross_entropy("choice", choice_scores)
+
+
+def multilabel_loss(weights: ClassWeights = None) -> Objective:
+    """Binary cross-entropy of every label by itself; weights are of its positive examples."""
+    on_device = _on_device(weights)
 
     def total(done: ForwardPass) -> Tensor:
-        scores = done.network.heads["classify"](pool_examples(done)).float()
-        return F.cross_entropy(
-            scores,
-            done.batch["labels"],
-            rare(scores.device),
-            ignore_index=IGNORE_LABEL,
-            reduction="sum",
+        scores = class_scores(done)
+        return F.binary_cross_entropy_with_logits(
+            scores, done.batch["labels"], pos_weight=on_device(scores.device), reduction="sum"
         )
 
     return Objective((Term("classify", "labels", total),))
 
 
-def regression_loss() -> Objective:
+def regression_loss(weights: ClassWeights = None) -> Objective:
     """The squared error of one score."""
 
     def total(done: ForwardPass) -> Tensor:
-        scores = done.network.heads["classify"](pool_examples(done)).float().squeeze(-1)
-        return F.mse_loss(scores, done.batch["labels"], reduction="sum")
+        return F.mse_loss(class_scores(done).squeeze(-1), done.batch["labels"], reduction="sum")
 
     return Objective((Term("classify", "labels", total),))
-
-
-def tagging_loss(weights: Sequence[float] | None = None) -> Objective:
-    """BERT §5.3: the label of each word, read off its first token; the others are not judged."""
-    rare = _on_device(weights)
-
-    def total(done: ForwardPass) -> Tensor:
-        scores = done.scores("tag").float().flatten(0, 1)
-        return F.cross_entropy(
-            scores,
-            done.batch["labels"].flatten(),
-            rare(scores.device),
-            ignore_index=IGNORE_LABEL,
-            reduction="sum",
-        )
-
-    return Objective((Term("tag", "labels", total),))
-
-
-def span_loss() -> Objective:
-    """BERT §4.2: −log of the probabilities of the answer's first and of its last token,
-    averaged.
-    """
-
-    def total(done: ForwardPass) -> Tensor:
-        scores = done.scores("span").float()  # [B, T, 2]
-        keep = done.batch.get("keep")
-        if keep is not None:
-            scores = scores.masked_fill(~keep[..., None], float("-inf"))
-        return F.cross_entropy(
-            scores, done.batch["labels"], ignore_index=IGNORE_LABEL, reduction="sum"
-        )
-
-    return Objective((Term("span", "labels", total),))
-
-
-def choice_loss() -> Objective:
-    """BERT §4.4, GPT-1 §3.3: each choice is read by itself and scored; softmax over the choices
-    of an example.
-    """
-
-    def total(done: ForwardPass) -> Tensor:
-        scores = group_choice_scores(done.scores("choice"), done.batch["places"])
-        return F.cross_entropy(
-            scores, done.batch["labels"], ignore_index=IGNORE_LABEL, reduction="sum"
-        )
-
-    return Objective((Term("choice", "labels", total),))
-
-
-def group_choice_scores(scores: Tensor, places: Tensor) -> Tensor:
-    """[R, 1] scores of rows as [B, K] scores of choices; a place of −1 is no choice at all."""
-    return scores.float().squeeze(-1)[places.clamp(min=0)].masked_fill(places < 0, float("-inf"))

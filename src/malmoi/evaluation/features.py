@@ -6,30 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from malmoi.errors import UsageError
-from malmoi.evaluation.tasks.base import Example, Task
+from malmoi.evaluation.task import Example
 from malmoi.tokenizer import Tokenizer, TokenRow
 from malmoi.tokenizer.windows import ContextWindow, context_windows, word_pieces
 from malmoi.training.losses import IGNORE_LABEL
-
-KIND_HEADS = {
-    "classification": "classify",
-    "regression": "classify",
-    "tagging": "tag",
-    "choice": "choice",
-    "answer": "span",
-}
-
-
-def head_for(task: Task) -> str:
-    """The head that learns a task; some are only for language models as they are."""
-    if task.kind not in KIND_HEADS:
-        raise UsageError(
-            f"The task {task.name} ({task.kind}) is not learnt by fine-tuning; ask a language "
-            "model as it is: "
-            f"malmoi evaluate {task.name} --model … --shots 0"
-        )
-    return KIND_HEADS[task.kind]
 
 
 @dataclass(frozen=True)
@@ -56,13 +36,6 @@ class FeatureView:
     stride: int = 128  # by which windows over a long context move on
     both: bool = False  # pairs in both orders
     last: bool = False  # the last token speaks for the whole, not the first
-
-
-def encode_examples(
-    task: Task, examples: Sequence[Example], view: FeatureView
-) -> list[TrainingItem]:
-    """Everything that the examples teach, as tokens."""
-    return list(FEATURES[task.kind](examples, view))
 
 
 def _encode(
@@ -93,6 +66,13 @@ def _labelled(
 def classification_items(examples: Sequence[Example], view: FeatureView) -> Iterator[TrainingItem]:
     numbers = {name: i for i, name in enumerate(view.labels)}
     return _labelled(examples, view, numbers.__getitem__)
+
+
+def multilabel_items(examples: Sequence[Example], view: FeatureView) -> Iterator[TrainingItem]:
+    """1 for each label that holds, 0 for the others."""
+    return _labelled(
+        examples, view, lambda held: tuple(float(name in held) for name in view.labels)
+    )
 
 
 def regression_items(examples: Sequence[Example], view: FeatureView) -> Iterator[TrainingItem]:
@@ -152,12 +132,3 @@ def _place(window: ContextWindow, text: str, start: int) -> tuple[int, int] | No
     if not len(inside) or begins[0] > start or ends[-1] < end:
         return None
     return int(inside[0]), int(inside[-1])
-
-
-FEATURES: dict[str, Callable[[Sequence[Example], FeatureView], Iterator[TrainingItem]]] = {
-    "classification": classification_items,
-    "regression": regression_items,
-    "tagging": tagging_items,
-    "choice": choice_items,
-    "answer": answer_items,
-}

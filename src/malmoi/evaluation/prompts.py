@@ -1,14 +1,15 @@
 """The prompt view of a task: examples as text, with every possible answer."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from malmoi.errors import UsageError
-from malmoi.evaluation.tasks.base import Example, Task
+from malmoi.evaluation.task import Example, Task
 from malmoi.metrics import entities
 
 NO_ANSWER = "unanswerable"  # what is said where the text holds no answer
 NO_NAMES = "none"
+LABEL_COMMA = ", "
+SQUAD_PROMPT = "{pair}\nQuestion: {text}\nAnswer:"
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class TaskPrompt:
     gold: int | None
     ending: str = ""
     partial: bool = False
+    written: bool = False  # the answer is written, not chosen
 
     @property
     def shown(self) -> str:
@@ -33,11 +35,6 @@ class TaskPrompt:
         if self.gold is None:
             raise UsageError(f"An example without its answer cannot be shown: {self.query!r:.80}.")
         return self.query + self.choices[self.gold] + self.ending
-
-
-def task_prompt(task: Task, example: Example) -> TaskPrompt:
-    """The example for a language model."""
-    return PROMPT_VIEWS[task.kind](task, example)
 
 
 def answer_cue(task: Task) -> str:
@@ -58,14 +55,29 @@ def _query(task: Task, example: Example) -> str:
         ) from None
 
 
-def _classification(task: Task, example: Example) -> TaskPrompt:
+def classification_prompt(task: Task, example: Example) -> TaskPrompt:
     names = task.labels or tuple(task.answers)
     gold = names.index(example.label) if example.label in names else None
     said = tuple(f" {task.answers.get(name, name)}" for name in names)
     return TaskPrompt(_query(task, example), said, gold, task.suffix)
 
 
-def _regression(task: Task, example: Example) -> TaskPrompt:
+def multilabel_prompt(task: Task, example: Example) -> TaskPrompt:
+    """Every label that holds, one after the other: " anger, fear"."""
+    held = [task.answers.get(name, name) for name in example.label or ()]
+    said = f" {LABEL_COMMA.join(held) or NO_NAMES}"
+    return TaskPrompt(
+        _query(task, example), (said,), None if example.label is None else 0, written=True
+    )
+
+
+def parse_labels(said: str, task: Task) -> tuple[str, ...]:
+    """The other way; what is no label of the task is dropped."""
+    named = {part.strip() for part in said.split(LABEL_COMMA.strip())}
+    return tuple(name for name in task.labels if task.answers.get(name, name) in named)
+
+
+def regression_prompt(task: Task, example: Example) -> TaskPrompt:
     """Numbers as words; an example shows the nearest."""
     values = [float(value) for value in task.answers]
     if not values:
@@ -85,7 +97,7 @@ def _regression(task: Task, example: Example) -> TaskPrompt:
     )
 
 
-def _choice(task: Task, example: Example) -> TaskPrompt:
+def choice_prompt(task: Task, example: Example) -> TaskPrompt:
     query = _query(task, example)
     space = " " if query and not query[-1].isspace() else ""
     if not task.gap:
@@ -100,15 +112,14 @@ def _choice(task: Task, example: Example) -> TaskPrompt:
     return TaskPrompt(query, tuple(fill + rest for fill in fills), example.label)
 
 
-def _answer(task: Task, example: Example) -> TaskPrompt:
+def answer_prompt(task: Task, example: Example) -> TaskPrompt:
     golds = tuple(dict.fromkeys(text for text, _ in example.label or ()))
     known = example.label is not None
-    return TaskPrompt(
-        _query(task, example), tuple(f" {g}" for g in golds or (NO_ANSWER,)), 0 if known else None
-    )
+    said = tuple(f" {gold}" for gold in golds or (NO_ANSWER,))
+    return TaskPrompt(_query(task, example), said, 0 if known else None, written=True)
 
 
-def _tagging(task: Task, example: Example) -> TaskPrompt:
+def tagging_prompt(task: Task, example: Example) -> TaskPrompt:
     """Names and what they are, in their order: " EU (ORG); German (MISC)"."""
     spans = sorted(entities(example.label or ()), key=lambda span: span[1])
     named = [f"{' '.join(example.words[a : b + 1])} ({label})" for label, a, b in spans]
@@ -116,6 +127,7 @@ def _tagging(task: Task, example: Example) -> TaskPrompt:
         _query(task, example),
         (" " + ("; ".join(named) or NO_NAMES),),
         None if example.label is None else 0,
+        written=True,
     )
 
 
@@ -136,7 +148,7 @@ def parse_tags(said: str, words: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(tags)
 
 
-def _cloze(task: Task, example: Example) -> TaskPrompt:
+def cloze_prompt(task: Task, example: Example) -> TaskPrompt:
     known = example.label is not None
     return TaskPrompt(
         _query(task, example),
@@ -146,22 +158,10 @@ def _cloze(task: Task, example: Example) -> TaskPrompt:
     )
 
 
-def _write(task: Task, example: Example) -> TaskPrompt:
+def write_prompt(task: Task, example: Example) -> TaskPrompt:
     golds = tuple(f" {gold}" for gold in example.label or ())
-    return TaskPrompt(_query(task, example), golds, 0 if golds else None)
+    return TaskPrompt(_query(task, example), golds, 0 if golds else None, written=True)
 
 
-def _text(task: Task, example: Example) -> TaskPrompt:
+def text_prompt(task: Task, example: Example) -> TaskPrompt:
     return TaskPrompt(example.text, (), None)
-
-
-PROMPT_VIEWS: dict[str, Callable[[Task, Example], TaskPrompt]] = {
-    "classification": _classification,
-    "regression": _regression,
-    "choice": _choice,
-    "answer": _answer,
-    "tagging": _tagging,
-    "cloze": _cloze,
-    "write": _write,
-    "text": _text,
-}

@@ -62,6 +62,12 @@ class DataRow:
         value = self[name]
         if value is None or str(value).strip() == "":
             raise BadRow(self.place, f"the label in {name!r} is missing")
+        if isinstance(value, list | dict):
+            raise BadRow(
+                self.place,
+                f"{name!r} holds {value!r:.40}, and this task has one label a row; for several "
+                "labels take the kind multilabel",
+            )
         return str(value).strip()
 
     def number(self, name: str) -> float | None:

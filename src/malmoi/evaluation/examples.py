@@ -1,0 +1,170 @@
+"""Examples of a task: read from files and checked, or drawn; and the names of their labels."""
+
+import random
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from malmoi.errors import MalmoiError
+from malmoi.evaluation.kinds import HeadKind, kind_of
+from malmoi.evaluation.rows import BadRow, DataRow, NoColumn
+from malmoi.evaluation.task import Example, Task
+
+MAX_BAD_ROWS_SHOWN = 5  # places of bad rows that are named
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The rows of some files, and what is worth saying about them."""
+
+    rows: tuple[Example, ...]
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def load_examples(
+    task: Task, sources: str | Path | Sequence[str | Path], *, skip_bad: bool = False
+) -> Examples:
+    """Reads a task's files. A bad row is an error that names its place, or left out and counted
+    with `skip_bad`.
+    """
+    paths = [Path(source) for source in ([sources] if isinstance(sources, str | Path) else sources)]
+    found, bad = _sorted_out(task, (row for path in paths for row in task.rows(path)))
+    if bad and not skip_bad:
+        shown = "; ".join(bad[:MAX_BAD_ROWS_SHOWN]) + (
+            f"; and {len(bad) - MAX_BAD_ROWS_SHOWN} more" if len(bad) > MAX_BAD_ROWS_SHOWN else ""
+        )
+        raise MalmoiError(
+            f"{shown}. Mend the file, or leave such rows out with --skip-bad (skip_bad=True)."
+        )
+    if not found:
+        raise MalmoiError(f"There are no examples in {', '.join(map(str, paths))}.")
+    return Examples(tuple(found), tuple(_notes(task, found, bad)))
+
+
+def generate_examples(task: Task, seed: int) -> Examples:
+    """The examples of a task that is drawn, not read: the same for the same seed."""
+    if task.generated is None:
+        raise MalmoiError(
+            f"The task {task.name} needs a file of its rows: name it with --data (data=…)."
+        )
+    found, _ = _sorted_out(task, task.generated(random.Random(f"{task.name}:{seed}")))
+    return Examples(tuple(found))
+
+
+def _sorted_out(task: Task, rows: Iterable[DataRow]) -> tuple[list[Example], list[str]]:
+    """The examples of good rows, and what is wrong with the others."""
+    kind = kind_of(task)
+    found: list[Example] = []
+    bad: list[str] = []
+    for row in rows:
+        try:
+            example = task.example(row)
+            if wrong := kind.check(task, example):
+                raise BadRow(example.place, wrong)
+            found.append(example)
+        except BadRow as problem:
+            if isinstance(problem, NoColumn) and not found and not bad:
+                raise MalmoiError(problem.sentence) from problem
+            bad.append(str(problem))
+    return found, bad
+
+
+def _notes(task: Task, found: Sequence[Example], bad: Sequence[str]) -> Iterable[str]:
+    kind = kind_of(task)
+    if bad:
+        yield f"{len(bad):,} bad rows left out, such as {bad[0]}"
+    empty = [e.place for e in found if not e.text.strip()]
+    if empty:
+        yield f"{len(empty):,} texts are empty, the first at {empty[0]}"
+    counts = Counter(e.id for e in found if e.id)
+    twice = [e for e in found if counts[e.id] > 1]
+    if twice:
+        sentence = f"{twice[-1].place}: the id {twice[-1].id!r} comes {counts[twice[-1].id]} times"
+        if isinstance(kind, HeadKind) and kind.by_id:
+            raise MalmoiError(f"{sentence}; ids must differ.")
+        yield sentence
+    if kind.text_labels:
+        yield from _contradictions(found)
+
+
+def _contradictions(found: Sequence[Example]) -> Iterable[str]:
+    """The same text with other labels: whichever is right, the other cannot be learnt."""
+    first: dict[tuple[str, str | None], Example] = {}
+    for example in found:
+        first.setdefault((example.text, example.pair), example)
+    others = [e for e in found if first[e.text, e.pair].label != e.label]
+    if others:
+        before = first[others[0].text, others[0].pair]
+        yield (
+            f"{len(others):,} rows have the text of another row and other labels: {before.place} "
+            f"says {before.label!r}, {others[0].place} {others[0].label!r}"
+        )
+
+
+def require_labels(task: Task, examples: Sequence[Example]) -> None:
+    """Training and judging need every label."""
+    missing = [e.place for e in examples if e.label is None]
+    if missing:
+        raise MalmoiError(
+            f"{missing[0]} has no label ({len(missing):,} such rows in all), so it cannot be "
+            "learnt or judged; "
+            "name the column of the labels: --label COLUMN."
+        )
+
+
+def label_names(task: Task, examples: Sequence[Example]) -> tuple[str, ...]:
+    """The labels in the order of their scores: the task's own, or those of the data, numbers by
+    value.
+    """
+    kind = kind_of(task)
+    if not isinstance(kind, HeadKind) or kind.classes is None:
+        return ()
+    used = {name for e in examples for name in kind.classes(e.label)}
+    alike = {e.label for e in examples} if kind.text_labels else used
+    if len(alike) < 2:
+        label = next(iter(alike))
+        said = f"the label {label!r}" if label != () else "no label"
+        raise MalmoiError(
+            f"All {len(examples):,} rows (from {examples[0].place} on) have {said}: there is "
+            "nothing to tell apart."
+        )
+    return kind.class_names or task.labels or tuple(sorted(used, key=_order))
+
+
+def unseen_labels(task: Task, examples: Sequence[Example], known: Collection[str]) -> Iterable[str]:
+    """A note where texts have labels that a model cannot say: they count as errors."""
+    kind = kind_of(task)
+    if isinstance(kind, HeadKind) and kind.text_labels and kind.classes is not None:
+        found = (name for e in examples if e.label is not None for name in kind.classes(e.label))
+        counts = Counter(name for name in found if name not in known)
+        for name, count in counts.most_common(1):
+            more = f" (and {len(counts) - 1} other labels)" if len(counts) > 1 else ""
+            yield (
+                f"{count:,} evaluation rows have the label {name!r}{more}, which no training row "
+                "has: it cannot be predicted"
+            )
+
+
+def _order(label: str) -> tuple[int, float, str]:
+    """O before the tags of entities, numbers by value, words by letters."""
+    try:
+        return (0, float(label), label)
+    except ValueError:
+        return (0, 0.0, "") if label == "O" else (1, 0.0, label)
+
+
+def files_in(task: Task, source: str | Path) -> tuple[Path, Path | None]:
+    """The training file and, of a folder, the development file that lies beside it."""
+    path = Path(source)
+    if not path.is_dir():
+        return path, None
+    train, dev = ([p for p in sorted(path.glob(pattern)) if p.is_file()] for pattern in task.files)
+    if not train:
+        raise MalmoiError(
+            f"The folder {path} has no file {task.files[0]!r} for the task {task.name}."
+        )
+    return train[0], dev[0] if dev else None

@@ -1,0 +1,528 @@
+"""Task kinds. One record says everything that a kind decides: how a row is read and checked, how it
+is learnt and predicted, how it is put to a language model, and how answers are judged.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from malmoi.errors import UsageError, nearest
+from malmoi.evaluation.features import (
+    FeatureView,
+    TrainingItem,
+    answer_items,
+    choice_items,
+    classification_items,
+    multilabel_items,
+    regression_items,
+    tagging_items,
+)
+from malmoi.evaluation.in_context.graders import (
+    Grader,
+    grade_choices,
+    grade_cloze,
+    grade_labels,
+    grade_likelihood,
+    grade_numbers,
+    written_grader,
+)
+from malmoi.evaluation.prompts import (
+    NO_ANSWER,
+    SQUAD_PROMPT,
+    TaskPrompt,
+    answer_prompt,
+    choice_prompt,
+    classification_prompt,
+    cloze_prompt,
+    multilabel_prompt,
+    parse_labels,
+    parse_tags,
+    regression_prompt,
+    tagging_prompt,
+    text_prompt,
+    write_prompt,
+)
+from malmoi.evaluation.rows import any_rows
+from malmoi.evaluation.task import (
+    Columns,
+    Example,
+    ExampleMaker,
+    Task,
+    answer_columns,
+    choice_columns,
+    label_columns,
+    label_set_columns,
+    number_columns,
+    tag_columns,
+    text_columns,
+    written_columns,
+)
+from malmoi.inference.answer import answer_questions
+from malmoi.inference.predict import (
+    Predictor,
+    class_scores,
+    classify_texts,
+    label_texts,
+    score_choices,
+    tag_words,
+)
+from malmoi.inference.predictors import (
+    ANSWER,
+    CHOICE,
+    LABEL_SET,
+    NUMBER,
+    ONE_LABEL,
+    TAGS,
+    TaskHead,
+)
+from malmoi.metrics import best_label_thresholds, best_threshold
+from malmoi.training.losses import Objective
+from malmoi.training.losses.distil import (
+    Distiller,
+    binary_divergence,
+    compare_scores,
+    squared_distance,
+)
+from malmoi.training.losses.task import (
+    choice_loss,
+    choice_scores,
+    classification_loss,
+    multilabel_loss,
+    regression_loss,
+    span_loss,
+    span_scores,
+    tag_scores,
+    tagging_loss,
+)
+from malmoi.training.losses.task import class_scores as pooled_scores
+
+
+@dataclass(frozen=True)
+class ExamplePrediction:
+    """What a model said of one example."""
+
+    prediction: Any
+    # its probability, the number itself, or how much likelier "no answer" is than the best
+    score: float
+    probabilities: dict[str, float] = field(default_factory=dict)  # of labels, choices by number
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The measures, and of each example what was right and what was said."""
+
+    metrics: dict[str, float]
+    labels: list[Any] = field(repr=False)
+    said: list[ExamplePrediction] = field(repr=False)
+    # thresholds that were chosen: fields of a `Predictor`, kept with the model
+    chosen: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def predictions(self) -> list[Any]:
+        return [one.prediction for one in self.said]
+
+
+def _nothing_wrong(task: Task, example: Example) -> str:
+    return ""
+
+
+def _text_alone(by: Columns) -> str:
+    return "{text}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A kind of task. Those of this class itself are only for language models as they are."""
+
+    name: str
+    metrics: tuple[str, ...]  # the first chooses the best checkpoint
+    columns: Callable[[Columns], ExampleMaker]  # how a row of a user's own table is read
+    prompt: Callable[[Task, Example], TaskPrompt]
+    grade: Grader  # in context
+    template: Callable[[Columns], str] = _text_alone  # a custom task's prompt
+    check: Callable[[Task, Example], str] = _nothing_wrong  # what cannot be; empty: all is well
+    text_labels: bool = False  # a text as a whole has labels, by name
+    only_read: bool = False  # nothing is asked, so that there is no label
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadKind(Kind):
+    """A kind that fine-tuning learns with a head of its own."""
+
+    output: TaskHead
+    features: Callable[[Sequence[Example], FeatureView], Iterator[TrainingItem]]
+    objective: Callable[[Sequence[float] | None], Objective]  # by the weights of the classes
+    distil: Distiller
+    predict: Callable[[Predictor, Sequence[Example]], list[ExamplePrediction]]
+    classes: Callable[[Any], Iterable[Any]] | None = None  # in a label, where labels have names
+    class_names: tuple[str, ...] = ()  # where they are not those of the data
+    exclusive: bool = False  # each text has exactly one of the labels
+    # a label as metrics take it, given the model's labels
+    gold: Callable[[Any, Sequence[str]], Any] = lambda label, labels: label
+    windows: bool = False  # long texts are read in parts, not cut
+    by_id: bool = False  # predictions.json has each answer by its id, as SQuAD's scripts read them
+    # thresholds chosen by an outcome, and what is said with them; both need no network
+    choose: Callable[[Outcome, Sequence[str]], dict[str, Any]] | None = None
+    decide: Callable[[ExamplePrediction, dict[str, Any]], Any] = lambda one, chosen: one.prediction
+    held_out: bool = False  # thresholds are chosen by a part of the training rows
+
+    @property
+    def head(self) -> str:
+        return self.output.head
+
+
+# ------------------------------------------------------------------ what is wrong with an example
+
+
+def _check_label(task: Task, example: Example) -> str:
+    known = not task.labels or example.label is None or example.label in task.labels
+    return "" if known else f"the label {example.label!r} is none of {', '.join(task.labels)}"
+
+
+def _check_label_set(task: Task, example: Example) -> str:
+    others = [name for name in example.label or () if task.labels and name not in task.labels]
+    return f"the label {others[0]!r} is none of {', '.join(task.labels)}" if others else ""
+
+
+def _check_tags(task: Task, example: Example) -> str:
+    if example.label is not None and len(example.label) != len(example.words):
+        return f"there are {len(example.words)} words and {len(example.label)} tags"
+    empty = "" in example.words
+    return f"word {example.words.index('') + 1} is empty: a tag without its word" if empty else ""
+
+
+def _check_choice(task: Task, example: Example) -> str:
+    count = len(example.choices)
+    if example.label is None or 0 <= example.label < count:
+        return ""
+    return f"choice {example.label} is right, but there are only {count} (counted from 0)"
+
+
+def _check_answers(task: Task, example: Example) -> str:
+    for text, start in example.label or ():
+        if (example.pair or "")[start : start + len(text)] != text:
+            return f"the answer {text!r:.60} does not stand at character {start} of its context"
+    return ""
+
+
+# ------------------------------------------------------------------ how a custom task is asked
+
+
+def _text_and_pair(by: Columns) -> str:
+    return "{text}\n{pair}" if by.pair else "{text}"
+
+
+def _and_label(by: Columns) -> str:
+    """Which label, by the name of its column."""
+    name = by.label if isinstance(by.label, str) else "labels"
+    return f"{_text_and_pair(by)}\n{name.replace('{', '{{').replace('}', '}}')}:"
+
+
+# ------------------------------------------------------------------ what a model says of examples
+
+
+def _texts(examples: Sequence[Example]) -> list[Any]:
+    return [e.text if e.pair is None else (e.text, e.pair) for e in examples]
+
+
+def _predict_labels(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
+    found = classify_texts(reading, _texts(examples))
+    return [ExamplePrediction(one.label, one.scores[one.label], one.scores) for one in found]
+
+
+def _predict_label_sets(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
+    """Of several decisions the score is that of the least sure."""
+    found = label_texts(reading, _texts(examples))
+    return [
+        ExamplePrediction(
+            one.labels,
+            min(p if name in one.labels else 1 - p for name, p in one.scores.items()),
+            one.scores,
+        )
+        for one in found
+    ]
+
+
+def _predict_numbers(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
+    values = class_scores(reading, _texts(examples))[:, 0].tolist()
+    return [ExamplePrediction(value, value) for value in values]
+
+
+def _predict_tags(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
+    found = tag_words(reading, [e.words for e in examples])
+    return [
+        ExamplePrediction(tags, float(list(tags) == list(e.label)))
+        for tags, e in zip(found, examples, strict=True)
+    ]
+
+
+def _predict_choices(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
+    questions = [(e.text, e.pair or "", e.choices) for e in examples]
+    chances = [scores.softmax(-1) for scores in score_choices(reading, questions)]
+    return [
+        ExamplePrediction(
+            int(some.argmax()),
+            float(some.max()),
+            {str(i): chance for i, chance in enumerate(some.tolist())},
+        )
+        for some in chances
+    ]
+
+
+def _predict_answers(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
+    found = answer_questions(reading, [(e.text, e.pair or "") for e in examples], top=1)
+    return [ExamplePrediction(one.text, one.null) for one in found]
+
+
+def _in_order(label: Any, labels: Sequence[str]) -> tuple[str, ...]:
+    """As the model has them; those that it does not know come last."""
+    return (*(n for n in labels if n in label), *(n for n in label if n not in labels))
+
+
+# ------------------------------------------------------------------ thresholds
+
+
+def _choose_no_answer(outcome: Outcome, labels: Sequence[str]) -> dict[str, Any]:
+    """The threshold for "no answer" of the best F1 (BERT §4.3), where some have none."""
+    if all(outcome.labels):
+        return {}
+    nulls = [one.score for one in outcome.said]
+    return {"threshold": best_threshold(outcome.labels, outcome.predictions, nulls).threshold}
+
+
+def _choose_label_thresholds(outcome: Outcome, labels: Sequence[str]) -> dict[str, Any]:
+    chances = [list(one.probabilities.values()) for one in outcome.said]
+    return {"thresholds": best_label_thresholds(outcome.labels, chances, labels)}
+
+
+def _decide_labels(one: ExamplePrediction, chosen: dict[str, Any]) -> tuple[str, ...]:
+    pairs = zip(one.probabilities.items(), chosen["thresholds"], strict=True)
+    return tuple(name for (name, chance), threshold in pairs if chance >= threshold)
+
+
+# ------------------------------------------------------------------ the kinds
+
+
+def _answer_texts(label: Any) -> list[str]:
+    return [text for text, _ in label]
+
+
+grade_texts = written_grader()
+grade_answers = written_grader(
+    lambda text, task, example: "" if text == NO_ANSWER else text, _answer_texts
+)
+grade_tags = written_grader(lambda text, task, example: list(parse_tags(text, example.words)))
+grade_label_sets = written_grader(lambda text, task, example: parse_labels(text, task), tuple)
+
+CLASSIFICATION = HeadKind(
+    name="classification",
+    metrics=("accuracy", "f1_macro"),
+    columns=label_columns,
+    check=_check_label,
+    template=_and_label,
+    prompt=classification_prompt,
+    grade=grade_labels,
+    text_labels=True,
+    output=ONE_LABEL,
+    features=classification_items,
+    objective=classification_loss,
+    distil=Distiller("classify", "labels", compare_scores(pooled_scores)),
+    predict=_predict_labels,
+    classes=lambda label: (label,),
+    exclusive=True,
+)
+MULTILABEL = HeadKind(
+    name="multilabel",
+    metrics=("f1_micro", "f1_macro", "accuracy"),
+    columns=label_set_columns,
+    check=_check_label_set,
+    template=_and_label,
+    prompt=multilabel_prompt,
+    grade=grade_label_sets,
+    text_labels=True,
+    output=LABEL_SET,
+    features=multilabel_items,
+    objective=multilabel_loss,
+    distil=Distiller("classify", "labels", compare_scores(pooled_scores, binary_divergence)),
+    predict=_predict_label_sets,
+    classes=lambda label: label,
+    gold=_in_order,
+    choose=_choose_label_thresholds,
+    decide=_decide_labels,
+    held_out=True,
+)
+REGRESSION = HeadKind(
+    name="regression",
+    metrics=("pearson", "spearman"),
+    columns=number_columns,
+    template=_text_and_pair,
+    prompt=regression_prompt,
+    grade=grade_numbers,
+    output=NUMBER,
+    features=regression_items,
+    objective=regression_loss,
+    distil=Distiller("classify", "labels", compare_scores(pooled_scores, squared_distance)),
+    predict=_predict_numbers,
+    classes=lambda label: (label,),
+    class_names=("score",),
+)
+TAGGING = HeadKind(
+    name="tagging",
+    metrics=("entity_f1", "entity_precision", "entity_recall"),
+    columns=tag_columns,
+    check=_check_tags,
+    prompt=tagging_prompt,
+    grade=grade_tags,
+    output=TAGS,
+    features=tagging_items,
+    objective=tagging_loss,
+    distil=Distiller("tag", "labels", compare_scores(tag_scores)),
+    predict=_predict_tags,
+    classes=lambda label: label,
+    windows=True,
+)
+MULTIPLE_CHOICE = HeadKind(
+    name="choice",
+    metrics=("accuracy",),
+    columns=choice_columns,
+    check=_check_choice,
+    template=_text_and_pair,
+    prompt=choice_prompt,
+    grade=grade_choices,
+    output=CHOICE,
+    features=choice_items,
+    objective=choice_loss,
+    distil=Distiller("choice", "labels", compare_scores(choice_scores)),
+    predict=_predict_choices,
+)
+QUESTION_ANSWERING = HeadKind(
+    name="answer",
+    metrics=("span_f1", "span_exact"),
+    columns=answer_columns,
+    check=_check_answers,
+    template=lambda by: SQUAD_PROMPT,
+    prompt=answer_prompt,
+    grade=grade_answers,
+    output=ANSWER,
+    features=answer_items,
+    objective=span_loss,
+    distil=Distiller("span", "labels", compare_scores(span_scores)),
+    predict=_predict_answers,
+    gold=lambda label, labels: _answer_texts(label),
+    windows=True,
+    by_id=True,
+    choose=_choose_no_answer,
+    decide=lambda one, chosen: "" if one.score > chosen["threshold"] else one.prediction,
+)
+CLOZE = Kind(
+    name="cloze",
+    metrics=("accuracy", "perplexity"),
+    columns=label_columns,
+    prompt=cloze_prompt,
+    grade=grade_cloze,
+)
+WRITING = Kind(
+    name="write",
+    metrics=("match",),
+    columns=written_columns,
+    template=_text_and_pair,
+    prompt=write_prompt,
+    grade=grade_texts,
+)
+READING = Kind(
+    name="text",
+    metrics=("perplexity", "bits_per_byte"),
+    columns=text_columns,
+    prompt=text_prompt,
+    grade=grade_likelihood,
+    only_read=True,
+)
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        CLASSIFICATION,
+        MULTILABEL,
+        REGRESSION,
+        TAGGING,
+        MULTIPLE_CHOICE,
+        QUESTION_ANSWERING,
+        CLOZE,
+        WRITING,
+        READING,
+    )
+}
+
+
+def kind_named(name: str) -> Kind:
+    if name not in KINDS:
+        raise UsageError(f"There is no kind of task {name!r}.{nearest(name, KINDS)}")
+    return KINDS[name]
+
+
+def kind_of(task: Task) -> Kind:
+    return kind_named(task.kind)
+
+
+def head_kind(task: Task) -> HeadKind:
+    """The kind of a task that is learnt by fine-tuning; others are refused."""
+    kind = kind_of(task)
+    if not isinstance(kind, HeadKind):
+        raise UsageError(
+            f"The task {task.name} ({task.kind}) is not learnt by fine-tuning; ask a language "
+            "model as it is: "
+            f"malmoi evaluate {task.name} --model … --shots 0"
+        )
+    return kind
+
+
+def metric_names(task: Task) -> tuple[str, ...]:
+    """What a task is judged by; the first chooses the best checkpoint."""
+    return task.metrics or kind_of(task).metrics
+
+
+def task_prompt(task: Task, example: Example) -> TaskPrompt:
+    """The example for a language model."""
+    return kind_of(task).prompt(task, example)
+
+
+def encode_examples(
+    task: Task, examples: Sequence[Example], view: FeatureView
+) -> list[TrainingItem]:
+    """Everything that the examples teach, as tokens."""
+    return list(head_kind(task).features(examples, view))
+
+
+def custom_task(
+    kind: str,
+    *,
+    text: str = "text",
+    pair: str | None = None,
+    label: str | Sequence[str] = "label",
+    choices: Sequence[str] = (),
+    separator: str = ",",
+    metrics: Sequence[str] = (),
+) -> Task:
+    """A task on named columns of your own files.
+
+    Multilabel takes labels as a list, as text with a `separator` between, or as one column of 0 and
+    1 for each (label=["anger", "fear"]). Tagging takes words and tags as lists (or with spaces
+    between); choice takes the columns of the choices and the number of the right one; answer takes
+    the context in `pair`, the answer itself in `label`. Three kinds are for language models alone:
+    cloze (the last word is in `label`), write (`label` is what should be written, or several such
+    texts) and text (how likely is it?).
+
+    >>> malmoi.custom_task("classification", text="review", label="stars").kind
+    'classification'
+    """
+    chosen = kind_named(kind)
+    by = Columns(text, pair, label, choices, separator)
+    return Task(
+        kind,
+        kind,
+        any_rows,
+        chosen.columns(by),
+        "your own columns",
+        tuple(metrics) or chosen.metrics,
+        () if isinstance(label, str) else tuple(label),
+        prompt=chosen.template(by),
+    )

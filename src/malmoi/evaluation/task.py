@@ -1,0 +1,234 @@
+"""A task is a record with two views: features for fine-tuning (`features.py`), text for prompts
+(`prompts.py`). What its kind decides is in `kinds.py`.
+"""
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from malmoi.errors import UsageError
+from malmoi.evaluation.rows import BadRow, DataRow
+
+
+@dataclass(frozen=True)
+class Example:
+    """One row of a task. `text` is the question of an answer and the words of a tagging joined by
+    spaces.
+
+    `label`: a name (classification), none or several of them (multilabel), a number (regression), a
+    name for each word (tagging), the place of the right choice, the gold answers as (text, start)
+    of which there may be none, the missing word (cloze), or the texts that would be right (write);
+    None where it is not known, and of a text that is only read.
+    """
+
+    text: str
+    pair: str | None = None
+    label: Any = None
+    id: str = ""
+    place: str = ""  # file:row
+    choices: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a data set is: how its files are read, what is asked of each example, and how answers
+    are judged.
+
+    >>> task = malmoi.custom_task("classification", text="text", label="label")
+    >>> task.kind, task.metrics
+    ('classification', ('accuracy', 'f1_macro'))
+    """
+
+    name: str
+    kind: str  # one of `kinds.KINDS`
+    rows: Callable[[Path], Iterable[DataRow]]
+    example: Callable[[DataRow], Example]
+    about: str = ""
+    metrics: tuple[str, ...] = ()  # the first chooses the best checkpoint; none: those of the kind
+    labels: tuple[str, ...] = ()  # in order; none: those of the training data, sorted
+    files: tuple[str, str] = ("train*", "dev*")  # in a folder: of training, of development
+    both_orders: bool = False  # a pair without an order: a GPT reads it both ways (GPT-1 §3.3)
+    prompt: str = "{text}"  # the text view, with {text}, {pair}
+    answers: Mapping[str, str] = field(default_factory=dict)  # label → how a language model says it
+    intro: str = ""  # said once, before the examples that are shown
+    suffix: str = ""  # what stands behind an answer: a BERT reads it too
+    separator: str = "\n\n"  # parts an example from the next
+    max_answer_tokens: int = 32  # tokens that are written as an answer
+    # `pair` has a gap _: judged by what fills it and the rest, or the rest alone
+    gap: Literal["", "fill", "rest"] = ""
+    # its rows, drawn, where there is no file
+    generated: Callable[[random.Random], Iterable[DataRow]] | None = None
+
+
+# ------------------------------------------------------------------ examples of rows, by columns
+
+ExampleMaker = Callable[[DataRow], Example]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The user's own columns, by name."""
+
+    text: str = "text"
+    pair: str | None = None
+    label: str | Sequence[str] = "label"  # several: a column of 0 and 1 for each label
+    choices: Sequence[str] = ()
+    separator: str = ","  # between the labels of a row that is text
+
+    @property
+    def one_label(self) -> str:
+        if not isinstance(self.label, str):
+            raise UsageError(
+                f"Several columns of labels ({', '.join(self.label)}) are for multilabel; other "
+                "kinds have one."
+            )
+        return self.label
+
+
+def columns(
+    text: str, pair: str | None = None, label: str = "label", id: str | None = None
+) -> ExampleMaker:
+    """Makes an example of a row by the names of its columns."""
+
+    def example(row: DataRow) -> Example:
+        second = None if pair is None else row.text(pair)
+        return Example(
+            row.text(text), second, row.label(label), str(row[id]) if id else "", row.place
+        )
+
+    return example
+
+
+def numbers(
+    text: str, pair: str | None = None, label: str = "score", id: str | None = None
+) -> ExampleMaker:
+    """The same where labels are numbers."""
+    named = columns(text, pair, label, id)
+    return lambda row: replace(named(row), label=row.number(label))
+
+
+def label_columns(by: Columns) -> ExampleMaker:
+    return columns(by.text, by.pair, by.one_label)
+
+
+def number_columns(by: Columns) -> ExampleMaker:
+    return numbers(by.text, by.pair, by.one_label)
+
+
+def label_set_columns(by: Columns) -> ExampleMaker:
+    """Labels as a list, as text with separators, or as one column of 0 and 1 each."""
+    label = by.label
+    read = _joined(label, by.separator) if isinstance(label, str) else _indicators(label)
+
+    def example(row: DataRow) -> Example:
+        pair = row.text(by.pair) if by.pair else None
+        return Example(row.text(by.text), pair, read(row), place=row.place)
+
+    return example
+
+
+def _joined(column: str, separator: str) -> Callable[[DataRow], tuple[str, ...] | None]:
+    def read(row: DataRow) -> tuple[str, ...] | None:
+        if column not in row.values:
+            return None
+        value = row[column]
+        given = value.split(separator) if isinstance(value, str) else value
+        if not isinstance(given, list) or any(isinstance(one, list | dict) for one in given):
+            raise BadRow(row.place, f"{column!r} must hold a list of labels, not {value!r:.40}")
+        names = [str(one).strip() for one in given]
+        return tuple(sorted({name for name in names if name}))
+
+    return read
+
+
+def _indicators(names: Sequence[str]) -> Callable[[DataRow], tuple[str, ...] | None]:
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(f"The column {twice!r} is named twice as a label.")
+
+    def read(row: DataRow) -> tuple[str, ...] | None:
+        if not any(name in row.values for name in names):
+            return None
+        values = {name: row.number(name) for name in names if row[name] is not None}
+        for name in names:
+            if values.get(name) not in (0, 1):
+                raise BadRow(row.place, f"the label {name!r} must be 0 or 1, not {row[name]!r:.40}")
+        return tuple(name for name in names if values[name])
+
+    return read
+
+
+def tag_columns(by: Columns) -> ExampleMaker:
+    """Words and tags as lists, or with spaces between."""
+    label = by.one_label
+
+    def listed(row: DataRow, name: str) -> tuple[str, ...]:
+        value: Any = row[name]
+        return tuple(map(str, value)) if isinstance(value, list) else tuple(row.text(name).split())
+
+    def example(row: DataRow) -> Example:
+        words = listed(row, by.text)
+        tags = listed(row, label) if label in row.values else None
+        return Example(" ".join(words), label=tags, place=row.place, words=words)
+
+    return example
+
+
+def choice_columns(by: Columns) -> ExampleMaker:
+    """The choices in columns of their own or as one list, and the number of the right one."""
+    choices = by.choices
+    label = by.one_label
+    if not choices:
+        raise UsageError(
+            "A choice needs the columns of its choices: --choices first,second (choices=[…])."
+        )
+
+    def example(row: DataRow) -> Example:
+        given = row[choices[0]] if len(choices) == 1 else [row.text(name) for name in choices]
+        if not isinstance(given, list) or len(given) < 2:
+            raise BadRow(row.place, "there are fewer than two choices")
+        second = row.text(by.pair) if by.pair else None
+        return Example(row.text(by.text), second, row.whole(label), "", row.place, tuple(given))
+
+    return example
+
+
+def answer_columns(by: Columns) -> ExampleMaker:
+    """The context in `pair`, the answer itself in `label`."""
+    label = by.one_label
+
+    def example(row: DataRow) -> Example:
+        passage = row.text(by.pair or "context")
+        found = row.values.get(label)
+        golds = None if label not in row.values else () if not found else (str(found),)
+        starts = [] if golds is None else [passage.find(gold) for gold in golds]
+        if -1 in starts:
+            raise BadRow(row.place, f"the answer {found!r:.60} is not in its context")
+        gold = None if golds is None else tuple(zip(golds, starts, strict=True))
+        return Example(
+            row.text(by.text), passage, gold, str(row.values.get("id", row.place)), row.place
+        )
+
+    return example
+
+
+def written_columns(by: Columns) -> ExampleMaker:
+    """What should be written in `label`, or several such texts."""
+    label = by.one_label
+
+    def example(row: DataRow) -> Example:
+        given = row.values.get(label)
+        listed = given if isinstance(given, list) else [given]
+        golds = None if given is None else tuple(map(str, listed))
+        pair = row.text(by.pair) if by.pair else None
+        return Example(row.text(by.text), pair, golds, place=row.place)
+
+    return example
+
+
+def text_columns(by: Columns) -> ExampleMaker:
+    """A text that is only read."""
+    return lambda row: Example(row.text(by.text), row.text(by.text), place=row.place)
