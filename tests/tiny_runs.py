@@ -3,6 +3,7 @@ JOBS.json`.
 """
 
 import json
+import logging
 import os
 import random
 import signal
@@ -179,6 +180,7 @@ def kill_often(job: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.set_num_threads(1)
     if "WORLD_SIZE" in os.environ:  # one group for all jobs
         torch.distributed.init_process_group("gloo")

@@ -19,6 +19,7 @@ from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 from malmoi.errors import UsageError
 from malmoi.system.machine import Accelerator, Machine, detect, pick_device, pretend
 from malmoi.system.progress import Progress, listening
+from malmoi.training.calibration import StepTimer
 from malmoi.training.device import choose_execution, is_out_of_memory
 from malmoi.training.log import plural, read_metrics
 from malmoi.training.pace import SMALLEST_BATCH, Pace, WorkClock, verdict
@@ -183,9 +184,9 @@ def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     it.
     """
     monkeypatch.setattr(
-        "malmoi.training.trainer.Trainer._timed_pass", lambda self, size: 0.002 * size
+        "malmoi.training.calibration.StepTimer.measure",
+        lambda self, micro, compiled: (0.001, 0.002),
     )
-    monkeypatch.setattr("malmoi.training.trainer.Trainer._timed_update", lambda self: 0.001)
 
 
 @pytest.mark.usefixtures("slow_machine")
@@ -255,12 +256,12 @@ def test_compiling_is_tried_on_a_processor_and_kept_only_where_it_pays(
 ) -> None:
     calls: list[bool] = []
 
-    def measure(self: Trainer, *, compiled: bool) -> Pace:
+    def measure(self: StepTimer, micro: int, *, compiled: bool) -> tuple[float, float]:
         calls.append(compiled)
-        return Pace(0.0, took[compiled], 0.0, ((16, 1.0),))
+        return 0.0, took[compiled]
 
     took, executions = {False: 1.0, True: compiled}, []
-    monkeypatch.setattr(Trainer, "_measure", measure)
+    monkeypatch.setattr(StepTimer, "measure", measure)
     monkeypatch.setattr(
         "malmoi.training.trainer.compile_for",
         lambda execution, judge, **_: executions.append(execution),

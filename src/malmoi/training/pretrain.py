@@ -3,8 +3,8 @@ folder.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,14 +81,16 @@ def pretrain(
                 run.sample,
                 distillation,
             )
-            _fit(trainer)
+            with _reported(trainer):
+                trainer.fit()
             return run.model()
 
 
-def _fit(trainer: Trainer) -> None:
-    """Trains, and leaves a report whether the run came to its end or was stopped."""
+@contextmanager
+def _reported(trainer: Trainer) -> Iterator[None]:
+    """Leaves a report whether the run came to its end or was stopped."""
     try:
-        trainer.fit()
+        yield
     except Stopped:
         _report(trainer)
         raise

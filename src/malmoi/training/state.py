@@ -14,13 +14,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_origin
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from malmoi.config import field_types
 from malmoi.errors import MalmoiError
 from malmoi.system.files import explain_disk_errors
 from malmoi.system.limits import MAX_SIZE
@@ -28,6 +30,8 @@ from malmoi.system.untrusted import JsonObject, read_object
 from malmoi.training.parallel import ProcessGroup
 
 STATE_FORMAT = 1
+# fields of a position that states of earlier versions lack
+LATER_FIELDS = {"expected", "compiled", "threads", "averaged"}
 
 
 class CorruptState(MalmoiError):
@@ -342,29 +346,30 @@ class _Saved:
 
 
 def _position(values: JsonObject) -> Position:
-    loss = values.get("valid_loss")
-    # of a run that went wrong it may be infinite
-    if loss is not None and not isinstance(loss, float):
-        raise values.wrong("valid_loss", "a number")
-    return Position(
-        step=values.whole("step"),
-        positions=values.list_of("positions", int),
-        tokens=values.whole("tokens"),
-        seconds=values.number("seconds"),
-        phase=values.whole("phase"),
-        mean=values.number("mean"),
-        spread=values.number("spread"),
-        rollbacks=values.whole("rollbacks"),
-        spiked=values.whole("spiked"),
-        valid_loss=loss,
-        # states of earlier versions have none of these
-        expected=values.whole("expected", default=0),
-        compiled=values.flag("compiled", default=None)
-        if values.get("compiled") is not None
-        else None,
-        threads=values.whole("threads", default=0),
-        averaged=values.whole("averaged", default=0),
-    )
+    """Every field by its own type, so that none is forgotten here."""
+    found = {
+        name: _value(values, name, kind)
+        for name, kind in field_types(Position).items()
+        if name in values or name not in LATER_FIELDS
+    }
+    return Position(**found)
+
+
+def _value(values: JsonObject, name: str, kind: Any) -> Any:
+    if get_origin(kind) is list:
+        return values.list_of(name, *get_args(kind))
+    if NoneType in get_args(kind):
+        if values.get(name) is None:
+            return None
+        kind = next(one for one in get_args(kind) if one is not NoneType)
+        if kind is float and isinstance(values[name], float):
+            return values[name]  # the loss of a run that went wrong may be infinite
+    readers: dict[Any, Callable[[str], Any]] = {
+        int: values.whole,
+        float: values.number,
+        bool: values.flag,
+    }
+    return readers[kind](name)
 
 
 def _verify(folder: Path, saved: _Saved) -> None:

@@ -18,6 +18,7 @@ from malmoi.model import Network, count_parameters
 from malmoi.system.files import write_text
 from malmoi.system.progress import Progress
 from malmoi.training.average import WeightAverage
+from malmoi.training.calibration import COMPILED_PAYS, StepTimer
 from malmoi.training.device import (
     Execution,
     choose_execution,
@@ -58,9 +59,6 @@ SPIKE_NATS = 1.0  # … so much at least
 SPIKE_WARMUP_STEPS = 100  # steps: before that the loss falls too fast to judge
 MAX_SECONDS_BETWEEN_SAVES = 300.0  # between two saves, whatever save_every says
 MIN_METRIC_ROWS = 20  # of metrics.jsonl at least, however short the run
-PROBE_SECONDS = 0.3  # a pass that takes so long tells how fast this machine is
-MOST_PROBE_SECONDS = 2.0  # one that takes longer is not done again
-COMPILED_PAYS = 0.95  # of an eager step's time, or less
 
 
 @dataclass(frozen=True)
@@ -165,19 +163,20 @@ class Trainer:
             with thread_count(self.group.device, self.position.threads, self.log.line):
                 self._calibrate()
                 self.position.threads = torch.get_num_threads()
-                metrics = self._train()
+                self.clock = WorkClock(self.position.seconds)
+                self._saved_at = time.monotonic()
+                self._mark = (self.position.tokens, 0.0)
+                if self.budget.progress(self.position) < 1:
+                    self._announce("taking the first step")
+                while self.budget.progress(self.position) < 1:
+                    self._phase()
+                metrics = self._finish()
         release_compiled(self.loss_module)
         self.log.close()
         return metrics
 
-    def _train(self) -> dict[str, float]:
-        self.clock = WorkClock(self.position.seconds)
-        self._saved_at = time.monotonic()
-        self._mark = (self.position.tokens, 0.0)
-        if self.budget.progress(self.position) < 1:
-            self._announce("taking the first step")
-        while self.budget.progress(self.position) < 1:
-            self._phase()
+    def _finish(self) -> dict[str, float]:
+        """The last validation and the last save; the weights that are averaged stay in place."""
         metrics = self._validate()
         self.save()
         if self.average is not None and self.position.averaged:
@@ -239,10 +238,9 @@ class Trainer:
 
     def _measure(self, *, compiled: bool) -> Pace:
         """The time of a pass and of an update, from as few sequences as tell it."""
+        timer = StepTimer(self.execution, self._probe, self._apply_gradients)
         try:
-            took, size = self._timed_passes(compiled=compiled)
-            self._timed_update()  # moments are allocated with the first
-            optimizer = min(self._timed_update(), self._timed_update())
+            update, sequence = timer.measure(self.micro, compiled=compiled)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -250,48 +248,25 @@ class Trainer:
             return self._measure(compiled=compiled)
         for each in self.optimizers:
             each.zero_grad(set_to_none=True)
-        slowest = self.group.max(torch.tensor([optimizer, took / size], device=self.group.device))
+        slowest = self.group.max(torch.tensor([update, sequence], device=self.group.device))
         update, sequence = slowest.tolist()
         sized = {"lm": "gpt", "both": "both"}.get(self.recipe.objective, "bert")
         return Pace(
             update, sequence, self.budget.seconds, self.recipe.phases, self.group.world, sized
         )
 
-    def _timed_passes(self, *, compiled: bool) -> tuple[float, int]:
-        """Seconds of a pass, and its sequences: more and more of them until it takes long enough
-        to time.
-        """
-        size = self.micro if compiled else 1  # a compiled pass is of one size only
-        with nullcontext() if compiled else torch.compiler.set_stance("force_eager"):
-            self._timed_pass(size)  # first allocations, compilation
-            took = self._timed_pass(size)
-            while took < PROBE_SECONDS and 2 * size <= self.micro:
-                size *= 2
-                took = self._timed_pass(size)
-            if took < MOST_PROBE_SECONDS:  # the better of two, if other programs are at work
-                took = min(took, self._timed_pass(size))
-        return took, size
-
-    def _timed_pass(self, size: int) -> float:
+    def _probe(self, size: int) -> None:
+        """Forward and backward of some sequences, whose gradients nobody wants."""
         tensors = self.feeds[0].micro(self.group.rank * size, size, self.group.device).tensors
-        self.execution.synchronize()
-        began = time.perf_counter()
-        counts = self._counts([tensors])
         with self.execution.computing():
-            loss, _ = self.call(tensors, counts)
+            loss, _ = self.call(tensors, self._counts([tensors]))
         loss.backward()
-        self.execution.synchronize()
-        return time.perf_counter() - began
 
-    def _timed_update(self) -> float:
-        """An update by the gradients as they are."""
-        began = time.perf_counter()
+    def _apply_gradients(self) -> None:
         if self.config.clip:
             torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.clip)
         for optimizer in self.optimizers:
             optimizer.step()
-        self.execution.synchronize()
-        return time.perf_counter() - began
 
     def _fit_batch(self, pace: Pace) -> None:
         """Takes a smaller batch where the minutes would hold too few updates and the user named
@@ -323,27 +298,27 @@ class Trainer:
         ) as stream:
             for micros in stream:
                 step = self.position.step
-                self._train_step(micros, phase, next(again))
+                try:
+                    losses = self.step([micro.tensors for micro in micros])
+                except RuntimeError as error:
+                    if not is_out_of_memory(error):
+                        raise
+                    self._shrink()
+                    return
+                self._count_step(micros, phase, next(again))
+                self._pending.append((phase, losses))
+                self._watch(phase)
                 if self.budget.progress(self.position) >= 1 or self._phase_number() != phase:
                     return
-                if self.position.step <= step:  # taken back, or the batch did not fit
+                if self.position.step <= step:  # a spike took the run back
                     return
 
-    def _train_step(self, micros: list[MicroBatch], phase: int, size: int) -> None:
-        try:
-            losses = self.step([micro.tensors for micro in micros])
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            self._shrink()
-            return
+    def _count_step(self, micros: list[MicroBatch], phase: int, size: int) -> None:
         self.clock.step()
         p = self.position
         p.step += 1
         p.positions[phase] += size
         p.tokens += sum(micro.tokens for micro in micros) * self.group.world
-        self._pending.append((phase, losses))
-        self._watch(phase)
 
     def step(self, micros: list[Tensors]) -> dict[str, Tensor]:
         """One update: the gradients of every micro-batch as their share of the whole, clipped,
@@ -363,10 +338,8 @@ class Trainer:
                 loss.backward()
             for name, value in {"loss": loss.detach(), **means}.items():
                 total[name] = total[name] + value if name in total else value
-        if c.clip:
-            torch.nn.utils.clip_grad_norm_(self.network.parameters(), c.clip)
+        self._apply_gradients()
         for optimizer in self.optimizers:
-            optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         if self.average is not None:
             averaging = self.budget.progress(p) >= 1 - c.ema
