@@ -135,7 +135,7 @@ def _paired(gold: Labels | NumberSeq, predicted: Labels | NumberSeq) -> None:
 def accuracy(gold: Labels, predicted: Labels) -> float:
     """The share that is right."""
     _paired(gold, predicted)
-    return sum(g == p for g, p in zip(gold, predicted, strict=True)) / len(gold)
+    return sum(bool(g == p) for g, p in zip(gold, predicted, strict=True)) / len(gold)
 
 
 def confusion(

@@ -136,7 +136,8 @@ def patched(network: Network, path: str) -> LoRALinear:
         raise UsageError(f"{path} is not a linear layer, so LoRA cannot change it.")
     if not isinstance(found, LoRALinear):
         setattr(parent, name, LoRALinear(found))
-    return getattr(parent, name)
+    added: LoRALinear = getattr(parent, name)
+    return added
 
 
 def merge_lora(network: Network) -> None:

@@ -77,7 +77,11 @@ class OnnxModel(nn.Module):
         if self.recurrent is None:
             return self.network.hidden(tokens, keep=keep, segments=segments)
         states = self.network.trunk(tokens, keep=keep, segments=segments)
-        return self.recurrent(self.network.reader.join(states), keep)  # type: ignore[union-attr]
+        read: Tensor = self.recurrent(
+            self.network.reader.join(states),  # type: ignore[union-attr]
+            keep,
+        )
+        return read
 
     def pooled_places(self, keep: Tensor) -> Tensor | None:
         """Flat places of the tokens that speak for their rows; `Pooler` finds them by len(),

@@ -229,7 +229,8 @@ def _halves(tensor: Tensor, heads: int) -> Tensor:
     """llama.cpp turns neighbours (x_2i, x_2i+1) where Hugging Face turns (x_i, x_i+E/2): rows
     back in that order.
     """
-    return tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+    ordered: Tensor = tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+    return ordered
 
 
 def _generation(metadata: Mapping[str, Any]) -> dict[str, Any]:

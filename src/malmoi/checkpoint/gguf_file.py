@@ -183,7 +183,9 @@ class GGUFFile:
         """How many numbers are packed together, and into how many bytes."""
         gguf = gguf_package()
         try:
-            return gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(self.tensors[name].kind)]
+            kind = gguf.GGMLQuantizationType(self.tensors[name].kind)
+            numbers, size = gguf.GGML_QUANT_SIZES[kind]
+            return int(numbers), int(size)
         except (ValueError, KeyError):
             raise damaged_file(
                 self.path,

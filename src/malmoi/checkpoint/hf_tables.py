@@ -525,7 +525,7 @@ GPT1_TABLE = Table(
 
 def _read_bias(theirs: Mapping[str, Any]) -> dict[str, bool]:
     attention, mlp = (
-        coerce(theirs.get(f"{part}_bias", False), bool, f"{part}_bias")
+        bool(coerce(theirs.get(f"{part}_bias", False), bool, f"{part}_bias"))
         for part in ("attention", "mlp")
     )
     if attention != mlp:

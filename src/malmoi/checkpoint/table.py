@@ -30,7 +30,10 @@ TWICE = Via(lambda used, copy: used, lambda t, c: (t, t.clone()))
 
 
 def _split_heads(t: Tensor, c: ModelConfig) -> tuple[Tensor, ...]:
-    return t.split([n * c.size_per_head for n in (c.heads, c.key_heads, c.key_heads)])
+    parts: tuple[Tensor, ...] = t.split(
+        [n * c.size_per_head for n in (c.heads, c.key_heads, c.key_heads)]
+    )
+    return parts
 
 
 SPLIT_HEADS = Via(lambda *ts: torch.cat(ts), _split_heads)  # separate query, key and value

@@ -214,7 +214,8 @@ def _neuron_sizes(mlp: Any) -> Tensor:
 def _neuron_part(chosen: Tensor, hidden: int) -> PrunedPart:
     def part(name: str, tensor: Tensor) -> Tensor:
         if name.startswith("mlp.up."):
-            return tensor.unflatten(0, (-1, hidden))[:, chosen].flatten(0, 1)
+            kept: Tensor = tensor.unflatten(0, (-1, hidden))[:, chosen].flatten(0, 1)
+            return kept
         return tensor[:, chosen] if name == "mlp.down.weight" else tensor
 
     return part
@@ -252,7 +253,8 @@ def _head_sizes(attend: Any, config: ModelConfig) -> Tensor:
     value = attend.qkv.weight[-config.key_heads * config.size_per_head :].unflatten(0, shape)
     out = attend.out.weight.unflatten(1, (shape[0], -1, shape[1]))  # [D, G, H / G, E]
     written = torch.einsum("dgne,gei->gndi", out.float(), value.float())
-    return written.flatten(1).norm(dim=1)
+    norms: Tensor = written.flatten(1).norm(dim=1)
+    return norms
 
 
 def _head_part(chosen: Tensor, config: ModelConfig) -> PrunedPart:
@@ -270,7 +272,8 @@ def _head_part(chosen: Tensor, config: ModelConfig) -> PrunedPart:
                 ]
             )
         if name == "attend.out.weight":
-            return tensor.unflatten(1, (groups, each * size))[:, chosen].flatten(1)
+            kept: Tensor = tensor.unflatten(1, (groups, each * size))[:, chosen].flatten(1)
+            return kept
         return tensor
 
     return part

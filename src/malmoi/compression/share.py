@@ -132,4 +132,5 @@ def _factorised(old: Network, width: int) -> Iterator[tuple[str, Tensor]]:
 def _centred(width: int) -> Tensor:
     """An orthonormal basis [E, E − 1] of the vectors whose mean is zero."""
     plain = torch.cat((torch.ones(width, 1), torch.eye(width)[:, 1:]), 1).double()
-    return torch.linalg.qr(plain)[0][:, 1:]
+    directions: Tensor = torch.linalg.qr(plain)[0][:, 1:]
+    return directions

@@ -132,7 +132,8 @@ def _among(values: HashArray, known: HashArray) -> NDArray[np.bool_]:
     """Which values are among the known ones, which are sorted."""
     if not len(known):
         return np.zeros(len(values), bool)
-    return known[np.minimum(np.searchsorted(known, values), len(known) - 1)] == values
+    nearest = known[np.minimum(np.searchsorted(known, values), len(known) - 1)]
+    return np.equal(nearest, values)
 
 
 def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:

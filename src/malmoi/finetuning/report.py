@@ -125,7 +125,7 @@ def is_correct(row: Mapping[str, Any]) -> bool:
     gold = row["label"]
     said = row["prediction"]
     if isinstance(gold, float):
-        return abs(gold - said) < 0.5
+        return bool(abs(gold - said) < 0.5)
     if isinstance(gold, list) and isinstance(said, str):  # answers
         return said in gold or (not gold and not said)
     return bool(list(gold) == list(said) if isinstance(gold, list | tuple) else gold == said)

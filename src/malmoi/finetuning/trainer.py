@@ -176,6 +176,7 @@ class FinetuneTrainer:
 
     def _train_step(self, batch: Mapping[str, Tensor]) -> Tensor:
         """One update, and the loss it was made by."""
+        loss: Tensor
         with self.execution.computing():
             loss, _ = self.loss_module(batch, self.counts)
         loss.backward()

@@ -65,7 +65,8 @@ def _probabilities(network: Network, encoding: Encoding, slots: Sequence[int]) -
     segments = torch.tensor([encoding.segments], device=device) if network.config.segments else None
     tokens = torch.tensor([encoding.tokens], device=device)
     at = torch.tensor(slots, device=device)
-    return network(tokens, heads=("mlm",), slots=at, segments=segments)["mlm"].float().softmax(-1)
+    scores: Tensor = network(tokens, heads=("mlm",), slots=at, segments=segments)["mlm"]
+    return scores.float().softmax(-1)
 
 
 def _shown(tokenizer: Tokenizer, token: int) -> str:

@@ -102,7 +102,7 @@ def attention_probs(q: Tensor, k: Tensor, mask: Mask) -> Tensor:
     has zeros.
     """
     k = k.repeat_interleave(q.size(1) // k.size(1), dim=1)
-    scores = (q * q.size(-1) ** -0.5) @ k.transpose(-1, -2)
+    scores: Tensor = (q * q.size(-1) ** -0.5) @ k.transpose(-1, -2)
     seen = visible(mask, scores)
     if seen is None:
         return scores.softmax(-1)
@@ -340,7 +340,8 @@ class Attention(nn.Module):
             if attention_out is not None:
                 attention_out.append(attention_probs(q, k, mask))
             y = attend(q, k, v, mask, self.dropout if self.training else 0.0, self.kernel)
-        return self.out(y.transpose(1, 2).reshape(B, T, -1))
+        mixed: Tensor = self.out(y.transpose(1, 2).reshape(B, T, -1))
+        return mixed
 
 
 # Prefix keys and values, visible to the whole text: soft tokens, a learnt prefix

@@ -70,4 +70,5 @@ class Embedding(nn.Module):
             x = x + (self.segment.weight[0] if one else self.segment(segments))
         if self.position is not None:
             x = x + self.position(positions + self.position_offset)
-        return self.project(self.drop(self.norm(x)))
+        embedded: Tensor = self.project(self.drop(self.norm(x)))
+        return embedded

@@ -47,7 +47,8 @@ def matmul_transposed(x: Tensor, weight: Tensor) -> Tensor:
     """x [B, D] or [B, T, D] · weightᵀ, written column by column: for rows of 50,257 the kernel
     is five times slower.
     """
-    return (weight @ x.flatten(0, -2).t()).t().unflatten(0, x.shape[:-1])
+    product: Tensor = (weight @ x.flatten(0, -2).t()).t().unflatten(0, x.shape[:-1])
+    return product
 
 
 class LMHead(VocabularyHead):
@@ -62,7 +63,8 @@ class LMHead(VocabularyHead):
         )
 
     def features(self, hidden: Tensor) -> Tensor:
-        return self.project(hidden)
+        scores: Tensor = self.project(hidden)
+        return scores
 
 
 class MLMHead(VocabularyHead):
@@ -75,7 +77,8 @@ class MLMHead(VocabularyHead):
         self.norm = make_norm(c, c.token_width)
 
     def features(self, hidden: Tensor) -> Tensor:
-        return self.norm(self.activate(self.dense(hidden)))
+        transformed: Tensor = self.norm(self.activate(self.dense(hidden)))
+        return transformed
 
 
 class Pooler(nn.Module):
@@ -135,7 +138,8 @@ class LinearHead(nn.Module):
         self.linear = nn.Linear(width or c.width, classes, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(self.drop(x))
+        scores: Tensor = self.linear(self.drop(x))
+        return scores
 
 
 class TokenHead(LinearHead):
@@ -167,7 +171,8 @@ class DetectHead(nn.Module):
         self.linear = nn.Linear(c.width, 1)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.linear(self.activate(self.dense(hidden))).squeeze(-1)
+        scores: Tensor = self.linear(self.activate(self.dense(hidden))).squeeze(-1)
+        return scores
 
 
 HEAD_BUILDERS: dict[str, Callable[[ModelConfig, nn.Embedding, int], nn.Module]] = {

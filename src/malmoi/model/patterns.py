@@ -264,7 +264,8 @@ class Pattern:
         )
         q = torch.arange(layout.queries, device=device)[None, None, :, None]
         k = torch.arange(layout.keys, device=device)[None, None, None, :]
-        return self.at(layout)(b if not layout.plain else 0, h, q, k)
+        seen: Tensor = self.at(layout)(b if not layout.plain else 0, h, q, k)
+        return seen
 
     def _read(self, layout: Layout) -> Predicate:
         groups = [_Parser(text, partial(_named, layout)).parse() for text in self.text.split(";")]

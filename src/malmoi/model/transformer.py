@@ -52,7 +52,8 @@ class MLP(nn.Module):
         self.down = nn.Linear(c.mlp_width, c.width, bias=c.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.activate(self.up(x)))
+        out: Tensor = self.down(self.activate(self.up(x)))
+        return out
 
 
 class GatedMLP(nn.Module):
@@ -66,7 +67,8 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.up(x).chunk(2, dim=-1)
-        return self.down(self.activate(gate) * up)
+        out: Tensor = self.down(self.activate(gate) * up)
+        return out
 
 
 LayerCache = tuple[KVStore, int] | None  # where a layer's keys and values go, and its number there
@@ -80,7 +82,8 @@ def pre_norm(x: Tensor, norm: nn.Module, branch: ResidualBranch) -> Tensor:
 
 def post_norm(x: Tensor, norm: nn.Module, branch: ResidualBranch) -> Tensor:
     """Vaswani et al., BERT, GPT-1: LN(x + f(x))."""
-    return norm(x + branch(x))
+    normed: Tensor = norm(x + branch(x))
+    return normed
 
 
 RESIDUALS = {"pre": pre_norm, "post": post_norm}

@@ -125,4 +125,4 @@ def kaplan_tokens(weights: float) -> float:
     """Kaplan et al. 2020 table 6: N = 1.3e9·C^0.73 and D = 2e10·C^0.27, C in PF-days; here by N.
     GPT-3 followed it.
     """
-    return 2e10 * (weights / 1.3e9) ** (0.27 / 0.73)
+    return 2e10 * float((weights / 1.3e9) ** (0.27 / 0.73))

@@ -82,7 +82,7 @@ def _environment() -> Any:
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    class Generation(Extension):
+    class Generation(Extension):  # type: ignore[misc]  # jinja2 is optional
         """{% generation %}…{% endgeneration %} marks what a model wrote; here it is only text."""
 
         tags = frozenset({"generation"})

@@ -217,7 +217,7 @@ def splits_safely(state: State) -> bool:
         return False
     if pre is None:
         return kind(state) == "char"
-    return pre["type"] == "BertPreTokenizer" or (
+    return bool(pre["type"] == "BertPreTokenizer") or (
         pre["type"] == "ByteLevel" and pre.get("use_regex", True)
     )
 

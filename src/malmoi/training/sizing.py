@@ -135,7 +135,7 @@ def tokens_per_weight(flops: float) -> float:
     slope = math.log(high.tokens_per_weight / low.tokens_per_weight) / math.log(
         high.flops / low.flops
     )
-    return low.tokens_per_weight * (flops / low.flops) ** slope
+    return low.tokens_per_weight * float((flops / low.flops) ** slope)
 
 
 def shapes(given: Mapping[str, Any]) -> list[tuple[int, int]]:

@@ -410,7 +410,7 @@ def _first_row(tensor: Any) -> int:
     if not _is_cut(tensor):
         return 0
     size = -(-tensor.shape[0] // tensor.device_mesh.size())
-    return min(tensor.shape[0], size * tensor.device_mesh.get_local_rank())
+    return int(min(tensor.shape[0], size * tensor.device_mesh.get_local_rank()))
 
 
 def _checksum(path: Path) -> list[int]:

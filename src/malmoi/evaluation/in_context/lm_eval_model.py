@@ -21,7 +21,7 @@ DEFAULT_NEW_TOKENS = 256  # tokens that are written where a task does not say ho
 
 
 @register_model("malmoi")
-class MalmoiLM(TemplateLM):
+class MalmoiLM(TemplateLM):  # type: ignore[misc]  # lm-eval is optional
     """A Malmoi folder, or a model that is open already."""
 
     def __init__(self, pretrained: str | Model, device: str | None = None, **others: Any) -> None:

@@ -70,7 +70,7 @@ class FinishedBeams:
             return True
         hopeful = search.early_stopping == "never" and search.length_penalty > 0
         length = search.limit if hopeful else len(leader.tokens)
-        return leader.logprob / length**search.length_penalty <= self.best[-1][0]
+        return bool(leader.logprob / length**search.length_penalty <= self.best[-1][0])
 
 
 @torch.inference_mode()

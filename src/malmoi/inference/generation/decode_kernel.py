@@ -14,7 +14,7 @@ from torch import Tensor
 KERNEL_BLOCK = 64  # places looked at together
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _decode_step_kernel(  # type: ignore[no-untyped-def]  # the compiler reads it, not Python
     q, k, v, keys, values, positions, slots, out,
     q_row, q_head, k_row, k_head, v_row, v_head, row_size, head_size,

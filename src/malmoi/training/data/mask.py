@@ -112,7 +112,10 @@ def mask(tokens: MaskInts, maskable: Bools, rng: Random, how: Masking) -> tuple[
 
 def _counts(maskable: Bools, rate: float) -> MaskInts:
     total = maskable.sum(axis=1)
-    return np.minimum(np.maximum(np.rint(rate * total).astype(np.int64), 1), total)
+    counts: NDArray[np.int64] = np.minimum(
+        np.maximum(np.rint(rate * total).astype(np.int64), 1), total
+    )
+    return counts
 
 
 def _tokens(maskable: Bools, count: MaskInts, rng: Random) -> Bools:

@@ -109,7 +109,7 @@ class Mixture:
 def _units(weights: NDArray[np.float64]) -> MixtureInts:
     """Weights as whole parts of 2^20 by largest remainder, each at least one."""
     exact = weights / weights.sum() * SAMPLES_PER_BLOCK**2
-    units = np.maximum(np.floor(exact).astype(np.int64), 1)
+    units: MixtureInts = np.maximum(np.floor(exact).astype(np.int64), 1)
     while units.sum() != SAMPLES_PER_BLOCK**2:
         step = 1 if units.sum() < SAMPLES_PER_BLOCK**2 else -1
         units[np.argmax((exact - units) * step - (units + step < 1) * SAMPLES_PER_BLOCK**2)] += step

@@ -75,7 +75,8 @@ class Windows:
 
     def sample(self, index: int) -> NDArray[np.int64]:
         """The window with this number; any number ≥ 0, later epochs included."""
-        return self.batch([index])["tokens"][0]
+        window: NDArray[np.int64] = self.batch([index])["tokens"][0]
+        return window
 
     def batch(self, indices: ArrayLike) -> dict[str, NDArray[np.int64]]:
         """tokens [B, context + 1] and, if asked for, documents [B, context + 1] counted from

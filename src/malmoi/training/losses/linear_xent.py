@@ -35,7 +35,8 @@ def linear_cross_entropy(features: Tensor, head: VocabularyHead, labels: Tensor)
         weight = weight.to(kind)
     if not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)):
         return _forward_only(x, weight, bias, y, head.cap)
-    total: Tensor = _LinearCrossEntropy.apply(x, weight, bias, y, head.cap)
+    apply: Callable[..., Tensor] = _LinearCrossEntropy.apply
+    total = apply(x, weight, bias, y, head.cap)
     return total
 
 
