@@ -100,7 +100,8 @@ class Pooler(nn.Module):
     def forward(
         self, hidden: Tensor, keep: Tensor | None = None, firsts: Tensor | None = None
     ) -> Tensor:
-        return self.norm(self.activate(self.dense(self.pick(hidden, keep, firsts))))
+        transformed: Tensor = self.norm(self.activate(self.dense(self.pick(hidden, keep, firsts))))
+        return transformed
 
     def pick(self, hidden: Tensor, keep: Tensor | None, firsts: Tensor | None) -> Tensor:
         if self.pool == "mean":
