@@ -1,12 +1,17 @@
-"""Counts of the source tree: names, lines, files, imports, tests. Run: python tools/count.py
-[ROOT]
+"""Counts of the source tree: names, lines, statements, files, imports, tests.
+
+Run: python tools/count.py [ROOT] [--rev COMMIT]. Statements do not depend on the line length, so
+they compare revisions that were formatted differently.
 """
 
+import argparse
 import ast
 import io
 import re
 import subprocess
 import sys
+import tarfile
+import tempfile
 import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -33,6 +38,20 @@ class Module:
     @property
     def trivial(self) -> bool:
         return len(self.tree.body) <= 1
+
+    @property
+    def package(self) -> str:
+        """The package under malmoi, or the module itself where it is in none."""
+        return ".".join(self.name.split(".")[1:2]) or "malmoi"
+
+    def statements(self) -> int:
+        """Statements without docstrings."""
+        documented = sum(
+            ast.get_docstring(node, clean=False) is not None
+            for node in self.nodes
+            if isinstance(node, Definition | ast.Module)
+        )
+        return sum(isinstance(node, ast.stmt) for node in self.nodes) - documented
 
     def public_names(self) -> Iterator[str]:
         """Functions and classes defined at the top of the module."""
@@ -82,6 +101,33 @@ def single_importers(modules: list[Module]) -> int:
     return sum(len(importers[m.name]) == 1 for m in modules if not m.trivial)
 
 
+def package_edges(modules: list[Module]) -> set[tuple[str, str]]:
+    """Pairs of packages of which the first imports the second, wherever in a file it does."""
+    packages = {module.package for module in modules}
+    return {
+        (module.package, target)
+        for module in modules
+        for name in module.imports()
+        if name.startswith("malmoi.")
+        and (target := name.split(".")[1]) in packages - {module.package}
+    }
+
+
+def circular(edges: set[tuple[str, str]]) -> set[tuple[str, str]]:
+    """The edges that lie on a circle."""
+    after = {first: {b for a, b in edges if a == first} for first, _ in edges}
+
+    def reaches(start: str, goal: str) -> bool:
+        seen: set[str] = set()
+        todo = [start]
+        while todo:
+            todo.extend(after.get(one := todo.pop(), set()) - seen)
+            seen.add(one)
+        return goal in seen
+
+    return {(a, b) for a, b in edges if reaches(b, a)}
+
+
 def rooms(root: Path) -> tuple[int, int]:
     inside = list((root / "src/malmoi").iterdir())
     packages = [p for p in inside if (p / "__init__.py").exists()]
@@ -100,7 +146,7 @@ def rows(root: Path) -> Iterator[tuple[str, str]]:
     source = read(root, "src")
     tests = read(root, "tests")
     files = [m for m in source if not m.trivial]
-    lines = sum(len(m.lines) for m in source)
+    lines = _lines(source)
     defined = Counter(name for m in source for name in set(m.public_names()))
     yield "public names defined in more than one file", str(sum(n > 1 for n in defined.values()))
     yield "one-word names of functions and classes", f"{one_word(source):.0%}"
@@ -116,15 +162,48 @@ def rows(root: Path) -> Iterator[tuple[str, str]]:
     yield "modules with one importer", str(single_importers(source))
     yield "packages + top-level modules", " + ".join(map(str, rooms(root)))
     yield "modules imported by pretrain", f"{loaded(root)} of {len(source)}"
-    yield "lines of source", f"{lines:,}"
-    yield "tests / source lines", f"{sum(len(m.lines) for m in tests) / lines:.2f}"
+    edges = package_edges([m for m in source if m.name != "malmoi"])
+    yield "package-to-package edges; in a circle", f"{len(edges)}; {len(circular(edges))}"
+    yield "lines / statements of source", f"{lines:,} / {sum(m.statements() for m in source):,}"
+    yield "tests / source lines", f"{_lines(tests) / lines:.2f}"
     yield "monkeypatches", str(sum(m.text.count("monkeypatch.") for m in tests))
 
 
-def main() -> None:
-    root = Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()
+def packages(root: Path) -> Iterator[tuple[str, int, int, int]]:
+    """Name, files, lines and statements of each package, the largest first."""
+    found: dict[str, list[Module]] = defaultdict(list)
+    for module in read(root, "src"):
+        found[module.package].append(module)
+    for name, modules in sorted(found.items(), key=lambda item: -_lines(item[1])):
+        yield name, len(modules), _lines(modules), sum(m.statements() for m in modules)
+
+
+def _lines(modules: list[Module]) -> int:
+    return sum(len(m.lines) for m in modules)
+
+
+def report(root: Path) -> None:
     for what, value in rows(root):
         print(f"{what:46}{value}")
+    print(f"\n{'package':20}{'files':>8}{'lines':>8}{'statements':>12}")
+    for name, files, lines, statements in packages(root):
+        print(f"{name:20}{files:8}{lines:8,}{statements:12,}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("root", nargs="?", default=".", type=Path)
+    parser.add_argument("--rev", help="count this commit instead of the working tree")
+    given = parser.parse_args()
+    root = given.root.resolve()
+    if given.rev is None:
+        return report(root)
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["git", "-C", str(root), "archive", given.rev]
+        archive = subprocess.run(command, check=True, capture_output=True).stdout
+        with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
+            packed.extractall(folder, filter="data")
+        report(Path(folder))
 
 
 if __name__ == "__main__":
