@@ -19,10 +19,11 @@ import torch
 import transformers
 
 from malmoi.inference import Model, load
-from malmoi.inference.generation.config import GenerationConfig, requests
+from malmoi.inference.generation.config import GenerationConfig
 from malmoi.inference.generation.fast_argmax import fast_argmax_for
 from malmoi.inference.generation.generate import Decoding
 from malmoi.inference.generation.sampling import Sampling
+from malmoi.inference.generation.token_selection import new_sequences
 
 PROMPT = 32  # tokens
 SHAPES = ["gpt2", "llama"]
@@ -51,9 +52,8 @@ def ours(model: Model) -> Decode:
 
     def decode(prompts: list[list[int]], count: int) -> list[list[int]]:
         wish = GenerationConfig(count, Sampling(temperature=0))
-        decoding = Decoding(
-            model.network, requests(prompts, wish, model.config.context), wish.sampling, screen
-        )
+        sequences = new_sequences(prompts, wish, model.config.context)
+        decoding = Decoding(model.network, sequences, screen)
         steps = [decoding.step() for _ in range(count)]
         return [[token for step in steps for token in step[i]] for i in range(len(prompts))]
 

@@ -10,11 +10,11 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cache
+from functools import cache, partial
 from types import UnionType
 from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
-from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.errors import MalmoiError, UsageError, nearest, require
 from malmoi.system.limits import (
     MAX_CONTEXT_TOKENS,
     MAX_LAYERS,
@@ -26,6 +26,7 @@ from malmoi.system.limits import (
 from malmoi.system.untrusted import parse, parse_object
 
 logger = logging.getLogger(__name__)
+_require = partial(require, "This model cannot be built")
 
 LARGEST = {
     "depth": MAX_LAYERS,
@@ -272,11 +273,6 @@ class ModelConfig(Config):
     def distinct(self) -> int:
         """How many blocks have weights of their own."""
         return self.groups or self.depth
-
-
-def _require(condition: bool, sentence: str) -> None:
-    if not condition:
-        raise UsageError(f"This model cannot be built: {sentence}")
 
 
 def field_types(cls: Any) -> dict[str, Any]:

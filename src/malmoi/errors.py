@@ -36,6 +36,12 @@ class UsageError(MalmoiError):
         self.code = code
 
 
+def require(what: str, condition: bool, sentence: str) -> None:
+    """Refuses settings that do not hold together: `what` says which, the sentence says why."""
+    if not condition:
+        raise UsageError(f"{what}: {sentence}")
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether this is what Python, or torch on any device, says when memory runs out."""
     said = str(error)

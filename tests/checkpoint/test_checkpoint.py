@@ -13,9 +13,10 @@ from safetensors.torch import load_file, save_file
 from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from malmoi.checkpoint.hf_tables import FAMILY_TABLES
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.inference.generation.config import GenerationConfig, requests
+from malmoi.inference.generation.config import GenerationConfig
 from malmoi.inference.generation.generate import Decoding
 from malmoi.inference.generation.sampling import Sampling
+from malmoi.inference.generation.token_selection import new_sequences
 from malmoi.model import Network, initialise
 from malmoi.model.families import albert, bert, electra, gpt1, gpt2, gpt3
 
@@ -430,9 +431,8 @@ def test_llama_generates_as_transformers_does(tmp_path: Path) -> None:
         prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=40, eos_token_id=None
     )
     wish = GenerationConfig(40, Sampling(temperature=0))
-    decoding = Decoding(
-        read_checkpoint(tmp_path).network, requests(prompts.tolist(), wish, 96), wish.sampling
-    )
+    sequences = new_sequences(prompts.tolist(), wish, 96)
+    decoding = Decoding(read_checkpoint(tmp_path).network, sequences)
     ours = [decoding.step() for _ in range(40)]
     assert [[token for step in ours for token in step[row]] for row in range(3)] == theirs[
         :, 7:

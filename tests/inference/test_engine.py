@@ -18,8 +18,8 @@ from malmoi.errors import MalmoiError, UsageError
 from malmoi.inference import Model, load
 from malmoi.inference.engine import Engine, GenerationJob, QueueFull
 from malmoi.inference.generation.batch import DecodeBatch
-from malmoi.inference.generation.beam_search import BeamSettings, beam_search
-from malmoi.inference.generation.config import GenerationConfig, requests
+from malmoi.inference.generation.beam_search import beam_search
+from malmoi.inference.generation.config import GenerationConfig
 from malmoi.inference.generation.constraints import AllowedTokens
 from malmoi.inference.generation.cuda_graphs import bucket_rows, bucket_width, record_graph
 from malmoi.inference.generation.prefix_cache import BLOCK_TOKENS, PrefixCache
@@ -27,10 +27,10 @@ from malmoi.inference.generation.prompt_lookup import PromptLookup, find_draft
 from malmoi.inference.generation.regex import Derivatives, parse_regex
 from malmoi.inference.generation.sampling import Sampling
 from malmoi.inference.generation.steps import STEPS_AHEAD
-from malmoi.inference.generation.token_selection import SequenceState
+from malmoi.inference.generation.token_selection import new_sequences
 from malmoi.inference.likelihood import MAX_SCORED_TOKENS, ScoredRow, score_separately
 from malmoi.inference.shared_prefix import token_logprobs
-from malmoi.inference.stream import CompletedText
+from malmoi.inference.stream import TextChunk
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert, gpt2, llama
 from malmoi.tokenizer import Tokenizer, train_tokenizer
@@ -188,10 +188,7 @@ def test_a_long_prompt_is_read_in_parts_while_others_write(tokenizer: Tokenizer)
     config = gpt2(vocab=300, context=400, width=32, depth=1, heads=2, init_std=0.3)
     ours = Model(Checkpoint(initialise(Network(config, {"lm": 0}), 0), tokenizer))
     cohort = DecodeBatch(ours.network, 2, 400)
-    short, long = (
-        SequenceState(request, GREEDY)
-        for request in requests([[5], [7] * 300], GenerationConfig(50, GREEDY), 400)
-    )
+    short, long = new_sequences([[5], [7] * 300], GenerationConfig(50, GREEDY), 400)
     cohort.add(short)
     cohort.prefill()
     cohort.add(long)
@@ -230,10 +227,10 @@ def test_a_request_that_fails_fails_alone(model: Model) -> None:
         alone = engine.submit(GenerationJob((5, 6, 7), GenerationConfig(20, GREEDY))).result()
         good = engine.submit(GenerationJob((5, 6, 7), GenerationConfig(20, GREEDY)))
         bad = engine.submit(
-            GenerationJob((9, 9), GenerationConfig(20, GREEDY), constraint=AllowedTokens(breaks))
+            GenerationJob((9, 9), GenerationConfig(20, GREEDY, constraint=AllowedTokens(breaks)))
         )
         never = engine.submit(
-            GenerationJob((9, 9), GenerationConfig(20, GREEDY), constraint=AllowedTokens([10**6]))
+            GenerationJob((9, 9), GenerationConfig(20, GREEDY, constraint=AllowedTokens([10**6])))
         )
         assert good.result() == alone
         with pytest.raises(MalmoiError, match="division by zero"):
@@ -274,7 +271,7 @@ def test_the_queue_is_bounded_and_impossible_jobs_are_refused(model: Model) -> N
 
     with Engine(model, slots=1, queue=2, capacity=50) as engine:
         held = engine.submit(
-            GenerationJob((5,), GenerationConfig(2, GREEDY), constraint=AllowedTokens(waits))
+            GenerationJob((5,), GenerationConfig(2, GREEDY, constraint=AllowedTokens(waits)))
         )
         while engine.stats().waiting:
             pass
@@ -328,7 +325,7 @@ def test_steps_that_go_ahead_give_the_same(model: Model) -> None:
         for rule in ({"temperature": 0}, {"temperature": 0.8, "top_k": 9}, {"top_p": 0.8})
     ]
 
-    def served(mode: str) -> list[CompletedText]:
+    def served(mode: str) -> list[TextChunk]:
         with Engine(model, slots=5, mode=mode) as engine:
             return [ticket.result() for ticket in [engine.submit(job) for job in jobs]]
 
@@ -585,14 +582,12 @@ def test_beam_search_is_that_of_transformers(
         # ends that are written often: texts finish early, and at different lengths
         likely = theirs_greedy(theirs, prompt, 12)
         ends = frozenset({likely[5], likely[9]})
-        search = BeamSettings(beams, 12, ends, length_penalty, early_stopping)
-        more = {
-            "length_penalty": length_penalty,
-            "early_stopping": early_stopping,
-            "eos_token_id": sorted(ends),
-        }
-        expected = theirs_greedy(theirs, prompt, 12, num_beams=beams, **more)
-        found = beam_search(ours.network, prompt, search)
+        more = {"length_penalty": length_penalty, "early_stopping": early_stopping}
+        config = GenerationConfig(12, GREEDY, end_tokens=ends, beams=beams, **more)
+        expected = theirs_greedy(
+            theirs, prompt, 12, num_beams=beams, eos_token_id=sorted(ends), **more
+        )
+        found = beam_search(ours.network, prompt, 12, config)
         assert expected[: len(found)] == found
         assert set(expected[len(found) :]) <= {0}  # padding
 
@@ -704,7 +699,7 @@ def test_derivatives_agree_with_python(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("pattern", ["(a", "a)", "[a", "*a", "a{x}", "\\", r"\q", "^a$"])
 def test_expressions_that_cannot_be_read(model: Model, pattern: str) -> None:
-    with pytest.raises(UsageError, match="cannot be read at character"):
+    with pytest.raises(UsageError, match="is invalid at character"):
         model.generate("a", regex=pattern)
 
 
@@ -780,7 +775,7 @@ def test_allowed_tokens_and_banned_words(model: Model) -> None:
 def test_constraints_that_allow_nothing_or_mean_nothing(model: Model) -> None:
     with pytest.raises(MalmoiError, match="allows nothing"):
         model.generate("the", allowed=[])
-    with pytest.raises(MalmoiError, match="one constraint allows the other forbids"):
+    with pytest.raises(MalmoiError, match="constraints exclude each other"):
         model.generate("the", choices=["ab"], banned=["a"])
     for wrong in ([], [""], "yes"):
         with pytest.raises(UsageError, match="choices must be a list"):

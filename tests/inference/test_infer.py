@@ -19,7 +19,7 @@ from malmoi.errors import UsageError
 from malmoi.inference import Model, load
 from malmoi.inference.answer import _spans
 from malmoi.inference.engine import Engine
-from malmoi.inference.generation.config import GenerationConfig, requests
+from malmoi.inference.generation.config import GenerationConfig
 from malmoi.inference.generation.detokenize import (
     ByteDetokenizer,
     StopFilter,
@@ -35,6 +35,7 @@ from malmoi.inference.generation.sampling import (
     random_generators,
     sample_token,
 )
+from malmoi.inference.generation.token_selection import new_sequences
 from malmoi.inference.likelihood import ScoredRow
 from malmoi.inference.predict import merge_tags
 from malmoi.inference.score import score_windows
@@ -129,8 +130,8 @@ def small_bert(tokenizer: Tokenizer, **more: object) -> hf.BertConfig:
 
 def tokens_of(model: Model, prompts: list[list[int]], wish: GenerationConfig) -> list[list[int]]:
     """What is decoded, as tokens, each row to its own end."""
-    wanted = requests(prompts, wish, model.config.context)
-    decoding = Decoding(model.network, wanted, wish.sampling)
+    wanted = new_sequences(prompts, wish, model.config.context)
+    decoding = Decoding(model.network, wanted)
     rows: list[list[int]] = [[] for _ in wanted]
     while decoding.running:
         for i, tokens in decoding.step().items():
@@ -262,12 +263,8 @@ def test_decoding_with_a_screen_writes_the_same(gpt2_pair) -> None:
     _, ours = gpt2_pair
     prompts = [ours.tokenizer.encode(text).tokens for text in PROMPTS]
     wish = GenerationConfig(20, Sampling(temperature=0))
-    decoding = Decoding(
-        ours.network,
-        requests(prompts, wish, 64),
-        wish.sampling,
-        FastArgmax(ours.network.heads["lm"]),
-    )
+    screen = FastArgmax(ours.network.heads["lm"])
+    decoding = Decoding(ours.network, new_sequences(prompts, wish, 64), screen)
     steps = [decoding.step() for _ in range(20)]
     assert [
         [token for step in steps for token in step[i]] for i in range(len(prompts))

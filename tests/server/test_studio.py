@@ -25,8 +25,8 @@ from malmoi.model import Activations, Layout, parse_pattern
 from malmoi.server.app import STUDIO
 from malmoi.server.inspect_model import attention
 from malmoi.server.studio import runs as curves
-from malmoi.server.studio.attention import by_words, word_groups
-from malmoi.server.studio.few_shot import FewShotQuery, few_shot_view
+from malmoi.server.studio.few_shot import FewShotRequest, few_shot_view
+from malmoi.server.studio.inspection import by_words, word_groups
 from malmoi.server.studio.projection import principal
 from malmoi.tokenizer import train_tokenizer
 
@@ -306,7 +306,7 @@ MEANT = {
         "글이 너무 깁니다",
         "more than this model's context",
     ),
-    "no mask": ("fill", {"text": "나는 갔다"}, "빈칸이 없습니다", "There is nothing to fill"),
+    "no mask": ("fill", {"text": "나는 갔다"}, "빈칸이 없습니다", "There is no gap to fill"),
     "no words": ("beside", {"text": " "}, "글이 비어 있습니다", "There is no sentence"),
     "half a seed": (
         "generate",
@@ -372,15 +372,15 @@ def test_what_is_computed_anew_looks_old_until_then(visitor: Visitor) -> None:
     view, status = page.locator("#view"), page.locator("#status")
     expect(view).not_to_have_class("stale")
     held: list[Any] = []
-    page.route("**/studio/lens", held.append)
+    page.route("**/studio/lens", lambda route: held.append(route))
     with page.expect_request("**/studio/lens"):
         page.locator("textarea").fill("the union is")
     page.mouse.wheel(0, 5000)
     expect(view).to_have_class("stale")
     expect(status).to_have_text("Working…")
     expect(status).to_be_in_viewport()
-    page.unroute("**/studio/lens")
     held[0].continue_()
+    page.unroute("**/studio/lens")
     visitor.done()
     expect(view).not_to_have_class("stale")
 
@@ -765,7 +765,7 @@ def test_a_bert_is_asked_in_the_lab_too(models: dict[str, Model]) -> None:
         '"no"], "label": 0}'
     )
     shown = few_shot_view(
-        models["bert"], FewShotQuery(task="own", lines=lines, shots=1, scoring="cloze_total")
+        models["bert"], FewShotRequest(task="own", lines=lines, shots=1, scoring="cloze_total")
     )
     assert shown.prompt == "b yes\n\na"
     assert [one.right for one in shown.choices] == [False, True]

@@ -1,10 +1,13 @@
 """What is learnt beside a model that itself stays as it is: one frozen record. No torch here."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from malmoi.config import Config
-from malmoi.errors import UsageError
+from malmoi.errors import require
+
+_require = partial(require, "This adapter cannot be made")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +33,3 @@ class AdapterConfig(Config):
             )
         _require(0 <= self.dropout < 1, f"adapter.dropout must lie in [0, 1), not {self.dropout}.")
         _require(bool(self.targets), "adapter.targets needs at least one map, such as query.")
-
-
-def _require(condition: bool, sentence: str) -> None:
-    if not condition:
-        raise UsageError(f"This adapter cannot be made: {sentence}")

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 
 from malmoi.inference import Model
-from malmoi.inference.generation.config import GenerationConfig, requests
+from malmoi.inference.generation.config import GenerationConfig
 from malmoi.inference.generation.fast_argmax import fast_argmax_for
 from malmoi.inference.generation.generate import Decoding
 from malmoi.inference.generation.sampling import Sampling
+from malmoi.inference.generation.token_selection import new_sequences
 from malmoi.model.int8 import memory_of
 
 SECONDS = 1.0  # of measuring, at least two rounds
@@ -49,8 +50,7 @@ def _writing(model: Model) -> tuple[int, Callable[[], object]]:
     shown = [i % model.config.vocab for i in range(prompt)]
 
     def work() -> None:
-        asked = requests([shown], config, context)
-        decoding = Decoding(model.network, asked, config.sampling, fast_argmax)
+        decoding = Decoding(model.network, new_sequences([shown], config, context), fast_argmax)
         for _ in range(count):
             decoding.step()
 

@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from typing import Any, Literal
 
 from malmoi.adapters import AdapterConfig
 from malmoi.config import Config
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require
 from malmoi.training.recipe import TrainConfig
+
+_require = partial(require, "These settings do not fit together")
 
 # Devlin et al. 2019 appendix A.3
 GRID_RATES = (5e-5, 3e-5, 2e-5)
@@ -138,8 +141,3 @@ def finetune_config(overrides: Mapping[str, Any]) -> FinetuneConfig:
             "Take the grid or several seeds, not both: the grid first, then seeds of its best."
         )
     return settings
-
-
-def _require(condition: bool, sentence: str) -> None:
-    if not condition:
-        raise UsageError(f"These settings do not fit together: {sentence}")

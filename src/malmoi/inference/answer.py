@@ -1,6 +1,4 @@
-"""Answers to questions about a text: the best spans over windows of a long context, and whether
-there is one.
-"""
+"""Extractive answers: the best spans over windows of a long context, or no answer."""
 
 import heapq
 from collections.abc import Iterator, Sequence
@@ -21,7 +19,7 @@ MAX_STARTS = 20  # starts and ends that are paired in a window
 
 @dataclass(frozen=True, repr=False)
 class Candidate(Result):
-    """A stretch of the context that may be the answer; `start` and `end` count its characters."""
+    """A possible answer; `start` and `end` are character offsets into the context."""
 
     text: str
     start: int
@@ -31,9 +29,7 @@ class Candidate(Result):
 
 @dataclass(frozen=True, repr=False)
 class Answer(Result):
-    """The answer, empty where the text holds none; the best candidates; how much likelier "none"
-    is than the best.
-    """
+    """The answer, empty if there is none; the candidates; by how much "none" beats the best."""
 
     text: str
     start: int
@@ -46,11 +42,10 @@ class Answer(Result):
 def answer_questions(
     reading: Predictor, questions: Sequence[tuple[str, str]], top: int = 5
 ) -> list[Answer]:
-    """The answer to each (question, context): max of S·T_i + E·T_j, j ≥ i, over all windows (BERT
-    §4.2).
+    """The answer to each (question, context): max of S·T_i + E·T_j, j ≥ i (BERT §4.2).
 
-    There is none where s_null > s_best + threshold (BERT §4.3); a folder that never met such
-    questions always answers.
+    No answer if s_null > s_best + threshold (BERT §4.3); a model never trained on such questions
+    always answers.
     """
     for one in questions:
         if isinstance(one, str) or len(one) != 2:
@@ -70,9 +65,7 @@ def answer_questions(
 
 @dataclass(frozen=True)
 class WindowAnswers:
-    """What a window says: the score of "no answer", and of its best spans (first character,
-    last).
-    """
+    """A window's score of "no answer", and of its best spans (first character, last)."""
 
     null: float
     spans: dict[tuple[int, int], float]
@@ -96,9 +89,7 @@ def _read(reading: Predictor, windows: Sequence[ContextWindow], top: int) -> lis
 def _spans(
     windows: Sequence[ContextWindow], scores: Tensor, top: int
 ) -> Iterator[dict[tuple[int, int], float]]:
-    """The best spans between the best starts and ends of each window: (first character, last) →
-    score.
-    """
+    """The best spans of each window by start and end: (first character, last) → score."""
     bounds = torch.tensor(
         [(w.first, w.first + len(w.offsets)) for w in windows], device=scores.device
     )
@@ -148,6 +139,6 @@ def _answer(context: str, read: Sequence[WindowAnswers], threshold: float, top: 
 
 
 def _candidate(context: str, start: int, end: int, score: float) -> Candidate:
-    """Without the space that a byte-level token may begin with."""
+    """Without the leading space of a byte-level token."""
     start += len(context[start:end]) - len(context[start:end].lstrip())
     return Candidate(context[start:end], start, end, score)

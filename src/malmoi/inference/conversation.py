@@ -1,4 +1,4 @@
-"""What a language model is shown of a conversation, and where its turn ends."""
+"""Chat prompts: a conversation as tokens, and where the reply ends."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,13 +12,13 @@ MAX_REPLY_TOKENS = 256  # tokens of an answer, unless another number is wished f
 
 @dataclass(frozen=True)
 class Conversation:
-    """The tokens of a conversation up to the answer, and the texts that end it."""
+    """The tokens of a conversation up to the reply, and the stop strings that end it."""
 
     tokens: list[int]
     stop: tuple[str, ...] = ()
 
     def settings(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The settings of `generate` with what a conversation adds to them."""
+        """The settings of `generate`, with a conversation's defaults and stop strings."""
         stop = given.get("stop", ())
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         return {"max_new_tokens": MAX_REPLY_TOKENS, **given, "stop": (*stops, *self.stop)}
@@ -27,9 +27,7 @@ class Conversation:
 def encode_conversation(
     tokenizer: Tokenizer, messages: Messages | str, **values: Any
 ) -> Conversation:
-    """Messages in the model's own template, or as a plain dialogue where it has none. A text is
-    what a user says.
-    """
+    """Messages in the model's chat template, else as a plain dialogue. A str is a user message."""
     said = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
     # the template writes the opening token itself where the model wants one
     tokens = encode_chat(tokenizer, said, **values)

@@ -1,4 +1,4 @@
-"""Texts as vectors: hidden states of chosen layers, averaged over them and over the tokens."""
+"""Texts as vectors: hidden states averaged over layers and pooled over tokens."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -18,14 +18,12 @@ Pool = Literal["mean", "cls", "none"]
 
 
 def mean_pool(states: Tensor, first: bool) -> Tensor:
-    """The mean over the tokens of one text [T, D] → [D]; the marks around it ([CLS], [SEP])
-    count too.
-    """
+    """The mean over the tokens of a text [T, D] → [D], [CLS] and [SEP] included."""
     return states.mean(0)
 
 
 def cls_pool(states: Tensor, first: bool) -> Tensor:
-    """The token that speaks for the text: BERT's first, GPT's last."""
+    """The token that represents the text: BERT's first, GPT's last."""
     return states[0 if first else -1]
 
 
@@ -45,9 +43,7 @@ POOLS: dict[str, Callable[[Tensor, bool], Tensor]] = {
 def embed_texts(
     network: Network, texts: Sequence[Encoding], layers: Sequence[int], pool: str
 ) -> list[Float32Array]:
-    """One array for each text; layer 0 is the embedding, −1 the last layer; several layers are
-    averaged.
-    """
+    """One array per text; layer 0 is the embedding, −1 the last; several are averaged."""
     if pool not in POOLS:
         raise UsageError(f"There is no pool {pool!r}.{nearest(pool, POOLS)}")
     check_layers(layers, network.config.depth)

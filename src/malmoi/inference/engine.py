@@ -1,43 +1,33 @@
-"""The engine: requests queue, join a running batch when a slot is free, and leave when they are
-done.
+"""The engine: requests queue, join the running batch when a slot is free, and leave when done.
 
     with Engine(model, slots=16) as engine:
         for piece in engine.submit(engine.job("The state of", max_new_tokens=40)):
             print(piece.text, end="")
 
-One thread does all the work; everything that users call may be called from any thread.
+One thread does all the work; the public methods are thread-safe.
 """
 
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self, Unpack
 
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.inference.generation.batch import DecodeBatch
-from malmoi.inference.generation.config import GenerationConfig, check_prompt_length, requests
-from malmoi.inference.generation.constraints import Constraint
-from malmoi.inference.generation.detokenize import TextWriter, detokenizer
+from malmoi.inference.generation.config import GenerationConfig, check_prompt_length
+from malmoi.inference.generation.generate import writer_for
 from malmoi.inference.generation.prefix_cache import PREFIX_CACHE_BYTES, PrefixCache
 from malmoi.inference.generation.steps import StepMode
-from malmoi.inference.generation.token_selection import SequenceState, StepOutput
+from malmoi.inference.generation.token_selection import SequenceState, StepOutput, new_sequences
 from malmoi.inference.model import GenerationSettings, Model
-from malmoi.inference.stream import CompletedText, FinishReason, TextChunk, TokenStream
+from malmoi.inference.stream import FinishReason, TextChunk, TokenStream
+from malmoi.system.limits import MAX_SIZE, check_whole_number
 
-__all__ = [
-    "CompletedText",
-    "Engine",
-    "EngineStats",
-    "GenerationJob",
-    "QueueFull",
-    "TextChunk",
-    "TokenStream",
-]
+Owner = tuple[Hashable, ...]  # (client, request), for fair shares
 
 
-Owner = tuple[Hashable, ...]  # who asks, from the outermost inwards: a client, a request of it
+COUNTERS = ("tokens", "prompt_tokens", "finished", "cancelled", "failed")
 
 
 class QueueFull(MalmoiError):
@@ -46,21 +36,18 @@ class QueueFull(MalmoiError):
 
 @dataclass(frozen=True)
 class GenerationJob:
-    """One continuation of one prompt. Several samples of a prompt are several jobs, with seeds
-    s, s + 1, …
-    """
+    """One continuation of one prompt; several samples are several jobs with seeds s, s + 1, …"""
 
     prompt: tuple[int, ...]
     config: GenerationConfig
     logprobs: int = 0  # how many likely tokens to name beside each that is written
     # the prompt comes first, with its own log-probabilities where those are asked for
     echo: bool = False
-    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True)
 class EngineStats:
-    """How an engine is doing."""
+    """Counters and gauges of an engine."""
 
     running: int
     waiting: int
@@ -82,18 +69,10 @@ class _ActiveRequest:
         self.job = job
         self.stream = stream
         self.owners = [owner[: i + 1] for i in range(len(owner))]
-        constraint = job.constraint or job.config.constraint
-        request = requests([job.prompt], job.config, capacity)[0]
-        state = constraint.new_state() if constraint is not None else None
-        self.sequence = SequenceState(
-            request, job.config.sampling, state, int(job.logprobs), job.echo
-        )
-        self.writer = TextWriter(
-            detokenizer(model.tokenizer, job.prompt),
-            job.config.stop,
-            job.config.end_tokens,
-            request.limit,
-        )
+        self.sequence = new_sequences(
+            [job.prompt], job.config, capacity, logprobs=int(job.logprobs), echo=job.echo
+        )[0]
+        self.writer = writer_for(model.tokenizer, self.sequence, job.config)
         self.prompt_text = model.tokenizer.decode(job.prompt) if job.echo else ""
 
     def echo(self) -> TextChunk:
@@ -101,19 +80,8 @@ class _ActiveRequest:
         return TextChunk(self.prompt_text, self.job.prompt, said)
 
     def chunk(self, written: StepOutput) -> TextChunk:
-        """What these tokens let out, up to the end of the text."""
-        text = ""
-        used = 0
-        for token in written.tokens:
-            text = text + self.writer.push(token)
-            used = used + 1
-            if (
-                self.sequence.constraint_state is not None
-                and self.sequence.constraint_state.finished
-            ):
-                text += self.writer.end()
-            if self.writer.done:
-                break
+        """The text of these tokens, up to its end."""
+        text, used = self.writer.push_all(written.tokens, self.sequence.constraint_state)
         finish: FinishReason | None = self.writer.finish if self.writer.done else None
         return TextChunk(text, tuple(written.tokens[:used]), tuple(written.logprobs[:used]), finish)
 
@@ -123,9 +91,7 @@ class _ActiveRequest:
 
 
 class Engine:
-    """Serves jobs over one static cache of `slots` rows, each of `capacity` tokens (the model's
-    context).
-    """
+    """Serves jobs over one static cache of `slots` rows of `capacity` tokens (the context)."""
 
     def __init__(
         self,
@@ -137,30 +103,23 @@ class Engine:
         prefix: int = PREFIX_CACHE_BYTES,
         mode: StepMode | None = None,
     ) -> None:
-        """`queue` jobs may wait; `prefix` bytes are kept of prompts read before (0: none);
-        `mode`: see `Cohort`.
-        """
-        for name, value in (("slots", slots), ("queue", queue)):
-            if value < 1:
-                raise UsageError(f"{name} must be 1 or more, not {value}.")
+        """`queue`: jobs that may wait; `prefix`: bytes of cached prompts (0: none)."""
+        check_whole_number("slots", slots, 1, MAX_SIZE)
+        check_whole_number("queue", queue, 1, MAX_SIZE)
         self.model = model
         self.queue = queue
         self.capacity = min(capacity or model.config.context, model.config.context)
-        prefixes = PrefixCache(model.network, prefix) if prefix else None
-        fast_argmax = model.generator.fast_argmax
         self.batch = DecodeBatch(
             model.network,
             slots,
             self.capacity,
-            fast_argmax=fast_argmax,
-            prefixes=prefixes,
+            fast_argmax=model.generator.fast_argmax,
+            prefixes=PrefixCache(model.network, prefix) if prefix else None,
             mode=mode,
         )
         self.waiting: deque[_ActiveRequest] = deque()
         self.active: dict[SequenceState, _ActiveRequest] = {}
-        self.counts = dict.fromkeys(
-            ("tokens", "prompt_tokens", "finished", "cancelled", "failed"), 0
-        )
+        self.counts: Counter[str] = Counter()
         self.closing = False
         self.changed = threading.Condition()
         self.thread = threading.Thread(target=self._work, name="malmoi-engine", daemon=True)
@@ -174,9 +133,7 @@ class Engine:
         echo: bool = False,
         **options: Unpack[GenerationSettings],
     ) -> GenerationJob:
-        """A job from a text (or its tokens) and the settings of `generate`; it ends where this
-        model's texts end.
-        """
+        """A job from a text or its tokens and the settings of `generate`."""
         tokens = self.model._prompts([prompt])[0] if isinstance(prompt, str) else prompt
         return GenerationJob(
             tuple(tokens), self.model._generation_config(**options), logprobs, echo
@@ -189,10 +146,9 @@ class Engine:
         *,
         owner: Owner = (),
     ) -> TokenStream:
-        """Takes a job in, or refuses it at once: `Busy` where too many wait, `UsageError` where it
-        cannot be done.
+        """Queues a job, or raises: `QueueFull` if too many wait, `UsageError` if it is impossible.
 
-        A free slot goes to the owner that holds the fewest; among equals, to whoever came first.
+        A free slot goes to the owner that holds the fewest, then to the first in line.
         """
         self._check(job)
         request = _ActiveRequest(job, self.model, self.capacity, TokenStream(on_chunk), owner)
@@ -206,7 +162,7 @@ class Engine:
         return request.stream
 
     def close(self, *, drain: bool = True) -> None:
-        """Stops: after everything taken in is done, or with the rest cancelled."""
+        """Stops, after draining the queue or with the rest cancelled."""
         with self.changed:
             self.closing = True
             for request in () if drain else (*self.waiting, *self.active.values()):
@@ -221,45 +177,33 @@ class Engine:
                 waiting=len(self.waiting),
                 slots=self.batch.rows,
                 prefix_tokens=self.batch.shared,
-                **self.counts,
+                **{name: self.counts[name] for name in COUNTERS},
             )
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, _: object, __: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(drain=kind is None)
 
     def _check(self, job: GenerationJob) -> None:
         if job.config.n != 1 or job.config.beams != 1 or job.config.speculate:
-            raise UsageError(
-                "A job is one continuation: submit one for each sample, without beams and "
-                "speculate."
-            )
+            raise UsageError("A job is one continuation, without n, beams and speculate.")
         if not job.prompt:
             raise UsageError("The prompt of a job needs at least one token.")
         check_prompt_length(job.prompt, self.capacity)
-        wrong = next(
-            (token for token in job.prompt if not 0 <= token < self.model.config.vocab), None
-        )
-        if wrong is not None:  # on a GPU such a token would take everyone down
-            raise UsageError(
-                f"The prompt has the token {wrong}, and the vocabulary ends at "
-                f"{self.model.config.vocab}."
-            )
-        if not 0 <= job.logprobs <= self.model.config.vocab:
-            raise UsageError(
-                f"logprobs must be between 0 and the vocabulary's size, not {job.logprobs}."
-            )
+        vocab = self.model.config.vocab
+        for token in job.prompt:
+            if not 0 <= token < vocab:  # on a GPU it would crash the whole batch
+                raise UsageError(f"The prompt has the token {token}; the vocabulary has {vocab}.")
+        check_whole_number("logprobs", job.logprobs, 0, vocab)
 
     # ------------------------------------------------------------------ the engine's own thread
 
     def _work(self) -> None:
         try:
             self._serve()
-        except BaseException as error:  # nothing can be done any more, but nobody waits for ever
+        except BaseException as error:  # so that nobody waits for ever
             self._fail_waiting(MalmoiError(f"The engine broke down: {error!r}."))
             raise
 
@@ -268,16 +212,13 @@ class Engine:
             try:
                 for part in (self.batch.prefill, self.batch.step):
                     self._deliver_all(part())
-            # out of memory, a broken weight: those inside are told, the engine goes on
-            except Exception as error:
-                self._fail_all(
-                    MalmoiError(f"The engine could not go on with this request: {error}")
-                )
+            except Exception as error:  # such as out of memory: only the active requests fail
+                failure = MalmoiError(f"The engine could not continue this request: {error}")
+                for request in list(self.active.values()):
+                    self._fail(request, failure)
 
     def _admit(self) -> bool:
-        """Lets cancelled requests go and waiting ones in; waits where there is nobody. False:
-        all is over.
-        """
+        """Drops cancelled requests and admits waiting ones; blocks while idle. False: closed."""
         with self.changed:
             while not self.waiting and not self.active:
                 if self.closing:
@@ -285,51 +226,45 @@ class Engine:
                 self.changed.wait()
             self._drop_cancelled()
             while self.waiting and not self.batch.full:
-                request = self._next_guest()
+                request = self._next_request()
                 self.batch.add(request.sequence)
                 self.active[request.sequence] = request
                 self.counts["prompt_tokens"] += len(request.job.prompt)
         return True
 
-    def _next_guest(self) -> _ActiveRequest:
-        """One with many jobs does not keep the others out: the clients share the slots, and a
-        client's requests.
-        """
+    def _next_request(self) -> _ActiveRequest:
+        """Slots are shared between clients, then between a client's requests."""
         held = Counter(owner for request in self.active.values() for owner in request.owners)
         request = min(self.waiting, key=lambda request: [held[owner] for owner in request.owners])
         self.waiting.remove(request)
         return request
 
     def _drop_cancelled(self) -> None:
-        for request in [request for request in self.active.values() if request.stream.cancelled]:
+        for request in [one for one in self.active.values() if one.stream.cancelled]:
             self._finish(request, "cancelled")
             request.finish("cancelled")
-        for request in [request for request in self.waiting if request.stream.cancelled]:
+        for request in [one for one in self.waiting if one.stream.cancelled]:
             self.waiting.remove(request)
             self.counts["cancelled"] += 1
             request.finish("cancelled")
 
     def _deliver_all(self, results: list[StepOutput]) -> None:
-        """Gives everyone what was written for them; who is over leaves. One guest's failure is
-        its own.
-        """
+        """Hands out what was generated and removes finished requests; failures stay separate."""
         for written in results:
             request = self.active.get(written.sequence)
-            if request is None:  # steps that were under way when it left
+            if request is None:  # it left while these steps were in flight
                 continue
             try:
                 self._deliver(request, written)
             except Exception as error:
                 written.sequence.error = error
-        for request in [
-            request for request in self.active.values() if request.sequence.error is not None
-        ]:
-            self._fail(request, request.sequence.error)
+        for request in list(self.active.values()):
+            if request.sequence.error is not None:
+                self._fail(request, request.sequence.error)
 
     def _deliver(self, request: _ActiveRequest, written: StepOutput) -> None:
-        if request.job.echo and len(written.sequence.tokens) == len(request.job.prompt) + len(
-            written.tokens
-        ):
+        first = len(written.sequence.tokens) == len(request.job.prompt) + len(written.tokens)
+        if request.job.echo and first:
             request.stream.put(request.echo())
         piece = request.chunk(written)
         self._count("tokens", len(piece.tokens))
@@ -337,14 +272,11 @@ class Engine:
             self._finish(request, "finished")
         request.stream.put(piece)
 
-    def _fail(self, request: _ActiveRequest, error: Exception | None) -> None:
+    def _fail(self, request: _ActiveRequest, error: Exception) -> None:
         self._finish(request, "failed")
-        request.finish(
-            "error",
-            error
-            if isinstance(error, MalmoiError)
-            else MalmoiError(f"The request failed: {error!r}."),
-        )
+        if not isinstance(error, MalmoiError):
+            error = MalmoiError(f"The request failed: {error!r}.")
+        request.finish("error", error)
 
     def _finish(self, request: _ActiveRequest, how: str) -> None:
         self.batch.remove(request.sequence)
@@ -358,10 +290,6 @@ class Engine:
             for request in (*self.waiting, *self.active.values()):
                 request.finish("error", error)
             self.waiting.clear()
-
-    def _fail_all(self, error: MalmoiError) -> None:
-        for request in list(self.active.values()):
-            self._fail(request, error)
 
     def _count(self, what: str, number: int) -> None:
         with self.changed:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from malmoi.errors import UsageError
+from malmoi.inference.prompt import mask_token, text_too_long
 from malmoi.model import Network
 from malmoi.system.result import Result
 from malmoi.tokenizer import Encoding, Tokenizer
@@ -23,7 +24,7 @@ class Fill(Result):
 
 @torch.inference_mode()
 def fills(network: Network, tokenizer: Tokenizer, text: str, top: int) -> list[list[Fill]]:
-    """The best tokens of each mask in the text, every other mask left as it is."""
+    """The best tokens for each mask in the text, the other masks left as they are."""
     if top < 1:
         raise UsageError(f"top must be 1 or more, not {top}.")
     encoding = tokenizer.encode_masked(text)
@@ -39,21 +40,14 @@ def fills(network: Network, tokenizer: Tokenizer, text: str, top: int) -> list[l
 
 
 def _masks(tokenizer: Tokenizer, encoding: Encoding, context: int) -> list[int]:
-    mark = tokenizer.specials.mask
-    if mark is None:
-        raise UsageError("This model's tokenizer has no mask token, so there is nothing to fill.")
+    mark = mask_token(tokenizer)
     if len(encoding.tokens) > context:
-        raise UsageError(
-            f"The text has {len(encoding.tokens)} tokens, more than this model's context of "
-            f"{context}; shorten it.",
-            code="context_length_exceeded",
-        )
+        raise text_too_long(len(encoding.tokens), context)
     masks = [at for at, token in enumerate(encoding.tokens) if token == mark]
     if not masks:
         word = tokenizer.token(mark)
         sentence = (
-            f"There is nothing to fill: write {word} where a word is missing, as in 'Paris "
-            f"is {word}.'"
+            f"There is no gap to fill: write {word} for a missing word, as in 'Paris is {word}.'"
         )
         raise UsageError(sentence, code="no_mask")
     return masks

@@ -1,6 +1,4 @@
-"""The log-probability of tokens given those before them. B rows, T tokens, M scored tokens, D
-width, V vocabulary.
-"""
+"""Log-probabilities of tokens given those before. B rows, T tokens, D width, V vocabulary."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,14 +20,14 @@ RowLogprobs = tuple[list[float], bool]
 
 @dataclass(frozen=True)
 class ScoredRow:
-    """A sequence of which the tokens from `first` on are scored."""
+    """A sequence whose tokens from `first` on are scored."""
 
     tokens: list[int]
     first: int
 
     @property
     def prefix(self) -> tuple[int, ...]:
-        """What is read before the first token that predicts."""
+        """What is read before the first predicting token."""
         return tuple(self.tokens[: self.first - 1])
 
     @property
@@ -39,7 +37,7 @@ class ScoredRow:
 
 
 def score_separately(network: Network, rows: Sequence[ScoredRow]) -> list[RowLogprobs]:
-    """Every row read from its beginning, those of like length together."""
+    """Every row read from its start, in batches of similar length."""
     device = network.device
     results: list[RowLogprobs] = [([], True)] * len(rows)
     batches = length_batches([len(row.tokens) for row in rows], forward_limits(device))
@@ -56,9 +54,7 @@ def score_separately(network: Network, rows: Sequence[ScoredRow]) -> list[RowLog
 def score_hidden(
     network: Network, hidden: Tensor, rows: Sequence[ScoredRow], begins: Sequence[int]
 ) -> list[RowLogprobs]:
-    """What hidden states [B, T, D] say of each row's scored tokens; `begins` is where the first
-    predicting one is.
-    """
+    """Log-probabilities from hidden states [B, T, D]; `begins`: each first predicting position."""
     width = hidden.size(1)
     device = hidden.device
     sizes = [len(row.tokens) - row.first for row in rows]

@@ -1,6 +1,4 @@
-"""The device and the numbers that an opened model computes with: those asked for, or what this
-machine does well.
-"""
+"""The device and number format of an opened model: as requested, or what suits this machine."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +20,7 @@ PLACES = {"cpu": "processor", "cuda": "GPU", "mps": "Apple GPU"}
 def open_for_use(
     path: str | Path, device: str | torch.device | None, dtype: str | torch.dtype | None
 ) -> Checkpoint:
-    """A folder, an adapter's or a GGUF file as a network that is ready to be used."""
+    """A folder, adapter or GGUF file as a network ready for use."""
     named = None if dtype in (None, INT8) else _named(dtype)
     where = pick_device(device or ("cpu" if dtype == INT8 else None))
     packed = named is None and where.type == "cpu" and why_not() is None
@@ -65,9 +63,7 @@ def _as_stored(checkpoint: Checkpoint, where: torch.device) -> Checkpoint:
 
 
 def _open_quantized(checkpoint: Checkpoint, where: torch.device) -> Checkpoint:
-    """In the bits of the folder where there is a kernel for them; else in plain numbers, and why
-    is said.
-    """
+    """Quantized if there is a kernel for it, else dequantized with a note that says why."""
     bits = checkpoint.bits
     if is_quantized(checkpoint.network):
         quantize_int8(checkpoint.network.to(where, torch.float32))

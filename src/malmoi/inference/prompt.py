@@ -1,6 +1,4 @@
-"""What a causal model is shown of a text: its tokens, after a token to start from where there
-must be one.
-"""
+"""Prompts of causal models: a text's tokens, after an opening token where one is needed."""
 
 from collections.abc import Sequence
 
@@ -9,16 +7,14 @@ from malmoi.tokenizer import Encoding, Tokenizer
 
 
 def has_opening_token(tokenizer: Tokenizer) -> bool:
-    """Whether this tokenizer puts a token before every text, as Llama's does with <s>."""
+    """Whether this tokenizer puts a token before every text, as Llama's <s>."""
     return tokenizer.encode("a").tokens[0] == tokenizer.specials.bos
 
 
 def encode_text(
     tokenizer: Tokenizer, text: str, max_tokens: int | None = None, *, parse_special: bool = False
 ) -> Encoding:
-    """The text after its opening token, where there is one; what stands around texts for BERT is
-    no part of it.
-    """
+    """The text after its opening token, if any; without BERT's special tokens."""
     opened = has_opening_token(tokenizer)
     return tokenizer.encode(
         text, max_tokens=max_tokens, specials=opened, parse_special=parse_special
@@ -28,9 +24,7 @@ def encode_text(
 def encode_prompt(
     tokenizer: Tokenizer, text: str, max_tokens: int | None = None, *, parse_special: bool = False
 ) -> Encoding:
-    """The same, but never empty: nothing at all starts from the token that begins, or else ends,
-    a text.
-    """
+    """`encode_text`, but an empty text becomes the token that begins, or else ends, texts."""
     encoding = encode_text(tokenizer, text, max_tokens, parse_special=parse_special)
     return (
         encoding
@@ -40,10 +34,22 @@ def encode_prompt(
 
 
 def encode_prompts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """The tokens of `encode_prompt` for many texts, over all cores."""
+    """The tokens of `encode_prompt` for many texts, on all cores."""
     if has_opening_token(tokenizer):
         return [encoding.tokens for encoding in tokenizer.encode_batch(texts)]
     return [tokens or [start_token(tokenizer)] for tokens in tokenizer.ids(list(texts))]
+
+
+def text_too_long(tokens: int, most: int, what: str = "this model's context") -> UsageError:
+    sentence = f"The text has {tokens} tokens, more than {what} of {most}; shorten it."
+    return UsageError(sentence, code="context_length_exceeded")
+
+
+def mask_token(tokenizer: Tokenizer) -> int:
+    """The tokenizer's [MASK], or an error where it has none."""
+    if tokenizer.specials.mask is None:
+        raise UsageError("This model's tokenizer has no mask token, so it cannot fill gaps.")
+    return tokenizer.specials.mask
 
 
 def start_token(tokenizer: Tokenizer) -> int:

@@ -1,5 +1,4 @@
-"""How likely a masked model finds a part of a text: each token hidden in turn, or all of the part
-at once.
+"""Pseudo-likelihood of a masked model: each token masked in turn, or a part at once.
 
 B rows, T tokens, M masks, V vocabulary.
 """
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from malmoi.errors import UsageError
+from malmoi.inference.prompt import mask_token, text_too_long
 from malmoi.inference.score import Score
 from malmoi.model import Network
 from malmoi.system.progress import tracked
@@ -22,7 +22,7 @@ MAX_PARTS = 64  # parts whose scores over the vocabulary are held at once
 
 @dataclass(frozen=True)
 class SplitText:
-    """A text in three: what is judged stands between what comes before and what comes after."""
+    """A text in three parts, of which the middle is scored."""
 
     before: str
     middle: str
@@ -31,7 +31,7 @@ class SplitText:
 
 @dataclass(frozen=True)
 class MaskedRow:
-    """A sequence with masks in it, and the places of the masks."""
+    """A sequence with masks, and their positions."""
 
     tokens: tuple[int, ...]
     places: tuple[int, ...]
@@ -40,10 +40,9 @@ class MaskedRow:
 def pseudo_scores(
     network: Network, tokenizer: Tokenizer, parts: Sequence[SplitText], *, together: bool = False
 ) -> list[Score]:
-    """The pseudo-log-likelihood of every part's middle: Σ log p(token | all others) (Salazar et al.
-    2020 eq. 1).
+    """Σ log p(token | all others) of every part's middle (Salazar et al. 2020 eq. 1).
 
-    `together` hides all of its tokens at once, as a cloze with a verbalizer does (Schick & Schütze
+    `together` masks all its tokens at once, as a cloze with a verbalizer does (Schick & Schütze
     2021 §3).
     """
     starts = range(0, len(parts), MAX_PARTS)
@@ -73,7 +72,7 @@ def _some_scores(
 
 
 def _encoded(tokenizer: Tokenizer, part: SplitText) -> tuple[list[int], list[int]]:
-    """The tokens of the whole, and the places of the middle's."""
+    """The tokens of the whole text, and the positions of the middle."""
     encoding: Encoding = tokenizer.encode(part.before + part.middle + part.after)
     start = len(part.before)
     end = len(part.before) + len(part.middle)
@@ -88,24 +87,17 @@ def _encoded(tokenizer: Tokenizer, part: SplitText) -> tuple[list[int], list[int
 
 
 def _fit(tokens: list[int], places: list[int], context: int) -> tuple[list[int], list[int]]:
-    """Drops the oldest tokens of what does not fit, all but the first ([CLS])."""
+    """Drops the oldest tokens of a text that is too long, all but the first ([CLS])."""
     surplus = max(len(tokens) - context, 0)
     if surplus >= places[0]:
-        raise UsageError(
-            f"A text has {len(tokens)} tokens and does not fit into this model's context of "
-            f"{context}."
-        )
+        raise text_too_long(len(tokens), context)
     return tokens[:1] + tokens[1 + surplus :], [place - surplus for place in places]
 
 
 def _masked(
     tokenizer: Tokenizer, tokens: Sequence[int], places: Sequence[int], together: bool
 ) -> list[MaskedRow]:
-    mask = tokenizer.specials.mask
-    if mask is None:
-        raise UsageError(
-            "This model's tokenizer has no mask token, so there is nothing to hide words behind."
-        )
+    mask = mask_token(tokenizer)
     groups = [tuple(places)] if together else [(place,) for place in places]
     return [
         MaskedRow(tuple(mask if i in some else t for i, t in enumerate(tokens)), some)
@@ -115,9 +107,7 @@ def _masked(
 
 @torch.inference_mode()
 def _logprobs(network: Network, rows: Sequence[MaskedRow]) -> dict[MaskedRow, Tensor]:
-    """log p over the vocabulary at each row's masks [M, V]; a row that several parts ask for is
-    read once.
-    """
+    """log p over the vocabulary at each row's masks [M, V]; equal rows are read once."""
     found: dict[MaskedRow, Tensor] = {}
     device = network.device
     batches = length_batches([len(row.tokens) for row in rows])

@@ -1,4 +1,4 @@
-"""How likely a text is: continuations, and whole texts of any length by a sliding window."""
+"""Log-probabilities of continuations, and of texts of any length by a sliding window."""
 
 import math
 from collections.abc import Sequence
@@ -31,9 +31,7 @@ def score_pairs(
     pairs: Sequence[tuple[str, str]],
     prefixes: PrefixCache | None = None,
 ) -> list[Score]:
-    """The score of every (context, continuation); with `prefixes`, going on from what earlier
-    calls have read.
-    """
+    """The score of every (context, continuation); `prefixes` caches contexts between calls."""
     rows = [fit_context(row, network.config.context) for row in encode_pairs(tokenizer, pairs)]
     return [
         Score(
@@ -49,14 +47,12 @@ def score_pairs(
 
 
 def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> ScoredRow:
-    """Tokens of both as one text, where the cut falls between two of them; else of each by
-    itself.
-    """
+    """See `encode_pairs`."""
     return encode_pairs(tokenizer, [(context, continuation)])[0]
 
 
 def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> list[ScoredRow]:
-    """`split` of every (context, continuation); a context that several share is read once."""
+    """Tokens of context + continuation if they split at a token boundary, else of each alone."""
     parted = [_parted(*pair) for pair in pairs]
     contexts = list(dict.fromkeys(context for context, _ in parted))
     before = dict(zip(contexts, encode_prompts(tokenizer, contexts), strict=True))
@@ -68,9 +64,7 @@ def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> list
 
 
 def _parted(context: str, continuation: str) -> tuple[str, str]:
-    """Spaces at the end of the context go to the continuation: tokenizers attach a space to the
-    word after it.
-    """
+    """Trailing spaces of the context go to the continuation, as tokenizers attach them there."""
     if not continuation:
         raise UsageError("There is nothing to score: the continuation is empty.")
     bare = context.rstrip(" ")
@@ -84,9 +78,7 @@ def _row(tokenizer: Tokenizer, before: list[int], whole: list[int], continuation
 
 
 def fit_context(row: ScoredRow, context: int) -> ScoredRow:
-    """Drops the oldest tokens of a context that does not fit; the last token is only predicted,
-    never read.
-    """
+    """Drops the oldest tokens of a context that is too long; the last token is never read."""
     surplus = max(len(row.tokens) - 1 - context, 0)
     if surplus >= row.first:
         raise UsageError(
@@ -107,7 +99,7 @@ def sliding_perplexity(
 def sliding_bits_per_byte(
     network: Network, tokenizer: Tokenizer, text: str, stride: int | None
 ) -> float:
-    """Bits that the model needs for a byte of the text: comparable between tokenizers."""
+    """Bits per byte of the text: comparable between tokenizers."""
     encoding = _long_text(tokenizer, text)
     scored = text[encoding.offsets[1][0] :]  # the first token is given, not predicted
     return -sum(_sliding(network, encoding.tokens, stride)) / math.log(2) / len(scored.encode())
@@ -124,9 +116,7 @@ def _long_text(tokenizer: Tokenizer, text: str) -> Encoding:
 
 
 def _sliding(network: Network, tokens: list[int], stride: int | None) -> list[float]:
-    """Each token's log-probability given at least context − stride tokens before it, where there
-    are as many.
-    """
+    """Each token's log-probability given at least context − stride earlier tokens, if there are."""
     context = network.config.context
     stride = context // 2 or 1 if stride is None else stride
     if not 1 <= stride < context:

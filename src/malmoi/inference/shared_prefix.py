@@ -1,9 +1,8 @@
-"""Scoring continuations with shared prefixes: a prefix is read once, and what differs branches off
-it.
+"""Scoring continuations with shared prefixes: a prefix is read once, and its branches after it.
 
-Few-shot prompts share their examples, and the choices of a question share the question: a context
-of 500 tokens with four choices of five is 520 tokens to read, not 2,020, and the next question's
-examples are there already.
+Few-shot prompts share their examples, and choices share their question: a context of 500 tokens
+with four choices of five is 520 tokens to read, not 2,020, and the next question's examples are
+cached already.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +27,7 @@ MAX_TOKEN_RATIO = 0.8
 
 @dataclass(frozen=True)
 class SharedPrefix:
-    """A context, and the rows that go on from it."""
+    """A context, and the rows that continue it."""
 
     tokens: tuple[int, ...]
     rows: list[int]
@@ -38,10 +37,9 @@ class SharedPrefix:
 def token_logprobs(
     network: Network, rows: Sequence[ScoredRow], prefixes: PrefixCache | None = None
 ) -> list[RowLogprobs]:
-    """Of each row: the log-probability of every scored token, and whether each was the most likely
-    one.
+    """For each row, the log-probability of every scored token, and whether all were the likeliest.
 
-    With `prefixes`, contexts go on from what earlier calls have read.
+    `prefixes` caches contexts between calls.
     """
     results: list[RowLogprobs] = [([], True)] * len(rows)
     alone: list[int] = []
@@ -58,9 +56,7 @@ def token_logprobs(
 
 
 def _groups(rows: Sequence[ScoredRow], most: BatchLimits) -> Iterator[list[SharedPrefix]]:
-    """The contexts in order, so that those that begin alike stand together, as many as are read
-    at once.
-    """
+    """The contexts in order, so that similar ones are adjacent, in groups that fit one pass."""
     found: dict[tuple[int, ...], list[int]] = {}
     for i, row in enumerate(rows):
         found.setdefault(row.prefix, []).append(i)
@@ -78,7 +74,7 @@ def _groups(rows: Sequence[ScoredRow], most: BatchLimits) -> Iterator[list[Share
 
 
 class _PrefixBatch:
-    """Some contexts side by side in the rows of one cache, and the branches off them."""
+    """Some contexts in the rows of one cache, and the branches off them."""
 
     def __init__(
         self,
@@ -122,15 +118,13 @@ class _PrefixBatch:
             yield from zip([i for _, i in some], self._branch(some), strict=True)
 
     def _room(self, pairs: Sequence[tuple[int, int]]) -> BatchLimits:
-        """For branches, each of which has its stem's keys and values beside it."""
+        """For branches, each of which has its prefix's keys and values beside it."""
         most = forward_limits(self.slots.device)
         longest = max(len(self.rows[i].tokens) for _, i in pairs)
         return replace(most, rows=min(most.rows, max(1, most.tokens // longest)))
 
     def _read_common(self) -> None:
-        """What all begin with goes into the first row, from an earlier reading where there was
-        one, then into all.
-        """
+        """Reads the common prefix into the first row, from the cache if possible, and copies it."""
         common = self.common
         known = self.prefixes.load(common, self.slots, 0) if self.prefixes is not None else 0
         if known < len(common):

@@ -13,9 +13,7 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 @dataclass(frozen=True)
 class TextChunk:
-    """What was written since the last piece. `text` is whole characters only, so tokens may come
-    before their text.
-    """
+    """What was generated since the last chunk; `text` may lag behind `tokens`."""
 
     text: str
     tokens: tuple[int, ...] = ()
@@ -24,20 +22,10 @@ class TextChunk:
     finish: FinishReason | None = None  # why the text is over; None while it is not
 
 
-@dataclass(frozen=True)
-class CompletedText:
-    """A whole continuation (after its prompt, where that was to be echoed)."""
-
-    text: str
-    tokens: tuple[int, ...]
-    logprobs: tuple[Logprob | None, ...]
-    finish: FinishReason
-
-
 class TokenStream:
     """A request's output. Read it once, from any thread: chunk by chunk, or as a result.
 
-    With `hear`, pieces go there instead, in the engine's thread: an event loop waits for nobody.
+    With `on_chunk`, chunks go there instead, in the engine's thread.
     """
 
     def __init__(self, on_chunk: Callable[[TextChunk], None] | None = None) -> None:
@@ -47,7 +35,7 @@ class TokenStream:
         self._hear = on_chunk or self._pieces.put
 
     def __iter__(self) -> Iterator[TextChunk]:
-        """Pieces as they come; the last one says why the text is over."""
+        """Chunks as they come; the last one has a finish reason."""
         while True:
             piece = self._pieces.get()
             yield piece
@@ -55,10 +43,10 @@ class TokenStream:
                 return
 
     def cancel(self) -> None:
-        """Gives the place up; the engine frees it before its next step."""
+        """The engine frees the row before its next step."""
         self.cancelled = True
 
-    def result(self) -> CompletedText:
+    def result(self) -> TextChunk:
         """Waits for the end. A request that failed raises its error."""
         pieces = list(self)
         if self.error is not None:
@@ -66,13 +54,13 @@ class TokenStream:
         return join_chunks(pieces)
 
     def put(self, piece: TextChunk) -> None:
-        """For the engine: hands a piece over."""
+        """For the engine."""
         self._hear(piece)
 
 
-def join_chunks(pieces: Sequence[TextChunk]) -> CompletedText:
-    """All that was written, in one."""
+def join_chunks(pieces: Sequence[TextChunk]) -> TextChunk:
+    """All chunks as one."""
     text = "".join(piece.text for piece in pieces)
     tokens = tuple(token for piece in pieces for token in piece.tokens)
     said = tuple(one for piece in pieces for one in piece.logprobs)
-    return CompletedText(text, tokens, said, pieces[-1].finish or "stop")
+    return TextChunk(text, tokens, said, pieces[-1].finish or "stop")

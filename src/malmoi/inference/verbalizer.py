@@ -14,15 +14,13 @@ from malmoi.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Verbalizer:
-    """How a text is shown to a language model, and what it says for each label."""
+    """A prompt, and the words that stand for each label."""
 
     prompt: str  # with {text} and {pair}
     said: tuple[str, ...]  # in the order of the labels
 
     def query(self, text: str, pair: str = "") -> str:
-        """The prompt is of a file that anybody may have written: only these two names are filled
-        in.
-        """
+        """Fills in only these two names: the prompt comes from an untrusted file."""
         known = {"{text}": text, "{pair}": pair, "{{": "{", "}}": "}"}
         return re.sub(r"\{\{|\}\}|\{text\}|\{pair\}", lambda found: known[found[0]], self.prompt)
 

@@ -1,6 +1,6 @@
 """Zero-shot prompts: classification, question answering, summaries, translation.
 
-The questions are in the language of the text: Korean where it is written in Hangul, else English.
+Prompts are in the language of the text: Korean if it is mostly Hangul, else English.
 """
 
 import math
@@ -47,9 +47,7 @@ def classify_zero_shot(
     prompt: str | None,
     shown: ShownExamples,
 ) -> Prediction:
-    """The label that a model finds likeliest, and every label's share; a mapping says how a
-    label is put in words.
-    """
+    """The likeliest label and every label's share; a mapping gives the words for each label."""
     words = dict(labels) if isinstance(labels, Mapping) else {label: label for label in labels}
     if len(words) < 2 or not all(word.strip() for word in words.values()):
         raise UsageError("There must be two labels at least, each of them a word.")
@@ -68,23 +66,21 @@ def classify_zero_shot(
 
 
 def label_prompt(text: str, words: Sequence[str], prompt: str | None = None) -> str:
-    """How the label of a text is asked for, in the language of the text; {text} is yet to be put
-    in.
-    """
+    """The classification prompt in the language of the text, with {text} still to fill in."""
     said = ZERO_SHOT_PROMPTS[prompt_language(text)]
     listed = ", ".join(words[:-1]) + said["or"] + words[-1]
     return (prompt or said["classify"]).replace("{labels}", listed)
 
 
 def question_prompt(asked: str, context: str) -> str:
-    """The prompt of a question about a text, or about the world where there is none."""
+    """The prompt of a question, about a text if one is given."""
     return _put(
         ZERO_SHOT_PROMPTS[prompt_language(asked)]["answer"], question=asked, context=context
     ).lstrip("\n")
 
 
 def summary_prompt(text: str, tokenizer: Tokenizer, room: int) -> str:
-    """The prompt of a summary; a text that is too long loses its end."""
+    """The prompt of a summary; a text that is too long is truncated."""
     form = ZERO_SHOT_PROMPTS[prompt_language(text)]["summarise"]
     room -= len(tokenizer.encode(_put(form, text=""), specials=False).tokens) + 2
     if room < 1:
@@ -94,7 +90,7 @@ def summary_prompt(text: str, tokenizer: Tokenizer, room: int) -> str:
 
 
 def translation_prompt(text: str, to: str, shown: ShownExamples) -> str:
-    """The prompt of a translation, after some that are right."""
+    """The prompt of a translation, after the examples."""
     examples = "".join(f"{one} = {other}\n" for one, other in shown)
     return _put(
         ZERO_SHOT_PROMPTS[prompt_language(to)]["translate"], text=text, to=to, examples=examples
@@ -102,9 +98,7 @@ def translation_prompt(text: str, to: str, shown: ShownExamples) -> str:
 
 
 def first_sentences(text: str, count: int) -> str:
-    """So many sentences of what was written, without a beginning of the next (GPT-2 §3.6 takes
-    three).
-    """
+    """The first complete sentences of a generated text (GPT-2 §3.6 takes three)."""
     ends = [
         i + 1
         for i, c in enumerate(text)
@@ -114,16 +108,14 @@ def first_sentences(text: str, count: int) -> str:
 
 
 def _put(form: str, **values: str) -> str:
-    """Only the names that are known are replaced: braces in a text stay as they are."""
+    """Replaces only known names: other braces stay as they are."""
     for name, value in values.items():
         form = form.replace(f"{{{name}}}", value)
     return form
 
 
 class ZeroShot:
-    """What a language model does when it is asked: a part of `Model`, which brings score and
-    generate.
-    """
+    """Zero-shot methods of `Model`, which provides score and generate."""
 
     network: Network
     tokenizer: Any
@@ -138,20 +130,18 @@ class ZeroShot:
         prompt: str | None = None,
         examples: ShownExamples = (),
     ) -> Prediction:
-        """Which of these labels a GPT, or a BERT by its masks, finds likeliest: no training, no
-        head.
+        """The likeliest of these labels, by a GPT or a BERT's masks: no training, no head.
 
-        `prompt` is your own way to ask, with {text} and perhaps {labels}; `examples` are (text,
-        label) shown before.
+        `prompt` has {text} and optionally {labels}; `examples` are (text, label) shown first.
         """
         return classify_zero_shot(self._likelihoods, text, labels, prompt, examples)
 
     def answer(self, question: str, context: str = "", *, max_new_tokens: int = 32) -> str:
-        """The answer to a question, about a text where one is given."""
+        """The answer to a question, about a text if one is given."""
         return self._line(question_prompt(question, context), max_new_tokens)
 
     def summarise(self, text: str, *, sentences: int = 3, max_new_tokens: int = 100) -> str:
-        """A text in so many sentences; one that is too long for the context loses its end."""
+        """A summary of up to this many sentences; a text that is too long is truncated."""
         prompt = summary_prompt(text, self.tokenizer, self.network.config.context - max_new_tokens)
         written = self.generate(prompt, temperature=0, max_new_tokens=max_new_tokens, stop="\n\n")
         return first_sentences(written, sentences)
@@ -159,9 +149,7 @@ class ZeroShot:
     def translate(
         self, text: str, to: str, *, examples: ShownExamples = (), max_new_tokens: int = 64
     ) -> str:
-        """A text in another language, named in words: "French", "한국어"; `examples` are (text,
-        translation).
-        """
+        """A translation into a named language ("French", "한국어"); `examples` are pairs."""
         return self._line(translation_prompt(text, to, examples), max_new_tokens)
 
     def _line(self, prompt: str, most: int) -> str:

@@ -1,4 +1,4 @@
-"""The app: everything that answers, put together."""
+"""The application: routes, middleware and error handlers."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,30 +15,29 @@ from starlette.types import Scope
 from malmoi import __version__
 from malmoi.server import errors
 from malmoi.server.api import chat, completions, inspection, predictions, server
-from malmoi.server.background import ModelExecutors
 from malmoi.server.config import ServeConfig
+from malmoi.server.executor import ModelExecutors
 from malmoi.server.metrics import Metrics
 from malmoi.server.middleware import RequestGuard, ServerState
 from malmoi.server.registry import Registry
 from malmoi.server.studio import routes
 
 STUDIO = Path(__file__).parent / "studio" / "static"
-# nothing from elsewhere, and no script but ours, whatever a model or a user writes
+# nothing from other hosts, and no script but ours, whatever a model or a user writes
 CONTENT_SECURITY_POLICY = (
-    "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; object-src "
-    "'none'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+    "object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 STATUS_MEANINGS: dict[int | str, str] = {
-    400: "The request is wrong; the message says where.",
+    400: "The request is invalid; the message says where.",
     401: "The API key is missing or wrong.",
     404: "There is no such model or address.",
     413: "The body is too large.",
-    429: "Too many are waiting; try again after Retry-After seconds.",
-    500: "The work failed.",
-    503: "The server is stopping.",
-    504: "The work took too long.",
-    "default": "Something else is wrong.",
+    429: "Too many requests; try again after Retry-After seconds.",
+    500: "The request failed.",
+    503: "The server is shutting down.",
+    504: "The request timed out.",
+    "default": "Another error.",
 }
 REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": errors.ErrorReply, "description": meaning}
@@ -47,12 +46,12 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 
 
 def create_app(registry: Registry, settings: ServeConfig) -> FastAPI:
-    """An app that answers for these models. Whoever starts it stops it through its lifespan."""
+    """An app that serves these models; its lifespan closes them."""
     app = FastAPI(
         title="Malmoi",
         version=__version__,
-        summary="BERT and GPT behind HTTP: OpenAI's API, and what it does not have.",
-        docs_url=None,  # FastAPI's pages load scripts from elsewhere; the studio is ours
+        summary="BERT and GPT over HTTP: OpenAI's API, and endpoints for encoders.",
+        docs_url=None,  # FastAPI's pages load scripts from other hosts
         redoc_url=None,
         responses=REFUSALS,
         lifespan=_lifespan,
@@ -63,7 +62,7 @@ def create_app(registry: Registry, settings: ServeConfig) -> FastAPI:
     errors.install(app)
     for part in (server, completions, chat, predictions, inspection, routes):
         app.include_router(part.router)
-    # after every address, so that those say 405 themselves
+    # after every route, so that routes answer 405 themselves
     app.router.default = Studio(directory=STUDIO, html=True)
     app.add_middleware(
         RequestGuard, gate=app.state.gate, settings=settings, metrics=app.state.metrics
@@ -80,7 +79,7 @@ def create_app(registry: Registry, settings: ServeConfig) -> FastAPI:
 
 
 class Studio(StaticFiles):
-    """The page and its files; there is nothing elsewhere, whatever the method."""
+    """The studio's static files; 404 for everything else, whatever the method."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         if self.lookup_path(path)[1] is None:

@@ -1,4 +1,4 @@
-"""How a server is set up: where it listens, whom it lets in, how much it takes at once."""
+"""Server settings: address, access, limits."""
 
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -9,9 +9,7 @@ from malmoi.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig:
-    """Safe by default: this machine alone can reach it, and no page of another origin may read
-    its answers.
-    """
+    """Safe by default: reachable from this machine only, and not readable by other origins."""
 
     host: str = "127.0.0.1"
     port: int = 8000  # 0: any that is free
@@ -44,7 +42,7 @@ class ServeConfig:
 
 
 def is_local(host: str) -> bool:
-    """Whether a host's name or address always means the machine itself."""
+    """Whether a host name or address always means this machine."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:

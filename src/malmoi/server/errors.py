@@ -1,6 +1,4 @@
-"""What goes wrong, in the form that OpenAI's clients read: {"error": {"message", "type",
-"param", "code"}}.
-"""
+"""Errors in OpenAI's format: {"error": {"message", "type", "param", "code"}}."""
 
 import sys
 import traceback
@@ -29,15 +27,13 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorReply(BaseModel):
-    """Every answer that is not the one asked for."""
+    """The body of every error."""
 
     error: ErrorDetail
 
 
 class ApiError(Exception):
-    """A request that is answered with an error: its status, a sentence, and names that programs
-    read.
-    """
+    """An error response: an HTTP status, a sentence, and codes for programs."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None
@@ -70,7 +66,7 @@ class ApiError(Exception):
 
 
 def api_error(error: BaseException) -> ApiError:
-    """Whatever was raised, as it is told to a client."""
+    """Any exception as an error response."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, QueueFull):
@@ -83,13 +79,13 @@ def api_error(error: BaseException) -> ApiError:
 
 
 def log(error: BaseException) -> None:
-    """The place of a mistake of ours, for whoever runs the server."""
+    """Prints the traceback of an unexpected error."""
     if api_error(error).code == "internal_error":
         traceback.print_exception(error, file=sys.stderr)
 
 
 def install(app: FastAPI) -> None:
-    """Makes every error of the app one of these."""
+    """Registers the error handlers."""
 
     async def told(_: Request, error: Exception) -> JSONResponse:
         return api_error(error).response()
@@ -113,7 +109,7 @@ def install(app: FastAPI) -> None:
 
 
 def wrong_shape(error: RequestValidationError) -> ApiError:
-    """The first thing that is wrong with a body."""
+    """The first thing that is wrong with a request body."""
     first = error.errors()[0]
     if first["type"] == "unknown_field":
         return ApiError(400, first["msg"], param=first["ctx"]["name"], code="unknown_field")

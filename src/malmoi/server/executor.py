@@ -1,45 +1,48 @@
-"""Requests that compute on one model take turns, and what nobody waits for any more stops.
+"""Model work off the event loop: one executor per model, with a bounded queue.
 
-A request's work runs in a thread of its own, but only one of them computes at a time. Between two
-layers it stops if its client has gone, and hands its turn to the next client if it has had its
-share.
+Each request runs in its own thread, but only one thread computes at a time. Between two layers a
+request stops if its client has disconnected, and yields to the next client once its time slice is
+used up.
 """
 
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
+from fastapi import Request
+from starlette.types import Receive
 from torch import nn
 
+from malmoi.inference.engine import QueueFull
+from malmoi.server.config import ServeConfig
+from malmoi.server.errors import ApiError
+from malmoi.server.registry import Registry, ServedModel
+
 T = TypeVar("T")
-QUANTUM_SECONDS = 0.05  # of computing, after which others have their turn
-MAX_BEGUN = 16  # requests begun and not finished: each holds the activations of a batch
+QUANTUM_SECONDS = 0.05  # a time slice
+MAX_BEGUN = 16  # started and unfinished requests: each holds the activations of a batch
 
 _thread = threading.local()
 
 
 class WorkCancelled(BaseException):
-    """Nobody waits for this work. No `Exception`, like asyncio's own, so that nothing on the way
-    up handles it.
-    """
+    """Nobody waits for this work. A BaseException, like asyncio's, so that nothing handles it."""
 
 
 def checkpoint() -> None:
-    """To be called between two parts of long work: the place where it may be stopped, or paused
-    for others.
-    """
+    """Called between two parts of long work, where it may be cancelled or paused for others."""
     work: Work[Any] | None = getattr(_thread, "work", None)
     if work is not None:
         work.executor.checkpoint(work)
 
 
 class Work(Generic[T]):
-    """What one request has a model compute. Made in the event loop, which awaits its result."""
+    """One request's work on a model, created by the event loop, which awaits its result."""
 
     def __init__(self, executor: "ModelExecutor", client: str, task: Callable[[], T]) -> None:
         self.executor = executor
@@ -72,12 +75,12 @@ class Work(Generic[T]):
             if not self.result.done():
                 settle(value)
 
-        with suppress(RuntimeError):  # a loop that is closed has nobody left to tell
+        with suppress(RuntimeError):  # the event loop is closed
             self.loop.call_soon_threadsafe(once)
 
 
 class ModelExecutor:
-    """Turns go round the clients, and within a client round its requests."""
+    """Round-robin over clients, and over the requests of a client."""
 
     def __init__(self, name: str, blocks: nn.ModuleList) -> None:
         self.threads = ThreadPoolExecutor(MAX_BEGUN, f"malmoi-{name}")
@@ -86,11 +89,11 @@ class ModelExecutor:
         self.running: Work[Any] | None = None
         self.begun: set[Work[Any]] = set()
         self.closed: Exception | None = None
-        for block in blocks:  # whatever computes goes through these, and need not know of turns
+        for block in blocks:  # every forward pass yields here
             block.register_forward_pre_hook(lambda *_: checkpoint())
 
     async def run(self, client: str, task: Callable[[], T]) -> T:
-        """What the task returns. Whoever stops waiting for it stops it."""
+        """The task's result; cancelling the caller cancels the task."""
         work = Work(self, client, task)
         with self.lock:
             if self.closed is not None:
@@ -103,7 +106,7 @@ class ModelExecutor:
             self.cancel(work)
 
     def cancel(self, work: Work[Any]) -> None:
-        """Drops what has not begun; what has begun ends before its next layer."""
+        """Drops work that has not started; work that has stops before its next layer."""
         work.cancelled = True
         with self.lock:
             if not work.begun and work in self.waiting.get(work.client, ()):
@@ -116,7 +119,7 @@ class ModelExecutor:
             raise WorkCancelled
 
     def close(self, error: Exception) -> None:
-        """Stops everything; whoever waits hears why."""
+        """Cancels everything; those waiting get the error."""
         with self.lock:
             self.closed = error
             queued = [work for works in self.waiting.values() for work in works]
@@ -142,7 +145,7 @@ class ModelExecutor:
         self.waiting.setdefault(work.client, deque()).append(work)
 
     def _dequeue(self, work: Work[Any]) -> None:
-        """Its client goes behind the others."""
+        """Its client goes to the end of the queue."""
         works = self.waiting.pop(work.client)
         works.remove(work)
         if works:
@@ -176,3 +179,74 @@ class ModelExecutor:
             self.begun.discard(work)
             self.running = None
             self._start_next()
+
+
+class ModelExecutors:
+    """One executor per model, so state that a model keeps between calls needs no lock."""
+
+    def __init__(self, registry: Registry, settings: ServeConfig) -> None:
+        self.settings = settings
+        self.executors = {
+            one.name: ModelExecutor(one.name, one.model.network.trunk.blocks) for one in registry
+        }
+        self.waiting = dict.fromkeys(registry.names, 0)
+
+    async def run(self, served: ServedModel, client: str, task: Callable[[], T]) -> T:
+        """The task's result; raises `QueueFull` when too many wait, ApiError 504 on a timeout."""
+        if self.waiting[served.name] >= self.settings.queue:
+            raise QueueFull(f"{self.settings.queue} requests are waiting already; try again later.")
+        self.waiting[served.name] += 1
+        try:
+            async with asyncio.timeout(self.settings.timeout):
+                return await self.executors[served.name].run(client, task)
+        except TimeoutError:
+            raise timed_out(self.settings.timeout) from None
+        finally:
+            self.waiting[served.name] -= 1
+
+    def close(self) -> None:
+        for executor in self.executors.values():
+            executor.close(shutting_down())
+
+
+# ------------------------------------------------------------------ for the routes
+
+
+async def run_on_model(request: Request, served: ServedModel, task: Callable[[], T]) -> T:
+    """Runs a task on a model, fairly between clients, until the client disconnects."""
+    work = request.app.state.work.run(served, client_of(request), task)
+    return await unless_disconnected(request.receive, work)
+
+
+def client_of(request: Request) -> str:
+    """The client's host, between which a model's time is shared fairly."""
+    return request.client.host if request.client is not None else ""
+
+
+def timed_out(seconds: float) -> ApiError:
+    sentence = f"The request took longer than {seconds:g} seconds and was cancelled."
+    return ApiError(504, sentence, code="timeout")
+
+
+def shutting_down() -> ApiError:
+    return ApiError(503, "The server is stopping and could not finish this.", code="stopping")
+
+
+async def unless_disconnected(receive: Receive, work: Awaitable[T]) -> T:
+    """Awaits the work, and cancels it if the client disconnects first."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return await task
+        raise ApiError(499, "The client disconnected or sent a newer request.", code="gone")
+    finally:
+        for one in (task, gone):
+            one.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,6 +1,4 @@
-"""All continuations of one request: submitted together or not at all, streamed, and cancelled
-together.
-"""
+"""All continuations of one request: submitted, streamed and cancelled together."""
 
 import asyncio
 from collections import deque
@@ -8,49 +6,39 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from time import perf_counter
-from types import TracebackType
 from typing import Self
+
+from fastapi import Request
 
 from malmoi.errors import UsageError
 from malmoi.inference.engine import Engine, GenerationJob
-from malmoi.inference.stream import CompletedText, TextChunk, TokenStream, join_chunks
-from malmoi.server.background import too_late
+from malmoi.inference.stream import TextChunk, TokenStream
 from malmoi.server.errors import ApiError
+from malmoi.server.executor import client_of, shutting_down, timed_out
 from malmoi.server.metrics import Metrics
 
-IndexedChunk = tuple[int, TextChunk]  # which of the jobs, and what it wrote
+IndexedChunk = tuple[int, TextChunk]  # the number of the job, and what it wrote
 
 
 class GenerationStream:
-    """Jobs in an engine, whose pieces come to the event loop. Leaving it gives up what is not
-    finished.
-    """
+    """Jobs in an engine, their chunks passed to the event loop. Leaving it cancels the rest."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        jobs: Sequence[GenerationJob],
-        seconds: float,
-        metrics: Metrics,
-        client: str,
-    ) -> None:
+    def __init__(self, request: Request, engine: Engine, jobs: Sequence[GenerationJob]) -> None:
         if len(jobs) > engine.queue:
-            raise UsageError(
-                f"{len(jobs)} continuations are too many at once: {engine.queue} can wait at most."
-            )
-        self.seconds = seconds
-        self.metrics = metrics
+            raise UsageError(f"{len(jobs)} continuations are above the limit of {engine.queue}.")
+        self.seconds: float = request.app.state.settings.timeout
+        self.metrics: Metrics = request.app.state.metrics
         self.start = perf_counter()
         self.loop = asyncio.get_running_loop()
         self.ready = asyncio.Event()
-        self.heard = deque[IndexedChunk]()
-        self.late, self.alarm = False, self.loop.call_later(seconds, self._ring)
+        self.received = deque[IndexedChunk]()
+        self.late = False
+        self.alarm = self.loop.call_later(self.seconds, self._time_out)
         self.streams: list[TokenStream] = []
+        owner = (client_of(request), id(self))
         try:
             for i, job in enumerate(jobs):
-                self.streams.append(
-                    engine.submit(job, partial(self._hear, i), owner=(client, id(self)))
-                )
+                self.streams.append(engine.submit(job, partial(self._receive, i), owner=owner))
         except Exception:
             self.close()
             raise
@@ -58,9 +46,7 @@ class GenerationStream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, _: object, __: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -69,58 +55,50 @@ class GenerationStream:
             stream.cancel()
 
     async def batches(self) -> AsyncIterator[list[IndexedChunk]]:
-        """What has come since the last time, until every job is over; what fails is raised."""
+        """What has arrived since the last time, until every job is done; raises what fails."""
         left = len(self.streams)
         while left:
             await self.ready.wait()
             self.ready.clear()
             if self.late:
-                raise too_late(self.seconds)
+                raise timed_out(self.seconds)
             some = list(self._taken())
-            for index, piece in some:
-                self._check(index, piece)
-            left -= sum(piece.finish is not None for _, piece in some)
+            for index, chunk in some:
+                self._check(index, chunk)
+            left -= sum(chunk.finish is not None for _, chunk in some)
             yield some
 
-    async def pieces(self) -> list[list[TextChunk]]:
-        """All that each job writes, when all are over."""
+    async def chunks(self) -> list[list[TextChunk]]:
+        """Everything that each job writes."""
         written: list[list[TextChunk]] = [[] for _ in self.streams]
         async for some in self.batches():
-            for index, piece in some:
-                written[index].append(piece)
+            for index, chunk in some:
+                written[index].append(chunk)
         return written
 
-    async def whole(self) -> list[CompletedText]:
-        return [join_chunks(some) for some in await self.pieces()]
-
     def _taken(self) -> Iterator[IndexedChunk]:
-        while self.heard:
-            yield self.heard.popleft()
+        while self.received:
+            yield self.received.popleft()
 
-    def _check(self, index: int, piece: TextChunk) -> None:
-        if self.start and piece.tokens:
+    def _check(self, index: int, chunk: TextChunk) -> None:
+        if self.start and chunk.tokens:
             self.metrics.first_token.add(perf_counter() - self.start)
             self.start = 0.0
-        if piece.finish == "error":
-            raise self.streams[index].error or ApiError(
-                500, "The continuation failed.", code="failed"
-            )
-        if piece.finish == "cancelled":
-            raise ApiError(
-                503, "The server is stopping and could not finish this.", code="stopping"
-            )
+        if chunk.finish == "error":
+            failed = ApiError(500, "The continuation failed.", code="failed")
+            raise self.streams[index].error or failed
+        if chunk.finish == "cancelled":
+            raise shutting_down()
 
-    # ------------------------------------------------------------------ called by others
+    # ------------------------------------------------------------------ callbacks
 
-    def _hear(self, index: int, piece: TextChunk) -> None:
-        """In the engine's thread. Only the first of several wakes the loop, which takes all that
-        it finds.
-        """
-        self.heard.append((index, piece))
-        if len(self.heard) == 1:
-            with suppress(RuntimeError):  # a loop that is closed has nobody left to tell
+    def _receive(self, index: int, chunk: TextChunk) -> None:
+        """In the engine's thread. Only the first chunk wakes the loop, which then takes all."""
+        self.received.append((index, chunk))
+        if len(self.received) == 1:
+            with suppress(RuntimeError):  # the event loop is closed
                 self.loop.call_soon_threadsafe(self.ready.set)
 
-    def _ring(self) -> None:
+    def _time_out(self) -> None:
         self.late = True
         self.ready.set()

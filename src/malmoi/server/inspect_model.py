@@ -1,7 +1,4 @@
-"""Inside a model: attention maps and the logit lens.
-
-L layers, H heads, T tokens, V vocabulary.
-"""
+"""Attention maps and the logit lens. L layers, H heads, T tokens, V vocabulary."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +9,7 @@ from torch import Tensor
 
 from malmoi.errors import UsageError
 from malmoi.inference import Model
-from malmoi.inference.prompt import encode_prompt
+from malmoi.inference.prompt import encode_prompt, text_too_long
 from malmoi.model import Activations
 from malmoi.server.executor import checkpoint
 from malmoi.tokenizer import Encoding
@@ -26,7 +23,7 @@ AttentionArray = np.ndarray[Any, np.dtype[np.float32]]
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """How much each token looks at each other one."""
+    """How much each token attends to each other one."""
 
     tokens: list[str]
     words: list[int | None]  # the word each token is a piece of; None: no word, such as [CLS]
@@ -37,7 +34,7 @@ class AttentionMaps:
 
 @dataclass(frozen=True)
 class LayerGuess:
-    """A token that a layer finds likely at some place."""
+    """A token that a layer finds likely at a position."""
 
     token: str
     probability: float
@@ -45,7 +42,7 @@ class LayerGuess:
 
 @dataclass(frozen=True)
 class Lens:
-    """What each layer would say if it were the last (the logit lens, nostalgebraist 2020)."""
+    """Each layer's predictions as if it were the last (the logit lens, nostalgebraist 2020)."""
 
     tokens: list[str]
     # [L + 1][T][top]: the embedding first; of a GPT's they are about the next token
@@ -54,17 +51,13 @@ class Lens:
 
 @torch.inference_mode()
 def attention(model: Model, text: str, pair: str | None = None) -> AttentionMaps:
-    """The attention of every head while the model reads a text, or a pair of texts."""
+    """The attention of every head while the model reads a text or a pair of texts."""
     encoding = encode_for_model(model, text, pair)
     size = len(encoding.tokens)
     c = model.config
     if c.depth * c.heads * size**2 > MAX_ATTENTION_NUMBERS:
         most = int((MAX_ATTENTION_NUMBERS / (c.depth * c.heads)) ** 0.5)
-        sentence = (
-            f"The text has {size} tokens; the attention of {most} or fewer can be shown of "
-            f"this model."
-        )
-        raise UsageError(sentence, code="context_length_exceeded")
+        raise text_too_long(size, most, "the attention map's limit")
     activations = Activations(attention=[])
     _watch(model, encoding, activations)
     seen = torch.stack(activations.attention or [])[:, 0, :, -size:, -size:]
@@ -74,9 +67,7 @@ def attention(model: Model, text: str, pair: str | None = None) -> AttentionMaps
 
 @torch.inference_mode()
 def lens(model: Model, text: str, top: int = 5) -> Lens:
-    """The likeliest tokens at every place by every layer: the final norm and the head on each
-    layer's states.
-    """
+    """The likeliest tokens by layer and position: final norm and head on each layer's states."""
     head = next((name for name in ("lm", "mlm") if name in model.network.heads), None)
     if head is None:
         raise UsageError("This model has no head over the vocabulary, so its layers say no words.")
@@ -86,11 +77,7 @@ def lens(model: Model, text: str, top: int = 5) -> Lens:
     activations = Activations()
     places = MAX_GUESSES // (top * (model.config.depth + 1))
     if len(encoding.tokens) > places:
-        sentence = (
-            f"The text has {len(encoding.tokens)} tokens; {top} guesses can be shown of "
-            f"{places} or fewer."
-        )
-        raise UsageError(sentence, code="context_length_exceeded")
+        raise text_too_long(len(encoding.tokens), places, f"the lens' limit with {top} guesses")
     _watch(model, encoding, activations)
     *before, last = activations.hidden  # the last has been through the norm already
     states = [*map(model.network.trunk.norm, before), last]
@@ -99,7 +86,7 @@ def lens(model: Model, text: str, top: int = 5) -> Lens:
 
 
 def encode_for_model(model: Model, text: str, pair: str | None = None) -> Encoding:
-    """A text, or a pair of texts, as the model reads it; too long is refused."""
+    """A text or a pair of texts as the model reads it; one that is too long is refused."""
     causal = model.network.trunk.is_causal
     if causal and pair is not None:
         raise UsageError("This model reads one text at a time: write both into one.")
@@ -111,10 +98,7 @@ def encode_for_model(model: Model, text: str, pair: str | None = None) -> Encodi
     size = len(encoding.tokens)
     context = model.config.context
     if size > context:
-        sentence = (
-            f"The text has {size} tokens, more than this model's context of {context}; shorten it."
-        )
-        raise UsageError(sentence, code="context_length_exceeded")
+        raise text_too_long(size, context)
     return encoding
 
 
@@ -127,7 +111,7 @@ def _watch(model: Model, encoding: Encoding, activations: Activations) -> None:
 
 
 def _guesses(model: Model, head: str, states: Tensor, top: int) -> list[list[LayerGuess]]:
-    """What one layer [1, T, D] says at each place; what pads the vocabulary is no token."""
+    """One layer's [1, T, D] predictions at each position; padding of the vocabulary is left out."""
     name = model.tokenizer.token
     found = []
     for part in states[0].split(HEAD_TOKENS):

@@ -1,4 +1,4 @@
-"""Counts and times, in the text that Prometheus reads."""
+"""Metrics in Prometheus' text format."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -44,7 +44,7 @@ class Histogram:
 
 
 class Metrics:
-    """What the server has done; written to by the event loop alone."""
+    """The server's counters; updated by the event loop alone."""
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()
@@ -57,7 +57,7 @@ class Metrics:
         self.seconds.add(seconds)
 
     def text(self, registry: Registry) -> str:
-        """Everything, as Prometheus' text format 0.0.4 has it."""
+        """All metrics in Prometheus' text format 0.0.4."""
         return "\n".join((*self._server(), *_engines(registry))) + "\n"
 
     def _server(self) -> Iterator[str]:

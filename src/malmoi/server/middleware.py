@@ -4,29 +4,34 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import MutableMapping
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hmac import compare_digest
 from time import perf_counter
-from typing import Any
 from uuid import uuid4
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from malmoi.server import tabs
 from malmoi.server.config import ServeConfig, is_local
 from malmoi.server.errors import ApiError
 from malmoi.server.metrics import Metrics
 
-MAX_CONNECTIONS = 1024  # requests inside at once
-BODY_TIMEOUT_SECONDS = 30.0  # seconds that a body may take to come
-# bytes read of a body that is too large, so that its sender comes to read the answer
+MAX_CONNECTIONS = 1024  # concurrent requests
+BODY_TIMEOUT_SECONDS = 30.0  # in which a body must arrive
+# of a body that is too large, so that its sender gets to read the answer
 MAX_DRAINED_BYTES = 64 * 2**20
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-# what needs the key; the page itself holds nothing of a model
+# what needs the key; the page itself holds no data
 AUTHENTICATED_PREFIXES = ("/v1", "/studio", "/metrics")
+
+
+TAB_HEADER = "x-studio-run"  # "<tab>:<number>": requests of one run have the same number
+TAB_RUN = re.compile(r"([\w-]{1,64}):(\d{1,15})")
+access = logging.getLogger("malmoi.access")
+access.propagate = False  # a line for each request is only for a handler of its own
 
 
 @dataclass
@@ -37,12 +42,8 @@ class ServerState:
     stopping: bool = False
 
 
-access = logging.getLogger("malmoi.access")
-access.propagate = False  # a line for each request is only for a handler of its own
-
-
 class _Gone(Exception):
-    """The client went away before it had said what it wants."""
+    """The client disconnected before its request was complete."""
 
 
 class RequestGuard:
@@ -55,7 +56,7 @@ class RequestGuard:
         self.state = gate
         self.settings = settings
         self.metrics = metrics
-        self.tabs = tabs.Tabs()
+        self.tabs = Tabs()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -70,14 +71,9 @@ class RequestGuard:
             self.state.in_flight -= 1
             seconds = perf_counter() - start
             self.metrics.request(_address(scope), seen.status, seconds)
-            access.info(
-                "%s %s %d %.3fs %s",
-                _host_of(scope),
-                _line(scope),
-                seen.status,
-                seconds,
-                seen.request_id,
-            )
+            host = scope["client"][0] if scope.get("client") else "-"
+            about = (host, _line(scope), seen.status, seconds, seen.request_id)
+            access.info("%s %s %d %.3fs %s", *about)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -89,35 +85,24 @@ class RequestGuard:
         except _Gone:
             return
         else:
-            with self.tabs.following(Headers(scope=scope).get(tabs.HEADER, ""), receive) as heard:
+            with self.tabs.following(Headers(scope=scope).get(TAB_HEADER, ""), receive) as heard:
                 await self.app(scope, _again(body, heard), send)
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
         if self.state.stopping:
-            raise ApiError(
-                503, "The server is stopping and takes no more requests.", code="stopping"
-            )
+            raise ApiError(503, "The server is shutting down.", code="stopping")
         if self.state.in_flight > MAX_CONNECTIONS:
-            raise ApiError(
-                429,
-                f"{MAX_CONNECTIONS} requests are being served already; try again later.",
-                code="busy",
-            )
+            sentence = f"{MAX_CONNECTIONS} requests are being served already; try again later."
+            raise ApiError(429, sentence, code="busy")
         if self.settings.api_key is not None:
             if scope["path"].startswith(AUTHENTICATED_PREFIXES) and not self._has_key(headers):
-                raise ApiError(
-                    401,
-                    "The API key is missing or wrong: send Authorization: Bearer KEY.",
-                    code="no_key",
-                )
+                sentence = "The API key is missing or wrong: send Authorization: Bearer KEY."
+                raise ApiError(401, sentence, code="no_key")
         elif self.settings.local and not is_local(_host(headers)):
             # a page of another site may have made its own name mean this machine (DNS rebinding)
-            raise ApiError(
-                403,
-                "This server answers only to localhost; give it an --api-key to be reached by a "
-                "name.",
-            )
+            sentence = "This server answers only to localhost; to use a host name, set --api-key."
+            raise ApiError(403, sentence)
 
     def _has_key(self, headers: Headers) -> bool:
         given = headers.get("authorization", "")
@@ -125,20 +110,15 @@ class RequestGuard:
         return compare_digest(given.encode("latin-1", "replace"), f"Bearer {key}".encode())
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes:
-        """All of the body, if it is small and soon enough."""
+        """The whole body, if it is small enough and arrives in time."""
         announced = headers.get("content-length", "0")
-        left = self.settings.max_body - (
-            int(announced) if announced.isdigit() and len(announced) < 20 else 0
-        )
+        size = int(announced) if announced.isdigit() and len(announced) < 20 else 0
         try:
             async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
-                return await self._read(receive, too_large=left < 0)
+                return await self._read(receive, too_large=size > self.settings.max_body)
         except TimeoutError:
-            message = (
-                f"The body of the request took longer than {BODY_TIMEOUT_SECONDS:g} seconds "
-                f"to come."
-            )
-            raise ApiError(408, message, code="slow") from None
+            sentence = f"The request body took longer than {BODY_TIMEOUT_SECONDS:g} seconds."
+            raise ApiError(408, sentence, code="slow") from None
 
     async def _read(self, receive: Receive, too_large: bool) -> bytes:
         most = self.settings.max_body
@@ -151,37 +131,76 @@ class RequestGuard:
                 break
             body += b"" if too_large else part
         if too_large:
-            message = (
-                f"The body is larger than {most:,} bytes, which is all that this server takes."
-            )
-            raise ApiError(413, message, code="too_large")
+            sentence = f"The body is larger than {most:,} bytes, this server's limit."
+            raise ApiError(413, sentence, code="too_large")
         return bytes(body)
 
 
 class StatusRecorder:
-    """Passes messages on and remembers the status; an answer at closing time is the last of its
-    connection.
-    """
+    """Forwards messages and records the status; closes the connection while shutting down."""
 
     def __init__(self, send: Send, gate: ServerState, request_id: str) -> None:
         self.send = send
         self.state = gate
         self.request_id = request_id
-        self.status = 499  # nothing was sent: the client closed
+        self.status = 499  # nothing was sent: the client disconnected
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [
-                *message.get("headers", []),
-                (b"x-request-id", self.request_id.encode()),
-            ]
+            headers = [*message.get("headers", []), (b"x-request-id", self.request_id.encode())]
             if self.state.stopping or self.status in (408, 413):
-                message["headers"] = [*message.get("headers", []), (b"connection", b"close")]
+                headers.append((b"connection", b"close"))
+            message["headers"] = headers
         await self.send(message)
 
 
-async def _parts(receive: Receive) -> Any:
+class Tabs:
+    """The studio's requests in flight, by browser tab: a newer one supersedes the older ones.
+
+    The page closes superseded requests too, but a proxy in between may not pass that on.
+    """
+
+    def __init__(self) -> None:
+        self.runs: dict[str, dict[asyncio.Event, int]] = {}
+
+    @contextmanager
+    def following(self, header: str, receive: Receive) -> Iterator[Receive]:
+        """The request's messages; a disconnect as soon as its tab has sent a newer request."""
+        found = TAB_RUN.fullmatch(header)
+        if found is None:
+            yield receive
+            return
+        superseded = asyncio.Event()
+        runs = self.runs.setdefault(found[1], {})
+        runs[superseded] = int(found[2])
+        newest = max(runs.values())
+        for other, number in runs.items():
+            if number < newest:
+                other.set()
+        try:
+            yield _until(superseded, receive)
+        finally:
+            del runs[superseded]
+            if not runs:
+                del self.runs[found[1]]
+
+
+def _until(superseded: asyncio.Event, receive: Receive) -> Receive:
+    async def next_message() -> Message:
+        message = asyncio.ensure_future(receive())
+        given_up = asyncio.ensure_future(superseded.wait())
+        try:
+            await asyncio.wait({message, given_up}, return_when=asyncio.FIRST_COMPLETED)
+            return await message if message.done() else {"type": "http.disconnect"}
+        finally:
+            message.cancel()
+            given_up.cancel()
+
+    return next_message
+
+
+async def _parts(receive: Receive) -> AsyncIterator[bytes]:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
@@ -192,23 +211,21 @@ async def _parts(receive: Receive) -> Any:
 
 
 def _check_text(body: bytes) -> None:
-    """Refuses half of a character, which JSON can say (\\ud800) and nothing after it can write."""
+    """Refuses lone surrogates, which JSON can express (\\ud800) but UTF-8 cannot."""
     if not SURROGATE.search(body):
         return
     try:
         json.dumps(json.loads(body), ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        message = "The body has half of a character, a lone surrogate such as \\ud800."
-        raise ApiError(400, message, code="invalid_text") from None
+        sentence = "The body contains a lone surrogate such as \\ud800, which is not a character."
+        raise ApiError(400, sentence, code="invalid_text") from None
     except (ValueError, RecursionError):
-        return  # whoever reads it says what is wrong
+        return  # the parser reports it
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
-    """Gives a body that was read already, and then whatever comes."""
-    first: list[MutableMapping[str, Any]] = [
-        {"type": "http.request", "body": body, "more_body": False}
-    ]
+    """Replays a body that was already read, then passes on further messages."""
+    first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def next_message() -> Message:
         return first.pop() if first else await receive()
@@ -217,31 +234,23 @@ def _again(body: bytes, receive: Receive) -> Receive:
 
 
 def _host(headers: Headers) -> str:
-    """The name by which the server was addressed, without its port."""
+    """The host the client addressed, without the port."""
     host = headers.get("host", "")
     return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
 
 
 def _request_id(scope: Scope) -> str:
-    """The client's own name for a request, where it has one that can be written down; else a new
-    one.
-    """
+    """The client's own request id where it is printable, else a new one."""
     given = Headers(scope=scope).get("x-request-id", "")
     return given if REQUEST_ID.fullmatch(given) else f"req_{uuid4().hex}"
 
 
-def _host_of(scope: Scope) -> str:
-    return str(scope["client"][0]) if scope.get("client") else "-"
-
-
 def _line(scope: Scope) -> str:
-    """The method and the address as they were sent, without what could break a line or its
-    reader's terminal.
-    """
+    """The method and the path as sent, with anything that could break a log line escaped."""
     path = scope.get("raw_path", b"")[:200].decode("ascii", "backslashreplace")
     return f"{scope['method']} {path}".encode("unicode_escape").decode()
 
 
 def _address(scope: Scope) -> str:
-    """The address as the API has it, so that nobody can make up a thousand."""
+    """The route's path, so that clients cannot create unbounded labels."""
     return str(getattr(scope.get("route"), "path", "other"))

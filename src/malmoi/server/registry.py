@@ -14,7 +14,7 @@ from malmoi.server.errors import ApiError
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model under a name, and the engine that writes with it where it is a language model."""
+    """A model under a name, with an engine if it generates text."""
 
     name: str
     model: Model
@@ -23,16 +23,15 @@ class ServedModel:
 
     @property
     def writer(self) -> Engine:
-        """The engine, or why there is none."""
+        """The engine, or an error where there is none."""
         if self.engine is None:
-            raise UsageError(
-                f"The model {self.name!r} cannot write: it can {', '.join(self.model.abilities)}."
-            )
+            can = ", ".join(self.model.abilities)
+            raise UsageError(f"The model {self.name!r} does not generate text. It can: {can}.")
         return self.engine
 
 
 class Registry:
-    """Models in the order they were given; who names none means the first."""
+    """Models in the order given; the first is the default."""
 
     def __init__(self, served: Sequence[ServedModel]) -> None:
         if not served:
@@ -48,7 +47,7 @@ class Registry:
         device: str | None = None,
         dtype: str | None = None,
     ) -> Self:
-        """Loads every folder; a name is the folder's, with a number where two are alike."""
+        """Loads every folder; a model is named after its folder, numbered where names repeat."""
         paths = [_path(model) for model in models]
         opened = [
             model if isinstance(model, Model) else load(model, device=device, dtype=dtype)
@@ -63,7 +62,7 @@ class Registry:
 
     @property
     def notes(self) -> list[str]:
-        """What did not fit when the folders were read."""
+        """Notes from loading the models."""
         return [f"{one.name}: {note}" for one in self for note in one.model.notes]
 
     def __iter__(self) -> Iterator[ServedModel]:
@@ -73,31 +72,26 @@ class Registry:
         if name is None:
             return next(iter(self))
         if name not in self._served:
-            known = nearest(name[:200], self._served)
-            raise ApiError(
-                404,
-                f"There is no model {name[:80]!r}.{known}",
-                param="model",
-                code="model_not_found",
-            )
+            sentence = f"There is no model {name[:80]!r}.{nearest(name[:200], self._served)}"
+            raise ApiError(404, sentence, param="model", code="model_not_found")
         return self._served[name]
 
     def close(self, *, drain: bool = True) -> None:
-        """Stops every engine: after what it has taken in, or with the rest cancelled."""
+        """Stops every engine, after draining it or with the rest cancelled."""
         for one in self:
             if one.engine is not None:
                 one.engine.close(drain=drain)
 
 
 def serve_model(name: str, model: Model, path: Path, settings: ServeConfig) -> ServedModel:
-    """A model made ready to be asked."""
+    """A model ready to serve."""
     writes = "lm" in model.network.heads and model.network.trunk.is_causal
     engine = Engine(model, slots=settings.slots, queue=settings.queue) if writes else None
     return ServedModel(name, model, engine, path)
 
 
 def distinct_names(names: Sequence[str]) -> list[str]:
-    """The same names, numbered from the second on where they are alike."""
+    """The same names, with numbers appended to repeated ones."""
     taken: list[str] = []
     for name in names:
         tries = (name if i == 1 else f"{name}-{i}" for i in range(1, len(names) + 1))

@@ -1,6 +1,4 @@
-"""The HTTP server and its graceful shutdown: stop accepting, drain or cancel in-flight requests,
-exit.
-"""
+"""The HTTP server and its graceful shutdown."""
 
 import asyncio
 import socket
@@ -13,8 +11,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from malmoi.errors import MalmoiError
-from malmoi.server.background import ModelExecutors
 from malmoi.server.config import ServeConfig
+from malmoi.server.executor import ModelExecutors
 from malmoi.server.middleware import BODY_TIMEOUT_SECONDS, ServerState
 from malmoi.server.registry import Registry
 
@@ -26,7 +24,7 @@ FORCED_EXIT_SECONDS = 5  # seconds after which work that nobody can cancel is le
 
 
 class Server(uvicorn.Server):
-    """uvicorn, but a signal first closes the gate; a second one cancels what is being written."""
+    """uvicorn, but the first signal drains requests and a second one cancels them."""
 
     def __init__(self, app: FastAPI, settings: ServeConfig) -> None:
         super().__init__(
@@ -52,9 +50,7 @@ class Server(uvicorn.Server):
         self.stop(now=self.state.stopping)
 
     def stop(self, now: bool = False) -> None:
-        """Lets nobody in any more and ends when all have left; `now`: they are told that it is
-        over.
-        """
+        """Stops accepting and exits once all requests are done; `now` cancels them."""
         self.state.stopping = True
         self.deadline = min(self.deadline, monotonic() + (0 if now else self.patience))
 
@@ -75,9 +71,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     def _hang_up(self) -> None:
-        """Closes connections that say nothing, or say it too slowly: uvicorn waits for a first
-        line for ever.
-        """
+        """Closes connections that send nothing, or too slowly: uvicorn would wait for ever."""
         for connection in list(self.server_state.connections):
             if getattr(connection, "cycle", None) is not None:
                 self.silent.pop(connection, None)
@@ -88,7 +82,7 @@ class Server(uvicorn.Server):
 
 
 def listen(settings: ServeConfig) -> socket.socket:
-    """The socket to serve on; one that cannot be had is told at once."""
+    """The socket to serve on, or an error that says why not."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         return socket.create_server((settings.host, settings.port), family=family, backlog=2048)

@@ -3,12 +3,15 @@ record.
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from malmoi.config import Config, ModelConfig
-from malmoi.errors import UsageError
+from malmoi.errors import require
 from malmoi.system.run_folder import RunFolder
+
+_require = partial(require, "This recipe does not fit together")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,11 +159,6 @@ class Recipe(Config):
             f"{self.model.attention}).",
         )
         return self
-
-
-def _require(condition: bool, sentence: str) -> None:
-    if not condition:
-        raise UsageError(f"This recipe does not fit together: {sentence}")
 
 
 def run_folder(out: Path) -> RunFolder:

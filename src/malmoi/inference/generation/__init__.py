@@ -1,1 +1,1 @@
-"""Decoding: tokens one after another, for many requests at once, under rules of their own."""
+"""Decoding: tokens one at a time, for many requests at once, each with its own settings."""

@@ -1,8 +1,8 @@
-"""Continuous batching over one static KV cache: a request joins when a row is free and leaves when
-it is done.
+"""Continuous batching over one static KV cache: a request takes a free row until it is done.
 
-The rows in use are always the first ones: who leaves is replaced by the last, so that a step is one
-product over as many rows as there are requests. S rows, B rows of a pass, D width, V vocabulary.
+The rows in use are always the first ones: when a request leaves, the last one moves into its row,
+so that a step is one product over exactly the active requests. S rows, B rows of a pass, D width, V
+vocabulary.
 """
 
 import threading
@@ -26,10 +26,10 @@ from malmoi.model import Network
 from malmoi.system.machine import per_device
 from malmoi.tokenizer.padding import MAX_ROWS
 
-# tokens of prompts read between two steps, so that a long one stalls nobody
+# of prompts between two steps, so that a long prompt does not stall other requests
 PREFILL_CHUNK_TOKENS = {"cpu": 128, "cuda": 4096}
-MAX_PREFILL_TOKENS = {"cpu": 512, "cuda": 4096}  # tokens of one prompt in a pass
-SINGLE_PASS_ROWS = 4  # times as many where nobody waits for the next step
+MAX_PREFILL_TOKENS = {"cpu": 512, "cuda": 4096}  # of one prompt in a pass
+SINGLE_PASS_ROWS = 4  # times as many while nothing is being decoded
 
 
 class DecodeBatch:
@@ -45,9 +45,7 @@ class DecodeBatch:
         prefixes: PrefixCache | None = None,
         mode: StepMode | None = None,
     ) -> None:
-        """`mode` says how steps are taken: "captured" on a GPU and "plain" elsewhere, unless it
-        is named.
-        """
+        """`mode`: how steps are run, by default "captured" on a GPU and "plain" elsewhere."""
         self.network = network
         self.prefixes = prefixes
         self.slots = KVSlots(network, rows, capacity)
@@ -60,7 +58,7 @@ class DecodeBatch:
         self.steps = DecodeSteps(network, self.slots, self.selector, mode or usual)
         self.in_flight: InFlightSteps | None = None
         self.sequences: list[SequenceState] = []  # the i-th has row i
-        self.shared = 0  # tokens of prompts that did not have to be read
+        self.shared = 0  # prompt tokens taken from the prefix cache
         self.weights = _places(network)
 
     # ------------------------------------------------------------------ joining and leaving
@@ -71,7 +69,7 @@ class DecodeBatch:
 
     @torch.inference_mode()
     def add(self, sequence: SequenceState) -> None:
-        """Gives a request the next row; `read` will show the network its prompt."""
+        """Gives a request the next row; `prefill` will read its prompt."""
         sequence.row = len(self.sequences)
         self.sequences.append(sequence)
 
@@ -90,31 +88,22 @@ class DecodeBatch:
 
     @torch.inference_mode()
     def prefill(self) -> list[StepOutput]:
-        """Shows the network the next part of the prompts; those that are complete get their
-        first token.
-        """
+        """Reads the next chunk of the prompts; complete ones get their first token."""
         readers = self._next_to_prefill()
         if not readers:
             return []
         size = min(self._chunk() // len(readers), self.max_prefill_tokens)
         parts = [sequence.unread[:size] for sequence in readers]
-        hidden = prefill_rows(
-            self.network,
-            self.slots,
-            [s.row for s in readers],
-            parts,
-            [sequence.tokens_read for sequence in readers],
-        )
+        rows = [sequence.row for sequence in readers]
+        starts = [sequence.tokens_read for sequence in readers]
+        hidden = prefill_rows(self.network, self.slots, rows, parts, starts)
+        done: list[tuple[SequenceState, Tensor]] = []
         for sequence, part, states in zip(readers, parts, hidden, strict=True):
             self._echo(sequence, states[: len(part)])
             sequence.tokens_read += len(part)
-        done = [
-            (sequence, states[len(part) - 1])
-            for sequence, part, states in zip(readers, parts, hidden, strict=True)
-        ]
-        return self._first_tokens(
-            [(sequence, state) for sequence, state in done if not sequence.unread]
-        )
+            if not sequence.unread:
+                done.append((sequence, states[len(part) - 1]))
+        return self._first_tokens(done)
 
     def _first_tokens(self, ready: list[tuple[SequenceState, Tensor]]) -> list[StepOutput]:
         if not ready:
@@ -123,23 +112,18 @@ class DecodeBatch:
         for sequence in sequences:
             sequence.decoding = True
             if self.prefixes is not None:
-                self.prefixes.store(sequence.request.prompt, self.slots, sequence.row)
+                self.prefixes.store(sequence.prompt, self.slots, sequence.row)
         written = self.selector.select(sequences, torch.stack([state for _, state in ready]))
         self.steps.start(sequences)
         self.steps.feed(written)
         return written
 
     def _chunk(self) -> int:
-        return (
-            self.chunk_tokens
-            if any(sequence.decoding for sequence in self.sequences)
-            else self.chunk_tokens * SINGLE_PASS_ROWS
-        )
+        decoding = any(sequence.decoding for sequence in self.sequences)
+        return self.chunk_tokens * (1 if decoding else SINGLE_PASS_ROWS)
 
     def _next_to_prefill(self) -> list[SequenceState]:
-        """The requests whose prompts are read next, in the order they came, as many as fit into
-        a chunk.
-        """
+        """The next prompts to read, in order of arrival, as many as fit into a chunk."""
         readers: list[SequenceState] = []
         longest = 0
         chunk = self._chunk()
@@ -156,62 +140,44 @@ class DecodeBatch:
     def _should_wait_for_prefix(
         self, sequence: SequenceState, readers: Sequence[SequenceState]
     ) -> bool:
-        """Whether another is about to read the same beginning, so that waiting for it saves
-        reading.
-        """
+        """Whether another request is about to read the same prefix, which can then be reused."""
         if self.prefixes is None or sequence.tokens_read or sequence.echo:
             return False
-        prompt = sequence.request.prompt[:-1]
+        prompt = sequence.prompt[:-1]
         common = (
-            max(
-                (common_prefix_length(prompt, other.request.prompt) for other in readers), default=0
-            )
+            max((common_prefix_length(prompt, other.prompt) for other in readers), default=0)
             // BLOCK_TOKENS
             * BLOCK_TOKENS
         )
         return common > 0 and common > self.prefixes.cached_length(prompt)
 
     def _load_prefix(self, sequence: SequenceState) -> None:
-        """Starts a prompt from what is known of its beginning; its last token is read anyway, to
-        go on from.
-        """
+        """Starts from the cached prefix; the last token is always read, to predict from."""
         if self.prefixes is not None and not sequence.tokens_read and not sequence.echo:
             sequence.tokens_read = self.prefixes.load(
-                sequence.request.prompt[:-1], self.slots, sequence.row
+                sequence.prompt[:-1], self.slots, sequence.row
             )
             self.shared += sequence.tokens_read
 
     def _echo(self, sequence: SequenceState, states: Tensor) -> None:
         if sequence.echo and sequence.top:
-            targets = sequence.tokens[
-                sequence.tokens_read + 1 : sequence.tokens_read + 1 + len(states)
-            ]
+            start = sequence.tokens_read + 1
+            targets = sequence.tokens[start : start + len(states)]
             logits = self.network.read("lm", states[: len(targets)])
-            sequence.echoed += logprobs_with_top(
-                logits, torch.tensor(targets, dtype=torch.long, device=self.device), sequence.top
-            )
+            shown = torch.tensor(targets, dtype=torch.long, device=self.device)
+            sequence.echoed += logprobs_with_top(logits, shown, sequence.top)
 
     # ------------------------------------------------------------------ writing
 
     @torch.inference_mode()
     def step(self) -> list[StepOutput]:
-        """The next token of every request whose prompt has been read; on a GPU some of them,
-        which were under way.
-        """
-        sequences = [
-            sequence
-            for sequence in self.sequences
-            if sequence.decoding and sequence.tokens_left > 0
-        ]
+        """The next token of every request in decoding; on a GPU, of steps submitted before."""
+        sequences = [one for one in self.sequences if one.decoding and one.tokens_left > 0]
         before = self.in_flight
         self.in_flight = None
-        if (
-            sequences
-            and self.steps.captured
-            and all(sequence.can_run_ahead for sequence in sequences)
-        ):
-            # prompts wait to be read
-            ahead = STEPS_AHEAD if all(sequence.decoding for sequence in self.sequences) else 1
+        if sequences and self.steps.captured and all(one.can_run_ahead for one in sequences):
+            # one step at a time while prompts wait to be read
+            ahead = STEPS_AHEAD if all(one.decoding for one in self.sequences) else 1
             self.in_flight = self.steps.submit(sequences, len(self.sequences), ahead)
             sequences = []
         landed = before.collect() if before is not None else []
@@ -220,15 +186,12 @@ class DecodeBatch:
     # ------------------------------------------------------------------ used again
 
     def fits(self, rows: int, capacity: int) -> bool:
-        """Whether it is large enough, and the weights lie where its graphs read them."""
-        return (
-            self.rows >= rows
-            and self.slots.capacity >= capacity
-            and self.weights == _places(self.network)
-        )
+        """Whether it is large enough, and the weights are where its graphs read them."""
+        large = self.rows >= rows and self.slots.capacity >= capacity
+        return large and self.weights == _places(self.network)
 
     def clear(self) -> None:
-        """Everyone leaves."""
+        """Removes all requests."""
         for sequence in reversed(list(self.sequences)):
             self.remove(sequence)
         self.in_flight = None
@@ -245,7 +208,6 @@ class BatchPool:
         self, network: Network, rows: int, capacity: int, fast_argmax: FastArgmax | None
     ) -> DecodeBatch:
         with self.lock:
-            # whoever comes meanwhile makes another
             kept = self.idle
             self.idle = None
         if kept is not None and kept.fits(rows, capacity):

@@ -1,42 +1,19 @@
-"""Beam search: the likeliest text among those that several beginnings at a time lead to, as
-`transformers` does it.
-
-N beams, V vocabulary, C candidates.
-"""
+"""Beam search, as in `transformers`. N beams, V vocabulary, C candidates."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from malmoi.inference.generation.config import GenerationConfig
 from malmoi.inference.generation.kv_slots import check_causal
 from malmoi.model import KVCache, Network
 
 
 @dataclass(frozen=True)
-class BeamSettings:
-    """A finished text's score is log p / length^length_penalty (Wu et al. 2016 §7, without its
-    constant).
-
-    early_stopping: True ends with as many finished texts as there are beams; False where the best
-    beam, scored at its present length, is worse than all of them; "never" only where no beam can
-    catch up any more.
-    """
-
-    beams: int
-    limit: int
-    ends: frozenset[int]
-    length_penalty: float = 1.0
-    early_stopping: bool | Literal["never"] = False
-
-
-@dataclass(frozen=True)
 class Beam:
-    """A beginning: its tokens, their log-probability, and the cache's row that holds all but the
-    newest.
-    """
+    """A partial text: tokens, log-probability, and the cache row that holds all but the newest."""
 
     tokens: tuple[int, ...]
     logprob: float
@@ -44,53 +21,60 @@ class Beam:
 
 
 class FinishedBeams:
-    """The best finished texts so far, as many as there are beams, the best first."""
+    """The best finished texts so far, best first, as many as there are beams.
 
-    def __init__(self, search: BeamSettings) -> None:
-        self.search = search
+    A text's score is log p / length^length_penalty (Wu et al. 2016 §7, without its constant).
+    early_stopping: True ends with as many finished texts as beams; False once the best beam, scored
+    at its present length, is worse than all of them; "never" once no beam can catch up.
+    """
+
+    def __init__(self, limit: int, config: GenerationConfig) -> None:
+        self.limit = limit
+        self.config = config
         self.best: list[tuple[float, tuple[int, ...]]] = []
 
     @property
     def full(self) -> bool:
-        return len(self.best) == self.search.beams
+        return len(self.best) == self.config.beams
 
     def add(self, beam: Beam) -> None:
-        score = beam.logprob / len(beam.tokens) ** self.search.length_penalty
+        score = beam.logprob / len(beam.tokens) ** self.config.length_penalty
         self.best.append((score, beam.tokens))
         # stable: of equals the first to finish stays first
         self.best.sort(key=lambda item: -item[0])
-        del self.best[self.search.beams :]
+        del self.best[self.config.beams :]
 
     def is_decided(self, leader: Beam) -> bool:
-        """Whether the beams need not go on, given the likeliest of them."""
+        """Whether the search can stop, given the likeliest running beam."""
         if not self.full:
             return False
-        search = self.search
-        if search.early_stopping is True:
+        early = self.config.early_stopping
+        penalty = self.config.length_penalty
+        if early is True:
             return True
-        hopeful = search.early_stopping == "never" and search.length_penalty > 0
-        length = search.limit if hopeful else len(leader.tokens)
-        return bool(leader.logprob / length**search.length_penalty <= self.best[-1][0])
+        length = self.limit if early == "never" and penalty > 0 else len(leader.tokens)
+        return bool(leader.logprob / length**penalty <= self.best[-1][0])
 
 
 @torch.inference_mode()
-def beam_search(network: Network, prompt: Sequence[int], search: BeamSettings) -> tuple[int, ...]:
-    """The continuation of a prompt with the best score."""
+def beam_search(
+    network: Network, prompt: Sequence[int], limit: int, config: GenerationConfig
+) -> tuple[int, ...]:
+    """The continuation with the best score."""
     check_causal(network)
-    cache = KVCache(
-        network.config, 1, len(prompt) + search.limit, dtype=network.dtype, device=network.device
-    )
+    size = len(prompt) + limit
+    cache = KVCache(network.config, 1, size, dtype=network.dtype, device=network.device)
     hidden = network.trunk(torch.tensor([prompt], device=network.device), cache=cache)[:, -1]
     beams = [Beam((), 0.0)]
-    finished = FinishedBeams(search)
-    for length in range(1, search.limit + 1):
+    finished = FinishedBeams(limit, config)
+    for length in range(1, limit + 1):
         running = []
-        for place, beam in enumerate(_candidates(network, hidden, beams, search)):
-            if beam.tokens[-1] not in search.ends and length < search.limit:
+        for place, beam in enumerate(_candidates(network, hidden, beams, config)):
+            if beam.tokens[-1] not in config.end_tokens and length < limit:
                 running.append(beam)
-            elif place < search.beams:  # those beyond only stand in for finished ones
+            elif place < config.beams:  # those beyond only stand in for finished ones
                 finished.add(beam)
-        beams = running[: search.beams]
+        beams = running[: config.beams]
         if not beams or finished.is_decided(beams[0]):
             break
         hidden = _forward(network, cache, beams)
@@ -98,14 +82,12 @@ def beam_search(network: Network, prompt: Sequence[int], search: BeamSettings) -
 
 
 def _candidates(
-    network: Network, hidden: Tensor, beams: list[Beam], search: BeamSettings
+    network: Network, hidden: Tensor, beams: list[Beam], config: GenerationConfig
 ) -> list[Beam]:
-    """The likeliest continuations of all beams by one token, enough that as many beams go on if
-    some end.
-    """
+    """The likeliest one-token continuations of all beams, enough to keep N running if some end."""
     logprobs = network.read("lm", hidden).float().log_softmax(-1)
     total = logprobs + torch.tensor([[beam.logprob] for beam in beams], device=hidden.device)
-    count = max(2, 1 + len(search.ends)) * search.beams
+    count = max(2, 1 + len(config.end_tokens)) * config.beams
     best = total.flatten().topk(min(count, total.numel()))
     vocab = logprobs.size(1)
     places = zip(best.values.tolist(), best.indices.tolist(), strict=True)

@@ -1,15 +1,13 @@
-"""Generation settings, and the requests they make of prompts."""
+"""Generation settings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
-
 from malmoi.errors import UsageError
 from malmoi.inference.generation.constraints import Constraint
 from malmoi.inference.generation.detokenize import stop_strings
-from malmoi.inference.generation.sampling import Sampling, random_generators
+from malmoi.inference.generation.sampling import Sampling
 from malmoi.system.limits import (
     MAX_BEAMS,
     MAX_CONTINUATIONS,
@@ -42,64 +40,31 @@ class GenerationConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", stop_strings(self.stop))
-        for name, most in (
-            ("max_new_tokens", MAX_SIZE),
-            ("n", MAX_CONTINUATIONS),
-            ("beams", MAX_BEAMS),
-        ):
+        limits = {"max_new_tokens": MAX_SIZE, "n": MAX_CONTINUATIONS, "beams": MAX_BEAMS}
+        for name, most in limits.items():
             check_whole_number(name, getattr(self, name), 1, most)
         if self.seed is not None:
             check_whole_number("seed", self.seed, MIN_SEED, MAX_SEED)
-        plain = (
-            self.sampling.greedy
-            and not self.sampling.needs_history
-            and self.constraint is None
-            and self.n == 1
-        )
+        plain = self.sampling.greedy and not self.sampling.needs_history and self.n == 1
         for name, asked in (("beams", self.beams > 1), ("speculate", self.speculate)):
-            if asked and not plain:
+            if asked and not (plain and self.constraint is None):
                 raise UsageError(
-                    f"{name} takes the likeliest text and goes only with temperature=0, n=1, no "
-                    "repetition_penalty "
-                    "and no constraint."
+                    f"{name} is deterministic and works only with temperature=0, n=1, no "
+                    "repetition_penalty and no constraint."
                 )
         if self.beams > 1 and self.speculate:
-            raise UsageError("beams and speculate do not go together: choose one.")
+            raise UsageError("beams and speculate cannot be combined: choose one.")
         if self.early_stopping not in (True, False, "never"):
             raise UsageError(
                 f"early_stopping must be True, False or 'never', not {self.early_stopping!r}."
             )
 
 
-@dataclass(frozen=True)
-class GenerationRequest:
-    """One continuation: its prompt, its random numbers, and how many tokens it may take."""
-
-    prompt: tuple[int, ...]
-    generator: torch.Generator
-    limit: int
-
-
-def requests(
-    prompts: Sequence[Sequence[int]], config: GenerationConfig, context: int
-) -> list[GenerationRequest]:
-    """Every sample of every prompt; generation ends with the context at the latest."""
-    for prompt in prompts:
-        check_prompt_length(prompt, context)
-    return [
-        GenerationRequest(
-            tuple(prompt), generator, min(config.max_new_tokens, context - len(prompt))
-        )
-        for prompt in prompts
-        for generator in random_generators(config.seed, config.n)
-    ]
-
-
 def check_prompt_length(prompt: Sequence[int], context: int) -> None:
+    """Refuses a prompt that leaves no room for a new token."""
     if len(prompt) >= context:
         raise UsageError(
             f"The prompt has {len(prompt)} tokens and leaves no room in this model's context of "
-            f"{context}; "
-            f"shorten it to {context - 1} or fewer.",
+            f"{context}; shorten it to {context - 1} or fewer.",
             code="context_length_exceeded",
         )

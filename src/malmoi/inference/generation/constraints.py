@@ -1,7 +1,6 @@
 """Constrained decoding: allowed tokens, banned words, a regular expression, a list of choices.
 
-A `Constraint` is what is asked; each request takes a `Walk` through it, which knows what was
-written so far. V vocabulary.
+A `Constraint` is shared; each request has its own `ConstraintState`. V vocabulary.
 """
 
 from bisect import bisect_left, bisect_right
@@ -27,19 +26,19 @@ from malmoi.inference.generation.token_bytes import all_token_bytes, token_trie
 from malmoi.system.limits import MAX_CHOICE_CHARACTERS, MAX_CHOICES
 from malmoi.tokenizer import Tokenizer
 
-REMEMBERED = 64  # masks of a pattern: each may name every token of a vocabulary
-MIN_CODE_POINT = {2: 0x80, 3: 0x800, 4: 0x10000}  # code points that need so many bytes
+REMEMBERED = 64  # masks per pattern: each may list the whole vocabulary
+MIN_CODE_POINT = {2: 0x80, 3: 0x800, 4: 0x10000}  # by the bytes it takes
 
 
 class ConstraintState(Protocol):
-    """One text on its way through a constraint."""
+    """How far one text has come through a constraint."""
 
     def allowed(self, vocab: int) -> Tensor:
         """Which tokens may come next: bool [V]."""
         ...
 
     def push(self, token: int) -> None:
-        """This token was chosen."""
+        """Records a chosen token."""
         ...
 
     @property
@@ -53,13 +52,11 @@ class Constraint(Protocol):
 
 
 class AllowedTokens:
-    """Only these tokens, or those that a function of the tokens written so far returns."""
+    """Only these tokens, or those returned by a function of the tokens written so far."""
 
     def __init__(self, tokens: Iterable[int] | Callable[[list[int]], Iterable[int]]) -> None:
-        fixed = None if callable(tokens) else tuple(tokens)
-        self.rule: Callable[[list[int]], Iterable[int]] = (
-            tokens if callable(tokens) else lambda _: fixed or ()
-        )
+        fixed = () if callable(tokens) else tuple(tokens)
+        self.rule = tokens if callable(tokens) else lambda _: fixed
 
     def new_state(self) -> ConstraintState:
         return _AllowedState(self.rule)
@@ -73,17 +70,15 @@ class _AllowedState:
         self.written = list[int]()
 
     def allowed(self, vocab: int) -> Tensor:
-        return _require_some(
-            _mask(self.rule(list(self.written)), vocab),
-            "the allowed tokens are none of the vocabulary",
-        )
+        mask = _mask(self.rule(list(self.written)), vocab)
+        return _require_some(mask, "none of the allowed tokens is in the vocabulary")
 
     def push(self, token: int) -> None:
         self.written.append(token)
 
 
 class BannedWords:
-    """None of these words anywhere in what is written, however they are cut into tokens."""
+    """None of these words anywhere in the text, however they are tokenized."""
 
     def __init__(self, words: Sequence[str], tokenizer: Tokenizer) -> None:
         if not all(words):
@@ -100,7 +95,7 @@ class BannedWords:
 
     @lru_cache(maxsize=1024)  # noqa: B019  # lives as long as its tokens' spellings
     def finishing(self, rest: bytes) -> list[int]:
-        """Tokens that begin with the rest of a word."""
+        """Tokens that start with the rest of a word."""
         return [i for i, text in enumerate(self.spelled) if text.startswith(rest)]
 
 
@@ -125,9 +120,7 @@ class _BannedState:
 
 
 class RegexConstraint:
-    """A text that matches a regular expression as a whole; it may end, by a token of `ends`,
-    where it is complete.
-    """
+    """The whole text matches a regular expression; a token of `ends` may end it where complete."""
 
     def __init__(self, regex: str | Regex, tokenizer: Tokenizer, ends: Iterable[int] = ()) -> None:
         self.regex = parse_regex(regex) if isinstance(regex, str) else regex
@@ -140,9 +133,7 @@ class RegexConstraint:
         return _RegexState(self)
 
     def tokens(self, regex: Regex, begun: bytes) -> list[int]:
-        """The tokens that can come next after this much is left to match and this much of a
-        character is there.
-        """
+        """The possible next tokens, given the rest of the pattern and an incomplete character."""
         if (regex, begun) not in self.masks:
             self.masks[regex, begun] = self._follow(regex, begun)
             if len(self.masks) > REMEMBERED:
@@ -150,7 +141,7 @@ class RegexConstraint:
         return self.masks[regex, begun]
 
     def _follow(self, regex: Regex, begun: bytes) -> list[int]:
-        """Goes down the vocabulary's trie as far as the expression goes along."""
+        """Walks the vocabulary's trie as far as the expression allows."""
         self.derivatives.begin()
         found: list[int] = []
         waiting = [(token_trie(self.tokenizer), regex, begun)]
@@ -164,9 +155,7 @@ class RegexConstraint:
         return found
 
     def advance(self, regex: Regex, begun: bytes, byte: int) -> tuple[Regex, bytes]:
-        """What is left to match after a byte, and the bytes of a character that is not complete
-        yet.
-        """
+        """The rest of the pattern after a byte, and the bytes of an incomplete character."""
         text = begun + bytes((byte,))
         size = _length(text[0])
         if size == 0 or (len(text) > 1 and not 0x80 <= byte < 0xC0):
@@ -196,9 +185,7 @@ class _RegexState:
     def allowed(self, vocab: int) -> Tensor:
         ends = self.pattern.ends if self.regex.complete and not self.begun else ()
         tokens = [*self.pattern.tokens(self.regex, self.begun), *ends]
-        return _require_some(
-            _mask(tokens, vocab), "no token of the vocabulary continues towards the pattern"
-        )
+        return _require_some(_mask(tokens, vocab), "no token leads towards the pattern")
 
     def push(self, token: int) -> None:
         if token not in self.pattern.ends:
@@ -207,26 +194,21 @@ class _RegexState:
 
 
 class Choices:
-    """Exactly one of these texts; where one begins another, it may end by a token of `ends`.
+    """Exactly one of these texts; where one is a prefix of another, a token of `ends` may end it.
 
-    The texts are kept sorted, so that those that begin alike are a range, and the next bytes parts
-    of it.
+    The texts are sorted, so that texts with a common prefix are a range.
     """
 
     def __init__(
         self, texts: Sequence[str], tokenizer: Tokenizer, ends: Iterable[int] = ()
     ) -> None:
-        if (
-            isinstance(texts, str)
-            or not texts
-            or not all(isinstance(text, str) and text for text in texts)
-        ):
+        listed = not isinstance(texts, str) and len(texts) > 0
+        if not listed or not all(isinstance(text, str) and text for text in texts):
             raise UsageError("choices must be a list of texts of at least one character each.")
         if len(texts) > MAX_CHOICES or sum(map(len, texts)) > MAX_CHOICE_CHARACTERS:
             raise UsageError(
-                f"choices are {len(texts):,} texts of {sum(map(len, texts)):,} characters; up to "
-                f"{MAX_CHOICES:,} of "
-                f"{MAX_CHOICE_CHARACTERS:,} together can be chosen among."
+                f"choices has {len(texts):,} texts of {sum(map(len, texts)):,} characters; the "
+                f"limits are {MAX_CHOICES:,} and {MAX_CHOICE_CHARACTERS:,}."
             )
         self.texts = sorted({text.encode() for text in texts})
         self.tokenizer = tokenizer
@@ -236,15 +218,15 @@ class Choices:
         return _ChoicesWalk(self)
 
     def after(self, at: "_Range", byte: int) -> "_Range":
-        """Those of a range that go on with this byte."""
+        """The part of a range that continues with this byte."""
         key = itemgetter(at.depth)
-        # the one that ends here goes on with nothing
+        # a text that ends here has no next byte
         first = at.first + (len(self.texts[at.first]) == at.depth)
         low = bisect_left(self.texts, byte, first, at.end, key=key)
         return _Range(low, bisect_right(self.texts, byte, low, at.end, key=key), at.depth + 1)
 
     def tokens(self, at: "_Range") -> list[int]:
-        """Goes down the vocabulary's trie as far as a text goes along."""
+        """Walks the vocabulary's trie as far as a text allows."""
         found: list[int] = []
         waiting = [(token_trie(self.tokenizer), at)]
         while waiting:
@@ -258,7 +240,7 @@ class Choices:
 
 
 class _Range(NamedTuple):
-    """The texts from `first` to before `end`, which are alike in their first `depth` bytes."""
+    """The texts from `first` to before `end`, whose first `depth` bytes are equal."""
 
     first: int
     end: int
@@ -280,9 +262,7 @@ class _ChoicesWalk:
 
     def allowed(self, vocab: int) -> Tensor:
         tokens = [*self.choices.tokens(self.at), *(self.choices.ends if self._complete else ())]
-        return _require_some(
-            _mask(tokens, vocab), "no token of the vocabulary continues towards the choices"
-        )
+        return _require_some(_mask(tokens, vocab), "no token leads towards the choices")
 
     def push(self, token: int) -> None:
         if token not in self.choices.ends:
@@ -310,7 +290,7 @@ class _AllStates:
 
     def allowed(self, vocab: int) -> Tensor:
         masks = torch.stack([state.allowed(vocab) for state in self.states])
-        return _require_some(masks.all(0), "what one constraint allows the other forbids")
+        return _require_some(masks.all(0), "the constraints exclude each other")
 
     def push(self, token: int) -> None:
         for state in self.states:
@@ -329,24 +309,19 @@ def build_constraint(
     allowed: Iterable[int] | Callable[[list[int]], Iterable[int]] | None = None,
     banned: Sequence[str] | None = None,
 ) -> Constraint:
-    """What the settings of `generate` ask for, all of it at once."""
+    """The constraint of the settings of `generate`, all of them combined."""
     parts: list[Constraint] = []
     parts += [Choices(choices, tokenizer, ends)] if choices is not None else []
     parts += [RegexConstraint(regex, tokenizer, ends)] if regex is not None else []
     parts += [AllowedTokens(allowed)] if allowed is not None else []
-    parts += (
-        [BannedWords([banned] if isinstance(banned, str) else banned, tokenizer)]
-        if banned is not None
-        else []
-    )
+    words = [banned] if isinstance(banned, str) else banned
+    parts += [BannedWords(words, tokenizer)] if words is not None else []
     return parts[0] if len(parts) == 1 else AllConstraints(parts)
 
 
 @lru_cache(maxsize=1 << 14)
 def _reach(text: bytes, size: int) -> tuple[int, int]:
-    """The code points of the characters of `size` bytes that begin so; none where such a
-    beginning is not UTF-8.
-    """
+    """The code points of `size`-byte characters with these first bytes; none if not UTF-8."""
     value = text[0] & (0x7F >> size)
     for byte in text[1:]:
         value = value << 6 | byte & 0x3F
@@ -358,18 +333,12 @@ def _reach(text: bytes, size: int) -> tuple[int, int]:
 
 
 def _length(first: int) -> int:
-    """How many bytes a character of UTF-8 has that begins with this one; 0: none begins so."""
-    return (
-        1
-        if first < 0x80
-        else 0
-        if first < 0xC2
-        else 2
-        if first < 0xE0
-        else 3
-        if first < 0xF0
-        else 4 * (first < 0xF5)
-    )
+    """The length of a UTF-8 character with this first byte; 0: invalid."""
+    if first < 0x80:
+        return 1
+    if not 0xC2 <= first < 0xF5:
+        return 0
+    return 2 if first < 0xE0 else 3 if first < 0xF0 else 4
 
 
 def _mask(tokens: Iterable[int], vocab: int) -> Tensor:

@@ -1,9 +1,7 @@
-"""A step on a GPU is hundreds of kernels of microseconds: launching them from Python takes longer
-than running them.
+"""CUDA graphs: a decoding step is hundreds of short kernels, slower to launch than to run.
 
-A CUDA graph launches all of them at once. It repeats the very same addresses and shapes, so a step
-must read and write fixed tensors, and there is one graph for each number of rows and each width of
-the cache that it looks at.
+A CUDA graph launches all of them at once. It repeats the same addresses and shapes, so a step must
+read and write fixed tensors, and there is one graph per number of rows and cache width.
 """
 
 import gc
@@ -20,9 +18,9 @@ GraphStep = Callable[[int, int], None]
 
 
 class GraphPool:
-    """Runs a step of (rows, width): recorded and replayed on a GPU, simply called elsewhere.
+    """Runs a step of (rows, width): recorded and replayed on a GPU, called directly elsewhere.
 
-    `state` is what the step changes and must not change while it is tried out.
+    `state` is what the step changes, restored after the warm-up.
     """
 
     def __init__(self, step: GraphStep, state: tuple[Tensor, ...]) -> None:
@@ -58,11 +56,10 @@ class GraphPool:
 
 @contextmanager
 def record_graph(stream: torch.cuda.Stream, pool: Any = None) -> Iterator[torch.cuda.CUDAGraph]:
-    """What is launched in here becomes a graph, whose memory comes from `pool`.
+    """Records what is launched inside as a graph with memory from `pool`.
 
-    Other threads (another engine, the one that pins batches) may go on allocating meanwhile. No
-    garbage is collected: an older graph that went with it would be destroyed in the midst of this
-    one, which breaks it.
+    Other threads may allocate meanwhile. Garbage collection is off: destroying an older graph
+    during the recording would break it.
     """
     graph = torch.cuda.CUDAGraph()
     collected = gc.isenabled()

@@ -1,9 +1,8 @@
-"""One new token a row on a GPU: its key and value are stored and the row is looked at, in one
-kernel.
+"""One new token per row on a GPU: stores its key and value and attends to its row, in one kernel.
 
-What a graph of a step repeats must not depend on how long the rows are, and a mask over the widest
-of them makes all others wait; here each row is read as far as it goes. B rows, H heads, G key/value
-heads, C places, E width of a head.
+A recorded step must not depend on the rows' lengths, and a mask over the longest makes all others
+wait; here each row is read only as far as it goes. B rows, H heads, G key/value heads, C places, E
+width of a head.
 """
 
 import torch
@@ -21,9 +20,7 @@ def _decode_step_kernel(  # type: ignore[no-untyped-def]  # the compiler reads i
     SCALE: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, E: tl.constexpr, WIDE: tl.constexpr,  # noqa: E501
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One head of one row: softmax over what it has seen, kept running block by block (Milakov &
-    Gimelshein 2018).
-    """
+    """One head of one row: online softmax, block by block (Milakov & Gimelshein 2018)."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     shared = head // GROUP
@@ -72,8 +69,7 @@ def decode_step(
     q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, positions: Tensor, slots: Tensor
 ) -> Tensor:
     """Attention of q [B, H, 1, E] over the first `positions` [B] places of keys and values [B, G,
-    C, E] and over k and
-    v [B, G, 1, E] themselves, which are stored at `slots` [B]: [B, H, 1, E].
+    C, E] and over k and v [B, G, 1, E], which are stored at `slots` [B]: [B, H, 1, E].
     """
     B, H, _, E = q.shape
     out = torch.empty(B, H, 1, E, dtype=q.dtype, device=q.device)

@@ -1,6 +1,6 @@
 """Incremental detokenization: whole characters only, and no part of a stop string.
 
-`generate` is the stream joined, so the two can never disagree.
+`generate` joins the stream, so the two always agree.
 """
 
 import codecs
@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from malmoi.errors import UsageError
+from malmoi.inference.generation.constraints import ConstraintState
 from malmoi.inference.generation.token_bytes import token_bytes
 from malmoi.tokenizer import Tokenizer
 
-# every token is compared with all of them
+# limits: every token is compared with all of them
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 1000
 # tokens of the prompt that decide how the first new token is written (its space, its "##")
@@ -25,7 +26,7 @@ class Detokenizer(Protocol):
 
 
 class ByteDetokenizer:
-    """Byte-level tokens: a character appears when its last byte has come."""
+    """Byte-level tokens: a character appears with its last byte."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -37,8 +38,7 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """Any other tokenizer: decodes a small window with and without the newest tokens, and shows the
-    difference.
+    """Other tokenizers: the difference between a small window decoded with and without new tokens.
 
     A text that ends in U+FFFD waits: a byte-fallback token may still complete its character.
     """
@@ -59,15 +59,14 @@ class WindowDetokenizer:
 
 
 def detokenizer(tokenizer: Tokenizer, prompt: Sequence[int]) -> Detokenizer:
-    return (
-        ByteDetokenizer(tokenizer)
-        if tokenizer.kind == "byte-bpe"
-        else WindowDetokenizer(tokenizer, prompt)
-    )
+    """The incremental detokenizer for what follows a prompt."""
+    if tokenizer.kind == "byte-bpe":
+        return ByteDetokenizer(tokenizer)
+    return WindowDetokenizer(tokenizer, prompt)
 
 
 class StopFilter:
-    """Lets text through up to the first stop string, and holds back what may become one."""
+    """Passes text through up to the first stop string, and holds back a possible start of one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.stops = tuple(stops)
@@ -81,7 +80,7 @@ class StopFilter:
         at = [(i + len(stop), i) for stop in self.stops if (i := self.held.find(stop)) >= 0]
         if at:
             self.found = True
-            # the first to be complete, however the text was cut
+            # the first to be complete, however the text was tokenized
             return self._release(min(at)[1], rest="")
         return self._release(len(self.held) - self._begun())
 
@@ -94,7 +93,7 @@ class StopFilter:
         return shown
 
     def _begun(self) -> int:
-        """The length of the longest end of the text that begins a stop string."""
+        """The length of the longest suffix that starts a stop string."""
         longest = max(map(len, self.stops), default=1) - 1
         for size in range(min(longest, len(self.held)), 0, -1):
             if any(stop.startswith(self.held[-size:]) for stop in self.stops):
@@ -103,7 +102,7 @@ class StopFilter:
 
 
 class TextWriter:
-    """One continuation being written: takes tokens, gives text, and knows when it is over."""
+    """One continuation: takes tokens, returns text, and knows when it is done."""
 
     def __init__(
         self, spell: Detokenizer, stops: Sequence[str], ends: frozenset[int], limit: int
@@ -116,29 +115,36 @@ class TextWriter:
         self.ended = False
 
     def push(self, token: int) -> str:
-        """The text that this token lets out; empty while a character or a stop string is
-        incomplete.
-        """
+        """The text released by this token; empty while a character or stop string is incomplete."""
         self.left -= 1
         text = "" if token in self.ends else self.filter.push(self._spelled(token))
         self.ended = self.filter.found or token in self.ends
         self.done = self.ended or self.left == 0
         return text + self.filter.flush() if self.done else text
 
+    def push_all(self, tokens: Sequence[int], state: ConstraintState | None) -> tuple[str, int]:
+        """The text of these tokens up to its end, and how many of them that took."""
+        text = ""
+        for used, token in enumerate(tokens, start=1):
+            text += self.push(token)
+            if state is not None and state.finished:
+                text += self.end()
+            if self.done:
+                return text, used
+        return text, len(tokens)
+
     def end(self) -> str:
-        """Nothing more can come: lets out what was held back."""
+        """Ends the text and returns what was held back."""
         self.ended = self.done = True
         return self.filter.flush()
 
     @property
     def finish(self) -> Literal["stop", "length"]:
-        """Why it is over: "stop" where the text came to an end, "length" where there was no more
-        room.
-        """
+        """ "stop" where the text came to an end, "length" where the limit was reached."""
         return "stop" if self.ended else "length"
 
     def _spelled(self, token: int) -> str:
-        # a network's vocabulary may be padded beyond its tokenizer's; such a token has no text
+        # the network's vocabulary may be padded beyond the tokenizer's
         return self.spell.push(token) if token < self.spell.tokenizer.vocab_size else ""
 
 
@@ -147,8 +153,6 @@ def stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
     if not all(isinstance(s, str) and s for s in stops):
         raise UsageError("A stop string must be a text of at least one character.")
     if len(stops) > MAX_STOP_STRINGS or any(len(s) > MAX_STOP_CHARACTERS for s in stops):
-        raise UsageError(
-            f"Up to {MAX_STOP_STRINGS} stop strings of up to {MAX_STOP_CHARACTERS} characters can "
-            "be looked for."
-        )
+        most = f"{MAX_STOP_STRINGS} stop strings of {MAX_STOP_CHARACTERS} characters"
+        raise UsageError(f"The limit is {most}.")
     return stops

@@ -1,4 +1,4 @@
-"""Decoding on a CPU is bound by reading weights. Two ways to read fewer bytes.
+"""CPU decoding is bound by reading weights; two ways to read fewer bytes.
 
 B rows, D width, V vocabulary, C candidates.
 """
@@ -18,12 +18,12 @@ MAX_SCREENED_ROWS = 16  # beyond which multiplying, not reading, takes the time
 
 @torch.no_grad()
 def column_major(network: Network) -> Network:
-    """Stores each linear map by its inputs, as GPT-2's own files do: a product with few rows then
-    runs along memory.
+    """Stores linear weights by input, as GPT-2's files do, so that products with few rows read
+    memory in order.
 
-    Only the order in memory changes, not a number: 1.2× at one row with MKL, and no second copy of
-    the weights. Other libraries read such weights more slowly (16 tokens a second instead of 20
-    with OpenBLAS on ARM).
+    Only the memory layout changes: 1.2× faster at one row with MKL, with no second copy of the
+    weights. Other libraries are slower with it (16 tokens a second instead of 20 with OpenBLAS on
+    ARM).
     """
     if not this_machine().column_major_pays:
         return network
@@ -34,11 +34,10 @@ def column_major(network: Network) -> Network:
 
 
 class FastArgmax:
-    """Exact argmax over the vocabulary that reads a half-precision copy first and checks only the
-    candidates.
+    """Exact argmax over the vocabulary: screens with a bfloat16 copy, then checks the candidates.
 
     For bfloat16 copies h̃ and w̃, |h·w − h̃·w̃| ≤ ‖h − h̃‖·‖w̃‖ + ‖h‖·‖w − w̃‖ (Cauchy–Schwarz), so
-    every token whose rough score lies further than twice that below the best is out, and the choice
+    every token whose rough score is further than twice that below the best is out, and the choice
     is exact.
     """
 
@@ -51,7 +50,7 @@ class FastArgmax:
 
     @property
     def is_current(self) -> bool:
-        """Whether the head still has the weights that were copied: training changes them."""
+        """Whether the head still has the weights that were copied."""
         return _version(self.head.weight) == self.version
 
     def argmax(self, features: Tensor) -> Tensor:
@@ -68,7 +67,7 @@ class FastArgmax:
         return candidates[scores.argmax(-1)]
 
     def _rough(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores from the small copy [B, V], and how far each row's may be off [B, 1]."""
+        """Scores from the small copy [B, V], and a bound on each row's error [B, 1]."""
         low = features.to(self.low.dtype)
         rough = torch.mv(self.low, low[0])[None] if len(low) == 1 else F.linear(low, self.low)
         lost = (features - low).norm(dim=1, keepdim=True)
@@ -81,9 +80,7 @@ class FastArgmax:
 
 @torch.inference_mode()
 def fast_argmax_for(network: Network) -> FastArgmax | None:
-    """A screen where it pays: a plain, large fp32 head on a processor with bfloat16
-    instructions.
-    """
+    """A screen where it pays: a plain, large fp32 head on a CPU with bfloat16 instructions."""
     head = network.heads["lm"]
     if not isinstance(head, VocabularyHead) or head.bias is not None or head.cap:
         return None
@@ -92,12 +89,18 @@ def fast_argmax_for(network: Network) -> FastArgmax | None:
     return FastArgmax(head) if this_machine().bf16_screening_pays else None
 
 
+def greedy_tokens(network: Network, fast_argmax: FastArgmax | None, hidden: Tensor) -> list[int]:
+    """The most likely token for each hidden state [B, D], screened where that pays."""
+    screened = fast_argmax is not None and len(hidden) <= MAX_SCREENED_ROWS
+    if screened and fast_argmax is not None and fast_argmax.is_current:
+        return fast_argmax.argmax(fast_argmax.head.features(hidden)).tolist()
+    return network.read("lm", hidden).argmax(-1).tolist()
+
+
 def _plain(weight: Tensor) -> bool:
     return weight.device.type == "cpu" and weight.dtype == torch.float32
 
 
 def _version(weight: Tensor) -> int:
-    """Counts the changes made to a tensor in place; one made in inference mode keeps no count
-    and cannot be trained.
-    """
+    """Counts in-place changes of a tensor; inference tensors keep no count and never change."""
     return 0 if weight.is_inference() else weight._version

@@ -1,9 +1,7 @@
-"""A static cache whose rows have lengths of their own: requests of any length live side by side,
-none is padded.
+"""A static KV cache whose rows differ in length, so that requests need no padding.
 
-A token's place in its row is its position, and every pattern that decodes is causal, so what lies
-ahead of a row's newest token, left over from another request, is never seen and never has to be
-cleared.
+A token's place in its row is its position, and decoding patterns are causal, so whatever an earlier
+request left beyond a row's newest token is never seen and need not be cleared.
 
 S rows, C places, B rows of a pass, T tokens, K keys, G key/value heads, E width of a head.
 """
@@ -23,9 +21,7 @@ UNREACHABLE_POSITION = 2**40  # a position that no query reaches
 
 
 class KVSlots:
-    """Keys and values of S rows, preallocated; one more place at the end takes what nobody may
-    see.
-    """
+    """Preallocated keys and values of S rows; one spare place at the end takes padding."""
 
     def __init__(self, network: Network, rows: int, capacity: int) -> None:
         check_causal(network)
@@ -42,13 +38,13 @@ class KVSlots:
         return self.keys.device
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Makes the first places of one row those of another."""
+        """Copies the first places of one row to another."""
         for held in (self.keys, self.values):
             held[:, target, :, :length] = held[:, source, :, :length]
 
 
 class SlotView(KVCache):
-    """Some rows of the slots during one pass, looked at up to `width` places."""
+    """Some rows of the slots during one pass, up to `width` places."""
 
     def __init__(self, slots: KVSlots, rows: int | Tensor, width: int) -> None:
         # a number: that many from the first, which needs no copy
@@ -60,9 +56,7 @@ class SlotView(KVCache):
         self.positions = slots.places.expand(len(self.index), -1)
 
     def grow(self, positions: Tensor, keep: Tensor | None) -> None:
-        """Where this pass writes: each token at its position; padding, and what would not fit,
-        at the spare place.
-        """
+        """Where this pass writes: tokens at their positions, padding at the spare place."""
         spare = self.slots.capacity
         at = positions.clamp(max=spare)
         self.at = at if keep is None else at.masked_fill(~keep, spare)
@@ -79,9 +73,7 @@ class SlotView(KVCache):
 
 
 class FusedSlotView(SlotView, FusedDecodeCache):
-    """One new token for each of the first rows, on a GPU: a kernel stores it and looks at what
-    its row holds.
-    """
+    """One new token for each of the first rows, stored and attended to by one GPU kernel."""
 
     def __init__(self, slots: KVSlots, rows: int) -> None:
         super().__init__(slots, rows, slots.capacity)
@@ -100,9 +92,7 @@ class FusedSlotView(SlotView, FusedDecodeCache):
 
 
 def has_decode_kernel(network: Network, device: torch.device) -> bool:
-    """Whether `Newest` serves: every layer sees all that came before, nothing stands ahead, and
-    Triton is there.
-    """
+    """Whether the fused kernel applies: plain causal layers, no prefix, and Triton installed."""
     trunk = network.trunk
     plain = (
         all(pattern.text == "causal" for pattern in trunk.patterns) and not trunk.has_soft_tokens
@@ -111,9 +101,7 @@ def has_decode_kernel(network: Network, device: torch.device) -> bool:
 
 
 class BranchCache(KVCache):
-    """Continuations of rows that are only read: many branches grow from one row, and nothing is
-    kept of them.
-    """
+    """Read-only rows with many branches each, none of which are kept."""
 
     def __init__(self, slots: KVSlots, rows: Tensor, lengths: Tensor) -> None:
         self.slots = slots
@@ -143,9 +131,7 @@ class BranchCache(KVCache):
 def prefill_rows(
     network: Network, slots: KVSlots, rows: list[int], parts: list[list[int]], starts: list[int]
 ) -> Tensor:
-    """Shows the network the next tokens of some rows at once; hidden states [B, T, D], of
-    padding on the right too.
-    """
+    """Reads the next tokens of some rows at once: hidden states [B, T, D], right-padded."""
     device = slots.device
     lengths = torch.tensor([[len(part)] for part in parts], device=slots.device)
     tokens = pad(parts, device=device)
@@ -158,7 +144,7 @@ def prefill_rows(
 
 
 def common_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two texts have in common at their beginning."""
+    """The length of the common prefix of two token sequences."""
     return next(
         (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
     )

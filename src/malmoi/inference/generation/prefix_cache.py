@@ -1,7 +1,7 @@
-"""Prefix cache: keys and values of prompts that were read before.
+"""Prefix cache: keys and values of prompts read before.
 
 A trie over blocks of tokens. A block's keys and values depend on everything before it, so a node is
-found only by the whole path to it; the least recently used leaves go when the budget is full.
+found only by its whole path; the least recently used leaves are evicted when the budget is full.
 """
 
 import threading
@@ -22,7 +22,7 @@ PREFIX_CACHE_BYTES = 256 * 2**20  # bytes: 3,600 tokens of GPT-2 small in fp32
 
 @dataclass(eq=False)
 class PrefixNode:
-    """What a block of tokens adds to the cache [2, depth, G, BLOCK, E], after the path to it."""
+    """A block's keys and values [2, depth, G, BLOCK, E], after the path to it."""
 
     block: tuple[int, ...]
     parent: "PrefixNode | None" = None
@@ -35,9 +35,7 @@ class PrefixNode:
 
 
 class PrefixCache:
-    """The trie, for one network; several threads may use it. What is found is copied, so nothing
-    is lent.
-    """
+    """The trie of one network; thread-safe, since what is found is copied."""
 
     def __init__(self, network: Network, budget: int = PREFIX_CACHE_BYTES) -> None:
         # others never change
@@ -47,9 +45,7 @@ class PrefixCache:
         self._forget()
 
     def load(self, tokens: Sequence[int], slots: KVSlots, row: int) -> int:
-        """Puts what is known of the beginning of these tokens into a row; how many tokens that
-        is.
-        """
+        """Copies the longest cached prefix of these tokens into a row; returns its length."""
         with self.lock:
             path = self._path(tokens)
             self._touch(path)
@@ -60,7 +56,7 @@ class PrefixCache:
         return held.size(3)
 
     def cached_length(self, tokens: Sequence[int]) -> int:
-        """How many of the first of these tokens `load` would find."""
+        """The length of the prefix that `load` would find."""
         with self.lock:
             return BLOCK_TOKENS * len(self._path(tokens))
 
@@ -95,9 +91,7 @@ class PrefixCache:
         return path
 
     def _touch(self, path: list[PrefixNode]) -> None:
-        """From the leaf to the root: a parent is always used later than its children, so that
-        leaves go first.
-        """
+        """From leaf to root: parents stay newer than children, so leaves are evicted first."""
         for node in reversed(path):
             self.order[node] = None
             self.order.move_to_end(node)
@@ -122,7 +116,5 @@ def _blocks(tokens: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
 
 
 def _version(weights: Sequence[Tensor]) -> int:
-    """Counts the changes made to the weights in place: training makes what was read before
-    worthless.
-    """
+    """Counts in-place changes of the weights: training invalidates the cache."""
     return sum(weight._version for weight in weights)

@@ -1,18 +1,15 @@
-"""Prompt lookup (Saxena 2023): what followed the same words earlier in the text is a draft of what
-follows now.
+"""Prompt lookup (Saxena 2023): what followed the same tokens earlier in the text is the draft.
 
-The network reads a whole draft in one pass and keeps as much as it would have written itself, so
-greedy text comes out token for token the same, only sooner where it repeats itself: summaries,
-answers from a context, code.
+The network checks a whole draft in one pass and keeps what it would have written itself, so greedy
+text is the same, only sooner where it repeats: summaries, answers from a context, code.
 """
 
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
 
-from malmoi.inference.generation.fast_argmax import MAX_SCREENED_ROWS, FastArgmax
-from malmoi.inference.generation.kv_slots import check_causal
+from malmoi.inference.generation.fast_argmax import FastArgmax, greedy_tokens
+from malmoi.inference.generation.kv_slots import check_causal, common_prefix_length
 from malmoi.model import KVCache, Network
 
 MATCH_TOKENS = 3  # tokens that must be the same; down to 1 where no more are
@@ -20,9 +17,7 @@ DRAFT_TOKENS = 8  # tokens read ahead at most
 
 
 class PromptLookup:
-    """A prompt's greedy continuation, as tokens; `drafted` and `accepted` count what was tried
-    and what held.
-    """
+    """A prompt's greedy continuation; `drafted` and `accepted` count draft tokens."""
 
     def __init__(
         self,
@@ -52,8 +47,8 @@ class PromptLookup:
         while len(text) < end:
             draft = find_draft(text, min(DRAFT_TOKENS, end - len(text) - 1))
             right = self._verify(cache, unread, draft)
-            self.drafted = self.drafted + len(draft)
-            self.accepted = self.accepted + len(right) - 1
+            self.drafted += len(draft)
+            self.accepted += len(right) - 1
             cache.truncate(len(text) + len(right) - 1)
             text += right
             unread = right[-1:]
@@ -61,28 +56,17 @@ class PromptLookup:
 
     @torch.inference_mode()
     def _verify(self, cache: KVCache, unread: list[int], draft: list[int]) -> list[int]:
-        """The draft as far as the network agrees, and the token that it writes after that."""
+        """The draft as far as the network agrees, and the token it writes after that."""
         tokens = torch.tensor([unread + draft], device=cache.keys.device)
         hidden = self.network.trunk(tokens, cache=cache)[0, len(unread) - 1 :]
         self.passes += 1
-        best = self._best(hidden)
-        agreed = next(
-            (i for i, (a, b) in enumerate(zip(draft, best, strict=False)) if a != b), len(draft)
-        )
+        best = greedy_tokens(self.network, self.fast_argmax, hidden)
+        agreed = common_prefix_length(draft, best)
         return best[: agreed + 1]
-
-    def _best(self, hidden: Tensor) -> list[int]:
-        if (
-            self.fast_argmax is not None
-            and self.fast_argmax.is_current
-            and len(hidden) <= MAX_SCREENED_ROWS
-        ):
-            return self.fast_argmax.argmax(self.fast_argmax.head.features(hidden)).tolist()
-        return self.network.read("lm", hidden).argmax(-1).tolist()
 
 
 def find_draft(text: Sequence[int], most: int) -> list[int]:
-    """What followed the last place where the newest tokens stood before; at most so many tokens."""
+    """What followed the latest earlier occurrence of the newest tokens, at most `most` tokens."""
     for size in range(min(MATCH_TOKENS, len(text) - 1), 0, -1) if most > 0 else ():
         newest = text[-size:]
         for start in range(len(text) - size - 1, -1, -1):

@@ -1,10 +1,9 @@
-"""Regular expressions by derivatives (Brzozowski 1964): what is left to match after a character is
-an expression again.
+"""Regular expressions by derivatives (Brzozowski 1964).
 
-No automaton has to be built before the first token; each state is one when it is first met. An
-expression that is not `NOTHING` can always still be completed, so a text that follows it never runs
-into a dead end. Equal expressions are one object, so comparing two costs nothing however long they
-are; what a state may cost is limited, and told.
+The derivative, what is left to match after a character, is an expression again: states are created
+when they are first met, without building an automaton in advance. An expression other than
+`NOTHING` can always be completed, so there are no dead ends. Equal expressions are one object, so
+comparing them is free; the cost of a state is bounded.
 """
 
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Regex:
-    """An expression; `complete`: the empty text matches, so that a text may end here."""
+    """An expression; `complete`: the empty text matches, so a text may end here."""
 
     complete: bool = field(default=False, kw_only=True)
     height: int = field(default=0, kw_only=True)  # expressions within expressions
@@ -36,7 +35,7 @@ class Regex:
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Chars(Regex):
-    """One character of these ranges of code points; of none: nothing matches."""
+    """One character of these ranges of code points; none: nothing matches."""
 
     ranges: Ranges
 
@@ -48,7 +47,7 @@ class Empty(Regex):
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Then(Regex):
-    """One expression, then all others."""
+    """One expression after another."""
 
     first: Regex
     rest: Regex
@@ -63,7 +62,7 @@ class Alternation(Regex):
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Repeat(Regex):
-    """An expression from `least` to `most` times; None: without end."""
+    """An expression from `least` to `most` times; None: unbounded."""
 
     part: Regex
     least: int
@@ -122,10 +121,8 @@ def alternation(*parts: Regex) -> Regex:
         flat |= part.parts if isinstance(part, Alternation) else {part}
     flat.discard(NOTHING)
     if len(flat) > MAX_REGEX_PARTS:
-        raise UsageError(
-            f"The regular expression has more than {MAX_REGEX_PARTS:,} ways to go on; make it "
-            "simpler."
-        )
+        most = f"{MAX_REGEX_PARTS:,} alternatives"
+        raise UsageError(f"The regular expression has more than {most}; make it simpler.")
     if len(flat) < 2:
         return flat.pop() if flat else NOTHING
     complete = any(part.complete for part in flat)
@@ -144,9 +141,7 @@ def repeat(part: Regex, least: int, most: int | None) -> Regex:
 
 
 class Derivatives:
-    """What is left after a character, remembered; refuses to look at more than so many parts for
-    one token.
-    """
+    """Cached derivatives, with a bound on the work for one token."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Regex, int], Regex] = {}
@@ -154,7 +149,7 @@ class Derivatives:
         self._steps = 0
 
     def begin(self) -> None:
-        """The next token is looked for."""
+        """Resets the work counter for the next token."""
         self._steps = 0
         if len(self._known) > REMEMBERED:
             self._known.clear()
@@ -163,11 +158,8 @@ class Derivatives:
     def work(self, steps: int) -> None:
         self._steps += steps
         if self._steps > MAX_REGEX_STEPS:
-            raise UsageError(
-                f"The regular expression takes more than {MAX_REGEX_STEPS:,} steps for one token; "
-                "make it shorter or "
-                "simpler."
-            )
+            most = f"{MAX_REGEX_STEPS:,} steps for one token"
+            raise UsageError(f"The regular expression takes more than {most}; make it simpler.")
 
     def after(self, regex: Regex, char: int) -> Regex:
         """What is left to match after a character."""
@@ -185,20 +177,14 @@ class Derivatives:
                 return self._after_row(regex, char)
             case Alternation(parts=parts):
                 self.work(len(parts))
-                return alternation(
-                    *(
-                        left
-                        for part in parts
-                        if (left := self._after_part(part, char)) is not NOTHING
-                    )
-                )
+                return alternation(*(self._after_part(part, char) for part in parts))
             case Repeat(part=part, least=least, most=most):
                 left = repeat(part, max(least - 1, 0), None if most is None else most - 1)
                 return then(self.after(part, char), left)
         return NOTHING
 
     def _after_part(self, part: Regex, char: int) -> Regex:
-        """Of an alternative: most begin with a character, which mostly is another one."""
+        """Most alternatives start with a character, which usually differs."""
         if isinstance(part, Then) and isinstance(part.first, Chars):
             return part.rest if _among(char, part.first.ranges) else NOTHING
         return self.after(part, char)
@@ -214,7 +200,7 @@ class Derivatives:
         return alternation(*ways, self.after(regex, char))
 
     def firsts(self, regex: Regex) -> Ranges:
-        """The ranges of characters that a match may begin with."""
+        """The ranges of characters that a match may start with."""
         if regex not in self._firsts:
             found: set[tuple[int, int]] = set()
             waiting = [regex]
@@ -249,14 +235,11 @@ REPEATS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?
 
 
 def parse_regex(text: str) -> Regex:
-    """Reads literals, `.`, [classes], (groups), |, *, +, ?, {m,n}, \\d \\w \\s and escapes; the
-    whole text matches.
-    """
+    """Literals, `.`, [classes], (groups), |, *, +, ?, {m,n}, \\d, \\w, \\s and escapes."""
     if len(text) > MAX_REGEX_CHARACTERS:
         raise UsageError(
-            f"The regular expression has {len(text):,} characters; up to {MAX_REGEX_CHARACTERS:,} "
-            "are read. "
-            "For one of many texts use choices."
+            f"The regular expression has {len(text):,} characters, more than "
+            f"{MAX_REGEX_CHARACTERS:,}. For one of many texts use choices."
         )
     return _RegexParser(text).parse()
 
@@ -303,10 +286,7 @@ class _RegexParser:
         least, comma, most = inside.partition(",")
         if not closed or not least.isdecimal() or (most and not most.isdecimal()):
             raise self._wrong("a count is written {2}, {2,} or {2,5}")
-        if (
-            max(int(n) if len(n) < 10 else MAX_REGEX_REPEATS + 1 for n in (least, most or "0"))
-            > MAX_REGEX_REPEATS
-        ):
+        if any(len(n) > 9 or int(n or 0) > MAX_REGEX_REPEATS for n in (least, most)):
             raise self._wrong(f"something is repeated more than {MAX_REGEX_REPEATS:,} times")
         self.at += len(inside) + 1
         return int(least), int(least) if not comma else int(most) if most else None
@@ -337,9 +317,8 @@ class _RegexParser:
         ranges = list[tuple[int, int]]()
         while not self._take("]"):
             low = self._member()
-            if self.text[self.at : self.at + 1] == "-" and self.text[
-                self.at + 1 : self.at + 2
-            ] not in ("]", ""):
+            ahead = self.text[self.at : self.at + 2]
+            if len(ahead) == 2 and ahead[0] == "-" and ahead[1] != "]":
                 self.at += 1
                 low = ((low[0][0], self._member()[-1][1]),)
             ranges += low
@@ -370,14 +349,12 @@ class _RegexParser:
         return found
 
     def _wrong(self, what: str) -> UsageError:
-        return UsageError(
-            f"The regular expression {shown(self.text)} cannot be read at character {self.at}: "
-            f"{what}."
-        )
+        where = f"{shown(self.text)} is invalid at character {self.at}"
+        return UsageError(f"The regular expression {where}: {what}.")
 
 
 def _others(ranges: Ranges) -> Ranges:
-    """Every code point that is in none of these ranges, which are in order."""
+    """The complement of these sorted ranges."""
     found = []
     start = 0
     for low, high in ranges:

@@ -1,5 +1,4 @@
-"""From scores to the next token. A sampling rule is one function logits → logits; `RULES` is the
-order they apply in.
+"""Sampling: each rule is a function logits → logits, applied in the order of `SAMPLING_RULES`.
 
 The rules and their order are those of `transformers`' logits processors, so the same settings give
 the same distribution. B batch, V vocabulary.
@@ -8,25 +7,26 @@ the same distribution. B batch, V vocabulary.
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from malmoi.errors import UsageError
+from malmoi.errors import require
 from malmoi.system.machine import float64_device
 
+_require = partial(require, "This cannot be sampled")
+
 NEGATIVE_INFINITY = float("-inf")
-# a temperature below which scores may grow beyond all numbers, and the whole batch with them
+# below it, logits may overflow
 MIN_TEMPERATURE = 1e-4
-PENALTY_RANGE = (0.01, 100.0)  # of repetition, for the same reason
+PENALTY_RANGE = (0.01, 100.0)  # for the same reason
 # (logits [B, V], the rule's setting, seen [B, V]) → logits
 SamplingRule = Callable[[Tensor, float, Tensor], Tensor]
 
 
 def repetition_penalty(logits: Tensor, penalty: float, seen: Tensor) -> Tensor:
-    """Tokens already there become less likely (Keskar et al. 2019 §4.1): positive scores shrink,
-    negative ones grow.
-    """
+    """Tokens already in the text become less likely (Keskar et al. 2019 §4.1)."""
     penalised = torch.where(logits < 0, logits * penalty, logits / penalty)
     return torch.where(seen, penalised, logits)
 
@@ -37,15 +37,13 @@ def temperature(logits: Tensor, value: float, seen: Tensor) -> Tensor:
 
 
 def top_k(logits: Tensor, k: float, seen: Tensor) -> Tensor:
-    """Only the k best, and those equal to the last of them (Fan et al. 2018)."""
+    """Only the k best, with ties (Fan et al. 2018)."""
     last = logits.topk(min(int(k), logits.size(-1))).values[..., -1:]
     return logits.masked_fill(logits < last, NEGATIVE_INFINITY)
 
 
 def top_p(logits: Tensor, p: float, seen: Tensor) -> Tensor:
-    """The smallest set of best tokens whose probabilities reach p (Holtzman et al. 2020); always
-    at least one.
-    """
+    """The smallest set of best tokens whose probabilities reach p (Holtzman et al. 2020)."""
     ordered, places = logits.sort(dim=-1, descending=False)
     outside = ordered.softmax(-1).cumsum(-1) <= 1 - p
     outside[..., -1] = False
@@ -70,7 +68,7 @@ NEUTRAL_VALUES = {
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen. A temperature of 0 takes the best one."""
+    """How the next token is chosen. A temperature of 0 is greedy."""
 
     temperature: float = 1.0
     top_k: int | None = None
@@ -103,19 +101,16 @@ class Sampling:
 
     @property
     def needs_history(self) -> bool:
-        """Whether a rule looks at the tokens already there."""
+        """Whether a rule depends on the tokens already in the text."""
         return self.repetition_penalty != 1
 
     def apply(self, logits: Tensor, seen: Tensor) -> Tensor:
-        """The logits after every rule that is switched on; in fp32, since cold scores overflow
-        half precision.
-        """
+        """The logits after all active rules, in fp32: low temperatures overflow half precision."""
         logits = logits.float()
         for name, rule in SAMPLING_RULES.items():
             value = getattr(self, name)
-            if value not in NEUTRAL_VALUES[name] and not (
-                self.greedy and name in ("top_k", "top_p")
-            ):
+            skipped = self.greedy and name in ("top_k", "top_p")
+            if value not in NEUTRAL_VALUES[name] and not skipped:
                 logits = rule(logits, value, seen)
         return logits
 
@@ -123,38 +118,26 @@ class Sampling:
 def sample_next(
     logits: Tensor, sampling: Sampling, seen: Tensor, generators: Sequence[torch.Generator]
 ) -> Tensor:
-    """The next token of each row [B]; each row draws from its own generator, so its company does
-    not matter.
-    """
+    """The next token of each row [B], from the row's own generator, whatever the batch."""
     logits = sampling.apply(logits, seen)
     return logits.argmax(-1) if sampling.greedy else sample_token(logits, generators)
 
 
 def sample_token(logits: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-    """A token from softmax(logits), each row by the next random number of its generator."""
+    """A token from softmax(logits), by the next random number of each row's generator."""
     chance = torch.stack([torch.rand(1, generator=g, dtype=torch.float64) for g in generators])
     where = float64_device(logits.device)
     return inverse_cdf(logits.to(where), chance.to(where)).to(logits.device)
 
 
 def inverse_cdf(logits: Tensor, chance: Tensor) -> Tensor:
-    """The token at which softmax(logits), summed up, reaches a uniform number [B, 1]: one number
-    a row, not V.
-    """
+    """The token where the cumulative softmax reaches a uniform number [B, 1]: one draw per row."""
     total = logits.double().softmax(-1).cumsum(-1)
-    # right=True: the first token whose cumulative share exceeds the target, never one of
-    # probability zero
+    # right=True: never a token of probability zero
     return torch.searchsorted(total, chance * total[:, -1:], right=True).squeeze(-1)
 
 
 def random_generators(seed: int | None, samples: int) -> list[torch.Generator]:
-    """One generator for each of a prompt's samples; the i-th sample of seed s is the first of
-    seed s + i.
-    """
+    """One generator per sample; the i-th sample of seed s is the first of seed s + i."""
     first = secrets.randbits(62) if seed is None else seed
     return [torch.Generator().manual_seed(first + i) for i in range(samples)]
-
-
-def _require(condition: bool, sentence: str) -> None:
-    if not condition:
-        raise UsageError(f"This cannot be sampled: {sentence}.")

@@ -1,9 +1,8 @@
-"""One token at a time through the network, for all rows of a cache at once.
+"""Decoding steps: one token through the network for all rows of a cache.
 
-What a step reads and writes are always the same tensors, so that a CUDA graph can repeat it. On a
-GPU requests whose next token depends on nothing but the scores go several steps ahead, and their
-tokens are looked at while the next ones are being computed: the GPU never waits for Python. S rows,
-D width, V vocabulary.
+Steps read and write fixed tensors, so that a CUDA graph can repeat them. On a GPU, requests whose
+next token depends only on the logits run several steps ahead, and their tokens are read while the
+next ones are computed: the GPU never waits for Python. S rows, D width, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -33,16 +32,14 @@ StepMode = Literal["plain", "captured", "compiled"]
 
 @dataclass(frozen=True)
 class InFlightSteps:
-    """Steps under way: whose they are, in which row they began, and where their tokens arrive
-    [steps, S].
-    """
+    """Submitted steps: their sequences with the rows they had, and their tokens [steps, S]."""
 
     sequences: list[tuple[SequenceState, int]]
     tokens: Tensor
     ready: torch.cuda.Event | None
 
     def collect(self) -> list[StepOutput]:
-        """Waits for these steps, and no longer, and hands out their tokens."""
+        """Waits for these steps and returns their tokens."""
         if self.ready is not None:
             self.ready.synchronize()
         columns = self.tokens.t().tolist()
@@ -52,7 +49,7 @@ class InFlightSteps:
 
 
 class DecodeSteps:
-    """The state of all rows, and the step that moves them on."""
+    """The state of all rows, and the step that advances them."""
 
     @torch.inference_mode()
     def __init__(
@@ -77,7 +74,7 @@ class DecodeSteps:
         self.graphs = GraphPool(step, (self.last, self.at))
 
     def start(self, sequences: Sequence[SequenceState]) -> None:
-        """These have read their prompts and write from now on."""
+        """Marks these as having read their prompts."""
         rows = self._numbers([sequence.row for sequence in sequences])
         self.at[rows] = self._numbers([sequence.tokens_read for sequence in sequences])
         self.decoding[rows] = True
@@ -87,7 +84,7 @@ class DecodeSteps:
             state[target] = state[source]
 
     def run_one(self, sequences: Sequence[SequenceState], used: int) -> list[StepOutput]:
-        """One step of the first `used` rows, and the tokens that it gives."""
+        """One step of the first `used` rows."""
         self._run(*self._shape(used, max(sequence.tokens_read for sequence in sequences) + 1))
         for sequence in sequences:
             sequence.tokens_read += 1
@@ -98,7 +95,7 @@ class DecodeSteps:
         return written
 
     def feed(self, written: Sequence[StepOutput]) -> None:
-        """What was chosen is what the network sees next."""
+        """Makes the chosen tokens the next input."""
         rows = self._numbers([one.sequence.row for one in written])
         self.last[rows] = self._numbers([one.tokens[-1] for one in written])
 
@@ -139,9 +136,7 @@ class DecodeSteps:
         return used, min(width, self.slots.capacity)
 
     def _pass(self, rows: int, width: int) -> None:
-        """One token of the first rows through the network; a row that does not write leaves no
-        key behind.
-        """
+        """One token of the first rows through the network; idle rows store no key."""
         live = self.decoding[:rows]
         at = self.at[:rows]
         hidden = self.network.trunk(

@@ -12,18 +12,14 @@ BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @cache
 def byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins for the 256 bytes: those that print stand for themselves, the
-    others follow 255.
-    """
+    """GPT-2's characters for the 256 bytes: printable ones as they are, the others from 256 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in printable]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
 
 
 class TokenBytes(dict[int, bytes]):
-    """What each token writes within a text, found out when it is first asked for: nothing where
-    it is special.
-    """
+    """The bytes each token writes, computed on first use; none for special tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -58,7 +54,7 @@ def _bytes_of_token(tokenizer: Tokenizer, id: int) -> bytes:
 
 @lru_cache(maxsize=8)
 def all_token_bytes(tokenizer: Tokenizer) -> tuple[bytes, ...]:
-    """What every token writes; nothing for ids that stand for no token."""
+    """The bytes of every token; none for unused ids."""
     known = set(tokenizer.vocab().values())
     spelled = token_bytes(tokenizer)
     return tuple(spelled[id] if id in known else b"" for id in range(tokenizer.vocab_size))

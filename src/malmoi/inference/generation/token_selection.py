@@ -11,22 +11,21 @@ import torch
 from torch import Tensor
 
 from malmoi.errors import MalmoiError
-from malmoi.inference.generation.config import GenerationRequest
+from malmoi.inference.generation.config import GenerationConfig, check_prompt_length
 from malmoi.inference.generation.constraints import ConstraintState
-from malmoi.inference.generation.fast_argmax import MAX_SCREENED_ROWS, FastArgmax
+from malmoi.inference.generation.fast_argmax import FastArgmax, greedy_tokens
 from malmoi.inference.generation.sampling import (
     NEGATIVE_INFINITY,
     Sampling,
     inverse_cdf,
+    random_generators,
     sample_next,
 )
 from malmoi.model import Network
 
 
 class Logprob(NamedTuple):
-    """The log-probability of a token under the model itself, before any rule, and the likeliest
-    tokens with theirs.
-    """
+    """A token's log-probability under the model, before any rule, and the likeliest tokens."""
 
     token: int
     logprob: float
@@ -37,7 +36,9 @@ class Logprob(NamedTuple):
 class SequenceState:
     """The state of a request being decoded: settings, cache row, progress."""
 
-    request: GenerationRequest
+    prompt: tuple[int, ...]
+    generator: torch.Generator
+    limit: int  # new tokens at most
     sampling: Sampling
     constraint_state: ConstraintState | None = None
     top: int = 0  # how many log-probabilities a token comes with
@@ -50,7 +51,7 @@ class SequenceState:
     error: Exception | None = None
 
     def __post_init__(self) -> None:
-        self.tokens = list(self.request.prompt)
+        self.tokens = list(self.prompt)
 
     @property
     def unread(self) -> list[int]:
@@ -58,19 +59,43 @@ class SequenceState:
 
     @property
     def tokens_left(self) -> int:
-        """How many tokens it may still write, those under way counted as written."""
-        return self.request.limit - (self.tokens_read - len(self.request.prompt) + 1)
+        """How many tokens it may still write, not counting those in flight."""
+        return self.limit - (self.tokens_read - len(self.prompt) + 1)
 
     @property
     def can_run_ahead(self) -> bool:
-        """Whether the next token depends on the scores alone, so that steps need not wait for
-        one another.
-        """
+        """Whether the next token depends on the logits alone, so steps need not wait."""
         return self.constraint_state is None and not self.top and not self.sampling.needs_history
 
     @property
     def plain(self) -> bool:
         return self.can_run_ahead and self.sampling.greedy
+
+
+def new_sequences(
+    prompts: Sequence[Sequence[int]],
+    config: GenerationConfig,
+    context: int,
+    *,
+    logprobs: int = 0,
+    echo: bool = False,
+) -> list[SequenceState]:
+    """One for every sample of every prompt; generation ends at the end of the context."""
+    for prompt in prompts:
+        check_prompt_length(prompt, context)
+    return [
+        SequenceState(
+            tuple(prompt),
+            generator,
+            min(config.max_new_tokens, context - len(prompt)),
+            config.sampling,
+            config.constraint.new_state() if config.constraint is not None else None,
+            logprobs,
+            echo,
+        )
+        for prompt in prompts
+        for generator in random_generators(config.seed, config.n)
+    ]
 
 
 class StepOutput(NamedTuple):
@@ -90,31 +115,22 @@ class TokenSelector:
 
     def select(self, sequences: Sequence[SequenceState], hidden: Tensor) -> list[StepOutput]:
         """The next token of each, from its hidden state [M, D]."""
-        quick = (
-            self.fast_argmax is not None
-            and self.fast_argmax.is_current
-            and len(sequences) <= MAX_SCREENED_ROWS
-        )
-        if quick and self.fast_argmax is not None and all(sequence.plain for sequence in sequences):
-            best = self.fast_argmax.argmax(self.fast_argmax.head.features(hidden)).tolist()
-            return [
-                _write(sequence, [token], [])
-                for sequence, token in zip(sequences, best, strict=True)
-            ]
+        if all(sequence.plain for sequence in sequences):
+            best = greedy_tokens(self.network, self.fast_argmax, hidden)
+            pairs = zip(sequences, best, strict=True)
+            return [_write(sequence, [token], []) for sequence, token in pairs]
         return self.select_from_logits(sequences, self.network.read("lm", hidden))
 
     def select_from_logits(
         self, sequences: Sequence[SequenceState], logits: Tensor
     ) -> list[StepOutput]:
-        """The next token of each from its scores [M, V]; one whose constraint fails is marked
-        and gets none.
-        """
+        """The next token of each from its logits [M, V]; none where the constraint fails."""
         allowed = apply_constraints(sequences, logits)
         chosen = torch.empty(len(sequences), dtype=torch.long, device=logits.device)
         for sampling, members in group_by_sampling(sequences).items():
             at = torch.tensor(members, device=logits.device)
             some = [sequences[i] for i in members]
-            drawing = [sequence.request.generator for sequence in some]
+            drawing = [sequence.generator for sequence in some]
             chosen[at] = sample_next(allowed[at], sampling, _seen(some, sampling, logits), drawing)
         said = logprobs_with_top(logits, chosen, max(sequence.top for sequence in sequences))
         return [
@@ -125,7 +141,7 @@ class TokenSelector:
 
 
 def group_by_sampling(sequences: Sequence[SequenceState]) -> dict[Sampling, list[int]]:
-    """Which of the requests choose alike."""
+    """The requests by sampling settings."""
     groups: dict[Sampling, list[int]] = {}
     for i, sequence in enumerate(sequences):
         groups.setdefault(sequence.sampling, []).append(i)
@@ -133,9 +149,7 @@ def group_by_sampling(sequences: Sequence[SequenceState]) -> dict[Sampling, list
 
 
 class BatchSampler:
-    """Samples several steps ahead: the random numbers of all steps are sent to the device at
-    once.
-    """
+    """Samples several steps ahead: all random numbers go to the device at once."""
 
     def __init__(
         self, sequences: Sequence[SequenceState], steps: int, device: torch.device
@@ -151,9 +165,7 @@ class BatchSampler:
         ]
 
     def sample(self, step: int, logits: Tensor, tokens: Tensor) -> None:
-        """Puts the tokens of those that draw into `tokens` [S]; greedy ones have the best there
-        already.
-        """
+        """Puts sampled tokens into `tokens` [S], which holds the greedy ones already."""
         for sampling, rows, chances in self.groups:
             tokens[rows] = inverse_cdf(sampling.apply(logits[rows], logits), chances[step])
 
@@ -163,16 +175,16 @@ def _rows(sequences: Sequence[SequenceState], device: torch.device) -> Tensor:
 
 
 def _uniforms(sequences: Sequence[SequenceState], steps: int, device: torch.device) -> Tensor:
-    """Uniform numbers [steps, M, 1], of each request those that one step at a time would draw."""
+    """Uniform numbers [steps, M, 1], the same that single steps would draw."""
     drawn = [
-        torch.rand(steps, generator=sequence.request.generator, dtype=torch.float64)
+        torch.rand(steps, generator=sequence.generator, dtype=torch.float64)
         for sequence in sequences
     ]
     return torch.stack(drawn, dim=1)[..., None].to(device)
 
 
 def apply_constraints(sequences: Sequence[SequenceState], logits: Tensor) -> Tensor:
-    """The scores with −∞ for what the requests' constraints forbid."""
+    """The logits with −∞ where constraints forbid a token."""
     if all(sequence.constraint_state is None for sequence in sequences):
         return logits
     logits = logits.clone()
@@ -185,20 +197,15 @@ def apply_constraints(sequences: Sequence[SequenceState], logits: Tensor) -> Ten
 def _forbid(row: Tensor, sequence: SequenceState, state: ConstraintState) -> None:
     try:
         allowed = state.allowed(len(row))
-    except Exception as error:  # a user's function: its failure is this request's alone
-        sequence.error = (
-            error
-            if isinstance(error, MalmoiError)
-            else MalmoiError(f"The constraint failed: {error!r}.")
-        )
+    except Exception as error:  # a user's function may raise anything
+        ours = isinstance(error, MalmoiError)
+        sequence.error = error if ours else MalmoiError(f"The constraint failed: {error!r}.")
         return
     row.masked_fill_(~allowed.to(row.device), NEGATIVE_INFINITY)
 
 
 def logprobs_with_top(logits: Tensor, tokens: Tensor, top: int) -> list[Logprob]:
-    """The log-probability of each token [M] under its scores [M, V], with the `top` likeliest
-    ones.
-    """
+    """The log-probability of each token [M] under logits [M, V], with the `top` likeliest."""
     if not top:
         return [Logprob(token, 0.0, ()) for token in tokens.tolist()]
     whole = logits.float().log_softmax(-1)
@@ -216,13 +223,9 @@ def _cut(one: Logprob, top: int) -> Logprob:
 
 
 def _seen(sequences: Sequence[SequenceState], sampling: Sampling, logits: Tensor) -> Tensor:
-    """Which tokens stand in each text [M, V], where a rule wants to know."""
-    seen = torch.zeros(
-        len(sequences),
-        logits.size(1) if sampling.needs_history else 0,
-        dtype=torch.bool,
-        device=logits.device,
-    )
+    """Which tokens each text contains [M, V], if a rule needs it."""
+    width = logits.size(1) if sampling.needs_history else 0
+    seen = torch.zeros(len(sequences), width, dtype=torch.bool, device=logits.device)
     for row, sequence in zip(seen, sequences if sampling.needs_history else [], strict=False):
         row[torch.tensor(sequence.tokens, device=row.device)] = True
     return seen

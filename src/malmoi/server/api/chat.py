@@ -1,18 +1,17 @@
-"""POST /v1/chat/completions: an answer in a conversation."""
+"""POST /v1/chat/completions."""
 
+import asyncio
 from collections.abc import Sequence
-from time import time
 from typing import Any
-from uuid import uuid4
 
 from fastapi import APIRouter, Request
 
 from malmoi.errors import UsageError
 from malmoi.inference.conversation import encode_conversation
 from malmoi.inference.engine import Engine, GenerationJob
-from malmoi.inference.stream import CompletedText, TextChunk
-from malmoi.server.api.completions import check_length, respond
-from malmoi.server.api.events import STREAM_RESPONSES, Events
+from malmoi.inference.stream import TextChunk, join_chunks
+from malmoi.server.api.completions import GenerationReply, check_length, respond
+from malmoi.server.api.events import STREAM_RESPONSES
 from malmoi.server.api.logprobs import chat_logprobs
 from malmoi.server.api.requests import ChatRequest
 from malmoi.server.api.responses import (
@@ -25,8 +24,7 @@ from malmoi.server.api.responses import (
     Delta,
     Usage,
 )
-from malmoi.server.background import client_of, run_in_thread
-from malmoi.server.generation import GenerationStream
+from malmoi.server.generation import IndexedChunk
 from malmoi.server.registry import ServedModel
 
 router = APIRouter()
@@ -36,29 +34,23 @@ router = APIRouter()
     "/v1/chat/completions", response_model=ChatResponse, responses=STREAM_RESPONSES, tags=["OpenAI"]
 )
 async def chat_completions(ask: ChatRequest, request: Request) -> Any:
-    """Answers in a conversation, by the model's own chat template.
+    """Answers in a conversation, using the model's own chat template.
 
-    A model without one continues a plain dialogue: what the system says, a blank line, then `User:
-    …`, `Assistant: …` line by line, up to where the next turn would begin. An answer begins with
-    its first character that is not a space, and has 256 tokens at most unless another number is
-    given.
+    A model without one continues a plain dialogue: the system message, a blank line, then `User:
+    …` and `Assistant: …` lines, up to where the next turn would begin. Leading white space is
+    stripped from an answer, which has 256 tokens at most unless another number is given.
     """
-    state = request.app.state
-    served: ServedModel = state.registry.get(ask.model)
-    check_length(ask, ask.max_completion_tokens or ask.max_tokens or 0, state.settings.max_tokens)
+    served: ServedModel = request.app.state.registry.get(ask.model)
+    check_length(ask, ask.max_completion_tokens or ask.max_tokens or 0, request)
     if ask.max_tokens == 0:
-        raise UsageError("max_tokens must be 1 or more: an answer of 0 tokens is none.")
-    jobs = await run_in_thread(lambda: _jobs(ask, served.writer))
-    order = GenerationStream(
-        served.writer, jobs, state.settings.timeout, state.metrics, client_of(request)
-    )
-    return await respond(request, ask, order, _Reply(ask, served, jobs), order.whole)
+        raise UsageError("max_tokens must be 1 or more: an answer needs at least one token.")
+    jobs = await asyncio.to_thread(_jobs, ask, served.writer)
+    return await respond(request, ChatReply(ask, served, jobs))
 
 
 def _jobs(ask: ChatRequest, engine: Engine) -> list[GenerationJob]:
-    said = encode_conversation(
-        engine.model.tokenizer, [message.plain() for message in ask.messages]
-    )
+    messages = [message.plain() for message in ask.messages]
+    said = encode_conversation(engine.model.tokenizer, messages)
     most = ask.max_completion_tokens or ask.max_tokens
     options = said.settings(ask.settings() | ({"max_new_tokens": most} if most else {}))
     named = max(ask.top_logprobs or 0, 1) if ask.logprobs else 0
@@ -67,35 +59,30 @@ def _jobs(ask: ChatRequest, engine: Engine) -> list[GenerationJob]:
     ]
 
 
-class _Reply:
-    """What comes of the jobs, as OpenAI tells it."""
+class ChatReply(GenerationReply):
+    """Bodies of /v1/chat/completions."""
+
+    prefix = "chatcmpl"
 
     def __init__(
         self, ask: ChatRequest, served: ServedModel, jobs: Sequence[GenerationJob]
     ) -> None:
-        self.ask = ask
-        self.served = served
-        self.letter = dict(id=f"chatcmpl-{uuid4().hex}", created=int(time()), model=served.name)
-        self.read = len(jobs[0].prompt)
-        self.written = 0
+        super().__init__(ask, served, jobs)
         self.begun = [False] * len(jobs)
 
-    async def events(self, order: GenerationStream) -> Events:
-        """Who speaks, then what is said as it comes, and the usage at the end where it was asked
-        for.
-        """
-        opening = Delta(role="assistant", content="")
-        yield [self._chunk([ChunkChoice(index=i, delta=opening)]) for i in range(self.ask.n)]
-        async for some in order.batches():
-            yield [
-                self._chunk([self._part(index, piece)])
-                for index, piece in some
-                if self._speaks(index, piece)
-            ]
-        if self.ask.stream_options and self.ask.stream_options.include_usage:
-            yield [self._chunk([], self._usage())]
+    def opening(self) -> list[ChatChunk]:
+        role = Delta(role="assistant", content="")
+        return [self.body([ChunkChoice(index=i, delta=role)]) for i in range(self.ask.n)]
 
-    def whole(self, answers: Sequence[CompletedText]) -> ChatResponse:
+    def events(self, chunks: Sequence[IndexedChunk]) -> list[ChatChunk]:
+        return [
+            self.body([self._part(index, chunk)])
+            for index, chunk in chunks
+            if self._is_shown(index, chunk)
+        ]
+
+    def whole(self, written: Sequence[Sequence[TextChunk]]) -> ChatResponse:
+        answers = [join_chunks(chunks) for chunks in written]
         self.written = sum(len(done.tokens) for done in answers)
         choices = [
             ChatChoice(
@@ -106,31 +93,24 @@ class _Reply:
             )
             for index, done in enumerate(answers)
         ]
-        return ChatResponse(**self.letter, choices=choices, usage=self._usage())  # type: ignore[arg-type]
+        return ChatResponse(**self.head, choices=choices, usage=self.usage())
 
-    def _speaks(self, index: int, piece: TextChunk) -> bool:
-        """Whether a piece has anything to tell; the space before an answer has not."""
-        self.written += len(piece.tokens)
-        blank = not (piece.text if self.begun[index] else piece.text.strip())
-        return not blank or piece.finish is not None or (self.ask.logprobs and bool(piece.tokens))
+    def body(self, choices: list[ChunkChoice], usage: Usage | None = None) -> ChatChunk:
+        return ChatChunk(**self.head, choices=choices, usage=usage)
 
-    def _part(self, index: int, piece: TextChunk) -> ChunkChoice:
-        text = piece.text if self.begun[index] else piece.text.lstrip()
+    def _is_shown(self, index: int, chunk: TextChunk) -> bool:
+        """Whether a chunk has anything to send: leading white space alone has not."""
+        self.written += len(chunk.tokens)
+        blank = not (chunk.text if self.begun[index] else chunk.text.strip())
+        return not blank or chunk.finish is not None or (self.ask.logprobs and bool(chunk.tokens))
+
+    def _part(self, index: int, chunk: TextChunk) -> ChunkChoice:
+        text = chunk.text if self.begun[index] else chunk.text.lstrip()
         self.begun[index] = self.begun[index] or bool(text)
-        said = self._logprobs(piece.logprobs) if piece.tokens else None
+        said = self._logprobs(chunk.logprobs) if chunk.tokens else None
         delta = Delta(content=text) if text else Delta()
-        return ChunkChoice(index=index, delta=delta, logprobs=said, finish_reason=piece.finish)  # type: ignore[arg-type]
+        return ChunkChoice(index=index, delta=delta, logprobs=said, finish_reason=chunk.finish)  # type: ignore[arg-type]
 
     def _logprobs(self, said: Sequence[Any]) -> ChatLogprobs | None:
         top = self.ask.top_logprobs or 0
         return chat_logprobs(self.served.model.tokenizer, said, top) if self.ask.logprobs else None
-
-    def _chunk(self, choices: list[ChunkChoice], usage: Usage | None = None) -> ChatChunk:
-        return ChatChunk(**self.letter, choices=choices, usage=usage)  # type: ignore[arg-type]
-
-    def _usage(self) -> Usage:
-        return Usage(
-            prompt_tokens=self.read,
-            completion_tokens=self.written,
-            total_tokens=self.read + self.written,
-        )

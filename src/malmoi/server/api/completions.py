@@ -1,6 +1,7 @@
-"""POST /v1/completions: texts go on."""
+"""POST /v1/completions, and what it shares with chat."""
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import Sequence
 from time import time
 from typing import Any
 from uuid import uuid4
@@ -14,8 +15,8 @@ from malmoi.server.api.events import STREAM_RESPONSES, Events, EventStream
 from malmoi.server.api.logprobs import LogprobRecorder
 from malmoi.server.api.requests import CompletionRequest, GenerationFields
 from malmoi.server.api.responses import CompletionChoice, CompletionResponse, Usage
-from malmoi.server.background import client_of, run_in_thread, unless_disconnected
-from malmoi.server.generation import GenerationStream
+from malmoi.server.executor import unless_disconnected
+from malmoi.server.generation import GenerationStream, IndexedChunk
 from malmoi.server.registry import ServedModel
 
 router = APIRouter()
@@ -30,54 +31,34 @@ router = APIRouter()
 async def completions(ask: CompletionRequest, request: Request) -> Any:
     """Continues a prompt, or each of several; as server-sent events where `stream` is true.
 
-    A text ends with the model's context at the latest. `best_of` ranks by the mean log-probability
-    of a token.
+    A text ends at the end of the model's context at the latest. `best_of` ranks by the mean
+    log-probability per token.
     """
-    state = request.app.state
-    served: ServedModel = state.registry.get(ask.model)
-    _check(ask, state.settings.max_tokens)
-    jobs = await run_in_thread(lambda: _jobs(ask, served.writer))
-    order = GenerationStream(
-        served.writer, jobs, state.settings.timeout, state.metrics, client_of(request)
-    )
-    return await respond(request, ask, order, _Reply(ask, served, jobs), order.pieces)
+    served: ServedModel = request.app.state.registry.get(ask.model)
+    _check(ask, request)
+    jobs = await asyncio.to_thread(_jobs, ask, served.writer)
+    return await respond(request, CompletionReply(ask, served, jobs))
 
 
-async def respond(
-    request: Request,
-    ask: GenerationFields,
-    order: GenerationStream,
-    reply: Any,
-    written: Callable[[], Awaitable[Any]],
-) -> Any:
-    """The reply to an order: events while it is written, or all of it at its end, unless the
-    client has gone.
-    """
-    if ask.stream:
-        return EventStream(order, reply.events(order))
-    with order:
-        return reply.whole(await unless_disconnected(request.receive, written()))
-
-
-def check_length(ask: GenerationFields, most: int, limit: int) -> None:
-    """Refuses more tokens than the server writes for one request."""
-    if most > limit:
-        raise UsageError(
-            f"max_tokens is {most}, and this server writes {limit} at most for one request."
-        )
+def check_length(ask: GenerationFields, asked: int, request: Request) -> None:
+    """Refuses more tokens than the server generates for one request."""
+    limit = request.app.state.settings.max_tokens
+    if asked > limit:
+        raise too_long(asked, limit)
     if ask.stream_options is not None and not ask.stream:
-        raise UsageError("stream_options goes with stream: true.")
+        raise UsageError("stream_options needs stream: true.")
 
 
-def _check(ask: CompletionRequest, limit: int) -> None:
-    check_length(ask, ask.max_tokens or 0, limit)
+def too_long(asked: int, limit: int) -> UsageError:
+    return UsageError(f"max_tokens is {asked}, and this server's limit per request is {limit}.")
+
+
+def _check(ask: CompletionRequest, request: Request) -> None:
+    check_length(ask, ask.max_tokens or 0, request)
     if ask.max_tokens == 0 and not ask.echo:
-        raise UsageError("max_tokens is 0 and echo is false, so there is nothing to say.")
+        raise UsageError("max_tokens is 0 and echo is false, so there is nothing to return.")
     if ask.best_of is not None and (ask.best_of < ask.n or (ask.stream and ask.best_of > ask.n)):
-        raise UsageError(
-            "best_of must be n or more, and goes without stream: all must be written to be "
-            "compared."
-        )
+        raise UsageError("best_of must be at least n, and cannot be streamed when it is larger.")
 
 
 def _jobs(ask: CompletionRequest, engine: Engine) -> list[GenerationJob]:
@@ -86,97 +67,130 @@ def _jobs(ask: CompletionRequest, engine: Engine) -> list[GenerationJob]:
     named = 0 if ask.logprobs is None and not compared else max(ask.logprobs or 0, 1)
     most = 16 if ask.max_tokens is None else max(ask.max_tokens, 1)
     options: dict[str, Any] = ask.settings() | {"max_new_tokens": most}
-    prompts = [
-        engine.job(prompt, logprobs=named, echo=ask.echo, **options)
-        for prompt in prompts_of(ask.prompt)
-    ]
+    prompts = [engine.job(prompt, **options).prompt for prompt in prompts_of(ask.prompt)]
     return [
-        engine.job(one.prompt, logprobs=named, echo=ask.echo, seed=seed, **options)
-        for one in prompts
+        engine.job(prompt, logprobs=named, echo=ask.echo, seed=seed, **options)
+        for prompt in prompts
         for seed in ask.seeds(ask.best_of or ask.n)
     ]
 
 
 def prompts_of(given: Any) -> list[str] | list[list[int]]:
-    """A list of texts or of tokens, from all that a prompt may be."""
+    """A list of texts or of tokens, whatever form the prompt has."""
     alone = isinstance(given, str) or isinstance(given[0], int)
     return [given] if alone else list(given)
 
 
-class _Reply:
-    """What comes of the jobs, as OpenAI tells it."""
+class GenerationReply:
+    """Turns the chunks of the jobs into OpenAI's response bodies."""
+
+    prefix: str  # of the response's id
+
+    def __init__(self, ask: Any, served: ServedModel, jobs: Sequence[GenerationJob]) -> None:
+        self.ask = ask
+        self.served = served
+        self.jobs = jobs
+        self.head: dict[str, Any] = dict(
+            id=f"{self.prefix}-{uuid4().hex}", created=int(time()), model=served.name
+        )
+        self.per_prompt = len(ask.seeds(getattr(ask, "best_of", None) or ask.n))
+        self.written = 0
+
+    def opening(self) -> list[Any]:
+        """Events before the first chunk."""
+        return []
+
+    def events(self, chunks: Sequence[IndexedChunk]) -> list[Any]:
+        raise NotImplementedError
+
+    def whole(self, written: Sequence[Sequence[TextChunk]]) -> Any:
+        raise NotImplementedError
+
+    def body(self, choices: list[Any], usage: Usage | None = None) -> Any:
+        raise NotImplementedError
+
+    async def stream(self, generation: GenerationStream) -> Events:
+        """Events as the text is written, then the usage if it was asked for."""
+        yield self.opening()
+        async for chunks in generation.batches():
+            yield self.events(chunks)
+        if self.ask.stream_options and self.ask.stream_options.include_usage:
+            yield [self.body([], self.usage())]
+
+    def usage(self) -> Usage:
+        read = sum(len(job.prompt) for job in self.jobs[:: self.per_prompt])
+        total = read + self.written
+        return Usage(prompt_tokens=read, completion_tokens=self.written, total_tokens=total)
+
+
+async def respond(request: Request, reply: GenerationReply) -> Any:
+    """The reply: events as they come, or all of it at the end unless the client disconnects."""
+    generation = GenerationStream(request, reply.served.writer, reply.jobs)
+    if reply.ask.stream:
+        return EventStream(generation, reply.stream(generation))
+    with generation:
+        return reply.whole(await unless_disconnected(request.receive, generation.chunks()))
+
+
+class CompletionReply(GenerationReply):
+    """Bodies of /v1/completions."""
+
+    prefix = "cmpl"
 
     def __init__(
         self, ask: CompletionRequest, served: ServedModel, jobs: Sequence[GenerationJob]
     ) -> None:
-        self.ask = ask
-        self.served = served
-        self.jobs = jobs
-        self.letter = dict(id=f"cmpl-{uuid4().hex}", created=int(time()), model=served.name)
+        super().__init__(ask, served, jobs)
         tokenizer = served.model.tokenizer
         self.records = [LogprobRecorder(tokenizer, job, ask.logprobs or 0) for job in jobs]
-        self.written = 0
+        self.echoed = [not ask.echo] * len(jobs)
 
-    async def events(self, order: GenerationStream) -> Events:
-        """Chunks as they come, and the usage at the end where it was asked for."""
-        echoed = [not self.ask.echo] * len(self.jobs)
-        async for some in order.batches():
-            chunks = []
-            for index, piece in some:
-                shown, echoed[index] = self._shown(piece, echoed[index]), True
-                if shown.text or shown.finish or (shown.tokens and self.ask.logprobs is not None):
-                    chunks.append(self._completion([self._choice(index, index, [shown])]))
-            yield chunks
-        if self.ask.stream_options and self.ask.stream_options.include_usage:
-            yield [self._completion([], self._usage())]
+    def events(self, chunks: Sequence[IndexedChunk]) -> list[CompletionResponse]:
+        found = []
+        for index, chunk in chunks:
+            shown = self._shown(index, chunk)
+            if shown.text or shown.finish or (shown.tokens and self.ask.logprobs is not None):
+                found.append(self.body([self._choice(index, index, [shown])]))
+        return found
 
     def whole(self, written: Sequence[Sequence[TextChunk]]) -> CompletionResponse:
         shown = [
-            [self._shown(piece, not self.ask.echo or at > 0) for at, piece in enumerate(pieces)]
-            for pieces in written
+            [self._shown(index, chunk) for chunk in chunks] for index, chunks in enumerate(written)
         ]
-        chosen = self._chosen(shown)
-        choices = [self._choice(at, index, shown[index]) for at, index in enumerate(chosen)]
-        return self._completion(choices, self._usage())
+        best = enumerate(self._best(shown))
+        return self.body([self._choice(at, i, shown[i]) for at, i in best], self.usage())
 
-    def _shown(self, piece: TextChunk, new: bool) -> TextChunk:
-        """Counts what is new; where nothing was to be written, one token was, and is not shown."""
+    def body(
+        self, choices: list[CompletionChoice], usage: Usage | None = None
+    ) -> CompletionResponse:
+        return CompletionResponse(**self.head, choices=choices, usage=usage)
+
+    def _shown(self, index: int, chunk: TextChunk) -> TextChunk:
+        """Counts new tokens; with max_tokens=0 one was generated, which is not shown."""
+        new = self.echoed[index]
+        self.echoed[index] = True
         if new and self.ask.max_tokens == 0:
-            return TextChunk("", finish=piece.finish and "length")
-        self.written += len(piece.tokens) if new else 0
-        return piece
+            return TextChunk("", finish=chunk.finish and "length")
+        self.written += len(chunk.tokens) if new else 0
+        return chunk
 
-    def _chosen(self, written: Sequence[Sequence[TextChunk]]) -> list[int]:
-        """Of each prompt's continuations the n likeliest, by the mean log-probability of a
-        token.
-        """
-        of_each = self.ask.best_of or self.ask.n
-        if of_each == self.ask.n:
+    def _best(self, written: Sequence[Sequence[TextChunk]]) -> list[int]:
+        """The n likeliest continuations of each prompt, by mean log-probability per token."""
+        if self.per_prompt == self.ask.n:
             return list(range(len(written)))
         ranked = [
-            sorted(range(start, start + of_each), key=lambda i: -_mean(written[i]))
-            for start in range(0, len(written), of_each)
+            sorted(range(start, start + self.per_prompt), key=lambda i: -_mean(written[i]))
+            for start in range(0, len(written), self.per_prompt)
         ]
         return [i for some in ranked for i in some[: self.ask.n]]
 
-    def _choice(self, at: int, index: int, pieces: Sequence[TextChunk]) -> CompletionChoice:
-        done = join_chunks(pieces)
-        named = self.records[index].add(pieces) if self.ask.logprobs is not None else None
-        finish = done.finish if pieces[-1].finish else None
+    def _choice(self, at: int, index: int, chunks: Sequence[TextChunk]) -> CompletionChoice:
+        done = join_chunks(chunks)
+        named = self.records[index].add(chunks) if self.ask.logprobs is not None else None
+        finish = done.finish if chunks[-1].finish else None
         return CompletionChoice(index=at, text=done.text, logprobs=named, finish_reason=finish)  # type: ignore[arg-type]
 
-    def _completion(
-        self, choices: list[CompletionChoice], usage: Usage | None = None
-    ) -> CompletionResponse:
-        return CompletionResponse(**self.letter, choices=choices, usage=usage)  # type: ignore[arg-type]
 
-    def _usage(self) -> Usage:
-        read = sum(len(job.prompt) for job in self.jobs[:: self.ask.best_of or self.ask.n])
-        return Usage(
-            prompt_tokens=read, completion_tokens=self.written, total_tokens=read + self.written
-        )
-
-
-def _mean(pieces: Sequence[TextChunk]) -> float:
-    values = [one.logprob for piece in pieces for one in piece.logprobs if one is not None]
+def _mean(chunks: Sequence[TextChunk]) -> float:
+    values = [one.logprob for chunk in chunks for one in chunk.logprobs if one is not None]
     return sum(values) / max(len(values), 1)

@@ -1,27 +1,24 @@
-"""Server-sent events; every stream says how it ended."""
+"""Server-sent events; every stream ends with [DONE], after an error too."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from malmoi.server.background import unless_disconnected
 from malmoi.server.errors import ApiError, api_error, log
+from malmoi.server.executor import unless_disconnected
 from malmoi.server.generation import GenerationStream
 
-STALL_SECONDS = 30.0  # seconds beyond the time of a request that its reader may take
+STALL_SECONDS = 30.0  # beyond the request timeout, for a slow reader
 DONE_EVENT = b"data: [DONE]\n\n"
 EVENT_SCHEMA = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
 STREAM_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": (
-            "All at once, or where `stream` is true as events, each `data: ` and a part "
-            "of it as JSON."
-        ),
+        "description": "The whole response, or with `stream` its parts as events, each JSON.",
         "content": {"text/event-stream": {"schema": EVENT_SCHEMA}},
     }
 }
@@ -29,25 +26,23 @@ Events = AsyncIterator[Sequence[BaseModel]]
 
 
 class EventStream(Response):
-    """Sends the events of an order; whoever goes away gives up the order's places."""
+    """Sends the events of a generation; a client that disconnects cancels it."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, order: GenerationStream, events: Events) -> None:
+    def __init__(self, generation: GenerationStream, events: Events) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self.order = order
+        self.generation = generation
         self.events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self.order:
+        with self.generation:
             try:
-                async with asyncio.timeout(self.order.seconds + STALL_SECONDS):
+                async with asyncio.timeout(self.generation.seconds + STALL_SECONDS):
                     await unless_disconnected(receive, self._send_all(send))
             except TimeoutError:
-                # whoever does not read cannot be told either; an answer without its end is hung up
-                # on
-                return
+                return  # a client that does not read cannot be told
             except ApiError as error:
                 if error.code != "gone":
                     raise
@@ -59,7 +54,7 @@ class EventStream(Response):
                 await _send(send, b"".join(sse_event(one.model_dump_json()) for one in some))
         except Exception as error:
             log(error)
-            await _send(send, sse_event(_json(api_error(error).body())))
+            await _send(send, sse_event(json.dumps(api_error(error).body(), ensure_ascii=False)))
         await _send(send, DONE_EVENT, more=False)
 
 
@@ -70,7 +65,3 @@ def sse_event(data: str) -> bytes:
 async def _send(send: Send, body: bytes, more: bool = True) -> None:
     if body:
         await send({"type": "http.response.body", "body": body, "more_body": more})
-
-
-def _json(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, ensure_ascii=False)

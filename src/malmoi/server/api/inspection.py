@@ -6,10 +6,9 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from malmoi.server.api.predictions import run_on_model
 from malmoi.server.api.requests import AttentionRequest, LensRequest
 from malmoi.server.api.responses import AttentionResponse, LensResponse
-from malmoi.server.executor import checkpoint
+from malmoi.server.executor import checkpoint, run_on_model
 from malmoi.server.inspect_model import AttentionArray, attention, lens
 from malmoi.server.registry import ServedModel
 
@@ -19,7 +18,7 @@ ATTENTION_DIGITS = 6  # of an attention weight
 
 @router.post("/v1/attention", response_model=AttentionResponse, tags=["Look inside"])
 async def attention_endpoint(ask: AttentionRequest, request: Request) -> Any:
-    """How much each token looks at each other one, in every head of every layer."""
+    """How much each token attends to each other one, in every head of every layer."""
     served: ServedModel = request.app.state.registry.get(ask.model)
 
     def see() -> str:
@@ -36,9 +35,7 @@ async def attention_endpoint(ask: AttentionRequest, request: Request) -> Any:
 
 
 def _numbers(weights: AttentionArray) -> str:
-    """A tensor [L, H, T, T] as JSON, head by head: writing millions of numbers at once would
-    hold everybody up.
-    """
+    """A tensor [L, H, T, T] as JSON, head by head, so that other requests get their turn."""
     rounded = weights.astype("float64").round(ATTENTION_DIGITS)
     layers = []
     for layer in rounded:
@@ -49,9 +46,7 @@ def _numbers(weights: AttentionArray) -> str:
 
 @router.post("/v1/lens", response_model=LensResponse, tags=["Look inside"])
 async def lens_endpoint(ask: LensRequest, request: Request) -> Any:
-    """What each layer would say at each place if it were the last; a GPT speaks of the token
-    that comes next.
-    """
+    """Each layer's prediction at each position, as if it were the last layer."""
     served: ServedModel = request.app.state.registry.get(ask.model)
 
     def see() -> str:

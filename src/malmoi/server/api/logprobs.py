@@ -12,12 +12,12 @@ from malmoi.tokenizer import Tokenizer
 
 
 def bytes_of(tokenizer: Tokenizer, token: int) -> bytes | None:
-    """What a token writes; None where it is special, or only pads the vocabulary."""
+    """A token's bytes; None for special tokens and padding of the vocabulary."""
     return token_bytes(tokenizer)[token] or None if token < tokenizer.vocab_size else None
 
 
 def token_name(tokenizer: Tokenizer, token: int) -> str:
-    """A token as text; as bytes:\\xed\\x95 where it is less than a character."""
+    """A token as text, or as bytes:\\xed\\x95 where it is only part of a character."""
     if token >= tokenizer.vocab_size:
         return f"token_id:{token}"
     written = bytes_of(tokenizer, token)
@@ -30,9 +30,7 @@ def token_name(tokenizer: Tokenizer, token: int) -> str:
 
 
 class LogprobRecorder:
-    """The log-probabilities of one continuation as /v1/completions tells them; it knows how far
-    the text has come.
-    """
+    """Log-probabilities of one continuation in the format of /v1/completions."""
 
     def __init__(self, tokenizer: Tokenizer, job: GenerationJob, top: int) -> None:
         self.tokenizer = tokenizer
@@ -54,7 +52,7 @@ class LogprobRecorder:
         )
 
     def _likely(self, one: Logprob) -> dict[str, float]:
-        """The likeliest tokens, and the one that was written."""
+        """The likeliest tokens and the one that was generated."""
         return {
             token_name(self.tokenizer, token): value
             for token, value in (*one.top[: self.top], one[:2])
@@ -67,7 +65,7 @@ class LogprobRecorder:
 
 
 def chat_logprobs(tokenizer: Tokenizer, said: Sequence[Logprob | None], top: int) -> ChatLogprobs:
-    """The log-probabilities of an answer as /v1/chat/completions tells them."""
+    """Log-probabilities of an answer in the format of /v1/chat/completions."""
 
     def named(token: int, value: float) -> NamedLogprob:
         written = bytes_of(tokenizer, token)

@@ -1,11 +1,9 @@
-"""Endpoints of encoders and fine-tuned models: embeddings, masks, labels, entities, answers,
-scores.
-"""
+"""Endpoints of encoders and fine-tuned models: embed, fill, classify, tag, answer, score."""
 
 import base64
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request
@@ -14,8 +12,9 @@ from malmoi.errors import UsageError
 from malmoi.inference import Model
 from malmoi.inference.embed import Float32Array, embed_texts
 from malmoi.inference.predictors import ANSWER, TAGS, TEXT_HEADS, TaskHead
+from malmoi.inference.stream import join_chunks
 from malmoi.inference.zero_shot import label_prompt, question_prompt
-from malmoi.server.api.completions import prompts_of
+from malmoi.server.api.completions import prompts_of, too_long
 from malmoi.server.api.requests import (
     AnswerRequest,
     ClassifyRequest,
@@ -34,47 +33,29 @@ from malmoi.server.api.responses import (
     ScoreResponse,
     Usage,
 )
-from malmoi.server.background import client_of, unless_disconnected
 from malmoi.server.errors import ApiError
-from malmoi.server.executor import checkpoint
+from malmoi.server.executor import checkpoint, run_on_model, unless_disconnected
 from malmoi.server.generation import GenerationStream
 from malmoi.server.registry import ServedModel
 from malmoi.tokenizer import Encoding
 
 router = APIRouter()
-ItemResult = TypeVar("ItemResult")
-
-
-async def run_on_model(
-    request: Request, served: ServedModel, task: Callable[[], ItemResult]
-) -> ItemResult:
-    """Has a model do something, in turn with what others ask, as long as the client is there."""
-    return await unless_disconnected(
-        request.receive, request.app.state.work.run(served, client_of(request), task)
-    )
 
 
 def check_reading(request: Request, tokens: int, passes: int = 1) -> None:
-    """Refuses a request that would have the model read too many tokens, each of them `passes`
-    times.
-    """
+    """Refuses a request that would read too many tokens, each of them `passes` times."""
     most = request.app.state.settings.max_read_tokens
     if tokens * passes > most:
-        total = (
-            f"{tokens:,} tokens × {passes} = {tokens * passes:,}"
-            if passes > 1
-            else f"{tokens:,} tokens"
-        )
+        total = f"{tokens:,} tokens" + (f" × {passes} passes" if passes > 1 else "")
         sentence = (
-            f"The model would have to read {total}, and this server reads {most:,} tokens at most "
-            "for one request: "
-            "send it in parts."
+            f"The model would have to read {total}, above this server's limit of {most:,} per "
+            "request: send it in parts."
         )
         raise ApiError(400, sentence, code="too_many_tokens")
 
 
 def count_tokens(model: Model, texts: Iterable[str]) -> int:
-    """The tokens of these texts, of each at most as many as the model reads."""
+    """The tokens of these texts, each counted up to the model's context."""
     total = 0
     for text in texts:
         checkpoint()
@@ -87,15 +68,11 @@ def count_tokens(model: Model, texts: Iterable[str]) -> int:
 
 @router.post("/v1/embeddings", response_model=EmbeddingList, tags=["OpenAI"])
 async def embeddings_endpoint(ask: EmbeddingRequest, request: Request) -> Any:
-    """Texts as vectors: hidden states averaged over `layers` and pooled, as `malmoi embed` gives
-    them (not scaled).
-    """
+    """Texts as vectors: hidden states averaged over `layers` and pooled, not normalised."""
     served: ServedModel = request.app.state.registry.get(ask.model)
     width = served.model.config.width
     if ask.dimensions not in (None, width):
-        raise UsageError(
-            f"The vectors of this model have {width} dimensions; others are not offered."
-        )
+        raise UsageError(f"This model's vectors have {width} dimensions; no others are offered.")
 
     def embed() -> tuple[list[Float32Array], int]:
         encodings = []
@@ -121,10 +98,8 @@ def _encoding(model: Model, text: str | list[int], *, truncate: bool) -> Encodin
         return model._encoded(text, truncate=truncate)
     tokens = text[: model.config.context] if truncate else text
     if len(tokens) > model.config.context or max(tokens) >= model.config.vocab:
-        raise UsageError(
-            f"The tokens must be {model.config.context} or fewer, each of them below "
-            f"{model.config.vocab}."
-        )
+        most = f"{model.config.context} or fewer, each below {model.config.vocab}"
+        raise UsageError(f"The tokens must be {most}.")
     size = len(tokens)
     return Encoding(tokens, [0] * size, [(0, 0)] * size, [False] * size, [None] * size)
 
@@ -143,9 +118,8 @@ def _written(vector: Float32Array, form: str) -> list[float] | str:
 async def fill_endpoint(ask: FillRequest, request: Request) -> Any:
     """The best tokens for each [MASK] in a text."""
     served: ServedModel = request.app.state.registry.get(ask.model)
-    masks = await run_on_model(
-        request, served, lambda: served.model.fill_masks(ask.text, top=ask.top)
-    )
+    fill = served.model.fill_masks
+    masks = await run_on_model(request, served, lambda: fill(ask.text, top=ask.top))
     found = [[FillResponse.One(**vars(one)) for one in mask] for mask in masks]
     return FillResponse(model=served.name, fills=found)
 
@@ -157,16 +131,14 @@ async def fill_endpoint(ask: FillRequest, request: Request) -> Any:
     tags=["Understand"],
 )
 async def classify_endpoint(ask: ClassifyRequest, request: Request) -> Any:
-    """A label for each text, or several: what a model was fine-tuned to say, or the likeliest of
-    the `labels` given.
-    """
+    """Labels of each text: from the fine-tuned head, or the likeliest of the `labels` given."""
     served: ServedModel = request.app.state.registry.get(ask.model)
     texts = _pairs(ask)
 
     def label() -> list[Any]:
         if ask.labels is None:
-            _need(served, TEXT_HEADS, "give it labels to choose among")
-            # then each label's words are read after the text
+            _need(served, TEXT_HEADS, "send labels to choose from")
+            # a verbalizer reads each label's words after the text
             verbalized = "words" in served.model.checkpoint.extra
             passes = len(served.model.labels) if verbalized else 1
             check_reading(request, count_tokens(served.model, _flat(texts)), passes)
@@ -183,29 +155,21 @@ def _pairs(ask: ClassifyRequest) -> list[Any]:
     if ask.pair is None:
         return texts
     if ask.labels is not None:
-        raise UsageError(
-            "A pair goes to a model that was fine-tuned for pairs; with labels, write both into "
-            "the text."
-        )
+        raise UsageError("A pair needs a model fine-tuned for pairs; with labels, use one text.")
     pairs = [ask.pair] if isinstance(ask.pair, str) else ask.pair
     if len(pairs) != len(texts):
-        raise UsageError(
-            f"There are {len(texts)} texts and {len(pairs)} pairs; give one pair for each text."
-        )
+        raise UsageError(f"There are {len(texts)} texts but {len(pairs)} pairs: give one for each.")
     return list(zip(texts, pairs, strict=True))
 
 
 def _check_labels(ask: ClassifyRequest, request: Request, model: Model) -> None:
-    """A GPT reads a text once for each label; a BERT once for each token of the labels, which is
-    hidden.
-    """
+    """A GPT reads a text once for each label, a BERT once for each (masked) token of the labels."""
     labels = ask.labels or []
     texts = [ask.text] if isinstance(ask.text, str) else ask.text
     masked = "mlm" in model.network.heads
     passes = sum(len(model.tokenizer.encode(label, specials=False).tokens) for label in labels)
-    tokens = count_tokens(
-        model, (f"{label_prompt(text, labels, ask.prompt)}{text}" for text in texts)
-    )
+    asked = (f"{label_prompt(text, labels, ask.prompt)}{text}" for text in texts)
+    tokens = count_tokens(model, asked)
     check_reading(request, tokens, passes if masked else len(labels))
 
 
@@ -216,7 +180,7 @@ def _flat(texts: Sequence[Any]) -> Iterator[str]:
 
 @router.post("/v1/ner", response_model=NerResponse, tags=["Understand"])
 async def ner_endpoint(ask: NerRequest, request: Request) -> Any:
-    """The names in each text, or whatever else a tagger was fine-tuned to mark."""
+    """The spans in each text that a tagger was fine-tuned to find, such as names."""
     served: ServedModel = request.app.state.registry.get(ask.model)
     _need(served, (TAGS,), "serve one that was fine-tuned for tagging")
     texts = [ask.text] if isinstance(ask.text, str) else ask.text
@@ -234,18 +198,15 @@ async def ner_endpoint(ask: NerRequest, request: Request) -> Any:
 
 @router.post("/v1/answer", response_model=AnswerResponse, tags=["Understand"])
 async def answer_endpoint(ask: AnswerRequest, request: Request) -> Any:
-    """The answer to a question: found in its context by a model fine-tuned for that, else
-    written by a GPT.
-    """
+    """The answer to a question: extracted from its context by a span head, else generated."""
     served: ServedModel = request.app.state.registry.get(ask.model)
     if served.model.task_head is not ANSWER:
         return await _written_answer(ask, served, request)
 
     def find() -> Any:
-        # every window over a long context begins with the question again
-        check_reading(
-            request, sum(len(served.model.tokenizer.encode(text).tokens) for text in asked)
-        )
+        # every window over a long context starts with the question
+        encode = served.model.tokenizer.encode
+        check_reading(request, sum(len(encode(text).tokens) for text in asked))
         return served.model.predict(asked)
 
     asked = (ask.question, ask.context)
@@ -258,39 +219,27 @@ async def answer_endpoint(ask: AnswerRequest, request: Request) -> Any:
 async def _written_answer(
     ask: AnswerRequest, served: ServedModel, request: Request
 ) -> AnswerResponse:
-    state = request.app.state
-    engine = served.writer
-    if ask.max_tokens > state.settings.max_tokens:
-        raise UsageError(
-            f"max_tokens is {ask.max_tokens}, and this server writes {state.settings.max_tokens} "
-            "at most."
-        )
-    job = engine.job(
-        question_prompt(ask.question, ask.context),
-        max_new_tokens=ask.max_tokens,
-        temperature=0,
-        stop="\n",
-    )
-    with GenerationStream(
-        engine, [job], state.settings.timeout, state.metrics, client_of(request)
-    ) as order:
-        done = (await unless_disconnected(request.receive, order.whole()))[0]
+    limit = request.app.state.settings.max_tokens
+    if ask.max_tokens > limit:
+        raise too_long(ask.max_tokens, limit)
+    prompt = question_prompt(ask.question, ask.context)
+    job = served.writer.job(prompt, max_new_tokens=ask.max_tokens, temperature=0, stop="\n")
+    with GenerationStream(request, served.writer, [job]) as generation:
+        chunks = (await unless_disconnected(request.receive, generation.chunks()))[0]
+    text = join_chunks(chunks).text.strip()
     return AnswerResponse(
-        model=served.name, answer=done.text.strip(), start=None, end=None, score=None, candidates=[]
+        model=served.name, answer=text, start=None, end=None, score=None, candidates=[]
     )
 
 
 @router.post("/v1/score", response_model=ScoreResponse, tags=["Understand"])
 async def score_endpoint(ask: ScoreRequest, request: Request) -> Any:
-    """How likely a GPT finds each continuation of a context: natural logarithms, in all and
-    token by token.
-    """
+    """The log-probability of each continuation of a context, in total and per token."""
     served: ServedModel = request.app.state.registry.get(ask.model)
 
     def weigh() -> list[Any]:
-        check_reading(
-            request, count_tokens(served.model, (ask.context + one for one in ask.continuations))
-        )
+        texts = (ask.context + one for one in ask.continuations)
+        check_reading(request, count_tokens(served.model, texts))
         return served.model.score(ask.context, ask.continuations)
 
     found = await run_on_model(request, served, weigh)

@@ -8,8 +8,8 @@ from pydantic_core import PydanticCustomError
 from malmoi.errors import nearest
 from malmoi.inference.generation.detokenize import MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
 
-MAX_TEXTS = 256  # of one request
-MAX_TOP_LOGPROBS = 20  # tokens named beside each that is written
+MAX_TEXTS = 256  # per request
+MAX_TOP_LOGPROBS = 20
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
 TextList = Annotated[list[str], Field(min_length=1, max_length=MAX_TEXTS)]
@@ -18,56 +18,49 @@ TokenLists = Annotated[list[Tokens], Field(min_length=1, max_length=MAX_TEXTS)]
 PromptInput = str | TextList | Tokens | TokenLists
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 Top = Annotated[int, Field(ge=1, le=100)]
+TextField = Annotated[str, Field(max_length=20_000)]
+NameField = Annotated[str, Field(max_length=200)]
+
+
+def _example(**fields: Any) -> dict[str, Any]:
+    return {"examples": [fields]}
 
 
 class ApiRequest(BaseModel):
-    """A request. What it says in a field that does not exist would be lost, so such a field is
-    refused.
-    """
+    """A request. Unknown fields are refused, so that a misspelt one is not silently ignored."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
-    model: str | None = Field(
-        None, max_length=200, description="A name of /v1/models; none: the first."
-    )
+    model: NameField | None = Field(None, description="A name from /v1/models; default: the first.")
 
     @model_validator(mode="before")
     @classmethod
     def _known(cls, given: Any) -> Any:
-        unknown = (
-            [name for name in given if name not in cls.model_fields]
-            if isinstance(given, dict)
-            else []
-        )
-        if unknown:
-            told = {"name": unknown[0][:80], "hint": nearest(unknown[0][:80], cls.model_fields)}
-            raise PydanticCustomError("unknown_field", "There is no field {name} here.{hint}", told)
+        for name in given if isinstance(given, dict) else ():
+            if name not in cls.model_fields:
+                about = {"name": name[:80], "hint": nearest(name[:80], cls.model_fields)}
+                sentence = "There is no field {name} here.{hint}"
+                raise PydanticCustomError("unknown_field", sentence, about)
         return given
 
 
 class StreamOptions(BaseModel):
-    """How a stream ends."""
+    """Options of a stream."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    include_usage: bool = Field(False, description="A last event with the numbers of tokens.")
-    include_obfuscation: bool = Field(
-        False, description="Taken and not needed: nothing is added to events."
-    )
+    include_usage: bool = Field(False, description="End with an event that holds the usage.")
+    include_obfuscation: bool = Field(False, description="Accepted and ignored.")
 
 
 class GenerationFields(ApiRequest):
-    """What a text may be asked to be like."""
+    """How text is generated."""
 
     max_tokens: int | None = Field(None, ge=0, description="Maximum new tokens.")
     temperature: float = Field(1.0, ge=0, le=100, description="0 always takes the likeliest token.")
-    top_p: float | None = Field(
-        None, gt=0, le=1, description="Among the likeliest tokens that reach p together."
-    )
-    top_k: int | None = Field(None, ge=1, le=2**31, description="Among the k likeliest tokens.")
-    repetition_penalty: float = Field(
-        1.0, ge=0.01, le=100, description="Above 1, repetition becomes less likely."
-    )
+    top_p: float | None = Field(None, gt=0, le=1, description="Nucleus sampling.")
+    top_k: int | None = Field(None, ge=1, le=2**31, description="Sample from the k likeliest.")
+    repetition_penalty: float = Field(1.0, ge=0.01, le=100, description="Above 1: less repetition.")
     n: int = Field(1, ge=1, le=128, description="Continuations of each prompt.")
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOP_STRINGS)] | None = Field(
         None, description="Texts to stop before."
@@ -75,19 +68,15 @@ class GenerationFields(ApiRequest):
     seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="Random seed.")
     stream: bool = Field(False, description="Server-sent events, the last of them [DONE].")
     stream_options: StreamOptions | None = None
-    presence_penalty: float = Field(
-        0, ge=0, le=0, description="Not offered; see repetition_penalty."
-    )
-    frequency_penalty: float = Field(
-        0, ge=0, le=0, description="Not offered; see repetition_penalty."
-    )
+    presence_penalty: float = Field(0, ge=0, le=0, description="Only 0; see repetition_penalty.")
+    frequency_penalty: float = Field(0, ge=0, le=0, description="Only 0; see repetition_penalty.")
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = Field(
-        None, description="Not offered."
+        None, description="Not supported."
     )
-    user: str | None = Field(None, description="Taken and not kept.")
+    user: str | None = Field(None, description="Accepted and not stored.")
 
     def settings(self) -> dict[str, Any]:
-        """The same as settings of `generate`, but for how many and how long."""
+        """The settings of `generate`, except the number and length of the texts."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         names = ("temperature", "top_p", "top_k", "repetition_penalty")
         return {"stop": tuple(stops)} | {name: getattr(self, name) for name in names}
@@ -97,29 +86,22 @@ class GenerationFields(ApiRequest):
         return [None if self.seed is None else self.seed + i for i in range(count)]
 
 
-class CompletionRequest(GenerationFields):
-    """A text to go on from."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"prompt": "The state of", "max_tokens": 16, "temperature": 0}]
-        }
-    )
+class CompletionRequest(
+    GenerationFields,
+    json_schema_extra=_example(prompt="The state of", max_tokens=16, temperature=0),
+):
+    """A prompt to continue."""
 
     prompt: PromptInput = Field("", description="A text, its tokens, or a list of either.")
-    max_tokens: int | None = Field(
-        16, ge=0, description="The most tokens to write; 0 only with echo."
-    )
+    max_tokens: int | None = Field(16, ge=0, description="Maximum new tokens; 0 only with echo.")
     logprobs: int | None = Field(
-        None, ge=0, le=MAX_TOP_LOGPROBS, description="Likely tokens to name beside each."
+        None, ge=0, le=MAX_TOP_LOGPROBS, description="Number of top tokens to return for each."
     )
-    echo: bool = Field(False, description="The prompt comes first.")
+    echo: bool = Field(False, description="Return the prompt too.")
     best_of: int | None = Field(
-        None, ge=1, le=128, description="Write so many and give the n likeliest."
+        None, ge=1, le=128, description="Generate this many and return the n likeliest."
     )
-    suffix: Literal[""] | None = Field(
-        None, description="Not offered: these models read from left to right."
-    )
+    suffix: Literal[""] | None = Field(None, description="Not supported.")
 
 
 class TextPart(BaseModel):
@@ -130,7 +112,7 @@ class TextPart(BaseModel):
 
 
 class Message(BaseModel):
-    """What someone said."""
+    """A message of a conversation."""
 
     model_config = ConfigDict(strict=True)
 
@@ -147,129 +129,93 @@ class Message(BaseModel):
         return {"role": self.role, "content": str(text)}
 
 
-class ChatRequest(GenerationFields):
-    """A conversation to answer in."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 16}]
-        }
-    )
+class ChatRequest(
+    GenerationFields,
+    json_schema_extra=_example(messages=[{"role": "user", "content": "Hello!"}], max_tokens=16),
+):
+    """A conversation to answer."""
 
     messages: list[Message] = Field(min_length=1, max_length=1000)
-    max_completion_tokens: int | None = Field(
-        None, ge=1, description="The newer name of max_tokens."
-    )
-    logprobs: bool = Field(False, description="The log-probability of each token.")
+    max_completion_tokens: int | None = Field(None, ge=1, description="New name of max_tokens.")
+    logprobs: bool = Field(False, description="Return the log-probability of each token.")
     top_logprobs: int | None = Field(
-        None, ge=0, le=MAX_TOP_LOGPROBS, description="Likely tokens to name beside each."
+        None, ge=0, le=MAX_TOP_LOGPROBS, description="Number of top tokens to return for each."
     )
 
 
-class EmbeddingRequest(ApiRequest):
-    """Texts to turn into vectors."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"input": ["a text", "another"]}]})
+class EmbeddingRequest(ApiRequest, json_schema_extra=_example(input=["a text", "another"])):
+    """Texts to embed."""
 
     input: PromptInput = Field(description="A text, its tokens, or a list of either.")
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, ge=1, description="Only the model's own width.")
     layers: list[int] = Field(
-        [-1], min_length=1, max_length=200, description="0 is the embedding, -1 the last; averaged."
+        [-1], min_length=1, max_length=200, description="0: the embedding, -1: the last; averaged."
     )
     pool: Literal["mean", "cls"] = Field(
-        "mean", description="Over the tokens, or the one that speaks for the text."
+        "mean", description="The mean over the tokens, or the [CLS] token (a GPT's last token)."
     )
-    truncate: bool = Field(False, description="Cut texts that are longer than the context.")
-    user: str | None = Field(None, description="Taken and not kept.")
+    truncate: bool = Field(False, description="Truncate texts longer than the context.")
+    user: str | None = Field(None, description="Accepted and not stored.")
 
 
-class FillRequest(ApiRequest):
-    """A text with masks in it."""
-
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"text": "나는 오늘 [MASK] 갔다.", "top": 5}]}
-    )
+class FillRequest(ApiRequest, json_schema_extra=_example(text="나는 오늘 [MASK] 갔다.", top=5)):
+    """A text with masks."""
 
     text: str
     top: Top = Field(5, description="Candidates for each mask.")
 
 
-class ClassifyRequest(ApiRequest):
-    """A text to say a label of: by a model that was fine-tuned for it, or any model among the
-    labels given.
-    """
-
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"text": "I love this movie!", "labels": ["good", "bad"]}]}
-    )
+class ClassifyRequest(
+    ApiRequest, json_schema_extra=_example(text="I love this movie!", labels=["good", "bad"])
+):
+    """Texts to classify, by a fine-tuned model or zero-shot among the labels given."""
 
     text: str | TextList
     pair: str | TextList | None = Field(None, description="The second text of each pair.")
     labels: Annotated[list[str], Field(min_length=2, max_length=64)] | None = Field(
-        None, description="For a model without a head for labels: those to choose among."
+        None, description="Labels to choose from, for a model without a classification head."
     )
-    prompt: str | None = Field(None, description="How to ask, with {text} and perhaps {labels}.")
+    prompt: str | None = Field(None, description="A prompt with {text} and optionally {labels}.")
 
 
-class NerRequest(ApiRequest):
-    """Texts to mark names in."""
-
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"text": "Ada Lovelace lived in London."}]}
-    )
+class NerRequest(ApiRequest, json_schema_extra=_example(text="Ada Lovelace lived in London.")):
+    """Texts to tag."""
 
     text: str | TextList
 
 
-class AnswerRequest(ApiRequest):
-    """A question, about a text where there is one."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"question": "Where is Ada?", "context": "Ada is in London."}]
-        }
-    )
+class AnswerRequest(
+    ApiRequest, json_schema_extra=_example(question="Where is Ada?", context="Ada is in London.")
+):
+    """A question, optionally about a text."""
 
     question: str
     context: str = ""
-    max_tokens: int = Field(
-        32, ge=1, description="Of an answer that is written, not found in the text."
-    )
+    max_tokens: int = Field(32, ge=1, description="Of a generated, not an extracted answer.")
 
 
-class ScoreRequest(ApiRequest):
-    """Continuations of one context, to say how likely each is."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"context": "The capital of France is", "continuations": [" Paris", " Rome"]}
-            ]
-        }
-    )
+class ScoreRequest(
+    ApiRequest,
+    json_schema_extra=_example(
+        context="The capital of France is", continuations=[" Paris", " Rome"]
+    ),
+):
+    """Continuations of one context to score."""
 
     context: str = ""
     continuations: TextList
 
 
-class AttentionRequest(ApiRequest):
-    """A text, or a pair of texts, to look at the attention of."""
-
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"text": "어제 카페 갔었어", "pair": None}]}
-    )
+class AttentionRequest(ApiRequest, json_schema_extra=_example(text="어제 카페 갔었어")):
+    """A text, or a pair of texts, whose attention maps to return."""
 
     text: str
     pair: str | None = None
 
 
-class LensRequest(ApiRequest):
-    """A text to see what every layer would say of."""
-
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"text": "The capital of France is", "top": 3}]}
-    )
+class LensRequest(ApiRequest, json_schema_extra=_example(text="The capital of France is", top=3)):
+    """A text for the logit lens."""
 
     text: str
-    top: Top = Field(5, description="Tokens at each place of each layer.")
+    top: Top = Field(5, description="Tokens at each position of each layer.")

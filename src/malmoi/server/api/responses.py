@@ -1,4 +1,4 @@
-"""Response bodies. The first part is OpenAI's; the second is for what it does not have."""
+"""Response bodies: OpenAI's, then those of our own endpoints."""
 
 from typing import Literal
 
@@ -20,14 +20,14 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
-    """The models that are served; the first answers whoever names none."""
+    """The models that are served; the first is the default."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
 
 
 class Usage(BaseModel):
-    """How many tokens were read and written."""
+    """Tokens read and generated."""
 
     prompt_tokens: int
     completion_tokens: int = 0
@@ -35,7 +35,7 @@ class Usage(BaseModel):
 
 
 class Logprobs(BaseModel):
-    """Natural logarithms of the probabilities of the tokens, under the model itself."""
+    """Natural log-probabilities of the tokens under the model, before sampling rules."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -64,7 +64,7 @@ class CompletionResponse(BaseModel):
 
 
 class NamedLogprob(BaseModel):
-    """A token, and how likely it was."""
+    """A token and its log-probability."""
 
     token: str
     logprob: float
@@ -72,19 +72,19 @@ class NamedLogprob(BaseModel):
 
 
 class TokenLogprob(NamedLogprob):
-    """A token that was written, and those that were likely in its place."""
+    """A generated token, with the likeliest alternatives."""
 
     top_logprobs: list[NamedLogprob]
 
 
 class ChatLogprobs(BaseModel):
-    """Of every token of an answer."""
+    """For every token of an answer."""
 
     content: list[TokenLogprob]
 
 
 class AssistantMessage(BaseModel):
-    """What the model said."""
+    """The model's message."""
 
     role: Literal["assistant"] = "assistant"
     content: str
@@ -111,7 +111,7 @@ class ChatResponse(BaseModel):
 
 
 class Delta(BaseModel):
-    """What was added to an answer."""
+    """What was added to a message."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
@@ -146,7 +146,7 @@ class EmbeddingVector(BaseModel):
 
 
 class EmbeddingList(BaseModel):
-    """The vectors of the texts, in their order."""
+    """The vectors of the texts, in order."""
 
     object: Literal["list"] = "list"
     data: list[EmbeddingVector]
@@ -158,7 +158,7 @@ class EmbeddingList(BaseModel):
 
 
 class FillResponse(BaseModel):
-    """Of each mask, the best tokens."""
+    """The best tokens for each mask."""
 
     class One(BaseModel):
         token: str
@@ -182,7 +182,7 @@ class ClassifyResponse(BaseModel):
 
 
 class NerResponse(BaseModel):
-    """The marked stretches of each text; start and end count its characters."""
+    """The tagged spans of each text; start and end are character offsets."""
 
     class One(BaseModel):
         text: str
@@ -196,7 +196,7 @@ class NerResponse(BaseModel):
 
 
 class AnswerResponse(BaseModel):
-    """An answer: found in the text, with its place, or written."""
+    """An answer: extracted from the text, with its offsets, or generated."""
 
     class One(BaseModel):
         text: str
@@ -215,7 +215,7 @@ class AnswerResponse(BaseModel):
 
 
 class ScoreResponse(BaseModel):
-    """How likely each continuation is."""
+    """The log-probability of each continuation."""
 
     class One(BaseModel):
         logprob: float
@@ -228,7 +228,7 @@ class ScoreResponse(BaseModel):
 
 
 class AttentionResponse(BaseModel):
-    """Who looks at whom."""
+    """Attention maps."""
 
     model: str
     tokens: list[str]
@@ -238,7 +238,7 @@ class AttentionResponse(BaseModel):
 
 
 class LensResponse(BaseModel):
-    """What each layer would say at each place."""
+    """Each layer's predictions at each position."""
 
     class One(BaseModel):
         token: str
@@ -252,7 +252,7 @@ class LensResponse(BaseModel):
 
 
 class HealthResponse(BaseModel):
-    """Whether the server is well."""
+    """Whether the server is up."""
 
     status: Literal["ok"] = "ok"
     version: str

@@ -1,4 +1,4 @@
-"""What is served, and how the server is doing."""
+"""Which models are served, health and metrics."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ async def model(name: str, request: Request) -> Any:
 
 @router.get("/health", response_model=HealthResponse, tags=["Server"])
 async def health(request: Request) -> Any:
-    """Says that the server is well; one that is stopping answers with 503."""
+    """The server is up; while shutting down it answers 503."""
     registry: Registry = request.app.state.registry
     return HealthResponse(version=__version__, models=registry.names)
 
@@ -39,7 +39,7 @@ async def health_alone() -> Response:
 
 @router.get("/metrics", response_class=PlainTextResponse, tags=["Server"])
 async def metrics(request: Request) -> Any:
-    """Counts and times for Prometheus."""
+    """Metrics for Prometheus."""
     text = request.app.state.metrics.text(request.app.state.registry)
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 

@@ -1,1 +1,1 @@
-"""The studio's views: one module each, with a typed answer; `routes.py` gives them addresses."""
+"""The studio's views, one module each with a typed response; `routes.py` has the endpoints."""

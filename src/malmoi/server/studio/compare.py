@@ -1,6 +1,4 @@
-"""One word of a sentence, guessed by a GPT from what stands before it and by a BERT from both
-sides. W words.
-"""
+"""One word of a sentence, predicted by a GPT from the left and by a BERT from both sides."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,17 +8,18 @@ from pydantic import BaseModel
 from malmoi.errors import UsageError
 from malmoi.inference import Model
 from malmoi.inference.fill import fills
+from malmoi.inference.prompt import mask_token
 from malmoi.inference.pseudo_likelihood import SplitText, pseudo_scores
 from malmoi.model import Layout
 from malmoi.server.inspect_model import attention, encode_for_model
-from malmoi.server.studio.lens import LayerToken
+from malmoi.server.studio.inspection import LayerToken
 from malmoi.server.studio.tokens import readable_token
 
 TOP_GUESSES = 5
 
 
 class ModelSide(BaseModel):
-    """What one model does for the word."""
+    """One model's prediction of the word."""
 
     words: list[str]  # as it reads them
     mask: list[str]  # who may see whom among W words, by its own pattern: rows of 0 and 1
@@ -53,7 +52,7 @@ def compare_word(text: str, place: int, gpt: Model | None, bert: Model | None) -
 
 
 def _gpt(model: Model, words: Sequence[str], place: int) -> ModelSide:
-    """p(word | the words before it): figures 3 to 8, one for each place."""
+    """p(word | the words before it): figures 3 to 8, one for each position."""
     before = " ".join(words[:place])
     score = model.score(before, f" {words[place]}" if place else words[place])
     seen = _looks(model, before, len(before) - 1, words[:place]) if place else []
@@ -69,11 +68,8 @@ def _gpt(model: Model, words: Sequence[str], place: int) -> ModelSide:
 
 
 def _bert(model: Model, words: Sequence[str], place: int) -> ModelSide:
-    """p(word | the words around it), the word hidden: figures 10 and 11."""
-    mark = model.tokenizer.specials.mask
-    if mark is None:
-        raise UsageError("This model's tokenizer has no mask token, so no word can be hidden.")
-    gap = model.tokenizer.token(mark)
+    """p(word | the words around it), the word masked: figures 10 and 11."""
+    gap = model.tokenizer.token(mask_token(model.tokenizer))
     hidden = [*words[:place], gap, *words[place + 1 :]]
     text = " ".join(hidden)
     before = " ".join([*words[:place], ""])
@@ -97,7 +93,7 @@ def _bert(model: Model, words: Sequence[str], place: int) -> ModelSide:
 
 
 def _likeliest(model: Model, before: str) -> list[LayerToken]:
-    """The tokens that may come next, the likeliest first."""
+    """The likeliest next tokens."""
     logits = model.logits(before)[-1].astype(np.float64)
     chances = np.exp(logits - logits.max())
     chances /= chances.sum()
@@ -112,7 +108,7 @@ def _likeliest(model: Model, before: str) -> list[LayerToken]:
 
 
 def _mask(model: Model, size: int) -> list[str]:
-    """The predicate of the model's first layer over so many words."""
+    """The mask of the model's first layer over this many words."""
     seen = (
         model.network.trunk.patterns[0].mask(Layout(1, size, size)).expand(1, -1, size, size)[0, 0]
     )
@@ -120,9 +116,7 @@ def _mask(model: Model, size: int) -> list[str]:
 
 
 def _looks(model: Model, text: str, at: int, words: Sequence[str]) -> list[float]:
-    """How much the token at character `at`, or the last before it, looks at each word of the
-    text.
-    """
+    """How much the token at or before character `at` attends to each word of the text."""
     offsets = encode_for_model(model, text).offsets
     weights = attention(model, text).weights
     asker = max(
@@ -133,9 +127,7 @@ def _looks(model: Model, text: str, at: int, words: Sequence[str]) -> list[float
 
 
 def _places(offsets: Sequence[tuple[int, int]], words: Sequence[str]) -> Iterator[list[int]]:
-    """The tokens of each word, by the characters of the words joined with spaces; a space goes
-    to the word after it.
-    """
+    """The tokens of each word of the joined text; a space belongs to the word after it."""
     begin = 0
     for word in words:
         end = begin + len(word)

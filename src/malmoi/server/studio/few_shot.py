@@ -1,13 +1,11 @@
-"""The few-shot lab: one item of a task with K examples before it, and how likely the model finds
-each answer.
-"""
+"""The few-shot lab: one item of a task with K examples, and the likelihood of each answer."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
 import numpy as np
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.evaluation.in_context.answer_scores import SCORINGS, ScoredAnswer, score_answers
@@ -28,6 +26,7 @@ from malmoi.evaluation.tasks import (
 )
 from malmoi.evaluation.tasks.arithmetic import TASKS as SUMS
 from malmoi.inference import Model
+from malmoi.server.api.requests import ApiRequest, NameField, TextField
 
 LAB_TASKS = tuple(one.name for one in SUMS)  # tasks that need no file
 DRAWN_EXAMPLES = 64  # items of such a task
@@ -35,9 +34,7 @@ OFFERED_ANSWERS = 4  # that a written task offers: the right one, and others' ri
 
 
 class AnswerChoice(BaseModel):
-    """One answer: log p of its tokens, and by the way of comparing that was asked for its score
-    and its share.
-    """
+    """One answer: log p of its tokens, its score by the chosen scoring, and its share."""
 
     text: str
     logprob: float
@@ -56,19 +53,19 @@ class FewShotView(BaseModel):
     choices: list[AnswerChoice]
 
 
-class FewShotQuery(BaseModel):
-    """What is asked: a task by its name, or lines of JSON; which item, with how many examples."""
+class FewShotRequest(ApiRequest):
+    """An item of a task, by its number, with some examples before it."""
 
-    task: str
-    lines: str = ""
-    item: int = 0
-    shots: int = 0
-    seed: int = 0
-    scoring: str = "total"
+    task: NameField
+    lines: TextField = ""  # of JSON, for the task "own"
+    item: int = Field(0, ge=0, le=100_000)
+    shots: int = Field(0, ge=0, le=1000)
+    seed: int = Field(0, ge=0, le=2**31)
+    scoring: NameField = "total"
 
 
-def few_shot_view(model: Model, wanted: FewShotQuery) -> FewShotView:
-    """The item's prompt with its examples, and every answer's likelihood."""
+def few_shot_view(model: Model, wanted: FewShotRequest) -> FewShotView:
+    """The item's prompt with its examples, and the likelihood of every answer."""
     if wanted.scoring not in (known := scorings(model)):
         raise UsageError(
             f"There is no way {wanted.scoring!r} to compare answers; there are {', '.join(known)}."
@@ -120,7 +117,7 @@ def _softmax(scores: Sequence[float]) -> list[float]:
 # ------------------------------------------------------------------ rows
 
 
-def _rows(wanted: FewShotQuery) -> tuple[Task, Sequence[Example]]:
+def _rows(wanted: FewShotRequest) -> tuple[Task, Sequence[Example]]:
     if wanted.task == "own":
         return _pasted(wanted.lines)
     if wanted.task not in LAB_TASKS:
@@ -133,9 +130,7 @@ def _rows(wanted: FewShotQuery) -> tuple[Task, Sequence[Example]]:
 
 
 def _with_choices(rows: Sequence[Example], seed: int) -> list[Example]:
-    """Answers that were to be written are offered among those of others, so that they can be
-    compared.
-    """
+    """Turns generated answers into a choice among other items' answers."""
     rng = Random(f"lab:{seed}")
     answers = sorted({row.label[0] for row in rows})
     found = []

@@ -1,4 +1,4 @@
-"""What is loaded: the first thing that the page asks for."""
+"""What is loaded: the page's first request."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ from malmoi.model import count_parameters
 
 
 class ModelFacts(BaseModel):
-    """A model as the page needs to know it: what it can, and its shape."""
+    """A model's abilities and shape."""
 
     name: str
     can: list[str]

@@ -1,6 +1,4 @@
-"""An attention pattern drawn from the very predicate that the network uses, and what it costs. T
-tokens.
-"""
+"""An attention pattern drawn from the network's own predicate, and its cost. T tokens."""
 
 import re
 from dataclasses import replace
@@ -21,9 +19,7 @@ MAX_NESTING = 20
 
 
 class DrawnPattern(BaseModel):
-    """Who sees whom, and what that costs at a length that is used in earnest; of heads that
-    differ, the mean.
-    """
+    """The mask, and its cost at a realistic length (averaged over heads that differ)."""
 
     length: int
     masks: list[list[str]]  # one a group of heads: rows of 0 and 1, a row is who looks
@@ -57,9 +53,7 @@ def draw_pattern(text: str, length: int, at: int, heads: int) -> DrawnPattern:
 
 
 def _read(text: str, heads: int) -> Pattern:
-    """The pattern with one head a group. It is not kept: what people type while they try has no
-    end.
-    """
+    """The pattern with one head per group. Not cached: users type arbitrarily many."""
     large = next(
         (
             n
@@ -87,7 +81,7 @@ def _read(text: str, heads: int) -> Pattern:
 
 
 def _count(pattern: Pattern, length: int, shares: Tensor) -> tuple[float, float]:
-    """Pairs of one head, and the share of tiles that hold any; some rows of the mask at a time."""
+    """Pairs of one head, and the share of tiles that hold any, a few rows of the mask at a time."""
     pairs = tiles = blocks = 0.0
     for start in range(0, length, MASK_TILE):
         rows = min(MASK_TILE, length - start)

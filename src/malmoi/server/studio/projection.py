@@ -1,6 +1,4 @@
-"""Texts as points on a plane: the two directions in which their vectors differ most, and who is
-near whom. N texts.
-"""
+"""Texts as points on a plane: the first two principal components of their vectors. N texts."""
 
 from typing import Any
 
@@ -26,7 +24,7 @@ class Projection(BaseModel):
 
 
 def project_texts(model: Model, texts: list[str], layer: int, pool: Pool) -> Projection:
-    """Neighbours are counted in the whole space, not on the plane."""
+    """Neighbours are computed in the full space, not on the plane."""
     vectors = np.asarray(model.embed(texts, (layer,), pool, truncate=True), np.float64)
     plane, explained = principal(vectors)
     return Projection(
@@ -37,10 +35,7 @@ def project_texts(model: Model, texts: list[str], layer: int, pool: Pool) -> Pro
 
 
 def principal(vectors: VectorArray) -> tuple[VectorArray, VectorArray]:
-    """The first two principal components [N, 2] and their shares of the variance; signs are fixed,
-    so that the same
-    texts always lie alike.
-    """
+    """The first two principal components [N, 2] and their shares of variance, with fixed signs."""
     centred = vectors - vectors.mean(0)
     u, s, _ = np.linalg.svd(centred, full_matrices=False)
     scores = np.pad(u * s, ((0, 0), (0, max(0, 2 - len(s)))))[:, :2]

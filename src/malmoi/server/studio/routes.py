@@ -1,33 +1,24 @@
 """The studio's endpoints: one for each view that /v1 does not already serve."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Concatenate, Literal, ParamSpec, TypeVar
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from malmoi.errors import UsageError
-from malmoi.server.api.predictions import run_on_model
-from malmoi.server.api.requests import ApiRequest, Token
+from malmoi.inference import Model
+from malmoi.server.api.requests import ApiRequest, NameField, TextField, Token
+from malmoi.server.executor import run_on_model
 from malmoi.server.registry import Registry
-from malmoi.server.studio import (
-    attention,
-    compare,
-    few_shot,
-    lens,
-    patterns,
-    projection,
-    runs,
-    tokenization,
-)
-from malmoi.server.studio import tokens as spell
+from malmoi.server.studio import compare, few_shot, inspection, patterns, projection, runs, tokens
 from malmoi.server.studio.overview import Overview, overview
 
 router = APIRouter(prefix="/studio", tags=["studio"])
-
-TextField = Annotated[str, Field(max_length=20_000)]
-NameField = Annotated[str, Field(max_length=200)]
+P = ParamSpec("P")
+View = TypeVar("View", bound=BaseModel)
 
 
 class StudioRequest(BaseModel):
@@ -45,7 +36,7 @@ class AttentionViewRequest(ApiRequest):
 
 
 class BranchRequest(ApiRequest):
-    """A text, and tokens that were written after it."""
+    """A prompt, and the tokens generated after it."""
 
     prompt: TextField = ""
     tokens: list[Token] = Field(default_factory=list, max_length=20_000)  # or the prompt's tokens
@@ -53,14 +44,14 @@ class BranchRequest(ApiRequest):
 
 
 class LayersRequest(ApiRequest):
-    """A text that every layer reads."""
+    """A text for the logit lens."""
 
     text: TextField
     top: int = Field(5, ge=1, le=50)
 
 
 class TokenizationRequest(StudioRequest):
-    """A text to cut."""
+    """A text to tokenize."""
 
     text: TextField
 
@@ -74,19 +65,8 @@ class PatternRequest(StudioRequest):
     heads: int = Field(12, ge=1, le=128)
 
 
-class FewShotRequest(ApiRequest):
-    """An item of a task, to be asked with some examples."""
-
-    task: NameField
-    lines: TextField = ""
-    item: int = Field(0, ge=0, le=100_000)
-    shots: int = Field(0, ge=0, le=1000)
-    seed: int = Field(0, ge=0, le=2**31)
-    scoring: NameField = "total"
-
-
 class ProjectionRequest(ApiRequest):
-    """Texts to lay out on a plane."""
+    """Texts to project onto a plane."""
 
     texts: Annotated[
         list[Annotated[str, Field(max_length=2000)]], Field(min_length=2, max_length=200)
@@ -96,7 +76,7 @@ class ProjectionRequest(ApiRequest):
 
 
 class CompareRequest(StudioRequest):
-    """A word of a sentence to guess."""
+    """A word of a sentence to predict."""
 
     text: Annotated[str, Field(max_length=2000)]
     place: int = Field(0, ge=0, le=2000)
@@ -109,75 +89,70 @@ def _registry(request: Request) -> Registry:
     return found
 
 
-async def _run_on_model(
-    request: Request, name: str | None, show: Any, *given: Any, **named: Any
-) -> Any:
-    """Shows something of a model, at that model's own desk, as long as the client is there."""
+async def _show(
+    request: Request,
+    name: str | None,
+    view: Callable[Concatenate[Model, P], View],
+    *given: P.args,
+    **named: P.kwargs,
+) -> View:
+    """A view of a model, computed by that model's executor."""
     served = _registry(request).get(name)
-    return await run_on_model(request, served, partial(show, served.model, *given, **named))
+    return await run_on_model(request, served, partial(view, served.model, *given, **named))
 
 
 @router.get("/about")
 def show_about(request: Request) -> Overview:
-    """What is loaded, and what there is to look at."""
+    """What is loaded, and which views there are."""
     models = ((served.name, served.model) for served in _registry(request))
     return overview(models, few_shot.LAB_TASKS, runs=request.app.state.settings.runs is not None)
 
 
 @router.post("/branch")
-async def show_branch(request: Request, body: BranchRequest) -> spell.PromptBranch:
-    """The tokens from which another continuation goes on."""
-    found: spell.PromptBranch = await _run_on_model(
-        request, body.model, spell.prompt_branch, body.tokens or body.prompt, body.written
+async def show_branch(request: Request, body: BranchRequest) -> tokens.PromptBranch:
+    """The tokens from which to generate another continuation."""
+    return await _show(
+        request, body.model, tokens.prompt_branch, body.tokens or body.prompt, body.written
     )
-    return found
 
 
 @router.post("/attention")
-async def show_attention(request: Request, body: AttentionViewRequest) -> attention.AttentionView:
-    """Who looks at whom in every head, by tokens or by words."""
-    found: attention.AttentionView = await _run_on_model(
-        request, body.model, attention.attention_view, body.text, body.pair, words=body.words
+async def show_attention(request: Request, body: AttentionViewRequest) -> inspection.AttentionView:
+    """Attention in every head, by tokens or by words."""
+    return await _show(
+        request, body.model, inspection.attention_view, body.text, body.pair, words=body.words
     )
-    return found
 
 
 @router.post("/lens")
-async def show_layers(request: Request, body: LayersRequest) -> lens.LayerGuesses:
-    """What each layer would say at each place."""
-    found: lens.LayerGuesses = await _run_on_model(
-        request, body.model, lens.layer_guesses, body.text, body.top
-    )
-    return found
+async def show_layers(request: Request, body: LayersRequest) -> inspection.LayerGuesses:
+    """Each layer's predictions at each position."""
+    return await _show(request, body.model, inspection.layer_guesses, body.text, body.top)
 
 
 @router.post("/tokens")
-def show_tokenization(request: Request, body: TokenizationRequest) -> tokenization.Tokenizations:
-    """How every loaded tokenizer cuts a text."""
-    return tokenization.tokenizations(
+def show_tokenization(request: Request, body: TokenizationRequest) -> tokens.Tokenizations:
+    """How every loaded tokenizer splits a text."""
+    return tokens.tokenizations(
         ((served.name, served.model) for served in _registry(request)), body.text
     )
 
 
 @router.post("/pattern")
 def show_pattern(body: PatternRequest) -> patterns.DrawnPattern:
-    """An attention pattern over some tokens, and what it costs over many."""
+    """An attention pattern over some tokens, and its cost over many."""
     return patterns.draw_pattern(body.pattern, body.length, body.at, body.heads)
 
 
 @router.post("/shots")
-async def show_few_shot(request: Request, body: FewShotRequest) -> few_shot.FewShotView:
-    """One item of a task with its examples, and how likely each answer is."""
-    wanted = few_shot.FewShotQuery(**body.model_dump(exclude={"model"}))
-    found: few_shot.FewShotView = await _run_on_model(
-        request, body.model, few_shot.few_shot_view, wanted
-    )
-    return found
+async def show_few_shot(request: Request, body: few_shot.FewShotRequest) -> few_shot.FewShotView:
+    """One item of a task with its examples, and the likelihood of each answer."""
+    return await _show(request, body.model, few_shot.few_shot_view, body)
 
 
 @router.get("/runs")
 def show_runs(request: Request) -> runs.RunViews:
-    """The training runs under the folder that the server was given."""
+    """The training runs under the server's --runs folder."""
     folder: Path | None = request.app.state.settings.runs
     if folder is None:
         raise UsageError("No folder of runs was named: start the server with --runs DIR.")
@@ -186,16 +161,15 @@ def show_runs(request: Request) -> runs.RunViews:
 
 @router.post("/embeddings")
 async def show_projection(request: Request, body: ProjectionRequest) -> projection.Projection:
-    """Texts as points on a plane, and who is near whom."""
-    found: projection.Projection = await _run_on_model(
+    """Texts as points on a plane, with nearest neighbours."""
+    return await _show(
         request, body.model, projection.project_texts, body.texts, body.layer, body.pool
     )
-    return found
 
 
 @router.post("/beside")
 async def show_comparison(request: Request, body: CompareRequest) -> compare.Comparison:
-    """One word of a sentence, guessed by a GPT and by a BERT."""
+    """One word of a sentence, predicted by a GPT and by a BERT."""
     gpt, bert = (
         None if name is None else _registry(request).get(name) for name in (body.gpt, body.bert)
     )
@@ -203,7 +177,6 @@ async def show_comparison(request: Request, body: CompareRequest) -> compare.Com
     if first is None:
         raise UsageError("Name a GPT, a BERT or both.")
     models = [None if one is None else one.model for one in (gpt, bert)]
-    found: compare.Comparison = await run_on_model(
+    return await run_on_model(
         request, first, partial(compare.compare_word, body.text, body.place, *models)
     )
-    return found

@@ -1,4 +1,4 @@
-"""The runs under a folder, as they go: their losses, and what they say."""
+"""The training runs under a folder: their losses and samples."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ class RunViews(BaseModel):
 
 
 def list_runs(folder: Path) -> RunViews:
-    """Every run under the folder, the one that wrote last first."""
+    """Every run under the folder, most recently updated first."""
     files = sorted(_metrics(folder), key=lambda file: -file.stat().st_mtime_ns)
     return RunViews(runs=[_fresh(file, folder) for file in islice(files, MAX_RUNS)])
 
@@ -78,7 +78,7 @@ def _run(file: Path, folder: Path, changed: int, size: int) -> RunView:
 
 
 def _line(rows: Sequence[dict[str, Any]], key: str) -> ChartPoints:
-    """What can be drawn: a run that went wrong has written NaN."""
+    """The finite values: a run that diverged has logged NaN."""
     return [
         (float(row.get("tokens", row["step"])), float(row[key]))
         for row in rows

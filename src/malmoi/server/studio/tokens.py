@@ -1,35 +1,32 @@
-"""Tokens as people can read them, and back: vocabularies write "Ġthe" and "ìĸ´" where the text
-has " the" and bytes.
-"""
+"""Tokens in readable form: vocabularies write "Ġthe" and "ìĸ´" for " the" and bytes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 from pydantic import BaseModel
 
 from malmoi.errors import UsageError
 from malmoi.inference import Model
+from malmoi.inference.generation.token_bytes import token_bytes
 from malmoi.inference.prompt import encode_prompt
 from malmoi.server.api.logprobs import token_name
-from malmoi.tokenizer import Tokenizer
+from malmoi.tokenizer import Encoding, Tokenizer
 
 
 class PromptBranch(BaseModel):
-    """A prompt as tokens: what was given, and what was written after it token by token."""
+    """A prompt as tokens: what was given, and what was generated after it."""
 
     tokens: list[int]
 
 
 def readable_token(tokenizer: Tokenizer, token: str) -> str:
-    """What a token of the vocabulary writes; WordPiece is readable as it is."""
+    """The text that a token writes; WordPiece is readable as it is."""
     id = tokenizer.id(token)
     return token if id is None or tokenizer.kind == "wordpiece" else token_name(tokenizer, id)
 
 
 def prompt_branch(model: Model, prompt: str | list[int], written: Sequence[str]) -> PromptBranch:
-    """The tokens to go on from: those that were written stay as they were, however the text
-    would be cut anew.
-    """
+    """The tokens to continue from; generated ones are kept, however the text would be tokenized."""
     known = _by_name(model.tokenizer)
     unknown = next((one for one in written if one not in known), None)
     if unknown is not None:
@@ -40,7 +37,82 @@ def prompt_branch(model: Model, prompt: str | list[int], written: Sequence[str])
 
 @lru_cache(maxsize=8)
 def _by_name(tokenizer: Tokenizer) -> dict[str, int]:
-    """Every token by the name that /v1/completions gives it; of two alike the first."""
+    """Every token by its name in /v1/completions; of equal names the first."""
     return {
         token_name(tokenizer, id): id for id in sorted(tokenizer.vocab().values(), reverse=True)
     }
+
+
+# ------------------------------------------------------------------ how tokenizers cut a text
+
+
+class TokenView(BaseModel):
+    """A token, the text it covers, and its bytes where it splits a character."""
+
+    id: int
+    token: str
+    text: str
+    special: bool
+    unknown: bool  # stands for what the vocabulary does not have
+    bytes: str | None = None
+
+
+class Tokenization(BaseModel):
+    """One tokenizer's result, and the models that use it."""
+
+    models: list[str]
+    kind: str
+    vocab: int
+    unknown: int  # tokens that stand for what the vocabulary does not have
+    pieces: list[TokenView]
+
+
+class Tokenizations(BaseModel):
+    characters: int
+    bytes: int
+    words: int
+    cuts: list[Tokenization]
+
+
+def tokenizations(models: Iterable[tuple[str, Model]], text: str) -> Tokenizations:
+    """One per tokenizer; models that share one are listed together."""
+    found: dict[str, Tokenization] = {}
+    for name, model in models:
+        words = model.checkpoint.tokenizer
+        if words is None:
+            continue
+        key = words.fingerprint()
+        if key in found:
+            found[key].models.append(name)
+        else:
+            found[key] = _cut(name, words, text)
+    return Tokenizations(
+        characters=len(text),
+        bytes=len(text.encode()),
+        words=len(text.split()),
+        cuts=list(found.values()),
+    )
+
+
+def _cut(name: str, words: Tokenizer, text: str) -> Tokenization:
+    encoding = words.encode(text)
+    pieces = list(_pieces(words, encoding, text))
+    unknown = sum(piece.unknown for piece in pieces)
+    return Tokenization(
+        models=[name], kind=words.kind, vocab=words.vocab_size, unknown=unknown, pieces=pieces
+    )
+
+
+def _pieces(words: Tokenizer, encoding: Encoding, text: str) -> Iterator[TokenView]:
+    for token, (start, end), special in zip(
+        encoding.tokens, encoding.offsets, encoding.specials, strict=True
+    ):
+        covered = text[start:end]
+        held = b"" if special else token_bytes(words)[token]
+        broken = words.kind == "byte-bpe" and held != covered.encode()
+        shown = held.hex(" ").upper() if broken and held else None
+        name = words.token(token)
+        unknown = token == words.specials.unk
+        yield TokenView(
+            id=token, token=name, text=covered, special=special, unknown=unknown, bytes=shown
+        )

@@ -1,5 +1,6 @@
-"""Who looks at whom, by tokens or by whole words, for the picture. L layers, H heads, T tokens,
-W words.
+"""Attention maps and the logit lens, as the page draws them.
+
+L layers, H heads, T tokens, W words.
 """
 
 from collections.abc import Sequence
@@ -11,12 +12,12 @@ from pydantic import BaseModel
 
 from malmoi.errors import UsageError
 from malmoi.inference import Model
-from malmoi.server.inspect_model import AttentionMaps, attention
+from malmoi.server.inspect_model import AttentionMaps, LayerGuess, attention, lens
 from malmoi.server.studio.tokens import readable_token
 from malmoi.tokenizer import Tokenizer
 
-VIEW_DIGITS = 4  # of a weight: more cannot be seen
-MAX_VIEW_NUMBERS = 1_000_000  # weights of one picture: a page draws no more
+VIEW_DIGITS = 4  # more cannot be seen
+MAX_VIEW_NUMBERS = 1_000_000  # weights that a page can draw
 ViewArray = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -27,16 +28,13 @@ class AttentionView(BaseModel):
 
 
 def attention_view(model: Model, text: str, pair: str | None, *, words: bool) -> AttentionView:
-    """The attention of every head, its numbers rounded."""
+    """The attention of every head, rounded."""
     seen = attention(model, text, pair)
     groups = word_groups(seen) if words else [[i] for i in range(len(seen.tokens))]
     weights = by_words(seen.weights, groups) if words else seen.weights
     if weights.size > MAX_VIEW_NUMBERS:
         most = int((MAX_VIEW_NUMBERS / (weights.shape[0] * weights.shape[1])) ** 0.5)
-        sentence = (
-            f"{len(groups)} are too many to draw of this model: shorten the text to {most}, "
-            f"or fewer."
-        )
+        sentence = f"{len(groups)} are too many to draw for this model; shorten the text to {most}."
         raise UsageError(sentence, code="context_length_exceeded")
     name = _word if words else _token
     return AttentionView(
@@ -47,7 +45,7 @@ def attention_view(model: Model, text: str, pair: str | None, *, words: bool) ->
 
 
 def word_groups(seen: AttentionMaps) -> list[list[int]]:
-    """The places of each word's tokens; what belongs to no word stands alone."""
+    """The positions of each word's tokens; a token outside words is a group of its own."""
 
     def word(i: int) -> tuple[int, int]:
         number = seen.words[i]
@@ -57,10 +55,7 @@ def word_groups(seen: AttentionMaps) -> list[list[int]]:
 
 
 def by_words(weights: ViewArray, groups: Sequence[Sequence[int]]) -> ViewArray:
-    """Attention between words: *to* a word its pieces' summed, *from* a word its pieces' mean, so
-    that rows still
-    sum to 1 (Clark et al. 2019 §4.1).
-    """
+    """Attention *to* a word is summed, *from* it averaged (Clark et al. 2019 §4.1)."""
     columns = np.stack([weights[..., group].sum(-1) for group in groups], -1)
     return np.stack([columns[..., group, :].mean(-2) for group in groups], -2)
 
@@ -70,7 +65,33 @@ def _token(tokenizer: Tokenizer, seen: AttentionMaps, group: Sequence[int]) -> s
 
 
 def _word(tokenizer: Tokenizer, seen: AttentionMaps, group: Sequence[int]) -> str:
-    """A word without the space before it; what has no text, such as [CLS], by its token."""
+    """A word without its leading space; a token without text, such as [CLS], by name."""
     ids = [tokenizer.id(seen.tokens[i]) for i in group]
     text = tokenizer.decode([id for id in ids if id is not None]).strip()
     return text or _token(tokenizer, seen, group)
+
+
+# ------------------------------------------------------------------ the logit lens
+
+
+class LayerToken(BaseModel):
+    text: str
+    probability: float
+
+
+class LayerGuesses(BaseModel):
+    tokens: list[str]
+    layers: list[list[list[LayerToken]]]  # [L + 1][T][top]: the embedding first
+
+
+def layer_guesses(model: Model, text: str, top: int) -> LayerGuesses:
+    found = lens(model, text, top)
+    words = model.tokenizer
+
+    def named(one: LayerGuess) -> LayerToken:
+        return LayerToken(text=readable_token(words, one.token), probability=one.probability)
+
+    return LayerGuesses(
+        tokens=[readable_token(words, token) for token in found.tokens],
+        layers=[[[named(one) for one in place] for place in layer] for layer in found.guesses],
+    )
