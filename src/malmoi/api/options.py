@@ -122,6 +122,7 @@ class EvaluateOptions(TypedDict, total=False):
     limit: int | None  # only so many rows
     score: str  # how the likelihoods of choices are compared
     template: str | None  # another prompt
+    reading: Literal["causal", "masked"]  # of a model that was trained both ways
     out: str | Path | None  # a folder for curve.json and curve.svg
     harness: Literal["lm-eval"] | None
 

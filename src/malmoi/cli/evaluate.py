@@ -66,6 +66,9 @@ def evaluate_command(
     template: Annotated[
         str | None, typer.Option(help="Another prompt template, by name or from a .toml file.")
     ] = None,
+    reading: Annotated[
+        str | None, typer.Option(help="A model trained both ways: causal or masked.")
+    ] = None,
     show: Annotated[int, typer.Option(help="Print the first N prompts as the model saw them.")] = 0,
     harness: Annotated[
         str | None, typer.Option(help="Evaluate with lm-eval; TASK may be one of its YAML files.")
@@ -93,7 +96,15 @@ def evaluate_command(
     from malmoi.evaluation.evaluate import evaluate as judge
     from malmoi.evaluation.kinds import HeadKind, kind_of
 
-    asking = given(shots=shots, train=train, seed=seed, limit=limit, score=score, template=template)
+    asking = given(
+        shots=shots,
+        train=train,
+        seed=seed,
+        limit=limit,
+        score=score,
+        template=template,
+        reading=reading,
+    )
     opened = open_model(model, device, dtype)
     rows: Any = data[0] if data and len(data) == 1 else data
     chosen: Any = (

@@ -36,8 +36,8 @@ def evaluate(
     A fine-tuned model is judged by its head. With `shots` (0, 1, K, "max") a GPT or a BERT is asked
     as it is, after so many examples, and every measure has a standard error; several numbers
     ("0,1,4") give a list. Other settings are the fields of `InContextConfig`: train, seed, limit,
-    score, template; and out (a folder for the curve), harness ("lm-eval"). With `per_label` there
-    are also precision, recall, F1 and support of each label of a classification.
+    score, template, reading; and out (a folder for the curve), harness ("lm-eval"). With
+    `per_label` there are also precision, recall, F1 and support of each label of a classification.
     """
     found = model if isinstance(model, Model) else load(model, device=device)
     if isinstance(task, str) and task.endswith((".yaml", ".yml")):

@@ -26,6 +26,7 @@ from malmoi.evaluation.in_context.graders import (
     grade_numbers,
     written_grader,
 )
+from malmoi.evaluation.in_context.minimal_pairs import grade_pairs
 from malmoi.evaluation.prompts import (
     NO_ANSWER,
     SQUAD_PROMPT,
@@ -53,6 +54,7 @@ from malmoi.evaluation.task import (
     label_columns,
     label_set_columns,
     number_columns,
+    pair_columns,
     tag_columns,
     text_columns,
     written_columns,
@@ -437,6 +439,14 @@ READING = Kind(
     grade=grade_likelihood,
     only_read=True,
 )
+MINIMAL_PAIRS = Kind(
+    name="pairs",
+    metrics=("accuracy",),
+    columns=pair_columns,
+    prompt=text_prompt,
+    grade=grade_pairs,
+    only_read=True,
+)
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
@@ -449,6 +459,7 @@ KINDS: dict[str, Kind] = {
         CLOZE,
         WRITING,
         READING,
+        MINIMAL_PAIRS,
     )
 }
 
@@ -507,7 +518,8 @@ def custom_task(
     Multilabel takes labels as a list, as text with a `separator` between, or as one column of 0 and
     1 for each (label=["anger", "fear"]). Tagging takes words and tags as lists (or with spaces
     between); choice takes the columns of the choices and the number of the right one; answer takes
-    the context in `pair`, the answer itself in `label`. Three kinds are for language models alone:
+    the context in `pair`, the answer itself in `label`; pairs takes the right sentence in `text`,
+    the wrong one in `pair`. Three kinds are for language models alone:
     cloze (the last word is in `label`), write (`label` is what should be written, or several such
     texts) and text (how likely is it?).
 

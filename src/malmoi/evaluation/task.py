@@ -30,6 +30,7 @@ class Example:
     place: str = ""  # file:row
     choices: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
+    group: str = ""  # what it is an example of: measures are given by group too
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,19 @@ def tag_columns(by: Columns) -> ExampleMaker:
         words = listed(row, by.text)
         tags = listed(row, label) if label in row.values else None
         return Example(" ".join(words), label=tags, place=row.place, words=words)
+
+    return example
+
+
+def pair_columns(by: Columns) -> ExampleMaker:
+    """The right sentence in one column, the wrong one in another."""
+    if by.pair is None:
+        raise UsageError("Minimal pairs need a second column: --pair COLUMN, the wrong sentence.")
+    wrong = by.pair
+
+    def example(row: DataRow) -> Example:
+        choices = (row.text(by.text), row.text(wrong))
+        return Example(choices[0], label=0, place=row.place, choices=choices)
 
     return example
 

@@ -23,6 +23,7 @@ from malmoi.evaluation.kinds import kind_of, metric_names
 from malmoi.evaluation.task import Example, Task
 from malmoi.inference import Model
 
+READINGS = ("causal", "masked")
 DataFiles = str | Path | Sequence[str | Path]
 
 
@@ -36,6 +37,7 @@ class InContextConfig:
     limit: int | None = None  # only so many items
     score: str = "total"  # how the likelihoods of choices are compared
     template: str | None = None  # another way to ask
+    reading: str = "causal"  # of a model that was trained both ways: causal or masked
     skip_bad: bool = False
 
 
@@ -68,6 +70,11 @@ def evaluate_in_context(
 ) -> Iterator[InContextResult]:
     """The results for each number of examples, as they come."""
     wanted = parse_shots(asking.shots)
+    if asking.reading not in READINGS:
+        raise UsageError(
+            f"There is no reading {asking.reading!r}.{nearest(asking.reading, READINGS)}"
+        )
+    model = model.masked if asking.reading == "masked" else model
     if asking.score not in (known := scorings(model)):
         raise UsageError(
             f"There is no way {asking.score!r} to compare choices.{nearest(asking.score, known)}"

@@ -22,6 +22,7 @@ from malmoi.evaluation.tasks import (
     glue,
     korean,
     language_modelling,
+    minimal_pairs,
     ner,
     scramble,
     squad,
@@ -35,6 +36,7 @@ _FAMILIES = (
     choice,
     commonsense,
     language_modelling,
+    minimal_pairs,
     arithmetic,
     scramble,
 )

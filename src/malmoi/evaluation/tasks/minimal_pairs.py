@@ -1,0 +1,42 @@
+"""Minimal pairs that judge a GPT and a BERT alike, without examples: BLiMP (Warstadt et al. 2020),
+Kontrast (Korean).
+"""
+
+from malmoi.evaluation.rows import BadRow, DataRow, any_rows
+from malmoi.evaluation.task import Example, Task
+
+
+def blimp(row: DataRow) -> Example:
+    """The authors' columns, or shorter names of them."""
+    published = "sentence_good" in row.values
+    good = row.text("sentence_good" if published else "good")
+    bad = row.text("sentence_bad" if published else "bad")
+    group = row.text("linguistics_term" if published else "phenomenon")
+    return Example(good, label=0, place=row.place, choices=(good, bad), group=group)
+
+
+def kontrast(row: DataRow) -> Example:
+    """Two sentences, A and B, and which of them a speaker accepts."""
+    right = row.label("gold_label")
+    if right not in ("A", "B"):
+        raise BadRow(row.place, f"gold_label is A or B, not {right!r}")
+    choices = (row.text("sentence_A"), row.text("sentence_B"))
+    label = "AB".index(right)
+    return Example(choices[label], label=label, place=row.place, choices=choices)
+
+
+BLIMP = Task(
+    "blimp",
+    "pairs",
+    any_rows,
+    blimp,
+    about="which of two sentences is English? 67 paradigms of grammar",
+)
+KONTRAST = Task(
+    "kontrast",
+    "pairs",
+    any_rows,
+    kontrast,
+    about="어느 문장이 자연스러운가? (Korean minimal pairs)",
+)
+TASKS = (BLIMP, KONTRAST)
