@@ -1,5 +1,6 @@
 """Commands: results on stdout, one sentence on stderr, the right exit code, never a traceback."""
 
+import csv
 import io
 import json
 import os
@@ -531,3 +532,23 @@ def test_a_benchmark_compares_with_its_peer(capfd: pytest.CaptureFixture[str]) -
     told = json.loads(capfd.readouterr().out)
     assert told["identical"]
     assert min(told["malmoi"], told["transformers"], told["ratio"]) > 0
+
+
+def test_a_file_in_and_a_file_out(call: Call, classifier: Path, tmp_path: Path) -> None:
+    data = tmp_path / "new.csv"
+    data.write_text('id,words of it\n1,"small, words"\n2,\n3,the state\n', "utf-8")
+    done = call("predict", "-m", classifier, "--data", data)
+    assert done == Done(0, f"{tmp_path}/new.predicted.csv: 3 rows\n", "text = words of it\n")
+    written = (tmp_path / "new.predicted.csv").read_text("utf-8")
+    rows = list(csv.DictReader(written.splitlines()))
+    assert [row["words of it"] for row in rows] == ["small, words", "", "the state"]
+    alone = call("predict", "-m", classifier, "small, words").out.split("\t")
+    assert [rows[0]["prediction"], rows[0]["score"]] == alone[:2]
+    assert float(rows[0]["p_negative"]) + float(rows[0]["p_positive"]) == pytest.approx(1, abs=1e-4)
+    same = ("predict", "-m", classifier, "--data", data, "--text", "words of it")
+    assert call(*same, "-o", tmp_path / "new.jsonl").code == 0
+    lines = (tmp_path / "new.jsonl").read_text("utf-8").splitlines()
+    assert set(json.loads(lines[0])["probabilities"]) == {"negative", "positive"}
+    refused(call(*same, "-o", tmp_path / "new.jsonl"), 2, "--overwrite")
+    refused(call(*same[:-1], "words", "--overwrite"), 2, "Did you mean 'words of it'?")
+    refused(call("predict", "-m", classifier, data), 2, "say --data")

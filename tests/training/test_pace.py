@@ -147,7 +147,11 @@ def test_a_batch_that_fits_gives_useful_updates() -> None:
         f"{pace.updates(8)}."
     )
     assert Pace(0.001, 0.0001, 180.0, PHASES).fitting(256) == 256
-    assert Pace(0.001, 0.0001, 180.0, PHASES).sentence("x", 256, 256) == ""
+    fast = Pace(0.001, 0.0001, 180.0, PHASES)
+    steps = fast.updates(256)
+    assert fast.sentence("x", 256, 256) == (
+        f"{180 / steps:.2g} s a step: about {steps:,} steps in your 3 minutes."
+    )
 
 
 def test_the_batch_divides_over_its_processes_and_is_no_smaller_than_eight() -> None:
@@ -163,8 +167,7 @@ def test_the_batch_divides_over_its_processes_and_is_no_smaller_than_eight() -> 
 def test_a_batch_that_a_user_named_is_kept_and_told() -> None:
     pace = Pace(0.01, 0.05, 180.0, PHASES)
     assert pace.sentence("bert-tiny", 32, 32) == (
-        f"About {pace.updates(32)} updates of 32 sequences fit into 3 minutes here. "
-        f"--set train.batch=8 would give about {pace.updates(8)}."
+        f"{pace.expectation(32)} --set train.batch=8 would give about {pace.updates(8)}."
     )
     assert resolve_recipe("bert-tiny", {"minutes": 3}).train.fit_batch
     assert not resolve_recipe("bert-tiny", {"minutes": 3, "batch": 256}).train.fit_batch

@@ -70,7 +70,9 @@ def guess_columns(
     rows = _read(files)
     names = list(rows[0])
     label = label or _label(rows, [name for name in names if name not in (text, pair)], files[0])
-    text = text or _text(rows, [name for name in names if name not in (label, pair)], files[0])
+    text = text or text_column(
+        rows, [name for name in names if name not in (label, pair)], files[0]
+    )
     partner = PAIRS.get(text.lower())
     by_lower = {name.lower(): name for name in names}
     pair = pair or (by_lower.get(partner) if partner else None)
@@ -126,7 +128,8 @@ def _label(rows: Sequence[Mapping[str, Any]], names: Sequence[str], file: Path) 
     return min(reversed(classes), key=lambda name: few[name])
 
 
-def _text(rows: Sequence[Mapping[str, Any]], names: Sequence[str], file: Path) -> str:
+def text_column(rows: Sequence[Mapping[str, Any]], names: Sequence[str], file: Path) -> str:
+    """The column of the text: by its name, else the one with the longest values."""
     named = _named(TEXT_NAMES, names)
     if named is not None:
         return named

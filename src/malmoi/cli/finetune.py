@@ -1,6 +1,8 @@
 """`malmoi finetune`: fine-tune a model for a task."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +27,7 @@ from malmoi.cli.options import (
     complete_tasks,
     given,
 )
-from malmoi.cli.output import print_json, print_table, say
+from malmoi.cli.output import note, print_json, print_table, say
 from malmoi.errors import UsageError, nearest
 
 if TYPE_CHECKING:
@@ -159,6 +161,7 @@ def finetune_command(
     show_facts({**done.metrics, "model": str(done.out)}, json)
     if not json:
         _next_lines(task, folder)
+    _verdict(folder, done.metrics)
 
 
 def task_and_files(words: Sequence[str], data: Sequence[Path] | None) -> tuple[str, list[Path]]:
@@ -208,7 +211,7 @@ def newest_model(file: Path) -> str:
     if not found:
         raise UsageError(
             "There is no pre-trained model here to start from. Make one from your own text: malmoi "
-            "pretrain bert-tiny my_texts/ -o runs/bert --minutes 10. Or name one: malmoi finetune "
+            "pretrain bert my_texts/ -o runs/bert --minutes 10. Or name one: malmoi finetune "
             f"{file} --model DIR."
         )
     return str(found[-1].parent)
@@ -231,6 +234,19 @@ def _next_lines(task: "Task", out: Path) -> None:
 
     pairs = " --pairs" if head_kind(task).output is ANSWER else ""
     say(f'Next: malmoi predict -m {out}{pairs} "…", malmoi serve -m {out}, {out}/report.html')
+
+
+def _verdict(out: Path, metrics: Mapping[str, float]) -> None:
+    """No run ends like a success that is no better than the most frequent label."""
+    rows = (out / "predictions.jsonl").read_text("utf-8").splitlines()
+    labels = Counter(str(loads(row)["label"]) for row in rows)
+    label, times = labels.most_common(1)[0]
+    if metrics.get("accuracy", 1.0) <= times / len(rows):
+        note(
+            f"This model learnt nothing yet: always saying {label!r} is right for "
+            f"{times / len(rows):.0%}. Give it more --epochs or rows, a higher --lr, or a model "
+            "that was pre-trained longer."
+        )
 
 
 def show_facts(facts: dict[str, Any], json: bool) -> None:

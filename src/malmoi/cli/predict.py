@@ -1,6 +1,6 @@
-"""`malmoi predict`: what a fine-tuned model says of texts."""
+"""`malmoi predict`: what a fine-tuned model says of texts, or of the rows of a file."""
 
-from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,17 +10,38 @@ from malmoi.cli.options import (
     DtypeOption,
     JsonOption,
     ModelOption,
+    OverwriteOption,
+    PairOption,
+    TextOption,
     TextsArgument,
     input_lines,
     input_pairs,
     open_model,
+    require_free,
 )
 from malmoi.cli.output import one_line, print_json
+from malmoi.cli.prediction_file import predict_file, prediction_facts
+from malmoi.errors import UsageError
+from malmoi.system.result import plain
 
 
 def predict_command(
     model: ModelOption,
     texts: TextsArgument = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Predict every row of this file: csv, tsv, jsonl…")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="Where the rows of --data go, with their predictions.",
+            show_default="beside --data",
+        ),
+    ] = None,
+    text: TextOption = None,
+    pair: PairOption = None,
     paired: Annotated[
         bool,
         typer.Option(
@@ -32,39 +53,46 @@ def predict_command(
         list[str] | None,
         typer.Option("--choice", help="A choice, for a multiple-choice model; repeatable."),
     ] = None,
+    overwrite: OverwriteOption = False,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     json: JsonOption = False,
 ) -> None:
     """Predict labels, spans or answers with a fine-tuned model.
 
+    With --data every row of a file is predicted and written to --out with all its columns, the
+    prediction, its score, and each label's probability.
+
     Example: malmoi predict --model runs/sst2 "I love this movie!"
+
+    Example: malmoi predict --model runs/sst2 --data new.csv --text review -o new.labelled.csv
     """
-    given: list[Any] = input_pairs(texts) if paired else input_lines(texts)
+    if data is not None:
+        target = out or data.with_name(f"{data.name.split('.')[0]}.predicted.csv")
+        require_free(target, overwrite=overwrite)
+        count = predict_file(open_model(model, device, dtype), data, target, text=text, pair=pair)
+        result = {"file": str(target), "rows": count}
+        print_json(result) if json else print(f"{target}: {count:,} rows")
+        return
+    if texts and len(texts) == 1 and Path(texts[0]).is_file():
+        raise UsageError(f"{texts[0]} is a file; to predict its rows, say --data {texts[0]}")
+    asked: list[Any] = input_pairs(texts) if paired else input_lines(texts)
     if choices:
-        given = [(*([text] if isinstance(text, str) else text), tuple(choices)) for text in given]
-    found = open_model(model, device, dtype).predict(given)
-    for text, answer in zip(given, found, strict=True):
+        asked = [(*([one] if isinstance(one, str) else one), tuple(choices)) for one in asked]
+    found = open_model(model, device, dtype).predict(asked)
+    for one, answer in zip(asked, found, strict=True):
         if json:
             key = "spans" if isinstance(answer, list) else "prediction"
-            print_json(
-                {
-                    "text": text,
-                    key: list(map(asdict, answer)) if isinstance(answer, list) else asdict(answer),
-                }
-            )
+            print_json({"text": one, key: plain(answer)})
         else:
-            print(_line(text, answer))
+            print(_line(one, answer))
 
 
 def _line(text: Any, answer: Any) -> str:
     shown = (
         one_line(text) if isinstance(text, str) else "\t".join(one_line(str(part)) for part in text)
     )
+    facts = prediction_facts(answer)
     if isinstance(answer, list):
-        return f"{' '.join(f'[{one_line(s.text)} {s.label} {s.score:.3f}]' for s in answer) or '-'}\t{shown}"  # noqa: E501
-    if hasattr(answer, "candidates"):
-        return f"{one_line(answer.text) or '-'}\t{answer.score:.4f}\t{shown}"
-    labels = answer.labels if hasattr(answer, "labels") else (answer.label,)
-    scores = ", ".join(f"{answer.scores[label]:.4f}" for label in labels)
-    return f"{', '.join(labels) or '-'}\t{scores or '-'}\t{shown}"
+        return f"{facts['prediction'] or '-'}\t{shown}"
+    return f"{one_line(str(facts['prediction'])) or '-'}\t{facts['score']}\t{shown}"

@@ -136,7 +136,7 @@ class Pace:
         return f"{self.seconds / steps:.2g} s a step: about {steps:,} steps in your {minutes}."
 
     def sentence(self, name: str, asked: int, chosen: int) -> str:
-        """What to expect where the budget holds few updates; nothing where it holds enough."""
+        """What to expect, and what to do where the budget holds few updates."""
         minutes = plural(self.seconds / 60, "minute")
         now = self.updates(chosen)
         if chosen < asked:
@@ -145,13 +145,10 @@ class Pace:
                 f"{name}'s batch of {asked} would give {before} in {minutes} here; using "
                 f"{chosen}: about {now:,}."
             )
-        elif now < USEFUL_UPDATES:
-            said = (
-                f"About {plural(now, 'update')} of {plural(asked, 'sequence')} fit into "
-                f"{minutes} here."
-            )
         else:
-            return ""
+            said = self.expectation(chosen)
+        if now >= USEFUL_UPDATES and chosen == asked:
+            return said
         smaller = self.fitting(chosen)
         if smaller < chosen:
             return f"{said} --set train.batch={smaller} would give about {self.updates(smaller):,}."

@@ -282,9 +282,7 @@ class Trainer:
             if self.group.first:
                 write_text(self.out / "recipe.json", self.recipe.to_json())
         self.position.expected = pace.updates(batch)
-        self.log.line(pace.expectation(batch))
-        if said := pace.sentence(self.recipe.name, asked, batch):
-            self.log.line(said)
+        self.log.line(pace.sentence(self.recipe.name, asked, batch))
 
     # ------------------------------------------------------------------ steps
 
