@@ -65,7 +65,7 @@ def predict_file(
 
 
 def _chunks(data: Path) -> Iterator[list[Row]]:
-    from malmoi.evaluation.tasks.rows import BadRow, any_rows
+    from malmoi.evaluation.rows import BadRow, any_rows
 
     rows = any_rows(data)
     try:
