@@ -144,7 +144,8 @@ class ModelConfig(Config):
     heads: int = 12
     kv_heads: int = 0  # fewer key/value heads than query heads (grouped keys); 0: as many
     head_width: int = 0  # 0: width / heads
-    hidden: int = 0  # width inside the MLP; 0: 4 × width
+    # width inside the MLP; 0: 4 × width, or for GeGLU, of three matrices, about 8/3 of it
+    hidden: int = 0
     embed_width: int = 0  # factorised embedding (ALBERT, ELECTRA); 0: width
     segments: int = 0  # 0: no segment embedding
     groups: int = 0  # distinct blocks, shared over the depth (ALBERT: 1); 0: one per layer
@@ -258,7 +259,10 @@ class ModelConfig(Config):
 
     @property
     def mlp_width(self) -> int:
-        return self.hidden or 4 * self.width
+        usual = (
+            64 * max(1, round(self.width / 24)) if self.activation == "geglu" else 4 * self.width
+        )
+        return self.hidden or usual
 
     @property
     def gated(self) -> bool:

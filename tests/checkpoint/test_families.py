@@ -17,6 +17,8 @@ from malmoi.compression.prune import prune_model
 from malmoi.compression.quantize import quantize_model
 from malmoi.compression.share import share_layers
 from malmoi.errors import MalmoiError
+from malmoi.finetuning.config import FinetuneConfig
+from malmoi.finetuning.task_network import build_task_network
 from malmoi.tokenizer import train_tokenizer
 
 TEXTS = ["the cat sat on the mat", "너와 나의 말모이, 다시 쓴다", "a good film, not a bad one"]
@@ -165,6 +167,17 @@ def classifier(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp(folder.name)
     malmoi.finetune(folder, task, rows, out, rows, epochs=1, batch=4, device="cpu")
     return out
+
+
+def test_a_new_head_of_a_modernbert_begins_with_what_its_masked_one_learnt(tmp_path: Path) -> None:
+    config = transformers.ModernBertConfig(vocab_size=60, pad_token_id=0, **SIZES)
+    transformers.ModernBertForMaskedLM(config).save_pretrained(tmp_path)
+    klue().save_pretrained(tmp_path)
+    kind = transformers.AutoModelForSequenceClassification
+    learnt = kind.from_pretrained(tmp_path).state_dict()["head.dense.weight"]
+    task = malmoi.custom_task("classification")
+    start = build_task_network(read_checkpoint(tmp_path), task, ("no", "yes"), FinetuneConfig())
+    assert torch.equal(start.network.pooler.dense.weight, learnt)
 
 
 def test_a_fine_tuned_classifier_opens_in_transformers(classifier: Path) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
@@ -971,6 +972,22 @@ def test_every_kind_of_recipe_trains_and_opens(name: str, corpus: Path, tmp_path
     malmoi.pretrain(name, data=corpus, out=tmp_path, device="cpu", steps=3, **settings)
     assert len(losses(tmp_path)) == 3
     assert malmoi.load(tmp_path).tokens("the state")
+
+
+def test_a_fast_bert_is_a_modernbert_to_transformers(corpus: Path, tmp_path: Path) -> None:
+    settings = {**TINY, "model.context": 32, **SMALL["bert-tiny-fast"]}
+    model = malmoi.pretrain(
+        "bert-tiny-fast", data=corpus, out=tmp_path, device="cpu", steps=3, **settings
+    )
+    words = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path).eval()
+    assert theirs.config.model_type == "modernbert"
+    given = words(["the state of the union", "the"], padding=True, return_tensors="pt")
+    keep = given["attention_mask"].bool()
+    with torch.no_grad():
+        ours = model.network(given["input_ids"], keep=keep)["mlm"]
+        logits = theirs(**given).logits
+    torch.testing.assert_close(ours[keep], logits[keep], rtol=0, atol=1e-5)
 
 
 def test_every_recipe_can_be_resolved() -> None:

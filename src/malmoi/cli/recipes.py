@@ -73,7 +73,7 @@ def approximate_parameters(c: ModelConfig) -> float:
     """
     heads = (c.kv_heads or c.heads) * (c.head_width or c.width // c.heads)
     attention = 2 * c.width**2 + 2 * c.width * heads
-    mlp = (3 if c.activation == "swiglu" else 2) * c.width * (c.hidden or 4 * c.width)
+    mlp = (3 if c.gated else 2) * c.width * c.mlp_width
     embedding = c.vocab * (c.embed_width or c.width) * (1 if c.tied else 2)
     positions = (c.embed_width or c.width) * c.context * (c.positions == "learned")
     pooler = c.width**2 * (c.pooler == "tanh")

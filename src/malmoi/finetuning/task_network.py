@@ -107,11 +107,27 @@ def _inherit(network: Network, old: Network, head: str | None) -> None:
     """Copies the weights that are the same in both; of a vocabulary that has grown, its old
     rows.
     """
-    before = old.state_dict()
     kinds = ("trunk.", "pooler.", "heads.lm.") + ((f"heads.{head}.",) if head else ())
+    same = {name: t for name, t in old.state_dict().items() if name.startswith(kinds)}
+    before = _learnt_transform(old) | same
     for name, weight in network.state_dict().items():
-        if name in before and name.startswith(kinds) and before[name].shape[1:] == weight.shape[1:]:
+        if name in before and before[name].shape[1:] == weight.shape[1:]:
             weight[: len(before[name])] = before[name].to(weight)
+
+
+def _learnt_transform(old: Network) -> dict[str, torch.Tensor]:
+    """What stands before the scores of a masked language model stands before those of every head of
+    a ModernBERT: a new one begins with it, as in transformers.
+    """
+    if not old.config.head_transform:
+        return {}
+    learnt = ("heads.mlm.dense.", "heads.mlm.norm.")
+    return {
+        name.replace("heads.mlm", place): tensor
+        for name, tensor in old.state_dict().items()
+        if name.startswith(learnt)
+        for place in ("pooler", "heads.tag", "heads.span")
+    }
 
 
 def _hold(network: Network) -> None:

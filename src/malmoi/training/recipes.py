@@ -145,8 +145,26 @@ MODERN_GPT: dict[str, Any] = dict(
     dropout=0.0,
     attention_dropout=0.0,
 )
-MODERN_BERT: dict[str, Any] = MODERN_GPT | dict(
-    norm="pre", final_norm=True, embed_norm=False, init="normal", eps=1e-6
+# ModernBERT's mathematics (Warner et al. 2024 §2.1) with global attention in every layer, so that
+# transformers opens what is trained
+MODERN_BERT: dict[str, Any] = dict(
+    segments=0,
+    positions="rotary",
+    norm="pre",
+    norm_bias=False,
+    first_norm=False,
+    embed_norm=True,
+    final_norm=True,
+    eps=1e-5,
+    activation="geglu",
+    bias=False,
+    mlm_activation="gelu",
+    pooler="gelu",
+    head_transform=True,
+    init="normal",
+    residual_init="zero",
+    dropout=0.0,
+    attention_dropout=0.0,
 )
 _MUON: dict[str, Any] = dict(
     optimizer="muon",
@@ -172,8 +190,8 @@ def fast_gpt(base: Recipe) -> Recipe:
 
 
 def fast_bert(base: Recipe) -> Recipe:
-    """Changes the mathematics: rotary, pre-norm, RMS and QK norms, ReLU², no dropout, 25 %
-    masking, no NSP, Muon.
+    """Changes the mathematics to ModernBERT's: rotary, pre-norm, GeGLU, no biases, no segments; no
+    dropout, 25 % masking, no NSP, Muon.
     """
     model = replace(base.model, **MODERN_BERT)
     train = replace(base.train, **_MUON, lr=3e-3, clip=0.0)
