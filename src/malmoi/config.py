@@ -170,6 +170,10 @@ class ModelConfig(Config):
     eps: float = 1e-5
     activation: Literal["gelu", "gelu_tanh", "relu", "relu2", "swiglu", "geglu"] = "gelu_tanh"
     bias: bool = True
+    # every block adds the embedded tokens to its input and, projected, to its values
+    embedding_residual: bool = False
+    # U-Net: the upper half of the layers adds what the lower half wrote, last to first
+    skip_connections: bool = False
     tied: bool = True  # the vocabulary head reuses the token embedding
     softcap: float = 0.0  # logits become cap·tanh(logits / cap); 0: off
     # in the MLM head; empty: as in the blocks

@@ -66,7 +66,15 @@ MODERN = modernbert(**SIZES | dict(depth=2), hidden=48, attention=("full", "loca
 SLOW: dict[str, Case] = {
     "llama": (llama(**SIZES, kv_heads=2), {"lm": 0}, None),
     "a fast recipe": (
-        gpt2(**SIZES, qk_norm=True, positions="rotary", activation="relu2", softcap=9.0),
+        gpt2(
+            **SIZES,
+            qk_norm=True,
+            positions="rotary",
+            activation="relu2",
+            softcap=9.0,
+            embedding_residual=True,
+            skip_connections=True,
+        ),
         {"lm": 0},
         None,
     ),

@@ -274,6 +274,7 @@ FAMILIES = {
     "llama": (LLAMA, {"lm": 0}),
     "bert": (bert(**SIZES), {"classify": 3}),
     "gpt2": (gpt2(**SIZES), {"lm": 0}),
+    "embedding residuals": (gpt2(**SIZES, embedding_residual=True), {"lm": 0}),
 }
 
 
@@ -301,6 +302,12 @@ def test_heads_that_go_are_those_that_write_nothing(name: str) -> None:
     small = with_heads(whole, 0.5)
     assert (small.config.heads, small.config.key_heads) == (c.heads // 2, c.key_heads // 2)
     torch.testing.assert_close(scores(small), scores(whole), rtol=0, atol=1e-5)
+
+
+def test_layers_that_skip_connections_pair_cannot_go() -> None:
+    whole = network(gpt2(**SIZES, skip_connections=True), {"lm": 0})
+    with pytest.raises(UsageError, match="Skip connections pair the layers"):
+        with_layers(whole, "1,2")
 
 
 @torch.no_grad()

@@ -171,7 +171,11 @@ def test_causal_patterns_are_recognised(text: str, causal: bool) -> None:
 
 def gpt2_tiny(**changes: object) -> Network:
     config = gpt2(**(dict(vocab=50, width=32, depth=3, heads=2, context=32) | changes))
-    return initialise(Network(config, {"lm": 0}), seed=0).eval()
+    network = initialise(Network(config, {"lm": 0}), seed=0).eval()
+    for name, weight in network.named_parameters():
+        if name.endswith("shares"):  # at first they leave nothing to see
+            weight.data += torch.linspace(0.2, 0.9, len(weight))
+    return network
 
 
 VARIANTS: list[dict] = [
@@ -188,6 +192,7 @@ VARIANTS: list[dict] = [
         "activation": "swiglu",
     },
     {"positions": "sinusoidal", "norm": "post", "final_norm": False, "groups": 1, "embed_width": 8},
+    {"embedding_residual": True, "skip_connections": True, "depth": 5, "kv_heads": 1},
 ]
 
 
@@ -212,6 +217,29 @@ ENCODERS = {
     "roberta": roberta(**TINY),
     "modernbert": modernbert(**TINY, attention=("full", "local:3")),
 }
+
+
+@torch.no_grad()
+def test_embedding_residuals_and_skip_connections_are_what_they_say() -> None:
+    network = gpt2_tiny(embedding_residual=True, skip_connections=True, depth=5, kv_heads=1)
+    trunk = network.trunk
+    tokens = torch.randint(0, 50, (2, 7))
+    trail = Activations(attention=[])
+    hidden = trunk(tokens, activations=trail)
+    embedded = x = trail.hidden[0]
+    written = []
+    for i, block in enumerate(trunk.blocks):
+        if i >= 3:
+            x = x + trunk.skips.shares[4 - i] * written[4 - i]
+        of_stream, of_embedding, of_values = block.again.shares
+        x = of_stream * x + of_embedding * embedded
+        values = block.attend.qkv(block.attend_norm(x))[..., -16:]
+        values = values + of_values * block.again.value(embedded)
+        seen = torch.einsum("bhqk,bke->bqhe", trail.attention[i], values).flatten(2)
+        x = x + block.attend.out(seen)
+        x = x + block.mlp(block.mlp_norm(x))
+        written.append(x)
+    torch.testing.assert_close(trunk.norm(x), hidden, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("config", ENCODERS.values(), ids=ENCODERS)

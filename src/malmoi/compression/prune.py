@@ -165,6 +165,11 @@ def with_layers(network: Network, layers: str | Sequence[int]) -> Network:
         raise UsageError(
             "The layers of this model share their weights: taking some out makes it no smaller."
         )
+    if config.skip_connections:
+        raise UsageError(
+            "Skip connections pair the layers of this model by their numbers: none can be taken "
+            "out. Prune heads or neurons instead."
+        )
     if network.features is not None:
         raise UsageError(
             "A small model reads the layers of this one by their numbers: prune before it is "
@@ -271,6 +276,8 @@ def _head_part(chosen: Tensor, config: ModelConfig) -> PrunedPart:
                     for one in tensor.split(sizes)
                 ]
             )
+        if name == "again.value.weight":
+            return tensor.unflatten(0, (groups, size))[chosen].flatten(0, 1)
         if name == "attend.out.weight":
             kept: Tensor = tensor.unflatten(1, (groups, each * size))[:, chosen].flatten(1)
             return kept

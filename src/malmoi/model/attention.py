@@ -323,10 +323,14 @@ class Attention(nn.Module):
         rotary: Tensor | None = None,
         cache: tuple[KVStore, int] | None = None,
         attention_out: list[Tensor] | None = None,
+        extra_values: Tensor | None = None,
     ) -> Tensor:
+        """`extra_values` [B, T, G·E] are added to the values."""
         B, T, _ = x.shape
         parts = self.qkv(x).view(B, T, -1, self.size).transpose(1, 2)  # [B, H + 2G, T, E]
         qk, v = parts.split((self.heads + self.key_heads, self.key_heads), dim=1)
+        if extra_values is not None:
+            v = v + extra_values.view(B, T, -1, self.size).transpose(1, 2)
         if self.qk_norm is not None:
             qk = self.qk_norm(qk, (self.size,), eps=self.eps)
         if rotary is not None:

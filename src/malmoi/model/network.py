@@ -21,7 +21,7 @@ from malmoi.model.heads import (
     VocabularyHead,
 )
 from malmoi.model.patterns import parse_pattern
-from malmoi.model.transformer import Transformer
+from malmoi.model.transformer import EmbeddingResidual, SkipConnections, Transformer
 
 
 class Network(nn.Module):
@@ -187,6 +187,8 @@ def initialise(network: Network, seed: int | None = None) -> Network:
                 weight.zero_()
             else:
                 _draw(weight, c, generator)
+        if isinstance(module, EmbeddingResidual | SkipConnections):
+            module.reset()
     for block in network.trunk.blocks:
         for writer in (block.attend.out, block.mlp.down):  # type: ignore[union-attr]
             writer.weight.mul_(  # type: ignore[operator, union-attr]

@@ -8,7 +8,7 @@ never in a class.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -100,9 +100,53 @@ class Activations:
     attention: list[Tensor] | None = None  # [B, H, T, K] of each layer
 
 
+class EmbeddingResidual(nn.Module):
+    """The embedded tokens again, in every block: a share of them in its input, and their
+    projection in its values (Zhou et al. 2024 take the first layer's values instead).
+    """
+
+    def __init__(self, c: ModelConfig) -> None:
+        super().__init__()
+        self.value = nn.Linear(c.width, c.key_heads * c.size_per_head, bias=False)
+        self.shares = nn.Parameter(torch.empty(3))  # of x, of the embedding, of its values
+        self.reset()
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Nothing of the embedding at first."""
+        self.shares.zero_()
+        self.shares[0] = 1
+
+    def forward(self, x: Tensor, embedded: Tensor) -> tuple[Tensor, Tensor]:
+        stream, again, values = self.shares.to(x.dtype).unbind()
+        return stream * x + again * embedded, values * self.value(embedded)
+
+
+class SkipConnections(nn.Module):
+    """Between layers as far from the top as from the bottom (Ronneberger et al. 2015)."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.depth = depth
+        self.shares = nn.Parameter(torch.empty(depth // 2))
+        self.reset()
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        self.shares.fill_(0.5)
+
+    def forward(self, layer: int, x: Tensor, states: list[Tensor]) -> Tensor:
+        """The input of a layer. `states`: the embedding, then the output of each layer so far."""
+        mirrored = self.depth - 1 - layer
+        if mirrored >= self.depth // 2:
+            return x
+        return x + self.shares[mirrored].to(x.dtype) * states[mirrored + 1]
+
+
 class Block(nn.Module):
     def __init__(self, c: ModelConfig, *, first: bool = False) -> None:
         super().__init__()
+        self.again = EmbeddingResidual(c) if c.embedding_residual else None
         self.residual = RESIDUALS[c.norm]
         self.attend = Attention(c)
         self.attend_norm = nn.Identity() if first and not c.first_norm else make_norm(c)
@@ -117,11 +161,15 @@ class Block(nn.Module):
         rotary: Tensor | None = None,
         cache: tuple[KVStore, int] | None = None,
         attention_out: list[Tensor] | None = None,
+        embedded: Tensor | None = None,
     ) -> Tensor:
+        values = None
+        if self.again is not None and embedded is not None:
+            x, values = self.again(x, embedded)
         x = self.residual(
             x,
             self.attend_norm,
-            lambda y: self.drop(self.attend(y, mask, rotary, cache, attention_out)),
+            lambda y: self.drop(self.attend(y, mask, rotary, cache, attention_out, values)),
         )
         return self.residual(x, self.mlp_norm, lambda y: self.drop(self.mlp(y)))
 
@@ -135,6 +183,7 @@ class Transformer(nn.Module):
         self.patterns = [parse_pattern(text, c.heads) for text in c.attention]
         self.embed = Embedding(c)
         self.blocks = nn.ModuleList(Block(c, first=i == 0) for i in range(c.distinct))
+        self.skips = SkipConnections(c.depth) if c.skip_connections else None
         self.norm = make_norm(c) if c.final_norm else nn.Identity()
         self.soft_prompt: nn.Parameter | None = None  # [n, E]: vectors before every text
         # [depth, 2, G, n, E]: or the keys and values of such places
@@ -231,15 +280,19 @@ class Transformer(nn.Module):
         """Embedded tokens [B, T, D] through every block."""
         masks = self._masks(layout, x.device, bounds, kept[0])
         rotary = self._rotary(positions)
-        if activations:
-            activations.hidden.append(x)
+        attention_out = activations.attention if activations else None
+        embedded = x
+        states = [x]
         for i in range(self.config.depth):
-            x = self._block(
-                i, x, masks[i % len(masks)], rotary[i % len(rotary)], kept[i], activations
-            )
+            if self.skips is not None:
+                x = self.skips(i, x, states)
+            turn = rotary[i % len(rotary)]
+            x = self._block(i, x, masks[i % len(masks)], turn, kept[i], attention_out, embedded)
+            if activations or self.skips is not None:
+                states.append(x)
         x = self.norm(x)
         if activations:
-            activations.hidden[-1] = x
+            activations.hidden += [*states[:-1], x]
         return x
 
     def _masks(
@@ -250,22 +303,11 @@ class Transformer(nn.Module):
         dropout = self.config.attention_dropout if self.training else 0.0
         return [build_mask(pattern, layout, device, bounds, dropout) for pattern in self.patterns]
 
-    def _block(
-        self,
-        i: int,
-        x: Tensor,
-        mask: Mask,
-        rotary: Tensor | None,
-        kept: LayerCache,
-        activations: Activations | None,
-    ) -> Tensor:
+    def _block(self, i: int, *inputs: Any) -> Tensor:
         block = self.blocks[i * self.config.distinct // self.config.depth]
         if self.gradient_checkpointing and self.training:
-            return cast(Tensor, checkpoint(block, x, mask, rotary, kept, use_reentrant=False))
-        x = block(x, mask, rotary, kept, activations and activations.attention)
-        if activations:
-            activations.hidden.append(x)
-        return x
+            return cast(Tensor, checkpoint(block, *inputs, use_reentrant=False))
+        return cast(Tensor, block(*inputs))
 
     def _layout(
         self,

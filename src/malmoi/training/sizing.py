@@ -71,6 +71,8 @@ USABLE_EPOCHS = 4.0  # times MAX_EPOCHS; more minutes than that would learn the 
 # and 345 TFLOP/s for widths 512, 640 and 768 on an H200; on a processor about the same for all.
 GPU_HALF_SPEED_WIDTH = 834
 CPU_UTILISATION = {"fp32": 0.55, "bf16": 0.3}
+# Worth 0.025 bits per byte together on 55 MB of text (docs/lab.md).
+SMALL_TEXT_GPT = MODERN_GPT | dict(embed_norm=True, embedding_residual=True, skip_connections=True)
 
 
 @dataclass(frozen=True)
@@ -226,7 +228,7 @@ def _one_size(
     tokens, vocab = text
     weights = _block_weights(depth, width)
     context = int(given.get("context", context_length(kind, weights, tokens)))
-    base = MODERN_BERT if kind == "bert" else MODERN_GPT | {"both_ways": kind == "both"}
+    base = MODERN_BERT if kind == "bert" else SMALL_TEXT_GPT | {"both_ways": kind == "both"}
     heads = max(1, width // HEAD_WIDTH)
     model = preset(
         "bert-small" if kind == "bert" else "gpt2-small",
@@ -246,11 +248,12 @@ def _one_size(
 
 
 def dropout_for(epochs: float) -> float:
-    """None for text that is read once, 0.1 from three epochs on, up to 0.2 for text that is read
-    far too often.
+    """None for text that is read once, 0.06 at four epochs, 0.1 at eleven, up to 0.2 for text that
+    is read far too often.
     """
-    often = min(1.0, max(0.0, (epochs - MAX_EPOCHS["gpt"]) / MAX_EPOCHS["gpt"]))
-    return round(0.1 * min(1.0, max(0.0, (epochs - 1) / 2)) + 0.1 * often, 2)
+    most = MAX_EPOCHS["gpt"]
+    often = min(1.0, max(0.0, (epochs - most) / most))
+    return round(0.1 * min(1.0, math.log(max(1.0, epochs)) / math.log(most)) + 0.1 * often, 2)
 
 
 def muon_decay_for(epochs: float) -> float:
