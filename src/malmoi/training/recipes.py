@@ -231,7 +231,7 @@ def sized_recipe(kind: str) -> Recipe:
         return Recipe(
             name=kind,
             about=about,
-            model=preset("bert-small", **MODERN_BERT),
+            model=preset("bert-small", **MODERN_BERT, heads=1),  # any width divides by it
             objective="mlm",
             tokenizer=TokenizerConfig(kind="wordpiece", vocab=8192),
             data=DataConfig(mask_rate=0.25, mask_token=1.0, mask_random=0.0),
@@ -241,7 +241,7 @@ def sized_recipe(kind: str) -> Recipe:
     return Recipe(
         name=kind,
         about=about,
-        model=preset("gpt2-small", **MODERN_GPT, both_ways=both),
+        model=preset("gpt2-small", **MODERN_GPT, both_ways=both, heads=1),
         objective="both" if both else "lm",
         tokenizer=TokenizerConfig(kind="byte-bpe", vocab=8192),
         data=DataConfig(shuffle="documents", mask_rate=0.25, mask_token=1.0, mask_random=0.0),
