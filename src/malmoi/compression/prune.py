@@ -277,7 +277,7 @@ def _head_part(chosen: Tensor, config: ModelConfig) -> PrunedPart:
                 ]
             )
         if name == "again.value.weight":
-            return tensor.unflatten(0, (groups, size))[chosen].flatten(0, 1)
+            return tensor.view(groups, size, -1)[chosen].flatten(0, 1)
         if name == "attend.out.weight":
             kept: Tensor = tensor.unflatten(1, (groups, each * size))[:, chosen].flatten(1)
             return kept
