@@ -32,7 +32,7 @@ PANELS = {
         "demo", "corpus", "tokenizer", "recipes", "pretrain", "tasks", "finetune", "merge"
     ),
     "Use": ("generate", "chat", "fill", "embed", "predict"),
-    "Judge": ("evaluate", "score", "perplexity", "study"),
+    "Judge": ("evaluate", "score", "perplexity", "study", "records"),
     "Shrink": ("compress",),
     "Serve": ("export", "serve"),
     "This machine": ("doctor", "plan", "bench"),

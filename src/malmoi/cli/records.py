@@ -1,0 +1,79 @@
+"""`malmoi records`: the ladder of what minutes buy."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from malmoi.cli.options import DeviceOption, JsonOption, SetOption, changes_of
+from malmoi.cli.output import print_json, print_table
+from malmoi.errors import UsageError
+
+
+def records_command(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[run NAME SRC…]",
+            help="Run a track on its text; omit to list the tracks and their records.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Run folder.", metavar="DIR")
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="Recipe.", metavar="NAME", show_default="the track's")
+    ] = None,
+    judge_data: Annotated[
+        Path | None, typer.Option(help="Folder with glue/ and blimp.jsonl.xz.", metavar="DIR")
+    ] = None,
+    settings: SetOption = None,
+    device: DeviceOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List the records, or run a track and judge it.
+
+    A track is a fixed text, a fixed judge and a number of minutes. The figure of a run and the
+    lines to add to the ladder are printed at its end.
+
+    Example: malmoi records run shakespeare tinyshakespeare.txt -o runs/record
+    """
+    if not words:
+        _list(json)
+        return
+    if words[0] != "run" or len(words) < 3 or out is None:
+        raise UsageError(
+            "A track is run by: malmoi records run NAME SRC… --out DIR. Without words, "
+            "`malmoi records` lists the tracks."
+        )
+    from malmoi.studies.records import entry_toml, run_record
+    from malmoi.training.signals import Stopped
+
+    try:
+        entry = run_record(
+            words[1],
+            words[2:],
+            out,
+            recipe=recipe,
+            judge_data=judge_data,
+            device=device,
+            **changes_of(settings),
+        )
+    except Stopped as stopped:
+        raise typer.Exit(stopped.code) from stopped
+    print_json(entry.to_dict()) if json else print(entry_toml(entry), end="")
+
+
+def _list(json: bool) -> None:
+    from malmoi.studies.records import read_ladder
+
+    tracks, entries = read_ladder()
+    if json:
+        for entry in entries:
+            print_json(entry.to_dict())
+        return
+    for name, track in tracks.items():
+        print(f"{name}: {track.about}")
+    print()
+    rows = [(e.track, f"{e.figure:g}", e.recipe, e.machine, e.date, e.commit) for e in entries]
+    print_table(("track", "figure", "recipe", "machine", "date", "commit"), rows)

@@ -1,0 +1,243 @@
+"""The records: tracks of a fixed text, budget and judge, and the best runs so far (records.toml).
+
+Anyone can climb: `run_record` trains on the text less what the track holds out, judges, and says
+the entry to add.
+"""
+
+import json
+import math
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from malmoi import __version__
+from malmoi.config import Config
+from malmoi.errors import UsageError, nearest
+from malmoi.evaluation.evaluate import evaluate
+from malmoi.finetuning.finetune import finetune
+from malmoi.inference import Model, load
+from malmoi.system.files import write_text
+from malmoi.system.machine import pick_device, this_machine
+from malmoi.text.documents import read_documents
+from malmoi.training.pretrain import pretrain
+
+HELD_OUT_EACH = 110  # one document in so many
+GLUE = {"SST-2": "sst2", "CoLA": "cola", "RTE": "rte", "STS-B": "stsb"}  # folder → task
+BLIMP_FILE = "blimp.jsonl.xz"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Track(Config):
+    """A ladder: what is fixed for all who climb it."""
+
+    about: str
+    minutes: float
+    held_out: Literal["nothing", "last tenth", "1 document in 110"]
+    judge: Literal["nats per character", "bits per byte", "BERT", "BLiMP both ways"]
+    recipe: str  # where nothing else is named
+
+    @property
+    def lower_is_better(self) -> bool:
+        return self.judge in ("nats per character", "bits per byte")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordEntry(Config):
+    """A run of a track."""
+
+    track: str
+    recipe: str
+    machine: str
+    figure: float
+    date: str
+    commit: str
+    settings: dict[str, Any] = field(default_factory=dict)  # beside the recipe's own
+    figures: dict[str, float] = field(default_factory=dict)  # what the figure is made of
+
+
+def read_ladder() -> tuple[dict[str, Track], list[RecordEntry]]:
+    """Every track by its name, and the entries, each track's best first."""
+    found = tomllib.loads((files("malmoi.studies") / "records.toml").read_text("utf-8"))
+    tracks = {name: Track.from_dict(values) for name, values in found["tracks"].items()}
+    entries = [RecordEntry.from_dict(values) for values in found.get("entries", ())]
+    order = list(tracks)
+
+    def rank(entry: RecordEntry) -> tuple[int, float]:
+        sign = 1 if tracks[entry.track].lower_is_better else -1
+        return order.index(entry.track), sign * entry.figure
+
+    return tracks, sorted(entries, key=rank)
+
+
+def named_track(name: str) -> Track:
+    tracks, _ = read_ladder()
+    if name not in tracks:
+        raise UsageError(
+            f"There is no track {name!r}.{nearest(name, tracks)} `malmoi records` lists them."
+        )
+    return tracks[name]
+
+
+def run_record(
+    name: str,
+    data: list[str],
+    out: Path,
+    *,
+    recipe: str | None = None,
+    judge_data: Path | None = None,
+    device: str | None = None,
+    **overrides: Any,
+) -> RecordEntry:
+    """Trains for the track's minutes, judges, and returns the entry; the same call resumes."""
+    track = named_track(name)
+    judge = JUDGES[track.judge]
+    if judge_data is None and judge in (judge_bert, judge_both):
+        raise UsageError(
+            f"The track {name} is judged on rows: name the folder with {BLIMP_FILE} and "
+            "glue/ in it with --judge-data."
+        )
+    train, held_out = split_text(track, data, out / "text")
+    chosen = recipe or track.recipe
+    pretrain(
+        chosen,
+        data=train,
+        out=out / "model",
+        device=device,
+        **{"train.minutes": track.minutes, **overrides},
+    )
+    model = load(out / "model", device=device)
+    figures = judge(model, held_out, judge_data, out / "judged")
+    entry = RecordEntry(
+        track=name,
+        recipe=chosen,
+        machine=machine_name(device),
+        figure=next(iter(figures.values())),
+        date=datetime.now(UTC).date().isoformat(),
+        commit=__version__,
+        settings={key: str(value) for key, value in overrides.items()},
+        figures=figures,
+    )
+    write_text(out / "entry.toml", entry_toml(entry))
+    return entry
+
+
+def machine_name(device: str | None) -> str:
+    """The GPU, or the processor's cores and its matrix units."""
+    kind = pick_device(device).type
+    machine = this_machine()
+    found = next((a for a in machine.accelerators if a.kind == kind), None)
+    if found is not None:
+        return f"one {found.name}"
+    units = " with AMX" if machine.fast_bf16("cpu") else ""
+    return f"{machine.cores} cores, {machine.architecture}{units}"
+
+
+def entry_toml(entry: RecordEntry) -> str:
+    """The lines to add to records.toml."""
+    values = {name: value for name, value in entry.to_dict().items() if value not in ({}, "")}
+    lines = (f"{name} = {_toml(value)}" for name, value in values.items())
+    return "\n".join(("[[entries]]", *lines)) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        inside = ", ".join(f"{json.dumps(key)} = {_toml(one)}" for key, one in value.items())
+        return f"{{ {inside} }}"
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+# ------------------------------------------------------------------ what is held out
+
+
+def split_text(track: Track, data: list[str], folder: Path) -> tuple[list[str], Path | None]:
+    """The text to train on, and the file that is held out; both are written once."""
+    if track.held_out == "nothing":
+        return data, None
+    held_out = folder / "held-out.txt"
+    train = folder / ("train.txt" if track.held_out == "last tenth" else "train.jsonl")
+    if not held_out.is_file():
+        texts = [document.text for document in read_documents(data)]
+        split = _last_tenth if track.held_out == "last tenth" else _some_documents
+        kept, judged = split(texts)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(train, kept)
+        write_text(held_out, judged)
+    return [str(train)], held_out
+
+
+def _last_tenth(texts: list[str]) -> tuple[str, str]:
+    """nanoGPT's split of tiny Shakespeare: the first nine tenths of the characters."""
+    text = "\n".join(texts)
+    cut = int(0.9 * len(text))
+    return text[:cut], text[cut:]
+
+
+def _some_documents(texts: list[str]) -> tuple[str, str]:
+    rest = [text for i, text in enumerate(texts) if i % HELD_OUT_EACH]
+    lines = (json.dumps({"text": text}, ensure_ascii=False) for text in rest)
+    return "\n".join(lines) + "\n", "\n\n".join(texts[::HELD_OUT_EACH])
+
+
+# ------------------------------------------------------------------ judges
+
+
+def judge_bits(model: Model, text: Path | None, data: Path | None, out: Path) -> dict[str, float]:
+    """Bits per byte of the held-out text, by windows of which half is context."""
+    return {"bits_per_byte": model.bits_per_byte(_text(text))}
+
+
+def judge_nats(model: Model, text: Path | None, data: Path | None, out: Path) -> dict[str, float]:
+    held_out = _text(text)
+    bits = model.bits_per_byte(held_out) * len(held_out.encode()) / len(held_out)
+    return {"nats_per_character": bits * math.log(2)}
+
+
+def _text(path: Path | None) -> str:
+    if path is None:
+        raise UsageError("This track holds no text out.")
+    return path.read_text("utf-8")
+
+
+def judge_bert(model: Model, text: Path | None, data: Path | None, out: Path) -> dict[str, float]:
+    """The mean of SST-2, CoLA, RTE and STS-B, each fine-tuned three times, and of BLiMP."""
+    scores = dict(_glue(model, Path(data or "."), out))
+    scores["blimp"] = 100 * evaluate(model, "blimp", _blimp(data))["accuracy"]
+    return {"mean": sum(scores.values()) / len(scores), **scores}
+
+
+def _glue(model: Model, data: Path, out: Path) -> Iterator[tuple[str, float]]:
+    for folder, task in GLUE.items():
+        found = finetune(model, task, data / "glue" / folder, out / task, seeds=3)
+        metric = next(iter(found.metrics))
+        yield task, 100 * sum(run[metric] for run in found.runs) / len(found.runs)
+
+
+def judge_both(model: Model, text: Path | None, data: Path | None, out: Path) -> dict[str, float]:
+    """BLiMP by each reading; the lower one counts."""
+    read = {
+        reading: 100 * evaluate(model, "blimp", _blimp(data), reading=reading)["accuracy"]
+        for reading in ("causal", "masked")
+    }
+    return {"lower": min(read.values()), **read}
+
+
+def _blimp(data: Path | None) -> Path:
+    found = sorted(Path(data or ".").rglob(BLIMP_FILE))
+    if not found:
+        raise UsageError(f"There is no {BLIMP_FILE} in {data}.")
+    return found[0]
+
+
+Judge = Callable[[Model, Path | None, Path | None, Path], dict[str, float]]
+JUDGES: dict[str, Judge] = {
+    "nats per character": judge_nats,
+    "bits per byte": judge_bits,
+    "BERT": judge_bert,
+    "BLiMP both ways": judge_both,
+}
