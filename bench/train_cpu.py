@@ -19,12 +19,14 @@ from typing import Any
 
 import torch
 
+from malmoi.checkpoint import Checkpoint
 from malmoi.model import Network, initialise
 from malmoi.model.families import gpt2
 from malmoi.system.machine import this_machine
 from malmoi.training.feed import PhaseFeed
 from malmoi.training.parallel import ProcessGroup
 from malmoi.training.recipe import Recipe, TrainConfig
+from malmoi.training.run import TrainingRun
 from malmoi.training.trainer import Trainer
 
 SHAPE: dict[str, Any] = dict(vocab=256, context=256, width=192, depth=4, heads=3)
@@ -48,7 +50,9 @@ def ours(size: int, folder: Path, precision: Any, *, compiled: bool) -> Step:
     network = initialise(Network(recipe.model, {"lm": 0}), 0)
     nothing = PhaseFeed(lambda share: NotImplemented, SHAPE["context"], 1)
     trainer, given = (
-        Trainer(recipe, network, [nothing], None, folder, ProcessGroup()),
+        Trainer(
+            TrainingRun(recipe, Checkpoint(network, None), [nothing], [], folder, ProcessGroup())
+        ),
         batches(size),
     )
 

@@ -36,7 +36,7 @@ class UsageError(MalmoiError):
         self.code = code
 
 
-def require(what: str, condition: bool, sentence: str) -> None:
+def require(what: str, condition: object, sentence: str) -> None:
     """Refuses settings that do not hold together: `what` says which, the sentence says why."""
     if not condition:
         raise UsageError(f"{what}: {sentence}")

@@ -50,7 +50,8 @@ def pretrain(
     from malmoi.training.pretrain import pretrain as train
 
     given: dict[str, Any] = merge_settings(options)
-    return train(recipe, data=data, out=out, progress=progress, **given)
+    with listening(progress):
+        return train(recipe, data=data, out=out, **given)
 
 
 def finetune(
@@ -79,7 +80,8 @@ def finetune(
 
     check_options("finetune", options, FinetuneOptions)
     given: dict[str, Any] = merge_settings(options)
-    return tune(model, task, data, out, dev, progress=progress, **given)
+    with listening(progress):
+        return tune(model, task, data, out, dev, **given)
 
 
 @overload

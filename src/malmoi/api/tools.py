@@ -200,7 +200,8 @@ def build_corpus(
 
     check_options("build_corpus", options, CorpusOptions)
     given: dict[str, Any] = merge_settings(options)
-    return CorpusResult.of(Path(out), build(sources, out, progress=progress, **given))
+    with listening(progress):
+        return CorpusResult.of(Path(out), build(sources, out, **given))
 
 
 def serve(models: "AnyModel | Sequence[AnyModel]", **options: Unpack[ServeOptions]) -> None:

@@ -149,7 +149,7 @@ def read_checkpoint(
         weights = read_quantized(tensors, config, folder)
         weights = weights if packed else unpacked(weights)
         if kind == OWN_MODEL_TYPE:
-            network, notes = _read_own(folder, config, weights, packed)
+            network, notes = _read_own(folder, config, weights, packed=packed)
         else:
             network, notes = from_hf(FAMILY_TABLES[kind], weights, config, folder)
         network.eval().to(device=device, dtype=dtype)
@@ -296,7 +296,7 @@ def _read_gguf(file: Path) -> Checkpoint:
 
 
 def _read_own(
-    folder: Path, values: JsonObject, weights: dict[str, Weight], packed: bool
+    folder: Path, values: JsonObject, weights: dict[str, Weight], *, packed: bool
 ) -> tuple[Network, tuple[str, ...]]:
     with named(values.where):
         config = ModelConfig.from_dict(values.object("model"))
@@ -307,9 +307,11 @@ def _read_own(
     classes = {name: heads.whole(name, high=MAX_CLASSES) for name in heads}
     check_sizes(config, weights, values.where)
     with named(values.where):
-        network = empty(config, classes, values.flag("pooler", default=False), features)
+        network = empty(
+            config, classes, pooler=values.flag("pooler", default=False), features=features
+        )
     if values.text("weights", default="") == INT8_MARK:
-        weights = _earlier_int8(weights, packed)
+        weights = _earlier_int8(weights, packed=packed)
     shapes = {name: t.shape for name, t in network.state_dict().items()}
     wrong = [k for k, v in weights.items() if k not in shapes or v.shape != shapes[k]]
     if wrong:
@@ -320,7 +322,7 @@ def _read_own(
     return network, fill_network(network, weights, folder, {})
 
 
-def _earlier_int8(weights: Mapping[str, Weight], packed: bool) -> dict[str, Weight]:
+def _earlier_int8(weights: Mapping[str, Weight], *, packed: bool) -> dict[str, Weight]:
     """The weights of a folder of 8 bits as it was written before the format was that of
     compressed-tensors.
     """
@@ -352,7 +354,7 @@ def _config_json(checkpoint: Checkpoint, table: Table | None) -> dict[str, Any]:
         }
         values |= {"features": network.features.to_dict()} if network.features else {}
     else:
-        architecture = table.architecture(set(network.heads), network.config.tied)
+        architecture = table.architecture(set(network.heads), tied=network.config.tied)
         values = {
             "architectures": [architecture],
             "model_type": table.model_type,

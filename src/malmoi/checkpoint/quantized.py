@@ -185,7 +185,7 @@ def _linear_maps(network: Network, table: Table | None) -> set[str]:
     if table is None:
         return ours
     rules = [rule for rule in table.expand(network.config, set(network.heads)) if rule.ours in ours]
-    bare = table.architecture(set(network.heads), network.config.tied) == next(
+    bare = table.architecture(set(network.heads), tied=network.config.tied) == next(
         iter(table.architectures)
     )
     return {

@@ -166,7 +166,7 @@ class Table:
 
     def expresses(self, config: ModelConfig, heads: set[str]) -> bool:
         """Whether a model survives the trip there and back unchanged."""
-        if self.architecture(heads, config.tied) is None:
+        if self.architecture(heads, tied=config.tied) is None:
             return False
         try:
             back = self.read_config(self.write_config(config))
@@ -174,7 +174,7 @@ class Table:
             return False
         return _by_layer(back) == _by_layer(config)
 
-    def architecture(self, heads: set[str], tied: bool) -> str | None:
+    def architecture(self, heads: set[str], *, tied: bool) -> str | None:
         """Their class for these heads; one whose weights are all tied may be left out of it."""
         for wanted in (heads, heads - set(self.free)) if tied else (heads,):
             for name, theirs in self.architectures.items():

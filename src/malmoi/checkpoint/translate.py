@@ -50,7 +50,7 @@ def to_hf(table: Table, network: Network) -> dict[str, Weight]:
             theirs |= zip(
                 rule.theirs, by_rows(partial(_saved, rule, c), ours[rule.ours]), strict=True
             )
-    bare = table.architecture(heads, network.config.tied) == next(iter(table.architectures))
+    bare = table.architecture(heads, tied=network.config.tied) == next(iter(table.architectures))
     return {k.removeprefix(table.prefix): v for k, v in theirs.items()} if bare else theirs
 
 
@@ -73,7 +73,7 @@ def from_hf(
         if rule.ours.startswith("pooler.") and not rule.head
     )
     with named(theirs.where):
-        network = empty(config, heads, pooler)
+        network = empty(config, heads, pooler=pooler)
     rules = {rule.ours: rule for rule in table.expand(config, set(heads))}
     found, used = _translate(network, rules, weights, folder)
     notes = fill_network(network, found, folder, {name: rules[name].theirs[0] for name in rules})
@@ -190,6 +190,7 @@ def _is_buffer(key: str) -> bool:
 def empty(
     config: ModelConfig,
     heads: Mapping[str, int],
+    *,
     pooler: bool,
     features: FeatureConfig | None = None,
 ) -> Network:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -43,46 +43,66 @@ TextFiles = str | Path | Sequence[str | Path]
 TEXT_OBJECTIVES: tuple[Literal["mlm", "lm"], ...] = ("mlm", "lm")  # what is learnt from text
 
 
+@dataclass(frozen=True, kw_only=True)
+class DistilConfig:
+    """Whose student learns, how, and where."""
+
+    task: str | Task | None = None
+    dev: TextFiles | None = None
+    layers: int | Sequence[int] | None = None  # of the student; None: every second
+    student: str | Path | None = None  # one of another shape
+    temperature: float = 2.0
+    soft: float = 0.5  # share of the teacher in the loss
+    device: str | None = None
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A teacher and its student, and where they work."""
+
+    teacher: Checkpoint
+    student: Checkpoint
+    distillation: Distillation
+    out: Path
+    device: str | None
+
+
 def distil_model(
     model: str | Path,
     out: str | Path,
     data: TextFiles,
-    *,
-    task: str | Task | None = None,
-    dev: TextFiles | None = None,
-    layers: int | Sequence[int] | None = None,
-    student: str | Path | None = None,
-    temperature: float = 2.0,
-    soft: float = 0.5,
-    device: str | None = None,
-    **changes: Any,
+    **options: Any,
 ) -> CompressionResult:
     """Teaches a smaller student: the teacher's own layers, every second one, or a student that is
     given.
 
     With a task, `data` is its rows and the teacher was fine-tuned to it; without, `data` is text
-    and the teacher an MLM or a language model. `changes` are settings of `finetune`, or of a recipe
-    (which needs a budget: minutes=5).
+    and the teacher an MLM or a language model. Options are the fields of `DistilConfig`, and
+    settings of `finetune` or of a recipe (which needs a budget: minutes=5).
     """
+    known = DistilConfig.__dataclass_fields__
+    asked = DistilConfig(**{name: value for name, value in options.items() if name in known})
+    changes = {name: value for name, value in options.items() if name not in known}
     out = Path(out)
     teacher = open_teacher(model, out)
     pupil = (
-        student_of(teacher, layers)
-        if student is None
-        else _given(teacher, open_teacher(student, out), layers)
+        student_of(teacher, asked.layers)
+        if asked.student is None
+        else _given(teacher, open_teacher(asked.student, out), asked.layers)
     )
     distillation = Distillation(
-        teacher.network, soft, temperature, COSINE_WEIGHT if task is None else 0.0
+        teacher.network, asked.soft, asked.temperature, COSINE_WEIGHT if asked.task is None else 0.0
     )
     files = data[0] if not isinstance(data, str | Path) and len(data) == 1 else data
-    if task is None:
-        if dev is not None:
+    lesson = Lesson(teacher, pupil, distillation, out, asked.device)
+    if asked.task is None:
+        if asked.dev is not None:
             raise UsageError(
                 "--dev is for the rows of a task: name it with --task; of text a part is held out."
             )
-        return _of_text(teacher, pupil, distillation, files, out, device, changes)
-    chosen = named_task(task) if isinstance(task, str) else task
-    return _of_task(teacher, pupil, distillation, (chosen, files, dev), out, device, changes)
+        return _of_text(lesson, files, changes)
+    chosen = named_task(asked.task) if isinstance(asked.task, str) else asked.task
+    return _of_task(lesson, chosen, (files, asked.dev), changes)
 
 
 def open_teacher(source: str | Path, out: Path) -> Checkpoint:
@@ -154,15 +174,12 @@ def _given(teacher: Checkpoint, found: Checkpoint, layers: object) -> Checkpoint
 
 
 def _of_task(
-    teacher: Checkpoint,
-    pupil: Checkpoint,
-    distillation: Distillation,
-    rows: tuple[Task, TextFiles, TextFiles | None],
-    out: Path,
-    device: str | None,
+    lesson: Lesson,
+    task: Task,
+    rows: tuple[TextFiles, TextFiles | None],
     changes: Mapping[str, Any],
 ) -> CompressionResult:
-    task, data, dev = rows
+    teacher = lesson.teacher
     reading = Predictor.of(teacher)
     check_task_fits(task, reading)
     if reading.words is not None:
@@ -170,17 +187,18 @@ def _of_task(
             "This teacher says its labels in words; one with a head of its own is needed."
         )
     settings = _settings(teacher, changes)
-    work = load_data(task, data, dev, settings, pupil, join_process_group(device).device)
-    work = replace(work, teaching=distillation, labels=_labels(work, teacher))
+    device = join_process_group(lesson.device).device
+    work = load_data(task, *rows, settings, lesson.student, device)
+    work = replace(work, teaching=lesson.distillation, labels=_labels(work, teacher))
     _check_segments(work, teacher)
     teacher.network.to(work.device)
     with choose_execution(work.device, settings.training(1)).computing():
         before = judge(task, work, replace(reading, encode=work.encode)).metrics
-    result = run_all(work, settings, out)
+    result = run_all(work, settings, lesson.out)
     metrics = {
         name: (before[name], value) for name, value in result.metrics.items() if name in before
     }
-    return _shrunk(teacher, result.model.checkpoint, out, metrics)
+    return _shrunk(teacher, result.model.checkpoint, lesson.out, metrics)
 
 
 def _settings(teacher: Checkpoint, changes: Mapping[str, Any]) -> FinetuneConfig:
@@ -223,15 +241,10 @@ def _check_segments(work: FinetuneData, teacher: Checkpoint) -> None:
 # ------------------------------------------------------------------ text
 
 
-def _of_text(
-    teacher: Checkpoint,
-    pupil: Checkpoint,
-    distillation: Distillation,
-    data: TextFiles,
-    out: Path,
-    device: str | None,
-    changes: Mapping[str, Any],
-) -> CompressionResult:
+def _of_text(lesson: Lesson, data: TextFiles, changes: Mapping[str, Any]) -> CompressionResult:
+    teacher = lesson.teacher
+    pupil = lesson.student
+    out = lesson.out
     kind = next((name for name in TEXT_OBJECTIVES if name in teacher.network.heads), None)
     if kind is None:
         raise UsageError(
@@ -247,7 +260,7 @@ def _of_text(
             "its teacher has."
         )
     recipe = _recipe(teacher, pupil, kind)
-    _begin(out, distillation_record(distillation))
+    _begin(out, distillation_record(lesson.distillation))
     with TemporaryDirectory() as beside:
         write_checkpoint(pupil, beside)
         model = pretrain(
@@ -255,8 +268,8 @@ def _of_text(
             data=data,
             out=out,
             start=beside,
-            device=device,
-            distillation=distillation,
+            device=lesson.device,
+            distillation=lesson.distillation,
             **changes,
         )
     return _shrunk(

@@ -4,6 +4,7 @@ both are judged.
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypedDict
 
 from malmoi.adapters import is_adapter
 from malmoi.checkpoint import Checkpoint, read_checkpoint
@@ -16,6 +17,14 @@ from malmoi.evaluation.tasks import Task
 from malmoi.inference import Model, load
 from malmoi.model.int8 import is_quantized
 from malmoi.text.documents import read_documents
+
+
+class JudgedOptions(TypedDict, total=False):
+    """What a model is evaluated on before and after it is made smaller."""
+
+    task: str | Task | None  # by which rows are evaluated; None: text, by perplexity
+    data: Path | None
+    device: str | None
 
 
 def open_whole(model: str | Path, out: Path) -> Checkpoint:
@@ -42,11 +51,12 @@ def check_rows(task: str | Task | None, *files: Path | None) -> None:
         raise UsageError("--task says what the rows are: name them too, with --data.")
 
 
-def measures(
-    model: str | Path, task: str | Task | None, data: Path | None, device: str | None
-) -> dict[str, float]:
-    """What a model in a folder is worth; nothing, and it is not opened, where there is no data."""
-    return {} if data is None else measured(load(model, device=device), task, data)
+def measures(model: str | Path, judged: JudgedOptions) -> dict[str, float]:
+    """The metrics of a model in a folder; none, and it is not opened, where there is no data."""
+    data = judged.get("data")
+    if data is None:
+        return {}
+    return measured(load(model, device=judged.get("device")), judged.get("task"), data)
 
 
 def measured(opened: Model, task: str | Task | None, data: Path) -> dict[str, float]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.checkpoint.translate import classes_of, empty, fill_network
 from malmoi.compression.importance import importance
-from malmoi.compression.models import check_rows, measures, open_whole, paired
+from malmoi.compression.models import JudgedOptions, check_rows, measures, open_whole, paired
 from malmoi.compression.result import CompressionResult
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, nearest
 from malmoi.evaluation.tasks import Task
 from malmoi.model import Network
 from malmoi.training.parallel import join_process_group
@@ -28,19 +28,22 @@ from malmoi.training.parallel import join_process_group
 PrunedPart = Callable[[str, Tensor], Tensor]
 
 
+class PruneOptions(JudgedOptions, total=False):
+    """One way to prune, and what is evaluated."""
+
+    sparsity: float | None  # share of each linear map's weights that become zero
+    pattern: str | None  # "2:4" leaves two of every four
+    layers: str | Sequence[int] | None  # those that stay
+    heads: float | None  # share that stays
+    neurons: float | None
+
+
 def prune_model(
     model: str | Path,
     out: str | Path,
     *,
-    sparsity: float | None = None,
-    pattern: str | None = None,
-    layers: str | Sequence[int] | None = None,
-    heads: float | None = None,
-    neurons: float | None = None,
     train: Path | None = None,
-    task: str | Task | None = None,
-    data: Path | None = None,
-    device: str | None = None,
+    **options: Unpack[PruneOptions],
 ) -> CompressionResult:
     """Writes a model with parts taken out in exactly one way, and says what that saves and costs.
 
@@ -49,24 +52,32 @@ def prune_model(
     each layer: those of the largest weights, or those that the loss on `train` (text, or rows of
     the task) needs most. It should learn again.
     """
-    given = dict(sparsity=sparsity, pattern=pattern, layers=layers, heads=heads, neurons=neurons)
-    chosen = {name: value for name, value in given.items() if value is not None}
+    judged = JudgedOptions(
+        task=options.get("task"), data=options.get("data"), device=options.get("device")
+    )
+    chosen = {
+        name: value for name, value in options.items() if name not in judged and value is not None
+    }
+    for name in chosen:
+        if name not in PRUNE_METHODS:
+            raise UsageError(f"There is no way {name!r} to prune.{nearest(name, PRUNE_METHODS)}")
     if len(chosen) != 1:
         said = f"these are {len(chosen)}: {', '.join(chosen)}" if chosen else "none is given"
         raise UsageError(
             f"Choose one way to prune, of sparsity, pattern, layers, heads and neurons; {said}."
         )
-    check_rows(task, train, data)
+    task = judged["task"]
+    check_rows(task, train, judged["data"])
     out = Path(out)
     checkpoint = open_whole(model, out)
     (way, how), source = next(iter(chosen.items())), checkpoint.source or out
     if train is not None:
-        smaller = _by_loss(checkpoint, way, how, (task, train), device)
+        smaller = _by_loss(checkpoint, way, how, (task, train), judged["device"])
     else:
         smaller = PRUNE_METHODS[way](checkpoint.network, how)
-    before = {"zeros": zeros(checkpoint.network)} | measures(source, task, data, device)
+    before = {"zeros": zeros(checkpoint.network)} | measures(source, judged)
     write_checkpoint(replace(checkpoint, network=smaller), out)
-    after = {"zeros": zeros(smaller)} | measures(out, task, data, device)
+    after = {"zeros": zeros(smaller)} | measures(out, judged)
     return CompressionResult.of((checkpoint.network, source), (smaller, out), paired(before, after))
 
 
@@ -140,7 +151,7 @@ def _clear(linear: nn.Linear, block: int, stay: int) -> None:
     """Of every so many weights beside one another only the largest few stay."""
     sizes = linear.weight.abs().reshape(-1, block)
     gone = torch.zeros_like(sizes, dtype=torch.bool).scatter_(
-        1, sizes.argsort(1)[:, : block - stay], True
+        1, sizes.argsort(1)[:, : block - stay], value=True
     )
     linear.weight.masked_fill_(gone.view_as(linear.weight), 0)
 
@@ -310,7 +321,10 @@ def _rebuilt(
     """
     heads = {name: classes_of(head) for name, head in network.heads.items()}
     smaller = empty(
-        config, heads, network.pooler is not None and network.features is None, network.features
+        config,
+        heads,
+        pooler=network.pooler is not None and network.features is None,
+        features=network.features,
     )
     weights = {
         name: tensor

@@ -4,14 +4,14 @@ much smaller.
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Unpack
 
 from malmoi.checkpoint import write_checkpoint
 from malmoi.checkpoint.quantized import Packing
 from malmoi.compression.cost import Cost, cost_of
-from malmoi.compression.models import check_rows, measured, open_whole, paired
+from malmoi.compression.models import JudgedOptions, check_rows, measured, open_whole, paired
 from malmoi.compression.result import CompressionResult
 from malmoi.errors import UsageError
-from malmoi.evaluation.tasks import Task
 from malmoi.inference import load
 
 DEFAULT_GROUP_SIZE = 32  # inputs that share a scale at 4 bits
@@ -24,9 +24,7 @@ def quantize_model(
     *,
     bits: int = 8,
     group: int = 0,
-    task: str | Task | None = None,
-    data: Path | None = None,
-    device: str | None = None,
+    **judged: Unpack[JudgedOptions],
 ) -> CompressionResult:
     """Writes a model whose linear maps have 8 or 4 bits a weight, and says what that saves and
     costs.
@@ -42,24 +40,24 @@ def quantize_model(
         raise UsageError(
             f"A group is a number of inputs, or 0 for a whole row; it cannot be {group}."
         )
-    check_rows(task, data)
+    check_rows(judged.get("task"), judged.get("data"))
     out = Path(out)
     checkpoint = open_whole(model, out)
     source = checkpoint.source or out
-    before, cost = _judged(source, task, data, device)
+    before, cost = _judged(source, judged)
     write_checkpoint(
         checkpoint, out, packing=Packing(bits, group or (DEFAULT_GROUP_SIZE if bits == 4 else 0))
     )
-    after, less = _judged(out, task, data, device)
+    after, less = _judged(out, judged)
     found = CompressionResult.of(
         (checkpoint.network, source), (checkpoint.network, out), paired(before, after)
     )
     return replace(found, costs=(cost, less))
 
 
-def _judged(
-    folder: Path, task: str | Task | None, data: Path | None, device: str | None
-) -> tuple[dict[str, float], Cost]:
+def _judged(folder: Path, judged: JudgedOptions) -> tuple[dict[str, float], Cost]:
     """What a model is worth, and what it costs to use, as `malmoi.load` opens it."""
-    opened = load(folder, device=device)
-    return {} if data is None else measured(opened, task, data), cost_of(opened)
+    opened = load(folder, device=judged.get("device"))
+    data = judged.get("data")
+    found = {} if data is None else measured(opened, judged.get("task"), data)
+    return found, cost_of(opened)

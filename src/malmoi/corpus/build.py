@@ -33,7 +33,6 @@ from malmoi.corpus.steps import BuildFolder, read_account
 from malmoi.corpus.workers import ShardJob, run_jobs
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.system.files import LOCK_NAME, atomic_write, folder_lock, write_json
-from malmoi.system.progress import ProgressCallback, listening
 from malmoi.system.result import PlainValue, Result
 from malmoi.system.run_folder import FINISHED, RunFolder
 from malmoi.text.documents import Document, read_documents
@@ -139,7 +138,6 @@ def build_corpus(
     decontaminate: Sequence[str] = (),
     workers: int = 1,
     restart: bool = False,
-    progress: ProgressCallback | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
     """Writes out/shard-NNNNN.jsonl and out/corpus.json, which is returned: settings, sources, what
@@ -161,7 +159,7 @@ def build_corpus(
     _check(plan)
     record = plan.record()
     # while it is made it takes up to three times the text
-    with listening(progress), folder_lock(plan.out):
+    with folder_lock(plan.out):
         found = begin_build(plan.out, record, restart=restart)
         if FINISHED in found:
             logger.info(

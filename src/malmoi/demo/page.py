@@ -112,7 +112,7 @@ def _curve(story: Story, name: str, losses: dict[str, str]) -> str:
         {label: line for label, line in series.items() if len(line) > 1},
         "seconds",
         "loss",
-        height=240,
+        size=(820, 240),
     )
 
 

@@ -503,7 +503,7 @@ def encode_examples(
     return list(head_kind(task).features(examples, view))
 
 
-def custom_task(
+def custom_task(  # noqa: PLR0913  # a column each
     kind: str,
     *,
     text: str = "text",

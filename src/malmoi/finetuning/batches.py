@@ -108,6 +108,7 @@ def epoch_batches(
     batch: int,
     seed: int,
     config: ModelConfig,
+    *,
     lm: bool,
     start: int = 0,
 ) -> Iterator[dict[str, Tensor]]:

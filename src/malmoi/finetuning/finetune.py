@@ -30,7 +30,6 @@ from malmoi.inference import Model
 from malmoi.inference.predict import Predictor
 from malmoi.metrics import goodness, mean_with_error
 from malmoi.system.files import folder_lock, write_text
-from malmoi.system.progress import ProgressCallback, listening
 from malmoi.system.result import Result
 from malmoi.tokenizer import TokenRow
 from malmoi.training.device import choose_execution
@@ -70,26 +69,23 @@ def finetune(
     data: str | Path | Sequence[str | Path],
     out: str | Path,
     dev: str | Path | Sequence[str | Path] | None = None,
-    *,
-    device: str | None = None,
-    restart: bool = False,
-    progress: ProgressCallback | None = None,
-    **overrides: Any,
+    **options: Any,
 ) -> FinetuneResult:
     """Fine-tunes a BERT or a GPT to a task, into a folder that transformers opens too.
 
     `data` is the training file (or a folder that holds train and dev); without `dev` a tenth is
-    held out. Overrides name a field of `FinetuneConfig`: epochs=3, lr=2e-5, freeze=True, lm=0.5,
-    seeds=5… The same call on the same folder goes on where it was stopped; what is finished there
-    is not done again, unless `again`.
+    held out. Options are `device`, `restart`, and fields of `FinetuneConfig`: epochs=3, lr=2e-5,
+    freeze=True, lm=0.5, seeds=5… The same call on the same folder resumes an unfinished run; a
+    finished one is not done again, unless `restart`.
     """
-    settings = finetune_config(overrides)
+    device = options.pop("device", None)
+    restart = bool(options.pop("restart", False))
+    settings = finetune_config(options)
     chosen = named_task(task) if isinstance(task, str) else task
     out = Path(out)
     start = _start(model, settings, out)
     work = load_data(chosen, data, dev, settings, start, join_process_group(device).device)
-    with listening(progress):
-        return run_all(work, settings, out, restart=restart)
+    return run_all(work, settings, out, restart=restart)
 
 
 def run_all(

@@ -103,13 +103,13 @@ def _examples(rows: Sequence[Mapping[str, Any]]) -> str:
     fine = [r for r in rows if is_correct(r)]
     shown = [*wrong[: MAX_EXAMPLES // 2], *fine[: MAX_EXAMPLES // 2]]
     paired = any("pair" in row for row in rows)
-    cells = [_cells(row, paired) for row in shown]
+    cells = [_cells(row, paired=paired) for row in shown]
     note = f"{len(wrong):,} of {len(rows):,} are not exactly right; all are in predictions.jsonl."
     head = ("", "text", *(["pair"] if paired else []), "label", "prediction", "score")
     return f'<h2>Examples</h2><p class="lead">{note}</p>{html_table(head, cells)}'
 
 
-def _cells(row: Mapping[str, Any], paired: bool) -> tuple[str, ...]:
+def _cells(row: Mapping[str, Any], *, paired: bool) -> tuple[str, ...]:
     pair = (_cut(row.get("pair", "")),) if paired else ()
     return (
         "" if is_correct(row) else "✗",

@@ -158,4 +158,4 @@ def _freeze(network: Network, settings: FinetuneConfig) -> None:
         else [network.trunk.embed, *network.trunk.blocks[:layers]]
     )
     for module in still:
-        module.requires_grad_(False)
+        module.requires_grad_(requires_grad=False)

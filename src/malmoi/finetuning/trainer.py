@@ -149,7 +149,9 @@ class FinetuneTrainer:
         (epoch, start), s = divmod(self.step, self.per_epoch), self.settings
         while True:
             seed = s.seed * 1000 + epoch
-            for batch in epoch_batches(items, s.batch, seed, self.network.config, s.lm > 0, start):
+            for batch in epoch_batches(
+                items, s.batch, seed, self.network.config, lm=s.lm > 0, start=start
+            ):
                 yield self._sent(batch)
             epoch = epoch + 1
             start = 0

@@ -17,22 +17,22 @@ Float32Array = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 Pool = Literal["mean", "cls", "none"]
 
 
-def mean_pool(states: Tensor, first: bool) -> Tensor:
+def mean_pool(states: Tensor, place: int) -> Tensor:
     """The mean over the tokens of a text [T, D] → [D], [CLS] and [SEP] included."""
     return states.mean(0)
 
 
-def cls_pool(states: Tensor, first: bool) -> Tensor:
+def cls_pool(states: Tensor, place: int) -> Tensor:
     """The token that represents the text: BERT's first, GPT's last."""
-    return states[0 if first else -1]
+    return states[place]
 
 
-def no_pool(states: Tensor, first: bool) -> Tensor:
+def no_pool(states: Tensor, place: int) -> Tensor:
     """Every token's vector [T, D]."""
     return states
 
 
-POOLS: dict[str, Callable[[Tensor, bool], Tensor]] = {
+POOLS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "mean": mean_pool,
     "cls": cls_pool,
     "none": no_pool,
@@ -48,12 +48,12 @@ def embed_texts(
         raise UsageError(f"There is no pool {pool!r}.{nearest(pool, POOLS)}")
     check_layers(layers, network.config.depth)
     found: list[Float32Array] = [np.empty(0, np.float32)] * len(texts)
-    first = network.config.pool != "last"
+    place = -1 if network.config.pool == "last" else 0
     batches = length_batches([len(text.tokens) for text in texts])
     for group in tracked(batches, "embed", len(texts)):
         states = _states(network, [texts[i] for i in group], layers)
         for i, row in zip(group, states, strict=True):
-            found[i] = POOLS[pool](row[: len(texts[i].tokens)], first).float().cpu().numpy()
+            found[i] = POOLS[pool](row[: len(texts[i].tokens)], place).float().cpu().numpy()
     return found
 
 

@@ -49,15 +49,15 @@ def pseudo_scores(
     return [
         score
         for i in starts
-        for score in _some_scores(network, tokenizer, parts[i : i + MAX_PARTS], together)
+        for score in _some_scores(network, tokenizer, parts[i : i + MAX_PARTS], together=together)
     ]
 
 
 def _some_scores(
-    network: Network, tokenizer: Tokenizer, parts: Sequence[SplitText], together: bool
+    network: Network, tokenizer: Tokenizer, parts: Sequence[SplitText], *, together: bool
 ) -> list[Score]:
     texts = [_fit(*_encoded(tokenizer, part), network.config.context) for part in parts]
-    wanted = [_masked(tokenizer, tokens, places, together) for tokens, places in texts]
+    wanted = [_masked(tokenizer, tokens, places, together=together) for tokens, places in texts]
     found = _logprobs(network, list(dict.fromkeys(one for some in wanted for one in some)))
     scores = []
     for (tokens, places), some in zip(texts, wanted, strict=True):
@@ -95,7 +95,7 @@ def _fit(tokens: list[int], places: list[int], context: int) -> tuple[list[int],
 
 
 def _masked(
-    tokenizer: Tokenizer, tokens: Sequence[int], places: Sequence[int], together: bool
+    tokenizer: Tokenizer, tokens: Sequence[int], places: Sequence[int], *, together: bool
 ) -> list[MaskedRow]:
     mask = mask_token(tokenizer)
     groups = [tuple(places)] if together else [(place,) for place in places]

@@ -185,7 +185,7 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tens
     left = mask.window - 1 if mask.window else None  # inclusive there
     right = 0 if mask.window and mask.causal else left
     y = torch.ops.aten._flash_attention_forward(
-        q, k, v, bounds.starts, bounds.starts, n, n, dropout, mask.causal, False,
+        q, k, v, bounds.starts, bounds.starts, n, n, dropout, mask.causal, return_debug_mask=False,
         window_size_left=left, window_size_right=right,
     )[0]  # fmt: skip
     return cast(Tensor, y.transpose(0, 1)[None])

@@ -39,10 +39,10 @@ class LayeredTransformer(Transformer):
     def __init__(self, c: ModelConfig, layers: tuple[int, ...]) -> None:
         super().__init__(c)
         self.layers = layers
-        self.requires_grad_(False)
+        self.requires_grad_(requires_grad=False)
 
-    def train(self, mode: bool = True) -> Self:
-        return super().train(False)
+    def train(self, mode: bool = True) -> Self:  # noqa: FBT001, FBT002  # torch's signature
+        return super().train(mode=False)
 
     @torch.no_grad()
     def forward(  # type: ignore[override]

@@ -23,7 +23,7 @@ class VocabularyHead(nn.Module):
     take it in pieces.
     """
 
-    def __init__(self, c: ModelConfig, token: nn.Embedding, bias: bool) -> None:
+    def __init__(self, c: ModelConfig, token: nn.Embedding, *, bias: bool) -> None:
         super().__init__()
         self.cap = c.softcap
         self.weight = token.weight if c.tied else nn.Parameter(torch.empty_like(token.weight))
@@ -133,7 +133,7 @@ def token_mean(hidden: Tensor, keep: Tensor | None) -> Tensor:
 class LinearHead(nn.Module):
     """A linear map to N scores, of each token or of the pooled vector."""
 
-    def __init__(self, c: ModelConfig, classes: int, bias: bool = True, width: int = 0) -> None:
+    def __init__(self, c: ModelConfig, classes: int, *, bias: bool = True, width: int = 0) -> None:
         super().__init__()
         self.drop = nn.Dropout(c.dropout)
         self.linear = nn.Linear(width or c.width, classes, bias=bias)

@@ -73,7 +73,7 @@ class QuantizedLinear(nn.Module):
 
     def _by_tiles(self, rows: Tensor) -> Tensor:
         """Through AMX: x ≈ step · (high + low / 127), both parts of 8 bits."""
-        step = rows.abs().amax(1, True).div_(INT8_MAX).clamp_(min=TINY)
+        step = rows.abs().amax(1, keepdim=True).div_(INT8_MAX).clamp_(min=TINY)
         parts = rows.div(step)
         high = parts.to(torch.int8)
         low = parts.sub_(high).mul_(INT8_MAX).to(torch.int8)
@@ -81,7 +81,11 @@ class QuantizedLinear(nn.Module):
         y = above.add_(below, alpha=1 / INT8_MAX).mul_(step)
         return y if self.bias is None else y + self.bias
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "QuantizedLinear":
+    def _apply(  # torch's signature
+        self,
+        fn: Callable[[Tensor], Tensor],
+        recurse: bool = True,  # noqa: FBT001, FBT002
+    ) -> "QuantizedLinear":
         """A network's `.to(dtype)` is about its float weights; these keep their types, and stay
         on the processor.
         """
@@ -163,7 +167,7 @@ class QuickRMS(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        length = torch.hypot(torch.linalg.vector_norm(x, 2, -1, True), self.floor)
+        length = torch.hypot(torch.linalg.vector_norm(x, 2, -1, keepdim=True), self.floor)
         return x.div(length.div_(self.root)).mul_(self.weight)
 
 

@@ -196,7 +196,7 @@ class Transformer(nn.Module):
             table = rotary_table(local) if c.local_rotary_base else None
             self.register_buffer("local_rotary", table, persistent=False)
 
-    def forward(
+    def forward(  # noqa: PLR0913  # the tensors of a batch, by the names that batches have
         self,
         tokens: Tensor,
         segments: Tensor | None = None,

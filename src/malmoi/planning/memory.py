@@ -97,7 +97,7 @@ class DeviceLayout:
 
 
 def device_layout(
-    network: Network, recipe: Recipe, way: str, gpus: int, half: bool
+    network: Network, recipe: Recipe, way: str, gpus: int, *, half: bool
 ) -> DeviceLayout:
     """The network on each of `gpus` GPUs. On one, every way is the same."""
     way = way if gpus > 1 else "one"
@@ -122,7 +122,7 @@ def device_layout(
     )
 
 
-def activations(recipe: Recipe, most: int, half: bool) -> dict[int, tuple[int, int]]:
+def activations(recipe: Recipe, most: int, *, half: bool) -> dict[int, tuple[int, int]]:
     """Bytes by the sequences of one pass, 1, 2, 4… up to `most`: kept, and rematerialised."""
     kept, again = (
         replace(recipe, train=replace(recipe.train, gradient_checkpointing=r))
@@ -147,10 +147,10 @@ def _copies(network: Network, recipe: Recipe) -> int:
 
 
 def device_layouts(
-    network: Network, recipe: Recipe, gpus: int, half: bool
+    network: Network, recipe: Recipe, gpus: int, *, half: bool
 ) -> Iterator[DeviceLayout]:
     """Every way to lay it out, without rematerialisation and with it."""
     for way in ("one", "ddp", "fsdp") if gpus > 1 else ("one",):
         for again in (False, True):
             chosen = replace(recipe, train=replace(recipe.train, gradient_checkpointing=again))
-            yield device_layout(network, chosen, way, 1 if way == "one" else gpus, half)
+            yield device_layout(network, chosen, way, 1 if way == "one" else gpus, half=half)

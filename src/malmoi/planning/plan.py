@@ -160,7 +160,7 @@ def plan_run(recipe: Recipe, fleet: Fleet) -> RunPlan:
     blocks = count_parameters(network.trunk.blocks)
     blocks += count_parameters(network.trunk.norm)
     count = count_parameters(network)
-    memory = device_layout(network, recipe, c.parallel, fleet.gpus, half).best(fleet.room)
+    memory = device_layout(network, recipe, c.parallel, fleet.gpus, half=half).best(fleet.room)
     state = 4 * count + optimizer_bytes(network, recipe)
     return RunPlan(
         recipe=recipe,
@@ -174,9 +174,9 @@ def plan_run(recipe: Recipe, fleet: Fleet) -> RunPlan:
         seconds=seconds,
         memory=memory,
         ways=tuple(
-            one.best(fleet.room) for one in device_layouts(network, recipe, fleet.gpus, half)
+            one.best(fleet.room) for one in device_layouts(network, recipe, fleet.gpus, half=half)
         ),
-        activations=activations(recipe, max(1, c.batch // fleet.gpus), half),
+        activations=activations(recipe, max(1, c.batch // fleet.gpus), half=half),
         state=state,
         # the last few, the best, the one being written; the model
         storage=(c.keep + 2) * state + 4 * count,
@@ -196,14 +196,14 @@ def _help(network: Network, recipe: Recipe, fleet: Fleet) -> str:
         tried = recipe.override(
             {"train.parallel": way, "train.gradient_checkpointing": again, "train.micro": micro}
         )
-        if device_layout(network, tried, way, gpus, half).best(fleet.room).total <= fleet.room:
+        if device_layout(network, tried, way, gpus, half=half).best(fleet.room).total <= fleet.room:
             return f"It fits with {' '.join(_words(recipe, tried, fleet.gpus, gpus))}."
     least = device_layout(
         network,
         replace(recipe, train=replace(c, gradient_checkpointing=True, micro=1)),
         "fsdp",
         c.batch,
-        half,
+        half=half,
     )
     return (
         f"No number of these GPUs is enough: on {c.batch:,}, cut and rematerialised, one sequence "
@@ -259,6 +259,6 @@ def _notes(recipe: Recipe, fleet: Fleet) -> Iterator[str]:
         )
 
 
-def _require(condition: bool, sentence: str) -> None:
+def _require(condition: object, sentence: str) -> None:
     if not condition:
         raise UsageError(sentence)

@@ -37,13 +37,13 @@ def chart(
     series: Mapping[str, ChartPoints | Line],
     across: str,
     up: str,
-    width: int = 820,
-    height: int = 300,
+    size: tuple[int, int] = (820, 300),
     *,
     even: bool = False,
     share: bool = False,
 ) -> str:
     """One colour a line, in order. `even`: the values across stand side by side; `share`: from 0 to 100 %."""  # noqa: E501
+    width, height = size
     lines = {name: line for name, line in _lines(series).items() if line.points}
     if sum(len(line.points) for line in lines.values()) < 2:
         return ""

@@ -120,7 +120,7 @@ class RequestGuard:
             sentence = f"The request body took longer than {BODY_TIMEOUT_SECONDS:g} seconds."
             raise ApiError(408, sentence, code="slow") from None
 
-    async def _read(self, receive: Receive, too_large: bool) -> bytes:
+    async def _read(self, receive: Receive, *, too_large: bool) -> bytes:
         most = self.settings.max_body
         size = 0
         body = bytearray()

@@ -49,7 +49,7 @@ class Server(uvicorn.Server):
         self._captured_signals.append(sig)
         self.stop(now=self.state.stopping)
 
-    def stop(self, now: bool = False) -> None:
+    def stop(self, *, now: bool = False) -> None:
         """Stops accepting and exits once all requests are done; `now` cancels them."""
         self.state.stopping = True
         self.deadline = min(self.deadline, monotonic() + (0 if now else self.patience))

@@ -106,8 +106,11 @@ def _environment() -> Any:
     return made
 
 
-def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any
+def _to_json(  # templates call it with transformers' signature
+    value: Any,
+    ensure_ascii: bool = False,  # noqa: FBT001, FBT002
+    indent: int | None = None,
+    **options: Any,
 ) -> str:
     """jinja2's own filter escapes for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)

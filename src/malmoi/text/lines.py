@@ -156,14 +156,14 @@ def _byte_lines(stream: IO[bytes], encoding: str) -> Iterator[tuple[int, str | N
         line = rest + piece if rest else piece
         rest = b""
         if not ends and len(piece) == MAX_LINE_BYTES:
-            line, rest = _cut(line, korean)
-        yield number, _decode(line.rstrip(b"\r\n") if ends else line, korean), ends
+            line, rest = _cut(line, korean=korean)
+        yield number, _decode(line.rstrip(b"\r\n") if ends else line, korean=korean), ends
         number += ends
     if rest:
-        yield number, _decode(rest, korean), False
+        yield number, _decode(rest, korean=korean), False
 
 
-def _decode(line: bytes, korean: bool) -> str | None:
+def _decode(line: bytes, *, korean: bool) -> str | None:
     """By the encoding of the file first, then by the other one: files are pasted together from
     both.
     """
@@ -174,7 +174,7 @@ def _decode(line: bytes, korean: bool) -> str | None:
     return _korean(line) if text is None else text
 
 
-def _cut(line: bytes, korean: bool) -> tuple[bytes, bytes]:
+def _cut(line: bytes, *, korean: bool) -> tuple[bytes, bytes]:
     """Part of an endless line up to its last space, or at least to the end of a character, and
     the rest.
     """

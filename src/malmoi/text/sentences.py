@@ -55,7 +55,7 @@ def split_sentences(text: str) -> list[str]:
     start = 0
     lowered = text.islower()  # a corpus in lower case says nothing by the case of the next word
     for match in _END.finditer(text):
-        if _ends(text, start, match, lowered):
+        if _ends(text, start, match, lowered=lowered):
             if piece := text[start : match.end()].strip():
                 found.append(piece)
             start = match.end()
@@ -64,7 +64,7 @@ def split_sentences(text: str) -> list[str]:
     return found
 
 
-def _ends(text: str, start: int, match: re.Match[str], lowered: bool) -> bool:
+def _ends(text: str, start: int, match: re.Match[str], *, lowered: bool) -> bool:
     """Whether a sentence that began at `start` ends with this punctuation."""
     more, space, letter = match.groups()
     if space is None or "\n" in space:

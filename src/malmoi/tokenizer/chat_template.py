@@ -51,7 +51,7 @@ def render_chat(
     plain dialogue. To have its tokens, use `encode_chat`: in the text, a message that says
     `<|im_end|>` looks like the template.
     """
-    return _rendered(tokenizer, _plain(values) | {"messages": checked(messages)}, reply)
+    return _rendered(tokenizer, _plain(values) | {"messages": checked(messages)}, reply=reply)
 
 
 def encode_chat(
@@ -61,10 +61,12 @@ def encode_chat(
     people say is text.
     """
     said = _plain(values) | {"messages": checked(messages)}
-    return conversation_tokens(tokenizer, said, lambda given: _rendered(tokenizer, given, reply))
+    return conversation_tokens(
+        tokenizer, said, lambda given: _rendered(tokenizer, given, reply=reply)
+    )
 
 
-def _rendered(tokenizer: Tokenizer, said: dict[str, Any], reply: bool) -> str:
+def _rendered(tokenizer: Tokenizer, said: dict[str, Any], *, reply: bool) -> str:
     template = template_of(tokenizer)
     if template is None:
         return plain_dialogue(said["messages"], reply=reply)

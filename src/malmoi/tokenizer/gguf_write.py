@@ -62,7 +62,7 @@ def _described(tokenizer: Tokenizer, state: State) -> tuple[str, dict[str, Any]]
             return "gpt2", {"pre": cut, "merges": [" ".join(pair) for pair in model["merges"]]}
     if model["type"] == "BPE" and model.get("byte_fallback") and state["pre_tokenizer"] is None:
         for front in (True, False):
-            if state["normalizer"] == _spaces(front):
+            if state["normalizer"] == _spaces(front=front):
                 return "llama", {"pre": "default", "add_space_prefix": front}
     raise UsageError(
         f"llama.cpp does not cut text as this tokenizer ({tokenizer.kind}) does: it has byte-level "
@@ -102,7 +102,7 @@ def _cut(name: str) -> Any:
     return pipeline.parse_pipeline(rust)["pre_tokenizer"]
 
 
-def _spaces(front: bool) -> Any:
+def _spaces(*, front: bool) -> Any:
     rust = Rust(models.BPE())
     first = [normalizers.Prepend(SPACE)]
     rust.normalizer = normalizers.Sequence(

@@ -6,7 +6,7 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any
 
@@ -40,7 +40,6 @@ def train_tokenizer(
     vocab: int = 30_000,
     lowercase: bool | None = None,
     min_frequency: int = 2,
-    progress: bool = False,
     mask: bool = False,
 ) -> Tokenizer:
     """Learn a tokenizer of at most `vocab` tokens from a stream of texts: wordpiece, bpe, byte-bpe
@@ -51,7 +50,12 @@ def train_tokenizer(
     together (NFC) first. For char, `vocab` keeps the most frequent characters. `mask` gives a
     byte-bpe what a model needs that reads both ways: [MASK], and its end-of-text around every text.
     """
-    recipes = {"wordpiece": _wordpiece, "bpe": _bpe, "byte-bpe": _byte_bpe, "char": _char}
+    recipes: dict[str, Callable[..., tuple[Rust, dict[str, str]]]] = {
+        "wordpiece": _wordpiece,
+        "bpe": _bpe,
+        "byte-bpe": _byte_bpe,
+        "char": _char,
+    }
     if kind not in recipes:
         raise UsageError(f"There is no kind of tokenizer {kind!r}.{nearest(kind, recipes)}")
     if isinstance(texts, str):
@@ -67,8 +71,8 @@ def train_tokenizer(
     rust, names = recipes[kind](
         Stream(texts),
         vocab - mask,
-        lower,
-        {"min_frequency": min_frequency, "show_progress": progress},
+        {"min_frequency": min_frequency, "show_progress": False},
+        lowercase=lower,
     )
     names = pipeline.with_mask(rust, names) if mask else names
     rust = pipeline.composed(rust)
@@ -116,7 +120,7 @@ def without_runs(text: str) -> Iterator[str]:
 
 
 def _wordpiece(
-    texts: Stream, size: int, lowercase: bool, options: dict[str, Any]
+    texts: Stream, size: int, options: dict[str, Any], *, lowercase: bool
 ) -> tuple[Rust, dict[str, str]]:
     build = {"lowercase": lowercase, "strip_accents": False, "chinese": True}
     rust = pipeline.bert_pipeline(
@@ -147,7 +151,7 @@ def _wordpiece(
 
 
 def _bpe(
-    texts: Stream, size: int, lowercase: bool, options: dict[str, Any]
+    texts: Stream, size: int, options: dict[str, Any], *, lowercase: bool
 ) -> tuple[Rust, dict[str, str]]:
     rust = pipeline.gpt1_pipeline({}, [], lowercase=lowercase, accents=True)
     pins = [letter + "</w>" for letter in joinable()]  # as in _wordpiece
@@ -165,7 +169,7 @@ def _bpe(
 
 
 def _byte_bpe(
-    texts: Stream, size: int, lowercase: bool, options: dict[str, Any]
+    texts: Stream, size: int, options: dict[str, Any], *, lowercase: bool
 ) -> tuple[Rust, dict[str, str]]:
     rust = pipeline.gpt2_pipeline({}, [], lowercase=lowercase)
     letters = pre_tokenizers.ByteLevel.alphabet()
@@ -178,7 +182,7 @@ def _byte_bpe(
 
 
 def _char(
-    texts: Stream, size: int, lowercase: bool, options: dict[str, Any]
+    texts: Stream, size: int, options: dict[str, Any], *, lowercase: bool
 ) -> tuple[Rust, dict[str, str]]:
     counts: Counter[str] = Counter()
     for text in texts:

@@ -99,7 +99,9 @@ class Muon(torch.optim.Optimizer):
         rows, columns = params[0].shape
         scale = max(1.0, rows / columns) ** 0.5
         if group["weight_decay"]:
-            _decay(weights, updates, group["lr"] * group["weight_decay"], group["cautious"])
+            _decay(
+                weights, updates, group["lr"] * group["weight_decay"], cautious=group["cautious"]
+            )
         torch._foreach_add_(weights, updates, alpha=-group["lr"] * scale)
 
     def _momentum(self, p: nn.Parameter) -> Tensor:
@@ -110,7 +112,7 @@ class Muon(torch.optim.Optimizer):
         return momentum
 
 
-def _decay(weights: list[Tensor], updates: list[Tensor], share: float, cautious: bool) -> None:
+def _decay(weights: list[Tensor], updates: list[Tensor], share: float, *, cautious: bool) -> None:
     """Shrinks the weights by this share; cautiously, only those that the update moves towards
     zero as well (Chen et al. 2025, eq. 4).
     """

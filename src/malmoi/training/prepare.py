@@ -162,7 +162,7 @@ def _freeze_others(network: Network, heads: Sequence[str]) -> None:
         for p in part.parameters()
     }
     for parameter in (p for part in others for p in part.parameters() if id(p) not in trained):
-        parameter.requires_grad_(False)
+        parameter.requires_grad_(requires_grad=False)
 
 
 # ------------------------------------------------------------------ recipe.json
@@ -210,7 +210,7 @@ def _encode(recipe: Recipe, readers: list[DocumentReader], words: Tokenizer, out
     )
     for reader, where in zip(readers, _places(recipe, out), strict=True):
         valid = recipe.data.valid
-        done = build_stores(reader, words, where, sentences=sentences, valid=valid, seed=0, end=end)
+        done = build_stores(reader, words, where, sentences=sentences, valid=valid, end=end)
         if done.how.startswith("rebuilt"):
             logger.info(
                 f"The token store in {where} was {done.how}; training goes on with the new one."

@@ -7,12 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from malmoi.errors import UsageError, nearest
-from malmoi.inference import Model
 from malmoi.system.files import folder_lock
-from malmoi.system.progress import ProgressCallback, listening
 from malmoi.tokenizer import Tokenizer
 from malmoi.training.estimate import estimate_run
 from malmoi.training.log import plural
@@ -27,6 +25,9 @@ from malmoi.training.signals import Stopped
 from malmoi.training.sizing import SizedRecipe, size_recipe
 from malmoi.training.trainer import Trainer
 
+if TYPE_CHECKING:
+    from malmoi.inference import Model
+
 logger = logging.getLogger(__name__)
 
 BUDGETS = ("steps", "tokens", "minutes")
@@ -37,20 +38,19 @@ def pretrain(
     *,
     data: str | Path | Sequence[str | Path],
     out: str | Path,
-    tokenizer: str | Path | None = None,
-    start: str | Path | None = None,
-    device: str | None = None,
     distillation: Distillation | None = None,
-    progress: ProgressCallback | None = None,
-    **overrides: Any,
-) -> Model:
+    **options: Any,
+) -> "Model":
     """Trains a model from raw text into a Hugging Face folder; the same call on the same folder
     goes on.
 
-    `recipe` is a name, a recipe.json or a Recipe. `tokenizer` takes a ready vocabulary, `start` a
-    model to go on from, `distillation` a teacher of the same vocabulary. Overrides name a field of
-    the recipe (`minutes=3`, `lr=1e-3`, or `**{"train.lr": 1e-3}`).
+    `recipe` is a name, a recipe.json or a Recipe; `distillation` is a teacher of the same
+    vocabulary. Options are `device`, `tokenizer` (a ready vocabulary), `start` (a model to go on
+    from), and fields of the recipe (`minutes=3`, `lr=1e-3`, or `**{"train.lr": 1e-3}`).
     """
+    beside = ("tokenizer", "start", "device")
+    tokenizer, start, device = (options.get(name) for name in beside)
+    overrides = {name: value for name, value in options.items() if name not in beside}
     chosen = resolve_recipe(recipe, overrides)
     out = Path(out)
     sized = isinstance(recipe, str) and recipe in SIZED
@@ -59,7 +59,7 @@ def pretrain(
     origin = RunSources(
         tuple(str(source) for source in sources), Path(tokenizer) if tokenizer else None, start
     )
-    with listening(progress), process_group(device) as group:
+    with process_group(device) as group:
         if sized:
             chosen = _sized(chosen, overrides, origin, out, group)
         elif unasked:
@@ -70,17 +70,7 @@ def pretrain(
             run = prepare_run(chosen, origin, out, group)
             if distillation is not None:
                 distillation.teacher.to(group.device)
-            trainer = Trainer(
-                run.recipe,
-                run.network,
-                run.feeds,
-                run.valid,
-                out,
-                group,
-                run.save,
-                run.sample,
-                distillation,
-            )
+            trainer = Trainer(run, distillation)
             with _reported(trainer):
                 trainer.fit()
             return run.model()

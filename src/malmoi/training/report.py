@@ -42,8 +42,8 @@ def _course(rows: Sequence[Mapping[str, Any]]) -> str:
         "speed": smooth_points(speeds),
     }
     small = (
-        chart({"learning rate": rates}, "tokens", "learning rate", 400, 180),
-        chart(both, "tokens", "tokens a second", 400, 180),
+        chart({"learning rate": rates}, "tokens", "learning rate", (400, 180)),
+        chart(both, "tokens", "tokens a second", (400, 180)),
     )
     return f'<div class="pair">{"".join(f"<div>{svg}</div>" for svg in small if svg)}</div>'
 

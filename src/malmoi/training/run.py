@@ -3,15 +3,18 @@
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from malmoi.checkpoint.translate import classes_of
 from malmoi.errors import UsageError
-from malmoi.inference import Model
 from malmoi.model import Network
 from malmoi.training.feed import PhaseFeed
 from malmoi.training.parallel import ProcessGroup
 from malmoi.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from malmoi.inference import Model
 
 
 @dataclass
@@ -34,10 +37,12 @@ class TrainingRun:
     def _cut(self) -> bool:
         return self.recipe.train.parallel == "fsdp" and self.group.world > 1
 
-    def model(self) -> Model:
+    def model(self) -> "Model":
         """The model in its user's hands; one that is cut over processes is read back from its
         folder.
         """
+        from malmoi.inference import Model
+
         return Model(read_checkpoint(self.out) if self._cut else self.checkpoint)
 
     def save(self) -> None:
@@ -65,6 +70,8 @@ class TrainingRun:
         """A few words of what the model says now."""
         if not self.prompt:
             return ""
+        from malmoi.inference import Model
+
         model = Model(self.checkpoint)
         prompt = self.prompt
         with suppress(UsageError):  # a prompt that this vocabulary cannot spell

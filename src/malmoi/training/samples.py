@@ -29,11 +29,12 @@ def make_feeds(
     """
     packed = recipe.data.packed if recipe.data.packed is not None else packed
     train = [s.train for s in stores]
-    feeds = [_feed(recipe, train, words, length, packed) for length, _ in recipe.phases]
+    feeds = [_feed(recipe, train, words, length, packed=packed) for length, _ in recipe.phases]
     held = [s.valid for s in stores]
     try:
         return feeds, [
-            _feed(recipe, held, words, length, False, train) for length, _ in recipe.phases
+            _feed(recipe, held, words, length, packed=False, others=train)
+            for length, _ in recipe.phases
         ]
     except MalmoiError:
         return feeds, []
@@ -44,6 +45,7 @@ def _feed(
     stores: list[Store],
     words: Tokenizer,
     length: int,
+    *,
     packed: bool,
     others: list[Store] | None = None,
 ) -> PhaseFeed:

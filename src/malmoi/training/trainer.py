@@ -4,7 +4,7 @@ saves and resumes.
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from malmoi.errors import MalmoiError
-from malmoi.model import Network, count_parameters
+from malmoi.model import count_parameters
 from malmoi.system.files import write_text
 from malmoi.system.progress import Progress
 from malmoi.training.average import WeightAverage
@@ -30,15 +30,16 @@ from malmoi.training.device import (
     release_compiled,
     thread_count,
 )
-from malmoi.training.feed import MicroBatch, PhaseFeed, Tensors, batch_sizes
+from malmoi.training.feed import MicroBatch, Tensors, batch_sizes
 from malmoi.training.log import RunLog, read_metrics
 from malmoi.training.loss_module import LossModule, guessing_loss
 from malmoi.training.losses import Objective, both, count_labels, objective
 from malmoi.training.losses.distil import TEXT_DISTILLERS, Distillation
 from malmoi.training.optim import make_optimizers, set_rate
 from malmoi.training.pace import LOOK_SECONDS, Pace, WorkClock, verdict
-from malmoi.training.parallel import ProcessGroup, gradient_sync, wrap_model
+from malmoi.training.parallel import gradient_sync, wrap_model
 from malmoi.training.recipe import Recipe
+from malmoi.training.run import TrainingRun
 from malmoi.training.schedule import rate_at
 from malmoi.training.signals import Stopped, StopSignals
 from malmoi.training.state import (
@@ -85,31 +86,20 @@ class Budget:
 
 
 class Trainer:
-    """One run of a recipe over its feeds, in a folder. `save` writes the finished checkpoint,
-    `sample` a few words.
-    """
+    """One run of a recipe over its feeds, in a folder."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        network: Network,
-        feeds: list[PhaseFeed],
-        valid: list[PhaseFeed],
-        out: Path,
-        group: ProcessGroup,
-        save: Callable[[], None] = lambda: None,
-        sample: Callable[[], str] = lambda: "",
-        distillation: Distillation | None = None,
-    ) -> None:
+    def __init__(self, run: TrainingRun, distillation: Distillation | None = None) -> None:
+        recipe = run.recipe
+        network = run.network
+        group = run.group
+        self.run = run
         self.recipe = recipe
         self.config = recipe.train
         self.network = network
         self.group = group
-        self.out = out
-        self.feeds = feeds
-        self.valid = valid
-        self._save_folder = save
-        self._sample = sample
+        self.out = run.out
+        self.feeds = run.feeds
+        self.valid = run.valid
         self.budget = Budget.of(recipe)
         self.execution: Execution = choose_execution(group.device, self.config)
         self.objective = _objective(recipe, distillation)
@@ -122,8 +112,8 @@ class Trainer:
         self.call = wrap_model(self.loss_module, network.trunk.blocks, group, self.config.parallel)
         self.optimizers = make_optimizers(network, self.config)
         self.average = WeightAverage(network) if self.config.ema else None
-        self.position = Position(positions=[0] * len(feeds))
-        self.log = RunLog(out, self.config, first=group.first)
+        self.position = Position(positions=[0] * len(run.feeds))
+        self.log = RunLog(run.out, self.config, first=group.first)
         self.micro = self._first_micro()
         self.clock = WorkClock()
         self._compiled = False  # whether a pass was compiled
@@ -197,7 +187,7 @@ class Trainer:
         p = self.position
         cpu = self.group.device.type == "cpu"
         if cpu and p.compiled is not None and self.config.compile is None:
-            self._compile_or_not(p.compiled)
+            self._compile_or_not(compiled=p.compiled)
         probing = (
             cpu and self.execution.compiled and self.config.compile is None and p.compiled is None
         )
@@ -219,7 +209,7 @@ class Trainer:
         self._announce("measuring whether that pays")
         compiled = self._measure(compiled=True)
         pays = compiled.sequence < COMPILED_PAYS * eager.sequence
-        self._compile_or_not(pays)
+        self._compile_or_not(compiled=pays)
         return compiled if pays else eager
 
     def _announce(self, what: str) -> None:
@@ -229,7 +219,7 @@ class Trainer:
         said = f"compiling (once, about 20 s) and {what}" if compiling else what
         self.log.line(f"{said[0].upper()}{said[1:]} …")
 
-    def _compile_or_not(self, compiled: bool) -> None:
+    def _compile_or_not(self, *, compiled: bool) -> None:
         execution = replace(self.execution, compiled=compiled)
         if execution != self.execution:
             release_compiled(self.loss_module)
@@ -584,7 +574,7 @@ class Trainer:
         if said:
             rounded["guessing_loss"] = round(self._guessing, 5)
         with torch.compiler.set_stance("force_eager"):
-            text = self._sample() if self.group.first and self.config.parallel != "fsdp" else ""
+            text = self.run.sample() if self.group.first and self.config.parallel != "fsdp" else ""
         row: dict[str, Any] = dict(
             step=p.step, tokens=p.tokens, seconds=round(p.seconds, 3), **rounded
         )
@@ -610,7 +600,7 @@ class Trainer:
         if self.group.first:
             prune_states(self.state_root, self.config.keep)
         with self._averaged():
-            self._save_folder()
+            self.run.save()
         self.group.barrier()  # a process that leaves early would take the one that writes with it
         self._saved_at = time.monotonic()
 

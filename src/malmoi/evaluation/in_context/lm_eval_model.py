@@ -39,7 +39,10 @@ class MalmoiLM(TemplateLM):  # type: ignore[misc]  # lm-eval is optional
         return self.model.config.context
 
     def tok_encode(
-        self, string: str, add_special_tokens: bool | None = None, **others: Any
+        self,
+        string: str,
+        add_special_tokens: bool | None = None,  # noqa: FBT001  # these are lm-eval's signatures
+        **others: Any,
     ) -> list[int]:
         tokenizer = self.model.tokenizer
         specials = (
@@ -60,7 +63,9 @@ class MalmoiLM(TemplateLM):  # type: ignore[misc]  # lm-eval is optional
         ]
 
     def loglikelihood_rolling(
-        self, requests: Sequence[Any], disable_tqdm: bool = False
+        self,
+        requests: Sequence[Any],
+        disable_tqdm: bool = False,  # noqa: FBT001, FBT002
     ) -> list[float]:
         """Windows that do not overlap but for one token: the harness's own way."""
         totals = []
@@ -77,7 +82,11 @@ class MalmoiLM(TemplateLM):  # type: ignore[misc]  # lm-eval is optional
             totals.append(sum(logprob for logprob, _ in scored))
         return totals
 
-    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+    def generate_until(
+        self,
+        requests: Sequence[Any],
+        disable_tqdm: bool = False,  # noqa: FBT001, FBT002
+    ) -> list[str]:
         """Greedy unless a task says otherwise; requests with the same settings are written
         together.
         """

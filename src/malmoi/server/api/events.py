@@ -62,6 +62,6 @@ def sse_event(data: str) -> bytes:
     return b"data: " + data.encode() + b"\n\n"
 
 
-async def _send(send: Send, body: bytes, more: bool = True) -> None:
+async def _send(send: Send, body: bytes, *, more: bool = True) -> None:
     if body:
         await send({"type": "http.response.body", "body": body, "more_body": more})

@@ -119,7 +119,7 @@ def accuracy_chart(found: Mapping[str, SizeResults]) -> str:
         lines[name] = Line(_points(one, plain), [value.standard_error for value in plain])
     said = "exact answers over all rules (dashed: with the instruction)"
     return standalone_svg(
-        chart(lines, "examples in context", said, height=380, even=True, share=True)
+        chart(lines, "examples in context", said, size=(820, 380), even=True, share=True)
     )
 
 

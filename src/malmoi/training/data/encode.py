@@ -77,7 +77,6 @@ def build_stores(
     *,
     sentences: Splitter | None = None,
     valid: float = 0.01,
-    seed: int = 0,
     end: int | None = None,
 ) -> Stores:
     """Encodes `reader` into out/train and out/valid, or reuses what is there if it is the same.
@@ -91,7 +90,7 @@ def build_stores(
             f"valid={valid} is not a share of the documents: give a number from 0 up to, not "
             "including, 1."
         )
-    plan = EncodePlan(reader, tokenizer, Path(out), sentences, valid, seed, end)
+    plan = EncodePlan(reader, tokenizer, Path(out), sentences, valid, 0, end)
     with folder_lock(plan.out, wait=True):
         how = _work(plan)
     return Stores(Store.open(plan.out / "train"), Store.open(plan.out / "valid"), how)

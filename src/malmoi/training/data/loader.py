@@ -101,7 +101,7 @@ class BertBatches:
         return {
             "tokens": _widen(tokens, width, self.pad),
             "segments": _widen(samples["segments"], width, 0),
-            "keep": _widen(keep, width, False),
+            "keep": _widen(keep, width, 0),
             **_slots(labels.reshape(-1), most),
         }
 

@@ -7,7 +7,7 @@ are sorted, so lookups are O(log n).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal, Protocol
 
 import numpy as np
@@ -31,6 +31,7 @@ class HasSpecials(Protocol):
     def sep(self) -> int | None: ...
 
 
+@dataclass
 class Pairs:
     """[CLS] A [SEP] B [SEP], or with `next=None` the single [CLS] A [SEP].
 
@@ -39,43 +40,38 @@ class Pairs:
     is given: a validation store may have a single document.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        context: int,
-        seed: int,
-        *,
-        specials: HasSpecials,
-        next: Next = "nsp",
-        short: float = 0.1,
-        others: Store | None = None,
-    ):
-        if next not in ("nsp", "sop", None):
+    store: Store
+    context: int
+    seed: int
+    _: KW_ONLY
+    specials: HasSpecials
+    next: Next = "nsp"
+    short: float = 0.1
+    others: Store | None = None
+
+    def __post_init__(self) -> None:
+        if self.next not in ("nsp", "sop", None):
             raise UsageError(
-                f"next={next!r} is not a way to choose the second segment: give 'nsp', 'sop' or "
-                "None."
+                f"next={self.next!r} is not a way to choose the second segment: give 'nsp', 'sop' "
+                "or None."
             )
-        self.store = store
-        self.others = store if others is None else others
-        self.context = context
-        self.seed = seed
-        self.next = next
-        self.short = short
-        self._sentences, self._other_sentences = _sentences(self.store), _sentences(self.others)
-        if next == "nsp" and self.others is store and len(store) < 2:
+        self._others = self.store if self.others is None else self.others
+        self._sentences = _sentences(self.store)
+        self._other_sentences = _sentences(self._others)
+        if self.next == "nsp" and self._others is self.store and len(self.store) < 2:
             raise MalmoiError(
-                f"Next-sentence prediction needs two documents and {store.folder} has "
-                f"{len(store)}: "
+                f"Next-sentence prediction needs two documents and {self.store.folder} has "
+                f"{len(self.store)}: "
                 "separate them by blank lines (and --set data.documents=blank), or train without "
                 "it (mlm or mlm+sop)."
             )
-        self._cls, self._sep = _frame(specials)
-        self.room = context - (3 if next else 2)
+        self._cls, self._sep = _frame(self.specials)
+        self.room = self.context - (3 if self.next else 2)
         if self.room < 2:
             raise UsageError(
-                f"A context of {context} leaves no room for text between the special tokens."
+                f"A context of {self.context} leaves no room for text between the special tokens."
             )
-        self.count = max(1, len(store.tokens) // self.room)
+        self.count = max(1, len(self.store.tokens) // self.room)
 
     def __len__(self) -> int:
         return self.count
@@ -159,9 +155,9 @@ class Pairs:
     def _random(self, document: PairInts, room: PairInts, draws: Floats) -> "Spans":
         """From a random sentence of a random other document on, as long as what A leaves."""
         sentences = self._other_sentences
-        documents = self.others.documents
-        same = self.others is self.store
-        chosen = (draws[0] * (len(self.others) - same)).astype(np.int64)
+        documents = self._others.documents
+        same = self._others is self.store
+        chosen = (draws[0] * (len(self._others) - same)).astype(np.int64)
         chosen += same & (chosen >= document)
         begin, end = (np.searchsorted(sentences, documents[chosen + more]) for more in (0, 1))
         first = begin + (draws[1] * (end - begin)).astype(np.int64)
@@ -177,7 +173,7 @@ class Pairs:
         segments = np.zeros_like(tokens)
         tokens[:, 0] = self._cls
         ours = self.store.tokens
-        others = self.others.tokens
+        others = self._others.tokens
         for row, (start, stop) in enumerate(a):
             self._put(tokens[row], segments[row], 1, ours[start:stop])
         for row, (start, stop) in enumerate(b or ()):

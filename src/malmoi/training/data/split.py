@@ -40,12 +40,16 @@ def assign(reader: Documents, share: float, seed: int) -> Iterator[tuple[str, bo
         held = document.text
     if held is not None:
         yield from _last(
-            held, number, validated, permutation_key(seed, number) < share * 2.0**64, share
+            held,
+            number,
+            validated=validated,
+            chosen=permutation_key(seed, number) < share * 2.0**64,
+            share=share,
         )
 
 
 def _last(
-    text: str, number: int, validated: bool, chosen: bool, share: float
+    text: str, number: int, *, validated: bool, chosen: bool, share: float
 ) -> Iterator[tuple[str, bool]]:
     if number == 0 and share:
         at = _before_space(text, int(len(text) * (1 - share)), len(text) // 2)

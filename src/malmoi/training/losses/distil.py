@@ -59,7 +59,7 @@ class Distillation:
             )
         if self.temperature <= 0:
             raise UsageError(f"The temperature must be positive, not {self.temperature:g}.")
-        self.teacher.eval().requires_grad_(False)
+        self.teacher.eval().requires_grad_(requires_grad=False)
 
     def add_to(self, hard: Objective, distiller: Distiller) -> Objective:
         """(1 − soft) · the labels' loss + soft · the teacher's."""
