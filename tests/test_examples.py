@@ -1,0 +1,40 @@
+"""The examples run as they stand, smaller where they say how; so do the playbooks' snippets."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import transformers
+
+from test_readme import blocks
+
+ROOT = Path(__file__).parents[1]
+EXAMPLE = ROOT / "examples" / "custom_task.py"
+
+
+def run(*arguments: str | Path) -> str:
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_custom_task_of_public_names_runs(tmp_path: Path) -> None:
+    names = {
+        node.attr
+        for node in ast.walk(ast.parse(EXAMPLE.read_text("utf-8")))
+        if isinstance(node, ast.Attribute)
+        if isinstance(node.value, ast.Name) and node.value.id == "malmoi"
+    }
+    assert names == {"pretrain", "custom_task", "finetune", "evaluate", "predict"}
+    assert "'accuracy': " in run(EXAMPLE, tmp_path, "2")
+    assert transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert config["id2label"] == {"0": "delivery", "1": "praise", "2": "refund"}
+
+
+def test_the_playbooks_snippets_run() -> None:
+    """In a process of its own: what they register stays there."""
+    code = [block for block in blocks("CONTRIBUTING.md", "python") if "pretrain(" not in block]
+    run("-c", "\n".join(f"exec({block!r}, {{}})" for block in code))
