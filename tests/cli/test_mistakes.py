@@ -82,7 +82,7 @@ REFUSED: dict[str, tuple[list[str], str, bytes, str]] = {  # arguments, file, co
         ["classification"],
         "a.csv",
         encoded("text,label\na good\rfilm,pos\na bad film,neg\n"),
-        "a.csv:2 is no row of a table (new-line character seen in unquoted field)",
+        "a.csv:2 is not a valid row (new-line character seen in unquoted field)",
     ),
     "a label of its own in every row": (
         ["classification"],

@@ -396,7 +396,7 @@ def test_good_text_stays(tmp_path: Path) -> None:
             "The weight 'web' is not NAME=NUMBER; write for example web=0.6,books=0.4.",
         ),
         ({"language": "xx"}, "There is no test for the language 'xx'."),
-        ({"min_word": "3"}, "CorpusConfig has no field 'min_word'. Did you mean 'min_words'?"),
+        ({"min_word": "3"}, "CorpusConfig has no field 'min_word'. Did you mean 'min_words'"),
     ],
 )
 def test_wrong_requests(settings: dict[str, str], said: str, tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Documents in, documents out: reading text of any kind and splitting it into sentences."""
+"""Building a corpus: clean, filter, de-duplicate, decontaminate and mix documents."""

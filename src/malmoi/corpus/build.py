@@ -1,9 +1,8 @@
-"""From raw text to a corpus worth pre-training on: read, clean, filter, rate, de-duplicate,
-decontaminate, mix.
+"""From raw text to a corpus: read, clean, filter, rate, de-duplicate, decontaminate, mix.
 
-Shards go through the steps on several processes; what needs all shards at once (menus, the
-classifier, duplicates, shares) lies between. Every file says when it is whole, so a build that was
-killed goes on.
+Shards go through the steps in several processes; in between comes what needs all shards at once
+(menus, the classifier, duplicates, shares). Files are complete or absent, so a killed build
+resumes.
 """
 
 import logging
@@ -52,9 +51,7 @@ def run_folder(out: Path) -> RunFolder:
 
 
 def begin_build(out: Path, record: Mapping[str, Any], *, restart: bool) -> dict[str, Any]:
-    """The folder's record: this build's, or the finished one; another build or strange files are
-    refused.
-    """
+    """The folder's record: this build's, finished or not; other builds and files are refused."""
     if restart:
         _forget(out)
     if not (out / "corpus.json").is_file() and any(
@@ -87,7 +84,7 @@ STEP_FILES = {
 
 @dataclass(frozen=True)
 class CorpusPlan:
-    """One build: from what, where to, how."""
+    """One build: its sources, output folder and settings."""
 
     sources: list[NamedSource]
     quality_reference: list[str]
@@ -116,7 +113,7 @@ class CorpusPlan:
 
 @dataclass(frozen=True, repr=False)
 class CorpusResult(Result):
-    """A finished corpus: its folder, what each step took in and kept, and all of corpus.json."""
+    """A finished corpus: its folder, the statistics of each step, and all of corpus.json."""
 
     out: Path
     shards: int
@@ -140,12 +137,11 @@ def build_corpus(
     restart: bool = False,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Writes out/shard-NNNNN.jsonl and out/corpus.json, which is returned: settings, sources, what
-    each step did.
+    """Writes out/shard-NNNNN.jsonl and out/corpus.json, and returns the latter.
 
-    A source is what `read` takes, or NAME=SOURCE. `good` text teaches the quality classifier,
-    `against` are the test sets whose words must go. A build that was stopped goes on; another one
-    in the same folder is refused, unless `again`.
+    A source is anything `read_documents` takes, or NAME=SOURCE. `quality_reference` trains the
+    quality classifier; overlaps with the `decontaminate` test sets are removed. A stopped build
+    resumes; another build in the same folder is refused unless `restart`.
     """
     config = CorpusConfig().override(settings)
     plan = CorpusPlan(
@@ -186,7 +182,7 @@ def _check(plan: CorpusPlan) -> None:
 
 
 def _work(plan: CorpusPlan) -> dict[str, Any]:
-    """All steps; every one begins where it was stopped."""
+    """All steps, each resuming where it was stopped."""
     about = _read(plan)
     shards = range(about["shards"])
     _prepare(plan, shards)
@@ -223,9 +219,7 @@ def _run(plan: CorpusPlan, step: str, jobs: Sequence[ShardJob]) -> None:
 
 
 def _read(plan: CorpusPlan) -> dict[str, Any]:
-    """Cuts the sources into shards of raw documents and cleans them; how many there are, and the
-    bad lines.
-    """
+    """Splits the sources into shards of raw documents and cleans them."""
     path = plan.work.folder / "read.json"
     if path.is_file():
         return read_account(path)
@@ -267,7 +261,7 @@ def _shards(sources: Sequence[NamedSource], size: int) -> Iterator[list[Document
 
 
 def _prepare(plan: CorpusPlan, shards: range) -> None:
-    """What sifting and clearing look up: menus, the classifier, the test sets."""
+    """What the filter and the final step need: menus, the classifier, the test sets."""
     work = plan.work
     if not (work.folder / "menus.json").is_file():
         write_json(work.folder / "menus.json", _menus(work, shards))
@@ -292,7 +286,7 @@ def _menus(work: BuildFolder, shards: range) -> dict[str, list[str]]:
 
 
 def _scorer(plan: CorpusPlan, shards: range) -> QualityScorer:
-    """Learns good text from raw text, as it is after cleaning."""
+    """Trains on reference text against raw text, both cleaned."""
     number = plan.config.examples
     seed = plan.config.seed
     raw = chain.from_iterable(plan.work.documents(n, "clean") for n in shards)
@@ -307,9 +301,7 @@ def _scorer(plan: CorpusPlan, shards: range) -> QualityScorer:
 
 
 def _find_duplicates(plan: CorpusPlan, shards: range) -> list[NDArray[np.uint8]]:
-    """Of every document of every shard: 0 it stays, 1 one before it has the same words, 2
-    similar words.
-    """
+    """For every document of every shard: 0 unique, 1 exact duplicate, 2 near duplicate."""
     work = plan.work
     path = plan.work.folder / "twins.npy"
     sizes = [work.account(n, "sift")["documents"] for n in shards]
@@ -339,7 +331,7 @@ def _compared(work: BuildFolder, shards: range, size: int) -> NDArray[np.uint8]:
 
 
 def _mix(plan: CorpusPlan, shards: range) -> dict[str, Any]:
-    """Writes the corpus: one pass after another, so that the copies of a document lie far apart."""
+    """Writes the corpus one pass after another, so that copies of a document are far apart."""
     accounts = [plan.work.account(n, "clear") for n in shards]
     names = [name for account in accounts for name in account["source"]]
     characters = np.array(
@@ -364,7 +356,7 @@ def _copies(
     characters: NDArray[np.int64],
     draws: NDArray[np.uint64],
 ) -> tuple[NDArray[np.int64], list[mix.SourceShare]]:
-    """How often each document is written, and what that makes of each source."""
+    """How often each document is written, and the resulting share of each source."""
     names = [source.name for source in plan.sources]
     have = {name: int(characters[sources == name].sum()) for name in names}
     wanted = {name: have[name] / sum(have.values()) for name in names}
@@ -402,7 +394,7 @@ def _shares(
 
 
 def _write(plan: CorpusPlan, copies: Sequence[NDArray[np.int64]]) -> int:
-    """The shards of the corpus; how many there are."""
+    """Writes the shards of the corpus; returns their number."""
     rounds = range(max((int(part.max()) for part in copies if len(part)), default=0))
     wanted = [
         (n, part > turn) for turn in rounds for n, part in enumerate(copies) if (part > turn).any()

@@ -1,4 +1,4 @@
-"""Step 1, clean: one form of every character, no left-overs of HTML, no empty space, no menus."""
+"""Step 1, clean: Unicode NFC, no HTML, no surplus white space, no menus."""
 
 import html
 import re
@@ -26,7 +26,7 @@ _ENDS = ".!?。！？…:;,\"'”’"  # after these a line is a sentence, or pa
 
 
 def cleaned(documents: Iterable[Document], stats: StepStats) -> Iterator[Document]:
-    """Documents with clean text; those in which nothing is left go."""
+    """Documents with clean text; empty ones are dropped."""
     for document in documents:
         stats.count_in(document)
         text = clean(document.text)
@@ -51,12 +51,12 @@ def clean(text: str) -> str:
 
 
 def without_html(text: str) -> str:
-    """The text of a page: blocks become lines, scripts go, entities become characters."""
+    """The text of a page: blocks become lines, scripts are removed, entities decoded."""
     return html.unescape(_ANY.sub("", _BLOCK.sub("\n", _shown(text))))
 
 
 def _shown(text: str) -> str:
-    """Without scripts, styles and comments; one that does not end hides nothing."""
+    """Without scripts, styles and comments; unclosed ones are kept."""
     parts = []
     at = 0
     endless = set()
@@ -73,7 +73,7 @@ def _shown(text: str) -> str:
 
 
 def short_lines(document: Document, config: CorpusConfig) -> set[str]:
-    """The lines of a document that could be a menu's: short, no sentence, and not the only line."""
+    """The lines of a document that could be a menu: short and not a sentence."""
     lines = document.text.split("\n")
     if len(lines) < 3:
         return set()
@@ -81,7 +81,7 @@ def short_lines(document: Document, config: CorpusConfig) -> set[str]:
 
 
 def menus(lines: Counter[str], documents: int, config: CorpusConfig) -> list[str]:
-    """The lines that are in so many of a source's documents that they are boilerplate."""
+    """The lines in so many of a source's documents that they are boilerplate."""
     least = max(config.menu_documents, config.menu_share * documents)
     return sorted(line for line, count in lines.items() if count >= least)
 

@@ -11,9 +11,9 @@ DEFAULT_STEPS = ("clean", "filter", "dedup")
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusConfig(Config):
-    """How raw text becomes a corpus; the numbers of the filter are Gopher's (Rae et al. 2021, table
-    A1) where they
-    also suit Korean, of which a word is worth about 1.6 English ones.
+    """Settings; the filter's are Gopher's (Rae et al. 2021, table A1) where they suit Korean too.
+
+    A Korean word is worth about 1.6 English ones.
     """
 
     steps: tuple[str, ...] = DEFAULT_STEPS
@@ -24,7 +24,7 @@ class CorpusConfig(Config):
     # clean
     menu_length: int = 40  # a longer line is no menu's
     menu_share: float = 0.05  # a short line in this share of a source's documents is boilerplate …
-    menu_documents: int = 10  # … if it is in at least so many
+    menu_documents: int = 10  # … if it is in at least this many
     # filter
     language: str = ""  # en, ko, …; empty: any
     min_words: int = 30

@@ -1,7 +1,6 @@
-"""Documents that have names of control tokens in them, counted: to a tokenizer they are text, to a
-reader a sign.
+"""Counts documents that contain names of control tokens: harmless as text, but suspicious.
 
-A corpus is made before its vocabulary, so these are the names that common vocabularies have.
+A corpus is built before its vocabulary, so these are the names of common vocabularies.
 """
 
 import re
@@ -21,7 +20,7 @@ SHOWN = 5  # names in a sentence
 
 
 def count_control_names(documents: Iterable[Document]) -> dict[str, Any]:
-    """How many documents have any such name, and how many have each."""
+    """How many documents contain any such name, and how many each."""
     found = [set(NAMES.findall(document.text)) for document in documents]
     return {
         "documents": sum(map(bool, found)),
@@ -30,7 +29,7 @@ def count_control_names(documents: Iterable[Document]) -> dict[str, Any]:
 
 
 def total_control_names(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Several counts in one, the commonest name first."""
+    """Several counts added, the most frequent name first."""
     documents = 0
     names = Counter[str]()
     for part in parts:
@@ -43,7 +42,7 @@ def total_control_names(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def control_sentence(found: Mapping[str, Any]) -> str:
-    """What to tell of them; nothing where there are none."""
+    """A sentence about them; empty if there are none."""
     if not found.get("documents"):
         return ""
     names = [f"{name} {count:,}" for name, count in found["names"].items()]

@@ -1,6 +1,4 @@
-"""Step 5, decontaminate: what a corpus shares with a test set goes (Brown et al. 2020, appendix
-C).
-"""
+"""Step 5, decontaminate: removes overlaps with test sets (Brown et al. 2020, appendix C)."""
 
 import csv
 import json
@@ -78,9 +76,7 @@ TEST_SET_READERS: dict[str, Callable[[Path], Iterator[BenchmarkRow]]] = {
 
 
 def overlap_words(lengths: Sequence[int]) -> int:
-    """How many words in a row count as an overlap: the 5th percentile of the examples' lengths,
-    from 8 to 13.
-    """
+    """Words that make an overlap: the 5th percentile of the examples' lengths, within 8 to 13."""
     return (
         int(np.clip(np.percentile(lengths, PERCENTILE), MIN_OVERLAP_WORDS, MAX_OVERLAP_WORDS))
         if lengths
@@ -90,7 +86,7 @@ def overlap_words(lengths: Sequence[int]) -> int:
 
 @dataclass(frozen=True)
 class BenchmarkSets:
-    """Runs of words of test sets, by their length."""
+    """N-grams of test sets, by length."""
 
     runs: dict[int, HashArray]
 
@@ -109,7 +105,7 @@ class BenchmarkSets:
         )
 
     def overlaps(self, text: str) -> list[tuple[int, int]]:
-        """From where to where a text has words of a test set; what touches is one."""
+        """The spans of a text that occur in a test set; adjacent ones are joined."""
         found = hash_words(text)
         spans: list[tuple[int, int]] = []
         for length, known in self.runs.items():
@@ -129,7 +125,7 @@ class BenchmarkSets:
 
 
 def _among(values: HashArray, known: HashArray) -> NDArray[np.bool_]:
-    """Which values are among the known ones, which are sorted."""
+    """Which values are in a sorted array."""
     if not len(known):
         return np.zeros(len(values), bool)
     nearest = known[np.minimum(np.searchsorted(known, values), len(known) - 1)]
@@ -147,7 +143,7 @@ def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def cut_overlaps(text: str, overlaps: list[tuple[int, int]], margin: int) -> list[str]:
-    """What is left of a text without the overlaps and `margin` characters around each."""
+    """The rest of a text without the overlaps and `margin` characters around each."""
     gone = _joined([(max(begin - margin, 0), end + margin) for begin, end in overlaps])
     begins = [0, *(end for _, end in gone)]
     ends = [*(begin for begin, _ in gone), len(text)]
@@ -158,7 +154,7 @@ def cut_overlaps(text: str, overlaps: list[tuple[int, int]], margin: int) -> lis
 def decontaminated(
     documents: Iterable[Document], known: BenchmarkSets, c: CorpusConfig, stats: StepStats
 ) -> Iterator[Document]:
-    """Documents without overlaps; the pieces around one are documents of their own."""
+    """Documents without overlaps; the pieces around one become documents."""
     for document in documents:
         stats.count_in(document)
         overlaps = known.overlaps(document.text)

@@ -1,8 +1,7 @@
-"""Step 4, dedup: documents with the same words go, and so do those with nearly the same (MinHash,
-Broder 1997).
+"""Step 4, dedup: removes exact and near duplicates (MinHash, Broder 1997).
 
-Only numbers are held, 4 bytes a hash and 8 for the whole text: 0.52 GB for a million documents at
-128 hashes, and up to 1.7 GB while they are compared.
+Only hashes are held, 4 bytes each and 8 for the whole text: 0.52 GB for a million documents at 128
+hashes, and up to 1.7 GB while they are compared.
 """
 
 import hashlib
@@ -22,7 +21,7 @@ DuplicateIndices = NDArray[np.int64]
 
 
 def signatures_of(texts: Sequence[str], config: CorpusConfig) -> tuple[HashArray, Signatures]:
-    """Of each text a number for all its words in order, and its signature."""
+    """A hash of each text's words in order, and its MinHash signature."""
     exact = np.zeros(len(texts), np.uint64)
     signatures = np.zeros((len(texts), config.hashes), np.uint32)
     for place, (text, found) in enumerate(zip(texts, hash_each(texts), strict=True)):
@@ -34,9 +33,7 @@ def signatures_of(texts: Sequence[str], config: CorpusConfig) -> tuple[HashArray
 
 
 def signature(runs: HashArray, hashes: int) -> Signatures:
-    """The smallest of (a·x + b) mod 2³² over the runs of a text, for each of `hashes` pairs a,
-    b.
-    """
+    """The smallest of (a·x + b) mod 2³² over a text's n-grams, for each of `hashes` pairs a, b."""
     values = (runs >> np.uint64(32)).astype(np.uint32)
     factors, terms = _pairs(hashes)
     least = np.full(hashes, 2**32 - 1, np.uint32)
@@ -56,7 +53,7 @@ def _pairs(hashes: int) -> tuple[Signatures, Signatures]:
 
 
 def exact_duplicates(exact: HashArray) -> DuplicateIndices:
-    """Of each text the first with the same number, or −1 where it is itself the first."""
+    """For each text the first with the same hash, or −1 if it is the first."""
     _, first, group = np.unique(exact, return_index=True, return_inverse=True)
     found = first[group].astype(np.int64)
     found[found == np.arange(len(found))] = -1
@@ -64,9 +61,9 @@ def exact_duplicates(exact: HashArray) -> DuplicateIndices:
 
 
 def near_duplicates(signatures: Signatures, rows: int, least: float) -> DuplicateIndices:
-    """Of each text an earlier one that stays and shares `least` of its hashes, or −1.
+    """For each text an earlier kept one that shares `least` of its hashes, or −1.
 
-    Only those that meet in a band of `rows` hashes are compared (LSH, Indyk and Motwani 1998).
+    Only texts that share a band of `rows` hashes are compared (LSH, Indyk and Motwani 1998).
     """
     found = np.full(len(signatures), -1, np.int64)
     meeting = _meeting(signatures, rows)
@@ -90,7 +87,7 @@ def near_duplicates(signatures: Signatures, rows: int, least: float) -> Duplicat
 
 
 def _bands(signatures: Signatures, rows: int) -> Iterator[HashArray]:
-    """The key of each text in one band after another."""
+    """The key of each text in each band."""
     factors = random_odd(rows, seed=5)
     for band in range(signatures.shape[1] // rows):
         part = signatures[:, band * rows : (band + 1) * rows].astype(np.uint64)
@@ -109,9 +106,7 @@ def _meeting(signatures: Signatures, rows: int) -> DuplicateIndices:
 def duplicates(
     exact: HashArray, signatures: Signatures, config: CorpusConfig
 ) -> tuple[DuplicateIndices, DuplicateIndices]:
-    """Of each document the earlier one that says the same, and the earlier one that is similar;
-    −1: none.
-    """
+    """For each document its exact and its near duplicate among earlier ones; −1: none."""
     equal = exact_duplicates(exact)
     left = np.flatnonzero(equal < 0)
     nearly = np.full(len(exact), -1, np.int64)

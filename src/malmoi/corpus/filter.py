@@ -1,6 +1,4 @@
-"""Step 2, filter: rules that ordinary prose passes (Rae et al. 2021, appendix A); words and
-letters of any script.
-"""
+"""Step 2, filter: rules that ordinary prose passes (Rae et al. 2021, appendix A), in any script."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
@@ -20,7 +18,7 @@ ELLIPSES = ("…", "...", "‥")
 
 
 class TextStats:
-    """A text as the rules see it."""
+    """A text and its words."""
 
     def __init__(self, text: str, words: HashedWords):
         self.text = text
@@ -75,12 +73,12 @@ def repeated_paragraphs(look: TextStats, c: CorpusConfig) -> bool:
 
 
 def _repeated(parts: list[str]) -> int:
-    """Characters in parts that were there before."""
+    """Characters in repeated parts."""
     return sum(map(len, parts)) - sum(map(len, set(parts)))
 
 
 def repeated_run(look: TextStats, c: CorpusConfig) -> bool:
-    """Whether one run of 2, 3 or 4 words makes up too much of the text."""
+    """Whether one n-gram of 2, 3 or 4 words makes up too much of the text."""
     most = _most(look.words.ngrams(2))  # no longer run is there more often
     for length, share in enumerate(c.max_run, 2):
         limit = share * len(look.text)
@@ -98,12 +96,12 @@ def _most(runs: HashArray) -> int:
 
 
 def _longest(words: HashedWords, length: int) -> int:
-    """Characters of the longest run of so many words."""
+    """Characters of the longest n-gram of this length."""
     return int((words.ends[length - 1 :] - words.starts[: len(words) - length + 1]).max(initial=0))
 
 
 def _covered(words: HashedWords, length: int) -> int:
-    """Characters in the most frequent run of so many words; none if each is there once."""
+    """Characters covered by the most frequent n-gram of this length; 0 if none repeats."""
     found, first, counts = np.unique(words.ngrams(length), return_index=True, return_counts=True)
     if not len(found) or counts.max() == 1:
         return 0

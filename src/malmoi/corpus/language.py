@@ -1,6 +1,4 @@
-"""Which language a text is in: by its script, and among those in Latin letters by their
-commonest words.
-"""
+"""The language of a text: by script, and in Latin script by common words."""
 
 from functools import cache
 
@@ -64,9 +62,7 @@ def check_language(language: str) -> None:
 
 
 def is_in_language(text: str, language: str) -> bool:
-    """Whether most letters are of the language's script and, in Latin letters, its common words
-    lead.
-    """
+    """Whether most letters are in the language's script and, in Latin, its common words lead."""
     text = text[:MAX_LOOKED_AT_CHARACTERS]
     if _share(text, SCRIPTS.get(language, LATIN)) < MIN_SCRIPT_SHARE:
         return False

@@ -1,6 +1,4 @@
-"""Step 6, mix: how often each document is written, so that the sources have their shares
-(GPT-3's table 2.2).
-"""
+"""Step 6, mix: how often each document is written, by the sources' shares (GPT-3 table 2.2)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,10 +43,7 @@ def _is_share(value: str) -> bool:
 
 @dataclass(frozen=True)
 class SourceShare:
-    """One source in the mix: documents and characters before and after, how often it is gone
-    through, and what share
-    of the characters it has and should have.
-    """
+    """One source in the mix: sizes before and after, epochs, and its actual and wanted share."""
 
     source: str
     documents: tuple[int, int]
@@ -58,7 +53,7 @@ class SourceShare:
     wanted: float
 
     def missed(self) -> str:
-        """A sentence where the documents are too few and too long for the share."""
+        """A sentence if the documents are too few and too long for the share."""
         wanted = self.epochs * self.characters[0]
         if abs(self.characters[1] - wanted) <= SAME_SIZE_TOLERANCE * wanted:
             return ""
@@ -70,10 +65,7 @@ class SourceShare:
 
 
 def copy_counts(lengths: CopyCounts, draws: NDArray[np.uint64], epochs: float) -> CopyCounts:
-    """How often each document of a source is written: ⌊epochs⌋ times, and those with the smallest
-    draws once more,
-    up to the characters that are wanted.
-    """
+    """How often each document is written: ⌊epochs⌋ times, and by smallest draws once more."""
     whole = int(epochs)
     found = np.full(len(lengths), whole, np.int64)
     wanted = (epochs - whole) * int(lengths.sum())
@@ -86,7 +78,7 @@ def copy_counts(lengths: CopyCounts, draws: NDArray[np.uint64], epochs: float) -
 def source_epochs(
     characters: dict[str, int], shares: dict[str, float], size: int
 ) -> dict[str, float]:
-    """How often each source is gone through for an output of `size` characters."""
+    """How often each source is read for an output of `size` characters."""
     for name, share in shares.items():
         if share and not characters.get(name):
             raise MalmoiError(

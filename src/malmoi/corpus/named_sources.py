@@ -22,7 +22,7 @@ class NamedSource:
     reader: DocumentReader
 
     def about(self) -> dict[str, Any]:
-        """What corpus.json says of it."""
+        """Its entry in corpus.json."""
         r = self.reader
         return {
             "name": self.name,
@@ -33,7 +33,7 @@ class NamedSource:
         }
 
     def clash(self, out: Path) -> str | None:
-        """What of it lies in the folder, or has the folder in it."""
+        """The part of it that is inside the folder or contains it."""
         out = out.resolve()
         for given in self.given:
             if Path(given).is_dir() and out.is_relative_to(Path(given).resolve()):
@@ -47,7 +47,7 @@ class NamedSource:
 
 
 def named_sources(given: Sequence[str], config: CorpusConfig) -> list[NamedSource]:
-    """The sources, those of one name together, in the order in which the names come first."""
+    """The sources grouped by name, in order of first appearance."""
     found: dict[str, list[str]] = {}
     for text in given:
         name, source = _name(text)
@@ -75,7 +75,7 @@ def _name(given: str) -> tuple[str, str]:
 
 
 def _bare(path: Path) -> str:
-    """The name of a file without what tells its kind."""
+    """The name of a file without its suffixes."""
     kind = kind_of(path)
     name = path.with_suffix("") if path.suffix in COMPRESSED else path
     return name.stem if kind else name.name

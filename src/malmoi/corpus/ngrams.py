@@ -1,9 +1,10 @@
-"""Hashed words and n-grams of a text, used to compare texts.
+"""Hashed words and n-grams, to compare texts.
 
-A word is a run of letters, digits and marks, whatever their case. Its number is the same in every
-process and on every machine, and all words of a text are computed at once.
+A word is a run of letters, digits and marks, case-insensitive. Its hash is the same in every
+process and on every machine, and all words of a text are hashed at once.
 """
 
+import hashlib
 import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -14,14 +15,14 @@ from numpy.typing import NDArray
 
 PIECE_CHARACTERS = 1 << 20  # characters that are looked at together
 BATCH_CHARACTERS = 1 << 16  # characters of short texts that are looked at together
-LAST_CODE = 0xFFFF  # no character; stands for all beyond the basic plane, which are mostly pictures
+LAST_CODE = 0xFFFF  # for all characters beyond the basic plane, mostly emoji
 HashArray = NDArray[np.uint64]
 IndexArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class HashedWords:
-    """The words of a text: a number for each, and where it begins and ends."""
+    """The words of a text: hashes, starts and ends."""
 
     hashes: HashArray
     starts: IndexArray
@@ -31,8 +32,15 @@ class HashedWords:
         return len(self.hashes)
 
     def ngrams(self, length: int) -> HashArray:
-        """A number for every `length` words in a row."""
+        """The hash of every `length` consecutive words."""
         return ngram_hashes(self.hashes, length)
+
+
+def seeded_hash(text: str, seed: int) -> int:
+    """64 bits decided by the seed and the text alone."""
+    data = text.encode("utf-8", "surrogatepass")
+    digest = hashlib.blake2b(data, digest_size=8, key=str(seed).encode()).digest()
+    return int.from_bytes(digest, "little")
 
 
 def mix_hashes(values: HashArray) -> HashArray:
@@ -58,7 +66,7 @@ def ngram_hashes(values: HashArray, length: int) -> HashArray:
 
 
 def code_points(text: str) -> NDArray[np.uint32]:
-    """The characters as numbers, one for each."""
+    """The code point of each character."""
     return np.minimum(
         np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32), LAST_CODE
     )
@@ -66,9 +74,7 @@ def code_points(text: str) -> NDArray[np.uint32]:
 
 @cache
 def _values() -> HashArray:
-    """A random number for each character of a word, the same for both cases; 0 for every other
-    character.
-    """
+    """A random number for each word character, case-insensitive; 0 for all others."""
     lower = np.array(
         [ord(chr(code).lower()[0]) if _in_word(code) else 0 for code in range(LAST_CODE + 1)],
         np.uint64,
@@ -80,7 +86,7 @@ def _values() -> HashArray:
 
 @cache
 def letter_table() -> NDArray[np.bool_]:
-    """Which characters are letters or marks on them."""
+    """Which characters are letters or combining marks."""
     return np.array([unicodedata.category(chr(code))[0] in "LM" for code in range(LAST_CODE + 1)])
 
 
@@ -96,7 +102,7 @@ def hash_words(text: str) -> HashedWords:
 
 
 def hash_each(texts: Iterable[str]) -> Iterator[HashedWords]:
-    """The words of each text; short texts are looked at together."""
+    """The words of each text; short texts are hashed together."""
     for group in _groups(texts):
         found = hash_words("\n".join(group))
         ends = np.cumsum([len(text) + 1 for text in group])

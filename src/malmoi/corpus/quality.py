@@ -1,8 +1,5 @@
-"""Step 3, quality: GPT-3's classifier of good text against raw text (Brown et al. 2020, appendix
-A).
-"""
+"""Step 3, quality: GPT-3's classifier of good against raw text (Brown et al. 2020, appendix A)."""
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -11,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.corpus.ngrams import hash_words
+from malmoi.corpus.ngrams import hash_words, seeded_hash
 from malmoi.corpus.stats import StepStats
 from malmoi.errors import UsageError
 from malmoi.text.documents import Document
@@ -24,7 +21,7 @@ HashedFeatures = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 
 def hashed_features(text: str) -> HashedFeatures:
-    """Hashed words: which are there, and 1 + log of how often, at length 1."""
+    """Hashed words with 1 + log of their counts, normalised to length 1."""
     found, counts = np.unique(
         hash_words(text[:MAX_RATED_CHARACTERS]).hashes >> np.uint64(64 - FEATURE_BITS),
         return_counts=True,
@@ -40,14 +37,12 @@ class QualityScorer:
     weights: NDArray[np.float64]
 
     def __call__(self, text: str) -> float:
-        """How likely the text is one of the good ones."""
+        """The probability that the text is good."""
         return _chance(self.weights, hashed_features(text))
 
     @classmethod
     def fit(cls, good: Sequence[str], raw: Sequence[str], seed: int = 0) -> "QualityScorer":
-        """As many good as raw texts, in random order, several times; AdaGrad (Duchi et al.
-        2011).
-        """
+        """Trains on equally many good and raw texts with AdaGrad (Duchi et al. 2011)."""
         number = min(len(good), len(raw))
         if number < 2:
             raise UsageError(
@@ -87,12 +82,12 @@ def _step(
 
 
 def evenly_spaced(texts: Sequence[str], number: int) -> list[str]:
-    """So many of the texts, at even distances."""
+    """`number` of the texts, evenly spaced."""
     return [texts[len(texts) * place // number] for place in range(number)]
 
 
 def sample_documents(documents: Iterable[Document], total: int, number: int) -> list[str]:
-    """Every so manieth of `total` documents, so that about `number` are taken."""
+    """About `number` of `total` documents, evenly spaced."""
     return [document.text for document in islice(documents, 0, None, max(total // number, 1))][
         :number
     ]
@@ -101,9 +96,7 @@ def sample_documents(documents: Iterable[Document], total: int, number: int) -> 
 def filter_by_quality(
     documents: Iterable[Document], scorer: QualityScorer, pareto: float, seed: int, stats: StepStats
 ) -> Iterator[Document]:
-    """Documents that are good, and now and then one that is not: it stays if pareto(9) > 1 −
-    score.
-    """
+    """Keeps good documents, and some others: those with pareto(9) > 1 − score."""
     for document in documents:
         stats.count_in(document)
         if pareto_draw(document.text, pareto, seed) > 1 - scorer(document.text):
@@ -113,9 +106,6 @@ def filter_by_quality(
 
 
 def pareto_draw(text: str, pareto: float, seed: int) -> float:
-    """A number as numpy's pareto draws them (Lomax), decided by the seed and the text alone."""
-    digest = hashlib.blake2b(
-        text.encode("utf-8", "surrogatepass"), digest_size=8, key=str(seed).encode()
-    ).digest()
-    uniform = (int.from_bytes(digest, "little") + 1) / 2.0**64
+    """A Pareto (Lomax) number like numpy's, decided by the seed and the text alone."""
+    uniform = (seeded_hash(text, seed) + 1) / 2.0**64
     return float(uniform ** (-1 / pareto) - 1)

@@ -13,7 +13,7 @@ EXAMPLE_CHARACTERS = 80  # characters of an example
 
 @dataclass
 class StepStats:
-    """The account of one step."""
+    """Statistics of one step."""
 
     documents: list[int] = field(default_factory=lambda: [0, 0])  # in, out
     characters: list[int] = field(default_factory=lambda: [0, 0])
@@ -30,7 +30,7 @@ class StepStats:
         return document
 
     def count_rule(self, rule: str, document: Document) -> None:
-        """A rule took the document, or part of it."""
+        """A rule removed the document, or part of it."""
         self.rules[rule] += 1
         shown = self.examples.setdefault(rule, [])
         if len(shown) < EXAMPLES_PER_RULE:
@@ -53,7 +53,7 @@ class StepStats:
 
 
 def total_stats(parts: Iterable[dict[str, Any]]) -> StepStats:
-    """Several accounts, as JSON has them, in one."""
+    """Several statistics, as in JSON, added up."""
     found = StepStats()
     for part in parts:
         found.add(StepStats(**{**part, "rules": Counter(part["rules"])}))

@@ -1,12 +1,10 @@
-"""One shard's way through the steps, as jobs for several processes: each reads a file of the work
-folder and writes
-the next.
+"""The steps of one shard, as jobs for several processes: each reads a work file and writes the
+next.
 
-NNNNN.STEP holds documents, NNNNN.STEP.json its account. The account is written last: where it is,
-the job is done.
+NNNNN.STEP holds documents, NNNNN.STEP.json their statistics, which are written last and mark the
+job as done.
 """
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,6 +22,7 @@ from malmoi.corpus.control import count_control_names
 from malmoi.corpus.decontaminate import BenchmarkSets, decontaminated
 from malmoi.corpus.duplicates import signatures_of
 from malmoi.corpus.filter import filtered
+from malmoi.corpus.ngrams import seeded_hash
 from malmoi.corpus.quality import QualityScorer, filter_by_quality
 from malmoi.corpus.stats import StepStats
 from malmoi.system.files import atomic_write, write_json
@@ -34,7 +33,7 @@ DUPLICATE_REASONS = ("", "the same words", "similar words")  # what the numbers 
 
 @dataclass(frozen=True)
 class BuildFolder:
-    """The folder of a build that is under way, and its settings."""
+    """The work folder of a running build, and its settings."""
 
     folder: Path
     config: CorpusConfig
@@ -56,7 +55,7 @@ class BuildFolder:
     def finish(
         self, number: int, step: str, documents: Iterable[Document], account: dict[str, Any]
     ) -> None:
-        """Writes the documents, then the account; what they were made from is no longer needed."""
+        """Writes the documents, then the statistics."""
         write_document_file(self.path(number, step), documents)
         write_json(self.path(number, f"{step}.json"), account)
 
@@ -74,7 +73,7 @@ def write_document_file(path: Path, documents: Iterable[Document]) -> None:
 
 
 def clean_shard(work: BuildFolder, number: int, documents: Sequence[Document]) -> None:
-    """Raw documents as they were read → .clean, and the short lines that could be menus."""
+    """Raw documents → .clean, and the short lines that could be menus."""
     stats = StepStats()
     if "clean" in work.config.steps:
         documents = list(cleaned(documents, stats))
@@ -91,9 +90,7 @@ def clean_shard(work: BuildFolder, number: int, documents: Sequence[Document]) -
 
 
 def filter_shard(work: BuildFolder, number: int) -> None:
-    """.clean → .sift, without menus and what breaks a rule or is of low quality; and signatures
-    to compare.
-    """
+    """.clean → .sift, without menus and what breaks a rule or is of low quality; signatures."""
     config = work.config
     tallies = {step: StepStats() for step in ("menus", "filter", "quality")}
     found: Iterable[Document] = work.documents(number, "clean")
@@ -120,9 +117,7 @@ def _save_signatures(work: BuildFolder, number: int, documents: Sequence[Documen
 
 
 def finalize_shard(work: BuildFolder, number: int, twins: NDArray[np.uint8]) -> None:
-    """.sift → .clear, without duplicates and without what a test set has; and what mixing must
-    know.
-    """
+    """.sift → .clear, without duplicates and overlaps with test sets."""
     tallies = {step: StepStats() for step in ("dedup", "decontaminate")}
     found = _without(work.documents(number, "sift"), twins, tallies["dedup"])
     if (work.folder / "against.npz").is_file():
@@ -133,7 +128,7 @@ def finalize_shard(work: BuildFolder, number: int, twins: NDArray[np.uint8]) -> 
         "source": [d.source for d in documents],
         "characters": [len(d.text) for d in documents],
     }
-    draws = [_draw(document.place, work.config.seed) for document in documents]
+    draws = [seeded_hash(document.place, work.config.seed) for document in documents]
     others = {"draws": draws, "control": count_control_names(documents)}
     work.finish(number, "clear", documents, account | sizes | others)
     work.path(number, "sift").unlink()
@@ -150,15 +145,8 @@ def _without(
             yield stats.count_out(document)
 
 
-def _draw(place: str, seed: int) -> int:
-    digest = hashlib.blake2b(
-        place.encode("utf-8", "surrogatepass"), digest_size=8, key=str(seed).encode()
-    ).digest()
-    return int.from_bytes(digest, "little")
-
-
 def write_shard(work: BuildFolder, number: int, path: Path, chosen: NDArray[np.bool_]) -> None:
-    """.clear → a shard of the corpus, of the chosen documents."""
+    """.clear → a shard of the corpus with the chosen documents."""
     documents = zip(work.documents(number, "clear"), chosen.tolist(), strict=True)
     write_document_file(path, (document for document, wanted in documents if wanted))
 

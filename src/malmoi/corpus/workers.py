@@ -1,4 +1,4 @@
-"""Jobs on several processes, a few ahead of the one that hands them out."""
+"""Jobs in several processes."""
 
 import multiprocessing
 import os
@@ -16,7 +16,7 @@ ShardJob = tuple[Callable[..., None], tuple[Any, ...]]
 
 
 def run_jobs(jobs: Iterable[ShardJob], workers: int, verb: str, total: int | None = None) -> None:
-    """Does every job; with one worker here, in order. Reports each as progress of `verb`."""
+    """Runs every job, with one worker in this process; reports each as progress of `verb`."""
     done = _in_order(jobs) if workers == 1 else _in_processes(jobs, workers)
     for number, _ in enumerate(done, 1):
         report_progress(Progress(verb, number, total, "shards"))
@@ -57,7 +57,7 @@ def _hand_out(pool: ProcessPoolExecutor, jobs: Iterable[ShardJob], ahead: int) -
 
 
 def _begin() -> None:
-    """Ctrl-C is the parent's to hear; a worker ends when its parent is gone."""
+    """Leaves Ctrl-C to the parent; a worker exits with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_watch, daemon=True).start()
 

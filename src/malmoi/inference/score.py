@@ -83,8 +83,7 @@ def fit_context(row: ScoredRow, context: int) -> ScoredRow:
     if surplus >= row.first:
         raise UsageError(
             f"The continuation has {len(row.tokens) - row.first} tokens and does not fit into this "
-            "model's context "
-            f"of {context}; use perplexity, which slides over texts of any length."
+            f"model's context of {context}; use perplexity, which slides over texts of any length."
         )
     return ScoredRow(row.tokens[surplus:], row.first - surplus)
 

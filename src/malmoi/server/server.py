@@ -16,11 +16,11 @@ from malmoi.server.executor import ModelExecutors
 from malmoi.server.middleware import BODY_TIMEOUT_SECONDS, ServerState
 from malmoi.server.registry import Registry
 
-# seconds in which those who had connected still hear that the server has stopped
+# in which connected clients still get an answer
 LINGER_SECONDS = 0.3
-# seconds; longer than clients and proxies keep theirs, so that none sends into a closing connection
+# seconds; longer than clients and proxies, so that none sends into a closing connection
 KEEP_ALIVE = 75
-FORCED_EXIT_SECONDS = 5  # seconds after which work that nobody can cancel is left
+FORCED_EXIT_SECONDS = 5  # after which work that cannot be cancelled is abandoned
 
 
 class Server(uvicorn.Server):

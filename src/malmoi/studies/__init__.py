@@ -1,3 +1,1 @@
-"""Tables and figures of the papers, done again: ours beside theirs. One file a study, listed in
-`studies.py`.
-"""
+"""Tables and figures of the papers, reproduced: ours beside theirs. One package per study."""

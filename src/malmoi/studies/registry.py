@@ -1,6 +1,4 @@
-"""The studies: each a record. Another one is one file with a plan and a function, and a line
-here.
-"""
+"""The studies. A new one is a package with a config and a function, and a line here."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,9 +26,7 @@ class StudyResult(Result):
 
 @dataclass(frozen=True)
 class Study:
-    """A paper's table or figure: the settings it takes, and the function that does it in a
-    folder.
-    """
+    """A paper's table or figure: its settings, and the function that runs it in a folder."""
 
     name: str
     about: str

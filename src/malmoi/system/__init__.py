@@ -1,1 +1,1 @@
-"""What lies below everything: files, run folders, this machine, limits on untrusted input."""
+"""Foundations: files, run folders, this machine, limits on untrusted input."""

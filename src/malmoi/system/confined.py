@@ -1,10 +1,8 @@
-"""Programs that came with a model (chat templates, an adapter's patterns) run in a process with
-limits.
+"""Runs programs that come with a model (chat templates, adapters' patterns) in a limited process.
 
-A template can loop, recurse and multiply texts; a pattern can backtrack for ever. No check of the
-program tells how long it runs, so it runs where it can be stopped: a child with little memory,
-which is ended when time is up. The child is started for the first such program and serves all
-others, one at a time.
+A template can loop, recurse and multiply texts; a pattern can backtrack for ever. They run in a
+child process with little memory, which is killed when time is up. The child is started for the
+first such program and serves all others, one at a time.
 """
 
 import atexit
@@ -26,7 +24,7 @@ START_SECONDS = 60.0  # for the child itself, on a busy machine
 
 
 class Refused(MalmoiError):
-    """What the program said against its input; `line` is where its text is no program at all."""
+    """The program rejected its input; `line` is where it does not parse."""
 
     def __init__(self, sentence: str, line: int | None = None) -> None:
         super().__init__(sentence)
@@ -34,7 +32,7 @@ class Refused(MalmoiError):
 
 
 def render_template(template: str, values: dict[str, Any]) -> str:
-    """The text that a Jinja template makes of plain values."""
+    """A Jinja template rendered with plain values."""
     limit = MAX_RENDERED_CHARACTERS
     return str(
         _WORKER.ask(
@@ -45,14 +43,12 @@ def render_template(template: str, values: dict[str, Any]) -> str:
 
 
 def match_patterns(patterns: list[str], names: list[str]) -> list[int | None]:
-    """For each name the first of these regular expressions that matches all of it, by its
-    number.
-    """
+    """For each name the number of the first regular expression that matches all of it."""
     return list(_WORKER.ask({"do": "match", "patterns": patterns, "names": names}, "patterns"))
 
 
 class _Worker:
-    """The child and the pipe to it; a forked copy of this process starts a child of its own."""
+    """The child and the pipe to it; a forked copy of this process starts its own."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -60,7 +56,7 @@ class _Worker:
         self.owner = 0
 
     def ask(self, question: dict[str, Any], what: str) -> Any:
-        """One question, one answer; whatever goes beyond the limits ends the child and is told."""
+        """One question, one answer; exceeding the limits kills the child and raises."""
         line = json.dumps(question).encode() + b"\n"
         with self.lock:
             process = self._running()
@@ -106,8 +102,7 @@ class _Worker:
         except TimeoutError:
             raise MalmoiError(
                 f"The model's {what} ran for more than {MAX_CONFINED_SECONDS:g} seconds and was "
-                "stopped: "
-                "it is broken or hostile."
+                "stopped: it is broken or hostile."
             ) from None
         except (EOFError, BrokenPipeError):
             raise MalmoiError(
@@ -130,7 +125,7 @@ class _Worker:
         return bytes(found)
 
     def stop(self) -> None:
-        """Ends the child, if there is one of ours."""
+        """Kills the child, if it is ours."""
         process = self.process
         self.process = None
         if process is None:

@@ -1,8 +1,6 @@
-"""The child of `confined`: reads questions as lines of JSON, answers in lines of JSON, within
-limits.
+"""The child of `confined`: answers questions in lines of JSON, within limits.
 
-Run as a script, `confined_worker.py BYTES SECONDS`; it imports nothing of Malmoi, so that it starts
-at once.
+Run as a script, `confined_worker.py BYTES SECONDS`; it imports nothing of Malmoi, to start fast.
 """
 
 import json
@@ -35,7 +33,7 @@ def main() -> None:
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
-    """What a program makes of its input, or why it does not."""
+    """The program's output, or why it failed."""
     try:
         return {"found": ANSWERS[question["do"]](question)}
     except MemoryError:

@@ -1,4 +1,4 @@
-"""Atomic writes, folders with one writer at a time, and one sentence for what a disk refuses."""
+"""Atomic writes, locked folders, and explanations of disk errors."""
 
 import errno
 import json
@@ -35,9 +35,7 @@ class DiskError(MalmoiError):
 
 @contextmanager
 def explain_disk_errors(what: str | Path) -> Iterator[None]:
-    """Turns what a disk refuses (it is full, it fails) into one sentence about `what`; other
-    errors pass.
-    """
+    """Turns disk errors (full, failing) into a sentence about `what`; others pass."""
     try:
         yield
     except Exception as error:
@@ -48,9 +46,7 @@ def explain_disk_errors(what: str | Path) -> Iterator[None]:
 
 
 def disk_error(error: Exception, what: str | Path) -> DiskError | None:
-    """The sentence for an error of Python, NumPy or safetensors that comes from the disk; none
-    for any other.
-    """
+    """The sentence for a disk error of Python, NumPy or safetensors; None for any other error."""
     refusal = REFUSALS.get(_errno(error))
     if refusal is None:
         return None
@@ -77,9 +73,7 @@ def _errno(error: Exception) -> int:
 
 @contextmanager
 def _temporary_path(path: Path) -> Iterator[Path]:
-    """A path beside the target; what is written there is flushed to the disk and moved into
-    place, or goes.
-    """
+    """A path beside the target, which is flushed and moved into place, or removed."""
     beside = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL_SUFFIX}")
     _check_no_folder(beside, path)
     with explain_disk_errors(path):
@@ -102,7 +96,7 @@ def _check_no_folder(*files: Path) -> None:
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Calls `write` with a path beside the target, then moves what it wrote into place."""
+    """Calls `write` with a path beside the target, then moves the file into place."""
     with _temporary_path(path) as beside:
         write(beside)
 
@@ -125,9 +119,7 @@ def write_json(path: Path, value: object) -> None:
 
 @contextmanager
 def output_folder(folder: Path) -> Iterator[None]:
-    """A folder to write several files to; one that was not there before is removed if not all of
-    them can be.
-    """
+    """A folder to write several files to; a new one is removed if any of them fails."""
     is_new = not folder.exists()
     with explain_disk_errors(folder):
         make_folder(folder)
@@ -142,10 +134,7 @@ def output_folder(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def scratch_folder(parent: Path) -> Iterator[Path]:
-    """A folder for this process alone, on the same disk as `parent`; it goes at the end, or when it
-    is next looked for
-    after a kill.
-    """
+    """A temporary folder on the same disk as `parent`, removed at the end or after a kill."""
     with explain_disk_errors(parent):
         _remove_partial_files(parent.glob(f"{SCRATCH}*{PARTIAL_SUFFIX}"))
         folder = Path(mkdtemp(prefix=SCRATCH, suffix=f".{os.getpid()}{PARTIAL_SUFFIX}", dir=parent))
@@ -164,11 +153,9 @@ def make_folder(folder: Path) -> None:
 
 @contextmanager
 def folder_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
-    """Locks a folder, which is created if needed, for one process; a second one waits or is
-    refused.
+    """Locks a folder, created if needed, for one process; a second one waits or is refused.
 
-    What killed processes left half-written there is swept first, and what the disk refuses is
-    explained.
+    Partial files of killed processes are removed first, and disk errors are explained.
     """
     import fcntl
 
@@ -187,9 +174,7 @@ def folder_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
 
 
 def _remove_partial_files(halves: Iterable[Path]) -> None:
-    """Removes what processes that were killed left half-written; a folder that we did not name
-    is not ours.
-    """
+    """Removes partial files of killed processes, but no folder that we did not name."""
     for half in halves:
         writer = half.name.removesuffix(PARTIAL_SUFFIX).rpartition(".")[2]
         if not writer.isdecimal() or _runs(int(writer)):

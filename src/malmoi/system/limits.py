@@ -1,8 +1,6 @@
-"""How much a stranger may ask for: every limit on a file or a request, in one place, each told when
-it is met.
+"""Limits on files and requests from outside, far above real models and users.
 
-They lie far above what real models and users need, and far below what fills a machine's memory or
-keeps it busy.
+They are also far below what would exhaust a machine's memory or keep it busy.
 """
 
 from malmoi.errors import UsageError
@@ -62,7 +60,7 @@ def check_whole_number(name: str, value: object, low: int, high: int) -> int:
 
 
 def shown(value: object) -> str:
-    """A wrong value as an error shows it: not all of it where it is long."""
+    """A wrong value as an error shows it, shortened if it is long."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # more digits than Python converts; a value within itself

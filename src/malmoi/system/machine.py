@@ -1,9 +1,9 @@
-"""What this machine can do: its processor's instructions, cores, memory, compiler and accelerators.
+"""This machine: CPU instructions, cores, memory, compiler and accelerators.
 
-This is the one place that knows. Everything else asks here which device, which precision and
-which kernels to use, so that a chip without bf16 units, or a laptop without a compiler, is a
-value and not a surprise. `MALMOI_MACHINE=no-bf16,no-compiler,cores=1,memory=2G` (or `pretend` in
-Python) describes another machine: tests run the main paths under each.
+Everything else asks here which device, precision and kernels to use, so that a chip without bf16
+units, or a laptop without a compiler, is a value and not a surprise.
+`MALMOI_MACHINE=no-bf16,no-compiler,cores=1,memory=2G` (or `pretend` in Python) describes another
+machine: tests run the main paths under each.
 """
 
 import os
@@ -94,11 +94,11 @@ class Machine:
     # -------------------------------------------------------------- precision
 
     def fast_bf16(self, kind: str) -> bool:
-        """Whether products in bf16 run on matrix units: then training computes in bf16.
+        """Whether bf16 products run on matrix units: then training computes in bf16.
 
-        The chip is asked, not raced: a race that a busy machine decides would make two runs of
-        one seed differ. AMX multiplies in bf16 4.4 times as fast as in fp32; AVX512-BF16 alone
-        does not pay for the casts of training, and no ARM server with BF16 has been measured.
+        By instruction set, not by timing, which on a busy machine would make two runs of one seed
+        differ. AMX multiplies in bf16 4.4 times as fast as in fp32; AVX512-BF16 alone does not pay
+        for the casts of training, and no ARM server with BF16 has been measured.
         """
         if kind == "cpu":
             return "amx_bf16" in self.features
@@ -106,7 +106,7 @@ class Machine:
         return found is not None and found.bf16 and kind == "cuda"
 
     def native_bf16(self, kind: str) -> bool:
-        """Whether bf16 is computed by instructions at all, and not emulated (270 times slower)."""
+        """Whether bf16 is computed by instructions, and not emulated (270 times slower)."""
         if kind == "cpu":
             return any(name in self.features for name in BF16_FEATURES)
         found = self._accelerator(kind)
@@ -135,7 +135,7 @@ class Machine:
 
     @property
     def int8_instructions(self) -> str | None:
-        """The instructions that an int8 kernel of ours is written for; None: fp32 is faster."""
+        """The instructions of our int8 kernel on this CPU; None: fp32 is faster."""
         if self.compiler is None:
             return None
         return next((name for name in ("avx512_vnni", "dotprod") if name in self.features), None)
@@ -147,7 +147,7 @@ class Machine:
 
     @property
     def bf16_screening_pays(self) -> bool:
-        """Whether half-size copies of a vocabulary head are read in half the time."""
+        """Whether a bf16 copy of a vocabulary head is read in half the time."""
         return "avx512_bf16" in self.features
 
     @property
@@ -157,10 +157,10 @@ class Machine:
         return self.has("cuda") and find_spec("triton") is not None
 
     def compile_pays(self, kind: str, seconds: float) -> bool:
-        """Whether `torch.compile` can win back what it takes in a run of `seconds`.
+        """Whether `torch.compile` pays off in a run of `seconds`.
 
-        On x86 a compile of some 20 s pays from ten minutes on; on an ARM server compiled steps
-        were no faster (1.9 s against 1.7), and Apple's GPU has no backend that is complete.
+        On x86, compiling for some 20 s pays from ten minutes on; on an ARM server compiled steps
+        were no faster (1.9 s against 1.7), and Apple's GPU backend is incomplete.
         """
         if kind == "cuda":
             return True
@@ -175,13 +175,13 @@ _pretended: list[Machine] = []  # innermost last; threads of the process see it 
 
 
 def this_machine() -> Machine:
-    """The machine to compute on: what was found, changed by `MALMOI_MACHINE` or `pretend`."""
+    """The machine to compute on: as detected, changed by `MALMOI_MACHINE` or `pretend`."""
     return _pretended[-1] if _pretended else _described(os.environ.get(ENVIRONMENT, ""))
 
 
 @contextmanager
 def pretend(machine: Machine) -> Iterator[Machine]:
-    """While this is open, `this_machine()` is another one."""
+    """Makes `this_machine()` another one inside."""
     _pretended.append(machine)
     try:
         yield machine
@@ -323,7 +323,7 @@ def _mps() -> tuple[Accelerator, ...]:
 
 
 def named_dtype(name: str) -> "torch.dtype":
-    """A type of numbers by the name that users give it: fp32, bf16, fp16, or torch's own."""
+    """The dtype of this name: fp32, bf16, fp16, or torch's own."""
     import torch
 
     names = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -334,33 +334,26 @@ def named_dtype(name: str) -> "torch.dtype":
 
 
 def hush_emulation() -> None:
-    """Keeps from users the C++ stack that torch prints when it emulates a product in half precision
-    on ARM; whoever
-    asks for such a product says in a sentence what it costs.
-    """
+    """Suppresses the C++ stack that torch prints when it emulates half precision on ARM."""
     import warnings
 
     warnings.filterwarnings("ignore", message=r"mkldnn_\w+ failed, switching to")
 
 
 def per_device(values: Mapping[str, Value], kind: str) -> Value:
-    """The setting of a kind of device; one that has none of its own takes the processor's, the
-    most careful.
-    """
+    """The value for this kind of device, else the CPU's, which is the most conservative."""
     return values.get(kind, values["cpu"])
 
 
 def float64_device(device: "torch.device") -> "torch.device":
-    """Where numbers of 64 bits on this device can be computed with: Apple's GPU has none, its
-    processor does it.
-    """
+    """Where to compute in float64: Apple's GPU has none, so the CPU."""
     import torch
 
     return torch.device("cpu") if device.type == "mps" else device
 
 
 def free_memory() -> int:
-    """Bytes of main memory that a new allocation may take."""
+    """Bytes of main memory available for a new allocation."""
     pretended = this_machine().memory
     if pretended != detect().memory:
         return pretended
@@ -373,11 +366,11 @@ def free_memory() -> int:
 
 
 def usable_threads() -> int:
-    """Threads that pay right now: one for each core that no other program keeps busy.
+    """Threads that pay right now: one per core that no other program keeps busy.
 
-    A product that is split over cores waits for the slowest of them. With one of two cores taken,
-    two threads took eleven times as long as one for the small products of an optimizer.
-    `OMP_NUM_THREADS` decides where it is set.
+    A product split over cores waits for the slowest. With one of two cores taken, two threads took
+    eleven times as long as one for the small products of an optimizer. `OMP_NUM_THREADS` overrides
+    this.
     """
     import torch
 
@@ -393,7 +386,7 @@ def usable_threads() -> int:
 
 
 def _seconds_of_products(threads: int) -> float:
-    """The time of some small products with so many threads."""
+    """The time of some small products with this many threads."""
     import torch
 
     before = torch.get_num_threads()
@@ -411,7 +404,7 @@ def _seconds_of_products(threads: int) -> float:
 
 
 def pick_device(name: "torch.device | str | None" = None) -> "torch.device":
-    """The device asked for, if it is here; the fastest one where none is named."""
+    """The given device, if it exists; by default the fastest."""
     import torch
 
     machine = this_machine()

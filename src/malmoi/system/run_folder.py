@@ -1,6 +1,4 @@
-"""Which run a folder holds: the same one resumes, a finished one is not done again, another one
-is refused.
-"""
+"""Which run a folder holds: the same one resumes or is finished already, another is refused."""
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -18,7 +16,7 @@ FINISHED = "finished"
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run's folder, and the file in it that records the settings which decide the result."""
+    """A run's folder, and the file in it that records the settings."""
 
     folder: Path
     file: str  # the record's name
@@ -33,7 +31,7 @@ class RunFolder:
         return self.folder / self.file
 
     def read(self) -> dict[str, Any]:
-        """The record; empty where the folder holds no such run."""
+        """The record; empty if the folder holds no such run."""
         if not self.path.is_file():
             return {}
         try:
@@ -45,7 +43,7 @@ class RunFolder:
             ) from error
 
     def begin(self, settings: Mapping[str, Any], *, free: Collection[str] = ()) -> dict[str, Any]:
-        """The record of this very run, with `finished` if it is; another run's folder is refused.
+        """The record of this run, with `finished` if it is; another run's folder is refused.
 
         `free` settings (dotted names) may change between two calls.
         """
@@ -61,15 +59,14 @@ class RunFolder:
         self._write({**settings, FINISHED: results})
 
     def restart(self) -> None:
-        """Forgets which run this was."""
+        """Deletes the record."""
         self.path.unlink(missing_ok=True)
 
     def refusal(self, differences: Sequence[str]) -> UsageError:
-        """The folder holds another run, and what differs."""
+        """The folder holds another run; says what differs."""
         return UsageError(
             f"{self.folder} holds another {self.kind} ({', '.join(differences[:SHOWN])}): give the "
-            "same settings to "
-            f"resume it, or name another folder{self._restart()}."
+            f"same settings to resume it, or name another folder{self._restart()}."
         )
 
     def _restart(self) -> str:

@@ -1,8 +1,6 @@
-"""JSON from files that anybody may have written: every value is checked for its type where it is
-taken out.
+"""JSON from untrusted files: the type of every value is checked when it is read.
 
-What is wrong becomes one sentence with the file, the key and what was expected there; no value of a
-type that nobody expected travels on into the program.
+An error is one sentence with the file, the key and what was expected.
 """
 
 import json
@@ -30,10 +28,9 @@ CALLED |= {list: "a list", dict: "an object"}
 
 
 class JsonObject(Mapping[str, Any]):
-    """An object of a JSON file. As a mapping it gives values as they are; its methods give them
-    with their type.
+    """An object of a JSON file: a mapping of raw values, with methods that check types.
 
-    A key that is absent or null has its default; without one it is missed.
+    An absent or null key has its default; without one it is an error.
     """
 
     def __init__(self, values: Mapping[str, Any], where: str, prefix: str = "") -> None:
@@ -93,7 +90,7 @@ class JsonObject(Mapping[str, Any]):
         return self._typed(key, float, default)
 
     def object(self, key: str, *, default: Mapping[str, Any] = _REQUIRED) -> "JsonObject":
-        """An object within this one."""
+        """A nested object."""
         return JsonObject(self._typed(key, dict, default), self.where, f"{self._prefix}{key}.")
 
     def list_of(self, key: str, kind: type[T], *, default: list[T] = _REQUIRED) -> list[T]:
@@ -107,7 +104,7 @@ class JsonObject(Mapping[str, Any]):
         return {name: self._checked(f"{key}.{name}", value, kind) for name, value in values.items()}
 
     def wrong(self, key: str, expected: str) -> MalmoiError:
-        """What to raise where a value is not what it should be."""
+        """The error for a value of the wrong type."""
         return _wrong(self.where, self._prefix + key, expected, self._values.get(key))
 
     def _typed(self, key: str, kind: type[Any], default: Any) -> Any:
@@ -127,9 +124,7 @@ class JsonObject(Mapping[str, Any]):
 
 
 def is_a(value: object, kind: type) -> bool:
-    """Whether a value of JSON is of this type: true is no number, a whole number is a number,
-    infinity is none.
-    """
+    """Whether a JSON value is of this type: true is no number, and numbers are finite."""
     if kind is float:
         return _is_finite(value)
     return isinstance(value, kind) and not (isinstance(value, bool) and kind is int)
@@ -150,9 +145,7 @@ def _wrong(where: str, key: str, expected: str, value: object) -> MalmoiError:
 
 @contextmanager
 def named(where: str) -> Iterator[None]:
-    """Says which file asked for what cannot be done: a record that is wrong knows only its
-    fields.
-    """
+    """Adds the file's name to errors about its fields."""
     try:
         yield
     except UsageError as error:
@@ -165,7 +158,7 @@ def read_object(path: Path) -> JsonObject:
 
 
 def parse_object(text: str, where: str) -> JsonObject:
-    """The object that a text of JSON is; `where` names it in errors."""
+    """The object of a JSON text; `where` names it in errors."""
     value = parse(text, where)
     if not isinstance(value, dict):
         raise MalmoiError(f"{where} must hold a JSON object, not {shown(value)}.")
@@ -173,14 +166,13 @@ def parse_object(text: str, where: str) -> JsonObject:
 
 
 def parse(text: str, where: str) -> Any:
-    """A text of JSON as plain values, nested no deeper than any real file."""
+    """A JSON text as plain values, of bounded depth."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
         raise MalmoiError(
             f"{where} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}; was "
-            "it cut short? "
-            "Copy or download it again."
+            "it cut short? Copy or download it again."
         ) from None
     except ValueError:  # of a number: Python converts only so many digits
         raise MalmoiError(
@@ -195,7 +187,7 @@ def parse(text: str, where: str) -> Any:
 
 
 def _check_characters(value: Any, where: str) -> None:
-    r"""JSON can spell half a character (\ud800), which no file or network takes."""
+    r"""JSON can express lone surrogates (\ud800), which UTF-8 cannot."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -225,7 +217,7 @@ def _too_deep(where: str) -> MalmoiError:
 
 
 def read_text(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> str:
-    """A UTF-8 text file of a sane size; newlines of any system."""
+    """A UTF-8 text file of bounded size, with any kind of newlines."""
     try:
         size = path.stat().st_size
         if size > max_bytes:

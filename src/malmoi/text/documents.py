@@ -1,6 +1,4 @@
-"""Documents from whatever text there is: re-readable, with every bad line counted and its place
-known.
-"""
+"""Documents from files of any kind, re-readable, with bad lines counted and located."""
 
 import hashlib
 import json
@@ -17,7 +15,7 @@ MAX_BAD_LINES_SHOWN = 5  # places of bad lines that are remembered for each file
 
 @dataclass(frozen=True)
 class Document:
-    """A text, the source it came from, and where in it ("file:line")."""
+    """A text, its source, and its place there ("file:line")."""
 
     text: str
     source: str
@@ -26,16 +24,16 @@ class Document:
 
 @dataclass
 class BadLines:
-    """The bad lines of one file: how many, and the first few with their places and reasons."""
+    """The bad lines of one file: their number, and the first few with places and reasons."""
 
     count: int = 0
     first: list[str] = field(default_factory=list)
 
 
 class DocumentReader:
-    """The documents of several sources, in order; may be gone through any number of times.
+    """The documents of several sources, in order; may be iterated any number of times.
 
-    `problems` and `rules` (how documents were told apart, by file) describe the latest pass.
+    `problems` and `rules` (how documents were separated, by file) describe the latest pass.
     """
 
     def __init__(self, sources: Sequence[TextSource], documents: str, text: str):
@@ -47,12 +45,12 @@ class DocumentReader:
 
     @property
     def files(self) -> list[str]:
-        """What is read, name by name."""
+        """The names of the sources."""
         return [source.name for source in self.sources]
 
     @property
     def size(self) -> int:
-        """Bytes of the sources as they lie on disk, for progress."""
+        """Bytes of the sources on disk, for progress."""
         return sum(source.size for source in self.sources)
 
     def __iter__(self) -> Iterator[Document]:
@@ -75,7 +73,7 @@ class DocumentReader:
         )
 
     def describe(self) -> list[str]:
-        """A sentence for each file that needs one: the rule that was used, the bad lines."""
+        """Sentences about files: the rule that was used, and the bad lines."""
         said = [f"{name}: {DOCUMENT_RULES[rule]}." for name, rule in self.rules.items()]
         for name, problem in self.problems.items():
             said.append(
@@ -94,9 +92,9 @@ def read_documents(
 ) -> DocumentReader:
     """Files, folders, globs, "-", "builtin:sotu" or "hf:NAME" as documents.
 
-    `documents` says what one is in plain text: "blank" (a blank line between them), "blanks" (two),
+    `documents` is the rule for plain text: "blank" (a blank line separates them), "blanks" (two),
     "line", "file", or "auto", which looks at each file. `text` is the column or key of tables and
-    JSON lines.
+    JSON.
     """
     if documents not in (*DOCUMENT_RULES, "auto"):
         raise UsageError(
@@ -111,7 +109,7 @@ def read_documents(
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """The document, unless it is empty; one beyond all measure in parts, cut at spaces."""
+    """The document, unless it is empty; a huge one in parts, split at spaces."""
     start = 0
     while len(text) - start > MAX_DOCUMENT_CHARACTERS:
         stop = (

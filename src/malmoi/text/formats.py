@@ -1,6 +1,4 @@
-"""What a document is in each kind of file: plain text by one of four rules, Markdown, JSON,
-tables.
-"""
+"""What a document is in each format: plain text by one of four rules, Markdown, JSON, tables."""
 
 import csv
 import json
@@ -25,9 +23,7 @@ FoundDocuments = Iterator[tuple[str, int]]  # text and line
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How to read: the rule for plain text ("auto" looks at each file), the column or key, where
-    to tell bad lines.
-    """
+    """The rule for plain text ("auto": by file), the column or key, and callbacks."""
 
     rule: str
     column: str
@@ -36,7 +32,7 @@ class ReadOptions:
 
 
 def read_plain(path: Path, want: ReadOptions) -> FoundDocuments:
-    """Text files, by the rule that was asked for or that fits the file."""
+    """Plain text, by the given rule or the one that fits the file."""
     with open_bytes(path) as stream:
         sample = stream.read(SAMPLE_BYTES)
     encoding = encoding_of(sample)
@@ -47,13 +43,13 @@ def read_plain(path: Path, want: ReadOptions) -> FoundDocuments:
 
 
 def read_markdown(path: Path, want: ReadOptions) -> FoundDocuments:
-    """A Markdown file is one document, unless another rule was asked for."""
+    """A Markdown file is one document, unless another rule was given."""
     rule = "file" if want.rule == "auto" else want.rule
     yield from read_plain(path, ReadOptions(rule, want.column, want.on_bad_line, want.on_rule))
 
 
 def guess_rule(text: str) -> str:
-    """Which rule fits a text, from its beginning.
+    """The rule that fits the beginning of a text.
 
     No blank line: every line is a document. Short blocks in a long text (under 200 characters on
     average: verses, speeches) are parts of one document. Many single blank lines and a few double
@@ -75,9 +71,7 @@ def guess_rule(text: str) -> str:
 
 
 def _by_rule(read: Iterator[tuple[int, str, bool]], rule: str) -> FoundDocuments:
-    """Joins lines into documents; a whole file stays as it was written, the others lose the
-    space around them.
-    """
+    """Joins lines into documents, stripped unless the file is one document."""
     parts: list[str] = []
     begun = 1
     size = 0
@@ -105,38 +99,26 @@ def _document(parts: list[str], rule: str) -> str:
 
 
 def read_json_lines(path: Path, want: ReadOptions) -> FoundDocuments:
-    """One JSON object a line; the text is under the key."""
-    with open_bytes(path) as stream:
-        encoding = encoding_of(stream.read(SAMPLE_BYTES))
+    """One JSON object per line; the text is under the key."""
     first = True
-    with open_bytes(path) as stream:
-        for number, text in _joined(decode_lines(stream, encoding, want.on_bad_line)):
-            row = _object(text, number, want.on_bad_line) if text.strip() else None
-            if row is None:
-                continue
-            if first and want.column not in row:
-                raise MalmoiError(
-                    f"{path}:{number} has no key {want.column!r}.{nearest(want.column, row)}"
-                )
-            first = False
-            if isinstance(found := row.get(want.column), str) and _is_text(found):
-                yield found, number
-            else:
-                want.on_bad_line(number, f"no text under {want.column!r}")
+    for number, text in _lines(path, want):
+        row = _object(text, number, want.on_bad_line) if text.strip() else None
+        if row is None:
+            continue
+        if first and want.column not in row:
+            hint = nearest(want.column, row)
+            raise MalmoiError(f"{path}:{number} has no key {want.column!r}.{hint}")
+        first = False
+        if isinstance(found := row.get(want.column), str) and _is_text(found):
+            yield found, number
+        else:
+            want.on_bad_line(number, f"no text under {want.column!r}")
 
 
 def json_file(path: Path, want: ReadOptions) -> FoundDocuments:
-    """One JSON value: an array of objects or of texts, or one object; the text of an object is
-    under the key.
-    """
-    with open_bytes(path) as stream:
-        encoding = encoding_of(stream.read(SAMPLE_BYTES))
-    with open_bytes(path) as stream:
-        text = "\n".join(
-            text for _, text in _joined(decode_lines(stream, encoding, want.on_bad_line))
-        )
+    """One JSON value: an array of objects or texts, or one object with the text under the key."""
     try:
-        value = json.loads(text)
+        value = json.loads("\n".join(text for _, text in _lines(path, want)))
     except (ValueError, RecursionError) as error:
         raise MalmoiError(
             f"{path} is not valid JSON ({error}); one object a line belongs into a .jsonl."
@@ -150,16 +132,22 @@ def json_file(path: Path, want: ReadOptions) -> FoundDocuments:
         if isinstance(found, str) and _is_text(found):
             yield found, number
         else:
+            named = f"no text under {want.column!r}"
             want.on_bad_line(
-                number,
-                f"no text under {want.column!r}"
-                if isinstance(row, dict)
-                else "neither text nor an object",
+                number, named if isinstance(row, dict) else "neither text nor an object"
             )
 
 
+def _lines(path: Path, want: ReadOptions) -> Iterator[tuple[int, str]]:
+    """The whole lines of a file, with their numbers."""
+    with open_bytes(path) as stream:
+        encoding = encoding_of(stream.read(SAMPLE_BYTES))
+    with open_bytes(path) as stream:
+        yield from _joined(decode_lines(stream, encoding, want.on_bad_line))
+
+
 def _joined(read: Iterator[tuple[int, str, bool]]) -> Iterator[tuple[int, str]]:
-    """Whole lines: what came in pieces is put together again."""
+    """Whole lines, put together from their chunks."""
     parts: list[str] = []
     number = 1
     for number, text, ends in read:
@@ -184,58 +172,39 @@ def _object(text: str, number: int, bad: OnBadLine) -> dict[str, Any] | None:
 
 
 def _is_text(value: str) -> bool:
-    """JSON can spell half a surrogate pair, which is no character."""
+    """JSON can express a lone surrogate, which is no character."""
     return value.isascii() or not re.search("[\ud800-\udfff]", value)
 
 
 def read_table(path: Path, want: ReadOptions) -> FoundDocuments:
-    """Comma- or tab-separated values with a header; tabs are never quoted, as data sets in that
-    form have it.
-    """
-    tabs = ".tsv" in path.suffixes
+    """CSV or TSV with a header; TSV is never quoted, as in common data sets."""
     csv.field_size_limit(1 << 30)
-    with open_bytes(path) as stream:
-        encoding = encoding_of(stream.read(SAMPLE_BYTES))
-    with open_bytes(path) as stream:
-        texts = (
-            text + "\n" for _, text in _joined(decode_lines(stream, encoding, want.on_bad_line))
-        )
-        if tabs:
-            rows = csv.reader(texts, delimiter="\t", quoting=csv.QUOTE_NONE)
-        else:
-            rows = csv.reader(texts)
-        read = whole_rows(rows, path)
-        header = next(read, [])
-        if want.column not in header:
-            raise MalmoiError(
-                f"{path}:1 has no column {want.column!r}.{nearest(want.column, header)}"
-            )
-        place = header.index(want.column)
-        for row in read:
-            if len(row) == len(header):
-                yield row[place], rows.line_num
-            elif row:
-                want.on_bad_line(
-                    rows.line_num, f"{len(row)} fields where the header has {len(header)}"
-                )
+    tabs = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if ".tsv" in path.suffixes else {}
+    rows = csv.reader((text + "\n" for _, text in _lines(path, want)), **tabs)  # type: ignore[arg-type]
+    read = whole_rows(rows, path)
+    header = next(read, [])
+    place = header.index(_column(f"{path}:1", want.column, header))
+    for row in read:
+        if len(row) == len(header):
+            yield row[place], rows.line_num
+        elif row:
+            reason = f"{len(row)} fields where the header has {len(header)}"
+            want.on_bad_line(rows.line_num, reason)
 
 
 def whole_rows(rows: Any, path: Path) -> Iterator[list[str]]:
-    """The rows of a table; one that is none, such as with a carriage return in its midst, is a
-    sentence.
-    """
+    """The rows of a table; a malformed one is an error that names its place."""
     try:
         yield from rows
     except csv.Error as error:
         raise MalmoiError(
-            f"{path}:{rows.line_num} is no row of a table ({str(error).partition(' - ')[0]}): mend "
-            "it there, or save "
-            "the file with plain newlines."
+            f"{path}:{rows.line_num} is not a valid row ({str(error).partition(' - ')[0]}): fix "
+            "it there, or save the file with plain newlines."
         ) from error
 
 
 def read_parquet(path: Path, want: ReadOptions) -> FoundDocuments:
-    """A column of a Parquet file, a thousand rows at a time."""
+    """A column of a Parquet file, 1,000 rows at a time."""
     pyarrow = _pyarrow(path)
     with open_bytes(path) as stream:
         try:
@@ -252,7 +221,7 @@ def read_parquet(path: Path, want: ReadOptions) -> FoundDocuments:
 
 
 def read_arrow(path: Path, want: ReadOptions) -> FoundDocuments:
-    """A column of an Arrow stream, the form in which datasets' save_to_disk writes."""
+    """A column of an Arrow stream, as written by datasets' save_to_disk."""
     pyarrow = _pyarrow(path)
     with open_bytes(path) as stream:
         try:
@@ -273,9 +242,9 @@ def _pyarrow(path: Path) -> Any:
     return pyarrow
 
 
-def _column(path: Path, column: str, names: list[str]) -> str:
+def _column(where: str | Path, column: str, names: list[str]) -> str:
     if column not in names:
-        raise MalmoiError(f"{path} has no column {column!r}.{nearest(column, names)}")
+        raise MalmoiError(f"{where} has no column {column!r}.{nearest(column, names)}")
     return column
 
 

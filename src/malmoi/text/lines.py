@@ -1,7 +1,6 @@
-"""From a file on disk to decoded lines: compression by suffix, encoding by a look at the bytes, bad
-lines told.
+"""Decoded lines of a file: compression by suffix, encoding by content, bad lines reported.
 
-A line longer than a piece is given in pieces, so memory stays bounded whatever the file holds.
+Long lines come in chunks, so memory stays bounded.
 """
 
 import bz2
@@ -33,16 +32,14 @@ _WIDE = ("utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be")
 _HEAD = 1 << 14  # bytes that tell wide encodings apart
 # Unicode categories that text hardly has: a wrong guess is full of them
 _UNUSUAL = {"Cc", "Cn", "Co", "Cs"}
-# stands for bytes that are no text; a lone surrogate, so that no text contains it
+# marks undecodable bytes; a lone surrogate, so that no text contains it
 _UNREADABLE = "\udcff"
 OnBadLine = Callable[[int, str], None]
 
 
 @contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """The bytes of a file, decompressed; a file that is missing, locked or damaged is a
-    sentence.
-    """
+    """The bytes of a file, decompressed; a missing, locked or damaged file is a MalmoiError."""
     try:
         with _open(path) as stream:
             yield stream
@@ -70,9 +67,7 @@ def _zstandard(path: Path) -> IO[bytes]:
 
 
 def encoding_of(sample: bytes) -> str:
-    """utf-8, utf-16 or utf-32 (by a mark, or by their NULs), or cp949 (which contains EUC-KR),
-    from a file's start.
-    """
+    """utf-8, utf-16, utf-32 (by BOM or NULs) or cp949 (which includes EUC-KR)."""
     for mark, name in _MARKS:
         if sample.startswith(mark):
             return name
@@ -84,9 +79,7 @@ def encoding_of(sample: bytes) -> str:
 
 
 def _wide_encoding(head: bytes) -> str | None:
-    """UTF-16 or UTF-32 without a mark: every space and newline has NULs there, and text in UTF-8
-    has none.
-    """
+    """UTF-16 or UTF-32 without a BOM: their spaces and newlines contain NULs."""
     if b"\0" not in head or (_begins(head, "utf-8") is not None and head.count(0) * 4 < len(head)):
         return None
     guesses = {name: text for name in _WIDE if (text := _begins(head, name)) is not None}
@@ -96,7 +89,7 @@ def _wide_encoding(head: bytes) -> str | None:
 
 
 def _begins(head: bytes, encoding: str) -> str | None:
-    """The text that bytes begin with, whose last character may be cut."""
+    """The text at the start of some bytes, whose last character may be incomplete."""
     try:
         return codecs.getincrementaldecoder(encoding)().decode(head)
     except UnicodeDecodeError:
@@ -104,7 +97,7 @@ def _begins(head: bytes, encoding: str) -> str | None:
 
 
 def _unusual_share(text: str) -> float:
-    """1 where there is no space and no newline: then nothing speaks for the guess."""
+    """1 where there is no space and no newline, so that nothing supports the guess."""
     if not re.search("[ \n]", text):
         return 1.0
     return sum(category(sign) in _UNUSUAL for sign in text if sign not in "\t\n\r\f\v") / len(text)
@@ -118,9 +111,7 @@ def _strict(line: bytes, encoding: str) -> str | None:
 
 
 def _korean(line: bytes) -> str | None:
-    """As cp949, if that gives Korean: nearly any Latin-1 text decodes as well, but not into
-    Hangul.
-    """
+    """As cp949, if that gives Hangul: nearly any Latin-1 text decodes, but not into Hangul."""
     text = _strict(line, "cp949")
     if text is None:
         return None
@@ -131,9 +122,7 @@ def _korean(line: bytes) -> str | None:
 def decode_lines(
     stream: IO[bytes], encoding: str, bad: OnBadLine
 ) -> Iterator[tuple[int, str, bool]]:
-    """(number, text, whether the line ends here); a line that is no text is told to `bad` and
-    left out.
-    """
+    """(number, text, whether the line ends here); undecodable lines go to `bad`."""
     wide = encoding.startswith(("utf-16", "utf-32"))
     read = _wide_lines(stream, encoding) if wide else _byte_lines(stream, encoding)
     for number, text, ends in read:
@@ -164,9 +153,7 @@ def _byte_lines(stream: IO[bytes], encoding: str) -> Iterator[tuple[int, str | N
 
 
 def _decode(line: bytes, *, korean: bool) -> str | None:
-    """By the encoding of the file first, then by the other one: files are pasted together from
-    both.
-    """
+    """By the file's encoding first, then by the other one: some files mix both."""
     if korean:
         text = _strict(line, "cp949")
         return _strict(line, "utf-8") if text is None else text
@@ -175,9 +162,7 @@ def _decode(line: bytes, *, korean: bool) -> str | None:
 
 
 def _cut(line: bytes, *, korean: bool) -> tuple[bytes, bytes]:
-    """Part of an endless line up to its last space, or at least to the end of a character, and
-    the rest.
-    """
+    """Splits an endless line after its last space, or at least after a whole character."""
     at = line.rfind(b" ", len(line) // 2) + 1
     if not at:
         at = len(line)
@@ -188,9 +173,7 @@ def _cut(line: bytes, *, korean: bool) -> tuple[bytes, bytes]:
 
 
 def _wide_lines(stream: IO[bytes], encoding: str) -> Iterator[tuple[int, str | None, bool]]:
-    """UTF-16 and UTF-32 have no newline byte to look for, so they are decoded first; what is
-    broken is marked.
-    """
+    """UTF-16 and UTF-32 have no newline byte, so they are decoded first."""
     codecs.register_error("malmoi.mark", _mark)
     reader = io.TextIOWrapper(stream, encoding, errors="malmoi.mark", newline=None)
     number = 1

@@ -1,8 +1,6 @@
-"""Sentences of English and Korean by rules: one regular expression finds candidates, a few
-questions decide.
+"""English and Korean sentences by rules: a regular expression finds candidates, rules decide.
 
-Nothing but white space is ever lost: the sentences of a text, joined, are the text without its
-spaces.
+Only white space is lost: the sentences joined are the text without its spaces.
 """
 
 import re
@@ -32,8 +30,7 @@ def _words(text: str) -> frozenset[str]:
 # Before a name or a number: never the end of a sentence.
 _TITLES = _words(
     "mr mrs ms mx dr prof st rev hon gen col maj capt cmdr lt sgt cpl adm gov sen rep pres messrs "
-    "mme mlle "
-    "e.g i.e cf vs viz al no nos vol vols pp fig figs eq eqs sec ch art approx ca"
+    "mme mlle e.g i.e cf vs viz al no nos vol vols pp fig figs eq eqs sec ch art approx ca"
 )
 # May end a sentence: it does where the next word is one that sentences begin with.
 _SHORT = _words(
@@ -42,15 +39,14 @@ _SHORT = _words(
 )
 _STARTERS = _words(
     "the a an this that these those he she it i we you they there here his her its our your their "
-    "my in on at as if "
-    "but and so or for when while after before since then what who why how where which with by "
-    "from to no not yes "
-    "however although because some many most all both each one two also now"
+    "my in on at as if but and so or for when while after before since then what who why how where "
+    "which with by from to no not yes however although because some many most all both each one "
+    "two also now"
 )
 
 
 def split_sentences(text: str) -> list[str]:
-    """The sentences of a text, without the space around them; a line break always ends one."""
+    """The sentences of a text, stripped; a line break always ends one."""
     found = []
     start = 0
     lowered = text.islower()  # a corpus in lower case says nothing by the case of the next word
@@ -79,16 +75,12 @@ def _ends(text: str, start: int, match: re.Match[str], *, lowered: bool) -> bool
 
 
 def _without_space(before: str, mark: str, after: str) -> bool:
-    """Chinese and Japanese stops need no space, and Korean verb endings are often run on:
-    했다.그러나.
-    """
+    """CJK full stops need no space, and Korean verb endings are often run on: 했다.그러나."""
     return mark in "。！？" or (before != "" and before in "다요죠까" and "가" <= after <= "힣")
 
 
 def _full_stop(text: str, start: int, begin: int, end: int) -> bool:
-    """Whether the point at `begin` ends a sentence, or belongs to an abbreviation, an initial, a
-    list's number.
-    """
+    """Whether a full stop ends a sentence, and not an abbreviation, initial or list number."""
     if begin - start < 12 and _MARKER.fullmatch(text[start:begin].strip()):
         return False
     word = (
@@ -105,9 +97,7 @@ def _full_stop(text: str, start: int, begin: int, end: int) -> bool:
 
 
 class KiwiSplitter:
-    """Korean sentences by kiwipiepy's morphological analysis; slower, and right where the rules
-    are not.
-    """
+    """Korean sentences by kiwipiepy's morphological analysis: slower and more accurate."""
 
     def __init__(self) -> None:
         try:
@@ -127,7 +117,7 @@ class KiwiSplitter:
 
 
 def sentence_splitter(name: str) -> Callable[[str], list[str]]:
-    """The way to split by its name: "rules" or "kiwi"."""
+    """The splitter of this name: "rules" or "kiwi"."""
     ways: dict[str, Callable[[], Callable[[str], list[str]]]] = {
         "rules": lambda: split_sentences,
         "kiwi": KiwiSplitter,

@@ -1,6 +1,4 @@
-"""What can be read: files, folders, globs, standard input, the built-in corpus, Hugging Face
-data sets.
-"""
+"""Text sources: files, folders, globs, standard input, the built-in corpus, hub data sets."""
 
 import hashlib
 import sys
@@ -32,7 +30,7 @@ class TextSource(Protocol):
 
 @dataclass(frozen=True)
 class FileSource:
-    """One file of a known kind."""
+    """One file of a known format."""
 
     path: Path
     kind: str
@@ -56,7 +54,7 @@ class FileSource:
 
 
 class StandardInput:
-    """Standard input, kept in a temporary file so that it can be read again."""
+    """Standard input, spooled to a temporary file so that it can be read again."""
 
     name = "-"
 
@@ -103,8 +101,7 @@ class SotuSource:
 
 
 class HubDataset:
-    """A data set of the Hugging Face hub, or a folder laid out like one: hf:NAME, hf:NAME:CONFIG or
-    hf:NAME:CONFIG:SPLIT (train unless said)."""
+    """A Hugging Face data set: hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT (default: train)."""
 
     def __init__(self, name: str):
         self.name = name
@@ -143,7 +140,7 @@ class HubDataset:
 
 
 def resolve_source(given: str) -> list[TextSource]:
-    """The sources that a word on the command line stands for."""
+    """The sources that a command line argument names."""
     if given == "-":
         return [StandardInput()]
     if given.startswith("builtin:"):
@@ -158,7 +155,7 @@ def resolve_source(given: str) -> list[TextSource]:
 
 
 def _is_saved(folder: Path) -> bool:
-    """Whether it is what `save_to_disk` of the datasets library writes."""
+    """Whether a folder was written by `save_to_disk` of the datasets library."""
     return any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
 
 
@@ -188,7 +185,7 @@ def _on_disk(given: str) -> Iterator[FileSource]:
 
 
 def _file(path: Path) -> FileSource:
-    """An explicitly named file: of a known kind, or without any suffix, which is taken for text."""
+    """An explicitly named file: of a known format, or without suffix, which means plain text."""
     kind = kind_of(path)
     if kind is None and path.suffix:
         raise UsageError(f"{path} is of no known kind: it should end in one of {_known()}.")
@@ -196,7 +193,7 @@ def _file(path: Path) -> FileSource:
 
 
 def kind_of(path: Path) -> str | None:
-    """The suffix that says how to read a file, under that of its compression."""
+    """The suffix that decides how to read a file, without that of its compression."""
     name = path.with_suffix("") if path.suffix in COMPRESSED else path
     return name.suffix if name.suffix in FORMATS else None
 
@@ -206,11 +203,9 @@ def _known() -> str:
 
 
 def _in_folder(folder: Path) -> list[FileSource]:
-    """Every file of a known kind below, sorted; of a saved data set its training part, and only its
-    own files.
+    """Every file of a known format below; of a saved data set the files of its training split.
 
-    Beside files of other kinds a .json describes the data; where there are only such, they are the
-    data.
+    .json files count as data only if there are no others.
     """
     if (folder / "dataset_dict.json").is_file() and (folder / "train").is_dir():
         folder = folder / "train"

@@ -1,6 +1,4 @@
-"""Text to token ids and back: train, load, encode, decode and save WordPiece, BPE and byte-level
-BPE.
-"""
+"""Text to token ids and back: WordPiece, BPE, byte-level BPE and characters."""
 
 from malmoi.tokenizer.core import Encoding, Specials, Tokenizer, TokenRow
 from malmoi.tokenizer.training import train_tokenizer

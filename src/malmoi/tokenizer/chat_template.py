@@ -1,8 +1,7 @@
-"""Conversations as text: the chat template that a model was trained with, rendered as transformers
-renders it.
+"""Chat templates, rendered as transformers renders them.
 
-A template is a program from whoever made the model, so it runs in jinja2's sandbox, in a process
-with limits, and sees plain data only.
+A template is an untrusted program, so it runs in jinja2's sandbox, in a limited process, and sees
+only plain data.
 """
 
 import json
@@ -35,8 +34,7 @@ def template_of(tokenizer: Tokenizer, name: str = "default") -> str | None:
     if not isinstance(found, str) or len(found) > MAX_TEMPLATE_CHARACTERS:
         raise MalmoiError(
             "The chat template that came with the tokenizer must be a text of at most "
-            f"{MAX_TEMPLATE_CHARACTERS:,} "
-            f"characters, not {shown(found)}."
+            f"{MAX_TEMPLATE_CHARACTERS:,} characters, not {shown(found)}."
         )
     return found
 
@@ -44,12 +42,11 @@ def template_of(tokenizer: Tokenizer, name: str = "default") -> str | None:
 def render_chat(
     tokenizer: Tokenizer, messages: Messages, *, reply: bool = True, **values: Any
 ) -> str:
-    """A conversation as the model reads it, up to where its answer begins (unless `reply` is
-    false).
+    """A conversation as the model reads it, up to its answer (unless `reply` is false).
 
-    `values` are whatever else the template asks for (tools, documents…). Without a template it is a
-    plain dialogue. To have its tokens, use `encode_chat`: in the text, a message that says
-    `<|im_end|>` looks like the template.
+    `values` are other variables of the template (tools, documents…). Without a template it is a
+    plain dialogue. For tokens use `encode_chat`: in the text, a message that says `<|im_end|>`
+    looks like the template.
     """
     return _rendered(tokenizer, _plain(values) | {"messages": checked(messages)}, reply=reply)
 
@@ -57,9 +54,7 @@ def render_chat(
 def encode_chat(
     tokenizer: Tokenizer, messages: Messages, *, reply: bool = True, **values: Any
 ) -> list[int]:
-    """The tokens of a conversation: the template's control tokens are control tokens, what
-    people say is text.
-    """
+    """The tokens of a conversation: control tokens only from the template, messages as text."""
     said = _plain(values) | {"messages": checked(messages)}
     return conversation_tokens(
         tokenizer, said, lambda given: _rendered(tokenizer, given, reply=reply)
@@ -86,9 +81,7 @@ def _rendered(tokenizer: Tokenizer, said: dict[str, Any], *, reply: bool) -> str
 
 
 def plain_dialogue(messages: Messages, *, reply: bool = True) -> str:
-    """What a language model that was never taught to talk continues: a dialogue as it would
-    stand in a book.
-    """
+    """A plain dialogue, for models without a chat template."""
     turns = (
         f"{_text_of(message)}\n\n"
         if message["role"] == "system"
@@ -99,7 +92,7 @@ def plain_dialogue(messages: Messages, *, reply: bool = True) -> str:
 
 
 def _text_of(message: Mapping[str, Any]) -> str:
-    """A message's text, also where it comes in parts: [{"type": "text", "text": "…"}, …]."""
+    """A message's text, also if given in parts: [{"type": "text", "text": "…"}, …]."""
     content = message.get("content") or ""
     if isinstance(content, str):
         return content
@@ -109,7 +102,7 @@ def _text_of(message: Mapping[str, Any]) -> str:
 
 
 def checked(messages: Messages) -> list[dict[str, Any]]:
-    """The messages as plain data, or what is wrong with them."""
+    """The messages as plain data, or an error."""
     if (
         isinstance(messages, str | bytes | Mapping)
         or not isinstance(messages, Sequence)
@@ -133,7 +126,7 @@ def checked(messages: Messages) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Only what JSON has: no object whose methods a template might call."""
+    """Only what JSON has: no objects whose methods a template might call."""
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError) as error:

@@ -1,6 +1,4 @@
-"""Where a text is cut: to the tokens that fit (the papers' rule), or into pieces that encode one
-by one.
-"""
+"""Where texts are cut: to the tokens that fit, or into chunks that encode independently."""
 
 import re
 from collections.abc import Iterator
@@ -17,7 +15,7 @@ SAFE_CUT = re.compile(r"(?<=\S)(?=[ \n])|(?<=[A-Za-z0-9ぁ-ゖァ-ヺー一-龥�
 
 
 def truncate_to_tokens(sequences: list[int | None], max_tokens: int) -> list[int]:
-    """The positions that stay when a sequence is cut to `max_tokens`; specials (None) always do."""
+    """The positions kept when truncating to `max_tokens`; specials (None) always stay."""
     first = sequences.count(0)
     second = sequences.count(1)
     room = max_tokens - (len(sequences) - first - second)
@@ -34,11 +32,10 @@ def truncate_to_tokens(sequences: list[int | None], max_tokens: int) -> list[int
 
 
 def truncated(first: int, second: int, room: int) -> tuple[int, int]:
-    """How much of each text of a pair fits: tokens go from the end of the longer one until both fit
-    (BERT's rule).
+    """How much of each text of a pair fits: the longer one is cut first (BERT's rule).
 
-    Where both end up cut and the room is odd, the text that was longer keeps the odd token, the
-    second in a tie, as transformers' "longest_first" has it.
+    If both are cut and the room is odd, the longer text keeps the odd token, the second in a tie,
+    as in transformers' "longest_first".
     """
     if first + second <= room:
         return first, second
@@ -51,9 +48,7 @@ def truncated(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 def split_long_text(text: str) -> Iterator[str]:
-    """A long text in pieces of about PIECE characters, each cut where that cannot change a
-    token.
-    """
+    """Chunks of about CHUNK_CHARACTERS characters, split where no token can change."""
     start = 0
     while len(text) - start > 2 * CHUNK_CHARACTERS:
         cut = SAFE_CUT.search(text, start + CHUNK_CHARACTERS)

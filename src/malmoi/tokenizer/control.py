@@ -1,9 +1,7 @@
-"""Control tokens ([CLS], <|endoftext|>, <|im_start|>…): which there are, and how text is kept from
-becoming one.
+"""Control tokens ([CLS], <|endoftext|>, <|im_start|>…), and how to keep text from becoming one.
 
-Text that people wrote is text, whatever it says. `tokenizers` can be told not to look for special
-tokens (`encode_special_tokens`); where that is not enough, because the model itself may build one
-out of its letters, the control tokens get secret names instead.
+`tokenizers` can ignore special tokens in text (`encode_special_tokens`); where that is not enough,
+because merges can build one out of its letters, the control tokens get secret names instead.
 """
 
 import json
@@ -20,10 +18,10 @@ from malmoi.tokenizer.pipeline import State, Vocab, parse_pipeline
 
 
 def control_names(state: State, roles: Mapping[str, str], vocab: Vocab) -> Vocab:
-    """The special tokens and those that have a role, by name; [UNK] too, where it is special.
+    """The special tokens and those with a role, by name; [UNK] too, if it is special.
 
-    A single character is text whatever role it was given, as "!" is where it pads: there is no
-    other way to write it.
+    A single character is always text, such as "!" used as padding: it could not be written
+    otherwise.
     """
     special = {token["content"]: token["id"] for token in state["added_tokens"] if token["special"]}
     named = {name: vocab[name] for role, name in roles.items() if role != "unk" and name in vocab}
@@ -31,7 +29,7 @@ def control_names(state: State, roles: Mapping[str, str], vocab: Vocab) -> Vocab
 
 
 def is_reachable(state: State, names: Vocab) -> bool:
-    """Whether plain text may become a control token even if nobody looks for its name."""
+    """Whether plain text can become a control token without looking for its name."""
     special = {token["content"] for token in state["added_tokens"] if token["special"]}
     if not special.issuperset(names):
         return True
@@ -46,13 +44,13 @@ def is_reachable(state: State, names: Vocab) -> bool:
 
 
 def secret_names(names: Vocab) -> dict[str, str]:
-    """A name for each control token that nobody can guess; no normalizer changes it."""
+    """An unguessable name for each control token that no normalizer changes."""
     key = secrets.token_hex(16)
     return {name: f"<{key}:{id}>" for name, id in names.items()}
 
 
 def renamed(rust: Rust, names: Vocab, secret: Mapping[str, str]) -> Rust:
-    """The same tokenizer, same ids, in which the control tokens go by their secret names alone."""
+    """The same tokenizer, with control tokens under their secret names only."""
     state = parse_pipeline(rust)
     model = state["model"]
     if isinstance(model["vocab"], dict):
@@ -78,9 +76,7 @@ def renamed(rust: Rust, names: Vocab, secret: Mapping[str, str]) -> Rust:
 
 
 def pattern(names: Vocab) -> re.Pattern[str] | None:
-    """Finds control tokens by name, the longest where several begin at one place; None where
-    there are none.
-    """
+    """Finds control tokens by name, the longest first; None if there are none."""
     if not names:
         return None
     return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))

@@ -1,17 +1,13 @@
-"""The tokenizer itself: encode, decode, truncate by the papers' rule; the same whatever file it
-came from.
-"""
+"""The tokenizer: encode, decode and truncate, whatever file it came from."""
 
 import hashlib
 import json
 import re
 import unicodedata
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
-from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +17,10 @@ from tokenizers import Tokenizer as Rust
 
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.tokenizer import control, hf_files, pipeline, save
+from malmoi.tokenizer.checks import check_texts, integers, panics_explained, refused
 from malmoi.tokenizer.chunks import split_long_text, truncate_to_tokens
 from malmoi.tokenizer.hf_settings import special_names
-from malmoi.tokenizer.offsets import Offsets, widened
-from malmoi.tokenizer.panics import is_refusal, panics_explained
+from malmoi.tokenizer.offsets import Offsets, moved_offsets, widened
 
 # texts whose encodings, which hold far more than ids, lie in memory together
 TEXTS_PER_CALL = 2_000
@@ -32,7 +28,7 @@ TEXTS_PER_CALL = 2_000
 
 @dataclass(frozen=True, eq=False)
 class TokenRow:
-    """What a network reads of a text or a pair: its tokens, and which of the two each one is of."""
+    """What a network reads of a text or a pair: tokens and segments."""
 
     tokens: NDArray[np.int32]
     segments: NDArray[np.int32]
@@ -42,9 +38,8 @@ class TokenRow:
 class Encoding:
     """One sequence. `offsets` count characters of the text, or of the pair where the segment is 1.
 
-    `specials` marks the tokens that stand for no text ([CLS], [SEP], a [MASK] written in the
-    text…); an unknown word is text. `words` numbers the words of each text from 0 and is None where
-    no word is.
+    `specials` marks tokens that stand for no text ([CLS], [SEP], a [MASK] in the text…); an unknown
+    word is text. `words` numbers the words of each text from 0; None: no word.
     """
 
     tokens: list[int]
@@ -56,7 +51,7 @@ class Encoding:
 
 @dataclass(frozen=True)
 class Specials:
-    """The ids of the special tokens; None where the family has none."""
+    """The ids of the special tokens; None where there is none."""
 
     pad: int | None = None
     unk: int | None = None
@@ -68,23 +63,15 @@ class Specials:
 
 
 class Tokenizer:
-    """Text to token ids and back, equal to transformers' own on the same files. Safe to share
-    between threads.
+    """Text to token ids and back, equal to transformers on the same files. Thread-safe.
 
-    Text is text: "[MASK]" or "<|endoftext|>" in it is encoded as the characters that it is, never
-    as a control token, as with transformers' `split_special_tokens=True`. With `parse_special=True`
-    (llama.cpp's name) the names of control tokens in a text mean them, which is transformers'
-    default.
-
-    >>> tokenizer = malmoi.Tokenizer.load("runs/tiny-gpt")
-    >>> tokenizer.decode(tokenizer.encode("The state of").tokens)
-    'The state of'
+    Text is text: "[MASK]" or "<|endoftext|>" in it is encoded as characters, never as a control
+    token, as with transformers' `split_special_tokens=True`. With `parse_special=True` (llama.cpp's
+    name) the names of control tokens mean the tokens, which is transformers' default.
     """
 
     def __init__(self, rust: Rust, settings: dict[str, Any] | None = None) -> None:
-        """Wrap a `tokenizers.Tokenizer`; `settings` is what tokenizer_config.json says. Use
-        `load` or `train`.
-        """
+        """Wraps a `tokenizers.Tokenizer` and its tokenizer_config.json; see `load`."""
         with panics_explained("This tokenizer cannot be used"):
             rust.no_truncation()
             rust.no_padding()
@@ -98,8 +85,7 @@ class Tokenizer:
         if max(frame, default=0) >= max(self.vocab_size, 1):
             raise MalmoiError(
                 f"This tokenizer puts the token {max(frame):,} around a text, and its vocabulary "
-                "ends at "
-                f"{self.vocab_size - 1:,}; its post_processor is damaged."
+                f"ends at {self.vocab_size - 1:,}; its post_processor is damaged."
             )
         names = special_names(state, self.settings)
         self.specials = Specials(**{role: self._vocab.get(name) for role, name in names.items()})
@@ -114,24 +100,22 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
-        """Read a tokenizer from a folder (tokenizer.json, vocab.txt, vocab.json + merges.txt) or
-        from such a file.
-        """
+        """Reads a folder (tokenizer.json, vocab.txt, vocab.json + merges.txt) or such a file."""
         return cls(*hf_files.read_tokenizer_files(Path(path)))
 
     @classmethod
     def from_json(cls, text: str) -> "Tokenizer":
-        """Read a tokenizer from the text of a tokenizer.json."""
+        """Reads the text of a tokenizer.json."""
         return cls(hf_files.parse_rust(text, "The tokenizer.json given"))
 
     @property
     def chat_template(self) -> Any:
-        """The chat template that came with the tokenizer, verbatim, or None."""
+        """The chat template from the tokenizer's folder, or None."""
         return self.settings.get("chat_template")
 
     @property
     def model_max_length(self) -> int | None:
-        """How many tokens the model it came with takes, where tokenizer_config.json says so."""
+        """The model's maximum number of tokens according to tokenizer_config.json."""
         length = self.settings.get("model_max_length")
         # transformers writes 1e30 for "no limit"
         return int(length) if length is not None and length < 1e12 else None
@@ -145,11 +129,9 @@ class Tokenizer:
         specials: bool = True,
         parse_special: bool = False,
     ) -> Encoding:
-        """One text, or a pair of texts, as tokens with segments, offsets and words, cut to
-        `max_tokens`.
+        """A text or a pair as tokens with segments, offsets and words, cut to `max_tokens`.
 
-        `specials` puts the family's control tokens around it; `parse_special` finds those written
-        in it by name.
+        `specials` adds the special tokens around it; `parse_special` finds those named in it.
         """
         pairs = None if pair is None else [pair]
         return self.encode_batch(
@@ -165,7 +147,7 @@ class Tokenizer:
         specials: bool = True,
         parse_special: bool = False,
     ) -> list[Encoding]:
-        """Many texts at once, over all cores."""
+        """Many texts at once, on all cores."""
         self._check(texts, pairs, max_tokens, specials=specials)
         inputs = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
         rust = self._parsing if parse_special else self._text_only
@@ -184,17 +166,14 @@ class Tokenizer:
         ]
 
     def encode_parts(self, parts: Sequence[str | int], *, specials: bool = False) -> Encoding:
-        """Texts, and control tokens by their ids, in a row, read as one; no text among them becomes
-        a control token.
+        """Texts and control tokens (by id) in a row; no text among them becomes a control token.
 
-        Offsets are those of the parts joined, with each control token written by its name.
+        Offsets refer to the joined parts, with each control token written by its name.
         """
         return self._encode_secretly([parts], specials=specials)
 
     def encode_masked(self, text: str, pair: str | None = None) -> Encoding:
-        """A text or a pair in which the mask token's name means the mask, and every other
-        control token's is text.
-        """
+        """A text or a pair in which only the mask token's name means a control token."""
         mask = self.specials.mask
         given = [text] if pair is None else [text, pair]
         if mask is None or not any(self.token(mask) in one for one in given):
@@ -212,9 +191,7 @@ class Tokenizer:
         specials: bool,
         shown: Sequence[Sequence[str]] | None = None,
     ) -> Encoding:
-        """One or two texts that come in parts; offsets are those of the parts as they are shown,
-        by default each token by its name.
-        """
+        """One or two texts given in parts."""
         for parts in sequences:
             check_texts([part for part in parts if not isinstance(part, int)], "parts")
         given = [
@@ -232,7 +209,7 @@ class Tokenizer:
             [part if isinstance(part, str) else self.token(part) for part in parts]
             for parts in sequences
         ]
-        places = [_places(*both) for both in zip(given, shown, strict=True)]
+        places = [moved_offsets(*both) for both in zip(given, shown, strict=True)]
         offsets = [
             offset if which is None else (places[which](offset[0]), places[which](offset[1]))
             for which, offset in zip(one.sequence_ids, encoding.offsets, strict=True)
@@ -246,9 +223,7 @@ class Tokenizer:
         *,
         max_tokens: int | None = None,
     ) -> list[TokenRow]:
-        """The tokens and segments of `encode_batch` and nothing else, in a fraction of its
-        memory.
-        """
+        """Only the tokens and segments of `encode_batch`, in a fraction of its memory."""
         self._check(texts, pairs, max_tokens, specials=True)
         inputs: list[Any] = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
         # the faster one may forget which of a pair a token is of
@@ -266,10 +241,9 @@ class Tokenizer:
         return found
 
     def ids(self, texts: list[str], *, parse_special: bool = False) -> list[list[int]]:
-        """The tokens of many texts and nothing else: no specials, no offsets; the fastest way, over
-        all cores.
+        """Only the tokens of many texts, without specials: the fastest way, on all cores.
 
-        Long texts are cut where that cannot change a token, so that one book also keeps every core
+        Long texts are split where that cannot change a token, so that one book keeps every core
         busy.
         """
         check_texts(texts, "texts")
@@ -292,7 +266,7 @@ class Tokenizer:
     def decode_batch(
         self, batch: Iterable[Iterable[int]], *, skip_specials: bool = True
     ) -> list[str]:
-        """The texts of many sequences of token ids, over all cores."""
+        """The texts of many sequences of token ids, on all cores."""
         rows = [integers(ids) for ids in batch]
         for row in rows:
             if row and not 0 <= min(row) <= max(row) < self.vocab_size:
@@ -303,32 +277,28 @@ class Tokenizer:
         return texts
 
     def token(self, id: int) -> str:
-        """The token with this id, as it stands in the vocabulary."""
+        """The token with this id, as in the vocabulary."""
         token = self._rust.id_to_token(int(id)) if 0 <= id < self.vocab_size else None
         if token is None:
             raise self._no_such(id)
         return str(token)
 
     def id(self, token: str) -> int | None:
-        """The id of a token as it stands in the vocabulary, or None."""
+        """The id of a token as in the vocabulary, or None."""
         return self._vocab.get(token)
 
     def vocab(self) -> dict[str, int]:
-        """Every token with its id, specials and added tokens too."""
+        """Every token with its id, including special and added tokens."""
         return dict(self._vocab)
 
     def save(self, folder: str | Path, *, segments: bool = True) -> None:
-        """Write tokenizer.json, tokenizer_config.json and the family's vocabulary files:
-        transformers opens them. Without `segments` it gives its model no token_type_ids there.
-        """
+        """Writes tokenizer.json, tokenizer_config.json and the family's vocabulary files."""
         names = {role: self.token(id) for role, id in vars(self.specials).items() if id is not None}
         inputs = {} if segments else {"model_input_names": ["input_ids", "attention_mask"]}
         save.write_tokenizer(self._rust, self.settings | inputs, names, Path(folder))
 
     def fingerprint(self) -> str:
-        """A sha256 of all that decides the ids; two tokenizers with the same one give the same
-        tokens.
-        """
+        """A sha256 of everything that decides the ids."""
         state = pipeline.parse_pipeline(self._rust)
         parts = {
             key: state[key]
@@ -349,7 +319,7 @@ class Tokenizer:
         return frozenset(set(self.control_tokens.values()) - ({self.specials.unk} - roles))
 
     def _made_text_only(self, state: pipeline.State) -> Rust:
-        """What encodes text, in which no control token is found."""
+        """The encoder that finds no control tokens in text."""
         with panics_explained("This tokenizer cannot be used"):
             if control.is_reachable(state, self.control_tokens):
                 return self._secretive
@@ -358,7 +328,7 @@ class Tokenizer:
 
     @cached_property
     def _parsing(self) -> Rust:
-        """What encodes text in which control tokens are written by name."""
+        """The encoder that finds control tokens by name."""
         return Rust.from_str(self._rust.to_str())
 
     @cached_property
@@ -367,7 +337,7 @@ class Tokenizer:
 
     @cached_property
     def _secretive(self) -> Rust:
-        """What encodes text together with control tokens that stand in it by their secret names."""
+        """The encoder that finds control tokens by their secret names only."""
         with panics_explained("This tokenizer's control tokens cannot be told from its text"):
             return control.renamed(self._rust, self.control_tokens, self._secrets)
 
@@ -378,9 +348,7 @@ class Tokenizer:
         return self._secrets[name]
 
     def _check(self, texts: Any, pairs: Any, max_tokens: int | None, *, specials: bool) -> None:
-        """Refuses what cannot be encoded: no texts, pairs without their firsts, no room for any
-        token.
-        """
+        """Refuses what cannot be encoded: no texts, unequal pairs, no room for a token."""
         check_texts(texts, "texts")
         if pairs is not None:
             check_texts(pairs, "pairs")
@@ -418,9 +386,7 @@ class Tokenizer:
         return Encoding(*([column[at] for at in keep] for column in columns))
 
     def _offsets(self, one: Any, texts: tuple[str, str]) -> Offsets:
-        """Where each token's characters are, all of them also where a character came in several
-        parts.
-        """
+        """The characters of each token, including all parts of decomposed characters."""
         found: Offsets = one.offsets
         if not self._composes or all(unicodedata.is_normalized("NFC", text) for text in texts):
             return found
@@ -436,20 +402,6 @@ class Tokenizer:
         )
 
 
-def _places(given: Sequence[str], shown: Sequence[str]) -> Callable[[int], int]:
-    """From a character of some parts joined to the same one where some parts are written
-    otherwise.
-    """
-    begins = list(accumulate(map(len, given), initial=0))
-    moved = list(accumulate(map(len, shown), initial=0))
-
-    def place(at: int) -> int:
-        part = bisect_right(begins, at) - 1
-        return at - begins[part] + moved[part]
-
-    return place
-
-
 def _row(one: Any, max_tokens: int | None) -> TokenRow:
     tokens = np.array(one.ids, np.int32)
     segments = np.array(one.type_ids, np.int32)
@@ -457,47 +409,3 @@ def _row(one: Any, max_tokens: int | None) -> TokenRow:
         return TokenRow(tokens, segments)
     keep = truncate_to_tokens(one.sequence_ids, max_tokens)
     return TokenRow(tokens[keep], segments[keep])
-
-
-def integers(ids: Any) -> list[int]:
-    """Token ids as plain integers, from a list, an array or a tensor."""
-    values = ids.tolist() if hasattr(ids, "tolist") else ids
-    try:
-        return [index(value) for value in values]
-    except TypeError:
-        raise UsageError(
-            f"Token ids must be integers; these cannot be decoded: {ids!r:.80}."
-        ) from None
-
-
-def check_texts(texts: Any, name: str) -> None:
-    """Refuse what is not a list of str before it reaches Rust, which would take tuples for
-    pairs.
-    """
-    if isinstance(texts, str) or not isinstance(texts, Sequence):
-        raise UsageError(f"{name} must be a list of str, not {type(texts).__name__}.")
-    for at, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise UsageError(
-                f"Only str can be encoded; item {at} of {name} is {type(text).__name__}: "
-                f"{text!r:.60}."
-            )
-
-
-def refused(texts: Iterable[str], error: BaseException) -> BaseException:
-    """Why a text could not be encoded: mostly a lone surrogate, which Rust refuses without
-    saying where.
-    """
-    if not is_refusal(error):
-        return error
-    for at, text in enumerate(texts):
-        try:
-            text.encode()
-        except UnicodeEncodeError as where:
-            return MalmoiError(
-                f"Text {at} is not valid Unicode: a lone surrogate U+{ord(text[where.start]):04X} "
-                "stands at character "
-                f"{where.start}. Read the file with the right encoding, or replace it: "
-                "text.encode('utf-8', 'replace').decode()."
-            )
-    return MalmoiError(f"The text could not be encoded: {error}.")

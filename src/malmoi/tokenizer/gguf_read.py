@@ -1,6 +1,4 @@
-"""Tokenizers out of a GGUF file's metadata: byte-level BPE with the cutting rule it names, and
-SentencePiece's BPE.
-"""
+"""Tokenizers from GGUF metadata: byte-level BPE and SentencePiece BPE."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -12,8 +10,8 @@ from malmoi.errors import MalmoiError, nearest
 from malmoi.system.limits import shown
 from malmoi.system.untrusted import JsonObject
 from malmoi.tokenizer import pipeline
+from malmoi.tokenizer.checks import panics_explained
 from malmoi.tokenizer.core import Tokenizer
-from malmoi.tokenizer.panics import panics_explained
 from malmoi.tokenizer.pipeline import Merges, Vocab
 
 T = TypeVar("T")
@@ -62,7 +60,7 @@ PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
 
 
 def read_vocabulary(metadata: Mapping[str, Any], where: str) -> Tokenizer:
-    """The tokenizer that a GGUF file's metadata describes, with its chat template."""
+    """The tokenizer that GGUF metadata describes, with its chat template."""
     given = JsonObject(
         {key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()}, where
     )
@@ -94,7 +92,7 @@ def read_vocabulary(metadata: Mapping[str, Any], where: str) -> Tokenizer:
 
 
 def byte_bpe(vocab: Vocab, types: Sequence[int], given: JsonObject) -> Rust:
-    """GPT-2's byte-level BPE, with the rule that cuts text into words before merging."""
+    """GPT-2's byte-level BPE with the named pre-tokenizer."""
     cut = given.text("pre", default="default")
     if cut not in PRE_TOKENIZERS:
         hint = nearest(cut, PRE_TOKENIZERS)
@@ -112,9 +110,7 @@ def byte_bpe(vocab: Vocab, types: Sequence[int], given: JsonObject) -> Rust:
 
 
 def sentencepiece(vocab: Vocab, types: Sequence[int], given: JsonObject) -> Rust:
-    """SentencePiece's BPE: spaces become ▁, unknown characters bytes; the order of merges is
-    that of the scores.
-    """
+    """SentencePiece BPE: spaces become ▁, unknown characters bytes, merges ordered by score."""
     tokens = list(vocab)
     scores = _listed(given, "scores", float)
     if len(scores) != len(tokens):
@@ -143,7 +139,7 @@ def sentencepiece(vocab: Vocab, types: Sequence[int], given: JsonObject) -> Rust
 
 
 def merges_by_score(scores: Mapping[str, float], vocab: Vocab) -> Merges:
-    """Every way to make a piece of two others, the best-scored piece first."""
+    """Every way to make a piece from two others, best score first."""
     found = [
         (-score, -cut, -(len(piece) - cut), piece[:cut], piece[cut:])
         for piece, score in scores.items()
@@ -165,9 +161,7 @@ def _listed(given: JsonObject, name: str, kind: type[T]) -> list[T]:
 
 
 def _mark(rust: Rust, tokens: Sequence[str], types: Sequence[int]) -> None:
-    """Tokens that are found before all else: control tokens stand for no text, those a user
-    defined do.
-    """
+    """Adds special tokens: control tokens stand for no text, user-defined ones do."""
     for token, type in zip(tokens, types, strict=False):
         if type in (UNKNOWN, CONTROL, DEFINED):
             rust.add_tokens([pipeline.added(token, special=type != DEFINED)])
@@ -184,9 +178,7 @@ def _names(given: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, str]:
 
 
 def _open(rust: Rust, vocab: Vocab, names: Mapping[str, str], given: Mapping[str, Any]) -> None:
-    """Puts bos before every text, and eos after, where the file asks for it; SentencePiece's
-    begin with bos unasked.
-    """
+    """Adds bos and eos around texts if the file says so; SentencePiece adds bos by default."""
     first = names.get("bos") if given.get("add_bos_token", given["model"] == "llama") else None
     last = names.get("eos") if given.get("add_eos_token", False) else None
     if first is None and last is None:

@@ -1,8 +1,6 @@
-"""A tokenizer as a GGUF file's metadata, where llama.cpp cuts text exactly as it does; else a
-refusal.
+"""A tokenizer as GGUF metadata if llama.cpp tokenizes exactly alike; otherwise refused.
 
-llama.cpp has no NFC, so text in NFD gets other tokens there: normalise it before, as with Qwen's
-files.
+llama.cpp has no NFC, so decomposed text (NFD) gets other tokens there: normalise it first.
 """
 
 from collections.abc import Mapping
@@ -24,9 +22,7 @@ GGUF_ROLES = {"bos": "bos", "eos": "eos", "pad": "padding"}
 
 
 def gguf_vocabulary(tokenizer: Tokenizer, size: int) -> dict[str, Any]:
-    """All of `tokenizer.*` for a network of `size` tokens; ids beyond the tokenizer's own are
-    marked as unused.
-    """
+    """All of `tokenizer.*` for a network of `size` tokens; ids the tokenizer lacks are unused."""
     state = pipeline.parse_pipeline(tokenizer._rust)
     kind, described = _described(tokenizer, state)
     tokens = [f"[PAD{id}]" for id in range(size)]
@@ -66,8 +62,7 @@ def _described(tokenizer: Tokenizer, state: State) -> tuple[str, dict[str, Any]]
                 return "llama", {"pre": "default", "add_space_prefix": front}
     raise UsageError(
         f"llama.cpp does not cut text as this tokenizer ({tokenizer.kind}) does: it has byte-level "
-        "BPE as in "
-        f"{', '.join(PRE_TOKENIZERS)}, without lowercasing, and SentencePiece's BPE."
+        f"BPE as in {', '.join(PRE_TOKENIZERS)}, without lowercasing, and SentencePiece's BPE."
     )
 
 
@@ -112,7 +107,7 @@ def _spaces(*, front: bool) -> Any:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two cuts are alike; where offsets begin is not about ids."""
+    """Whether two pre-tokenizers are equal except for `trim_offsets`, which does not affect ids."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         names = (one.keys() | other.keys()) - {"trim_offsets"}
         return all(_same(one.get(name), other.get(name)) for name in names)

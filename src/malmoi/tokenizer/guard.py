@@ -1,10 +1,9 @@
-"""Chat templates write control tokens, messages cannot: what of a rendered conversation is the
-template's own.
+"""Separates a chat template's control tokens from those in messages.
 
-A template is a program that writes text, and the text of a message may have `<|im_end|>` in it,
-whole or in pieces that the template joins. So the conversation is rendered a second time with a
-mark, a character that no text has, in every place of the messages where the name of a control token
-could begin or go on. Whatever name is whole in that rendering, the template wrote.
+A template is a program that writes text, and a message may contain `<|im_end|>`, whole or in parts
+that the template joins. So the conversation is rendered a second time with a mark, a character that
+no text has, wherever in the messages the name of a control token could start or continue. Names
+that are still whole come from the template.
 """
 
 import json
@@ -24,11 +23,10 @@ Render = Callable[[Any], str]
 
 
 def conversation_tokens(tokenizer: Tokenizer, said: Any, render: Render) -> list[int]:
-    """The tokens of `render(said)`: control tokens where the template wrote their names, text
-    everywhere else.
+    """The tokens of `render(said)`: control tokens only where the template wrote them.
 
-    `said` is all that comes from outside, as JSON has it. Where no message could be taken for a
-    control token, these are the tokens that transformers gives to the rendered text.
+    `said` is everything from outside, as JSON. If no message contains a control token's name, these
+    are the tokens that transformers gives for the rendered text.
     """
     text = render(said)
     guard = Guard(tokenizer, said, text)
@@ -49,7 +47,7 @@ def conversation_tokens(tokenizer: Tokenizer, said: Any, render: Render) -> list
 
 
 class Guard:
-    """Marks what people said, so that no control token's name is whole in it."""
+    """Marks messages so that no control token's name is whole in them."""
 
     def __init__(self, tokenizer: Tokenizer, said: Any, text: str) -> None:
         self.ids = tokenizer.control_tokens
@@ -66,7 +64,7 @@ class Guard:
             )
 
     def protect(self, value: Any, key: str = "") -> Any:
-        """A value of JSON with marks in its texts."""
+        """A JSON value with marks in its texts."""
         if isinstance(value, str):
             return value if key in COMPARED and self._is_word(value) else self._protected(value)
         if isinstance(value, list):
@@ -77,24 +75,24 @@ class Guard:
         return value
 
     def _is_word(self, text: str) -> bool:
-        """Whether this is a plain word, which a template may put between `<|` and `|>` itself."""
+        """Whether this is a plain word, which a template may put between `<|` and `|>`."""
         return bool(WORD.fullmatch(text)) and not (self.names and self.names.search(text))
 
     def _protected(self, text: str) -> str:
         return (str(self.mark) if self._completes(text) else "") + self._broken(text)
 
     def _broken(self, text: str) -> str:
-        """With a mark after everything that a name could begin with."""
+        """With a mark after every possible start of a name."""
         return self.firsts.sub(lambda found: f"{found[0]}{self.mark}", text)
 
     def _completes(self, text: str) -> bool:
-        """Whether a name that something else began could go on, or end, here."""
+        """Whether a name started elsewhere could continue or end here."""
         if any(text[:size] in self.rests for size in range(1, min(len(text), self.longest) + 1)):
             return True
         return 0 < len(text) < self.longest and any(rest.startswith(text) for rest in self.rests)
 
     def parts(self, text: str) -> list[str | int]:
-        """Text and control tokens in turn; the marks have done their work."""
+        """Text and control tokens in turn, with the marks removed."""
         found: list[str | int] = []
         at = 0
         for name in self.names.finditer(text) if self.names else ():
@@ -107,9 +105,8 @@ class Guard:
     ) -> bool:
         """Whether every control token of the plain rendering is the template's.
 
-        A template that looks into the messages (for `</think>`, say) may write other text for
-        marked ones. Then the control tokens must still be the same ones, and none may be named in
-        the messages.
+        A template that inspects messages (for `</think>`, say) may render marked ones differently.
+        Then the control tokens must still be the same, and none may be named in the messages.
         """
         wanted = self._control(theirs)
         found = self._control(parts)
@@ -118,7 +115,7 @@ class Guard:
         return parts == theirs or not self.is_named_in(said)
 
     def is_named_in(self, said: Any) -> bool:
-        """Whether any text of the messages has the whole name of a control token in it."""
+        """Whether any text of the messages contains a control token's name."""
         return self.names is not None and any(map(self.names.search, texts_in(said)))
 
     def _control(self, parts: list[str | int]) -> list[int]:
@@ -126,7 +123,7 @@ class Guard:
 
 
 def texts_in(value: Any) -> list[str]:
-    """Every text in a value of JSON."""
+    """Every text in a JSON value."""
     if isinstance(value, dict):
         return [text for key, one in value.items() for text in (key, *texts_in(one))]
     if isinstance(value, list):

@@ -1,6 +1,4 @@
-"""Reading tokenizers from the files people have: each mistake in one is told with the file and
-the line.
-"""
+"""Reading tokenizer files; errors name the file and the line."""
 
 from pathlib import Path
 
@@ -10,6 +8,7 @@ from malmoi.errors import MalmoiError
 from malmoi.system.limits import shown
 from malmoi.system.untrusted import parse_object, read_object, read_text
 from malmoi.tokenizer import pipeline
+from malmoi.tokenizer.checks import panics_explained
 from malmoi.tokenizer.hf_settings import (
     Settings,
     class_name,
@@ -17,7 +16,6 @@ from malmoi.tokenizer.hf_settings import (
     register,
     special_token_settings,
 )
-from malmoi.tokenizer.panics import panics_explained
 from malmoi.tokenizer.pipeline import (
     BERT_SPECIALS,
     GPT1_SPECIALS,
@@ -45,7 +43,7 @@ GENERIC_CLASSES = {"PreTrainedTokenizer", "TokenizersBackend", ""}
 
 
 def read_tokenizer_files(path: Path) -> tuple[Rust, Settings]:
-    """The tokenizer in a folder, or of one file, and what its tokenizer_config.json says."""
+    """The tokenizer of a folder or file, and its tokenizer_config.json."""
     if not path.exists():
         raise MalmoiError(f"There is no tokenizer at {path}: no such file or folder.")
     folder = path if path.is_dir() else path.parent
@@ -89,7 +87,7 @@ def _read_whole(path: Path, settings: Settings) -> Rust:
 
 
 def parse_rust(text: str, where: str) -> Rust:
-    """A tokenizer from the text of a tokenizer.json; `where` names it in the error."""
+    """A tokenizer from the text of a tokenizer.json; `where` names it in errors."""
     state = parse_object(text, where)
     if not isinstance(state.get("model"), dict):
         raise MalmoiError(f"{where} is not a tokenizer.json: it has no 'model' part.")
@@ -102,9 +100,7 @@ def parse_rust(text: str, where: str) -> Rust:
 
 
 def _apply_bert_settings(rust: Rust, settings: Settings) -> None:
-    """transformers' BERT classes let tokenizer_config.json overrule the normalizer of
-    tokenizer.json; so do we.
-    """
+    """Like transformers' BERT classes, lets tokenizer_config.json override the normalizer."""
     if type(rust.normalizer).__name__ == "BertNormalizer":
         for key, field in BERT_SETTINGS.items():
             if key in settings:
@@ -113,7 +109,7 @@ def _apply_bert_settings(rust: Rust, settings: Settings) -> None:
 
 
 def read_wordpiece(path: Path, settings: Settings) -> Rust:
-    """BERT's vocab.txt: one token a line, its id the line's number from 0."""
+    """BERT's vocab.txt: one token per line, its id the line number from 0."""
     _expect_class(path, settings, WORDPIECE_CLASSES)
     vocab = read_vocab_lines(path)
     names = BERT_SPECIALS | {
@@ -141,11 +137,9 @@ def read_wordpiece(path: Path, settings: Settings) -> Rust:
 
 
 def looks_cased(vocab: Vocab) -> bool:
-    """Whether a vocabulary was made without lowercasing: it has capitals, or whole Hangul
-    syllables.
+    """Whether a vocabulary was made without lowercasing: it has capitals or Hangul syllables.
 
-    Lowercasing as BERT does it also strips accents, which takes a syllable apart into Jamo: a
-    vocabulary of syllables cannot have been made that way.
+    BERT's lowercasing also strips accents, which splits syllables into Jamo.
     """
     words = [token for token in vocab if token[:1] not in ("[", "<")]
     return any(word != word.lower() for word in words) or any(
@@ -154,9 +148,7 @@ def looks_cased(vocab: Vocab) -> bool:
 
 
 def read_bpe(vocab_path: Path, merges_path: Path, settings: Settings) -> Rust:
-    """vocab.json and merges.txt: GPT-1's where words end in `</w>`, RoBERTa's where there is its
-    mask, GPT-2's otherwise.
-    """
+    """vocab.json and merges.txt: GPT-1's if words end in `</w>`, else GPT-2's byte-level BPE."""
     _expect_class(vocab_path, settings, {"GPT2Tokenizer", "OpenAIGPTTokenizer", "RobertaTokenizer"})
     vocab = read_vocab_json(vocab_path)
     merges = read_merges(merges_path, vocab)
@@ -176,9 +168,7 @@ def read_bpe(vocab_path: Path, merges_path: Path, settings: Settings) -> Rust:
 
 
 def _make_special(rust: Rust, vocab: Vocab, names: dict[str, str], settings: Settings) -> None:
-    """Mark the family's special tokens that the vocabulary has, in the way the settings describe
-    them.
-    """
+    """Marks the family's special tokens that the vocabulary has, as the settings say."""
     tokens = [
         settings.get(f"{role}_token") or names[role] for role in SPECIAL_ROLES if role in names
     ]
@@ -188,9 +178,7 @@ def _make_special(rust: Rust, vocab: Vocab, names: dict[str, str], settings: Set
 
 
 def read_vocab_lines(path: Path) -> Vocab:
-    """A vocabulary of one token a line, refused where a token comes twice: its id would be
-    ambiguous.
-    """
+    """A vocabulary of one token per line; a duplicate is an error."""
     lines = read_text(path).split("\n")
     if lines[-1] == "":
         lines.pop()
@@ -198,9 +186,8 @@ def read_vocab_lines(path: Path) -> Vocab:
     for number, token in enumerate(lines):
         if token in vocab:
             raise MalmoiError(
-                f"{path}, line {number + 1}: {shown(token)} stands on line {vocab[token] + 1} "
-                "already; "
-                "a vocabulary has each token once."
+                f"{path}, line {number + 1}: {shown(token)} is on line {vocab[token] + 1} "
+                "already; a vocabulary has each token once."
             )
         vocab[token] = number
     if not vocab:
@@ -225,9 +212,7 @@ def read_vocab_json(path: Path) -> Vocab:
 
 
 def read_merges(path: Path, vocab: Vocab) -> Merges:
-    """The merges of a BPE, in order: two tokens a line, both and what they make in the
-    vocabulary.
-    """
+    """The merges of a BPE: two tokens per line, both and their concatenation in the vocabulary."""
     merges: Merges = []
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if not line or (number == 1 and line.startswith("#version")):
@@ -252,7 +237,6 @@ def _expect_class(path: Path, settings: Settings, known: set[str]) -> None:
     if name not in known | GENERIC_CLASSES:
         raise MalmoiError(
             f"{path} belongs to a {name}, whose rules its files do not hold. Save it with "
-            "transformers "
-            "(AutoTokenizer.from_pretrained(…).save_pretrained(…)) to get a tokenizer.json, and "
-            "load that."
+            "transformers (AutoTokenizer.from_pretrained(…).save_pretrained(…)) to get a "
+            "tokenizer.json, and load that."
         )

@@ -1,6 +1,4 @@
-"""What the small files beside a vocabulary say: special tokens, casing, chat template; read as
-transformers does.
-"""
+"""tokenizer_config.json and the other small files, read as transformers does."""
 
 from pathlib import Path
 from typing import Any
@@ -30,9 +28,7 @@ LIKELY = {  # what the roles are called where no tokenizer_config.json says so
 
 
 def read_settings(folder: Path) -> Settings:
-    """tokenizer_config.json, with special_tokens_map.json, added_tokens.json and
-    chat_template.jinja folded in.
-    """
+    """tokenizer_config.json merged with the special token, added token and template files."""
     settings = dict(_optional(folder / "tokenizer_config.json"))
     # as transformers has it: the newer key makes the older files moot
     if "added_tokens_decoder" not in settings:
@@ -50,7 +46,7 @@ def read_settings(folder: Path) -> Settings:
 
 
 def _check(settings: JsonObject) -> None:
-    """Everything that is read of the settings is of its type; what is not read may be anything."""
+    """Checks the types of all settings that are used."""
     for flag in ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space"):
         settings.flag(flag, default=False)
     settings.number("model_max_length", default=0.0)
@@ -77,7 +73,7 @@ def _check(settings: JsonObject) -> None:
 
 
 def _check_token(values: JsonObject, key: str) -> None:
-    """A token is its text, or an object with its text; null is none."""
+    """A token is a text or an object with its text; null is none."""
     found = values.get(key)
     content = values.object(key).text("content", default="") if isinstance(found, dict) else found
     if content is not None and (
@@ -87,9 +83,7 @@ def _check_token(values: JsonObject, key: str) -> None:
 
 
 def register(rust: Rust, settings: Settings) -> None:
-    """Add the tokens that the settings name and the tokenizer lacks, in transformers' order, so
-    with its ids.
-    """
+    """Adds the tokens that the settings name and the tokenizer lacks, with transformers' ids."""
     here = {token.content: token for token in rust.get_added_tokens_decoder().values()}
     known = set(here)
     added = settings.get("added_tokens_decoder") or {}
@@ -115,9 +109,7 @@ def register(rust: Rust, settings: Settings) -> None:
 
 
 def special_names(state: State, settings: Settings) -> dict[str, str]:
-    """What each role's token is called: as the settings say, else as the model or the family has
-    it.
-    """
+    """The token of each role: from the settings, else from the model or by its usual name."""
     known = {token["content"] for token in state["added_tokens"]}
     names = {
         role: name
@@ -139,7 +131,7 @@ def special_names(state: State, settings: Settings) -> dict[str, str]:
 
 
 def special_token_settings(settings: Settings, role: str) -> str | None:
-    """The token that tokenizer_config.json gives a role, written as str or as dict."""
+    """The token that tokenizer_config.json gives a role."""
     return _content(settings.get(f"{role}_token"))
 
 
@@ -150,9 +142,7 @@ def _content(token: Any) -> str | None:
 
 
 def class_name(settings: Settings) -> str:
-    """The transformers class a tokenizer was saved from, without "Fast"; empty where nothing
-    says.
-    """
+    """The transformers class it was saved from, without "Fast"; empty if unknown."""
     return str(settings.get("tokenizer_class") or "").removesuffix("Fast")
 
 

@@ -22,14 +22,14 @@ Ids = Sequence[int] | np.ndarray[Any, Any]
 
 
 def pad(rows: Sequence[Ids], *, left: bool = False, device: torch.device | str = "cpu") -> Tensor:
-    """The rows as one tensor [B, T]; zeros stand where a row is shorter."""
+    """The rows as one tensor [B, T], padded with zeros."""
     return torch.from_numpy(pad_to_width(rows, max(map(len, rows)), left=left)).to(device)
 
 
 def pad_to_width(
     rows: Sequence[Ids], width: int, fill: int = 0, *, left: bool = False
 ) -> np.ndarray[Any, Any]:
-    """The rows side by side [B, width]; `fill` stands where a row is shorter."""
+    """The rows as an array [B, width], padded with `fill`."""
     found = np.full((len(rows), width), fill, np.int64)
     for place, row in zip(found, rows, strict=True):
         place[width - len(row) if left else 0 :][: len(row)] = row
@@ -39,7 +39,7 @@ def pad_to_width(
 def keep_mask(
     rows: Sequence[Ids], *, left: bool = False, device: torch.device | str = "cpu"
 ) -> Tensor | None:
-    """Which places of the padded rows hold a token [B, T]; None where all of them do."""
+    """Which positions of the padded rows hold a token [B, T]; None if all do."""
     lengths = torch.tensor([len(row) for row in rows], device=device)[:, None]
     width = int(lengths.max())
     if bool((lengths == width).all()):
@@ -50,29 +50,27 @@ def keep_mask(
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """How large a batch may be, and how many tokens keep a device busy: beyond them padding only
-    costs.
-    """
+    """How large a batch may be, and how many tokens keep a device busy."""
 
     rows: int = MAX_ROWS
     tokens: int = MAX_TOKENS
     busy_tokens: int = MAX_TOKENS
 
 
-GENERATION_LIMITS = BatchLimits()  # of a batch whose rows go on to write
-# of a pass that reads and writes nothing
+GENERATION_LIMITS = BatchLimits()  # of a batch that generates
+# of a forward pass without generation
 FORWARD_LIMITS = {"cpu": BatchLimits(busy_tokens=512), "cuda": BatchLimits(128, 32_768, 16_384)}
 
 
 def forward_limits(device: torch.device) -> BatchLimits:
-    """For a pass that reads and writes nothing on this device."""
+    """For a forward pass without generation on this device."""
     return per_device(FORWARD_LIMITS, device.type)
 
 
 def length_batches(
     lengths: Sequence[int], most: BatchLimits = GENERATION_LIMITS
 ) -> Iterator[list[int]]:
-    """Indices of the sequences, the longest first, in groups of few enough rows and tokens."""
+    """Indices of the sequences, longest first, in groups within these limits."""
     group: list[int] = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         longest = lengths[group[0]] if group else 0
@@ -92,7 +90,7 @@ def length_batches(
 def model_inputs(
     rows: Sequence[Encoding | TokenRow], config: ModelConfig, device: torch.device | str
 ) -> dict[str, Tensor | None]:
-    """What the network takes of a batch of encoded texts, padded on the right."""
+    """The network's inputs for a batch of encoded texts, right-padded."""
     tokens = [row.tokens for row in rows]
     segments = pad([row.segments for row in rows], device=device) if config.segments else None
     return {

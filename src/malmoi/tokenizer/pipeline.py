@@ -1,6 +1,4 @@
-"""The families' pipelines over `tokenizers`: what BERT, GPT-1, GPT-2 and a character model do to
-text, in order.
-"""
+"""The pipelines of BERT, GPT-1, GPT-2 and character models over `tokenizers`."""
 
 import json
 from collections.abc import Iterator
@@ -39,9 +37,7 @@ def bert_pipeline(
     strip_accents: bool | None,
     chinese: bool,
 ) -> Rust:
-    """WordPiece as in BERT: clean, split at spaces and punctuation, longest match first, [CLS] A
-    [SEP] B [SEP].
-    """
+    """WordPiece as in BERT, with [CLS] A [SEP] B [SEP]."""
     rust = Rust(models.WordPiece(vocab, unk_token=names["unk"]))
     rust.normalizer = normalizers.BertNormalizer(
         clean_text=True,
@@ -69,9 +65,7 @@ def gpt1_pipeline(
     lowercase: bool = True,
     accents: bool = False,
 ) -> Rust:
-    """BPE as in GPT-1: lowercase, split at spaces and punctuation, `</w>` ends a word. `accents`
-    keeps them.
-    """
+    """BPE as in GPT-1: lowercase, `</w>` ends a word. `accents` keeps them."""
     rust = Rust(
         models.BPE(
             vocab, merges, unk_token=unk, continuing_subword_prefix="", end_of_word_suffix="</w>"
@@ -90,7 +84,7 @@ def gpt1_pipeline(
 def gpt2_pipeline(
     vocab: Vocab, merges: Merges, *, prefix_space: bool = False, lowercase: bool = False
 ) -> Rust:
-    """Byte-level BPE as in GPT-2: no text is unknown and every text comes back exactly."""
+    """Byte-level BPE as in GPT-2: no unknown text, and lossless."""
     rust = Rust(models.BPE(vocab, merges, continuing_subword_prefix="", end_of_word_suffix=""))
     if lowercase:
         rust.normalizer = normalizers.Lowercase()
@@ -127,9 +121,7 @@ def roberta_pipeline(
 
 
 def char(vocab: Vocab, *, lowercase: bool = False) -> Rust:
-    """One token a character: BPE that merges nothing, over the whole text, so that spaces and
-    newlines survive.
-    """
+    """One token per character: BPE without merges over the whole text, so white space survives."""
     rust = Rust(models.BPE(vocab, [], unk_token="<unk>"))
     if lowercase:
         rust.normalizer = normalizers.Lowercase()
@@ -138,9 +130,7 @@ def char(vocab: Vocab, *, lowercase: bool = False) -> Rust:
 
 
 def composed(rust: Rust) -> Rust:
-    """The same pipeline after NFC: syllables that come in parts (macOS, PDFs) are read as they
-    were learnt.
-    """
+    """The same pipeline after NFC, for decomposed text (from macOS or PDFs)."""
     first = normalizers.NFC()
     rust.normalizer = (
         first if rust.normalizer is None else normalizers.Sequence([first, rust.normalizer])
@@ -149,12 +139,12 @@ def composed(rust: Rust) -> Rust:
 
 
 def composes(state: State) -> bool:
-    """Whether a tokenizer joins characters that came in parts before it looks at them."""
+    """Whether a tokenizer composes characters (NFC)."""
     return "NFC" in types(state["normalizer"])
 
 
 def normalizer_of(state: State) -> Any:
-    """What else is done to the text but NFC: None, one part, or several as a Sequence."""
+    """The normalizer without NFC: None, one part, or a Sequence."""
     part = state["normalizer"]
     if part is None or part["type"] != "Sequence":
         return None if part == {"type": "NFC"} else part
@@ -163,9 +153,7 @@ def normalizer_of(state: State) -> Any:
 
 
 def added(token: str | dict[str, Any], *, special: bool = True) -> AddedToken:
-    """A token that is found before all else, from its name or from the dict that
-    tokenizer_config.json may hold.
-    """
+    """An added token, from its name or from an object in tokenizer_config.json."""
     if isinstance(token, str):
         return AddedToken(token, special=special, normalized=not special)
     flags = {key: bool(token.get(key, False)) for key in ("lstrip", "rstrip", "single_word")}
@@ -174,7 +162,7 @@ def added(token: str | dict[str, Any], *, special: bool = True) -> AddedToken:
 
 
 def types(part: Any) -> Iterator[str]:
-    """Every component type inside one part of a tokenizer.json, sequences opened."""
+    """Every component type in a part of a tokenizer.json, recursively."""
     if isinstance(part, dict):
         if isinstance(part.get("type"), str):
             yield part["type"]
@@ -186,7 +174,7 @@ def types(part: Any) -> Iterator[str]:
 
 
 def kind(state: State) -> str:
-    """What a tokenizer.json holds: "wordpiece", "bpe", "byte-bpe", "char" or "other"."""
+    """The kind of a tokenizer.json: "wordpiece", "bpe", "byte-bpe", "char" or "other"."""
     model = state["model"]
     if model["type"] == "WordPiece":
         return "wordpiece"
@@ -200,11 +188,10 @@ def kind(state: State) -> str:
 
 
 def splits_safely(state: State) -> bool:
-    """Whether a text may be cut at `cut.SAFE` without changing its tokens.
+    """Whether splitting a text at `chunks.SAFE_CUT` cannot change its tokens.
 
-    True of BERT's and GPT-1's pipeline (spaces only separate), of GPT-2's (a space opens the next
-    token) and of characters, unless an added token could lie across a cut or swallow the spaces
-    after it. NFC joins nothing to what stands before a space or a stop.
+    True of BERT's and GPT-1's pipelines (spaces only separate), of GPT-2's (a space starts the next
+    token) and of characters, unless an added token could contain a cut or take the spaces after it.
     """
     normalizer = normalizer_of(state)
     pre = state["pre_tokenizer"]
@@ -223,12 +210,10 @@ def splits_safely(state: State) -> bool:
 
 
 def hf_class(state: State, names: dict[str, str], vocab: Vocab) -> str:
-    """The transformers class that rebuilds exactly this pipeline from the vocabulary, or the one
-    that takes it whole.
+    """The transformers class that rebuilds exactly this pipeline, or the generic one.
 
     transformers' BertTokenizer, GPT2Tokenizer and OpenAIGPTTokenizer keep a tokenizer.json's
-    vocabulary but make their own pipeline, so naming one of them for another pipeline would give
-    other ids.
+    vocabulary but build their own pipeline, so for another pipeline they would give other ids.
     """
     family = kind(state)
     if (
@@ -269,9 +254,7 @@ def _same(state: State, rust: Rust) -> bool:
 
 
 def _skeleton(state: State) -> State:
-    """What the transformers classes decide themselves: all but the vocabulary and the
-    post-processor.
-    """
+    """What the transformers classes decide themselves: all but vocabulary and post-processor."""
     model = {
         key: value or None
         for key, value in state["model"].items()

@@ -1,6 +1,4 @@
-"""Writing a tokenizer as the files that transformers opens; each file appears whole or not at
-all.
-"""
+"""Writing the files that transformers opens."""
 
 import json
 from pathlib import Path
@@ -21,9 +19,7 @@ DROPPED = (*PATHS, "added_tokens_decoder")
 def write_tokenizer(
     rust: Rust, settings: dict[str, Any], names: dict[str, str], folder: Path
 ) -> None:
-    """Write tokenizer.json, tokenizer_config.json and, for the families that have them, the
-    vocabulary files.
-    """
+    """Writes tokenizer.json, tokenizer_config.json and the family's vocabulary files."""
     state = pipeline.parse_pipeline(rust)
     texts = vocabulary_files(state) | {
         "tokenizer_config.json": _json(config(state, settings, names)),
@@ -40,9 +36,7 @@ def write_tokenizer(
 
 
 def config(state: State, settings: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    """tokenizer_config.json: what came with the tokenizer, and what makes transformers rebuild
-    the same one.
-    """
+    """tokenizer_config.json, from which transformers rebuilds the same tokenizer."""
     added = {token["content"]: token["id"] for token in state["added_tokens"]}
     known = {role: name for role, name in names.items() if name in added}
     values = {key: value for key, value in settings.items() if key not in DROPPED}

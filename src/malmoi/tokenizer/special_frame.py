@@ -1,6 +1,4 @@
-"""GPT-1's input transformations as a tokenizer: ⟨s⟩ text ⟨e⟩, ⟨s⟩ text $ pair ⟨e⟩ (Radford et
-al. 2018, figure 1).
-"""
+"""GPT-1's inputs: ⟨s⟩ text ⟨e⟩, ⟨s⟩ text $ pair ⟨e⟩ (Radford et al. 2018, figure 1)."""
 
 from tokenizers import Tokenizer as Rust
 from tokenizers import processors
@@ -16,9 +14,7 @@ PAD = "<pad>"
 
 
 def add_frame_tokens(tokenizer: Tokenizer) -> Tokenizer:
-    """The same tokenizer with new tokens around a text and between a pair; its other ids stay
-    what they were.
-    """
+    """The tokenizer with new tokens around a text and between a pair; other ids are unchanged."""
     rust = Rust.from_str(tokenizer._rust.to_str())
     rust.add_special_tokens([pipeline.added(name) for name in (START, BETWEEN, END, PAD)])
     rust.post_processor = processors.TemplateProcessing(
@@ -34,11 +30,9 @@ def add_frame_tokens(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def frame_with_end(tokenizer: Tokenizer) -> Tokenizer:
-    """For a model whose vocabulary must not grow: its own end-of-text before a text and between a
-    pair.
+    """Puts end-of-text before a text and between a pair, for a vocabulary that must not grow.
 
-    None stands at the end: transformers pads with it, and lets the last token that is no padding
-    speak.
+    None at the end: transformers pads with it, and pools the last token before the padding.
     """
     end = tokenizer.specials.eos
     if end is None:
@@ -53,5 +47,5 @@ def frame_with_end(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def is_framed(tokenizer: Tokenizer) -> bool:
-    """Whether a tokenizer already marks where a text begins and ends."""
+    """Whether a tokenizer already adds special tokens."""
     return bool(tokenizer.encode("").tokens)

@@ -1,6 +1,4 @@
-"""Training a vocabulary from any amount of text in one pass; the same text gives the same
-vocabulary, always.
-"""
+"""Training a tokenizer in one pass; the same text always gives the same vocabulary."""
 
 import json
 import re
@@ -16,7 +14,8 @@ from tokenizers import pre_tokenizers, trainers
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.system.progress import Progress, report_progress
 from malmoi.tokenizer import pipeline
-from malmoi.tokenizer.core import Tokenizer, refused
+from malmoi.tokenizer.checks import refused
+from malmoi.tokenizer.core import Tokenizer
 from malmoi.tokenizer.pipeline import BERT_SPECIALS, GPT1_SPECIALS, GPT2_SPECIALS, Merges, Vocab
 
 BERT_ORDER = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -42,13 +41,11 @@ def train_tokenizer(
     min_frequency: int = 2,
     mask: bool = False,
 ) -> Tokenizer:
-    """Learn a tokenizer of at most `vocab` tokens from a stream of texts: wordpiece, bpe, byte-bpe
-    or char.
+    """Trains a tokenizer of at most `vocab` tokens: wordpiece, bpe, byte-bpe or char.
 
-    `lowercase` is the family's own when None: GPT-1's bpe lowercases, the others do not. Accents
-    always stay, so Hangul is never taken apart into Jamo; text that comes taken apart (NFD) is put
-    together (NFC) first. For char, `vocab` keeps the most frequent characters. `mask` gives a
-    byte-bpe what a model needs that reads both ways: [MASK], and its end-of-text around every text.
+    `lowercase`: None takes the family's default: only GPT-1's bpe lowercases. Accents are kept, so
+    that Hangul is never split into Jamo, and decomposed text (NFD) is composed (NFC) first. For
+    char, `vocab` keeps the most frequent characters.
     """
     recipes: dict[str, Callable[..., tuple[Rust, dict[str, str]]]] = {
         "wordpiece": _wordpiece,
@@ -81,9 +78,7 @@ def train_tokenizer(
 
 
 class Stream:
-    """The texts one by one, each checked and in NFC, with what is left to say when there are
-    none.
-    """
+    """The texts, each checked and in NFC; raises if all are empty."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._texts = texts
@@ -110,7 +105,7 @@ class Stream:
 
 
 def without_runs(text: str) -> Iterator[str]:
-    """A text, cut inside runs of a thousand characters without (or of nothing but) spaces."""
+    """A text, split inside runs of 1,000 characters without (or of nothing but) spaces."""
     start = 0
     for run in OVERLONG_RUN.finditer(text):
         yield text[start : run.end()]
@@ -193,17 +188,16 @@ def _char(
 
 @cache
 def joinable() -> list[str]:
-    """Every character that a longer word can hold: letters, marks, numbers and symbols."""
+    """Every character that a longer word can contain: letters, marks, numbers and symbols."""
     letters = (chr(code) for start, end in UNICODE_BLOCKS for code in range(start, end))
     return [letter for letter in letters if unicodedata.category(letter)[0] in "LMNS"]
 
 
 def alphabet(words: dict[str, int], size: int, specials: int) -> tuple[list[str], list[str]]:
-    """The letters to keep, and those of them that stand beside others (punctuation, say, never
-    does).
+    """The letters to keep, and those that occur inside longer words.
 
     Each letter takes up to two tokens. They may fill a small vocabulary, but only half of a large
-    one: web text has thousands of characters that come once.
+    one: web text has thousands of characters that occur once.
     """
     counts: Counter[str] = Counter()
     joined: set[str] = set()
@@ -221,9 +215,7 @@ def _most_frequent(counts: Counter[str], limit: int) -> list[str]:
 
 
 def _first_merges(tokens: list[str], learned: list[list[str]], size: int) -> tuple[Vocab, Merges]:
-    """The vocabulary that grows from the letters by the learned merges, in order, until it is
-    full.
-    """
+    """The vocabulary grown from the letters by the learned merges, in order, until it is full."""
     vocab = _numbered(tokens)
     merges: Merges = []
     for left, right in learned:
@@ -242,7 +234,7 @@ def _learned(rust: Rust, trainer: Any, texts: Stream) -> dict[str, Any]:
 
 
 def _words(trainer: Any) -> dict[str, int]:
-    """The words that a trainer has counted, as its saved state has them."""
+    """The word counts in a trainer's saved state."""
     state = json.loads(trainer.__getstate__())
     inner = state.get("WordPieceTrainer", state).get("bpe_trainer") or state["BpeTrainer"]
     words: dict[str, int] = inner["words"]

@@ -1,8 +1,7 @@
-"""A tokenizer.json looked through before the Rust library sees it: some sizes make that abort the
-whole process.
+"""Checks a tokenizer.json before the Rust library, which some sizes would make abort the process.
 
-An id far beyond all others makes it write down every id between; normalizers that each make a text
-longer fill the memory. Neither is an error to the library, so both are refused here.
+A huge id makes it allocate every id below; normalizers that multiply a text's length fill the
+memory. Neither is an error to the library, so both are refused here.
 """
 
 import base64
@@ -26,7 +25,7 @@ PARTS = ("normalizers", "pretokenizers", "processors", "decoders")
 
 
 def check_state(state: JsonObject) -> None:
-    """Refuses a tokenizer.json whose sizes no tokenizer has."""
+    """Refuses a tokenizer.json of unreasonable sizes."""
     model = state.object("model")
     vocab = model.get("vocab")
     if isinstance(vocab, Mapping):
@@ -41,14 +40,13 @@ def check_state(state: JsonObject) -> None:
         if growth > MAX_TEXT_GROWTH:
             raise MalmoiError(
                 f"{state.where}: its {part} may make a text {growth:,} times as long; up to "
-                f"{MAX_TEXT_GROWTH} are "
-                "allowed."
+                f"{MAX_TEXT_GROWTH} are allowed."
             )
     _check_patterns(dict(state), state.where)
 
 
 def check_ids(vocab: Mapping[str, Any], where: str) -> None:
-    """The ids of a vocabulary: whole numbers, nearly all of those up to the largest."""
+    """The ids of a vocabulary must be whole numbers, with few holes."""
     if len(vocab) > MAX_VOCABULARY_TOKENS:
         raise _too_many(where, len(vocab))
     ids = vocab.values()
@@ -66,7 +64,7 @@ def check_ids(vocab: Mapping[str, Any], where: str) -> None:
 
 
 def check_added(token: JsonObject) -> None:
-    """A token that is found before all else."""
+    """Checks an added token."""
     token.whole("id", high=MAX_VOCABULARY_TOKENS)
     if len(token.text("content")) > MAX_TOKEN_CHARACTERS:
         raise token.wrong("content", f"a text of at most {MAX_TOKEN_CHARACTERS:,} characters")
@@ -79,7 +77,7 @@ def _too_many(where: str, count: int) -> MalmoiError:
 
 
 def _growth(part: Any, where: str) -> int:
-    """How many times longer this part of the pipeline may make a text."""
+    """How many times longer this part of the pipeline can make a text."""
     if not isinstance(part, dict):
         return 1
     growth = 1
@@ -98,10 +96,9 @@ def _growth(part: Any, where: str) -> int:
 
 
 def _longest_replacement(charsmap: Any, where: str) -> int:
-    """SentencePiece's own normalization: four bytes of length, a trie so long, then the texts put
-    in, each with a NUL.
+    """SentencePiece's normalization: 4 bytes of length, a trie, then NUL-separated texts.
 
-    Unicode's longest, of one character, has 33 bytes.
+    Unicode's longest replacement of one character has 33 bytes.
     """
     try:
         data = base64.b64decode(charsmap, validate=True)
@@ -120,7 +117,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _check_patterns(part: Any, where: str) -> None:
-    """Regular expressions anywhere in the pipeline, but for the vocabulary."""
+    """Checks regular expressions anywhere in the pipeline except the vocabulary."""
     for key, value in part.items() if isinstance(part, dict) else enumerate(_listed(part)):
         if (
             key == "Regex"

@@ -1,6 +1,4 @@
-"""Texts longer than a model reads at once: words with their first tokens, questions over
-overlapping windows.
-"""
+"""Texts longer than the context: words with their first tokens, overlapping question windows."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,9 +12,7 @@ from malmoi.tokenizer.core import TEXTS_PER_CALL, Encoding, Tokenizer, TokenRow
 
 @dataclass(frozen=True)
 class WordPieces:
-    """Some words as tokens: where each one's first token stands (None where it has none), and
-    the first word.
-    """
+    """Some words as tokens: each one's first token (None: it has none), and the first word."""
 
     row: TokenRow
     firsts: tuple[int | None, ...]
@@ -26,9 +22,7 @@ class WordPieces:
 def word_pieces(
     tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], length: int
 ) -> list[list[WordPieces]]:
-    """Each sentence's words as one piece, or as halves of halves where that is more than
-    `length` tokens.
-    """
+    """Each sentence as one piece, or halved until it is at most `length` tokens."""
     encodings = tokenizer.encode_batch([" ".join(words) for words in sentences])
     return [
         list(_fitting(tokenizer, words, e, length, 0))
@@ -56,7 +50,7 @@ def _piece(words: Sequence[str], e: Encoding, start: int) -> WordPieces:
 
 
 def first_tokens(words: Sequence[str], encoding: Encoding) -> Iterator[int | None]:
-    """The place of each word's first token, by characters of the words joined with spaces."""
+    """The position of each word's first token in the words joined with spaces."""
     at = 0
     begin = 0
     places = [i for i, special in enumerate(encoding.specials) if not special]
@@ -71,9 +65,7 @@ def first_tokens(words: Sequence[str], encoding: Encoding) -> Iterator[int | Non
 
 @dataclass(frozen=True, eq=False)
 class ContextWindow(TokenRow):
-    """A question and a stretch of its context: the token that begins it, and the characters of
-    each of its tokens.
-    """
+    """A question and a part of its context: its first token, and each token's characters."""
 
     first: int
     offsets: NDArray[np.int32]  # [tokens, 2]
@@ -82,10 +74,9 @@ class ContextWindow(TokenRow):
 def context_windows(
     tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], length: int, stride: int, most: int = 64
 ) -> list[list[ContextWindow]]:
-    """Each (question, context) as windows of `length` tokens that move on by `stride` (Devlin
-    2019's SQuAD).
+    """Each (question, context) as windows of `length` tokens, `stride` apart (Devlin 2019's SQuAD).
 
-    A question longer than `most` tokens is cut. Offsets of the context stay those of the whole.
+    A question is cut to `most` tokens. Offsets refer to the whole context.
     """
     found = []
     for start in range(0, len(pairs), TEXTS_PER_CALL):

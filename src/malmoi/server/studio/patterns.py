@@ -11,7 +11,7 @@ from malmoi.errors import UsageError
 from malmoi.model import Layout
 from malmoi.model.patterns import Pattern
 
-MASK_TILE = 128  # FlexAttention computes tiles of so many queries and keys, or leaves them out
+MASK_TILE = 128  # queries and keys of a tile that FlexAttention computes or skips
 MAX_MASK_NUMBERS = 1_000_000  # a number in a pattern: more than any context
 # of heads, of parentheses: more is no pattern but an accident
 MAX_HEAD_GROUPS = 8

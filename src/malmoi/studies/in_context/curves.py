@@ -1,6 +1,4 @@
-"""What was asked and what was right, summed up and drawn: one line over the number of examples
-for each size.
-"""
+"""Accuracy by number of examples, summed up and drawn: one line per model size."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,9 +12,7 @@ from malmoi.studies.in_context.rules import UNSEEN_RULES
 
 @dataclass(frozen=True)
 class Cell:
-    """The questions of one rule and parameter after so many examples: how many there were, and
-    how many were right.
-    """
+    """Questions on one rule and parameter with this many examples: how many, and how many right."""
 
     rule: str
     instructed: bool
@@ -66,9 +62,7 @@ def _unseen() -> set[str]:
 
 
 def cell_accuracy(cells: Sequence[Cell]) -> MeanWithError:
-    """The share that was right; its error is of the questions, the rules being fixed: √Σ n s² /
-    Σ n.
-    """
+    """The share that was right; its error, with the rules fixed, is √Σ n s² / Σ n."""
     asked = sum(cell.asked for cell in cells)
     share = sum(cell.right for cell in cells) / asked
     within = sum(cell.right * (cell.asked - cell.right) / max(1, cell.asked - 1) for cell in cells)
@@ -76,7 +70,7 @@ def cell_accuracy(cells: Sequence[Cell]) -> MeanWithError:
 
 
 def size_summary(found: SizeResults) -> dict[str, Any]:
-    """A size as study.json has it: its facts, the curve over all rules, and the curve of each."""
+    """A size as in study.json: its facts, the curve over all rules, and the curve of each."""
     parts = {"curve": found.rules, "unseen": found.unseen}
     curves = {name: _curves(found, rules) for name, rules in parts.items() if rules}
     return {

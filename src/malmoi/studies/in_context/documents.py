@@ -1,6 +1,4 @@
-"""Documents of the in-context study: one hidden rule each, examples of it, half of the time an
-instruction.
-"""
+"""Documents of the in-context study: examples of one hidden rule, half with an instruction."""
 
 import json
 from collections.abc import Sequence
@@ -13,7 +11,7 @@ from malmoi.errors import MalmoiError
 from malmoi.evaluation.tasks.scramble import frequent_words
 from malmoi.studies.in_context.rules import HIDDEN_RULES, HiddenRule
 
-# one word in so many is never in a document, only asked for; of some rules one parameter in so many
+# one word in this many is only asked about; of some rules one parameter in this many
 # too
 HELD_OUT_EVERY = 8
 WORD_LETTERS = range(5, 8)  # of a word: sixteen examples of any rule fit into 512 characters
@@ -24,7 +22,7 @@ INSTRUCTION_SHARE = 0.5  # share of the documents that have an instruction
 
 
 def held_out(value: Any) -> bool:
-    """Whether something is kept for the questions: by a hash, so it is the same everywhere."""
+    """Whether an item is reserved for the questions, by a hash, so the same everywhere."""
     return (
         int.from_bytes(blake2b(str(value).encode(), digest_size=8).digest()) % HELD_OUT_EVERY == 0
     )
@@ -32,9 +30,7 @@ def held_out(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class RuleItems:
-    """What rules are applied to: one half of the words and numbers, for training or for the
-    questions.
-    """
+    """Words and numbers that rules are applied to: the half for training or for questions."""
 
     words: tuple[str, ...]
     numbers: tuple[str, ...]
@@ -52,16 +48,13 @@ class RuleItems:
 
 
 def halves(sources: Sequence[str]) -> tuple[RuleItems, RuleItems]:
-    """Frequent words of some texts, and numbers: those of the documents, and those of the
-    questions.
-    """
+    """Frequent words of some texts, and numbers, split into training and question halves."""
     found = dict.fromkeys(word for source in sources for word in frequent_words(source))
     words = [word for word in found if word.isascii() and len(word) in WORD_LETTERS]
     if len(words) < MIN_WORDS:
         raise MalmoiError(
             f"There are only {len(words)} words of {WORD_LETTERS[0]} to {WORD_LETTERS[-1]} Latin "
-            "letters in "
-            f"{', '.join(sources)}; the rules need at least {MIN_WORDS}: name more text."
+            f"letters in {', '.join(sources)}; the rules need at least {MIN_WORDS}: name more text."
         )
     numbers = [str(number) for number in NUMBER_RANGE]
     return _half(words, numbers, held=False), _half(words, numbers, held=True)
@@ -88,9 +81,7 @@ def rule_document(rule: HiddenRule, items: RuleItems, rng: Random) -> str:
 
 
 def document_chunk(items: RuleItems, rules: Sequence[str], seed: int, job: tuple[int, int]) -> str:
-    """Documents as JSON lines; a job is the number of the chunk, which they are drawn from, and
-    how many they are.
-    """
+    """Documents as JSON lines; a job is the chunk's number, which seeds it, and its size."""
     number, size = job
     rng = Random(f"{seed}:{number}")
     known = [rule for rule in HIDDEN_RULES if rule.name in rules]

@@ -1,4 +1,4 @@
-"""report.md: what came out, ours beside GPT-3's, and what small models cannot do."""
+"""report.md: the results, ours beside GPT-3's, and what small models cannot do."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,7 +15,7 @@ FAILED = 0.2
 
 
 def report(found: Mapping[str, SizeResults]) -> str:
-    """Markdown; every sentence is about the figures at hand."""
+    """The report in Markdown; every sentence follows from the numbers."""
     parts = [_models(found), _curve(found), _rules(found), _beside(found), _limits(found)]
     return "# In-context learning in small models\n\n" + "\n".join(part for part in parts if part)
 
@@ -42,9 +42,8 @@ def _models(found: Mapping[str, SizeResults]) -> str:
     ]
     lead = (
         "GPTs of characters, pre-trained on text and on documents that each follow one hidden rule "
-        "(`x = y`, line "
-        "by line). The questions have words, and of some rules parameters, that no document "
-        "had.\n\n"
+        "(`x = y`, line by line). The questions have words, and of some rules parameters, that no "
+        "document had.\n\n"
     )
     return lead + _table(
         ("size", "parameters", "characters seen", "seconds", "validation loss"), rows
@@ -62,9 +61,8 @@ def _curve(found: Mapping[str, SizeResults]) -> str:
     gains = ", ".join(f"{_gain(one):+.1f} points ({name})" for name, one in found.items())
     return (
         "## Accuracy by the number of examples\n\n![Accuracy by examples](curve.svg)\n\nThe whole "
-        "answer must be "
-        "right, over all rules, ± standard error of the questions.\n\n"
-        f"{_table(head, rows)}\nFrom {shots[0]} to {shots[-1]} examples: {gains}.\n"
+        "answer must be right, over all rules, ± standard error of the "
+        f"questions.\n\n{_table(head, rows)}\nFrom {shots[0]} to {shots[-1]} examples: {gains}.\n"
     )
 
 
@@ -116,10 +114,9 @@ def _beside(found: Mapping[str, SizeResults]) -> str:
     head = ["rule", "GPT-3 175B, 0", "1", "100 examples", f"ours ({name}), 0", f"{last} examples"]
     return (
         "## Beside GPT-3\n\nBrown et al. 2020, table 3.10, with their instruction. The figures are "
-        "not of one kind: "
-        "GPT-3 met these tasks in its prompt only and reads pieces of words; ours was pre-trained "
-        "on documents of "
-        f"them and reads characters. Only the shapes of the curves compare.\n\n{_table(head, rows)}"
+        "not of one kind: GPT-3 met these tasks in its prompt only and reads pieces of words; ours "
+        "was pre-trained on documents of them and reads characters. Only the shapes of the curves "
+        f"compare.\n\n{_table(head, rows)}"
     )
 
 
@@ -132,8 +129,7 @@ def _limits(found: Mapping[str, SizeResults]) -> str:
     failed = [f"{rule} ({share:.0%})" for rule, share in ends.items() if share < FAILED]
     said = [
         f"With {most} examples the {name} model follows {len(learnt)} of {len(ends)} rules at "
-        "least "
-        f"{LEARNT:.0%} of the time"
+        f"least {LEARNT:.0%} of the time"
         + (f" and stays below {FAILED:.0%} on {', '.join(failed)}." if failed else ".")
     ]
     if largest.unseen:
@@ -147,10 +143,8 @@ def _limits(found: Mapping[str, SizeResults]) -> str:
         )
     said.append(
         "The documents have the very form of the questions, so what is measured is how a model "
-        "finds the rule and its "
-        "parameter in context, not whether it can be taught anything. Held-out words are in no "
-        "document, but the "
-        "natural text has them. One run a size, one seed: differences between sizes of a few "
-        "points mean nothing."
+        "finds the rule and its parameter in context, not whether it can be taught anything. "
+        "Held-out words are in no document, but the natural text has them. One run a size, one "
+        "seed: differences between sizes of a few points mean nothing."
     )
     return "## What these models cannot do\n\n" + "\n\n".join(said) + "\n"

@@ -1,8 +1,7 @@
-"""Hidden rules that turn a word into another: what a document of the in-context study is about, and
-what is asked.
+"""Hidden rules that turn one word into another: the subject of documents and questions.
 
-A rule is a record. Its parameter is drawn for each document and never named, so it can only be seen
-in the examples.
+A rule is a record. Its parameter is drawn for each document and never named, so only the examples
+show it.
 """
 
 from collections.abc import Callable
@@ -78,9 +77,7 @@ def _vowels(rng: Random) -> str:
 
 
 def change_vowels(word: str, others: str) -> str:
-    """Each vowel becomes the one in its place among the others: it takes several examples to see
-    all five.
-    """
+    """Permutes the vowels: it takes several examples to see all five."""
     return word.translate(str.maketrans(VOWELS, others))
 
 

@@ -22,9 +22,7 @@ def write_rule_documents(
     rules: Sequence[str] = (),
     processes: int = 0,
 ) -> None:
-    """`count` documents into a file; the same ones whatever the number of processes (0: one a
-    core).
-    """
+    """Writes `count` documents, the same for any number of processes (0: one per core)."""
     names = tuple(rules) or tuple(rule.name for rule in HIDDEN_RULES)
     sizes = [
         min(DOCUMENTS_PER_CHUNK, count - first) for first in range(0, count, DOCUMENTS_PER_CHUNK)

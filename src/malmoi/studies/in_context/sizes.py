@@ -12,7 +12,7 @@ TEXT_SHARE = 0.1  # share of natural text; the rest are documents of hidden rule
 
 @dataclass(frozen=True)
 class StudySize:
-    """What differs; the rate falls as models grow (GPT-3 table 2.1)."""
+    """What differs; the learning rate falls as models grow (GPT-3 table 2.1)."""
 
     depth: int
     width: int
@@ -29,9 +29,7 @@ SIZES = {
 
 
 def size_recipe(name: str, texts: int, seed: int) -> Recipe:
-    """One size as a recipe: fast GPT's ingredients, characters, a share of natural text from so
-    many sources.
-    """
+    """The recipe of one size: fast GPT, characters, and a share of natural text."""
     size = SIZES[name]
     model = preset(
         "gpt2-small",

@@ -1,8 +1,8 @@
 """Accuracy by the number of examples in context, for models of several sizes (GPT-3 figure 1.2).
 
-Small GPTs are pre-trained on text and on documents of hidden rules; then they are asked rules on
-words that no document had, after 0, 1, 2 … examples. Every part leaves a file behind and is not
-done twice, so that several processes can do one size each in the same folder.
+Small GPTs are pre-trained on text and on documents of hidden rules, then asked about words that no
+document had, after 0, 1, 2 … examples. Every part writes a file and is not repeated, so that
+several processes can do one size each in the same folder.
 """
 
 import json
@@ -46,9 +46,7 @@ MAX_ANSWER_CHARACTERS = 16
 
 
 def rule_task(rule: HiddenRule, items: RuleItems, number: int, *, instructed: bool) -> Task:
-    """A rule with the parameter that this number draws; the same rows with the instruction and
-    without.
-    """
+    """A rule with the parameter drawn from this number, with or without the instruction."""
     return Task(
         f"{rule.name}/{number}",
         "write",
@@ -80,9 +78,7 @@ RESUMABLE_SETTINGS = {"out", "sizes", "minutes", "tokens", "device", "processes"
 
 @dataclass(frozen=True, kw_only=True)
 class InContextStudyConfig(Config):
-    """What is studied. `minutes` is for the largest size; the others then see as many tokens as
-    it did.
-    """
+    """Settings. `minutes` is for the largest size; the others then see as many tokens."""
 
     data: tuple[str, ...]
     out: str
@@ -100,7 +96,7 @@ class InContextStudyConfig(Config):
     processes: int = 0  # that make documents; 0: one a core
 
     def check(self) -> "InContextStudyConfig":
-        """The plan itself, if all its names are known."""
+        """The config itself, if all its names are known."""
         for given, known, kind in (
             (self.sizes, list(SIZES), "size"),
             (self.rules, [r.name for r in HIDDEN_RULES], "rule"),
@@ -132,7 +128,7 @@ class InContextStudyConfig(Config):
 
 
 def run_in_context_study(plan: InContextStudyConfig) -> dict[str, Any]:
-    """Does what is not done yet, the largest size first, and draws what there is."""
+    """Does what is missing, the largest size first, and draws the results."""
     plan.check()
     asked = _ready(plan)
     for size in sorted(plan.sizes, key=list(SIZES).index, reverse=True):
@@ -147,16 +143,13 @@ def run_in_context_study(plan: InContextStudyConfig) -> dict[str, Any]:
 
 
 def _ready(plan: InContextStudyConfig) -> RuleItems:
-    """The documents and the vocabulary in the study's folder, made once; the items of the
-    questions.
-    """
+    """The study's documents and vocabulary, created once; the items of the questions."""
     plan.folder.mkdir(parents=True, exist_ok=True)
     for_training, for_questions = halves(plan.data)
     if (count := len(for_questions.words)) <= max(plan.shots):
         raise MalmoiError(
             f"{', '.join(plan.data)} leaves {count} words for questions, too few to show "
-            f"{max(plan.shots)} examples: "
-            "name more text, or fewer examples with --set shots=0,1,2."
+            f"{max(plan.shots)} examples: name more text, or fewer examples with --set shots=0,1,2."
         )
     with folder_lock(plan.folder, wait=True):
         RunFolder(plan.folder, "plan.json", "study").begin(plan.to_dict(), free=RESUMABLE_SETTINGS)
@@ -200,9 +193,7 @@ def _pretrained(plan: InContextStudyConfig, size: str) -> None:
 
 
 def _seen(plan: InContextStudyConfig) -> int:
-    """Tokens that the largest size has seen, where it is trained; GPT-3's sizes all saw as many
-    (table 2.1).
-    """
+    """Tokens that the largest size saw, if trained; GPT-3's sizes saw equally many (table 2.1)."""
     largest = next(
         (size for size in reversed(SIZES) if (plan.folder / size / "asked.json").is_file()), None
     )
@@ -212,7 +203,7 @@ def _seen(plan: InContextStudyConfig) -> int:
 
 
 def _ask(plan: InContextStudyConfig, size: str, items: RuleItems) -> None:
-    """Puts every question to a model, and keeps how many it got right."""
+    """Asks a model every question and saves how many it got right."""
     model = load(plan.folder / size, device=plan.device)
     cells: list[Cell] = []
     for done, rule in enumerate(plan.asked, 1):
@@ -251,7 +242,7 @@ def _cells(
 
 
 def _drawn(plan: InContextStudyConfig) -> dict[str, Any]:
-    """study.json, curve.svg and report.md of every size that is done."""
+    """Writes study.json, curve.svg and report.md for the sizes that are done."""
     found: dict[str, SizeResults] = {}
     for size in SIZES:
         path = plan.folder / size / "asked.json"

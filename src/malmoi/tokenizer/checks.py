@@ -1,0 +1,70 @@
+"""What cannot be encoded or decoded, and errors of the Rust library, as sentences."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from operator import index
+from typing import Any
+
+from malmoi.errors import MalmoiError, UsageError
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the library raised this, rather than Ctrl-C or SystemExit.
+
+    It raises plain Exception, or for unexpected input a PanicException, which is no Exception and
+    cannot be imported.
+    """
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+@contextmanager
+def panics_explained(sentence: str) -> Iterator[None]:
+    """Turns the library's errors into "sentence: reason." """
+    try:
+        yield
+    except MalmoiError:
+        raise
+    except BaseException as error:
+        if not is_refusal(error):
+            raise
+        reason = str(error).strip().partition("\n")[0][:200]
+        raise MalmoiError(f"{sentence}: {reason}.") from None
+
+
+def check_texts(texts: Any, name: str) -> None:
+    """Refuses anything but a list of str: Rust would take tuples for pairs."""
+    if isinstance(texts, str) or not isinstance(texts, Sequence):
+        raise UsageError(f"{name} must be a list of str, not {type(texts).__name__}.")
+    for at, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise UsageError(
+                f"Only str can be encoded; item {at} of {name} is {type(text).__name__}: "
+                f"{text!r:.60}."
+            )
+
+
+def integers(ids: Any) -> list[int]:
+    """Token ids as plain integers, from a list, an array or a tensor."""
+    values = ids.tolist() if hasattr(ids, "tolist") else ids
+    try:
+        return [index(value) for value in values]
+    except TypeError:
+        raise UsageError(
+            f"Token ids must be integers; these cannot be decoded: {ids!r:.80}."
+        ) from None
+
+
+def refused(texts: Iterable[str], error: BaseException) -> BaseException:
+    """Why a text could not be encoded: usually a lone surrogate."""
+    if not is_refusal(error):
+        return error
+    for at, text in enumerate(texts):
+        try:
+            text.encode()
+        except UnicodeEncodeError as where:
+            return MalmoiError(
+                f"Text {at} is not valid Unicode: a lone surrogate U+{ord(text[where.start]):04X} "
+                f"at character {where.start}. Read the file with the right encoding, or "
+                "replace it: text.encode('utf-8', 'replace').decode()."
+            )
+    return MalmoiError(f"The text could not be encoded: {error}.")
