@@ -26,6 +26,7 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/count.py --check
 
 test: check
 	$(BIN)/pytest --numprocesses 2 --dist worksteal -m "not heavy and not campaign"

@@ -1,7 +1,8 @@
 """Counts of the source tree: names, lines, statements, files, imports, tests.
 
 Run: python tools/count.py [ROOT] [--rev COMMIT]. Statements do not depend on the line length, so
-they compare revisions that were formatted differently.
+they compare revisions that were formatted differently. `--check` is part of the gate: no package is
+longer than its ceiling in pyproject.toml, and no modules import one another in a circle.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import sys
 import tarfile
 import tempfile
 import tokenize
+import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +22,7 @@ from pathlib import Path
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 WIDTH = 100
 LOADED = (
-    "import sys, malmoi; malmoi.pretrain; print(sum(m.startswith('malmoi') for m in sys.modules))"
+    "import sys, malmoi.training.pretrain; print(sum(m.startswith('malmoi') for m in sys.modules))"
 )
 
 
@@ -63,6 +65,17 @@ class Module:
         for node in self.nodes:
             if isinstance(node, ast.ImportFrom) and node.module:
                 yield from (node.module, *(f"{node.module}.{a.name}" for a in node.names))
+            elif isinstance(node, ast.Import):
+                yield from (a.name for a in node.names)
+
+    def imports_at_load(self, known: set[str]) -> Iterator[str]:
+        """The known modules that loading this one imports: not what a function imports, or a type
+        checker.
+        """
+        for node in self.tree.body:
+            if isinstance(node, ast.ImportFrom) and node.module:
+                inside = (f"{node.module}.{a.name}" for a in node.names)
+                yield from (name if name in known else node.module for name in inside)
             elif isinstance(node, ast.Import):
                 yield from (a.name for a in node.names)
 
@@ -128,6 +141,34 @@ def circular(edges: set[tuple[str, str]]) -> set[tuple[str, str]]:
     return {(a, b) for a, b in edges if reaches(b, a)}
 
 
+def module_circle(modules: list[Module]) -> list[str]:
+    """Modules that import one another when they are loaded, or none."""
+    names = {module.name for module in modules}
+    edges = {
+        (module.name, target)
+        for module in modules
+        for target in module.imports_at_load(names)
+        if target in names and target != module.name
+    }
+    return sorted({name for edge in circular(edges) for name in edge})
+
+
+def complaints(root: Path) -> Iterator[str]:
+    """What the gate refuses."""
+    project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))
+    ceilings: dict[str, int] = project["tool"]["malmoi"]["ceilings"]
+    for name, _, lines, _ in packages(root):
+        if name not in ceilings:
+            yield f"{name} has no ceiling: add it to [tool.malmoi.ceilings] in pyproject.toml."
+        elif lines > ceilings[name]:
+            yield (
+                f"{name} has {lines:,} lines, more than its ceiling of {ceilings[name]:,}: delete "
+                "some, or raise it in pyproject.toml with the reason beside it."
+            )
+    if circle := module_circle(read(root, "src")):
+        yield f"These modules import one another in a circle: {', '.join(circle)}."
+
+
 def rooms(root: Path) -> tuple[int, int]:
     inside = list((root / "src/malmoi").iterdir())
     packages = [p for p in inside if (p / "__init__.py").exists()]
@@ -136,7 +177,7 @@ def rooms(root: Path) -> tuple[int, int]:
 
 
 def loaded(root: Path) -> int:
-    """Modules of ours that are imported when `malmoi.pretrain` is."""
+    """Modules of ours that pre-training imports."""
     path = {"PYTHONPATH": str(root / "src")}
     done = subprocess.run([sys.executable, "-c", LOADED], env=path, capture_output=True, text=True)
     return int(done.stdout or 0)
@@ -194,8 +235,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("root", nargs="?", default=".", type=Path)
     parser.add_argument("--rev", help="count this commit instead of the working tree")
+    parser.add_argument("--check", action="store_true", help="fail where the gate would")
     given = parser.parse_args()
     root = given.root.resolve()
+    if given.check:
+        sys.exit("\n".join(complaints(root)) or None)
     if given.rev is None:
         return report(root)
     with tempfile.TemporaryDirectory() as folder:

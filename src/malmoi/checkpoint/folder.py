@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from malmoi.checkpoint.gguf import read_gguf
 from malmoi.checkpoint.hf_tables import FAMILY_TABLES
 from malmoi.checkpoint.model_card import model_card
 from malmoi.checkpoint.quantized import (
@@ -279,6 +278,8 @@ def _table_for(checkpoint: Checkpoint, *, packed: bool) -> Table | None:
 
 
 def _read_gguf(file: Path) -> Checkpoint:
+    from malmoi.checkpoint.gguf import read_gguf  # few folders hold one
+
     with memory_explained(file):
         contents = read_gguf(file)
         network, notes = from_hf(

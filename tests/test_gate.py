@@ -1,0 +1,39 @@
+"""The gate's own check: a package over its ceiling, one without, and a circle of modules fail."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROJECT = "[tool.malmoi.ceilings]\nmodel = 3\nmalmoi = 3\n"
+FINE = {"__init__.py": "", "model/__init__.py": "", "model/a.py": "import malmoi.model.b\n"}
+WRONG = {
+    "a circle": ({"model/b.py": "from malmoi.model import a\n"}, "malmoi.model.a, malmoi.model.b"),
+    "too long": ({"model/b.py": "x = 1\n" * 9}, "model has 10 lines, more than its ceiling of 3"),
+    "no ceiling": ({"text/__init__.py": ""}, "text has no ceiling"),
+}
+
+
+def check(root: Path, files: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    (root / "pyproject.toml").write_text(PROJECT)
+    for name, text in files.items():
+        path = root / "src/malmoi" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    command = [sys.executable, str(ROOT / "tools/count.py"), str(root), "--check"]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_what_is_in_order_passes(tmp_path: Path) -> None:
+    inner = {"model/b.py": "def f():\n    from malmoi.model import a\n"}
+    assert check(tmp_path, FINE | inner).returncode == 0
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_is_named(what: str, tmp_path: Path) -> None:
+    files, said = WRONG[what]
+    done = check(tmp_path, FINE | files)
+    assert done.returncode == 1
+    assert said in done.stderr
