@@ -45,6 +45,46 @@ def test_labels_as_scikit_learn(pair: tuple[list[str], list[str]]) -> None:
 
 
 @few
+@given(both(st.sets(st.sampled_from("abcd")).map(lambda held: tuple(sorted(held)))))
+def test_several_labels_as_scikit_learn(
+    pair: tuple[list[tuple[str, ...]], list[tuple[str, ...]]],
+) -> None:
+    from sklearn import metrics as theirs
+
+    gold, said = pair
+    a, b = ([[int(name in held) for name in "abcd"] for held in some] for some in pair)
+    for average, ours in (("macro", metrics.f1_macro), ("micro", metrics.f1_micro)):
+        wanted = theirs.f1_score(a, b, average=average, zero_division=0)
+        assert ours(gold, said, "abcd") == pytest.approx(wanted)
+    assert metrics.accuracy(gold, said) == pytest.approx(theirs.accuracy_score(a, b))
+    columns = theirs.precision_recall_fscore_support(a, b, average=None, zero_division=0)
+    found = metrics.label_scores(gold, said, "abcd").values()
+    assert [(one.precision, one.recall, one.f1, one.support) for one in found] == [
+        pytest.approx(row) for row in zip(*columns, strict=True)
+    ]
+
+
+@few
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from([0.1, 0.2, 0.5, 0.7, 0.9])), min_size=1))
+def test_no_threshold_has_a_better_f1_than_the_one_chosen(rows: list[tuple[bool, float]]) -> None:
+    from sklearn.metrics import f1_score
+
+    right = [flag for flag, _ in rows]
+    chances = [chance for _, chance in rows]
+
+    def f1_at(threshold: float) -> float:
+        return f1_score(right, [chance >= threshold for chance in chances], zero_division=0)
+
+    best = metrics.best_f1_threshold(right, chances)
+    assert f1_at(best) == pytest.approx(max(f1_at(chance) for chance in chances))
+    named = [("yes",) if flag else () for flag in right]
+    columns = [[chance] for chance in chances]
+    found = metrics.best_label_thresholds(named, columns, ["yes"], per_label=True)
+    assert found == metrics.best_label_thresholds(named, columns, ["yes"])
+    assert found == [best if any(right) else 0.5]
+
+
+@few
 @given(both(st.sampled_from("01")))
 def test_two_labels_as_scikit_learn(pair: tuple[list[str], list[str]]) -> None:
     from sklearn.metrics import f1_score

@@ -619,10 +619,10 @@ def test_what_is_finished_is_not_done_again(
     fit = FinetuneTrainer.fit
     with monkeypatch.context() as patch:
 
-        def fit_and_stop(self: FinetuneTrainer, items: Any) -> Any:
+        def fit_and_stop(self: FinetuneTrainer) -> Any:
             if self.settings.seed == 1:
                 stop_at(2, patch)
-            return fit(self, items)
+            return fit(self)
 
         patch.setattr(FinetuneTrainer, "fit", fit_and_stop)
         with pytest.raises(Stopped):  # in the second of three runs
@@ -630,7 +630,7 @@ def test_what_is_finished_is_not_done_again(
     monkeypatch.setattr(
         FinetuneTrainer,
         "fit",
-        lambda self, items: (learnt.append(self.settings.seed), fit(self, items))[1],
+        lambda self: (learnt.append(self.settings.seed), fit(self))[1],
     )
     first = finetune(bert, "classification", path, out, path, seeds=3, epochs=2)
     assert learnt == [1, 2]

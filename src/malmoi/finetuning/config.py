@@ -52,6 +52,7 @@ class FinetuneConfig(Config):
     words: bool | None = None
     layer_decay: float = 1.0  # each layer's rate is this share of the next one's
     class_weights: bool = False  # rare labels count more
+    label_thresholds: bool = False  # multi-label: a threshold for each label, not one for all
     from_scratch: bool = False  # new weights for the whole network: what pre-training is worth
     holdout: float = 0.1  # of the training examples, where there is no development file
     evaluations: int = 1  # in an epoch

@@ -33,6 +33,7 @@ from malmoi.system.files import folder_lock, write_text
 from malmoi.system.result import Result
 from malmoi.tokenizer import TokenRow
 from malmoi.training.device import choose_execution
+from malmoi.training.loss_module import LossModule
 from malmoi.training.losses import Objective, lm
 from malmoi.training.parallel import join_process_group
 from malmoi.training.signals import Stopped
@@ -162,11 +163,10 @@ def _run(work: FinetuneData, settings: FinetuneConfig, out: Path, *, restart: bo
         return judge(work.task, work, reading)
 
     objective = make_objective(work, settings, verbalizer_loss(items) if reading.words else None)
-    trainer = FinetuneTrainer(
-        checkpoint.network, objective, settings, out, evaluate, work.primary_metric
-    )
+    loss_module = LossModule(checkpoint.network, objective)
     with cached_states(checkpoint.network, lambda: _rows(work, checkpoint, reading, items)):
-        best = trainer.fit(items)
+        trainer = FinetuneTrainer(loss_module, items, settings, out, evaluate, work.primary_metric)
+        best = trainer.fit()
     checkpoint.extra |= best.chosen
     _save(work, settings, checkpoint, out)
     if trainer.stopped:

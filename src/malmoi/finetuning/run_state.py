@@ -2,9 +2,13 @@
 
 import hashlib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from malmoi.config import current_fields
 from malmoi.evaluation.task import Example
@@ -14,16 +18,16 @@ from malmoi.system.untrusted import JsonObject
 from malmoi.training.losses.distil import Distillation
 from malmoi.training.parallel import ProcessGroup
 from malmoi.training.state import (
+    Position,
     latest_state,
+    other_tensors,
     position_of,
+    prune_states,
+    save_state,
+    tensors_of,
 )
 
-if TYPE_CHECKING:
-    from malmoi.finetuning.trainer import FinetuneTrainer
-
-
-# ------------------------------------------------------------------ finetune.json: which run this
-# is
+# ------------------------------------------------------------------ finetune.json: which run it is
 
 
 def run_fingerprint(network: Network, examples: Sequence[Example]) -> str:
@@ -69,7 +73,7 @@ def begin_run(out: Path, record: Mapping[str, Any], *, restart: bool) -> bool:
     """
     if restart:
         run_folder(out).restart()
-        clear_state(out)
+        RunState.clear(out)
     return FINISHED in run_folder(out).begin(record)
 
 
@@ -78,7 +82,7 @@ def finish_run(
 ) -> None:
     """From now on the run is finished, and its state no longer needed."""
     run_folder(out).finish(record, {"steps": steps, **metrics})
-    clear_state(out)
+    RunState.clear(out)
 
 
 def finished(out: Path) -> tuple[int, dict[str, float]]:
@@ -90,16 +94,55 @@ def finished(out: Path) -> tuple[int, dict[str, float]]:
     return int(metrics.pop("steps")), metrics
 
 
-def clear_state(out: Path) -> None:
-    shutil.rmtree(out / "train_state", ignore_errors=True)
+# ------------------------------------------------------------------ train_state: where it is
+
+BEST_PREFIX = "best."  # before the names of the best weights so far
 
 
-# ------------------------------------------------------------------ train_state: where it stands
+@dataclass
+class RunState:
+    """Where a run is: with the weights and the optimizer, everything that decides how it goes
+    on.
+    """
 
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0  # of work
+    threads: int = 0  # that it began with; sums in another order differ in their last bits
+    pending: list[Tensor] = field(default_factory=list)  # losses since the last row of the log
+    best_step: int = 0
+    evaluations_since: int = 0  # evaluations without a better one
+    best_weights: dict[str, Tensor] = field(default_factory=dict)
+    folder: Path | None = None  # of the weights and the optimizer, where there are any
 
-def recorded_threads(trainer: "FinetuneTrainer") -> int:
-    """The threads that the run was begun with; 0 where it begins now."""
-    folder = latest_state(
-        trainer.out / "train_state", trainer.log.line, ProcessGroup(device=trainer.device)
-    )
-    return position_of(folder).threads if folder else 0
+    @classmethod
+    def load(cls, out: Path, note: Callable[[str], None], device: torch.device) -> "RunState":
+        """The newest state of a run that is whole, or the beginning."""
+        folder = latest_state(out / "train_state", note, ProcessGroup(device=device))
+        if folder is None:
+            return cls()
+        position = position_of(folder)
+        found = other_tensors(folder)
+        best_step, since = found.pop("judged").tolist()
+        pending = list(found.pop("pending").to(device))
+        best = {name.removeprefix(BEST_PREFIX): tensor for name, tensor in found.items()}
+        counted = (position.step, position.tokens, position.seconds, position.threads)
+        return cls(*counted, pending, best_step, since, best, folder)
+
+    def save(
+        self, out: Path, network: Network, optimizers: Sequence[torch.optim.Optimizer]
+    ) -> None:
+        """Writes it atomically, and removes the one before."""
+        root = out / "train_state"
+        position = Position(self.step, tokens=self.tokens, seconds=self.seconds)
+        position.threads = torch.get_num_threads()
+        tensors = tensors_of(network, optimizers)
+        tensors |= {f"{BEST_PREFIX}{name}": tensor for name, tensor in self.best_weights.items()}
+        tensors["judged"] = torch.tensor([self.best_step, self.evaluations_since])
+        tensors["pending"] = torch.tensor([float(loss) for loss in self.pending])
+        save_state(root, position, tensors, ProcessGroup(device=network.device))
+        prune_states(root, 1)
+
+    @staticmethod
+    def clear(out: Path) -> None:
+        shutil.rmtree(out / "train_state", ignore_errors=True)

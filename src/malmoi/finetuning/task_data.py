@@ -105,6 +105,7 @@ def load_data(
         train=rows,
         dev=judged,
         held=held,
+        label_thresholds=settings.label_thresholds,
         labels=label_names(task, every),
         start=start,
         device=device,

@@ -4,7 +4,6 @@ set kept.
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ from malmoi.evaluation.features import TrainingItem
 from malmoi.evaluation.kinds import Outcome
 from malmoi.finetuning.batches import epoch_batches, labels_per_batch, plan_batches
 from malmoi.finetuning.config import FinetuneConfig
-from malmoi.finetuning.replay import StepReplay
-from malmoi.finetuning.run_state import recorded_threads
+from malmoi.finetuning.replay import ReplayStep, StepReplay
+from malmoi.finetuning.run_state import RunState
 from malmoi.metrics import is_better
 from malmoi.model import Network
 from malmoi.system.progress import Progress
@@ -25,132 +24,110 @@ from malmoi.training.data.background import Background
 from malmoi.training.device import choose_execution, compile_for, thread_count
 from malmoi.training.log import RunLog
 from malmoi.training.loss_module import LossModule
-from malmoi.training.losses import Objective
 from malmoi.training.optim import make_optimizers, set_rate
 from malmoi.training.pace import LOOK_SECONDS, WorkClock
-from malmoi.training.parallel import ProcessGroup
 from malmoi.training.schedule import rate_at
 from malmoi.training.signals import StopSignals
-from malmoi.training.state import (
-    Position,
-    latest_state,
-    load_state,
-    other_tensors,
-    prune_states,
-    save_state,
-    tensors_of,
-)
+from malmoi.training.state import load_state
 
 LOG_EVERY = 10  # steps
 SECONDS_BETWEEN_SAVES = 60.0  # seconds between two states on the disk: so much is lost at most
 
 
-@dataclass
-class BestSoFar:
-    """The best state so far, by the measure that decides."""
-
-    name: str
-    outcome: Outcome | None = None
-    step: int = 0
-    state: dict[str, Tensor] = field(default_factory=dict)
-    evaluations_since: int = 0  # evaluations without a better one
-
-    def update(self, outcome: Outcome, step: int, network: Network) -> None:
-        now = outcome.metrics[self.name]
-        if self.outcome is not None and not is_better(
-            self.name, now, self.outcome.metrics[self.name]
-        ):
-            self.evaluations_since += 1
-            return
-        self.outcome = outcome
-        self.step = step
-        self.evaluations_since = 0
-        self.state = {
-            name: tensor.detach().to("cpu", copy=True)
-            for name, tensor in network.state_dict().items()
-        }
-
-
 class FinetuneTrainer:
-    """One run over some items. `evaluate` judges the network as it stands, by `measure` first of
-    all.
-    """
+    """One run over some items; `evaluate` judges the network as it is, by `measure` before all."""
 
     def __init__(
         self,
-        network: Network,
-        objective: Objective,
+        loss_module: LossModule,
+        items: Sequence[TrainingItem],
         settings: FinetuneConfig,
         out: Path,
         evaluate: Callable[[], Outcome],
         measure: str,
     ) -> None:
-        self.network = network
-        self.objective = objective
+        self.loss_module = loss_module
+        self.network = loss_module.network
+        self.items = items
         self.settings = settings
-        self.evaluate = evaluate
-        self.device = network.device
-        self.loss_module = LossModule(network, objective)
-        self.best = BestSoFar(measure)
         self.out = out
-        self.step = self.tokens = self.stopped = 0  # stopped: by which signal, before the end
-
-    def fit(self, items: Sequence[TrainingItem]) -> Outcome:
-        """Trains through the epochs or the minutes; the network ends with the best weights,
-        which are judged so.
-        """
-        s = self.settings
-        self.per_epoch = len(plan_batches([1] * len(items), s.batch, 0))
-        self.steps = s.steps or max(1, round(self.per_epoch * s.epochs))
-        self.every = max(1, self.per_epoch // s.evaluations)
-        self.config = s.training(self.steps)
+        self.evaluate = evaluate
+        self.measure = measure
+        self.device = self.network.device
+        self.per_epoch = len(plan_batches([1] * len(items), settings.batch, 0))
+        self.steps = settings.steps or max(1, round(self.per_epoch * settings.epochs))
+        self.every = max(1, self.per_epoch // settings.evaluations)
+        self.config = settings.training(self.steps)
         self.execution = choose_execution(self.device, self.config)
         self.counts = {
             name: torch.tensor(n, device=self.device)
-            for name, n in labels_per_batch(items, s.batch).items()
+            for name, n in labels_per_batch(items, settings.batch).items()
         }
         gpu = self.device.type == "cuda"
         self.optimizers = make_optimizers(self.network, self.config, capturable=gpu)
-        _layered(self.optimizers, self.network, s.layer_decay)
-        compile_for(self.execution, self.loss_module, dynamic=True)
-        self.learn = (
-            StepReplay(self._train_step, self.device)
-            if gpu and self.network.reader is None
-            else self._train_step
-        )
-        self.log = RunLog(self.out, self.config, first=True)
+        _layered(self.optimizers, self.network, settings.layer_decay)
+        self.learn: ReplayStep = self._train_step
+        if gpu and self.network.reader is None:
+            self.learn = StepReplay(self._train_step, self.device)
+        self.log = RunLog(out, self.config, first=True)
         self.clock = WorkClock()
-        self.pending = list[Tensor]()
-        with thread_count(self.device, recorded_threads(self), self.log.line):
-            restore_run(self)
-            self.log.resume(self.step)
-            self._steps_through(items)
+        self.state = RunState()
+        self.best: Outcome | None = None
+        self.saved = 0.0  # when the state was
+        self.looked = 0.0  # seconds of work at the last look at the loss
+        self.stopped = 0  # by which signal, before the end
+
+    @property
+    def step(self) -> int:
+        return self.state.step
+
+    def fit(self) -> Outcome:
+        """Trains through the epochs or the minutes; the network ends with the best weights,
+        which are judged so.
+        """
+        compile_for(self.execution, self.loss_module, dynamic=True)
+        self.state = RunState.load(self.out, self.log.line, self.device)
+        with thread_count(self.device, self.state.threads, self.log.line):
+            self._resume()
+            self._steps_through()
         self.learn = self._train_step  # what was recorded goes, and its memory with it
-        self.network.load_state_dict(self.best.state)
+        self.network.load_state_dict(self.state.best_weights)
         self.network.eval()
         self.log.close()
-        if self.best.outcome is None:
+        if self.best is None:
             raise MalmoiError("Nothing was learnt: there was no step to judge.")
-        return self.best.outcome
+        return self.best
 
-    def _steps_through(self, items: Sequence[TrainingItem]) -> None:
-        self.clock = WorkClock(self.clock.seconds)
-        self.kept = time.monotonic()
-        self.looked = 0.0
+    def _resume(self) -> None:
+        """Continues from the state in the folder, if there is one; the best so far is judged
+        again.
+        """
+        if self.state.folder is not None:
+            if self.state.best_weights:
+                self.network.load_state_dict(self.state.best_weights)
+                self.best = self.outcome()
+            load_state(self.state.folder, self.network, self.optimizers)
+            self.log.line(f"Going on from step {self.step:,}.")
+        self.log.resume(self.step)
+
+    def _steps_through(self) -> None:
+        self.clock = WorkClock(self.state.seconds)
+        self.saved = time.monotonic()
         self.network.train()
         self.log.line("Taking the first step …")
-        with StopSignals() as stop, Background(self._batches(items), ahead=4) as stream:
+        with StopSignals() as stop, Background(self._batches(), ahead=4) as stream:
             for batch in stream:
                 self._update(batch)
                 if self._done(stop.number):
                     break
 
-    def _batches(self, items: Sequence[TrainingItem]) -> Iterator[dict[str, Tensor]]:
-        (epoch, start), s = divmod(self.step, self.per_epoch), self.settings
+    def _batches(self) -> Iterator[dict[str, Tensor]]:
+        s = self.settings
+        epoch, start = divmod(self.step, self.per_epoch)
         while True:
             seed = s.seed * 1000 + epoch
             for batch in epoch_batches(
-                items, s.batch, seed, self.network.config, lm=s.lm > 0, start=start
+                self.items, s.batch, seed, self.network.config, lm=s.lm > 0, start=start
             ):
                 yield self._sent(batch)
             epoch = epoch + 1
@@ -171,10 +148,10 @@ class FinetuneTrainer:
         # dropout is a function of the step
         torch.manual_seed(self.settings.seed * 1_000_003 + self.step)
         set_rate(self.optimizers, rate_at(self.step, self.progress, self.config))
-        self.pending.append(self.learn(batch))
-        self.step += 1
+        self.state.pending.append(self.learn(batch))
+        self.state.step += 1
         self.clock.step()
-        self.tokens += batch["tokens"].numel()
+        self.state.tokens += batch["tokens"].numel()
 
     def _train_step(self, batch: Mapping[str, Tensor]) -> Tensor:
         """One update, and the loss it was made by."""
@@ -199,14 +176,15 @@ class FinetuneTrainer:
             self._evaluate()
             self.clock.lap("judging")
         if over or (
-            self.settings.patience and self.best.evaluations_since >= self.settings.patience
+            self.settings.patience and self.state.evaluations_since >= self.settings.patience
         ):
             return True
-        if asked or time.monotonic() - self.kept > SECONDS_BETWEEN_SAVES:
-            save_run(self)
-            self.kept = time.monotonic()
+        if asked or time.monotonic() - self.saved > SECONDS_BETWEEN_SAVES:
+            self.state.seconds = self.clock.seconds
+            self.state.save(self.out, self.network, self.optimizers)
+            self.saved = time.monotonic()
         # so that there is a model to look at; the state knows nothing of it
-        if asked and self.best.outcome is None:
+        if asked and self.best is None:
             self._evaluate()
         self.stopped = asked
         return bool(asked)
@@ -221,7 +199,7 @@ class FinetuneTrainer:
             first or row or self.clock.seconds - self.looked >= LOOK_SECONDS
         ):
             return
-        loss = float(self.pending[-1])
+        loss = float(self.state.pending[-1])
         self.clock.lap()
         self.looked = self.clock.seconds
         self.log.progress(self._event(loss))
@@ -238,15 +216,19 @@ class FinetuneTrainer:
         return Progress("finetune", self.clock.seconds, total, "seconds", metrics, left)
 
     def _row(self) -> None:
-        loss = float(torch.stack(self.pending).mean())
-        self.pending = []
+        loss = float(torch.stack(self.state.pending).mean())
+        self.state.pending = []
         if loss != loss:
             raise MalmoiError(f"The loss became NaN at step {self.step}; a lower lr usually helps.")
         seconds = round(self.clock.seconds, 3)
-        speed = self.clock.steps_per_second * self.tokens / self.step
+        speed = self.clock.steps_per_second * self.state.tokens / self.step
         learning = self.config.lr * rate_at(self.step, self.progress, self.config)
         row = dict(
-            step=self.step, tokens=self.tokens, seconds=seconds, loss=round(loss, 5), lr=learning
+            step=self.step,
+            tokens=self.state.tokens,
+            seconds=seconds,
+            loss=round(loss, 5),
+            lr=learning,
         )
         self.log.write_row(**row, tokens_per_second=round(speed, 1))
 
@@ -263,19 +245,36 @@ class FinetuneTrainer:
         began = time.monotonic()
         outcome = self.outcome()
         judging = round(time.monotonic() - began, 3)
-        self.best.update(outcome, self.step, self.network)
+        self._keep_if_best(outcome)
         rounded = {name: round(value, 5) for name, value in outcome.metrics.items()}
         seconds = round(self.clock.seconds + judging, 3)
         self.log.write_row(
-            step=self.step, tokens=self.tokens, seconds=seconds, judging_seconds=judging, **rounded
+            step=self.step,
+            tokens=self.state.tokens,
+            seconds=seconds,
+            judging_seconds=judging,
+            **rounded,
         )
         words = ", ".join(
             f"{name.replace('_', ' ')} {value:.4g}" for name, value in rounded.items()
         )
         self.log.line(
             f"step {self.step:,}: {words}"
-            + ("" if self.best.evaluations_since else "  (the best so far)")
+            + ("" if self.state.evaluations_since else "  (the best so far)")
         )
+
+    def _keep_if_best(self, outcome: Outcome) -> None:
+        values = [one.metrics[self.measure] for one in (outcome, self.best) if one is not None]
+        if self.best is not None and not is_better(self.measure, *values):
+            self.state.evaluations_since += 1
+            return
+        self.best = outcome
+        self.state.best_step = self.step
+        self.state.evaluations_since = 0
+        self.state.best_weights = {
+            name: tensor.detach().to("cpu", copy=True)
+            for name, tensor in self.network.state_dict().items()
+        }
 
 
 def _layered(optimizers: list[torch.optim.Optimizer], network: Network, decay: float) -> None:
@@ -298,49 +297,3 @@ def _layered(optimizers: list[torch.optim.Optimizer], network: Network, decay: f
                 optimizer.param_groups.append(
                     {**group, "params": params, "lr": group["lr"] * decay**below}
                 )
-
-
-BEST_PREFIX = "best."  # before the names of the best weights so far
-
-
-def save_run(trainer: "FinetuneTrainer") -> None:
-    """Saves everything that decides how the run goes on: weights, optimizer, the best so far,
-    where it stands.
-    """
-    root = trainer.out / "train_state"
-    best = trainer.best
-    position = Position(step=trainer.step, tokens=trainer.tokens, seconds=trainer.clock.seconds)
-    position.threads = torch.get_num_threads()
-    tensors = tensors_of(trainer.network, trainer.optimizers)
-    tensors |= {f"{BEST_PREFIX}{name}": tensor for name, tensor in best.state.items()}
-    tensors["judged"] = torch.tensor([best.step, best.evaluations_since])
-    tensors["pending"] = torch.tensor([float(loss) for loss in trainer.pending])
-    group = ProcessGroup(device=trainer.device)
-    save_state(root, position, tensors, group)
-    prune_states(root, 1)
-
-
-def restore_run(trainer: "FinetuneTrainer") -> None:
-    """Goes on from the state in the folder, if there is one; the best so far is judged again."""
-    folder = latest_state(
-        trainer.out / "train_state", trainer.log.line, ProcessGroup(device=trainer.device)
-    )
-    if folder is None:
-        return
-    found = other_tensors(folder)
-    best = trainer.best
-    best.step, best.evaluations_since = found["judged"].tolist()
-    best.state = {
-        name.removeprefix(BEST_PREFIX): t
-        for name, t in found.items()
-        if name.startswith(BEST_PREFIX)
-    }
-    if best.state:
-        trainer.network.load_state_dict(best.state)
-        best.outcome = trainer.outcome()
-    position = load_state(folder, trainer.network, trainer.optimizers)
-    trainer.step = position.step
-    trainer.tokens = position.tokens
-    trainer.clock = WorkClock(position.seconds)
-    trainer.pending = list(found["pending"].to(trainer.device))
-    trainer.log.line(f"Going on from step {trainer.step:,}.")
