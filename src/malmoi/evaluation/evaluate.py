@@ -120,7 +120,7 @@ def judge(task: Task, rows: Split, reading: Predictor) -> Outcome:
     reading = replace(reading, threshold=ALWAYS_ANSWER, thresholds=())
     plain = predict_and_score(task, rows.dev, reading)
     by = predict_and_score(task, rows.held, reading) if rows.held else plain
-    chosen = kind.choose(by, reading.labels, rows.label_thresholds)
+    chosen = kind.choose(by, reading.labels, per_label=rows.label_thresholds)
     if not chosen:
         return plain
     said = [replace(one, prediction=kind.decide(one, chosen)) for one in plain.said]

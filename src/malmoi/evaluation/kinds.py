@@ -164,7 +164,7 @@ class HeadKind(Kind):
     windows: bool = False  # long texts are read in parts, not cut
     by_id: bool = False  # predictions.json has each answer by its id, as SQuAD's scripts read them
     # thresholds chosen by an outcome, and what is said with them; both need no network
-    choose: Callable[[Outcome, Sequence[str], bool], dict[str, Any]] | None = None
+    choose: Callable[..., dict[str, Any]] | None = None  # (outcome, labels, per_label=…)
     decide: Callable[[ExamplePrediction, dict[str, Any]], Any] = lambda one, chosen: one.prediction
     held_out: bool = False  # thresholds are chosen by a part of the training rows
 
@@ -284,7 +284,9 @@ def _in_order(label: Any, labels: Sequence[str]) -> tuple[str, ...]:
 # ------------------------------------------------------------------ thresholds
 
 
-def _choose_no_answer(outcome: Outcome, labels: Sequence[str], per_label: bool) -> dict[str, Any]:
+def _choose_no_answer(
+    outcome: Outcome, labels: Sequence[str], *, per_label: bool
+) -> dict[str, Any]:
     """The threshold for "no answer" of the best F1 (BERT §4.3), where some have none."""
     if all(outcome.labels):
         return {}
@@ -293,7 +295,7 @@ def _choose_no_answer(outcome: Outcome, labels: Sequence[str], per_label: bool) 
 
 
 def _choose_label_thresholds(
-    outcome: Outcome, labels: Sequence[str], per_label: bool
+    outcome: Outcome, labels: Sequence[str], *, per_label: bool
 ) -> dict[str, Any]:
     chances = [list(one.probabilities.values()) for one in outcome.said]
     found = best_label_thresholds(outcome.labels, chances, labels, per_label=per_label)
