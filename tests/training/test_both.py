@@ -16,7 +16,7 @@ from malmoi.model.families import gpt2
 from malmoi.text.documents import read_documents
 from malmoi.tokenizer import train_tokenizer
 from malmoi.training.data.encode import build_stores
-from malmoi.training.data.loader import MaskedWindows, RankShare
+from malmoi.training.data.loader import MaskedWindows
 from malmoi.training.data.mask import Masking
 from malmoi.training.data.windows import Windows
 from malmoi.training.log import read_metrics
@@ -90,7 +90,7 @@ def test_masked_tokens_are_predicted_one_place_to_the_left(corpus: Path, tmp_pat
     store = build_stores(reader, words, tmp_path, end=words.specials.eos).train
     windows = Windows(store, 24, 0)
     masking = Masking.of(words, rate=0.3, mask=1.0, random=0.0)
-    batch = MaskedWindows(windows, RankShare(4), masking, 0).at(8)
+    batch = MaskedWindows(windows, masking, 0).at(8, 4)
     whole = windows.batch(np.arange(8, 12))["tokens"][:, :-1]
     hidden = batch["tokens"] != whole
     assert (batch["tokens"][hidden] == 299).all()

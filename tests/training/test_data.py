@@ -24,13 +24,14 @@ from malmoi.errors import MalmoiError, UsageError
 from malmoi.system.progress import listening
 from malmoi.tokenizer import Tokenizer, train_tokenizer
 from malmoi.training.data import cached_encoder, encode, journal
+from malmoi.training.data.background import Background
 from malmoi.training.data.cached_encoder import make_encoder
 from malmoi.training.data.encode import Stores, build_stores
-from malmoi.training.data.loader import BertBatches, LMBatches, Loader, RankShare
+from malmoi.training.data.loader import BertBatches
 from malmoi.training.data.mask import UNMASKED_LABEL, Masking, mask
 from malmoi.training.data.mixture import Mixture
 from malmoi.training.data.pairs import Pairs, Spans, truncate
-from malmoi.training.data.permute import Draws, permutation_key, permute, permute_all
+from malmoi.training.data.permute import Draws, permutation_key, permute_all
 from malmoi.training.data.split import assign, cut
 from malmoi.training.data.store import Store
 from malmoi.training.data.windows import Windows
@@ -405,7 +406,6 @@ def test_reading_errors_reach_the_caller(tmp_path: Path) -> None:
 def test_permute_is_a_bijection(size: int, secret: int) -> None:
     image = permute_all(np.arange(size), size, secret)
     assert sorted(image.tolist()) == list(range(size))
-    assert permute(size // 2, size, secret) == image[size // 2]
 
 
 def test_permute_mixes() -> None:
@@ -741,8 +741,8 @@ def test_mixture_cycle_is_exact_and_batches_keep_order() -> None:
 def test_packed_and_padded_batches_say_the_same(stores: Stores, whole_word: bool) -> None:
     pairs = Pairs(stores.train, 32, 0, specials=Specials())
     how = Masking.of(Vocabulary(), whole_word=whole_word)
-    padded = BertBatches(pairs, RankShare(24), how, 0, 0).batch(3)
-    packed = BertBatches(pairs, RankShare(24), how, 0, 0, packed=True).batch(3)
+    padded = BertBatches(pairs, how, 0, 0).at(72, 24)
+    packed = BertBatches(pairs, how, 0, 0, packed=True).at(72, 24)
     assert padded["tokens"].shape[1] % 8 == 0
     total = int(padded["keep"].sum())
     size = packed["tokens"].shape[1]
@@ -771,8 +771,9 @@ def test_packed_and_padded_batches_say_the_same(stores: Stores, whole_word: bool
 def test_processes_share_a_batch_and_shapes_are_stable(stores: Stores) -> None:
     pairs = Mixture([Pairs(stores.train, 32, s, specials=Specials()) for s in (1, 2)], [2, 1])
     how = Masking.of(Vocabulary())
-    one = BertBatches(pairs, RankShare(16), how, 0, 0).batch(5)
-    halves = [BertBatches(pairs, RankShare(16, rank, 2), how, 0, 0).batch(5) for rank in (0, 1)]
+    batches = BertBatches(pairs, how, 0, 0)
+    one = batches.at(80, 16)
+    halves = [batches.at(80, 8), batches.at(88, 8)]
     for name in ("tokens", "segments", "keep"):
         rows = [
             row[row_keep]
@@ -782,31 +783,25 @@ def test_processes_share_a_batch_and_shapes_are_stable(stores: Stores) -> None:
         assert all(
             np.array_equal(a, b[k]) for a, b, k in zip(rows, one[name], one["keep"], strict=True)
         )
-    source = BertBatches(pairs, RankShare(16), how, 0, 0)
-    shapes = {(b["tokens"].shape, b["mlm_slots"].shape) for b in map(source.batch, range(30))}
+    some = [batches.at(16 * step, 16) for step in range(30)]
+    shapes = {(b["tokens"].shape, b["mlm_slots"].shape) for b in some}
     assert len(shapes) == len({tokens for tokens, _ in shapes})
-    with pytest.raises(UsageError, match="does not divide"):
-        RankShare(10, 0, 4)
 
 
-def test_loader_works_ahead_and_stops_cleanly(stores: Stores) -> None:
-    batches = LMBatches(Windows(stores.train, 16, 0), RankShare(4))
-    with Loader(batches, 7, lambda batch: batch["tokens"]) as loader:
-        for step in range(7, 12):
-            assert np.array_equal(next(loader), batches.batch(step)["tokens"])
-        thread = loader._background._thread
+def test_background_works_ahead_and_stops_cleanly() -> None:
+    with Background(iter(range(7, 100)), ahead=4) as ahead:
+        assert [next(ahead) for _ in range(5)] == list(range(7, 12))
+        thread = ahead._thread
     assert not thread.is_alive()
-    loader.close()
+    ahead.close()
 
-    class Failing:
-        def batch(self, step: int) -> dict[str, np.ndarray]:
-            if step == 2:
-                raise MalmoiError("the disk went away")
-            return {}
+    def failing() -> Iterator[int]:
+        yield 1
+        raise MalmoiError("the disk went away")
 
-    with Loader(Failing(), 0, len) as loader:
-        assert [next(loader), next(loader)] == [0, 0]
+    with Background(failing()) as ahead:
+        assert next(ahead) == 1
         with pytest.raises(MalmoiError, match="went away"):
-            next(loader)
+            next(ahead)
         with pytest.raises(StopIteration):
-            next(loader)
+            next(ahead)

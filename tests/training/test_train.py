@@ -369,7 +369,7 @@ def test_position_is_computed_not_replayed(corpus: Path, whole: dict[str, Path])
 
     watched = replace(store, tokens=store.tokens.view(Counting))
     windows = Windows(watched, 16, seed=0)
-    feed = PhaseFeed(lambda share: LMBatches(windows, share), 16, len(windows))
+    feed = PhaseFeed(LMBatches(windows), 16, len(windows))
 
     def work(position: int) -> int:
         Counting.reads = 0
@@ -394,9 +394,9 @@ def test_a_run_goes_on_from_a_far_step(
     asked: list[int] = []
     original = LMBatches.at
 
-    def counting(self: LMBatches, first: int) -> Any:
+    def counting(self: LMBatches, first: int, size: int) -> Any:
         asked.append(first)
-        return original(self, first)
+        return original(self, first, size)
 
     monkeypatch.setattr(LMBatches, "at", counting)
     monkeypatch.setattr(Trainer, "_validate", lambda self: {})

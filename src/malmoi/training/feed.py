@@ -2,7 +2,7 @@
 a thread.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from malmoi.model import Bounds
 from malmoi.training.data.background import Background
-from malmoi.training.data.loader import PACKED_MULTIPLE, ArrayBatch, RankShare
+from malmoi.training.data.loader import PACKED_MULTIPLE, ArrayBatch
 from malmoi.training.parallel import ProcessGroup
 from malmoi.training.recipe import TrainConfig
 
@@ -29,48 +29,40 @@ class MicroBatch:
 class Samples(Protocol):
     """Batches by the number of their first sample."""
 
-    def at(self, first: int) -> ArrayBatch: ...
+    def at(self, first: int, size: int) -> ArrayBatch: ...
 
 
 @dataclass(frozen=True)
 class PhaseFeed:
-    """The samples of one phase. `make` builds the batches of a share; `length` is the tokens of
-    a full sample.
-    """
+    """The samples of one phase; `length` is the tokens of a full one."""
 
-    make: Callable[[RankShare], Samples]
+    samples: Samples
     length: int
     epoch: int  # samples in an epoch
-    # where a step has samples of several kinds: the share of each, and its batches
-    kinds: tuple[tuple[float, Callable[[RankShare], Samples]], ...] = ()
+    # where a step has samples of several kinds: the share of each
+    kinds: tuple[tuple[float, Samples], ...] = ()
 
     def micro(self, first: int, size: int, device: torch.device) -> MicroBatch:
-        return self._micro(self.make, first, size, device)
+        return self._micro(self.samples, first, size, device)
 
     def of_each_kind(self, first: int, size: int, device: torch.device) -> list[MicroBatch]:
         """The same samples as each kind of batch has them."""
-        makers = [make for _, make in self.kinds] or [self.make]
-        return [self._micro(make, first, size, device) for make in makers]
+        kinds = [samples for _, samples in self.kinds] or [self.samples]
+        return [self._micro(samples, first, size, device) for samples in kinds]
 
-    def _micro(
-        self,
-        make: Callable[[RankShare], Samples],
-        first: int,
-        size: int,
-        device: torch.device,
-    ) -> MicroBatch:
-        batch = make(RankShare(size)).at(first)
+    def _micro(self, samples: Samples, first: int, size: int, device: torch.device) -> MicroBatch:
+        batch = samples.at(first, size)
         return MicroBatch(_tensors(batch, self.length, device), _real_tokens(batch))
 
     def _step(self, first: int, size: int, micro: int, device: torch.device) -> list[MicroBatch]:
         """`size` sequences from sample `first` on in passes of up to `micro`, each of one kind."""
         stop = first + size
         passes = []
-        for i, (share, make) in enumerate(self.kinds or ((1.0, self.make),)):
+        for i, (share, samples) in enumerate(self.kinds or ((1.0, self.samples),)):
             left = len(self.kinds) - 1 - i  # kinds that still need a sequence
             end = stop if left <= 0 else min(first + max(1, round(share * size)), stop - left)
             starts = range(first, end, micro)
-            passes += [self._micro(make, at, min(micro, end - at), device) for at in starts]
+            passes += [self._micro(samples, at, min(micro, end - at), device) for at in starts]
             first = max(first, end)
         return passes
 

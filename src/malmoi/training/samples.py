@@ -1,6 +1,5 @@
 """What a run is fed: the samples of its phases and of validation, made from its token stores."""
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,17 +56,16 @@ def _feed(
     ]
     source = parts[0] if len(parts) == 1 else Mixture(parts, d.weights, seed)
     if recipe.causal:
-        causal = partial(LMBatches, source)
+        causal = LMBatches(source)
         if recipe.objective == "lm":
             return PhaseFeed(causal, length, len(source))
-        masked = partial(MaskedWindows, source, masking=_masking(recipe, words), seed=seed)
+        masked = MaskedWindows(source, _masking(recipe, words), seed)
         kinds = ((d.causal_share, causal), (1 - d.causal_share, masked))
         return PhaseFeed(causal, length, len(source), kinds)
     masking = _masking(recipe, words)
     pad = words.specials.pad or 0
-    return PhaseFeed(
-        lambda share: BertBatches(source, share, masking, pad, seed, packed), length, len(source)
-    )
+    batches = BertBatches(source, masking, pad, seed, packed)
+    return PhaseFeed(batches, length, len(source))
 
 
 def _masking(recipe: Recipe, words: Tokenizer) -> Masking:

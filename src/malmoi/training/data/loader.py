@@ -1,53 +1,21 @@
-"""Batches by number: what step n trains on is a pure function of n, prepared ahead of the trainer
-by a thread.
+"""Batches by number: the samples from n on are a pure function of n.
 
 B sequences, T tokens of the longest (rounded up), N tokens in all when packed, M predicted slots.
 """
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import count
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.errors import UsageError
-from malmoi.training.data.background import Background
 from malmoi.training.data.mask import UNMASKED_LABEL, Masking, mask
 from malmoi.training.data.mixture import SampleSource
 from malmoi.training.data.permute import Draws, permutation_key
 
 ArrayBatch = dict[str, NDArray[Any]]
-Sample = TypeVar("Sample")
 WIDTH_MULTIPLE = 8  # T is a multiple: the tensor cores' tile
 PACKED_MULTIPLE = 128  # N is a multiple; the tail that fills it up is no longer than this
-
-
-class Batches(Protocol):
-    """A batch for every step, whichever order they are asked in."""
-
-    def batch(self, step: int) -> ArrayBatch: ...
-
-
-@dataclass(frozen=True)
-class RankShare:
-    """Which samples of a step this process has: `size` is the batch of all processes together."""
-
-    size: int
-    rank: int = 0
-    world: int = 1
-
-    def __post_init__(self) -> None:
-        if self.size < 1 or self.size % self.world or not 0 <= self.rank < self.world:
-            raise UsageError(
-                f"A batch of {self.size} does not divide over {self.world} processes; give a "
-                "multiple."
-            )
-
-    def indices(self, first: int) -> NDArray[np.int64]:
-        part = self.size // self.world
-        return first + self.rank * part + np.arange(part)
 
 
 @dataclass(frozen=True)
@@ -55,14 +23,10 @@ class LMBatches:
     """tokens [B, context + 1] (and documents, if the windows tell them)."""
 
     source: SampleSource
-    share: RankShare
 
-    def batch(self, step: int) -> ArrayBatch:
-        return self.at(step * self.share.size)
-
-    def at(self, first: int) -> ArrayBatch:
-        """The batch that starts at this sample: for batch sizes that change on the way."""
-        return self.source.batch(self.share.indices(first))
+    def at(self, first: int, size: int) -> ArrayBatch:
+        """The batch of so many samples from this one on."""
+        return self.source.batch(first + np.arange(size))
 
 
 @dataclass(frozen=True)
@@ -70,18 +34,14 @@ class BertBatches:
     """Masked samples: padded to the longest, or packed one after another without padding."""
 
     source: SampleSource
-    share: RankShare
     masking: Masking
     pad: int
     seed: int
     packed: bool = False
 
-    def batch(self, step: int) -> ArrayBatch:
-        return self.at(step * self.share.size)
-
-    def at(self, first: int) -> ArrayBatch:
-        """The batch that starts at this sample: for batch sizes that change on the way."""
-        indices = self.share.indices(first)
+    def at(self, first: int, size: int) -> ArrayBatch:
+        """The batch of so many samples from this one on."""
+        indices = first + np.arange(size)
         samples = self.source.batch(indices)
         keep = np.arange(samples["tokens"].shape[1]) < samples["lengths"][:, None]
         tokens = np.where(keep, samples["tokens"], self.pad)
@@ -134,15 +94,11 @@ class MaskedWindows:
     """
 
     source: SampleSource
-    share: RankShare
     masking: Masking
     seed: int
 
-    def batch(self, step: int) -> ArrayBatch:
-        return self.at(step * self.share.size)
-
-    def at(self, first: int) -> ArrayBatch:
-        indices = self.share.indices(first)
+    def at(self, first: int, size: int) -> ArrayBatch:
+        indices = first + np.arange(size)
         windows = {name: rows[:, :-1] for name, rows in self.source.batch(indices).items()}
         tokens = windows["tokens"]
         maskable = ~self.masking.special[tokens]
@@ -179,38 +135,3 @@ def _slots(labels: NDArray[Any], most: int) -> ArrayBatch:
     slots[: len(found)] = found
     wanted[: len(found)] = labels[found]
     return {"mlm_slots": slots, "mlm_labels": wanted}
-
-
-class Loader(Generic[Sample]):
-    """Goes through the batches from `step` on, a few ahead of the trainer; `prepare` runs in the
-    thread too.
-
-    What goes wrong in the thread is raised where the batch is asked for. Close it, or use `with`.
-    """
-
-    def __init__(
-        self,
-        batches: Batches,
-        step: int,
-        prepare: Callable[[ArrayBatch], Sample],
-        *,
-        ahead: int = 4,
-    ):
-        self._background = Background(
-            (prepare(batches.batch(number)) for number in count(step)), ahead
-        )
-
-    def __iter__(self) -> Iterator[Sample]:
-        return self._background
-
-    def __next__(self) -> Sample:
-        return next(self._background)
-
-    def close(self) -> None:
-        self._background.close()
-
-    def __enter__(self) -> "Loader[Sample]":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()

@@ -56,11 +56,6 @@ def _feistel(values: NDArray[np.uint64], bits: np.uint64, key: int) -> NDArray[n
     return left << bits | right
 
 
-def permute(index: int, size: int, key: int) -> int:
-    """Where `index` in [0, size) goes: one value of `permute_all`."""
-    return int(permute_all([index], size, key)[0])
-
-
 class Draws:
     """Uniform numbers for many samples at once, each row a pure function of (seed, its sample's
     number).
