@@ -27,8 +27,7 @@ from malmoi.finetuning.finetune import finetune
 from malmoi.finetuning.frozen_features import _chosen
 from malmoi.inference.predict import Predictor, class_scores, tag_words, token_scores
 from malmoi.model import Activations, FeatureConfig, Network, initialise, preset
-from malmoi.model.features import FeatureReader, LayeredTransformer, MeanPooler
-from malmoi.model.recurrent import BiLSTM
+from malmoi.model.features import BiLSTM, FeatureReader, LayeredTransformer, MeanPooler
 from malmoi.tokenizer import Tokenizer, train_tokenizer
 
 SENTENCE = "Alice lives in Seoul . Bob lives in Paris . Carol lives in Rome ."

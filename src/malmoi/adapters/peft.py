@@ -2,22 +2,25 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from malmoi.adapters.config import AdapterConfig
 from malmoi.adapters.lora import LoRALinear, LoRAPatch, patched
-from malmoi.adapters.peft_names import LORA_PREFIX, SOFT_TENSOR, PeftPlace, places
 from malmoi.adapters.soft_prompt import set_prefix
-from malmoi.checkpoint.table import Table
+from malmoi.checkpoint.table import TRANSPOSE, Table
 from malmoi.errors import MalmoiError
 from malmoi.model import Network
 from malmoi.system.confined import Refused, match_patterns
 from malmoi.system.limits import shown
 from malmoi.system.untrusted import JsonObject
 
+# of a wrapped model; soft tokens wrap it once less
+LORA_PREFIX = "base_model.model."
+SOFT_PREFIX = "base_model."
+SOFT_TENSOR = "prompt_embeddings"
 # by head
 PEFT_TASK_TYPES = {
     "classify": "SEQ_CLS",
@@ -35,6 +38,81 @@ REQUIRED_DEFAULTS = {
     "use_bdlora": None,
     "alora_invocation_tokens": None,
 }
+
+
+# ------------------------------------------------------------------ names
+
+
+class PeftPlace(NamedTuple):
+    """Some rows of one of our maps, and the map that they are there."""
+
+    ours: str
+    start: int
+    stop: int
+    theirs: str
+    flipped: bool = False  # kept [in, out] there
+
+
+def places(network: Network, table: Table | None) -> Iterator[PeftPlace]:
+    """Every linear map of the blocks, cut as the family cuts it (BERT has query, key and value
+    apart, GPT-2 not).
+    """
+    maps = {
+        name: m
+        for name, m in network.named_modules()
+        if isinstance(m, nn.Linear) and ".blocks." in name
+    }
+    if table is None:
+        yield from (PeftPlace(name, 0, m.out_features, name) for name, m in maps.items())
+        return
+    for rule in table.expand(network.config, set(network.heads)):
+        ours = rule.ours.removesuffix(".weight")
+        if ours in maps and rule.ours.endswith(".weight"):
+            saved = rule.via.save(maps[ours].weight, network.config)
+            sizes = [maps[ours].out_features] if len(saved) == 1 else [len(part) for part in saved]
+            starts = [sum(sizes[:i]) for i in range(len(sizes))]
+            for theirs, start, size in zip(rule.theirs, starts, sizes, strict=True):
+                yield PeftPlace(
+                    ours, start, start + size, theirs.removesuffix(".weight"), rule.via is TRANSPOSE
+                )
+
+
+def new_weights(network: Network, names: set[str], table: Table | None) -> dict[str, Tensor]:
+    """A task's new weights under their names there; what has none (GPT-1 tags no words there)
+    keeps ours.
+    """
+    ours = {name: tensor for name, tensor in network.state_dict().items() if name in names}
+    theirs: dict[str, Tensor] = {}
+    for rule in table.expand(network.config, set(network.heads)) if table else ():
+        if rule.ours in ours:
+            theirs |= zip(
+                rule.theirs, rule.via.save(ours.pop(rule.ours), network.config), strict=True
+            )
+    return theirs | ours
+
+
+def our_weights(
+    network: Network, given: Mapping[str, Tensor], table: Table | None
+) -> dict[str, Tensor]:
+    """The other way: which of a network's own weights these are; one that is none of them keeps
+    its name.
+    """
+    found = dict(given)
+    for rule in table.expand(network.config, set(network.heads)) if table else ():
+        if all(name in found for name in rule.theirs):
+            found[rule.ours] = rule.via.load(*(found.pop(name) for name in rule.theirs))
+    return found
+
+
+def modules(names: Mapping[str, Tensor], table: Table | None) -> list[str]:
+    """The modules that hold these tensors, as PEFT is told to keep them: the outermost that is
+    not the trunk.
+    """
+    prefix = table.prefix if table else "trunk."
+    inner = [name.rpartition(".")[0] for name in names]
+    return sorted(
+        {name if name.startswith(prefix) or table is None else name.split(".")[0] for name in inner}
+    )
 
 
 # ------------------------------------------------------------------ LoRA
@@ -115,8 +193,7 @@ def _put(
     if not fits:
         raise MalmoiError(
             f"This LoRA's matrices for {place.theirs}, {list(a.shape)} and {list(b.shape)}, do not "
-            "fit the base's map "
-            f"{wanted}; it was learnt on another model."
+            f"fit the base's map {wanted}; it was learnt on another model."
         )
     rank = len(a)
     scale = alpha / math.sqrt(rank) if config.flag("use_rslora", default=False) else alpha / rank

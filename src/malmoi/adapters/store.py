@@ -1,6 +1,5 @@
 """An adapter's folder: a small file of weights and the name of the base, in PEFT's format; what
-PEFT has no field
-for (labels, the task, how the base is known again) lies in adapter.json.
+PEFT has no field for (labels, the task, how the base is known again) lies in adapter.json.
 """
 
 import json
@@ -17,15 +16,19 @@ from torch import Tensor
 from malmoi.adapters.attach import fold_adapter
 from malmoi.adapters.config import AdapterConfig
 from malmoi.adapters.peft import (
+    LORA_PREFIX,
     PEFT_TASK_TYPES,
+    SOFT_PREFIX,
     lora_config,
     lora_tensors,
+    modules,
+    new_weights,
+    our_weights,
     put_lora,
     put_soft,
     soft_config,
     soft_tensors,
 )
-from malmoi.adapters.peft_names import LORA_PREFIX, SOFT_PREFIX, modules, new_weights, our_weights
 from malmoi.checkpoint import Checkpoint, read_checkpoint, table_for
 from malmoi.checkpoint.folder import read_model_json
 from malmoi.checkpoint.table import Table, function_of
@@ -245,8 +248,7 @@ def _base(found: AdapterFolder) -> Checkpoint:
     if changed:
         raise MalmoiError(
             f"{found.folder} was learnt on the model in {named}, which has changed since: "
-            f"{changed}. "
-            "Bring the old one back, or learn the adapter anew."
+            f"{changed}. Bring the old one back, or learn the adapter anew."
         )
     return base
 

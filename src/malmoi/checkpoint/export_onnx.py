@@ -20,9 +20,9 @@ from torch.export import Dim
 from malmoi.checkpoint.folder import Checkpoint
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.model import Network
+from malmoi.model.features import BiLSTM
 from malmoi.model.heads import POOLED_HEADS
 from malmoi.model.int8 import is_quantized
-from malmoi.model.recurrent import BiLSTM
 from malmoi.system.files import replace_file, scratch_folder
 
 # the first that is there is written

@@ -241,10 +241,11 @@ def write_checkpoint(
         write_text(folder / "generation_config.json", json.dumps(generation, indent=2) + "\n")
         write_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
         if not (folder / "README.md").exists():
-            write_text(
-                folder / "README.md",
-                model_card(network, table.model_type if table else OWN_MODEL_TYPE),
-            )
+            words = checkpoint.tokenizer
+            mask = words.specials.mask if words else None
+            name = words.token(mask) if words and mask is not None else "[MASK]"
+            kind = table.model_type if table else OWN_MODEL_TYPE
+            write_text(folder / "README.md", model_card(network, kind, name))
 
 
 def _saved(weights: Mapping[str, Weight], dtype: torch.dtype | None) -> dict[str, Tensor]:
@@ -399,8 +400,7 @@ def _check_fit(checkpoint: Checkpoint, folder: Path) -> None:
     if tokenizer is not None and tokenizer.vocab_size > vocab:
         raise MalmoiError(
             f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens and the model only "
-            f"{vocab}; "
-            "they do not belong together."
+            f"{vocab}; they do not belong together."
         )
 
 

@@ -62,8 +62,7 @@ def _scaling(theirs: Mapping[str, Any]) -> str:
     if share != 1:
         raise MalmoiError(
             f"config.json says partial_rotary_factor = {shown(share)}, that only a part of each "
-            "head is rotated; "
-            "Malmoi rotates whole heads, so it cannot run this model."
+            "head is rotated; Malmoi rotates whole heads, so it cannot run this model."
         )
     if kind == "default":
         return ""
@@ -165,8 +164,7 @@ def _mlm(dense: str, norm: str, scores: str) -> list[TensorRule]:
 
 def _bert_mlm(predictions: str, transform: str, norm: str = "LayerNorm") -> list[TensorRule]:
     """The bias of the scores has two names. Tied, both are one parameter; else transformers adds
-    the decoder's and
-    keeps the other unused.
+    the decoder's and keeps the other unused.
     """
     bias = f"{predictions}.bias"
     decoder = f"{predictions}.decoder"

@@ -11,16 +11,16 @@ _USES = {
         'malmoi.load(".").predict(("It rained, so", ("the street was wet.", "the sun shone.")))'
     ),
     "lm": 'malmoi.load(".").generate("The state of")',
-    "mlm": 'malmoi.load(".").fill("The [MASK] of the union")',
+    "mlm": 'malmoi.load(".").fill("The {mask} of the union")',
 }
 
 
-def model_card(network: Network, model_type: str) -> str:
+def model_card(network: Network, model_type: str, mask: str) -> str:
     c = network.config
     use = next(
         (use for head, use in _USES.items() if head in network.heads),
         'malmoi.load(".").embed(["a text"])',
-    )
+    ).replace("{mask}", mask)
     elsewhere = (
         "Hugging Face has no such model: open it with Malmoi."
         if model_type == "malmoi"

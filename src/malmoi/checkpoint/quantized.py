@@ -1,6 +1,5 @@
 """Linear maps on disk as whole numbers of few bits with scales, in the format `pack-quantized` of
-compressed-tensors,
-which transformers and vLLM read.
+compressed-tensors, which transformers and vLLM read.
 
 A weight [O, I] becomes `weight_packed`, its numbers side by side in int32 [O, I · bits / 32], each
 with half the range added; `weight_scale` [O, I / group], one for every group of inputs or, as [O,
@@ -207,8 +206,7 @@ def _others(table: Table) -> list[str]:
 
 def is_linear_there(table: Table) -> bool:
     """Whether a family's linear maps are `nn.Linear` in transformers; GPT-1's and GPT-2's are not,
-    and the format does
-    not know them.
+    and the format does not know them.
     """
     return not any(rule.via is TRANSPOSE for rule in table.rules)
 
@@ -336,8 +334,7 @@ def _weight(prefix: str, tensors: Mapping[str, Tensor], bits: int, folder: Path)
     if not _fits(words, scale, shape, bits):
         raise MalmoiError(
             f"{folder}: the packed weight {prefix} ({list(words.shape)}), its scales "
-            f"({list(scale.shape)}) and its shape "
-            "do not fit together; the folder is damaged."
+            f"({list(scale.shape)}) and its shape do not fit together; the folder is damaged."
         )
     return Quantized(from_words(words, bits, shape.tolist()[1]), scale, bits)
 

@@ -27,16 +27,14 @@ def check_sizes(config: ModelConfig, weights: Mapping[str, Weight], where: str) 
     if config.distinct > len(weights) + FEW_LAYERS:
         raise MalmoiError(
             f"{where} says that the model has {config.distinct:,} layers, and the weights are only "
-            f"{len(weights):,} "
-            "tensors; they are of different models, or damaged."
+            f"{len(weights):,} tensors; they are of different models, or damaged."
         )
     needed = least_numbers(config)
     there = sum(map(_numbers, weights.values()))
     if needed > there + FEW_NUMBERS:
         raise MalmoiError(
             f"{where} describes a model of at least {needed:,} numbers, and the weights hold "
-            f"{there:,}; "
-            "they are of different models, or damaged."
+            f"{there:,}; they are of different models, or damaged."
         )
 
 
@@ -70,8 +68,7 @@ def check_room(needed: int, where: Path) -> None:
     if needed > free:
         raise MalmoiError(
             f"The model in {where} needs {gigabytes(needed)} of memory, and {gigabytes(free)} are "
-            "free: close other "
-            "programs, or take a smaller model or one of fewer bits."
+            "free: close other programs, or take a smaller model or one of fewer bits."
         )
 
 
@@ -100,6 +97,5 @@ def memory_explained(where: Path) -> Iterator[None]:
             raise
         raise MalmoiError(
             f"The model in {where} does not fit into memory, of which {gigabytes(free_memory())} "
-            "are free: close other "
-            "programs, or take a smaller model or one of fewer bits."
+            "are free: close other programs, or take a smaller model or one of fewer bits."
         ) from error

@@ -165,9 +165,8 @@ def _translate(
         if tensor.shape != shapes[name]:
             raise MalmoiError(
                 f"{folder}: {rule.theirs[0]} has the shape {list(weights[rule.theirs[0]].shape)}, "
-                "but config.json asks "
-                f"for {list(shapes[name])} in {name}; the weights and the config are of different "
-                "models."
+                f"but config.json asks for {list(shapes[name])} in {name}; the weights and the "
+                "config are of different models."
             )
         found[name] = tensor
     return found, used
@@ -289,8 +288,7 @@ def check_finite(tensor: Tensor, name: str, folder: Path) -> None:
 
 def _place_quantized(network: Network, found: dict[str, Weight], folder: Path) -> dict[str, Tensor]:
     """Puts quantised maps where plain ones were; gives back what is left. `found` is emptied on the
-    way, so that a
-    weight is never in memory both as it was read and as it is laid out.
+    way, so that a weight is never in memory both as it was read and as it is laid out.
     """
     plain: dict[str, Tensor] = {}
     for name in sorted(found):  # a bias before its weight

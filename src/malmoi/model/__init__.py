@@ -8,20 +8,18 @@ if TYPE_CHECKING:
     from malmoi.model.attention import Bounds, FusedDecodeCache, KVCache
     from malmoi.model.families import PRESETS, preset
     from malmoi.model.features import FeatureConfig
-    from malmoi.model.network import Network, count_parameters, initialise
+    from malmoi.model.network import Network, count_parameters, initialise, without_weights
     from malmoi.model.patterns import PATTERNS, Layout, parse_pattern
     from malmoi.model.transformer import Activations, Transformer
-    from malmoi.model.undrawn import without_weights
 else:
     __getattr__ = lazy_names(
         __name__,
         attention="Bounds FusedDecodeCache KVCache",
         families="PRESETS preset",
         features="FeatureConfig",
-        network="Network count_parameters initialise",
+        network="Network count_parameters initialise without_weights",
         patterns="PATTERNS Layout parse_pattern",
         transformer="Activations Transformer",
-        undrawn="without_weights",
     )
 
 __all__ = [

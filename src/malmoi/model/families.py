@@ -80,8 +80,7 @@ def modernbert(**changes: Any) -> ModelConfig:
 
 def electra(**changes: Any) -> ModelConfig:
     """BERT's trunk trained to tell replaced tokens; embeddings may be narrower than the trunk, and
-    its generator's
-    head has a GELU whatever the blocks have.
+    its generator's head has a GELU whatever the blocks have.
     """
     values = dict(
         embed_width=128, width=256, heads=4, hidden=1024, pooler="gelu", mlm_activation="gelu"

@@ -28,9 +28,8 @@ REFUSAL = "int8 weights are for the processor; on a GPU use bf16, or name device
 
 def pack_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Each row as int8 [O, I], and its scale [O] in bf16, rounded before the weights are, so that
-    its own error stays
-    out of the result. The largest weight is 127 · (1 ± 2⁻⁹) steps, which is 127: packed again, it
-    is the same.
+    its own error stays out of the result. The largest weight is 127 · (1 ± 2⁻⁹) steps, which is
+    127: packed again, it is the same.
     """
     weight = weight.detach().float()
     scale = (weight.abs().amax(1).clamp(min=TINY) / INT8_MAX).to(bf16())

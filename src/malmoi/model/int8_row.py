@@ -184,8 +184,7 @@ def _share_threads() -> None:
 
 def _build(compiler: str, flags: tuple[str, ...], built: Path) -> None:
     """Linked without OpenMP's library, so that it takes the one that torch has loaded: two would
-    each keep a thread for
-    every core. Apple's compiler has no OpenMP: there one core computes.
+    each keep a thread for every core. Apple's compiler has no OpenMP: there one core computes.
     """
     text = built.with_suffix(".c")
     half = built.with_suffix(".o")

@@ -1,12 +1,14 @@
 """The network: a trunk, a pooler and named heads; and how its weights are initialised."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError, nearest
@@ -174,8 +176,7 @@ def count_parameters(network: nn.Module) -> int:
 @torch.no_grad()
 def initialise(network: Network, seed: int | None = None) -> Network:
     """Draws the weights by the family's rule: N(0, σ), truncated for BERT; biases 0, norms 1; what
-    writes to the
-    residual stream scaled by 1/√(2·depth) (GPT-2 §2.3) or set to zero.
+    writes to the residual stream scaled by 1/√(2·depth) (GPT-2 §2.3) or set to zero.
     """
     c = network.config
     generator = None if seed is None else torch.Generator(network.device).manual_seed(seed)
@@ -206,3 +207,32 @@ def _draw(weight: Tensor, c: ModelConfig, generator: torch.Generator | None) -> 
         )
     else:
         nn.init.normal_(weight, std=c.init_std, generator=generator)
+
+
+class _SkipInit(TorchFunctionMode):
+    """Leaves out every call of torch.nn.init.
+
+    On the meta device there is nothing to draw into, yet torch would go through its Python
+    reference of each distribution, whose first use imports the compiler: 2 s of every start.
+    """
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = kwargs or {}
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return given["tensor"] if "tensor" in given else args[0]
+        return func(*args, **given)
+
+
+@contextmanager
+def without_weights() -> Iterator[None]:
+    """What is built in here has shapes and no weights: modules are on the meta device, and not
+    initialised.
+    """
+    with torch.device("meta"), _SkipInit():
+        yield

@@ -208,9 +208,8 @@ class Transformer(nn.Module):
         activations: Activations | None = None,
     ) -> Tensor:
         """Hidden states of `tokens`. `keep` [B, T] marks tokens that are not padding (left or
-        right); `documents`
-        and `bounds` say what a packed row holds; a `cache` makes `tokens` continue what it has
-        seen.
+        right); `documents` and `bounds` say what a packed row holds; a `cache` makes `tokens`
+        continue what it has seen.
         """
         self._check_length(tokens, positions, cache)
         if self.soft_prompt is not None and not self.is_causal:
