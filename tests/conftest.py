@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 
 import pytest
@@ -28,6 +28,13 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip("real data is not on this machine")
     return SHARED
+
+
+@pytest.fixture
+def workdir(tmp_path: Path) -> Iterator[Path]:
+    """A temporary folder as the working directory."""
+    with chdir(tmp_path):
+        yield tmp_path
 
 
 @contextmanager

@@ -389,10 +389,9 @@ def test_wrong_requests_are_one_sentence(
     words_: list[str],
     sentence: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    workdir: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     write_checkpoint(Checkpoint(network(gpt2(**SIZES), {"lm": 0})), tmp_path / "m")
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")

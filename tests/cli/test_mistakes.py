@@ -224,8 +224,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def tune(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    monkeypatch.chdir(tmp_path)
+def tune(bert: Path, tmp_path: Path, workdir: Path) -> Callable[..., int]:
 
     def call(arguments: list[str], name: str, content: bytes) -> int:
         (tmp_path / name).write_bytes(content)

@@ -379,10 +379,9 @@ def test_a_pruned_classifier_is_judged_and_opened(
     way: list[str],
     family: bool,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    workdir: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     whole = saved(
         tmp_path / "whole",
         bert(**SIZES),

@@ -23,6 +23,7 @@ from malmoi.corpus.filter import TextStats, broken_rule
 from malmoi.corpus.language import is_in_language
 from malmoi.corpus.quality import QualityScorer, pareto_draw
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.system.progress import Progress, listening
 
 DEFAULT = CorpusConfig()
 ENGLISH = (
@@ -80,10 +81,9 @@ def test_runs_of_words_are_equal_where_the_words_are(text: str, length: int) -> 
     assert len(set(found.ngrams(length).tolist())) == len(set(runs))
 
 
-def test_a_long_text_has_the_words_of_its_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_text_has_the_words_of_its_pieces() -> None:
     whole = ngrams.hash_words(prose(1, 300))
-    monkeypatch.setattr(ngrams, "PIECE_CHARACTERS", 100)
-    cut = ngrams.hash_words(prose(1, 300))
+    cut = ngrams.hash_words(prose(1, 300), chunk=100)
     assert (cut.hashes == whole.hashes).all()
     assert (cut.starts == whole.starts).all()
 
@@ -347,28 +347,26 @@ def test_one_and_two_workers_make_the_same(sources: list[str], tmp_path: Path) -
     ]
 
 
-@pytest.mark.parametrize("job", ["clean_shard", "filter_shard", "finalize_shard", "write_shard"])
-def test_a_build_that_was_killed_goes_on(
-    job: str, sources: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stopping(*arguments: Any, done: list[int] = []) -> None:  # noqa: B006 - counts its calls
-        done.append(1)
-        if len(done) > 2:
+@pytest.mark.parametrize("verb", ["read and clean", "sift", "clear", "write"])
+def test_a_build_that_was_killed_resumes(verb: str, sources: list[str], tmp_path: Path) -> None:
+    def stop(event: Progress) -> None:
+        if event.verb == verb and event.done == 2:
             raise KeyboardInterrupt
-        work(*arguments)
 
-    work = getattr(stages, job)
     ways = SMALL | {"weights": "web=1,bills=1,empty=0,line=0"}
     whole = build_corpus(sources, tmp_path / "whole", **ways)
-    monkeypatch.setattr(stages, job, stopping)
-    with pytest.raises(KeyboardInterrupt):
+    with listening(stop), pytest.raises(KeyboardInterrupt):
         build_corpus(sources, tmp_path / "again", **ways)
-    monkeypatch.undo()
-    assert build_corpus(sources, tmp_path / "again", **ways) == whole
-    assert texts_of(tmp_path / "again") == texts_of(tmp_path / "whole")
-    with monkeypatch.context() as patch:  # what is finished is not done again
-        patch.setattr(stages, "clean_shard", None)
+    events: list[Progress] = []
+    with listening(events.append):
         assert build_corpus(sources, tmp_path / "again", **ways) == whole
+    assert texts_of(tmp_path / "again") == texts_of(tmp_path / "whole")
+    assert events[-1].verb == "write"
+    assert (verb == "read and clean") == (events[0].verb == "read and clean")
+    events.clear()
+    with listening(events.append):
+        assert build_corpus(sources, tmp_path / "again", **ways) == whole
+    assert not events  # a finished build is not repeated
 
 
 def test_good_text_stays(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ core, little memory.
 """
 
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,13 @@ from malmoi.model import Network, initialise
 from malmoi.model.families import bert, gpt2, llama
 from malmoi.model.int8 import is_quantized
 from malmoi.model.int8_row import why_not
-from malmoi.system.machine import float64_device, per_device, this_machine
+from malmoi.system.machine import (
+    float64_device,
+    parse_machine,
+    per_device,
+    pretend,
+    this_machine,
+)
 from malmoi.tokenizer import train_tokenizer
 from malmoi.tokenizer.padding import forward_limits
 
@@ -63,9 +70,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=MACHINES, ids=lambda text: text or "this one")
-def described(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("MALMOI_MACHINE", request.param)
-    return str(request.param)
+def described(request: pytest.FixtureRequest) -> Iterator[str]:
+    with pretend(parse_machine(request.param)):
+        yield str(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -134,11 +141,11 @@ def test_a_quantised_folder_says_the_same_in_its_bits_and_without_a_kernel(
 
 
 def test_a_model_that_does_not_fit_when_converted_is_refused(
-    folders: Path, monkeypatch: pytest.MonkeyPatch
+    folders: Path,
 ) -> None:
     size = (folders / "half/model.safetensors").stat().st_size
-    monkeypatch.setenv("MALMOI_MACHINE", f"no-bf16,memory={int(1.5 * size)}")
-    with pytest.raises(MalmoiError, match="of memory"):
+    machine = parse_machine(f"no-bf16,memory={int(1.5 * size)}")
+    with pretend(machine), pytest.raises(MalmoiError, match="of memory"):
         malmoi.load(folders / "half", device="cpu")
 
 

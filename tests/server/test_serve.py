@@ -748,14 +748,12 @@ def test_stopping_at_once_cancels_and_says_so(slow: Live) -> None:
         )
 
 
-def test_slow_senders_are_sent_away(slow: Live, monkeypatch: Any) -> None:
-    monkeypatch.setattr("malmoi.server.middleware.BODY_TIMEOUT_SECONDS", 0.3)
-    monkeypatch.setattr("malmoi.server.server.BODY_TIMEOUT_SECONDS", 0.3)
-    host, port = slow.socket.getsockname()
+def test_slow_senders_are_sent_away(folder: Path) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"
     with (
-        socket.create_connection((host, port)) as half_body,
-        socket.create_connection((host, port)) as no_line,
+        Live({"gpt": load(folder, device="cpu")}, body_timeout=0.3) as server,
+        socket.create_connection(server.socket.getsockname()) as half_body,
+        socket.create_connection(server.socket.getsockname()) as no_line,
     ):
         half_body.sendall(head)
         no_line.sendall(b"POST /v1/comp")
@@ -763,7 +761,7 @@ def test_slow_senders_are_sent_away(slow: Live, monkeypatch: Any) -> None:
             one.settimeout(10)
         assert b"408" in half_body.recv(4096)
         assert no_line.recv(4096) == b""
-    assert httpx.get(f"{slow.url}/health").status_code == 200
+        assert httpx.get(f"{server.url}/health").status_code == 200
 
 
 def test_connections_are_kept_longer_than_clients_keep_them(live: Live) -> None:
@@ -774,14 +772,12 @@ def test_connections_are_kept_longer_than_clients_keep_them(live: Live) -> None:
     assert live.server.config.timeout_keep_alive > 60 > (httpx.Limits().keepalive_expiry or 0)
 
 
-def test_who_does_not_read_is_hung_up_on(folder: Path, monkeypatch: Any) -> None:
-    """More than the sockets hold is written to someone who does not read: the request ends all
-    the same.
-    """
-    monkeypatch.setattr("malmoi.server.api.events.STALL_SECONDS", 0.2)
+def test_who_does_not_read_is_hung_up_on(folder: Path) -> None:
+    """More than the sockets hold is written to a client that does not read: the request ends."""
     body = json.dumps({**LONG, "n": 64, "logprobs": 20, "stream": True}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    with Live({"gpt": load(folder, device="cpu")}, timeout=1) as server, socket.socket() as one:
+    model = load(folder, device="cpu")
+    with Live({"gpt": model}, timeout=1, stall_timeout=0.2) as server, socket.socket() as one:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         one.connect(server.socket.getsockname())
         one.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)

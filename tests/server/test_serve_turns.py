@@ -20,7 +20,6 @@ from torch import nn
 from live_server import Live, bert_with, gpt_folder
 from malmoi.inference import Model, load
 from malmoi.inference.engine import Engine
-from malmoi.server import executor
 from malmoi.server.executor import ModelExecutor, checkpoint
 from malmoi.tokenizer import train_tokenizer
 
@@ -98,7 +97,7 @@ class Serving:
 def serving(folder: Path) -> Iterator[Serving]:
     model = load(folder, device="cpu")
     held = Held(model)
-    with Live({"gpt": model}, slots=2, max_read_tokens=2000) as live:
+    with Live({"gpt": model}, slots=2, max_read_tokens=2000, time_slice=0) as live:
         yield Serving(live, held)
         held.go.set()
 
@@ -186,11 +185,7 @@ def test_stopping_at_once_tells_those_whose_work_is_paused(serving: Serving) -> 
 # ------------------------------------------------------------------ turns
 
 
-def test_a_short_request_does_not_wait_for_a_long_one(
-    serving: Serving, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # turns of one layer, however fast the machine is
-    monkeypatch.setattr(executor, "QUANTUM_SECONDS", 0.0)
+def test_a_short_request_does_not_wait_for_a_long_one(serving: Serving) -> None:
     url = serving.live.url
     with ThreadPoolExecutor(2) as pool:
         body = {"text": [TEXT] * 8, "labels": LABELS}
@@ -206,10 +201,7 @@ def test_a_short_request_does_not_wait_for_a_long_one(
     assert mine[-1] < 10 < len(layers)  # turn about with the long one, which goes on long after it
 
 
-def test_answers_do_not_depend_on_who_else_asks(
-    serving: Serving, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(executor, "QUANTUM_SECONDS", 0.0)
+def test_answers_do_not_depend_on_who_else_asks(serving: Serving) -> None:
     serving.held.go.set()
     texts = [TEXT[: 6 + 2 * i] for i in range(10)]
 
@@ -225,10 +217,7 @@ def test_answers_do_not_depend_on_who_else_asks(
     assert found == [pytest.approx(model.classify(text, LABELS).scores, abs=1e-4) for text in texts]
 
 
-def test_turns_go_round_the_clients_then_round_their_requests(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(executor, "QUANTUM_SECONDS", 0.0)
+def test_turns_go_round_the_clients_then_round_their_requests() -> None:
     turns: list[str] = []
     go = threading.Event()
 

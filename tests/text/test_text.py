@@ -6,6 +6,7 @@ import io
 import json
 import lzma
 import sys
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.text import formats as formats_module
-from malmoi.text import lines as lines_module
 from malmoi.text.documents import read_documents
-from malmoi.text.formats import guess_rule
+from malmoi.text.formats import MAX_DOCUMENT_CHARACTERS, guess_rule
+from malmoi.text.lines import decode_lines
 from malmoi.text.sentences import sentence_splitter, split_sentences
 
 SHARED = Path(__file__).parents[3] / "shared"
@@ -161,28 +161,22 @@ def test_mixed_and_broken_lines_are_counted(tmp_path: Path) -> None:
 def test_long_lines_come_in_pieces_and_whole(text: str, encoding: str) -> None:
     text = text.replace("é", "나") if encoding == "cp949" else text
     data = text.encode(encoding)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lines_module, "MAX_LINE_BYTES", 8)
-        found = list(
-            lines_module.decode_lines(
-                io.BytesIO(data), encoding, lambda *bad: pytest.fail(str(bad))
-            )
-        )
+    found = list(
+        decode_lines(io.BytesIO(data), encoding, lambda *bad: pytest.fail(str(bad)), max_bytes=8)
+    )
     assert "".join(piece + "\n" * ends for _, piece, ends in found) == text
     assert all(len(piece) <= 16 for _, piece, _ in found)
 
 
-def test_an_endless_line_is_cut_at_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats_module, "MAX_DOCUMENT_CHARACTERS", 1000)
-    monkeypatch.setattr(sys.modules["malmoi.text.documents"], "MAX_DOCUMENT_CHARACTERS", 1000)
-    monkeypatch.setattr(lines_module, "MAX_LINE_BYTES", 500)
-    text = " ".join(["낱말"] * 2000)
+def test_an_endless_line_is_cut_at_spaces(tmp_path: Path) -> None:
+    text = " ".join(["wordless"] * 2_000_000)
     (tmp_path / "a.txt").write_text(text)
     (tmp_path / "b.jsonl").write_text(json.dumps({"text": text}))
     for name in ("a.txt", "b.jsonl"):
         found = texts(tmp_path / name)
+        assert len(found) > 1
         assert " ".join(piece.strip() for piece in found) == text
-        assert max(map(len, found)) <= 1500
+        assert max(map(len, found)) < 1.2 * MAX_DOCUMENT_CHARACTERS
 
 
 # ---- other kinds
@@ -280,8 +274,8 @@ def test_folders_globs_and_standard_input(tmp_path: Path, monkeypatch: pytest.Mo
     assert texts(tmp_path) == ["a.txt", "b.txt", "sub/c.txt"]
     assert texts(tmp_path / "*.txt", tmp_path / "a.txt") == [".hidden.txt", "a.txt", "b.txt"]
     assert texts(tmp_path / "**" / "c.*") == ["sub/c.txt"]
-    monkeypatch.chdir(tmp_path)
-    assert texts("s?b/*.txt") == ["sub/c.txt"]
+    with chdir(tmp_path):
+        assert texts("s?b/*.txt") == ["sub/c.txt"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("표준 입력\n\n둘".encode())))
     reader = read_documents("-")
     assert [d.text for d in reader] == [d.text for d in reader] == ["표준 입력", "둘"]

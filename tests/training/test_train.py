@@ -938,10 +938,9 @@ def test_wrong_commands_are_one_sentence(
     code: int,
     said: str,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    workdir: Path,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     assert run_command(["pretrain", *arguments]) == code
     error = capsys.readouterr().err
     assert said in error

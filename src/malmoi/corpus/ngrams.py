@@ -94,9 +94,9 @@ def _in_word(code: int) -> bool:
     return unicodedata.category(chr(code))[0] in "LNM"
 
 
-def hash_words(text: str) -> HashedWords:
+def hash_words(text: str, chunk: int = PIECE_CHARACTERS) -> HashedWords:
     """All words of a text."""
-    parts = [_words(text[begin:end], begin) for begin, end in _pieces(text)]
+    parts = [_words(text[begin:end], begin) for begin, end in _pieces(text, chunk)]
     hashes, starts, ends = (np.concatenate(column) for column in zip(*parts, strict=True))
     return HashedWords(hashes, starts, ends)
 
@@ -132,13 +132,10 @@ def _groups(texts: Iterable[str]) -> Iterator[list[str]]:
         yield group
 
 
-def _pieces(text: str) -> Iterator[tuple[int, int]]:
+def _pieces(text: str, size: int) -> Iterator[tuple[int, int]]:
     begin = 0
-    while len(text) - begin > PIECE_CHARACTERS:
-        end = (
-            text.rfind(" ", begin + PIECE_CHARACTERS // 2, begin + PIECE_CHARACTERS) + 1
-            or begin + PIECE_CHARACTERS
-        )
+    while len(text) - begin > size:
+        end = text.rfind(" ", begin + size // 2, begin + size) + 1 or begin + size
         yield begin, end
         begin = end
     yield begin, len(text)

@@ -22,10 +22,14 @@ class ServeConfig:
     # that one request may have a model read, as for OpenAI's embeddings
     max_read_tokens: int = 300_000
     max_body: int = 4 * 2**20  # bytes of a request
+    body_timeout: float = 30.0  # seconds in which a body must arrive
+    stall_timeout: float = 30.0  # beyond `timeout`, for a client that reads slowly
+    time_slice: float = 0.05  # seconds of computing before another client's turn
     runs: Path | None = None  # training runs for the studio to show
 
     def __post_init__(self) -> None:
-        for name in ("slots", "queue", "timeout", "max_tokens", "max_read_tokens", "max_body"):
+        limits = ("slots", "queue", "max_tokens", "max_read_tokens", "max_body")
+        for name in (*limits, "timeout", "body_timeout", "stall_timeout"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} must be above 0, not {getattr(self, name)}.")
         if not 0 <= self.port < 2**16:

@@ -24,7 +24,6 @@ from malmoi.server.errors import ApiError
 from malmoi.server.registry import Registry, ServedModel
 
 T = TypeVar("T")
-QUANTUM_SECONDS = 0.05  # a time slice
 MAX_BEGUN = 16  # started and unfinished requests: each holds the activations of a batch
 
 _thread = threading.local()
@@ -82,7 +81,8 @@ class Work(Generic[T]):
 class ModelExecutor:
     """Round-robin over clients, and over the requests of a client."""
 
-    def __init__(self, name: str, blocks: nn.ModuleList) -> None:
+    def __init__(self, name: str, blocks: nn.ModuleList, time_slice: float = 0.0) -> None:
+        self.time_slice = time_slice
         self.threads = ThreadPoolExecutor(MAX_BEGUN, f"malmoi-{name}")
         self.lock = threading.Lock()
         self.waiting: dict[str, deque[Work[Any]]] = {}  # by client, in the order of their turns
@@ -113,7 +113,7 @@ class ModelExecutor:
                 self._dequeue(work)
 
     def checkpoint(self, work: Work[Any]) -> None:
-        if not work.cancelled and monotonic() - work.turn_began >= QUANTUM_SECONDS:
+        if not work.cancelled and monotonic() - work.turn_began >= self.time_slice:
             self._give_way(work)
         if work.cancelled:
             raise WorkCancelled
@@ -187,7 +187,8 @@ class ModelExecutors:
     def __init__(self, registry: Registry, settings: ServeConfig) -> None:
         self.settings = settings
         self.executors = {
-            one.name: ModelExecutor(one.name, one.model.network.trunk.blocks) for one in registry
+            one.name: ModelExecutor(one.name, one.model.network.trunk.blocks, settings.time_slice)
+            for one in registry
         }
         self.waiting = dict.fromkeys(registry.names, 0)
 

@@ -13,6 +13,7 @@ from fastapi import Request
 from malmoi.errors import UsageError
 from malmoi.inference.engine import Engine, GenerationJob
 from malmoi.inference.stream import TextChunk, TokenStream
+from malmoi.server.config import ServeConfig
 from malmoi.server.errors import ApiError
 from malmoi.server.executor import client_of, shutting_down, timed_out
 from malmoi.server.metrics import Metrics
@@ -26,14 +27,14 @@ class GenerationStream:
     def __init__(self, request: Request, engine: Engine, jobs: Sequence[GenerationJob]) -> None:
         if len(jobs) > engine.queue:
             raise UsageError(f"{len(jobs)} continuations are above the limit of {engine.queue}.")
-        self.seconds: float = request.app.state.settings.timeout
+        self.settings: ServeConfig = request.app.state.settings
         self.metrics: Metrics = request.app.state.metrics
         self.start = perf_counter()
         self.loop = asyncio.get_running_loop()
         self.ready = asyncio.Event()
         self.received = deque[IndexedChunk]()
         self.late = False
-        self.alarm = self.loop.call_later(self.seconds, self._time_out)
+        self.alarm = self.loop.call_later(self.settings.timeout, self._time_out)
         self.streams: list[TokenStream] = []
         owner = (client_of(request), id(self))
         try:
@@ -61,7 +62,7 @@ class GenerationStream:
             await self.ready.wait()
             self.ready.clear()
             if self.late:
-                raise timed_out(self.seconds)
+                raise timed_out(self.settings.timeout)
             some = list(self._taken())
             for index, chunk in some:
                 self._check(index, chunk)

@@ -19,7 +19,6 @@ from malmoi.server.errors import ApiError
 from malmoi.server.metrics import Metrics
 
 MAX_CONNECTIONS = 1024  # concurrent requests
-BODY_TIMEOUT_SECONDS = 30.0  # in which a body must arrive
 # of a body that is too large, so that its sender gets to read the answer
 MAX_DRAINED_BYTES = 64 * 2**20
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
@@ -114,10 +113,10 @@ class RequestGuard:
         announced = headers.get("content-length", "0")
         size = int(announced) if announced.isdigit() and len(announced) < 20 else 0
         try:
-            async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
+            async with asyncio.timeout(self.settings.body_timeout):
                 return await self._read(receive, too_large=size > self.settings.max_body)
         except TimeoutError:
-            sentence = f"The request body took longer than {BODY_TIMEOUT_SECONDS:g} seconds."
+            sentence = f"The request body took longer than {self.settings.body_timeout:g} seconds."
             raise ApiError(408, sentence, code="slow") from None
 
     async def _read(self, receive: Receive, *, too_large: bool) -> bytes:

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from malmoi.errors import MalmoiError
 from malmoi.server.config import ServeConfig
 from malmoi.server.executor import ModelExecutors
-from malmoi.server.middleware import BODY_TIMEOUT_SECONDS, ServerState
+from malmoi.server.middleware import ServerState
 from malmoi.server.registry import Registry
 
 # in which connected clients still get an answer
@@ -41,7 +41,7 @@ class Server(uvicorn.Server):
         self.state: ServerState = app.state.gate
         self.registry: Registry = app.state.registry
         self.work: ModelExecutors = app.state.work
-        self.patience = settings.timeout
+        self.settings = settings
         self.deadline = float("inf")
         self.silent: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
 
@@ -52,7 +52,7 @@ class Server(uvicorn.Server):
     def stop(self, *, now: bool = False) -> None:
         """Stops accepting and exits once all requests are done; `now` cancels them."""
         self.state.stopping = True
-        self.deadline = min(self.deadline, monotonic() + (0 if now else self.patience))
+        self.deadline = min(self.deadline, monotonic() + (0 if now else self.settings.timeout))
 
     async def on_tick(self, counter: int) -> bool:
         self._hang_up()
@@ -75,10 +75,10 @@ class Server(uvicorn.Server):
         for connection in list(self.server_state.connections):
             if getattr(connection, "cycle", None) is not None:
                 self.silent.pop(connection, None)
-            elif (
-                monotonic() - self.silent.setdefault(connection, monotonic()) > BODY_TIMEOUT_SECONDS
-            ):
-                connection.transport.close()
+            else:
+                since = self.silent.setdefault(connection, monotonic())
+                if monotonic() - since > self.settings.body_timeout:
+                    connection.transport.close()
 
 
 def listen(settings: ServeConfig) -> socket.socket:

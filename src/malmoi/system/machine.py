@@ -176,7 +176,7 @@ _pretended: list[Machine] = []  # innermost last; threads of the process see it 
 
 def this_machine() -> Machine:
     """The machine to compute on: as detected, changed by `MALMOI_MACHINE` or `pretend`."""
-    return _pretended[-1] if _pretended else _described(os.environ.get(ENVIRONMENT, ""))
+    return _pretended[-1] if _pretended else parse_machine(os.environ.get(ENVIRONMENT, ""))
 
 
 @contextmanager
@@ -190,7 +190,8 @@ def pretend(machine: Machine) -> Iterator[Machine]:
 
 
 @cache
-def _described(text: str) -> Machine:
+def parse_machine(text: str) -> Machine:
+    """This machine with changes, as `MALMOI_MACHINE` writes them: "no-bf16,memory=2G"."""
     machine = detect()
     for word in filter(None, (part.strip() for part in text.split(","))):
         machine = _changed(machine, word)

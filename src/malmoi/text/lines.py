@@ -120,12 +120,12 @@ def _korean(line: bytes) -> str | None:
 
 
 def decode_lines(
-    stream: IO[bytes], encoding: str, bad: OnBadLine
+    stream: IO[bytes], encoding: str, bad: OnBadLine, *, max_bytes: int = MAX_LINE_BYTES
 ) -> Iterator[tuple[int, str, bool]]:
     """(number, text, whether the line ends here); undecodable lines go to `bad`."""
     wide = encoding.startswith(("utf-16", "utf-32"))
-    read = _wide_lines(stream, encoding) if wide else _byte_lines(stream, encoding)
-    for number, text, ends in read:
+    read = _wide_lines if wide else _byte_lines
+    for number, text, ends in read(stream, encoding, max_bytes):
         if text is None:
             bad(number, f"not readable as {encoding}")
         elif "\0" in text:
@@ -134,17 +134,19 @@ def decode_lines(
             yield number, text, ends
 
 
-def _byte_lines(stream: IO[bytes], encoding: str) -> Iterator[tuple[int, str | None, bool]]:
+def _byte_lines(
+    stream: IO[bytes], encoding: str, most: int
+) -> Iterator[tuple[int, str | None, bool]]:
     number = 1
     rest = b""
     korean = encoding == "cp949"
     if encoding == "utf-8-sig":
         stream.read(len(codecs.BOM_UTF8))
-    while piece := stream.readline(MAX_LINE_BYTES):
+    while piece := stream.readline(most):
         ends = piece.endswith(b"\n")
         line = rest + piece if rest else piece
         rest = b""
-        if not ends and len(piece) == MAX_LINE_BYTES:
+        if not ends and len(piece) == most:
             line, rest = _cut(line, korean=korean)
         yield number, _decode(line.rstrip(b"\r\n") if ends else line, korean=korean), ends
         number += ends
@@ -172,18 +174,20 @@ def _cut(line: bytes, *, korean: bool) -> tuple[bytes, bytes]:
     return line[:at], line[at:]
 
 
-def _wide_lines(stream: IO[bytes], encoding: str) -> Iterator[tuple[int, str | None, bool]]:
+def _wide_lines(
+    stream: IO[bytes], encoding: str, most: int
+) -> Iterator[tuple[int, str | None, bool]]:
     """UTF-16 and UTF-32 have no newline byte, so they are decoded first."""
     codecs.register_error("malmoi.mark", _mark)
     reader = io.TextIOWrapper(stream, encoding, errors="malmoi.mark", newline=None)
     number = 1
     try:
-        while piece := reader.readline(MAX_LINE_BYTES // 2):
+        while piece := reader.readline(most // 2):
             ends = piece.endswith("\n")
             yield number, None if _UNREADABLE in piece else piece.removesuffix("\n"), ends
             number += ends
     finally:
-        with suppress(ValueError):  # of who reads no further the file may be closed by now
+        with suppress(ValueError):  # the file may be closed by now
             reader.detach()
 
 

@@ -13,7 +13,6 @@ from malmoi.server.errors import ApiError, api_error, log
 from malmoi.server.executor import unless_disconnected
 from malmoi.server.generation import GenerationStream
 
-STALL_SECONDS = 30.0  # beyond the request timeout, for a slow reader
 DONE_EVENT = b"data: [DONE]\n\n"
 EVENT_SCHEMA = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
 STREAM_RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -39,7 +38,8 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self.generation:
             try:
-                async with asyncio.timeout(self.generation.seconds + STALL_SECONDS):
+                settings = self.generation.settings
+                async with asyncio.timeout(settings.timeout + settings.stall_timeout):
                     await unless_disconnected(receive, self._send_all(send))
             except TimeoutError:
                 return  # a client that does not read cannot be told
