@@ -58,5 +58,5 @@ def nearest(name: str, names: Iterable[str]) -> str:
     begin = sorted((n for n in known if asked and n.lower().startswith(asked)), key=len)
     close = begin or get_close_matches(asked, known, n=1, cutoff=0.5)
     if close:
-        return f" Did you mean {' or '.join(repr(one) for one in close[:SHOWN_NAMES])}?"
+        return f" Did you mean {', '.join(repr(one) for one in close[:SHOWN_NAMES])}?"
     return f" Known: {', '.join(known)}." if len(known) <= 20 else ""

@@ -103,8 +103,8 @@ def build_app() -> typer.Typer:
     for panel, modules in PANELS.items():
         for name in modules:
             _add(app, name, import_module(f"malmoi.cli.{name}"), translate(panel))
-    if language() == "ko":
-        _korean_titles()
+    if language() != "en" or "typer.rich_utils" in sys.modules:
+        _translate_titles()
     return app
 
 
@@ -135,19 +135,22 @@ def _add(app: typer.Typer, name: str, module: ModuleType, panel: str) -> None:
 def _about(thing: Callable[..., None] | ModuleType) -> str:
     """Its docstring, paragraph by paragraph: a terminal has its own width."""
     paragraphs = cleandoc(thing.__doc__ or "").split("\n\n")
-    return "\n\n".join(translate(" ".join(text.split())) for text in paragraphs)
+    return "\n\n".join(_paragraph(" ".join(text.split())) for text in paragraphs)
 
 
-def _korean_titles() -> None:
+def _paragraph(text: str) -> str:
+    word, colon, rest = text.partition(": ")
+    return f"{translate(word)}{colon}{rest}" if word == "Example" else translate(text)
+
+
+def _translate_titles() -> None:
+    """Typer's own words."""
     import typer.rich_utils as titles
 
-    for name in (
-        "ARGUMENTS_PANEL_TITLE",
-        "OPTIONS_PANEL_TITLE",
-        "DEFAULT_STRING",
-        "REQUIRED_LONG_STRING",
-    ):
-        setattr(titles, name, translate(getattr(titles, name)))
+    titles.ARGUMENTS_PANEL_TITLE = translate("Arguments")
+    titles.OPTIONS_PANEL_TITLE = translate("Options")
+    titles.DEFAULT_STRING = translate("[default: {}]")
+    titles.REQUIRED_LONG_STRING = translate("[required]")
 
 
 def malmoi(

@@ -176,9 +176,11 @@ def _check_source(word: str, *, named: bool) -> None:
     path = word.rpartition("=")[2]  # NAME=SRC
     if path == "-" or path.startswith(SCHEMES) or any(sign in path for sign in "*?["):
         return
-    if not Path(path).exists():
-        what = "file or folder" if named else "recipe, file or folder"
-        raise UsageError(f"There is no {what} {word!r}.{'' if named else nearest(word, RECIPES)}")
+    if Path(path).exists():
+        return
+    if named:
+        raise UsageError(f"There is no file or folder {word!r}.")
+    raise UsageError(f"There is no recipe, file or folder {word!r}.{nearest(word, RECIPES)}")
 
 
 def _explain(

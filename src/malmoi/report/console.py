@@ -100,7 +100,7 @@ def progress_line(event: Progress, seconds_left: float | None) -> str:
     if event.share is not None:
         parts.append(f"{progress_bar(event.share, 16)} {event.share:4.0%}")
     if seconds_left is not None:
-        parts.append(f"{format_duration(seconds_left)} left")
+        parts.append(translate(f"{format_duration(seconds_left)} left"))
     parts.append(_amount(event))
     parts += format_metrics(event.metrics)
     return "  ".join(parts)
@@ -108,11 +108,12 @@ def progress_line(event: Progress, seconds_left: float | None) -> str:
 
 def _amount(event: Progress) -> str:
     if event.unit == "seconds":  # the bar and the time left say it
-        return event.verb
+        return translate(event.verb)
     if event.total is None and not event.unit:  # work that cannot be counted
-        return event.verb
+        return translate(event.verb)
     total = "" if event.total is None else f"/{event.total:,.0f}"
-    return f"{event.verb} {event.done:,.0f}{total} {event.unit}".rstrip()
+    verb, unit = translate(event.verb), translate(event.unit)
+    return f"{verb} {event.done:,.0f}{total} {unit}".rstrip()
 
 
 def format_metrics(metrics: Mapping[str, float]) -> list[str]:
@@ -125,7 +126,7 @@ def _metric(name: str, value: float) -> str:
     if name.endswith("_per_second"):
         return f"{value:,.0f} {words.removesuffix(' per second')}/s"
     if name == "utilization":
-        return f"{value:.0%} of the machine"
+        return translate(f"{value:.0%} of the machine")
     return f"{words} {value:,}" if isinstance(value, int) else f"{words} {value:.3f}"
 
 

@@ -7,6 +7,7 @@ has a value; the values themselves are translated too, so that sentences may be 
 import os
 import re
 import tomllib
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 
@@ -52,6 +53,15 @@ def _translated(text: str) -> str:
         return catalogue()[text]
     for pattern, places, korean in _templates():
         if match := pattern.fullmatch(text):
-            values = dict(zip(places, match.groups(), strict=True))
-            return PLACE.sub(lambda place, v=values: _translated(v[place[1]]), korean)  # type: ignore[misc]
+            return _filled(korean, dict(zip(places, match.groups(), strict=True)))
     return text
+
+
+def _filled(korean: str, values: Mapping[str, str]) -> str:
+    """The sentence with its values: a clause is translated too, a single word is a name."""
+
+    def value(place: re.Match[str]) -> str:
+        found = values[place[1]]
+        return _translated(found) if " " in found else found
+
+    return PLACE.sub(value, korean)

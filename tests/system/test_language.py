@@ -1,0 +1,74 @@
+"""The user's language: the catalogue belongs to the source, and reads as Korean."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from malmoi.cli import run_command
+from malmoi.system.language import catalogue, language, translate
+
+SOURCE = Path(__file__).parents[2] / "src" / "malmoi"
+# sentences that typer says
+TYPER = re.compile(r"Arguments|Options|\[|Show |Install |Missing ")
+# English word order in Korean words, and spellings that Korean papers do not use
+CALQUES = ("들립니다", "섭니다", "짐작", "낱말 가리기", "대화 틀", " %", "당신", "그것은")
+
+
+def sentences() -> set[str]:
+    """Every string of the source, with {} for a value; docstrings by paragraph."""
+    found: set[str] = set()
+    for file in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.add(node.value)
+                found |= {" ".join(part.split()) for part in node.value.split("\n\n")}
+            elif isinstance(node, ast.JoinedStr):
+                parts = (v.value if isinstance(v, ast.Constant) else "{}" for v in node.values)
+                found.add("".join(str(part) for part in parts))
+    return found
+
+
+def test_every_key_is_a_sentence_of_the_source() -> None:
+    known = sentences()
+    keys = {re.sub(r"\{\d\}", "{}", key) for key in catalogue() if not TYPER.match(key)}
+    assert keys - known == set()
+
+
+@pytest.mark.parametrize("english", catalogue())
+def test_a_translation_keeps_the_values_and_is_no_calque(english: str) -> None:
+    korean = catalogue()[english]
+    places = re.compile(r"\{\d\}")
+    assert sorted(places.findall(korean)) == sorted(places.findall(english))
+    assert not [calque for calque in CALQUES if calque in korean]
+    # options and commands stay as they are typed
+    assert set(re.findall(r"--[a-z]+", english)) == set(re.findall(r"--[a-z]+", korean))
+
+
+def test_the_language_follows_the_locale(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MALMOI_LANG", "LC_ALL", "LC_MESSAGES", "LANG"):
+        monkeypatch.delenv(name, raising=False)
+    assert language() == "en"
+    monkeypatch.setenv("LANG", "ko_KR.UTF-8")
+    assert language() == "ko"
+    assert translate("There is no task 'sst'. Did you mean 'sst2'? `malmoi tasks` lists them.") == (
+        "'sst' 과제는 없습니다. 'sst2'을(를) 찾으셨나요? 목록은 `malmoi tasks`로 봅니다."
+    )
+    monkeypatch.setenv("MALMOI_LANG", "en")
+    assert language() == "en"
+
+
+def test_help_and_errors_are_korean(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MALMOI_LANG", "ko")
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run_command(["finetune", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "미세 조정합니다" in shown
+    assert "최대 학습률." in shown
+    assert run_command(["tasks", "sst"]) == 2
+    assert "과제는 없습니다" in capsys.readouterr().err
+    assert run_command(["generate"]) == 2
+    assert "옵션이 필요합니다: '--model' / '-m'. 도움말: malmoi" in capsys.readouterr().err
