@@ -216,7 +216,7 @@ def smaller(code: str) -> str:
     return code
 
 
-QUICK = ("--help", "tasks", "recipes", "plan", "--list")
+QUICK = ("--help", "tasks", "recipes", "records", "plan", "--list")
 
 
 @pytest.mark.parametrize(
