@@ -7,7 +7,7 @@ LOCKS := constraints.txt requirements-build.lock requirements.lock
 # Nothing is resolved, and nothing is built with tools that were not checked. -qq: pip's remarks about itself.
 BY_HASH := install -qq --no-deps --no-build-isolation --require-hashes
 
-.PHONY: demo test check bench heavy campaign lock clean
+.PHONY: demo test check bench docs heavy campaign lock clean
 
 # torch alone is pinned by its version only: it is another build on every kind of machine, a local one where there is.
 $(READY): pyproject.toml $(LOCKS)
@@ -40,6 +40,10 @@ campaign: $(READY)
 bench: $(READY)
 	$(BIN)/malmoi bench
 
+# The pages of docs/ and the API reference, in site/. Needs no network.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 # Writes the pinned versions and their checksums anew, for all platforms; a version that is pinned stays. Needs uv.
 PIN := uv pip compile --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command 'make lock'
 lock:
@@ -49,4 +53,4 @@ lock:
 	  $$(grep -oE '^(torch|triton|nvidia-[a-z0-9-]+|cuda-[a-z0-9-]+)=' constraints.txt | sed 's/=//; s/^/--no-emit-package /')
 
 clean:
-	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) demo site .pytest_cache .mypy_cache .ruff_cache

@@ -133,8 +133,9 @@ class ModelConfig(Config):
     """One Transformer. BERT, GPT-2, RoBERTa, ModernBERT, LLaMA… are values of this (see
     model/families.py).
 
-    >>> malmoi.ModelConfig(vocab=1000, width=128, heads=2).size_per_head
-    64
+    Examples:
+        >>> malmoi.ModelConfig(vocab=1000, width=128, heads=2).size_per_head
+        64
     """
 
     vocab: int

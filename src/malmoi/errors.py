@@ -14,9 +14,10 @@ class MalmoiError(Exception):
     """The work could not be done: a file is missing, broken or does not fit. Commands exit with
     1.
 
-    >>> malmoi.load("nowhere")
-    Traceback (most recent call last):
-    malmoi.errors.MalmoiError: ...
+    Examples:
+        >>> malmoi.load("nowhere")
+        Traceback (most recent call last):
+        malmoi.errors.MalmoiError: ...
     """
 
 
@@ -26,9 +27,10 @@ class UsageError(MalmoiError):
     `code` is a name for programs, where what is wrong is met often: a server sends it, and its page
     has words for it.
 
-    >>> malmoi.generate("runs/tiny-gpt", "The", temprature=0.5)
-    Traceback (most recent call last):
-    malmoi.errors.UsageError: generate has no setting 'temprature'. Did you mean 'temperature'?
+    Examples:
+        >>> malmoi.generate("runs/tiny-gpt", "The", temprature=0.5)
+        Traceback (most recent call last):
+        malmoi.errors.UsageError: generate has no setting 'temprature'. Did you mean 'temperature'?
     """
 
     def __init__(self, sentence: str, *, code: str | None = None) -> None:

@@ -74,10 +74,11 @@ def generate(
     top_p, stop, seed, beams, regex, choices and others. With n > 1 each prompt has a list of n
     continuations.
 
-    >>> malmoi.generate("runs/tiny-gpt", "The state of", max_new_tokens=8, seed=0)
-    '...'
-    >>> len(malmoi.generate("runs/tiny-gpt", ["The", "We"], max_new_tokens=4))
-    2
+    Examples:
+        >>> malmoi.generate("runs/tiny-gpt", "The state of", max_new_tokens=8, seed=0)
+        '...'
+        >>> len(malmoi.generate("runs/tiny-gpt", ["The", "We"], max_new_tokens=4))
+        2
     """
     return open_model(model).generate(prompt, n=n, parse_special=parse_special, **options)
 
@@ -91,9 +92,10 @@ def stream(
 ) -> Iterator[str]:
     """The same text as `generate`, piece by piece as it is written; whole characters only.
 
-    >>> pieces = malmoi.stream("runs/tiny-gpt", "The state of", max_new_tokens=8, seed=0)
-    >>> "".join(pieces)
-    '...'
+    Examples:
+        >>> pieces = malmoi.stream("runs/tiny-gpt", "The state of", max_new_tokens=8, seed=0)
+        >>> "".join(pieces)
+        '...'
     """
     return open_model(model).stream(prompt, parse_special=parse_special, **options)
 
@@ -106,8 +108,9 @@ def chat(
     `messages` is what a user says, or [{"role": "user", "content": "…"}, …]. Options are those of
     `generate`; max_new_tokens is 256 unless it is given.
 
-    >>> malmoi.chat("runs/tiny-gpt", "What is the state of the union?", max_new_tokens=8, seed=0)
-    '...'
+    Examples:
+        >>> malmoi.chat("runs/tiny-gpt", "Are we free?", max_new_tokens=8, seed=0)
+        '...'
     """
     return open_model(model).chat(messages, **options)
 
@@ -125,9 +128,10 @@ def score(
 ) -> "Score | list[Score]":
     """log p(continuation | context) by a language model; lists are scored in batches.
 
-    >>> found = malmoi.score("runs/tiny-gpt", "The state of the", " union")
-    >>> found.logprob < 0, found.tokens
-    (True, ...)
+    Examples:
+        >>> found = malmoi.score("runs/tiny-gpt", "The state of the", " union")
+        >>> found.logprob < 0, found.tokens
+        (True, ...)
     """
     return open_model(model).score(context, continuation)
 
@@ -145,9 +149,10 @@ def fill(
 
     A text with several masks gives one list for each.
 
-    >>> best = malmoi.fill("runs/tiny-bert", "The state of the [MASK] is strong.", top=3)
-    >>> best[0]
-    Fill(token=..., probability=..., text=...)
+    Examples:
+        >>> best = malmoi.fill("runs/tiny-bert", "The state of the [MASK] is strong.", top=3)
+        >>> best[0]
+        Fill(token=..., probability=..., text=...)
     """
     return open_model(model).fill(text, top)
 
@@ -196,9 +201,10 @@ def embed(
     Layer 0 is the embedding, -1 the last. pool: "mean", "cls" or "none", which gives an array
     [T, D] for each text.
 
-    >>> vectors = malmoi.embed("runs/tiny-bert", ["a strong union", "free people"])
-    >>> vectors.shape
-    (2, 16)
+    Examples:
+        >>> vectors = malmoi.embed("runs/tiny-bert", ["a strong union", "free people"])
+        >>> vectors.shape
+        (2, 16)
     """
     with listening(progress):
         return open_model(model).embed(texts, layers, pool, truncate=truncate)
@@ -223,8 +229,9 @@ def predict(
     A classifier gives a `Prediction` (label, scores), a tagger a list of `Span`s; a model that
     answers takes (question, context) and gives an `Answer`; one that chooses takes (text, choices).
 
-    >>> malmoi.predict("runs/reviews", "a strong and free film")
-    Prediction(label=..., scores={...})
+    Examples:
+        >>> malmoi.predict("runs/reviews", "a strong and free film")
+        Prediction(label=..., scores={...})
     """
     with listening(progress):
         return open_model(model).predict(texts)

@@ -41,11 +41,12 @@ def pretrain(
     settings of the recipe (`minutes=3`, `lr=1e-3`), or any other by its path in `settings`. The
     same call on the same folder resumes an unfinished run.
 
-    >>> model = malmoi.pretrain(
-    ...     "gpt-char", data="book.txt", out="runs/book", steps=2, batch=2, context=16, device="cpu"
-    ... )
-    >>> model.config.context
-    16
+    Examples:
+        >>> model = malmoi.pretrain(
+        ...     "gpt-char", data="book.txt", out="runs/book", steps=2, batch=2, context=16, device="cpu"
+        ... )
+        >>> model.config.context
+        16
     """
     from malmoi.training.pretrain import pretrain as train
 
@@ -70,11 +71,12 @@ def finetune(
     columns, or a `Task`. Without `dev` a tenth of the rows is held out. The same call on the same
     folder resumes an unfinished run.
 
-    >>> result = malmoi.finetune(
-    ...     "runs/tiny-bert", "classification", "reviews.csv", "runs/stars", epochs=1, device="cpu"
-    ... )
-    >>> sorted(result.metrics)
-    ['accuracy', 'f1_macro']
+    Examples:
+        >>> result = malmoi.finetune(
+        ...     "runs/tiny-bert", "classification", "reviews.csv", "runs/stars", epochs=1, device="cpu"
+        ... )
+        >>> sorted(result.metrics)
+        ['accuracy', 'f1_macro']
     """
     from malmoi.finetuning.finetune import finetune as tune
 
@@ -119,11 +121,12 @@ def evaluate(
     answers after that many examples in its prompt, and each metric has a standard error beside it;
     a list of numbers gives a list of metrics.
 
-    >>> malmoi.evaluate("runs/reviews", "classification", "reviews.csv")
-    {'accuracy': ..., 'f1_macro': ..., 'examples': 12}
-    >>> found = malmoi.evaluate("runs/tiny-gpt", "classification", "reviews.csv", shots=[0, 2])
-    >>> [one["shots"] for one in found]
-    [0, 2]
+    Examples:
+        >>> malmoi.evaluate("runs/reviews", "classification", "reviews.csv")
+        {'accuracy': ..., 'f1_macro': ..., 'examples': 12}
+        >>> found = malmoi.evaluate("runs/tiny-gpt", "classification", "reviews.csv", shots=[0, 2])
+        >>> [one["shots"] for one in found]
+        [0, 2]
     """
     from malmoi.evaluation.evaluate import evaluate as judge
 
@@ -149,9 +152,10 @@ def study(
 
     `malmoi study` lists the names.
 
-    >>> malmoi.study("in-contxt", data=["book.txt"], out="runs/study")
-    Traceback (most recent call last):
-    malmoi.errors.UsageError: There is no study 'in-contxt'. Did you mean 'in-context'? ...
+    Examples:
+        >>> malmoi.study("in-contxt", data=["book.txt"], out="runs/study")
+        Traceback (most recent call last):
+        malmoi.errors.UsageError: There is no study 'in-contxt'. Did you mean 'in-context'? ...
     """
     from malmoi.studies.registry import StudyResult, named_study
 

@@ -85,9 +85,10 @@ def compress(
     student of fewer layers learns from the model (data=…, task=…). share: layers share their
     weights, as in ALBERT (groups=1, embedding=128).
 
-    >>> result = malmoi.compress("runs/tiny-gpt", "runs/tiny-gpt-1", "prune", layers=[0])
-    >>> result.weights[1] < result.weights[0]
-    True
+    Examples:
+        >>> result = malmoi.compress("runs/tiny-gpt", "runs/tiny-gpt-1", "prune", layers=[0])
+        >>> result.weights[1] < result.weights[0]
+        True
     """
     if method not in METHODS:
         raise UsageError(f"There is no method {method!r}.{nearest(method, METHODS)}")
@@ -141,8 +142,9 @@ def export(
     dtype: fp32 or int8 for ONNX; f32, f16, bf16 or q8_0 for GGUF. What ONNX Runtime answers is
     compared with the model before the file is written.
 
-    >>> malmoi.export("runs/tiny-gpt", "model.gguf", dtype="q8_0")
-    ExportResult(out='model.gguf', format='gguf', bytes=..., max_difference=None)
+    Examples:
+        >>> malmoi.export("runs/tiny-gpt", "model.gguf", dtype="q8_0")
+        ExportResult(out='model.gguf', format='gguf', bytes=..., max_difference=None)
     """
     from malmoi.inference.export import export_model
 
@@ -159,9 +161,10 @@ def plan(
 
     `malmoi plan` lists the GPUs; any other is described by gpu_memory and gpu_tflops.
 
-    >>> made = malmoi.plan("gpt2-small", gpus=8, gpu="h100", price=2.5)
-    >>> made.parameters, made.fits
-    (124439808, True)
+    Examples:
+        >>> made = malmoi.plan("gpt2-small", gpus=8, gpu="h100", price=2.5)
+        >>> made.parameters, made.fits
+        (124439808, True)
     """
     from malmoi.planning.gpus import gpu as card
     from malmoi.planning.plan import Fleet, plan_run
@@ -191,9 +194,10 @@ def build_corpus(
     A source is a file, a folder, a glob, or NAME=SOURCE. An unfinished build resumes; another build
     in the same folder is refused, unless restart=True.
 
-    >>> made = malmoi.build_corpus(["book.txt"], "corpus", min_words=3)
-    >>> made.shards
-    1
+    Examples:
+        >>> made = malmoi.build_corpus(["book.txt"], "corpus", min_words=3)
+        >>> made.shards
+        1
     """
     from malmoi.corpus.build import CorpusResult
     from malmoi.corpus.build import build_corpus as build
@@ -210,9 +214,10 @@ def serve(models: "AnyModel | Sequence[AnyModel]", **options: Unpack[ServeOption
     The first model is the default. Only this machine can reach the server unless `host` says
     otherwise.
 
-    >>> malmoi.serve("runs/tiny-gpt", prot=8000)
-    Traceback (most recent call last):
-    malmoi.errors.UsageError: serve has no option 'prot'. Did you mean 'port'?
+    Examples:
+        >>> malmoi.serve("runs/tiny-gpt", prot=8000)
+        Traceback (most recent call last):
+        malmoi.errors.UsageError: serve has no option 'prot'. Did you mean 'port'?
     """
     from malmoi.server.config import ServeConfig
     from malmoi.server.serve import serve_models

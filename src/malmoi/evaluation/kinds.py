@@ -528,8 +528,9 @@ def custom_task(  # noqa: PLR0913  # a column each
     cloze (the last word is in `label`), write (`label` is what should be written, or several such
     texts) and text (how likely is it?).
 
-    >>> malmoi.custom_task("classification", text="review", label="stars").kind
-    'classification'
+    Examples:
+        >>> malmoi.custom_task("classification", text="review", label="stars").kind
+        'classification'
     """
     chosen = kind_named(kind)
     by = Columns(text, pair, label, choices, separator)

@@ -38,9 +38,10 @@ class Task:
     """What a data set is: how its files are read, what is asked of each example, and how answers
     are judged.
 
-    >>> task = malmoi.custom_task("classification", text="text", label="label")
-    >>> task.kind, task.metrics
-    ('classification', ('accuracy', 'f1_macro'))
+    Examples:
+        >>> task = malmoi.custom_task("classification", text="text", label="label")
+        >>> task.kind, task.metrics
+        ('classification', ('accuracy', 'f1_macro'))
     """
 
     name: str

@@ -94,8 +94,9 @@ def load(
     `malmoi.model.int8`). Numbers that this machine emulates are computed in fp32 unless they are
     named: `notes` says so.
 
-    >>> malmoi.load("runs/tiny-gpt")
-    Model(width=16, depth=2, context=128, can: generate, stream, chat, score, ...)
+    Examples:
+        >>> malmoi.load("runs/tiny-gpt")
+        Model(width=16, depth=2, context=128, can: generate, stream, chat, score, ...)
     """
     checkpoint = open_for_use(path, device, dtype)
     column_major(checkpoint.network)
@@ -105,10 +106,11 @@ def load(
 class Model(ZeroShot):
     """A network, its tokenizer and its labels, and everything one does with them.
 
-    >>> lm = malmoi.load("runs/tiny-gpt")
-    >>> lm.perplexity("The state of the union is strong.") > 1
-    True
-    >>> lm.save("copy")
+    Examples:
+        >>> lm = malmoi.load("runs/tiny-gpt")
+        >>> lm.perplexity("The state of the union is strong.") > 1
+        True
+        >>> lm.save("copy")
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:

@@ -22,8 +22,9 @@ LOGGER = logging.getLogger("malmoi")
 class Console(logging.Handler):
     """A logging handler and a progress callback that share stderr.
 
-    >>> with Console().attached():
-    ...     malmoi.pretrain("gpt-char", data="book.txt", out="runs/book", minutes=3)
+    Examples:
+        >>> with Console().attached():
+        ...     malmoi.pretrain("gpt-char", data="book.txt", out="runs/book", minutes=3)
     """
 
     def __init__(self) -> None:

@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 class Progress:
     """How far a call is: `done` of `total` units of the work that `verb` names.
 
-    >>> events = []
-    >>> vectors = malmoi.embed("runs/tiny-bert", ["one", "two"], progress=events.append)
-    >>> events[-1].verb, events[-1].done, events[-1].share
-    ('embed', 2, 1.0)
+    Examples:
+        >>> events = []
+        >>> vectors = malmoi.embed("runs/tiny-bert", ["one", "two"], progress=events.append)
+        >>> events[-1].verb, events[-1].done, events[-1].share
+        ('embed', 2, 1.0)
     """
 
     verb: str  # "pretrain", "encode", "evaluate", …

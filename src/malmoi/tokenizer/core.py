@@ -68,6 +68,11 @@ class Tokenizer:
     Text is text: "[MASK]" or "<|endoftext|>" in it is encoded as characters, never as a control
     token, as with transformers' `split_special_tokens=True`. With `parse_special=True` (llama.cpp's
     name) the names of control tokens mean the tokens, which is transformers' default.
+
+    Examples:
+        >>> tokenizer = malmoi.Tokenizer.load("runs/tiny-gpt")
+        >>> tokenizer.decode(tokenizer.encode("The state of").tokens)
+        'The state of'
     """
 
     def __init__(self, rust: Rust, settings: dict[str, Any] | None = None) -> None:

@@ -92,10 +92,11 @@ class TrainConfig(Config):
 class Recipe(Config):
     """Everything `pretrain` needs but the text; a run's recipe.json is one.
 
-    >>> from pathlib import Path
-    >>> recipe = malmoi.Recipe.from_json(Path("runs/tiny-gpt/recipe.json").read_text())
-    >>> recipe.override({"train.lr": 1e-3}).train.lr
-    0.001
+    Examples:
+        >>> from pathlib import Path
+        >>> recipe = malmoi.Recipe.from_json(Path("runs/tiny-gpt/recipe.json").read_text())
+        >>> recipe.override({"train.lr": 1e-3}).train.lr
+        0.001
     """
 
     name: str

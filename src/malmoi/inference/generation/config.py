@@ -22,8 +22,9 @@ from malmoi.system.limits import (
 class GenerationConfig:
     """How a continuation is generated: what the options of `generate` become.
 
-    >>> malmoi.GenerationConfig(max_new_tokens=8, stop="\\n").stop
-    ('\\n',)
+    Examples:
+        >>> malmoi.GenerationConfig(max_new_tokens=8, stop="\\n").stop
+        ('\\n',)
     """
 
     max_new_tokens: int = 40
