@@ -43,7 +43,7 @@ def pretrain(
 
     Examples:
         >>> model = malmoi.pretrain(
-        ...     "gpt-char", data="book.txt", out="runs/book", steps=2, batch=2, context=16, device="cpu"
+        ...     "gpt-char", data="book.txt", out="runs/book", steps=2, context=16, device="cpu"
         ... )
         >>> model.config.context
         16
@@ -73,7 +73,7 @@ def finetune(
 
     Examples:
         >>> result = malmoi.finetune(
-        ...     "runs/tiny-bert", "classification", "reviews.csv", "runs/stars", epochs=1, device="cpu"
+        ...     "runs/tiny-bert", "classification", "reviews.csv", "runs/stars", device="cpu"
         ... )
         >>> sorted(result.metrics)
         ['accuracy', 'f1_macro']
