@@ -46,7 +46,8 @@ def test_more_compute_takes_larger_models_and_more_text_reads_it_less_often() ->
     epochs = [size(tokens, 300).epochs for tokens in (1e6, 1e7, 1e8, 1e9)]
     assert epochs == sorted(epochs, reverse=True)
     slow = size(2e6, 100, Speed(3.6e10, "cpu", half=False, name="a core"))
-    assert (slow.model.depth, slow.model.width) == (2, 128)
+    assert (slow.model.depth, slow.model.width) == (2, 64)
+    assert size(2e6, 100, width=96).model.heads == 3
 
 
 def test_what_is_given_stays() -> None:
@@ -60,7 +61,7 @@ def test_minutes_that_the_text_cannot_use_are_left() -> None:
     found = size(450_000, 3600)
     assert found.minutes < 60
     assert found.epochs == 4 * MAX_EPOCHS["gpt"]
-    assert found.weights <= 20 * 450_000
+    assert found.weights - 8192 * found.model.width <= 20 * 450_000
 
 
 def test_a_speed_that_cannot_be_measured_is_said(

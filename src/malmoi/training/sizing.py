@@ -2,8 +2,8 @@
 
 The rule is `choose_size`: of shapes from small to large, the first that does not see too many
 tokens a weight and does not read the text too often. What is "too many" was measured: `MEASURED`
-has the runs, docs/lab.md the tables they come from. N weights of the blocks, D tokens a run
-processes, T tokens of the text, C floating-point operations of the budget.
+has the runs, docs/lab.md the tables they come from. N weights, D tokens a run processes, T tokens
+of the text, C floating-point operations of the budget.
 """
 
 import logging
@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 
 Kind = Literal["gpt", "bert", "both"]
 
-HEAD_WIDTH = 64
-WIDTHS = range(64, 4097, 64)
+HEAD_WIDTH = 64  # half of it where the width is no multiple
+WIDTHS = (*range(64, 256, 32), *range(256, 4097, 64))
 MAX_WEIGHTS_PER_TOKEN = 20.0  # N/T of the largest runs of NanoGPT Slowrun (2.7B on 100M tokens)
 MIN_TEXT_BYTES = 10_000
 LITTLE_TEXT_BYTES = 300_000
@@ -60,8 +60,8 @@ class MeasuredRun:
 
 # Runs that were limited by compute, not by text: what they say of D/N is interpolated in log C.
 MEASURED = (
-    MeasuredRun(4.5e12, 0.39e6, 0.82e6, "2 slow cores, 10 MB of speeches, 2 × 128"),
-    MeasuredRun(9.6e16, 28.3e6, 500e6, "H100, 5 minutes of fresh text, 9 × 512 (autoresearch)"),
+    MeasuredRun(1e12, 0.229e6, 0.635e6, "a slow core, 12 MB of speeches: 2 × 64, not 2 × 128"),
+    MeasuredRun(9.6e16, 32.5e6, 500e6, "H100, 5 minutes of fresh text: 9 × 512 (autoresearch)"),
 )
 # Runs that were limited by text: the size at which it is read no more often than this was the best
 # (H200: 9 × 512 for 70 s of 7.7M tokens, 10 × 640 for 290 s of 23.5M).
@@ -112,7 +112,7 @@ class SizeChoice:
     """A size and what follows from it."""
 
     model: ModelConfig
-    weights: int  # of the blocks, N
+    weights: int  # N
     tokens: int  # that the run processes, D
     epochs: float
     minutes: float  # that the text can use
@@ -179,11 +179,13 @@ def context_length(kind: Kind, weights: int, tokens: int) -> int:
     return length
 
 
-def batch_tokens(tokens: int) -> int:
-    """Tokens of a step, a power of two: 2,048 for a million tokens in all, 32,768 for 100 million;
-    the square root lies between the critical batch of McCandlish et al. 2018 and a constant.
+def batch_tokens(tokens: int, device: str) -> int:
+    """Tokens of a step, a power of two: 512 for 200,000 tokens in all, 32,768 for 100 million, and
+    no fewer on a GPU, which a smaller step leaves idle; all three measured.
     """
-    return int(2 ** round(math.log2(min(2**19, max(512, 32_768 * (tokens / 150e6) ** 0.5)))))
+    least = 512 if device == "cpu" else 32_768
+    wanted = min(2**19, max(least, 32_768 * (tokens / 170e6) ** 0.6))
+    return int(2 ** round(math.log2(wanted)))
 
 
 def choose_size(
@@ -194,15 +196,14 @@ def choose_size(
     """
     best: SizeChoice | None = None
     for depth, width in shapes(given):
-        weights = _block_weights(depth, width)
-        too_large = weights > MAX_WEIGHTS_PER_TOKEN * text_tokens
+        too_large = _block_weights(depth, width) > MAX_WEIGHTS_PER_TOKEN * text_tokens
         if best is not None and too_large:
             break
         best = _one_size(kind, (depth, width), (text_tokens, vocab), seconds, speed, given)
         flops = seconds * speed.reached(width)
         if best.epochs > MAX_EPOCHS[kind]:
             reason = "as large as this text can bear"
-        elif best.tokens > tokens_per_weight(flops) * weights:
+        elif best.tokens > tokens_per_weight(flops) * best.weights:
             reason = "the largest of all"
         else:
             return best
@@ -226,23 +227,22 @@ def _one_size(
 ) -> SizeChoice:
     depth, width = shape
     tokens, vocab = text
-    weights = _block_weights(depth, width)
-    context = int(given.get("context", context_length(kind, weights, tokens)))
+    blocks = _block_weights(depth, width)
+    weights = blocks + vocab * width
+    context = int(given.get("context", context_length(kind, blocks, tokens)))
     base = MODERN_BERT if kind == "bert" else SMALL_TEXT_GPT | {"both_ways": kind == "both"}
-    heads = max(1, width // HEAD_WIDTH)
+    heads = width // (HEAD_WIDTH if width % HEAD_WIDTH == 0 else HEAD_WIDTH // 2) or 1
     model = preset(
         "bert-small" if kind == "bert" else "gpt2-small",
         **base
         | dict(vocab=vocab, context=context, width=width, depth=depth, heads=heads, hidden=0),
     )
-    seen = int(
-        seconds * speed.reached(width) / flops_per_token(model, weights + vocab * width, context)
-    )
+    seen = int(seconds * speed.reached(width) / flops_per_token(model, weights, context))
     epochs = seen / max(1, tokens)
     limit = (
         f"it reads the text {epochs:.1f} times, and more than {MAX_EPOCHS[kind]:g} was worse"
         if epochs > MAX_EPOCHS[kind] / 2
-        else f"{seen / weights:.1f} tokens for each weight of its layers"
+        else f"{seen / weights:.1f} tokens for each weight"
     )
     return SizeChoice(model, weights, seen, epochs, seconds / 60, limit)
 
@@ -361,7 +361,7 @@ def size_recipe(
     }
     tokens = text.tokens(words)
     size = choose_size(kind, tokens, vocab, asked.train.minutes * 60, speed, fixed)
-    changes = _settings(kind, size, text, vocab)
+    changes = _settings(size, text, vocab, speed.device)
     if "train.batch" in given:
         del changes["train.fit_batch"]
     changes = {name: value for name, value in changes.items() if name not in given}
@@ -389,10 +389,10 @@ def check_enough_text(kind: Kind, text: TextSize) -> None:
         )
 
 
-def _settings(kind: Kind, size: SizeChoice, text: TextSize, vocab: int) -> dict[str, Any]:
+def _settings(size: SizeChoice, text: TextSize, vocab: int, device: str) -> dict[str, Any]:
     """What follows from the size, by the name of each setting."""
     length = size.model.context
-    batch = max(4, batch_tokens(size.tokens) // length)
+    batch = max(4, batch_tokens(size.tokens, device) // length)
     steps = max(1, size.tokens // (batch * length))
     model = {f"model.{name}": value for name, value in size.model.to_dict().items()}
     return model | {
@@ -424,10 +424,7 @@ def _reasons(
         f"Machine: {speed.name}, {speed.flops / 1e9:,.0f} GFLOP/s measured in {kind}; "
         f"{size.minutes:.3g} minutes are about {flops:.1e} operations."
     )
-    yield (
-        f"Size: {m.depth} layers × {m.width}, {_count(size.weights + m.vocab * m.width)} weights: "
-        f"{size.reason}."
-    )
+    yield (f"Size: {m.depth} layers × {m.width}, {_count(size.weights)} weights: {size.reason}.")
     regular = f"dropout {m.dropout:g} and a cautious Muon decay of {c.muon_decay:g}"
     yield f"Epochs: {_count(size.tokens)} tokens, {size.epochs:.1f} epochs: so {regular}."
     steps = size.tokens // (c.batch * m.context)
