@@ -184,6 +184,8 @@ class ModelConfig(Config):
     pooler: Literal["none", "tanh", "relu", "gelu"] = "none"
     # every head reads through a dense layer without bias, its activation and a norm (ModernBERT)
     head_transform: bool = False
+    # width of the generator that an ELECTRA is trained with, as a share of its own
+    generator_share: float = 0.25
     dropout: float = 0.1
     attention_dropout: float = 0.1
     init: Literal["normal", "truncated"] = "normal"

@@ -381,6 +381,20 @@ def test_heads_of_a_gated_network_take_the_activation_of_its_gate() -> None:
     torch.testing.assert_close(told["detect"], detected.squeeze(-1))
 
 
+@pytest.mark.parametrize(
+    ("name", "discriminator", "generator"),
+    [("electra-small", 13_549_057, 4_620_026), ("electra-base", 109_483_009, 33_740_602)],
+)
+def test_an_electra_is_as_large_as_its_paper_says(
+    name: str, discriminator: int, generator: int
+) -> None:
+    """14M and 110M (Clark et al. 2020 table 1 and 2), by transformers' own counts of both parts."""
+    with without_weights():
+        network = Network(preset(name), {"generator": 0, "detect": 0})
+    assert count_parameters(network.without_head("generator")) == discriminator
+    assert count_parameters(network.heads["generator"]) == generator
+
+
 def test_a_network_without_weights_has_shapes_tables_and_nothing_drawn() -> None:
     config = gpt2(vocab=50, width=32, depth=2, heads=2, context=8, positions="rotary")
     before = torch.get_rng_state()

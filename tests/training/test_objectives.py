@@ -17,7 +17,7 @@ from malmoi.checkpoint.hf_tables import FAMILY_TABLES
 from malmoi.checkpoint.translate import to_hf
 from malmoi.errors import UsageError
 from malmoi.model import Network, initialise
-from malmoi.model.families import bert, gpt2
+from malmoi.model.families import bert, electra, gpt2
 from malmoi.training.loss_module import LossModule, summarize_validation
 from malmoi.training.losses import (
     IGNORE_LABEL,
@@ -29,6 +29,7 @@ from malmoi.training.losses import (
     nsp,
     objective,
 )
+from malmoi.training.losses.language import DETECTION_WEIGHT
 from malmoi.training.losses.linear_xent import linear_cross_entropy
 
 TINY: dict[str, Any] = dict(
@@ -204,6 +205,40 @@ def test_the_bert_loss_is_that_of_transformers() -> None:
 
 
 # ---- micro-batches
+
+
+def test_replaced_tokens_are_found_by_the_rule_of_clark() -> None:
+    """Equation 1 to 4 by hand: masks, what the generator draws for them, and who replaced what."""
+    sizes = TINY | dict(width=32, embed_width=12, hidden=48, init_std=0.3)
+    net = initialise(Network(electra(**sizes), {"generator": 0, "detect": 0}), 0)
+    what, batch = objective("electra"), bert_batch()
+    torch.manual_seed(3)
+    done = ForwardPass.of(net, batch)
+    loss, means = what(done, count_labels(what, batch))
+    generator, flat = net.heads["generator"], batch["tokens"].flatten()
+    inputs = {"segments": batch["segments"], "keep": batch["keep"]}
+    logits = generator(generator.trunk(batch["tokens"], **inputs)).flatten(0, 1)[batch["mlm_slots"]]
+    chosen = batch["mlm_labels"] != IGNORE_LABEL
+    torch.manual_seed(3)
+    drawn = torch.multinomial(logits.softmax(-1), 1)[:, 0]
+    text, replaced = flat.clone(), torch.zeros_like(flat)
+    for slot, label, token in zip(
+        batch["mlm_slots"][chosen], batch["mlm_labels"][chosen], drawn[chosen], strict=True
+    ):
+        text[slot], replaced[slot] = token, token != label
+    found = net(text.view_as(batch["tokens"]), heads=("detect",), **inputs)["detect"]
+    keep = batch["keep"].bool()
+    truth = replaced.view_as(keep).float()
+    detection = F.binary_cross_entropy_with_logits(found[keep], truth[keep])
+    masked = F.cross_entropy(logits[chosen], batch["mlm_labels"][chosen])
+    torch.testing.assert_close(means["detect"], detection.detach())
+    torch.testing.assert_close(means["mlm"], masked.detach())
+    torch.testing.assert_close(loss, masked + DETECTION_WEIGHT * detection)
+    assert 0 < replaced.sum() < chosen.sum() + 1
+    # the discriminator teaches the generator nothing but the embeddings they share
+    (DETECTION_WEIGHT * detection).backward()
+    assert all(p.grad is None for p in generator.trunk.blocks.parameters())
+    assert net.trunk.embed.token is generator.trunk.embed.token
 
 
 def gradients(net: Network, what: Any, batches: list[dict[str, Tensor]]) -> list[Tensor]:

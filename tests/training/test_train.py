@@ -949,7 +949,12 @@ def test_wrong_commands_are_one_sentence(
 
 
 SMALL = {
-    "electra-small": {"tokenizer.vocab": 90, "model.embed_width": 8, "model.hidden": 32},
+    "electra-small": {
+        "tokenizer.vocab": 90,
+        "model.embed_width": 8,
+        "model.hidden": 32,
+        "data.lengths": [32],
+    },
     "albert-base": {"tokenizer.vocab": 90, "model.embed_width": 8, "data.lengths": [16, 32]},
     "bert-tiny-fast": {"tokenizer.vocab": 90, "data.lengths": [16, 32]},
     "bert-tiny": {
@@ -987,6 +992,36 @@ def test_a_fast_bert_is_a_modernbert_to_transformers(corpus: Path, tmp_path: Pat
         ours = model.network(given["input_ids"], keep=keep)["mlm"]
         logits = theirs(**given).logits
     torch.testing.assert_close(ours[keep], logits[keep], rtol=0, atol=1e-5)
+
+
+def test_an_electra_is_two_folders_to_transformers(corpus: Path, tmp_path: Path) -> None:
+    settings = {**TINY, "model.context": 32, **SMALL["electra-small"], "train.valid_every": 2}
+    model = malmoi.pretrain(
+        "electra-small", data=corpus, out=tmp_path, device="cpu", steps=3, **settings
+    )
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert {"mlm", "detect"} <= rows[0].keys()
+    assert any("detect_accuracy" in row for row in rows)
+    words = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    given = words(["the state of the union", "the"], padding=True, return_tensors="pt")
+    keep = given["attention_mask"].bool()
+    inputs = {"segments": given["token_type_ids"], "keep": keep}
+    network = model.network.eval()
+    generator = network.heads["generator"]
+    kinds = {"": transformers.ElectraForPreTraining, "generator": transformers.ElectraForMaskedLM}
+    with torch.no_grad():
+        ours = {
+            "": network(given["input_ids"], heads=("detect",), **inputs)["detect"],
+            "generator": generator(generator.trunk(given["input_ids"], **inputs)),
+        }
+        for folder, kind in kinds.items():
+            theirs, info = kind.from_pretrained(tmp_path / folder, output_loading_info=True)
+            assert not info["missing_keys"]
+            assert not info["unexpected_keys"]
+            logits = theirs.eval()(**given).logits
+            torch.testing.assert_close(ours[folder][keep], logits[keep], rtol=0, atol=1e-5)
+    assert set(malmoi.load(tmp_path).network.heads) == {"detect"}
+    assert malmoi.load(tmp_path / "generator").fill("the [MASK] of")
 
 
 def test_every_recipe_can_be_resolved() -> None:

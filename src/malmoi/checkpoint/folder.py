@@ -4,9 +4,9 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ from malmoi.checkpoint.weights import read_weights, write_weights
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.model import FeatureConfig, Network
+from malmoi.model.heads import Generator
 from malmoi.system.files import output_folder, write_text
 from malmoi.system.limits import MAX_CLASSES, shown
 from malmoi.system.untrusted import JsonObject, named, read_object
@@ -213,6 +214,10 @@ def write_checkpoint(
     With a `packing` the linear maps of the blocks are kept as whole numbers of few bits.
     """
     folder = Path(folder)
+    if "generator" in checkpoint.network.heads:  # an ELECTRA's two networks are two folders
+        write_checkpoint(_generator(checkpoint), folder / "generator", shard_bytes=shard_bytes)
+        whole = checkpoint.network.without_head("generator")
+        checkpoint = replace(checkpoint, network=whole)
     network = checkpoint.network
     if network.trunk.has_soft_tokens:
         raise UsageError(
@@ -246,6 +251,18 @@ def write_checkpoint(
             name = words.token(mask) if words and mask is not None else "[MASK]"
             kind = table.model_type if table else OWN_MODEL_TYPE
             write_text(folder / "README.md", model_card(network, kind, name))
+
+
+def _generator(checkpoint: Checkpoint) -> Checkpoint:
+    """The masked language model that a discriminator is trained with, as a model of its own."""
+    generator = cast(Generator, checkpoint.network.heads["generator"])
+    network = empty(generator.config, {"mlm": 0}, pooler=False)
+    weights: dict[str, Weight] = {
+        name.replace("head.", "heads.mlm.", 1) if name.startswith("head.") else name: tensor
+        for name, tensor in generator.state_dict().items()
+    }
+    fill_network(network, weights, Path(), {})
+    return replace(checkpoint, network=network.eval(), generation={}, extra={})
 
 
 def _saved(weights: Mapping[str, Weight], dtype: torch.dtype | None) -> dict[str, Tensor]:

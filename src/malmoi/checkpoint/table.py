@@ -237,6 +237,7 @@ def function_of(config: ModelConfig) -> dict[str, Any]:
     dropout.
     """
     training_only = {"dropout", "attention_dropout", "init", "init_std", "residual_init"}
+    training_only |= {"generator_share"}
     values = {k: v for k, v in resolve_rules(config).items() if k not in training_only}
     unused = {"rotary_base": 0.0, "local_rotary_base": 0.0, "rotary_scaling": ""}
     return values | ({} if config.positions == "rotary" else unused)

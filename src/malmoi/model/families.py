@@ -156,7 +156,9 @@ PRESETS: dict[str, Callable[..., ModelConfig]] = {
     "bert-large": partial(bert, depth=24, width=1024, heads=16),
     "distilbert": distilbert,
     "electra-small": electra,
-    "electra-base": partial(electra, embed_width=768, width=768, heads=12, hidden=3072),
+    "electra-base": partial(
+        electra, embed_width=768, width=768, heads=12, hidden=3072, generator_share=1 / 3
+    ),
     "albert-base": albert,
     "roberta-base": roberta,
     "roberta-large": partial(roberta, depth=24, width=1024, heads=16),

@@ -5,6 +5,7 @@ classes, M slots.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +13,8 @@ from torch import Tensor, nn
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
-from malmoi.model.embedding import make_norm
-from malmoi.model.transformer import ACTIVATIONS
+from malmoi.model.embedding import Embedding, make_norm
+from malmoi.model.transformer import ACTIVATIONS, Transformer
 
 ALIGNED_COLUMNS = 8  # a GPU's fast products write rows of a multiple of this
 
@@ -173,6 +174,30 @@ class DetectHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         scores: Tensor = self.linear(self.activate(self.dense(hidden))).squeeze(-1)
+        return scores
+
+
+class Generator(nn.Module):
+    """The small masked language model that an ELECTRA is trained with: the tokens, positions and
+    segments are embedded as the discriminator's are, the rest is narrower (Clark et al. 2020 §3.2).
+    """
+
+    def __init__(self, c: ModelConfig, embed: Embedding) -> None:
+        super().__init__()
+        self.config = replace(
+            c,
+            width=round(c.width * c.generator_share),
+            heads=max(1, round(c.heads * c.generator_share)),
+            hidden=round(c.mlp_width * c.generator_share),
+            embed_width=c.token_width,
+        )
+        self.trunk = Transformer(self.config)
+        for name in ("token", "position", "segment", "norm"):
+            setattr(self.trunk.embed, name, getattr(embed, name))
+        self.head = MLMHead(self.config, embed.token)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        scores: Tensor = self.head(hidden)
         return scores
 
 

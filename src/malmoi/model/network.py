@@ -18,6 +18,7 @@ from malmoi.model.heads import (
     LABEL_HEADS,
     POOLED_HEADS,
     VOCABULARY_HEADS,
+    Generator,
     LinearHead,
     Pooler,
     VocabularyHead,
@@ -70,6 +71,9 @@ class Network(nn.Module):
         return self.config.width if self.reader is None else self.reader.width
 
     def add(self, name: str, classes: int = 0) -> None:
+        if name == "generator":
+            self.heads[name] = Generator(self.config, self.trunk.embed)
+            return
         if name not in HEAD_BUILDERS:
             raise UsageError(f"There is no head {name!r}.{nearest(name, HEAD_BUILDERS)}")
         if name in LABEL_HEADS and classes < 1:
@@ -109,6 +113,13 @@ class Network(nn.Module):
         view.config = config
         heads = {("mlm" if name == "lm" else name): head for name, head in self.heads.items()}
         view._modules = {**self._modules, "trunk": trunk, "heads": nn.ModuleDict(heads)}
+        return view
+
+    def without_head(self, name: str) -> "Network":
+        """The same weights without one of the heads."""
+        heads = {other: head for other, head in self.heads.items() if other != name}
+        view = copy.copy(self)
+        view._modules = {**self._modules, "heads": nn.ModuleDict(heads)}
         return view
 
     def tie(self) -> None:

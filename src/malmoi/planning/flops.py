@@ -62,7 +62,8 @@ def _heads(network: Network, recipe: Recipe, length: int) -> float:
     """
     total = 0.0
     for name, head in network.heads.items():
-        share = {"lm": 1.0, "mlm": recipe.data.mask_rate}.get(name, 1 / length)
+        shares = {"lm": 1.0, "generator": 1.0, "detect": 1.0, "mlm": recipe.data.mask_rate}
+        share = shares.get(name, 1 / length)
         pooler = network.pooler if name in POOLED_HEADS else None
         total += 2.0 * share * (_matrices(head) + (0 if pooler is None else _matrices(pooler)))
     return total

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from malmoi.model import Network
 from malmoi.training.losses import IGNORE_LABEL, ForwardPass, Objective
+from malmoi.training.losses.base import real_tokens
 
 
 class LossModule(nn.Module):
@@ -33,11 +34,13 @@ class LossModule(nn.Module):
         terms = [term for term in self.objective.terms if term.labels in batch]
         for term in terms:
             sums[f"{term.metric_name}_loss"] = _widest(term.total(done))
-            sums[f"{term.metric_name}_count"] = _widest((batch[term.labels] != IGNORE_LABEL).sum())
+            sums[f"{term.metric_name}_count"] = _widest(term.count(batch))
         if "mlm_labels" in batch:
-            chosen = done.hidden.flatten(0, 1)[batch["mlm_slots"]]
             head = next(term.head for term in terms if term.labels == "mlm_labels")
-            sums["mlm_right"] = _right(self.network.heads[head](chosen), batch["mlm_labels"])
+            sums["mlm_right"] = _right(self.network.heads[head](done.at_masks), batch["mlm_labels"])
+        if done.replaced is not None:
+            found = (done.scores("detect") > 0) == done.replaced
+            sums["detect_right"] = _widest((found & real_tokens(batch)).sum())
         if "nsp_labels" in batch and "nsp" in self.network.heads:
             sums["nsp_right"] = _right(done.scores("nsp"), batch["nsp_labels"])
         return sums
@@ -57,7 +60,8 @@ def _widest(total: Tensor) -> Tensor:
 def guessing_loss(objective: Objective, vocab: int) -> float:
     """The loss of a model that takes every token for equally likely, and every next sentence."""
     return sum(
-        term.weight * math.log(2 if term.head == "nsp" else vocab) for term in objective.terms
+        term.weight * math.log(2 if term.head in ("nsp", "detect") else vocab)
+        for term in objective.terms
     )
 
 

@@ -102,7 +102,7 @@ class Recipe(Config):
     name: str
     about: str = ""
     model: ModelConfig
-    objective: Literal["lm", "both", "mlm", "mlm+nsp", "mlm+sop"] = "lm"
+    objective: Literal["lm", "both", "mlm", "mlm+nsp", "mlm+sop", "electra"] = "lm"
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)

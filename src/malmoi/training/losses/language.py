@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from malmoi.errors import UsageError, nearest
-from malmoi.training.losses.base import IGNORE_LABEL, ForwardPass, Objective, Term
+from malmoi.model.heads import Generator
+from malmoi.training.losses.base import IGNORE_LABEL, ForwardPass, Objective, Term, real_tokens
 from malmoi.training.losses.linear_xent import linear_cross_entropy
 
 
@@ -27,8 +28,8 @@ def mlm(head_name: str = "mlm") -> Objective:
 
     def total(done: ForwardPass) -> Tensor:
         head = done.network.heads[head_name]
-        chosen = done.hidden.flatten(0, 1)[done.batch["mlm_slots"]]
-        return linear_cross_entropy(head.features(chosen), head, done.batch["mlm_labels"])  # type: ignore[operator, arg-type]
+        head = head.head if isinstance(head, Generator) else head
+        return linear_cross_entropy(head.features(done.at_masks), head, done.batch["mlm_labels"])  # type: ignore[operator, arg-type]
 
     return Objective((Term(head_name, "mlm_labels", total, name="mlm"),))
 
@@ -54,10 +55,28 @@ def nsp() -> Objective:
     return Objective((Term("nsp", "nsp_labels", total),))
 
 
+DETECTION_WEIGHT = 50.0  # λ of Clark et al. 2020 eq. 4
+
+
+def detect() -> Objective:
+    """Clark et al. 2020 eq. 3: which tokens did the generator replace? Counted by every token that
+    is no padding.
+    """
+
+    def total(done: ForwardPass) -> Tensor:
+        assert done.replaced is not None
+        scores = done.scores("detect").float()
+        losses = F.binary_cross_entropy_with_logits(scores, done.replaced.float(), reduction="none")
+        return losses.masked_fill(~real_tokens(done.batch), 0.0).sum()
+
+    return Objective((Term("detect", "tokens", total),))
+
+
 OBJECTIVES: dict[str, Callable[[], Objective]] = {
     "lm": lm,
     "both": both,
     "mlm": mlm,
+    "electra": lambda: mlm("generator") + DETECTION_WEIGHT * detect(),
     "mlm+nsp": lambda: mlm() + nsp(),
     "mlm+sop": lambda: mlm() + nsp(),  # the same head; the pairs are swapped instead of drawn
 }
