@@ -7,96 +7,28 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from malmoi.errors import UsageError, nearest
-from malmoi.evaluation.features import (
-    FeatureView,
-    TrainingItem,
-    answer_items,
-    choice_items,
-    classification_items,
-    multilabel_items,
-    regression_items,
-    tagging_items,
-)
-from malmoi.evaluation.in_context.graders import (
-    Grader,
-    grade_choices,
-    grade_cloze,
-    grade_labels,
-    grade_likelihood,
-    grade_numbers,
-    written_grader,
-)
+from malmoi.evaluation import features, prompts
+from malmoi.evaluation import task as tables
+from malmoi.evaluation.features import FeatureView, TrainingItem
+from malmoi.evaluation.in_context import graders
+from malmoi.evaluation.in_context.graders import Grader, written_grader
 from malmoi.evaluation.in_context.minimal_pairs import grade_pairs
-from malmoi.evaluation.prompts import (
-    NO_ANSWER,
-    SQUAD_PROMPT,
-    TaskPrompt,
-    answer_prompt,
-    choice_prompt,
-    classification_prompt,
-    cloze_prompt,
-    multilabel_prompt,
-    parse_labels,
-    parse_tags,
-    regression_prompt,
-    tagging_prompt,
-    text_prompt,
-    write_prompt,
-)
+from malmoi.evaluation.prompts import NO_ANSWER, TaskPrompt, parse_labels, parse_tags
 from malmoi.evaluation.rows import any_rows
-from malmoi.evaluation.task import (
-    Columns,
-    Example,
-    ExampleMaker,
-    Task,
-    answer_columns,
-    choice_columns,
-    label_columns,
-    label_set_columns,
-    number_columns,
-    pair_columns,
-    tag_columns,
-    text_columns,
-    written_columns,
-)
+from malmoi.evaluation.task import Columns, Example, ExampleMaker, Task
+from malmoi.inference import predict, predictors
 from malmoi.inference.answer import answer_questions
-from malmoi.inference.predict import (
-    Predictor,
-    class_scores,
-    classify_texts,
-    label_texts,
-    score_choices,
-    tag_words,
-)
-from malmoi.inference.predictors import (
-    ANSWER,
-    CHOICE,
-    LABEL_SET,
-    NUMBER,
-    ONE_LABEL,
-    TAGS,
-    TaskHead,
-)
+from malmoi.inference.predict import Predictor
+from malmoi.inference.predictors import TaskHead
 from malmoi.metrics import best_label_thresholds, best_threshold
 from malmoi.training.losses import Objective
+from malmoi.training.losses import task as losses
 from malmoi.training.losses.distil import (
     Distiller,
     binary_divergence,
     compare_scores,
     squared_distance,
 )
-from malmoi.training.losses.task import (
-    choice_loss,
-    choice_scores,
-    classification_loss,
-    multilabel_loss,
-    regression_loss,
-    span_loss,
-    span_scores,
-    tag_scores,
-    tagging_loss,
-)
-from malmoi.training.losses.task import class_scores as pooled_scores
 
 
 @dataclass(frozen=True)
@@ -228,13 +160,13 @@ def _texts(examples: Sequence[Example]) -> list[Any]:
 
 
 def _predict_labels(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
-    found = classify_texts(reading, _texts(examples))
+    found = predict.classify_texts(reading, _texts(examples))
     return [ExamplePrediction(one.label, one.scores[one.label], one.scores) for one in found]
 
 
 def _predict_label_sets(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
     """Of several decisions the score is that of the least sure."""
-    found = label_texts(reading, _texts(examples))
+    found = predict.label_texts(reading, _texts(examples))
     return [
         ExamplePrediction(
             one.labels,
@@ -246,12 +178,12 @@ def _predict_label_sets(reading: Predictor, examples: Sequence[Example]) -> list
 
 
 def _predict_numbers(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
-    values = class_scores(reading, _texts(examples))[:, 0].tolist()
+    values = predict.class_scores(reading, _texts(examples))[:, 0].tolist()
     return [ExamplePrediction(value, value) for value in values]
 
 
 def _predict_tags(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
-    found = tag_words(reading, [e.words for e in examples])
+    found = predict.tag_words(reading, [e.words for e in examples])
     return [
         ExamplePrediction(tags, float(list(tags) == list(e.label)))
         for tags, e in zip(found, examples, strict=True)
@@ -260,7 +192,7 @@ def _predict_tags(reading: Predictor, examples: Sequence[Example]) -> list[Examp
 
 def _predict_choices(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
     questions = [(e.text, e.pair or "", e.choices) for e in examples]
-    chances = [scores.softmax(-1) for scores in score_choices(reading, questions)]
+    chances = [scores.softmax(-1) for scores in predict.score_choices(reading, questions)]
     return [
         ExamplePrediction(
             int(some.argmax()),
@@ -324,16 +256,16 @@ grade_label_sets = written_grader(lambda text, task, example: parse_labels(text,
 CLASSIFICATION = HeadKind(
     name="classification",
     metrics=("accuracy", "f1_macro"),
-    columns=label_columns,
+    columns=tables.label_columns,
     check=_check_label,
     template=_and_label,
-    prompt=classification_prompt,
-    grade=grade_labels,
+    prompt=prompts.classification_prompt,
+    grade=graders.grade_labels,
     text_labels=True,
-    output=ONE_LABEL,
-    features=classification_items,
-    objective=classification_loss,
-    distil=Distiller("classify", "labels", compare_scores(pooled_scores)),
+    output=predictors.ONE_LABEL,
+    features=features.classification_items,
+    objective=losses.classification_loss,
+    distil=Distiller("classify", "labels", compare_scores(losses.class_scores)),
     predict=_predict_labels,
     classes=lambda label: (label,),
     exclusive=True,
@@ -341,16 +273,16 @@ CLASSIFICATION = HeadKind(
 MULTILABEL = HeadKind(
     name="multilabel",
     metrics=("f1_micro", "f1_macro", "accuracy"),
-    columns=label_set_columns,
+    columns=tables.label_set_columns,
     check=_check_label_set,
     template=_and_label,
-    prompt=multilabel_prompt,
+    prompt=prompts.multilabel_prompt,
     grade=grade_label_sets,
     text_labels=True,
-    output=LABEL_SET,
-    features=multilabel_items,
-    objective=multilabel_loss,
-    distil=Distiller("classify", "labels", compare_scores(pooled_scores, binary_divergence)),
+    output=predictors.LABEL_SET,
+    features=features.multilabel_items,
+    objective=losses.multilabel_loss,
+    distil=Distiller("classify", "labels", compare_scores(losses.class_scores, binary_divergence)),
     predict=_predict_label_sets,
     classes=lambda label: label,
     gold=_in_order,
@@ -361,14 +293,14 @@ MULTILABEL = HeadKind(
 REGRESSION = HeadKind(
     name="regression",
     metrics=("pearson", "spearman"),
-    columns=number_columns,
+    columns=tables.number_columns,
     template=_text_and_pair,
-    prompt=regression_prompt,
-    grade=grade_numbers,
-    output=NUMBER,
-    features=regression_items,
-    objective=regression_loss,
-    distil=Distiller("classify", "labels", compare_scores(pooled_scores, squared_distance)),
+    prompt=prompts.regression_prompt,
+    grade=graders.grade_numbers,
+    output=predictors.NUMBER,
+    features=features.regression_items,
+    objective=losses.regression_loss,
+    distil=Distiller("classify", "labels", compare_scores(losses.class_scores, squared_distance)),
     predict=_predict_numbers,
     classes=lambda label: (label,),
     class_names=("score",),
@@ -376,14 +308,14 @@ REGRESSION = HeadKind(
 TAGGING = HeadKind(
     name="tagging",
     metrics=("entity_f1", "entity_precision", "entity_recall"),
-    columns=tag_columns,
+    columns=tables.tag_columns,
     check=_check_tags,
-    prompt=tagging_prompt,
+    prompt=prompts.tagging_prompt,
     grade=grade_tags,
-    output=TAGS,
-    features=tagging_items,
-    objective=tagging_loss,
-    distil=Distiller("tag", "labels", compare_scores(tag_scores)),
+    output=predictors.TAGS,
+    features=features.tagging_items,
+    objective=losses.tagging_loss,
+    distil=Distiller("tag", "labels", compare_scores(losses.tag_scores)),
     predict=_predict_tags,
     classes=lambda label: label,
     windows=True,
@@ -391,29 +323,29 @@ TAGGING = HeadKind(
 MULTIPLE_CHOICE = HeadKind(
     name="choice",
     metrics=("accuracy",),
-    columns=choice_columns,
+    columns=tables.choice_columns,
     check=_check_choice,
     template=_text_and_pair,
-    prompt=choice_prompt,
-    grade=grade_choices,
-    output=CHOICE,
-    features=choice_items,
-    objective=choice_loss,
-    distil=Distiller("choice", "labels", compare_scores(choice_scores)),
+    prompt=prompts.choice_prompt,
+    grade=graders.grade_choices,
+    output=predictors.CHOICE,
+    features=features.choice_items,
+    objective=losses.choice_loss,
+    distil=Distiller("choice", "labels", compare_scores(losses.choice_scores)),
     predict=_predict_choices,
 )
 QUESTION_ANSWERING = HeadKind(
     name="answer",
     metrics=("span_f1", "span_exact"),
-    columns=answer_columns,
+    columns=tables.answer_columns,
     check=_check_answers,
-    template=lambda by: SQUAD_PROMPT,
-    prompt=answer_prompt,
+    template=lambda by: prompts.SQUAD_PROMPT,
+    prompt=prompts.answer_prompt,
     grade=grade_answers,
-    output=ANSWER,
-    features=answer_items,
-    objective=span_loss,
-    distil=Distiller("span", "labels", compare_scores(span_scores)),
+    output=predictors.ANSWER,
+    features=features.answer_items,
+    objective=losses.span_loss,
+    distil=Distiller("span", "labels", compare_scores(losses.span_scores)),
     predict=_predict_answers,
     gold=lambda label, labels: _answer_texts(label),
     windows=True,
@@ -424,31 +356,31 @@ QUESTION_ANSWERING = HeadKind(
 CLOZE = Kind(
     name="cloze",
     metrics=("accuracy", "perplexity"),
-    columns=label_columns,
-    prompt=cloze_prompt,
-    grade=grade_cloze,
+    columns=tables.label_columns,
+    prompt=prompts.cloze_prompt,
+    grade=graders.grade_cloze,
 )
 WRITING = Kind(
     name="write",
     metrics=("match",),
-    columns=written_columns,
+    columns=tables.written_columns,
     template=_text_and_pair,
-    prompt=write_prompt,
+    prompt=prompts.write_prompt,
     grade=grade_texts,
 )
 READING = Kind(
     name="text",
     metrics=("perplexity", "bits_per_byte"),
-    columns=text_columns,
-    prompt=text_prompt,
-    grade=grade_likelihood,
+    columns=tables.text_columns,
+    prompt=prompts.text_prompt,
+    grade=graders.grade_likelihood,
     only_read=True,
 )
 MINIMAL_PAIRS = Kind(
     name="pairs",
     metrics=("accuracy",),
-    columns=pair_columns,
-    prompt=text_prompt,
+    columns=tables.pair_columns,
+    prompt=prompts.text_prompt,
     grade=grade_pairs,
     only_read=True,
 )
