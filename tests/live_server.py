@@ -85,6 +85,10 @@ def slow_gpt(folder: Path, seconds: float = 0.01) -> Model:
     return model
 
 
-def bert_with(tokenizer: Tokenizer, labels: tuple[str, ...] = (), **heads: int) -> Model:
+def bert_with(
+    tokenizer: Tokenizer, labels: tuple[str, ...] = (), problem_type: str = "", **heads: int
+) -> Model:
     config = bert(vocab=tokenizer.vocab_size, context=64, width=32, depth=2, heads=2)
-    return Model(Checkpoint(initialise(Network(config, heads), 0), tokenizer, labels=labels))
+    extra = {"problem_type": problem_type} if problem_type else {}
+    network = initialise(Network(config, heads), 0)
+    return Model(Checkpoint(network, tokenizer, labels=labels, extra=extra))

@@ -212,6 +212,22 @@ def test_a_gpt_learns_by_gpt1s_way(
         assert ours.predict(GOOD).label == "yes"
 
 
+def test_a_gpt_has_gpt1s_numbers_and_a_bert_its_own(
+    gpt: Path, bert: Path, data: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = data("classification")
+    for model, more, wanted in (
+        (gpt, {}, (6.25e-5, 0.002, 0.5, 32, 3.0)),
+        (gpt, {"lr": 1e-4, "lm": 0.0}, (1e-4, 0.002, 0.0, 32, 3.0)),
+        (gpt, {"freeze": True}, (5e-5, 0.1, 0.0, 32, 3.0)),
+        (bert, {}, (5e-5, 0.1, 0.0, 32, 3.0)),
+    ):
+        out = tmp_path / str(len(list(tmp_path.iterdir())))
+        finetune(model, "classification", path, out, path, steps=1, **more)
+        used = json.loads((out / "finetune.json").read_text())
+        assert tuple(used[n] for n in ("lr", "warmup", "lm", "batch", "epochs")) == wanted
+
+
 def test_a_pair_without_an_order_is_read_both_ways(gpt: Path, tmp_path: Path) -> None:
     path = tmp_path / "train.tsv"
     path.write_text(

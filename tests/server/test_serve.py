@@ -53,6 +53,7 @@ def models(folder: Path) -> dict[str, Model]:
         "gpt": load(folder, device="cpu"),
         "bert": bert_with(pieces, mlm=0),
         "moods": bert_with(pieces, ("good", "bad"), classify=2),
+        "topics": bert_with(pieces, ("a", "b", "c"), "multi_label_classification", classify=3),
         "names": bert_with(pieces, ("O", "B-PER", "I-PER"), tag=3),
         "answers": bert_with(pieces, span=0),
     }
@@ -347,6 +348,11 @@ def test_what_encoders_and_fine_tuned_models_say(
     assert pair["scores"] == pytest.approx(
         models["moods"].predict(("the union", "is strong")).scores
     )
+    several = post(client, "/v1/classify", model="topics", text=["the union", "no"])["data"]
+    wanted = models["topics"].predict(["the union", "no"])
+    assert [one["labels"] for one in several] == [list(one.labels) for one in wanted]
+    assert several[0]["scores"] == pytest.approx(wanted[0].scores)
+    assert "label" not in several[0]
     spans = post(client, "/v1/ner", model="names", text="the union is strong")["data"][0]
     assert [one["text"] for one in spans] == [
         one.text for one in models["names"].predict("the union is strong")

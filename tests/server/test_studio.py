@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from live_server import TEXTS, Live, bert_with, gpt_folder
-from malmoi.inference import Model, load
+from malmoi.inference import Model, MultiLabelPrediction, load
 from malmoi.model import Activations, Layout, parse_pattern
 from malmoi.server.app import STUDIO
 from malmoi.server.inspect_model import attention
@@ -40,6 +40,7 @@ expect = playwright.expect
 VIEWS = (
     "generate",
     "fill",
+    "labels",
     "attention",
     "patterns",
     "lens",
@@ -64,6 +65,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
         "gpt": load(gpt_folder(folder / "gpt", n_positions=256), device="cpu"),
         "small": load(gpt_folder(folder / "small", n_embd=32, n_layer=2), device="cpu"),
         "bert": bert_with(pieces, mlm=0),
+        "moods": bert_with(
+            pieces, ("화남", "기쁨", "슬픔"), "multi_label_classification", classify=3
+        ),
     }
 
 
@@ -202,6 +206,17 @@ def test_written_tokens_have_the_models_probabilities_and_can_be_left_for_others
     first = float(page.locator("section[aria-label=gpt] .token").first.get_attribute("data-p"))
     branch = [*before, *written[:4], int(likeliest.indices[1])]
     assert any(abs(first - float(p)) < 1e-4 * first for p in chances(model, branch)[-1])
+
+
+@in_browser
+def test_every_label_has_the_models_probability(visitor: Visitor, models: dict[str, Model]) -> None:
+    page = visitor.visit("labels", text=SENTENCE)
+    said = models["moods"].predict(SENTENCE)
+    assert isinstance(said, MultiLabelPrediction)
+    ordered = sorted(said.scores.items(), key=lambda item: -item[1])
+    assert visitor.bars() == [(name, percent(share)) for name, share in ordered]
+    assert page.locator("#view h2").inner_text() == (", ".join(said.labels) or "No label")
+    assert page.locator(".bars .right .name").count() == len(said.labels)
 
 
 @in_browser
@@ -440,7 +455,7 @@ def test_every_tokenizer_is_shown_once_with_its_own_tokens(
     visitor: Visitor, models: dict[str, Model]
 ) -> None:
     page = visitor.visit("tokens", text=SENTENCE)
-    assert page.locator("#view h2").all_inner_texts() == ["gpt, small", "bert"]
+    assert page.locator("#view h2").all_inner_texts() == ["gpt, small", "bert, moods"]
     for name, card in zip(("gpt", "bert"), page.locator("#view section").all()[1:], strict=True):
         encoding = models[name].tokenizer.encode(SENTENCE)
         assert [

@@ -20,6 +20,8 @@ GRID_EPOCHS = (2, 3, 4)
 # What learns few weights from nothing wants a higher rate than a whole network (Hu 2021 table 9,
 # Lester 2021 §3.1).
 ADAPTER_RATES = {"none": 5e-5, "lora": 1e-3, "prompt": 3e-2, "prefix": 1e-2}
+# a whole GPT: Radford et al. 2018 §4.1
+GPT_DEFAULTS = {"lr": 6.25e-5, "warmup": 0.002, "lm": 0.5}
 # a small model on frozen layers
 FEATURE_DEFAULTS = {"lr": 2e-3, "batch": 16, "epochs": 10.0, "precision": "fp32"}
 
@@ -32,15 +34,16 @@ class FinetuneConfig(Config):
     steps: int = 0  # a number of updates in place of the epochs
     minutes: float = 0.0  # a budget of time in place of both
     batch: int = 32
-    lr: float = 5e-5  # BERT: 5e-5, 3e-5 or 2e-5; GPT-1: 6.25e-5
+    lr: float = 5e-5  # BERT: 5e-5, 3e-5 or 2e-5; of a GPT 6.25e-5
     decay: float = 0.01
     clip: float = 1.0
     schedule: Literal["linear", "cosine", "constant"] = "linear"
-    warmup: float = 0.1  # share of the steps; GPT-1: 0.002
+    warmup: float = 0.1  # share of the steps; of a GPT 0.002
     # the most tokens of a row; 0: the context, 512 at most (128 at most for pairs would be BERT's)
     length: int = 0
     stride: int = 128  # by which windows over a long context move on
-    lm: float = 0.0  # λ of GPT-1 eq. 5: the language model is trained beside the task
+    # λ of GPT-1 eq. 5: the language model is trained beside the task; of a GPT 0.5
+    lm: float = 0.0
     freeze: bool = False  # only the new layer learns
     freeze_layers: int = 0  # the embeddings and the first n layers do not learn
     # a small model on frozen layers: last4, weighted-all… or layers=8,9 (see tune/features.py)
@@ -118,13 +121,15 @@ class FinetuneConfig(Config):
         return [replace(alone, seed=self.seed + i) for i in range(self.seeds)]
 
 
-def finetune_config(overrides: Mapping[str, Any]) -> FinetuneConfig:
-    """The defaults with some fields changed; None leaves a field as it is."""
+def finetune_config(overrides: Mapping[str, Any], *, gpt: bool = False) -> FinetuneConfig:
+    """The defaults, GPT-1's or BERT's, with some fields changed; None leaves a field as it is."""
     given = {name: value for name, value in overrides.items() if value is not None}
     if isinstance(given.get("adapter"), str):
         given["adapter.kind"] = given.pop("adapter")
+    partly = ("features", "adapter.kind", "words", "freeze")  # not the whole network learns
+    defaults = GPT_DEFAULTS if gpt and not any(given.get(name) for name in partly) else {}
     settings = FinetuneConfig().override(
-        {**(FEATURE_DEFAULTS if given.get("features") else {}), **given}
+        {**(FEATURE_DEFAULTS if given.get("features") else defaults), **given}
     )
     if "lr" not in given and settings.adapter.kind != "none":
         settings = replace(settings, lr=ADAPTER_RATES[settings.adapter.kind])

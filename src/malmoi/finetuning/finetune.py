@@ -29,6 +29,7 @@ from malmoi.finetuning.verbalizer_loss import verbalizer_items, verbalizer_loss
 from malmoi.inference import Model
 from malmoi.inference.predict import Predictor
 from malmoi.metrics import goodness, mean_with_error
+from malmoi.model import Network
 from malmoi.system.files import folder_lock, write_text
 from malmoi.system.result import Result
 from malmoi.tokenizer import TokenRow
@@ -76,15 +77,17 @@ def finetune(
 
     `data` is the training file (or a folder that holds train and dev); without `dev` a tenth is
     held out. Options are `device`, `restart`, and fields of `FinetuneConfig`: epochs=3, lr=2e-5,
-    freeze=True, lm=0.5, seeds=5… The same call on the same folder resumes an unfinished run; a
-    finished one is not done again, unless `restart`.
+    freeze=True, lm=0.5, seeds=5… A GPT starts from GPT-1's numbers, other models from BERT's. The
+    same call on the same folder resumes an unfinished run; a finished one is not done again, unless
+    `restart`.
     """
     device = options.pop("device", None)
     restart = bool(options.pop("restart", False))
-    settings = finetune_config(options)
+    start = model.checkpoint if isinstance(model, Model) else read_with_adapter(model)
+    settings = finetune_config(options, gpt=_is_gpt(start.network))
     chosen = named_task(task) if isinstance(task, str) else task
     out = Path(out)
-    start = _start(model, settings, out)
+    start = _checked(start, settings, out)
     work = load_data(chosen, data, dev, settings, start, join_process_group(device).device)
     return run_all(work, settings, out, restart=restart)
 
@@ -115,8 +118,15 @@ def _called(settings: FinetuneConfig, v: FinetuneConfig) -> str:
     return f"lr{v.lr:g}-batch{v.batch}-epochs{v.epochs:g}" if settings.grid else f"seed-{v.seed}"
 
 
-def _start(model: str | Path | Model, settings: FinetuneConfig, out: Path) -> Checkpoint:
-    start = model.checkpoint if isinstance(model, Model) else read_with_adapter(model)
+def _is_gpt(network: Network) -> bool:
+    """Whether GPT-1's numbers suit it. An untied language head would be saved beside the task's,
+    and transformers has no such model.
+    """
+    c = network.config
+    return "lm" in network.heads and c.pool == "last" and c.tied and not c.both_ways
+
+
+def _checked(start: Checkpoint, settings: FinetuneConfig, out: Path) -> Checkpoint:
     if start.network.config.both_ways and not settings.lm and not settings.words:
         start = replace(start, network=start.network.masked())  # a label is read off the whole text
     if start.tokenizer is None:

@@ -6,6 +6,7 @@ from pydantic import BaseModel
 
 from malmoi import __version__
 from malmoi.inference import Model
+from malmoi.inference.predictors import LABEL_SET, ONE_LABEL
 from malmoi.model import count_parameters
 
 
@@ -25,6 +26,7 @@ class ModelFacts(BaseModel):
     tokenizer: str | None
     mask: str | None  # what is written for a missing word
     labels: list[str]
+    classifies: bool  # whether a text as a whole gets one of them, or several
 
 
 class Overview(BaseModel):
@@ -52,6 +54,7 @@ def model_facts(name: str, model: Model) -> ModelFacts:
         tokenizer=None if words is None else words.kind,
         mask=None if words is None or mask is None else words.token(mask),
         labels=list(model.labels),
+        classifies=model.task_head in (ONE_LABEL, LABEL_SET),
     )
 
 
