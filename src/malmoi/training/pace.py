@@ -155,9 +155,12 @@ class Pace:
         if now >= FEW_UPDATES:
             return said
         enough = math.ceil(self.seconds / 60 * USEFUL_UPDATES / now)
+        advice = f"{said} That is too few to learn much: give --minutes {enough}"
+        if name == self.sized:
+            return f"{advice}."
         return (
-            f"{said} That is too few to learn much: give --minutes {enough}, or let "
-            f"`malmoi pretrain {self.sized}` choose a size that learns in {minutes}."
+            f"{advice}, or let `malmoi pretrain {self.sized}` choose a size that learns in "
+            f"{minutes}."
         )
 
 

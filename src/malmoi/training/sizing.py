@@ -65,11 +65,11 @@ MEASURED = (
 )
 # Runs that were limited by text: the size at which it is read no more often than this was the best
 # (H200: 9 × 512 for 70 s of 7.7M tokens, 10 × 640 for 290 s of 23.5M).
-MAX_EPOCHS: dict[Kind, float] = {"gpt": 11.5, "bert": 30.0, "both": 16.0}
+MAX_EPOCHS: dict[Kind, float] = {"gpt": 9.0, "bert": 30.0, "both": 16.0}
 USABLE_EPOCHS = 4.0  # times MAX_EPOCHS; more minutes than that would learn the text by heart
-# Share of a matrix product's speed that a step reaches: on a GPU width / (width + …), by 274, 311
-# and 345 TFLOP/s for widths 512, 640 and 768 on an H200; on a processor about the same for all.
-GPU_HALF_SPEED_WIDTH = 834
+# Share of a matrix product's speed that a step reaches: on a GPU width / (width + …), by the 655,000
+# tokens a second of 11 × 640 on an H200; on a processor about the same for all widths.
+GPU_HALF_SPEED_WIDTH = 1250
 CPU_UTILISATION = {"fp32": 0.55, "bf16": 0.3}
 # Worth 0.025 bits per byte together on 55 MB of text (docs/lab.md).
 SMALL_TEXT_GPT = MODERN_GPT | dict(embed_norm=True, embedding_residual=True, skip_connections=True)
@@ -248,7 +248,7 @@ def _one_size(
 
 
 def dropout_for(epochs: float) -> float:
-    """None for text that is read once, 0.06 at four epochs, 0.1 at eleven, up to 0.2 for text that
+    """None for text that is read once, 0.06 at four epochs, 0.1 at nine, up to 0.2 for text that
     is read far too often.
     """
     most = MAX_EPOCHS["gpt"]
