@@ -67,8 +67,8 @@ MEASURED = (
 # (H200: 9 × 512 for 70 s of 7.7M tokens, 10 × 640 for 290 s of 23.5M).
 MAX_EPOCHS: dict[Kind, float] = {"gpt": 9.0, "bert": 30.0, "both": 16.0}
 USABLE_EPOCHS = 4.0  # times MAX_EPOCHS; more minutes than that would learn the text by heart
-# Share of a matrix product's speed that a step reaches: on a GPU width / (width + …), by the 655,000
-# tokens a second of 11 × 640 on an H200; on a processor about the same for all widths.
+# Share of a matrix product's speed that a step reaches: on a GPU width / (width + …), by the
+# 655,000 tokens a second of 11 × 640 on an H200; on a processor about the same for all widths.
 GPU_HALF_SPEED_WIDTH = 1250
 CPU_UTILISATION = {"fp32": 0.55, "bf16": 0.3}
 # Worth 0.025 bits per byte together on 55 MB of text (docs/lab.md).
