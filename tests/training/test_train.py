@@ -539,7 +539,7 @@ def test_a_bad_step_takes_the_run_back_and_is_skipped(
     assert all(value.isfinite().all() for value in weights(tmp_path).values())
     newest = tmp_path / "train_state" / "step-12" / "state.json"
     # four steps were skipped
-    assert json.loads(newest.read_text())["position"]["positions"] == [(12 + 4) * 8]
+    assert json.loads(newest.read_text())["position"]["samples_seen"] == [(12 + 4) * 8]
 
 
 def test_a_spike_is_one_that_stands_out(
@@ -599,7 +599,7 @@ def test_spikes_far_apart_do_not_add_up(
     ]
     assert position["spiked"] > 30
     assert position["rollbacks"] == 1
-    assert position["positions"][0] > (40 + 4) * 8  # more than four times
+    assert position["samples_seen"][0] > (40 + 4) * 8  # more than four times
 
 
 # ---- disks, sources, settings

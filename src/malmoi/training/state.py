@@ -43,7 +43,7 @@ class Position:
     """Where a run stands: everything but the tensors."""
 
     step: int = 0
-    positions: list[int] = field(default_factory=list)  # samples used in each phase
+    samples_seen: list[int] = field(default_factory=list)  # in each phase
     tokens: int = 0
     seconds: float = 0.0
     phase: int = 0  # that the next two are of
@@ -347,6 +347,8 @@ class _Saved:
 
 def _position(values: JsonObject) -> Position:
     """Every field by its own type, so that none is forgotten here."""
+    if "positions" in values:  # its name in earlier versions
+        values = JsonObject({**values, "samples_seen": values["positions"]}, values.where)
     found = {
         name: _value(values, name, kind)
         for name, kind in field_types(Position).items()

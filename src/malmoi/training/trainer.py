@@ -112,7 +112,7 @@ class Trainer:
         self.call = wrap_model(self.loss_module, network.trunk.blocks, group, self.config.parallel)
         self.optimizers = make_optimizers(network, self.config)
         self.average = WeightAverage(network) if self.config.ema else None
-        self.position = Position(positions=[0] * len(run.feeds))
+        self.position = Position(samples_seen=[0] * len(run.feeds))
         self.log = RunLog(run.out, self.config, first=group.first)
         self.micro = self._first_micro()
         self.clock = WorkClock()
@@ -282,7 +282,7 @@ class Trainer:
         sizes = batch_sizes(self.config, self.position.step, self.budget.steps, self.group.world)
         again = batch_sizes(self.config, self.position.step, self.budget.steps, self.group.world)
         with self.feeds[phase].stream(
-            self.position.positions[phase], sizes, self.micro, self.group
+            self.position.samples_seen[phase], sizes, self.micro, self.group
         ) as stream:
             for micros in stream:
                 step = self.position.step
@@ -305,7 +305,7 @@ class Trainer:
         self.clock.step()
         p = self.position
         p.step += 1
-        p.positions[phase] += size
+        p.samples_seen[phase] += size
         p.tokens += sum(micro.tokens for micro in micros) * self.group.world
 
     def step(self, micros: list[Tensors]) -> dict[str, Tensor]:
@@ -495,7 +495,7 @@ class Trainer:
             )
         self._restore()
         self.log.resume(self.position.step)
-        self.position.positions[phase], self.position.seconds = p.positions[phase], p.seconds
+        self.position.samples_seen[phase], self.position.seconds = p.samples_seen[phase], p.seconds
         self.position.rollbacks, self.position.spiked = rollbacks, p.step
         self.position.expected, self.position.compiled, self.position.threads = (
             p.expected,
@@ -635,7 +635,7 @@ class Trainer:
             folder = self._save_state()
         mean = self.average.tensors if self.average is not None else None
         self.position = load_state(folder, self.network, self.optimizers, mean)
-        if len(self.position.positions) != len(self.feeds) or not 0 <= self.position.phase < len(
+        if len(self.position.samples_seen) != len(self.feeds) or not 0 <= self.position.phase < len(
             self.feeds
         ):
             raise MalmoiError(
