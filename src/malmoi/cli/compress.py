@@ -18,10 +18,10 @@ from malmoi.cli.options import (
     TextOption,
     changes_of,
     chosen_task,
-    require_free,
 )
 from malmoi.cli.output import note, print_json, print_table
 from malmoi.errors import UsageError
+from malmoi.system.files import require_free
 
 if TYPE_CHECKING:
     from malmoi.compression import CompressionResult

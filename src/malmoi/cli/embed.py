@@ -14,11 +14,10 @@ from malmoi.cli.options import (
     TextsArgument,
     input_lines,
     open_model,
-    require_free,
 )
 from malmoi.cli.output import print_json
 from malmoi.errors import UsageError
-from malmoi.system.files import atomic_write
+from malmoi.system.files import atomic_write, require_free
 
 if TYPE_CHECKING:
     from malmoi.inference.embed import Pool

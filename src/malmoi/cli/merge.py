@@ -5,10 +5,10 @@ from malmoi.cli.options import (
     ModelOption,
     OutOption,
     OverwriteOption,
-    require_free,
 )
 from malmoi.cli.output import print_json
 from malmoi.errors import UsageError
+from malmoi.system.files import require_free
 
 
 def merge_command(

@@ -175,15 +175,6 @@ def changes_of(settings: list[str] | None) -> dict[str, str]:
     return changes
 
 
-def require_free(out: Path, *, overwrite: bool) -> None:
-    """The rule for existing output: a file or a folder with something in it is not replaced
-    unless that was asked for.
-    """
-    taken = out.is_file() or (out.is_dir() and any(out.iterdir()))
-    if taken and not overwrite:
-        raise UsageError(f"{out} already exists; choose another --out, or pass --overwrite.")
-
-
 # ------------------------------------------------------------------ texts
 
 

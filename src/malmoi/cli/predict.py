@@ -17,11 +17,11 @@ from malmoi.cli.options import (
     input_lines,
     input_pairs,
     open_model,
-    require_free,
 )
 from malmoi.cli.output import one_line, print_json
 from malmoi.cli.prediction_file import predict_file, prediction_facts
 from malmoi.errors import UsageError
+from malmoi.system.files import require_free
 from malmoi.system.result import plain
 
 

@@ -2,16 +2,11 @@
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from malmoi.cli.options import DeviceOption, DtypeOption
-from malmoi.cli.output import note, say
-from malmoi.errors import MalmoiError
-
-if TYPE_CHECKING:
-    from malmoi.server.config import ServeConfig
 
 KEY = "MALMOI_API_KEY"
 
@@ -61,8 +56,10 @@ def serve_command(
 
     Example: malmoi serve --model runs/tiny-gpt --model runs/tiny-bert
     """
-    _need_fastapi()
+    import webbrowser
+
     from malmoi.server.config import ServeConfig
+    from malmoi.server.serve import serve_models
 
     settings = ServeConfig(
         host=host,
@@ -78,34 +75,8 @@ def serve_command(
     )
     if access_log:
         _log_requests()
-    _run(settings, model, device, dtype, open)
-
-
-def _run(
-    settings: "ServeConfig", paths: list[str], device: str | None, dtype: str | None, show: bool
-) -> None:
-    from malmoi.server.app import create_app
-    from malmoi.server.registry import Registry
-    from malmoi.server.server import Server, address, listen
-
-    with listen(settings) as where:
-        registry = Registry.open(paths, settings, device=device, dtype=dtype)
-        for sentence in registry.notes:
-            note(sentence)
-        if not settings.local and settings.api_key is None:
-            note(
-                "Other machines can reach this server, and no API key is set: anyone there "
-                "may use it."
-            )
-        say(
-            f"{', '.join(registry.names)} at {address(where)} (the studio) and {address(where)}/v1 "
-            "(the API)"
-        )
-        if show:
-            import webbrowser
-
-            webbrowser.open(address(where))
-        Server(create_app(registry, settings), settings).run(sockets=[where])
+    show = webbrowser.open if open else lambda address: None
+    serve_models(model, settings, device=device, dtype=dtype, on_ready=show)
 
 
 def _log_requests() -> None:
@@ -117,13 +88,3 @@ def _log_requests() -> None:
     logger = logging.getLogger("malmoi.access")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
-
-
-def _need_fastapi() -> None:
-    try:
-        import fastapi  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise MalmoiError(
-            f"malmoi serve needs {error.name}: pip install fastapi uvicorn jinja2."
-        ) from error

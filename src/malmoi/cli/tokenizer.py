@@ -9,10 +9,10 @@ from malmoi.cli.options import (
     OutOption,
     OverwriteOption,
     number_option,
-    require_free,
     whole_texts,
 )
 from malmoi.cli.output import print_json, print_table, say
+from malmoi.system.files import require_free
 
 
 def train_command(

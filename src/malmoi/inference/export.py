@@ -10,7 +10,7 @@ import torch
 from malmoi.adapters import is_adapter
 from malmoi.checkpoint import Checkpoint, read_checkpoint
 from malmoi.errors import UsageError, nearest
-from malmoi.system.files import output_folder
+from malmoi.system.files import output_folder, require_free
 from malmoi.system.result import Result
 
 logger = logging.getLogger(__name__)
@@ -44,8 +44,9 @@ def export_model(
         raise UsageError(f"There is no format {asked!r} to export to.{nearest(asked, FORMATS)}")
     if suffix != chosen:
         raise UsageError(f"--out {out} should be a file whose name ends in .{chosen}.")
-    if out.exists() and (out.is_dir() or not overwrite):
-        raise UsageError(f"{out} already exists; name another file, or pass --overwrite.")
+    if out.is_dir():
+        raise UsageError(f"{out} is a folder; --out names a file here.")
+    require_free(out, overwrite=overwrite)
     if is_adapter(model):
         raise UsageError(
             f"{model} is an adapter; make it a whole model first: malmoi merge --model {model} "
@@ -65,11 +66,11 @@ def export_model(
 def _write_onnx(checkpoint: Checkpoint, out: Path, dtype: str, *, overwrite: bool) -> float:
     from malmoi.checkpoint.export_onnx import export_onnx
 
-    tokenizer = out.parent / "tokenizer.json"
-    if tokenizer.exists() and not overwrite and out.parent.resolve() != checkpoint.source:
-        raise UsageError(f"{tokenizer} already exists; name another folder, or pass --overwrite.")
+    if out.parent.resolve() != checkpoint.source:
+        require_free(out.parent / "tokenizer.json", overwrite=overwrite)
     if checkpoint.tokenizer is None:
         logger.warning("The model has no tokenizer, so none is written beside the file.")
+    logger.info("Writing the ONNX file and comparing its scores with ours …")
     with output_folder(out.parent):
         far = export_onnx(checkpoint, out, dtype)
         if checkpoint.tokenizer is not None:

@@ -21,13 +21,16 @@ def serve_models(
 ) -> None:
     """Listens, loads the models and answers; `on_ready` gets the server's address."""
     try:
-        from malmoi.server.app import create_app
-        from malmoi.server.registry import Registry
-        from malmoi.server.server import Server, address, listen
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
     except ImportError as error:
         raise MalmoiError(
             f"malmoi serve needs {error.name}: pip install fastapi uvicorn jinja2."
         ) from error
+    from malmoi.server.app import create_app
+    from malmoi.server.registry import Registry
+    from malmoi.server.server import Server, address, listen
+
     with listen(settings) as where:
         registry = Registry.open(models, settings, device=device, dtype=dtype)
         for note in registry.notes:

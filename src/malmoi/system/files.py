@@ -193,3 +193,12 @@ def _runs(process: int) -> bool:
     except PermissionError:  # somebody else's
         pass
     return True
+
+
+def require_free(out: Path, *, overwrite: bool) -> None:
+    """The rule for existing output: a file or a folder with something in it is not replaced
+    unless that was asked for.
+    """
+    taken = out.is_file() or (out.is_dir() and any(out.iterdir()))
+    if taken and not overwrite:
+        raise UsageError(f"{out} already exists; choose another --out, or pass --overwrite.")
