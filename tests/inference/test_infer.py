@@ -32,6 +32,7 @@ from malmoi.inference.generation.generate import Decoding
 from malmoi.inference.generation.sampling import (
     SAMPLING_RULES,
     Sampling,
+    TokenHistory,
     random_generators,
     sample_token,
 )
@@ -313,7 +314,9 @@ def test_rules_give_the_distribution_of_transformers(
     processors += [hf.TopKLogitsWarper(top_k)] if top_k else []
     processors += [hf.TopPLogitsWarper(top_p)] if top_p else []
     expected = processors(ids, logits.clone())
-    ours = Sampling(temperature, top_k, top_p, penalty).apply(logits, seen)
+    ours = Sampling(temperature, top_k, top_p, penalty).apply(
+        logits, TokenHistory(seen, seen.float())
+    )
     assert torch.equal(ours, expected)
 
 

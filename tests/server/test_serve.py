@@ -453,7 +453,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("/v1/completions", {"prompt": "a", "stop": ["x"] * 10_000}, 400, "stop"),
     ("/v1/completions", {"prompt": "a", "n": 128}, 400, "above the limit"),
     ("/v1/completions", {"prompt": "a", "seed": 2**80}, 400, "seed"),
-    ("/v1/completions", {"prompt": "a", "frequency_penalty": 1}, 400, "frequency_penalty"),
+    ("/v1/completions", {"prompt": "a", "frequency_penalty": 3}, 400, "frequency_penalty"),
     ("/v1/chat/completions", {"messages": []}, 400, "messages"),
     (
         "/v1/chat/completions",
@@ -463,9 +463,9 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ),
     (
         "/v1/chat/completions",
-        {"messages": [{"role": "user", "content": "a"}], "tools": []},
+        {"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]},
         400,
-        "tools",
+        "tools is not offered",
     ),
     (
         "/v1/embeddings",
@@ -473,7 +473,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
         400,
         "more than this model's context",
     ),
-    ("/v1/embeddings", {"model": "bert", "input": "a", "dimensions": 3}, 400, "32 dimensions"),
+    ("/v1/embeddings", {"model": "bert", "input": "a", "dimensions": 33}, 400, "32 dimensions"),
     ("/v1/fill", {"model": "gpt", "text": "a"}, 400, "cannot fill"),
     ("/v1/fill", {"model": "bert", "text": "a"}, 400, "no gap to fill"),
     ("/v1/ner", {"model": "gpt", "text": "a"}, 400, "fine-tuned for tagging"),

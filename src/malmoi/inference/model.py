@@ -1,10 +1,10 @@
 """A model in a user's hands: what `malmoi.load` returns."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 import torch
@@ -61,6 +61,14 @@ class GenerationOptions(TypedDict, total=False):
     top_k: int | None
     top_p: float | None
     repetition_penalty: float  # 1.0
+    frequency_penalty: float  # 0.0: subtracted for each time a token was generated
+    presence_penalty: float  # 0.0: subtracted from every token that was generated
+    min_p: float | None  # only tokens at least this many times as likely as the best
+    logit_bias: Mapping[int, float]  # added to the scores of tokens
+    ignore_eos: bool  # False; True: the end-of-text token does not end the text
+    min_tokens: int  # at least this many before the end
+    # the text is JSON of this schema; True: any object
+    json_schema: Mapping[str, Any] | Literal[True]
     stop: str | Sequence[str]  # texts to stop before
     seed: int | None  # the same seed gives the same text, alone or in a batch
     choices: Sequence[str]  # the text is one of these
@@ -473,10 +481,16 @@ class Model(ZeroShot):
         }
         limits = {name: value for name, value in options.items() if name in CONSTRAINT_SETTINGS}
         others = {name: value for name, value in options.items() if name not in rules | limits}
-        constraint = build_constraint(self.tokenizer, self._ends, **limits) if limits else None  # type: ignore[arg-type]
+        wanted = {name: value for name, value in limits.items() if value is not None}
+        constraint = build_constraint(self.tokenizer, self._ends, **wanted) if wanted else None  # type: ignore[arg-type]
         ends = self._ends | self._stop_tokens(options.get("stop", ()))
+        if others.pop("ignore_eos", False):
+            ends = frozenset()
+        sampling = Sampling(**rules)  # type: ignore[arg-type]
+        if wrong := [token for token, _ in sampling.logit_bias if token >= self.config.vocab]:
+            raise UsageError(f"logit_bias has the token {wrong[0]}; see this model's vocabulary.")
         return GenerationConfig(
-            sampling=Sampling(**rules),  # type: ignore[arg-type]
+            sampling=sampling,
             end_tokens=ends,
             constraint=constraint,
             **others,  # type: ignore[arg-type]

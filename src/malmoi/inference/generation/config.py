@@ -46,12 +46,12 @@ class GenerationConfig:
             check_whole_number(name, getattr(self, name), 1, most)
         if self.seed is not None:
             check_whole_number("seed", self.seed, MIN_SEED, MAX_SEED)
-        plain = self.sampling.greedy and not self.sampling.needs_history and self.n == 1
+        plain = self.sampling.greedy and not self.sampling.changes_best and self.n == 1
         for name, asked in (("beams", self.beams > 1), ("speculate", self.speculate)):
             if asked and not (plain and self.constraint is None):
                 raise UsageError(
                     f"{name} is deterministic and works only with temperature=0, n=1, no "
-                    "repetition_penalty and no constraint."
+                    "penalties, logit_bias or constraint."
                 )
         if self.beams > 1 and self.speculate:
             raise UsageError("beams and speculate cannot be combined: choose one.")

@@ -5,15 +5,16 @@ A `Constraint` is shared; each request has its own `ConstraintState`. V vocabula
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from operator import itemgetter
-from typing import NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.inference.generation.json_schema import json_schema_regex
 from malmoi.inference.generation.regex import (
     EMPTY,
     MAX_CODE_POINT,
@@ -23,7 +24,7 @@ from malmoi.inference.generation.regex import (
     parse_regex,
 )
 from malmoi.inference.generation.token_bytes import all_token_bytes, token_trie
-from malmoi.system.limits import MAX_CHOICE_CHARACTERS, MAX_CHOICES
+from malmoi.system.limits import MAX_CHOICE_CHARACTERS, MAX_CHOICES, MAX_SIZE, check_whole_number
 from malmoi.tokenizer import Tokenizer
 
 REMEMBERED = 64  # masks per pattern: each may list the whole vocabulary
@@ -270,6 +271,31 @@ class _ChoicesWalk:
                 self.at = self.choices.after(self.at, byte)
 
 
+class MinTokens:
+    """At least this many tokens before one of `ends`."""
+
+    def __init__(self, least: int, ends: Iterable[int]) -> None:
+        self.least = check_whole_number("min_tokens", least, 0, MAX_SIZE)
+        self.ends = tuple(ends)
+
+    def new_state(self) -> ConstraintState:
+        return _MinTokensState(self)
+
+
+class _MinTokensState:
+    finished = False
+
+    def __init__(self, wanted: MinTokens) -> None:
+        self.wanted = wanted
+        self.written = 0
+
+    def allowed(self, vocab: int) -> Tensor:
+        return ~_mask(self.wanted.ends if self.written < self.wanted.least else (), vocab)
+
+    def push(self, token: int) -> None:
+        self.written += 1
+
+
 class AllConstraints:
     """Several constraints at once."""
 
@@ -297,25 +323,39 @@ class _AllStates:
             state.push(token)
 
 
-CONSTRAINT_SETTINGS = ("choices", "regex", "allowed", "banned")
+class ConstraintOptions(TypedDict, total=False):
+    """The settings of `generate` that constrain the text."""
+
+    choices: Sequence[str]
+    regex: str
+    json_schema: Mapping[str, Any] | Literal[True]
+    allowed: Iterable[int] | Callable[[list[int]], Iterable[int]]
+    banned: Sequence[str]
+    min_tokens: int
+
+
+CONSTRAINT_SETTINGS = tuple(ConstraintOptions.__annotations__)
 
 
 def build_constraint(
-    tokenizer: Tokenizer,
-    ends: Iterable[int],
-    *,
-    choices: Sequence[str] | None = None,
-    regex: str | None = None,
-    allowed: Iterable[int] | Callable[[list[int]], Iterable[int]] | None = None,
-    banned: Sequence[str] | None = None,
+    tokenizer: Tokenizer, ends: Iterable[int], **options: Unpack[ConstraintOptions]
 ) -> Constraint:
     """The constraint of the settings of `generate`, all of them combined."""
     parts: list[Constraint] = []
-    parts += [Choices(choices, tokenizer, ends)] if choices is not None else []
-    parts += [RegexConstraint(regex, tokenizer, ends)] if regex is not None else []
-    parts += [AllowedTokens(allowed)] if allowed is not None else []
-    words = [banned] if isinstance(banned, str) else banned
-    parts += [BannedWords(words, tokenizer)] if words is not None else []
+    if "choices" in options:
+        parts.append(Choices(options["choices"], tokenizer, ends))
+    if "regex" in options:
+        parts.append(RegexConstraint(options["regex"], tokenizer, ends))
+    if "json_schema" in options:
+        regex = json_schema_regex(options["json_schema"])
+        parts.append(RegexConstraint(regex, tokenizer, ends))
+    if "allowed" in options:
+        parts.append(AllowedTokens(options["allowed"]))
+    if "banned" in options:
+        words = options["banned"]
+        parts.append(BannedWords([words] if isinstance(words, str) else words, tokenizer))
+    if "min_tokens" in options:
+        parts.append(MinTokens(options["min_tokens"], ends))
     return parts[0] if len(parts) == 1 else AllConstraints(parts)
 
 

@@ -5,9 +5,10 @@ the same distribution. B batch, V vocabulary.
 """
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,28 +22,58 @@ NEGATIVE_INFINITY = float("-inf")
 # below it, logits may overflow
 MIN_TEMPERATURE = 1e-4
 PENALTY_RANGE = (0.01, 100.0)  # for the same reason
-# (logits [B, V], the rule's setting, seen [B, V]) → logits
-SamplingRule = Callable[[Tensor, float, Tensor], Tensor]
+MAX_LOGIT_BIAS = 100.0
 
 
-def repetition_penalty(logits: Tensor, penalty: float, seen: Tensor) -> Tensor:
+class TokenHistory(NamedTuple):
+    """What each text contains already."""
+
+    seen: Tensor  # which tokens, the prompt's included: bool [B, V]
+    written: Tensor  # how often each was generated [B, V]
+
+
+# (logits [B, V], the rule's setting, history) → logits
+SamplingRule = Callable[[Tensor, Any, TokenHistory | None], Tensor]
+
+
+def logit_bias(
+    logits: Tensor, bias: Sequence[tuple[int, float]], history: TokenHistory | None
+) -> Tensor:
+    """Adds a number to the scores of some tokens, as OpenAI's API does."""
+    tokens, values = zip(*bias, strict=True)
+    added = torch.zeros_like(logits[0])
+    added[list(tokens)] = torch.tensor(values, dtype=logits.dtype, device=logits.device)
+    return logits + added
+
+
+def frequency_penalty(logits: Tensor, penalty: float, history: TokenHistory | None) -> Tensor:
+    """Subtracts the penalty once for each time a token was generated (OpenAI's API)."""
+    return logits if history is None else logits - penalty * history.written
+
+
+def presence_penalty(logits: Tensor, penalty: float, history: TokenHistory | None) -> Tensor:
+    """Subtracts the penalty from every token that was generated (OpenAI's API)."""
+    return logits if history is None else logits - penalty * (history.written > 0)
+
+
+def repetition_penalty(logits: Tensor, penalty: float, history: TokenHistory | None) -> Tensor:
     """Tokens already in the text become less likely (Keskar et al. 2019 §4.1)."""
     penalised = torch.where(logits < 0, logits * penalty, logits / penalty)
-    return torch.where(seen, penalised, logits)
+    return logits if history is None else torch.where(history.seen, penalised, logits)
 
 
-def temperature(logits: Tensor, value: float, seen: Tensor) -> Tensor:
+def temperature(logits: Tensor, value: float, history: TokenHistory | None) -> Tensor:
     """Below 1 sharper, above 1 flatter."""
     return logits / value
 
 
-def top_k(logits: Tensor, k: float, seen: Tensor) -> Tensor:
+def top_k(logits: Tensor, k: float, history: TokenHistory | None) -> Tensor:
     """Only the k best, with ties (Fan et al. 2018)."""
     last = logits.topk(min(int(k), logits.size(-1))).values[..., -1:]
     return logits.masked_fill(logits < last, NEGATIVE_INFINITY)
 
 
-def top_p(logits: Tensor, p: float, seen: Tensor) -> Tensor:
+def top_p(logits: Tensor, p: float, history: TokenHistory | None) -> Tensor:
     """The smallest set of best tokens whose probabilities reach p (Holtzman et al. 2020)."""
     ordered, places = logits.sort(dim=-1, descending=False)
     outside = ordered.softmax(-1).cumsum(-1) <= 1 - p
@@ -52,13 +83,27 @@ def top_p(logits: Tensor, p: float, seen: Tensor) -> Tensor:
     )
 
 
+def min_p(logits: Tensor, p: float, history: TokenHistory | None) -> Tensor:
+    """Only tokens at least p times as likely as the best one (Nguyen et al. 2024)."""
+    chances = logits.softmax(-1)
+    return logits.masked_fill(chances < p * chances.amax(-1, keepdim=True), NEGATIVE_INFINITY)
+
+
 SAMPLING_RULES: dict[str, SamplingRule] = {
+    "logit_bias": logit_bias,
+    "frequency_penalty": frequency_penalty,
+    "presence_penalty": presence_penalty,
     "repetition_penalty": repetition_penalty,
     "temperature": temperature,
     "top_k": top_k,
     "top_p": top_p,
+    "min_p": min_p,
 }
-NEUTRAL_VALUES = {
+NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
+    "logit_bias": ((),),
+    "frequency_penalty": (None, 0.0),
+    "presence_penalty": (None, 0.0),
+    "min_p": (None, 0.0),
     "repetition_penalty": (None, 1.0),
     "temperature": (None, 0.0, 1.0),
     "top_k": (None,),
@@ -74,8 +119,28 @@ class Sampling:
     top_k: int | None = None
     top_p: float | None = None
     repetition_penalty: float = 1.0
+    min_p: float | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()  # by token
 
     def __post_init__(self) -> None:
+        bias = self.logit_bias
+        pairs = tuple(bias.items()) if isinstance(bias, Mapping) else tuple(bias)
+        object.__setattr__(self, "logit_bias", pairs)
+        for token, value in pairs:
+            _require(
+                isinstance(token, int) and token >= 0 and abs(value) <= MAX_LOGIT_BIAS,
+                f"logit_bias must map tokens to numbers within ±{MAX_LOGIT_BIAS:g}, not "
+                f"{token!r} to {value}",
+            )
+        for name in ("frequency_penalty", "presence_penalty"):
+            value = getattr(self, name)
+            _require(-2 <= value <= 2, f"{name} must be between -2 and 2, not {value}")
+        _require(
+            self.min_p is None or 0 <= self.min_p <= 1,
+            f"min_p must be between 0 and 1, not {self.min_p}",
+        )
         _require(
             self.temperature == 0 or self.temperature >= MIN_TEMPERATURE,
             f"temperature must be 0 (greedy) or {MIN_TEMPERATURE:g} and more, not "
@@ -102,24 +167,33 @@ class Sampling:
     @property
     def needs_history(self) -> bool:
         """Whether a rule depends on the tokens already in the text."""
-        return self.repetition_penalty != 1
+        penalties = self.frequency_penalty or self.presence_penalty
+        return self.repetition_penalty != 1 or penalties != 0
 
-    def apply(self, logits: Tensor, seen: Tensor) -> Tensor:
+    @property
+    def changes_best(self) -> bool:
+        """Whether a rule may change which token is the likeliest."""
+        return self.needs_history or bool(self.logit_bias)
+
+    def apply(self, logits: Tensor, history: TokenHistory | None = None) -> Tensor:
         """The logits after all active rules, in fp32: low temperatures overflow half precision."""
         logits = logits.float()
         for name, rule in SAMPLING_RULES.items():
             value = getattr(self, name)
-            skipped = self.greedy and name in ("top_k", "top_p")
+            skipped = self.greedy and name in ("top_k", "top_p", "min_p")
             if value not in NEUTRAL_VALUES[name] and not skipped:
-                logits = rule(logits, value, seen)
+                logits = rule(logits, value, history)
         return logits
 
 
 def sample_next(
-    logits: Tensor, sampling: Sampling, seen: Tensor, generators: Sequence[torch.Generator]
+    logits: Tensor,
+    sampling: Sampling,
+    history: TokenHistory | None,
+    generators: Sequence[torch.Generator],
 ) -> Tensor:
     """The next token of each row [B], from the row's own generator, whatever the batch."""
-    logits = sampling.apply(logits, seen)
+    logits = sampling.apply(logits, history)
     return logits.argmax(-1) if sampling.greedy else sample_token(logits, generators)
 
 

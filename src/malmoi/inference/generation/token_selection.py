@@ -17,6 +17,7 @@ from malmoi.inference.generation.fast_argmax import FastArgmax, greedy_tokens
 from malmoi.inference.generation.sampling import (
     NEGATIVE_INFINITY,
     Sampling,
+    TokenHistory,
     inverse_cdf,
     random_generators,
     sample_next,
@@ -65,7 +66,7 @@ class SequenceState:
     @property
     def can_run_ahead(self) -> bool:
         """Whether the next token depends on the logits alone, so steps need not wait."""
-        return self.constraint_state is None and not self.top and not self.sampling.needs_history
+        return self.constraint_state is None and not self.top and not self.sampling.changes_best
 
     @property
     def plain(self) -> bool:
@@ -131,7 +132,9 @@ class TokenSelector:
             at = torch.tensor(members, device=logits.device)
             some = [sequences[i] for i in members]
             drawing = [sequence.generator for sequence in some]
-            chosen[at] = sample_next(allowed[at], sampling, _seen(some, sampling, logits), drawing)
+            chosen[at] = sample_next(
+                allowed[at], sampling, _history(some, sampling, logits), drawing
+            )
         said = logprobs_with_top(logits, chosen, max(sequence.top for sequence in sequences))
         return [
             _write(sequence, [token], [_cut(one, sequence.top)] if sequence.top else [])
@@ -167,7 +170,7 @@ class BatchSampler:
     def sample(self, step: int, logits: Tensor, tokens: Tensor) -> None:
         """Puts sampled tokens into `tokens` [S], which holds the greedy ones already."""
         for sampling, rows, chances in self.groups:
-            tokens[rows] = inverse_cdf(sampling.apply(logits[rows], logits), chances[step])
+            tokens[rows] = inverse_cdf(sampling.apply(logits[rows]), chances[step])
 
 
 def _rows(sequences: Sequence[SequenceState], device: torch.device) -> Tensor:
@@ -222,13 +225,20 @@ def _cut(one: Logprob, top: int) -> Logprob:
     return one._replace(top=one.top[:top])
 
 
-def _seen(sequences: Sequence[SequenceState], sampling: Sampling, logits: Tensor) -> Tensor:
-    """Which tokens each text contains [M, V], if a rule needs it."""
-    width = logits.size(1) if sampling.needs_history else 0
-    seen = torch.zeros(len(sequences), width, dtype=torch.bool, device=logits.device)
-    for row, sequence in zip(seen, sequences if sampling.needs_history else [], strict=False):
-        row[torch.tensor(sequence.tokens, device=row.device)] = True
-    return seen
+def _history(
+    sequences: Sequence[SequenceState], sampling: Sampling, logits: Tensor
+) -> TokenHistory | None:
+    """Which tokens each text contains, if a rule needs it."""
+    if not sampling.needs_history:
+        return None
+    seen = torch.zeros(len(sequences), logits.size(1), dtype=torch.bool, device=logits.device)
+    written = torch.zeros_like(logits, dtype=torch.float32)
+    for row, counts, sequence in zip(seen, written, sequences, strict=True):
+        tokens = torch.tensor(sequence.tokens, device=row.device)
+        row[tokens] = True
+        new = tokens[len(sequence.prompt) :]
+        counts.scatter_add_(0, new, torch.ones_like(new, dtype=counts.dtype))
+    return TokenHistory(seen, written)
 
 
 def _write(sequence: SequenceState, tokens: list[int], said: list[Logprob]) -> StepOutput:

@@ -71,8 +71,8 @@ async def embeddings_endpoint(ask: EmbeddingRequest, request: Request) -> Any:
     """Texts as vectors: hidden states averaged over `layers` and pooled, not normalised."""
     served: ServedModel = request.app.state.registry.get(ask.model)
     width = served.model.config.width
-    if ask.dimensions not in (None, width):
-        raise UsageError(f"This model's vectors have {width} dimensions; no others are offered.")
+    if ask.dimensions is not None and ask.dimensions > width:
+        raise UsageError(f"This model's vectors have {width} dimensions, fewer than dimensions.")
 
     def embed() -> tuple[list[Float32Array], int]:
         encodings = []
@@ -85,7 +85,7 @@ async def embeddings_endpoint(ask: EmbeddingRequest, request: Request) -> Any:
 
     found, read = await run_on_model(request, served, embed)
     data = [
-        EmbeddingVector(index=i, embedding=_written(one, ask.encoding_format))
+        EmbeddingVector(index=i, embedding=_written(_shaped(one, ask), ask.encoding_format))
         for i, one in enumerate(found)
     ]
     return EmbeddingList(
@@ -102,6 +102,13 @@ def _encoding(model: Model, text: str | list[int], *, truncate: bool) -> Encodin
         raise UsageError(f"The tokens must be {most}.")
     size = len(tokens)
     return Encoding(tokens, [0] * size, [(0, 0)] * size, [False] * size, [None] * size)
+
+
+def _shaped(vector: Float32Array, ask: EmbeddingRequest) -> Float32Array:
+    """The first `dimensions` numbers, as Matryoshka embeddings allow, scaled if asked for."""
+    cut = vector[: ask.dimensions]
+    length = float(np.linalg.norm(cut))
+    return cut / np.float32(length) if ask.normalize and length > 0 else cut
 
 
 def _written(vector: Float32Array, form: str) -> list[float] | str:

@@ -2,13 +2,15 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError
 
-from malmoi.errors import nearest
+from malmoi.errors import UsageError, nearest
 from malmoi.inference.generation.detokenize import MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
 
 MAX_TEXTS = 256  # per request
+MAX_EMBEDDED_TEXTS = 2048  # as OpenAI's API
 MAX_TOP_LOGPROBS = 20
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
@@ -16,10 +18,30 @@ TextList = Annotated[list[str], Field(min_length=1, max_length=MAX_TEXTS)]
 Tokens = Annotated[list[Token], Field(min_length=1)]
 TokenLists = Annotated[list[Tokens], Field(min_length=1, max_length=MAX_TEXTS)]
 PromptInput = str | TextList | Tokens | TokenLists
+EmbeddingInput = (
+    str
+    | Annotated[list[str], Field(min_length=1, max_length=MAX_EMBEDDED_TEXTS)]
+    | Tokens
+    | Annotated[list[Tokens], Field(min_length=1, max_length=MAX_EMBEDDED_TEXTS)]
+)
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 Top = Annotated[int, Field(ge=1, le=100)]
+LogitBias = Annotated[float, Field(ge=-100, le=100)]
 TextField = Annotated[str, Field(max_length=20_000)]
 NameField = Annotated[str, Field(max_length=200)]
+
+
+# OpenAI's fields for what this server does not do, with the values that ask for nothing
+NOT_OFFERED: dict[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "parallel_tool_calls": (True, False),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "modalities": (["text"],),
+}
+IGNORED = ("metadata", "prompt_cache_key", "safety_identifier")
 
 
 def _example(**fields: Any) -> dict[str, Any]:
@@ -27,7 +49,10 @@ def _example(**fields: Any) -> dict[str, Any]:
 
 
 class ApiRequest(BaseModel):
-    """A request. Unknown fields are refused, so that a misspelt one is not silently ignored."""
+    """A request. Unknown fields are refused, so that a misspelt one is not silently ignored.
+
+    null means the default, and OpenAI's fields that ask for nothing (`tools: []`) are accepted.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -36,12 +61,35 @@ class ApiRequest(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known(cls, given: Any) -> Any:
-        for name in given if isinstance(given, dict) else ():
-            if name not in cls.model_fields:
-                about = {"name": name[:80], "hint": nearest(name[:80], cls.model_fields)}
+        if not isinstance(given, dict):
+            return given
+        kept = {name: value for name, value in given.items() if value is not None}
+        for name in given.keys() - cls.model_fields.keys():
+            value = kept.pop(name, None)
+            about = {"name": name[:80], "hint": nearest(name[:80], cls.model_fields)}
+            if name in NOT_OFFERED:
+                if value is not None and value not in NOT_OFFERED[name]:
+                    sentence = "{name} is not offered by this server: leave it out."
+                    raise PydanticCustomError("unknown_field", sentence, about)
+            elif name not in IGNORED:
                 sentence = "There is no field {name} here.{hint}"
                 raise PydanticCustomError("unknown_field", sentence, about)
-        return given
+        return kept
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Optional fields may be null."""
+        schema = handler(core)
+        whole = handler.resolve_ref_schema(schema)
+        for name, field in whole.get("properties", {}).items():
+            if name not in whole.get("required", ()):
+                about = {key: field.pop(key) for key in ("title", "description") if key in field}
+                default = {"default": field.pop("default")} if "default" in field else {}
+                nullable = {"anyOf": [*field.pop("anyOf", [dict(field)]), {"type": "null"}]}
+                whole["properties"][name] = nullable | about | default
+        return schema
 
 
 class StreamOptions(BaseModel):
@@ -51,6 +99,41 @@ class StreamOptions(BaseModel):
 
     include_usage: bool = Field(False, description="End with an event that holds the usage.")
     include_obfuscation: bool = Field(False, description="Accepted and ignored.")
+
+
+class NamedSchema(BaseModel):
+    """A JSON schema, as OpenAI's clients send it."""
+
+    model_config = ConfigDict(strict=True)
+
+    name: str = ""
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """What the text must be: anything, any JSON object, or JSON of a schema."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: NamedSchema | None = None
+
+    def json_value(self) -> dict[str, Any] | Literal[True] | None:
+        if self.type == "json_object":
+            return True
+        if self.type == "text":
+            return None
+        if self.json_schema is None:
+            raise UsageError("response_format of type json_schema needs its json_schema.")
+        return self.json_schema.schema_
+
+
+GENERATION_SETTINGS = (
+    *("temperature", "top_p", "top_k", "min_p"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "ignore_eos"),
+)
 
 
 class GenerationFields(ApiRequest):
@@ -68,18 +151,53 @@ class GenerationFields(ApiRequest):
     seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="Random seed.")
     stream: bool = Field(False, description="Server-sent events, the last of them [DONE].")
     stream_options: StreamOptions | None = None
-    presence_penalty: float = Field(0, ge=0, le=0, description="Only 0; see repetition_penalty.")
-    frequency_penalty: float = Field(0, ge=0, le=0, description="Only 0; see repetition_penalty.")
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = Field(
-        None, description="Not supported."
+    min_p: float | None = Field(
+        None, ge=0, le=1, description="Only tokens this many times as likely as the best."
+    )
+    presence_penalty: float = Field(0, ge=-2, le=2, description="Against tokens generated before.")
+    frequency_penalty: float = Field(
+        0, ge=-2, le=2, description="The same, for each time they were generated."
+    )
+    logit_bias: Annotated[dict[str, LogitBias], Field(max_length=1024)] | None = Field(
+        None, description="Added to the scores of tokens, by id."
+    )
+    ignore_eos: bool = Field(False, description="Do not end at the end-of-text token.")
+    min_tokens: int = Field(0, ge=0, le=2**31 - 1, description="Minimum new tokens.")
+    response_format: ResponseFormat | None = Field(None, description="JSON, or of a schema.")
+    guided_json: dict[str, Any] | None = Field(None, description="A JSON schema of the text.")
+    guided_regex: str | None = Field(None, description="What the whole text must match.")
+    guided_choice: Annotated[list[str], Field(min_length=1, max_length=1024)] | None = Field(
+        None, description="The text is one of these."
     )
     user: str | None = Field(None, description="Accepted and not stored.")
 
     def settings(self) -> dict[str, Any]:
         """The settings of `generate`, except the number and length of the texts."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        names = ("temperature", "top_p", "top_k", "repetition_penalty")
-        return {"stop": tuple(stops)} | {name: getattr(self, name) for name in names}
+        found = {name: getattr(self, name) for name in GENERATION_SETTINGS}
+        found |= {"stop": tuple(stops), "logit_bias": self._bias()}
+        constraints = self._constraints()
+        if len(constraints) > 1:
+            raise UsageError(f"{' and '.join(constraints)} cannot be combined: choose one.")
+        for name, value in constraints.values():
+            found[name] = value
+        return found | ({"min_tokens": self.min_tokens} if self.min_tokens else {})
+
+    def _bias(self) -> dict[int, float]:
+        if not all(token.isdecimal() and len(token) < 10 for token in self.logit_bias or {}):
+            raise UsageError("logit_bias must map token ids to numbers.")
+        return {int(token): value for token, value in (self.logit_bias or {}).items()}
+
+    def _constraints(self) -> dict[str, tuple[str, Any]]:
+        """The setting of `generate` for each field that constrains the text."""
+        form = self.response_format
+        given = {
+            "response_format": ("json_schema", form.json_value() if form else None),
+            "guided_json": ("json_schema", self.guided_json),
+            "guided_regex": ("regex", self.guided_regex),
+            "guided_choice": ("choices", self.guided_choice),
+        }
+        return {field: pair for field, pair in given.items() if pair[1] is not None}
 
     def seeds(self, count: int) -> list[int | None]:
         """One for each continuation of a prompt: s, s + 1, …"""
@@ -146,9 +264,10 @@ class ChatRequest(
 class EmbeddingRequest(ApiRequest, json_schema_extra=_example(input=["a text", "another"])):
     """Texts to embed."""
 
-    input: PromptInput = Field(description="A text, its tokens, or a list of either.")
+    input: EmbeddingInput = Field(description="A text, its tokens, or a list of either.")
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = Field(None, ge=1, description="Only the model's own width.")
+    dimensions: int | None = Field(None, ge=1, description="Only the first of each vector.")
+    normalize: bool = Field(False, description="Scale vectors to length 1.")
     layers: list[int] = Field(
         [-1], min_length=1, max_length=200, description="0: the embedding, -1: the last; averaged."
     )

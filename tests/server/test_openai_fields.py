@@ -1,0 +1,215 @@
+"""OpenAI's fields beyond the prompt: penalties, biases, lengths, structured output, embeddings."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from live_server import TEXTS, Live, bert_with, gpt_folder
+from malmoi.inference import Model, load
+from malmoi.tokenizer import train_tokenizer
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "age": {"type": "integer"},
+        "tags": {"type": "array", "items": {"enum": ["a", "한글"]}, "maxItems": 2},
+    },
+    "required": ["name", "age"],
+}
+USER = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def gpt(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return load(gpt_folder(tmp_path_factory.mktemp("gpt") / "gpt"), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def live(gpt: Model) -> Iterator[Live]:
+    bert = bert_with(train_tokenizer(TEXTS, kind="wordpiece", vocab=120), mlm=0)
+    with Live({"gpt": gpt, "bert": bert}, slots=4, timeout=60, max_tokens=90) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(live: Live) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0) as one:
+        yield one
+
+
+def complete(client: openai.OpenAI, **options: Any) -> str:
+    given = {"model": "gpt", "prompt": "the state", "max_tokens": 30, "temperature": 0} | options
+    return client.completions.create(**given).choices[0].text
+
+
+def test_penalties_follow_openais_formula(client: openai.OpenAI, gpt: Model) -> None:
+    """Each token is the best one after the penalties of those generated before it."""
+    prompt = gpt.tokenizer.encode("the state", specials=False).tokens
+    tokens = list(prompt)
+    options = {"frequency_penalty": 1.5, "presence_penalty": 0.7}
+    for _ in range(20):
+        counts = np.bincount(tokens[len(prompt) :], minlength=gpt.config.vocab)
+        text = gpt.tokenizer.decode(tokens)
+        if gpt.tokenizer.encode(text, specials=False).tokens != tokens:
+            break  # the text would be tokenized differently
+        logits = gpt.logits(text)[-1] - 1.5 * counts - 0.7 * (counts > 0)
+        tokens.append(int(logits.argmax()))
+    written = gpt.tokenizer.decode(tokens[len(prompt) :])
+    assert len(tokens) > len(prompt) + 1
+    limit = len(tokens) - len(prompt)
+    assert complete(client, max_tokens=limit, **options).startswith(written[:-1])
+    assert complete(client, **options) != complete(client)
+
+
+def test_a_bias_forces_and_forbids_tokens(client: openai.OpenAI, gpt: Model) -> None:
+    token = gpt.tokenizer.encode("a", specials=False).tokens[0]
+    assert complete(client, logit_bias={str(token): 100}, max_tokens=5) == "aaaaa"
+    best = gpt.tokenizer.encode(complete(client, max_tokens=1), specials=False).tokens[0]
+    banned = complete(client, logit_bias={str(best): -100}, max_tokens=1)
+    assert banned != complete(client, max_tokens=1)
+
+
+def test_min_p_of_one_is_greedy(client: openai.OpenAI) -> None:
+    sampled = complete(client, temperature=1, seed=3, extra_body={"min_p": 1.0})
+    assert sampled == complete(client)
+    assert sampled != complete(client, temperature=1, seed=3)
+
+
+def test_the_end_of_text_can_be_delayed_or_ignored(live: Live, gpt: Model) -> None:
+    end = gpt.tokenizer.specials.eos
+    ask = {"model": "gpt", "prompt": "the", "max_tokens": 12, "logit_bias": {str(end): 100}}
+
+    def tokens(**more: Any) -> tuple[int, str]:
+        answer = httpx.post(f"{live.url}/v1/completions", json=ask | more, timeout=60).json()
+        return answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"]
+
+    assert tokens() == (1, "stop")
+    assert tokens(min_tokens=5) == (6, "stop")
+    assert tokens(ignore_eos=True) == (12, "length")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_schema_is_kept(client: openai.OpenAI, seed: int) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
+    answer = client.chat.completions.create(
+        model="gpt", messages=USER, seed=seed, max_tokens=90, response_format=form
+    )
+    found = json.loads(answer.choices[0].message.content)
+    assert set(found) <= {"name", "age", "tags"}
+    assert isinstance(found["age"], int)
+    assert len(found["name"]) <= 6
+    assert set(found.get("tags", [])) <= {"a", "한글"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "allowed"),
+    [
+        ("guided_choice", ["yes", "no"], {"yes", "no"}),
+        ("guided_regex", "(ab|cd){2}", {"abab", "abcd", "cdab", "cdcd"}),
+        ("guided_json", {"enum": [1, "x", None]}, {"1", '"x"', "null"}),
+    ],
+)
+def test_guided_text(client: openai.OpenAI, field: str, value: Any, allowed: set[str]) -> None:
+    for seed in range(4):
+        assert complete(client, temperature=1, seed=seed, extra_body={field: value}) in allowed
+
+
+def test_any_json_object(client: openai.OpenAI) -> None:
+    text = complete(client, extra_body={"response_format": {"type": "json_object"}}, stop=['"'])
+    assert text.startswith("{")
+
+
+@pytest.mark.parametrize(
+    ("schema", "sentence"),
+    [
+        ({"type": "integer", "minimum": 3}, "'minimum' is not supported"),
+        ({"type": "strin"}, "Did you mean 'string'"),
+        ({"$ref": "#/$defs/a"}, "does not define"),
+        (
+            {
+                "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}},
+                "$ref": "#/$defs/a",
+            },
+            "recursion is not supported",
+        ),
+        ({"type": "object", "properties": {}, "required": ["x"]}, "requires 'x'"),
+        ({"type": "array", "minItems": 3, "maxItems": 2}, "minItems"),
+    ],
+)
+def test_a_schema_that_cannot_be_kept_is_refused(
+    gpt: Model, live: Live, schema: dict[str, Any], sentence: str
+) -> None:
+    body = {"model": "gpt", "prompt": "a", "guided_json": schema}
+    answer = httpx.post(f"{live.url}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 400
+    assert sentence in answer.json()["error"]["message"]
+
+
+def test_two_constraints_are_refused(live: Live) -> None:
+    body = {"prompt": "a", "guided_regex": "a", "guided_choice": ["a"]}
+    answer = httpx.post(f"{live.url}/v1/completions", json=body, timeout=60)
+    message = answer.json()["error"]["message"]
+    assert (answer.status_code, message) == (
+        400,
+        "guided_regex and guided_choice cannot be combined: choose one.",
+    )
+
+
+@pytest.mark.parametrize(
+    "neutral",
+    [
+        {"tools": [], "tool_choice": "none", "parallel_tool_calls": True},
+        {"store": False, "service_tier": "auto", "metadata": {"a": "b"}},
+        {"response_format": {"type": "text"}, "logit_bias": {}},
+        {"temperature": None, "n": None, "stream": None, "stop": None, "tools": None},
+    ],
+)
+def test_fields_that_ask_for_nothing_change_nothing(live: Live, neutral: dict[str, Any]) -> None:
+    body = {"model": "gpt", "messages": USER, "max_tokens": 5, "seed": 1}
+    plain, same = (
+        httpx.post(f"{live.url}/v1/chat/completions", json=one, timeout=60).json()["choices"]
+        for one in (body, body | neutral)
+    )
+    assert same == plain
+
+
+@pytest.mark.parametrize("field", ["tools", "functions"])
+def test_what_is_not_offered_is_refused(live: Live, field: str) -> None:
+    body = {"messages": USER, field: [{"type": "function"}]}
+    answer = httpx.post(f"{live.url}/v1/chat/completions", json=body, timeout=60)
+    assert answer.status_code == 400
+    assert f"{field} is not offered" in answer.json()["error"]["message"]
+
+
+def test_embeddings_of_many_texts(client: openai.OpenAI) -> None:
+    texts = [f"the state {i}" for i in range(2048)]
+    found = client.embeddings.create(model="bert", input=texts, encoding_format="float").data
+    assert len(found) == 2048
+    alone = client.embeddings.create(model="bert", input=texts[7], encoding_format="float").data
+    assert found[7].embedding == pytest.approx(alone[0].embedding, abs=1e-5)
+    with pytest.raises(openai.BadRequestError, match="2048"):
+        client.embeddings.create(model="bert", input=[*texts, "one more"])
+
+
+def test_embeddings_are_cut_and_scaled(client: openai.OpenAI) -> None:
+    ask = {"model": "bert", "input": "the state of", "encoding_format": "float"}
+    whole = np.array(client.embeddings.create(**ask).data[0].embedding)
+    cut = client.embeddings.create(**ask, dimensions=8).data[0].embedding
+    assert cut == pytest.approx(whole[:8])
+    unit = client.embeddings.create(**ask, dimensions=8, extra_body={"normalize": True})
+    assert unit.data[0].embedding == pytest.approx(whole[:8] / np.linalg.norm(whole[:8]))
+
+
+def test_python_has_the_same_settings(gpt: Model) -> None:
+    text = gpt.generate("the", json_schema=PERSON, max_new_tokens=90, seed=0)
+    assert set(json.loads(text)) <= set(PERSON["properties"])
+    assert gpt.generate("the", choices=["yes", "no"], min_tokens=None) in ("yes", "no")
+    assert gpt.generate("the", temperature=0, max_new_tokens=4, logit_bias={70: 100.0}) == (
+        gpt.tokenizer.decode([70] * 4)
+    )
