@@ -177,6 +177,16 @@ FILES = {  # a file of each task as it is distributed, and what its first row sa
     "anagram-2": ("abcde\n", ("abcde", None, ("abcde",))),
     "random-insertion": ("union\n", ("u n i.o/n", None, ("union",))),
 }
+FILES |= {
+    "blimp": (
+        '{"good": "He runs.", "bad": "He run.", "phenomenon": "agreement"}\n',
+        ("He runs.", None, 0),
+    ),
+    "kontrast": (
+        '{"sentence_A": "나는 갔다.", "sentence_B": "나는 갔는다.", "gold_label": "A"}\n',
+        ("나는 갔다.", None, 0),
+    ),
+}
 SUFFIX = {"klue-nli": ".json", "swag": ".csv", "squad": ".json", "squad2": ".json"}
 
 

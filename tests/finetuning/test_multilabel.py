@@ -2,6 +2,7 @@
 transformers.
 """
 
+import io
 import json
 import lzma
 from pathlib import Path
@@ -84,12 +85,19 @@ def test_labels_may_be_lists_text_or_columns_of_0_and_1(tmp_path: Path) -> None:
 
 
 def test_it_is_learnt_judged_and_predicted(tuned: Path, tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
     model = malmoi.load(tuned)
     found = model.predict("he is angry calm glad")
     assert isinstance(found, MultiLabelPrediction)
     assert found.labels == ("anger", "joy")
     assert set(found.scores) == set(LABELS)
     assert model.predict(["he is calm calm calm"])[0].labels == ()
+    as_row = {"id": 7, "text": "he is angry calm glad", "label": "?"}
+    assert model.predict([as_row])[0] == model.predict(as_row) == found
+    table = model.predict(pandas.DataFrame([as_row, as_row]))
+    assert [one.labels for one in table] == [found.labels] * 2
+    with pytest.raises(UsageError, match="no text in the column 'text', which this model reads"):
+        model.predict(pandas.DataFrame({"review": ["good"]}))
     rows = [json.loads(line) for line in (tuned / "predictions.jsonl").read_text().splitlines()]
     for row in rows:
         assert row["prediction"] == row["label"]
@@ -144,7 +152,10 @@ def test_transformers_opens_the_folder_with_equal_logits_and_back(
 
 
 def test_on_the_command_line(
-    tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tuned: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def said(*words: str) -> str:
         assert run_command(list(words)) == 0
@@ -154,6 +165,9 @@ def test_on_the_command_line(
     assert said("predict", "-m", str(tuned), text).startswith("fear, joy\t0.")
     told = json.loads(said("predict", "-m", str(tuned), "--json", text))
     assert told["prediction"]["labels"] == ["fear", "joy"]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(f"{text}\n\n{text}\n".encode())))
+    lines = said("predict", "-m", str(tuned)).splitlines()
+    assert [line.split("\t")[0] for line in lines] == ["fear, joy", "-", "fear, joy"]
     rows = str(as_lists(tmp_path))
     table = said("evaluate", "multilabel", "-m", str(tuned), "--data", rows)
     assert "anger\t1.0000\t1.0000\t1.0000\t48" in table

@@ -183,23 +183,25 @@ def whole_texts(texts: list[str] | None) -> list[str]:
     return texts if texts and texts != ["-"] else [_standard_input().rstrip("\r\n")]
 
 
-def input_lines(texts: list[str] | None) -> list[str]:
-    """The texts of the command line; else every line of standard input that is not blank."""
+def input_lines(texts: list[str] | None, *, keep_blank: bool = False) -> list[str]:
+    """The texts of the command line; else every line of standard input, blank ones only if they
+    are kept.
+    """
     if texts and texts != ["-"]:
         return texts
-    return [line for line in _standard_input().splitlines() if line.strip()]
+    return [line for line in _standard_input().splitlines() if keep_blank or line.strip()]
 
 
-def input_pairs(texts: list[str] | None) -> list[tuple[str, str]]:
+def input_pairs(texts: list[str] | None, *, keep_blank: bool = False) -> list[tuple[str, str]]:
     """Arguments two by two; else lines of two texts with a tab between."""
     if texts and texts != ["-"]:
         if len(texts) % 2:
             raise UsageError(f"Pairs need an even number of texts; there are {len(texts)}.")
         return list(zip(texts[::2], texts[1::2], strict=True))
     return [
-        _pair(number, line)
+        _pair(number, line) if line.strip() else ("", "")
         for number, line in enumerate(_standard_input().splitlines(), 1)
-        if line.strip()
+        if keep_blank or line.strip()
     ]
 
 

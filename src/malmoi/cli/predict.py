@@ -76,11 +76,16 @@ def predict_command(
         return
     if texts and len(texts) == 1 and Path(texts[0]).is_file():
         raise UsageError(f"{texts[0]} is a file; to predict its rows, say --data {texts[0]}")
-    asked: list[Any] = input_pairs(texts) if paired else input_lines(texts)
+    # a blank line of standard input has a line of the output too, so that both can be pasted
+    read = input_pairs if paired else input_lines
+    asked: list[Any] = read(texts, keep_blank=True)
+    blank = [not "".join(one).strip() for one in asked]
     if choices:
         asked = [(*([one] if isinstance(one, str) else one), tuple(choices)) for one in asked]
-    found = open_model(model, device, dtype).predict(asked)
-    for one, answer in zip(asked, found, strict=True):
+    some = [one for one, empty in zip(asked, blank, strict=True) if not empty]
+    found = iter(open_model(model, device, dtype).predict(some))
+    for one, empty in zip(asked, blank, strict=True):
+        answer = None if empty else next(found)
         if json:
             key = "spans" if isinstance(answer, list) else "prediction"
             print_json({"text": one, key: plain(answer)})
@@ -92,6 +97,8 @@ def _line(text: Any, answer: Any) -> str:
     shown = (
         one_line(text) if isinstance(text, str) else "\t".join(one_line(str(part)) for part in text)
     )
+    if answer is None:
+        return f"-\t-\t{shown}"
     facts = prediction_facts(answer)
     if isinstance(answer, list):
         return f"{facts['prediction'] or '-'}\t{shown}"

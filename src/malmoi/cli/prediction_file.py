@@ -41,6 +41,8 @@ def predict_file(
     model: "Model", data: Path, out: Path, *, text: str | None = None, pair: str | None = None
 ) -> int:
     """Writes every row of a table with its prediction; returns how many there were."""
+    from malmoi.inference.predict import Predictor
+
     if out.suffix not in WRITERS:
         raise UsageError(f"--out {out} should end in one of {' '.join(WRITERS)}.")
     chunks = _chunks(data)
@@ -48,6 +50,11 @@ def predict_file(
     if not first:
         raise MalmoiError(f"There are no rows in {data}.")
     _refuse_taken(first[0], data)
+    known = Predictor.of(model.checkpoint).columns
+    if text is None and known and all(name in first[0] for name in known.values()):
+        text = known["text"]
+        pair = pair or known.get("pair")
+        say(f"text = {text}" + (f", pair = {pair}" if pair else ""))
     if text is None:
         text = text_column(first, [name for name in first[0] if name != pair], data)
         say(f"text = {text}")

@@ -475,4 +475,5 @@ def custom_task(  # noqa: PLR0913  # a column each
         tuple(metrics) or chosen.metrics,
         () if isinstance(label, str) else tuple(label),
         prompt=chosen.template(by),
+        columns={"text": text} | ({"pair": pair} if pair else {}),
     )

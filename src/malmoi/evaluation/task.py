@@ -61,6 +61,9 @@ class Task:
     max_answer_tokens: int = 32  # tokens that are written as an answer
     # `pair` has a gap _: judged by what fills it and the rest, or the rest alone
     gap: Literal["", "fill", "rest"] = ""
+    columns: Mapping[str, str] = field(
+        default_factory=dict
+    )  # of text and pair, where it is a table
     # its rows, drawn, where there is no file
     generated: Callable[[random.Random], Iterable[DataRow]] | None = None
 

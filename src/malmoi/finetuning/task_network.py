@@ -67,6 +67,7 @@ def build_task_network(
         "stride": min(settings.stride, length),
         **both,
         **({"problem_type": output.problem_type} if output.problem_type else {}),
+        **({"columns": dict(task.columns)} if task.columns else {}),
     }
     if said:
         words = task_verbalizer(task, labels)

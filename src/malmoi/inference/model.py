@@ -23,7 +23,13 @@ from malmoi.inference.generation.generate import TextGenerator, continuations, s
 from malmoi.inference.generation.prefix_cache import PrefixCache
 from malmoi.inference.generation.sampling import Sampling
 from malmoi.inference.precision import open_for_use
-from malmoi.inference.predict import MultiLabelPrediction, Prediction, Predictor, Span
+from malmoi.inference.predict import (
+    MultiLabelPrediction,
+    Prediction,
+    Predictor,
+    Span,
+    row_texts,
+)
 from malmoi.inference.predictors import TASK_HEADS, TaskHead, task_heads
 from malmoi.inference.prompt import encode_prompt
 from malmoi.inference.score import Score, score_pairs, sliding_bits_per_byte, sliding_perplexity
@@ -32,8 +38,14 @@ from malmoi.model import Network
 from malmoi.tokenizer import Encoding, Tokenizer
 from malmoi.tokenizer.chat_template import Messages
 
-# a text, a pair, a question and its context, or a text (and a question) and its choices
-Asked = str | tuple[str, str] | tuple[str, Sequence[str]] | tuple[str, str, Sequence[str]]
+# a text, a pair, a question and its context, a text (and a question) and its choices, or a row
+Asked = (
+    str
+    | tuple[str, str]
+    | tuple[str, Sequence[str]]
+    | tuple[str, str, Sequence[str]]
+    | Mapping[str, object]
+)
 Predicted = Prediction | MultiLabelPrediction | Answer | list[Span]
 # without training: see zero_shot.py
 ZERO_SHOT_ABILITIES = ("classify", "answer", "summarise", "translate")
@@ -436,7 +448,8 @@ class Model(ZeroShot):
     def predict(self, texts: Sequence[Asked]) -> list[Predicted]: ...
 
     def predict(self, texts: Asked | Sequence[Asked]) -> Predicted | list[Predicted]:
-        """What the model was fine-tuned to say of a text, of a pair (a, b), or of a list of either.
+        """What the model was fine-tuned to say of a text, of a pair (a, b), of a row of the table
+        that it learnt from, or of a list of them; a DataFrame is a list of rows.
 
         A classifier gives `Prediction(label, scores)`, one of several labels a text
         `MultiLabelPrediction(labels, scores)`, a tagger a list of `Span(text, label, start, end,
@@ -450,8 +463,9 @@ class Model(ZeroShot):
                 "This model cannot predict: it was not fine-tuned. Fine-tune it first: malmoi "
                 f"finetune rows.csv --model {self.checkpoint.source or 'DIR'}"
             )
-        alone = isinstance(texts, str | tuple)
-        found = self.task_head.predict(reading, [texts] if alone else list(texts))
+        alone = isinstance(texts, str | tuple | Mapping)
+        asked = row_texts([texts] if alone else texts, reading.columns)
+        found = self.task_head.predict(reading, asked)
         return found[0] if alone else found
 
     # ------------------------------------------------------------------ within

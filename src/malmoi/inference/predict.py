@@ -2,8 +2,8 @@
 tokens.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby
 from typing import Any
@@ -102,6 +102,8 @@ class Predictor:
     problem_type: str = ""  # config.json's: what a head of classes is for
     threshold: float = float("inf")  # "there is no answer" must beat the best by more than this
     thresholds: tuple[float, ...] = ()  # of the labels, where a text may have several
+    # of the rows that it was fine-tuned on: text, pair
+    columns: Mapping[str, str] = field(default_factory=dict)
     # what a language model says for each label, where it has no head for them
     words: Verbalizer | None = None
     encode: EncodeFunctions = EncodeFunctions()
@@ -121,9 +123,7 @@ class Predictor:
 
 
 def _told(checkpoint: Checkpoint) -> dict[str, Any]:
-    """How a model was fine-tuned, out of its folder's "malmoi" object, as the fields of a
-    `Reading`.
-    """
+    """How a model was fine-tuned, by its folder's "malmoi" object: fields of a `Predictor`."""
     extra = JsonObject(checkpoint.extra, f"{checkpoint.source or 'The model'}: malmoi")
     told: dict[str, Any] = {
         "length": extra.whole("length", default=None, high=MAX_CONTEXT_TOKENS),
@@ -131,6 +131,7 @@ def _told(checkpoint: Checkpoint) -> dict[str, Any]:
         "both": extra.flag("both", default=None),
         "problem_type": extra.text("problem_type", default=None),
         "threshold": extra.get("threshold"),
+        "columns": extra.map_of("columns", str, default={}),
     }
     threshold = told["threshold"]  # of a model that always answers it is infinite
     if threshold is not None and (not isinstance(threshold, float) or threshold != threshold):
@@ -147,6 +148,27 @@ def _told(checkpoint: Checkpoint) -> dict[str, Any]:
             raise words.wrong("said", f"a word for each of {len(checkpoint.labels)} labels")
         told["words"] = Verbalizer(words.text("prompt"), said)
     return {name: value for name, value in told.items() if value is not None}
+
+
+def row_texts(rows: Any, columns: Mapping[str, str]) -> list[Any]:
+    """Texts and pairs as they are; of rows (dicts, a DataFrame, a `datasets.Dataset`) the columns
+    that the model was fine-tuned on.
+    """
+    for method, *how in (("to_dicts",), ("to_dict", "records")):  # polars, pandas
+        if hasattr(rows, "columns") and hasattr(rows, method):
+            rows = getattr(rows, method)(*how)
+    return [_row_text(row, columns) if isinstance(row, Mapping) else row for row in rows]
+
+
+def _row_text(row: Mapping[str, Any], columns: Mapping[str, str]) -> Any:
+    names = [columns.get("text", "text"), *([columns["pair"]] if "pair" in columns else [])]
+    for name in names:
+        if not isinstance(row.get(name), str):
+            had = ", ".join(map(str, row))
+            raise UsageError(
+                f"A row has no text in the column {name!r}, which this model reads; it has: {had}."
+            )
+    return row[names[0]] if len(names) == 1 else tuple(row[name] for name in names)
 
 
 def classify_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[Prediction]:
