@@ -381,6 +381,9 @@ def _config_json(checkpoint: Checkpoint, table: Table | None) -> dict[str, Any]:
         }
     ids = _token_ids(checkpoint)
     values |= {name: id for name, id in ids.items() if id is not None or name not in values}
+    if checkpoint.tokenizer is not None and "cls_token_id" in values:  # ModernBERT's config has it
+        specials = checkpoint.tokenizer.specials
+        values |= {"cls_token_id": specials.cls, "sep_token_id": specials.sep}
     if checkpoint.labels:
         values["id2label"] = {str(i): name for i, name in enumerate(checkpoint.labels)}
         values["label2id"] = {name: i for i, name in enumerate(checkpoint.labels)}

@@ -124,7 +124,7 @@ def _begin(recipe: Recipe, words: Tokenizer, origin: RunSources) -> Checkpoint:
     checkpoint = read_checkpoint(origin.start)
     _check_start(checkpoint, words, origin, heads, recipe.objective)
     _freeze_others(checkpoint.network, heads)
-    return Checkpoint(checkpoint.network, words)
+    return Checkpoint(checkpoint.network, words, source_config=checkpoint.source_config)
 
 
 def _check_start(
