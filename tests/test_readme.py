@@ -192,7 +192,7 @@ NOT_PROVIDED = ("SmolLM2-135M-Instruct.gguf",)  # files that the pages name and 
 DEMO = """
 from malmoi.demo.demo import run_demo
 from malmoi.demo.story import DemoConfig, DemoSize
-size = DemoSize(seconds=3, width=32, depth=2, length=64, batch=8)
+size = DemoSize(seconds=3, width=128, depth=2, length=64, batch=4)
 run_demo("demo", DemoConfig(size, size, vocab=600, updates=8, seeds=1, labelled=64, judged=32))
 """
 

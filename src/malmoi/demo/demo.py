@@ -313,12 +313,12 @@ def _era(story: Story) -> None:
 
 def _verdict(story: Story, gain: float) -> str:
     """What pre-training was worth: what was found is said, whichever way it went."""
-    points = f"{100 * gain:+.0f} points".replace("-", "−")
+    points = f"{100 * gain:+.0f}".replace("-", "−")
     if gain >= CLEAR_GAIN:
-        return f"Pre-training was worth {points}."
+        return f"Pre-training was worth {points} points."
     seen = read_metrics(story.out / "bert" / "metrics.jsonl")[-1]["tokens"]
     return (
-        f"Pre-training made no clear difference here ({points}): in its "
+        f"Pre-training made no clear difference here ({points} points): in its "
         f"{story.plan.bert.seconds:.0f} seconds the BERT read {seen / 1e6:.1f} million tokens, and "
         "the words alone tell much of an era. A longer `malmoi pretrain`, or a faster machine, "
         "gives it more to read."

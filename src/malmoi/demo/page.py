@@ -2,6 +2,7 @@
 
 import html
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 from malmoi.demo.pictures import attention_grid, bars, chips, heat_map, sharpest
@@ -10,8 +11,10 @@ from malmoi.finetuning.report import confusion_table
 from malmoi.metrics import confusion
 from malmoi.report.chart import chart
 from malmoi.report.console import format_duration
-from malmoi.report.page import html_page
+from malmoi.report.page import heading, html_page, html_table, words
 from malmoi.system.files import write_text
+from malmoi.system.language import translate
+from malmoi.system.machine import this_machine
 from malmoi.training.log import read_metrics
 
 DEMO_STYLE = """<style>
@@ -21,8 +24,10 @@ DEMO_STYLE = """<style>
 .cards span,.note{color:var(--soft);font-size:.9rem}
 section{margin-top:2.8rem}section>h2{margin-bottom:.3rem}
 h3{font-size:1rem;font-weight:600;margin:1.5rem 0 .3rem}
-.chips{line-height:2.1;margin:.4rem 0}.chips span{border:1px solid var(--line);border-radius:6px;padding:.12rem .4rem;
-margin-right:.3rem;font:13px ui-monospace,monospace;white-space:pre}
+.chips{display:flex;flex-wrap:wrap;gap:.3rem;margin:.4rem 0}.chips span{border:1px solid var(--line);
+border-radius:6px;padding:.12rem .4rem;font:13px ui-monospace,monospace;white-space:pre}
+@media(max-width:600px){.bars .row{grid-template-columns:1fr 4rem!important;row-gap:.1rem!important}
+.bars .row span{grid-column:1/-1}}
 blockquote{margin:.9rem 0;padding:.1rem 0 .1rem 1rem;border-left:3px solid var(--line)}blockquote b{color:var(--a)}
 .bars{margin:.6rem 0 1.2rem}.bars .row{display:grid;grid-template-columns:minmax(8rem,17rem) 1fr 4rem;gap:.8rem;
 align-items:center;padding:.16rem 0}.bars b{font-weight:500;font-variant-numeric:tabular-nums;text-align:right}
@@ -40,7 +45,7 @@ SHOWN_EXAMPLES = 6
 
 def write_demo_page(story: Story) -> None:
     body = DEMO_STYLE + "".join(
-        part(story) for part in (_cards, _text, _gpt, _bert, _era, _attention, _next)
+        part(story) for part in (_cards, _text, _gpt, _bert, _era, _attention, _made, _next)
     )
     took = (
         f"Trained here, from nothing, in {format_duration(story.seconds['all'])} minutes: a "
@@ -53,11 +58,11 @@ def write_demo_page(story: Story) -> None:
 
 
 def _section(title: str, *parts: str) -> str:
-    return f"<section><h2>{html.escape(title)}</h2>{''.join(parts)}</section>"
+    return f"<section>{heading(title)}{''.join(parts)}</section>"
 
 
-def _note(text: str) -> str:
-    return f'<p class="note">{html.escape(text)}</p>'
+def _note(*sentences: str) -> str:
+    return f'<p class="note">{" ".join(words(text) for text in sentences)}</p>'
 
 
 def _last(story: Story, name: str) -> dict[str, Any]:
@@ -82,21 +87,22 @@ def _cards(story: Story) -> str:
             "points over the same network without pre-training",
         ),
     ]
-    return f'<div class="cards">{"".join(f"<div><b>{n}</b><span>{w}</span></div>" for n, w in cards)}</div>'  # noqa: E501
+    shown = "".join(f"<div><b>{n}</b><span>{words(w)}</span></div>" for n, w in cards)
+    return f'<div class="cards">{shown}</div>'
 
 
 def _text(story: Story) -> str:
     f = story.facts
-    words = (
+    said = (
         f"{f['messages']} State of the Union messages from 1790 on, {f['characters'] / 1e6:.1f} "
-        "million characters. "
-        f"{f['held out']} of them were held out: nothing below was learnt from those. "
-        "Each model has its own vocabulary, learnt from the text; this is how they cut a sentence."
+        "million characters.",
+        f"{f['held out']} of them were held out: nothing below was learnt from those.",
+        "Each model has its own vocabulary, learnt from the text; this is how they cut a sentence.",
     )
     cuts = "".join(
-        f"<h3>{html.escape(_KINDS[kind])}</h3>{chips(tokens)}" for kind, tokens in story.cut.items()
+        f"<h3>{words(_KINDS[kind])}</h3>{chips(tokens)}" for kind, tokens in story.cut.items()
     )
-    return _section("The text, and two ways to cut it", _note(words), cuts)
+    return _section("The text, and two ways to cut it", _note(*said), cuts)
 
 
 _KINDS = {"byte-bpe": "byte-level BPE, as GPT-2 has it", "wordpiece": "WordPiece, as BERT has it"}
@@ -118,72 +124,63 @@ def _curve(story: Story, name: str, losses: dict[str, str]) -> str:
 
 def _gpt(story: Story) -> str:
     last = _last(story, "gpt")
-    words = (
-        "It learnt one thing, to say which token comes next. "
-        f"On speeches it never saw it hesitates between {last.get('perplexity', 0):.0f} tokens on "
-        "average, where an "
-        f"untrained one hesitates between {story.plan.vocab:,}. Asked whether the beginning of an "
-        "unseen paragraph or "
-        f"the same words shuffled is the likelier text, it is right {story.facts['order']:.0%} of "
-        "the time."
+    sentences = (
+        "It learnt one thing, to say which token comes next.",
+        f"On speeches it never saw its perplexity is {last.get('perplexity', 0):.0f}; an untrained "
+        f"model's is {story.plan.vocab:,}.",
+        "Asked whether the beginning of an unseen paragraph or the same words shuffled is the "
+        f"likelier text, it is right {story.facts['order']:.0%} of the time.",
     )
     said = "".join(
         f"<blockquote><b>{html.escape(prompt)}</b>{html.escape(text)}</blockquote>"
         for prompt, text in story.samples
     )
     return _section(
-        "The GPT: what comes next?", _note(words), _curve(story, "gpt", {"loss": "training"}), said
+        "The GPT: what comes next?",
+        _note(*sentences),
+        _curve(story, "gpt", {"loss": "training"}),
+        said,
     )
 
 
 def _bert(story: Story) -> str:
     last = _last(story, "bert")
-    words = (
-        "It sees both sides of a gap. A quarter of the tokens were hidden, and it learnt to fill "
-        "them "
-        f"(right: {last.get('mlm_accuracy', 0):.0%}), and to tell whether the second of two "
-        "passages follows the first "
-        f"(right: {last.get('nsp_accuracy', 0):.0%}, by chance 50%)."
+    sentences = (
+        "It sees both sides of a gap.",
+        "A quarter of the tokens were hidden, and it learnt to fill them (right: "
+        f"{last.get('mlm_accuracy', 0):.0%}), and to tell whether the second of two passages "
+        f"follows the first (right: {last.get('nsp_accuracy', 0):.0%}, by chance 50%).",
     )
     curve = _curve(story, "bert", {"mlm": "masked tokens", "nsp": "next sentence"})
-    fills = "".join(f"<h3>{html.escape(text)}</h3>{_likely(found)}" for text, found in story.fills)
-    return _section("The BERT: what is missing?", _note(words), curve, fills)
-
-
-def _likely(found: list[tuple[str, float]]) -> str:
-    """Candidates for a gap; the bars compare them with one another, the numbers say how sure it
-    is.
-    """
-    return bars(found, whole=max(2 * found[0][1], 1e-9) if found[0][1] < 0.5 else 1.0)
+    fills = "".join(f"<h3>{html.escape(text)}</h3>{bars(found)}" for text, found in story.fills)
+    return _section("The BERT: what is missing?", _note(*sentences), curve, fills)
 
 
 def _era(story: Story) -> str:
-    words = (
-        f"A new layer on the BERT, and {story.plan.labelled:,} paragraphs that say when they were "
-        "spoken. "
-        f"Judged on {len(story.said):,} paragraphs of the held-out messages. The second row is the "
-        "same network with "
-        "the same training, but drawn at random instead of pre-trained."
+    sentences = (
+        f"A new layer on the BERT, and {story.plan.labelled:,} paragraphs labelled with their era; "
+        f"evaluated on {len(story.said):,} paragraphs of the held-out messages.",
+        "The second row is the same network, trained in the same way from random weights.",
+        story.facts["verdict"],
     )
-    words += f" {story.facts['verdict']}"
     names = [name for _, name in ERAS]
     gold = [row["label"] for row in story.said]
     said = [row["prediction"] for row in story.said]
     matrix = confusion_table(names, confusion(gold, said, names).tolist())
     return _section(
         "Fine-tuned: when was this said?",
-        _note(words),
-        bars(list(story.scores.items())),
+        _note(*sentences),
+        bars([(translate(name), score) for name, score in story.scores.items()]),
         matrix,
         "".join(_examples(story)),
     )
 
 
 def _examples(story: Story) -> Iterator[str]:
-    yield "<h3>Some of them</h3>"
+    yield f"<h3>{words('Some of them')}</h3>"
     for row in story.said[:SHOWN_EXAMPLES]:
         right = row["label"] == row["prediction"]
-        mark = "" if right else f" (it was {html.escape(row['label'])})"
+        mark = "" if right else f" ({words('label')}: {html.escape(row['label'])})"
         kind = "tag" if right else "tag wrong"
         text = html.escape(row["text"][:220] + ("…" if len(row["text"]) > 220 else ""))
         yield (
@@ -196,14 +193,17 @@ def _attention(story: Story) -> str:
     if not story.attention:
         return ""
     layer, head = sharpest(story.attention)
-    words = (
+    sentences = (
         f"“{ATTENTION_SENTENCE}”: each row is a token, the strong squares are the tokens that it "
-        "looks at. "
-        f"Head {head + 1} of layer {layer + 1} is the most decided one; below are all of them."
+        "attends to.",
+        f"Head {head + 1} of layer {layer + 1} is the most focused; below are all of them.",
     )
     large = heat_map(story.attention[layer][head], story.tokens)
     return _section(
-        "Inside: what the BERT looks at", _note(words), large, attention_grid(story.attention)
+        "Inside: what the BERT attends to",
+        _note(*sentences),
+        large,
+        attention_grid(story.attention),
     )
 
 
@@ -214,13 +214,31 @@ def _next(story: Story) -> str:
         f'malmoi fill --model {out}/bert "The [MASK] of the people."\n'
         f'malmoi predict --model {out}/era "We will put a man on the moon."\n'
         f"malmoi serve --model {out}/gpt --model {out}/bert --model {out}/era --runs {out} --open\n"
-        "malmoi pretrain bert-mini --data my_texts/ --out runs/mine --minutes 30\n"
-        "malmoi finetune classification --model runs/mine --data rows.csv --text review --label "
-        "stars --out runs/stars"
+        "malmoi pretrain bert my_texts/ --minutes 30 -o runs/mine\n"
+        "malmoi finetune rows.csv --model runs/mine"
     )
-    words = (
-        "All of this lies in one folder. The first four use it; the fourth opens a page that shows "
-        "both models at "
-        "work, and these very curves. The last two start from your own text."
-    )
-    return _section("What to try next", _note(words), f"<pre>{commands}</pre>")
+    said = "The first four use this folder; the last two start from your own text."
+    return _section("What to try next", _note(said), f"<pre>{commands}</pre>")
+
+
+def _made(story: Story) -> str:
+    """Model, data, date, settings and duration."""
+    machine = this_machine()
+    plan = story.plan
+    models = {"GPT": plan.gpt, "BERT": plan.bert}
+    rows = [
+        (translate("date"), f"{datetime.now():%Y-%m-%d %H:%M}"),
+        (translate("machine"), f"{machine.architecture}, {machine.cores} cores"),
+        (translate("text"), f"builtin:sotu, {story.facts['characters']:,}"),
+        *(
+            (
+                name,
+                f"{size.depth} × {size.width}, batch {size.batch} × {size.length}, "
+                f"{_last(story, name.lower()).get('step', 0):,} steps, {size.seconds:.0f} s",
+            )
+            for name, size in models.items()
+        ),
+        (translate("fine-tuning"), f"{plan.labelled:,} rows, {plan.updates} steps × {plan.seeds}"),
+        (translate("time"), format_duration(story.seconds["all"])),
+    ]
+    return _section("How this was made", html_table(("what", "value"), rows))

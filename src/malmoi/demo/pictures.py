@@ -5,6 +5,8 @@ attention.
 import html
 from collections.abc import Sequence
 
+from malmoi.report.page import words
+
 Matrix = Sequence[Sequence[float]]  # [queries][keys]
 
 
@@ -15,15 +17,15 @@ def chips(tokens: Sequence[str]) -> str:
     )
 
 
-def bars(values: Sequence[tuple[str, float]], *, whole: float = 1.0) -> str:
-    """Shares as horizontal bars, of which a full one means `whole`; the largest is coloured."""
+def bars(values: Sequence[tuple[str, float]]) -> str:
+    """Shares as horizontal bars, of which a full one is 100%; the largest is coloured."""
     top = max((value for _, value in values), default=0.0)
     rows = []
     for name, value in values:
         kind = "bar best" if value == top else "bar"
         rows.append(
             f'<div class="row"><span>{html.escape(name)}</span><div class="{kind}">'
-            f'<i style="width:{min(100, 100 * value / whole):.1f}%"></i></div><b>{value:.1%}</b></div>'  # noqa: E501
+            f'<i style="width:{100 * value:.1f}%"></i></div><b>{value:.1%}</b></div>'
         )
     return f'<div class="bars">{"".join(rows)}</div>'
 
@@ -61,7 +63,7 @@ def attention_grid(layers: Sequence[Sequence[Matrix]]) -> str:
     rows = []
     for number, heads in enumerate(layers, start=1):
         cells = "".join(f"<figure>{heat_map(head, cell=6)}</figure>" for head in heads)
-        rows.append(f'<div class="heads"><span>layer {number}</span>{cells}</div>')
+        rows.append(f'<div class="heads"><span>{words(f"layer {number}")}</span>{cells}</div>')
     return "".join(rows)
 
 

@@ -4,14 +4,17 @@ else.
 
 import html
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from malmoi.report.chart import ChartPoints, Line, chart, short_number, smooth_points
 from malmoi.report.console import format_duration
-from malmoi.report.page import fact_cards, html_page, html_table
+from malmoi.report.page import fact_cards, heading, html_page, html_table, words
 from malmoi.system.files import write_text
+from malmoi.system.language import translate
+from malmoi.system.machine import this_machine
 from malmoi.training.log import read_metrics
 from malmoi.training.pace import verdict
 from malmoi.training.recipe import Recipe
@@ -74,7 +77,7 @@ def _warning(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> str:
     if "guessing_loss" not in last:
         return ""
     said = verdict(recipe, last["step"], last["valid_loss"], last["guessing_loss"])
-    return f"<p><strong>{html.escape(said)}</strong></p>"
+    return f"<p><strong>{words(said)}</strong></p>"
 
 
 def _said(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -86,19 +89,33 @@ def _said(rows: Sequence[Mapping[str, Any]]) -> str:
     last = len(fresh) - 1
     count = min(len(fresh), 8)
     shown = [fresh[round(i * last / max(1, count - 1))] for i in range(count)]
-    return (
-        f"<h2>What it said on the way</h2>{html_table(('step', 'sample'), shown)}" if shown else ""
-    )
+    return heading("Samples") + html_table(("step", "sample"), shown) if shown else ""
 
 
 def write_report(out: Path, recipe: Recipe) -> None:
     """The report of a pre-training run, from its metrics.jsonl."""
     rows = read_metrics(out / "metrics.jsonl")
     body = f"{fact_cards(_numbers(rows, recipe))}{_warning(rows, recipe)}"
-    body += f"<h2>Loss</h2>{loss_chart(rows)}{_course(rows)}{_said(rows)}"
-    settings = html.escape(recipe.to_json())
-    body += (
-        f"<h2>The recipe</h2><details><summary>every "
-        f"setting</summary><pre>{settings}</pre></details>"
-    )
+    body += f"{heading('Loss')}{loss_chart(rows)}{_course(rows)}{_said(rows)}"
+    settings = f"<pre>{html.escape(recipe.to_json())}</pre>"
+    body += heading("This run") + html_table(("what", "value"), _facts(out, recipe))
+    body += f"<details><summary>{words('every setting')}</summary>{settings}</details>"
     write_text(out / "report.html", html_page(f"A run of {recipe.name}", recipe.about, body))
+
+
+def _facts(out: Path, recipe: Recipe) -> list[tuple[str, str]]:
+    """What a reader of the page wants to know of the run besides its curves."""
+    c = recipe.train
+    machine = this_machine()
+    cores = f"{machine.architecture}, {machine.cores} cores"
+    gpus = ", ".join(f"{gpu.count} × {gpu.name}" for gpu in machine.accelerators)
+    budget = next(f"{getattr(c, n):,g} {n}" for n in ("minutes", "tokens", "steps") if getattr(c, n))
+    return [
+        (translate("date"), f"{datetime.now():%Y-%m-%d %H:%M}"),
+        (translate("folder"), str(out)),
+        (translate("learns by"), recipe.objective),
+        (translate("budget"), budget),
+        (translate("batch"), f"{c.batch} × {', '.join(str(n) for n, _ in recipe.phases)}"),
+        (translate("learning rate"), f"{c.lr:g} ({c.optimizer}, {c.schedule})"),
+        (translate("machine"), gpus or cores),
+    ]
