@@ -109,7 +109,9 @@ def _facts(out: Path, recipe: Recipe) -> list[tuple[str, str]]:
     machine = this_machine()
     cores = f"{machine.architecture}, {machine.cores} cores"
     gpus = ", ".join(f"{gpu.count} × {gpu.name}" for gpu in machine.accelerators)
-    budget = next(f"{getattr(c, n):,g} {n}" for n in ("minutes", "tokens", "steps") if getattr(c, n))
+    budget = next(
+        f"{getattr(c, n):,g} {n}" for n in ("minutes", "tokens", "steps") if getattr(c, n)
+    )
     return [
         (translate("date"), f"{datetime.now():%Y-%m-%d %H:%M}"),
         (translate("folder"), str(out)),
