@@ -22,13 +22,13 @@ from malmoi.system.progress import Progress, listening
 from malmoi.training.calibration import StepTimer
 from malmoi.training.device import choose_execution, is_out_of_memory
 from malmoi.training.log import plural, read_metrics
-from malmoi.training.pace import SMALLEST_BATCH, Pace, WorkClock, verdict
+from malmoi.training.pace import SMALLEST_BATCH, Budget, Pace, WorkClock, verdict
 from malmoi.training.pretrain import pretrain, resolve_recipe
 from malmoi.training.recipe import TrainConfig
 from malmoi.training.recipes import RECIPES
 from malmoi.training.schedule import rate_at, warmup_steps
 from malmoi.training.signals import Stopped
-from malmoi.training.trainer import Budget, Trainer
+from malmoi.training.trainer import Trainer
 from tiny_runs import KINDS, assert_equal_weights, signalled, train, write_corpus
 
 

@@ -33,6 +33,7 @@ from malmoi.training.data.store import Store
 from malmoi.training.feed import PhaseFeed, batch_sizes
 from malmoi.training.log import RunLog, read_metrics
 from malmoi.training.optim import Muon, make_optimizers, orthogonal, set_rate
+from malmoi.training.pace import Budget
 from malmoi.training.parallel import ProcessGroup
 from malmoi.training.prepare import read_recipe
 from malmoi.training.pretrain import resolve_recipe
@@ -41,7 +42,7 @@ from malmoi.training.recipes import RECIPES
 from malmoi.training.schedule import SCHEDULES, rate_at
 from malmoi.training.signals import Stopped
 from malmoi.training.state import Position, latest_state, prune_states, save_state
-from malmoi.training.trainer import Budget, Trainer
+from malmoi.training.trainer import Trainer
 from tiny_runs import (
     KINDS,
     STILL,
@@ -545,7 +546,7 @@ def test_a_bad_step_takes_the_run_back_and_is_skipped(
 def test_a_spike_is_one_that_stands_out(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("malmoi.training.trainer.SPIKE_WARMUP_STEPS", 10)
+    monkeypatch.setattr("malmoi.training.spikes.SPIKE_WARMUP_STEPS", 10)
     spoil(monkeypatch, lambda trainer, call: call == 15, "3")
     train("gpt", corpus, tmp_path, steps=20, **{"train.save_every": 4})
     assert (
@@ -562,7 +563,7 @@ def test_longer_samples_are_no_spike(
     """Where BERT goes from 128 to 512 tokens it meets positions that it never learnt, and its
     loss leaps.
     """
-    monkeypatch.setattr("malmoi.training.trainer.SPIKE_WARMUP_STEPS", 5)
+    monkeypatch.setattr("malmoi.training.spikes.SPIKE_WARMUP_STEPS", 5)
     spoil(monkeypatch, lambda trainer, call: call > 10, "3")
     phases = {"data.lengths": (16, 32), "data.shares": (0.5, 0.5), "train.log_every": 4}
     train("bert", corpus, tmp_path, steps=20, **phases)

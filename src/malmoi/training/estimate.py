@@ -13,8 +13,8 @@ from malmoi.system.machine import per_device, pick_device
 from malmoi.training.device import choose_execution, first_micro, flops_per_token, measured_flops
 from malmoi.training.losses import objective
 from malmoi.training.losses.linear_xent import MAX_LOGITS
+from malmoi.training.pace import Budget
 from malmoi.training.recipe import Recipe
-from malmoi.training.trainer import Budget
 
 EXPECTED_UTILISATION = 0.4  # of the measured ceiling: what a fair run reaches
 

@@ -13,6 +13,7 @@ from statistics import median
 
 from malmoi.training.log import plural
 from malmoi.training.recipe import Recipe
+from malmoi.training.state import Position
 
 LOOK_SECONDS = 1.0  # between two looks at a GPU's loss: something moves on the screen
 RECENT = 32  # laps of a kind that a usual one is told by
@@ -25,6 +26,29 @@ FEW_UPDATES = 100  # below that little is learnt whatever the batch
 SMALLEST_BATCH = 8
 
 Phases = Sequence[tuple[int, float]]  # (tokens of a sample, share of the budget) of each phase
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long a run is: steps, or seconds."""
+
+    steps: int
+    seconds: float
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> "Budget":
+        c = recipe.train
+        if c.minutes:
+            return cls(0, c.minutes * 60)
+        if not c.tokens:
+            return cls(c.steps, 0.0)
+        per_step = c.batch * sum(length * share for length, share in recipe.phases)
+        grown = 1 - c.batch_ramp * (1 - (c.batch_start or c.batch) / c.batch) / 2
+        return cls(max(1, math.ceil(c.tokens / (per_step * grown))), 0.0)
+
+    def progress(self, position: Position) -> float:
+        used = position.step / self.steps if self.steps else position.seconds / self.seconds
+        return min(1.0, used)
 
 
 class WorkClock:

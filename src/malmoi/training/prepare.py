@@ -23,12 +23,12 @@ from malmoi.training.data.encode import Stores, build_stores
 from malmoi.training.data.store import Store
 from malmoi.training.feed import PhaseFeed
 from malmoi.training.losses import objective
+from malmoi.training.pace import Budget
 from malmoi.training.parallel import ProcessGroup
 from malmoi.training.recipe import Recipe, run_folder
 from malmoi.training.run import TrainingRun
 from malmoi.training.run_tokenizer import RunSources, prepare_tokenizer
 from malmoi.training.samples import make_feeds, prompt_of
-from malmoi.training.trainer import Budget
 
 logger = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ saves and resumes.
 
 import math
 import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Mapping
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,13 @@ from malmoi.training.loss_module import LossModule, guessing_loss
 from malmoi.training.losses import Objective, both, count_labels, objective
 from malmoi.training.losses.distil import TEXT_DISTILLERS, Distillation
 from malmoi.training.optim import make_optimizers, set_rate
-from malmoi.training.pace import LOOK_SECONDS, Pace, WorkClock, verdict
+from malmoi.training.pace import LOOK_SECONDS, Budget, Pace, WorkClock, verdict
 from malmoi.training.parallel import gradient_sync, wrap_model
 from malmoi.training.recipe import Recipe
 from malmoi.training.run import TrainingRun
 from malmoi.training.schedule import rate_at
 from malmoi.training.signals import Stopped, StopSignals
+from malmoi.training.spikes import is_spike
 from malmoi.training.state import (
     Position,
     latest_state,
@@ -55,34 +56,8 @@ from malmoi.training.validate import validate
 
 MAX_ROLLBACKS = 3  # after so many spikes the run stops, …
 ROLLBACK_FORGIVEN_STEPS = 1000  # … unless it came so many steps further than the last one
-SPIKE_DEVIATIONS = 8.0  # standard deviations above the running mean, and …
-SPIKE_NATS = 1.0  # … so much at least
-SPIKE_WARMUP_STEPS = 100  # steps: before that the loss falls too fast to judge
 MAX_SECONDS_BETWEEN_SAVES = 300.0  # between two saves, whatever save_every says
 MIN_METRIC_ROWS = 20  # of metrics.jsonl at least, however short the run
-
-
-@dataclass(frozen=True)
-class Budget:
-    """How long a run is: steps, or seconds."""
-
-    steps: int
-    seconds: float
-
-    @classmethod
-    def of(cls, recipe: Recipe) -> "Budget":
-        c = recipe.train
-        if c.minutes:
-            return cls(0, c.minutes * 60)
-        if not c.tokens:
-            return cls(c.steps, 0.0)
-        per_step = c.batch * sum(length * share for length, share in recipe.phases)
-        grown = 1 - c.batch_ramp * (1 - (c.batch_start or c.batch) / c.batch) / 2
-        return cls(max(1, math.ceil(c.tokens / (per_step * grown))), 0.0)
-
-    def progress(self, position: Position) -> float:
-        used = position.step / self.steps if self.steps else position.seconds / self.seconds
-        return min(1.0, used)
 
 
 class Trainer:
@@ -150,20 +125,34 @@ class Trainer:
         """
         with StopSignals() as self._stop:
             self._resume()
-            with thread_count(self.group.device, self.position.threads, self.log.line):
-                self._calibrate()
-                self.position.threads = torch.get_num_threads()
-                self.clock = WorkClock(self.position.seconds)
-                self._saved_at = time.monotonic()
-                self._mark = (self.position.tokens, 0.0)
-                if self.budget.progress(self.position) < 1:
-                    self._announce("taking the first step")
-                while self.budget.progress(self.position) < 1:
-                    self._phase()
+            threads = thread_count(self.group.device, self.position.threads, self.log.line)
+            with threads, closing(self._planned_steps()) as planned:
+                self._start()
+                for phase, size, micros in planned:
+                    try:
+                        losses = self.step([micro.tensors for micro in micros])
+                    except RuntimeError as error:
+                        if not is_out_of_memory(error):
+                            raise
+                        self._shrink()
+                        continue
+                    self._count_step(micros, phase, size)
+                    self._pending.append((phase, losses))
+                    self._watch(phase)
                 metrics = self._finish()
         release_compiled(self.loss_module)
         self.log.close()
         return metrics
+
+    def _start(self) -> None:
+        """Calibrates, and starts the clocks."""
+        self._calibrate()
+        self.position.threads = torch.get_num_threads()
+        self.clock = WorkClock(self.position.seconds)
+        self._saved_at = time.monotonic()
+        self._mark = (self.position.tokens, 0.0)
+        if self.budget.progress(self.position) < 1:
+            self._announce("taking the first step")
 
     def _finish(self) -> dict[str, float]:
         """The last validation and the last save; the weights that are averaged stay in place."""
@@ -276,30 +265,24 @@ class Trainer:
 
     # ------------------------------------------------------------------ steps
 
-    def _phase(self) -> None:
-        """Steps of one phase, until it ends, the budget ends, or a spike takes the run back."""
-        phase = self._phase_number()
-        sizes = batch_sizes(self.config, self.position.step, self.budget.steps, self.group.world)
-        again = batch_sizes(self.config, self.position.step, self.budget.steps, self.group.world)
-        with self.feeds[phase].stream(
-            self.position.samples_seen[phase], sizes, self.micro, self.group
-        ) as stream:
-            for micros in stream:
-                step = self.position.step
-                try:
-                    losses = self.step([micro.tensors for micro in micros])
-                except RuntimeError as error:
-                    if not is_out_of_memory(error):
-                        raise
-                    self._shrink()
-                    return
-                self._count_step(micros, phase, next(again))
-                self._pending.append((phase, losses))
-                self._watch(phase)
-                if self.budget.progress(self.position) >= 1 or self._phase_number() != phase:
-                    return
-                if self.position.step <= step:  # a spike took the run back
-                    return
+    def _planned_steps(self) -> Generator[tuple[int, int, list[MicroBatch]]]:
+        """Phase, sequences and passes of each step that is left; read anew where a spike took the
+        run back or a batch did not fit.
+        """
+        while self.budget.progress(self.position) < 1:
+            phase = self._phase_number()
+            sizes, again = (
+                batch_sizes(self.config, self.position.step, self.budget.steps, self.group.world)
+                for _ in range(2)
+            )
+            first = self.position.samples_seen[phase]
+            with self.feeds[phase].stream(first, sizes, self.micro, self.group) as stream:
+                for micros in stream:
+                    step = self.position.step
+                    yield phase, next(again), micros
+                    ended = self.budget.progress(self.position) >= 1
+                    if ended or self._phase_number() != phase or self.position.step <= step:
+                        break
 
     def _count_step(self, micros: list[MicroBatch], phase: int, size: int) -> None:
         self.clock.step()
@@ -450,7 +433,7 @@ class Trainer:
         self._looked = self.position.seconds
         self._pending = []
         for number, loss in zip(phases, rows[0], strict=True):
-            if self._spiked(loss, number):
+            if is_spike(self.position, loss, number):
                 self._roll_back(loss, phase)
                 return False
         done = self.budget.progress(self.position) >= 1
@@ -460,26 +443,6 @@ class Trainer:
         if self.position.step % self._log_every == 0 or done:
             self._row({name: sum(row) / len(row) for name, row in zip(stacked, rows, strict=True)})
         return True
-
-    def _spiked(self, loss: float, phase: int) -> bool:
-        """NaN, infinity, or far above the phase's running mean; otherwise the mean moves on."""
-        p = self.position
-        # longer samples are another measure: BERT's loss leaps where it goes from 128 to 512
-        if p.phase != phase:
-            p.phase = phase
-            p.mean = 0.0
-            p.spread = 0.0
-        if not math.isfinite(loss):
-            return True
-        if (
-            p.step > SPIKE_WARMUP_STEPS
-            and p.mean
-            and loss > p.mean + max(SPIKE_NATS, SPIKE_DEVIATIONS * p.spread**0.5)
-        ):
-            return True
-        p.spread = 0.98 * p.spread + 0.02 * (loss - p.mean) ** 2 if p.mean else 0.0
-        p.mean = 0.98 * p.mean + 0.02 * loss if p.mean else loss
-        return False
 
     def _roll_back(self, loss: float, phase: int) -> None:
         """Back to the last good state; the samples since then are skipped."""
