@@ -67,9 +67,7 @@ GGUF_ARCHITECTURES = {
 
 
 def export_gguf(checkpoint: Checkpoint, path: Path, dtype: str = "f32") -> None:
-    """Writes weights, sizes and tokenizer into one file; norms and biases stay f32 whatever the
-    rest is packed as.
-    """
+    """Writes weights, config and tokenizer into one file; norms and biases stay in f32."""
     if dtype not in GGUF_DTYPES:
         raise UsageError(
             f"GGUF files are written as {', '.join(GGUF_DTYPES)}, not "
@@ -92,9 +90,7 @@ def export_gguf(checkpoint: Checkpoint, path: Path, dtype: str = "f32") -> None:
 
 
 def _kind(network: Network) -> str:
-    """The architecture that computes exactly this network; else a sentence that says what stands
-    in the way.
-    """
+    """The architecture that computes exactly this network, or an error that says why not."""
     if is_quantized(network) or network.features is not None or set(network.heads) != {"lm"}:
         what = (
             "int8 weights"
@@ -166,9 +162,7 @@ def _tensors(name: str, network: Network) -> Iterator[tuple[str, Tensor]]:
 
 
 def _turned(called: str, tensor: Tensor, name: str, config: ModelConfig) -> Tensor:
-    """GPT-2's matrices as [out, in]; rows of LLaMA's queries and keys so that neighbours (x_2i,
-    x_2i+1) turn.
-    """
+    """GPT-2's matrices as [out, in]; LLaMA's query and key rows interleaved (x_2i, x_2i+1)."""
     part = called.split(".")[-2]
     if name == "gpt2":
         return tensor.T if tensor.dim() > 1 and called.startswith("blk.") else tensor

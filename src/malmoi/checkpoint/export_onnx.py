@@ -36,9 +36,7 @@ OPSET = 20
 
 
 class OnnxModel(nn.Module):
-    """What a runtime calls: token ids, their mask and segments in; the scores of one head, or
-    hidden states, out.
-    """
+    """Token ids, mask and segments in; the scores of one head, or hidden states, out."""
 
     def __init__(self, network: Network) -> None:
         super().__init__()
@@ -84,9 +82,7 @@ class OnnxModel(nn.Module):
         return read
 
     def pooled_places(self, keep: Tensor) -> Tensor | None:
-        """Flat places of the tokens that speak for their rows; `Pooler` finds them by len(),
-        which fixes the batch.
-        """
+        """Flat positions of the pooled tokens; `Pooler` uses len(), which fixes the batch."""
         pool = self.network.config.pool
         if self.head not in POOLED_HEADS or self.network.reader is not None or pool == "mean":
             return None
@@ -136,9 +132,7 @@ def _reordered(weight: Tensor) -> Tensor:
 
 
 def export_onnx(checkpoint: Checkpoint, path: Path, dtype: str = "fp32") -> float:
-    """Writes the file once it gives our scores in ONNX Runtime; how far they were from ours at
-    most.
-    """
+    """Writes the file after checking it in ONNX Runtime; returns the largest difference."""
     network = checkpoint.network.eval()
     _check(network, dtype)
     graph = OnnxModel(network)
@@ -203,9 +197,7 @@ def _exporter() -> Iterator[None]:
 
 
 def _program(graph: OnnxModel) -> Any:
-    """Traced with every length open; an example's own shape that would stay is an error of
-    torch's.
-    """
+    """Traced with dynamic lengths; torch raises if an example's shape would be fixed."""
     context = graph.network.config.context
     example = example_inputs(graph, 2, min(8, context))
     limits = {
@@ -232,9 +224,7 @@ def _program(graph: OnnxModel) -> Any:
 
 
 def _describe(model: Any, checkpoint: Checkpoint, graph: OnnxModel) -> None:
-    """Metadata: what is computed, the names of its classes, how it was fine-tuned; no traces of
-    this machine.
-    """
+    """Metadata: the task, the class names and the settings; nothing about this machine."""
     for part in (model.graph, *model.graph):
         part.metadata_props.clear()
     about = {"head": graph.head or "none", "context": str(graph.network.config.context)}

@@ -185,9 +185,7 @@ def _labels(config: JsonObject, network: Network) -> tuple[str, ...]:
 
 
 def _with_ids(values: JsonObject) -> JsonObject:
-    """The values themselves, if their special tokens are ids (some say -1 for none) or lists of
-    them.
-    """
+    """The values, if their special tokens are ids (-1: none) or lists of them."""
     for name in TOKEN_IDS:
         if isinstance(values.get(name), list):
             values.list_of(name, int)
@@ -342,9 +340,7 @@ def _read_own(
 
 
 def _earlier_int8(weights: Mapping[str, Weight], *, packed: bool) -> dict[str, Weight]:
-    """The weights of a folder of 8 bits as it was written before the format was that of
-    compressed-tensors.
-    """
+    """The weights of an 8-bit folder from before the compressed-tensors format."""
     found: dict[str, Weight] = {}
     for name, weight in weights.items():
         scale = weights.get(name.removesuffix("weight") + "scale")
@@ -394,9 +390,7 @@ def _config_json(checkpoint: Checkpoint, table: Table | None) -> dict[str, Any]:
 
 
 def _token_ids(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What the tokenizer says of padding, beginning and end; where it says nothing, what the
-    folder said before.
-    """
+    """Padding, start and end ids from the tokenizer, else from the folder before."""
     before = {name: id for name, id in checkpoint.source_config.items() if name in TOKEN_IDS}
     if checkpoint.tokenizer is None:
         return before

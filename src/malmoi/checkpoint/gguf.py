@@ -1,6 +1,4 @@
-"""A language model in a GGUF file, as the Hugging Face folder it was made from: config, weights
-and tokenizer.
-"""
+"""A GGUF language model as the Hugging Face folder it came from: config, weights, tokenizer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -169,9 +167,7 @@ def _check_shape(path: Path, name: str, shape: tuple[int, ...], c: ModelConfig) 
 
 
 def _number(path: Path, name: str, value: Any) -> Any:
-    """One number for all layers; floats as they were meant, not as fp32 has them
-    (9.9999997e-06).
-    """
+    """One number for all layers; floats as meant, not as fp32 has them (9.9999997e-06)."""
     if isinstance(value, list):
         if len(set(value)) != 1:
             raise MalmoiError(
@@ -189,9 +185,7 @@ def _scaling(file: GGUFFile, meta: Mapping[str, Any], config: ModelConfig) -> di
 
 
 def _recognised(file: GGUFFile, config: ModelConfig) -> dict[str, Any]:
-    """LLaMA 3's rule, of which the file keeps only the outcome: tried with its published numbers
-    and compared.
-    """
+    """LLaMA 3's scaling, of which the file has only the result: recomputed and compared."""
     factors = file.tensor(ROPE_FACTORS)
     rule: dict[str, Any] = {
         "low_freq_factor": 1.0,
@@ -211,9 +205,7 @@ def _recognised(file: GGUFFile, config: ModelConfig) -> dict[str, Any]:
 
 
 def read_gguf_weights(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Every tensor under its Hugging Face name; the rows of queries and keys go back to their
-    halves.
-    """
+    """Every tensor under its Hugging Face name; query and key rows are reordered back."""
     keys = config.get("num_key_value_heads", config["num_attention_heads"])
     heads = {"attn_q": config["num_attention_heads"], "attn_k": keys}
     weights: dict[str, Tensor] = {}
@@ -226,17 +218,13 @@ def read_gguf_weights(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Te
 
 
 def _halves(tensor: Tensor, heads: int) -> Tensor:
-    """llama.cpp turns neighbours (x_2i, x_2i+1) where Hugging Face turns (x_i, x_i+E/2): rows
-    back in that order.
-    """
+    """llama.cpp rotates (x_2i, x_2i+1), Hugging Face (x_i, x_i+E/2): rows back in that order."""
     ordered: Tensor = tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
     return ordered
 
 
 def _generation(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """generation_config.json: a text begins with bos and ends with any token that ends a text or
-    a turn.
-    """
+    """generation_config.json: bos begins a text; end-of-text and end-of-turn tokens end it."""
     named = {
         role: metadata.get(f"tokenizer.ggml.{role}_token_id")
         for role in ("bos", "eos", "eot", "eom", "padding")

@@ -114,9 +114,7 @@ class StoredTensor:
 
 
 class GGUFFile:
-    """Metadata and tensors of a GGUF file; a tensor is read, and its quantisation undone, when
-    it is asked for.
-    """
+    """Metadata and tensors of a GGUF file; tensors are read and dequantized on access."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -85,9 +85,7 @@ def _scaling(theirs: Mapping[str, Any]) -> str:
 
 
 def write_scaling(ours: Mapping[str, Any]) -> dict[str, Any]:
-    """Under today's name, and where there is a rule also as `rope_scaling`, the only name
-    transformers 4 knows.
-    """
+    """Under the current name, and also as `rope_scaling`, the only name transformers 4 knows."""
     kind, _, rest = ours["rotary_scaling"].partition(":")
     numbers = [float(part) for part in rest.split(",")] if rest else []
     named = dict(zip(SCALING_NUMBERS.get(kind, ()), numbers, strict=False))
@@ -289,9 +287,7 @@ def _write_positions(ours: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _roberta_table(model_type: str, name: str) -> Table:
-    """RoBERTa, and XLM-R, which differs in its vocabulary alone. Its pooler is the classifier's
-    where there is one.
-    """
+    """RoBERTa and XLM-R, which differ only in vocabulary. A classifier has its own pooler."""
     return Table(
         model_type=model_type,
         family=families.roberta,
@@ -408,9 +404,7 @@ ELECTRA_TABLE = Table(
 
 
 def _albert(**fields: Any) -> ModelConfig:
-    """Theirs has a map from the embedding to the width even where both are as wide; ours is then
-    the embedding.
-    """
+    """ALBERT always has an embedding projection; ours is in the embedding for equal sizes."""
     config = families.albert(**fields)
     if config.token_width == config.width:
         raise MalmoiError(

@@ -35,9 +35,7 @@ CLIP_RATIOS = {8: (1.0,), 4: tuple(1 - 0.04 * i for i in range(12))}
 
 @dataclass(frozen=True)
 class Quantized:
-    """A weight [O, I] as whole numbers and a scale for every group of inputs: int8 [O, I] and
-    [O, G].
-    """
+    """A weight [O, I] as integers with a scale per group of inputs: int8 [O, I] and [O, G]."""
 
     numbers: Tensor
     scale: Tensor
@@ -52,9 +50,7 @@ class Quantized:
         return expanded(self.numbers, self.scale)
 
     def packed(self) -> Packed | None:
-        """Laid out for the kernel; none where it takes no such groups, or would have to round
-        the scales.
-        """
+        """Laid out for the kernel; None if it has no such groups or would round the scales."""
         scale = self.scale.to(bf16())
         if not fits(self.numbers.size(1), scale.size(1)) or not torch.equal(
             scale.float(), self.scale.float()
@@ -76,9 +72,7 @@ def dense(weight: Weight) -> Tensor:
 
 
 def by_rows(change: Callable[..., Any], *weights: Weight) -> Any:
-    """A change of whole rows (joined, split, reordered), of plain weights or of numbers and
-    scales alike.
-    """
+    """Changes whole rows (joined, split, reordered) of plain or quantized weights alike."""
     some = [weight for weight in weights if isinstance(weight, Quantized)]
     if len(some) < len(weights):
         return change(*map(dense, weights))
@@ -91,9 +85,7 @@ def by_rows(change: Callable[..., Any], *weights: Weight) -> Any:
 
 @dataclass(frozen=True)
 class Packing:
-    """How linear maps are kept: bits of a weight (8 or 4), and how many inputs share a scale (0:
-    a whole row).
-    """
+    """How linear weights are stored: bits (8 or 4), and inputs per scale (0: a whole row)."""
 
     bits: int
     group: int = 0
@@ -153,9 +145,7 @@ class Packing:
         }
 
     def config_json(self, table: Table | None) -> dict[str, Any]:
-        """What config.json says of it; linear maps outside the blocks are to be ignored, in
-        whatever class.
-        """
+        """Its entry in config.json; linear layers outside the blocks are ignored."""
         weights = {
             "num_bits": self.bits,
             "type": "int",
@@ -236,9 +226,7 @@ def _steps(rows: Tensor, scale: Tensor, high: int) -> Tensor:
 
 
 def to_words(numbers: Tensor, bits: int) -> Tensor:
-    """Signed numbers [O, I] of 8 or 4 bits as int32 [O, ⌈I · bits / 32⌉], the first in the
-    lowest bits.
-    """
+    """Signed integers [O, I] of 8 or 4 bits as int32 [O, ⌈I · bits / 32⌉], lowest bits first."""
     above = F.pad(
         numbers.short() + (1 << bits - 1), (0, -numbers.size(1) % (WORD_BITS // bits))
     ).to(torch.uint8)

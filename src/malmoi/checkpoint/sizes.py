@@ -1,6 +1,4 @@
-"""Before a network is built: do the weights bear out the sizes that its config claims, and is
-there room for it?
-"""
+"""Checks before building a network: do the weights match the config's sizes, and do they fit?"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,9 +19,7 @@ WORD_NUMBERS = 8  # of 4 bits: what one int32 of packed weights may hold
 
 
 def check_sizes(config: ModelConfig, weights: Mapping[str, Weight], where: str) -> None:
-    """Refuses sizes that the weights do not bear out, before so many layers are built one by
-    one.
-    """
+    """Refuses sizes that the weights do not match, before the layers are built."""
     if config.distinct > len(weights) + FEW_LAYERS:
         raise MalmoiError(
             f"{where} says that the model has {config.distinct:,} layers, and the weights are only "
@@ -53,9 +49,7 @@ def _numbers(weight: Weight) -> int:
 def check_memory(
     weights: Mapping[str, Tensor], dtype: torch.dtype | None, where: Path, *, packed: bool = False
 ) -> None:
-    """Refuses a model that this machine has no room for, before anything of it is read.
-    `packed`: in its few bits.
-    """
+    """Refuses a model that does not fit into memory, before reading it. `packed`: quantized."""
     check_room(
         sum(tensor.nbytes if packed else _bytes(tensor, dtype) for tensor in weights.values()),
         where,

@@ -1,6 +1,4 @@
-"""The mechanism of a reversible table: how one family's config and weights are called elsewhere,
-read both ways.
-"""
+"""Reversible tables: how a family's config and weights are named elsewhere."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -40,9 +38,7 @@ SPLIT_HEADS = Via(lambda *ts: torch.cat(ts), _split_heads)  # separate query, ke
 
 
 class TensorRule(NamedTuple):
-    """One of our tensors and what it is called there; `{}` stands for the layer, `head` for whom
-    it is needed.
-    """
+    """One of our tensors and its name there; `{}` is the layer, `head` the head that needs it."""
 
     ours: str
     theirs: tuple[str, ...]
@@ -63,9 +59,7 @@ def affine(
 
 
 class Field(NamedTuple):
-    """A config field here and there; `names` translates values that are words, and there are no
-    others.
-    """
+    """A config field here and there; `names` translates its values."""
 
     ours: str
     theirs: str
@@ -122,9 +116,7 @@ class Table:
     free: tuple[str, ...] = ()  # heads that have no weights of their own where they are tied
 
     def read_config(self, theirs: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
-        """Our config of theirs; a wrong value is told under their name for it, in the file
-        `where`.
-        """
+        """Our config from theirs; errors use their names and the file `where`."""
         given = {self._today(k): v for k, v in _flat(theirs).items() if v is not None}
         classes = JsonObject(theirs, where).list_of("architectures", str, default=[])
         heads = {head for name in classes for head in self.architectures.get(name, ())}
@@ -148,9 +140,7 @@ class Table:
             return self.family(**ours)
 
     def _today(self, name: str) -> str:
-        """A field's present name: old ones, whole or by what they begin with ("rope_scaling."),
-        have moved.
-        """
+        """A field's current name: old names and prefixes ("rope_scaling.") are mapped."""
         for old, new in self.aliases.items():
             if name == old or (old.endswith(".") and name.startswith(old)):
                 name = new + name[len(old) :]
@@ -233,9 +223,7 @@ def resolve_rules(config: ModelConfig) -> dict[str, Any]:
 
 
 def function_of(config: ModelConfig) -> dict[str, Any]:
-    """What decides the function a trained model computes: not how it was initialised, nor its
-    dropout.
-    """
+    """What decides the function a model computes: not its initialisation or dropout."""
     training_only = {"dropout", "attention_dropout", "init", "init_std", "residual_init"}
     training_only |= {"generator_share"}
     values = {k: v for k, v in resolve_rules(config).items() if k not in training_only}

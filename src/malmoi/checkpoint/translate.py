@@ -1,6 +1,4 @@
-"""From a folder's tensors to a network and back: old spellings, missing heads, and what was left
-over is said.
-"""
+"""A folder's tensors to a network and back: old names, missing heads, unused tensors noted."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,9 +25,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # noqa: 
 
 
 def state_of(network: Network) -> dict[str, Weight]:
-    """A network's weights by their names, quantised ones as numbers and scales where blocks have
-    them.
-    """
+    """A network's weights by name, with quantized ones as numbers and scales."""
     found: dict[str, Weight] = {}
     for name, weight in plain_state(network).items():
         if isinstance(weight, Packed):
@@ -83,9 +79,7 @@ def from_hf(
 
 
 def _spelled(table: Table, weights: dict[str, Weight]) -> dict[str, Weight]:
-    """Their tensors under today's names: LayerNorm's gamma and beta, a missing prefix, a bias of
-    two names.
-    """
+    """Their tensors under current names: LayerNorm's gamma and beta, prefixes, aliases."""
     if not any(key.startswith(table.prefix) for key in weights):
         trunk = {
             t.removeprefix(table.prefix).split(".")[0]
@@ -117,9 +111,7 @@ def _spelled(table: Table, weights: dict[str, Weight]) -> dict[str, Weight]:
 def _heads(
     table: Table, architectures: list[str], weights: Mapping[str, Weight], free: tuple[str, ...]
 ) -> dict[str, int]:
-    """Which heads the folder holds and their classes: what its class says, less what has no
-    weights.
-    """
+    """The heads in a folder and their classes: by its architecture, if there are weights."""
     named = [h for a in architectures for h in table.architectures.get(a, ())]
     if not any(a in table.architectures for a in architectures):
         named = ["lm", "mlm", "nsp", "detect", "classify", "span"]
@@ -173,9 +165,7 @@ def _translate(
 
 
 def _joinable(tensors: list[Weight], dimensions: int) -> bool:
-    """Whether several tensors can become one of so many dimensions: all have as many, and rows
-    of one length.
-    """
+    """Whether several tensors can become one of this many dimensions."""
     return all(len(t.shape) == dimensions and t.shape[1:] == tensors[0].shape[1:] for t in tensors)
 
 
@@ -200,9 +190,7 @@ def empty(
 def fill_network(
     network: Network, found: dict[str, Weight], folder: Path, theirs: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Puts tensors into a network built on the meta device; a head without weights is drawn anew
-    and said so.
-    """
+    """Loads tensors into a network on the meta device; a head without weights is initialised."""
     wanted = [k for k in network.state_dict() if not (network.config.tied and is_tied(k))]
     missing = [k for k in wanted if k not in found]
     lost = [theirs.get(k, k) for k in missing if k.startswith("trunk.")]
@@ -224,9 +212,7 @@ def fill_network(
 def _of_one_type(
     network: Network, found: dict[str, Tensor], folder: Path
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Numbers of a type that the network computes with, all of the same one: mixed halves meet
-    in fp32.
-    """
+    """Tensors in one dtype that the network computes in: mixed halves become fp32."""
     wanted = {name: tensor.dtype for name, tensor in network.state_dict().items()}
     for name, tensor in found.items():
         if wanted[name] == torch.float32:
@@ -272,9 +258,7 @@ def _called(dtype: torch.dtype) -> str:
 
 
 def check_finite(tensor: Tensor, name: str, folder: Path) -> None:
-    """Weights that are no numbers, or so large that answers become none: told here, not guessed
-    from the answers.
-    """
+    """Refuses weights that are NaN, or so large that results would be."""
     if (
         tensor.is_floating_point()
         and tensor.numel()
@@ -316,9 +300,7 @@ def _fresh_heads(network: Network) -> dict[str, Tensor]:
 
 
 def is_tied(name: str) -> bool:
-    """Whether this is a vocabulary head's weight, which a tied network keeps once, as its token
-    embedding.
-    """
+    """Whether this is a vocabulary head's weight that is tied to the token embedding."""
     return any(name == f"heads.{head}.weight" for head in VOCABULARY_HEADS)
 
 

@@ -1,6 +1,4 @@
-"""Weights on disk: safetensors (one file or shards with an index), or torch's own file through
-its safe reader.
-"""
+"""Weights on disk: safetensors (one file or shards), or torch's file through its safe reader."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -85,9 +83,7 @@ def _plain_tensors(found: object, path: Path) -> dict[str, Tensor]:
 
 
 def write_weights(tensors: Mapping[str, Tensor], folder: Path, shard_bytes: int) -> None:
-    """One safetensors file, or shards of at most `shard_bytes` and their index, each written
-    beside and renamed.
-    """
+    """One safetensors file, or shards of at most `shard_bytes` with an index, each atomic."""
     shards = list(_shards(tensors, shard_bytes))
     count = len(shards)
     names = (

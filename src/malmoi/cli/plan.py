@@ -175,9 +175,8 @@ def _compared(made: "RunPlan") -> str:
         return ratio
     return (
         f"{ratio}; for this size Kaplan 2020 takes {format_count(o.kaplan)} tokens, Hoffmann 2022 "
-        f"{format_count(o.hoffmann)} "
-        f"(20 a parameter); for these FLOPs {format_count(o.same_parameters)} parameters and "
-        f"{format_count(o.same_tokens)} tokens"
+        f"{format_count(o.hoffmann)} (20 a parameter); for these FLOPs "
+        f"{format_count(o.same_parameters)} parameters and {format_count(o.same_tokens)} tokens"
     )
 
 

@@ -79,8 +79,7 @@ def plan_for_this_machine() -> DemoConfig:
     plan = DemoConfig(gpt=gpt, bert=bert)
     _say(
         f"This machine multiplies matrices at {rate / 1e9:,.0f} GFLOP/s: a GPT of {gpt.depth} "
-        "layers × "
-        f"{gpt.width} and a BERT of {bert.depth} × {bert.width} learn for "
+        f"layers × {gpt.width} and a BERT of {bert.depth} × {bert.width} learn for "
         f"{gpt.seconds + bert.seconds:.0f} seconds."
     )
     fewest = min(
@@ -90,8 +89,7 @@ def plan_for_this_machine() -> DemoConfig:
     if fewest < FEW_UPDATES:
         _say(
             f"That is only about {fewest} updates: too few for good sentences. Another program may "
-            "be using the "
-            "processor; the demo is worth watching once it is idle."
+            "be using the processor; the demo is worth watching once it is idle."
         )
     return plan
 

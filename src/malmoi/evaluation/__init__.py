@@ -1,1 +1,1 @@
-"""What a model is worth: tasks, metrics, evaluation with a head or in context."""
+"""Evaluation: tasks, metrics, fine-tuned heads and in-context prompts."""

@@ -28,9 +28,7 @@ class Examples:
 def load_examples(
     task: Task, sources: str | Path | Sequence[str | Path], *, skip_bad: bool = False
 ) -> Examples:
-    """Reads a task's files. A bad row is an error that names its place, or left out and counted
-    with `skip_bad`.
-    """
+    """Reads a task's files. A bad row is an error with its place, or skipped with `skip_bad`."""
     paths = [Path(source) for source in ([sources] if isinstance(sources, str | Path) else sources)]
     found, bad = _sorted_out(task, (row for path in paths for row in task.rows(path)))
     if bad and not skip_bad:
@@ -111,15 +109,12 @@ def require_labels(task: Task, examples: Sequence[Example]) -> None:
     if missing:
         raise MalmoiError(
             f"{missing[0]} has no label ({len(missing):,} such rows in all), so it cannot be "
-            "learnt or judged; "
-            "name the column of the labels: --label COLUMN."
+            "learnt or judged; name the column of the labels: --label COLUMN."
         )
 
 
 def label_names(task: Task, examples: Sequence[Example]) -> tuple[str, ...]:
-    """The labels in the order of their scores: the task's own, or those of the data, numbers by
-    value.
-    """
+    """The labels in the order of their scores: the task's, or the data's, numbers by value."""
     kind = kind_of(task)
     if not isinstance(kind, HeadKind) or kind.classes is None:
         return ()

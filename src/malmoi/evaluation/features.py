@@ -14,9 +14,7 @@ from malmoi.training.losses import IGNORE_LABEL
 
 @dataclass(frozen=True)
 class TrainingItem:
-    """What is learnt from at once: one row of tokens, or the rows of an example's choices or
-    orders; and its label.
-    """
+    """A unit of training: one row, or the rows of an example's choices or orders; its label."""
 
     rows: tuple[TokenRow, ...]
     label: Any
@@ -109,9 +107,7 @@ def _after(question: str | None, choice: str) -> str:
 
 
 def answer_items(examples: Sequence[Example], view: FeatureView) -> Iterator[TrainingItem]:
-    """Windows over the context; where one does not hold the answer, the token that speaks for it
-    is the answer.
-    """
+    """Windows over the context; where one lacks the answer, the null token is the answer."""
     pairs = [(e.text, e.pair or "") for e in examples]
     for example, some in zip(
         examples, context_windows(view.tokenizer, pairs, view.length, view.stride), strict=True

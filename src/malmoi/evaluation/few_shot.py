@@ -22,9 +22,7 @@ EvaluationFiles = str | Path | Sequence[str | Path]
 def evaluate_few_shot(
     model: Model, task: Task | Path, data: EvaluationFiles | None, **asking: Any
 ) -> Any:
-    """The measures as a dictionary, or a list of them for several numbers of examples; a path is
-    lm-eval's own YAML.
-    """
+    """Metrics as a dictionary, or a list for several shot counts; a path is an lm-eval YAML."""
     out = asking.pop("out", None)
     harness = asking.pop("harness", None)
     settings = in_context_config(asking)
@@ -54,9 +52,7 @@ def few_shot_results(
     asking: InContextConfig,
     out: str | Path | None = None,
 ) -> list[InContextResult]:
-    """Asks, tells how far it is and what is worth knowing, and draws the curve where a folder is
-    named.
-    """
+    """Evaluates, reports progress and notes, and draws the curve if a folder is named."""
     found = []
     told = set()
     for result in evaluate_in_context(model, task, data, asking):
@@ -71,9 +67,7 @@ def few_shot_results(
 
 
 def write_curve(out: Path, found: Sequence[InContextResult]) -> None:
-    """curve.json, and curve.svg where there are at least two points: the first measure ± its
-    standard error.
-    """
+    """curve.json, and with two points or more curve.svg: the first metric ± standard error."""
     out.mkdir(parents=True, exist_ok=True)
     name = next(iter(found[0].verdict.measures))
     write_text(

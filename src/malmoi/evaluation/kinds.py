@@ -417,8 +417,7 @@ def head_kind(task: Task) -> HeadKind:
     if not isinstance(kind, HeadKind):
         raise UsageError(
             f"The task {task.name} ({task.kind}) is not learnt by fine-tuning; ask a language "
-            "model as it is: "
-            f"malmoi evaluate {task.name} --model … --shots 0"
+            f"model as it is: malmoi evaluate {task.name} --model … --shots 0"
         )
     return kind
 

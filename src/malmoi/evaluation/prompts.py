@@ -38,9 +38,7 @@ class TaskPrompt:
 
 
 def answer_cue(task: Task) -> str:
-    """What says that an answer comes, and nothing else: the last line of the prompt, or
-    "Answer:" (GPT-3 §2.4).
-    """
+    """The cue for an answer alone: the prompt's last line, or "Answer:" (GPT-3 §2.4)."""
     last = task.prompt.rpartition("\n")[2].strip()
     return last if last and "{" not in last else "Answer:"
 
@@ -132,9 +130,7 @@ def tagging_prompt(task: Task, example: Example) -> TaskPrompt:
 
 
 def parse_tags(said: str, words: tuple[str, ...]) -> tuple[str, ...]:
-    """The other way: the tag of each word, from names that were said; a name that does not stand
-    there is dropped.
-    """
+    """The inverse: each word's tag from generated names; names not in the text are dropped."""
     tags = ["O"] * len(words)
     for part in said.split(";"):
         name, _, label = part.strip().removesuffix(")").rpartition(" (")

@@ -1,6 +1,4 @@
-"""Rows of the files data sets come in: tables, JSON lines, one JSON value; compressed, in any
-encoding we know.
-"""
+"""Rows of data files: tables, JSON lines, one JSON value; compressed, in any known encoding."""
 
 import csv
 import json
@@ -25,9 +23,7 @@ class BadRow(Exception):
 
 
 class NoColumn(BadRow):
-    """A row without a column that was asked for: in the first row the name is wrong, later the
-    row is.
-    """
+    """A row lacks a column: in the first row the name is wrong, later the row is."""
 
     def __init__(self, place: str, name: str, known: Iterable[str]) -> None:
         super().__init__(place, f"there is no column {name!r}")
@@ -53,9 +49,7 @@ class DataRow:
         return value
 
     def label(self, *names: str) -> str | None:
-        """The first of these columns that is there, as a name; None where the file has none of
-        them (a test set).
-        """
+        """The first of these columns that exists, as a name; None if there is none (a test set)."""
         name = next((name for name in names if name in self.values), None)
         if name is None:
             return None
@@ -90,9 +84,7 @@ class DataRow:
 
 
 def text_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Every line of a text file with its number; bytes that are no text are an error with their
-    line.
-    """
+    """Every line of a text file with its number; undecodable bytes are an error."""
 
     def bad(number: int, why: str) -> None:
         raise MalmoiError(f"{path}:{number} is {why}.")
@@ -113,9 +105,7 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
 def table_rows(
     path: Path, header: Sequence[str] | None = None, *, quoted: bool = False
 ) -> Iterator[DataRow]:
-    """Tab-separated rows, never quoted (GLUE and most sets), or comma-separated ones with
-    quotes.
-    """
+    """Tab-separated rows, never quoted (GLUE and others), or comma-separated ones with quotes."""
     csv.field_size_limit(1 << 30)
     texts = (text + "\n" for _, text in text_lines(path))
     reader = (

@@ -1,6 +1,4 @@
-"""Training batches: rows of similar length together, to limit padding. B examples, R rows, T
-tokens.
-"""
+"""Training batches of similar length, to limit padding. B examples, R rows, T tokens."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -22,9 +20,7 @@ COARSE_MULTIPLE = 32
 
 
 def plan_batches(lengths: Sequence[int], batch: int, seed: int) -> list[list[int]]:
-    """One epoch's batches, as indices: shuffled, then sorted by length within pools, then the
-    batches shuffled.
-    """
+    """One epoch's batches as indices: shuffled, sorted by length within pools, shuffled again."""
     order = list(range(len(lengths)))
     chance = random.Random(seed)
     chance.shuffle(order)
@@ -37,9 +33,7 @@ def plan_batches(lengths: Sequence[int], batch: int, seed: int) -> list[list[int
 
 
 def labels_per_batch(items: Sequence[TrainingItem], batch: int) -> dict[str, float]:
-    """How many labels a batch holds on average: divided by it, each label weighs the same,
-    however long its row is.
-    """
+    """The mean number of labels per batch, by which losses are divided."""
     labels = sum(_count(item.label) for item in items)
     words = sum(len(row.tokens) - 1 for item in items for row in item.rows)
     return {
@@ -55,9 +49,7 @@ def _count(label: Any) -> int:
 def collate(
     items: Sequence[TrainingItem], config: ModelConfig, *, lm: bool = False
 ) -> dict[str, Tensor]:
-    """The tensors of one pass: tokens, segments, keep, labels, and `places` of an example's
-    several rows.
-    """
+    """The tensors of one pass: tokens, segments, keep, labels; `places` of multi-row examples."""
     rows = [row for item in items for row in item.rows]
     tensors = {"tokens": _padded([row.tokens for row in rows], 0, config.context)}
     width = tensors["tokens"].size(1)

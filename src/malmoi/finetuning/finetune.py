@@ -1,6 +1,4 @@
-"""From a pre-trained model and labelled rows to a fine-tuned folder: read → frame → `Tuner.fit`
-→ judge → write.
-"""
+"""From a pre-trained model and labelled rows to a fine-tuned folder."""
 
 import json
 import logging
@@ -44,9 +42,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, repr=False)
 class FinetuneResult(Result):
-    """A finished fine-tuning: its measures on the development set, each run's own, and the
-    model.
-    """
+    """A finished fine-tuning: its metrics on the development set, each run's, and the model."""
 
     metrics: dict[str, float]
     runs: tuple[dict[str, float], ...]
@@ -258,9 +254,7 @@ def _weights(work: FinetuneData) -> list[float]:
 
 
 def _kept(runs: Sequence[FinishedRun], measure: str, *, best: bool) -> FinishedRun:
-    """The best run of a grid; of several seeds the median one, which promises nothing that luck
-    brought.
-    """
+    """The best run of a grid; of several seeds the median one, to rule out luck."""
     ordered = sorted(runs, key=lambda run: goodness(measure, run.outcome.metrics[measure]))
     return ordered[-1] if best else ordered[(len(ordered) - 1) // 2]
 
@@ -292,9 +286,7 @@ def _write_predictions(work: FinetuneData, done: Outcome, out: Path) -> list[dic
 
 
 def _read_predictions(work: FinetuneData, metrics: dict[str, float], out: Path) -> Outcome | None:
-    """What a finished run said of this development set; none where its file is not there or of
-    other examples.
-    """
+    """A finished run's predictions on this development set, if its file matches."""
     try:
         lines = (out / "predictions.jsonl").read_text("utf-8").removesuffix("\n").split("\n")
         rows = [_current_row(json.loads(line)) for line in lines]

@@ -1,6 +1,4 @@
-"""Feature-based adaptation (BERT §5.3, table 7): a small model on the hidden states of a frozen
-one, computed once.
-"""
+"""Feature-based adaptation (BERT §5.3, table 7): a small model on cached frozen hidden states."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -35,9 +33,7 @@ def _last4(depth: int) -> tuple[int, ...]:
 
 
 def feature_config(start: Checkpoint, task: Task, settings: FinetuneConfig) -> FeatureConfig | None:
-    """What the settings ask for, if they ask for features: a tagger gets a BiLSTM, the others a
-    linear map.
-    """
+    """The settings' features, if any: a BiLSTM for tagging, else a linear layer."""
     if not settings.features:
         return None
     head = head_kind(task).head
@@ -94,9 +90,7 @@ class CachedTrunk(nn.Module):
 
 @contextmanager
 def cached_states(network: Network, rows: Callable[[], Sequence[TokenRow]]) -> Iterator[None]:
-    """While this is open, the frozen trunk's states of these rows are read and not computed
-    again.
-    """
+    """Inside, the frozen trunk's states of these rows are read, not recomputed."""
     if network.features is None:
         yield
         return

@@ -38,9 +38,7 @@ def row_key(row: Any) -> bytes:
 
 
 class HiddenStateCache(Mapping[bytes, Tensor]):
-    """The states of some rows by their key: [T, L, D] of each, read from the disk when it is
-    asked for.
-    """
+    """Hidden states by row: [T, L, D] each, read from disk on access."""
 
     def __init__(
         self, folder: Path, layers: Sequence[int], places: dict[bytes, tuple[int, int]], width: int
@@ -105,9 +103,7 @@ def _is_whole(path: Path, size: int) -> bool:
 
 
 def _fingerprint(network: Network, rows: Mapping[bytes, TokenRow]) -> str:
-    """Of the weights, of how they are used, and of every row: its tokens say which tokenizer and
-    which data.
-    """
+    """A fingerprint of the weights, of how they are used, and of every row's tokens."""
     found = hashlib.sha256(f"{STATES_FORMAT} {network.config.to_json()}".encode())
     for name, tensor in network.trunk.state_dict().items():
         found.update(name.encode())
@@ -120,9 +116,7 @@ def _fingerprint(network: Network, rows: Mapping[bytes, TokenRow]) -> str:
 def _compute(
     network: Network, rows: Sequence[TokenRow], layers: Sequence[int], folder: Path, size: int
 ) -> None:
-    """Runs the trunk once over all rows and writes the layers, which appear in the folder only
-    when they are whole.
-    """
+    """Runs the trunk once over all rows and writes the layers atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     _check_room(folder, size * len(layers))
     with scratch_folder(folder) as beside, ExitStack() as stack:
@@ -165,6 +159,5 @@ def _check_room(folder: Path, needed: int) -> None:
     if free < needed:
         raise MalmoiError(
             f"The hidden states need {needed / 1e9:.1f} GB and {folder} has {free / 1e9:.1f}: make "
-            "room, name another "
-            "place with XDG_CACHE_HOME, or take fewer layers (features=last)."
+            "room, name another place with XDG_CACHE_HOME, or take fewer layers (features=last)."
         )

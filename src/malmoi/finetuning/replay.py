@@ -1,6 +1,4 @@
-"""Steps recorded once for each shape and replayed (CUDA graphs): a small network waits for
-Python, not for the GPU.
-"""
+"""CUDA graphs for fine-tuning steps, one per shape: small networks wait for Python, not the GPU."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -45,9 +43,7 @@ class StepReplay:
         return loss.clone()  # the next graph may use its memory
 
     def _run(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """On the stream of the recording, so that what kernels keep for a stream is there when
-        it begins.
-        """
+        """On the recording's stream, so that per-stream kernel state is there."""
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             loss = self.step(self._sent(batch)).detach()

@@ -1,6 +1,4 @@
-"""report.html of a fine-tuning: measures, curves, the confusion of labels, and what was said of
-each example.
-"""
+"""report.html of a fine-tuning: metrics, curves, confusion matrix and predictions."""
 
 import html
 from collections.abc import Mapping, Sequence

@@ -68,9 +68,7 @@ def run_folder(out: Path) -> RunFolder:
 
 
 def begin_run(out: Path, record: Mapping[str, Any], *, restart: bool) -> bool:
-    """Makes the folder ready; whether the very same run is finished there. Another run's folder
-    is refused.
-    """
+    """Prepares the folder; returns whether the same run is finished. Other runs are refused."""
     if restart:
         run_folder(out).restart()
         RunState.clear(out)
@@ -101,9 +99,7 @@ BEST_PREFIX = "best."  # before the names of the best weights so far
 
 @dataclass
 class RunState:
-    """Where a run is: with the weights and the optimizer, everything that decides how it goes
-    on.
-    """
+    """A run's progress: with weights and optimizer, all that decides how it continues."""
 
     step: int = 0
     tokens: int = 0

@@ -127,9 +127,8 @@ def _check_classes(task: Task, rows: Sequence[Example]) -> None:
         first, second = list(classes)[:2]
         raise MalmoiError(
             f"Each of the {len(rows):,} rows has a label of its own ({first!r:.40}, "
-            f"{second!r:.40}…), so there is "
-            "nothing to learn: name the column of the classes with --label COLUMN, or take "
-            "regression for numbers."
+            f"{second!r:.40}…), so there is nothing to learn: name the column of the classes with "
+            "--label COLUMN, or take regression for numbers."
         )
     if 2 * len(classes) > len(rows):
         logger.warning(f"{len(classes):,} labels for {len(rows):,} rows: most are seen only once.")

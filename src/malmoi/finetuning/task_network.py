@@ -1,6 +1,4 @@
-"""A network for a task from a pre-trained one: its trunk, a new output layer, and new special
-tokens for a GPT.
-"""
+"""A task's network from a pre-trained one: its trunk, a new head, and special tokens for a GPT."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -84,9 +82,7 @@ def build_task_network(
 
 
 def _says_words(start: Checkpoint, task: Task, settings: FinetuneConfig) -> bool:
-    """Whether label words are learnt in place of a new layer: where that is asked for, or after
-    a soft prompt.
-    """
+    """Whether label words are trained instead of a new head: on request, or with a soft prompt."""
     can = "lm" in start.network.heads and head_kind(task).exclusive
     if settings.words and not can:
         raise UsageError(
@@ -105,9 +101,7 @@ def _framed(tokenizer: Tokenizer, adapter: str) -> Tokenizer:
 
 @torch.no_grad()
 def _inherit(network: Network, old: Network, head: str | None) -> None:
-    """Copies the weights that are the same in both; of a vocabulary that has grown, its old
-    rows.
-    """
+    """Copies equal weights; of a grown vocabulary, the old rows."""
     kinds = ("trunk.", "pooler.", "heads.lm.") + ((f"heads.{head}.",) if head else ())
     same = {name: t for name, t in old.state_dict().items() if name.startswith(kinds)}
     before = _learnt_transform(old) | same

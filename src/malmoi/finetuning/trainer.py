@@ -1,6 +1,4 @@
-"""The loop of fine-tuning: batches of like length, one update each, the best on the development
-set kept.
-"""
+"""The fine-tuning loop: batches of similar length, keeping the best on the development set."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -82,9 +80,7 @@ class FinetuneTrainer:
         return self.state.step
 
     def fit(self) -> Outcome:
-        """Trains through the epochs or the minutes; the network ends with the best weights,
-        which are judged so.
-        """
+        """Trains for the epochs or minutes; ends with the best weights."""
         compile_for(self.execution, self.loss_module, dynamic=True)
         self.state = RunState.load(self.out, self.log.line, self.device)
         with thread_count(self.device, self.state.threads, self.log.line):
@@ -99,9 +95,7 @@ class FinetuneTrainer:
         return self.best
 
     def _resume(self) -> None:
-        """Continues from the state in the folder, if there is one; the best so far is judged
-        again.
-        """
+        """Continues from the saved state, if any, and re-evaluates the best so far."""
         if self.state.folder is not None:
             if self.state.best_weights:
                 self.network.load_state_dict(self.state.best_weights)
@@ -167,9 +161,7 @@ class FinetuneTrainer:
         return loss.detach()
 
     def _done(self, asked: int) -> bool:
-        """After a step: write, judge, keep the state where that is due; whether this was the
-        last, or is for now.
-        """
+        """After a step: logs, evaluates and saves when due; returns whether to stop."""
         over = self.progress >= 1
         self._look(over=over)
         if self.step % self.every == 0 or over:
@@ -190,9 +182,7 @@ class FinetuneTrainer:
         return bool(asked)
 
     def _look(self, *, over: bool) -> None:
-        """Reads the loss, from a GPU only now and then; a row where one is due, and something
-        moves on the screen.
-        """
+        """Reads the loss, from a GPU only now and then; logs and reports progress."""
         first = not self.clock.started
         row = self.step % LOG_EVERY == 0 or over
         if self.device.type != "cpu" and not (
@@ -278,9 +268,7 @@ class FinetuneTrainer:
 
 
 def _layered(optimizers: list[torch.optim.Optimizer], network: Network, decay: float) -> None:
-    """Layer-wise rates: a layer n below the top learns at decay^n of the rate (Howard & Ruder
-    2018).
-    """
+    """Layer-wise rates: a layer n below the top learns at decay^n (Howard & Ruder 2018)."""
     if decay == 1:
         return
     depth = {id(p): network.config.distinct + 1 for p in network.trunk.embed.parameters()}

@@ -73,9 +73,7 @@ def verbalizer_loss(items: Sequence[TrainingItem]) -> Objective:
 
 
 def _ends(done: ForwardPass, n: int) -> tuple[Tensor, Tensor]:
-    """The last n tokens of each row that are not padding: hidden states [B, n, D] and labels [B,
-    n].
-    """
+    """The last n tokens of each row before padding: hidden states [B, n, D], labels [B, n]."""
     labels = done.batch["labels"]
     keep = done.batch.get("keep")
     steps = torch.arange(-n, 0, device=labels.device)

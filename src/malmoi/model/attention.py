@@ -29,9 +29,7 @@ MIN_FLEX_KEYS = 1024  # keys: below this a dense boolean mask is as fast as Flex
 
 @dataclass(frozen=True)
 class Bounds:
-    """Sequences packed into one row: where each begins (int32 [N + 1], cumulative) and the
-    longest of them.
-    """
+    """Sequences packed into one row: cumulative starts (int32 [N + 1]) and the longest length."""
 
     starts: Tensor
     longest: int
@@ -39,9 +37,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Mask:
-    """A pattern over a layout, made ready for a kernel. All fields empty: everyone sees
-    everyone.
-    """
+    """A pattern over a layout, prepared for a kernel. All fields empty: full attention."""
 
     causal: bool = False
     dense: Tensor | None = None  # bool, broadcasts to [B, H, T, K]
@@ -59,9 +55,7 @@ class Mask:
 def build_mask(
     pattern: Pattern, layout: Layout, device: torch.device, bounds: Bounds | None, dropout: float
 ) -> Mask:
-    """Picks the cheapest exact way to apply a pattern: a flag, nothing at all, bounds, blocks,
-    or a dense mask.
-    """
+    """The cheapest exact form of a pattern: a flag, nothing, bounds, blocks, or a dense mask."""
     causal = pattern.text == "causal"
     packed = PACKED_PATTERN.fullmatch(pattern.text)
     if bounds is not None and device.type == "cuda" and packed and not layout.prefix:
@@ -98,9 +92,7 @@ def fastest_kernel(q: Tensor, k: Tensor, mask: Mask) -> Kernel:
 
 
 def attention_probs(q: Tensor, k: Tensor, mask: Mask) -> Tensor:
-    """The attention probabilities [B, H, T, K], which no kernel returns; a query without keys
-    has zeros.
-    """
+    """Attention probabilities [B, H, T, K], which no kernel returns; 0 without keys."""
     k = k.repeat_interleave(q.size(1) // k.size(1), dim=1)
     scores: Tensor = (q * q.size(-1) ** -0.5) @ k.transpose(-1, -2)
     seen = visible(mask, scores)
@@ -118,9 +110,7 @@ def attention_probs(q: Tensor, k: Tensor, mask: Mask) -> Tensor:
 
 
 def visible(mask: Mask, scores: Tensor) -> Tensor | None:
-    """A mask of any form as booleans that broadcast to its scores [B, H, T, K]; None: everyone
-    sees everyone.
-    """
+    """A mask in any form as booleans that broadcast to [B, H, T, K]; None: full attention."""
     B, H, T, K = scores.shape
     if mask.blocks is not None:
         b, h, q, k = (torch.arange(n, device=scores.device) for n in (B, H, T, K))
@@ -145,9 +135,7 @@ def visible(mask: Mask, scores: Tensor) -> Tensor | None:
 
 
 def _is_short(q: Tensor, k: Tensor) -> bool:
-    """Whether to take plain products. Not while compiling: torch 2.13 makes NaN of their
-    gradient on a CPU.
-    """
+    """Whether to use plain products; not when compiling (torch 2.13: NaN gradients on a CPU)."""
     cpu = q.device.type == "cpu" and q.dtype == torch.bfloat16 and q.requires_grad
     return cpu and k.size(2) <= SHORT_KEYS and not torch.compiler.is_compiling()
 
@@ -172,9 +160,7 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor
 
 
 def _packed(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:
-    """FlashAttention over the sequences of one packed row; torch's public `varlen_attn` is this
-    without dropout.
-    """
+    """FlashAttention over packed sequences; torch's public `varlen_attn` lacks dropout."""
     if q.dtype not in (torch.bfloat16, torch.float16):
         raise UsageError(
             "Packed sequences need bf16 on a GPU: set train.precision=bf16, or data.packed=false."
@@ -268,9 +254,7 @@ class KVCache:
         return self.keys.size(3)
 
     def grow(self, positions: Tensor, keep: Tensor | None) -> None:
-        """Takes slots for new tokens at these positions [B, T]; `keep` says which of them are
-        not padding.
-        """
+        """Takes slots for new tokens at these positions [B, T]; `keep` marks non-padding."""
         start = self.used
         self.used = self.used + positions.size(1)
         if self.used > self.capacity:
@@ -296,9 +280,7 @@ class KVCache:
         self.keep = self.keep[rows]
 
     def truncate(self, used: int) -> None:
-        """Forgets everything after the first `used` slots: a prompt shared by many continuations
-        stays.
-        """
+        """Drops everything after the first `used` slots, such as all but a shared prompt."""
         self.used = used
 
 
@@ -368,9 +350,7 @@ class PrefixKV:
 
 
 class KVRecorder:
-    """Remembers the keys and values of every layer of one row, with the way back to what they
-    were made of.
-    """
+    """Records the keys and values of every layer of one row, with their gradients."""
 
     def __init__(self) -> None:
         self.layers: list[Tensor] = []  # [2, G, n, E] each

@@ -19,9 +19,7 @@ def make_norm(c: ModelConfig, width: int = 0) -> nn.Module:
 
 
 class Sinusoid(nn.Module):
-    """Vaswani et al. 2017 §3.5: PE(p, 2i) = sin(p / 10000^(2i/D)), PE(p, 2i+1) = cos(…). Nothing
-    to learn.
-    """
+    """Vaswani et al. 2017 §3.5: PE(p, 2i) = sin(p / 10000^(2i/D)), PE(p, 2i+1) = cos(…)."""
 
     def __init__(self, context: int, width: int) -> None:
         super().__init__()
@@ -43,9 +41,7 @@ def make_position(c: ModelConfig) -> nn.Module | None:
 
 
 class Embedding(nn.Module):
-    """Token + position + segment (BERT figure 2), normed where the family does, projected where
-    E ≠ D (ALBERT).
-    """
+    """Token + position + segment (BERT figure 2), with a norm or a projection (ALBERT) if any."""
 
     def __init__(self, c: ModelConfig) -> None:
         super().__init__()

@@ -14,9 +14,7 @@ from malmoi.errors import UsageError, nearest
 
 
 def bert(**changes: Any) -> ModelConfig:
-    """The encoder: every token sees every token, post-norm, segments, exact GELU, [CLS] through
-    a tanh pooler.
-    """
+    """The encoder: bidirectional, post-norm, segments, exact GELU, [CLS] with a tanh pooler."""
     values = dict(
         vocab=30_522,
         context=512,
@@ -107,16 +105,12 @@ def gpt1(**changes: Any) -> ModelConfig:
 
 
 def gpt2(**changes: Any) -> ModelConfig:
-    """Pre-norm and a final norm; weights that write to the residual stream start scaled by
-    1/√(2·depth).
-    """
+    """Pre-norm and a final norm; residual output weights are scaled by 1/√(2·depth)."""
     return ModelConfig(**(dict(vocab=50_257, residual_init="scaled") | changes))  # type: ignore[arg-type]
 
 
 def gpt3(**changes: Any) -> ModelConfig:
-    """GPT-2 with twice the context and every second layer locally banded; no dropout is
-    published.
-    """
+    """GPT-2 with twice the context and every second layer banded; no dropout is published."""
     values = dict(
         context=2048, attention=("causal", "causal & local:256"), dropout=0.0, attention_dropout=0.0
     )
@@ -140,9 +134,7 @@ def llama(**changes: Any) -> ModelConfig:
 
 
 def smollm2(**changes: Any) -> ModelConfig:
-    """A LLaMA that fits a laptop (Allal et al. 2025 §5): deep and thin, three query heads to a
-    key head, tied.
-    """
+    """A small LLaMA (Allal et al. 2025 §5): deep and thin, three query heads per key head, tied."""
     values = dict(vocab=49_152, context=8192, rotary_base=100_000.0, tied=True)
     return llama(**(values | changes))
 

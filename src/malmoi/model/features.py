@@ -95,9 +95,7 @@ class BiLSTM(nn.Module):
 
 
 class FeatureReader(nn.Module):
-    """The layers joined, and a BiLSTM over them where there is one: [B, T, L, D] → [B, T,
-    width].
-    """
+    """The layers combined, then a BiLSTM if there is one: [B, T, L, D] → [B, T, width]."""
 
     def __init__(self, c: ModelConfig, f: FeatureConfig) -> None:
         super().__init__()
@@ -126,9 +124,7 @@ class FeatureReader(nn.Module):
 
 
 class MeanPooler(nn.Module):
-    """One vector for a sequence: the mean of its tokens. Nothing taught a frozen [CLS] to speak
-    for the rest.
-    """
+    """The mean of a sequence's tokens, since a frozen [CLS] was not trained to represent it."""
 
     def forward(
         self, hidden: Tensor, keep: Tensor | None = None, firsts: Tensor | None = None

@@ -20,9 +20,7 @@ ALIGNED_COLUMNS = 8  # a GPU's fast products write rows of a multiple of this
 
 
 class VocabularyHead(nn.Module):
-    """Scores over the vocabulary. `features` is all but the last product, so that a loss may
-    take it in pieces.
-    """
+    """Scores over the vocabulary. `features` is all but the last product, for chunked losses."""
 
     def __init__(self, c: ModelConfig, token: nn.Embedding, *, bias: bool) -> None:
         super().__init__()
@@ -45,9 +43,7 @@ class VocabularyHead(nn.Module):
 
 
 def matmul_transposed(x: Tensor, weight: Tensor) -> Tensor:
-    """x [B, D] or [B, T, D] · weightᵀ, written column by column: for rows of 50,257 the kernel
-    is five times slower.
-    """
+    """x · weightᵀ by columns: for rows of 50,257 the usual kernel is five times slower."""
     product: Tensor = (weight @ x.flatten(0, -2).t()).t().unflatten(0, x.shape[:-1])
     return product
 
@@ -162,9 +158,7 @@ def _token_head(c: ModelConfig, classes: int) -> nn.Module:
 
 
 class DetectHead(nn.Module):
-    """ELECTRA's discriminator: one score a token, positive where it was replaced (Clark et al.
-    2020 §2).
-    """
+    """ELECTRA's discriminator: one score per token, positive if replaced (Clark et al. 2020 §2)."""
 
     def __init__(self, c: ModelConfig) -> None:
         super().__init__()

@@ -85,9 +85,7 @@ class QuantizedLinear(nn.Module):
         fn: Callable[[Tensor], Tensor],
         recurse: bool = True,  # noqa: FBT001, FBT002
     ) -> "QuantizedLinear":
-        """A network's `.to(dtype)` is about its float weights; these keep their types, and stay
-        on the processor.
-        """
+        """`.to(dtype)` concerns float weights; these keep their types and stay on the CPU."""
         if fn(torch.empty(0)).device.type not in INT8_DEVICES:
             raise UsageError(REFUSAL)
         return self

@@ -33,9 +33,7 @@ FOR = {"avx512_vnni": "-march=native", "dotprod": "-march=armv8.2-a+dotprod"}
 
 @dataclass(frozen=True)
 class Packed:
-    """A weight [O, I] laid out for the kernel: number · scale, each group of inputs of an output
-    with its own scale.
-    """
+    """A weight [O, I] laid out for the kernel: number · scale, one scale per group and output."""
 
     # uint8 [⌈O / 16⌉, I / 8, 2, 16, 4]; at 4 bits the 2 share a byte: [⌈O / 16⌉, I / 8, 16, 4]
     numbers: Tensor
@@ -174,9 +172,7 @@ def _compiled(machine: Machine) -> Callable[..., int] | None:
 
 
 def _share_threads() -> None:
-    """Lets the kernel find the OpenMP that torch has loaded: some builds of torch keep it to
-    themselves.
-    """
+    """Lets the kernel use the OpenMP that torch has loaded: some builds hide it."""
     for library in sorted((Path(torch.__file__).parent / "lib").glob("lib*omp*")):
         with suppress(OSError):
             ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)

@@ -47,9 +47,7 @@ def cache_folder() -> Path | None:
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether only this user and root can replace what lies in a folder; a link is somebody's
-    way around.
-    """
+    """Whether only this user and root can replace files in a folder that is not a link."""
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (os.geteuid(), 0):
         return False

@@ -138,9 +138,7 @@ class Network(nn.Module):
         keep: Tensor | None = None,
         **inputs: object,
     ) -> dict[str, Tensor]:
-        """Scores of each head asked for (all by default). `slots` [M]: vocabulary heads read
-        only these flat places.
-        """
+        """Scores of these heads. `slots` [M]: vocabulary heads read only these flat positions."""
         hidden = self.hidden(tokens, keep=keep, **inputs)
         return {
             name: self.read(name, hidden, keep, slots, firsts)
@@ -148,9 +146,7 @@ class Network(nn.Module):
         }
 
     def hidden(self, tokens: Tensor, *, keep: Tensor | None = None, **inputs: object) -> Tensor:
-        """What the heads read [B, T, D]: the trunk's last layer, or what the small model makes
-        of its frozen ones.
-        """
+        """What the heads read [B, T, D]: the last layer, or features of frozen layers."""
         states: Tensor = self.trunk(tokens, keep=keep, **inputs)
         return states if self.reader is None else cast(Tensor, self.reader(states, keep))
 
@@ -242,8 +238,6 @@ class _SkipInit(TorchFunctionMode):
 
 @contextmanager
 def without_weights() -> Iterator[None]:
-    """What is built in here has shapes and no weights: modules are on the meta device, and not
-    initialised.
-    """
+    """Modules created inside are on the meta device and not initialised."""
     with torch.device("meta"), _SkipInit():
         yield

@@ -29,9 +29,7 @@ Predicate = Callable[[Any, Any, Any, Any], Any]
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """What stands where: B rows of T query slots and K key slots. None is the plain case: slot i
-    holds position i.
-    """
+    """B rows of T query slots and K key slots. None is the plain case: slot i holds position i."""
 
     batch: int
     queries: int  # T
@@ -78,9 +76,7 @@ PATTERNS: dict[str, Callable[..., Predicate]] = {}
 
 
 def pattern(make: Callable[..., Predicate]) -> Callable[..., Predicate]:
-    """Registers a pattern under its function's name; numbers after the colon become its
-    arguments.
-    """
+    """Registers a pattern under its function's name; numbers after the colon are its arguments."""
     PATTERNS[make.__name__] = make
     return make
 
@@ -99,41 +95,31 @@ def causal(at: Layout) -> Predicate:
 
 @pattern
 def local(at: Layout, window: int) -> Predicate:
-    """Positions less than `window` apart: the band of GPT-3 §2.1, and the first head set of
-    Child's strided pattern.
-    """
+    """Positions less than `window` apart: GPT-3 §2.1's band, Child et al. 2019's first head set."""
     return lambda b, h, q, k: _within(at.query(b, q) - at.key(b, k), window)
 
 
 @pattern
 def column(at: Layout, stride: int) -> Predicate:
-    """Every stride-th position counted back from the query: the second head set of Child et al.
-    2019, strided.
-    """
+    """Every stride-th earlier position: the second head set of Child et al. 2019, strided."""
     return lambda b, h, q, k: (at.query(b, q) - at.key(b, k)) % stride == 0
 
 
 @pattern
 def strided(at: Layout, stride: int) -> Predicate:
-    """Child et al. 2019, strided, both head sets merged: the last `stride` positions and every
-    stride-th before.
-    """
+    """Child et al. 2019, strided, merged: the last `stride` positions, and every stride-th."""
     return any_of(local(at, stride), column(at, stride))
 
 
 @pattern
 def block(at: Layout, stride: int) -> Predicate:
-    """Positions in the same block: the first head set of Child et al. 2019, fixed: ⌊j/l⌋ =
-    ⌊i/l⌋.
-    """
+    """Positions in the same block: Child et al. 2019, fixed, first head set: ⌊j/l⌋ = ⌊i/l⌋."""
     return lambda b, h, q, k: at.query(b, q) // stride == at.key(b, k) // stride
 
 
 @pattern
 def summary(at: Layout, stride: int, columns: int) -> Predicate:
-    """The last columns of every block: the second head set of Child et al. 2019, fixed: j mod l
-    ≥ l − c.
-    """
+    """The last columns of every block: Child et al. 2019, fixed, second set: j mod l ≥ l − c."""
     return lambda b, h, q, k: at.key(b, k) % stride >= stride - columns
 
 
@@ -145,9 +131,7 @@ def fixed(at: Layout, stride: int, columns: int) -> Predicate:
 
 @pattern
 def prefix(at: Layout, length: int) -> Predicate:
-    """The first `length` positions are open to all: `causal | prefix:32` is a prefix language
-    model.
-    """
+    """The first `length` positions are visible to all: `causal | prefix:32` is a prefix LM."""
     return lambda b, h, q, k: at.key(b, k) < length
 
 
@@ -160,9 +144,7 @@ def padding(at: Layout) -> Predicate:
 
 @pattern
 def document(at: Layout) -> Predicate:
-    """Only tokens of the same document. Added by itself wherever a batch says which documents it
-    packs.
-    """
+    """Only tokens of the same document; added automatically to packed batches."""
     query = at.query_documents
     key = at.key_documents
     if query is None or key is None:
@@ -186,9 +168,7 @@ def any_of(*predicates: Predicate) -> Predicate:
 
 
 def by_head(groups: Sequence[Predicate], heads: int) -> Predicate:
-    """Heads are dealt to the groups in order: the first heads/n heads follow the first
-    predicate, and so on.
-    """
+    """Assigns heads to groups in order: the first heads/n heads use the first predicate…"""
 
     def predicate(b: Any, h: Any, q: Any, k: Any) -> Any:
         group = h * len(groups) // heads
@@ -208,9 +188,7 @@ def _within(distance: Any, window: int) -> Any:
 
 @dataclass(frozen=True)
 class Pattern:
-    """A pattern as it was written; `at(layout)` is its predicate. Two patterns of the same text
-    are equal.
-    """
+    """A pattern as written; `at(layout)` is its predicate. Patterns of equal text are equal."""
 
     text: str
     heads: int = 1
@@ -226,9 +204,7 @@ class Pattern:
 
     @property
     def is_local(self) -> bool:
-        """Whether a window limits what is seen, so that its layers may have rotary positions of
-        their own.
-        """
+        """Whether a window limits what is visible: such layers may have their own rotary base."""
         return "local" in self.text
 
     @property
@@ -278,16 +254,12 @@ class Pattern:
 
 @cache
 def parse_pattern(text: str, heads: int = 1) -> Pattern:
-    """Reads a pattern: names with arguments (`fixed:16,2`), joined by & and |, parentheses, ';'
-    between head groups.
-    """
+    """Parses names with arguments (`fixed:16,2`), &, |, parentheses and ';' between head groups."""
     return Pattern(text, heads)
 
 
 def _may_see_later(text: str) -> bool:
-    """Whether anything but `causal` decides about later keys: each other name is taken to allow
-    them all.
-    """
+    """Whether anything but `causal` decides about later keys: other names may allow them."""
 
     def allows(token: str) -> Predicate:
         return lambda b, h, q, k: token != "causal"

@@ -43,9 +43,7 @@ def yarn_scaling(
     fast: float = 32,
     slow: float = 1,
 ) -> ScaledFrequencies:
-    """The same by a ramp over dimensions (Peng et al. 2023 eq. 13), and attention sharpened by
-    √t (eq. 15).
-    """
+    """YaRN: a ramp over dimensions (Peng et al. 2023 eq. 13), attention scaled by √t (eq. 15)."""
     size = 2 * len(frequency)
     first, last = (
         size * math.log(original / (n * 2 * math.pi)) / (2 * math.log(base)) for n in (fast, slow)
@@ -83,9 +81,7 @@ def parse_scaling(text: str) -> tuple[Callable[..., ScaledFrequencies], tuple[fl
 
 
 def rotary_frequencies(config: ModelConfig) -> ScaledFrequencies:
-    """How fast each pair of a head's dimensions turns (Su et al. 2021 §3.2.2), scaled where the
-    model asks for it.
-    """
+    """The rotation frequency of each pair of dimensions (Su et al. 2021 §3.2.2), scaled."""
     size = config.size_per_head
     plain = config.rotary_base ** (
         -torch.arange(0, size, 2, dtype=torch.float32, device="cpu") / size
@@ -120,9 +116,7 @@ def rotary_table(config: ModelConfig) -> Tensor:
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Turns each pair (x_i, x_{i+E/2}) by its position's angle: x [B, H, T, E], turn [2, B or 1,
-    1, T, E/2].
-    """
+    """Rotates each pair (x_i, x_{i+E/2}): x [B, H, T, E], angles [2, B or 1, 1, T, E/2]."""
     cos, sin = angles.to(x.dtype)
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)

@@ -91,9 +91,7 @@ RESIDUALS = {"pre": pre_norm, "post": post_norm}
 
 @dataclass
 class Activations:
-    """Activations recorded in a forward pass: hidden states of every layer, and attention if
-    requested.
-    """
+    """Hidden states of every layer in a forward pass, and attention if requested."""
 
     # the embedding, then each layer: depth + 1 of [B, T, D]
     hidden: list[Tensor] = field(default_factory=list)
@@ -233,9 +231,7 @@ class Transformer(nn.Module):
         )
 
     def prompt_kv(self, vectors: Tensor) -> Tensor:
-        """The keys and values that vectors [n, E] have in every layer of a causal network:
-        [depth, 2, G, n, E].
-        """
+        """The keys and values of vectors [n, E] in every layer: [depth, 2, G, n, E]."""
         n = len(vectors)
         record = KVRecorder()
         where = torch.arange(n, device=vectors.device)[None]
@@ -252,9 +248,7 @@ class Transformer(nn.Module):
         keep: Tensor | None,
         activations: Activations | None,
     ) -> Tensor:
-        """Where tokens see what comes after them, soft vectors read the text as it reads them: a
-        longer row.
-        """
+        """In bidirectional models soft vectors attend to the text: a longer row."""
         soft = cast(Tensor, self.soft_prompt)
         wide = F.pad(tokens, (len(soft), 0))
         segments = None if segments is None else F.pad(segments, (len(soft), 0))
@@ -336,9 +330,7 @@ class Transformer(nn.Module):
     def _positions(
         self, tokens: Tensor, keep: Tensor | None, past: int, cache: KVCache | None
     ) -> Tensor:
-        """Positions count from the first token that is not padding, and go on where the cache
-        ended.
-        """
+        """Positions count from the first token that is not padding, after the cache's."""
         steps = torch.arange(tokens.size(1), device=tokens.device)[None]
         if cache is not None and past and cache.padded:
             last = (
@@ -361,9 +353,7 @@ class Transformer(nn.Module):
         return all(pattern.is_causal for pattern in self.patterns)
 
     def _rotary(self, positions: Tensor) -> list[Tensor | None]:
-        """cos and sin at these positions for the layers of each pattern; those with a window may
-        turn at a rate of their own.
-        """
+        """cos and sin at these positions by pattern; windowed layers may have their own base."""
         if self.config.positions != "rotary":
             return [None]
         wide = cast(Tensor, self.rotary)[:, positions][:, :, None]

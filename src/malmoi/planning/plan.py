@@ -207,10 +207,8 @@ def _help(network: Network, recipe: Recipe, fleet: Fleet) -> str:
     )
     return (
         f"No number of these GPUs is enough: on {c.batch:,}, cut and rematerialised, one sequence "
-        "still takes "
-        f"{least.memory(1).total / 1e9:,.0f} GB of each. Take GPUs with more memory, a smaller "
-        "model.width or "
-        "model.vocab, or shorter data.lengths."
+        f"still takes {least.memory(1).total / 1e9:,.0f} GB of each. Take GPUs with more memory, a "
+        "smaller model.width or model.vocab, or shorter data.lengths."
     )
 
 

@@ -29,9 +29,7 @@ class StepTimer:
         return min(self._timed(self.update), self._timed(self.update)), took / size
 
     def _pass_seconds(self, micro: int, *, compiled: bool) -> tuple[float, int]:
-        """Seconds of a pass, and its sequences: more and more of them until it takes long enough
-        to time.
-        """
+        """Seconds and sequences of a pass, enlarged until it takes long enough to time."""
         size = micro if compiled else 1  # a compiled pass is of one size only
         with nullcontext() if compiled else torch.compiler.set_stance("force_eager"):
             self._timed_pass(size)  # first allocations, compilation

@@ -53,9 +53,7 @@ class Execution:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """While this is open, products are in bf16 where that was chosen, and attention takes
-        the fastest kernel.
-        """
+        """Products in bf16 where chosen, and attention with the fastest kernel."""
         products = torch.autocast(self.device.type, self.dtype) if self.half else nullcontext()
         with (
             products,
@@ -85,9 +83,7 @@ def _compile_pays(device: torch.device, c: TrainConfig) -> bool:
 
 @cache
 def matmul_rate(execution: Execution, size: int, threads: int) -> float:
-    """FLOP/s of a square matrix product with this many threads: the ceiling that utilisation is
-    stated against.
-    """
+    """FLOP/s of a square matrix product with this many threads: utilisation's reference."""
     a, b = (torch.randn(size, size, device=execution.device).to(execution.dtype) for _ in range(2))
     best = float("inf")
     for _ in range(4):
@@ -109,9 +105,7 @@ def measured_flops(execution: Execution) -> float:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether the device's memory was too small: CUDA has a class for it, an Apple GPU only
-    words.
-    """
+    """Whether the device ran out of memory: CUDA has a class for it, Apple GPUs a message."""
     return isinstance(error, torch.OutOfMemoryError) or "MPS backend out of memory" in str(error)
 
 
@@ -142,9 +136,7 @@ def thread_count(device: torch.device, recorded: int, say: Callable[[str], None]
 
 
 def flops_per_token(config: ModelConfig, weights: int, length: int) -> float:
-    """Forward and backward of one token: 6 per weight, and attention's two products (Kaplan et
-    al. 2020, table 1).
-    """
+    """Forward and backward FLOPs per token: 6 per weight and attention (Kaplan et al. 2020)."""
     return 6.0 * weights + 12.0 * config.depth * config.heads * config.size_per_head * length
 
 
@@ -165,8 +157,6 @@ def compile_for(execution: Execution, loss_module: LossModule, *, dynamic: bool)
 
 
 def release_compiled(loss_module: LossModule) -> None:
-    """Forgets what was compiled for training: decoding has other shapes, and would compile each
-    of them anew.
-    """
+    """Drops compiled training code: decoding has other shapes and would recompile."""
     for block in loss_module.network.trunk.blocks:
         block._compiled_call_impl = None

@@ -48,9 +48,7 @@ def estimate_run(
     start: str | Path | None = None,
     device: str | None = None,
 ) -> tuple[Recipe, Estimate]:
-    """The recipe as far as it is known before the text is read, and what it would take; writes
-    nothing.
-    """
+    """The recipe and its cost as far as known before reading the text; writes nothing."""
     recipe = resolve_for_estimate(recipe, tokenizer, start)
     network = meta_network(recipe)
     execution = choose_execution(pick_device(device), recipe.train)
@@ -103,9 +101,7 @@ def meta_network(recipe: Recipe) -> Network:
 
 
 def budget_of(recipe: Recipe, per_token: float, speed: float) -> tuple[int, int, float]:
-    """Steps, tokens and seconds of the budget at so many FLOPs a token and a second; minutes
-    have no steps.
-    """
+    """Steps, tokens and seconds of the budget at this speed; minutes have no steps."""
     budget = Budget.of(recipe)
     length = sum(length * share for length, share in recipe.phases)
     if not budget.steps:
@@ -119,9 +115,7 @@ def budget_of(recipe: Recipe, per_token: float, speed: float) -> tuple[int, int,
 def optimizer_bytes(
     network: Network, recipe: Recipe, size: Callable[[Tensor], int] = Tensor.numel
 ) -> int:
-    """Two fp32 moments a weight, Muon one for the matrices of the blocks; `size` is how much of
-    a weight is here.
-    """
+    """Two fp32 moments per weight, one with Muon; `size` is the share of weights held here."""
     matrices = sum(size(p) for p in network.trunk.blocks.parameters() if p.dim() == 2)
     return 8 * sum(map(size, network.parameters())) - (
         4 * matrices if recipe.train.optimizer == "muon" else 0
@@ -129,9 +123,7 @@ def optimizer_bytes(
 
 
 def activation_bytes(recipe: Recipe, micro: int, *, half: bool, device: str) -> int:
-    """What the backward pass keeps of one pass's tokens; of the loss, a piece's logits and the
-    head's slope.
-    """
+    """What the backward pass keeps: activations, a chunk of logits, the head's gradient."""
     config = recipe.model
     length = max(length for length, _ in recipe.phases)
     number = 2 if half else 4

@@ -1,6 +1,4 @@
-"""What each step trains on: a pure function of the step and the samples used so far, prepared by
-a thread.
-"""
+"""The data of each step: a pure function of the step and the samples used, prepared by a thread."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -69,9 +67,7 @@ class PhaseFeed:
     def stream(
         self, position: int, sizes: Iterator[int], micro: int, group: ProcessGroup
     ) -> Background[list[MicroBatch]]:
-        """The steps from sample `position` on, each as this process's micro-batches, a few steps
-        ahead.
-        """
+        """The steps from sample `position` on, as this process's micro-batches, prefetched."""
 
         def steps() -> Iterator[list[MicroBatch]]:
             first = position
@@ -116,9 +112,7 @@ def _send(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def batch_sizes(c: TrainConfig, step: int, steps: int, world: int) -> Iterator[int]:
-    """Sequences of each step from `step` on: GPT-3 grows its batch linearly over the first part
-    of training.
-    """
+    """Sequences per step from `step` on: GPT-3 grows its batch linearly at first."""
     start = c.batch_start or c.batch
     ramp = c.batch_ramp * steps
     while True:

@@ -69,9 +69,7 @@ def _kind(row: Mapping[str, Any]) -> tuple[int, bool]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl, none where there is none; a last line that a kill cut short
-    is left out.
-    """
+    """The rows of a metrics.jsonl, if any; an incomplete last line is skipped."""
     rows = []
     if not path.is_file():
         return []

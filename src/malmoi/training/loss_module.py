@@ -26,9 +26,7 @@ class LossModule(nn.Module):
 
     @torch.no_grad()
     def measure(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Sums for validation: of each head its loss, how many were right (where that is cheap),
-        and the labels.
-        """
+        """Sums for validation by head: loss, correct predictions (if cheap) and labels."""
         done = ForwardPass.of(self.network, batch)
         sums = {}
         terms = [term for term in self.objective.terms if term.labels in batch]
@@ -51,9 +49,7 @@ def _right(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def _widest(total: Tensor) -> Tensor:
-    """A sum that others are added to, in as many bits as the device has: an Apple GPU knows no
-    doubles.
-    """
+    """A sum in the widest type the device has: Apple GPUs have no doubles."""
     return total.float() if total.device.type == "mps" else total.double()
 
 

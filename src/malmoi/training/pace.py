@@ -75,9 +75,7 @@ class WorkClock:
 
     @property
     def seconds(self) -> float:
-        """Work until now; steps that a GPU has yet to finish count by the time since the last
-        lap.
-        """
+        """Work so far; steps in flight on a GPU count by the time since the last lap."""
         if not self.started or not self._steps:
             return self._worked
         return self._worked + self._plausible("step", self._now() - self._since, self._steps)
@@ -134,18 +132,14 @@ class Pace:
     sized: str = "gpt"  # what to pretrain instead, where the size does not matter
 
     def updates(self, batch: int) -> int:
-        """Updates of `batch` sequences that fit into the budget; longer sequences take longer in
-        proportion.
-        """
+        """Updates of `batch` sequences that fit into the budget, in proportion to their length."""
         first = self.phases[0][0]
         here = batch / self.world * self.sequence
         each = [(self.optimizer + here * length / first, share) for length, share in self.phases]
         return max(1, round(sum(share * self.seconds / max(took, 1e-9) for took, share in each)))
 
     def fitting(self, batch: int) -> int:
-        """The largest of batch, batch / 2, batch / 4… that gives useful updates; 8 sequences at
-        the least.
-        """
+        """The largest of batch, batch / 2, batch / 4… with useful updates; at least 8 sequences."""
         while self.updates(batch) < USEFUL_UPDATES:
             half = batch // 2
             if half < SMALLEST_BATCH or half % self.world:
@@ -189,9 +183,7 @@ class Pace:
 
 
 def verdict(recipe: Recipe, steps: int, loss: float, guessing: float) -> str:
-    """A sentence on a run that learnt next to nothing, and what to do; nothing on one that
-    learnt.
-    """
+    """A sentence about a run that learned almost nothing, and what to do; else empty."""
     if not guessing or loss < (1 - LEARNT) * guessing:
         return ""
     c = recipe.train

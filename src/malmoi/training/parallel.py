@@ -96,9 +96,7 @@ def join_process_group(device: torch.device | str | None = None) -> ProcessGroup
 
 @contextmanager
 def process_group(device: torch.device | str | None = None) -> Iterator[ProcessGroup]:
-    """The group of a run, parted when all of it is over; a process that fails leaves at once and
-    parts nothing.
-    """
+    """The run's process group, destroyed at the end; a failing process exits at once."""
     group = join_process_group(device)
     try:
         yield group
@@ -110,8 +108,7 @@ def process_group(device: torch.device | str | None = None) -> Iterator[ProcessG
             raise
         raise MalmoiError(
             f"Process {group.rank} stops because another process of this run has ended; its "
-            "message, or torchrun's, "
-            "says why."
+            "message, or torchrun's, says why."
         ) from error
     group.close()
 
@@ -124,9 +121,7 @@ def _left_alone(error: RuntimeError) -> bool:
 def wrap_model(
     loss_module: nn.Module, blocks: nn.ModuleList, group: ProcessGroup, mode: str
 ) -> nn.Module:
-    """The module to call in a training step: itself, a DDP copy of it, or itself with its
-    weights cut (FSDP2).
-    """
+    """The module for a training step: itself, its DDP wrapper, or itself sharded (FSDP2)."""
     if group.world == 1:
         return loss_module
     if mode == "ddp":

@@ -1,6 +1,4 @@
-"""Everything a trainer needs, made ready in the run's folder: vocabulary, token stores, network,
-recipe.json.
-"""
+"""What a trainer needs, in the run's folder: vocabulary, token stores, network, recipe.json."""
 
 import logging
 from collections import Counter
@@ -169,9 +167,7 @@ def _freeze_others(network: Network, heads: Sequence[str]) -> None:
 
 
 def _with_fitted_batch(recipe: Recipe, out: Path) -> Recipe:
-    """The recipe with the batch that its run in this folder was fitted to; one that a user named
-    stays his.
-    """
+    """The recipe with the batch fitted in this folder, unless the user set one."""
     path = out / "recipe.json"
     if not recipe.train.fit_batch or not path.is_file():
         return recipe
@@ -195,9 +191,7 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def _places(recipe: Recipe, out: Path) -> list[Path]:
-    """The folder of each store: one for all sources, or one for each where they are mixed by
-    weight.
-    """
+    """The folder of each store: one for all sources, or one each if they are weighted."""
     count = len(recipe.data.weights)
     return [out / "data" / str(i) for i in range(count)] if count > 1 else [out / "data"]
 
@@ -220,9 +214,7 @@ def _encode(recipe: Recipe, readers: list[DocumentReader], words: Tokenizer, out
 
 
 def _about(reader: DocumentReader) -> list[str]:
-    """What there is to say of the text that was read: how documents were told apart, what was
-    left out.
-    """
+    """Notes about the text: how documents were separated, what was left out."""
     if len(reader.rules) <= MAX_DESCRIBED_FILES:
         return reader.describe()
     counts = Counter(reader.rules.values())

@@ -1,6 +1,4 @@
-"""From a folder of text to a trained model: tokenizer → token store → network → `Trainer.fit` →
-folder.
-"""
+"""From text to a trained model: tokenizer → token store → network → `Trainer.fit` → folder."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -94,9 +92,7 @@ def _report(trainer: Trainer) -> None:
 
 
 def resolve_recipe(recipe: str | Recipe, overrides: Mapping[str, Any]) -> Recipe:
-    """A recipe by name or file, with its overrides; a new budget takes the place of the recipe's
-    own.
-    """
+    """A recipe by name or file with overrides; a new budget replaces the recipe's own."""
     chosen = _find(recipe) if isinstance(recipe, str) else recipe
     paths = {_path(chosen, name): value for name, value in overrides.items() if value is not None}
     if "train.batch" in paths:
@@ -109,9 +105,7 @@ def resolve_recipe(recipe: str | Recipe, overrides: Mapping[str, Any]) -> Recipe
 def _sized(
     asked: Recipe, overrides: Mapping[str, Any], origin: RunSources, out: Path, group: ProcessGroup
 ) -> Recipe:
-    """The recipe of this run: the one that its folder was begun with, or one that is chosen now,
-    by the first process for all.
-    """
+    """The folder's recipe, or one chosen now, by the first process for all."""
     begun = out / "recipe.json"
     if begun.is_file():
         return resolve_recipe(read_recipe(begun), overrides)
@@ -175,8 +169,7 @@ def refuse_months(recipe: Recipe, origin: RunSources, group: ProcessGroup) -> No
     paper = f"--set train.{budget}={getattr(recipe.train, budget)}"
     raise UsageError(
         f"This would take about {plural(round(days), 'day')} here. Give --minutes, --steps or "
-        f"--tokens, or {paper} for "
-        "the paper's budget."
+        f"--tokens, or {paper} for the paper's budget."
     )
 
 

@@ -1,6 +1,4 @@
-"""What a run is: a model, an objective, a tokenizer, data and training settings, in one frozen
-record.
-"""
+"""A run as one frozen record: model, objective, tokenizer, data and training settings."""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -163,9 +161,7 @@ class Recipe(Config):
 
 
 def run_folder(out: Path) -> RunFolder:
-    """What a pre-training run remembers; fields that recipe.json has not yet are as they were by
-    default.
-    """
+    """A pre-training run's record; fields missing in an older recipe.json have their defaults."""
     return RunFolder(
         out,
         "recipe.json",

@@ -1,6 +1,4 @@
-"""The recipes: each a value, faithful to its paper unless its name ends in -fast or it says
-otherwise.
-"""
+"""The recipes, faithful to their papers unless the name ends in -fast or they say otherwise."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,9 +16,7 @@ SIZED = ("gpt", "bert", "both")  # recipes whose size follows from text, minutes
 
 
 def bert_recipe(name: str, lr: float = 1e-4) -> Recipe:
-    """Devlin et al. 2019 appendix A.2: 256 sequences, 1M steps, 90 % of them at 128 tokens, the
-    rest at 512.
-    """
+    """Devlin et al. 2019 appendix A.2: 256 sequences, 1M steps, 90 % at 128 tokens, then 512."""
     return Recipe(
         name=name,
         about="MLM + NSP, WordPiece, Adam with linear decay (Devlin et al. 2019)",
@@ -97,9 +93,7 @@ def _gpt3_training(lr: float, batch_tokens: int, context: int) -> TrainConfig:
 
 
 def gpt2_recipe(name: str, lr: float) -> Recipe:
-    """Radford et al. 2019: 512 × 1,024 tokens. Its optimizer is not published; GPT-3's of the
-    same size is used.
-    """
+    """Radford et al. 2019: 512 × 1,024 tokens; the unpublished optimizer is GPT-3's."""
     train = replace(
         _gpt3_training(lr, 512 * 1024, 1024), tokens=10_000_000_000, batch_start=0, batch_ramp=0.0
     )
@@ -123,9 +117,7 @@ def gpt3_recipe(name: str, lr: float, batch_tokens: int) -> Recipe:
 
 
 def gpt_char() -> Recipe:
-    """A character-level GPT for minutes on a CPU. Not a paper's: rotary, QK-norm, ReLU², Muon
-    and WSD.
-    """
+    """A character-level GPT for minutes on a CPU: rotary, QK-norm, ReLU², Muon and WSD."""
     model = preset(
         "gpt2-small",
         vocab=256,
@@ -193,9 +185,7 @@ _MUON: dict[str, Any] = dict(
 
 
 def fast_gpt(base: Recipe) -> Recipe:
-    """Changes the mathematics: rotary, RMS and QK norms, ReLU², zero-initialised outputs, no
-    dropout, Muon, WSD.
-    """
+    """Modernised: rotary, RMS and QK norms, ReLU², zero-init outputs, no dropout, Muon, WSD."""
     model = replace(base.model, **MODERN_GPT)
     train = replace(base.train, **_MUON, lr=base.train.lr * 5, clip=0.0)
     return replace(

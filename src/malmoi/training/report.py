@@ -1,6 +1,4 @@
-"""report.html: the curves of a run and what it said on the way, in one file that needs nothing
-else.
-"""
+"""report.html: a run's curves and samples in one self-contained file."""
 
 import html
 from collections.abc import Mapping, Sequence
@@ -81,9 +79,7 @@ def _warning(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> str:
 
 
 def _said(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Samples from all over the run, the first and the last among them; a repeated one is shown
-    once.
-    """
+    """Samples from the whole run including the first and last, without repetitions."""
     said = [(f"{r['step']:,}", r["sample"]) for r in rows if r.get("sample")]
     fresh = said[:1] + [now for before, now in pairwise(said) if now[1] != before[1]]
     last = len(fresh) - 1

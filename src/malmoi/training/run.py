@@ -38,9 +38,7 @@ class TrainingRun:
         return self.recipe.train.parallel == "fsdp" and self.group.world > 1
 
     def model(self) -> "Model":
-        """The model in its user's hands; one that is cut over processes is read back from its
-        folder.
-        """
+        """The trained model; one sharded over processes is read back from its folder."""
         from malmoi.inference import Model
 
         return Model(read_checkpoint(self.out) if self._cut else self.checkpoint)

@@ -45,9 +45,7 @@ class RunSources:
 def prepare_tokenizer(
     recipe: Recipe, readers: list[DocumentReader], out: Path, origin: RunSources
 ) -> None:
-    """The run's own tokenizer: the one already there, a given one, the start's, or one learnt
-    from the text.
-    """
+    """The run's tokenizer: the existing one, a given one, the start model's, or a trained one."""
     given = origin.tokenizer or origin.start
     wanted = Tokenizer.load(given) if given else None
     if (out / "tokenizer.json").is_file():
@@ -68,8 +66,7 @@ def _check_same(there: Tokenizer, wanted: Tokenizer | None, recipe: Recipe, out:
     ):
         raise UsageError(
             f"{out} holds a {there.kind} tokenizer and this recipe learns a "
-            f"{recipe.tokenizer.kind} one: "
-            "name another folder, or use it with --tokenizer."
+            f"{recipe.tokenizer.kind} one: name another folder, or use it with --tokenizer."
         )
 
 

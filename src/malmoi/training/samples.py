@@ -23,9 +23,7 @@ GAP_SENTENCE_TOKENS = range(5, 25)  # tokens of a sentence that is good for a ga
 def make_feeds(
     recipe: Recipe, stores: list[Stores], words: Tokenizer, *, packed: bool
 ) -> tuple[list[PhaseFeed], list[PhaseFeed]]:
-    """The samples of every phase, and its validation's (none at all where the text is too short
-    for one of them).
-    """
+    """The samples of every phase and its validation (none if the text is too short)."""
     packed = recipe.data.packed if recipe.data.packed is not None else packed
     train = [s.train for s in stores]
     feeds = [_feed(recipe, train, words, length, packed=packed) for length, _ in recipe.phases]
@@ -94,9 +92,7 @@ def _source(
 
 
 def prompt_of(recipe: Recipe, stores: list[Stores], words: Tokenizer) -> str:
-    """What the samples of this run continue or fill: the recipe's prompt, or a piece of its own
-    text.
-    """
+    """What this run's samples continue or fill: the recipe's prompt, or a piece of its text."""
     if recipe.train.prompt:
         return recipe.train.prompt
     store = next((s for one in stores for s in (one.valid, one.train) if len(s.tokens)), None)

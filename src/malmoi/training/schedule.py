@@ -1,6 +1,4 @@
-"""The learning rate as a share of its peak, by how much of the budget is used. A schedule is one
-function.
-"""
+"""The learning rate as a share of its peak, by the share of the budget used."""
 
 import math
 from collections.abc import Callable
@@ -42,9 +40,7 @@ SCHEDULES: dict[str, Schedule] = {
 
 
 def warmup_steps(c: TrainConfig, expected: int) -> float:
-    """Steps of the warm-up: the recipe's, but at most a tenth of the updates that the budget is
-    expected to hold.
-    """
+    """Warm-up steps: the recipe's, but at most a tenth of the expected updates."""
     return min(c.warmup_steps, max(1.0, MOST_WARMUP * expected)) if expected else c.warmup_steps
 
 

@@ -14,9 +14,7 @@ class Stopped(BaseException):
 
 
 class StopSignals:
-    """While this is open, a stop signal is remembered instead of ending the process; a second
-    Ctrl-C ends it.
-    """
+    """Records a stop signal instead of ending the process; a second Ctrl-C ends it."""
 
     def __init__(self) -> None:
         self.number = 0

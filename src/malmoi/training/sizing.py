@@ -141,9 +141,7 @@ def tokens_per_weight(flops: float) -> float:
 
 
 def shapes(given: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """(depth, width) from small to large, about 64 of width for each layer; what is given is
-    fixed.
-    """
+    """(depth, width) from small to large, about 64 of width per layer; given values are fixed."""
     widths = [int(given["width"])] if "width" in given else WIDTHS
     found = [
         (depth, width)
@@ -414,9 +412,8 @@ def _reasons(
     m = recipe.model
     about = "" if text.exact else "about "
     yield (
-        f"Text: {about}{text.bytes / 1e6:,.1f} MB in {about}"
-        f"{plural(text.documents, 'document')}, so a vocabulary of {recipe.tokenizer.vocab:,}: "
-        f"about {_count(tokens)} tokens."
+        f"Text: {about}{text.bytes / 1e6:,.1f} MB in {about}{plural(text.documents, 'document')}, "
+        f"so a vocabulary of {recipe.tokenizer.vocab:,}: about {_count(tokens)} tokens."
     )
     kind = "bf16" if speed.half else "fp32"
     flops = size.minutes * 60 * speed.reached(m.width)

@@ -83,9 +83,7 @@ def weights_are_finite(network: nn.Module, group: ProcessGroup) -> bool:
 def save_state(
     root: Path, position: Position, tensors: Mapping[str, Tensor], group: ProcessGroup
 ) -> Path:
-    """Writes train_state/step-N beside, flushes it to the disk and renames it: the write is
-    atomic.
-    """
+    """Writes train_state/step-N atomically: beside, flushed, then renamed."""
     final = root / f"step-{position.step}"
     beside = root / f".step-{position.step}.tmp"
     with explain_disk_errors(final), _removed_on_failure(beside):
@@ -305,9 +303,7 @@ def _number(folder: Path) -> int:
 
 
 def _read(folder: Path, *, verify: bool = False) -> "_Saved":
-    """state.json, every part of it of its type; `verify` also compares it with the files that it
-    describes.
-    """
+    """state.json with checked types; `verify` also checks the files it describes."""
     path = folder / "state.json"
     try:
         values = read_object(path)

@@ -1,6 +1,4 @@
-"""The trainer: `fit` goes through the budget, `step` is one update; everything else watches,
-saves and resumes.
-"""
+"""The trainer: `fit` runs through the budget, `step` is one update; the rest logs and saves."""
 
 import math
 import time
@@ -120,9 +118,7 @@ class Trainer:
     # ------------------------------------------------------------------ the loop
 
     def fit(self) -> dict[str, float]:
-        """Trains until the budget is used; returns the last validation. Stopped by a signal, it
-        saves first.
-        """
+        """Trains until the budget is used and returns the last validation; a signal saves first."""
         with StopSignals() as self._stop:
             self._resume()
             threads = thread_count(self.group.device, self.position.threads, self.log.line)
@@ -248,9 +244,7 @@ class Trainer:
             optimizer.step()
 
     def _fit_batch(self, pace: Pace) -> None:
-        """Takes a smaller batch where the minutes would hold too few updates and the user named
-        none.
-        """
+        """Takes a smaller batch if the minutes would hold too few updates, unless set."""
         asked = self.config.batch
         batch = pace.fitting(asked) if self.config.fit_batch else asked
         if batch != asked:
@@ -292,9 +286,7 @@ class Trainer:
         p.tokens += sum(micro.tokens for micro in micros) * self.group.world
 
     def step(self, micros: list[Tensors]) -> dict[str, Tensor]:
-        """One update: the gradients of every micro-batch as their share of the whole, clipped,
-        applied.
-        """
+        """One update: gradients of all micro-batches, weighted, clipped and applied."""
         c = self.config
         p = self.position
         # dropout is a function of the step
@@ -320,9 +312,7 @@ class Trainer:
         return total
 
     def _counts(self, micros: list[Tensors]) -> dict[str, Tensor]:
-        """Labels of the whole step over the number of processes, because gradients are averaged
-        over those.
-        """
+        """Labels of the whole step divided by the processes, since gradients are averaged."""
         parts = [count_labels(self.objective, micro) for micro in micros]
         names = list(dict.fromkeys(name for part in parts for name in part))
         summed = torch.stack(
@@ -332,9 +322,7 @@ class Trainer:
         return {name: summed[i].clamp(min=1) for i, name in enumerate(names)}
 
     def _shrink(self) -> None:
-        """The batch did not fit: take half as many sequences in one pass, which one of several
-        cannot do alone.
-        """
+        """Out of memory: halves the sequences of a pass, unless there are several processes."""
         if self.micro == 1:
             raise MalmoiError(
                 "One sequence does not fit into the GPU's memory: set "
@@ -366,9 +354,7 @@ class Trainer:
     # ------------------------------------------------------------------ watching
 
     def _watch(self, phase: int) -> None:
-        """After a step: look at the loss, write a row, validate, save, stop; as often as each is
-        due.
-        """
+        """After a step: checks the loss, logs, validates, saves and stops when due."""
         c = self.config
         p = self.position
         asked = self._agree()
@@ -451,10 +437,8 @@ class Trainer:
         if rollbacks > MAX_ROLLBACKS:
             raise MalmoiError(
                 f"The loss went to {loss:g} at step {p.step:,}, for the {rollbacks}th time without "
-                f"{ROLLBACK_FORGIVEN_STEPS:,} good "
-                f"steps between: the run is stopped, its last good state is in {self.state_root}. "
-                "A lower train.lr "
-                "usually helps."
+                f"{ROLLBACK_FORGIVEN_STEPS:,} good steps between: the run is stopped, its last "
+                f"good state is in {self.state_root}. A lower train.lr usually helps."
             )
         self._restore()
         self.log.resume(self.position.step)
@@ -552,9 +536,7 @@ class Trainer:
     # ------------------------------------------------------------------ saving and going on
 
     def save(self) -> None:
-        """The state of training, then the checkpoint a user opens; old states go, the best
-        stays.
-        """
+        """Saves the training state, then the checkpoint; removes old states but the best."""
         self.position.seconds = (
             self.clock.seconds if self.group.world == 1 else self.position.seconds
         )
@@ -603,8 +585,7 @@ class Trainer:
         ):
             raise MalmoiError(
                 f"{folder} stands in another plan of phases than this run of {len(self.feeds)}; it "
-                "is damaged: remove "
-                "it to go on from the state before it."
+                "is damaged: remove it to go on from the state before it."
             )
         self._mark = (self.position.tokens, self.clock.training)
         self.network.train()

@@ -57,9 +57,7 @@ def part_likelihoods(
 def score_answers(
     exam: EvaluationSession, questions: Sequence[Question], *, together: bool = False
 ) -> list[list[ScoredAnswer]]:
-    """Every choice of every question; those of one stand side by side, so that what they share
-    is read once.
-    """
+    """Every choice of every question, grouped so that shared prefixes are read once."""
     parts = [part for question in questions for part in answer_parts(question)]
     scores = part_likelihoods(exam, parts, together=together)
     middles = list(dict.fromkeys(part.middle for part in parts))

@@ -43,9 +43,7 @@ Grader = Callable[[EvaluationSession, Sequence[Question]], Graded]
 
 
 def measure_with_error(name: str, gold: Sequence[Any], said: Sequence[Any]) -> MeanWithError:
-    """A measure ± its standard error: s/√n of a mean over items, else by drawing the items again
-    and again.
-    """
+    """A metric ± its standard error: s/√n of a mean over items, else by bootstrap."""
     measure = metric(name)
     if name in MEAN_METRICS:
         return mean_with_error([measure([g], [s]) for g, s in zip(gold, said, strict=True)])
@@ -66,9 +64,7 @@ def measure_with_error(name: str, gold: Sequence[Any], said: Sequence[Any]) -> M
 
 
 def likelihood_modes(model: Model) -> dict[str, bool]:
-    """The ways a model's likelihoods are taken; for a BERT also with the whole answer hidden at
-    once.
-    """
+    """How a model's likelihoods are computed; a BERT may mask the whole answer at once."""
     return {"": False} if language_head(model) == "lm" else {"": False, "cloze_": True}
 
 
@@ -83,9 +79,7 @@ def best_choice(choices: Sequence[ScoredAnswer], scoring: str) -> int:
 
 
 def grade_choices(exam: EvaluationSession, questions: Sequence[Question]) -> Graded:
-    """The likeliest of the choices, by every way of comparing them; the task's other measures by
-    the one asked for.
-    """
+    """The likeliest choice by every scoring; the task's other metrics by the selected one."""
     gold = [question.prompt.gold for question in questions]
     measures: dict[str, MeanWithError] = {}
     said: dict[str, list[int]] = {}
@@ -126,9 +120,7 @@ def grade_numbers(exam: EvaluationSession, questions: Sequence[Question]) -> Gra
 
 
 def grade_cloze(exam: EvaluationSession, questions: Sequence[Question]) -> Graded:
-    """The missing word: whether it is what the model would write, and how likely it was (GPT-2
-    §3.3).
-    """
+    """The missing word: whether the model would write it, and how likely it was (GPT-2 §3.3)."""
     scores = part_likelihoods(
         exam, [part for question in questions for part in answer_parts(question)]
     )
@@ -151,9 +143,7 @@ def written_grader(
     parse: Callable[[str, Task, Example], Any] = lambda text, task, example: text,
     gold: Callable[[Any], Any] = list,
 ) -> Grader:
-    """Grades answers that are written greedily up to the end of their line; `parse` reads a text,
-    `gold` a label.
-    """
+    """Grades greedy answers up to the end of the line; `parse` reads a text, `gold` a label."""
 
     def grade(exam: EvaluationSession, questions: Sequence[Question]) -> Graded:
         task = exam.task
@@ -195,9 +185,7 @@ def _written(exam: EvaluationSession, questions: Sequence[Question]) -> list[str
 
 
 def grade_likelihood(exam: EvaluationSession, questions: Sequence[Question]) -> Graded:
-    """How likely whole texts are: per word as the file has them (a line's end is one too), and
-    per byte.
-    """
+    """Perplexity of whole texts per word (as in the file, line ends count) and per byte."""
     if language_head(exam.model) != "lm":
         name = exam.task.name
         raise UsageError(
@@ -215,9 +203,7 @@ def grade_likelihood(exam: EvaluationSession, questions: Sequence[Question]) -> 
 
 
 def _totals(model: Model, question: Question) -> tuple[float, int, int, int]:
-    """A text's loss in nats, its words, bytes and tokens; every token is predicted, the first
-    from an opening one.
-    """
+    """A text's loss in nats, its words, bytes and tokens; the first token is predicted too."""
     text = question.example.text
     cut = question.example.pair or question.example.text
     context = model.config.context
@@ -231,9 +217,7 @@ def _totals(model: Model, question: Question) -> tuple[float, int, int, int]:
 
 
 def _ratio(loss: Any, units: Any, as_measure: Callable[[float], float]) -> MeanWithError:
-    """A measure of Σ loss / Σ units; its error by drawing the texts again, none where there is
-    only one.
-    """
+    """A metric Σ loss / Σ units; its error by bootstrap over texts, None for a single one."""
     rng = np.random.default_rng(0)
     draws = [
         rng.integers(len(loss), size=len(loss)) for _ in range(RESAMPLES if len(loss) > 1 else 0)

@@ -87,9 +87,7 @@ class MalmoiLM(TemplateLM):  # type: ignore[misc]  # lm-eval is optional
         requests: Sequence[Any],
         disable_tqdm: bool = False,  # noqa: FBT001, FBT002
     ) -> list[str]:
-        """Greedy unless a task says otherwise; requests with the same settings are written
-        together.
-        """
+        """Greedy unless the task says otherwise; equal settings are batched."""
         found: list[str] = [""] * len(requests)
         groups: dict[str, list[int]] = {}
         for i, request in enumerate(requests):

@@ -1,6 +1,4 @@
-"""The same question put by lm-evaluation-harness: a task as its YAML on a local file, our model
-as one of its own.
-"""
+"""Evaluation by lm-evaluation-harness: a task as its YAML, our model as one of its own."""
 
 import json
 import tempfile
@@ -30,9 +28,7 @@ HarnessConfig = dict[str, Any]
 def evaluate_with_harness(
     model: Model, task: Task | Path, data: DataFiles | None, asking: InContextConfig, harness: str
 ) -> dict[str, Any]:
-    """The harness's measures: {"acc": 0.61, "acc_stderr": 0.02, …}. A path is that of a task's
-    YAML.
-    """
+    """The harness's metrics: {"acc": 0.61, "acc_stderr": 0.02, …}. A path is a task's YAML."""
     if harness not in HARNESSES:
         raise UsageError(f"There is no harness {harness!r}; Malmoi knows lm-eval.")
     shots, *others = parse_shots(asking.shots)
@@ -45,9 +41,7 @@ def evaluate_with_harness(
 
 
 def run_lm_eval(model: Any, path: Path, shots: int, asking: InContextConfig) -> dict[str, Any]:
-    """`simple_evaluate` on one task file; `model` may also be the name of another back-end with
-    its arguments.
-    """
+    """`simple_evaluate` on one task file; `model` may name another back-end with arguments."""
     try:
         import yaml
         from lm_eval.evaluator import simple_evaluate

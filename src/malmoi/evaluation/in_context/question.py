@@ -59,8 +59,7 @@ class QuestionBuilder:
         if len(some) < self.shots.count:
             raise UsageError(
                 f"{plural_examples(self.shots.count)} asked for, but there are only {len(some)} to "
-                "draw from: name a file "
-                "of training rows with --train (train=…), or ask for fewer."
+                "draw from: name a file of training rows with --train (train=…), or ask for fewer."
             )
         return self._with(prompt, item, some)
 
@@ -140,7 +139,6 @@ class QuestionBuilder:
         if surplus >= len(offsets):
             raise UsageError(
                 f"{question.example.place} does not fit into this model's context of "
-                f"{self.model.config.context}: "
-                "its answer alone fills it."
+                f"{self.model.config.context}: its answer alone fills it."
             )
         return replace(question, before=question.before[offsets[surplus][0] :], cut=True)

@@ -55,6 +55,5 @@ def language_head(model: Model) -> str:
             return head
     raise UsageError(
         "This model cannot be asked in context: it has neither an lm head (GPT) nor an mlm head "
-        "(BERT). "
-        f"It can: {', '.join(model.abilities)}."
+        f"(BERT). It can: {', '.join(model.abilities)}."
     )

@@ -1,6 +1,4 @@
-"""Which examples an item is shown: drawn anew for each, with a seed, never the item itself
-(GPT-3 §2.4).
-"""
+"""Examples for an item: drawn for each with a seed, never the item itself (GPT-3 §2.4)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

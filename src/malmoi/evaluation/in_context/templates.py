@@ -1,6 +1,4 @@
-"""Prompt templates are data: other ways to ask a task, from templates.toml or a file of the
-user's.
-"""
+"""Prompt templates as data, from templates.toml or a user's file."""
 
 import tomllib
 from collections.abc import Mapping
@@ -59,9 +57,7 @@ RENAMED_FIELDS = {"after": "suffix", "between": "separator", "most": "max_answer
 
 
 def current_template(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A template's fields under the names that they have now; old ones are read for one more
-    release.
-    """
+    """A template's fields under current names; old ones work for one more release."""
     return {RENAMED_FIELDS.get(name, name): value for name, value in given.items()}
 
 

@@ -1,6 +1,4 @@
-"""Tasks as records: GLUE, SQuAD, NER, multiple choice, Korean ones, what GPT-3 was asked, and
-any table of your own.
-"""
+"""Tasks: GLUE, SQuAD, NER, multiple choice, Korean ones, GPT-3's, and any table of your own."""
 
 from malmoi.errors import UsageError, nearest
 from malmoi.evaluation.examples import (

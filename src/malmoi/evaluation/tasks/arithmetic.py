@@ -17,9 +17,7 @@ OPERATORS: dict[str, Callable[[int, int], int]] = {
 
 
 def two_numbers(digits: int, sign: str) -> Callable[[Random], Iterator[DataRow]]:
-    """Numbers drawn evenly from [0, 10^digits): "What is 48 plus 76?"; a difference may be
-    negative.
-    """
+    """Uniform numbers from [0, 10^digits): "What is 48 plus 76?"; differences may be negative."""
 
     def made(rng: Random) -> Iterator[DataRow]:
         for number in range(1, EXAMPLES_PER_TASK + 1):

@@ -1,6 +1,4 @@
-"""Multiple choice: SWAG (Zellers et al. 2018), RACE (Lai et al. 2017), COPA (Roemmele et al.
-2011).
-"""
+"""Multiple choice: SWAG (Zellers et al. 2018), RACE (Lai et al. 2017), COPA (Roemmele 2011)."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,9 +78,7 @@ def query_example(row: DataRow) -> Example:
 
 
 def copa(row: DataRow) -> Example:
-    """As SuperGLUE has it (premise, question: cause or effect, choice1, choice2), or as query,
-    choices, gold.
-    """
+    """As in SuperGLUE (premise, cause or effect, choice1, choice2), or as query, choices, gold."""
     if "query" in row.values:
         return query_example(row)
     link = {"cause": "because", "effect": "so"}.get(row.text("question"))

@@ -36,9 +36,7 @@ def piqa(row: DataRow) -> Example:
 
 
 def arc(row: DataRow) -> Example:
-    """School science: a question, choices with their letters (or numbers), answerKey (Clark et
-    al. 2018).
-    """
+    """School science: a question, lettered or numbered choices, answerKey (Clark et al. 2018)."""
     if "query" in row.values:
         return _question(row)
     question = row["question"]
@@ -66,9 +64,7 @@ def arc(row: DataRow) -> Example:
 
 
 def winograd(row: DataRow) -> Example:
-    """Who is meant? As contexts and one continuation, or as a sentence with a gap _ and two
-    options (WinoGrande).
-    """
+    """Pronoun resolution: contexts with a continuation, or a gap _ with two options."""
     if "sentence" in row.values:
         before, gap, after = row.text("sentence").partition("_")
         if not gap:
@@ -120,9 +116,7 @@ def boolq(row: DataRow) -> Example:
 
 
 def cbt_rows(path: Path) -> Iterator[DataRow]:
-    """Twenty numbered lines of a story; the 21st has a gap XXXXX, its word and ten candidates
-    (Hill et al. 2016).
-    """
+    """Twenty lines of a story; the 21st has a gap XXXXX and ten candidates (Hill et al. 2016)."""
     lines: list[str] = []
     for number, line in text_lines(path):
         mark, _, text = line.partition(" ")

@@ -1,6 +1,4 @@
-"""Korean tasks: NSMC (Naver film reviews), KorSTS (Ham et al. 2020), KLUE-NLI (Park et al.
-2021).
-"""
+"""Korean tasks: NSMC (film reviews), KorSTS (Ham et al. 2020), KLUE-NLI (Park et al. 2021)."""
 
 from malmoi.evaluation.rows import json_array_rows, table_rows
 from malmoi.evaluation.task import Task, columns, numbers

@@ -1,6 +1,4 @@
-"""Language itself: the last word of a passage, the likelihood of a text, translations,
-summaries.
-"""
+"""Language modelling: last words, likelihoods of texts, translations, summaries."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -42,9 +40,7 @@ def lambada(row: DataRow) -> Example:
 
 
 def articles(path: Path) -> Iterator[DataRow]:
-    """WikiText article by article, words still cut as in the file: perplexity is counted by
-    their number.
-    """
+    """WikiText by article, tokenized as in the file: perplexity is per word."""
     lines: list[str] = []
     begun = 1
     for number, line in text_lines(path):
@@ -63,9 +59,7 @@ def whole_file(path: Path) -> Iterator[DataRow]:
 
 
 def detokenized(clean: Callable[[str], str]) -> Callable[[DataRow], Example]:
-    """The text as a person would write it, and beside it as it stands in the file: it has the
-    words to count.
-    """
+    """The text as a person would write it, and as in the file, for its word count."""
     return lambda row: Example(clean(row.text("text")), row.text("text"), None, "", row.place)
 
 
@@ -115,9 +109,7 @@ def rewritten(rules: tuple[tuple[str, str], ...], text: str) -> str:
 
 
 def text_pair(sources: tuple[str, ...], targets: tuple[str, ...], row: DataRow) -> Example:
-    """A text and the one that should be written of it, in the first of these columns that the
-    file has.
-    """
+    """A text and its reference output, from the first of these columns that exist."""
     text = row.text(next((name for name in sources if name in row.values), sources[0]))
     right = row.label(*targets)
     return Example(text.strip(), None, None if right is None else (right,), "", row.place)

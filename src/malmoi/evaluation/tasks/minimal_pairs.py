@@ -1,6 +1,4 @@
-"""Minimal pairs that judge a GPT and a BERT alike, without examples: BLiMP (Warstadt et al. 2020),
-Kontrast (Korean).
-"""
+"""Minimal pairs for GPT and BERT, zero-shot: BLiMP (Warstadt et al. 2020), Kontrast (Korean)."""
 
 from malmoi.evaluation.rows import BadRow, DataRow, any_rows
 from malmoi.evaluation.task import Example, Task

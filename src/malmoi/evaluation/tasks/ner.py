@@ -69,9 +69,7 @@ def tagging_example(row: DataRow) -> Example:
 
 
 def iob2(tags: list[str], place: str) -> list[str]:
-    """B- opens every entity, I- goes on in it: from IOB1, IOB2, BIOES, marks with _ (B_PS) and a
-    bare I.
-    """
+    """IOB2 tags (B- begins, I- continues) from IOB1, IOB2, BIOES, B_PS and a bare I."""
     named: list[str] = []
     for tag in tags:
         if tag == "I" and named and named[-1] != "O":  # klp2016 does not say again what goes on
@@ -90,9 +88,7 @@ def conll_rows(path: Path) -> Iterator[DataRow]:
 
 
 def klp_rows(path: Path) -> Iterator[DataRow]:
-    """Number, morpheme, part of speech, tag; the sentence itself stands before in lines that
-    begin with ; and $.
-    """
+    """Number, morpheme, part of speech, tag; the sentence comes before in lines with ; and $."""
     return conll_sentences(path, "\t", word=1)
 
 

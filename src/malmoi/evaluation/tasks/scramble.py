@@ -1,6 +1,4 @@
-"""Words whose letters were mixed up, to be put right again (GPT-3 §3.9.2): drawn with a seed
-from frequent words.
-"""
+"""Words with scrambled letters to restore (GPT-3 §3.9.2): drawn with a seed from frequent words."""
 
 import re
 from collections import Counter
@@ -26,9 +24,7 @@ def cycle_letters(word: str, rng: Random) -> str:
 
 
 def anagram(word: str, rng: Random, kept: int) -> str:
-    """All but the first and last `kept` letters in any order: criroptuon → corruption, opoepnnt
-    → opponent.
-    """
+    """All but the first and last `kept` letters shuffled: criroptuon → corruption."""
     middle = list(word[kept:-kept])
     rng.shuffle(middle)
     return word[:kept] + "".join(middle) + word[-kept:]

@@ -1,6 +1,4 @@
-"""SQuAD 1.1 (Rajpurkar et al. 2016) and 2.0 (2018): a question, a paragraph, and where the
-answer stands in it.
-"""
+"""SQuAD 1.1 (Rajpurkar et al. 2016) and 2.0 (2018): a question, a paragraph, an answer span."""
 
 from collections.abc import Iterator
 from pathlib import Path

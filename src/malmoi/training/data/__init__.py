@@ -1,3 +1,1 @@
-"""From tokens to training samples: the token store, and samplers whose every batch is a pure
-function of its number.
-"""
+"""Training samples: the token store, and samplers that are pure functions of the batch number."""

@@ -1,6 +1,4 @@
-"""Work ahead of the consumer: a thread that fills a short queue, ends cleanly, and hands its
-errors over.
-"""
+"""A background thread that fills a short queue and passes on its errors."""
 
 from collections.abc import Iterable, Iterator
 from queue import Empty, Full, Queue
@@ -13,9 +11,7 @@ _POLL = 0.1  # seconds after which a blocked thread looks whether it should stop
 
 
 class Background(Generic[Prepared]):
-    """Iterates `source` in a thread, at most `ahead` items before the consumer; close it, or use
-    `with`.
-    """
+    """Iterates `source` in a thread, at most `ahead` items ahead; close it, or use `with`."""
 
     def __init__(self, source: Iterable[Prepared], ahead: int = 2):
         self._queue: Queue[tuple[str, object]] = Queue(maxsize=ahead)

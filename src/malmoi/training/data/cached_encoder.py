@@ -88,9 +88,7 @@ class Coder(Protocol):
 
 
 def make_encoder(tokenizer: Encoder) -> Coder:
-    """By words or characters where this tokenizer is known and seen to keep them apart, else
-    text by text.
-    """
+    """By words or characters if this tokenizer keeps them apart, else text by text."""
     kind = getattr(tokenizer, "kind", None)
     if kind not in (*_KINDS, "char"):
         return CachedTexts(tokenizer)

@@ -1,6 +1,4 @@
-"""Encode a corpus into two token stores, training and validation, in bounded memory, from
-wherever it was stopped.
-"""
+"""Encodes a corpus into training and validation stores, in bounded memory and resumable."""
 
 import hashlib
 import json
@@ -33,9 +31,7 @@ Splitter = Callable[[str], list[str]]
 
 @dataclass(frozen=True)
 class Stores:
-    """The two halves, and how they came to be: "built", "continued …", "reused" or "rebuilt
-    because …".
-    """
+    """Both stores, and whether they were "built", "continued …", "reused" or "rebuilt because …"."""
 
     train: Store
     valid: Store
@@ -115,9 +111,7 @@ def _work(plan: EncodePlan) -> str:
 
 
 def _finished(out: Path, made: dict[str, str]) -> str | None:
-    """ "" where both stores are whole and made from the same, what changed where not, None where
-    there are none.
-    """
+    """ "" if both stores are complete and current, what changed if not, None if there are none."""
     if (out / "journal.json").exists() or not (out / "train" / "store.json").exists():
         return None
     try:
@@ -177,9 +171,7 @@ class _State:
 
 
 def _encode_all(plan: EncodePlan, state: _State) -> None:
-    """The loop: a thread reads and splits while this one encodes; every batch ends in the
-    journal.
-    """
+    """A thread reads and splits while this one encodes; every batch ends in the journal."""
     began = time.monotonic()
     dtype = dtype_for(plan.tokenizer.vocab_size)
     sentences = plan.sentences is not None
@@ -232,9 +224,7 @@ def _batches(plan: EncodePlan, skip: int) -> Iterator[list[_Item]]:
 
 @dataclass(frozen=True)
 class _Encoded:
-    """A batch as arrays: its ids in a row; of each piece its document and its length; the bytes
-    of each document.
-    """
+    """A batch as arrays: ids in a row, each piece's document and length, each document's bytes."""
 
     ids: NDArray[Any]
     owners: NDArray[np.int64]
@@ -297,9 +287,7 @@ def _gulps(pieces: list[str]) -> Iterator[list[str]]:
 
 
 def _publish(plan: EncodePlan, state: _State) -> None:
-    """Ends the arrays and writes store.json, which makes them a store; only then the journal
-    goes.
-    """
+    """Completes the arrays and writes store.json, then removes the journal."""
     dtype = dtype_for(plan.tokenizer.vocab_size)
     sentences = plan.sentences is not None
     for part, counts in (("train", state.train), ("valid", state.valid)):

@@ -37,9 +37,7 @@ class StoreCounts:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Documents to append: their tokens, and how many tokens each document and each sentence
-    has.
-    """
+    """Documents to append: their tokens, and the token counts of documents and sentences."""
 
     tokens: NDArray[Any]
     documents: NDArray[np.int64]
@@ -48,9 +46,7 @@ class Chunk:
 
 
 class Appender:
-    """Writes one store's arrays; everything beyond `counts` that an interrupted build left is
-    cut off first.
-    """
+    """Appends to a store's arrays, after truncating what an interrupted build left."""
 
     def __init__(self, folder: Path, dtype: np.dtype[Any], counts: StoreCounts, *, sentences: bool):
         folder.mkdir(parents=True, exist_ok=True)
@@ -92,9 +88,7 @@ class Appender:
             os.fsync(file.fileno())
 
     def finish(self) -> None:
-        """Adds the end after the last start, so that every document and sentence is a pair of
-        neighbours.
-        """
+        """Appends the end after the last start, so that items are pairs of neighbours."""
         for name in self._files:
             if name != "tokens":
                 self._write(name, np.array([self.counts.tokens], np.int64))

@@ -126,9 +126,7 @@ def _tail(flat: NDArray[Any], size: int, fill: int) -> NDArray[Any]:
 
 
 def _slots(labels: NDArray[Any], most: int) -> ArrayBatch:
-    """Where something is predicted and what, filled up to `most` (slot 0, label -100) so that
-    shapes are stable.
-    """
+    """Positions and labels of predictions, padded to `most` (slot 0, label -100)."""
     found = np.flatnonzero(labels != UNMASKED_LABEL)
     slots = np.zeros(most, np.int64)
     wanted = np.full(most, UNMASKED_LABEL, np.int64)

@@ -1,6 +1,4 @@
-"""BERT's corruption: a fixed share of the tokens is predicted; of those 80 % become [MASK], 10 %
-another token.
-"""
+"""BERT's masking: of the predicted tokens 80 % become [MASK], 10 % another token."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -148,9 +146,7 @@ def _words(maskable: Bools, starts: Bools, count: MaskInts, rng: Random) -> Bool
 
 
 def _greedy(sizes: MaskInts, count: MaskInts) -> Bools:
-    """Which words, in this order, fit into `count` tokens when those that do not fit are passed
-    over.
-    """
+    """The words that fit into `count` tokens in this order, skipping those that do not."""
     left = count.copy()
     taken = np.zeros(sizes.shape, bool)
     open_ = (sizes > 0) & (sizes <= left[:, None])

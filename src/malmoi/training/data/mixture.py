@@ -59,9 +59,7 @@ class Mixture:
         return sum(len(source) for source in self.sources)
 
     def epochs(self, samples: int) -> list[float]:
-        """How often each source is gone through in so many samples (the last column of GPT-3's
-        table 2.2).
-        """
+        """Epochs of each source in this many samples (the last column of GPT-3's table 2.2)."""
         pairs = zip(self.weights, self.sources, strict=True)
         return [samples * weight / len(source) for weight, source in pairs]
 
@@ -88,9 +86,7 @@ class Mixture:
         return chosen, local
 
     def batch(self, indices: ArrayLike) -> dict[str, Any]:
-        """The samples with these numbers, in this order; rows of unequal width are filled up
-        with zeros.
-        """
+        """The samples with these numbers, in order; shorter rows are padded with zeros."""
         chosen, local = self.pick(indices)
         parts = {
             int(number): self.sources[number].batch(local[chosen == number])

@@ -61,9 +61,8 @@ class Pairs:
         if self.next == "nsp" and self._others is self.store and len(self.store) < 2:
             raise MalmoiError(
                 f"Next-sentence prediction needs two documents and {self.store.folder} has "
-                f"{len(self.store)}: "
-                "separate them by blank lines (and --set data.documents=blank), or train without "
-                "it (mlm or mlm+sop)."
+                f"{len(self.store)}: separate them by blank lines (and --set "
+                "data.documents=blank), or train without it (mlm or mlm+sop)."
             )
         self._cls, self._sep = _frame(self.specials)
         self.room = self.context - (3 if self.next else 2)
@@ -77,16 +76,12 @@ class Pairs:
         return self.count
 
     def sample(self, index: int) -> tuple[PairInts, PairInts, int]:
-        """tokens, segments and label of the sample with this number; any number ≥ 0, later
-        epochs included.
-        """
+        """tokens, segments and label of this sample; higher numbers are in later epochs."""
         batch = self.batch([index])
         return batch["tokens"][0], batch["segments"][0], int(batch["labels"][0])
 
     def batch(self, indices: ArrayLike) -> dict[str, PairInts]:
-        """tokens [B, T] (0 beyond each sample's length), segments [B, T], lengths [B], labels
-        [B].
-        """
+        """tokens [B, T] (0: padding), segments [B, T], lengths [B], labels [B]."""
         numbers = np.array(indices, dtype=np.int64, ndmin=1)
         draws = Draws(self.seed, numbers).random((len(numbers), 7)).T
         target = self._target(draws[0])
@@ -104,16 +99,12 @@ class Pairs:
         return self._assemble(a, b, turned)
 
     def _target(self, draw: Floats) -> PairInts:
-        """The length aimed at: all the room, or for a share of `short` any from 2 up (one draw
-        decides both).
-        """
+        """The target length: all the room, or for a share of `short` a random one from 2 up."""
         lengths = 2 + (draw / max(self.short, 1e-9) * (self.room - 1)).astype(np.int64)
         return np.where(draw < self.short, np.minimum(lengths, self.room), self.room)
 
     def _chunk(self, numbers: PairInts, target: PairInts) -> tuple[PairInts, PairInts, PairInts]:
-        """First sentence, the one after the last, and the document: whole sentences until the
-        target is reached.
-        """
+        """First sentence, the one after the last, and the document, up to the target length."""
         sentences = self._sentences
         documents = self.store.documents
         first = np.searchsorted(sentences, self._grid(numbers)) % (len(sentences) - 1)
@@ -127,9 +118,7 @@ class Pairs:
         return first, np.minimum(last, end), document
 
     def _grid(self, numbers: PairInts) -> PairInts:
-        """Where to look for a sentence start: a grid as wide as a sample, shifted and permuted
-        every epoch.
-        """
+        """Where to look for sentences: a grid as wide as a sample, shifted and permuted."""
         epochs, places = np.divmod(numbers, self.count)
         points = np.empty_like(numbers)
         for epoch in np.unique(epochs).tolist():
@@ -143,9 +132,7 @@ class Pairs:
         return points
 
     def _split(self, first: PairInts, last: PairInts, draw: Floats) -> tuple["Spans", "Spans"]:
-        """A and B meet at a random sentence boundary; the only sentence of a document is cut in
-        two.
-        """
+        """Splits A and B at a random sentence boundary; a single sentence is cut in two."""
         start = self._sentences[first]
         stop = self._sentences[last]
         boundary = self._sentences[first + 1 + (draw * (last - first - 1)).astype(np.int64)]
@@ -226,9 +213,7 @@ class Spans:
 
 
 def truncate(a: Spans, b: Spans, room: int, draws: Floats) -> tuple[Spans, Spans]:
-    """BERT's truncate_seq_pair in closed form: off the longer (of equals, off B), front or back
-    by a coin a token.
-    """
+    """BERT's truncate_seq_pair in closed form: cuts the longer (B if equal) at either end."""
     excess = np.maximum(a.length + b.length - room, 0)
     first = np.minimum(excess, np.abs(a.length - b.length))
     rest = excess - first
@@ -244,9 +229,7 @@ def truncate(a: Spans, b: Spans, room: int, draws: Floats) -> tuple[Spans, Spans
 
 
 def _coins(tossed: PairInts, normal: Floats) -> PairInts:
-    """How many of so many coins fall heads: the binomial in its normal form (already within 2 %
-    for two coins).
-    """
+    """The number of heads among this many coins: a rounded normal (within 2 % for two coins)."""
     heads = np.rint(tossed / 2 + np.sqrt(tossed) / 2 * normal).astype(np.int64)
     return np.clip(heads, 0, tossed)
 

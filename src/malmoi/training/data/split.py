@@ -1,6 +1,4 @@
-"""How a corpus divides: into training and validation, and a long document into pieces for the
-tokenizer.
-"""
+"""Splits a corpus into training and validation, and long documents into pieces."""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -60,9 +58,7 @@ def _last(
 
 
 def cut(text: str) -> list[str]:
-    """A long text in pieces whose ids join to those of the whole: cut before the space between
-    two words.
-    """
+    """Pieces of a long text whose ids join to those of the whole: split before a space."""
     pieces = []
     start = 0
     while len(text) - start > MAX_PIECE_CHARACTERS:
@@ -73,9 +69,7 @@ def cut(text: str) -> list[str]:
 
 
 def _before_space(text: str, at: int, lowest: int) -> int:
-    """The last place ≤ `at` and > `lowest` where a word has just ended; `at` itself where there
-    is none.
-    """
+    """The last position ≤ `at` and > `lowest` after a word; `at` itself if there is none."""
     place = max(text.rfind("\n", lowest + 1, at + 1), text.rfind(" ", lowest + 1, at + 1))
     while place > lowest and text[place - 1].isspace():
         place -= 1

@@ -56,9 +56,7 @@ class Store:
 
     @classmethod
     def open(cls, folder: str | Path) -> "Store":
-        """Opens a finished store; one that is missing, half-written or damaged is refused with
-        the reason.
-        """
+        """Opens a finished store; one that is missing, incomplete or damaged is refused."""
         folder = Path(folder)
         about = read_about(folder)
         width = np.dtype(about["dtype"])

@@ -1,6 +1,4 @@
-"""Samples for language models: windows of the token store, without replacement, a new grid every
-epoch.
-"""
+"""Language model samples: windows of the token store without replacement, a new grid per epoch."""
 
 from functools import lru_cache
 
@@ -57,9 +55,7 @@ class Windows:
         return self.count
 
     def starts(self, indices: ArrayLike) -> NDArray[np.int64]:
-        """The first token of each window: permuted in its epoch, on a grid that each epoch
-        shifts.
-        """
+        """The first token of each window: permuted per epoch, on a grid that each epoch shifts."""
         numbers = np.array(indices, dtype=np.int64, ndmin=1)
         epochs, places = np.divmod(numbers, self.count)
         starts = np.empty_like(numbers)
@@ -79,9 +75,7 @@ class Windows:
         return window
 
     def batch(self, indices: ArrayLike) -> dict[str, NDArray[np.int64]]:
-        """tokens [B, context + 1] and, if asked for, documents [B, context + 1] counted from
-        each window's start.
-        """
+        """tokens [B, context + 1] and optionally documents, counted from each window's start."""
         numbers = np.array(indices, dtype=np.int64, ndmin=1)
         starts = self.starts(numbers)
         tokens = np.empty((len(starts), self.context + 1), np.int64)
@@ -110,9 +104,7 @@ class Windows:
             document += 1
 
     def _ordered(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Of each document in this epoch's order: where it ends in the store, and where it ends
-        in the epoch.
-        """
+        """For each document in this epoch's order: its end in the store and in the epoch."""
         count = len(self.store)
         order = permute_all(np.arange(count), count, permutation_key(self.seed, epoch, 6))
         edges = self.store.documents

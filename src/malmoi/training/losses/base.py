@@ -89,9 +89,7 @@ class Term:
         return self.name or self.head
 
     def count(self, batch: TensorBatch) -> Tensor:
-        """How many labels a batch holds; where tokens themselves are judged, those that are no
-        padding.
-        """
+        """The number of labels in a batch, or of tokens that are not padding."""
         if self.labels != "tokens":
             return (batch[self.labels] != IGNORE_LABEL).sum()
         return real_tokens(batch).sum()

@@ -30,9 +30,7 @@ Divergence = Callable[[ForwardPass, ForwardPass, float], Tensor]
 
 
 class Distiller(NamedTuple):
-    """What of a student is compared with its teacher: the scores of a head, wherever there is a
-    label.
-    """
+    """What is compared with the teacher: a head's scores wherever there is a label."""
 
     head: str
     labels: str
@@ -87,18 +85,14 @@ def distillation_loss(distillation: Distillation, distiller: Distiller) -> Objec
 
 
 def divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """T² Σ p log(p / q) of scores [..., N] softened by T (Hinton et al. 2015 §2): the slope
-    hardly depends on T.
-    """
+    """T² Σ p log(p / q) of scores [..., N] at temperature T (Hinton et al. 2015 §2)."""
     log_q = F.log_softmax(student.float().clamp(min=MASKED_SCORE) / temperature, -1)
     log_p = F.log_softmax(teacher.float().clamp(min=MASKED_SCORE) / temperature, -1)
     return temperature**2 * (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
 def cosine_loss(done: ForwardPass, taught: ForwardPass) -> Tensor:
-    """1 − cos of the last hidden states, averaged over the tokens that are not padding (Sanh et
-    al. 2019 §2).
-    """
+    """1 − cos of the last hidden states, averaged over tokens (Sanh et al. 2019 §2)."""
     apart = 1 - F.cosine_similarity(done.hidden.float(), taught.hidden.float(), dim=-1)
     keep = done.batch.get("keep")
     return apart.mean() if keep is None else (apart * keep).sum() / keep.sum()
@@ -143,9 +137,7 @@ def _masked(done: ForwardPass) -> tuple[Tensor, Tensor]:
 def _vocabulary_divergence(
     head: str, chosen: Callable[[ForwardPass], tuple[Tensor, Tensor]]
 ) -> Divergence:
-    """Over a vocabulary some rows at a time; their scores are made again on the way back, and
-    never held all.
-    """
+    """In chunks of rows; scores are recomputed in the backward pass, never all held."""
 
     def apart(done: ForwardPass, taught: ForwardPass, temperature: float) -> Tensor:
         ours, theirs = (cast(VocabularyHead, one.network.heads[head]) for one in (done, taught))

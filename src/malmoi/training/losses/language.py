@@ -22,9 +22,7 @@ def lm() -> Objective:
 
 
 def mlm(head_name: str = "mlm") -> Objective:
-    """Devlin et al. §3.1, task 1: the original of each chosen token; the head reads only those
-    slots.
-    """
+    """Devlin et al. §3.1, task 1: the original of each masked token, read only at those slots."""
 
     def total(done: ForwardPass) -> Tensor:
         head = done.network.heads[head_name]
@@ -42,9 +40,7 @@ def both(causal_share: float = 0.5) -> Objective:
 
 
 def nsp() -> Objective:
-    """Devlin et al. §3.1, task 2: does B follow A? With swapped segments it is ALBERT's sentence
-    order.
-    """
+    """Devlin et al. §3.1, task 2: does B follow A? With swapped segments, ALBERT's order task."""
 
     def total(done: ForwardPass) -> Tensor:
         labels = done.batch["nsp_labels"]
@@ -59,9 +55,7 @@ DETECTION_WEIGHT = 50.0  # λ of Clark et al. 2020 eq. 4
 
 
 def detect() -> Objective:
-    """Clark et al. 2020 eq. 3: which tokens did the generator replace? Counted by every token that
-    is no padding.
-    """
+    """Clark et al. 2020 eq. 3: which tokens did the generator replace? Over all tokens."""
 
     def total(done: ForwardPass) -> Tensor:
         assert done.replaced is not None

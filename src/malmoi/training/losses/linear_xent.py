@@ -99,18 +99,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 @cache
 def _fused() -> Callable[..., tuple[Tensor, Tensor]]:
-    """`_piece` as a few kernels. Only this is compiled: torch 2.11 compiles the Function around
-    it to zero slopes.
-    """
+    """`_piece`, compiled; torch 2.11 compiles the Function around it to zero gradients."""
     return torch.compile(_piece)
 
 
 def _piece(
     logits: Tensor, bias: Tensor | None, y: Tensor, vocab: int, cap: float
 ) -> tuple[Tensor, Tensor]:
-    """The loss of some rows and its slope by the logits; the columns that only pad the
-    vocabulary count for nothing.
-    """
+    """The loss of some rows and its gradient by the logits, ignoring padding of the vocabulary."""
     z = logits.float()
     if bias is not None:
         z = z + F.pad(bias, (0, logits.size(1) - vocab))
