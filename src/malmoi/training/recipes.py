@@ -185,7 +185,7 @@ _MUON: dict[str, Any] = dict(
 
 
 def fast_gpt(base: Recipe) -> Recipe:
-    """Modernised: rotary, RMS and QK norms, ReLU², zero-init outputs, no dropout, Muon, WSD."""
+    """Changes the mathematics: rotary, RMS and QK norms, ReLU², zero-init outputs, Muon, WSD."""
     model = replace(base.model, **MODERN_GPT)
     train = replace(base.train, **_MUON, lr=base.train.lr * 5, clip=0.0)
     return replace(

@@ -31,7 +31,7 @@ Splitter = Callable[[str], list[str]]
 
 @dataclass(frozen=True)
 class Stores:
-    """Both stores, and whether they were "built", "continued …", "reused" or "rebuilt because …"."""
+    """Both stores, and how: "built", "continued …", "reused" or "rebuilt because …"."""
 
     train: Store
     valid: Store
