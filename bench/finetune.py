@@ -21,7 +21,7 @@ import torch
 import transformers
 from transformers import Trainer, TrainingArguments
 
-from malmoi.finetuning.finetune import finetune
+from malmoi import finetune
 from malmoi.tokenizer import train_tokenizer
 
 SHAPES = {"cpu": (4, 256, 4), "cuda": (6, 384, 12)}  # layers, width, heads

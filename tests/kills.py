@@ -22,10 +22,9 @@ from typing import Any
 import torch
 
 import malmoi.tokenizer
+from malmoi import build_corpus, finetune
 from malmoi.compression.distil import distil_model
-from malmoi.corpus.build import build_corpus
 from malmoi.finetuning import trainer
-from malmoi.finetuning.finetune import finetune
 from tiny_runs import WORDS, train, write_corpus
 
 # what a run is for: its weights, what it said, its text; not its clock

@@ -20,15 +20,14 @@ import transformers
 from safetensors.torch import load_file
 
 import malmoi
+from malmoi import evaluate, finetune
 from malmoi.adapters import AdapterConfig, attach_adapter, read_with_adapter, write_adapter
 from malmoi.adapters.lora import LoRALinear, block_parts
 from malmoi.adapters.soft_prompt import first_words, set_prefix
 from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from malmoi.cli.app import run_command
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.evaluation.evaluate import evaluate
 from malmoi.evaluation.tasks import custom_task, metric_names, named_task
-from malmoi.finetuning.finetune import finetune
 from malmoi.inference.engine import Engine, GenerationJob
 from malmoi.inference.generation.config import GenerationConfig
 from malmoi.inference.generation.sampling import Sampling

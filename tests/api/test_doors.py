@@ -14,6 +14,7 @@ import malmoi
 from malmoi.api import options
 from malmoi.config import ModelConfig
 from malmoi.corpus.config import CorpusConfig
+from malmoi.evaluation.in_context.run import InContextConfig
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.server.config import ServeConfig
 from malmoi.studies.in_context.study import InContextStudyConfig
@@ -133,9 +134,17 @@ OPTIONS = {
     options.CorpusOptions: (CorpusConfig,),
     options.ServeOptions: (ServeConfig,),
     options.StudyOptions: (InContextStudyConfig,),
+    options.EvaluateOptions: (InContextConfig,),
 }
 # what a function takes beside its settings, and a field that may also be written as a word
 BESIDE = {"device", "dtype", "settings", "restart", "workers", "quality_reference", "decontaminate"}
+BESIDE |= {"out", "harness", "per_label"}
+
+
+# settings that only `settings` reaches
+UNNAMED = {
+    options.StudyOptions: {"rules", "documents", "batch", "draws", "limit", "processes"},
+}
 
 
 @pytest.mark.parametrize("known", OPTIONS)
@@ -146,6 +155,8 @@ def test_the_options_are_the_settings_and_have_their_types(known: Any) -> None:
         wanted |= get_type_hints(config)
     for name in hints.keys() - BESIDE - {"adapter"}:
         assert hints[name] == wanted[name], name
+    if len(OPTIONS[known]) == 1 and known is not options.CorpusOptions:  # all of them, by name
+        assert wanted.keys() - hints.keys() - {"shots", "data", "out"} == UNNAMED.get(known, set())
 
 
 def test_a_result_reads_well_and_becomes_plain_values(workshop: Path) -> None:

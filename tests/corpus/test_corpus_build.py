@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from malmoi.cli import run_command
 from malmoi.corpus import mix, ngrams
 from malmoi.corpus import steps as stages
-from malmoi.corpus.build import build_corpus
+from malmoi.corpus.build import run_build
 from malmoi.corpus.clean import clean
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.decontaminate import BenchmarkSets, cut_overlaps, overlap_words
@@ -249,7 +249,7 @@ def test_passages_of_a_test_set_go(tmp_path: Path) -> None:
     texts[3] = f"{prose(50, 150)} {secret[0].upper()} {prose(51, 150)}"
     texts[5] = " ".join(f"{prose(60 + n, 160)} {secret[n % 5]}" for n in range(12))
     source = write(tmp_path / "in" / "web.jsonl", texts)
-    found = build_corpus([source], tmp_path / "out", decontaminate=[str(tmp_path / "test.tsv")])
+    found = run_build([source], tmp_path / "out", decontaminate=[str(tmp_path / "test.tsv")])
     left = texts_of(tmp_path / "out")
     assert found["finished"]["steps"]["decontaminate"]["rules"] == {"cut": 1, "too many pieces": 1}
     assert len(left) == 20  # one in two pieces, one gone
@@ -276,7 +276,7 @@ def test_copies_hold_the_share_to_a_document(sizes: list[int], epochs: float) ->
 def test_weights_decide_the_shares(tmp_path: Path) -> None:
     web = write(tmp_path / "web.jsonl", [prose(n) for n in range(60)])
     books = write(tmp_path / "b.jsonl", [prose(n) for n in range(100, 120)])
-    found = build_corpus([web, f"books={books}"], tmp_path / "out", weights="web=1,books=3")[
+    found = run_build([web, f"books={books}"], tmp_path / "out", weights="web=1,books=3")[
         "finished"
     ]["mix"]
     written = Counter(texts_of(tmp_path / "out"))
@@ -292,7 +292,7 @@ def test_a_share_that_cannot_be_held_is_told(
 ) -> None:
     one = write(tmp_path / "one.jsonl", [prose(0, 3000)])
     many = write(tmp_path / "many.jsonl", [prose(n) for n in range(1, 40)])
-    build_corpus([one, many], tmp_path / "out", weights="one=1,many=3")
+    run_build([one, many], tmp_path / "out", weights="one=1,many=3")
     said = caplog.messages[-1]
     assert said.startswith("one has ")
     assert said.endswith("shared out more finely.")
@@ -326,8 +326,8 @@ SMALL = {"shard": 6000}
 
 
 def test_one_and_two_workers_make_the_same(sources: list[str], tmp_path: Path) -> None:
-    one = build_corpus(sources, tmp_path / "one", **SMALL)
-    two = build_corpus(sources, tmp_path / "two", workers=2, **SMALL)
+    one = run_build(sources, tmp_path / "one", **SMALL)
+    two = run_build(sources, tmp_path / "two", workers=2, **SMALL)
     assert one == two
     shards = sorted(path.name for path in (tmp_path / "one").glob("*.jsonl"))
     assert len(shards) > 3
@@ -354,18 +354,18 @@ def test_a_build_that_was_killed_resumes(verb: str, sources: list[str], tmp_path
             raise KeyboardInterrupt
 
     ways = SMALL | {"weights": "web=1,bills=1,empty=0,line=0"}
-    whole = build_corpus(sources, tmp_path / "whole", **ways)
+    whole = run_build(sources, tmp_path / "whole", **ways)
     with listening(stop), pytest.raises(KeyboardInterrupt):
-        build_corpus(sources, tmp_path / "again", **ways)
+        run_build(sources, tmp_path / "again", **ways)
     events: list[Progress] = []
     with listening(events.append):
-        assert build_corpus(sources, tmp_path / "again", **ways) == whole
+        assert run_build(sources, tmp_path / "again", **ways) == whole
     assert texts_of(tmp_path / "again") == texts_of(tmp_path / "whole")
     assert events[-1].verb == "write"
     assert (verb == "read and clean") == (events[0].verb == "read and clean")
     events.clear()
     with listening(events.append):
-        assert build_corpus(sources, tmp_path / "again", **ways) == whole
+        assert run_build(sources, tmp_path / "again", **ways) == whole
     assert not events  # a finished build is not repeated
 
 
@@ -374,7 +374,7 @@ def test_good_text_stays(tmp_path: Path) -> None:
     fine = [f"{ENGLISH} {prose(n)}" for n in range(200, 212)]
     good = write(tmp_path / "good.jsonl", [f"{ENGLISH} {prose(n)}" for n in range(300, 360)])
     source = write(tmp_path / "in" / "web.jsonl", junk + fine)
-    build_corpus([source], tmp_path / "out", quality_reference=[good])
+    run_build([source], tmp_path / "out", quality_reference=[good])
     left = texts_of(tmp_path / "out")
     kept = [sum(text in left for text in texts) / len(texts) for texts in (fine, junk)]
     assert kept[0] > 0.3  # a score of 0.9 stays in 1.1⁻⁹ = 42 % of the draws
@@ -400,24 +400,24 @@ def test_good_text_stays(tmp_path: Path) -> None:
 def test_wrong_requests(settings: dict[str, str], said: str, tmp_path: Path) -> None:
     source = write(tmp_path / "in" / "web.jsonl", [prose(0)])
     with pytest.raises(UsageError) as error:
-        build_corpus([source], tmp_path / "out", **settings)
+        run_build([source], tmp_path / "out", **settings)
     assert str(error.value).startswith(said)
 
 
 def test_folders_that_cannot_be_written_to(tmp_path: Path) -> None:
     source = write(tmp_path / "in" / "web.jsonl", [prose(0), prose(1)])
     with pytest.raises(UsageError, match="overlap"):
-        build_corpus([str(tmp_path / "in")], tmp_path / "in" / "out")
+        run_build([str(tmp_path / "in")], tmp_path / "in" / "out")
     with pytest.raises(UsageError, match="is not empty and holds no corpus"):
-        build_corpus([source], Path(write(tmp_path / "full" / "own.jsonl", [prose(2)])).parent)
-    build_corpus([source], tmp_path / "out")
+        run_build([source], Path(write(tmp_path / "full" / "own.jsonl", [prose(2)])).parent)
+    run_build([source], tmp_path / "out")
     with pytest.raises(
         UsageError, match=r"holds another corpus \(settings\.seed was 0\).*--overwrite"
     ):
-        build_corpus([source], tmp_path / "out", seed=1)
-    build_corpus([source], tmp_path / "out", seed=1, restart=True)
+        run_build([source], tmp_path / "out", seed=1)
+    run_build([source], tmp_path / "out", seed=1, restart=True)
     with pytest.raises(MalmoiError, match="Nothing is left"):
-        build_corpus([write(tmp_path / "short" / "a.jsonl", ["too short"])], tmp_path / "none")
+        run_build([write(tmp_path / "short" / "a.jsonl", ["too short"])], tmp_path / "none")
 
 
 def test_a_full_disk_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -426,7 +426,7 @@ def test_a_full_disk_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(stages, "finalize_shard", full)
     with pytest.raises(MalmoiError, match="The disk is full"):
-        build_corpus([write(tmp_path / "in" / "a.jsonl", [prose(0)])], tmp_path / "out")
+        run_build([write(tmp_path / "in" / "a.jsonl", [prose(0)])], tmp_path / "out")
 
 
 def test_names_of_control_tokens_are_counted_and_told(

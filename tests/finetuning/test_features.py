@@ -17,13 +17,12 @@ import torch
 from torch import nn
 
 import malmoi
+from malmoi import evaluate, finetune
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.cli import run_command
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.evaluation.evaluate import evaluate
 from malmoi.evaluation.tasks import custom_task, metric_names
 from malmoi.finetuning import hidden_states
-from malmoi.finetuning.finetune import finetune
 from malmoi.finetuning.frozen_features import _chosen
 from malmoi.inference.predict import Predictor, class_scores, tag_words, token_scores
 from malmoi.model import Activations, FeatureConfig, Network, initialise, preset

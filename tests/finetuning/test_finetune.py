@@ -15,12 +15,11 @@ import torch
 import torch.nn.functional as F
 
 import malmoi
+from malmoi import evaluate, finetune
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.evaluation.evaluate import evaluate
 from malmoi.evaluation.tasks import custom_task, named_task
 from malmoi.finetuning.config import FinetuneConfig, finetune_config
-from malmoi.finetuning.finetune import finetune
 from malmoi.finetuning.trainer import FinetuneTrainer
 from malmoi.inference import Answer, Model
 from malmoi.inference.answer import answer_questions

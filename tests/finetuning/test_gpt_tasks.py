@@ -11,9 +11,9 @@ import torch
 import transformers
 
 import malmoi
+from malmoi import finetune
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.evaluation.tasks import custom_task, named_task
-from malmoi.finetuning.finetune import finetune
 from malmoi.inference import Model
 from malmoi.inference.predict import Predictor, class_scores, score_choices, token_scores
 from malmoi.model import Network, initialise, preset

@@ -12,12 +12,11 @@ import pytest
 import torch
 
 import malmoi
+from malmoi import evaluate, finetune
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.cli import run_command
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.evaluation.evaluate import evaluate
 from malmoi.evaluation.tasks import custom_task, load_examples
-from malmoi.finetuning.finetune import finetune
 from malmoi.inference import MultiLabelPrediction
 from malmoi.metrics import score_predictions
 from malmoi.model import Network, initialise, preset

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from malmoi.finetuning.finetune import finetune
+from malmoi import finetune
 from malmoi.system.machine import BF16_FEATURES, GIB, Machine, detect, pretend
 from tiny_runs import STILL, losses, train, write_corpus
 

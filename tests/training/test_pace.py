@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
+from malmoi import pretrain
 from malmoi.errors import UsageError
 from malmoi.system.machine import Accelerator, Machine, detect, pick_device, pretend
 from malmoi.system.progress import Progress, listening
@@ -23,7 +24,7 @@ from malmoi.training.calibration import StepTimer
 from malmoi.training.device import choose_execution, is_out_of_memory
 from malmoi.training.log import plural, read_metrics
 from malmoi.training.pace import SMALLEST_BATCH, Budget, Pace, WorkClock, verdict
-from malmoi.training.pretrain import pretrain, resolve_recipe
+from malmoi.training.pretrain import resolve_recipe
 from malmoi.training.recipe import TrainConfig
 from malmoi.training.recipes import RECIPES
 from malmoi.training.schedule import rate_at, warmup_steps

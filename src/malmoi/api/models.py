@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 AnyModel: TypeAlias = "Model | str | Path"
 
 
-def open_model(model: "AnyModel") -> "Model":
+def as_model(model: "AnyModel") -> "Model":
     """The model itself, or the one that a path names."""
     from malmoi.inference.model import Model, load
 
@@ -80,7 +80,7 @@ def generate(
         >>> len(malmoi.generate("runs/tiny-gpt", ["The", "We"], max_new_tokens=4))
         2
     """
-    return open_model(model).generate(prompt, n=n, parse_special=parse_special, **options)
+    return as_model(model).generate(prompt, n=n, parse_special=parse_special, **options)
 
 
 def stream(
@@ -97,7 +97,7 @@ def stream(
         >>> "".join(pieces)
         '...'
     """
-    return open_model(model).stream(prompt, parse_special=parse_special, **options)
+    return as_model(model).stream(prompt, parse_special=parse_special, **options)
 
 
 def chat(
@@ -112,7 +112,7 @@ def chat(
         >>> malmoi.chat("runs/tiny-gpt", "Are we free?", max_new_tokens=8, seed=0)
         '...'
     """
-    return open_model(model).chat(messages, **options)
+    return as_model(model).chat(messages, **options)
 
 
 @overload
@@ -133,7 +133,7 @@ def score(
         >>> found.logprob < 0, found.tokens
         (True, ...)
     """
-    return open_model(model).score(context, continuation)
+    return as_model(model).score(context, continuation)
 
 
 @overload
@@ -154,7 +154,7 @@ def fill(
         >>> best[0]
         Fill(token=..., probability=..., text=...)
     """
-    return open_model(model).fill(text, top)
+    return as_model(model).fill(text, top)
 
 
 @overload
@@ -207,7 +207,7 @@ def embed(
         (2, 16)
     """
     with listening(progress):
-        return open_model(model).embed(texts, layers, pool, truncate=truncate)
+        return as_model(model).embed(texts, layers, pool, truncate=truncate)
 
 
 @overload
@@ -234,4 +234,4 @@ def predict(
         Prediction(label=..., scores={...})
     """
     with listening(progress):
-        return open_model(model).predict(texts)
+        return as_model(model).predict(texts)

@@ -122,36 +122,11 @@ class EvaluateOptions(TypedDict, total=False):
     limit: int | None  # only so many rows
     score: str  # how the likelihoods of choices are compared
     template: str | None  # another prompt
+    reading: str  # of a model that was trained both ways: "causal" or "masked"
+    per_label: bool  # the metrics of each label too
     reading: Literal["causal", "masked"]  # of a model that was trained both ways
     out: str | Path | None  # a folder for curve.json and curve.svg
     harness: Literal["lm-eval"] | None
-
-
-class JudgedOptions(TypedDict, total=False):
-    """What a model is evaluated on before and after it is made smaller."""
-
-    task: "str | Task | None"
-    data: Path | None
-    device: str | None
-
-
-class QuantizeOptions(JudgedOptions, total=False):
-    bits: Literal[8, 4]
-    group: int  # inputs that share a scale; 0: a whole row at 8 bits, 32 at 4
-
-
-class PruneOptions(JudgedOptions, total=False):
-    sparsity: float  # fraction of the weights to set to zero
-    pattern: str  # "2:4"
-    layers: Sequence[int]  # to keep
-    heads: float  # fraction to keep
-    neurons: float  # fraction to keep
-    train: Path | None  # text or rows by which heads and neurons are ranked
-
-
-class ShareOptions(TypedDict, total=False):
-    groups: int  # distinct blocks
-    embedding: int  # width of a factorised embedding; 0: unchanged
 
 
 class DistilOptions(FinetuneOptions, total=False):

@@ -48,7 +48,7 @@ def pretrain(
         >>> model.config.context
         16
     """
-    from malmoi.training.pretrain import pretrain as train
+    from malmoi.training.pretrain import run_pretraining as train
 
     given: dict[str, Any] = merge_settings(options)
     with listening(progress):
@@ -78,7 +78,7 @@ def finetune(
         >>> sorted(result.metrics)
         ['accuracy', 'f1_macro']
     """
-    from malmoi.finetuning.finetune import finetune as tune
+    from malmoi.finetuning.finetune import run_finetuning as tune
 
     check_options("finetune", options, FinetuneOptions)
     given: dict[str, Any] = merge_settings(options)
@@ -128,7 +128,7 @@ def evaluate(
         >>> [one["shots"] for one in found]
         [0, 2]
     """
-    from malmoi.evaluation.evaluate import evaluate as judge
+    from malmoi.evaluation.evaluate import evaluate_model as judge
 
     check_options("evaluate", options, EvaluateOptions)
     given: dict[str, Any] = dict(options)

@@ -9,13 +9,11 @@ from malmoi.api.options import (
     CorpusOptions,
     DistilOptions,
     PlanOptions,
-    PruneOptions,
-    QuantizeOptions,
     ServeOptions,
-    ShareOptions,
     check_options,
     merge_settings,
 )
+from malmoi.compression.options import PruneOptions, QuantizeOptions, ShareOptions
 from malmoi.errors import UsageError, nearest
 from malmoi.system.progress import ProgressCallback, listening
 
@@ -200,7 +198,7 @@ def build_corpus(
         1
     """
     from malmoi.corpus.build import CorpusResult
-    from malmoi.corpus.build import build_corpus as build
+    from malmoi.corpus.build import run_build as build
 
     check_options("build_corpus", options, CorpusOptions)
     given: dict[str, Any] = merge_settings(options)

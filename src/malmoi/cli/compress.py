@@ -24,7 +24,7 @@ from malmoi.errors import UsageError
 from malmoi.system.files import require_free
 
 if TYPE_CHECKING:
-    from malmoi.compression import CompressionResult
+    from malmoi.compression.result import CompressionResult
     from malmoi.evaluation.tasks import Task
 
 JudgedOption = Annotated[

@@ -66,12 +66,12 @@ def build_command(
     Example: malmoi corpus build web=crawl/ books=books/ --out corpus --language ko --weights
     web=0.6,books=0.4
     """
-    from malmoi.corpus.build import build_corpus
+    from malmoi.corpus.build import run_build
 
     changes: dict[str, Any] = changes_of(settings) | given(
         steps=steps, language=language, weights=weights, documents=documents, text=text
     )
-    found = build_corpus(
+    found = run_build(
         sources,
         out,
         quality_reference=quality_reference or (),

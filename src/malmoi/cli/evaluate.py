@@ -93,7 +93,7 @@ def evaluate_command(
 
     Example: malmoi evaluate copa --model runs/tiny-gpt --data copa.jsonl --shots 0,1,4 --show 2
     """
-    from malmoi.evaluation.evaluate import evaluate as judge
+    from malmoi.evaluation.evaluate import evaluate_model as judge
     from malmoi.evaluation.kinds import HeadKind, kind_of
 
     asking = given(

@@ -142,7 +142,7 @@ def finetune_command(
     if model is None or out is None:
         say(f"model = {base}, out = {folder}")
 
-    from malmoi.finetuning.finetune import finetune
+    from malmoi.finetuning.finetune import run_finetuning
     from malmoi.training.signals import Stopped
 
     changes: dict[str, Any] = given(
@@ -153,7 +153,7 @@ def finetune_command(
     changes |= {name: True for name, given in flags.items() if given} | changes_of(settings)
     rows = files[0] if len(files) == 1 else files
     try:
-        done = finetune(
+        done = run_finetuning(
             base, task, rows, folder, dev or None, device=device, restart=overwrite, **changes
         )
     except Stopped as stopped:

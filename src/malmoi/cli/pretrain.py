@@ -117,13 +117,13 @@ def _train(
     start: str | None,
     device: str | None,
 ) -> None:
-    from malmoi.training.pretrain import pretrain
+    from malmoi.training.pretrain import run_pretraining
     from malmoi.training.signals import Stopped
 
     if overwrite and os.environ.get("RANK", "0") == "0":
         _discard(out)
     try:
-        pretrain(
+        run_pretraining(
             recipe,
             data=sources,
             out=out,

@@ -1,7 +1,3 @@
 """A smaller model out of a large one: fewer bits, fewer parts, shared layers, or a student that
 learns from it.
 """
-
-from malmoi.compression.result import CompressionResult
-
-__all__ = ["CompressionResult"]

@@ -32,7 +32,7 @@ from malmoi.training.losses import objective
 from malmoi.training.losses.distil import Distillation
 from malmoi.training.parallel import join_process_group
 from malmoi.training.prepare import DISTIL, read_recipe
-from malmoi.training.pretrain import pretrain
+from malmoi.training.pretrain import run_pretraining
 from malmoi.training.recipe import DataConfig, Recipe
 from malmoi.training.samples import make_feeds
 from malmoi.training.validate import validate
@@ -263,7 +263,7 @@ def _of_text(lesson: Lesson, data: TextFiles, changes: Mapping[str, Any]) -> Com
     _begin(out, distillation_record(lesson.distillation))
     with TemporaryDirectory() as beside:
         write_checkpoint(pupil, beside)
-        model = pretrain(
+        model = run_pretraining(
             recipe,
             data=data,
             out=out,

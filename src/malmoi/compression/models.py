@@ -4,27 +4,19 @@ both are judged.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypedDict
 
 from malmoi.adapters import is_adapter
 from malmoi.checkpoint import Checkpoint, read_checkpoint
 from malmoi.checkpoint.folder import OWN_MODEL_TYPE, read_model_json
 from malmoi.checkpoint.hf_tables import GPT2_TABLE
+from malmoi.compression.options import JudgedOptions
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
-from malmoi.evaluation.evaluate import evaluate
+from malmoi.evaluation.evaluate import evaluate_model
 from malmoi.evaluation.tasks import Task
 from malmoi.inference import Model, load
 from malmoi.model.int8 import is_quantized
 from malmoi.text.documents import read_documents
-
-
-class JudgedOptions(TypedDict, total=False):
-    """What a model is evaluated on before and after it is made smaller."""
-
-    task: str | Task | None  # by which rows are evaluated; None: text, by perplexity
-    data: Path | None
-    device: str | None
 
 
 def open_whole(model: str | Path, out: Path) -> Checkpoint:
@@ -62,7 +54,7 @@ def measures(model: str | Path, judged: JudgedOptions) -> dict[str, float]:
 def measured(opened: Model, task: str | Task | None, data: Path) -> dict[str, float]:
     """What a model is worth: by a task on its rows, or by perplexity on text."""
     if task is not None:
-        found = evaluate(opened, task, data)
+        found = evaluate_model(opened, task, data)
         return {name: value for name, value in found.items() if isinstance(value, float)}
     if "perplexity" not in opened.abilities:
         raise UsageError(

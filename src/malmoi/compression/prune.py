@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.checkpoint.translate import classes_of, empty, fill_network
 from malmoi.compression.importance import importance
-from malmoi.compression.models import JudgedOptions, check_rows, measures, open_whole, paired
+from malmoi.compression.models import check_rows, measures, open_whole, paired
+from malmoi.compression.options import JudgedOptions, PruneOptions
 from malmoi.compression.result import CompressionResult
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError, nearest
@@ -28,21 +29,9 @@ from malmoi.training.parallel import join_process_group
 PrunedPart = Callable[[str, Tensor], Tensor]
 
 
-class PruneOptions(JudgedOptions, total=False):
-    """One way to prune, and what is evaluated."""
-
-    sparsity: float | None  # share of each linear map's weights that become zero
-    pattern: str | None  # "2:4" leaves two of every four
-    layers: str | Sequence[int] | None  # those that stay
-    heads: float | None  # share that stays
-    neurons: float | None
-
-
 def prune_model(
     model: str | Path,
     out: str | Path,
-    *,
-    train: Path | None = None,
     **options: Unpack[PruneOptions],
 ) -> CompressionResult:
     """Writes a model with parts taken out in exactly one way, and says what that saves and costs.
@@ -52,6 +41,7 @@ def prune_model(
     each layer: those of the largest weights, or those that the loss on `train` (text, or rows of
     the task) needs most. It should learn again.
     """
+    train = options.pop("train", None)
     judged = JudgedOptions(
         task=options.get("task"), data=options.get("data"), device=options.get("device")
     )

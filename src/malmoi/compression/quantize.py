@@ -9,7 +9,8 @@ from typing import Unpack
 from malmoi.checkpoint import write_checkpoint
 from malmoi.checkpoint.quantized import Packing
 from malmoi.compression.cost import Cost, cost_of
-from malmoi.compression.models import JudgedOptions, check_rows, measured, open_whole, paired
+from malmoi.compression.models import check_rows, measured, open_whole, paired
+from malmoi.compression.options import JudgedOptions
 from malmoi.compression.result import CompressionResult
 from malmoi.errors import UsageError
 from malmoi.inference import load

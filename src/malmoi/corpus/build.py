@@ -127,7 +127,7 @@ class CorpusResult(Result):
         return cls(out, done["mix"]["shards"], steps, record)
 
 
-def build_corpus(
+def run_build(
     sources: Sequence[str],
     out: str | Path,
     *,

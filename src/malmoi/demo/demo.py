@@ -34,7 +34,7 @@ from malmoi.demo.story import (
     Story,
 )
 from malmoi.evaluation.tasks import custom_task
-from malmoi.finetuning.finetune import FinetuneResult, finetune
+from malmoi.finetuning.finetune import FinetuneResult, run_finetuning
 from malmoi.inference import Model
 from malmoi.model import preset
 from malmoi.system.files import write_text
@@ -44,7 +44,7 @@ from malmoi.tokenizer import Tokenizer, train_tokenizer
 from malmoi.training.device import choose_execution, flops_per_token, measured_flops, thread_count
 from malmoi.training.estimate import EXPECTED_UTILISATION
 from malmoi.training.log import read_metrics
-from malmoi.training.pretrain import pretrain
+from malmoi.training.pretrain import run_pretraining
 from malmoi.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
 from malmoi.training.recipes import fast_bert, fast_gpt
 
@@ -230,7 +230,7 @@ def _training(size: DemoSize) -> TrainConfig:
 
 
 def _pretrain(story: Story, name: str, kind: str, size: DemoSize) -> Model:
-    return pretrain(
+    return run_pretraining(
         demo_recipes(story.plan)[name],
         data=str(story.out / "text"),
         out=story.out / name,
@@ -332,7 +332,9 @@ def _tune(story: Story, name: str, **how: Any) -> FinetuneResult:
     data = story.out / "era.train.tsv"
     dev = story.out / "era.dev.tsv"
     how |= {"lr": 1e-3, "batch": 16, "steps": story.plan.updates, "seeds": story.plan.seeds}
-    return finetune(story.out / "bert", task, data, story.out / name, dev, restart=True, **how)
+    return run_finetuning(
+        story.out / "bert", task, data, story.out / name, dev, restart=True, **how
+    )
 
 
 def _look(story: Story) -> None:

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 ALWAYS_ANSWER = float("inf")  # the threshold of a model that never says that there is no answer
 
 
-def evaluate(
+def evaluate_model(
     model: str | Path | Model,
     task: str | Task,
     data: EvaluationFiles | None = None,

@@ -61,7 +61,7 @@ class FinishedRun:
     steps: int
 
 
-def finetune(
+def run_finetuning(
     model: str | Path | Model,
     task: str | Task,
     data: str | Path | Sequence[str | Path],

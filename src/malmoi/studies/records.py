@@ -17,13 +17,13 @@ from typing import Any, Literal
 from malmoi import __version__
 from malmoi.config import Config
 from malmoi.errors import UsageError, nearest
-from malmoi.evaluation.evaluate import evaluate
-from malmoi.finetuning.finetune import finetune
+from malmoi.evaluation.evaluate import evaluate_model
+from malmoi.finetuning.finetune import run_finetuning
 from malmoi.inference import Model, load
 from malmoi.system.files import write_text
 from malmoi.system.machine import pick_device, this_machine
 from malmoi.text.documents import read_documents
-from malmoi.training.pretrain import pretrain
+from malmoi.training.pretrain import run_pretraining
 
 HELD_OUT_EACH = 110  # one document in so many
 GLUE = {"SST-2": "sst2", "CoLA": "cola", "RTE": "rte", "STS-B": "stsb"}  # folder → task
@@ -102,7 +102,7 @@ def run_record(
         )
     train, held_out = split_text(track, data, out / "text")
     chosen = recipe or track.recipe
-    pretrain(
+    run_pretraining(
         chosen,
         data=train,
         out=out / "model",
@@ -207,13 +207,13 @@ def _text(path: Path | None) -> str:
 def judge_bert(model: Model, text: Path | None, data: Path | None, out: Path) -> dict[str, float]:
     """The mean of SST-2, CoLA, RTE and STS-B, each fine-tuned three times, and of BLiMP."""
     scores = dict(_glue(model, Path(data or "."), out))
-    scores["blimp"] = 100 * evaluate(model, "blimp", _blimp(data))["accuracy"]
+    scores["blimp"] = 100 * evaluate_model(model, "blimp", _blimp(data))["accuracy"]
     return {"mean": sum(scores.values()) / len(scores), **scores}
 
 
 def _glue(model: Model, data: Path, out: Path) -> Iterator[tuple[str, float]]:
     for folder, task in GLUE.items():
-        found = finetune(model, task, data / "glue" / folder, out / task, seeds=3)
+        found = run_finetuning(model, task, data / "glue" / folder, out / task, seeds=3)
         metric = next(iter(found.metrics))
         yield task, 100 * sum(run[metric] for run in found.runs) / len(found.runs)
 
@@ -221,7 +221,7 @@ def _glue(model: Model, data: Path, out: Path) -> Iterator[tuple[str, float]]:
 def judge_both(model: Model, text: Path | None, data: Path | None, out: Path) -> dict[str, float]:
     """BLiMP by each reading; the lower one counts."""
     read = {
-        reading: 100 * evaluate(model, "blimp", _blimp(data), reading=reading)["accuracy"]
+        reading: 100 * evaluate_model(model, "blimp", _blimp(data), reading=reading)["accuracy"]
         for reading in ("causal", "masked")
     }
     return {"lower": min(read.values()), **read}

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 BUDGETS = ("steps", "tokens", "minutes")
 
 
-def pretrain(
+def run_pretraining(
     recipe: str | Recipe,
     *,
     data: str | Path | Sequence[str | Path],

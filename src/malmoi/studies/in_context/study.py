@@ -33,7 +33,7 @@ from malmoi.system.run_folder import RunFolder
 from malmoi.text.documents import read_documents
 from malmoi.tokenizer import train_tokenizer
 from malmoi.training.log import read_metrics
-from malmoi.training.pretrain import pretrain
+from malmoi.training.pretrain import run_pretraining
 
 logger = logging.getLogger(__name__)
 
@@ -181,7 +181,7 @@ def _pretrained(plan: InContextStudyConfig, size: str) -> None:
     sources = [*plan.data, str(plan.folder / "documents.jsonl")]
     chosen = size_recipe(size, texts=len(plan.data), seed=plan.seed)
     out = plan.folder / size
-    pretrain(
+    run_pretraining(
         chosen,
         data=sources,
         out=out,

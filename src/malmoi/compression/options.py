@@ -1,0 +1,37 @@
+"""The options of each way to make a model smaller. No torch here."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypedDict
+
+if TYPE_CHECKING:
+    from malmoi.evaluation.task import Task
+
+
+class JudgedOptions(TypedDict, total=False):
+    """What a model is evaluated on before and after it is made smaller."""
+
+    task: "str | Task | None"  # by which rows are evaluated; None: text, by perplexity
+    data: Path | None
+    device: str | None
+
+
+class QuantizeOptions(JudgedOptions, total=False):
+    bits: Literal[8, 4]
+    group: int  # inputs that share a scale; 0: a whole row at 8 bits, 32 at 4
+
+
+class PruneOptions(JudgedOptions, total=False):
+    """One way to prune, and what the model is evaluated on."""
+
+    sparsity: float | None  # share of each linear map's weights that become zero
+    pattern: str | None  # "2:4" leaves two of every four
+    layers: str | Sequence[int] | None  # those that stay
+    heads: float | None  # share that stays
+    neurons: float | None  # share that stays
+    train: Path | None  # text, or rows of the task, by which heads and neurons are ranked
+
+
+class ShareOptions(TypedDict, total=False):
+    groups: int  # distinct blocks
+    embedding: int  # width of a factorised embedding; 0: unchanged
