@@ -100,6 +100,7 @@ class FinetuneOptions(RunOptions, total=False):
     words: bool | None
     layer_decay: float
     class_weights: bool
+    label_thresholds: bool
     from_scratch: bool
     holdout: float
     evaluations: int
@@ -122,7 +123,6 @@ class EvaluateOptions(TypedDict, total=False):
     limit: int | None  # only so many rows
     score: str  # how the likelihoods of choices are compared
     template: str | None  # another prompt
-    reading: str  # of a model that was trained both ways: "causal" or "masked"
     per_label: bool  # the metrics of each label too
     reading: Literal["causal", "masked"]  # of a model that was trained both ways
     out: str | Path | None  # a folder for curve.json and curve.svg
@@ -183,6 +183,9 @@ class ServeOptions(TypedDict, total=False):
     max_tokens: int
     max_read_tokens: int
     max_body: int
+    body_timeout: float
+    stall_timeout: float
+    time_slice: float
     runs: Path | None
     device: str | None
     dtype: str | None
