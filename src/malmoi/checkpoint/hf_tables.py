@@ -187,6 +187,18 @@ def _task_heads(*names: str) -> list[TensorRule]:
     ]
 
 
+def _encoder_classes(name: str) -> dict[str, tuple[str, ...]]:
+    """The classes that every encoder has there, and their heads."""
+    return {
+        f"{name}Model": (),
+        f"{name}ForMaskedLM": ("mlm",),
+        f"{name}ForSequenceClassification": ("classify",),
+        f"{name}ForTokenClassification": ("tag",),
+        f"{name}ForQuestionAnswering": ("span",),
+        f"{name}ForMultipleChoice": ("choice",),
+    }
+
+
 def _gpt_heads() -> list[TensorRule]:
     return [
         TensorRule("heads.lm.weight", ("lm_head.weight",), COPY, "lm"),
@@ -249,15 +261,10 @@ BERT_TABLE = Table(
         *affine("heads.nsp.linear", "cls.seq_relationship", head="nsp"),
         *_task_heads("classify", "choice", "tag", "span"),
     ),
-    architectures={
-        "BertModel": (),
+    architectures=_encoder_classes("Bert")
+    | {
         "BertForPreTraining": ("mlm", "nsp"),
-        "BertForMaskedLM": ("mlm",),
         "BertForNextSentencePrediction": ("nsp",),
-        "BertForSequenceClassification": ("classify",),
-        "BertForTokenClassification": ("tag",),
-        "BertForQuestionAnswering": ("span",),
-        "BertForMultipleChoice": ("choice",),
     },
     only={"position_embedding_type": "absolute", "is_decoder": False},
     twins={"cls.predictions.decoder.bias": "cls.predictions.bias"},
@@ -303,14 +310,7 @@ def _roberta_table(model_type: str, name: str) -> Table:
             *affine("heads.classify.linear", "classifier.out_proj", head="classify"),
             *_task_heads("choice", "tag", "span"),
         ),
-        architectures={
-            f"{name}Model": (),
-            f"{name}ForMaskedLM": ("mlm",),
-            f"{name}ForSequenceClassification": ("classify",),
-            f"{name}ForTokenClassification": ("tag",),
-            f"{name}ForQuestionAnswering": ("span",),
-            f"{name}ForMultipleChoice": ("choice",),
-        },
+        architectures=_encoder_classes(name),
         only={"position_embedding_type": "absolute", "is_decoder": False},
         defaults={
             "max_position_embeddings": 512,
@@ -358,14 +358,7 @@ DISTILBERT_TABLE = Table(
         *_mlm("vocab_transform", "vocab_layer_norm", "vocab_projector"),
         *_task_heads("classify", "choice", "tag", "span"),
     ),
-    architectures={
-        "DistilBertModel": (),
-        "DistilBertForMaskedLM": ("mlm",),
-        "DistilBertForSequenceClassification": ("classify",),
-        "DistilBertForTokenClassification": ("tag",),
-        "DistilBertForQuestionAnswering": ("span",),
-        "DistilBertForMultipleChoice": ("choice",),
-    },
+    architectures=_encoder_classes("DistilBert"),
 )
 
 ELECTRA_TABLE = Table(
@@ -387,15 +380,7 @@ ELECTRA_TABLE = Table(
         *affine("pooler.dense", "sequence_summary.summary", head="choice"),
         *_task_heads("choice", "tag", "span"),
     ),
-    architectures={
-        "ElectraModel": (),
-        "ElectraForPreTraining": ("detect",),
-        "ElectraForMaskedLM": ("mlm",),
-        "ElectraForSequenceClassification": ("classify",),
-        "ElectraForTokenClassification": ("tag",),
-        "ElectraForQuestionAnswering": ("span",),
-        "ElectraForMultipleChoice": ("choice",),
-    },
+    architectures=_encoder_classes("Electra") | {"ElectraForPreTraining": ("detect",)},
     only={"position_embedding_type": "absolute", "is_decoder": False},
     only_for={
         "choice": {"summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"}
@@ -442,15 +427,7 @@ ALBERT_TABLE = Table(
         *affine("heads.nsp.linear", "sop_classifier.classifier", head="nsp"),
         *_task_heads("classify", "choice", "tag", "span"),
     ),
-    architectures={
-        "AlbertModel": (),
-        "AlbertForPreTraining": ("mlm", "nsp"),
-        "AlbertForMaskedLM": ("mlm",),
-        "AlbertForSequenceClassification": ("classify",),
-        "AlbertForTokenClassification": ("tag",),
-        "AlbertForQuestionAnswering": ("span",),
-        "AlbertForMultipleChoice": ("choice",),
-    },
+    architectures=_encoder_classes("Albert") | {"AlbertForPreTraining": ("mlm", "nsp")},
     only={"position_embedding_type": "absolute", "inner_group_num": 1},
     defaults={"hidden_size": 4096, "num_attention_heads": 64, "intermediate_size": 16384},
     twins={"predictions.decoder.bias": "predictions.bias"},
@@ -690,14 +667,7 @@ MODERNBERT_TABLE = Table(
             for rule in affine(f"heads.{head}.linear", "classifier", head=head)
         ),
     ),
-    architectures={
-        "ModernBertModel": (),
-        "ModernBertForMaskedLM": ("mlm",),
-        "ModernBertForSequenceClassification": ("classify",),
-        "ModernBertForTokenClassification": ("tag",),
-        "ModernBertForQuestionAnswering": ("span",),
-        "ModernBertForMultipleChoice": ("choice",),
-    },
+    architectures=_encoder_classes("ModernBert"),
     only={
         "classifier_activation": "gelu",
         "classifier_bias": False,
