@@ -21,6 +21,7 @@ from malmoi.system.limits import (
     MAX_PATTERN_CHARACTERS,
     MAX_POSITION_TABLE_BYTES,
     MAX_SIZE,
+    format_size,
     shown,
 )
 from malmoi.system.untrusted import parse, parse_object
@@ -243,8 +244,7 @@ class ModelConfig(Config):
         _require(
             self._table_bytes <= MAX_POSITION_TABLE_BYTES,
             f"{self.positions} positions for a context of {self.context:,} tokens need a table of "
-            f"{self._table_bytes / 2**30:,.1f} GB; up to {MAX_POSITION_TABLE_BYTES / 2**30:g} GB "
-            "are made.",
+            f"{format_size(self._table_bytes)}, above {format_size(MAX_POSITION_TABLE_BYTES)}.",
         )
 
     @property

@@ -15,7 +15,7 @@ from malmoi.errors import UsageError, nearest
 
 # Texts compared by the words they share in order: BLEU for translations, ROUGE-L for summaries
 
-MAX_NGRAM = 4  # BLEU counts runs of up to so many words
+MAX_NGRAM = 4  # BLEU counts n-grams of up to this many words
 ATTACHED_PUNCTUATION = re.compile(r"([\{-\~\[-\` -\&\(-\+\:-\@\/])")  # signs that stand alone
 NUMBER_PUNCTUATION = (
     (re.compile(r"([^0-9])([\.,])"), r"\1 \2 "),

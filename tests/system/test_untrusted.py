@@ -171,7 +171,7 @@ def test_an_index_of_numbers_and_weights_that_are_none_are_told(folder: Path) ->
 def test_a_model_larger_than_the_memory_is_told_before_it_is_read(folder: Path) -> None:
     with (
         pretend(replace(this_machine(), memory=10_000)),
-        pytest.raises(MalmoiError, match=r"needs .* GB .* are free"),
+        pytest.raises(MalmoiError, match=r"needs .* KB of memory, and .* KB is free"),
     ):
         malmoi.load(folder)
 

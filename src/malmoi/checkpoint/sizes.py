@@ -10,6 +10,7 @@ from torch import Tensor
 from malmoi.checkpoint.quantized import Weight
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, is_out_of_memory
+from malmoi.system.limits import format_size
 from malmoi.system.machine import free_memory
 
 # Where they are a little apart, an error later can name the tensor that does not fit.
@@ -57,12 +58,12 @@ def check_memory(
 
 
 def check_room(needed: int, where: Path) -> None:
-    """Whether so many bytes of a model fit into the memory that is free."""
+    """Refuses a model that does not fit into free memory."""
     free = free_memory()
     if needed > free:
         raise MalmoiError(
-            f"The model in {where} needs {gigabytes(needed)} of memory, and {gigabytes(free)} are "
-            "free: close other programs, or take a smaller model or one of fewer bits."
+            f"The model in {where} needs {format_size(needed)} of memory, and "
+            f"{format_size(free)} is free: close other programs, or take a smaller model or one of fewer bits."
         )
 
 
@@ -77,10 +78,6 @@ def _bytes(tensor: Tensor, dtype: torch.dtype | None) -> int:
     return tensor.numel() * size
 
 
-def gigabytes(count: int) -> str:
-    return f"{count / 2**30:.1f} GB"
-
-
 @contextmanager
 def memory_explained(where: Path) -> Iterator[None]:
     """A model for which memory ran out all the same, in a sentence."""
@@ -90,6 +87,6 @@ def memory_explained(where: Path) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise MalmoiError(
-            f"The model in {where} does not fit into memory, of which {gigabytes(free_memory())} "
+            f"The model in {where} does not fit into memory, of which {format_size(free_memory())} "
             "are free: close other programs, or take a smaller model or one of fewer bits."
         ) from error

@@ -59,15 +59,6 @@ def _rich_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     Console().print(table)
 
 
-def format_size(count: float) -> str:
-    """Bytes in words."""
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 999.5:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.1f} TB"
-
-
 def format_count(count: float) -> str:
     """4385920 → 4.39M."""
     for unit, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from malmoi.cli.options import JsonOption, SetOption, changes_of, complete_recipes, given
-from malmoi.cli.output import format_count, format_size, format_span, print_json, print_table
+from malmoi.cli.output import format_count, format_span, print_json, print_table
+from malmoi.system.limits import format_size
 
 if TYPE_CHECKING:
     from malmoi.planning.memory import MemoryUse

@@ -21,8 +21,9 @@ from malmoi.cli.options import (
     complete_recipes,
     given,
 )
-from malmoi.cli.output import format_size, format_span, print_json, print_table, say
+from malmoi.cli.output import format_span, print_json, print_table, say
 from malmoi.errors import UsageError, nearest
+from malmoi.system.limits import format_size
 
 DEFAULT_RECIPE = "gpt"  # its size follows from the text, the minutes and the machine
 DEFAULT_MINUTES = 3.0  # of a run whose budget nobody named

@@ -52,7 +52,7 @@ def measures(model: str | Path, judged: JudgedOptions) -> dict[str, float]:
 
 
 def measured(opened: Model, task: str | Task | None, data: Path) -> dict[str, float]:
-    """What a model is worth: by a task on its rows, or by perplexity on text."""
+    """A model's quality: a task's metrics on rows, or perplexity on text."""
     if task is not None:
         found = evaluate_model(opened, task, data)
         return {name: value for name, value in found.items() if isinstance(value, float)}

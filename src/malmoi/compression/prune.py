@@ -138,7 +138,7 @@ def patterned(network: Network, pattern: str) -> Network:
 
 
 def _clear(linear: nn.Linear, block: int, stay: int) -> None:
-    """Of every so many weights beside one another only the largest few stay."""
+    """Keeps only the largest few of every group of neighbouring weights."""
     sizes = linear.weight.abs().reshape(-1, block)
     gone = torch.zeros_like(sizes, dtype=torch.bool).scatter_(
         1, sizes.argsort(1)[:, : block - stay], value=True

@@ -57,7 +57,7 @@ def quantize_model(
 
 
 def _judged(folder: Path, judged: JudgedOptions) -> tuple[dict[str, float], Cost]:
-    """What a model is worth, and what it costs to use, as `malmoi.load` opens it."""
+    """A model's quality and cost, as `malmoi.load` opens it."""
     opened = load(folder, device=judged.get("device"))
     data = judged.get("data")
     found = {} if data is None else measured(opened, judged.get("task"), data)

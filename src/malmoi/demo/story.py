@@ -58,7 +58,7 @@ class DemoConfig:
     labelled: int = 120  # paragraphs with their era to learn from: few, as labels are in life
     judged: int = 400  # paragraphs of messages that were held out
     updates: int = 60  # of a fine-tuning
-    seeds: int = 3  # fine-tunings of each kind; their mean is told
+    seeds: int = 3  # fine-tunings of each kind; their mean is reported
 
 
 @dataclass(frozen=True)

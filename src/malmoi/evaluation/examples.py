@@ -16,7 +16,7 @@ MAX_BAD_ROWS_SHOWN = 5  # places of bad rows that are named
 
 @dataclass(frozen=True)
 class Examples:
-    """The rows of some files, and what is worth saying about them."""
+    """The rows of some files, and notes about them."""
 
     rows: tuple[Example, ...]
     notes: tuple[str, ...] = ()

@@ -56,7 +56,7 @@ class Task:
     prompt: str = "{text}"  # the text view, with {text}, {pair}
     answers: Mapping[str, str] = field(default_factory=dict)  # label → how a language model says it
     intro: str = ""  # said once, before the examples that are shown
-    suffix: str = ""  # what stands behind an answer: a BERT reads it too
+    suffix: str = ""  # what follows an answer: a BERT reads it too
     separator: str = "\n\n"  # parts an example from the next
     max_answer_tokens: int = 32  # tokens that are written as an answer
     # `pair` has a gap _: judged by what fills it and the rest, or the rest alone

@@ -56,10 +56,10 @@ class FinetuneConfig(Config):
     layer_decay: float = 1.0  # each layer's rate is this share of the next one's
     class_weights: bool = False  # rare labels count more
     label_thresholds: bool = False  # multi-label: a threshold for each label, not one for all
-    from_scratch: bool = False  # new weights for the whole network: what pre-training is worth
+    from_scratch: bool = False  # new weights for the whole network, to compare with pre-training
     holdout: float = 0.1  # of the training examples, where there is no development file
     evaluations: int = 1  # in an epoch
-    patience: int = 0  # stop after so many evaluations without a better one; 0: never
+    patience: int = 0  # stop after this many evaluations without improvement; 0: never
     seed: int = 0
     seeds: int = 1  # runs; the median one is kept
     grid: bool = False  # all of the paper's rates, batches and epochs; the best is kept

@@ -22,6 +22,7 @@ from malmoi.errors import MalmoiError
 from malmoi.model import Activations, Network
 from malmoi.model.features import STATE_DTYPE
 from malmoi.system.files import scratch_folder
+from malmoi.system.limits import format_size
 from malmoi.system.progress import Progress, report_progress
 from malmoi.tokenizer import TokenRow
 from malmoi.tokenizer.padding import length_batches, model_inputs
@@ -158,6 +159,6 @@ def _check_room(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise MalmoiError(
-            f"The hidden states need {needed / 1e9:.1f} GB and {folder} has {free / 1e9:.1f}: make "
-            "room, name another place with XDG_CACHE_HOME, or take fewer layers (features=last)."
+            f"The hidden states need {format_size(needed)} and {folder} has "
+            f"{format_size(free)}: make room, name another place with XDG_CACHE_HOME, or take fewer layers (features=last)."
         )

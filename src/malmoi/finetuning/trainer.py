@@ -29,7 +29,7 @@ from malmoi.training.signals import StopSignals
 from malmoi.training.state import load_state
 
 LOG_EVERY = 10  # steps
-SECONDS_BETWEEN_SAVES = 60.0  # seconds between two states on the disk: so much is lost at most
+SECONDS_BETWEEN_SAVES = 60.0  # between two saved states: at most this much is lost
 
 
 class FinetuneTrainer:
@@ -223,7 +223,7 @@ class FinetuneTrainer:
         self.log.write_row(**row, tokens_per_second=round(speed, 1))
 
     def outcome(self) -> Outcome:
-        """What the network is worth as it stands."""
+        """Evaluates the network as it is."""
         self.network.eval()
         with self.execution.computing(), torch.compiler.set_stance("force_eager"):
             found = self.evaluate()

@@ -40,7 +40,7 @@ class Layout:
     keep: Tensor | None = None  # [B, K] bool: slots that may be looked at
     query_documents: Tensor | None = None  # [B, T]
     key_documents: Tensor | None = None  # [B, K]
-    prefix: int = 0  # so many of the keys stand before position 0 and are seen by all
+    prefix: int = 0  # keys before position 0, visible to all
 
     @property
     def plain(self) -> bool:
@@ -54,7 +54,7 @@ class Layout:
         return k - self.prefix if self.key_positions is None else self.key_positions[b, k]
 
     def with_prefix(self, prefix: int) -> "Layout":
-        """The same tokens behind so many more keys."""
+        """The same tokens after this many more keys."""
         kept = None if self.keep is None else F.pad(self.keep, (prefix, 0), value=True)
         positions, documents = (
             None if t is None else F.pad(t, (prefix, 0), value=-1)
@@ -70,7 +70,7 @@ class Layout:
         )
 
 
-# positions up to which a pattern is tried out: the mask of so many is 16 million booleans
+# positions up to which a pattern is tested: a mask of 16 million booleans
 PROBED = 4096
 PATTERNS: dict[str, Callable[..., Predicate]] = {}
 

@@ -11,7 +11,7 @@ from malmoi.model import Layout, Network, count_parameters, parse_pattern
 from malmoi.model.heads import POOLED_HEADS
 from malmoi.training.recipe import Recipe
 
-MAX_COUNTED_QUERIES = 4096  # of a longer context so many are asked, evenly, how many keys they see
+MAX_COUNTED_QUERIES = 4096  # evenly spaced queries whose keys are counted in longer contexts
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class DeviceLayout:
         return max(1, self.recipe.train.batch // self.gpus)
 
     def memory(self, micro: int) -> MemoryUse:
-        """With so many sequences in one pass."""
+        """With this many sequences in one pass."""
         activations = activation_bytes(self.recipe, micro, half=self.half, device="cuda")
         return MemoryUse(
             way=self.way,

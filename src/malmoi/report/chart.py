@@ -178,7 +178,7 @@ def short_number(number: float) -> str:
 
 
 def thin_points(line: ChartPoints) -> ChartPoints:
-    """At most so many points, the last one among them."""
+    """At most this many points, including the last one."""
     every = -(-len(line) // MAX_POINTS)
     return line if every <= 1 else [*line[:-1:every], line[-1]]
 

@@ -139,6 +139,6 @@ def format_duration(seconds: float) -> str:
 
 
 def progress_bar(share: float, width: int = 24) -> str:
-    """A share of 1 as a bar of so many characters."""
+    """A share of 1 as a bar of this many characters."""
     full = int(min(1.0, share) * width)
     return "━" * full + "─" * (width - full)

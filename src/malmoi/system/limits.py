@@ -66,3 +66,12 @@ def shown(value: object) -> str:
     except (ValueError, RecursionError):  # more digits than Python converts; a value within itself
         return f"a {type(value).__name__} too large to show"
     return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[: MAX_SHOWN_CHARACTERS - 1]}…"
+
+
+def format_size(count: float) -> str:
+    """A number of bytes with its unit: 1.5 GB, 120 MB."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.1f} TB"

@@ -16,12 +16,12 @@ from malmoi.training.recipe import Recipe
 from malmoi.training.state import Position
 
 LOOK_SECONDS = 1.0  # between two looks at a GPU's loss: something moves on the screen
-RECENT = 32  # laps of a kind that a usual one is told by
+RECENT = 32  # laps of a kind that define a usual one
 ABSURD = 10.0  # times a usual lap, and …
-ABSURD_SECONDS = 5.0  # … so much longer at least: the machine slept, or the process was stopped
+ABSURD_SECONDS = 5.0  # … at least this much longer: the machine slept, or the process was paused
 
 USEFUL_UPDATES = 300  # below that a smaller batch teaches more than the recipe's
-LEARNT = 0.03  # of the loss of guessing: what did not fall by so much has learnt next to nothing
+LEARNT = 0.03  # of the loss of guessing: a smaller drop means almost nothing was learned
 FEW_UPDATES = 100  # below that little is learnt whatever the batch
 SMALLEST_BATCH = 8
 
@@ -60,7 +60,7 @@ class WorkClock:
     """
 
     def __init__(self, worked: float = 0.0, now: Callable[[], float] = time.monotonic) -> None:
-        self.training = 0.0  # seconds of steps alone, the first included: speed is told by them
+        self.training = 0.0  # seconds of steps alone, the first included, for the speed
         self.taken = 0  # steps in those
         self._worked = worked
         self._now = now

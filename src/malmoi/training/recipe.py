@@ -66,7 +66,7 @@ class TrainConfig(Config):
     clip: float = 1.0  # 0: off
     schedule: Literal["linear", "cosine", "wsd", "constant"] = "linear"
     warmup: float = 0.01  # share of the budget
-    warmup_steps: int = 100  # at least so many steps
+    warmup_steps: int = 100  # at least this many steps
     floor: float = 0.0  # the rate ends at this share of its peak
     cooldown: float = 0.4  # share of the budget that wsd goes down in
     ema: float = 0.0  # the weights are averaged over this last share of the budget; 0: not

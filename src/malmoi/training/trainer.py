@@ -52,8 +52,8 @@ from malmoi.training.state import (
 )
 from malmoi.training.validate import validate
 
-MAX_ROLLBACKS = 3  # after so many spikes the run stops, …
-ROLLBACK_FORGIVEN_STEPS = 1000  # … unless it came so many steps further than the last one
+MAX_ROLLBACKS = 3  # after this many spikes the run stops, …
+ROLLBACK_FORGIVEN_STEPS = 1000  # … unless it came this many steps further than the last one
 MAX_SECONDS_BETWEEN_SAVES = 300.0  # between two saves, whatever save_every says
 MIN_METRIC_ROWS = 20  # of metrics.jsonl at least, however short the run
 
@@ -93,7 +93,7 @@ class Trainer:
         self._looked = 0.0  # seconds at the last look at the loss
         # losses not yet looked at, and of which phase
         self._pending: list[tuple[int, dict[str, Tensor]]] = []
-        self._mark = (0, 0.0)  # tokens and seconds at the last row: the speed is told by them
+        self._mark = (0, 0.0)  # tokens and seconds at the last row, for the speed
         self._weights = count_parameters(network)
 
     def _first_micro(self) -> int:

@@ -1,4 +1,4 @@
-"""What a network is worth on text that is held out: the same batches every time."""
+"""Validation on held-out text, with the same batches every time."""
 
 import torch
 from torch import Tensor

@@ -34,7 +34,7 @@ class InContextConfig:
     shots: int | str = 0  # 0, 1, K, max, or several: "0,1,4"
     train: DataFiles | None = None  # rows that examples are drawn from
     seed: int = 0  # of the examples, of what is drawn and of a limited choice
-    limit: int | None = None  # only so many items
+    limit: int | None = None  # the most items
     score: str = "total"  # how the likelihoods of choices are compared
     template: str | None = None  # another way to ask
     reading: str = "causal"  # of a model that was trained both ways: causal or masked
@@ -119,7 +119,7 @@ def _result(
 def split_rows(
     task: Task, data: DataFiles | None, asking: InContextConfig
 ) -> tuple[Sequence[Example], Sequence[Example], list[str]]:
-    """The items that are asked, those that may be shown, and what is worth saying about them."""
+    """The items that are asked, those that may be shown, and notes about them."""
     train, dev = _files(task, data)
     found = (
         generate_examples(task, asking.seed)

@@ -82,7 +82,7 @@ class Term:
     labels: str
     total: Callable[[ForwardPass], Tensor]
     weight: float = 1.0
-    name: str = ""  # what its loss is told as; none: as its head
+    name: str = ""  # the name of its loss; default: its head's
 
     @property
     def metric_name(self) -> str:
