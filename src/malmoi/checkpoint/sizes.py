@@ -63,7 +63,8 @@ def check_room(needed: int, where: Path) -> None:
     if needed > free:
         raise MalmoiError(
             f"The model in {where} needs {format_size(needed)} of memory, and "
-            f"{format_size(free)} is free: close other programs, or take a smaller model or one of fewer bits."
+            f"{format_size(free)} is free: close other programs, or take a smaller model or one of "
+            "fewer bits."
         )
 
 
