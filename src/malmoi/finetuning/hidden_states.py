@@ -160,6 +160,6 @@ def _check_room(folder: Path, needed: int) -> None:
     if free < needed:
         raise MalmoiError(
             f"The hidden states need {format_size(needed)} and {folder} has "
-            f"{format_size(free)}: make room, name another place with XDG_CACHE_HOME, or take fewer "
-            "layers (features=last)."
+            f"{format_size(free)}: make room, name another place with XDG_CACHE_HOME, or take "
+            "fewer layers (features=last)."
         )
