@@ -183,7 +183,6 @@ SMALLER = (
     (r"--epochs \d+", "--epochs 1"),
     (r"--limit \d+", "--limit 3"),
     (r"--vocab \d+", "--vocab 600"),
-    (r"--shots max", "--shots 2"),
     (r"malmoi study in-context", "malmoi study in-context --sizes small --minutes 3s"),
     (r" --open", ""),
 )
@@ -192,7 +191,7 @@ NOT_PROVIDED = ("SmolLM2-135M-Instruct.gguf",)  # files that the pages name and 
 DEMO = """
 from malmoi.demo.demo import run_demo
 from malmoi.demo.story import DemoConfig, DemoSize
-size = DemoSize(seconds=3, width=128, depth=2, length=64, batch=4)
+size = DemoSize(seconds=3, width=128, depth=2, length=128, batch=4)
 run_demo("demo", DemoConfig(size, size, vocab=600, updates=8, seeds=1, labelled=64, judged=32))
 """
 
