@@ -93,7 +93,7 @@ def test_a_command_of_the_pages_parses(words: list[str]) -> None:
     if name == "evaluate":
         from malmoi.evaluation.tasks import KINDS, TASKS
 
-        assert values["task"] in {*KINDS, *TASKS}
+        assert not values["words"] or {*KINDS, *TASKS} & {*values["words"]}
 
 
 def test_the_readme_shows_every_command() -> None:

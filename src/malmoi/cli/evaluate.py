@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from malmoi.cli.finetune import show_facts
+from malmoi.cli.finetune import guessed_task, show_facts, task_and_files
 from malmoi.cli.options import (
     ChoicesOption,
     DeviceOption,
@@ -23,25 +23,29 @@ from malmoi.cli.options import (
     open_model,
 )
 from malmoi.cli.output import print_json, print_table
+from malmoi.errors import UsageError
+from malmoi.system.untrusted import read_object
 
 if TYPE_CHECKING:
     from malmoi.evaluation.in_context.run import InContextResult
+    from malmoi.evaluation.tasks import Task
 
 YAML = (".yaml", ".yml")
 
 
 def evaluate_command(
-    task: Annotated[
-        str,
+    model: ModelOption,
+    words: Annotated[
+        list[str] | None,
         typer.Argument(
-            metavar="TASK",
-            help="A name (malmoi tasks), or a kind such as classification on your own columns.",
+            metavar="[TASK] [FILE…]",
+            help="Labelled rows; some tasks generate their own. TASK: a name (malmoi tasks) or a "
+            "kind such as classification; omit it for the one the model was fine-tuned for.",
             autocompletion=complete_tasks,
         ),
-    ],
-    model: ModelOption,
+    ] = None,
     data: Annotated[
-        list[Path] | None, typer.Option(help="Labelled rows; some tasks generate their own.")
+        list[Path] | None, typer.Option(help="Labelled rows, if not given as FILE.")
     ] = None,
     shots: Annotated[
         str | None,
@@ -91,7 +95,9 @@ def evaluate_command(
 
     A fine-tuned model by its head; any GPT or BERT in context with --shots.
 
-    Example: malmoi evaluate copa --model runs/tiny-gpt --data copa.jsonl --shots 0,1,4 --show 2
+    Example: malmoi evaluate --model runs/reviews test.csv
+
+    Example: malmoi evaluate copa --model runs/tiny-gpt copa.jsonl --shots 0,1,4 --show 2
     """
     from malmoi.evaluation.evaluate import evaluate_model as judge
     from malmoi.evaluation.kinds import HeadKind, kind_of
@@ -105,15 +111,10 @@ def evaluate_command(
         template=template,
         reading=reading,
     )
+    columns = given(text=text, pair=pair, label=label, choices=choices, separator=separator)
+    chosen, files = _task(words or [], data, model, columns)
     opened = open_model(model, device, dtype)
-    rows: Any = data[0] if data and len(data) == 1 else data
-    chosen: Any = (
-        task
-        if task.endswith(YAML)
-        else chosen_task(
-            task, text=text, pair=pair, label=label, choices=choices, separator=separator
-        )
-    )
+    rows: Any = files[0] if len(files) == 1 else files or None
     if harness is not None or isinstance(chosen, str):
         show_facts(judge(opened, chosen, rows, skip_bad=skip_bad, harness=harness, **asking), json)
     elif asking or show or out or not isinstance(kind_of(chosen), HeadKind):
@@ -128,6 +129,22 @@ def evaluate_command(
         )
     else:
         show_facts(judge(opened, chosen, rows, skip_bad=skip_bad, per_label=True), json)
+
+
+def _task(
+    words: list[str], data: list[Path] | None, model: str, columns: dict[str, str]
+) -> tuple["Task | str", list[Path]]:
+    """The task that was named, or the one that the model was fine-tuned for, and its files."""
+    harness = [word for word in words if word.endswith(YAML)]
+    if harness:
+        return harness[0], data or []
+    name, files = task_and_files(words, data)
+    trained = Path(model) / "finetune.json"
+    if not name and trained.is_file():
+        name = str(read_object(trained).get("task"))
+    if not name:
+        raise UsageError(f"Which task? Name it: malmoi evaluate TASK --model {model}")
+    return (guessed_task(name, files, **columns) if files else chosen_task(name, **columns)), files
 
 
 def _tell(found: "list[InContextResult]", show: int, json: bool) -> None:

@@ -135,6 +135,10 @@ def finetune_command(
     Example: malmoi finetune sst2 SST-2/train.tsv --dev SST-2/dev.tsv -m runs/bert -o runs/sst2
     """
     name, files = task_and_files(words, data)
+    if not files:
+        raise UsageError(
+            f"The task {name} needs rows: malmoi finetune {name} train.csv --model DIR"
+        )
     columns = given(text=text, pair=pair, label=label, choices=choices, separator=separator)
     task = guessed_task(name, files, **columns)
     base = model or newest_model(files[0])
@@ -179,10 +183,6 @@ def task_and_files(words: Sequence[str], data: Sequence[Path] | None) -> tuple[s
             if not named and not missing.suffix
             else f"There is no file {str(missing)!r}.{nearest(str(missing), there)}"
         )
-    if not files:
-        raise UsageError(
-            f"The task {named[0]} needs rows: malmoi finetune {named[0]} train.csv --model DIR"
-        )
     return (named or [""])[0], files
 
 
@@ -202,7 +202,8 @@ def guessed_task(name: str, files: Sequence[Path], **columns: str | None) -> "Ta
         **{k: v for k, v in columns.items() if k not in ("choices", "separator")},
     )
     say(found.describe())
-    return chosen_task(found.kind, text=found.text, pair=found.pair, label=found.label)
+    others = {name: columns.get(name) for name in ("choices", "separator")}
+    return chosen_task(found.kind, text=found.text, pair=found.pair, label=found.label, **others)
 
 
 def newest_model(file: Path) -> str:

@@ -29,6 +29,7 @@ from malmoi.finetuning.run_state import distillation_record, run_fingerprint
 from malmoi.finetuning.task_network import MAX_ROW_TOKENS
 from malmoi.inference.predict import EncodeFunctions
 from malmoi.model import Network, count_parameters
+from malmoi.training.log import plural
 from malmoi.training.losses.distil import Distillation
 
 logger = logging.getLogger(__name__)
@@ -156,8 +157,8 @@ def describe_run(
     learning = sum(p.numel() for p in network.parameters() if p.requires_grad)
     whole = count_parameters(network)
     what = f"{len(work.train):,} examples to learn from, {len(work.dev):,} to judge by"
-    long = f"{settings.steps:,} steps" if settings.steps else f"{settings.epochs:g} epochs"
-    long = f"{settings.minutes:g} minutes" if settings.minutes else long
+    long = plural(settings.steps, "step") if settings.steps else plural(settings.epochs, "epoch")
+    long = plural(settings.minutes, "minute") if settings.minutes else long
     logger.info(
         f"{work.task.name}: {what}; {learning:,} weights learn ({learning / whole:.2%}), {long}."
     )
