@@ -579,3 +579,23 @@ def test_the_language_models_labels_are_the_next_tokens(gpt_words: Tokenizer) ->
         judged = batch["lm_labels"][row].tolist()
         assert judged[: len(tokens) - 1] == tokens[1:]
         assert set(judged[len(tokens) - 1 :]) <= {IGNORE_LABEL}
+
+
+def test_a_gpt_has_the_delimiter_before_the_choice_and_never_loses_the_question(
+    gpt_words: Tokenizer,
+) -> None:
+    """GPT-1 §3.3: [z; q; $; a_k]."""
+    framed = add_frame_tokens(gpt_words)
+    chosen = custom_task("choice", pair="question", choices=("a", "b"))
+    for text, whole in (("the state", True), ("the state of the union is strong " * 9, False)):
+        example = Example(text, "now is", 0, choices=("the union", "now"))
+        view = FeatureView(framed, (), 32, choice_apart=True)
+        (item,) = encode_examples(chosen, [example], view)
+        for row, choice in zip(item.rows, example.choices, strict=True):
+            assert len(row.tokens) <= 32
+            names = [framed.token(token) for token in row.tokens.tolist()]
+            cut = names.index("<$>")
+            first = framed.decode(row.tokens.tolist()[1:cut]).strip()
+            assert framed.decode(row.tokens.tolist()[cut + 1 : -1]).strip() == choice
+            assert first.endswith("now is")
+            assert first.removesuffix("now is").strip() == text or not whole

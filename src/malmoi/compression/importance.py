@@ -90,10 +90,7 @@ def _of_rows(
         raise UsageError(f"This model has no {kind.head} head, which the task {task.name} needs.")
     examples = load_examples(task, data).rows[:MAX_SAMPLE_ROWS]
     require_labels(task, examples)
-    last = checkpoint.network.config.pool == "last"
-    view = FeatureView(
-        reading.tokenizer, reading.labels, reading.max_tokens, reading.stride, reading.both, last
-    )
+    view = FeatureView.of(reading, reading.labels)
     items = encode_examples(task, examples, view)
     batches = (
         collate(items[i : i + ROWS_PER_BATCH], checkpoint.network.config)

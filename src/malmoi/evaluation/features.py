@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from malmoi.evaluation.task import Example
+from malmoi.inference.predict import Predictor, choice_pairs
 from malmoi.tokenizer import Tokenizer, TokenRow
 from malmoi.tokenizer.windows import ContextWindow, context_windows, word_pieces
 from malmoi.training.losses import IGNORE_LABEL
@@ -34,6 +35,20 @@ class FeatureView:
     stride: int = 128  # by which windows over a long context move on
     both: bool = False  # pairs in both orders
     last: bool = False  # the last token speaks for the whole, not the first
+    choice_apart: bool = False  # the delimiter stands before a choice, not before its question
+
+    @classmethod
+    def of(cls, reading: Predictor, labels: tuple[str, ...]) -> "FeatureView":
+        """As a model reads what it predicts."""
+        return cls(
+            reading.tokenizer,
+            labels,
+            reading.max_tokens,
+            reading.stride,
+            reading.both,
+            reading.network.config.pool == "last",
+            reading.choice_apart,
+        )
 
 
 def _encode(
@@ -93,17 +108,11 @@ def tagging_items(examples: Sequence[Example], view: FeatureView) -> Iterator[Tr
 
 def choice_items(examples: Sequence[Example], view: FeatureView) -> Iterator[TrainingItem]:
     """Each choice after the text (and the question): (context, question + choice) as one row."""
-    flat = [Example(e.text, _after(e.pair, c)) for e in examples for c in e.choices]
-    rows = iter(_encode(flat, view))
+    asked = [(e.text, e.pair or "", e.choices) for e in examples]
+    pairs = choice_pairs(view.tokenizer, asked, view.length if view.choice_apart else None)
+    rows = iter(_encode([Example(*pair) for pair in pairs], view))
     for example in examples:
         yield TrainingItem(tuple(next(rows) for _ in example.choices), example.label)
-
-
-def _after(question: str | None, choice: str) -> str:
-    if not question:
-        return choice
-    # RACE's cloze questions
-    return question.replace("_", choice) if "_" in question else f"{question} {choice}"
 
 
 def answer_items(examples: Sequence[Example], view: FeatureView) -> Iterator[TrainingItem]:

@@ -162,7 +162,7 @@ def _run(work: FinetuneData, settings: FinetuneConfig, out: Path, *, restart: bo
         return _finished(work, settings, out)
     checkpoint.network.to(work.device)
     reading = replace(Predictor.of(checkpoint), encode=work.encode)
-    items = _items(work, checkpoint, reading)
+    items = _items(work, reading)
     describe_run(work, settings, checkpoint.network, items)
 
     def evaluate() -> Outcome:
@@ -170,7 +170,7 @@ def _run(work: FinetuneData, settings: FinetuneConfig, out: Path, *, restart: bo
 
     objective = make_objective(work, settings, verbalizer_loss(items) if reading.words else None)
     loss_module = LossModule(checkpoint.network, objective)
-    with cached_states(checkpoint.network, lambda: _rows(work, checkpoint, reading, items)):
+    with cached_states(checkpoint.network, lambda: _rows(work, reading, items)):
         trainer = FinetuneTrainer(loss_module, items, settings, out, evaluate, work.primary_metric)
         best = trainer.fit()
     checkpoint.extra |= best.chosen
@@ -206,25 +206,18 @@ def _finished(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Finish
         return FinishedRun(settings, checkpoint, found, steps)
 
 
-def _items(work: FinetuneData, checkpoint: Checkpoint, reading: Predictor) -> list[TrainingItem]:
+def _items(work: FinetuneData, reading: Predictor) -> list[TrainingItem]:
     if reading.words is not None:
         return verbalizer_items(work.train, reading, reading.words)
-    return work.items(_view(work, checkpoint, reading))
+    return work.items(FeatureView.of(reading, work.labels))
 
 
-def _rows(
-    work: FinetuneData, checkpoint: Checkpoint, reading: Predictor, items: Sequence[TrainingItem]
-) -> list[TokenRow]:
+def _rows(work: FinetuneData, reading: Predictor, items: Sequence[TrainingItem]) -> list[TokenRow]:
     """Every row that is learnt from or judged by."""
-    judged = encode_examples(work.task, [*work.dev, *work.held], _view(work, checkpoint, reading))
-    return [row for item in (*items, *judged) for row in item.rows]
-
-
-def _view(work: FinetuneData, checkpoint: Checkpoint, reading: Predictor) -> FeatureView:
-    last = checkpoint.network.config.pool == "last"
-    return FeatureView(
-        reading.tokenizer, work.labels, reading.max_tokens, reading.stride, reading.both, last
+    judged = encode_examples(
+        work.task, [*work.dev, *work.held], FeatureView.of(reading, work.labels)
     )
+    return [row for item in (*items, *judged) for row in item.rows]
 
 
 def make_objective(

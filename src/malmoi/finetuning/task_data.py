@@ -165,9 +165,9 @@ def describe_run(
     kind = head_kind(work.task)
     if kind.text_labels:
         label, times = Counter(e.label for e in work.dev).most_common(1)[0]
-        logger.info(
-            f"Always saying {label!r} would be right for {times / len(work.dev):.1%} of them."
-        )
+        said = ", ".join(label) if isinstance(label, tuple) else label
+        share = f"{times / len(work.dev):.1%}"
+        logger.info(f"Always saying {said or 'no label'!r} would be right for {share} of them.")
     limit = max(item.length for item in items)
     cut = sum(item.length == limit for item in items)
     if (

@@ -13,6 +13,7 @@ from malmoi.evaluation.task import Task
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.frozen_features import feature_config
 from malmoi.finetuning.verbalizer_loss import task_verbalizer
+from malmoi.inference.predictors import CHOICE
 from malmoi.model import Network, initialise
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.special_frame import add_frame_tokens, frame_with_end, is_framed
@@ -57,6 +58,7 @@ def build_task_network(
         _hold(network)
         attach_adapter(network, settings.adapter, tokenizer, settings.seed)
     both = {"both": True} if causal and task.both_orders else {}
+    both |= {"choice_apart": True} if causal and output is CHOICE else {}
     length = min(settings.length or MAX_ROW_TOKENS, network.config.context)
     extra = {
         "task": task.name,

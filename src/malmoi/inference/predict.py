@@ -26,6 +26,7 @@ from malmoi.tokenizer.windows import ContextWindow, WordPieces, context_windows,
 TextOrPair = str | tuple[str, str]
 ChoiceQuestion = tuple[Any, ...]  # (text, choices) or (text, question, choices)
 OUTSIDE_TAG = "O"  # the label of a word that is part of nothing (CoNLL)
+FRAME_TOKENS = 4  # the three that frame a pair, and a space that may become one
 DEFAULT_THRESHOLD = 0.5  # of a label's probability, where the folder has none
 
 
@@ -99,6 +100,7 @@ class Predictor:
     length: int = 0  # the most tokens; 0: the context
     stride: int = 128  # by which windows over a long context move on
     both: bool = False  # pairs are read in both orders (GPT-1 §3.3)
+    choice_apart: bool = False  # the delimiter stands before a choice, not before its question
     problem_type: str = ""  # config.json's: what a head of classes is for
     threshold: float = float("inf")  # "there is no answer" must beat the best by more than this
     thresholds: tuple[float, ...] = ()  # of the labels, where a text may have several
@@ -129,6 +131,7 @@ def _told(checkpoint: Checkpoint) -> dict[str, Any]:
         "length": extra.whole("length", default=None, high=MAX_CONTEXT_TOKENS),
         "stride": extra.whole("stride", default=None, low=1, high=MAX_CONTEXT_TOKENS),
         "both": extra.flag("both", default=None),
+        "choice_apart": extra.flag("choice_apart", default=None),
         "problem_type": extra.text("problem_type", default=None),
         "threshold": extra.get("threshold"),
         "columns": extra.map_of("columns", str, default={}),
@@ -225,9 +228,9 @@ def score_choices(reading: Predictor, questions: Sequence[ChoiceQuestion]) -> li
     """One score for each choice of each question: every choice is read after its text, by
     itself.
     """
-    pairs = tuple(
-        (q[0], _asked(q[1] if len(q) == 3 else "", choice)) for q in questions for choice in q[-1]
-    )
+    asked = [(q[0], q[1] if len(q) == 3 else "", q[-1]) for q in questions]
+    room = reading.max_tokens if reading.choice_apart else None
+    pairs = tuple(choice_pairs(reading.tokenizer, asked, room))
     vectors = pool_texts(
         reading.network, reading.encode.rows(reading.tokenizer, pairs, reading.max_tokens)
     )
@@ -236,9 +239,34 @@ def score_choices(reading: Predictor, questions: Sequence[ChoiceQuestion]) -> li
     return list(scores.split([len(q[-1]) for q in questions]))
 
 
-def _asked(question: str, choice: str) -> str:
-    """A choice after its question, or in its gap."""
-    return question.replace("_", choice) if "_" in question else f"{question} {choice}".strip()
+def choice_pairs(
+    tokenizer: Tokenizer,
+    asked: Sequence[tuple[str, str, Sequence[str]]],
+    max_tokens: int | None = None,
+) -> Iterator[tuple[str, str]]:
+    """Each choice of (text, question, choices) as two texts: the choice after its question, or in
+    its gap.
+
+    With `max_tokens` it stands apart, as GPT-1 §3.3 has it (text question $ choice), and a long
+    text is cut before that, so that its question stays whole.
+    """
+    for text, question, choices in asked:
+        if max_tokens is not None and question:
+            text = f"{_cut(tokenizer, text, (question, *choices), max_tokens)} {question}"
+            question = ""
+        gap = "_" in question
+        for choice in choices:
+            yield text, question.replace("_", choice) if gap else f"{question} {choice}".strip()
+
+
+def _cut(tokenizer: Tokenizer, text: str, others: Sequence[str], max_tokens: int) -> str:
+    """The beginning of a text that fits beside a question and the longest of its choices."""
+    question, *choices = map(len, tokenizer.ids(list(others)))
+    room = max_tokens - FRAME_TOKENS - question - max(choices)
+    offsets = tokenizer.encode(text, specials=False).offsets
+    if len(offsets) <= room:
+        return text
+    return text[: offsets[room - 1][1]] if room > 0 else ""
 
 
 def tag_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[list[Span]]:
