@@ -25,9 +25,11 @@ from malmoi.demo.story import (
     ERAS,
     FEW_UPDATES,
     GENERATION_PROMPTS,
-    GPT_SIZES,
+    GPT_LENGTH,
+    GPT_SECONDS,
     HELD_OUT_MESSAGES,
     MASKED_SENTENCES,
+    TEXT_TOKENS,
     DemoConfig,
     DemoSize,
     Paragraph,
@@ -46,7 +48,15 @@ from malmoi.training.estimate import EXPECTED_UTILISATION
 from malmoi.training.log import read_metrics
 from malmoi.training.pretrain import run_pretraining
 from malmoi.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
-from malmoi.training.recipes import fast_bert, fast_gpt
+from malmoi.training.recipes import fast_bert, sized_recipe
+from malmoi.training.sizing import (
+    SMALL_TEXT_GPT,
+    Speed,
+    batch_tokens,
+    choose_size,
+    heads_for,
+    muon_decay_for,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +84,9 @@ def plan_for_this_machine() -> DemoConfig:
     execution = choose_execution(pick_device(), TrainConfig(compile=False))
     with thread_count(execution.device, 0, _say):
         rate = measured_flops(execution)
-    gpt = _largest("gpt", GPT_SIZES, EXPECTED_UTILISATION * rate)
+    speed = Speed(rate, execution.device.type, execution.half, name="")
     bert = _largest("bert", BERT_SIZES, EXPECTED_UTILISATION * rate)
+    gpt = gpt_size(speed, GPT_SECONDS[0] if bert == BERT_SIZES[0] else GPT_SECONDS[1])
     plan = DemoConfig(gpt=gpt, bert=bert)
     _say(
         f"This machine multiplies matrices at {rate / 1e9:,.0f} GFLOP/s: a GPT of {gpt.depth} "
@@ -92,6 +103,15 @@ def plan_for_this_machine() -> DemoConfig:
             "be using the processor; the demo is worth watching once it is idle."
         )
     return plan
+
+
+def gpt_size(speed: Speed, seconds: float) -> DemoSize:
+    """What `pretrain gpt` would choose for the speeches and these seconds."""
+    vocab = DemoConfig().vocab
+    given = {"context": GPT_LENGTH}
+    chosen = choose_size("gpt", TEXT_TOKENS, vocab, seconds, speed, given)
+    batch = max(4, batch_tokens(chosen.tokens, speed.device) // GPT_LENGTH)
+    return DemoSize(seconds, chosen.model.width, chosen.model.depth, GPT_LENGTH, batch)
 
 
 def _largest(name: str, sizes: Sequence[DemoSize], speed: float) -> DemoSize:
@@ -194,6 +214,11 @@ def demo_recipes(plan: DemoConfig) -> dict[str, Recipe]:
         data=DataConfig(documents="file", valid=0.03),
         train=_training(plan.gpt),
     )
+    sized = replace(
+        gpt,
+        model=replace(gpt.model, **SMALL_TEXT_GPT),
+        train=replace(sized_recipe("gpt").train, muon_decay=muon_decay_for(1), **_brief(plan.gpt)),
+    )
     bert = replace(
         gpt,
         name="demo-bert",
@@ -203,24 +228,27 @@ def demo_recipes(plan: DemoConfig) -> dict[str, Recipe]:
     )
     quick = {"model.norm_kind": "layer"}
     return {
-        "gpt": fast_gpt(gpt).override(quick),
+        "gpt": sized.override(quick),
         "bert": fast_bert(bert).override({**quick, "objective": "mlm+nsp"}),
     }
 
 
 def _model(name: str, size: DemoSize, vocab: int) -> ModelConfig:
-    heads = max(1, size.width // 64)
+    heads = heads_for(size.width)
     return preset(
         name, vocab=vocab, context=size.length, width=size.width, depth=size.depth, heads=heads
     )
 
 
 def _training(size: DemoSize) -> TrainConfig:
+    return TrainConfig(lr=8e-4, **_brief(size))
+
+
+def _brief(size: DemoSize) -> dict[str, Any]:
     """A run of a minute: too short to compile anything or to look up on the way."""
     rare = 10**6
-    return TrainConfig(
+    return dict(
         batch=size.batch,
-        lr=8e-4,
         valid_every=rare,
         valid_batches=8,
         save_every=rare,

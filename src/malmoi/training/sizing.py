@@ -160,6 +160,11 @@ def _block_weights(depth: int, width: int) -> int:
     return 12 * depth * width**2
 
 
+def heads_for(width: int) -> int:
+    """Heads of 64, or of 32 where the width is no multiple of 64."""
+    return max(1, width // (HEAD_WIDTH if width % HEAD_WIDTH == 0 else HEAD_WIDTH // 2))
+
+
 def vocabulary_size(text_bytes: int) -> int:
     """A power of two that grows with the text: 1,024 for 1 MB, 4,096 for 10 MB, 8,192 for 90."""
     wanted = 8192 * (text_bytes / 94e6) ** 0.4
@@ -229,7 +234,7 @@ def _one_size(
     weights = blocks + vocab * width
     context = int(given.get("context", context_length(kind, blocks, tokens)))
     base = MODERN_BERT if kind == "bert" else SMALL_TEXT_GPT | {"both_ways": kind == "both"}
-    heads = width // (HEAD_WIDTH if width % HEAD_WIDTH == 0 else HEAD_WIDTH // 2) or 1
+    heads = heads_for(width)
     model = preset(
         "bert-small" if kind == "bert" else "gpt2-small",
         **base
