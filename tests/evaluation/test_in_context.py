@@ -557,7 +557,7 @@ def test_evaluate_from_python(gpt: Path, bert: Path, copa: Path, tmp_path: Path)
     assert "accuracy_cloze_total" in several[0]
     assert (tmp_path / "curve.svg").read_text("utf-8").startswith('<svg xmlns="http')
     assert json.loads((tmp_path / "curve.json").read_text("utf-8"))[1]["shots"] == 1
-    with pytest.raises(UsageError, match=r"no setting 'shot'\. Did you mean 'shots'"):
+    with pytest.raises(UsageError, match=r"no option 'shot'\. Did you mean 'shots'"):
         malmoi.evaluate(gpt, "copa", copa, shot=1, device="cpu")
 
 

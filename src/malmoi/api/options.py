@@ -202,9 +202,11 @@ class StudyOptions(TypedDict, total=False):
     settings: Settings
 
 
-def check_options(verb: str, given: Iterable[str], known: type) -> None:
-    """Refuses an option that the function does not have, and names the nearest."""
-    names = known.__annotations__
+def check_options(verb: str, given: Iterable[str], known: type, *also: str) -> None:
+    """Refuses an option that the function does not have, and names the nearest; `also` are those
+    that are parameters of its own.
+    """
+    names = {*known.__annotations__, *also}
     for name in given:
         if name not in names and "." not in name:
             raise UsageError(f"{verb} has no option {name!r}.{nearest(name, names)}")

@@ -80,7 +80,7 @@ def finetune(
     """
     from malmoi.finetuning.finetune import run_finetuning as tune
 
-    check_options("finetune", options, FinetuneOptions)
+    check_options("finetune", options, FinetuneOptions, "dev", "progress")
     given: dict[str, Any] = merge_settings(options)
     with listening(progress):
         return tune(model, task, data, out, dev, **given)
@@ -130,7 +130,7 @@ def evaluate(
     """
     from malmoi.evaluation.evaluate import evaluate_model as judge
 
-    check_options("evaluate", options, EvaluateOptions)
+    check_options("evaluate", options, EvaluateOptions, "shots", "data", "progress")
     given: dict[str, Any] = dict(options)
     if shots is not None:
         several = isinstance(shots, Sequence) and not isinstance(shots, str)
