@@ -155,6 +155,13 @@ def test_a_batch_that_fits_gives_useful_updates() -> None:
     )
 
 
+def test_a_paper_in_too_few_minutes_points_to_a_size_that_learns() -> None:
+    pace = Pace(0.1, 1.0, 60.0, ((128, 1.0),), sized="bert")
+    said = pace.sentence("bert-base", 8, 8)
+    assert "too few to learn much" in said
+    assert "let `malmoi pretrain bert` choose a size that learns in 1 minute." in said
+
+
 def test_the_batch_divides_over_its_processes_and_is_no_smaller_than_eight() -> None:
     slow = Pace(1.0, 1.0, 60.0, PHASES)
     assert slow.fitting(256) == SMALLEST_BATCH

@@ -9,7 +9,7 @@ import pytest
 
 import malmoi
 from malmoi.cli import run_command
-from malmoi.errors import UsageError
+from malmoi.errors import MalmoiError, UsageError
 from malmoi.text.documents import read_documents
 from malmoi.training.log import read_metrics
 from malmoi.training.pretrain import explain_size
@@ -102,6 +102,8 @@ def test_a_run_without_a_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert read_metrics(out / "metrics.jsonl")[-1]["valid_loss"] > 0
     malmoi.pretrain("gpt", data=corpus, out=out, device="cpu", **settings)
     assert (out / "recipe.json").read_text() == begun
+    with pytest.raises(MalmoiError, match="holds another pre-training run"):
+        malmoi.pretrain("bert", data=corpus, out=out, device="cpu", **settings)
     command = ["pretrain", "bert", "--data", str(corpus), "--out", str(tmp_path / "no")]
     assert run_command([*command, "--minutes", "1", "--dry-run"]) == 0
     assert "Size: 2 layers × 64" in capsys.readouterr().out

@@ -107,8 +107,8 @@ def _sized(
 ) -> Recipe:
     """The folder's recipe, or one chosen now, by the first process for all."""
     begun = out / "recipe.json"
-    if begun.is_file():
-        return resolve_recipe(read_recipe(begun), overrides)
+    if begun.is_file() and (found := read_recipe(begun)).name == asked.name:
+        return resolve_recipe(found, overrides)
     chosen = ""
     if group.first:
         sized = size_run(asked, overrides, origin, group)
