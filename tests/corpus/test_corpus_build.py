@@ -393,15 +393,70 @@ def test_good_text_stays(tmp_path: Path) -> None:
             {"weights": "web"},
             "The weight 'web' is not NAME=NUMBER; write for example web=0.6,books=0.4.",
         ),
+        ({"weights": "web=-1"}, "The weight 'web=-1' is not NAME=NUMBER"),
+        ({"weights": "web=0"}, "All weights are 0"),
+        ({"hashes": 0}, "hashes must be at least 1, not 0."),
+        ({"hashes": 4, "rows": 8}, "A band of 8 rows needs as many hashes; there are 4."),
+        ({"max_run": [0.2, 0.2]}, "max_run needs 3 shares, for 2, 3 and 4 words; there are 2."),
+        ({"decontaminate": ["builtin:sotu"]}, "builtin:sotu cannot be a test set"),
+        ({"workers": 0}, "0 workers can do nothing"),
         ({"language": "xx"}, "There is no test for the language 'xx'."),
         ({"min_word": "3"}, "CorpusConfig has no field 'min_word'. Did you mean 'min_words'"),
     ],
 )
-def test_wrong_requests(settings: dict[str, str], said: str, tmp_path: Path) -> None:
+def test_wrong_requests(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
     source = write(tmp_path / "in" / "web.jsonl", [prose(0)])
     with pytest.raises(UsageError) as error:
         run_build([source], tmp_path / "out", **settings)
     assert str(error.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("test.txt", "{0}\n\nsomething else that no document has at all\n"),
+        ("test.md", "# Title\n\n{0}\n"),
+        ("test.tsv", "id\ttext\n1\t{0}\n"),
+        ("test.csv", 'id,text\n1,"{0}"\n'),
+        ("test.jsonl", '{{"question": ["x", {{"text": "{0}"}}]}}\n'),
+    ],
+)
+def test_a_test_set_in_any_format_is_removed(name: str, content: str, tmp_path: Path) -> None:
+    secret = prose(7, 30)
+    source = write(tmp_path / "in" / "web.jsonl", [f"{prose(1)} {secret} {prose(2)}", prose(3)])
+    (tmp_path / name).write_text(content.format(secret), "utf-8")
+    out = tmp_path / "out"
+    done = run_build([source], out, decontaminate=[str(tmp_path / name)], margin=0, piece=20)
+    assert done["finished"]["steps"]["decontaminate"]["rules"] == {"cut": 1}
+    assert not any(secret in text for text in texts_of(out))
+    assert prose(3) in texts_of(out)
+
+
+def test_a_broken_test_set_names_its_line(tmp_path: Path) -> None:
+    source = write(tmp_path / "in" / "web.jsonl", [prose(1)])
+    (tmp_path / "test.jsonl").write_text('{"a": "b"}\nnonsense\n')
+    with pytest.raises(MalmoiError, match=r"test.jsonl:2 is not JSON"):
+        run_build([source], tmp_path / "out", decontaminate=[str(tmp_path / "test.jsonl")])
+    (tmp_path / "test.parquet").write_bytes(b"")
+    with pytest.raises(UsageError, match=r"test.parquet cannot be a test set .* give \.txt"):
+        run_build([source], tmp_path / "o2", decontaminate=[str(tmp_path / "test.parquet")])
+
+
+def test_a_source_of_which_nothing_is_left_cannot_have_a_share(tmp_path: Path) -> None:
+    empty = write(tmp_path / "in" / "short.jsonl", ["too short"])
+    full = write(tmp_path / "in" / "web.jsonl", [prose(n) for n in range(3)])
+    with pytest.raises(MalmoiError, match="Nothing is left of short, which should have 50%"):
+        run_build([full, empty], tmp_path / "out", weights="web=1,short=1")
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [("in/web.jsonl", "web"), ("mine=in/web.jsonl", "mine"), ("in/*.jsonl", "in"), ("in", "in")],
+)
+def test_sources_are_named(given: str, name: str, workdir: Path) -> None:
+    write(workdir / "in" / "web.jsonl", [prose(n) for n in range(3)])
+    done = run_build([given], workdir / "out")
+    assert [source["name"] for source in done["sources"]] == [name]
 
 
 def test_folders_that_cannot_be_written_to(tmp_path: Path) -> None:

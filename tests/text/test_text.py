@@ -386,3 +386,43 @@ def test_ways_to_split() -> None:
     found = sentence_splitter("kiwi")(text)
     assert "".join("".join(found).split()) == "".join(text.split())
     assert len(found) >= 3
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "column", "sentence"),
+    [
+        ("a.json", "[1", "text", "is not valid JSON"),
+        ("a.json", '[{"txt": "a"}]', "text", "has no key 'text'. Did you mean 'txt'"),
+        ("a.jsonl", '{"a": "b"}\n', "text", "a.jsonl:1 has no key 'text'"),
+        ("a.csv", "id,txt\n1,a\n", "text", "a.csv:1 has no column 'text'. Did you mean 'txt'"),
+        ("a.tsv", "", "text", "a.tsv:1 has no column 'text'"),
+    ],
+)
+def test_a_file_without_the_text_says_so(
+    name: str, content: str, column: str, sentence: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(MalmoiError, match=sentence):
+        list(read_documents(tmp_path / name, text=column))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "texts_found", "reason"),
+    [
+        (
+            "a.json",
+            '["x", 3, {"text": "y"}, {"text": 1}]',
+            ["x", "y"],
+            "neither text nor an object",
+        ),
+        ("a.jsonl", '{"text": "x"}\n[1]\n', ["x"], "not a JSON object"),
+        ("a.csv", "id,text\n1,x\n2,y,z\n", ["x"], "3 fields where the header has 2"),
+    ],
+)
+def test_bad_rows_are_left_out_and_reported(
+    name: str, content: str, texts_found: list[str], reason: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(content)
+    reader = read_documents(tmp_path / name)
+    assert [document.text for document in reader] == texts_found
+    assert any(reason in line for line in reader.describe())
