@@ -101,7 +101,10 @@ def pretrain_command(
         return
     folder = out or Path("runs") / (Path(sources[0].split(":")[-1]).name.split(".")[0] or "text")
     if named is None or out is None:
-        budget = ", ".join(f"{name} = {value}" for name, value in changes.items())
+        budget = ", ".join(
+            f"{name} = {value:.3g}" if isinstance(value, float) else f"{name} = {value}"
+            for name, value in changes.items()
+        )
         say(f"recipe = {recipe}, out = {folder}{', ' if budget else ''}{budget}")
     _train(recipe, sources, folder, overwrite, changes, tokenizer, start, device)
     if os.environ.get("RANK", "0") == "0":

@@ -35,7 +35,7 @@ def recipes_command(
 
     Example: malmoi recipes bert-tiny
     """
-    from malmoi.training.recipes import RECIPES, named_recipe
+    from malmoi.training.recipes import RECIPES, SIZED, named_recipe
 
     if name is not None:
         recipe = named_recipe(name)
@@ -44,17 +44,27 @@ def recipes_command(
         for key, make in RECIPES.items():
             print_json({"recipe": key, **_facts(make())})
     else:
-        families = groupby(RECIPES, key=lambda key: (key.split("-")[0], key.endswith("-fast")))
+        order = [*SIZED, *(key for key in RECIPES if key not in SIZED)]
         rows = [
             row
-            for _, names in families
+            for _, names in groupby(order, key=_family)
             for row in ((), *(_row(key, RECIPES[key]()) for key in names))
         ]
         print_table(("recipe", "size", "layers", "context", "learns"), rows)
 
 
+def _family(name: str) -> str:
+    from malmoi.training.recipes import SIZED
+
+    if name in SIZED:
+        return "auto"
+    return name.split("-")[0] + "-fast" * name.endswith("-fast")
+
+
 def _row(name: str, recipe: "Recipe") -> tuple[str, ...]:
     c = recipe.model
+    if _family(name) == "auto":
+        return name, "auto", "auto", "auto", f"{recipe.objective}, fitted to your text"
     size = format_count(approximate_parameters(c))
     return name, size, f"{c.depth} × {c.width}", f"{c.context:,}", _about(recipe)
 

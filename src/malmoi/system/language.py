@@ -12,6 +12,7 @@ from functools import cache
 from importlib.resources import files
 
 LANGUAGES = ("en", "ko")
+SENTENCE_END = re.compile(r"(?<=[.?!…]) (?=[A-Z])")
 PLACE = re.compile(r"\{(\d)\}")
 
 
@@ -52,9 +53,11 @@ def _translated(text: str) -> str:
     if text in catalogue():
         return catalogue()[text]
     for pattern, places, korean in _templates():
-        if match := pattern.fullmatch(text):
+        match = pattern.fullmatch(text)
+        if match and not any(SENTENCE_END.search(value) for value in match.groups()):
             return _filled(korean, dict(zip(places, match.groups(), strict=True)))
-    return text
+    sentences = SENTENCE_END.split(text)
+    return " ".join(map(_translated, sentences)) if len(sentences) > 1 else text
 
 
 def _filled(korean: str, values: Mapping[str, str]) -> str:
