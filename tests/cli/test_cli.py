@@ -337,7 +337,7 @@ def test_wishes_that_do_not_go_together(call: Call, gpt: Path) -> None:
 
     refused(asked("--beams", 3, "--temperature", 0.8), 2, "beams", "temperature=0")
     refused(asked("--beams", 3, "-n", 2), 2, "beams", "n=1")
-    refused(asked("--speculate", "--choices", "a,b"), 2, "speculate", "no constraint")
+    refused(asked("--speculate", "--choices", "a,b"), 2, "speculate", "constraint")
     refused(asked("--speculate", "--beams", 2), 2, "cannot be combined")
     refused(asked("--length-penalty", 0.8), 2, "--beams")
     refused(asked("--beams", 0), 2, "beams must be a whole number from 1 to 256")
