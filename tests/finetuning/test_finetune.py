@@ -692,7 +692,7 @@ def test_what_does_not_fit_is_said(
     path = data("classification")
     with pytest.raises(UsageError, match="auxiliary language model of GPT-1"):
         finetune(bert, "classification", path, tmp_path / "o", path, lm=0.5)
-    with pytest.raises(UsageError, match=r"no field 'epoch'.* Did you mean 'epochs'"):
+    with pytest.raises(UsageError, match=r"no option 'epoch'.* Did you mean 'epochs'"):
         finetune(bert, "classification", path, tmp_path / "o", path, epoch=2)
     with pytest.raises(UsageError, match="batch must be positive"):
         finetune(bert, "classification", path, tmp_path / "o", path, batch=0)

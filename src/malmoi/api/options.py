@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict
 
+from malmoi.config import RENAMED_FIELDS
 from malmoi.errors import UsageError, nearest
 
 if TYPE_CHECKING:
@@ -204,11 +205,12 @@ class StudyOptions(TypedDict, total=False):
 
 def check_options(verb: str, given: Iterable[str], known: type, *also: str) -> None:
     """Refuses an option that the function does not have, and names the nearest; `also` are those
-    that are parameters of its own.
+    that are parameters of its own. Paths and former names are the settings' to check.
     """
     names = {*known.__annotations__, *also}
+    former = {name for renamed in RENAMED_FIELDS.values() for name in renamed}
     for name in given:
-        if name not in names and "." not in name:
+        if name not in names | former and "." not in name:
             raise UsageError(f"{verb} has no option {name!r}.{nearest(name, names)}")
 
 
