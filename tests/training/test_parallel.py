@@ -26,7 +26,7 @@ from tiny_runs import KINDS, STILL, losses, steps_of, train, weights, write_corp
 
 SCRIPT = Path(__file__).parents[1] / "tiny_runs.py"
 STEPS = 6
-SETTINGS = {**STILL, "steps": STEPS, "train.save_every": 100}
+SETTINGS = {**STILL, "steps": STEPS, "train.save_every": 100, "train.ema": 0.5}
 
 
 @pytest.fixture(scope="module")

@@ -6,15 +6,17 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from malmoi.training.state import local_part
+
 
 class WeightAverage:
     """A running mean of a network's weights; the trainer knows how many steps are in it."""
 
     def __init__(self, network: nn.Module) -> None:
         named = dict(network.named_parameters())
-        self._weights = [p.data for p in named.values()]
-        self._means = [torch.zeros_like(p.data) for p in named.values()]
-        self.tensors = {f"average.{n}": t for n, t in zip(named, self._means, strict=True)}
+        self.tensors = {f"average.{n}": torch.zeros_like(p.data) for n, p in named.items()}
+        self._weights = [local_part(p.data) for p in named.values()]
+        self._means = [local_part(mean) for mean in self.tensors.values()]
 
     def add(self, count: int) -> None:
         """Takes in the weights of now, the `count`-th ones."""

@@ -76,7 +76,9 @@ def tensors_of(
 
 def weights_are_finite(network: nn.Module, group: ProcessGroup) -> bool:
     """Whether every weight is a finite number, on every process."""
-    norms = torch.stack(list(torch._foreach_norm([_local(p.data) for p in network.parameters()])))
+    norms = torch.stack(
+        list(torch._foreach_norm([local_part(p.data) for p in network.parameters()]))
+    )
     return not group.max((~norms.isfinite()).any().int()).item()
 
 
@@ -93,7 +95,7 @@ def save_state(
         group.barrier()
         file = beside / f"rank-{group.rank:05}.safetensors"
         own = {name: t for name, t in tensors.items() if group.first or _is_cut(t)}
-        local = {name: _local(t).detach().cpu().contiguous() for name, t in own.items()}
+        local = {name: local_part(t).detach().cpu().contiguous() for name, t in own.items()}
         save_file(
             local, file, {"rows": json.dumps({name: _first_row(t) for name, t in own.items()})}
         )
@@ -164,9 +166,9 @@ def load_state(
 
     with torch.no_grad():
         for name, p in named.items():
-            _local(p.data).copy_(fetch(f"weights.{name}", p))
+            local_part(p.data).copy_(fetch(f"weights.{name}", p))
         for name, mean in (average or {}).items() if state.position.averaged else ():
-            _local(mean).copy_(fetch(name, mean))
+            local_part(mean).copy_(fetch(name, mean))
     for i, optimizer in enumerate(optimizers):
         _load_optimizer(i, optimizer, named, known, fetch)
     return state.position
@@ -231,7 +233,7 @@ def _like(p: Tensor, local: Tensor) -> Tensor:
 
 def _gather(name: str, like: Tensor, files: list[Any], rows: list[dict[str, int]]) -> Tensor:
     """This process's rows of a tensor, out of whichever files hold them."""
-    local = _local(like)
+    local = local_part(like)
     first = _first_row(like)
     if not local.dim():
         return torch.as_tensor(files[0].get_tensor(name))
@@ -394,7 +396,8 @@ def _open(path: Path) -> Any:
         raise CorruptState(f"{path} is damaged: {error}.") from error
 
 
-def _local(tensor: Tensor) -> Tensor:
+def local_part(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor: all of it, or its rows where FSDP2 has cut it."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
