@@ -65,10 +65,12 @@ MEASURED = (
 )
 # Runs that were limited by text: the size at which it is read no more often than this was the best
 # (H200: 9 × 512 for 70 s of 7.7M tokens, 10 × 640 for 290 s of 23.5M).
+# bert and both: guesses
 MAX_EPOCHS: dict[Kind, float] = {"gpt": 9.0, "bert": 30.0, "both": 16.0}
-USABLE_EPOCHS = 4.0  # times MAX_EPOCHS; more minutes than that would learn the text by heart
+USABLE_EPOCHS = 4.0  # times MAX_EPOCHS, where a run ends; a guess
 # Share of a matrix product's speed that a step reaches: on a GPU width / (width + …), by the
-# 655,000 tokens a second of 11 × 640 on an H200; on a processor about the same for all widths.
+# 655,000 tokens a second of 11 × 640 on an H200; on a processor about the same for all widths
+# (fp32 measured, bf16 a guess).
 GPU_HALF_SPEED_WIDTH = 1250
 CPU_UTILISATION = {"fp32": 0.55, "bf16": 0.3}
 # Worth 0.025 bits per byte together on 55 MB of text (docs/lab.md).
@@ -184,7 +186,7 @@ def context_length(kind: Kind, weights: int, tokens: int) -> int:
 
 def batch_tokens(tokens: int, device: str) -> int:
     """Tokens of a step, a power of two: 512 for 200,000 tokens in all, 32,768 for 100 million, and
-    no fewer on a GPU, which a smaller step leaves idle; all three measured.
+    no fewer on a GPU, where half as many lost (docs/lab.md).
     """
     least = 512 if device == "cpu" else 32_768
     wanted = min(2**19, max(least, 32_768 * (tokens / 170e6) ** 0.6))
@@ -243,7 +245,7 @@ def _one_size(
     seen = int(seconds * speed.reached(width) / flops_per_token(model, weights, context))
     epochs = seen / max(1, tokens)
     limit = (
-        f"it reads the text {epochs:.1f} times, and more than {MAX_EPOCHS[kind]:g} was worse"
+        f"it reads the text {epochs:.1f} times, of at most {MAX_EPOCHS[kind]:g}"
         if epochs > MAX_EPOCHS[kind] / 2
         else f"{seen / weights:.1f} tokens for each weight"
     )
