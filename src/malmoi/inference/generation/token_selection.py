@@ -232,7 +232,7 @@ def _history(
     if not sampling.needs_history:
         return None
     seen = torch.zeros(len(sequences), logits.size(1), dtype=torch.bool, device=logits.device)
-    written = torch.zeros_like(logits, dtype=torch.float32)
+    written = torch.zeros_like(seen, dtype=torch.float32)
     for row, counts, sequence in zip(seen, written, sequences, strict=True):
         tokens = torch.tensor(sequence.tokens, device=row.device)
         row[tokens] = True
