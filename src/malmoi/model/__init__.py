@@ -1,4 +1,4 @@
-"""One Transformer for four papers: patterns → attention → transformer → heads → families."""
+"""One Transformer for every family: patterns → attention → transformer → heads → families."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,7 @@
 """Attention: the projections, the KV cache, and the one place that picks a kernel.
 
-B batch, T tokens (queries), K keys, D width, H heads, G key/value heads, S cache slots, E width of
-a head.
+B batch, T tokens (queries), K keys, D width, H heads, G key/value heads, S cache slots, E head
+width.
 """
 
 import re
@@ -20,11 +20,11 @@ from malmoi.errors import UsageError
 from malmoi.model.patterns import Layout, Pattern
 from malmoi.model.rotary import rotate
 
-# keys: up to here plain products beat SDPA in bf16 training on a CPU (5 times at 128, 1.2 at 512)
+# keys: up to this many, plain matmuls beat SDPA in bf16 training on a CPU (5x at 128, 1.2x at 512)
 SHORT_KEYS = 512
-# patterns for which the kernel of packed sequences needs no mask
+# patterns that the packed-sequence (varlen) kernel handles without a mask
 PACKED_PATTERN = re.compile(r"full|causal|(?:causal & )?local:(?P<window>\d+)")
-MIN_FLEX_KEYS = 1024  # keys: below this a dense boolean mask is as fast as FlexAttention's blocks
+MIN_FLEX_KEYS = 1024  # keys: below this a dense mask is as fast as FlexAttention's block mask
 
 
 @dataclass(frozen=True)
@@ -37,25 +37,25 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Mask:
-    """A pattern over a layout, prepared for a kernel. All fields empty: full attention."""
+    """A pattern over a layout, prepared for a kernel; with every field empty, full attention."""
 
     causal: bool = False
     dense: Tensor | None = None  # bool, broadcasts to [B, H, T, K]
     empty: Tensor | None = None  # bool, broadcasts to [B, H, T, 1]: queries that may see no key
     blocks: Any = None  # FlexAttention's BlockMask
-    bounds: Bounds | None = None  # exact document masks without a mask
-    window: int = 0  # with bounds: positions less than this apart; 0: any
+    bounds: Bounds | None = None  # packed documents, kept apart without a mask tensor
+    window: int = 0  # with bounds: attend to positions less than this apart; 0: any
 
     @classmethod
     def of(cls, seen: Tensor) -> "Mask":
-        """Booleans that broadcast to [B, H, T, K] as a mask."""
+        """Wraps a boolean mask that broadcasts to [B, H, T, K]."""
         return cls(dense=seen, empty=~seen.any(-1, keepdim=True))
 
 
 def build_mask(
     pattern: Pattern, layout: Layout, device: torch.device, bounds: Bounds | None, dropout: float
 ) -> Mask:
-    """The cheapest exact form of a pattern: a flag, nothing, bounds, blocks, or a dense mask."""
+    """The cheapest exact form of a pattern: a flag, nothing, bounds, blocks or a dense mask."""
     causal = pattern.text == "causal"
     packed = PACKED_PATTERN.fullmatch(pattern.text)
     if bounds is not None and device.type == "cuda" and packed and not layout.prefix:
@@ -78,7 +78,7 @@ def attend(
 ) -> Tensor:
     """softmax(q kᵀ / √E) v under a mask: q [B, H, T, E], k and v [B, G, K, E] → [B, H, T, E].
 
-    A query that may see no key gets zeros, whichever kernel computes it; None takes the fastest.
+    A query that may see no key gets zeros from every kernel; `kernel=None` picks the fastest.
     """
     return KERNELS[kernel or fastest_kernel(q, k, mask)](q, k, v, mask, dropout)
 
@@ -92,15 +92,15 @@ def fastest_kernel(q: Tensor, k: Tensor, mask: Mask) -> Kernel:
 
 
 def attention_probs(q: Tensor, k: Tensor, mask: Mask) -> Tensor:
-    """Attention probabilities [B, H, T, K], which no kernel returns; 0 without keys."""
+    """Attention probabilities [B, H, T, K], which fused kernels do not return; 0 without keys."""
     k = k.repeat_interleave(q.size(1) // k.size(1), dim=1)
     scores: Tensor = (q * q.size(-1) ** -0.5) @ k.transpose(-1, -2)
     seen = visible(mask, scores)
     if seen is None:
         return scores.softmax(-1)
-    # The least number instead of -inf keeps NaN out of the gradient, but makes a row that sees
-    # nobody
-    # uniform over all keys, later ones included: it is cleared. A plain causal row sees itself.
+    # The dtype's minimum instead of -inf keeps NaN out of the gradient, but makes a fully masked
+    # row uniform over all keys, future ones included, so such rows are zeroed below. A plain causal
+    # row always sees itself.
     chosen = scores.masked_fill(~seen, torch.finfo(scores.dtype).min).softmax(-1)
     if mask.causal:
         return chosen
@@ -110,7 +110,7 @@ def attention_probs(q: Tensor, k: Tensor, mask: Mask) -> Tensor:
 
 
 def visible(mask: Mask, scores: Tensor) -> Tensor | None:
-    """A mask in any form as booleans that broadcast to [B, H, T, K]; None: full attention."""
+    """Any form of mask as booleans that broadcast to [B, H, T, K]; None means full attention."""
     B, H, T, K = scores.shape
     if mask.blocks is not None:
         b, h, q, k = (torch.arange(n, device=scores.device) for n in (B, H, T, K))
@@ -135,7 +135,7 @@ def visible(mask: Mask, scores: Tensor) -> Tensor | None:
 
 
 def _is_short(q: Tensor, k: Tensor) -> bool:
-    """Whether to use plain products; not when compiling (torch 2.13: NaN gradients on a CPU)."""
+    """Whether to use plain matmuls; not when compiling (torch 2.13: NaN gradients on a CPU)."""
     cpu = q.device.type == "cpu" and q.dtype == torch.bfloat16 and q.requires_grad
     return cpu and k.size(2) <= SHORT_KEYS and not torch.compiler.is_compiling()
 
@@ -150,7 +150,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor
     y = F.scaled_dot_product_attention(
         q, k, v, mask.dense, dropout, mask.causal, enable_gqa=grouped
     )
-    # In bf16 on a GPU the kernel behind it spreads a query without keys over all of them.
+    # In bf16 on a GPU the kernel behind SDPA spreads a query without keys over all of them.
     return y if mask.empty is None else y.masked_fill(mask.empty, 0.0)
 
 
@@ -168,7 +168,7 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tens
     bounds = cast(Bounds, mask.bounds)
     q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))  # [1, H, N, E] → [N, H, E], no copy
     n = bounds.longest
-    left = mask.window - 1 if mask.window else None  # inclusive there
+    left = mask.window - 1 if mask.window else None  # FlashAttention counts its window inclusively
     right = 0 if mask.window and mask.causal else left
     y = torch.ops.aten._flash_attention_forward(
         q, k, v, bounds.starts, bounds.starts, n, n, dropout, mask.causal, return_debug_mask=False,
@@ -213,7 +213,7 @@ def _block_mask(pattern: Pattern, layout: Layout, batch: int | None, device: tor
 
 
 class KVStore(Protocol):
-    """Stores new keys and values and returns all that are attended to."""
+    """Stores new keys and values and returns every one to attend to."""
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
 
@@ -226,10 +226,10 @@ class FusedDecodeCache(ABC):
 
 
 class KVCache:
-    """Keys and values of every layer, preallocated; the caller owns it, the modules stay stateless.
+    """Preallocated keys and values of every layer; owned by the caller, so modules stay stateless.
 
-    Each slot remembers the position of its token, and whether it holds one: padding, left or right,
-    needs no care.
+    Each slot records the position of its token and whether it holds one, so left or right padding
+    needs no special handling.
     """
 
     def __init__(
@@ -246,15 +246,15 @@ class KVCache:
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self.positions = torch.zeros(batch, capacity, dtype=torch.long, device=device)
         self.keep = torch.zeros(batch, capacity, dtype=torch.bool, device=device)
-        self.used = 0  # slots filled so far, the same in every row
-        self.padded = False  # whether any of them is padding
+        self.used = 0  # slots filled so far, the same for every row
+        self.padded = False  # whether any filled slot is padding
 
     @property
     def capacity(self) -> int:
         return self.keys.size(3)
 
     def grow(self, positions: Tensor, keep: Tensor | None) -> None:
-        """Takes slots for new tokens at these positions [B, T]; `keep` marks non-padding."""
+        """Reserves slots for new tokens at these positions [B, T]; `keep` marks non-padding."""
         start = self.used
         self.used = self.used + positions.size(1)
         if self.used > self.capacity:
@@ -266,21 +266,21 @@ class KVCache:
         self.padded = self.padded or keep is not None
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Stores the newest keys and values of a layer and returns all of them up to now."""
+        """Stores a layer's newest keys and values and returns all of them so far."""
         start = self.used - k.size(2)
         self.keys[layer, :, :, start : self.used] = k
         self.values[layer, :, :, start : self.used] = v
         return self.keys[layer, :, :, : self.used], self.values[layer, :, :, : self.used]
 
     def reorder(self, rows: Tensor) -> None:
-        """Keeps these rows in this order: beams that go on, requests that are not finished."""
+        """Keeps only these rows, in this order: the surviving beams, or the unfinished requests."""
         self.keys = self.keys[:, rows]
         self.values = self.values[:, rows]
         self.positions = self.positions[rows]
         self.keep = self.keep[rows]
 
     def truncate(self, used: int) -> None:
-        """Drops everything after the first `used` slots, such as all but a shared prompt."""
+        """Drops everything after the first `used` slots, e.g. all but a shared prompt."""
         self.used = used
 
 
@@ -292,7 +292,7 @@ class Attention(nn.Module):
         self.size = c.size_per_head
         self.dropout = c.attention_dropout
         self.eps = c.eps
-        self.kernel: Kernel | None = None  # None: whichever is fastest
+        self.kernel: Kernel | None = None  # None: pick the fastest
         norms: dict[str, Callable[..., Tensor]] = {"layer": F.layer_norm, "rms": F.rms_norm}
         self.qk_norm = norms[c.norm_kind] if c.qk_norm else None
         self.qkv = nn.Linear(c.width, (c.heads + 2 * c.key_heads) * self.size, bias=c.bias)
@@ -307,7 +307,7 @@ class Attention(nn.Module):
         attention_out: list[Tensor] | None = None,
         extra_values: Tensor | None = None,
     ) -> Tensor:
-        """`extra_values` [B, T, G·E] are added to the values."""
+        """Self-attention of x [B, T, D]; `extra_values` [B, T, G·E] are added to the values."""
         B, T, _ = x.shape
         parts = self.qkv(x).view(B, T, -1, self.size).transpose(1, 2)  # [B, H + 2G, T, E]
         qk, v = parts.split((self.heads + self.key_heads, self.key_heads), dim=1)
@@ -330,11 +330,11 @@ class Attention(nn.Module):
         return mixed
 
 
-# Prefix keys and values, visible to the whole text: soft tokens, a learnt prefix
+# Prefix keys and values that every token sees: soft prompts and prefix tuning
 
 
 class PrefixKV:
-    """The keys and values of one layer that stand before all others, those of a cache included."""
+    """A layer's prefix keys and values, placed before all others, including cached ones."""
 
     def __init__(self, ahead: Tensor, kept: tuple[KVStore, int] | None) -> None:
         # [2, G, n, E]

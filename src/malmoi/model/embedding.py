@@ -41,7 +41,7 @@ def make_position(c: ModelConfig) -> nn.Module | None:
 
 
 class Embedding(nn.Module):
-    """Token + position + segment (BERT figure 2), with a norm or a projection (ALBERT) if any."""
+    """Token + position + segment (BERT figure 2), then an optional norm or projection (ALBERT)."""
 
     def __init__(self, c: ModelConfig) -> None:
         super().__init__()
@@ -59,9 +59,9 @@ class Embedding(nn.Module):
         return self.place(self.token(tokens), positions, segments)
 
     def place(self, x: Tensor, positions: Tensor, segments: Tensor | None) -> Tensor:
-        """Vectors [B, T, E], a token's or not, each at its position."""
+        """Adds position and segment embeddings to vectors [B, T, E], which need not be tokens'."""
         if self.segment is not None:
-            # RoBERTa has one segment; a BERT tokenizer (klue/roberta) would still count to two
+            # RoBERTa has one segment, but a BERT tokenizer (klue/roberta) still emits 0 and 1
             one = segments is None or len(self.segment.weight) == 1
             x = x + (self.segment.weight[0] if one else self.segment(segments))
         if self.position is not None:

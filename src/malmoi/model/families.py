@@ -1,6 +1,6 @@
-"""A family is a value: each function returns one `ModelConfig`; any field can be changed by name.
+"""Model families as values: each function returns one `ModelConfig`; any field can be overridden.
 
-Numbers are the papers' own (Devlin 2019; Radford 2018, 2019; Brown 2020 table 2.1; Clark 2020; Lan
+Sizes are the papers' own (Devlin 2019; Radford 2018, 2019; Brown 2020 table 2.1; Clark 2020; Lan
 2020; Sanh 2019; Turc 2019 for the small BERTs; Liu 2019; Conneau 2020; Warner 2024; Touvron 2023,
 Grattafiori 2024, Allal 2025 for the LLaMAs).
 """
@@ -14,7 +14,7 @@ from malmoi.errors import UsageError, nearest
 
 
 def bert(**changes: Any) -> ModelConfig:
-    """The encoder: bidirectional, post-norm, segments, exact GELU, [CLS] with a tanh pooler."""
+    """BERT: bidirectional, post-norm, segments, exact GELU, [CLS] with a tanh pooler."""
     values = dict(
         vocab=30_522,
         context=512,
@@ -33,22 +33,24 @@ def bert(**changes: Any) -> ModelConfig:
 
 
 def distilbert(**changes: Any) -> ModelConfig:
-    """BERT with every second layer, no segments; classification through a ReLU layer."""
+    """BERT with every second layer and no segments; classifies through a ReLU layer."""
     return bert(**(dict(depth=6, segments=0, pooler="relu") | changes))
 
 
 def roberta(**changes: Any) -> ModelConfig:
-    """BERT trained longer (Liu et al. 2019): one segment, and positions that begin after the
-    padding id, which is 1; the head of its masked language model has a GELU whatever the blocks
-    have.
+    """BERT trained longer (Liu et al. 2019), with one segment.
+
+    Positions start after the padding id, which is 1. The MLM head uses GELU regardless of the
+    blocks' activation.
     """
     values = dict(vocab=50_265, segments=1, position_offset=2, eps=1e-5, mlm_activation="gelu")
     return bert(**(values | changes))
 
 
 def modernbert(**changes: Any) -> ModelConfig:
-    """The encoder as one would build it five years later (Warner et al. 2024): rotary positions,
-    pre-norm, GeGLU, no biases, two of three layers with a window of 64 tokens to either side.
+    """A modernised BERT encoder (Warner et al. 2024).
+
+    Rotary positions, pre-norm, GeGLU, no biases; two of every three layers attend within 64 tokens.
     """
     values = dict(
         vocab=50_368,
@@ -77,8 +79,10 @@ def modernbert(**changes: Any) -> ModelConfig:
 
 
 def electra(**changes: Any) -> ModelConfig:
-    """BERT's trunk trained to tell replaced tokens; embeddings may be narrower than the trunk, and
-    its generator's head has a GELU whatever the blocks have.
+    """BERT's trunk trained to detect replaced tokens.
+
+    Embeddings may be narrower than the trunk. The generator's head uses GELU regardless of the
+    blocks.
     """
     values = dict(
         embed_width=128, width=256, heads=4, hidden=1024, pooler="gelu", mlm_activation="gelu"
@@ -87,7 +91,7 @@ def electra(**changes: Any) -> ModelConfig:
 
 
 def albert(**changes: Any) -> ModelConfig:
-    """One block's weights for all layers and factorised embeddings."""
+    """One block's weights shared by all layers, and factorised embeddings."""
     values = dict(
         vocab=30_000,
         embed_width=128,
@@ -100,17 +104,17 @@ def albert(**changes: Any) -> ModelConfig:
 
 
 def gpt1(**changes: Any) -> ModelConfig:
-    """The decoder, post-norm, as in Vaswani et al."""
+    """The original GPT decoder: post-norm, as in Vaswani et al."""
     return ModelConfig(**(dict(vocab=40_478, context=512, norm="post", final_norm=False) | changes))  # type: ignore[arg-type]
 
 
 def gpt2(**changes: Any) -> ModelConfig:
-    """Pre-norm and a final norm; residual output weights are scaled by 1/√(2·depth)."""
+    """Pre-norm with a final norm; residual output weights are scaled by 1/√(2·depth)."""
     return ModelConfig(**(dict(vocab=50_257, residual_init="scaled") | changes))  # type: ignore[arg-type]
 
 
 def gpt3(**changes: Any) -> ModelConfig:
-    """GPT-2 with twice the context and every second layer banded; no dropout is published."""
+    """GPT-2 with twice the context and every second layer banded; its dropout is unpublished."""
     values = dict(
         context=2048, attention=("causal", "causal & local:256"), dropout=0.0, attention_dropout=0.0
     )
@@ -118,7 +122,7 @@ def gpt3(**changes: Any) -> ModelConfig:
 
 
 def llama(**changes: Any) -> ModelConfig:
-    """Rotary positions, RMSNorm, SwiGLU, no biases, grouped keys (Touvron et al. 2023)."""
+    """Rotary positions, RMSNorm, SwiGLU, no biases, grouped queries (Touvron et al. 2023)."""
     values = dict(
         vocab=32_000,
         context=2048,
@@ -166,12 +170,12 @@ PRESETS: dict[str, Callable[..., ModelConfig]] = {
     "gpt3-125m": gpt3,
     "gpt3-350m": partial(gpt3, depth=24, width=1024, heads=16),
     "gpt3-760m": partial(gpt3, depth=24, width=1536, heads=16),
-    # Printed as 24 heads of 128 in a width of 2048, which does not multiply out: 16 heads of 128
-    # give the 1.3B.
+    # The paper prints 24 heads of 128 at width 2048, which is inconsistent; 16 heads of 128 match
+    # the 1.3B parameters.
     "gpt3-1.3b": partial(gpt3, depth=24, width=2048, heads=16),
     "gpt3-2.7b": partial(gpt3, depth=32, width=2560, heads=32),
     "gpt3-6.7b": partial(gpt3, depth=32, width=4096, heads=32),
-    # Printed with a width of 5140; 40 heads of 128 make 5120.
+    # The paper prints a width of 5140; 40 heads of 128 make 5120.
     "gpt3-13b": partial(gpt3, depth=40, width=5120, heads=40),
     "gpt3-175b": partial(gpt3, depth=96, width=12288, heads=96),
     "llama-7b": partial(llama, depth=32, width=4096, heads=32, hidden=11008, eps=1e-6),
@@ -197,7 +201,7 @@ PRESETS: dict[str, Callable[..., ModelConfig]] = {
 
 
 def preset(name: str, **changes: Any) -> ModelConfig:
-    """The model of a paper by its name, with any field changed."""
+    """A paper's model by name, with any field overridden."""
     if name not in PRESETS:
         raise UsageError(f"There is no model {name!r}.{nearest(name, PRESETS)}")
     return PRESETS[name](**changes)

@@ -1,7 +1,6 @@
-"""Feature-based models on a frozen trunk (BERT §5.3): which layers are read and how they are
-combined.
+"""Feature-based models on a frozen trunk (BERT §5.3): which layers to read and how to combine them.
 
-B batch, T tokens, L layers that are read, D width.
+B batch, T tokens, L layers read, D width.
 """
 
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from malmoi.errors import UsageError
 from malmoi.model.heads import token_mean
 from malmoi.model.transformer import Activations, Transformer
 
-# the precision in which states are kept on the disk, and so read everywhere
+# precision of cached states on disk; used in memory as well, so that both agree
 STATE_DTYPE = torch.float16
 
 
@@ -24,17 +23,16 @@ STATE_DTYPE = torch.float16
 class FeatureConfig(Config):
     """How a small model reads the hidden states of a frozen one (BERT §5.3)."""
 
-    layers: tuple[int, ...]  # 0 is the embedding, the depth the last layer
-    weighted: bool = False  # a learned sum of the layers; else one beside the other
-    recurrent: int = 0  # width of the two-layer BiLSTM over them; 0: none
+    layers: tuple[int, ...]  # 0 is the embedding, `depth` the last layer
+    weighted: bool = False  # a learned weighted sum of the layers; otherwise they are concatenated
+    recurrent: int = 0  # width of the two-layer BiLSTM on top; 0: none
 
 
 class LayeredTransformer(Transformer):
-    """A trunk that does not learn, nor drop anything; it gives the states of several layers [B, T,
-    L, D].
+    """A frozen trunk without dropout that returns the states of several layers [B, T, L, D].
 
-    They are rounded as the cache on the disk rounds them: a model sees in use what it saw when it
-    was trained.
+    They are rounded exactly as the on-disk cache rounds them, so that a model sees the same numbers
+    at inference as in training.
     """
 
     def __init__(self, c: ModelConfig, layers: tuple[int, ...]) -> None:
@@ -59,11 +57,10 @@ class LayeredTransformer(Transformer):
 
 
 class BiLSTM(nn.Module):
-    """Layers that read rows from both ends (Hochreiter & Schmidhuber 1997, Graves & Schmidhuber
-    2005).
+    """A stacked BiLSTM (Hochreiter & Schmidhuber 1997, Graves & Schmidhuber 2005).
 
-    `width` is that of the output, half of it from each direction. Padding changes nothing: it is
-    never read.
+    `width` is the output width, half from each direction. Padding is never read, so it cannot
+    change the result.
     """
 
     def __init__(self, inputs: int, width: int, *, depth: int = 2, dropout: float = 0.0) -> None:
@@ -78,7 +75,7 @@ class BiLSTM(nn.Module):
         )
 
     def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
-        """[B, T, inputs] → [B, T, width]; `keep` [B, T] marks tokens, padding stands after them."""
+        """[B, T, inputs] → [B, T, width]; `keep` [B, T] marks tokens; padding is on the right."""
         if keep is None:
             out: Tensor = self.lstm(x)[0]
             return out
@@ -88,14 +85,14 @@ class BiLSTM(nn.Module):
 
     @torch.no_grad()
     def reset(self, generator: torch.Generator | None) -> None:
-        """U(−1/√h, 1/√h), the usual rule of recurrent layers of h units."""
+        """U(−1/√h, 1/√h), the usual initialisation of recurrent layers with h units."""
         bound = self.lstm.hidden_size**-0.5
         for weight in self.lstm.parameters():
             weight.uniform_(-bound, bound, generator=generator)
 
 
 class FeatureReader(nn.Module):
-    """The layers combined, then a BiLSTM if there is one: [B, T, L, D] → [B, T, width]."""
+    """Combines the layers, then applies the BiLSTM if any: [B, T, L, D] → [B, T, width]."""
 
     def __init__(self, c: ModelConfig, f: FeatureConfig) -> None:
         super().__init__()
@@ -109,14 +106,14 @@ class FeatureReader(nn.Module):
         return x if self.recurrent is None else self.recurrent(x, keep)
 
     def join(self, states: Tensor) -> Tensor:
-        """One layer beside the other, or Σ softmax(w)_l · h_l (Peters et al. 2018 eq. 1)."""
+        """Concatenates the layers, or Σ softmax(w)_l · h_l (Peters et al. 2018 eq. 1)."""
         if self.weights is None:
             return states.flatten(2)
         return torch.einsum("l,btld->btd", self.weights.softmax(0).to(states.dtype), states)
 
     @torch.no_grad()
     def reset(self, generator: torch.Generator | None) -> None:
-        """Every layer weighs the same; the BiLSTM by its own rule."""
+        """Starts with equal layer weights; the BiLSTM has its own rule."""
         if self.weights is not None:
             self.weights.zero_()
         if self.recurrent is not None:

@@ -1,9 +1,8 @@
-"""Weights of 8 or 4 bits for inference on a processor: a step reads every weight once, so fewer
-bytes are fast.
+"""8- and 4-bit weights for CPU inference, which is bound by reading every weight once per step.
 
-Rows of a weight are scaled one by one and symmetrically. Activations lose no more than in bfloat16:
-rounding them to 8 bits too, as the fastest kernels do, costs SmolLM2 4.6 % of perplexity. O
-outputs, I inputs, G groups, N rows of activations, V vocabulary, D width.
+Each weight row has its own symmetric scale. Activations lose no more than in bfloat16: rounding
+them to 8 bits as well, as the fastest kernels do, costs SmolLM2 4.6 % of perplexity. O outputs, I
+inputs, G groups, N rows of activations, V vocabulary, D width.
 """
 
 from collections.abc import Callable
@@ -19,17 +18,18 @@ from malmoi.model.int8_row import Packed, bf16, fits, product, why_not
 from malmoi.model.network import Network
 from malmoi.system.machine import this_machine
 
-INT8_MAX = 127  # of a signed byte, the same on both sides
-MANY = 32  # rows from which AMX, which multiplies whole tiles, is faster than our kernel
+INT8_MAX = 127  # largest magnitude of a signed byte, used symmetrically
+MANY = 32  # rows from which AMX, which multiplies whole tiles, beats our kernel
 TINY = 1e-30
 INT8_DEVICES = ("cpu", "meta")
 REFUSAL = "int8 weights are for the processor; on a GPU use bf16, or name device='cpu'."
 
 
 def pack_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row as int8 [O, I], and its scale [O] in bf16, rounded before the weights are, so that
-    its own error stays out of the result. The largest weight is 127 · (1 ± 2⁻⁹) steps, which is
-    127: packed again, it is the same.
+    """Quantises each row to int8 [O, I] with a bf16 scale [O].
+
+    The scale is rounded before the weights are, so that its error does not reach the result. The
+    largest weight is 127 · (1 ± 2⁻⁹) steps, which rounds to 127: packing is idempotent.
     """
     weight = weight.detach().float()
     scale = (weight.abs().amax(1).clamp(min=TINY) / INT8_MAX).to(bf16())
@@ -37,13 +37,13 @@ def pack_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def packed(weight: Tensor) -> Packed:
-    """A weight of 8 bits, laid out for the kernel."""
+    """An 8-bit weight, laid out for the kernel."""
     numbers, scale = pack_int8(weight)
     return Packed.of(numbers, scale[:, None])
 
 
 class QuantizedLinear(nn.Module):
-    """x Wᵀ + b with W in 8 or 4 bits: for few rows or many, faster than with fp32 weights."""
+    """x Wᵀ + b with W in 8 or 4 bits; faster than fp32 weights for few rows and for many."""
 
     bias: Tensor | None
 
@@ -71,7 +71,7 @@ class QuantizedLinear(nn.Module):
         return tile_product(*self.weight.signed())
 
     def _by_tiles(self, rows: Tensor) -> Tensor:
-        """Through AMX: x ≈ step · (high + low / 127), both parts of 8 bits."""
+        """Uses AMX: x ≈ step · (high + low / 127), both parts int8."""
         step = rows.abs().amax(1, keepdim=True).div_(INT8_MAX).clamp_(min=TINY)
         parts = rows.div(step)
         high = parts.to(torch.int8)
@@ -85,14 +85,14 @@ class QuantizedLinear(nn.Module):
         fn: Callable[[Tensor], Tensor],
         recurse: bool = True,  # noqa: FBT001, FBT002
     ) -> "QuantizedLinear":
-        """`.to(dtype)` concerns float weights; these keep their types and stay on the CPU."""
+        """Ignores `.to(dtype)`: quantised weights keep their types and stay on the CPU."""
         if fn(torch.empty(0)).device.type not in INT8_DEVICES:
             raise UsageError(REFUSAL)
         return self
 
 
 def tile_product(numbers: Tensor, scale: Tensor) -> Callable[[Tensor], Tensor]:
-    """int8 rows [N, I] → fp32 [N, O]: oneDNN's, with a copy of the weight laid out for it."""
+    """int8 rows [N, I] → fp32 [N, O] by oneDNN, with a copy of the weight in oneDNN's layout."""
     ops: Any = torch.ops.onednn
     laid_out = ops.qlinear_prepack(numbers.contiguous(), None)
     zero = torch.zeros(len(numbers), dtype=torch.int32)
@@ -110,14 +110,14 @@ def tile_product(numbers: Tensor, scale: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 class QuantizedEmbedding(nn.Module):
-    """Vectors of tokens out of 8-bit rows; a tied vocabulary head has the same ones."""
+    """Token embeddings from 8-bit rows, which a tied vocabulary head shares."""
 
     weight: Tensor
 
     def __init__(self, rows: Packed) -> None:
         super().__init__()
         self.packed = rows
-        # Callers ask an embedding's weight for its device and type; it has no row that one could
+        # Callers read an embedding's device and dtype from its weight; this one has no rows to be
         # read by mistake.
         self.register_buffer("weight", torch.empty(0, rows.inputs), persistent=False)
 
@@ -126,7 +126,7 @@ class QuantizedEmbedding(nn.Module):
 
 
 class QuantizedVocabulary(nn.Module):
-    """A vocabulary head whose last product, the largest of the network, is in int8."""
+    """A vocabulary head whose last matmul, the largest of the network, is in int8."""
 
     def __init__(self, head: VocabularyHead, weight: Packed) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class QuantizedVocabulary(nn.Module):
 
 
 class QuickRMS(nn.Module):
-    """RMSNorm in five calls instead of torch's nine: of one row, the calls take all the time.
+    """RMSNorm in five calls instead of torch's nine: for a single row, call overhead dominates.
 
     x / √(‖x‖²/D + ε) = x / (hypot(‖x‖, √(D ε)) / √D).
     """
@@ -184,11 +184,11 @@ INT8_MODULES: dict[type[nn.Module], Callable[[Any], nn.Module]] = {
 
 @torch.no_grad()
 def quantize_int8(network: Network) -> Network:
-    """Gives 8 bits to the weights of the trunk's linear maps that have no fewer, of the token
-    embedding and of the last
-    product of vocabulary heads, one after another, so that no second network is in memory.
+    """Quantises a network to 8 bits in place, for inference only.
 
-    The network is then for use, not for training.
+    Covers the trunk's linear maps (unless they have fewer bits already), the token embedding and
+    the last matmul of vocabulary heads. Weights are replaced one by one, so that two networks are
+    never in memory.
     """
     check_place(network)
     for parent in list(network.trunk.modules()):
@@ -200,7 +200,7 @@ def quantize_int8(network: Network) -> Network:
 
 
 def check_place(network: Network) -> None:
-    """Quantised weights need a kernel, which is there for some processors and no GPU."""
+    """Raises unless this machine has a kernel for quantised weights: some CPUs do, no GPU does."""
     if network.device.type not in INT8_DEVICES:
         raise UsageError(REFUSAL)
     reason = why_not()
@@ -224,7 +224,7 @@ def is_quantized(network: nn.Module) -> bool:
 
 
 def plain_state(network: Network) -> dict[str, Tensor | Packed]:
-    """A network's weights by the names that they have where nothing is quantised."""
+    """A network's weights under the names they have in an unquantised network."""
     found: dict[str, Tensor | Packed] = {**network.state_dict()}
     for name, module in network.named_modules():
         if isinstance(module, QuantizedLinear | QuantizedEmbedding):
@@ -244,7 +244,7 @@ def plain_state(network: Network) -> dict[str, Tensor | Packed]:
 
 
 def memory_of(network: nn.Module) -> int:
-    """Bytes that a network's weights take in memory, what is shared counted once."""
+    """Bytes that a network's weights take in memory; shared ones count once."""
     held = [*network.parameters(), *network.buffers()]
     for module in network.modules():
         weight = getattr(module, "packed", None) or getattr(module, "weight", None)

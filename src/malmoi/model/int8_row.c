@@ -1,10 +1,10 @@
-/* Rows of activations times weights of 8 or 4 bits: y = x W^T + bias, as fast as memory gives W.
+/* Activations times 8- or 4-bit weights: y = x W^T + bias, limited only by the memory bandwidth for W.
 
-   W lies in blocks of 16 outputs, each one stream: for every 8 inputs [2][16][4] numbers, so that one load feeds 16 sums.
-   At 4 bits a byte holds the number of the first four inputs below that of the second four, each moved up by 8.
-   `scale` is bf16, one for each group of inputs of an output: [block][group][16].
-   x becomes two signed bytes, x = step * (high + low / 127): it loses less than in bf16. Unsigned numbers (all at 4 bits,
-   and those of 8 on x86, whose vpdpbusd takes unsigned times signed) are moved back by `sums`, those of x in a group. */
+   W is stored in blocks of 16 outputs, each contiguous: for every 8 inputs [2][16][4] numbers, so that one load feeds 16 sums.
+   At 4 bits a byte holds the number of one of the first four inputs in its low half and of the second four in its high half, each plus 8.
+   `scale` is bf16, one per group of inputs and output: [block][group][16].
+   x is split into two signed bytes, x = step * (high + low / 127), which loses less than bf16. Unsigned numbers (always at 4 bits,
+   and at 8 on x86, whose vpdpbusd multiplies unsigned by signed) are corrected by `sums`, the sums of x over each group. */
 
 #include <math.h>
 #include <stdint.h>

@@ -1,9 +1,8 @@
-"""Rows of activations times weights of 8 or 4 bits by a kernel of our own, compiled once for this
-processor.
+"""Activations times 8- or 4-bit weights with our own kernel, compiled once for this CPU.
 
-It is written for AVX512-VNNI and for ARM's dot products. Elsewhere, or without a compiler, there is
-none: fp32 is then faster than int8, and nobody computes in it. O outputs, I inputs, G groups of
-inputs, N rows of activations.
+It targets AVX512-VNNI and ARM's dot-product instructions. Elsewhere, or without a compiler, there
+is no kernel: fp32 is then faster, so int8 is not used for computing. O outputs, I inputs, G groups
+of inputs, N rows of activations.
 """
 
 import ctypes
@@ -24,9 +23,9 @@ from malmoi.errors import MalmoiError
 from malmoi.model.native import load_library
 from malmoi.system.machine import Machine, named_dtype, this_machine
 
-LANES = 16  # outputs of a block
-STRIDE = 8  # inputs that the kernel takes at once
-WIDEST = 65_536  # inputs whose sum surely fits into 32 bits
+LANES = 16  # outputs per block
+STRIDE = 8  # inputs the kernel processes at once
+WIDEST = 65_536  # most inputs whose sum is sure to fit into 32 bits
 COMPILER_FLAGS = ("-O3", "-ffast-math", "-fPIC")
 FOR = {"avx512_vnni": "-march=native", "dotprod": "-march=armv8.2-a+dotprod"}
 
@@ -35,7 +34,7 @@ FOR = {"avx512_vnni": "-march=native", "dotprod": "-march=armv8.2-a+dotprod"}
 class Packed:
     """A weight [O, I] laid out for the kernel: number · scale, one scale per group and output."""
 
-    # uint8 [⌈O / 16⌉, I / 8, 2, 16, 4]; at 4 bits the 2 share a byte: [⌈O / 16⌉, I / 8, 16, 4]
+    # uint8 [⌈O / 16⌉, I / 8, 2, 16, 4]; at 4 bits the two share a byte: [⌈O / 16⌉, I / 8, 16, 4]
     numbers: Tensor
     scale: Tensor  # bf16 as int16 [⌈O / 16⌉, G, 16]
     outputs: int
@@ -44,7 +43,7 @@ class Packed:
 
     @classmethod
     def of(cls, numbers: Tensor, scale: Tensor, bits: int = 8) -> "Packed":
-        """From signed numbers [O, I] and bf16 scales [O, G]."""
+        """Packs signed numbers [O, I] and bf16 scales [O, G]."""
         outputs, inputs = numbers.shape
         short = -outputs % LANES
         filled = F.pad(numbers, (0, -inputs % STRIDE, 0, short))
@@ -67,11 +66,11 @@ class Packed:
 
     @property
     def group(self) -> int:
-        """Inputs that share a scale, those that fill up the last stride included."""
+        """Inputs per scale, including those that pad the last stride."""
         return self.numbers.size(1) * STRIDE // self.groups
 
     def signed(self) -> tuple[Tensor, Tensor]:
-        """The numbers [O, I] and bf16 scales [O, G] again."""
+        """Unpacks to the numbers [O, I] and bf16 scales [O, G]."""
         laid_out = self.numbers
         if self.bits == 4:
             laid_out = torch.stack((laid_out & 15, laid_out >> 4), 2).sub_(8)
@@ -80,14 +79,14 @@ class Packed:
         return numbers[: self.outputs, : self.inputs], scale[: self.outputs].view(bf16())
 
     def rows(self, index: Tensor) -> Tensor:
-        """Rows of an 8-bit weight of one scale a row, in fp32: [...] → [..., I]."""
+        """Rows of an 8-bit weight with one scale per row, in fp32: [...] → [..., I]."""
         block = index // LANES
         lane = index % LANES
         numbers = self.numbers.view(torch.int8)[block, :, :, lane].flatten(-3)[..., : self.inputs]
         return numbers * self.scale[block, 0, lane].view(bf16()).float()[..., None]
 
     def dense(self) -> Tensor:
-        """The weight itself [O, I] in fp32, which holds number · scale exactly."""
+        """The weight [O, I] in fp32, which holds number · scale exactly."""
         numbers, scale = self.signed()
         return expanded(numbers, scale)
 
@@ -97,7 +96,7 @@ class Packed:
 
 
 def bf16() -> torch.dtype:
-    """The type that scales are stored in; nothing is computed in it."""
+    """The dtype that scales are stored in; nothing is computed in it."""
     return named_dtype("bf16")
 
 
@@ -108,16 +107,16 @@ def expanded(numbers: Tensor, scale: Tensor) -> Tensor:
 
 
 def fits(inputs: int, groups: int) -> bool:
-    """Whether the kernel takes a weight of such a shape: groups are whole strides."""
+    """Whether the kernel supports this shape: each group must be a whole number of strides."""
     return inputs <= WIDEST and (groups == 1 or inputs % (groups * STRIDE) == 0)
 
 
 def product(weight: Packed, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """x [N, I] → x Wᵀ + bias [N, O], both in fp32."""
+    """A function x [N, I] → x Wᵀ + bias [N, O], both in fp32."""
     call = row_kernel()
     if call is None:
         raise MalmoiError(f"Weights of {weight.bits} bits cannot be computed with: {why_not()}.")
-    held = (weight.numbers, weight.scale, bias)  # alive as long as the product
+    held = (weight.numbers, weight.scale, bias)  # kept alive: the kernel has only addresses
     places = tuple(None if tensor is None else tensor.data_ptr() for tensor in held)
     sizes = (weight.outputs, weight.inputs, weight.group, weight.groups, weight.bits)
 
@@ -132,7 +131,7 @@ def product(weight: Packed, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
 
 
 def why_not() -> str | None:
-    """Why there is no kernel, as the end of a sentence; None where there is one."""
+    """Why there is no kernel, as the end of a sentence; None if there is one."""
     machine = this_machine()
     if row_kernel() is not None:
         return None
@@ -147,7 +146,7 @@ def why_not() -> str | None:
 
 
 def row_kernel() -> Callable[..., int] | None:
-    """The compiled function, where the processor and a compiler allow it."""
+    """The compiled function, or None if the processor or a compiler is missing."""
     return _compiled(this_machine())
 
 
@@ -172,15 +171,17 @@ def _compiled(machine: Machine) -> Callable[..., int] | None:
 
 
 def _share_threads() -> None:
-    """Lets the kernel use the OpenMP that torch has loaded: some builds hide it."""
+    """Exposes torch's OpenMP library to the kernel, since some builds of torch hide its symbols."""
     for library in sorted((Path(torch.__file__).parent / "lib").glob("lib*omp*")):
         with suppress(OSError):
             ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
 
 
 def _build(compiler: str, flags: tuple[str, ...], built: Path) -> None:
-    """Linked without OpenMP's library, so that it takes the one that torch has loaded: two would
-    each keep a thread for every core. Apple's compiler has no OpenMP: there one core computes.
+    """Compiles the kernel without linking OpenMP, so that it uses the library torch has loaded.
+
+    A second OpenMP would keep another thread per core. Apple's compiler has no OpenMP, so there the
+    kernel runs on one core.
     """
     text = built.with_suffix(".c")
     half = built.with_suffix(".o")

@@ -1,8 +1,7 @@
-"""Compiled code: built once into a cache that only its owner can write, and verified before every
-load.
+"""Compiled code, built once into a cache that only its owner can write and verified on every load.
 
-A library is kept as `<name>-<sha256 of its bytes>.so`: one rename puts the file and its checksum in
-place together.
+A library is stored as `<name>-<sha256 of its bytes>.so`, so that a single rename publishes the file
+together with its checksum.
 """
 
 import ctypes
@@ -15,15 +14,14 @@ from pathlib import Path
 
 
 def load_library(name: str, build: Callable[[Path], object]) -> ctypes.CDLL:
-    """The library `name`, out of the cache or as `build(path)` writes it; whatever `build` raises
-    is passed on.
+    """Loads the library `name` from the cache, or builds it with `build(path)`.
 
-    Where somebody else could write to the cache, the library is built into a folder of this process
-    alone.
+    Exceptions from `build` propagate. If another user could write to the cache, the library is
+    built in a private temporary folder instead.
     """
     folder = cache_folder()
     if folder is None:
-        with tempfile.TemporaryDirectory(prefix="malmoi-") as own:  # made with mode 700
+        with tempfile.TemporaryDirectory(prefix="malmoi-") as own:  # created with mode 700
             built = Path(own) / f"{name}.so"
             build(built)
             return ctypes.CDLL(str(built))  # the mapping outlives the file
@@ -31,7 +29,7 @@ def load_library(name: str, build: Callable[[Path], object]) -> ctypes.CDLL:
 
 
 def cache_folder() -> Path | None:
-    """The folder of compiled code, mode 700; none where another user could change what is in it."""
+    """The cache folder, mode 700; None if another user could change its contents."""
     parent = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -47,18 +45,18 @@ def cache_folder() -> Path | None:
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether only this user and root can replace files in a folder that is not a link."""
+    """Whether the folder is no symlink and only this user and root can replace files in it."""
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (os.geteuid(), 0):
         return False
-    if found.st_mode & stat.S_ISVTX:  # as /tmp: others may add, but not replace
+    if found.st_mode & stat.S_ISVTX:  # sticky, as /tmp: others may add files but not replace ours
         return True
     strangers = stat.S_IWOTH | (0 if found.st_gid in (os.getegid(), 0) else stat.S_IWGRP)
     return not found.st_mode & strangers
 
 
 def _cached(folder: Path, name: str) -> Path | None:
-    """A library whose bytes are those that were built; a file that changed since is removed."""
+    """A cached library whose checksum still matches; a file that has changed is deleted."""
     for path in sorted(folder.glob(f"{name}-*.so")):
         found = path.lstat()
         ours = (

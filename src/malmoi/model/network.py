@@ -28,10 +28,10 @@ from malmoi.model.transformer import EmbeddingResidual, SkipConnections, Transfo
 
 
 class Network(nn.Module):
-    """A trunk and named heads; calling it runs only the heads asked for.
+    """A trunk and named heads; calling it runs only the requested heads.
 
-    `heads` maps a name to its number of classes (0 where that is fixed); a pooler comes with the
-    heads that need it. With `features` the trunk is frozen and a small model reads its layers.
+    `heads` maps a name to its number of classes (0 if fixed); a pooler is added for the heads that
+    need one. With `features` the trunk is frozen and a small model reads its layers.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class Network(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """What it computes in; weights of few bits are unpacked to this."""
+        """The dtype it computes in, to which quantised weights are unpacked."""
         return self.trunk.embed.token.weight.dtype
 
     @property
     def width(self) -> int:
-        """Of what the heads read."""
+        """Width of the heads' input."""
         return self.config.width if self.reader is None else self.reader.width
 
     def add(self, name: str, classes: int = 0) -> None:
@@ -94,8 +94,10 @@ class Network(nn.Module):
         self.heads[name] = LinearHead(self.config, classes, width=self.width)
 
     def masked(self) -> "Network":
-        """The same weights as a BERT: of a causal network that learnt to read both ways too, the
-        bidirectional reading, whose mlm head is the lm head one position to the left.
+        """A bidirectional view of a causal network that was also trained to read both ways.
+
+        It shares the weights, and works as a BERT whose mlm head is the lm head one position to the
+        left.
         """
         c = self.config
         if not c.both_ways:
@@ -104,7 +106,7 @@ class Network(nn.Module):
             return self
         attention = tuple(text.replace("causal", "full") for text in c.attention)
         config = replace(c, attention=attention, pool="first")
-        # shallow copies: every weight, buffer and block is the same object
+        # shallow copies: every weight, buffer and block stays the same object
         trunk = copy.copy(self.trunk)
         trunk.config = config
         trunk.patterns = [parse_pattern(text, c.heads) for text in attention]
@@ -116,14 +118,14 @@ class Network(nn.Module):
         return view
 
     def without_head(self, name: str) -> "Network":
-        """The same weights without one of the heads."""
+        """The same network, sharing its weights, without one of the heads."""
         heads = {other: head for other, head in self.heads.items() if other != name}
         view = copy.copy(self)
         view._modules = {**self._modules, "heads": nn.ModuleDict(heads)}
         return view
 
     def tie(self) -> None:
-        """Makes vocabulary heads share the token embedding again, after its weight was replaced."""
+        """Ties vocabulary heads to the token embedding again, after its weight was replaced."""
         for head in self.heads.values() if self.config.tied else ():
             if isinstance(head, VocabularyHead):
                 head.weight = self.trunk.embed.token.weight
@@ -138,7 +140,7 @@ class Network(nn.Module):
         keep: Tensor | None = None,
         **inputs: object,
     ) -> dict[str, Tensor]:
-        """Scores of these heads. `slots` [M]: vocabulary heads read only these flat positions."""
+        """The scores of `heads`; with `slots` [M], vocabulary heads read only these positions."""
         hidden = self.hidden(tokens, keep=keep, **inputs)
         return {
             name: self.read(name, hidden, keep, slots, firsts)
@@ -146,7 +148,7 @@ class Network(nn.Module):
         }
 
     def hidden(self, tokens: Tensor, *, keep: Tensor | None = None, **inputs: object) -> Tensor:
-        """What the heads read [B, T, D]: the last layer, or features of frozen layers."""
+        """The heads' input [B, T, D]: the last layer, or features of frozen layers."""
         states: Tensor = self.trunk(tokens, keep=keep, **inputs)
         return states if self.reader is None else cast(Tensor, self.reader(states, keep))
 
@@ -176,14 +178,15 @@ class Network(nn.Module):
 
 
 def count_parameters(network: nn.Module) -> int:
-    """Distinct weights, a tied one counted once."""
+    """The number of distinct weights; tied ones count once."""
     return sum(p.numel() for p in network.parameters())
 
 
 @torch.no_grad()
 def initialise(network: Network, seed: int | None = None) -> Network:
-    """Draws the weights by the family's rule: N(0, σ), truncated for BERT; biases 0, norms 1; what
-    writes to the residual stream scaled by 1/√(2·depth) (GPT-2 §2.3) or set to zero.
+    """Initialises the weights by the family's rule: N(0, σ), truncated for BERT; biases 0, norms 1.
+
+    Weights that write to the residual stream are scaled by 1/√(2·depth) (GPT-2 §2.3) or zeroed.
     """
     c = network.config
     generator = None if seed is None else torch.Generator(network.device).manual_seed(seed)
@@ -217,10 +220,10 @@ def _draw(weight: Tensor, c: ModelConfig, generator: torch.Generator | None) -> 
 
 
 class _SkipInit(TorchFunctionMode):
-    """Leaves out every call of torch.nn.init.
+    """Skips every call of torch.nn.init.
 
-    On the meta device there is nothing to draw into, yet torch would go through its Python
-    reference of each distribution, whose first use imports the compiler: 2 s of every start.
+    On the meta device there is nothing to initialise, yet torch would run its Python reference of
+    each distribution, whose first use imports the compiler: 2 s of every start.
     """
 
     def __torch_function__(
@@ -238,6 +241,6 @@ class _SkipInit(TorchFunctionMode):
 
 @contextmanager
 def without_weights() -> Iterator[None]:
-    """Modules created inside are on the meta device and not initialised."""
+    """Creates modules on the meta device, uninitialised, inside the `with` block."""
     with torch.device("meta"), _SkipInit():
         yield

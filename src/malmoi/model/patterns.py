@@ -1,14 +1,13 @@
-"""Who may attend to whom. A pattern is a predicate (batch, head, query, key) → bool, written as
-text.
+"""Attention patterns: predicates (batch, head, query, key) → bool, written as text.
 
 `"causal & local:256"` is a band, `"causal & (local:16 | column:16)"` is Child's strided pattern in
 every head, and `"causal & local:16 ; causal & column:16"` gives the first half of the heads one set
 and the second half the other. The same predicate makes the SDPA mask, the FlexAttention block mask,
-the KV-cache mask and the picture on the page.
+the KV-cache mask and the plot in the studio.
 
-Indices in a predicate are *slots*: places in the query and key tensors. A `Layout` says which
-position and which document stands in each slot, so that padding, packing and a KV cache need no
-pattern of their own.
+Indices in a predicate are *slots*: indices into the query and key tensors. A `Layout` maps each
+slot to a position and a document, so that padding, packing and KV caches need no patterns of their
+own.
 """
 
 import re
@@ -23,28 +22,28 @@ from torch import Tensor
 
 from malmoi.errors import UsageError, nearest
 
-# (batch, head, query, key) → bool; tensors that broadcast
+# (batch, head, query, key) → bool; the arguments are tensors that broadcast
 Predicate = Callable[[Any, Any, Any, Any], Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """B rows of T query slots and K key slots. None is the plain case: slot i holds position i."""
+    """B rows of T query slots and K key slots; with None for positions, slot i holds position i."""
 
     batch: int
     queries: int  # T
     keys: int  # K
-    offset: int = 0  # position of the first query, where positions are plain
+    offset: int = 0  # position of the first query, if positions are consecutive
     query_positions: Tensor | None = None  # [B, T]
     key_positions: Tensor | None = None  # [B, K]
-    keep: Tensor | None = None  # [B, K] bool: slots that may be looked at
+    keep: Tensor | None = None  # [B, K] bool: slots that may be attended to
     query_documents: Tensor | None = None  # [B, T]
     key_documents: Tensor | None = None  # [B, K]
-    prefix: int = 0  # keys before position 0, visible to all
+    prefix: int = 0  # keys before position 0, visible to every query
 
     @property
     def plain(self) -> bool:
-        """Every slot is a token of one document, in order: nothing but the pattern decides."""
+        """Whether rows are single unpadded documents, in order: only the pattern matters."""
         return self.keep is None and self.query_positions is None and self.query_documents is None
 
     def query(self, b: Any, q: Any) -> Any:
@@ -54,7 +53,7 @@ class Layout:
         return k - self.prefix if self.key_positions is None else self.key_positions[b, k]
 
     def with_prefix(self, prefix: int) -> "Layout":
-        """The same tokens after this many more keys."""
+        """The same layout with this many more prefix keys."""
         kept = None if self.keep is None else F.pad(self.keep, (prefix, 0), value=True)
         positions, documents = (
             None if t is None else F.pad(t, (prefix, 0), value=-1)
@@ -70,7 +69,7 @@ class Layout:
         )
 
 
-# positions up to which a pattern is tested: a mask of 16 million booleans
+# longest sequence on which a pattern is probed: a mask of 16 million booleans
 PROBED = 4096
 PATTERNS: dict[str, Callable[..., Predicate]] = {}
 
@@ -83,7 +82,7 @@ def pattern(make: Callable[..., Predicate]) -> Callable[..., Predicate]:
 
 @pattern
 def full(at: Layout) -> Predicate:
-    """Every token sees every token: BERT."""
+    """Every token sees every other: BERT."""
     return lambda b, h, q, k: k >= 0
 
 
@@ -137,7 +136,7 @@ def prefix(at: Layout, length: int) -> Predicate:
 
 @pattern
 def padding(at: Layout) -> Predicate:
-    """Only slots that hold a token. Added by itself wherever a batch is padded."""
+    """Only slots that hold a token; added automatically to padded batches."""
     keep = at.keep
     return (lambda b, h, q, k: k >= 0) if keep is None else (lambda b, h, q, k: keep[b, k])
 
@@ -168,7 +167,7 @@ def any_of(*predicates: Predicate) -> Predicate:
 
 
 def by_head(groups: Sequence[Predicate], heads: int) -> Predicate:
-    """Assigns heads to groups in order: the first heads/n heads use the first predicate…"""
+    """Assigns heads to groups in order: the first heads/n heads use the first predicate, etc."""
 
     def predicate(b: Any, h: Any, q: Any, k: Any) -> Any:
         group = h * len(groups) // heads
@@ -188,14 +187,14 @@ def _within(distance: Any, window: int) -> Any:
 
 @dataclass(frozen=True)
 class Pattern:
-    """A pattern as written; `at(layout)` is its predicate. Patterns of equal text are equal."""
+    """A parsed pattern; `at(layout)` is its predicate. Patterns with equal text are equal."""
 
     text: str
     heads: int = 1
 
     def __post_init__(self) -> None:
         probe = torch.zeros(1, 1, dtype=torch.long)
-        # a misspelt pattern fails here, early
+        # fail early on a misspelt pattern
         self._read(Layout(1, 1, 1, query_documents=probe, key_documents=probe))
 
     @property
@@ -204,15 +203,15 @@ class Pattern:
 
     @property
     def is_local(self) -> bool:
-        """Whether a window limits what is visible: such layers may have their own rotary base."""
+        """Whether a window limits what is visible; such layers may have their own rotary base."""
         return "local" in self.text
 
     @property
     def is_causal(self) -> bool:
-        """Whether no token ever sees a later one, so that the model can be decoded token by token.
+        """Whether no token ever sees a later one, so that the model can decode token by token.
 
-        `causal & …` is, whatever follows. What is not written so is tried out as far as its numbers
-        reach; beyond what can be tried, it is taken for one that sees ahead.
+        `causal & …` always qualifies. Any other pattern is probed on a mask long enough for its
+        numbers; one too large to probe is assumed not to be causal.
         """
         if not any(_may_see_later(text) for text in self.text.split(";")):
             return True
@@ -224,14 +223,14 @@ class Pattern:
         return not mask.expand(-1, -1, reach, -1).triu(1).any()
 
     def at(self, layout: Layout) -> Predicate:
-        """The predicate over this layout's slots, its padding and documents included."""
+        """The predicate over this layout's slots, including its padding and documents."""
         terms = [self._read(layout)]
         terms += [padding(layout)] if layout.keep is not None else []
         terms += [document(layout)] if layout.query_documents is not None else []
         return any_of(prefix_keys(layout), all_of(*terms)) if layout.prefix else all_of(*terms)
 
     def mask(self, layout: Layout, device: torch.device | str = "cpu") -> Tensor:
-        """A boolean mask that broadcasts to [B, H, T, K], for SDPA and for the eye."""
+        """A boolean mask that broadcasts to [B, H, T, K], for SDPA and for plots."""
         b = torch.arange(layout.batch, device=device)[:, None, None, None]
         h = (
             torch.arange(self.heads, device=device)[None, :, None, None]
@@ -259,7 +258,7 @@ def parse_pattern(text: str, heads: int = 1) -> Pattern:
 
 
 def _may_see_later(text: str) -> bool:
-    """Whether anything but `causal` decides about later keys: other names may allow them."""
+    """Whether anything but `causal` decides about later keys: any other name may allow them."""
 
     def allows(token: str) -> Predicate:
         return lambda b, h, q, k: token != "causal"
@@ -268,8 +267,9 @@ def _may_see_later(text: str) -> bool:
 
 
 class _Parser:
-    """or := and ('|' and)*;  and := term ('&' term)*;  term := name[:n,…] | '(' or ')'. `named`
-    reads a name.
+    """Recursive descent; `named` resolves a name to its predicate.
+
+    or := and ('|' and)*;  and := term ('&' term)*;  term := name[:n,…] | '(' or ')'
     """
 
     def __init__(self, text: str, named: Callable[[str], Predicate]) -> None:

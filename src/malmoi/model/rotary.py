@@ -1,7 +1,6 @@
-"""Rotary positions (Su et al. 2021), and how a longer context is fitted to them, as text:
-"llama3:8,1,4,8192".
+"""Rotary positions (Su et al. 2021), and context scaling rules as text: "llama3:8,1,4,8192".
 
-H heads, T tokens, E width of a head.
+H heads, T tokens, E head width.
 """
 
 import math
@@ -13,22 +12,23 @@ from torch import Tensor
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError, nearest
 
-# frequencies [E/2], and what cos and sin are multiplied by
+# frequencies [E/2], and the factor for cos and sin
 ScaledFrequencies = tuple[Tensor, float]
 
 
 def linear_scaling(frequency: Tensor, base: float, factor: float) -> ScaledFrequencies:
-    """Positions squeezed alike (Chen et al. 2023 eq. 3)."""
+    """Position interpolation: all positions are compressed equally (Chen et al. 2023 eq. 3)."""
     return frequency / factor, 1.0
 
 
 def llama3_scaling(
     frequency: Tensor, base: float, factor: float, low: float, high: float, original: float
 ) -> ScaledFrequencies:
-    """Only slow turns are squeezed: those of fewer than `low` turns in the `original` context
-    wholly, of more than
-    `high` not at all, those between by degrees (Grattafiori et al. 2024 §3.4.2 gives the base; the
-    code the rest).
+    """LLaMA 3's rule: only low frequencies are scaled.
+
+    Those with fewer than `low` turns in the `original` context are divided by `factor`, those with
+    more than `high` are kept, and those between are interpolated (Grattafiori et al. 2024 §3.4.2
+    gives the base; the rest is from their code).
     """
     turns = original * frequency / (2 * math.pi)
     kept = ((turns - low) / (high - low)).clamp(0, 1)
@@ -65,7 +65,7 @@ SCALINGS: dict[str, Callable[..., ScaledFrequencies]] = {
 
 
 def parse_scaling(text: str) -> tuple[Callable[..., ScaledFrequencies], tuple[float, ...]]:
-    """The rule and its numbers: "llama3:8,1,4,8192"."""
+    """Parses a rule and its numbers: "llama3:8,1,4,8192"."""
     name, _, rest = text.partition(":")
     if name not in SCALINGS:
         raise UsageError(f"There is no rotary scaling {name!r}.{nearest(name, SCALINGS)}")
@@ -95,7 +95,7 @@ def rotary_frequencies(config: ModelConfig) -> ScaledFrequencies:
         raise UsageError(
             f"The rotary scaling {config.rotary_scaling!r} has too many or too few numbers."
         ) from None
-    except ArithmeticError:  # of numbers at the edge of what floats hold
+    except ArithmeticError:  # numbers at the limits of float range
         return plain * math.nan, math.nan
 
 
@@ -103,7 +103,7 @@ def rotary_table(config: ModelConfig) -> Tensor:
     """cos and sin of position × frequency (Su et al. 2021, eq. 15): [2, context, E/2]."""
     frequency, stretch = rotary_frequencies(config)
     angle = torch.arange(config.context, dtype=torch.float32, device="cpu")[:, None] * frequency
-    # in place: of a long context every copy is large
+    # in place: for a long context every copy is large
     table = torch.empty(2, *angle.shape, device="cpu")
     torch.cos(angle, out=table[0])
     torch.sin(angle, out=table[1])

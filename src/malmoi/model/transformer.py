@@ -1,5 +1,4 @@
-"""The Transformer (Vaswani et al. 2017), once for every paper: embeddings, blocks, final norm; no
-head, no loss.
+"""The Transformer (Vaswani et al. 2017) of every family: embeddings, blocks, final norm; no heads.
 
 B batch, T tokens, K keys, D width, V vocabulary. What differs between families is in `ModelConfig`,
 never in a class.
@@ -38,7 +37,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),  # GPT-1, GPT-2
     "relu": F.relu,
     "relu2": lambda x: F.relu(x).square(),  # So et al. 2021
-    "swiglu": F.silu,  # of its gate; a head, which has no gate, takes it alone
+    "swiglu": F.silu,  # applied to the gate; heads have no gate and use it as a plain activation
     "geglu": F.gelu,
     "tanh": torch.tanh,
 }
@@ -71,7 +70,7 @@ class GatedMLP(nn.Module):
         return out
 
 
-LayerCache = tuple[KVStore, int] | None  # where a layer's keys and values go, and its number there
+LayerCache = tuple[KVStore, int] | None  # a layer's KV store, and the layer's index in it
 ResidualBranch = Callable[[Tensor], Tensor]
 
 
@@ -93,25 +92,26 @@ RESIDUALS = {"pre": pre_norm, "post": post_norm}
 class Activations:
     """Hidden states of every layer in a forward pass, and attention if requested."""
 
-    # the embedding, then each layer: depth + 1 of [B, T, D]
+    # the embedding, then each layer: depth + 1 tensors [B, T, D]
     hidden: list[Tensor] = field(default_factory=list)
-    attention: list[Tensor] | None = None  # [B, H, T, K] of each layer
+    attention: list[Tensor] | None = None  # one [B, H, T, K] per layer
 
 
 class EmbeddingResidual(nn.Module):
-    """The embedded tokens again, in every block: a share of them in its input, and their
-    projection in its values (Zhou et al. 2024 take the first layer's values instead).
+    """Feeds the embedded tokens into every block: a share to its input, a projection to its values.
+
+    Zhou et al. 2024 use the first layer's values instead.
     """
 
     def __init__(self, c: ModelConfig) -> None:
         super().__init__()
         self.value = nn.Linear(c.width, c.key_heads * c.size_per_head, bias=False)
-        self.shares = nn.Parameter(torch.empty(3))  # of x, of the embedding, of its values
+        self.shares = nn.Parameter(torch.empty(3))  # of x, the embedding, and its projection
         self.reset()
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Nothing of the embedding at first."""
+        """Starts without any contribution of the embedding."""
         self.shares.zero_()
         self.shares[0] = 1
 
@@ -121,7 +121,7 @@ class EmbeddingResidual(nn.Module):
 
 
 class SkipConnections(nn.Module):
-    """Between layers as far from the top as from the bottom (Ronneberger et al. 2015)."""
+    """U-Net skips: layer i feeds layer depth − 1 − i (Ronneberger et al. 2015)."""
 
     def __init__(self, depth: int) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class SkipConnections(nn.Module):
         self.shares.fill_(0.5)
 
     def forward(self, layer: int, x: Tensor, states: list[Tensor]) -> Tensor:
-        """The input of a layer. `states`: the embedding, then the output of each layer so far."""
+        """The input of a layer; `states` are the embedding, then each layer's output so far."""
         mirrored = self.depth - 1 - layer
         if mirrored >= self.depth // 2:
             return x
@@ -184,9 +184,9 @@ class Transformer(nn.Module):
         self.skips = SkipConnections(c.depth) if c.skip_connections else None
         self.norm = make_norm(c) if c.final_norm else nn.Identity()
         self.soft_prompt: nn.Parameter | None = None  # [n, E]: vectors before every text
-        # [depth, 2, G, n, E]: or the keys and values of such places
+        # [depth, 2, G, n, E]: prefix tuning, keys and values instead
         self.prefix_kv: nn.Parameter | None = None
-        # gradient checkpointing: trade a second forward pass for memory
+        # trades a second forward pass for memory
         self.gradient_checkpointing = False
         if c.positions == "rotary":
             self.register_buffer("rotary", rotary_table(c), persistent=False)
@@ -205,9 +205,10 @@ class Transformer(nn.Module):
         cache: KVCache | None = None,
         activations: Activations | None = None,
     ) -> Tensor:
-        """Hidden states of `tokens`. `keep` [B, T] marks tokens that are not padding (left or
-        right); `documents` and `bounds` say what a packed row holds; a `cache` makes `tokens`
-        continue what it has seen.
+        """Hidden states of `tokens`.
+
+        `keep` [B, T] marks tokens that are not padding (left or right); `documents` and `bounds`
+        describe packed rows; with a `cache`, `tokens` continue the sequences in it.
         """
         self._check_length(tokens, positions, cache)
         if self.soft_prompt is not None and not self.is_causal:
@@ -231,7 +232,7 @@ class Transformer(nn.Module):
         )
 
     def prompt_kv(self, vectors: Tensor) -> Tensor:
-        """The keys and values of vectors [n, E] in every layer: [depth, 2, G, n, E]."""
+        """Keys and values of vectors [n, E] in every layer: [depth, 2, G, n, E]."""
         n = len(vectors)
         record = KVRecorder()
         where = torch.arange(n, device=vectors.device)[None]
@@ -248,7 +249,7 @@ class Transformer(nn.Module):
         keep: Tensor | None,
         activations: Activations | None,
     ) -> Tensor:
-        """In bidirectional models soft vectors attend to the text: a longer row."""
+        """Runs soft vectors as part of the row: in bidirectional models they attend to the text."""
         soft = cast(Tensor, self.soft_prompt)
         wide = F.pad(tokens, (len(soft), 0))
         segments = None if segments is None else F.pad(segments, (len(soft), 0))
@@ -270,7 +271,7 @@ class Transformer(nn.Module):
         kept: Sequence[LayerCache],
         activations: Activations | None,
     ) -> Tensor:
-        """Embedded tokens [B, T, D] through every block."""
+        """Runs embedded tokens [B, T, D] through every block."""
         masks = self._masks(layout, x.device, bounds, kept[0])
         rotary = self._rotary(positions)
         attention_out = activations.attention if activations else None
@@ -310,7 +311,7 @@ class Transformer(nn.Module):
         documents: Tensor | None,
         cache: KVCache | None,
     ) -> tuple[Layout, Tensor]:
-        """Where every query and key stands, and the positions to embed [B or 1, T]."""
+        """The layout of queries and keys, and the positions to embed [B or 1, T]."""
         B, T = tokens.shape
         past = cache.used if cache is not None else 0
         moved = positions is not None or keep is not None or (cache is not None and cache.padded)
@@ -330,7 +331,7 @@ class Transformer(nn.Module):
     def _positions(
         self, tokens: Tensor, keep: Tensor | None, past: int, cache: KVCache | None
     ) -> Tensor:
-        """Positions count from the first token that is not padding, after the cache's."""
+        """Counts positions from the first token that is not padding, continuing after the cache."""
         steps = torch.arange(tokens.size(1), device=tokens.device)[None]
         if cache is not None and past and cache.padded:
             last = (
@@ -353,7 +354,7 @@ class Transformer(nn.Module):
         return all(pattern.is_causal for pattern in self.patterns)
 
     def _rotary(self, positions: Tensor) -> list[Tensor | None]:
-        """cos and sin at these positions by pattern; windowed layers may have their own base."""
+        """cos and sin at these positions by pattern; windowed patterns may have their own base."""
         if self.config.positions != "rotary":
             return [None]
         wide = cast(Tensor, self.rotary)[:, positions][:, :, None]
