@@ -12,9 +12,9 @@ from malmoi.inference.predict import Predictor, score_tokens
 from malmoi.system.result import Result
 from malmoi.tokenizer.windows import ContextWindow
 
-MAX_ANSWER_TOKENS = 30  # tokens of an answer (Devlin 2019's code)
-NO_ANSWER_SCORE = 1e6  # how much likelier "no answer" is where the context is empty
-MAX_STARTS = 20  # starts and ends that are paired in a window
+MAX_ANSWER_TOKENS = 30  # maximum length of an answer (Devlin 2019's code)
+NO_ANSWER_SCORE = 1e6  # the margin of "no answer" over the best span when the context is empty
+MAX_STARTS = 20  # best starts and ends paired in each window
 
 
 @dataclass(frozen=True, repr=False)
@@ -29,7 +29,7 @@ class Candidate(Result):
 
 @dataclass(frozen=True, repr=False)
 class Answer(Result):
-    """The answer, empty if there is none; the candidates; by how much "none" beats the best."""
+    """The answer (empty if there is none), its candidates, and the margin of "no answer"."""
 
     text: str
     start: int
@@ -42,10 +42,10 @@ class Answer(Result):
 def answer_questions(
     reading: Predictor, questions: Sequence[tuple[str, str]], top: int = 5
 ) -> list[Answer]:
-    """The answer to each (question, context): max of S·T_i + E·T_j, j ≥ i (BERT §4.2).
+    """Answers each (question, context) with the best span: max S·T_i + E·T_j, j ≥ i (BERT §4.2).
 
-    No answer if s_null > s_best + threshold (BERT §4.3); a model never trained on such questions
-    always answers.
+    Predicts no answer if s_null > s_best + threshold (BERT §4.3); a model that was not trained on
+    unanswerable questions always answers.
     """
     for one in questions:
         if isinstance(one, str) or len(one) != 2:
@@ -65,7 +65,7 @@ def answer_questions(
 
 @dataclass(frozen=True)
 class WindowAnswers:
-    """A window's score of "no answer", and of its best spans (first character, last)."""
+    """A window's "no answer" score and the scores of its best spans (start, end character)."""
 
     null: float
     spans: dict[tuple[int, int], float]
@@ -89,7 +89,7 @@ def _read(reading: Predictor, windows: Sequence[ContextWindow], top: int) -> lis
 def _spans(
     windows: Sequence[ContextWindow], scores: Tensor, top: int
 ) -> Iterator[dict[tuple[int, int], float]]:
-    """The best spans of each window by start and end: (first character, last) → score."""
+    """Yields the best spans of each window: (start, end character) → score."""
     bounds = torch.tensor(
         [(w.first, w.first + len(w.offsets)) for w in windows], device=scores.device
     )
@@ -139,6 +139,6 @@ def _answer(context: str, read: Sequence[WindowAnswers], threshold: float, top: 
 
 
 def _candidate(context: str, start: int, end: int, score: float) -> Candidate:
-    """Without the leading space of a byte-level token."""
+    """Builds a candidate without the leading space of a byte-level token."""
     start += len(context[start:end]) - len(context[start:end].lstrip())
     return Candidate(context[start:end], start, end, score)

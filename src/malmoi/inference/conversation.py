@@ -7,18 +7,18 @@ from malmoi.inference.prompt import start_token
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.chat_template import PLAIN_STOPS, Messages, encode_chat, template_of
 
-MAX_REPLY_TOKENS = 256  # tokens of an answer, unless another number is wished for
+MAX_REPLY_TOKENS = 256  # default for max_new_tokens
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """The tokens of a conversation up to the reply, and the stop strings that end it."""
+    """The tokens of a conversation up to the reply, and the strings that end the reply."""
 
     tokens: list[int]
     stop: tuple[str, ...] = ()
 
     def settings(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The settings of `generate`, with a conversation's defaults and stop strings."""
+        """Options for `generate`, with the defaults and stop strings of a conversation."""
         stop = given.get("stop", ())
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         return {"max_new_tokens": MAX_REPLY_TOKENS, **given, "stop": (*stops, *self.stop)}
@@ -27,9 +27,9 @@ class Conversation:
 def encode_conversation(
     tokenizer: Tokenizer, messages: Messages | str, **values: Any
 ) -> Conversation:
-    """Messages in the model's chat template, else as a plain dialogue. A str is a user message."""
+    """Encodes messages with the chat template, or as a plain dialogue; a str is a user message."""
     said = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
-    # the template writes the opening token itself where the model wants one
+    # the template itself writes a beginning-of-text token if the model needs one
     tokens = encode_chat(tokenizer, said, **values)
     return Conversation(
         tokens or [start_token(tokenizer)], () if template_of(tokenizer) else PLAIN_STOPS

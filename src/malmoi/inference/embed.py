@@ -1,4 +1,4 @@
-"""Texts as vectors: hidden states averaged over layers and pooled over tokens."""
+"""Text embeddings: hidden states averaged over layers and pooled over tokens."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -18,7 +18,7 @@ Pool = Literal["mean", "cls", "none"]
 
 
 def mean_pool(states: Tensor, place: int) -> Tensor:
-    """The mean over the tokens of a text [T, D] → [D], [CLS] and [SEP] included."""
+    """The mean over a text's tokens [T, D] → [D], [CLS] and [SEP] included."""
     return states.mean(0)
 
 
@@ -43,7 +43,7 @@ POOLS: dict[str, Callable[[Tensor, int], Tensor]] = {
 def embed_texts(
     network: Network, texts: Sequence[Encoding], layers: Sequence[int], pool: str
 ) -> list[Float32Array]:
-    """One array per text; layer 0 is the embedding, −1 the last; several are averaged."""
+    """Returns one array per text; layer 0 is the embedding, −1 the last; several are averaged."""
     if pool not in POOLS:
         raise UsageError(f"There is no pool {pool!r}.{nearest(pool, POOLS)}")
     check_layers(layers, network.config.depth)
@@ -68,7 +68,7 @@ def _states(network: Network, texts: Sequence[Encoding], layers: Sequence[int]) 
 
 
 def check_layers(layers: Sequence[int], depth: int) -> None:
-    """Refuses layers that a model of this depth does not have."""
+    """Raises an error for layers that a model of this depth does not have."""
     if not layers:
         raise UsageError("layers needs at least one number: 0 is the embedding, -1 the last layer.")
     for layer in layers:

@@ -24,7 +24,7 @@ from malmoi.inference.model import GenerationSettings, Model
 from malmoi.inference.stream import FinishReason, TextChunk, TokenStream
 from malmoi.system.limits import MAX_SIZE, check_whole_number
 
-Owner = tuple[Hashable, ...]  # (client, request), for fair shares
+Owner = tuple[Hashable, ...]  # (client, request), for fair scheduling
 
 
 COUNTERS = ("tokens", "prompt_tokens", "finished", "cancelled", "failed")
@@ -36,12 +36,12 @@ class QueueFull(MalmoiError):
 
 @dataclass(frozen=True)
 class GenerationJob:
-    """One continuation of one prompt; several samples are several jobs with seeds s, s + 1, …"""
+    """One continuation of one prompt; n samples are n jobs with seeds s, s + 1, …"""
 
     prompt: tuple[int, ...]
     config: GenerationConfig
-    logprobs: int = 0  # how many likely tokens to name beside each that is written
-    # the prompt comes first, with its own log-probabilities where those are asked for
+    logprobs: int = 0  # how many of the most likely tokens to return with each generated one
+    # return the prompt first, with its log-probabilities if requested
     echo: bool = False
 
 
@@ -52,16 +52,16 @@ class EngineStats:
     running: int
     waiting: int
     slots: int
-    tokens: int  # written so far
-    prompt_tokens: int  # of the prompts taken in so far
-    prefix_tokens: int  # of those, the ones that were known from other prompts and not read again
+    tokens: int  # generated so far
+    prompt_tokens: int  # of the prompts admitted so far
+    prefix_tokens: int  # of those, loaded from the prefix cache instead of being read
     finished: int
     cancelled: int
     failed: int
 
 
 class _ActiveRequest:
-    """A request that the engine is serving."""
+    """A request in the queue or in the batch."""
 
     def __init__(
         self, job: GenerationJob, model: Model, capacity: int, stream: TokenStream, owner: Owner
@@ -91,7 +91,7 @@ class _ActiveRequest:
 
 
 class Engine:
-    """Serves jobs over one static cache of `slots` rows of `capacity` tokens (the context)."""
+    """Serves jobs from one static cache of `slots` rows of `capacity` tokens (the context)."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Engine:
         prefix: int = PREFIX_CACHE_BYTES,
         mode: StepMode | None = None,
     ) -> None:
-        """`queue`: jobs that may wait; `prefix`: bytes of cached prompts (0: none)."""
+        """`queue`: maximum number of waiting jobs; `prefix`: bytes of cached prompts (0: none)."""
         check_whole_number("slots", slots, 1, MAX_SIZE)
         check_whole_number("queue", queue, 1, MAX_SIZE)
         self.model = model
@@ -133,7 +133,7 @@ class Engine:
         echo: bool = False,
         **options: Unpack[GenerationSettings],
     ) -> GenerationJob:
-        """A job from a text or its tokens and the settings of `generate`."""
+        """Builds a job from a text or its tokens and the options of `generate`."""
         tokens = self.model._prompts([prompt])[0] if isinstance(prompt, str) else prompt
         return GenerationJob(
             tuple(tokens), self.model._generation_config(**options), logprobs, echo
@@ -146,9 +146,9 @@ class Engine:
         *,
         owner: Owner = (),
     ) -> TokenStream:
-        """Queues a job, or raises: `QueueFull` if too many wait, `UsageError` if it is impossible.
+        """Queues a job; raises `QueueFull` if too many wait, `UsageError` if it is impossible.
 
-        A free slot goes to the owner that holds the fewest, then to the first in line.
+        A free slot goes to the owner that holds the fewest, then to the first in the queue.
         """
         self._check(job)
         request = _ActiveRequest(job, self.model, self.capacity, TokenStream(on_chunk), owner)
@@ -162,7 +162,7 @@ class Engine:
         return request.stream
 
     def close(self, *, drain: bool = True) -> None:
-        """Stops, after draining the queue or with the rest cancelled."""
+        """Stops the engine, after draining the queue or cancelling what is left."""
         with self.changed:
             self.closing = True
             for request in () if drain else (*self.waiting, *self.active.values()):
@@ -203,7 +203,7 @@ class Engine:
     def _work(self) -> None:
         try:
             self._serve()
-        except BaseException as error:  # so that nobody waits for ever
+        except BaseException as error:  # so that no caller waits forever
             self._fail_waiting(MalmoiError(f"The engine broke down: {error!r}."))
             raise
 
@@ -233,7 +233,7 @@ class Engine:
         return True
 
     def _next_request(self) -> _ActiveRequest:
-        """Slots are shared between clients, then between a client's requests."""
+        """The next waiting request; slots are shared among clients, then a client's requests."""
         held = Counter(owner for request in self.active.values() for owner in request.owners)
         request = min(self.waiting, key=lambda request: [held[owner] for owner in request.owners])
         self.waiting.remove(request)
@@ -249,7 +249,7 @@ class Engine:
             request.finish("cancelled")
 
     def _deliver_all(self, results: list[StepOutput]) -> None:
-        """Hands out what was generated and removes finished requests; failures stay separate."""
+        """Delivers what was generated and removes finished requests; a failure affects only one."""
         for written in results:
             request = self.active.get(written.sequence)
             if request is None:  # it left while these steps were in flight

@@ -1,4 +1,4 @@
-"""A model as one file for another program: ONNX Runtime, or llama.cpp."""
+"""Exports a model as a single file for ONNX Runtime or llama.cpp."""
 
 import logging
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ FORMATS: tuple[ExportFormat, ...] = ("onnx", "gguf")
 
 @dataclass(frozen=True, repr=False)
 class ExportResult(Result):
-    """The file that was written; how far ONNX Runtime's scores are from the model's, at most."""
+    """The exported file, and how far ONNX Runtime's scores are from the model's, at most."""
 
     out: Path
     format: ExportFormat
@@ -36,7 +36,7 @@ def export_model(
     dtype: str | None = None,
     overwrite: bool = False,
 ) -> ExportResult:
-    """Writes the file, in the format that its suffix names, once it is clear that it may be."""
+    """Exports a model to `out`, in the format of its suffix, after checking that it is possible."""
     suffix = out.suffix.removeprefix(".")
     chosen = next((one for one in FORMATS if one == (format or suffix)), None)
     if chosen is None:

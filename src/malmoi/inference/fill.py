@@ -1,4 +1,4 @@
-"""Candidates for [MASK] from a masked language model."""
+"""Candidates for [MASK] under a masked language model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from malmoi.tokenizer import Encoding, Tokenizer
 
 @dataclass(frozen=True, repr=False)
 class Fill(Result):
-    """One candidate for a mask: the token, its probability, and the text with it in place."""
+    """A candidate for a mask: the token, its probability, and the text with it filled in."""
 
     token: str
     probability: float
@@ -24,7 +24,7 @@ class Fill(Result):
 
 @torch.inference_mode()
 def fills(network: Network, tokenizer: Tokenizer, text: str, top: int) -> list[list[Fill]]:
-    """The best tokens for each mask in the text, the other masks left as they are."""
+    """Returns the best tokens for each mask in the text, leaving the other masks in place."""
     if top < 1:
         raise UsageError(f"top must be 1 or more, not {top}.")
     encoding = tokenizer.encode_masked(text)
@@ -54,7 +54,7 @@ def _masks(tokenizer: Tokenizer, encoding: Encoding, context: int) -> list[int]:
 
 
 def _probabilities(network: Network, encoding: Encoding, slots: Sequence[int]) -> Tensor:
-    """Over the vocabulary, for each slot [M, V]."""
+    """Probabilities over the vocabulary for each slot [M, V]."""
     device = network.device
     segments = torch.tensor([encoding.segments], device=device) if network.config.segments else None
     tokens = torch.tensor([encoding.tokens], device=device)
@@ -64,19 +64,19 @@ def _probabilities(network: Network, encoding: Encoding, slots: Sequence[int]) -
 
 
 def _shown(tokenizer: Tokenizer, token: int) -> str:
-    """A token by its name; byte-level ones as the text they stand for ("state", not "Ġstate")."""
+    """A token's display form; byte-level tokens as decoded text ("state", not "Ġstate")."""
     name = tokenizer.token(token)
     return tokenizer.decode([token]).strip() or name if tokenizer.kind == "byte-bpe" else name
 
 
 def replace_mask(tokenizer: Tokenizer, text: str, place: tuple[int, int], token: int) -> str:
-    """The text with one mask replaced; a piece of a word ("##s") joins the word before it."""
+    """Replaces one mask in the text; a word piece ("##s") is attached to the word before it."""
     before = text[: place[0]]
     after = text[place[1] :]
     word = tokenizer.token(token)
     if word.startswith("##"):
         return before.rstrip(" ") + word[2:] + after
     said = tokenizer.decode([token], skip_specials=False)
-    if tokenizer.kind != "byte-bpe":  # whose tokens bring their own space, as the mask had it
+    if tokenizer.kind != "byte-bpe":  # byte-level tokens include their own space, as the mask did
         said = said.strip()
     return before + (said or word) + after

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens given those before. B rows, T tokens, D width, V vocabulary."""
+"""Log-probabilities of tokens given the ones before. B rows, T tokens, D width, V vocabulary."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from malmoi.system.machine import per_device
 from malmoi.system.progress import tracked
 from malmoi.tokenizer.padding import forward_limits, length_batches, pad
 
-# tokens whose scores over the vocabulary are held at once: 100 MB for GPT-2, 400
+# tokens whose logits are held at once: 100 MB for GPT-2 on a CPU, 400 MB on a GPU
 MAX_SCORED_TOKENS = {"cpu": 512, "cuda": 2048}
 
-# each scored token's log-probability; whether each was the most likely one
+# each scored token's log-probability, and whether all were the most likely
 RowLogprobs = tuple[list[float], bool]
 
 
@@ -27,23 +27,23 @@ class ScoredRow:
 
     @property
     def prefix(self) -> tuple[int, ...]:
-        """What is read before the first predicting token."""
+        """The tokens read before the first predicting one."""
         return tuple(self.tokens[: self.first - 1])
 
     @property
     def branch(self) -> list[int]:
-        """The tokens that predict."""
+        """The tokens whose outputs predict the scored ones."""
         return self.tokens[self.first - 1 : -1]
 
 
 def score_separately(network: Network, rows: Sequence[ScoredRow]) -> list[RowLogprobs]:
-    """Every row read from its start, in batches of similar length."""
+    """Scores every row from its start, in batches of similar length."""
     device = network.device
     results: list[RowLogprobs] = [([], True)] * len(rows)
     batches = length_batches([len(row.tokens) for row in rows], forward_limits(device))
     for group in tracked(batches, "score", len(rows)):
         some = [rows[i] for i in group]
-        # on the right: no causal query sees it
+        # padded on the right, where no causal query attends
         shown = pad([row.tokens[:-1] for row in some], device=device)
         found = score_hidden(network, network.trunk(shown), some, [row.first - 1 for row in some])
         for i, one in zip(group, found, strict=True):
@@ -76,7 +76,7 @@ def _in_pieces(network: Network, hidden: Tensor, targets: Tensor) -> tuple[Tenso
     parts = zip(hidden.split(size), targets.split(size), strict=True)
     found = [_logprobs_of(network.read("lm", part).float(), target) for part, target in parts]
     logprobs, best = zip(*found, strict=True)
-    # at once: a row's own numbers cost a GPU a wait each
+    # one transfer for all rows: a GPU synchronizes on each
     return torch.cat(logprobs).cpu(), torch.cat(best).cpu()
 
 

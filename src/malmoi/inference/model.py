@@ -1,4 +1,4 @@
-"""A model in a user's hands: what `malmoi.load` returns."""
+"""The public model class, returned by `malmoi.load`."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -38,7 +38,7 @@ from malmoi.model import Network
 from malmoi.tokenizer import Encoding, Tokenizer
 from malmoi.tokenizer.chat_template import Messages
 
-# a text, a pair, a question and its context, a text (and a question) and its choices, or a row
+# a text, a pair, a question with its context, a text (and question) with its choices, or a row
 Asked = (
     str
     | tuple[str, str]
@@ -47,7 +47,7 @@ Asked = (
     | Mapping[str, object]
 )
 Predicted = Prediction | MultiLabelPrediction | Answer | list[Span]
-# without training: see zero_shot.py
+# available without fine-tuning: see zero_shot.py
 ZERO_SHOT_ABILITIES = ("classify", "answer", "summarise", "translate")
 ABILITIES = {
     "lm": (
@@ -66,39 +66,39 @@ ABILITIES = {
 
 
 class GenerationOptions(TypedDict, total=False):
-    """How text is generated."""
+    """Options that control how text is generated."""
 
     max_new_tokens: int  # 40
     temperature: float  # 1.0; 0 is greedy
     top_k: int | None
     top_p: float | None
     repetition_penalty: float  # 1.0
-    frequency_penalty: float  # 0.0: subtracted for each time a token was generated
-    presence_penalty: float  # 0.0: subtracted from every token that was generated
-    min_p: float | None  # only tokens at least this many times as likely as the best
-    logit_bias: Mapping[int, float]  # added to the scores of tokens
-    ignore_eos: bool  # False; True: the end-of-text token does not end the text
-    min_tokens: int  # at least this many before the end
-    # the text is JSON of this schema; True: any object
+    frequency_penalty: float  # 0.0: subtracted once per earlier occurrence of a generated token
+    presence_penalty: float  # 0.0: subtracted from every token generated before
+    min_p: float | None  # keep tokens at least this many times as likely as the best
+    logit_bias: Mapping[int, float]  # added to the logits of these tokens
+    ignore_eos: bool  # False; True: keep generating after the end-of-text token
+    min_tokens: int  # generate at least this many tokens before the end
+    # constrain the text to JSON of this schema; True: any object
     json_schema: Mapping[str, Any] | Literal[True]
-    stop: str | Sequence[str]  # texts to stop before
+    stop: str | Sequence[str]  # stop before any of these strings
     seed: int | None  # the same seed gives the same text, alone or in a batch
-    choices: Sequence[str]  # the text is one of these
-    regex: str  # the text matches this as a whole
-    # tokens; or a function of those written so far
+    choices: Sequence[str]  # constrain the text to one of these
+    regex: str  # constrain the whole text to match
+    # token ids, or a function of the tokens generated so far
     allowed: Iterable[int] | Callable[[list[int]], Iterable[int]]
-    banned: Sequence[str]  # words that are not written
-    beams: int  # 1; more: the likeliest text by beam search, with temperature=0
+    banned: Sequence[str]  # words that must not appear
+    beams: int  # 1; more: beam search, with temperature=0
     length_penalty: float  # 1.0: beams are scored by log p / length^penalty
-    early_stopping: bool | Literal["never"]  # False: when a beam search ends
-    # False; True: drafts from the text itself, with temperature=0; the same text, sooner
+    early_stopping: bool | Literal["never"]  # False: when beam search ends
+    # False; True: prompt-lookup drafts, with temperature=0; the same text, faster
     speculate: bool
 
 
 class GenerationSettings(GenerationOptions, total=False):
-    """The same, with the number of continuations."""
+    """`GenerationOptions` and the number of continuations."""
 
-    n: int  # 1: continuations of each prompt
+    n: int  # 1: continuations per prompt
 
 
 def load(
@@ -107,12 +107,12 @@ def load(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
 ) -> "Model":
-    """Opens a folder written by Malmoi, transformers or PEFT, or a hub id where there is a network.
+    """Opens a folder written by Malmoi, transformers or PEFT, or a hub id if there is a network.
 
-    The device is the GPU where there is one; the numbers are those of the folder unless a dtype is
-    named: fp32, bf16, fp16, or "int8" for weights of a quarter of the size on a processor (see
-    `malmoi.model.int8`). Numbers that this machine emulates are computed in fp32 unless they are
-    named: `notes` says so.
+    Runs on the GPU if there is one. Weights keep the folder's dtype unless one is given: fp32,
+    bf16, fp16, or "int8" for weights of a quarter of the size on a CPU (see `malmoi.model.int8`).
+    A dtype that this machine can only emulate is replaced by fp32 unless it was given explicitly;
+    `notes` says so.
 
     Examples:
         >>> malmoi.load("runs/tiny-gpt")
@@ -124,7 +124,7 @@ def load(
 
 
 class Model(ZeroShot):
-    """A network, its tokenizer and its labels, and everything one does with them.
+    """A network with its tokenizer and labels, and everything you can do with them.
 
     Examples:
         >>> lm = malmoi.load("runs/tiny-gpt")
@@ -137,7 +137,7 @@ class Model(ZeroShot):
         self.checkpoint = checkpoint
         self.network: Network = checkpoint.network.eval()
 
-    # ------------------------------------------------------------------ what it is
+    # ------------------------------------------------------------------ properties
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -157,7 +157,7 @@ class Model(ZeroShot):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was missing or left unused when the folder was read."""
+        """What was missing or unused in the folder."""
         return self.checkpoint.notes
 
     @property
@@ -169,15 +169,13 @@ class Model(ZeroShot):
 
     @cached_property
     def task_head(self) -> TaskHead | None:
-        """What the model was fine-tuned for; None where it was not."""
+        """The head the model was fine-tuned with; None if it was not fine-tuned."""
         found = task_heads(Predictor.of(self.checkpoint)) if self.checkpoint.tokenizer else []
         return found[0] if found else None
 
     @cached_property
     def masked(self) -> "Model":
-        """This model as a BERT: of one that was trained both ways its bidirectional reading, of any
-        other the model itself.
-        """
+        """The bidirectional form of a model trained both ways; any other model itself."""
         if not (self.config.both_ways and self._causal):
             return self
         return Model(replace(self.checkpoint, network=self.network.masked()))
@@ -194,13 +192,13 @@ class Model(ZeroShot):
         write_checkpoint(self.checkpoint, folder)
 
     def tokens(self, text: str) -> list[str]:
-        """How the tokenizer cuts a text."""
+        """The text as token strings."""
         return [self.tokenizer.token(token) for token in self.tokenizer.encode(text).tokens]
 
     # ------------------------------------------------------------------ language models
 
     @overload
-    def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts to Python
+    def generate(  # type: ignore[overload-overlap]  # to Python, a str is a sequence of str
         self,
         prompt: str,
         *,
@@ -235,15 +233,14 @@ class Model(ZeroShot):
         parse_special: bool = False,
         **options: Unpack[GenerationOptions],
     ) -> str | list[str] | list[list[str]]:
-        """The continuation of a prompt; of a list of prompts a list; with n > 1 a list of n for
-        each.
+        """Continues a prompt; a list of prompts gives a list, and n > 1 a list of n texts for each.
 
-        An empty prompt starts after the token that begins, or else ends, a text; without one it is
-        refused. A prompt is text, "<|endoftext|>" in it too, unless `parse_special` says that such
-        names mean the tokens. Options: max_new_tokens=40, temperature=1.0 (0 is greedy),
-        top_k=None, top_p=None, repetition_penalty=1.0, stop=(), seed=None; choices, regex, allowed
-        and banned constrain the text; beams=1, length_penalty=1.0, early_stopping=False;
-        speculate=False.
+        An empty prompt starts after the tokenizer's beginning-of-text token, or else its
+        end-of-text token; a tokenizer with neither is an error. Special tokens in a prompt, such as
+        "<|endoftext|>", are plain text unless `parse_special` is set. Options: max_new_tokens=40,
+        temperature=1.0 (0 is greedy), top_k=None, top_p=None, repetition_penalty=1.0, stop=(),
+        seed=None; choices, regex, allowed and banned constrain the text; beams=1,
+        length_penalty=1.0, early_stopping=False; speculate=False.
         """
         self._require_head("lm", "generate")
         config = self._generation_config(n=n, **options)
@@ -258,7 +255,7 @@ class Model(ZeroShot):
     def stream(
         self, prompt: str, *, parse_special: bool = False, **options: Unpack[GenerationSettings]
     ) -> Iterator[str]:
-        """The same text as `generate`, piece by piece as it is written; whole characters only."""
+        """Yields the text of `generate` in chunks as it is generated; whole characters only."""
         self._require_head("lm", "generate")
         config = self._generation_config(**options)
         if not isinstance(prompt, str) or config.n != 1:
@@ -271,18 +268,17 @@ class Model(ZeroShot):
         return (text for _, text in pieces)
 
     def chat(self, messages: Messages | str, **options: Unpack[GenerationSettings]) -> str:
-        """The answer to a conversation [{"role": "user", "content": "…"}, …], by the model's own
-        chat template.
+        """Replies to a conversation [{"role": "user", "content": "…"}, …] with the chat template.
 
-        A text alone is what a user says. A model without a template continues "User:
-        …\\nAssistant:". The settings are those of `generate`, but max_new_tokens=256.
+        A str is a single user message. A model without a template continues "User:
+        …\\nAssistant:". Options are those of `generate`, but max_new_tokens=256.
         """
         return "".join(self.chat_stream(messages, **options)).strip()
 
     def chat_stream(
         self, messages: Messages | str, **options: Unpack[GenerationSettings]
     ) -> Iterator[str]:
-        """The same answer, piece by piece as it is written."""
+        """Yields the reply of `chat` in chunks as it is generated."""
         self._require_head("lm", "chat")
         said = encode_conversation(self.tokenizer, messages)
         config = self._generation_config(**said.settings(dict(options)))
@@ -302,9 +298,7 @@ class Model(ZeroShot):
     def score(
         self, context: str | Sequence[str], continuation: str | Sequence[str]
     ) -> Score | list[Score]:
-        """log p(continuation | context). Lists are scored in batches; one context may stand
-        before many.
-        """
+        """Returns log p(continuation | context); lists are batched, and may share one context."""
         self._require_head("lm", "score")
         if isinstance(context, str) and isinstance(continuation, str):
             return score_pairs(
@@ -319,19 +313,16 @@ class Model(ZeroShot):
         return score_pairs(self.network, self.tokenizer, pairs, self._prefixes)
 
     def perplexity(self, text: str, *, stride: int | None = None) -> float:
-        """exp of the mean loss per token, by a window that slides on by `stride` tokens (half
-        the context).
-        """
+        """exp of the mean loss per token; windows advance by `stride` (half the context)."""
         self._require_head("lm", "perplexity")
         return sliding_perplexity(self.network, self.tokenizer, text, stride)
 
     def bits_per_byte(self, text: str, *, stride: int | None = None) -> float:
-        """Like perplexity, but comparable between models of different tokenizers."""
+        """Like perplexity, but comparable between models with different tokenizers."""
         self._require_head("lm", "bits_per_byte")
         return sliding_bits_per_byte(self.network, self.tokenizer, text, stride)
 
-    # ------------------------------------------------------------------ masked models, vectors,
-    # fine-tuned heads
+    # ------------------------------------------------------------------ masks, vectors, task heads
 
     @overload
     def fill(  # type: ignore[overload-overlap]
@@ -341,7 +332,7 @@ class Model(ZeroShot):
     def fill(self, text: Sequence[str], top: int = 5) -> list[list[Fill]]: ...
 
     def fill(self, text: str | Sequence[str], top: int = 5) -> list[Fill] | list[list[Fill]]:
-        """The `top` best tokens for the mask in a text; of a list of texts a list.
+        """Returns the `top` best tokens for the mask in a text; a list of texts gives a list.
 
         A text with several masks gives one list for each, as `fill_masks` always does.
         """
@@ -351,7 +342,7 @@ class Model(ZeroShot):
         return found[0] if len(found) == 1 else found
 
     def fill_masks(self, text: str, top: int = 5) -> list[list[Fill]]:
-        """The `top` best tokens for each mask in a text, every other mask left as it is."""
+        """Returns the `top` best tokens for each mask in a text; other masks stay in place."""
         self.masked._require_head("mlm", "fill")
         return fills(self.masked.network, self.tokenizer, text, top)
 
@@ -400,11 +391,10 @@ class Model(ZeroShot):
         *,
         truncate: bool = False,
     ) -> Float32Array | list[Float32Array]:
-        """Vectors [N, D] of texts ([D] of one): hidden states of the layers averaged, then pooled
-        over the tokens.
+        """Embeds texts as vectors [N, D] ([D] for a single text).
 
-        Layer 0 is the embedding, -1 the last. pool: mean | cls | none; "none" gives an array [T, D]
-        for each text.
+        Hidden states are averaged over `layers` (0 is the embedding, -1 the last), then pooled over
+        tokens. pool: mean | cls | none; "none" gives an array [T, D] for each text.
         """
         reader = self.masked
         encodings = [reader._encoded(text, truncate=truncate) for text in _listed(texts, "texts")]
@@ -423,10 +413,10 @@ class Model(ZeroShot):
 
     @torch.inference_mode()
     def logits(self, text: str) -> Float32Array:
-        """The scores over the vocabulary at every token [T, V]."""
+        """Logits over the vocabulary at every token [T, V]."""
         head = next((name for name in ("lm", "mlm") if name in self.network.heads), "lm")
         self._require_head(head, "logits")
-        # [MASK] in the text is meant: what stands there is what one asks for
+        # a BERT is asked about its masks, so [MASK] in the text is parsed as the token
         masked = head == "mlm"
         encoding = (
             self._fitting(self.tokenizer.encode_masked(text))
@@ -448,14 +438,13 @@ class Model(ZeroShot):
     def predict(self, texts: Sequence[Asked]) -> list[Predicted]: ...
 
     def predict(self, texts: Asked | Sequence[Asked]) -> Predicted | list[Predicted]:
-        """What the model was fine-tuned to say of a text, of a pair (a, b), of a row of the table
-        that it learnt from, or of a list of them; a DataFrame is a list of rows.
+        """Predicts with the fine-tuned head for a text, a pair (a, b), a row, or a list of them.
 
-        A classifier gives `Prediction(label, scores)`, one of several labels a text
-        `MultiLabelPrediction(labels, scores)`, a tagger a list of `Span(text, label, start, end,
-        score)`. A model that answers takes (question, context) and gives `Answer(text, start, end,
-        score, candidates, null)`; one that chooses takes (text, choices) and gives a `Prediction`
-        of the likeliest choice.
+        A row has the columns of the training table; a DataFrame is a list of rows. A classifier
+        gives `Prediction(label, scores)`, a multi-label one `MultiLabelPrediction(labels, scores)`,
+        a tagger a list of `Span(text, label, start, end, score)`. A question-answering model takes
+        (question, context) and gives `Answer(text, start, end, score, candidates, null)`; a
+        multiple-choice model takes (text, choices) and gives a `Prediction` of the best choice.
         """
         reading = Predictor.of(self.checkpoint)
         if self.task_head is None:
@@ -468,7 +457,7 @@ class Model(ZeroShot):
         found = self.task_head.predict(reading, asked)
         return found[0] if alone else found
 
-    # ------------------------------------------------------------------ within
+    # ------------------------------------------------------------------ internals
 
     @property
     def _device(self) -> torch.device:
@@ -512,13 +501,13 @@ class Model(ZeroShot):
 
     @cached_property
     def generator(self) -> TextGenerator:
-        """What writes: the parts of this model that an engine needs."""
+        """The parts of this model that generation needs."""
         self._require_head("lm", "generate")
         return TextGenerator(self.network, self.tokenizer, fast_argmax_for(self.network))
 
     @cached_property
     def _prefixes(self) -> PrefixCache:
-        """Beginnings of contexts that `score` has read before."""
+        """Cached prefixes of the contexts that `score` has read."""
         return PrefixCache(self.network)
 
     @property
@@ -529,9 +518,7 @@ class Model(ZeroShot):
         return frozenset(end for end in listed if end is not None)
 
     def _stop_tokens(self, stop: str | Sequence[str]) -> frozenset[int]:
-        """Control tokens among the stop strings: as tokens they have no text that could be found
-        in what is written.
-        """
+        """Special tokens among the stop strings: they decode to no text, so they match by id."""
         known = self.tokenizer.control_tokens
         stops = [stop] if isinstance(stop, str) else stop
         return frozenset(known[name] for name in stops if isinstance(name, str) and name in known)
@@ -547,7 +534,7 @@ class Model(ZeroShot):
         return all(pattern.is_causal for pattern in self.network.trunk.patterns)
 
     def _encoded(self, text: str, *, truncate: bool) -> Encoding:
-        """A text as this model reads it; too long is refused unless it may be cut."""
+        """Encodes a text for this model; one that is too long is an error unless `truncate`."""
         read = encode_prompt if self._causal else Tokenizer.encode
         return self._fitting(
             read(self.tokenizer, text, max_tokens=self.config.context if truncate else None)

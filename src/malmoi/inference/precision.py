@@ -1,4 +1,4 @@
-"""The device and number format of an opened model: as requested, or what suits this machine."""
+"""Device and dtype of an opened model: as requested, or what suits this machine."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ PLACES = {"cpu": "processor", "cuda": "GPU", "mps": "Apple GPU"}
 def open_for_use(
     path: str | Path, device: str | torch.device | None, dtype: str | torch.dtype | None
 ) -> Checkpoint:
-    """A folder, adapter or GGUF file as a network ready for use."""
+    """Opens a folder, adapter or GGUF file as a network ready for use."""
     named = None if dtype in (None, INT8) else _named(dtype)
     where = pick_device(device or ("cpu" if dtype == INT8 else None))
     packed = named is None and where.type == "cpu" and why_not() is None
@@ -42,7 +42,7 @@ def _named(dtype: str | torch.dtype | None) -> torch.dtype:
 
 
 def _as_stored(checkpoint: Checkpoint, where: torch.device) -> Checkpoint:
-    """In the folder's own type, unless this machine would have to emulate it."""
+    """Moves the network to a device in its stored dtype, unless this machine would emulate it."""
     stored = checkpoint.network.dtype
     computed = this_machine().inference_dtype(where.type, stored)
     if computed == stored:
@@ -52,7 +52,7 @@ def _as_stored(checkpoint: Checkpoint, where: torch.device) -> Checkpoint:
         check_room(
             count_parameters(checkpoint.network) * computed.itemsize, checkpoint.source or Path()
         )
-    # one tensor after another: there is no second network in memory
+    # converted tensor by tensor: there is never a second network in memory
     checkpoint.network.to(where, computed)
     place = PLACES[where.type]
     told = (
@@ -63,7 +63,7 @@ def _as_stored(checkpoint: Checkpoint, where: torch.device) -> Checkpoint:
 
 
 def _open_quantized(checkpoint: Checkpoint, where: torch.device) -> Checkpoint:
-    """Quantized if there is a kernel for it, else dequantized with a note that says why."""
+    """Keeps the weights quantized if there is a kernel, else dequantizes them with a note."""
     bits = checkpoint.bits
     if is_quantized(checkpoint.network):
         quantize_int8(checkpoint.network.to(where, torch.float32))

@@ -1,6 +1,4 @@
-"""Predictions of a fine-tuned model: a label, several, a choice, or a label per word. N classes, T
-tokens.
-"""
+"""Predictions of fine-tuned heads: classes, label sets, choices and tags. N classes, T tokens."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,16 +23,14 @@ from malmoi.tokenizer.windows import ContextWindow, WordPieces, context_windows,
 
 TextOrPair = str | tuple[str, str]
 ChoiceQuestion = tuple[Any, ...]  # (text, choices) or (text, question, choices)
-OUTSIDE_TAG = "O"  # the label of a word that is part of nothing (CoNLL)
-FRAME_TOKENS = 4  # the three that frame a pair, and a space that may become one
-DEFAULT_THRESHOLD = 0.5  # of a label's probability, where the folder has none
+OUTSIDE_TAG = "O"  # the tag of a word outside any entity (CoNLL)
+FRAME_TOKENS = 4  # three special tokens of a pair, and one for a space that may become a token
+DEFAULT_THRESHOLD = 0.5  # on a label's probability, if the folder has no threshold
 
 
 @dataclass(frozen=True, repr=False)
 class Prediction(Result):
-    """The label of a text, and every label's probability; a regression has one score, the value
-    itself.
-    """
+    """A text's label and every label's probability; a regression has one score, the value."""
 
     label: str
     scores: dict[str, float]
@@ -42,7 +38,7 @@ class Prediction(Result):
 
 @dataclass(frozen=True, repr=False)
 class MultiLabelPrediction(Result):
-    """The labels of a text, none or several: those whose probability reaches their threshold."""
+    """The labels of a text, possibly none: those whose probability reaches their threshold."""
 
     labels: tuple[str, ...]
     scores: dict[str, float]
@@ -50,7 +46,7 @@ class MultiLabelPrediction(Result):
 
 @dataclass(frozen=True, repr=False)
 class Span(Result):
-    """A stretch of the text that has a label; `start` and `end` count its characters."""
+    """A labelled span of the text; `start` and `end` are character offsets."""
 
     text: str
     label: str
@@ -60,9 +56,7 @@ class Span(Result):
 
 
 def encode_rows(tokenizer: Tokenizer, texts: Sequence[TextOrPair], longest: int) -> list[TokenRow]:
-    """Texts, or pairs of them, as rows; long ones are cut as they were in fine-tuning: from the
-    end of the longer.
-    """
+    """Encodes texts or pairs as rows, truncating the longer text of a pair, as in fine-tuning."""
     firsts, seconds = _parted(texts)
     return tokenizer.rows(firsts, seconds, max_tokens=longest)
 
@@ -78,41 +72,41 @@ def _parted(texts: Sequence[TextOrPair]) -> tuple[list[str], list[str] | None]:
 
 @dataclass(frozen=True)
 class EncodeFunctions:
-    """How tokens are made of texts, of sentences in words, of questions and their contexts."""
+    """Functions that encode texts, pre-split sentences, and questions with their contexts."""
 
     rows: Callable[..., list[TokenRow]] = encode_rows
     pieces: Callable[..., list[list[WordPieces]]] = word_pieces
     windows: Callable[..., list[list[ContextWindow]]] = context_windows
 
     def cached(self) -> "EncodeFunctions":
-        """For who reads the same texts again and again: they are cut once."""
-        kept = lru_cache(maxsize=4)  # a pair's both orders, of two sets of examples
+        """A version that caches its results, for callers that encode the same texts repeatedly."""
+        kept = lru_cache(maxsize=4)  # both orders of a pair, for two sets of examples
         return EncodeFunctions(kept(self.rows), kept(self.pieces), kept(self.windows))
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """A fine-tuned model as it reads texts."""
+    """A fine-tuned model and how it encodes its input."""
 
     network: Network
     tokenizer: Tokenizer
     labels: tuple[str, ...] = ()
-    length: int = 0  # the most tokens; 0: the context
-    stride: int = 128  # by which windows over a long context move on
-    both: bool = False  # pairs are read in both orders (GPT-1 §3.3)
-    choice_apart: bool = False  # the delimiter stands before a choice, not before its question
-    problem_type: str = ""  # config.json's: what a head of classes is for
-    threshold: float = float("inf")  # "there is no answer" must beat the best by more than this
-    thresholds: tuple[float, ...] = ()  # of the labels, where a text may have several
-    # of the rows that it was fine-tuned on: text, pair
+    length: int = 0  # maximum number of tokens; 0: the context
+    stride: int = 128  # between the windows over a long context
+    both: bool = False  # pairs are scored in both orders and added (GPT-1 §3.3)
+    choice_apart: bool = False  # the delimiter comes before a choice, not before its question
+    problem_type: str = ""  # config.json's: what the classification head predicts
+    threshold: float = float("inf")  # "no answer" must beat the best span by more than this
+    thresholds: tuple[float, ...] = ()  # one per label, for multi-label models
+    # names of the text and pair columns it was fine-tuned on
     columns: Mapping[str, str] = field(default_factory=dict)
-    # what a language model says for each label, where it has no head for them
+    # label words, if it was fine-tuned with its language head
     words: Verbalizer | None = None
     encode: EncodeFunctions = EncodeFunctions()
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> "Predictor":
-        """As it was fine-tuned, where its folder says how."""
+        """The predictor of a checkpoint, with the settings of its fine-tuning if it has them."""
         if checkpoint.tokenizer is None:
             raise UsageError(
                 "This model's folder has no tokenizer; put its tokenizer.json beside the weights."
@@ -125,7 +119,7 @@ class Predictor:
 
 
 def _told(checkpoint: Checkpoint) -> dict[str, Any]:
-    """How a model was fine-tuned, by its folder's "malmoi" object: fields of a `Predictor`."""
+    """The fine-tuning settings in the folder's "malmoi" object, as fields of a `Predictor`."""
     extra = JsonObject(checkpoint.extra, f"{checkpoint.source or 'The model'}: malmoi")
     told: dict[str, Any] = {
         "length": extra.whole("length", default=None, high=MAX_CONTEXT_TOKENS),
@@ -136,7 +130,7 @@ def _told(checkpoint: Checkpoint) -> dict[str, Any]:
         "threshold": extra.get("threshold"),
         "columns": extra.map_of("columns", str, default={}),
     }
-    threshold = told["threshold"]  # of a model that always answers it is infinite
+    threshold = told["threshold"]  # infinite for a model that always answers
     if threshold is not None and (not isinstance(threshold, float) or threshold != threshold):
         raise extra.wrong("threshold", "a number")
     if extra.get("thresholds") is not None:
@@ -154,8 +148,9 @@ def _told(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def row_texts(rows: Any, columns: Mapping[str, str]) -> list[Any]:
-    """Texts and pairs as they are; of rows (dicts, a DataFrame, a `datasets.Dataset`) the columns
-    that the model was fine-tuned on.
+    """Extracts the model's text columns from rows; texts and pairs are returned unchanged.
+
+    Rows are dicts, a DataFrame or a `datasets.Dataset`.
     """
     for method, *how in (("to_dicts",), ("to_dict", "records")):  # polars, pandas
         if hasattr(rows, "columns") and hasattr(rows, method):
@@ -175,12 +170,12 @@ def _row_text(row: Mapping[str, Any], columns: Mapping[str, str]) -> Any:
 
 
 def classify_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[Prediction]:
-    """One label a text."""
+    """Predicts one label per text."""
     return [_prediction(scores, reading.labels) for scores in class_scores(reading, texts)]
 
 
 def label_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[MultiLabelPrediction]:
-    """Every label that holds of each text."""
+    """Predicts the set of labels of each text."""
     return [
         _with_thresholds(row, reading) for row in class_scores(reading, texts).sigmoid().tolist()
     ]
@@ -194,7 +189,7 @@ def _with_thresholds(chances: Sequence[float], reading: Predictor) -> MultiLabel
 
 
 def class_scores(reading: Predictor, texts: Sequence[TextOrPair]) -> Tensor:
-    """The scores of every class [texts, N]."""
+    """Class scores [texts, N]."""
     if reading.words is not None:
         return verbalizer_scores(reading.network, reading.tokenizer, reading.words, texts)
     vectors = pool_texts(
@@ -211,9 +206,7 @@ def class_scores(reading: Predictor, texts: Sequence[TextOrPair]) -> Tensor:
 
 
 def answer_choices(reading: Predictor, questions: Sequence[ChoiceQuestion]) -> list[Prediction]:
-    """The likeliest choice of each question (text, choices) or (text, question, choices), and
-    every choice's chance.
-    """
+    """Predicts the most likely choice of each (text, choices) or (text, question, choices)."""
     chances = [scores.softmax(-1).tolist() for scores in score_choices(reading, questions)]
     return [
         Prediction(
@@ -225,9 +218,7 @@ def answer_choices(reading: Predictor, questions: Sequence[ChoiceQuestion]) -> l
 
 
 def score_choices(reading: Predictor, questions: Sequence[ChoiceQuestion]) -> list[Tensor]:
-    """One score for each choice of each question: every choice is read after its text, by
-    itself.
-    """
+    """One score per choice of each question; every choice is scored separately after its text."""
     asked = [(q[0], q[1] if len(q) == 3 else "", q[-1]) for q in questions]
     room = reading.max_tokens if reading.choice_apart else None
     pairs = tuple(choice_pairs(reading.tokenizer, asked, room))
@@ -244,11 +235,10 @@ def choice_pairs(
     asked: Sequence[tuple[str, str, Sequence[str]]],
     max_tokens: int | None = None,
 ) -> Iterator[tuple[str, str]]:
-    """Each choice of (text, question, choices) as two texts: the choice after its question, or in
-    its gap.
+    """Yields each choice of (text, question, choices) as a pair: after the question, or in its gap.
 
-    With `max_tokens` it stands apart, as GPT-1 §3.3 has it (text question $ choice), and a long
-    text is cut before that, so that its question stays whole.
+    With `max_tokens` the choice is a text of its own, as in GPT-1 §3.3 (text question $ choice),
+    and the text is truncated first, so that the question stays complete.
     """
     for text, question, choices in asked:
         if max_tokens is not None and question:
@@ -260,7 +250,7 @@ def choice_pairs(
 
 
 def _cut(tokenizer: Tokenizer, text: str, others: Sequence[str], max_tokens: int) -> str:
-    """The beginning of a text that fits beside a question and the longest of its choices."""
+    """The beginning of a text that leaves room for a question and the longest of its choices."""
     question, *choices = map(len, tokenizer.ids(list(others)))
     room = max_tokens - FRAME_TOKENS - question - max(choices)
     offsets = tokenizer.encode(text, specials=False).offsets
@@ -270,7 +260,7 @@ def _cut(tokenizer: Tokenizer, text: str, others: Sequence[str], max_tokens: int
 
 
 def tag_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[list[Span]]:
-    """Labelled spans of each text."""
+    """Predicts the labelled spans of each text."""
     encodings = reading.tokenizer.encode_batch(*_parted(texts))
     for encoding in encodings:
         if len(encoding.tokens) > reading.network.config.context:
@@ -287,9 +277,7 @@ def tag_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[list[Span
 
 
 def tag_words(reading: Predictor, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
-    """A label for each word of sentences that are already cut into words; a word that leaves no
-    token is outside.
-    """
+    """Tags the words of pre-split sentences; a word without tokens is tagged as outside."""
     pieces = reading.encode.pieces(
         reading.tokenizer, tuple(map(tuple, sentences)), reading.max_tokens
     )
@@ -314,7 +302,7 @@ def _labels(piece: WordPieces, best: Sequence[int], labels: Sequence[str]) -> It
 
 @torch.inference_mode()
 def pool_texts(network: Network, rows: Sequence[TokenRow]) -> Tensor:
-    """One vector a text [N, D], through the pooler."""
+    """Pooled vectors of texts [N, D]."""
     found = torch.empty(len(rows), network.width, device=network.device, dtype=network.dtype)
     batches = length_batches([len(row.tokens) for row in rows], forward_limits(network.device))
     for group in tracked(batches, "predict", len(rows)):
@@ -325,7 +313,7 @@ def pool_texts(network: Network, rows: Sequence[TokenRow]) -> Tensor:
 
 
 def token_scores(network: Network, texts: Sequence[Encoding], head: str) -> list[Tensor]:
-    """The scores of every token of each text [T, N]."""
+    """Scores of every token of each text [T, N]."""
     found: list[Tensor] = [torch.empty(0)] * len(texts)
     for group, scores in score_tokens(network, texts, head):
         for i, row in zip(group, scores.cpu(), strict=True):
@@ -337,7 +325,7 @@ def token_scores(network: Network, texts: Sequence[Encoding], head: str) -> list
 def score_tokens(
     network: Network, rows: Sequence[Encoding | TokenRow], head: str
 ) -> Iterator[tuple[list[int], Tensor]]:
-    """Batches of the rows: which ones they are, and the scores of all their tokens [B, T, N]."""
+    """Yields batches of rows: their indices, and the scores of all their tokens [B, T, N]."""
     device = network.device
     batches = length_batches([len(row.tokens) for row in rows], forward_limits(device))
     for group in tracked(batches, "predict", len(rows)):
@@ -366,9 +354,7 @@ class TaggedWord:
 def merge_tags(
     text: str, encoding: Encoding, scores: Tensor, labels: Sequence[str]
 ) -> Iterator[Span]:
-    """Neighbouring words of one entity joined: B-X opens, I-X goes on; labels without such marks
-    stand alone.
-    """
+    """Merges the words of an entity: B-X begins, I-X continues; other labels are one word each."""
     entity: list[TaggedWord] = []
     for word in _words(encoding, scores.softmax(-1), labels):
         if entity and not _continues(entity[-1], word):
@@ -380,9 +366,7 @@ def merge_tags(
 
 
 def _words(encoding: Encoding, chances: Tensor, labels: Sequence[str]) -> Iterator[TaggedWord]:
-    """Each word with the label of its first token, which is the one that was trained (Devlin
-    2019 §5.3).
-    """
+    """Yields each word with the label of its first token, the one trained (Devlin 2019 §5.3)."""
     places = [
         at
         for at, word in enumerate(encoding.words)

@@ -1,4 +1,4 @@
-"""The heads of fine-tuned models: how each is read, and how `Model.predict` finds the right one."""
+"""The heads of fine-tuned models, and how `Model.predict` selects one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from malmoi.inference.predict import (
 
 @dataclass(frozen=True)
 class TaskHead:
-    """A head that fine-tuning adds, and how its scores become predictions."""
+    """A head added by fine-tuning, and the function that turns its scores into predictions."""
 
     head: str
     predict: Callable[..., list[Any]]
-    problem_type: str = ""  # Hugging Face's, where one head serves several
-    beside: tuple[str, ...] = ()  # heads that transformers' GPT has beside this one
+    problem_type: str = ""  # Hugging Face's name, where one head serves several problems
+    beside: tuple[str, ...] = ()  # heads that transformers' GPT has in addition
 
 
 ONE_LABEL = TaskHead("classify", classify_texts, "single_label_classification")
@@ -32,18 +32,16 @@ TAGS = TaskHead("tag", tag_texts)
 ANSWER = TaskHead("span", answer_questions)
 CHOICE = TaskHead("choice", answer_choices, beside=("lm",))
 TASK_HEADS = (ONE_LABEL, LABEL_SET, NUMBER, TAGS, ANSWER, CHOICE)
-TEXT_HEADS = (ONE_LABEL, LABEL_SET, NUMBER)  # what they say is about a whole text or pair
+TEXT_HEADS = (ONE_LABEL, LABEL_SET, NUMBER)  # heads that predict for a whole text or pair
 
 
 def task_heads(reading: Predictor) -> list[TaskHead]:
-    """What the model was fine-tuned to do: by its heads, or by the words that it says for each
-    label.
-    """
+    """The task heads of a fine-tuned model; a verbalizer counts as a classifier."""
     if reading.words is not None:
         return [ONE_LABEL]
     problem = reading.problem_type
     if not problem and len(reading.labels) == 1:
-        problem = NUMBER.problem_type  # transformers' rule, where config.json does not say
+        problem = NUMBER.problem_type  # transformers' rule if config.json does not say
     known = [one.problem_type for one in TEXT_HEADS]
     if problem and problem not in known:
         raise MalmoiError(

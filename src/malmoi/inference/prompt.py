@@ -1,4 +1,4 @@
-"""Prompts of causal models: a text's tokens, after an opening token where one is needed."""
+"""Prompts of causal models: a text's tokens, after a beginning-of-text token if needed."""
 
 from collections.abc import Sequence
 
@@ -7,14 +7,14 @@ from malmoi.tokenizer import Encoding, Tokenizer
 
 
 def has_opening_token(tokenizer: Tokenizer) -> bool:
-    """Whether this tokenizer puts a token before every text, as Llama's <s>."""
+    """Whether this tokenizer prepends a token to every text, such as Llama's <s>."""
     return tokenizer.encode("a").tokens[0] == tokenizer.specials.bos
 
 
 def encode_text(
     tokenizer: Tokenizer, text: str, max_tokens: int | None = None, *, parse_special: bool = False
 ) -> Encoding:
-    """The text after its opening token, if any; without BERT's special tokens."""
+    """Encodes a text after its beginning-of-text token, if any; without BERT's special tokens."""
     opened = has_opening_token(tokenizer)
     return tokenizer.encode(
         text, max_tokens=max_tokens, specials=opened, parse_special=parse_special
@@ -24,7 +24,7 @@ def encode_text(
 def encode_prompt(
     tokenizer: Tokenizer, text: str, max_tokens: int | None = None, *, parse_special: bool = False
 ) -> Encoding:
-    """`encode_text`, but an empty text becomes the token that begins, or else ends, texts."""
+    """Like `encode_text`, but an empty text becomes the beginning- or end-of-text token."""
     encoding = encode_text(tokenizer, text, max_tokens, parse_special=parse_special)
     return (
         encoding
@@ -34,7 +34,7 @@ def encode_prompt(
 
 
 def encode_prompts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """The tokens of `encode_prompt` for many texts, on all cores."""
+    """Encodes many prompts like `encode_prompt`, on all cores."""
     if has_opening_token(tokenizer):
         return [encoding.tokens for encoding in tokenizer.encode_batch(texts)]
     return [tokens or [start_token(tokenizer)] for tokens in tokenizer.ids(list(texts))]
@@ -46,7 +46,7 @@ def text_too_long(tokens: int, most: int, what: str = "this model's context") ->
 
 
 def mask_token(tokenizer: Tokenizer) -> int:
-    """The tokenizer's [MASK], or an error where it has none."""
+    """The id of the tokenizer's [MASK]; raises an error if it has none."""
     if tokenizer.specials.mask is None:
         raise UsageError("This model's tokenizer has no mask token, so it cannot fill gaps.")
     return tokenizer.specials.mask

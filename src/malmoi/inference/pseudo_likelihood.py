@@ -1,4 +1,4 @@
-"""Pseudo-likelihood of a masked model: each token masked in turn, or a part at once.
+"""Pseudo-likelihood under a masked model: tokens masked one at a time, or a whole part at once.
 
 B rows, T tokens, M masks, V vocabulary.
 """
@@ -17,12 +17,12 @@ from malmoi.system.progress import tracked
 from malmoi.tokenizer import Encoding, Tokenizer
 from malmoi.tokenizer.padding import length_batches, model_inputs
 
-MAX_PARTS = 64  # parts whose scores over the vocabulary are held at once
+MAX_PARTS = 64  # parts whose logits are held at once
 
 
 @dataclass(frozen=True)
 class SplitText:
-    """A text in three parts, of which the middle is scored."""
+    """A text in three parts; the middle one is scored."""
 
     before: str
     middle: str
@@ -31,7 +31,7 @@ class SplitText:
 
 @dataclass(frozen=True)
 class MaskedRow:
-    """A sequence with masks, and their positions."""
+    """A sequence with masks and their positions."""
 
     tokens: tuple[int, ...]
     places: tuple[int, ...]
@@ -107,7 +107,7 @@ def _masked(
 
 @torch.inference_mode()
 def _logprobs(network: Network, rows: Sequence[MaskedRow]) -> dict[MaskedRow, Tensor]:
-    """log p over the vocabulary at each row's masks [M, V]; equal rows are read once."""
+    """log p over the vocabulary at each row's masks [M, V]; identical rows are computed once."""
     found: dict[MaskedRow, Tensor] = {}
     device = network.device
     batches = length_batches([len(row.tokens) for row in rows])

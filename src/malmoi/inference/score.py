@@ -1,4 +1,4 @@
-"""Log-probabilities of continuations, and of texts of any length by a sliding window."""
+"""Log-probabilities of continuations, and of texts of any length with a sliding window."""
 
 import math
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ from malmoi.tokenizer import Encoding, Tokenizer
 
 @dataclass(frozen=True, repr=False)
 class Score(Result):
-    """log p(continuation | context), natural logarithm, and its parts."""
+    """log p(continuation | context), natural logarithm, and its per-token terms."""
 
     logprob: float
     tokens: tuple[str, ...]
     token_logprobs: tuple[float, ...]
-    greedy: bool  # whether greedy decoding would have written exactly this
+    greedy: bool  # whether greedy decoding would have generated exactly this
 
 
 def score_pairs(
@@ -31,7 +31,7 @@ def score_pairs(
     pairs: Sequence[tuple[str, str]],
     prefixes: PrefixCache | None = None,
 ) -> list[Score]:
-    """The score of every (context, continuation); `prefixes` caches contexts between calls."""
+    """Scores every (context, continuation); `prefixes` caches contexts between calls."""
     rows = [fit_context(row, network.config.context) for row in encode_pairs(tokenizer, pairs)]
     return [
         Score(
@@ -47,7 +47,7 @@ def score_pairs(
 
 
 def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> ScoredRow:
-    """See `encode_pairs`."""
+    """Encodes one pair: see `encode_pairs`."""
     return encode_pairs(tokenizer, [(context, continuation)])[0]
 
 
@@ -64,7 +64,7 @@ def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> list
 
 
 def _parted(context: str, continuation: str) -> tuple[str, str]:
-    """Trailing spaces of the context go to the continuation, as tokenizers attach them there."""
+    """Moves trailing spaces of the context to the continuation, where tokenizers attach them."""
     if not continuation:
         raise UsageError("There is nothing to score: the continuation is empty.")
     bare = context.rstrip(" ")
@@ -115,7 +115,7 @@ def _long_text(tokenizer: Tokenizer, text: str) -> Encoding:
 
 
 def _sliding(network: Network, tokens: list[int], stride: int | None) -> list[float]:
-    """Each token's log-probability given at least context − stride earlier tokens, if there are."""
+    """Each token's log-probability given at least context − stride earlier tokens, if any."""
     context = network.config.context
     stride = context // 2 or 1 if stride is None else stride
     if not 1 <= stride < context:

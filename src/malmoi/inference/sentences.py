@@ -1,7 +1,7 @@
-"""How likely whole sentences are, very many of them: read causally, or each token hidden in turn.
+"""Log-likelihoods of many sentences: causal, or with each token masked in turn.
 
-Sentences of one length go through the network together, so that nothing is padded. S sentences, L
-tokens, M of them masked, V vocabulary.
+Sentences of equal length are batched, so that nothing is padded. S sentences, L tokens, M of them
+masked, V vocabulary.
 """
 
 from collections import defaultdict
@@ -16,14 +16,16 @@ from malmoi.model import Network
 from malmoi.system.machine import per_device
 from malmoi.tokenizer import Tokenizer
 
-MAX_PASS_TOKENS = {"cpu": 4096, "cuda": 131_072}  # tokens that go through the network at once
-MAX_PASS_LOGITS = {"cpu": 1 << 24, "cuda": 1 << 28}  # scores over the vocabulary held at once
+MAX_PASS_TOKENS = {"cpu": 4096, "cuda": 131_072}  # tokens per forward pass
+MAX_PASS_LOGITS = {"cpu": 1 << 24, "cuda": 1 << 28}  # logits held at once
 
 
 @torch.inference_mode()
 def sentence_logprobs(network: Network, tokenizer: Tokenizer, texts: Sequence[str]) -> list[float]:
-    """log p of every text: the sum over its tokens given those before, after the token that starts
-    a text; of a masked model the pseudo-log-likelihood (Salazar et al. 2020 eq. 1).
+    """Returns log p of every text: the sum over its tokens, given those before.
+
+    The first token follows the beginning-of-text token. For a masked model it is the
+    pseudo-log-likelihood (Salazar et al. 2020 eq. 1).
     """
     masked = "lm" not in network.heads
     if masked and "mlm" not in network.heads:
@@ -50,7 +52,7 @@ def _started_rows(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]
 
 
 def _framed_rows(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """What BERT reads: one token before the text, one after it."""
+    """BERT's input: the text between its two special tokens."""
     if tokenizer.specials.mask is None or len(tokenizer.encode("").tokens) != 2:
         raise UsageError("A masked model's tokenizer needs a mask, and a token around each text.")
     return [row.tokens.tolist() for row in tokenizer.rows(list(texts))]
@@ -59,7 +61,7 @@ def _framed_rows(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
 def _equal_lengths(
     network: Network, lengths: Sequence[int], *, masked: bool
 ) -> Iterator[list[int]]:
-    """Indices of texts of one length, as many as one pass may hold."""
+    """Yields indices of texts of equal length, as many as one pass can hold."""
     device = network.device.type
     by_length: dict[int, list[int]] = defaultdict(list)
     for i, length in enumerate(lengths):

@@ -1,8 +1,8 @@
-"""Scoring continuations with shared prefixes: a prefix is read once, and its branches after it.
+"""Scores continuations with shared prefixes: each prefix is read once, then its branches.
 
 Few-shot prompts share their examples, and choices share their question: a context of 500 tokens
-with four choices of five is 520 tokens to read, not 2,020, and the next question's examples are
-cached already.
+with four choices of five tokens is 520 tokens to read, not 2,020, and the next question's examples
+are already cached.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from malmoi.inference.likelihood import RowLogprobs, ScoredRow, score_hidden, sc
 from malmoi.model import Network
 from malmoi.tokenizer.padding import BatchLimits, forward_limits, length_batches, pad
 
-# of the tokens that reading each row alone would take; above it, sharing costs more than it saves
+# of the tokens read without sharing; above this, sharing costs more than it saves
 MAX_TOKEN_RATIO = 0.8
 
 
@@ -37,7 +37,7 @@ class SharedPrefix:
 def token_logprobs(
     network: Network, rows: Sequence[ScoredRow], prefixes: PrefixCache | None = None
 ) -> list[RowLogprobs]:
-    """For each row, the log-probability of every scored token, and whether all were the likeliest.
+    """Returns each row's log-probabilities of scored tokens, and whether all were the most likely.
 
     `prefixes` caches contexts between calls.
     """
@@ -56,7 +56,7 @@ def token_logprobs(
 
 
 def _groups(rows: Sequence[ScoredRow], most: BatchLimits) -> Iterator[list[SharedPrefix]]:
-    """The contexts in order, so that similar ones are adjacent, in groups that fit one pass."""
+    """Yields sorted contexts, so that similar ones are adjacent, in groups that fit in one pass."""
     found: dict[tuple[int, ...], list[int]] = {}
     for i, row in enumerate(rows):
         found.setdefault(row.prefix, []).append(i)
@@ -74,7 +74,7 @@ def _groups(rows: Sequence[ScoredRow], most: BatchLimits) -> Iterator[list[Share
 
 
 class _PrefixBatch:
-    """Some contexts in the rows of one cache, and the branches off them."""
+    """Some contexts in the rows of one cache, and their branches."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class _PrefixBatch:
         self.prefixes = prefixes
         first = stems[0].tokens
         last = stems[-1].tokens
-        # in order: so the ends tell for all
+        # contexts are sorted, so the first and the last share what all of them share
         self.common = first[: common_prefix_length(first, last)] if len(stems) > 1 else first
 
     @property
@@ -118,7 +118,7 @@ class _PrefixBatch:
             yield from zip([i for _, i in some], self._branch(some), strict=True)
 
     def _room(self, pairs: Sequence[tuple[int, int]]) -> BatchLimits:
-        """For branches, each of which has its prefix's keys and values beside it."""
+        """Batch limits for branches, each of which attends to its own prefix's keys and values."""
         most = forward_limits(self.slots.device)
         longest = max(len(self.rows[i].tokens) for _, i in pairs)
         return replace(most, rows=min(most.rows, max(1, most.tokens // longest)))

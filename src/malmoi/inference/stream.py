@@ -13,29 +13,29 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 @dataclass(frozen=True)
 class TextChunk:
-    """What was generated since the last chunk; `text` may lag behind `tokens`."""
+    """The output since the last chunk; `text` may lag behind `tokens`."""
 
     text: str
     tokens: tuple[int, ...] = ()
-    # one a token where they were asked for; a prompt's first has none
+    # one per token if requested; a prompt's first token has none
     logprobs: tuple[Logprob | None, ...] = ()
-    finish: FinishReason | None = None  # why the text is over; None while it is not
+    finish: FinishReason | None = None  # why the text ended; None before that
 
 
 class TokenStream:
-    """A request's output. Read it once, from any thread: chunk by chunk, or as a result.
+    """A request's output, to be read once, from any thread: chunk by chunk, or as a result.
 
-    With `on_chunk`, chunks go there instead, in the engine's thread.
+    With `on_chunk`, chunks go to that function instead, in the engine's thread.
     """
 
     def __init__(self, on_chunk: Callable[[TextChunk], None] | None = None) -> None:
         self.cancelled = False
-        self.error: MalmoiError | None = None  # what went wrong, where the last piece says "error"
+        self.error: MalmoiError | None = None  # set if the last chunk's finish reason is "error"
         self._pieces: SimpleQueue[TextChunk] = SimpleQueue()
         self._hear = on_chunk or self._pieces.put
 
     def __iter__(self) -> Iterator[TextChunk]:
-        """Chunks as they come; the last one has a finish reason."""
+        """Yields chunks as they arrive; the last one has a finish reason."""
         while True:
             piece = self._pieces.get()
             yield piece
@@ -43,23 +43,23 @@ class TokenStream:
                 return
 
     def cancel(self) -> None:
-        """The engine frees the row before its next step."""
+        """Cancels the request: the engine frees its row before the next step."""
         self.cancelled = True
 
     def result(self) -> TextChunk:
-        """Waits for the end. A request that failed raises its error."""
+        """Waits for the end and returns the whole output; raises the error of a failed request."""
         pieces = list(self)
         if self.error is not None:
             raise self.error
         return join_chunks(pieces)
 
     def put(self, piece: TextChunk) -> None:
-        """For the engine."""
+        """Adds a chunk; called by the engine."""
         self._hear(piece)
 
 
 def join_chunks(pieces: Sequence[TextChunk]) -> TextChunk:
-    """All chunks as one."""
+    """Joins chunks into one."""
     text = "".join(piece.text for piece in pieces)
     tokens = tuple(token for piece in pieces for token in piece.tokens)
     said = tuple(one for piece in pieces for one in piece.logprobs)

@@ -1,4 +1,4 @@
-"""Verbalizers: each label has words, and the most likely words win. N labels."""
+"""Verbalizers: each label has words, and the most likely words decide. N labels."""
 
 import re
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from malmoi.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Verbalizer:
-    """A prompt, and the words that stand for each label."""
+    """A prompt and the words for each label."""
 
     prompt: str  # with {text} and {pair}
     said: tuple[str, ...]  # in the order of the labels

@@ -30,12 +30,12 @@ ZERO_SHOT_PROMPTS = {
         "or": " 또는 ",
     },
 }
-ShownExamples = Sequence[tuple[str, str]]  # examples: a text and what should be said of it
+ShownExamples = Sequence[tuple[str, str]]  # (text, expected output) pairs shown in the prompt
 ScoreParts = Callable[[Sequence[SplitText]], list[Score]]
 
 
 def prompt_language(text: str) -> str:
-    """ "ko" where half of the letters or more are Hangul, else "en"."""
+    """Returns "ko" if at least half of the letters are Hangul, else "en"."""
     letters = [c for c in text if c.isalpha()]
     return "ko" if letters and 2 * sum("가" <= c <= "힣" for c in letters) >= len(letters) else "en"
 
@@ -47,7 +47,7 @@ def classify_zero_shot(
     prompt: str | None,
     shown: ShownExamples,
 ) -> Prediction:
-    """The likeliest label and every label's share; a mapping gives the words for each label."""
+    """Returns the most likely label and all probabilities; a mapping gives each label's words."""
     words = dict(labels) if isinstance(labels, Mapping) else {label: label for label in labels}
     if len(words) < 2 or not all(word.strip() for word in words.values()):
         raise UsageError("There must be two labels at least, each of them a word.")
@@ -73,14 +73,14 @@ def label_prompt(text: str, words: Sequence[str], prompt: str | None = None) -> 
 
 
 def question_prompt(asked: str, context: str) -> str:
-    """The prompt of a question, about a text if one is given."""
+    """The prompt for a question, with a context if one is given."""
     return _put(
         ZERO_SHOT_PROMPTS[prompt_language(asked)]["answer"], question=asked, context=context
     ).lstrip("\n")
 
 
 def summary_prompt(text: str, tokenizer: Tokenizer, room: int) -> str:
-    """The prompt of a summary; a text that is too long is truncated."""
+    """The prompt for a summary; a text that is too long is truncated."""
     form = ZERO_SHOT_PROMPTS[prompt_language(text)]["summarise"]
     room -= len(tokenizer.encode(_put(form, text=""), specials=False).tokens) + 2
     if room < 1:
@@ -90,7 +90,7 @@ def summary_prompt(text: str, tokenizer: Tokenizer, room: int) -> str:
 
 
 def translation_prompt(text: str, to: str, shown: ShownExamples) -> str:
-    """The prompt of a translation, after the examples."""
+    """The prompt for a translation, after the examples."""
     examples = "".join(f"{one} = {other}\n" for one, other in shown)
     return _put(
         ZERO_SHOT_PROMPTS[prompt_language(to)]["translate"], text=text, to=to, examples=examples
@@ -108,7 +108,7 @@ def first_sentences(text: str, count: int) -> str:
 
 
 def _put(form: str, **values: str) -> str:
-    """Replaces only known names: other braces stay as they are."""
+    """Replaces only known names, so that other braces in a text are left alone."""
     for name, value in values.items():
         form = form.replace(f"{{{name}}}", value)
     return form
@@ -130,18 +130,18 @@ class ZeroShot:
         prompt: str | None = None,
         examples: ShownExamples = (),
     ) -> Prediction:
-        """The likeliest of these labels, by a GPT or a BERT's masks: no training, no head.
+        """Classifies with a GPT's likelihoods or a BERT's masks, without training or a head.
 
-        `prompt` has {text} and optionally {labels}; `examples` are (text, label) shown first.
+        `prompt` has {text} and optionally {labels}; `examples` are (text, label) pairs shown first.
         """
         return classify_zero_shot(self._likelihoods, text, labels, prompt, examples)
 
     def answer(self, question: str, context: str = "", *, max_new_tokens: int = 32) -> str:
-        """The answer to a question, about a text if one is given."""
+        """Answers a question, about a context if one is given."""
         return self._line(question_prompt(question, context), max_new_tokens)
 
     def summarise(self, text: str, *, sentences: int = 3, max_new_tokens: int = 100) -> str:
-        """A summary of up to this many sentences; a text that is too long is truncated."""
+        """Summarises in at most this many sentences; a text that is too long is truncated."""
         prompt = summary_prompt(text, self.tokenizer, self.network.config.context - max_new_tokens)
         written = self.generate(prompt, temperature=0, max_new_tokens=max_new_tokens, stop="\n\n")
         return first_sentences(written, sentences)
@@ -149,7 +149,7 @@ class ZeroShot:
     def translate(
         self, text: str, to: str, *, examples: ShownExamples = (), max_new_tokens: int = 64
     ) -> str:
-        """A translation into a named language ("French", "한국어"); `examples` are pairs."""
+        """Translates into a language by name ("French", "한국어"); `examples` are pairs."""
         return self._line(translation_prompt(text, to, examples), max_new_tokens)
 
     def _line(self, prompt: str, most: int) -> str:

@@ -1,1 +1,1 @@
-"""Decoding: tokens one at a time, for many requests at once, each with its own settings."""
+"""Decoding: token by token, batched over many requests, each with its own settings."""

@@ -26,10 +26,10 @@ from malmoi.model import Network
 from malmoi.system.machine import per_device
 from malmoi.tokenizer.padding import MAX_ROWS
 
-# of prompts between two steps, so that a long prompt does not stall other requests
+# prompt tokens between two decoding steps, so that a long prompt does not stall other requests
 PREFILL_CHUNK_TOKENS = {"cpu": 128, "cuda": 4096}
-MAX_PREFILL_TOKENS = {"cpu": 512, "cuda": 4096}  # of one prompt in a pass
-SINGLE_PASS_ROWS = 4  # times as many while nothing is being decoded
+MAX_PREFILL_TOKENS = {"cpu": 512, "cuda": 4096}  # tokens of one prompt in a pass
+SINGLE_PASS_ROWS = 4  # multiplies the chunk while nothing is being decoded
 
 
 class DecodeBatch:
@@ -58,7 +58,7 @@ class DecodeBatch:
         self.steps = DecodeSteps(network, self.slots, self.selector, mode or usual)
         self.in_flight: InFlightSteps | None = None
         self.sequences: list[SequenceState] = []  # the i-th has row i
-        self.shared = 0  # prompt tokens taken from the prefix cache
+        self.shared = 0  # prompt tokens loaded from the prefix cache
         self.weights = _places(network)
 
     # ------------------------------------------------------------------ joining and leaving
@@ -69,13 +69,13 @@ class DecodeBatch:
 
     @torch.inference_mode()
     def add(self, sequence: SequenceState) -> None:
-        """Gives a request the next row; `prefill` will read its prompt."""
+        """Assigns a request the next row; `prefill` will read its prompt."""
         sequence.row = len(self.sequences)
         self.sequences.append(sequence)
 
     @torch.inference_mode()
     def remove(self, sequence: SequenceState) -> None:
-        """Frees a row at once; the last request moves into it."""
+        """Frees a row immediately; the last request moves into it."""
         mover = self.sequences.pop()
         if mover is not sequence:
             self.slots.copy(mover.row, sequence.row, mover.tokens_read)
@@ -88,7 +88,7 @@ class DecodeBatch:
 
     @torch.inference_mode()
     def prefill(self) -> list[StepOutput]:
-        """Reads the next chunk of the prompts; complete ones get their first token."""
+        """Reads the next chunk of the prompts; those fully read get their first token."""
         readers = self._next_to_prefill()
         if not readers:
             return []
@@ -123,7 +123,7 @@ class DecodeBatch:
         return self.chunk_tokens * (1 if decoding else SINGLE_PASS_ROWS)
 
     def _next_to_prefill(self) -> list[SequenceState]:
-        """The next prompts to read, in order of arrival, as many as fit into a chunk."""
+        """The next prompts to read, in order of arrival, as many as fit in a chunk."""
         readers: list[SequenceState] = []
         longest = 0
         chunk = self._chunk()
@@ -152,7 +152,7 @@ class DecodeBatch:
         return common > 0 and common > self.prefixes.cached_length(prompt)
 
     def _load_prefix(self, sequence: SequenceState) -> None:
-        """Starts from the cached prefix; the last token is always read, to predict from."""
+        """Loads the cached prefix; the last token is always read, since the prediction needs it."""
         if self.prefixes is not None and not sequence.tokens_read and not sequence.echo:
             sequence.tokens_read = self.prefixes.load(
                 sequence.prompt[:-1], self.slots, sequence.row
@@ -167,11 +167,11 @@ class DecodeBatch:
             shown = torch.tensor(targets, dtype=torch.long, device=self.device)
             sequence.echoed += logprobs_with_top(logits, shown, sequence.top)
 
-    # ------------------------------------------------------------------ writing
+    # ------------------------------------------------------------------ decoding
 
     @torch.inference_mode()
     def step(self) -> list[StepOutput]:
-        """The next token of every request in decoding; on a GPU, of steps submitted before."""
+        """Decodes one token per request; on a GPU, returns the tokens of steps submitted before."""
         sequences = [one for one in self.sequences if one.decoding and one.tokens_left > 0]
         before = self.in_flight
         self.in_flight = None
@@ -183,10 +183,10 @@ class DecodeBatch:
         landed = before.collect() if before is not None else []
         return landed + (self.steps.run_one(sequences, len(self.sequences)) if sequences else [])
 
-    # ------------------------------------------------------------------ used again
+    # ------------------------------------------------------------------ reuse
 
     def fits(self, rows: int, capacity: int) -> bool:
-        """Whether it is large enough, and the weights are where its graphs read them."""
+        """Whether it is large enough and the weights are where its graphs expect them."""
         large = self.rows >= rows and self.slots.capacity >= capacity
         return large and self.weights == _places(self.network)
 

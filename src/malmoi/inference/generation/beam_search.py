@@ -40,7 +40,7 @@ class FinishedBeams:
     def add(self, beam: Beam) -> None:
         score = beam.logprob / len(beam.tokens) ** self.config.length_penalty
         self.best.append((score, beam.tokens))
-        # stable: of equals the first to finish stays first
+        # stable: among ties, the first to finish stays first
         self.best.sort(key=lambda item: -item[0])
         del self.best[self.config.beams :]
 
@@ -60,7 +60,7 @@ class FinishedBeams:
 def beam_search(
     network: Network, prompt: Sequence[int], limit: int, config: GenerationConfig
 ) -> tuple[int, ...]:
-    """The continuation with the best score."""
+    """Returns the continuation with the best score."""
     check_causal(network)
     size = len(prompt) + limit
     cache = KVCache(network.config, 1, size, dtype=network.dtype, device=network.device)
@@ -72,7 +72,7 @@ def beam_search(
         for place, beam in enumerate(_candidates(network, hidden, beams, config)):
             if beam.tokens[-1] not in config.end_tokens and length < limit:
                 running.append(beam)
-            elif place < config.beams:  # those beyond only stand in for finished ones
+            elif place < config.beams:  # lower-ranked candidates only replace finished beams
                 finished.add(beam)
         beams = running[: config.beams]
         if not beams or finished.is_decided(beams[0]):

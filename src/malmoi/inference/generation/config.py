@@ -1,4 +1,4 @@
-"""Generation settings."""
+"""Generation config."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from malmoi.system.limits import (
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """How a continuation is generated: what the options of `generate` become.
+    """How a continuation is generated: the validated options of `generate`.
 
     Examples:
         >>> malmoi.GenerationConfig(max_new_tokens=8, stop="\\n").stop
@@ -35,9 +35,9 @@ class GenerationConfig:
     n: int = 1
     constraint: Constraint | None = None
     beams: int = 1  # more than one: beam search
-    length_penalty: float = 1.0  # above 0 longer texts are favoured, below 0 shorter ones
+    length_penalty: float = 1.0  # above 0 favours longer texts, below 0 shorter ones
     early_stopping: bool | Literal["never"] = False
-    speculate: bool = False  # drafts from the prompt, greedy only
+    speculate: bool = False  # prompt lookup, greedy only
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", stop_strings(self.stop))
@@ -62,7 +62,7 @@ class GenerationConfig:
 
 
 def check_prompt_length(prompt: Sequence[int], context: int) -> None:
-    """Refuses a prompt that leaves no room for a new token."""
+    """Raises an error if a prompt leaves no room for a new token."""
     if len(prompt) >= context:
         raise UsageError(
             f"The prompt has {len(prompt)} tokens and leaves no room in this model's context of "

@@ -27,24 +27,24 @@ from malmoi.inference.generation.token_bytes import all_token_bytes, token_trie
 from malmoi.system.limits import MAX_CHOICE_CHARACTERS, MAX_CHOICES, MAX_SIZE, check_whole_number
 from malmoi.tokenizer import Tokenizer
 
-REMEMBERED = 64  # masks per pattern: each may list the whole vocabulary
-MIN_CODE_POINT = {2: 0x80, 3: 0x800, 4: 0x10000}  # by the bytes it takes
+REMEMBERED = 64  # cached masks per pattern: each may list the whole vocabulary
+MIN_CODE_POINT = {2: 0x80, 3: 0x800, 4: 0x10000}  # by encoded length in bytes
 
 
 class ConstraintState(Protocol):
-    """How far one text has come through a constraint."""
+    """One text's progress through a constraint."""
 
     def allowed(self, vocab: int) -> Tensor:
-        """Which tokens may come next: bool [V]."""
+        """A mask of the tokens that may come next: bool [V]."""
         ...
 
     def push(self, token: int) -> None:
-        """Records a chosen token."""
+        """Advances by a selected token."""
         ...
 
     @property
     def finished(self) -> bool:
-        """Whether nothing can follow, so that the text ends here."""
+        """Whether nothing more can follow, so that the text ends here."""
         ...
 
 
@@ -53,7 +53,7 @@ class Constraint(Protocol):
 
 
 class AllowedTokens:
-    """Only these tokens, or those returned by a function of the tokens written so far."""
+    """Allows only these tokens, or those returned by a function of the tokens generated so far."""
 
     def __init__(self, tokens: Iterable[int] | Callable[[list[int]], Iterable[int]]) -> None:
         fixed = () if callable(tokens) else tuple(tokens)
@@ -79,7 +79,7 @@ class _AllowedState:
 
 
 class BannedWords:
-    """None of these words anywhere in the text, however they are tokenized."""
+    """Forbids words anywhere in the text, however they are tokenized."""
 
     def __init__(self, words: Sequence[str], tokenizer: Tokenizer) -> None:
         if not all(words):
@@ -94,9 +94,9 @@ class BannedWords:
     def new_state(self) -> ConstraintState:
         return _BannedState(self)
 
-    @lru_cache(maxsize=1024)  # noqa: B019  # lives as long as its tokens' spellings
+    @lru_cache(maxsize=1024)  # noqa: B019  # lives as long as the token bytes
     def finishing(self, rest: bytes) -> list[int]:
-        """Tokens that start with the rest of a word."""
+        """Tokens that start with the rest of a banned word."""
         return [i for i, text in enumerate(self.spelled) if text.startswith(rest)]
 
 
@@ -121,7 +121,7 @@ class _BannedState:
 
 
 class RegexConstraint:
-    """The whole text matches a regular expression; a token of `ends` may end it where complete."""
+    """Makes the whole text match a regular expression; a token of `ends` may end a full match."""
 
     def __init__(self, regex: str | Regex, tokenizer: Tokenizer, ends: Iterable[int] = ()) -> None:
         self.regex = parse_regex(regex) if isinstance(regex, str) else regex
@@ -134,7 +134,7 @@ class RegexConstraint:
         return _RegexState(self)
 
     def tokens(self, regex: Regex, begun: bytes) -> list[int]:
-        """The possible next tokens, given the rest of the pattern and an incomplete character."""
+        """The possible next tokens, given the remaining expression and an incomplete character."""
         if (regex, begun) not in self.masks:
             self.masks[regex, begun] = self._follow(regex, begun)
             if len(self.masks) > REMEMBERED:
@@ -142,7 +142,7 @@ class RegexConstraint:
         return self.masks[regex, begun]
 
     def _follow(self, regex: Regex, begun: bytes) -> list[int]:
-        """Walks the vocabulary's trie as far as the expression allows."""
+        """Collects tokens by walking the vocabulary's trie as far as the expression allows."""
         self.derivatives.begin()
         found: list[int] = []
         waiting = [(token_trie(self.tokenizer), regex, begun)]
@@ -156,7 +156,7 @@ class RegexConstraint:
         return found
 
     def advance(self, regex: Regex, begun: bytes, byte: int) -> tuple[Regex, bytes]:
-        """The rest of the pattern after a byte, and the bytes of an incomplete character."""
+        """The remaining expression after a byte, and the bytes of an incomplete character."""
         text = begun + bytes((byte,))
         size = _length(text[0])
         if size == 0 or (len(text) > 1 and not 0x80 <= byte < 0xC0):
@@ -195,9 +195,10 @@ class _RegexState:
 
 
 class Choices:
-    """Exactly one of these texts; where one is a prefix of another, a token of `ends` may end it.
+    """Allows exactly one of these texts.
 
-    The texts are sorted, so that texts with a common prefix are a range.
+    Where one text is a prefix of another, a token of `ends` may end it. Texts are sorted, so that
+    those with a common prefix form a range.
     """
 
     def __init__(
@@ -227,7 +228,7 @@ class Choices:
         return _Range(low, bisect_right(self.texts, byte, low, at.end, key=key), at.depth + 1)
 
     def tokens(self, at: "_Range") -> list[int]:
-        """Walks the vocabulary's trie as far as a text allows."""
+        """Collects tokens by walking the vocabulary's trie as far as a text allows."""
         found: list[int] = []
         waiting = [(token_trie(self.tokenizer), at)]
         while waiting:
@@ -272,7 +273,7 @@ class _ChoicesWalk:
 
 
 class MinTokens:
-    """At least this many tokens before one of `ends`."""
+    """Requires at least this many tokens before one of `ends`."""
 
     def __init__(self, least: int, ends: Iterable[int]) -> None:
         self.least = check_whole_number("min_tokens", least, 0, MAX_SIZE)
@@ -297,7 +298,7 @@ class _MinTokensState:
 
 
 class AllConstraints:
-    """Several constraints at once."""
+    """The conjunction of several constraints."""
 
     def __init__(self, parts: Sequence[Constraint]) -> None:
         self.parts = parts
@@ -324,7 +325,7 @@ class _AllStates:
 
 
 class ConstraintOptions(TypedDict, total=False):
-    """The settings of `generate` that constrain the text."""
+    """The options of `generate` that constrain the text."""
 
     choices: Sequence[str]
     regex: str
@@ -340,7 +341,7 @@ CONSTRAINT_SETTINGS = tuple(ConstraintOptions.__annotations__)
 def build_constraint(
     tokenizer: Tokenizer, ends: Iterable[int], **options: Unpack[ConstraintOptions]
 ) -> Constraint:
-    """The constraint of the settings of `generate`, all of them combined."""
+    """Combines the constraining options of `generate` into one constraint."""
     parts: list[Constraint] = []
     if "choices" in options:
         parts.append(Choices(options["choices"], tokenizer, ends))
@@ -361,7 +362,7 @@ def build_constraint(
 
 @lru_cache(maxsize=1 << 14)
 def _reach(text: bytes, size: int) -> tuple[int, int]:
-    """The code points of `size`-byte characters with these first bytes; none if not UTF-8."""
+    """The range of code points whose `size`-byte encoding has this prefix; empty if not UTF-8."""
     value = text[0] & (0x7F >> size)
     for byte in text[1:]:
         value = value << 6 | byte & 0x3F

@@ -1,6 +1,6 @@
-"""CUDA graphs: a decoding step is hundreds of short kernels, slower to launch than to run.
+"""CUDA graphs for decoding: a step is hundreds of short kernels, slower to launch than to run.
 
-A CUDA graph launches all of them at once. It repeats the same addresses and shapes, so a step must
+A CUDA graph launches all of them at once. It replays the same addresses and shapes, so a step must
 read and write fixed tensors, and there is one graph per number of rows and cache width.
 """
 
@@ -18,9 +18,9 @@ GraphStep = Callable[[int, int], None]
 
 
 class GraphPool:
-    """Runs a step of (rows, width): recorded and replayed on a GPU, called directly elsewhere.
+    """Runs a step of (rows, width): captured and replayed on a GPU, called directly elsewhere.
 
-    `state` is what the step changes, restored after the warm-up.
+    `state` holds the tensors that the step changes; they are restored after the warm-up.
     """
 
     def __init__(self, step: GraphStep, state: tuple[Tensor, ...]) -> None:
@@ -56,10 +56,10 @@ class GraphPool:
 
 @contextmanager
 def record_graph(stream: torch.cuda.Stream, pool: Any = None) -> Iterator[torch.cuda.CUDAGraph]:
-    """Records what is launched inside as a graph with memory from `pool`.
+    """Captures the kernels launched inside as a graph with memory from `pool`.
 
     Other threads may allocate meanwhile. Garbage collection is off: destroying an older graph
-    during the recording would break it.
+    during capture would invalidate it.
     """
     graph = torch.cuda.CUDAGraph()
     collected = gc.isenabled()
@@ -78,11 +78,11 @@ def record_graph(stream: torch.cuda.Stream, pool: Any = None) -> Iterator[torch.
 
 
 def bucket_rows(rows: int, most: int) -> int:
-    """The next power of two: few graphs, and at most half of the rows idle."""
+    """Rounds up to a power of two: few graphs, and at most half of the rows idle."""
     return min(1 << (rows - 1).bit_length(), most)
 
 
 def bucket_width(width: int, most: int) -> int:
-    """The next of a few widths; beyond the last of them, multiples of it."""
+    """Rounds up to one of a few widths; beyond the last of them, to a multiple of it."""
     step = next((w for w in CACHE_WIDTHS if w >= width), CACHE_WIDTHS[-1])
     return min(-(-width // step) * step, most)

@@ -1,8 +1,8 @@
-"""One new token per row on a GPU: stores its key and value and attends to its row, in one kernel.
+"""GPU kernel for decoding one token per row: stores its key and value, and attends to its row.
 
-A recorded step must not depend on the rows' lengths, and a mask over the longest makes all others
-wait; here each row is read only as far as it goes. B rows, H heads, G key/value heads, C places, E
-width of a head.
+A captured step must not depend on the rows' lengths, and a mask as wide as the longest row would
+slow down all the others; here each row is read only up to its own length. B rows, H heads,
+G key/value heads, C places, E width of a head.
 """
 
 import torch
@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-KERNEL_BLOCK = 64  # places looked at together
+KERNEL_BLOCK = 64  # places processed together
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -34,9 +34,9 @@ def _decode_step_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913  # Tri
     position = tl.load(positions + row)
     held = row * row_size + shared * head_size
 
-    # the newest token sees itself, whatever else there is
+    # start from the newest token, which always attends to itself
     best = tl.sum(query * key.to(tl.float32))
-    total = tl.exp(best - best)  # 1, and a tensor as what is added to it
+    total = tl.exp(best - best)  # 1, as a tensor of the accumulator's type
     mixed = value.to(tl.float32)
     for start in range(0, position, BLOCK):
         place = start + tl.arange(0, BLOCK)
@@ -58,7 +58,7 @@ def _decode_step_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913  # Tri
         out + (row * HEADS + head) * E + e, (mixed / total).to(out.dtype.element_ty), mask=inside
     )
 
-    if head % GROUP == 0:  # nobody reads this place in this pass
+    if head % GROUP == 0:  # once per group; no program reads this place in this pass
         mine = held + tl.load(slots + row) * E + e
         tl.store(keys + mine, key.to(keys.dtype.element_ty), mask=inside)
         tl.store(values + mine, value.to(values.dtype.element_ty), mask=inside)
@@ -68,8 +68,10 @@ def _decode_step_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913  # Tri
 def decode_step(  # noqa: PLR0913  # a custom operator takes tensors
     q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, positions: Tensor, slots: Tensor
 ) -> Tensor:
-    """Attention of q [B, H, 1, E] over the first `positions` [B] places of keys and values [B, G,
-    C, E] and over k and v [B, G, 1, E], which are stored at `slots` [B]: [B, H, 1, E].
+    """Attends with q [B, H, 1, E] to a cache [B, G, C, E] and the new k, v [B, G, 1, E].
+
+    Reads the first `positions` [B] places of each row and stores k, v at `slots` [B]. Returns
+    [B, H, 1, E].
     """
     B, H, _, E = q.shape
     out = torch.empty(B, H, 1, E, dtype=q.dtype, device=q.device)

@@ -12,10 +12,10 @@ from malmoi.inference.generation.constraints import ConstraintState
 from malmoi.inference.generation.token_bytes import token_bytes
 from malmoi.tokenizer import Tokenizer
 
-# limits: every token is compared with all of them
+# limit: every token is checked against all of them
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 1000
-# tokens of the prompt that decide how the first new token is written (its space, its "##")
+# prompt tokens that decide how the first new token is written (its space, its "##")
 CONTEXT_TOKENS = 8
 
 
@@ -26,7 +26,7 @@ class Detokenizer(Protocol):
 
 
 class ByteDetokenizer:
-    """Byte-level tokens: a character appears with its last byte."""
+    """Byte-level tokens: a character is released with its last byte."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -38,15 +38,15 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """Other tokenizers: the difference between a small window decoded with and without new tokens.
+    """Other tokenizers: decodes a small window with and without the new tokens, and takes the rest.
 
-    A text that ends in U+FFFD waits: a byte-fallback token may still complete its character.
+    A text that ends in U+FFFD is held back: a byte-fallback token may still complete its character.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
         self.tokenizer = tokenizer
         self.window = list(prompt[-CONTEXT_TOKENS:])
-        self.read = len(self.window)  # tokens of the window that have been shown
+        self.read = len(self.window)  # tokens of the window that have been released
 
     def push(self, token: int) -> str:
         self.window.append(token)
@@ -59,14 +59,14 @@ class WindowDetokenizer:
 
 
 def detokenizer(tokenizer: Tokenizer, prompt: Sequence[int]) -> Detokenizer:
-    """The incremental detokenizer for what follows a prompt."""
+    """The incremental detokenizer for the continuation of a prompt."""
     if tokenizer.kind == "byte-bpe":
         return ByteDetokenizer(tokenizer)
     return WindowDetokenizer(tokenizer, prompt)
 
 
 class StopFilter:
-    """Passes text through up to the first stop string, and holds back a possible start of one."""
+    """Passes text through up to the first stop string, holding back a possible start of one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.stops = tuple(stops)
@@ -80,7 +80,7 @@ class StopFilter:
         at = [(i + len(stop), i) for stop in self.stops if (i := self.held.find(stop)) >= 0]
         if at:
             self.found = True
-            # the first to be complete, however the text was tokenized
+            # the stop string completed first wins, however the text was tokenized
             return self._release(min(at)[1], rest="")
         return self._release(len(self.held) - self._begun())
 
@@ -93,7 +93,7 @@ class StopFilter:
         return shown
 
     def _begun(self) -> int:
-        """The length of the longest suffix that starts a stop string."""
+        """The length of the longest suffix that may start a stop string."""
         longest = max(map(len, self.stops), default=1) - 1
         for size in range(min(longest, len(self.held)), 0, -1):
             if any(stop.startswith(self.held[-size:]) for stop in self.stops):
@@ -102,7 +102,7 @@ class StopFilter:
 
 
 class TextWriter:
-    """One continuation: takes tokens, returns text, and knows when it is done."""
+    """One continuation: takes tokens, returns text, and tracks whether it is finished."""
 
     def __init__(
         self, spell: Detokenizer, stops: Sequence[str], ends: frozenset[int], limit: int
@@ -123,7 +123,7 @@ class TextWriter:
         return text + self.filter.flush() if self.done else text
 
     def push_all(self, tokens: Sequence[int], state: ConstraintState | None) -> tuple[str, int]:
-        """The text of these tokens up to its end, and how many of them that took."""
+        """The text of these tokens up to its end, and how many tokens that took."""
         text = ""
         for used, token in enumerate(tokens, start=1):
             text += self.push(token)

@@ -1,4 +1,4 @@
-"""CPU decoding is bound by reading weights; two ways to read fewer bytes.
+"""Faster greedy decoding on a CPU, where reading the weights is the bottleneck: read fewer bytes.
 
 B rows, D width, V vocabulary, C candidates.
 """
@@ -11,15 +11,14 @@ from malmoi.model import Network
 from malmoi.model.heads import VocabularyHead
 from malmoi.system.machine import named_dtype, this_machine
 
-MIN_HEAD_WEIGHTS = 4_000_000  # weights of a head below which reading it costs nothing
-MAX_CANDIDATES = 4096  # candidates beyond which the whole head is as quick
-MAX_SCREENED_ROWS = 16  # beyond which multiplying, not reading, takes the time
+MIN_HEAD_WEIGHTS = 4_000_000  # below this size, reading the head costs next to nothing
+MAX_CANDIDATES = 4096  # beyond this, the full head is as fast
+MAX_SCREENED_ROWS = 16  # beyond this, compute dominates memory traffic
 
 
 @torch.no_grad()
 def column_major(network: Network) -> Network:
-    """Stores linear weights by input, as GPT-2's files do, so that products with few rows read
-    memory in order.
+    """Stores linear weights by input, as GPT-2's files do, so small batches read memory in order.
 
     Only the memory layout changes: 1.2× faster at one row with MKL, with no second copy of the
     weights. Other libraries are slower with it (16 tokens a second instead of 20 with OpenBLAS on
@@ -37,8 +36,7 @@ class FastArgmax:
     """Exact argmax over the vocabulary: screens with a bfloat16 copy, then checks the candidates.
 
     For bfloat16 copies h̃ and w̃, |h·w − h̃·w̃| ≤ ‖h − h̃‖·‖w̃‖ + ‖h‖·‖w − w̃‖ (Cauchy–Schwarz), so
-    every token whose rough score is further than twice that below the best is out, and the choice
-    is exact.
+    tokens whose rough score is more than twice that below the best cannot win.
     """
 
     def __init__(self, head: VocabularyHead) -> None:
@@ -50,7 +48,7 @@ class FastArgmax:
 
     @property
     def is_current(self) -> bool:
-        """Whether the head still has the weights that were copied."""
+        """Whether the head's weights are unchanged since they were copied."""
         return _version(self.head.weight) == self.version
 
     def argmax(self, features: Tensor) -> Tensor:
@@ -61,7 +59,7 @@ class FastArgmax:
         if len(candidates) > MAX_CANDIDATES:
             return self.head.scores(features).argmax(-1)
         scores = F.linear(features, self.head.weight[candidates])
-        # bfloat16 here is coarser than it should be
+        # the bound does not hold: this machine's bfloat16 products are less accurate than assumed
         if bool(((scores - rough[:, candidates]).abs() > slack).any()):
             return self.head.scores(features).argmax(-1)
         return candidates[scores.argmax(-1)]
@@ -80,7 +78,7 @@ class FastArgmax:
 
 @torch.inference_mode()
 def fast_argmax_for(network: Network) -> FastArgmax | None:
-    """A screen where it pays: a plain, large fp32 head on a CPU with bfloat16 instructions."""
+    """A `FastArgmax` if it pays: a plain, large fp32 head on a CPU with bfloat16 instructions."""
     head = network.heads["lm"]
     if not isinstance(head, VocabularyHead) or head.bias is not None or head.cap:
         return None

@@ -1,4 +1,4 @@
-"""Generating text: tokens by `Decoding`, beam search or prompt lookup, then detokenized."""
+"""Text generation: tokens by `Decoding`, beam search or prompt lookup, then detokenized."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,17 +29,17 @@ class Decoding:
         self.sequences = list(sequences)
         self.number = {sequence: i for i, sequence in enumerate(self.sequences)}
         self.batches = pool or BatchPool()
-        # the last token is never read
+        # the last token is generated but never read
         capacity = max(len(sequence.prompt) + sequence.limit for sequence in sequences) - 1
         self.batch = self.batches.acquire(network, len(sequences), capacity, fast_argmax)
-        # samples of a prompt read it once
+        # samples of one prompt share its prefill
         repeated = len({sequence.prompt for sequence in sequences}) < len(sequences)
         self.batch.prefixes = PrefixCache(network) if repeated else None
         for sequence in self.sequences:
             self.batch.add(sequence)
 
     def step(self) -> dict[int, list[int]]:
-        """The next token of every running request; on a GPU the next few."""
+        """Decodes the next token of every running request; on a GPU, the next few."""
         unread = any(not sequence.decoding for sequence in self.batch.sequences)
         written = self._prefill() if unread else self.batch.step()
         for sequence in self.batch.sequences:
@@ -52,7 +52,7 @@ class Decoding:
         }
 
     def _prefill(self) -> list[StepOutput]:
-        """All prompts, chunk by chunk, then the first token of each."""
+        """Reads all prompts, chunk by chunk, and returns the first token of each."""
         first: list[StepOutput] = []
         while any(not sequence.decoding for sequence in self.batch.sequences):
             first += self.batch.prefill()
@@ -75,7 +75,7 @@ class Decoding:
 
 @dataclass(frozen=True)
 class TextGenerator:
-    """A network with an lm head, its tokenizer, and a screen for greedy decoding if it pays."""
+    """A network with an lm head, its tokenizer, and a `FastArgmax` if it pays."""
 
     network: Network
     tokenizer: Tokenizer
@@ -86,7 +86,7 @@ class TextGenerator:
 def stream_texts(
     generator: TextGenerator, prompts: Sequence[Sequence[int]], config: GenerationConfig
 ) -> Iterator[tuple[int, str]]:
-    """Chunks of text with the number of their continuation: sample j of prompt i is i · n + j."""
+    """Yields (continuation, chunk of text): sample j of prompt i is continuation i · n + j."""
     wanted = new_sequences(prompts, config, generator.network.config.context)  # raises right away
     return _write_all(generator, wanted, config)
 
@@ -121,7 +121,7 @@ def _write_group(
 def _write_one(
     generator: TextGenerator, sequence: SequenceState, config: GenerationConfig
 ) -> Iterator[str]:
-    """Beam search and prompt lookup do not share their steps with other requests."""
+    """Beam search or prompt lookup for one request, which shares no steps with the others."""
     writer = writer_for(generator.tokenizer, sequence, config)
     network = generator.network
     tokens: Iterable[int] = (
@@ -146,7 +146,7 @@ def writer_for(
 def continuations(
     generator: TextGenerator, prompts: Sequence[Sequence[int]], config: GenerationConfig
 ) -> list[list[str]]:
-    """The continuations of every prompt, `n` each."""
+    """Returns `n` continuations of every prompt."""
     texts = [""] * (len(prompts) * config.n)
     for i, text in stream_texts(generator, prompts, config):
         texts[i] += text

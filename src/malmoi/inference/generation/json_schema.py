@@ -1,7 +1,7 @@
 """JSON schemas as regular expressions, so that generated text is always valid JSON of the schema.
 
-Objects list their properties in the schema's order. Strings, numbers and nesting are bounded, since
-a text must come to an end; recursive references are refused, since a regular expression is finite.
+Objects list their properties in the schema's order. Strings, numbers and nesting are bounded, so
+that a text ends; recursive references are an error, since a regular expression is finite.
 """
 
 import json
@@ -13,7 +13,7 @@ from malmoi.errors import UsageError, nearest
 from malmoi.inference.generation.regex import EMPTY, Regex, alternation, concat, parse_regex, repeat
 from malmoi.system.limits import shown
 
-MAX_ANY_DEPTH = 4  # nesting of a value without a schema
+MAX_ANY_DEPTH = 4  # nesting depth of a value without a schema
 MAX_SCHEMA_DEPTH = 32
 MAX_ITEMS = 10_000
 ANNOTATIONS = {"title", "description", "default", "examples", "format", "deprecated", "$schema"}
@@ -83,7 +83,7 @@ def _any_value(depth: int) -> Regex:
 
 
 def _value(schema: Any, root: Mapping[str, Any], path: tuple[str, ...]) -> Regex:
-    """The expression of a schema inside `root`; `path` are the references that led here."""
+    """The expression of a schema inside `root`; `path` holds the references followed so far."""
     if schema is True or schema == {}:
         return _any_value(MAX_ANY_DEPTH - 1)
     if not isinstance(schema, Mapping):
@@ -156,7 +156,7 @@ def _object(schema: Mapping[str, Any], inner: Callable[[Any], Regex]) -> Regex:
         return _list(concat(_string(), _primitives()["colon"], inner(others)), "{}")
     if others and others is not True:
         raise UsageError("json_schema: additionalProperties beside properties is not supported.")
-    # what may follow: after another property, and as the first
+    # the remaining properties: after another property, and at the start
     after = first = EMPTY
     for name, part in reversed(properties.items()):
         entry = concat(_literal(name), _primitives()["colon"], inner(part))

@@ -1,7 +1,7 @@
 """A static KV cache whose rows differ in length, so that requests need no padding.
 
-A token's place in its row is its position, and decoding patterns are causal, so whatever an earlier
-request left beyond a row's newest token is never seen and need not be cleared.
+A token's place in its row is its position, and decoding patterns are causal, so anything an earlier
+request left beyond a row's newest token is masked and need not be cleared.
 
 S rows, C places, B rows of a pass, T tokens, K keys, G key/value heads, E width of a head.
 """
@@ -23,9 +23,9 @@ UNREACHABLE_POSITION = 2**40  # a position that no query reaches
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros whose memory on a CPU is taken page by page as it is written, as calloc does.
+    """Zeros whose CPU memory is committed page by page as it is written, as calloc does.
 
-    torch.zeros writes all of it: 7 GB for 16 rows of 8,192 tokens of a model of 135M parameters.
+    torch.zeros touches all of it: 7 GB for 16 rows of 8,192 tokens of a model of 135M parameters.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -34,7 +34,7 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device)
 
 
 class KVSlots:
-    """Preallocated keys and values of S rows; one spare place at the end takes padding."""
+    """Preallocated keys and values of S rows; a spare place at the end of each takes padding."""
 
     def __init__(self, network: Network, rows: int, capacity: int) -> None:
         check_causal(network)
@@ -57,10 +57,10 @@ class KVSlots:
 
 
 class SlotView(KVCache):
-    """Some rows of the slots during one pass, up to `width` places."""
+    """A view of some rows of the slots during one pass, up to `width` places."""
 
     def __init__(self, slots: KVSlots, rows: int | Tensor, width: int) -> None:
-        # a number: that many from the first, which needs no copy
+        # an int selects that many rows from the first, which needs no copy
         self.slots = slots
         self.rows = rows
         self.used = width
@@ -69,7 +69,7 @@ class SlotView(KVCache):
         self.positions = slots.places.expand(len(self.index), -1)
 
     def grow(self, positions: Tensor, keep: Tensor | None) -> None:
-        """Where this pass writes: tokens at their positions, padding at the spare place."""
+        """Sets where this pass writes: tokens at their positions, padding at the spare place."""
         spare = self.slots.capacity
         at = positions.clamp(max=spare)
         self.at = at if keep is None else at.masked_fill(~keep, spare)
@@ -78,7 +78,7 @@ class SlotView(KVCache):
         return self._store(self.slots.keys[layer], k), self._store(self.slots.values[layer], v)
 
     def _store(self, held: Tensor, new: Tensor) -> Tensor:
-        # [B, G, T, E] → [B, T, G, E]; under autocast they come in half the width
+        # [B, G, T, E] → [B, T, G, E]; autocast may produce half precision
         held[self.index[:, None], :, self.at] = new.transpose(1, 2).to(held.dtype)
         if isinstance(self.rows, int):
             return held[: self.rows, :, : self.used]
@@ -114,7 +114,7 @@ def has_decode_kernel(network: Network, device: torch.device) -> bool:
 
 
 class BranchCache(KVCache):
-    """Read-only rows with many branches each, none of which are kept."""
+    """Read-only rows with many branches each; the branches' keys and values are discarded."""
 
     def __init__(self, slots: KVSlots, rows: Tensor, lengths: Tensor) -> None:
         self.slots = slots

@@ -1,4 +1,4 @@
-"""Prefix cache: keys and values of prompts read before.
+"""Prefix cache: keys and values of prompts that were read before.
 
 A trie over blocks of tokens. A block's keys and values depend on everything before it, so a node is
 found only by its whole path; the least recently used leaves are evicted when the budget is full.
@@ -16,7 +16,7 @@ from torch import Tensor
 from malmoi.inference.generation.kv_slots import KVSlots
 from malmoi.model import Network
 
-BLOCK_TOKENS = 16  # tokens of a node
+BLOCK_TOKENS = 16  # tokens per node
 PREFIX_CACHE_BYTES = 256 * 2**20  # bytes: 3,600 tokens of GPT-2 small in fp32
 
 
@@ -35,10 +35,10 @@ class PrefixNode:
 
 
 class PrefixCache:
-    """The trie of one network; thread-safe, since what is found is copied."""
+    """The prefix trie of one network; thread-safe, since lookups copy what they find."""
 
     def __init__(self, network: Network, budget: int = PREFIX_CACHE_BYTES) -> None:
-        # others never change
+        # inference tensors never change and have no version counter
         self.weights = [weight for weight in network.parameters() if not weight.is_inference()]
         self.budget = budget
         self.lock = threading.RLock()
@@ -56,12 +56,12 @@ class PrefixCache:
         return held.size(3)
 
     def cached_length(self, tokens: Sequence[int]) -> int:
-        """The length of the prefix that `load` would find."""
+        """The length of the prefix that `load` would copy."""
         with self.lock:
             return BLOCK_TOKENS * len(self._path(tokens))
 
     def store(self, tokens: Sequence[int], slots: KVSlots, row: int) -> None:
-        """Keeps the whole blocks of these tokens, which a row holds."""
+        """Stores the complete blocks of these tokens from a row of the cache."""
         with self.lock:
             path = self._path(tokens)
             for start, block in list(_blocks(tokens))[len(path) :]:

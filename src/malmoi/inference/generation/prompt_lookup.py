@@ -1,7 +1,7 @@
-"""Prompt lookup (Saxena 2023): what followed the same tokens earlier in the text is the draft.
+"""Prompt lookup (Saxena 2023): drafts what followed the same tokens earlier in the text.
 
-The network checks a whole draft in one pass and keeps what it would have written itself, so greedy
-text is the same, only sooner where it repeats: summaries, answers from a context, code.
+The network checks a whole draft in one pass and keeps the tokens it would have generated itself, so
+greedy text is unchanged, only faster where it repeats: summaries, answers from a context, code.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,12 +12,12 @@ from malmoi.inference.generation.fast_argmax import FastArgmax, greedy_tokens
 from malmoi.inference.generation.kv_slots import check_causal, common_prefix_length
 from malmoi.model import KVCache, Network
 
-MATCH_TOKENS = 3  # tokens that must be the same; down to 1 where no more are
-DRAFT_TOKENS = 8  # tokens read ahead at most
+MATCH_TOKENS = 3  # longest match to look for; shorter ones, down to 1, if there is none
+DRAFT_TOKENS = 8  # maximum length of a draft
 
 
 class PromptLookup:
-    """A prompt's greedy continuation; `drafted` and `accepted` count draft tokens."""
+    """Greedily continues a prompt; `drafted` and `accepted` count draft tokens."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class PromptLookup:
 
     @property
     def acceptance(self) -> float:
-        """The share of drafted tokens that were right."""
+        """The share of drafted tokens that were accepted."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
     def __iter__(self) -> Iterator[int]:
@@ -56,7 +56,7 @@ class PromptLookup:
 
     @torch.inference_mode()
     def _verify(self, cache: KVCache, unread: list[int], draft: list[int]) -> list[int]:
-        """The draft as far as the network agrees, and the token it writes after that."""
+        """The accepted part of the draft, and the token that the network generates after it."""
         tokens = torch.tensor([unread + draft], device=cache.keys.device)
         hidden = self.network.trunk(tokens, cache=cache)[0, len(unread) - 1 :]
         self.passes += 1
@@ -66,7 +66,7 @@ class PromptLookup:
 
 
 def find_draft(text: Sequence[int], most: int) -> list[int]:
-    """What followed the latest earlier occurrence of the newest tokens, at most `most` tokens."""
+    """What followed the latest earlier occurrence of the newest tokens, up to `most` tokens."""
     for size in range(min(MATCH_TOKENS, len(text) - 1), 0, -1) if most > 0 else ():
         newest = text[-size:]
         for start in range(len(text) - size - 1, -1, -1):

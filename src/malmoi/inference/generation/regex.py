@@ -1,7 +1,7 @@
 """Regular expressions by derivatives (Brzozowski 1964).
 
-The derivative, what is left to match after a character, is an expression again: states are created
-when they are first met, without building an automaton in advance. An expression other than
+The derivative with respect to a character, what is left to match after it, is again an expression:
+states are created on demand, without building an automaton in advance. An expression other than
 `NOTHING` can always be completed, so there are no dead ends. Equal expressions are one object, so
 comparing them is free; the cost of a state is bounded.
 """
@@ -21,21 +21,21 @@ from malmoi.system.limits import (
 )
 
 MAX_CODE_POINT = 0x10FFFF
-REMEMBERED = 1 << 16  # derivatives
+REMEMBERED = 1 << 16  # cached derivatives
 Ranges = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Regex:
-    """An expression; `complete`: the empty text matches, so a text may end here."""
+    """A regular expression; `complete`: it matches the empty text, so a text may end here."""
 
     complete: bool = field(default=False, kw_only=True)
-    height: int = field(default=0, kw_only=True)  # expressions within expressions
+    height: int = field(default=0, kw_only=True)  # nesting depth
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Chars(Regex):
-    """One character of these ranges of code points; none: nothing matches."""
+    """One character in these ranges of code points; no ranges match nothing."""
 
     ranges: Ranges
 
@@ -47,7 +47,7 @@ class Empty(Regex):
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Then(Regex):
-    """One expression after another."""
+    """A concatenation of two expressions."""
 
     first: Regex
     rest: Regex
@@ -62,7 +62,7 @@ class Alternation(Regex):
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Repeat(Regex):
-    """An expression from `least` to `most` times; None: unbounded."""
+    """An expression repeated `least` to `most` times; None: unbounded."""
 
     part: Regex
     least: int
@@ -73,7 +73,7 @@ _KNOWN: WeakValueDictionary[tuple[Anything, ...], Regex] = WeakValueDictionary()
 
 
 def _one(kind: type[Regex], *values: Anything, complete: bool, height: int) -> Regex:
-    """The expression of this kind and these parts: always the same object."""
+    """The interned expression of this kind with these parts: always the same object."""
     found = _KNOWN.get((kind, *values))
     if found is None:
         found = _KNOWN[(kind, *values)] = kind(*values, complete=complete, height=height)
@@ -89,7 +89,7 @@ EMPTY = _one(Empty, complete=True, height=0)
 
 
 def concat(*parts: Regex) -> Regex:
-    """One expression after another."""
+    """Concatenates expressions."""
     rest = EMPTY
     for part in reversed(parts):
         rest = then(part, rest)
@@ -149,7 +149,7 @@ class Derivatives:
         self._steps = 0
 
     def begin(self) -> None:
-        """Resets the work counter for the next token."""
+        """Resets the work budget for the next token."""
         self._steps = 0
         if len(self._known) > REMEMBERED:
             self._known.clear()
@@ -184,7 +184,7 @@ class Derivatives:
         return NOTHING
 
     def _after_part(self, part: Regex, char: int) -> Regex:
-        """Most alternatives start with a character, which usually differs."""
+        """The derivative of an alternative; most start with a character, which usually differs."""
         if isinstance(part, Then) and isinstance(part.first, Chars):
             return part.rest if _among(char, part.first.ranges) else NOTHING
         return self.after(part, char)
@@ -200,7 +200,7 @@ class Derivatives:
         return alternation(*ways, self.after(regex, char))
 
     def firsts(self, regex: Regex) -> Ranges:
-        """The ranges of characters that a match may start with."""
+        """The ranges of characters that a match can start with."""
         if regex not in self._firsts:
             found: set[tuple[int, int]] = set()
             waiting = [regex]
@@ -223,7 +223,7 @@ def _among(char: int, ranges: Ranges) -> bool:
     return any(low <= char <= high for low, high in ranges)
 
 
-# ------------------------------------------------------------------ text → expression
+# ------------------------------------------------------------------ parsing
 
 CLASSES: dict[str, Ranges] = {
     "d": ((48, 57),),
@@ -235,7 +235,7 @@ REPEATS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?
 
 
 def parse_regex(text: str) -> Regex:
-    """Literals, `.`, [classes], (groups), |, *, +, ?, {m,n}, \\d, \\w, \\s and escapes."""
+    """Parses literals, `.`, [classes], (groups), |, *, +, ?, {m,n}, \\d, \\w, \\s and escapes."""
     if len(text) > MAX_REGEX_CHARACTERS:
         raise UsageError(
             f"The regular expression has {len(text):,} characters, more than "

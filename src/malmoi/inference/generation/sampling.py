@@ -19,16 +19,16 @@ from malmoi.system.machine import float64_device
 _require = partial(require, "This cannot be sampled")
 
 NEGATIVE_INFINITY = float("-inf")
-# below it, logits may overflow
+# lower values could overflow the logits
 MIN_TEMPERATURE = 1e-4
 PENALTY_RANGE = (0.01, 100.0)  # for the same reason
 MAX_LOGIT_BIAS = 100.0
 
 
 class TokenHistory(NamedTuple):
-    """What each text contains already."""
+    """The tokens that each text already contains."""
 
-    seen: Tensor  # which tokens, the prompt's included: bool [B, V]
+    seen: Tensor  # whether each token occurs, prompt included: bool [B, V]
     written: Tensor  # how often each was generated [B, V]
 
 
@@ -39,7 +39,7 @@ SamplingRule = Callable[[Tensor, Any, TokenHistory | None], Tensor]
 def logit_bias(
     logits: Tensor, bias: Sequence[tuple[int, float]], history: TokenHistory | None
 ) -> Tensor:
-    """Adds a number to the scores of some tokens, as OpenAI's API does."""
+    """Adds a bias to the logits of given tokens (OpenAI's API)."""
     tokens, values = zip(*bias, strict=True)
     added = torch.zeros_like(logits[0])
     added[list(tokens)] = torch.tensor(values, dtype=logits.dtype, device=logits.device)
@@ -52,29 +52,29 @@ def frequency_penalty(logits: Tensor, penalty: float, history: TokenHistory | No
 
 
 def presence_penalty(logits: Tensor, penalty: float, history: TokenHistory | None) -> Tensor:
-    """Subtracts the penalty from every token that was generated (OpenAI's API)."""
+    """Subtracts the penalty from every token generated before (OpenAI's API)."""
     return logits if history is None else logits - penalty * (history.written > 0)
 
 
 def repetition_penalty(logits: Tensor, penalty: float, history: TokenHistory | None) -> Tensor:
-    """Tokens already in the text become less likely (Keskar et al. 2019 §4.1)."""
+    """Makes tokens already in the text less likely (Keskar et al. 2019 §4.1)."""
     penalised = torch.where(logits < 0, logits * penalty, logits / penalty)
     return logits if history is None else torch.where(history.seen, penalised, logits)
 
 
 def temperature(logits: Tensor, value: float, history: TokenHistory | None) -> Tensor:
-    """Below 1 sharper, above 1 flatter."""
+    """Divides the logits: below 1 the distribution is sharper, above 1 flatter."""
     return logits / value
 
 
 def top_k(logits: Tensor, k: float, history: TokenHistory | None) -> Tensor:
-    """Only the k best, with ties (Fan et al. 2018)."""
+    """Keeps the k best tokens and ties (Fan et al. 2018)."""
     last = logits.topk(min(int(k), logits.size(-1))).values[..., -1:]
     return logits.masked_fill(logits < last, NEGATIVE_INFINITY)
 
 
 def top_p(logits: Tensor, p: float, history: TokenHistory | None) -> Tensor:
-    """The smallest set of best tokens whose probabilities reach p (Holtzman et al. 2020)."""
+    """Keeps the smallest set of best tokens whose probabilities reach p (Holtzman et al. 2020)."""
     ordered, places = logits.sort(dim=-1, descending=False)
     outside = ordered.softmax(-1).cumsum(-1) <= 1 - p
     outside[..., -1] = False
@@ -84,7 +84,7 @@ def top_p(logits: Tensor, p: float, history: TokenHistory | None) -> Tensor:
 
 
 def min_p(logits: Tensor, p: float, history: TokenHistory | None) -> Tensor:
-    """Only tokens at least p times as likely as the best one (Nguyen et al. 2024)."""
+    """Keeps tokens at least p times as likely as the best one (Nguyen et al. 2024)."""
     chances = logits.softmax(-1)
     return logits.masked_fill(chances < p * chances.amax(-1, keepdim=True), NEGATIVE_INFINITY)
 
@@ -113,7 +113,7 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen. A temperature of 0 is greedy."""
+    """How the next token is selected; a temperature of 0 is greedy."""
 
     temperature: float = 1.0
     top_k: int | None = None
@@ -122,7 +122,7 @@ class Sampling:
     min_p: float | None = None
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()  # by token
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token, bias) pairs
 
     def __post_init__(self) -> None:
         bias = self.logit_bias
@@ -172,11 +172,11 @@ class Sampling:
 
     @property
     def changes_best(self) -> bool:
-        """Whether a rule may change which token is the likeliest."""
+        """Whether a rule may change which token is the most likely."""
         return self.needs_history or bool(self.logit_bias)
 
     def apply(self, logits: Tensor, history: TokenHistory | None = None) -> Tensor:
-        """The logits after all active rules, in fp32: low temperatures overflow half precision."""
+        """Applies all active rules, in fp32: low temperatures overflow half precision."""
         logits = logits.float()
         for name, rule in SAMPLING_RULES.items():
             value = getattr(self, name)
@@ -192,13 +192,13 @@ def sample_next(
     history: TokenHistory | None,
     generators: Sequence[torch.Generator],
 ) -> Tensor:
-    """The next token of each row [B], from the row's own generator, whatever the batch."""
+    """Samples each row's next token [B] with its own generator, independently of the batch."""
     logits = sampling.apply(logits, history)
     return logits.argmax(-1) if sampling.greedy else sample_token(logits, generators)
 
 
 def sample_token(logits: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-    """A token from softmax(logits), by the next random number of each row's generator."""
+    """Samples from softmax(logits) with the next random number of each row's generator."""
     chance = torch.stack([torch.rand(1, generator=g, dtype=torch.float64) for g in generators])
     where = float64_device(logits.device)
     return inverse_cdf(logits.to(where), chance.to(where)).to(logits.device)
@@ -207,7 +207,7 @@ def sample_token(logits: Tensor, generators: Sequence[torch.Generator]) -> Tenso
 def inverse_cdf(logits: Tensor, chance: Tensor) -> Tensor:
     """The token where the cumulative softmax reaches a uniform number [B, 1]: one draw per row."""
     total = logits.double().softmax(-1).cumsum(-1)
-    # right=True: never a token of probability zero
+    # right=True: never selects a token of probability zero
     return torch.searchsorted(total, chance * total[:, -1:], right=True).squeeze(-1)
 
 

@@ -22,11 +22,10 @@ from malmoi.inference.generation.token_selection import (
 )
 from malmoi.model import Network
 
-STEPS_AHEAD = 8  # steps that go ahead together
+STEPS_AHEAD = 8  # steps submitted together
 
-# plain: one step, then a look at it. captured: fixed shapes, recorded on a GPU, several steps
-# ahead. compiled: the
-# same, the code compiled as well, which takes up to a minute for each shape.
+# plain: one step at a time. captured: fixed shapes, CUDA graphs on a GPU, several steps ahead.
+# compiled: the same with compiled code, which takes up to a minute for each shape.
 StepMode = Literal["plain", "captured", "compiled"]
 
 
@@ -62,10 +61,10 @@ class DecodeSteps:
         self.kernel = self.captured and has_decode_kernel(network, slots.device)
         self.rows = len(slots.numbers)
         self.device = slots.device
-        # token not yet shown to the network
+        # each row's newest token, not yet read by the network
         self.last = torch.zeros(self.rows, dtype=torch.long, device=self.device)
-        self.at = torch.zeros_like(self.last)  # its position
-        self.decoding = torch.zeros_like(self.last, dtype=torch.bool)  # whether the row writes
+        self.at = torch.zeros_like(self.last)  # the token's position
+        self.decoding = torch.zeros_like(self.last, dtype=torch.bool)  # rows that are generating
         self.hidden = torch.zeros(
             self.rows, network.config.width, dtype=network.dtype, device=self.device
         )
@@ -74,7 +73,7 @@ class DecodeSteps:
         self.graphs = GraphPool(step, (self.last, self.at))
 
     def start(self, sequences: Sequence[SequenceState]) -> None:
-        """Marks these as having read their prompts."""
+        """Marks these sequences as having read their prompts."""
         rows = self._numbers([sequence.row for sequence in sequences])
         self.at[rows] = self._numbers([sequence.tokens_read for sequence in sequences])
         self.decoding[rows] = True
@@ -84,7 +83,7 @@ class DecodeSteps:
             state[target] = state[source]
 
     def run_one(self, sequences: Sequence[SequenceState], used: int) -> list[StepOutput]:
-        """One step of the first `used` rows."""
+        """Runs one step of the first `used` rows."""
         self._run(*self._shape(used, max(sequence.tokens_read for sequence in sequences) + 1))
         for sequence in sequences:
             sequence.tokens_read += 1
@@ -95,14 +94,14 @@ class DecodeSteps:
         return written
 
     def feed(self, written: Sequence[StepOutput]) -> None:
-        """Makes the chosen tokens the next input."""
+        """Makes the selected tokens the next input."""
         rows = self._numbers([one.sequence.row for one in written])
         self.last[rows] = self._numbers([one.tokens[-1] for one in written])
 
     def submit(
         self, sequences: Sequence[SequenceState], used: int, most: int = STEPS_AHEAD
     ) -> InFlightSteps:
-        """Several steps, without waiting for any of them."""
+        """Submits several steps without waiting for any of them."""
         count = min(most, max(sequence.tokens_left for sequence in sequences))
         shape = self._shape(used, max(sequence.tokens_read for sequence in sequences) + count)
         dice = BatchSampler(sequences, count, self.device)
@@ -136,13 +135,13 @@ class DecodeSteps:
         return used, min(width, self.slots.capacity)
 
     def _pass(self, rows: int, width: int) -> None:
-        """One token of the first rows through the network; idle rows store no key."""
+        """Runs one token of each of the first rows through the network; idle rows store no key."""
         live = self.decoding[:rows]
         at = self.at[:rows]
         hidden = self.network.trunk(
             self.last[:rows, None],
             keep=live[:, None],
-            # who is over runs on to the end of a burst
+            # a finished row keeps running until the submitted steps end
             positions=at[:, None].clamp(max=self.slots.capacity - 1),
             cache=FusedSlotView(self.slots, rows)
             if self.kernel

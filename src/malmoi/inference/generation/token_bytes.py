@@ -6,20 +6,20 @@ from functools import cache, lru_cache
 
 from malmoi.tokenizer import Tokenizer
 
-# a byte that no other token of a SentencePiece vocabulary writes
+# a byte-fallback token of a SentencePiece vocabulary
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 @cache
 def byte_alphabet() -> dict[str, int]:
-    """GPT-2's characters for the 256 bytes: printable ones as they are, the others from 256 on."""
+    """GPT-2's characters for the 256 bytes: printable ones are themselves, others start at 256."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in printable]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
 
 
 class TokenBytes(dict[int, bytes]):
-    """The bytes each token writes, computed on first use; none for special tokens."""
+    """The bytes of each token, computed on first use; empty for special tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -42,19 +42,19 @@ def _bytes_of_token(tokenizer: Tokenizer, id: int) -> bytes:
     if tokenizer.kind == "byte-bpe":
         alphabet = byte_alphabet()
         known = all(c in alphabet for c in token)
-        # else added as it is written
+        # otherwise an added token, stored as plain text
         return bytes(alphabet[c] for c in token) if known else token.encode()
     if found := BYTE_TOKEN.fullmatch(token):
         return bytes([int(found[1], 16)])
-    if token.endswith("</w>"):  # GPT-1's end of a word
+    if token.endswith("</w>"):  # GPT-1's end-of-word marker
         return token.removesuffix("</w>").encode() + b" "
-    # after another one: spaces and "##" come out right
+    # decoded after another token, so that spaces and "##" come out right
     return tokenizer.decode([id, id])[len(text) :].encode()
 
 
 @lru_cache(maxsize=8)
 def all_token_bytes(tokenizer: Tokenizer) -> tuple[bytes, ...]:
-    """The bytes of every token; none for unused ids."""
+    """The bytes of every token; empty for unused ids."""
     known = set(tokenizer.vocab().values())
     spelled = token_bytes(tokenizer)
     return tuple(spelled[id] if id in known else b"" for id in range(tokenizer.vocab_size))
@@ -62,10 +62,10 @@ def all_token_bytes(tokenizer: Tokenizer) -> tuple[bytes, ...]:
 
 @dataclass
 class TokenTrie:
-    """Tokens by their bytes."""
+    """A trie of tokens by their bytes."""
 
     children: dict[int, "TokenTrie"] = field(default_factory=dict)
-    tokens: list[int] = field(default_factory=list)  # those that end here
+    tokens: list[int] = field(default_factory=list)  # tokens that end at this node
 
 
 @lru_cache(maxsize=8)

@@ -26,7 +26,7 @@ from malmoi.model import Network
 
 
 class Logprob(NamedTuple):
-    """A token's log-probability under the model, before any rule, and the likeliest tokens."""
+    """A token's log-probability under the model, before any rule, and the most likely tokens."""
 
     token: int
     logprob: float
@@ -39,16 +39,16 @@ class SequenceState:
 
     prompt: tuple[int, ...]
     generator: torch.Generator
-    limit: int  # new tokens at most
+    limit: int  # maximum number of new tokens
     sampling: Sampling
     constraint_state: ConstraintState | None = None
-    top: int = 0  # how many log-probabilities a token comes with
-    echo: bool = False  # log-probabilities of the prompt too
+    top: int = 0  # log-probabilities returned with each token
+    echo: bool = False  # also return the prompt's log-probabilities
     row: int = -1
     tokens_read: int = 0  # tokens in the cache
     decoding: bool = False  # the prompt has been read
-    tokens: list[int] = field(default_factory=list)  # the prompt and what was written
-    echoed: list[Logprob] = field(default_factory=list)  # of the prompt's tokens after the first
+    tokens: list[int] = field(default_factory=list)  # the prompt and the generated tokens
+    echoed: list[Logprob] = field(default_factory=list)  # for the prompt's tokens after the first
     error: Exception | None = None
 
     def __post_init__(self) -> None:
@@ -60,12 +60,12 @@ class SequenceState:
 
     @property
     def tokens_left(self) -> int:
-        """How many tokens it may still write, not counting those in flight."""
+        """How many tokens it may still generate, not counting those in flight."""
         return self.limit - (self.tokens_read - len(self.prompt) + 1)
 
     @property
     def can_run_ahead(self) -> bool:
-        """Whether the next token depends on the logits alone, so steps need not wait."""
+        """Whether the next token depends on the logits alone, so steps can be submitted ahead."""
         return self.constraint_state is None and not self.top and not self.sampling.changes_best
 
     @property
@@ -81,7 +81,7 @@ def new_sequences(
     logprobs: int = 0,
     echo: bool = False,
 ) -> list[SequenceState]:
-    """One for every sample of every prompt; generation ends at the end of the context."""
+    """One sequence per sample of every prompt; generation stops at the end of the context."""
     for prompt in prompts:
         check_prompt_length(prompt, context)
     return [
@@ -115,7 +115,7 @@ class TokenSelector:
         self.fast_argmax = fast_argmax
 
     def select(self, sequences: Sequence[SequenceState], hidden: Tensor) -> list[StepOutput]:
-        """The next token of each, from its hidden state [M, D]."""
+        """Selects the next token of each sequence from its hidden state [M, D]."""
         if all(sequence.plain for sequence in sequences):
             best = greedy_tokens(self.network, self.fast_argmax, hidden)
             pairs = zip(sequences, best, strict=True)
@@ -125,7 +125,7 @@ class TokenSelector:
     def select_from_logits(
         self, sequences: Sequence[SequenceState], logits: Tensor
     ) -> list[StepOutput]:
-        """The next token of each from its logits [M, V]; none where the constraint fails."""
+        """Selects the next tokens from logits [M, V]; none where a constraint raises."""
         allowed = apply_constraints(sequences, logits)
         chosen = torch.empty(len(sequences), dtype=torch.long, device=logits.device)
         for sampling, members in group_by_sampling(sequences).items():
@@ -144,7 +144,7 @@ class TokenSelector:
 
 
 def group_by_sampling(sequences: Sequence[SequenceState]) -> dict[Sampling, list[int]]:
-    """The requests by sampling settings."""
+    """Groups sequence indices by sampling settings."""
     groups: dict[Sampling, list[int]] = {}
     for i, sequence in enumerate(sequences):
         groups.setdefault(sequence.sampling, []).append(i)
@@ -152,7 +152,7 @@ def group_by_sampling(sequences: Sequence[SequenceState]) -> dict[Sampling, list
 
 
 class BatchSampler:
-    """Samples several steps ahead: all random numbers go to the device at once."""
+    """Samples for several steps ahead: all random numbers are sent to the device at once."""
 
     def __init__(
         self, sequences: Sequence[SequenceState], steps: int, device: torch.device
@@ -168,7 +168,7 @@ class BatchSampler:
         ]
 
     def sample(self, step: int, logits: Tensor, tokens: Tensor) -> None:
-        """Puts sampled tokens into `tokens` [S], which holds the greedy ones already."""
+        """Writes sampled tokens into `tokens` [S], which already holds the greedy ones."""
         for sampling, rows, chances in self.groups:
             tokens[rows] = inverse_cdf(sampling.apply(logits[rows]), chances[step])
 
@@ -178,7 +178,7 @@ def _rows(sequences: Sequence[SequenceState], device: torch.device) -> Tensor:
 
 
 def _uniforms(sequences: Sequence[SequenceState], steps: int, device: torch.device) -> Tensor:
-    """Uniform numbers [steps, M, 1], the same that single steps would draw."""
+    """Uniform random numbers [steps, M, 1]: the same ones that single steps would draw."""
     drawn = [
         torch.rand(steps, generator=sequence.generator, dtype=torch.float64)
         for sequence in sequences
@@ -187,7 +187,7 @@ def _uniforms(sequences: Sequence[SequenceState], steps: int, device: torch.devi
 
 
 def apply_constraints(sequences: Sequence[SequenceState], logits: Tensor) -> Tensor:
-    """The logits with −∞ where constraints forbid a token."""
+    """Sets the logits of tokens that constraints forbid to −∞."""
     if all(sequence.constraint_state is None for sequence in sequences):
         return logits
     logits = logits.clone()
@@ -200,7 +200,7 @@ def apply_constraints(sequences: Sequence[SequenceState], logits: Tensor) -> Ten
 def _forbid(row: Tensor, sequence: SequenceState, state: ConstraintState) -> None:
     try:
         allowed = state.allowed(len(row))
-    except Exception as error:  # a user's function may raise anything
+    except Exception as error:  # a user's function may raise anything; only its own request fails
         ours = isinstance(error, MalmoiError)
         sequence.error = error if ours else MalmoiError(f"The constraint failed: {error!r}.")
         return
@@ -208,7 +208,7 @@ def _forbid(row: Tensor, sequence: SequenceState, state: ConstraintState) -> Non
 
 
 def logprobs_with_top(logits: Tensor, tokens: Tensor, top: int) -> list[Logprob]:
-    """The log-probability of each token [M] under logits [M, V], with the `top` likeliest."""
+    """The log-probability of each token [M] under logits [M, V], with the `top` most likely."""
     if not top:
         return [Logprob(token, 0.0, ()) for token in tokens.tolist()]
     whole = logits.float().log_softmax(-1)
@@ -228,7 +228,7 @@ def _cut(one: Logprob, top: int) -> Logprob:
 def _history(
     sequences: Sequence[SequenceState], sampling: Sampling, logits: Tensor
 ) -> TokenHistory | None:
-    """Which tokens each text contains, if a rule needs it."""
+    """The tokens that each text contains, if a rule needs them."""
     if not sampling.needs_history:
         return None
     seen = torch.zeros(len(sequences), logits.size(1), dtype=torch.bool, device=logits.device)
