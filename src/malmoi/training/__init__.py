@@ -1,1 +1,1 @@
-"""Training: recipes, the trainer, and what it saves."""
+"""Training: recipes, the trainer, and its saved state."""

@@ -1,4 +1,4 @@
-"""The mean of the weights over the last part of a run (Izmailov et al. 2018)."""
+"""Weight averaging over the last part of a run (Izmailov et al. 2018)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from malmoi.training.state import local_part
 
 
 class WeightAverage:
-    """A running mean of a network's weights; the trainer knows how many steps are in it."""
+    """A running mean of a network's weights; the caller keeps the count of averaged steps."""
 
     def __init__(self, network: nn.Module) -> None:
         named = dict(network.named_parameters())
@@ -19,12 +19,12 @@ class WeightAverage:
         self._means = [local_part(mean) for mean in self.tensors.values()]
 
     def add(self, count: int) -> None:
-        """Takes in the weights of now, the `count`-th ones."""
+        """Adds the current weights to the mean as the `count`-th sample."""
         torch._foreach_lerp_(self._means, self._weights, 1 / count)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """While this is open, the network has the averaged weights."""
+        """Swaps the averaged weights into the network within the context."""
         own = [weight.clone() for weight in self._weights]
         torch._foreach_copy_(self._weights, self._means)
         try:
@@ -33,5 +33,5 @@ class WeightAverage:
             torch._foreach_copy_(self._weights, own)
 
     def keep(self) -> None:
-        """Leaves the averaged weights in the network."""
+        """Copies the averaged weights into the network for good."""
         torch._foreach_copy_(self._weights, self._means)

@@ -1,4 +1,4 @@
-"""Precision, compilation, measured peak and batch size for this machine."""
+"""Precision, compilation, measured peak speed and batch size for this machine."""
 
 import math
 import time
@@ -27,10 +27,10 @@ SDPA_BACKENDS = [
 
 @dataclass(frozen=True)
 class Execution:
-    """How this run computes."""
+    """How this run computes: device, precision and compilation."""
 
     device: torch.device
-    dtype: torch.dtype  # of products; the weights are fp32
+    dtype: torch.dtype  # of matrix products; the weights are fp32
     compiled: bool
 
     @property
@@ -38,14 +38,14 @@ class Execution:
         return self.dtype != torch.float32
 
     def synchronize(self) -> None:
-        """Waits until the device has done what it was sent, so that a clock tells the truth."""
+        """Waits until the device has finished its queue, so that timings are right."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         elif self.device.type == "mps":
             torch.mps.synchronize()
 
     def free_cache(self) -> None:
-        """Gives back memory that torch keeps for later."""
+        """Releases memory that torch caches."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         elif self.device.type == "mps":
@@ -53,7 +53,7 @@ class Execution:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Products in bf16 where chosen, and attention with the fastest kernel."""
+        """Autocasts to bf16 if chosen, and selects the fastest attention kernel."""
         products = torch.autocast(self.device.type, self.dtype) if self.half else nullcontext()
         with (
             products,
@@ -65,7 +65,7 @@ class Execution:
 
 
 def choose_execution(device: torch.device, c: TrainConfig) -> Execution:
-    """Takes bf16 and compilation where they pay, unless the recipe says."""
+    """Chooses bf16 and compilation where they pay, unless the recipe sets them."""
     dtype = (
         this_machine().training_dtype(device.type)
         if c.precision == "auto"
@@ -83,7 +83,7 @@ def _compile_pays(device: torch.device, c: TrainConfig) -> bool:
 
 @cache
 def matmul_rate(execution: Execution, size: int, threads: int) -> float:
-    """FLOP/s of a square matrix product with this many threads: utilisation's reference."""
+    """FLOP/s of a square matrix product with this many threads: the reference for utilisation."""
     a, b = (torch.randn(size, size, device=execution.device).to(execution.dtype) for _ in range(2))
     best = float("inf")
     for _ in range(4):
@@ -97,7 +97,7 @@ def matmul_rate(execution: Execution, size: int, threads: int) -> float:
 
 
 def measured_flops(execution: Execution) -> float:
-    # a processor without matrix units is at its ceiling sooner
+    # a processor without matrix units reaches its peak at a smaller size
     cpu = 1024 if execution.half else 512
     return matmul_rate(
         execution, 8192 if execution.device.type == "cuda" else cpu, torch.get_num_threads()
@@ -111,10 +111,10 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 @contextmanager
 def thread_count(device: torch.device, recorded: int, say: Callable[[str], None]) -> Iterator[None]:
-    """While this is open, the processor computes with as many threads as the run was begun with.
+    """Computes with as many CPU threads as the run began with, within the context.
 
-    Another number adds up in another order, and a resumed run would no longer be equal to the bit.
-    A run that begins takes a thread for each core that is free.
+    Another number sums in another order, and a resumed run would no longer be bit-identical. A new
+    run takes one thread per free core.
     """
     before = torch.get_num_threads()
     cores = this_machine().cores
@@ -136,12 +136,12 @@ def thread_count(device: torch.device, recorded: int, say: Callable[[str], None]
 
 
 def flops_per_token(config: ModelConfig, weights: int, length: int) -> float:
-    """Forward and backward FLOPs per token: 6 per weight and attention (Kaplan et al. 2020)."""
+    """Forward and backward FLOPs per token: 6 per weight, plus attention (Kaplan et al. 2020)."""
     return 6.0 * weights + 12.0 * config.depth * config.heads * config.size_per_head * length
 
 
 def first_micro(config: ModelConfig, length: int, batch: int, device: torch.device) -> int:
-    """Sequences that should fit in one pass; the trainer halves it when they do not."""
+    """Estimates how many sequences fit in one pass; the trainer halves it when they do not."""
     if device.type != "cuda":
         return max(1, min(batch, 16_384 // length))
     per_token = 2 * config.depth * (20 * config.width + 3 * config.mlp_width) + 40 * config.width
@@ -151,7 +151,7 @@ def first_micro(config: ModelConfig, length: int, batch: int, device: torch.devi
 
 
 def compile_for(execution: Execution, loss_module: LossModule, *, dynamic: bool) -> None:
-    """Compiles one block, which serves all layers: seconds, not minutes."""
+    """Compiles one block, whose code all layers share: seconds instead of minutes."""
     for block in loss_module.network.trunk.blocks if execution.compiled else ():
         block.compile(dynamic=None if dynamic else False)
 

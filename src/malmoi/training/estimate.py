@@ -1,4 +1,4 @@
-"""What a run would take, before it starts: weights, tokens, memory, time on this machine."""
+"""Estimates a run before it starts: weights, tokens, memory, and time on this machine."""
 
 import math
 from collections.abc import Callable
@@ -16,12 +16,12 @@ from malmoi.training.losses.linear_xent import MAX_LOGITS
 from malmoi.training.pace import Budget
 from malmoi.training.recipe import Recipe
 
-EXPECTED_UTILISATION = 0.4  # of the measured ceiling: what a fair run reaches
+EXPECTED_UTILISATION = 0.4  # of the measured peak: what a typical run reaches
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Expectations; bytes and seconds are rough."""
+    """Expected cost of a run; bytes and seconds are rough."""
 
     parameters: int
     steps: int  # 0: as many as the minutes allow
@@ -48,7 +48,7 @@ def estimate_run(
     start: str | Path | None = None,
     device: str | None = None,
 ) -> tuple[Recipe, Estimate]:
-    """The recipe and its cost as far as known before reading the text; writes nothing."""
+    """Estimates a recipe's cost before the text is read; writes nothing."""
     recipe = resolve_for_estimate(recipe, tokenizer, start)
     network = meta_network(recipe)
     execution = choose_execution(pick_device(device), recipe.train)
@@ -81,7 +81,7 @@ def estimate_run(
 def resolve_for_estimate(
     recipe: Recipe, tokenizer: Path | None = None, start: str | Path | None = None
 ) -> Recipe:
-    """The recipe with the model of `start`, or with the vocabulary of its tokenizer."""
+    """The recipe with the model of `start`, or with the vocabulary size of its tokenizer."""
     if start is not None:
         from malmoi.checkpoint import read_checkpoint
 
@@ -95,13 +95,13 @@ def resolve_for_estimate(
 
 
 def meta_network(recipe: Recipe) -> Network:
-    """The network without memory for its weights."""
+    """Builds the network on the meta device, without memory for its weights."""
     with without_weights():
         return Network(recipe.model, dict.fromkeys(objective(recipe.objective).heads, 0))
 
 
 def budget_of(recipe: Recipe, per_token: float, speed: float) -> tuple[int, int, float]:
-    """Steps, tokens and seconds of the budget at this speed; minutes have no steps."""
+    """Steps, tokens and seconds of the budget at this speed; a budget in minutes has no steps."""
     budget = Budget.of(recipe)
     length = sum(length * share for length, share in recipe.phases)
     if not budget.steps:
@@ -123,7 +123,7 @@ def optimizer_bytes(
 
 
 def activation_bytes(recipe: Recipe, micro: int, *, half: bool, device: str) -> int:
-    """What the backward pass keeps: activations, a chunk of logits, the head's gradient."""
+    """Bytes kept for the backward pass: activations, a chunk of logits, the head's gradient."""
     config = recipe.model
     length = max(length for length, _ in recipe.phases)
     number = 2 if half else 4

@@ -1,4 +1,4 @@
-"""The data of each step: a pure function of the step and the samples used, prepared by a thread."""
+"""The data of each step: a pure function of the step and the samples used, prefetched."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from malmoi.training.data.loader import PACKED_MULTIPLE, ArrayBatch
 from malmoi.training.parallel import ProcessGroup
 from malmoi.training.recipe import TrainConfig
 
-Tensors = dict[str, Any]  # one pass's inputs and labels
+Tensors = dict[str, Any]  # inputs and labels of one pass
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What goes through the network at once, and how many of its tokens are not padding."""
+    """The tensors of one pass, and how many of their tokens are not padding."""
 
     tensors: Tensors
     tokens: int
@@ -32,19 +32,19 @@ class Samples(Protocol):
 
 @dataclass(frozen=True)
 class PhaseFeed:
-    """The samples of one phase; `length` is the tokens of a full one."""
+    """The samples of one phase; `length` is the tokens of a full sample."""
 
     samples: Samples
     length: int
     epoch: int  # samples in an epoch
-    # where a step has samples of several kinds: the share of each
+    # for steps that mix kinds of batches: the share of each
     kinds: tuple[tuple[float, Samples], ...] = ()
 
     def micro(self, first: int, size: int, device: torch.device) -> MicroBatch:
         return self._micro(self.samples, first, size, device)
 
     def of_each_kind(self, first: int, size: int, device: torch.device) -> list[MicroBatch]:
-        """The same samples as each kind of batch has them."""
+        """Returns the same samples as a batch of each kind."""
         kinds = [samples for _, samples in self.kinds] or [self.samples]
         return [self._micro(samples, first, size, device) for samples in kinds]
 
@@ -53,7 +53,7 @@ class PhaseFeed:
         return MicroBatch(_tensors(batch, self.length, device), _real_tokens(batch))
 
     def _step(self, first: int, size: int, micro: int, device: torch.device) -> list[MicroBatch]:
-        """`size` sequences from sample `first` on in passes of up to `micro`, each of one kind."""
+        """Splits `size` sequences from sample `first` on into passes of one kind, up to `micro`."""
         stop = first + size
         passes = []
         for i, (share, samples) in enumerate(self.kinds or ((1.0, self.samples),)):
@@ -67,7 +67,7 @@ class PhaseFeed:
     def stream(
         self, position: int, sizes: Iterator[int], micro: int, group: ProcessGroup
     ) -> Background[list[MicroBatch]]:
-        """The steps from sample `position` on, as this process's micro-batches, prefetched."""
+        """Yields the micro-batches of this process, step by step from sample `position` on."""
 
         def steps() -> Iterator[list[MicroBatch]]:
             first = position
@@ -89,7 +89,7 @@ def _real_tokens(batch: ArrayBatch) -> int:
 
 
 def _tensors(batch: ArrayBatch, length: int, device: torch.device) -> Tensors:
-    """Arrays as tensors on the device; a language model's labels are its tokens moved by one."""
+    """Moves arrays to the device; a language model's labels are its tokens shifted by one."""
     tensors: Tensors = {
         name: _send(torch.from_numpy(array), device) for name, array in batch.items()
     }
@@ -112,7 +112,7 @@ def _send(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def batch_sizes(c: TrainConfig, step: int, steps: int, world: int) -> Iterator[int]:
-    """Sequences per step from `step` on: GPT-3 grows its batch linearly at first."""
+    """Yields sequences per step from `step` on: GPT-3 grows its batch linearly at first."""
     start = c.batch_start or c.batch
     ramp = c.batch_ramp * steps
     while True:

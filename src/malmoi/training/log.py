@@ -14,18 +14,18 @@ logger = logging.getLogger(__name__)
 
 
 class RunLog:
-    """Rows of metrics, status and progress. Only the first process reports."""
+    """Metrics rows, status lines and progress events. Only the first process reports."""
 
     def __init__(self, out: Path, c: TrainConfig, *, first: bool) -> None:
         self.path = out / "metrics.jsonl"
         self.first = first
         self._board: Any = None
-        self._there: set[tuple[int, bool]] = set()  # rows of the step that a run goes on from
+        self._there: set[tuple[int, bool]] = set()  # rows of the step that a run resumes from
         if first and c.tensorboard:
             self._board = _tensorboard(out)
 
     def resume(self, step: int) -> list[dict[str, Any]]:
-        """Forgets rows that a killed run wrote after its last saved step; returns the rest."""
+        """Drops rows that a killed run wrote after its last saved step; returns the rest."""
         if not self.first or not self.path.is_file():
             return []
         rows = read_metrics(self.path)
@@ -36,7 +36,7 @@ class RunLog:
         return kept
 
     def write_row(self, **values: Any) -> None:
-        """Adds a row, unless the run had written it before it was stopped."""
+        """Adds a row, unless the run had written it before it was interrupted."""
         if not self.first or _kind(values) in self._there:
             return
         with self.path.open("a", encoding="utf-8") as file:
@@ -46,7 +46,7 @@ class RunLog:
                 self._board.add_scalar(name, value, values["step"])
 
     def line(self, text: str) -> None:
-        """A line of status."""
+        """Logs a line of status."""
         if self.first:
             logger.info(text)
 
@@ -64,12 +64,12 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def _kind(row: Mapping[str, Any]) -> tuple[int, bool]:
-    """Which row of a run this is: its step, and whether it is of training or of validation."""
+    """Identifies a row by its step and whether it is from validation."""
     return row["step"], "loss" in row
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl, if any; an incomplete last line is skipped."""
+    """Reads the rows of a metrics.jsonl, if any; an incomplete last line is skipped."""
     rows = []
     if not path.is_file():
         return []
@@ -88,7 +88,7 @@ def _tensorboard(out: Path) -> Any:
 
 
 def plural(count: float, noun: str) -> str:
-    """1 step, 2 steps, 1,000 steps, 0.5 minutes."""
+    """Formats a count with its noun: 1 step, 2 steps, 1,000 steps, 0.5 minutes."""
     return (
         f"{count:,g} {noun}{'s' if count != 1 else ''}" if count < 1e6 else f"{count:,.0f} {noun}s"
     )

@@ -1,4 +1,4 @@
-"""Forward pass and loss as one module, which DDP, FSDP2 and compile wrap."""
+"""Forward pass and loss as one module, which DDP, FSDP2 and torch.compile wrap."""
 
 import math
 from collections.abc import Mapping
@@ -21,12 +21,12 @@ class LossModule(nn.Module):
     def forward(
         self, batch: Mapping[str, Any], counts: Mapping[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of one micro-batch as its part of the whole step, and each head's own."""
+        """Returns a micro-batch's share of the step's loss, and each head's own loss."""
         return self.objective(ForwardPass.of(self.network, batch), counts)
 
     @torch.no_grad()
     def measure(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Sums for validation by head: loss, correct predictions (if cheap) and labels."""
+        """Returns validation sums by head: loss, correct predictions (if cheap) and labels."""
         done = ForwardPass.of(self.network, batch)
         sums = {}
         terms = [term for term in self.objective.terms if term.labels in batch]
@@ -49,12 +49,12 @@ def _right(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def _widest(total: Tensor) -> Tensor:
-    """A sum in the widest type the device has: Apple GPUs have no doubles."""
+    """A sum in the widest type the device has: Apple GPUs have no float64."""
     return total.float() if total.device.type == "mps" else total.double()
 
 
 def guessing_loss(objective: Objective, vocab: int) -> float:
-    """The loss of a model that takes every token for equally likely, and every next sentence."""
+    """The loss of a model that predicts the uniform distribution for every head."""
     return sum(
         term.weight * math.log(2 if term.head in ("nsp", "detect") else vocab)
         for term in objective.terms
@@ -64,7 +64,7 @@ def guessing_loss(objective: Objective, vocab: int) -> float:
 def summarize_validation(
     sums: Mapping[str, float], weights: Mapping[str, float]
 ) -> dict[str, float]:
-    """Validation sums as metrics: the loss, each head's accuracy, a language model's perplexity."""
+    """Turns validation sums into metrics: loss, accuracy of each head, perplexity of an lm."""
     heads = [name.removesuffix("_loss") for name in sums if name.endswith("_loss")]
     means = {head: sums[f"{head}_loss"] / max(1.0, sums[f"{head}_count"]) for head in heads}
     metrics = {"valid_loss": sum(weights[head] * mean for head, mean in means.items())}

@@ -1,4 +1,4 @@
-"""Optimizers and their groups: what decays, what does not, and which weights Muon takes."""
+"""Optimizers and parameter groups: what decays, what does not, and what Muon updates."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -17,7 +17,7 @@ def make_optimizers(
     """AdamW for everything, or Muon for the matrices of the blocks and AdamW for the rest.
 
     Biases, norms and other vectors never decay (BERT appendix A.2, GPT-1 §4.1). A capturable AdamW
-    keeps its rate on the GPU, so that a recorded step can be replayed with another one.
+    keeps its rate on the GPU, so that a captured step can be replayed with another rate.
     """
     named = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
     matrices = [
@@ -45,7 +45,7 @@ def make_optimizers(
 
 
 def set_rate(optimizers: Iterable[torch.optim.Optimizer], share: float) -> None:
-    """Sets every group's rate to this share of its peak."""
+    """Sets every group's learning rate to this share of its peak."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             now = group.setdefault("peak", float(group["lr"])) * share
@@ -56,7 +56,7 @@ def set_rate(optimizers: Iterable[torch.optim.Optimizer], share: float) -> None:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose matrices are made orthogonal before they are applied (Jordan et al. 2024).
+    """Momentum whose updates are orthogonalised before they are applied (Jordan et al. 2024).
 
     Matrices of one shape go through the Newton–Schulz iteration together, as one batch of products.
     """
@@ -113,8 +113,10 @@ class Muon(torch.optim.Optimizer):
 
 
 def _decay(weights: list[Tensor], updates: list[Tensor], share: float, *, cautious: bool) -> None:
-    """Shrinks the weights by this share; cautiously, only those that the update moves towards
-    zero as well (Chen et al. 2025, eq. 4).
+    """Shrinks the weights by this share.
+
+    Cautious decay shrinks only those that the update moves towards zero too (Chen et al. 2025, eq.
+    4).
     """
     if not cautious:
         torch._foreach_mul_(weights, 1 - share)
@@ -126,11 +128,9 @@ def _decay(weights: list[Tensor], updates: list[Tensor], share: float, *, cautio
 
 
 def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
-    """The nearest orthogonal matrices, roughly: five steps of a quintic Newton–Schulz iteration,
-    [N, R, C].
+    """Approximates the nearest orthogonal matrices [N, R, C] by a quintic Newton–Schulz iteration.
 
-    bf16 is exact enough for it where the machine has units for bf16; emulated, it takes 270 times
-    as long as fp32.
+    bf16 is exact enough on machines with bf16 units; emulated, it takes 270 times as long as fp32.
     """
     x = matrices.to(this_machine().training_dtype(matrices.device.type))
     tall = x.size(-2) > x.size(-1)

@@ -1,5 +1,4 @@
-"""How fast a run goes: the clock of a budget in minutes, the updates it will hold, a batch that
-fits.
+"""Training speed: the clock of a budget in minutes, its number of updates, a batch that fits.
 
 B is a batch's sequences; an update takes `optimizer + B × sequence` seconds on this machine.
 """
@@ -15,14 +14,14 @@ from malmoi.training.log import plural
 from malmoi.training.recipe import Recipe
 from malmoi.training.state import Position
 
-LOOK_SECONDS = 1.0  # between two looks at a GPU's loss: something moves on the screen
-RECENT = 32  # laps of a kind that define a usual one
+LOOK_SECONDS = 1.0  # between reads of a GPU's loss, so that progress is visible
+RECENT = 32  # recent laps of a kind that define a usual one
 ABSURD = 10.0  # times a usual lap, and …
 ABSURD_SECONDS = 5.0  # … at least this much longer: the machine slept, or the process was paused
 
-USEFUL_UPDATES = 300  # below that a smaller batch teaches more than the recipe's
-LEARNT = 0.03  # of the loss of guessing: a smaller drop means almost nothing was learned
-FEW_UPDATES = 100  # below that little is learnt whatever the batch
+USEFUL_UPDATES = 300  # with fewer, a smaller batch learns more than the recipe's
+LEARNT = 0.03  # a drop below this share of the guessing loss means almost nothing was learned
+FEW_UPDATES = 100  # with fewer, little is learned whatever the batch
 SMALLEST_BATCH = 8
 
 Phases = Sequence[tuple[int, float]]  # (tokens of a sample, share of the budget) of each phase
@@ -30,7 +29,7 @@ Phases = Sequence[tuple[int, float]]  # (tokens of a sample, share of the budget
 
 @dataclass(frozen=True)
 class Budget:
-    """How long a run is: steps, or seconds."""
+    """The length of a run: steps, or seconds."""
 
     steps: int
     seconds: float
@@ -54,14 +53,14 @@ class Budget:
 class WorkClock:
     """Seconds of work that count against a budget in minutes.
 
-    The first step is free: it compiles, fills caches and reads the first batches. A lap that takes
-    absurdly longer than its like counts as a usual one, because nothing was computed while a
+    The first step is free: it compiles, fills caches and reads the first batches. A lap absurdly
+    longer than others of its kind counts as a usual one, because nothing was computed while the
     machine slept.
     """
 
     def __init__(self, worked: float = 0.0, now: Callable[[], float] = time.monotonic) -> None:
-        self.training = 0.0  # seconds of steps alone, the first included, for the speed
-        self.taken = 0  # steps in those
+        self.training = 0.0  # seconds of steps only, including the first, to compute the speed
+        self.taken = 0  # steps in `training`
         self._worked = worked
         self._now = now
         self._since = now()
@@ -82,7 +81,7 @@ class WorkClock:
 
     @property
     def usual_step(self) -> float:
-        """Seconds of a step, as far as is known."""
+        """Seconds of a typical step, as far as known."""
         return median(self._recent["step"]) if "step" in self._recent else self._first or 0.0
 
     @property
@@ -90,15 +89,15 @@ class WorkClock:
         return self.taken / max(1e-9, self.training)
 
     def step(self) -> None:
-        """A step was taken, or at least sent to the device."""
+        """Counts a step that was taken, or at least submitted to the device."""
         self._steps += 1
 
     def skip(self) -> None:
-        """Leaves out the time since the last lap: nothing was learnt in it."""
+        """Discards the time since the last lap, when nothing was trained."""
         self._since = self._now()
 
     def lap(self, kind: str = "step") -> None:
-        """Counts what was done since the last lap, at a moment when the device has caught up."""
+        """Counts the time since the last lap; the device must have caught up."""
         count = self._steps if kind == "step" else 1
         elapsed = self._now() - self._since
         self._since = self._now()
@@ -122,24 +121,24 @@ class WorkClock:
 
 @dataclass(frozen=True)
 class Pace:
-    """What a budget in minutes holds on this machine, by a step that was measured."""
+    """What a budget in minutes holds on this machine, from a measured step."""
 
     optimizer: float  # seconds of one update of the weights
     sequence: float  # seconds of one sequence of the first phase, forward and backward
     seconds: float  # of the budget
     phases: Phases
     world: int = 1  # processes that share a batch
-    sized: str = "gpt"  # what to pretrain instead, where the size does not matter
+    sized: str = "gpt"  # the recipe to suggest when the size is free
 
     def updates(self, batch: int) -> int:
-        """Updates of `batch` sequences that fit into the budget, in proportion to their length."""
+        """Updates of `batch` sequences that fit into the budget, given the phases' lengths."""
         first = self.phases[0][0]
         here = batch / self.world * self.sequence
         each = [(self.optimizer + here * length / first, share) for length, share in self.phases]
         return max(1, round(sum(share * self.seconds / max(took, 1e-9) for took, share in each)))
 
     def fitting(self, batch: int) -> int:
-        """The largest of batch, batch / 2, batch / 4… with useful updates; at least 8 sequences."""
+        """The largest of batch, batch / 2, batch / 4… with enough updates; at least 8 sequences."""
         while self.updates(batch) < USEFUL_UPDATES:
             half = batch // 2
             if half < SMALLEST_BATCH or half % self.world:
@@ -148,13 +147,13 @@ class Pace:
         return batch
 
     def expectation(self, batch: int) -> str:
-        """1.7 s a step: about 105 steps in your 3 minutes."""
+        """Formats the pace: "1.7 s a step: about 105 steps in your 3 minutes"."""
         steps = self.updates(batch)
         minutes = plural(self.seconds / 60, "minute")
         return f"{self.seconds / steps:.2g} s a step: about {steps:,} steps in your {minutes}."
 
     def sentence(self, name: str, asked: int, chosen: int) -> str:
-        """What to expect, and what to do where the budget holds few updates."""
+        """Says what to expect, and what to do if the budget holds few updates."""
         minutes = plural(self.seconds / 60, "minute")
         now = self.updates(chosen)
         if chosen < asked:
@@ -183,7 +182,7 @@ class Pace:
 
 
 def verdict(recipe: Recipe, steps: int, loss: float, guessing: float) -> str:
-    """A sentence about a run that learned almost nothing, and what to do; else empty."""
+    """A sentence about a run that learned almost nothing, and what to do; otherwise empty."""
     if not guessing or loss < (1 - LEARNT) * guessing:
         return ""
     c = recipe.train

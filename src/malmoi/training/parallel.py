@@ -1,7 +1,7 @@
 """Distributed training; on one device every method here is a no-op.
 
-Started by `torchrun`: DDP copies the network, FSDP2 (`fully_shard`) cuts its weights, gradients and
-optimizer state.
+Started by `torchrun`: DDP replicates the network, FSDP2 (`fully_shard`) shards its weights,
+gradients and optimizer state.
 """
 
 import os
@@ -25,7 +25,7 @@ class ProcessGroup:
     rank: int = 0
     world: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    owned: bool = False  # whether the processes were brought together for this run
+    owned: bool = False  # whether this run initialised the process group
 
     @property
     def first(self) -> bool:
@@ -33,19 +33,19 @@ class ProcessGroup:
         return self.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over all processes, everywhere."""
+        """Sum over all processes (all-reduce)."""
         if self.world > 1:
             dist.all_reduce(values)
         return values
 
     def max(self, values: Tensor) -> Tensor:
-        """The greatest over all processes, everywhere."""
+        """Maximum over all processes (all-reduce)."""
         if self.world > 1:
             dist.all_reduce(values, dist.ReduceOp.MAX)
         return values
 
     def min(self, value: int) -> int:
-        """The smallest over all processes, everywhere."""
+        """Minimum over all processes (all-reduce)."""
         return -int(self.max(torch.tensor(-value, device=self.device)))
 
     def barrier(self) -> None:
@@ -53,7 +53,7 @@ class ProcessGroup:
             dist.barrier()
 
     def broadcast(self, value: int) -> int:
-        """What the first process says, everywhere."""
+        """The first process's value, on all processes."""
         if self.world == 1:
             return value
         told = torch.tensor([value], device=self.device)
@@ -61,7 +61,7 @@ class ProcessGroup:
         return int(told.item())
 
     def broadcast_text(self, text: str) -> str:
-        """The text that the first process has, everywhere."""
+        """The first process's text, on all processes."""
         if self.world == 1:
             return text
         size = self.broadcast(len(text.encode()))
@@ -72,13 +72,13 @@ class ProcessGroup:
         return bytes(buffer.tolist()).decode()
 
     def close(self) -> None:
-        """Parts the processes, unless whoever called had brought them together."""
+        """Destroys the process group, unless the caller had initialised it."""
         if self.owned and dist.is_initialized():
             dist.destroy_process_group()
 
 
 def join_process_group(device: torch.device | str | None = None) -> ProcessGroup:
-    """The group this process was started in: alone, or one of `torchrun`'s."""
+    """The group this process was started in: a single process, or one of `torchrun`'s."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     local = int(os.environ.get("LOCAL_RANK", "0"))
     where = pick_device(device)
@@ -114,7 +114,7 @@ def process_group(device: torch.device | str | None = None) -> Iterator[ProcessG
 
 
 def _left_alone(error: RuntimeError) -> bool:
-    """Whether processes could not reach one another: Gloo says so in words only."""
+    """Whether processes could not reach one another: Gloo reports it only in the message."""
     return isinstance(error, dist.DistError) or "gloo" in str(error).lower()
 
 
@@ -142,11 +142,10 @@ def wrap_model(
 
 @contextmanager
 def gradient_sync(call: nn.Module, *, last: bool) -> Iterator[None]:
-    """One pass of a step: DDP adds gradients up here until the last, and exchanges their sum with
-    it.
+    """Delays DDP's gradient all-reduce until the last pass of a step.
 
-    FSDP2 exchanges with every pass: else it would keep whole gradients between them, and it is
-    there to save memory.
+    FSDP2 reduces with every pass: otherwise it would keep full gradients between passes, which
+    defeats its saving of memory.
     """
     if isinstance(call, nn.parallel.DistributedDataParallel) and not last:
         with call.no_sync():
@@ -156,7 +155,7 @@ def gradient_sync(call: nn.Module, *, last: bool) -> Iterator[None]:
 
 
 def reshard(loss_module: nn.Module) -> None:
-    """Lets go of the weights that FSDP2 gathered for a pass without a backward."""
+    """Frees the weights that FSDP2 gathered for a pass without a backward."""
     from torch.distributed.fsdp import FSDPModule
 
     if isinstance(loss_module, FSDPModule):

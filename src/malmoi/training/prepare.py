@@ -1,4 +1,4 @@
-"""What a trainer needs, in the run's folder: vocabulary, token stores, network, recipe.json."""
+"""Prepares a run's folder: vocabulary, token stores, network, recipe.json."""
 
 import logging
 from collections import Counter
@@ -30,8 +30,8 @@ from malmoi.training.samples import make_feeds, prompt_of
 
 logger = logging.getLogger(__name__)
 
-DISTIL = "distil.json"  # remembers the teacher of a run that has one
-MAX_DESCRIBED_FILES = 3  # files that are described one by one
+DISTIL = "distil.json"  # records the teacher of a distillation run
+MAX_DESCRIBED_FILES = 3  # more files than this are not described one by one
 # settings that may change between resumes
 CHANGEABLE_SETTINGS = {
     "about",
@@ -52,7 +52,7 @@ CHANGEABLE_SETTINGS |= {"train.fit_batch", "train.micro", "train.compile", "trai
 
 
 def prepare_run(recipe: Recipe, origin: RunSources, out: Path, group: ProcessGroup) -> TrainingRun:
-    """The run, up to its first step. The first process writes; the others read what it wrote."""
+    """Prepares a run up to its first step; the first process writes, the others read its files."""
     recipe = _with_fitted_batch(recipe, out)
     check_request(recipe, group)
     readers: list[DocumentReader] = []
@@ -88,7 +88,7 @@ def prepare_run(recipe: Recipe, origin: RunSources, out: Path, group: ProcessGro
 
 
 def check_request(recipe: Recipe, group: ProcessGroup) -> None:
-    """What would fail only after the text is encoded is refused before."""
+    """Rejects, before the text is encoded, what would otherwise fail only afterwards."""
     c = recipe.train
     if c.tensorboard and find_spec("tensorboard") is None:
         raise MalmoiError("train.tensorboard needs: pip install tensorboard.")
@@ -105,7 +105,7 @@ def check_request(recipe: Recipe, group: ProcessGroup) -> None:
 
 
 def _check_folder(out: Path) -> None:
-    """A folder with a model that no run of ours made is somebody's: it is not written over."""
+    """Refuses to overwrite a model folder that was not written by a run."""
     if not (out / "recipe.json").is_file() and any(out.glob("*.safetensors")):
         raise UsageError(f"{out} holds a model that was not pre-trained here: name another folder.")
 
@@ -114,7 +114,7 @@ def _check_folder(out: Path) -> None:
 
 
 def _begin(recipe: Recipe, words: Tokenizer, origin: RunSources) -> Checkpoint:
-    """New weights by the recipe's rule, or the ones of a model to go on from."""
+    """Initialises the weights by the recipe's rule, or loads those of the start model."""
     heads = objective(recipe.objective).heads
     if origin.start is None:
         network = Network(recipe.model, dict.fromkeys(heads, 0))
@@ -150,7 +150,7 @@ def _check_start(
 
 
 def _freeze_others(network: Network, heads: Sequence[str]) -> None:
-    """Heads that this objective does not train stay as they are."""
+    """Freezes the heads that this objective does not train."""
     others: list[Any] = [head for name, head in network.heads.items() if name not in heads]
     if network.pooler is not None and not POOLED_HEADS & set(heads):
         others.append(network.pooler)
@@ -167,7 +167,7 @@ def _freeze_others(network: Network, heads: Sequence[str]) -> None:
 
 
 def _with_fitted_batch(recipe: Recipe, out: Path) -> Recipe:
-    """The recipe with the batch fitted in this folder, unless the user set one."""
+    """The recipe with the batch size fitted in this folder, unless the user set one."""
     path = out / "recipe.json"
     if not recipe.train.fit_batch or not path.is_file():
         return recipe
@@ -180,7 +180,6 @@ def _with_fitted_batch(recipe: Recipe, out: Path) -> Recipe:
 
 
 def read_recipe(path: Path) -> Recipe:
-    """A recipe from its file."""
     try:
         return Recipe.from_dict(read_object(path))
     except MalmoiError as error:
@@ -197,7 +196,7 @@ def _places(recipe: Recipe, out: Path) -> list[Path]:
 
 
 def _encode(recipe: Recipe, readers: list[DocumentReader], words: Tokenizer, out: Path) -> None:
-    """Encodes every source; what is already encoded is reused."""
+    """Encodes every source; existing stores of the same text are reused."""
     pairs = not recipe.causal
     sentences, end = (
         (sentence_splitter(recipe.data.sentences), None) if pairs else (None, words.specials.eos)
@@ -247,7 +246,7 @@ def _describe(
 def _epochs(
     weights: Sequence[float], feed: PhaseFeed, stores: list[Stores], samples: int
 ) -> list[float]:
-    """How often each source is gone through (the last column of GPT-3's table 2.2)."""
+    """The epochs of each source (the last column of GPT-3's table 2.2)."""
     used = samples * feed.length
     return [
         used * w / sum(weights) / max(1, len(s.train.tokens))

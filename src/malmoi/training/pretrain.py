@@ -39,12 +39,11 @@ def run_pretraining(
     distillation: Distillation | None = None,
     **options: Any,
 ) -> "Model":
-    """Trains a model from raw text into a Hugging Face folder; the same call on the same folder
-    goes on.
+    """Trains a model from raw text into a Hugging Face folder; the same call on it resumes.
 
-    `recipe` is a name, a recipe.json or a Recipe; `distillation` is a teacher of the same
-    vocabulary. Options are `device`, `tokenizer` (a ready vocabulary), `start` (a model to go on
-    from), and fields of the recipe (`minutes=3`, `lr=1e-3`, or `**{"train.lr": 1e-3}`).
+    `recipe` is a name, a recipe.json or a Recipe; `distillation` is a teacher with the same
+    vocabulary. Options are `device`, `tokenizer` (an existing vocabulary), `start` (a model to
+    start from), and fields of the recipe (`minutes=3`, `lr=1e-3`, or `**{"train.lr": 1e-3}`).
     """
     beside = ("tokenizer", "start", "device")
     tokenizer, start, device = (options.get(name) for name in beside)
@@ -76,7 +75,7 @@ def run_pretraining(
 
 @contextmanager
 def _reported(trainer: Trainer) -> Iterator[None]:
-    """Leaves a report whether the run came to its end or was stopped."""
+    """Writes the report whether the run finishes or is stopped."""
     try:
         yield
     except Stopped:
@@ -105,7 +104,7 @@ def resolve_recipe(recipe: str | Recipe, overrides: Mapping[str, Any]) -> Recipe
 def _sized(
     asked: Recipe, overrides: Mapping[str, Any], origin: RunSources, out: Path, group: ProcessGroup
 ) -> Recipe:
-    """The folder's recipe, or one chosen now, by the first process for all."""
+    """The folder's recipe, or one that the first process chooses for all."""
     begun = out / "recipe.json"
     if begun.is_file() and (found := read_recipe(begun)).name == asked.name:
         return resolve_recipe(found, overrides)
@@ -135,7 +134,7 @@ def explain_size(
 def size_run(
     asked: Recipe, overrides: Mapping[str, Any], origin: RunSources, group: ProcessGroup
 ) -> SizedRecipe:
-    """A size for this text, these minutes and this machine, and why."""
+    """Chooses a size for this text, these minutes and this machine, and says why."""
     given = {_path(asked, name) for name, value in overrides.items() if value is not None}
     if "train.minutes" not in given:
         raise UsageError(
@@ -152,13 +151,13 @@ def size_run(
 
 
 def _names_budget(overrides: Mapping[str, Any]) -> bool:
-    """Whether a budget was asked for, and not just found in the recipe."""
+    """Whether the user set a budget, as opposed to the recipe."""
     given = {name.removeprefix("train.") for name, value in overrides.items() if value is not None}
     return not given.isdisjoint(BUDGETS)
 
 
 def refuse_months(recipe: Recipe, origin: RunSources, group: ProcessGroup) -> None:
-    """A paper's budget that takes more than a day on this machine is a question, not a start."""
+    """Refuses a paper's budget that takes more than a day here, unless the user asked for it."""
     _, made = estimate_run(
         recipe, tokenizer=origin.tokenizer, start=origin.start, device=str(group.device)
     )
@@ -174,9 +173,9 @@ def refuse_months(recipe: Recipe, origin: RunSources, group: ProcessGroup) -> No
 
 
 def _find(name: str) -> Recipe:
-    """A recipe by its name, or from the recipe.json of a file or a run's folder."""
+    """A recipe by its name, or from a recipe.json or a run's folder."""
     if not name.endswith(".json") and not (Path(name) / "recipe.json").is_file():
-        # the paper's batch is for the paper's machine
+        # the paper's batch assumes the paper's hardware
         return named_recipe(name).override({"train.fit_batch": True})
     path = Path(name) if name.endswith(".json") else Path(name) / "recipe.json"
     if not path.is_file():

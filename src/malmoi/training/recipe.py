@@ -45,7 +45,7 @@ class DataConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(Config):
-    """How the weights learn, for how long, and what is kept."""
+    """Optimisation, budget and checkpointing."""
 
     steps: int = 0  # the budget: one of steps, tokens, minutes
     tokens: int = 0
@@ -107,7 +107,7 @@ class Recipe(Config):
 
     @property
     def causal(self) -> bool:
-        """Whether next tokens are predicted, of the whole text: samples are windows of it."""
+        """Whether next tokens are predicted, so that samples are windows of the text."""
         return self.objective in ("lm", "both")
 
     @property
@@ -117,7 +117,7 @@ class Recipe(Config):
         return tuple(zip(lengths, self.data.shares or (1.0,), strict=True))
 
     def check(self) -> "Recipe":
-        """The recipe itself, if its parts fit together."""
+        """Returns the recipe itself if its parts fit together, otherwise raises."""
         lengths = self.data.lengths or (self.model.context,)
         shares = self.data.shares or (1.0,)
         _require(
@@ -161,7 +161,7 @@ class Recipe(Config):
 
 
 def run_folder(out: Path) -> RunFolder:
-    """A pre-training run's record; fields missing in an older recipe.json have their defaults."""
+    """A pre-training run's record; fields missing in an older recipe.json get their defaults."""
     return RunFolder(
         out,
         "recipe.json",

@@ -1,4 +1,4 @@
-"""The recipes, faithful to their papers unless the name ends in -fast or they say otherwise."""
+"""The recipes: faithful to their papers unless the name ends in -fast or they say otherwise."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +12,7 @@ from malmoi.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainCon
 WORDPIECE = TokenizerConfig(kind="wordpiece", vocab=30_522)
 GPT1_BPE = TokenizerConfig(kind="bpe", vocab=40_478, lowercase=True)
 GPT2_BPE = TokenizerConfig(kind="byte-bpe", vocab=50_257)
-SIZED = ("gpt", "bert", "both")  # recipes whose size follows from text, minutes and machine
+SIZED = ("gpt", "bert", "both")  # recipes whose size is chosen by text, minutes and machine
 
 
 def bert_recipe(name: str, lr: float = 1e-4) -> Recipe:
@@ -31,8 +31,9 @@ def bert_recipe(name: str, lr: float = 1e-4) -> Recipe:
 
 
 def electra_recipe(name: str) -> Recipe:
-    """Clark et al. 2020 appendix A, table 6: a generator fills masks, the model tells which tokens
-    it replaced; of the masks 15 % keep their token, as in the authors' code.
+    """Clark et al. 2020 appendix A, table 6: replaced token detection with a generator.
+
+    Of the masks 15 % keep their token, as in the authors' code.
     """
     small = name == "electra-small"
     base = bert_recipe(name, lr=5e-4 if small else 2e-4)
@@ -93,7 +94,7 @@ def _gpt3_training(lr: float, batch_tokens: int, context: int) -> TrainConfig:
 
 
 def gpt2_recipe(name: str, lr: float) -> Recipe:
-    """Radford et al. 2019: 512 × 1,024 tokens; the unpublished optimizer is GPT-3's."""
+    """Radford et al. 2019: 512 × 1,024 tokens; its optimizer is unpublished, so GPT-3's is used."""
     train = replace(
         _gpt3_training(lr, 512 * 1024, 1024), tokens=10_000_000_000, batch_start=0, batch_ramp=0.0
     )
@@ -125,7 +126,7 @@ def gpt_char() -> Recipe:
         width=192,
         depth=4,
         heads=3,
-        # quick without a compiler, which would take a fifth of the three minutes
+        # fast without a compiler, which would take a fifth of the three minutes
         **MODERN_GPT | {"norm_kind": "layer"},
     )
     train = TrainConfig(
@@ -152,7 +153,7 @@ MODERN_GPT: dict[str, Any] = dict(
     attention_dropout=0.0,
 )
 # ModernBERT's mathematics (Warner et al. 2024 §2.1) with global attention in every layer, so that
-# transformers opens what is trained
+# transformers can load the trained model
 MODERN_BERT: dict[str, Any] = dict(
     segments=0,
     positions="rotary",
@@ -228,14 +229,14 @@ def sized_recipe(kind: str) -> Recipe:
         warmup=0.0,
         warmup_steps=20,
         ema=0.05,
-        save_every=100_000,  # the clock saves often enough
+        save_every=100_000,  # saves by time are frequent enough
     )
     about = "sized for its text, its minutes and its machine (see docs/lab.md)"
     if kind == "bert":
         return Recipe(
             name=kind,
             about=about,
-            model=preset("bert-small", **MODERN_BERT, heads=1),  # any width divides by it
+            model=preset("bert-small", **MODERN_BERT, heads=1),  # heads=1 divides any width
             objective="mlm",
             tokenizer=TokenizerConfig(kind="wordpiece", vocab=8192),
             data=DataConfig(mask_rate=0.25, mask_token=1.0, mask_random=0.0),
@@ -260,7 +261,7 @@ _BERTS = {
     "bert-medium": 3e-4,
     "bert-base": 1e-4,
     "bert-large": 1e-4,
-}  # the paper's 1e-4 for base and large; the small ones learn faster
+}  # the paper's 1e-4 for base and large; the small ones train faster with more
 _GPT2S = {"gpt2-small": 6e-4, "gpt2-medium": 3e-4, "gpt2-large": 2.5e-4, "gpt2-xl": 2e-4}
 _HALF = 500_000
 _ONE = 1_000_000
@@ -291,7 +292,6 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
 
 
 def named_recipe(name: str) -> Recipe:
-    """A recipe by its name."""
     if name not in RECIPES:
         raise UsageError(
             f"There is no recipe {name!r}.{nearest(name, RECIPES)} `malmoi recipes` lists them."

@@ -21,7 +21,7 @@ from malmoi.training.recipe import Recipe
 
 
 def loss_chart(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Training and validation loss by tokens; the single steps are a shadow of their mean."""
+    """Chart of training and validation loss by tokens; single steps are faint behind their mean."""
     steps: ChartPoints = [(r["tokens"], r["loss"]) for r in rows if "loss" in r]
     valid: ChartPoints = [(r["tokens"], r["valid_loss"]) for r in rows if "valid_loss" in r]
     lines: dict[str, ChartPoints | Line] = {
@@ -33,7 +33,7 @@ def loss_chart(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _course(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The learning rate and the speed, side by side."""
+    """Charts of the learning rate and the speed, side by side."""
     rates: ChartPoints = [(r["tokens"], r["lr"]) for r in rows if "lr" in r]
     speeds: ChartPoints = [
         (r["tokens"], r["tokens_per_second"]) for r in rows if r.get("tokens_per_second")
@@ -50,7 +50,7 @@ def _course(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _numbers(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> list[tuple[str, str]]:
-    """What the run came to."""
+    """The run's final metrics."""
     valid = [r for r in rows if "valid_loss" in r]
     known = ("step", "tokens", "seconds", "sample")
     measures = [
@@ -70,7 +70,7 @@ def _numbers(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> list[tuple[st
 
 
 def _warning(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> str:
-    """One sentence where the run learnt next to nothing."""
+    """A warning if the run learned almost nothing."""
     last: Mapping[str, Any] = next((r for r in reversed(rows) if "valid_loss" in r), {})
     if "guessing_loss" not in last:
         return ""
@@ -89,7 +89,7 @@ def _said(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def write_report(out: Path, recipe: Recipe) -> None:
-    """The report of a pre-training run, from its metrics.jsonl."""
+    """Writes the report of a pre-training run from its metrics.jsonl."""
     rows = read_metrics(out / "metrics.jsonl")
     body = f"{fact_cards(_numbers(rows, recipe))}{_warning(rows, recipe)}"
     body += f"{heading('Loss')}{loss_chart(rows)}{_course(rows)}{_said(rows)}"
@@ -100,7 +100,7 @@ def write_report(out: Path, recipe: Recipe) -> None:
 
 
 def _facts(out: Path, recipe: Recipe) -> list[tuple[str, str]]:
-    """What a reader of the page wants to know of the run besides its curves."""
+    """The run's settings and provenance, shown beside its curves."""
     c = recipe.train
     machine = this_machine()
     cores = f"{machine.architecture}, {machine.cores} cores"

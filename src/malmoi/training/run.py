@@ -1,4 +1,4 @@
-"""A run that is ready to be trained: its parts, and how its checkpoint is written."""
+"""A prepared run: its parts, and how its checkpoint is written."""
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class TrainingRun:
-    """Everything a trainer needs, ready."""
+    """Everything a trainer needs, prepared."""
 
     recipe: Recipe
     checkpoint: Checkpoint
     feeds: list[PhaseFeed]
-    valid: list[PhaseFeed]  # of each phase; none where the text is too short
+    valid: list[PhaseFeed]  # one per phase; empty if the text is too short
     out: Path
     group: ProcessGroup
     prompt: str = ""
@@ -44,7 +44,7 @@ class TrainingRun:
         return Model(read_checkpoint(self.out) if self._cut else self.checkpoint)
 
     def save(self) -> None:
-        """The checkpoint at the top of the run folder."""
+        """Writes the checkpoint at the top of the run folder."""
         if self._cut:
             self._save_gathered()
         elif self.group.first:
@@ -65,14 +65,14 @@ class TrainingRun:
         return Network(self.network.config, heads, pooler=self.network.pooler is not None)
 
     def sample(self) -> str:
-        """A few words of what the model says now."""
+        """Generates a short sample from the current weights."""
         if not self.prompt:
             return ""
         from malmoi.inference import Model
 
         model = Model(self.checkpoint)
         prompt = self.prompt
-        with suppress(UsageError):  # a prompt that this vocabulary cannot spell
+        with suppress(UsageError):  # this vocabulary may be unable to encode the prompt
             if "lm" in self.network.heads:
                 said = model.generate(prompt, max_new_tokens=40, temperature=0.8, seed=0)
                 return (prompt + said).replace("\n", " ")

@@ -1,4 +1,4 @@
-"""The tokenizer of a run: one that is there, one that is given, or one learnt from its text."""
+"""The tokenizer of a run: an existing one, a given one, or one trained on its text."""
 
 import logging
 from collections.abc import Iterable, Iterator
@@ -12,12 +12,12 @@ from malmoi.training.recipe import DataConfig, Recipe, run_folder
 
 logger = logging.getLogger(__name__)
 
-TOKENIZER_CHARACTERS = 200_000_000  # characters a vocabulary is learnt from
+TOKENIZER_CHARACTERS = 200_000_000  # characters a vocabulary is trained on
 
 
 @dataclass
 class RunSources:
-    """Where a run's text, vocabulary and first weights come from."""
+    """Where a run's text, vocabulary and initial weights come from."""
 
     sources: tuple[str, ...]
     tokenizer: Path | None = None
@@ -25,7 +25,7 @@ class RunSources:
     _opened: list[DocumentReader] | None = None  # standard input can be opened only once
 
     def readers(self, data: DataConfig) -> list[DocumentReader]:
-        """One reader for all sources, or one for each where they are mixed by weight."""
+        """One reader for all sources, or one each if they are mixed by weight."""
         if self._opened is None:
             self._opened = self._open(data)
         return self._opened

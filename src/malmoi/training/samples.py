@@ -1,4 +1,4 @@
-"""What a run is fed: the samples of its phases and of validation, made from its token stores."""
+"""The samples of a run's phases and of its validation, made from its token stores."""
 
 from typing import Any
 
@@ -16,14 +16,14 @@ from malmoi.training.data.windows import Windows
 from malmoi.training.feed import PhaseFeed
 from malmoi.training.recipe import Recipe
 
-PROMPT_WORDS = 3  # words of the text that the samples of a language model start with
-GAP_SENTENCE_TOKENS = range(5, 25)  # tokens of a sentence that is good for a gap
+PROMPT_WORDS = 3  # words of the text that prompt a language model's samples
+GAP_SENTENCE_TOKENS = range(5, 25)  # lengths of sentences that suit a fill-in sample
 
 
 def make_feeds(
     recipe: Recipe, stores: list[Stores], words: Tokenizer, *, packed: bool
 ) -> tuple[list[PhaseFeed], list[PhaseFeed]]:
-    """The samples of every phase and its validation (none if the text is too short)."""
+    """Makes the samples of every phase and its validation (none if the text is too short)."""
     packed = recipe.data.packed if recipe.data.packed is not None else packed
     train = [s.train for s in stores]
     feeds = [_feed(recipe, train, words, length, packed=packed) for length, _ in recipe.phases]
@@ -79,7 +79,7 @@ def _source(
     seed = recipe.train.seed
     d = recipe.data
     if recipe.causal:
-        shuffled = d.shuffle == "documents" and others is None  # validation stays as it is
+        shuffled = d.shuffle == "documents" and others is None  # validation keeps its order
         return Windows(store, length, seed, documents=d.document_mask, shuffled=shuffled)
     following: Any = {"mlm+nsp": "nsp", "mlm+sop": "sop"}.get(recipe.objective)
     return Pairs(
@@ -87,12 +87,11 @@ def _source(
     )
 
 
-# ------------------------------------------------------------------ what the model is asked on the
-# way
+# ------------------------------------------------------------------ sample prompts
 
 
 def prompt_of(recipe: Recipe, stores: list[Stores], words: Tokenizer) -> str:
-    """What this run's samples continue or fill: the recipe's prompt, or a piece of its text."""
+    """The prompt to continue or fill: the recipe's, or a piece of the run's text."""
     if recipe.train.prompt:
         return recipe.train.prompt
     store = next((s for one in stores for s in (one.valid, one.train) if len(s.tokens)), None)
@@ -107,7 +106,7 @@ def _beginning(store: Store, words: Tokenizer) -> str:
 
 
 def _gap(store: Store, words: Tokenizer) -> str:
-    """The first sentence of a fair length, with [MASK] for a word in its middle."""
+    """The first sentence of suitable length, with [MASK] for a word in its middle."""
     starts = store.sentences if store.sentences is not None else store.documents
     lengths = np.diff(starts[:1000])
     fair = np.flatnonzero(

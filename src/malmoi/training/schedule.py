@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from malmoi.training.recipe import TrainConfig
 
-# of the expected updates: 45 steps with a warm-up of 100 would never reach half their rate
+# share of the expected updates: 45 steps with a warm-up of 100 would never reach half their rate
 MOST_WARMUP = 0.1
 
 # (progress after the warm-up in [0, 1], settings) → [floor, 1]
@@ -13,7 +13,7 @@ Schedule = Callable[[float, TrainConfig], float]
 
 
 def linear_decay(progress: float, c: TrainConfig) -> float:
-    """BERT and GPT-1's fine-tuning: straight down."""
+    """BERT and GPT-1's fine-tuning: linear decay."""
     return 1 - (1 - c.floor) * progress
 
 
@@ -45,11 +45,11 @@ def warmup_steps(c: TrainConfig, expected: int) -> float:
 
 
 def rate_at(step: int, progress: float, c: TrainConfig, expected: int = 0) -> float:
-    """The rate's share at this step: up over the warm-up (a share of the budget, some steps at
-    least), then down.
+    """The learning rate's share of its peak at this step: warm-up, then the schedule.
 
-    `expected` updates fit into the budget (0: not known). Where that was a guess and proved too
-    high, the used share of the budget ends the warm-up instead of the count of steps.
+    The warm-up is a share of the budget with a minimum of steps. `expected` updates fit into the
+    budget (0: not known). If that estimate was too high, the used share of the budget ends the
+    warm-up instead of the count of steps.
     """
     steps = warmup_steps(c, expected)
     share = steps / expected if expected else 0.0

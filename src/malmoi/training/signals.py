@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: finish the step, save, then leave with 130 or 143."""
+"""Ctrl-C and SIGTERM: finish the step, save, then exit with 130 or 143."""
 
 import signal
 from types import FrameType
@@ -6,7 +6,7 @@ from typing import Any, Self
 
 
 class Stopped(BaseException):
-    """A run was asked to stop and has saved itself; `code` is the exit status."""
+    """Raised after a run was asked to stop and has saved; `code` is the exit status."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}")
@@ -24,7 +24,7 @@ class StopSignals:
         for number in (signal.SIGINT, signal.SIGTERM):
             try:
                 self._before[number] = signal.signal(number, self._remember)
-            except ValueError:  # not the main thread: whoever is owns the signals
+            except ValueError:  # not the main thread, which owns the signals
                 break
         return self
 

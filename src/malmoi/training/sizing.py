@@ -1,9 +1,9 @@
-"""What size, for this text, these minutes and this machine: `pretrain gpt|bert|both` asks here.
+"""Model size for a given text, time and machine, as used by `pretrain gpt|bert|both`.
 
-The rule is `choose_size`: of shapes from small to large, the first that does not see too many
-tokens a weight and does not read the text too often. What is "too many" was measured: `MEASURED`
-has the runs, docs/lab.md the tables they come from. N weights, D tokens a run processes, T tokens
-of the text, C floating-point operations of the budget.
+The rule is `choose_size`: of shapes from small to large, the first that sees neither too many
+tokens per weight nor the text too often. The limits were measured: `MEASURED` has the runs,
+docs/lab.md the tables they come from. N weights, D tokens a run processes, T tokens of the text, C
+floating-point operations of the budget.
 """
 
 import logging
@@ -34,19 +34,19 @@ logger = logging.getLogger(__name__)
 
 Kind = Literal["gpt", "bert", "both"]
 
-HEAD_WIDTH = 64  # half of it where the width is no multiple
+HEAD_WIDTH = 64  # half of it if the width is not a multiple
 WIDTHS = (*range(64, 256, 32), *range(256, 4097, 64))
 MAX_WEIGHTS_PER_TOKEN = 20.0  # N/T of the largest runs of NanoGPT Slowrun (2.7B on 100M tokens)
 MIN_TEXT_BYTES = 10_000
 LITTLE_TEXT_BYTES = 300_000
 READ_BYTES = 256 << 20  # of text that is counted; the rest is extrapolated
-SAMPLE_CHARACTERS = 1_000_000  # of text that a vocabulary is tried on
-SLOW_CORE = 2e10  # FLOP/s, assumed where nothing can be measured
+SAMPLE_CHARACTERS = 1_000_000  # of text that tokens per byte are measured on
+SLOW_CORE = 2e10  # FLOP/s, assumed if nothing can be measured
 
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A run that was the best, or as good as the best, of the sizes tried at its budget."""
+    """A run that was the best, or on a par with the best, of the sizes tried at its budget."""
 
     flops: float  # C
     weights: float  # N
@@ -58,28 +58,28 @@ class MeasuredRun:
         return self.tokens / self.weights
 
 
-# Runs that were limited by compute, not by text: what they say of D/N is interpolated in log C.
+# Runs limited by compute, not by text: their D/N is interpolated in log C.
 MEASURED = (
     MeasuredRun(1e12, 0.229e6, 0.635e6, "a slow core, 12 MB of speeches: 2 × 64, not 2 × 128"),
     MeasuredRun(9.6e16, 32.5e6, 500e6, "H100, 5 minutes of fresh text: 9 × 512 (autoresearch)"),
 )
-# Runs that were limited by text: the size at which it is read no more often than this was the best
+# Runs limited by text did best at the size that reads it at most this often
 # (H200: 9 × 512 for 70 s of 7.7M tokens, 10 × 640 for 290 s of 23.5M).
-# bert and both: guesses
+# The values for bert and both are guesses.
 MAX_EPOCHS: dict[Kind, float] = {"gpt": 9.0, "bert": 30.0, "both": 16.0}
-USABLE_EPOCHS = 4.0  # times MAX_EPOCHS, where a run ends; a guess
-# Share of a matrix product's speed that a step reaches: on a GPU width / (width + …), by the
-# 655,000 tokens a second of 11 × 640 on an H200; on a processor about the same for all widths
-# (fp32 measured, bf16 a guess).
+USABLE_EPOCHS = 4.0  # times MAX_EPOCHS: more training than this is useless; a guess
+# The share of a matrix product's speed that a step reaches: on a GPU width / (width + …), from
+# 655,000 tokens/s of 11 × 640 on an H200; on a processor about the same for all widths (fp32
+# measured, bf16 a guess).
 GPU_HALF_SPEED_WIDTH = 1250
 CPU_UTILISATION = {"fp32": 0.55, "bf16": 0.3}
-# Worth 0.025 bits per byte together on 55 MB of text (docs/lab.md).
+# Together they gain 0.025 bits per byte on 55 MB of text (docs/lab.md).
 SMALL_TEXT_GPT = MODERN_GPT | dict(embed_norm=True, embedding_residual=True, skip_connections=True)
 
 
 @dataclass(frozen=True)
 class TextSize:
-    """How much text there is, and a piece of it."""
+    """The size of the text, and a sample of it."""
 
     bytes: int
     documents: int
@@ -87,7 +87,7 @@ class TextSize:
     exact: bool = True
 
     def tokens(self, tokenizer: Tokenizer) -> int:
-        """How many tokens the text has, by the sample."""
+        """Estimates the tokens of the text from the sample."""
         sampled = sum(len(text.encode()) for text in self.sample)
         ids = sum(map(len, tokenizer.ids(list(self.sample))))
         return max(1, round(self.bytes * ids / max(1, sampled)))
@@ -95,15 +95,15 @@ class TextSize:
 
 @dataclass(frozen=True)
 class Speed:
-    """What the machine was measured to do."""
+    """The measured speed of the machine."""
 
-    flops: float  # of a large matrix product, a second
+    flops: float  # of a large matrix product, per second
     device: str  # cpu, cuda, mps
     half: bool
     name: str
 
     def reached(self, width: int) -> float:
-        """FLOP/s of a training step of this width."""
+        """FLOP/s that a training step of this width reaches."""
         if self.device == "cpu":
             return self.flops * CPU_UTILISATION["bf16" if self.half else "fp32"]
         return self.flops * width / (width + GPU_HALF_SPEED_WIDTH)
@@ -111,13 +111,13 @@ class Speed:
 
 @dataclass(frozen=True)
 class SizeChoice:
-    """A size and what follows from it."""
+    """A model size, and the run that follows from it."""
 
     model: ModelConfig
     weights: int  # N
-    tokens: int  # that the run processes, D
+    tokens: int  # D, that the run processes
     epochs: float
-    minutes: float  # that the text can use
+    minutes: float  # of training that the text supports
     reason: str
 
 
@@ -125,8 +125,9 @@ class SizeChoice:
 
 
 def tokens_per_weight(flops: float) -> float:
-    """The most tokens a weight that are worth their time with this much compute: log-linear
-    between the measured runs and beyond them.
+    """The most useful tokens per weight with this much compute.
+
+    Log-linear between the measured runs and beyond them.
     """
     low, high = MEASURED[0], MEASURED[-1]
     for one in MEASURED[1:]:
@@ -158,12 +159,12 @@ def shapes(given: Mapping[str, Any]) -> list[tuple[int, int]]:
 
 
 def _block_weights(depth: int, width: int) -> int:
-    """Attention's four matrices and the MLP's two of four times the width."""
+    """Weights of a block's four attention matrices and two MLP matrices of four times the width."""
     return 12 * depth * width**2
 
 
 def heads_for(width: int) -> int:
-    """Heads of 64, or of 32 where the width is no multiple of 64."""
+    """Heads of 64, or of 32 if the width is not a multiple of 64."""
     return max(1, width // (HEAD_WIDTH if width % HEAD_WIDTH == 0 else HEAD_WIDTH // 2))
 
 
@@ -174,7 +175,7 @@ def vocabulary_size(text_bytes: int) -> int:
 
 
 def context_length(kind: Kind, weights: int, tokens: int) -> int:
-    """Tokens of a sample: longer for larger models, never more than a hundredth of the text."""
+    """Tokens per sample: longer for larger models, never more than a hundredth of the text."""
     steps = ((2e6, 128), (8e6, 256), (300e6, 512), (math.inf, 1024))
     length = next(length for most, length in steps if weights < most)
     if kind == "bert":
@@ -185,8 +186,9 @@ def context_length(kind: Kind, weights: int, tokens: int) -> int:
 
 
 def batch_tokens(tokens: int, device: str) -> int:
-    """Tokens of a step, a power of two: 512 for 200,000 tokens in all, 32,768 for 100 million, and
-    no fewer on a GPU, where half as many lost (docs/lab.md).
+    """Tokens per step, a power of two: 512 for 200,000 tokens in all, 32,768 for 100 million.
+
+    Never below 32,768 on a GPU, where half as many did worse (docs/lab.md).
     """
     least = 512 if device == "cpu" else 32_768
     wanted = min(2**19, max(least, 32_768 * (tokens / 170e6) ** 0.6))
@@ -196,8 +198,9 @@ def batch_tokens(tokens: int, device: str) -> int:
 def choose_size(
     kind: Kind, text_tokens: int, vocab: int, seconds: float, speed: Speed, given: Mapping[str, Any]
 ) -> SizeChoice:
-    """The first shape, from small to large, that sees few enough tokens a weight and reads the
-    text seldom enough; the largest that the text can bear where none does.
+    """The smallest shape that sees few enough tokens per weight and reads the text seldom enough.
+
+    If none does, the largest that the text supports.
     """
     best: SizeChoice | None = None
     for depth, width in shapes(given):
@@ -253,8 +256,9 @@ def _one_size(
 
 
 def dropout_for(epochs: float) -> float:
-    """None for text that is read once, 0.06 at four epochs, 0.1 at nine, up to 0.2 for text that
-    is read far too often.
+    """Dropout by how often the text is read: 0 for once, 0.06 for four epochs, 0.1 for nine.
+
+    At most 0.2, for text that is read far too often.
     """
     most = MAX_EPOCHS["gpt"]
     often = min(1.0, max(0.0, (epochs - most) / most))
@@ -295,14 +299,15 @@ def measure_text(readers: Sequence[DocumentReader]) -> TextSize:
     if len(done) > 1:  # the last of them was not read to its end
         ratio = sum(found[name] for name in done[:-1]) / sum(sizes[name] for name in done[:-1])
     else:
-        ratio = 1.0  # of a single large file only the size on the disk is known
+        ratio = 1.0  # only a single large file's size on disk is known
     estimate = max(whole, round(sum(sizes.values()) * ratio))
     return TextSize(estimate, documents * estimate // whole, tuple(sample), exact=False)
 
 
 def measure_speed(group: ProcessGroup, precision: TrainConfig) -> Speed:
-    """FLOP/s of a matrix product on every device of the run together; where nothing can be
-    measured, those of a slow core, and a sentence that says so.
+    """FLOP/s of a matrix product over all devices of the run.
+
+    If nothing can be measured, those of a slow core, and a sentence that says so.
     """
     execution = choose_execution(group.device, precision)
     kind = group.device.type
@@ -329,7 +334,7 @@ def measure_speed(group: ProcessGroup, precision: TrainConfig) -> Speed:
 
 @dataclass(frozen=True)
 class SizedRecipe:
-    """A recipe that was chosen, and why, in sentences."""
+    """The chosen recipe, and the reasons in sentences."""
 
     recipe: Recipe
     reasons: tuple[str, ...]
@@ -342,8 +347,10 @@ def size_recipe(
     group: ProcessGroup,
     tokenizer: Tokenizer | None = None,
 ) -> SizedRecipe:
-    """The recipe for this text, these minutes and this machine. `asked` has the settings of the
-    user, whose names are in `given`: they stay, and the others follow from them.
+    """The recipe for this text, these minutes and this machine.
+
+    `asked` has the user's settings, named in `given`: they are kept, and the others follow from
+    them.
     """
     kind = _kind(asked.name)
     text = measure_text(readers)
@@ -395,7 +402,7 @@ def check_enough_text(kind: Kind, text: TextSize) -> None:
 
 
 def _settings(size: SizeChoice, text: TextSize, vocab: int, device: str) -> dict[str, Any]:
-    """What follows from the size, by the name of each setting."""
+    """The settings that follow from the size, by name."""
     length = size.model.context
     batch = max(4, batch_tokens(size.tokens, device) // length)
     steps = max(1, size.tokens // (batch * length))

@@ -1,17 +1,17 @@
-"""A loss that leaps: the trainer goes back to its last saved state and skips what led there."""
+"""Loss spikes: the trainer rolls back to its last saved state and skips the data since."""
 
 import math
 
 from malmoi.training.state import Position
 
 SPIKE_DEVIATIONS = 8.0  # standard deviations above the running mean, and …
-SPIKE_NATS = 1.0  # … so much at least
-SPIKE_WARMUP_STEPS = 100  # steps: before that the loss falls too fast to judge
+SPIKE_NATS = 1.0  # … at least this much
+SPIKE_WARMUP_STEPS = 100  # before this step the loss falls too fast to tell
 
 
 def is_spike(p: Position, loss: float, phase: int) -> bool:
-    """NaN, infinity, or far above the phase's running mean; otherwise the mean moves on."""
-    # longer samples are another measure: BERT's loss leaps where it goes from 128 to 512
+    """Whether the loss is not finite or far above the phase's running mean; if not, updates it."""
+    # Losses of another length do not compare: BERT's jumps when it goes from 128 to 512 tokens.
     if p.phase != phase:
         p.phase = phase
         p.mean = 0.0

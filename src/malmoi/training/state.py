@@ -40,28 +40,28 @@ class CorruptState(MalmoiError):
 
 @dataclass
 class Position:
-    """Where a run stands: everything but the tensors."""
+    """The progress of a run: all of its state except tensors."""
 
     step: int = 0
     samples_seen: list[int] = field(default_factory=list)  # in each phase
     tokens: int = 0
     seconds: float = 0.0
-    phase: int = 0  # that the next two are of
-    mean: float = 0.0  # of the loss, running; a spike is told by it
+    phase: int = 0  # that `mean` and `spread` belong to
+    mean: float = 0.0  # running mean of the loss, to detect spikes
     spread: float = 0.0
     rollbacks: int = 0  # spikes close to one another
-    spiked: int = 0  # the step of the last one
+    spiked: int = 0  # the step of the last spike
     valid_loss: float | None = None
     expected: int = 0  # updates that a budget in minutes was measured to hold
-    compiled: bool | None = None  # whether steps are compiled; none: not yet decided
-    threads: int = 0  # of the processor; sums in another order differ in their last bits
-    averaged: int = 0  # steps whose weights are in the average
+    compiled: bool | None = None  # whether steps are compiled; None: not yet decided
+    threads: int = 0  # of the CPU; sums in another order differ in their last bits
+    averaged: int = 0  # steps in the weight average
 
 
 def tensors_of(
     network: nn.Module, optimizers: Iterable[torch.optim.Optimizer]
 ) -> dict[str, Tensor]:
-    """Every tensor that decides how training goes on, by name."""
+    """Every tensor that training depends on, by name."""
     named = dict(network.named_parameters())
     names = {id(p): name for name, p in named.items()}
     tensors = {f"weights.{name}": p.data for name, p in named.items()}
@@ -75,7 +75,7 @@ def tensors_of(
 
 
 def weights_are_finite(network: nn.Module, group: ProcessGroup) -> bool:
-    """Whether every weight is a finite number, on every process."""
+    """Whether every weight is finite, on every process."""
     norms = torch.stack(
         list(torch._foreach_norm([local_part(p.data) for p in network.parameters()]))
     )
@@ -85,7 +85,7 @@ def weights_are_finite(network: nn.Module, group: ProcessGroup) -> bool:
 def save_state(
     root: Path, position: Position, tensors: Mapping[str, Tensor], group: ProcessGroup
 ) -> Path:
-    """Writes train_state/step-N atomically: beside, flushed, then renamed."""
+    """Writes train_state/step-N atomically: to a temporary folder, flushed, then renamed."""
     final = root / f"step-{position.step}"
     beside = root / f".step-{position.step}.tmp"
     with explain_disk_errors(final), _removed_on_failure(beside):
@@ -109,7 +109,7 @@ def save_state(
 
 @contextmanager
 def _removed_on_failure(beside: Path) -> Iterator[None]:
-    """Gives back what a half-written state took."""
+    """Removes a half-written state if writing fails."""
     try:
         yield
     except Exception:
@@ -118,7 +118,7 @@ def _removed_on_failure(beside: Path) -> Iterator[None]:
 
 
 def _remove(path: Path) -> None:
-    """A folder with all that is in it, or a file that has its name."""
+    """Removes a folder with its contents, or a file of that name."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -128,7 +128,7 @@ def _remove(path: Path) -> None:
 def _publish(
     beside: Path, final: Path, position: Position, shapes: Mapping[str, list[int]]
 ) -> None:
-    """Puts a written state in its place; one of the same step stays until the new one is there."""
+    """Renames a written state into place; an old state of the same step stays until then."""
     files = {path.name: _checksum(path) for path in sorted(beside.glob("rank-*.safetensors"))}
     state = {"format": STATE_FORMAT, "position": asdict(position), "shapes": shapes, "files": files}
     (beside / "state.json").write_text(json.dumps(state), "utf-8")
@@ -148,8 +148,9 @@ def load_state(
     optimizers: list[torch.optim.Optimizer],
     average: Mapping[str, Tensor] | None = None,
 ) -> Position:
-    """Puts a saved state into the network, its optimizers and the average of its weights,
-    whatever number of processes wrote it.
+    """Loads a saved state into the network, its optimizers and the weight average.
+
+    The number of processes that wrote it does not matter.
     """
     state = _read(folder)
     files = [_open(folder / name).__enter__() for name in state.files]
@@ -175,12 +176,12 @@ def load_state(
 
 
 def position_of(folder: Path) -> Position:
-    """Where the run of a saved state stands."""
+    """The position of a saved state."""
     return _read(folder).position
 
 
 def other_tensors(folder: Path) -> dict[str, Tensor]:
-    """What a state holds beside weights and optimizers, of runs on one process."""
+    """Tensors of a state other than weights and optimizers, of single-process runs."""
     names = [
         name for name in _read(folder).shapes if not name.startswith(("weights.", "optimizer"))
     ]
@@ -212,11 +213,10 @@ def _load_optimizer(
 
 
 def _like(p: Tensor, local: Tensor) -> Tensor:
-    """A local piece as the same kind of tensor as its parameter: plain, or cut over processes.
+    """Gives a local tensor its parameter's form: plain, or sharded over processes.
 
-    A plain one lies in memory as its parameter does: weights read from a GPT-2 folder are
-    transposed views, and a fused optimizer walks through weight, gradient and moments side by side
-    without a look at their strides.
+    A plain one gets its parameter's strides: weights read from a GPT-2 folder are transposed views,
+    and a fused optimizer iterates over weight, gradient and moments without checking their strides.
     """
     if not hasattr(p, "device_mesh"):
         return torch.empty_like(p, dtype=local.dtype).copy_(local)
@@ -232,7 +232,7 @@ def _like(p: Tensor, local: Tensor) -> Tensor:
 
 
 def _gather(name: str, like: Tensor, files: list[Any], rows: list[dict[str, int]]) -> Tensor:
-    """This process's rows of a tensor, out of whichever files hold them."""
+    """Reads this process's rows of a tensor from whichever files hold them."""
     local = local_part(like)
     first = _first_row(like)
     if not local.dim():
@@ -252,15 +252,16 @@ def _gather(name: str, like: Tensor, files: list[Any], rows: list[dict[str, int]
 
 
 def latest_state(root: Path, note: Callable[[str], None], group: ProcessGroup) -> Path | None:
-    """The newest state that is whole, the same for all processes; a damaged one is named and put
-    aside, not deleted.
+    """The newest intact state, the same for all processes.
+
+    A damaged one is reported and moved aside, not deleted.
     """
     number = group.broadcast(_newest(root, note) if group.first else 0)
     return None if number < 0 else root / f"step-{number}"
 
 
 def _newest(root: Path, note: Callable[[str], None]) -> int:
-    # killed between two renames: the old one is still the state of that step
+    # killed between two renames: the old folder is still the state of that step
     for old in root.glob(".step-*.old"):
         if not (place := root / old.name[1:].removesuffix(".old")).exists():
             old.rename(place)
@@ -277,7 +278,7 @@ def _newest(root: Path, note: Callable[[str], None]) -> int:
 
 
 def prune_states(root: Path, keep: int) -> None:
-    """Keeps the last few states, and the one that was best at its validation."""
+    """Keeps the last few states, and the one with the best validation loss."""
     states = sorted(_states(root), key=_number)
     losses = {folder: _valid_loss(folder) for folder in states}
     best = min(reversed(states), key=lambda folder: losses[folder], default=None)
@@ -305,7 +306,7 @@ def _number(folder: Path) -> int:
 
 
 def _read(folder: Path, *, verify: bool = False) -> "_Saved":
-    """state.json with checked types; `verify` also checks the files it describes."""
+    """Reads state.json with checked types; `verify` also checks the files it describes."""
     path = folder / "state.json"
     try:
         values = read_object(path)
@@ -326,7 +327,7 @@ def _read(folder: Path, *, verify: bool = False) -> "_Saved":
 
 @dataclass(frozen=True)
 class _Saved:
-    """What state.json says."""
+    """The contents of state.json."""
 
     position: Position
     shapes: dict[str, list[int]]
@@ -344,7 +345,7 @@ class _Saved:
 
 
 def _position(values: JsonObject) -> Position:
-    """Every field by its own type, so that none is forgotten here."""
+    """Parses every field by its own type, so that none is forgotten here."""
     if "positions" in values:  # its name in earlier versions
         values = JsonObject({**values, "samples_seen": values["positions"]}, values.where)
     found = {
@@ -363,7 +364,7 @@ def _value(values: JsonObject, name: str, kind: Any) -> Any:
             return None
         kind = next(one for one in get_args(kind) if one is not NoneType)
         if kind is float and isinstance(values[name], float):
-            return values[name]  # the loss of a run that went wrong may be infinite
+            return values[name]  # the loss of a diverged run may be infinite
     readers: dict[Any, Callable[[str], Any]] = {
         int: values.whole,
         float: values.number,
@@ -373,7 +374,7 @@ def _value(values: JsonObject, name: str, kind: Any) -> Any:
 
 
 def _verify(folder: Path, saved: _Saved) -> None:
-    """Every file is what was written, and together they hold the tensors that state.json lists."""
+    """Checks every file's checksum, and that together they hold the tensors state.json lists."""
     for name, checksum in saved.files.items():
         if (
             Path(name).name != name
@@ -397,17 +398,17 @@ def _open(path: Path) -> Any:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor: all of it, or its rows where FSDP2 has cut it."""
+    """This process's part of a tensor: all of it, or its rows if FSDP2 has sharded it."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _is_cut(tensor: Any) -> bool:
-    """Whether every process holds other rows of this tensor."""
+    """Whether the tensor is sharded over processes."""
     return hasattr(tensor, "device_mesh") and bool(tensor.placements[0].is_shard())
 
 
 def _first_row(tensor: Any) -> int:
-    """The first of this process's rows: FSDP2 cuts the rows like torch.chunk."""
+    """The first of this process's rows: FSDP2 shards rows like torch.chunk."""
     if not _is_cut(tensor):
         return 0
     size = -(-tensor.shape[0] // tensor.device_mesh.size())

@@ -54,12 +54,12 @@ from malmoi.training.validate import validate
 
 MAX_ROLLBACKS = 3  # after this many spikes the run stops, …
 ROLLBACK_FORGIVEN_STEPS = 1000  # … unless it came this many steps further than the last one
-MAX_SECONDS_BETWEEN_SAVES = 300.0  # between two saves, whatever save_every says
-MIN_METRIC_ROWS = 20  # of metrics.jsonl at least, however short the run
+MAX_SECONDS_BETWEEN_SAVES = 300.0  # whatever save_every says
+MIN_METRIC_ROWS = 20  # of metrics.jsonl, however short the run
 
 
 class Trainer:
-    """One run of a recipe over its feeds, in a folder."""
+    """Trains one run in its folder."""
 
     def __init__(self, run: TrainingRun, distillation: Distillation | None = None) -> None:
         recipe = run.recipe
@@ -90,8 +90,8 @@ class Trainer:
         self.micro = self._first_micro()
         self.clock = WorkClock()
         self._compiled = False  # whether a pass was compiled
-        self._looked = 0.0  # seconds at the last look at the loss
-        # losses not yet looked at, and of which phase
+        self._looked = 0.0  # seconds of work when losses were last read
+        # losses not yet read, with their phase
         self._pending: list[tuple[int, dict[str, Tensor]]] = []
         self._mark = (0, 0.0)  # tokens and seconds at the last row, for the speed
         self._weights = count_parameters(network)
@@ -100,7 +100,7 @@ class Trainer:
         share = max(1, self.config.batch // self.group.world)
         longest = max(feed.length for feed in self.feeds)
         fits = first_micro(self.network.config, longest, share, self.group.device)
-        return self.config.micro or self.group.min(fits)  # all processes make the same passes
+        return self.config.micro or self.group.min(fits)  # all processes must make the same passes
 
     @property
     def state_root(self) -> Path:
@@ -108,7 +108,7 @@ class Trainer:
 
     @property
     def expected(self) -> int:
-        """Updates of the whole run: known, or measured where the budget is in minutes."""
+        """Updates of the whole run: known, or estimated if the budget is in minutes."""
         return self.budget.steps or self.position.expected
 
     @property
@@ -141,7 +141,7 @@ class Trainer:
         return metrics
 
     def _start(self) -> None:
-        """Calibrates, and starts the clocks."""
+        """Calibrates and starts the clocks."""
         self._calibrate()
         self.position.threads = torch.get_num_threads()
         self.clock = WorkClock(self.position.seconds)
@@ -151,7 +151,7 @@ class Trainer:
             self._announce("taking the first step")
 
     def _finish(self) -> dict[str, float]:
-        """The last validation and the last save; the weights that are averaged stay in place."""
+        """Validates and saves for the last time; averaged weights stay in place."""
         metrics = self._validate()
         self.save()
         if self.average is not None and self.position.averaged:
@@ -163,11 +163,10 @@ class Trainer:
     # ------------------------------------------------------------------ before the first step
 
     def _calibrate(self) -> None:
-        """Decides by a measured step what no recipe can know: whether compiling pays, and what the
-        minutes hold.
+        """Measures a step to decide whether compiling pays and how many updates the minutes hold.
 
-        What was measured is undone by reading the saved state back; a run that goes on keeps what
-        was decided.
+        Its effects are undone by reloading the saved state; a resumed run keeps the earlier
+        decisions.
         """
         p = self.position
         cpu = self.group.device.type == "cpu"
@@ -185,7 +184,7 @@ class Trainer:
         self.position.compiled = self.execution.compiled if cpu else None
 
     def _measured_pace(self, *, probing: bool) -> Pace:
-        """How fast a step is, compiled where that pays."""
+        """Measures a step, compiled if that pays."""
         if not probing:
             self._announce("measuring a step")
             return self._measure(compiled=self.execution.compiled)
@@ -198,7 +197,7 @@ class Trainer:
         return compiled if pays else eager
 
     def _announce(self, what: str) -> None:
-        """What takes a while, before it does: the first pass of all compiles."""
+        """Announces slow work before it starts: the first pass compiles."""
         compiling = self.execution.compiled and not self._compiled
         self._compiled = self.execution.compiled
         said = f"compiling (once, about 20 s) and {what}" if compiling else what
@@ -212,7 +211,7 @@ class Trainer:
             self.execution = execution
 
     def _measure(self, *, compiled: bool) -> Pace:
-        """The time of a pass and of an update, from as few sequences as tell it."""
+        """Times a pass and an update with as few sequences as possible."""
         timer = StepTimer(self.execution, self._probe, self._apply_gradients)
         try:
             update, sequence = timer.measure(self.micro, compiled=compiled)
@@ -231,7 +230,7 @@ class Trainer:
         )
 
     def _probe(self, size: int) -> None:
-        """Forward and backward of some sequences, whose gradients nobody wants."""
+        """Forward and backward pass for timing only; the gradients are discarded."""
         tensors = self.feeds[0].micro(self.group.rank * size, size, self.group.device).tensors
         with self.execution.computing():
             loss, _ = self.call(tensors, self._counts([tensors]))
@@ -244,7 +243,7 @@ class Trainer:
             optimizer.step()
 
     def _fit_batch(self, pace: Pace) -> None:
-        """Takes a smaller batch if the minutes would hold too few updates, unless set."""
+        """Takes a smaller batch if the minutes would hold too few updates, unless one was set."""
         asked = self.config.batch
         batch = pace.fitting(asked) if self.config.fit_batch else asked
         if batch != asked:
@@ -260,8 +259,9 @@ class Trainer:
     # ------------------------------------------------------------------ steps
 
     def _planned_steps(self) -> Generator[tuple[int, int, list[MicroBatch]]]:
-        """Phase, sequences and passes of each step that is left; read anew where a spike took the
-        run back or a batch did not fit.
+        """Yields phase, sequences and passes of each remaining step.
+
+        Starts again from the current position after a rollback or an out-of-memory.
         """
         while self.budget.progress(self.position) < 1:
             phase = self._phase_number()
@@ -289,7 +289,7 @@ class Trainer:
         """One update: gradients of all micro-batches, weighted, clipped and applied."""
         c = self.config
         p = self.position
-        # dropout is a function of the step
+        # seeded by the step, so that dropout is the same after a resume
         torch.manual_seed(_mix(c.seed, p.step, self.group.rank))
         set_rate(self.optimizers, rate_at(p.step, self.budget.progress(p), c, self.expected))
         counts = self._counts(micros)
@@ -312,7 +312,7 @@ class Trainer:
         return total
 
     def _counts(self, micros: list[Tensors]) -> dict[str, Tensor]:
-        """Labels of the whole step divided by the processes, since gradients are averaged."""
+        """Labels of the whole step per process, since gradients are averaged over processes."""
         parts = [count_labels(self.objective, micro) for micro in micros]
         names = list(dict.fromkeys(name for part in parts for name in part))
         summed = torch.stack(
@@ -322,7 +322,7 @@ class Trainer:
         return {name: summed[i].clamp(min=1) for i, name in enumerate(names)}
 
     def _shrink(self) -> None:
-        """Out of memory: halves the sequences of a pass, unless there are several processes."""
+        """Out of memory: halves the micro-batch, unless there are several processes."""
         if self.micro == 1:
             raise MalmoiError(
                 "One sequence does not fit into the GPU's memory: set "
@@ -363,7 +363,7 @@ class Trainer:
         validating = bool(c.valid_every) and p.step % c.valid_every == 0 and not done
         if (saving or validating or self._look_is_due()) and not self._read_losses(phase):
             return
-        # the loss of this step came before its update
+        # the loss of this step was computed before its update
         if saving and not weights_are_finite(self.network, self.group):
             self._roll_back(math.nan, phase)
             return
@@ -379,7 +379,7 @@ class Trainer:
             raise Stopped(asked)
 
     def _look_is_due(self) -> bool:
-        """A GPU is asked for its losses only now and then: until then it need not be waited for."""
+        """Whether to read the losses: on a GPU only now and then, because reading waits for it."""
         if self.group.device.type == "cpu" or not self.clock.started:
             return True
         return (
@@ -396,7 +396,7 @@ class Trainer:
         )
 
     def _agree(self) -> int:
-        """One clock for all processes, and the signal that asked any of them to stop, or 0."""
+        """Synchronises the clock; returns the stop signal that any process received, or 0."""
         seconds = self.clock.seconds
         number = self._stop.number
         if self.group.world > 1:
@@ -408,7 +408,7 @@ class Trainer:
         return int(number)
 
     def _read_losses(self, phase: int) -> bool:
-        """Reads the losses since the last look; False where a spike took the run back."""
+        """Reads the losses since the last read; returns False if a spike caused a rollback."""
         phases = [number for number, _ in self._pending]
         pending = [{k: v.float() for k, v in losses.items()} for _, losses in self._pending]
         stacked = {name: torch.stack([losses[name] for losses in pending]) for name in pending[0]}
@@ -425,13 +425,13 @@ class Trainer:
         done = self.budget.progress(self.position) >= 1
         self.log.progress(self._event(rows[0][-1], phase))
         if first:
-            self.clock.skip()  # the ceiling that utilisation is told by was measured
+            self.clock.skip()  # `_event` measured the peak speed first
         if self.position.step % self._log_every == 0 or done:
             self._row({name: sum(row) / len(row) for name, row in zip(stacked, rows, strict=True)})
         return True
 
     def _roll_back(self, loss: float, phase: int) -> None:
-        """Back to the last good state; the samples since then are skipped."""
+        """Restores the last good state; the samples since then are skipped."""
         p = self.position
         rollbacks = p.rollbacks + 1 if p.step - p.spiked <= ROLLBACK_FORGIVEN_STEPS else 1
         if rollbacks > MAX_ROLLBACKS:
@@ -471,7 +471,7 @@ class Trainer:
         self.log.write_row(**row, tokens_per_second=round(speed, 1), **extra)
 
     def _speed(self) -> float:
-        """Tokens a second of training alone since the last row."""
+        """Training tokens per second since the last row, without validation and saving."""
         tokens, seconds = self._mark
         return (self.position.tokens - tokens) / max(1e-9, self.clock.training - seconds)
 
@@ -491,8 +491,9 @@ class Trainer:
         )
 
     def _validate(self) -> dict[str, float]:
-        """The phase's validation loss, on the same batches every time, and a sample of what the
-        model says: of the averaged weights where there are any, and then of the others too.
+        """Validates the phase on the same batches every time, and generates a sample.
+
+        Uses the averaged weights if there are any, and then reports the loss of the others too.
         """
         if not self.valid:
             return {}
@@ -510,7 +511,7 @@ class Trainer:
         return metrics
 
     def _verdict(self, loss: float) -> str:
-        """No run ends like a success whose loss did not move."""
+        """A warning if the loss hardly moved, so that the run does not end like a success."""
         done = self.budget.progress(self.position) >= 1
         return verdict(self.recipe, self.position.step, loss, self._guessing) if done else ""
 
@@ -533,7 +534,7 @@ class Trainer:
         if said:
             self.log.line(said)
 
-    # ------------------------------------------------------------------ saving and going on
+    # ------------------------------------------------------------------ saving and resuming
 
     def save(self) -> None:
         """Saves the training state, then the checkpoint; removes old states but the best."""
@@ -541,12 +542,12 @@ class Trainer:
             self.clock.seconds if self.group.world == 1 else self.position.seconds
         )
         self._save_state()
-        self.position.valid_loss = None  # it was of this state only
+        self.position.valid_loss = None  # it belonged to this state only
         if self.group.first:
             prune_states(self.state_root, self.config.keep)
         with self._averaged():
             self.run.save()
-        self.group.barrier()  # a process that leaves early would take the one that writes with it
+        self.group.barrier()  # the writing process would fail if another left early
         self._saved_at = time.monotonic()
 
     def _save_state(self) -> Path:
@@ -556,13 +557,13 @@ class Trainer:
         return save_state(self.state_root, self.position, tensors, self.group)
 
     def _averaged(self) -> AbstractContextManager[None]:
-        """While this is open, the network has its averaged weights, where there are any."""
+        """Swaps in the averaged weights within the context, if there are any."""
         if self.average is None or not self.position.averaged:
             return nullcontext()
         return self.average.in_place()
 
     def _resume(self) -> None:
-        """Goes on from the newest whole state in the folder, or starts from drawn weights."""
+        """Resumes from the newest intact state in the folder, or starts with initial weights."""
         self._restore()
         rows = read_metrics(self.log.path)
         self.log.resume(self.position.step)
@@ -576,7 +577,7 @@ class Trainer:
     def _restore(self) -> None:
         folder = latest_state(self.state_root, self.log.line, self.group)
         self._pending = []
-        if folder is None:  # from now on there is always a state to go back to
+        if folder is None:  # from now on there is always a state to roll back to
             folder = self._save_state()
         mean = self.average.tensors if self.average is not None else None
         self.position = load_state(folder, self.network, self.optimizers, mean)
@@ -603,7 +604,7 @@ def _objective(recipe: Recipe, distillation: Distillation | None) -> Objective:
 
 
 def _mix(*numbers: int) -> int:
-    """One seed out of several numbers."""
+    """Mixes several numbers into one seed."""
     seed = 0x9E3779B97F4A7C15
     for number in numbers:
         seed = (

@@ -9,7 +9,7 @@ from malmoi.training.loss_module import LossModule, summarize_validation
 from malmoi.training.parallel import reshard
 from malmoi.training.recipe import TrainConfig
 
-MAX_BATCH_TOKENS = 8192  # of a batch
+MAX_BATCH_TOKENS = 8192  # tokens per batch
 MAX_VALID_BATCHES = 64
 
 
@@ -17,7 +17,7 @@ MAX_VALID_BATCHES = 64
 def validate(
     loss_module: LossModule, valid: PhaseFeed, config: TrainConfig, execution: Execution
 ) -> dict[str, float]:
-    """The loss, and each head's measures, as the objective of the judge weighs them."""
+    """Returns the loss and each head's metrics, weighted as in the objective."""
     sums: dict[str, Tensor] = {}
     size = max(1, min(config.batch, valid.epoch, MAX_BATCH_TOKENS // valid.length))
     wanted = config.valid_batches * config.batch // size

@@ -1,4 +1,4 @@
-"""A background thread that fills a short queue and passes on its errors."""
+"""A background thread that fills a bounded queue and forwards its exceptions."""
 
 from collections.abc import Iterable, Iterator
 from queue import Empty, Full, Queue
@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Generic, TypeVar
 
 Prepared = TypeVar("Prepared")
-_POLL = 0.1  # seconds after which a blocked thread looks whether it should stop
+_POLL = 0.1  # seconds between checks of the stop flag while blocked
 
 
 class Background(Generic[Prepared]):
@@ -28,7 +28,7 @@ class Background(Generic[Prepared]):
                 if not self._put("item", item):
                     return
             self._put("end", None)
-        except BaseException as error:  # whatever it was, the consumer must see it
+        except BaseException as error:  # any exception must reach the consumer
             self._put("error", error)
 
     def _put(self, kind: str, value: object) -> bool:

@@ -1,8 +1,8 @@
-"""Fast ids for much text: every word, or character, is encoded once and looked up from then on.
+"""Fast encoding of large corpora: every word, or character, is encoded once and cached.
 
-WordPiece, GPT-1's BPE and byte-level BPE never join two words, so the ids of a text are those of
-its words, each with the space before it. Most words of a corpus are among a few thousand; a look-up
-costs a tenth of encoding them again.
+WordPiece, GPT-1's BPE and byte-level BPE never merge across words, so the ids of a text are those
+of its words, each with its preceding space. A few thousand words cover most of a corpus, and a
+look-up costs a tenth of encoding the word again.
 """
 
 import re
@@ -18,15 +18,14 @@ from numpy.typing import NDArray
 from malmoi.tokenizer.control import pattern
 
 TokenInts = NDArray[np.int64]
-# words remembered, about 100 MB; beyond that, or beyond so many characters, it starts anew
+# cached words take about 100 MB; beyond either limit the cache is cleared
 MAX_CACHED_WORDS = 1 << 19
 MAX_CACHED_CHARACTERS = 1 << 25
-WORDS_PER_CALL = 200  # words in one text
+WORDS_PER_CALL = 200  # words joined into one text
 # A word begins where a letter or sign is followed by a plain space, and where a plain word is
-# followed by the sign
-# that ends a phrase ("word" and "word," are then one entry). Other kinds of space do not part words
-# for every
-# tokenizer (BERT's drop some as control characters), and \x1c-\x1f are a space only to Python.
+# followed by the sign that ends a phrase, so that "word" and "word," share an entry. Other kinds of
+# space do not separate words in every tokenizer (BERT's drops some as control characters), and only
+# Python counts \x1c-\x1f as spaces.
 _SPACE = r"[^\S\x1c-\x1f]"
 _SOLID = r"[\S\x1c-\x1f]"
 _MORE = rf"(?:[^\S\x1c-\x1f \t\n\r]{_SPACE}*{_SOLID}*)*"
@@ -71,7 +70,7 @@ _SIGNS = (".", ", ", "!?", ";", ":", '"', "'", ")", "...", "'ll", ".\n")
 
 
 class Encoder(Protocol):
-    """The part of a tokenizer that a store needs."""
+    """The part of a tokenizer that encoding needs."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -80,15 +79,15 @@ class Encoder(Protocol):
 
 
 class Coder(Protocol):
-    """Texts to ids as arrays."""
+    """Encodes texts to arrays of ids."""
 
     def encode(self, texts: Sequence[str]) -> tuple[NDArray[Any], TokenInts]:
-        """The ids of all texts in a row, and how many each text has."""
+        """Returns the ids of all texts, concatenated, and the number of ids of each text."""
         ...
 
 
 def make_encoder(tokenizer: Encoder) -> Coder:
-    """By words or characters if this tokenizer keeps them apart, else text by text."""
+    """Caches words or characters if the tokenizer keeps them apart, else encodes text by text."""
     kind = getattr(tokenizer, "kind", None)
     if kind not in (*_KINDS, "char"):
         return CachedTexts(tokenizer)
@@ -99,7 +98,7 @@ def make_encoder(tokenizer: Encoder) -> Coder:
 
 
 def _alike(one: Coder, other: Coder) -> bool:
-    """Whether all meetings of letters, signs, scripts and spaces get the same ids both ways."""
+    """Whether both give the same ids at every boundary of letters, signs, scripts and spaces."""
     texts = ["".join(parts) for parts in product(_SIDES, _SPACES + _SIGNS, _SIDES)] + [
         *_SPACES,
         *_SIGNS,
@@ -111,7 +110,7 @@ def _alike(one: Coder, other: Coder) -> bool:
 
 
 def _mark(tokenizer: Any) -> tuple[str, int] | None:
-    """A control token to write between words, so that many are encoded in one text."""
+    """Finds a control token to write between words, so that many are encoded in one call."""
     specials = tokenizer.specials
     id = specials.eos if specials.sep is None else specials.sep
     if id is None or id not in tokenizer.control_ids or not tokenizer.names_are_literal:
@@ -124,7 +123,7 @@ def _flat(ids: Iterable[list[int]], lengths: TokenInts) -> TokenInts:
 
 
 class CachedTexts:
-    """The tokenizer as it is."""
+    """The tokenizer without a cache."""
 
     def __init__(self, tokenizer: Encoder):
         self._tokenizer = tokenizer
@@ -136,7 +135,7 @@ class CachedTexts:
 
 
 class CharacterEncoder:
-    """The tokenizer with a memory of characters: a table by their code points."""
+    """The tokenizer with a cache of characters: a table indexed by code point."""
 
     def __init__(self, tokenizer: Encoder):
         self._texts = CachedTexts(tokenizer)
@@ -144,17 +143,17 @@ class CharacterEncoder:
 
     def encode(self, texts: Sequence[str]) -> tuple[NDArray[Any], TokenInts]:
         if not all(unicodedata.is_normalized("NFC", text) for text in texts):
-            return self._texts.encode(texts)  # two of its characters may be one to the tokenizer
+            return self._texts.encode(texts)  # the tokenizer may merge two of these characters
         try:
             codes = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
         except UnicodeEncodeError:
-            return self._texts.encode(texts)  # which says what is wrong, and where
+            return self._texts.encode(texts)  # raises an error that says where
         if not self._learn(np.unique(codes[self._ids[codes] < 0])):
             return self._texts.encode(texts)
         return self._ids[codes], np.fromiter(map(len, texts), np.int64, len(texts))
 
     def _learn(self, codes: NDArray[Any]) -> bool:
-        """Whether each of these characters has one id, which is then known."""
+        """Caches these characters; returns whether each has exactly one id."""
         ids, lengths = self._texts.encode([chr(code) for code in codes])
         if not (lengths == 1).all():
             return False
@@ -163,7 +162,7 @@ class CharacterEncoder:
 
 
 class CachedWords:
-    """The tokenizer with a memory of words; `mark` is a control token's name and id."""
+    """The tokenizer with a cache of words; `mark` is a control token's name and id."""
 
     def __init__(self, tokenizer: Any, mark: tuple[str, int] | None = None):
         self._tokenizer = tokenizer
@@ -186,7 +185,7 @@ class CachedWords:
         begins = self._ends[numbers]
         lengths = self._ends[numbers + 1] - self._ends[numbers]
         ends = np.concatenate([[0], np.cumsum(lengths)])
-        # Token t of word w is ids[begins[w] + t - ends[w]]: one gather for all.
+        # Token t of word w is ids[begins[w] + t - ends[w]]: one gather for all of them.
         ids = self._ids[np.repeat(begins - ends[:-1], lengths) + np.arange(ends[-1])]
         texts_end = np.cumsum([0, *map(len, found)])
         return ids, np.diff(ends[texts_end])
@@ -209,9 +208,10 @@ class CachedWords:
         self._characters += sum(map(len, new))
 
     def _marked(self, words: list[str]) -> tuple[TokenInts, TokenInts] | None:
-        """Many words in one text, each followed by the mark: half the cost of as many texts.
+        """Encodes words as one text, each followed by the mark: half the cost of separate texts.
 
-        None if a word has the name of a control token in it, which would not be read as text.
+        Returns None if a word contains the name of a control token, which would not be encoded as
+        text.
         """
         if self._mark is None or self._names is None or self._names.search("\n".join(words)):
             return None

@@ -1,4 +1,4 @@
-"""Encodes a corpus into training and validation stores, in bounded memory and resumable."""
+"""Encodes a corpus into training and validation stores, resumably and in bounded memory."""
 
 import hashlib
 import json
@@ -23,15 +23,15 @@ from malmoi.training.data.journal import Appender, Chunk, StoreCounts, holds
 from malmoi.training.data.split import Documents, assign, cut
 from malmoi.training.data.store import STORE_FORMAT, Store, dtype_for
 
-JOURNAL_BYTES = 8 << 20  # bytes of text between two entries of the journal
-# characters per call of the tokenizer: its own records take a hundred times the text
+JOURNAL_BYTES = 8 << 20  # bytes of text between two journal entries
+# the tokenizer's own records take a hundred times the memory of the text
 TOKENIZER_CHARACTERS_PER_CALL = 1 << 20
 Splitter = Callable[[str], list[str]]
 
 
 @dataclass(frozen=True)
 class Stores:
-    """Both stores, and how: "built", "continued …", "reused" or "rebuilt because …"."""
+    """Both stores, and their origin: "built", "continued …", "reused" or "rebuilt because …"."""
 
     train: Store
     valid: Store
@@ -40,7 +40,7 @@ class Stores:
 
 @dataclass(frozen=True)
 class EncodePlan:
-    """One build: what is encoded, how, and where to."""
+    """One build: input, settings and output folder."""
 
     reader: Documents
     tokenizer: Encoder
@@ -51,7 +51,7 @@ class EncodePlan:
     end: int | None
 
     def made(self) -> dict[str, str]:
-        """What decides the content of the stores, part by part, so that a change can be named."""
+        """What determines the stores' content, part by part, so that a change can be named."""
         splitter = None if self.sentences is None else _name(self.sentences)
         settings = [splitter, self.valid, self.seed, self.end]
         digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
@@ -75,11 +75,11 @@ def build_stores(
     valid: float = 0.01,
     end: int | None = None,
 ) -> Stores:
-    """Encodes `reader` into out/train and out/valid, or reuses what is there if it is the same.
+    """Encodes `reader` into out/train and out/valid, or reuses stores made from the same input.
 
     `sentences` splits a document for the objectives that need sentence starts; `valid` is the share
-    of documents kept for validation; `end` is put after every document. A build that was killed
-    goes on where it stopped.
+    of documents held out for validation; `end` is appended to every document. A killed build
+    resumes where it stopped.
     """
     if not 0 <= valid < 1:
         raise UsageError(
@@ -111,7 +111,7 @@ def _work(plan: EncodePlan) -> str:
 
 
 def _finished(out: Path, made: dict[str, str]) -> str | None:
-    """ "" if both stores are complete and current, what changed if not, None if there are none."""
+    """Returns "" if both stores are current, else what changed; None if there are none."""
     if (out / "journal.json").exists() or not (out / "train" / "store.json").exists():
         return None
     try:
@@ -128,7 +128,7 @@ def _finished(out: Path, made: dict[str, str]) -> str | None:
 
 @dataclass
 class _State:
-    """The journal: how many documents are done and how much of each store is good."""
+    """The journal: how many documents are done and how much of each store is valid."""
 
     made: dict[str, str]
     done: int = 0
@@ -142,7 +142,7 @@ class _State:
             kept = read_object(path)
             train, valid = (StoreCounts.read(kept.object(part)) for part in ("train", "valid"))
             state = cls(kept.map_of("made", str), kept.whole("done"), train, valid)
-        except MalmoiError:  # none yet, or one that does not read: nothing is known to be good
+        except MalmoiError:  # missing or unreadable: nothing is known to be valid
             return cls(made)
         width = dtype_for(plan.tokenizer.vocab_size).itemsize
         sentences = plan.sentences is not None
@@ -171,7 +171,7 @@ class _State:
 
 
 def _encode_all(plan: EncodePlan, state: _State) -> None:
-    """A thread reads and splits while this one encodes; every batch ends in the journal."""
+    """Encodes in this thread while another reads and splits; every batch is journalled."""
     began = time.monotonic()
     dtype = dtype_for(plan.tokenizer.vocab_size)
     sentences = plan.sentences is not None
@@ -200,7 +200,7 @@ def _encode_all(plan: EncodePlan, state: _State) -> None:
 
 @dataclass(frozen=True)
 class _Item:
-    """One document on its way: its sentences, or the cuts of a long text."""
+    """One document to encode: its sentences, or the pieces of a long text."""
 
     pieces: list[str]
     bytes: int
@@ -224,7 +224,7 @@ def _batches(plan: EncodePlan, skip: int) -> Iterator[list[_Item]]:
 
 @dataclass(frozen=True)
 class _Encoded:
-    """A batch as arrays: ids in a row, each piece's document and length, each document's bytes."""
+    """A batch as arrays: all ids, each piece's document and length, each document's bytes."""
 
     ids: NDArray[Any]
     owners: NDArray[np.int64]
@@ -232,11 +232,11 @@ class _Encoded:
     bytes: NDArray[np.int64]
 
     def documents(self) -> NDArray[np.int64]:
-        """Tokens of each document."""
+        """Token counts of the documents."""
         return np.bincount(self.owners, self.lengths, len(self.bytes)).astype(np.int64)
 
     def chunk(self, chosen: NDArray[np.bool_], *, sentences: bool) -> Chunk:
-        """The chosen documents; one without a token leaves nothing behind."""
+        """Returns the chosen documents as a chunk; documents without tokens are dropped."""
         documents = self.documents()
         chosen = chosen & (documents > 0)
         pieces = self.lengths[chosen[self.owners] & (self.lengths > 0)] if sentences else None
@@ -249,7 +249,7 @@ class _Encoded:
 
 
 def _encode(batch: list[_Item], coder: Coder, end: int | None) -> _Encoded:
-    """Encodes in gulps, and puts the end-of-text after every document."""
+    """Encodes a batch in bounded calls and appends the end-of-text token to every document."""
     parts = [
         coder.encode(gulp) for gulp in _gulps([piece for item in batch for piece in item.pieces])
     ]
@@ -266,7 +266,7 @@ def _ended(encoded: _Encoded, end: int) -> _Encoded:
     ids = np.insert(encoded.ids, np.cumsum(documents)[some], end)
     last = np.full(len(documents), -1)
     pieces = np.flatnonzero(encoded.lengths)
-    # of several pieces of one document, the last assignment stays
+    # with several pieces per document, the last assignment wins
     last[encoded.owners[pieces]] = pieces
     lengths = encoded.lengths.copy()
     lengths[last[some]] += 1
@@ -287,7 +287,7 @@ def _gulps(pieces: list[str]) -> Iterator[list[str]]:
 
 
 def _publish(plan: EncodePlan, state: _State) -> None:
-    """Completes the arrays and writes store.json, then removes the journal."""
+    """Completes the arrays, writes store.json, then removes the journal."""
     dtype = dtype_for(plan.tokenizer.vocab_size)
     sentences = plan.sentences is not None
     for part, counts in (("train", state.train), ("valid", state.valid)):

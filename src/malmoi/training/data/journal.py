@@ -1,7 +1,7 @@
-"""Files that only grow, and the journal that says up to where they are good.
+"""Append-only files, and the journal that records up to where they are valid.
 
-Whatever moment a build is killed at, the journal names a point that is on disk: the files are cut
-back to it and the build goes on from there.
+Whenever a build is killed, the journal names a point that is on disk: the files are truncated to it
+and the build resumes from there.
 """
 
 import os
@@ -20,7 +20,7 @@ STORE_FILES = ("tokens", "documents", "sentences")
 
 @dataclass
 class StoreCounts:
-    """How much a store holds; `bytes` are those of the text it was made from."""
+    """How much a store holds; `bytes` counts the text it was made from."""
 
     tokens: int = 0
     documents: int = 0
@@ -53,7 +53,7 @@ class Appender:
         self.counts = counts
         self.dtype = dtype
         self.folder = folder
-        if not sentences:  # a store made before with them leaves none behind
+        if not sentences:  # an earlier store in this folder may have had sentences
             (folder / "sentences.bin").unlink(missing_ok=True)
         names = STORE_FILES if sentences else STORE_FILES[:2]
         self._files = {name: (folder / f"{name}.bin").open("ab", buffering=0) for name in names}
@@ -64,7 +64,7 @@ class Appender:
         return self.dtype.itemsize if name == "tokens" else 8
 
     def append(self, chunk: Chunk) -> None:
-        """Adds documents at the end; nothing counts until the journal says so."""
+        """Appends documents; they count only once the journal includes them."""
         self._write("tokens", chunk.tokens.astype(self.dtype, copy=False))
         self._write("documents", self._starts(chunk.documents))
         self.counts.documents += len(chunk.documents)
@@ -79,16 +79,16 @@ class Appender:
 
     def _write(self, name: str, array: NDArray[Any]) -> None:
         rest = memoryview(array.tobytes())
-        while rest:  # a raw write may take less than it was given
+        while rest:  # a raw write may accept fewer bytes than given
             rest = rest[self._files[name].write(rest) :]
 
     def sync(self) -> None:
-        """Puts what was appended on the disk."""
+        """Flushes appended data to disk."""
         for file in self._files.values():
             os.fsync(file.fileno())
 
     def finish(self) -> None:
-        """Appends the end after the last start, so that items are pairs of neighbours."""
+        """Appends the end after the last start, so that each item is a pair of neighbours."""
         for name in self._files:
             if name != "tokens":
                 self._write(name, np.array([self.counts.tokens], np.int64))
@@ -108,7 +108,7 @@ class Appender:
 
 
 def holds(folder: Path, counts: StoreCounts, width: int, *, sentences: bool) -> bool:
-    """Whether the files have at least what the journal says; if not, somebody touched them."""
+    """Whether the files hold at least what the journal says; if not, they were modified."""
     wanted = {"tokens": counts.tokens * width, "documents": counts.documents * 8}
     if sentences:
         wanted["sentences"] = counts.sentences * 8

@@ -1,4 +1,4 @@
-"""Batches by number: the samples from n on are a pure function of n.
+"""Batches by number: the samples from number n on are a pure function of n.
 
 B sequences, T tokens of the longest (rounded up), N tokens in all when packed, M predicted slots.
 """
@@ -14,18 +14,18 @@ from malmoi.training.data.mixture import SampleSource
 from malmoi.training.data.permute import Draws, permutation_key
 
 ArrayBatch = dict[str, NDArray[Any]]
-WIDTH_MULTIPLE = 8  # T is a multiple: the tensor cores' tile
-PACKED_MULTIPLE = 128  # N is a multiple; the tail that fills it up is no longer than this
+WIDTH_MULTIPLE = 8  # T is a multiple of this: the tensor cores' tile
+PACKED_MULTIPLE = 128  # N is a multiple of this; at most this much padding ends a packed batch
 
 
 @dataclass(frozen=True)
 class LMBatches:
-    """tokens [B, context + 1] (and documents, if the windows tell them)."""
+    """tokens [B, context + 1], and documents if the windows provide them."""
 
     source: SampleSource
 
     def at(self, first: int, size: int) -> ArrayBatch:
-        """The batch of so many samples from this one on."""
+        """Returns the batch of `size` samples starting at `first`."""
         return self.source.batch(first + np.arange(size))
 
 
@@ -40,7 +40,7 @@ class BertBatches:
     packed: bool = False
 
     def at(self, first: int, size: int) -> ArrayBatch:
-        """The batch of so many samples from this one on."""
+        """Returns the batch of `size` samples starting at `first`."""
         indices = first + np.arange(size)
         samples = self.source.batch(indices)
         keep = np.arange(samples["tokens"].shape[1]) < samples["lengths"][:, None]
@@ -89,8 +89,10 @@ class BertBatches:
 
 @dataclass(frozen=True)
 class MaskedWindows:
-    """tokens [B, context] of windows with masks in them, and for each masked token the place
-    *before* it, where a model that reads both ways predicts it (Charpentier & Samuel 2024 §2.1).
+    """Masked windows, each masked token predicted from the position *before* it.
+
+    tokens [B, context]; a model that reads both ways shares its head with next-token prediction
+    (Charpentier & Samuel 2024 §2.1).
     """
 
     source: SampleSource
@@ -102,7 +104,7 @@ class MaskedWindows:
         windows = {name: rows[:, :-1] for name, rows in self.source.batch(indices).items()}
         tokens = windows["tokens"]
         maskable = ~self.masking.special[tokens]
-        maskable[:, 0] = False  # nothing stands before it
+        maskable[:, 0] = False  # no position precedes it
         draws = Draws(permutation_key(self.seed, 7), indices)
         corrupted, labels = mask(tokens, maskable, draws, self.masking)
         before = np.full_like(labels, UNMASKED_LABEL)
@@ -116,12 +118,12 @@ def _up(size: int, multiple: int) -> int:
 
 
 def _widen(rows: NDArray[Any], width: int, fill: int) -> NDArray[Any]:
-    """Rows [B, T] filled up to [B, width]."""
+    """Pads rows [B, T] to [B, width]."""
     return np.pad(rows, ((0, 0), (0, width - rows.shape[1])), constant_values=fill)
 
 
 def _tail(flat: NDArray[Any], size: int, fill: int) -> NDArray[Any]:
-    """A packed array filled up to [1, size]."""
+    """Pads a packed array to [1, size]."""
     return np.pad(flat, (0, size - len(flat)), constant_values=fill)[None]
 
 

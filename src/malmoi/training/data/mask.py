@@ -1,4 +1,4 @@
-"""BERT's masking: of the predicted tokens 80 % become [MASK], 10 % another token."""
+"""BERT's masking: 80 % of the predicted tokens become [MASK], 10 % a random token."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,11 +11,11 @@ from malmoi.errors import MalmoiError, UsageError
 
 MaskInts = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-UNMASKED_LABEL = -100  # the label of what is not predicted
+UNMASKED_LABEL = -100  # the label of tokens that are not predicted
 
 
 class Random(Protocol):
-    """numpy's Generator, or Draws whose rows depend only on the sample."""
+    """numpy's Generator, or Draws, whose rows depend only on the sample."""
 
     def random(self, size: tuple[int, ...]) -> NDArray[np.float64]: ...
 
@@ -37,10 +37,10 @@ class Vocabulary(Protocol):
 
 @dataclass(frozen=True)
 class Masking:
-    """How to corrupt: the rates, and what the vocabulary offers.
+    """How to corrupt tokens: the rates, and properties of the vocabulary.
 
-    `special` says of every id whether it is a special one: those are never chosen and never put in.
-    `starts` says of every id whether it starts a word, and makes whole words be chosen.
+    `special` marks the special ids, which are never chosen and never inserted. `starts` marks the
+    ids that start a word and enables whole-word masking.
     """
 
     mask_id: int
@@ -80,19 +80,19 @@ class Masking:
 
     @cached_property
     def ordinary(self) -> MaskInts:
-        """The ids that may stand in for a token."""
+        """The ids that may replace a token."""
         return np.flatnonzero(~self.special)
 
     def slots(self, tokens: int) -> int:
-        """The most that are predicted among so many maskable tokens of one sequence."""
+        """The maximum number of predictions among `tokens` maskable tokens of one sequence."""
         return max(1, int(np.rint(self.rate * tokens)))
 
 
 def mask(tokens: MaskInts, maskable: Bools, rng: Random, how: Masking) -> tuple[MaskInts, MaskInts]:
-    """tokens [..., T] corrupted, and labels with -100 wherever nothing is predicted.
+    """Returns corrupted tokens [..., T], and labels that are -100 wherever nothing is predicted.
 
-    Of each sequence round(rate × maskable), at least one, are chosen — an exact number, as google's
-    code has it.
+    round(rate × maskable) tokens of each sequence are chosen, at least one: an exact number, as in
+    google's code.
     """
     shape = tokens.shape
     tokens = np.atleast_2d(tokens)
@@ -117,7 +117,7 @@ def _counts(maskable: Bools, rate: float) -> MaskInts:
 
 
 def _tokens(maskable: Bools, count: MaskInts, rng: Random) -> Bools:
-    """The `count` maskable tokens of each row with the smallest random numbers."""
+    """Chooses the `count` maskable tokens of each row with the smallest random numbers."""
     scores = np.where(maskable, rng.random(maskable.shape), 2.0)
     order = np.argsort(scores, axis=1)
     chosen = np.zeros_like(maskable)
@@ -126,11 +126,10 @@ def _tokens(maskable: Bools, count: MaskInts, rng: Random) -> Bools:
 
 
 def _words(maskable: Bools, starts: Bools, count: MaskInts, rng: Random) -> Bools:
-    """Whole words in random order, each if it still fits, as google's whole-word masking; W words
-    at most a row.
+    """Chooses whole words in random order, each if it still fits, like google's whole-word masking.
 
-    The greedy choice runs in rounds over all rows: take the words before the first that does not
-    fit, drop that one.
+    W is the largest number of words in a row. The greedy choice runs in rounds over all rows: take
+    the words before the first that does not fit, drop that one.
     """
     heads = maskable & (starts | ~np.roll(maskable, 1, axis=1))
     word = np.cumsum(heads, axis=1) - 1
@@ -159,7 +158,7 @@ def _greedy(sizes: MaskInts, count: MaskInts) -> Bools:
 
 
 def _part_of_a_word(word: Bools, count: MaskInts) -> Bools:
-    """The first `count` tokens of a word: where every word is longer than what may be predicted."""
+    """The first `count` tokens of a word, for rows whose every word exceeds the limit."""
     return word & (np.cumsum(word, axis=1) <= count[:, None])
 
 

@@ -1,10 +1,9 @@
-"""Several sources in fixed proportions: which sample of which source a number means, computed in
-O(1).
+"""Several sources in fixed proportions: sample number → (source, its sample), in O(1).
 
-Samples come in blocks of 1,024. Weights are whole parts of 2^20, so a cycle of 1,024 blocks holds
+Samples come in blocks of 1,024. Weights are integer parts of 2^20, so a cycle of 1,024 blocks holds
 each source exactly as often as its weight says; within a cycle, systematic sampling gives each
-block its quotas; within a block the order is permuted. Each source is gone through in its own
-order, without replacement within its epochs.
+block its quotas; within a block the order is permuted. Each source is read in its own order,
+without replacement within its epochs.
 """
 
 from collections.abc import Sequence
@@ -16,12 +15,12 @@ from numpy.typing import ArrayLike, NDArray
 from malmoi.errors import UsageError
 from malmoi.training.data.permute import permutation_key, permute_all
 
-SAMPLES_PER_BLOCK = 1 << 10  # samples in a block, and blocks in a cycle
+SAMPLES_PER_BLOCK = 1 << 10  # samples per block, and blocks per cycle
 MixtureInts = NDArray[np.int64]
 
 
 class SampleSource(Protocol):
-    """Numbered samples: `len` of them make an epoch, any number may be asked for."""
+    """Numbered samples: `len` of them make an epoch; any number is valid."""
 
     def __len__(self) -> int: ...
     def batch(self, indices: ArrayLike) -> dict[str, Any]: ...
@@ -51,11 +50,11 @@ class Mixture:
 
     @property
     def weights(self) -> list[float]:
-        """The proportions as they are used, to the millionth."""
+        """The proportions in use, rounded to 2^-20."""
         return [float(unit) / SAMPLES_PER_BLOCK**2 for unit in self.units]
 
     def __len__(self) -> int:
-        """An epoch of the mixture: as many samples as its sources have together."""
+        """An epoch of the mixture: the total number of samples of its sources."""
         return sum(len(source) for source in self.sources)
 
     def epochs(self, samples: int) -> list[float]:
@@ -64,7 +63,7 @@ class Mixture:
         return [samples * weight / len(source) for weight, source in pairs]
 
     def pick(self, indices: ArrayLike) -> tuple[MixtureInts, MixtureInts]:
-        """Of each number: which source, and which sample of it."""
+        """Returns the source of each number, and the sample within that source."""
         numbers = np.array(indices, dtype=np.int64, ndmin=1)
         blocks, places = np.divmod(numbers, SAMPLES_PER_BLOCK)
         chosen = np.empty_like(numbers)
@@ -86,7 +85,7 @@ class Mixture:
         return chosen, local
 
     def batch(self, indices: ArrayLike) -> dict[str, Any]:
-        """The samples with these numbers, in order; shorter rows are padded with zeros."""
+        """Returns the samples with these numbers, in order; shorter rows are padded with zeros."""
         chosen, local = self.pick(indices)
         parts = {
             int(number): self.sources[number].batch(local[chosen == number])
@@ -103,7 +102,7 @@ class Mixture:
 
 
 def _units(weights: NDArray[np.float64]) -> MixtureInts:
-    """Weights as whole parts of 2^20 by largest remainder, each at least one."""
+    """Weights as integer parts of 2^20 by largest remainder, each at least one."""
     exact = weights / weights.sum() * SAMPLES_PER_BLOCK**2
     units: MixtureInts = np.maximum(np.floor(exact).astype(np.int64), 1)
     while units.sum() != SAMPLES_PER_BLOCK**2:
@@ -113,14 +112,14 @@ def _units(weights: NDArray[np.float64]) -> MixtureInts:
 
 
 def _quotas(units: MixtureInts) -> MixtureInts:
-    """quotas [block, source], each row 1,024 in all, each column its units in all.
+    """quotas [block, source]: each row adds up to 1,024, each column to its units.
 
-    Every block holds the whole part of its share; the remainders lie end to end on a line, and
-    block b takes those that the points o, o + 1024, … fall into, o going through 0 … 1023 in an
-    even order.
+    Every block holds the integer part of its share; the remainders lie end to end on a line, and
+    block b takes those that the points o, o + 1024, … fall into, with o running through 0 … 1023 in
+    an even order.
     """
     edges = np.concatenate([[0], np.cumsum(units % SAMPLES_PER_BLOCK)])
-    # 633 ≈ 1024 / golden ratio, odd: every offset once
+    # 633 ≈ 1024 / golden ratio; odd, so every offset occurs once
     offsets = (np.arange(SAMPLES_PER_BLOCK) * 633 % SAMPLES_PER_BLOCK)[:, None]
     points = -(-(edges - offsets) // SAMPLES_PER_BLOCK)
     return units // SAMPLES_PER_BLOCK + np.diff(points, axis=1)

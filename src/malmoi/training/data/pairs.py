@@ -1,9 +1,8 @@
-"""Samples for BERT: two segments of whole sentences, made on the fly to the rule of google's
-create_pretraining_data.
+"""BERT samples: two segments of whole sentences, by the rule of google's create_pretraining_data.
 
-Every batch is computed with array operations from (seed, sample numbers); nothing is remembered
-between batches. B batch, T tokens of the longest sample; `store.sentences` and `store.documents`
-are sorted, so lookups are O(log n).
+Every batch is computed with array operations from (seed, sample numbers); no state is kept between
+batches. B batch, T tokens of the longest sample; `store.sentences` and `store.documents` are
+sorted, so lookups are O(log n).
 """
 
 from collections.abc import Iterator
@@ -36,8 +35,8 @@ class Pairs:
     """[CLS] A [SEP] B [SEP], or with `next=None` the single [CLS] A [SEP].
 
     nsp: label 1 is a B from a random other document (BERT: is_random_next), 0 the text that follows
-    A. sop: label 1 is A and B swapped (ALBERT), 0 in order. Random Bs come from `others` where it
-    is given: a validation store may have a single document.
+    A. sop: label 1 is A and B swapped (ALBERT), 0 in order. Random Bs come from `others` if given,
+    because a validation store may hold a single document.
     """
 
     store: Store
@@ -76,12 +75,12 @@ class Pairs:
         return self.count
 
     def sample(self, index: int) -> tuple[PairInts, PairInts, int]:
-        """tokens, segments and label of this sample; higher numbers are in later epochs."""
+        """Returns tokens, segments and label of this sample; higher numbers are in later epochs."""
         batch = self.batch([index])
         return batch["tokens"][0], batch["segments"][0], int(batch["labels"][0])
 
     def batch(self, indices: ArrayLike) -> dict[str, PairInts]:
-        """tokens [B, T] (0: padding), segments [B, T], lengths [B], labels [B]."""
+        """Returns tokens [B, T] (0: padding), segments [B, T], lengths [B], labels [B]."""
         numbers = np.array(indices, dtype=np.int64, ndmin=1)
         draws = Draws(self.seed, numbers).random((len(numbers), 7)).T
         target = self._target(draws[0])
@@ -99,12 +98,12 @@ class Pairs:
         return self._assemble(a, b, turned)
 
     def _target(self, draw: Floats) -> PairInts:
-        """The target length: all the room, or for a share of `short` a random one from 2 up."""
+        """The target length: all the room, or for a share of `short` a random length from 2 up."""
         lengths = 2 + (draw / max(self.short, 1e-9) * (self.room - 1)).astype(np.int64)
         return np.where(draw < self.short, np.minimum(lengths, self.room), self.room)
 
     def _chunk(self, numbers: PairInts, target: PairInts) -> tuple[PairInts, PairInts, PairInts]:
-        """First sentence, the one after the last, and the document, up to the target length."""
+        """Returns first sentence, end (exclusive) and document of a chunk of the target length."""
         sentences = self._sentences
         documents = self.store.documents
         first = np.searchsorted(sentences, self._grid(numbers)) % (len(sentences) - 1)
@@ -118,7 +117,7 @@ class Pairs:
         return first, np.minimum(last, end), document
 
     def _grid(self, numbers: PairInts) -> PairInts:
-        """Where to look for sentences: a grid as wide as a sample, shifted and permuted."""
+        """The positions to look up sentences at: a grid of sample width, shifted and permuted."""
         epochs, places = np.divmod(numbers, self.count)
         points = np.empty_like(numbers)
         for epoch in np.unique(epochs).tolist():
@@ -140,7 +139,7 @@ class Pairs:
         return Spans(start, middle), Spans(middle, stop)
 
     def _random(self, document: PairInts, room: PairInts, draws: Floats) -> "Spans":
-        """From a random sentence of a random other document on, as long as what A leaves."""
+        """Spans that start at a random sentence of another document and fill the room A leaves."""
         sentences = self._other_sentences
         documents = self._others.documents
         same = self._others is self.store
@@ -154,7 +153,7 @@ class Pairs:
     def _assemble(
         self, a: "Spans", b: "Spans | None", turned: NDArray[np.bool_]
     ) -> dict[str, PairInts]:
-        """The frames around the spans; swapped ones change places here, after the truncation."""
+        """Adds the special tokens around the spans; pairs are swapped here, after truncation."""
         lengths = a.length + 2 + (b.length + 1 if b is not None else 0)
         tokens = np.zeros((len(lengths), int(lengths.max())), np.int64)
         segments = np.zeros_like(tokens)
@@ -237,7 +236,7 @@ def _coins(tossed: PairInts, normal: Floats) -> PairInts:
 def _swap(
     tokens: PairInts, segments: PairInts, a: PairInts, b: PairInts, turned: NDArray[np.bool_]
 ) -> None:
-    """Changes the places of A and B in the rows that are turned."""
+    """Swaps A and B in the rows that are turned."""
     for row in np.flatnonzero(turned).tolist():
         length_a = int(a[row])
         length_b = int(b[row])

@@ -1,8 +1,7 @@
-"""Shuffling without a shuffled list: a keyed bijection and keyed random numbers, both computed in
-O(1).
+"""Shuffling without a shuffled list: a keyed bijection and keyed random numbers, both in O(1).
 
-Position in the data is computed from (seed, step), never replayed, so a run resumes at step 100,000
-as fast as at 10.
+The position in the data is computed from (seed, step), never replayed, so a run resumes at step
+100,000 as fast as at step 10.
 """
 
 import numpy as np
@@ -23,7 +22,7 @@ def mix_bits(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def permutation_key(*parts: int) -> int:
-    """One 64-bit key from several numbers (a seed, an epoch, a purpose): SplitMix64 over them."""
+    """Mixes several numbers (a seed, an epoch, a purpose) into a 64-bit key with SplitMix64."""
     state = 0
     for part in parts:
         state = (state + ((part & _MASK) * 2 + 1) * _GOLDEN) & _MASK
@@ -34,12 +33,12 @@ def permutation_key(*parts: int) -> int:
 
 
 def permute_all(indices: ArrayLike, size: int, key: int) -> NDArray[np.int64]:
-    """Where each of `indices` in [0, size) goes under the permutation that `key` names."""
+    """Maps each of `indices` in [0, size) through the permutation that `key` selects."""
     left = np.array(indices, dtype=np.uint64, ndmin=1)
     bits = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
     result = _feistel(left, bits, key)
     outside = np.flatnonzero(result >= size)
-    # cycle walking: the network permutes a power of four ≥ size; walk on until inside
+    # cycle walking: the network permutes a power of four ≥ size; repeat until inside
     while len(outside):
         result[outside] = _feistel(result[outside], bits, key)
         outside = outside[result[outside] >= size]
@@ -57,12 +56,10 @@ def _feistel(values: NDArray[np.uint64], bits: np.uint64, key: int) -> NDArray[n
 
 
 class Draws:
-    """Uniform numbers for many samples at once, each row a pure function of (seed, its sample's
-    number).
+    """Uniform numbers for many samples, each row a pure function of (seed, sample number).
 
-    It has the one method of numpy's Generator that the samplers use, so either serves; here a row
-    does not depend on which other rows are in the batch, so that a batch cut over several processes
-    stays the same batch.
+    It has the one method of numpy's Generator that the samplers use, so either works. A row does
+    not depend on the other rows of its batch, so a batch split over several processes is unchanged.
     """
 
     def __init__(self, seed: int, indices: ArrayLike):
@@ -73,11 +70,9 @@ class Draws:
         self._calls = 0
 
     def random(self, size: tuple[int, ...]) -> NDArray[np.float64]:
-        """Numbers in [0, 1) of shape `size`, whose first axis is the samples; every call draws new
-        ones.
+        """Returns new numbers in [0, 1) of shape `size`, whose first axis is the samples.
 
-        The n-th number of a row in a call does not depend on how many are drawn, so padding changes
-        nothing.
+        The n-th number of a row does not depend on how many are drawn, so padding changes nothing.
         """
         if not size or size[0] != len(self._rows):
             raise ValueError(f"the first axis must be the {len(self._rows)} samples, not {size}")

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from malmoi.training.data.permute import permutation_key
 
-MAX_PIECE_CHARACTERS = 1 << 17  # characters: a longer document is encoded in pieces, on all cores
+MAX_PIECE_CHARACTERS = 1 << 17  # a longer document is encoded in pieces, on all cores
 
 
 class HasText(Protocol):
@@ -14,17 +14,17 @@ class HasText(Protocol):
 
 
 class Documents(Protocol):
-    """What is encoded: documents that can be gone through again, and a name for what they are."""
+    """A re-iterable collection of documents with a fingerprint."""
 
     def __iter__(self) -> Iterator[HasText]: ...
     def fingerprint(self) -> str: ...
 
 
 def assign(reader: Documents, share: float, seed: int) -> Iterator[tuple[str, bool]]:
-    """Every document with whether it is for validation: by a hash of its number, and at least one
-    of several.
+    """Pairs every document with whether it is for validation, by a hash of its number.
 
-    A single document is cut: its last part validates. The first of several always trains.
+    At least one of several validates, and the first always trains. A single document is cut, and
+    its last part validates.
     """
     held: str | None = None
     number = 0
@@ -58,7 +58,7 @@ def _last(
 
 
 def cut(text: str) -> list[str]:
-    """Pieces of a long text whose ids join to those of the whole: split before a space."""
+    """Cuts a long text before spaces, so that the pieces' ids join to those of the whole."""
     pieces = []
     start = 0
     while len(text) - start > MAX_PIECE_CHARACTERS:

@@ -1,10 +1,9 @@
-"""The token store: a folder of memory-mapped arrays that a corpus is encoded into once and trained
-from.
+"""The token store: a corpus as a folder of memory-mapped arrays, encoded once.
 
-tokens.bin      every token, uint16 (or uint32 for a vocabulary above 65,536) documents.bin   int64:
-where each document starts, and the end sentences.bin   int64: where each sentence starts, and the
-end (only for objectives that need sentences) store.json      the format, the counts, the bytes of
-text, and what it was made from
+tokens.bin      every token: uint16, or uint32 for a vocabulary above 65,536
+documents.bin   int64: where each document starts, and the end
+sentences.bin   the same for sentences, only for objectives that need them
+store.json      the format, the counts, the bytes of text, and what it was made from
 """
 
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ def dtype_for(vocab: int) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class Store:
-    """An encoded corpus, read in place: opening one costs nothing, whatever its size."""
+    """A memory-mapped corpus of tokens; opening one takes no time, whatever its size."""
 
     folder: Path
     tokens: NDArray[Any]
@@ -56,7 +55,7 @@ class Store:
 
     @classmethod
     def open(cls, folder: str | Path) -> "Store":
-        """Opens a finished store; one that is missing, incomplete or damaged is refused."""
+        """Opens a finished store; raises if it is missing, incomplete or damaged."""
         folder = Path(folder)
         about = read_about(folder)
         width = np.dtype(about["dtype"])
@@ -69,7 +68,7 @@ class Store:
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """store.json, checked as far as opening the arrays needs."""
+    """Reads store.json and checks the fields that opening the arrays needs."""
     path = folder / "store.json"
     if not path.is_file():
         what = (
@@ -116,5 +115,5 @@ def _map(folder: Path, name: str, dtype: np.dtype[Any], count: int) -> NDArray[A
         )
     if count == 0:
         return np.zeros(0, dtype)
-    # plain: its slices cost a third
+    # slicing a plain array costs a third of slicing a memmap
     return np.memmap(path, dtype=dtype, mode="r", shape=(count,)).view(np.ndarray)

@@ -11,11 +11,10 @@ from malmoi.training.data.store import Store
 
 
 class Windows:
-    """Windows of context + 1 tokens (inputs and the same moved by one); `len` of them make an
-    epoch.
+    """Windows of context + 1 tokens (inputs, and labels shifted by one); `len` is an epoch.
 
-    `shuffled` puts the documents of the text into another order every epoch before windows are
-    cut, so that a window never joins the same neighbours twice.
+    `shuffled` reorders the documents of the text every epoch before windows are cut, so that a
+    window never joins the same neighbours twice.
     """
 
     def __init__(
@@ -44,18 +43,17 @@ class Windows:
         self.seed = seed
         self.documents = documents
         self.shuffled = shuffled
-        # One window fewer than fit, where more than one fits, leaves room for every shift of the
-        # grid.
+        # One window fewer than fit (if more than one does) leaves room for every shift of the grid.
         self.count = max(1, (tokens - 1) // context - 1)
         self._room = min(context, tokens - self.count * context)
-        # a batch lies in one epoch, or in two where it crosses into the next
+        # a batch lies in one epoch, or in two at their boundary
         self._order = lru_cache(maxsize=2)(self._ordered)
 
     def __len__(self) -> int:
         return self.count
 
     def starts(self, indices: ArrayLike) -> NDArray[np.int64]:
-        """The first token of each window: permuted per epoch, on a grid that each epoch shifts."""
+        """The first token of each window: permuted per epoch, on a grid that shifts every epoch."""
         numbers = np.array(indices, dtype=np.int64, ndmin=1)
         epochs, places = np.divmod(numbers, self.count)
         starts = np.empty_like(numbers)
@@ -70,12 +68,12 @@ class Windows:
         return starts
 
     def sample(self, index: int) -> NDArray[np.int64]:
-        """The window with this number; any number ≥ 0, later epochs included."""
+        """Returns the window with this number; any number ≥ 0, later epochs included."""
         window: NDArray[np.int64] = self.batch([index])["tokens"][0]
         return window
 
     def batch(self, indices: ArrayLike) -> dict[str, NDArray[np.int64]]:
-        """tokens [B, context + 1] and optionally documents, counted from each window's start."""
+        """Returns tokens [B, context + 1] and optionally documents, numbered within each window."""
         numbers = np.array(indices, dtype=np.int64, ndmin=1)
         starts = self.starts(numbers)
         tokens = np.empty((len(starts), self.context + 1), np.int64)
@@ -91,7 +89,7 @@ class Windows:
         return {"tokens": tokens, "documents": np.cumsum(ends, axis=1) - ends}
 
     def _fill(self, row: NDArray[np.int64], start: int, epoch: int) -> None:
-        """The tokens from `start` on of the text as this epoch orders its documents."""
+        """Fills a row with the tokens from `start` on, in this epoch's order of documents."""
         ends, stops = self._order(epoch)
         document = int(np.searchsorted(stops, start, side="right"))
         done = 0

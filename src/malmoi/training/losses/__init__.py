@@ -1,4 +1,4 @@
-"""What is minimised: objectives read scores off one pass of the network; they add and scale."""
+"""Training objectives: losses of one forward pass that can be added and scaled."""
 
 from malmoi.training.losses.base import IGNORE_LABEL, ForwardPass, Objective, count_labels
 from malmoi.training.losses.language import OBJECTIVES, both, lm, mlm, nsp, objective

@@ -1,9 +1,7 @@
-"""Objectives add and scale: `mlm() + nsp()`, `classify() + 0.5 * lm()`. One operator, one training
-step.
+"""Objectives that add and scale: `mlm() + nsp()`, `classify() + 0.5 * lm()`.
 
-A term is a *sum* of losses over labels and the name of those labels; the trainer divides by how
-many there are in the whole step, so that micro-batches, several processes and padding change
-nothing.
+A term is a *sum* of losses over labels and the name of those labels; the trainer divides by their
+number in the whole step, so that micro-batches, several processes and padding change nothing.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,8 +14,8 @@ from torch import Tensor
 from malmoi.model import Network
 from malmoi.model.heads import Generator
 
-IGNORE_LABEL = -100  # the label of what is not judged
-# of a batch, beside its tokens
+IGNORE_LABEL = -100  # the label of positions without a loss
+# optional inputs of a batch, besides its tokens
 MODEL_INPUTS = ("segments", "keep", "positions", "documents", "bounds")
 TensorBatch = Mapping[str, Tensor]
 
@@ -29,8 +27,8 @@ class ForwardPass:
     network: Network
     hidden: Tensor  # [B, T, D]
     batch: TensorBatch
-    masked: Tensor | None = None  # what a generator made of the masked tokens [B, T, D]
-    replaced: Tensor | None = None  # which tokens are no longer the text's own [B, T]
+    masked: Tensor | None = None  # the generator's hidden states at the masked tokens [B, T, D]
+    replaced: Tensor | None = None  # which tokens the generator replaced [B, T]
 
     @classmethod
     def of(cls, network: Network, batch: TensorBatch) -> "ForwardPass":
@@ -45,8 +43,9 @@ class ForwardPass:
     def _of_electra(
         cls, network: Network, batch: TensorBatch, inputs: TensorBatch
     ) -> "ForwardPass":
-        """The generator fills the masks, and the network reads what it drew (Clark et al. 2020 eq.
-        1 and §3.1: no gradient goes through the draw).
+        """Runs the network on text whose masks the generator filled.
+
+        Clark et al. 2020 eq. 1 and §3.1: no gradient flows through the sampling.
         """
         generator = cast(Generator, network.heads["generator"])
         tokens, slots, labels = batch["tokens"], batch["mlm_slots"], batch["mlm_labels"]
@@ -64,7 +63,7 @@ class ForwardPass:
 
     @property
     def at_masks(self) -> Tensor:
-        """The hidden states of the tokens that are to be predicted [M, D]."""
+        """The hidden states of the tokens to predict [M, D]."""
         states = self.hidden if self.masked is None else self.masked
         return states.flatten(0, 1)[self.batch["mlm_slots"]]
 
@@ -76,20 +75,20 @@ class ForwardPass:
 
 @dataclass(frozen=True)
 class Term:
-    """One loss: its head, the labels it is counted by, and the sum of it over a pass."""
+    """One loss: its head, the labels that normalise it, and its sum over a pass."""
 
     head: str
     labels: str
     total: Callable[[ForwardPass], Tensor]
     weight: float = 1.0
-    name: str = ""  # the name of its loss; default: its head's
+    name: str = ""  # the metric's name; default: its head's
 
     @property
     def metric_name(self) -> str:
         return self.name or self.head
 
     def count(self, batch: TensorBatch) -> Tensor:
-        """The number of labels in a batch, or of tokens that are not padding."""
+        """Counts the labels in a batch, or the tokens that are not padding."""
         if self.labels != "tokens":
             return (batch[self.labels] != IGNORE_LABEL).sum()
         return real_tokens(batch).sum()
@@ -97,7 +96,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Objective:
-    """A weighted sum of terms over the same pass."""
+    """A weighted sum of terms over the same forward pass."""
 
     terms: tuple[Term, ...]
 
@@ -114,8 +113,9 @@ class Objective:
     def __call__(
         self, done: ForwardPass, counts: Mapping[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss to minimise, and each term's own mean loss. `counts` says how many labels
-        there are in all; a pass may hold the labels of some terms only.
+        """Returns the loss to minimise, and each term's mean loss.
+
+        `counts` are the labels of the whole step; a pass may hold labels of some terms only.
         """
         terms = [term for term in self.terms if term.labels in done.batch]
         means = [term.total(done) / counts[term.labels] for term in terms]
@@ -129,12 +129,12 @@ class Objective:
 
 
 def count_labels(objective: Objective, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """How many labels of each kind a batch holds."""
+    """Counts the labels of each kind in a batch."""
     return {term.labels: term.count(batch) for term in objective.terms if term.labels in batch}
 
 
 def real_tokens(batch: TensorBatch) -> Tensor:
-    """Which tokens of a batch are no padding [B, T]; a packed row ends with a document of it."""
+    """Which tokens are not padding [B, T]; in a packed row, padding is the last document."""
     if "keep" in batch:
         return batch["keep"].bool()
     if "bounds" in batch:

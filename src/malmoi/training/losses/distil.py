@@ -1,5 +1,4 @@
-"""Distillation: a student learns what a teacher says of the same batch (Hinton et al. 2015, Sanh et
-al. 2019).
+"""Distillation: a student learns a teacher's scores (Hinton et al. 2015, Sanh et al. 2019).
 
 B examples, T tokens, K choices, N classes, D width, V vocabulary.
 """
@@ -19,18 +18,18 @@ from malmoi.model.heads import VocabularyHead
 from malmoi.system.machine import per_device
 from malmoi.training.losses.base import IGNORE_LABEL, ForwardPass, Objective, Term
 
-# scores of one network at once; some ten arrays as large come with them
+# scores of one network held at a time; about ten arrays of that size exist at once
 MAX_SCORES = {"cuda": 1 << 26, "cpu": 1 << 22}
-# the score of what cannot be chosen: its probability is 0, and 0 · log 0 stays a number
+# the score of impossible choices: probability 0, but finite, so that 0 · log 0 is not NaN
 MASKED_SCORE = -1e9
 
 
-# student, teacher, temperature → the sum over the labels
+# (student, teacher, temperature) → the sum over the labels
 Divergence = Callable[[ForwardPass, ForwardPass, float], Tensor]
 
 
 class Distiller(NamedTuple):
-    """What is compared with the teacher: a head's scores wherever there is a label."""
+    """A comparison with the teacher: a head's scores wherever there is a label."""
 
     head: str
     labels: str
@@ -39,15 +38,15 @@ class Distiller(NamedTuple):
 
 @dataclass(frozen=True)
 class Distillation:
-    """Distillation: the teacher, the temperature and the weight of its loss.
+    """The teacher, the temperature and the weight of its loss.
 
-    The teacher is no part of the student: it does not learn, and nothing of it is saved.
+    The teacher is not part of the student: it is not trained, and nothing of it is saved.
     """
 
     teacher: Network
     soft: float = 0.5
     temperature: float = 2.0
-    # how much the angle between the last hidden states counts beside the scores
+    # weight of the cosine loss between the last hidden states
     cosine: float = 0.0
 
     def __post_init__(self) -> None:
@@ -60,15 +59,15 @@ class Distillation:
         self.teacher.eval().requires_grad_(requires_grad=False)
 
     def add_to(self, hard: Objective, distiller: Distiller) -> Objective:
-        """(1 − soft) · the labels' loss + soft · the teacher's."""
+        """Returns (1 − soft) · the labels' loss + soft · the teacher's."""
         return (1 - self.soft) * hard + self.soft * distillation_loss(self, distiller)
 
 
 def distillation_loss(distillation: Distillation, distiller: Distiller) -> Objective:
     """T² · KL(teacher ‖ student) wherever there is a label.
 
-    With `cosine`, and widths that are equal, also 1 − cos of the last hidden states, averaged over
-    the tokens.
+    With `cosine`, and equal widths, also 1 − cos of the last hidden states, averaged over the
+    tokens.
     """
     head, labels, apart = distiller
 
@@ -77,7 +76,7 @@ def distillation_loss(distillation: Distillation, distiller: Distiller) -> Objec
             taught = ForwardPass.of(distillation.teacher, done.batch)
         found = apart(done, taught, distillation.temperature)
         if distillation.cosine and taught.hidden.size(-1) == done.hidden.size(-1):
-            count = (done.batch[labels] != IGNORE_LABEL).sum()  # the sum will be divided by it
+            count = (done.batch[labels] != IGNORE_LABEL).sum()  # the sum is divided by it later
             found = found + distillation.cosine * count * cosine_loss(done, taught)
         return found
 
@@ -116,12 +115,12 @@ def compare_scores(
 
 
 def squared_distance(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """Of two numbers [B, 1]: there is nothing to soften."""
+    """Squared error of two scores [B, 1]; a number has no temperature."""
     return (student - teacher).square().squeeze(-1)
 
 
 def binary_divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """T² · KL of each label by itself [B, N], its sigmoid softened by T."""
+    """T² · KL of each label independently [B, N], its sigmoid softened by T."""
     ours, theirs = (torch.stack((x, torch.zeros_like(x)), -1) for x in (student, teacher))
     return divergence(ours, theirs, temperature)
 
@@ -137,7 +136,7 @@ def _masked(done: ForwardPass) -> tuple[Tensor, Tensor]:
 def _vocabulary_divergence(
     head: str, chosen: Callable[[ForwardPass], tuple[Tensor, Tensor]]
 ) -> Divergence:
-    """In chunks of rows; scores are recomputed in the backward pass, never all held."""
+    """Sums over chunks of rows; scores are recomputed in the backward pass, never all held."""
 
     def apart(done: ForwardPass, taught: ForwardPass, temperature: float) -> Tensor:
         ours, theirs = (cast(VocabularyHead, one.network.heads[head]) for one in (done, taught))

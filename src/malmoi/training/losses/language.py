@@ -12,7 +12,7 @@ from malmoi.training.losses.linear_xent import linear_cross_entropy
 
 
 def lm() -> Objective:
-    """GPT-1 eq. 1: Σ −log P(u_i | u_1 … u_{i−1}), on labels that the batch has moved by one."""
+    """GPT-1 eq. 1: Σ −log P(u_i | u_1 … u_{i−1}), with labels that the batch has shifted by one."""
 
     def total(done: ForwardPass) -> Tensor:
         head = done.network.heads["lm"]
@@ -22,7 +22,7 @@ def lm() -> Objective:
 
 
 def mlm(head_name: str = "mlm") -> Objective:
-    """Devlin et al. §3.1, task 1: the original of each masked token, read only at those slots."""
+    """Devlin et al. §3.1, task 1: the original of each masked token, only at those slots."""
 
     def total(done: ForwardPass) -> Tensor:
         head = done.network.heads[head_name]
@@ -33,8 +33,9 @@ def mlm(head_name: str = "mlm") -> Objective:
 
 
 def both(causal_share: float = 0.5) -> Objective:
-    """Charpentier & Samuel 2024 §2: next tokens of causal rows and masked tokens of bidirectional
-    rows through one head, each loss weighted by its share of the rows.
+    """Next tokens of causal rows and masked tokens of bidirectional rows through one head.
+
+    Charpentier & Samuel 2024 §2: each loss is weighted by its share of the rows.
     """
     return causal_share * lm() + (1 - causal_share) * mlm("lm")
 
@@ -72,7 +73,7 @@ OBJECTIVES: dict[str, Callable[[], Objective]] = {
     "mlm": mlm,
     "electra": lambda: mlm("generator") + DETECTION_WEIGHT * detect(),
     "mlm+nsp": lambda: mlm() + nsp(),
-    "mlm+sop": lambda: mlm() + nsp(),  # the same head; the pairs are swapped instead of drawn
+    "mlm+sop": lambda: mlm() + nsp(),  # the same head; pairs are swapped instead of drawn
 }
 
 

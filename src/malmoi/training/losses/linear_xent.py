@@ -1,7 +1,7 @@
 """Cross-entropy of a vocabulary head without ever holding all of its logits.
 
-The last product and the softmax are taken a few thousand rows at a time, and the gradients on the
-way: the memory is one piece's logits, the arithmetic that of the plain form (no second pass). N
+The last product and the softmax are computed a few thousand rows at a time, with their gradients:
+the memory is that of one piece's logits, the arithmetic that of the plain form (no second pass). N
 rows, D width, V vocabulary.
 """
 
@@ -17,9 +17,9 @@ from malmoi.model.heads import VocabularyHead
 from malmoi.system.machine import per_device
 from malmoi.training.losses.base import IGNORE_LABEL
 
-# logits held at once; on a CPU they should stay near its cache
+# logits held at once; on a CPU they should fit in its cache
 MAX_LOGITS = {"cuda": 1 << 29, "cpu": 1 << 22}
-# a vocabulary that is no multiple of this runs off the fast path of a GPU's matrix product
+# a vocabulary that is not a multiple of this misses the GPU's fast matrix product
 VOCAB_MULTIPLE = 128
 
 
@@ -99,14 +99,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 @cache
 def _fused() -> Callable[..., tuple[Tensor, Tensor]]:
-    """`_piece`, compiled; torch 2.11 compiles the Function around it to zero gradients."""
+    """Compiles `_piece` only: torch 2.11 compiles the Function around it to zero gradients."""
     return torch.compile(_piece)
 
 
 def _piece(
     logits: Tensor, bias: Tensor | None, y: Tensor, vocab: int, cap: float
 ) -> tuple[Tensor, Tensor]:
-    """The loss of some rows and its gradient by the logits, ignoring padding of the vocabulary."""
+    """Loss of some rows and its gradient by the logits, ignoring vocabulary padding."""
     z = logits.float()
     if bias is not None:
         z = z + F.pad(bias, (0, logits.size(1) - vocab))
@@ -129,7 +129,7 @@ def _piece(
 def _in_place(
     logits: Tensor, bias: Tensor | None, y: Tensor, vocab: int, cap: float
 ) -> tuple[Tensor, Tensor]:
-    """The same without a compiler: as few passes over the logits as there can be, each in place."""
+    """The same without a compiler: in place, with as few passes over the logits as possible."""
     if bias is not None or cap:
         return _piece(logits, bias, y, vocab, cap)
     slope = F.log_softmax(logits, -1, dtype=torch.float32)

@@ -1,5 +1,4 @@
-"""The objectives of fine-tuning: a label, several labels, a number, a tag for each word, the span
-of an answer, a choice.
+"""Fine-tuning objectives: label, several labels, number, tag per word, answer span, choice.
 
 B examples, R rows of the batch, K choices, T tokens, N classes.
 """
@@ -14,14 +13,14 @@ from torch import Tensor
 
 from malmoi.training.losses.base import IGNORE_LABEL, ForwardPass, Objective, Term
 
-ClassWeights = Sequence[float] | None  # of each class, where rare ones count more
+ClassWeights = Sequence[float] | None  # one per class; rare classes can count more
 
 
 # ------------------------------------------------------------------ scores of each kind
 
 
 def class_scores(done: ForwardPass) -> Tensor:
-    """[B, N]; of an example read in both orders by the sum of its vectors (GPT-1 §3.3)."""
+    """Scores [B, N]; the vectors of an example read in both orders are summed (GPT-1 §3.3)."""
     vectors: Tensor = done.network.pooler(
         done.hidden, done.batch.get("keep"), done.batch.get("firsts")
     )  # type: ignore[misc]
@@ -31,12 +30,12 @@ def class_scores(done: ForwardPass) -> Tensor:
 
 
 def tag_scores(done: ForwardPass) -> Tensor:
-    """[B, T, N]."""
+    """Scores [B, T, N]."""
     return done.scores("tag").float()
 
 
 def span_scores(done: ForwardPass) -> Tensor:
-    """Of every token to be an answer's first, and its last [B, 2, T]; padding is neither."""
+    """Scores of every token as the first and the last of an answer [B, 2, T], padding masked."""
     scores = done.scores("span").float()
     keep = done.batch.get("keep")
     scores = scores if keep is None else scores.masked_fill(~keep[..., None], float("-inf"))
@@ -44,7 +43,7 @@ def span_scores(done: ForwardPass) -> Tensor:
 
 
 def choice_scores(done: ForwardPass) -> Tensor:
-    """[R, 1] scores of rows as [B, K] scores of choices; a place of −1 is no choice at all."""
+    """Turns scores of rows [R, 1] into scores of choices [B, K]; position −1 means no choice."""
     places = done.batch["places"]
     scores = done.scores("choice").float().squeeze(-1)
     return scores[places.clamp(min=0)].masked_fill(places < 0, float("-inf"))
@@ -56,7 +55,7 @@ def choice_scores(done: ForwardPass) -> Tensor:
 def _cross_entropy(
     head: str, read: Callable[[ForwardPass], Tensor], weights: ClassWeights = None
 ) -> Objective:
-    """−log P(label), of each label, over the last dimension of the scores."""
+    """−log P(label) for each label, over the last dimension of the scores."""
     on_device = _on_device(weights)
 
     def total(done: ForwardPass) -> Tensor:
@@ -73,7 +72,7 @@ def _cross_entropy(
 
 
 def _on_device(weights: ClassWeights) -> Callable[[torch.device], Tensor | None]:
-    """The weights of classes, sent to a device once: a recorded step cannot send them."""
+    """Moves class weights to a device once: a captured CUDA graph cannot copy from the host."""
     return cache(lambda device: None if weights is None else torch.tensor(weights, device=device))
 
 
@@ -83,22 +82,22 @@ def classification_loss(weights: ClassWeights = None) -> Objective:
 
 
 def tagging_loss(weights: ClassWeights = None) -> Objective:
-    """BERT §5.3: the label of each word, read off its first token; the others are not judged."""
+    """BERT §5.3: the label of each word, read off its first token; other tokens are ignored."""
     return _cross_entropy("tag", tag_scores, weights)
 
 
 def span_loss(weights: ClassWeights = None) -> Objective:
-    """BERT §4.2: the probabilities of the answer's first and of its last token, averaged."""
+    """BERT §4.2: the mean of the losses of the answer's first and last token."""
     return _cross_entropy("span", span_scores)
 
 
 def choice_loss(weights: ClassWeights = None) -> Objective:
-    """BERT §4.4, GPT-1 §3.3: each choice is read by itself; softmax over those of an example."""
+    """BERT §4.4, GPT-1 §3.3: choices are scored separately; softmax over those of an example."""
     return _cross_entropy("choice", choice_scores)
 
 
 def multilabel_loss(weights: ClassWeights = None) -> Objective:
-    """Binary cross-entropy of every label by itself; weights are of its positive examples."""
+    """Binary cross-entropy of each label independently; weights apply to its positive examples."""
     on_device = _on_device(weights)
 
     def total(done: ForwardPass) -> Tensor:
