@@ -1,4 +1,4 @@
-"""Evaluation: a fine-tuned model by its predictions, any other in context (`few_shot.py`)."""
+"""Evaluation: a fine-tuned model by its predictions, others in context (`few_shot.py`)."""
 
 import logging
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from malmoi.inference.predictors import task_heads
 from malmoi.metrics import label_scores, score_predictions
 
 logger = logging.getLogger(__name__)
-ALWAYS_ANSWER = float("inf")  # the threshold of a model that never says that there is no answer
+ALWAYS_ANSWER = float("inf")  # threshold of a model that never predicts "no answer"
 
 
 def evaluate_model(
@@ -31,13 +31,13 @@ def evaluate_model(
     per_label: bool = False,
     **asking: Any,
 ) -> Any:
-    """The measures of a model on some of a task's files: {"accuracy": 0.91, …, "examples": 872}.
+    """Evaluates a model on a task's files: {"accuracy": 0.91, …, "examples": 872}.
 
-    A fine-tuned model is judged by its head. With `shots` (0, 1, K, "max") a GPT or a BERT is asked
-    as it is, after so many examples, and every measure has a standard error; several numbers
-    ("0,1,4") give a list. Other settings are the fields of `InContextConfig`: train, seed, limit,
-    score, template, reading; and out (a folder for the curve), harness ("lm-eval"). With
-    `per_label` there are also precision, recall, F1 and support of each label of a classification.
+    A fine-tuned model is evaluated with its head. With `shots` (0, 1, K, "max") a GPT or a BERT is
+    evaluated in context with that many examples, and every metric has a standard error; several
+    numbers ("0,1,4") give a list. Other options are the fields of `InContextConfig`: train, seed,
+    limit, score, template, reading; and out (a folder for the curve), harness ("lm-eval").
+    `per_label` adds precision, recall, F1 and support of each label of a classification.
     """
     found = model if isinstance(model, Model) else load(model, device=device)
     if isinstance(task, str) and task.endswith((".yaml", ".yml")):
@@ -62,7 +62,7 @@ def evaluate_model(
 
 
 def predict_and_score(task: Task, examples: Sequence[Example], reading: Predictor) -> Outcome:
-    """Predicts by the way that users predict by, and judges."""
+    """Predicts with the same functions as `Model.predict`, and computes the metrics."""
     check_task_fits(task, reading)
     require_labels(task, examples)
     kind = head_kind(task)
@@ -74,14 +74,14 @@ def predict_and_score(task: Task, examples: Sequence[Example], reading: Predicto
 def _measures(
     task: Task, gold: Sequence[Any], said: Sequence[Any], reading: Predictor
 ) -> dict[str, float]:
-    """A mean over labels is one over all of them where an item may have several or none."""
+    """Computes metrics; macro averages cover all labels if an item may have several or none."""
     kind = head_kind(task)
     labels = reading.labels if kind.text_labels and not kind.exclusive else ()
     return score_predictions(metric_names(task), gold, said, labels)
 
 
 def check_task_fits(task: Task, reading: Predictor) -> None:
-    """A model answers only what it was fine-tuned for."""
+    """Raises an error if the model was not fine-tuned for this task."""
     kind = head_kind(task)
     if kind.output not in task_heads(reading):
         raise UsageError(
@@ -100,19 +100,18 @@ def check_task_fits(task: Task, reading: Predictor) -> None:
 
 @dataclass(frozen=True)
 class Split:
-    """The examples of a fine-tuning: to learn from, to judge by, and, of some kinds, those of the
-    training files that choose thresholds.
-    """
+    """Examples for training and evaluation and, for some kinds, held out to select thresholds."""
 
     train: tuple[Example, ...]
     dev: tuple[Example, ...]
     held: tuple[Example, ...] = ()
-    label_thresholds: bool = False  # one for each label, not one for all
+    label_thresholds: bool = False  # one per label, not one for all
 
 
 def judge(task: Task, rows: Split, reading: Predictor) -> Outcome:
-    """What a model says of the development set; by thresholds, where the kind has them, that the
-    rows held out of the training choose (for answers, as in BERT §4.3, the development set itself).
+    """Evaluates the development set, with thresholds if the kind has them.
+
+    They are selected on held-out training rows (for answers, as in BERT §4.3, the development set).
     """
     kind = head_kind(task)
     if kind.choose is None:

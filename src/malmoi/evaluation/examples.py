@@ -1,4 +1,4 @@
-"""Examples of a task: read from files and checked, or drawn; and the names of their labels."""
+"""Loads and checks, or generates, the examples of a task; and names their labels."""
 
 import random
 from collections import Counter
@@ -11,12 +11,12 @@ from malmoi.evaluation.kinds import HeadKind, kind_of
 from malmoi.evaluation.rows import BadRow, DataRow, NoColumn
 from malmoi.evaluation.task import Example, Task
 
-MAX_BAD_ROWS_SHOWN = 5  # places of bad rows that are named
+MAX_BAD_ROWS_SHOWN = 5  # places of bad rows that an error lists
 
 
 @dataclass(frozen=True)
 class Examples:
-    """The rows of some files, and notes about them."""
+    """The examples of some files, and notes about them."""
 
     rows: tuple[Example, ...]
     notes: tuple[str, ...] = ()
@@ -28,7 +28,7 @@ class Examples:
 def load_examples(
     task: Task, sources: str | Path | Sequence[str | Path], *, skip_bad: bool = False
 ) -> Examples:
-    """Reads a task's files. A bad row is an error with its place, or skipped with `skip_bad`."""
+    """Reads a task's files; a bad row is an error with its place, or skipped with `skip_bad`."""
     paths = [Path(source) for source in ([sources] if isinstance(sources, str | Path) else sources)]
     found, bad = _sorted_out(task, (row for path in paths for row in task.rows(path)))
     if bad and not skip_bad:
@@ -44,7 +44,7 @@ def load_examples(
 
 
 def generate_examples(task: Task, seed: int) -> Examples:
-    """The examples of a task that is drawn, not read: the same for the same seed."""
+    """Generates the examples of a task without files, reproducibly for a seed."""
     if task.generated is None:
         raise MalmoiError(
             f"The task {task.name} needs a file of its rows: name it with --data (data=…)."
@@ -54,7 +54,7 @@ def generate_examples(task: Task, seed: int) -> Examples:
 
 
 def _sorted_out(task: Task, rows: Iterable[DataRow]) -> tuple[list[Example], list[str]]:
-    """The examples of good rows, and what is wrong with the others."""
+    """The examples of valid rows, and what is wrong with the others."""
     kind = kind_of(task)
     found: list[Example] = []
     bad: list[str] = []
@@ -90,7 +90,7 @@ def _notes(task: Task, found: Sequence[Example], bad: Sequence[str]) -> Iterable
 
 
 def _contradictions(found: Sequence[Example]) -> Iterable[str]:
-    """The same text with other labels: whichever is right, the other cannot be learnt."""
+    """Notes identical texts with different labels, since at most one of them can be right."""
     first: dict[tuple[str, str | None], Example] = {}
     for example in found:
         first.setdefault((example.text, example.pair), example)
@@ -104,7 +104,7 @@ def _contradictions(found: Sequence[Example]) -> Iterable[str]:
 
 
 def require_labels(task: Task, examples: Sequence[Example]) -> None:
-    """Training and judging need every label."""
+    """Raises an error if an example has no label, which training and evaluation need."""
     missing = [e.place for e in examples if e.label is None]
     if missing:
         raise MalmoiError(
@@ -114,7 +114,7 @@ def require_labels(task: Task, examples: Sequence[Example]) -> None:
 
 
 def label_names(task: Task, examples: Sequence[Example]) -> tuple[str, ...]:
-    """The labels in the order of their scores: the task's, or the data's, numbers by value."""
+    """The labels in the order of their scores: the task's, or the data's, sorted."""
     kind = kind_of(task)
     if not isinstance(kind, HeadKind) or kind.classes is None:
         return ()
@@ -131,7 +131,7 @@ def label_names(task: Task, examples: Sequence[Example]) -> tuple[str, ...]:
 
 
 def unseen_labels(task: Task, examples: Sequence[Example], known: Collection[str]) -> Iterable[str]:
-    """A note where texts have labels that a model cannot say: they count as errors."""
+    """Notes labels that the model cannot predict: they count as errors."""
     kind = kind_of(task)
     if isinstance(kind, HeadKind) and kind.text_labels and kind.classes is not None:
         found = (name for e in examples if e.label is not None for name in kind.classes(e.label))
@@ -145,7 +145,7 @@ def unseen_labels(task: Task, examples: Sequence[Example], known: Collection[str
 
 
 def _order(label: str) -> tuple[int, float, str]:
-    """O before the tags of entities, numbers by value, words by letters."""
+    """Sort key: O before entity tags, numbers by value, words alphabetically."""
     try:
         return (0, float(label), label)
     except ValueError:
@@ -153,7 +153,7 @@ def _order(label: str) -> tuple[int, float, str]:
 
 
 def files_in(task: Task, source: str | Path) -> tuple[Path, Path | None]:
-    """The training file and, of a folder, the development file that lies beside it."""
+    """The training file and, for a folder, its development file."""
     path = Path(source)
     if not path.is_dir():
         return path, None

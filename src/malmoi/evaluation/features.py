@@ -1,4 +1,4 @@
-"""The feature view of a task: examples as tokens and labels, for a BERT or a framed GPT."""
+"""Features of a task: examples as tokens and labels, for a BERT or a GPT with frame tokens."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from malmoi.training.losses import IGNORE_LABEL
 
 @dataclass(frozen=True)
 class TrainingItem:
-    """A unit of training: one row, or the rows of an example's choices or orders; its label."""
+    """A unit of training: one row, or the rows of an example's choices or orders, and its label."""
 
     rows: tuple[TokenRow, ...]
     label: Any
@@ -27,19 +27,19 @@ class TrainingItem:
 
 @dataclass(frozen=True)
 class FeatureView:
-    """How examples become tokens."""
+    """How examples are encoded."""
 
     tokenizer: Tokenizer
     labels: tuple[str, ...]
-    length: int  # the most tokens of a row
-    stride: int = 128  # by which windows over a long context move on
+    length: int  # maximum number of tokens in a row
+    stride: int = 128  # between the windows over a long context
     both: bool = False  # pairs in both orders
-    last: bool = False  # the last token speaks for the whole, not the first
-    choice_apart: bool = False  # the delimiter stands before a choice, not before its question
+    last: bool = False  # pools the last token, not the first
+    choice_apart: bool = False  # the delimiter comes before a choice, not before its question
 
     @classmethod
     def of(cls, reading: Predictor, labels: tuple[str, ...]) -> "FeatureView":
-        """As a model reads what it predicts."""
+        """The encoding that a predictor uses."""
         return cls(
             reading.tokenizer,
             labels,
@@ -54,7 +54,7 @@ class FeatureView:
 def _encode(
     examples: Sequence[Example], view: FeatureView, *, turned: bool = False
 ) -> list[TokenRow]:
-    """Texts and pairs in batches of their own, in the examples' order."""
+    """Encodes texts and pairs in separate batches; returns them in the examples' order."""
     found: list[TokenRow | None] = [None] * len(examples)
     for paired in (False, True):
         places = [i for i, e in enumerate(examples) if (e.pair is not None) == paired]
@@ -82,7 +82,7 @@ def classification_items(examples: Sequence[Example], view: FeatureView) -> Iter
 
 
 def multilabel_items(examples: Sequence[Example], view: FeatureView) -> Iterator[TrainingItem]:
-    """1 for each label that holds, 0 for the others."""
+    """Label vectors: 1 for each label of the example, 0 for the others."""
     return _labelled(
         examples, view, lambda held: tuple(float(name in held) for name in view.labels)
     )
@@ -93,7 +93,7 @@ def regression_items(examples: Sequence[Example], view: FeatureView) -> Iterator
 
 
 def tagging_items(examples: Sequence[Example], view: FeatureView) -> Iterator[TrainingItem]:
-    """A label for each word's first token."""
+    """Labels on the first token of each word."""
     numbers = {name: i for i, name in enumerate(view.labels)}
     for example, pieces in zip(
         examples, word_pieces(view.tokenizer, [e.words for e in examples], view.length), strict=True
@@ -107,7 +107,7 @@ def tagging_items(examples: Sequence[Example], view: FeatureView) -> Iterator[Tr
 
 
 def choice_items(examples: Sequence[Example], view: FeatureView) -> Iterator[TrainingItem]:
-    """Each choice after the text (and the question): (context, question + choice) as one row."""
+    """One row per choice: (context, question + choice)."""
     asked = [(e.text, e.pair or "", e.choices) for e in examples]
     pairs = choice_pairs(view.tokenizer, asked, view.length if view.choice_apart else None)
     rows = iter(_encode([Example(*pair) for pair in pairs], view))
@@ -116,7 +116,7 @@ def choice_items(examples: Sequence[Example], view: FeatureView) -> Iterator[Tra
 
 
 def answer_items(examples: Sequence[Example], view: FeatureView) -> Iterator[TrainingItem]:
-    """Windows over the context; where one lacks the answer, the null token is the answer."""
+    """Windows over the context; in those without the answer, the null token is the target."""
     pairs = [(e.text, e.pair or "") for e in examples]
     for example, some in zip(
         examples, context_windows(view.tokenizer, pairs, view.length, view.stride), strict=True
@@ -131,7 +131,7 @@ def answer_items(examples: Sequence[Example], view: FeatureView) -> Iterator[Tra
 
 
 def _place(window: ContextWindow, text: str, start: int) -> tuple[int, int] | None:
-    """The first and last token of an answer, if it lies whole in the window."""
+    """The first and last token of an answer, if the window contains all of it."""
     end, (begins, ends) = start + len(text), window.offsets.T
     inside = np.flatnonzero((ends > start) & (begins < end)) + window.first
     if not len(inside) or begins[0] > start or ends[-1] < end:

@@ -1,4 +1,4 @@
-"""In-context evaluation with progress, notes, and the curve by the number of examples."""
+"""In-context evaluation with progress, notes, and a curve over the number of examples."""
 
 import json
 import logging
@@ -35,7 +35,7 @@ def evaluate_few_shot(
 
 
 def in_context_config(asking: dict[str, Any]) -> InContextConfig:
-    """Settings by name; a misspelt one offers the nearest."""
+    """A config from options by name; a misspelt name gets a suggestion."""
     for name in asking:
         if name not in InContextConfig.__dataclass_fields__:
             raise UsageError(
@@ -52,7 +52,7 @@ def few_shot_results(
     asking: InContextConfig,
     out: str | Path | None = None,
 ) -> list[InContextResult]:
-    """Evaluates, reports progress and notes, and draws the curve if a folder is named."""
+    """Evaluates, reports progress and notes, and writes the curve if there is a folder."""
     found = []
     told = set()
     for result in evaluate_in_context(model, task, data, asking):
@@ -67,7 +67,7 @@ def few_shot_results(
 
 
 def write_curve(out: Path, found: Sequence[InContextResult]) -> None:
-    """curve.json, and with two points or more curve.svg: the first metric ± standard error."""
+    """Writes curve.json and, from two points on, curve.svg: the first metric ± standard error."""
     out.mkdir(parents=True, exist_ok=True)
     name = next(iter(found[0].verdict.measures))
     write_text(
@@ -86,7 +86,7 @@ def write_curve(out: Path, found: Sequence[InContextResult]) -> None:
 
 
 def _drawn(title: str, values: Sequence[MeanWithError], shots: Sequence[float]) -> str:
-    """A picture that needs no page around it."""
+    """The curve as a standalone SVG."""
     points = [(number, value.mean) for number, value in zip(shots, values, strict=True)]
     return standalone_svg(
         chart(

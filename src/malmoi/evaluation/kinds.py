@@ -1,5 +1,6 @@
-"""Task kinds. One record says everything that a kind decides: how a row is read and checked, how it
-is learnt and predicted, how it is put to a language model, and how answers are judged.
+"""Task kinds: one record per kind holds everything that depends on it.
+
+How a row is read and checked, learnt and predicted, put to a language model, and graded.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,22 +34,22 @@ from malmoi.training.losses.distil import (
 
 @dataclass(frozen=True)
 class ExamplePrediction:
-    """What a model said of one example."""
+    """A model's prediction for one example."""
 
     prediction: Any
-    # its probability, the number itself, or how much likelier "no answer" is than the best
+    # its probability, the number itself, or the margin of "no answer" over the best span
     score: float
-    probabilities: dict[str, float] = field(default_factory=dict)  # of labels, choices by number
+    probabilities: dict[str, float] = field(default_factory=dict)  # by label, or choice index
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The measures, and of each example what was right and what was said."""
+    """Metrics, and the gold label and prediction of each example."""
 
     metrics: dict[str, float]
     labels: list[Any] = field(repr=False)
     said: list[ExamplePrediction] = field(repr=False)
-    # thresholds that were chosen: fields of a `Predictor`, kept with the model
+    # selected thresholds: fields of a `Predictor`, saved with the model
     chosen: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -66,46 +67,46 @@ def _text_alone(by: Columns) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A kind of task. Those of this class itself are only for language models as they are."""
+    """A kind of task; plain `Kind`s are only evaluated with language models, never fine-tuned."""
 
     name: str
-    metrics: tuple[str, ...]  # the first chooses the best checkpoint
-    columns: Callable[[Columns], ExampleMaker]  # how a row of a user's own table is read
+    metrics: tuple[str, ...]  # the first selects the best checkpoint
+    columns: Callable[[Columns], ExampleMaker]  # reads a row of a user's table
     prompt: Callable[[Task, Example], TaskPrompt]
-    grade: Grader  # in context
+    grade: Grader  # in-context evaluation
     template: Callable[[Columns], str] = _text_alone  # a custom task's prompt
-    check: Callable[[Task, Example], str] = _nothing_wrong  # what cannot be; empty: all is well
-    text_labels: bool = False  # a text as a whole has labels, by name
-    only_read: bool = False  # nothing is asked, so that there is no label
+    check: Callable[[Task, Example], str] = _nothing_wrong  # what is wrong; empty: nothing
+    text_labels: bool = False  # a text as a whole has named labels
+    only_read: bool = False  # only the text's likelihood is measured: there is no label
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadKind(Kind):
-    """A kind that fine-tuning learns with a head of its own."""
+    """A kind that is fine-tuned with its own head."""
 
     output: TaskHead
     features: Callable[[Sequence[Example], FeatureView], Iterator[TrainingItem]]
-    objective: Callable[[Sequence[float] | None], Objective]  # by the weights of the classes
+    objective: Callable[[Sequence[float] | None], Objective]  # given class weights
     distil: Distiller
     predict: Callable[[Predictor, Sequence[Example]], list[ExamplePrediction]]
-    classes: Callable[[Any], Iterable[Any]] | None = None  # in a label, where labels have names
-    class_names: tuple[str, ...] = ()  # where they are not those of the data
-    exclusive: bool = False  # each text has exactly one of the labels
-    # a label as metrics take it, given the model's labels
+    classes: Callable[[Any], Iterable[Any]] | None = None  # the class names in a label
+    class_names: tuple[str, ...] = ()  # if they are not taken from the data
+    exclusive: bool = False  # each text has exactly one label
+    # converts a label for the metrics, given the model's labels
     gold: Callable[[Any, Sequence[str]], Any] = lambda label, labels: label
-    windows: bool = False  # long texts are read in parts, not cut
-    by_id: bool = False  # predictions.json has each answer by its id, as SQuAD's scripts read them
-    # thresholds chosen by an outcome, and what is said with them; both need no network
+    windows: bool = False  # long texts are read in windows, not truncated
+    by_id: bool = False  # predictions.json maps ids to answers, as SQuAD's scripts expect
+    # selects thresholds by an outcome, and applies them to a prediction; neither needs the network
     choose: Callable[..., dict[str, Any]] | None = None  # (outcome, labels, per_label=…)
     decide: Callable[[ExamplePrediction, dict[str, Any]], Any] = lambda one, chosen: one.prediction
-    held_out: bool = False  # thresholds are chosen by a part of the training rows
+    held_out: bool = False  # thresholds are selected on held-out training rows
 
     @property
     def head(self) -> str:
         return self.output.head
 
 
-# ------------------------------------------------------------------ what is wrong with an example
+# ------------------------------------------------------------------ checks
 
 
 def _check_label(task: Task, example: Example) -> str:
@@ -139,7 +140,7 @@ def _check_answers(task: Task, example: Example) -> str:
     return ""
 
 
-# ------------------------------------------------------------------ how a custom task is asked
+# ------------------------------------------------------------------ prompts of custom tasks
 
 
 def _text_and_pair(by: Columns) -> str:
@@ -147,12 +148,12 @@ def _text_and_pair(by: Columns) -> str:
 
 
 def _and_label(by: Columns) -> str:
-    """Which label, by the name of its column."""
+    """Asks for the label by the name of its column."""
     name = by.label if isinstance(by.label, str) else "labels"
     return f"{_text_and_pair(by)}\n{name.replace('{', '{{').replace('}', '}}')}:"
 
 
-# ------------------------------------------------------------------ what a model says of examples
+# ------------------------------------------------------------------ predictions
 
 
 def _texts(examples: Sequence[Example]) -> list[Any]:
@@ -165,7 +166,7 @@ def _predict_labels(reading: Predictor, examples: Sequence[Example]) -> list[Exa
 
 
 def _predict_label_sets(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
-    """Of several decisions the score is that of the least sure."""
+    """Predicts label sets; the score is that of the least certain label."""
     found = predict.label_texts(reading, _texts(examples))
     return [
         ExamplePrediction(
@@ -209,7 +210,7 @@ def _predict_answers(reading: Predictor, examples: Sequence[Example]) -> list[Ex
 
 
 def _in_order(label: Any, labels: Sequence[str]) -> tuple[str, ...]:
-    """As the model has them; those that it does not know come last."""
+    """Sorts a label set in the model's order; unknown labels come last."""
     return (*(n for n in labels if n in label), *(n for n in label if n not in labels))
 
 
@@ -219,7 +220,7 @@ def _in_order(label: Any, labels: Sequence[str]) -> tuple[str, ...]:
 def _choose_no_answer(
     outcome: Outcome, labels: Sequence[str], *, per_label: bool
 ) -> dict[str, Any]:
-    """The threshold for "no answer" of the best F1 (BERT §4.3), where some have none."""
+    """The "no answer" threshold with the best F1 (BERT §4.3), if some questions have no answer."""
     if all(outcome.labels):
         return {}
     nulls = [one.score for one in outcome.said]
@@ -412,7 +413,7 @@ def kind_of(task: Task) -> Kind:
 
 
 def head_kind(task: Task) -> HeadKind:
-    """The kind of a task that is learnt by fine-tuning; others are refused."""
+    """The kind of a task that can be fine-tuned; other kinds raise an error."""
     kind = kind_of(task)
     if not isinstance(kind, HeadKind):
         raise UsageError(
@@ -423,23 +424,23 @@ def head_kind(task: Task) -> HeadKind:
 
 
 def metric_names(task: Task) -> tuple[str, ...]:
-    """What a task is judged by; the first chooses the best checkpoint."""
+    """The task's metrics; the first selects the best checkpoint."""
     return task.metrics or kind_of(task).metrics
 
 
 def task_prompt(task: Task, example: Example) -> TaskPrompt:
-    """The example for a language model."""
+    """The example as a prompt for a language model."""
     return kind_of(task).prompt(task, example)
 
 
 def encode_examples(
     task: Task, examples: Sequence[Example], view: FeatureView
 ) -> list[TrainingItem]:
-    """Everything that the examples teach, as tokens."""
+    """Encodes examples as training items."""
     return list(head_kind(task).features(examples, view))
 
 
-def custom_task(  # noqa: PLR0913  # a column each
+def custom_task(  # noqa: PLR0913  # one per column
     kind: str,
     *,
     text: str = "text",
@@ -451,13 +452,12 @@ def custom_task(  # noqa: PLR0913  # a column each
 ) -> Task:
     """A task on named columns of your own files.
 
-    Multilabel takes labels as a list, as text with a `separator` between, or as one column of 0 and
-    1 for each (label=["anger", "fear"]). Tagging takes words and tags as lists (or with spaces
-    between); choice takes the columns of the choices and the number of the right one; answer takes
-    the context in `pair`, the answer itself in `label`; pairs takes the right sentence in `text`,
-    the wrong one in `pair`. Three kinds are for language models alone:
-    cloze (the last word is in `label`), write (`label` is what should be written, or several such
-    texts) and text (how likely is it?).
+    Multilabel takes labels as a list, as a string with a `separator`, or as one 0/1 column each
+    (label=["anger", "fear"]). Tagging takes words and tags as lists or space-separated strings;
+    choice takes the columns of the choices and the number of the right one; answer takes the
+    context in `pair` and the answer text in `label`; pairs takes the right sentence in `text` and
+    the wrong one in `pair`. Three kinds are for language models only: cloze (the last word is in
+    `label`), write (`label` is the reference text, or several) and text (its likelihood).
 
     Examples:
         >>> malmoi.custom_task("classification", text="review", label="stars").kind

@@ -1,4 +1,4 @@
-"""The prompt view of a task: examples as text, with every possible answer."""
+"""Prompts of a task: examples as text, with every possible answer."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from malmoi.errors import UsageError
 from malmoi.evaluation.task import Example, Task
 from malmoi.metrics import entities
 
-NO_ANSWER = "unanswerable"  # what is said where the text holds no answer
+NO_ANSWER = "unanswerable"  # the answer if the context holds none
 NO_NAMES = "none"
 LABEL_COMMA = ", "
 SQUAD_PROMPT = "{pair}\nQuestion: {text}\nAnswer:"
@@ -14,12 +14,10 @@ SQUAD_PROMPT = "{pair}\nQuestion: {text}\nAnswer:"
 
 @dataclass(frozen=True)
 class TaskPrompt:
-    """A query, the ways it may go on (of an answer that is written: the right ones), and which of
-    them is right.
+    """A query, its possible continuations (reference texts if generated), and which one is right.
 
-    `ending` follows whichever way was taken. Where `partial`, it alone is judged: p(ending | query,
-    choice), so that choices of unequal likelihood compete by what they make of the same words
-    (Trinh & Le 2018 §3).
+    `ending` follows the continuation. If `partial`, it alone is scored: p(ending | query, choice),
+    so that choices of unequal likelihood compete on the same words (Trinh & Le 2018 §3).
     """
 
     query: str
@@ -27,18 +25,18 @@ class TaskPrompt:
     gold: int | None
     ending: str = ""
     partial: bool = False
-    written: bool = False  # the answer is written, not chosen
+    written: bool = False  # the answer is generated, not chosen
 
     @property
     def shown(self) -> str:
-        """The whole with its right answer, as an example for others."""
+        """The prompt with its right answer, as an example for other items."""
         if self.gold is None:
             raise UsageError(f"An example without its answer cannot be shown: {self.query!r:.80}.")
         return self.query + self.choices[self.gold] + self.ending
 
 
 def answer_cue(task: Task) -> str:
-    """The cue for an answer alone: the prompt's last line, or "Answer:" (GPT-3 §2.4)."""
+    """The cue for scoring an answer alone: the prompt's last line, or "Answer:" (GPT-3 §2.4)."""
     last = task.prompt.rpartition("\n")[2].strip()
     return last if last and "{" not in last else "Answer:"
 
@@ -61,7 +59,7 @@ def classification_prompt(task: Task, example: Example) -> TaskPrompt:
 
 
 def multilabel_prompt(task: Task, example: Example) -> TaskPrompt:
-    """Every label that holds, one after the other: " anger, fear"."""
+    """Asks for all labels of a text, as a list: " anger, fear"."""
     held = [task.answers.get(name, name) for name in example.label or ()]
     said = f" {LABEL_COMMA.join(held) or NO_NAMES}"
     return TaskPrompt(
@@ -70,13 +68,13 @@ def multilabel_prompt(task: Task, example: Example) -> TaskPrompt:
 
 
 def parse_labels(said: str, task: Task) -> tuple[str, ...]:
-    """The other way; what is no label of the task is dropped."""
+    """The labels in a generated list; anything that is not a label of the task is dropped."""
     named = {part.strip() for part in said.split(LABEL_COMMA.strip())}
     return tuple(name for name in task.labels if task.answers.get(name, name) in named)
 
 
 def regression_prompt(task: Task, example: Example) -> TaskPrompt:
-    """Numbers as words; an example shows the nearest."""
+    """Offers numbers as words; an example shows the nearest."""
     values = [float(value) for value in task.answers]
     if not values:
         raise UsageError(
@@ -118,7 +116,7 @@ def answer_prompt(task: Task, example: Example) -> TaskPrompt:
 
 
 def tagging_prompt(task: Task, example: Example) -> TaskPrompt:
-    """Names and what they are, in their order: " EU (ORG); German (MISC)"."""
+    """Asks for the entities and their labels in order: " EU (ORG); German (MISC)"."""
     spans = sorted(entities(example.label or ()), key=lambda span: span[1])
     named = [f"{' '.join(example.words[a : b + 1])} ({label})" for label, a, b in spans]
     return TaskPrompt(
@@ -130,7 +128,7 @@ def tagging_prompt(task: Task, example: Example) -> TaskPrompt:
 
 
 def parse_tags(said: str, words: tuple[str, ...]) -> tuple[str, ...]:
-    """The inverse: each word's tag from generated names; names not in the text are dropped."""
+    """Each word's tag from generated entities; entities not in the text are dropped."""
     tags = ["O"] * len(words)
     for part in said.split(";"):
         name, _, label = part.strip().removesuffix(")").rpartition(" (")

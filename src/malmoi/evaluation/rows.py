@@ -1,4 +1,4 @@
-"""Rows of data files: tables, JSON lines, one JSON value; compressed, in any known encoding."""
+"""Rows of data files: tables, JSON lines, JSON; compressed, in any known encoding."""
 
 import csv
 import json
@@ -15,7 +15,7 @@ from malmoi.text.lines import COMPRESSED, SAMPLE_BYTES, decode_lines, encoding_o
 
 
 class BadRow(Exception):
-    """A row that cannot be used: where it is, and why."""
+    """A row that cannot be used: its place and the reason."""
 
     def __init__(self, place: str, why: str) -> None:
         super().__init__(f"{place}: {why}")
@@ -23,7 +23,7 @@ class BadRow(Exception):
 
 
 class NoColumn(BadRow):
-    """A row lacks a column: in the first row the name is wrong, later the row is."""
+    """A missing column: for the first row a wrong column name, later a bad row."""
 
     def __init__(self, place: str, name: str, known: Iterable[str]) -> None:
         super().__init__(place, f"there is no column {name!r}")
@@ -32,7 +32,7 @@ class NoColumn(BadRow):
 
 @dataclass(frozen=True)
 class DataRow:
-    """The values of one row by the names of their columns; a missing column is a clear error."""
+    """One row's values by column name; a missing column raises a clear error."""
 
     values: Mapping[str, Any]
     place: str  # file:row
@@ -49,7 +49,7 @@ class DataRow:
         return value
 
     def label(self, *names: str) -> str | None:
-        """The first of these columns that exists, as a name; None if there is none (a test set)."""
+        """The first of these columns that exists, as a string, or None (a test set)."""
         name = next((name for name in names if name in self.values), None)
         if name is None:
             return None
@@ -84,7 +84,7 @@ class DataRow:
 
 
 def text_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Every line of a text file with its number; undecodable bytes are an error."""
+    """Yields every line of a text file with its number; undecodable bytes are an error."""
 
     def bad(number: int, why: str) -> None:
         raise MalmoiError(f"{path}:{number} is {why}.")
@@ -105,7 +105,7 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
 def table_rows(
     path: Path, header: Sequence[str] | None = None, *, quoted: bool = False
 ) -> Iterator[DataRow]:
-    """Tab-separated rows, never quoted (GLUE and others), or comma-separated ones with quotes."""
+    """Yields tab-separated rows, never quoted (GLUE and others), or comma-separated quoted ones."""
     csv.field_size_limit(1 << 30)
     texts = (text + "\n" for _, text in text_lines(path))
     reader = (
@@ -137,7 +137,7 @@ def _check_header(path: Path, names: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class BrokenRow(DataRow):
-    """A row that says what is wrong with it as soon as it is asked for anything."""
+    """A malformed row: any access raises the error."""
 
     why: str = ""
 
@@ -150,12 +150,12 @@ def _broken(place: str, why: str) -> DataRow:
 
 
 def json_line_rows(path: Path) -> Iterator[DataRow]:
-    """One JSON object a line."""
+    """Yields one row per line of a JSON lines file."""
     return parse_json_rows(text_lines(path), str(path))
 
 
 def parse_json_rows(numbered: Iterable[tuple[int, str]], name: str) -> Iterator[DataRow]:
-    """The same of lines that are at hand; `name` says where they are from."""
+    """Parses numbered JSON lines from memory; `name` is their source."""
     for number, text in numbered:
         if not text.strip():
             continue
@@ -173,13 +173,13 @@ def parse_json_rows(numbered: Iterable[tuple[int, str]], name: str) -> Iterator[
 
 
 def json_value(path: Path) -> Any:
-    """A file that is one JSON value, such as SQuAD's."""
+    """Reads a file that is one JSON value, such as SQuAD's."""
     text = "\n".join(line for _, line in text_lines(path))
     return parse(text, str(path))
 
 
 def json_array_rows(path: Path) -> Iterator[DataRow]:
-    """A file that is one JSON array of objects; rows are counted from 1."""
+    """Yields the objects of a file that is one JSON array; rows are numbered from 1."""
     values = json_value(path)
     if not isinstance(values, list):
         raise MalmoiError(f"{path} must hold a JSON array.")
@@ -202,7 +202,7 @@ ROW_READERS: dict[str, Callable[[Path], Iterator[DataRow]]] = {
 
 
 def any_rows(path: Path) -> Iterator[DataRow]:
-    """The rows of a file by what its name ends in."""
+    """Reads a file's rows by its suffix."""
     bare = path.with_suffix("") if path.suffix in COMPRESSED else path
     if bare.suffix not in ROW_READERS:
         kinds = f"{' '.join(ROW_READERS)}, also {' '.join(COMPRESSED)}"

@@ -1,5 +1,6 @@
-"""A task is a record with two views: features for fine-tuning (`features.py`), text for prompts
-(`prompts.py`). What its kind decides is in `kinds.py`.
+"""A task: a record with features for fine-tuning (`features.py`) and prompts (`prompts.py`).
+
+Everything that depends on the kind of task is in `kinds.py`.
 """
 
 import random
@@ -14,13 +15,12 @@ from malmoi.evaluation.rows import BadRow, DataRow
 
 @dataclass(frozen=True)
 class Example:
-    """One row of a task. `text` is the question of an answer and the words of a tagging joined by
-    spaces.
+    """One row of a task; `text` is the question (answer) or the words joined by spaces (tagging).
 
-    `label`: a name (classification), none or several of them (multilabel), a number (regression), a
-    name for each word (tagging), the place of the right choice, the gold answers as (text, start)
-    of which there may be none, the missing word (cloze), or the texts that would be right (write);
-    None where it is not known, and of a text that is only read.
+    `label`: a name (classification), a tuple of names, possibly empty (multilabel), a number
+    (regression), a tag per word (tagging), the index of the right choice, the gold answers as
+    (text, start), possibly none, the missing word (cloze), or the reference texts (write); None if
+    it is unknown, and for a text whose likelihood is measured.
     """
 
     text: str
@@ -30,13 +30,12 @@ class Example:
     place: str = ""  # file:row
     choices: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
-    group: str = ""  # what it is an example of: measures are given by group too
+    group: str = ""  # metrics are also reported per group
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a data set is: how its files are read, what is asked of each example, and how answers
-    are judged.
+    """A data set: how its files are read, how each example is asked, and how answers are scored.
 
     Examples:
         >>> task = malmoi.custom_task("classification", text="text", label="label")
@@ -49,39 +48,39 @@ class Task:
     rows: Callable[[Path], Iterable[DataRow]]
     example: Callable[[DataRow], Example]
     about: str = ""
-    metrics: tuple[str, ...] = ()  # the first chooses the best checkpoint; none: those of the kind
-    labels: tuple[str, ...] = ()  # in order; none: those of the training data, sorted
-    files: tuple[str, str] = ("train*", "dev*")  # in a folder: of training, of development
-    both_orders: bool = False  # a pair without an order: a GPT reads it both ways (GPT-1 §3.3)
-    prompt: str = "{text}"  # the text view, with {text}, {pair}
-    answers: Mapping[str, str] = field(default_factory=dict)  # label → how a language model says it
-    intro: str = ""  # said once, before the examples that are shown
-    suffix: str = ""  # what follows an answer: a BERT reads it too
-    separator: str = "\n\n"  # parts an example from the next
-    max_answer_tokens: int = 32  # tokens that are written as an answer
-    # `pair` has a gap _: judged by what fills it and the rest, or the rest alone
+    metrics: tuple[str, ...] = ()  # the first selects the best checkpoint; empty: those of the kind
+    labels: tuple[str, ...] = ()  # in order; empty: those of the training data, sorted
+    files: tuple[str, str] = ("train*", "dev*")  # patterns in a folder: training, development
+    both_orders: bool = False  # the pair is symmetric: a GPT reads both orders (GPT-1 §3.3)
+    prompt: str = "{text}"  # with {text} and {pair}
+    answers: Mapping[str, str] = field(default_factory=dict)  # label → its words in a prompt
+    intro: str = ""  # written once, before the examples
+    suffix: str = ""  # written after an answer; a BERT reads it too
+    separator: str = "\n\n"  # between examples
+    max_answer_tokens: int = 32  # maximum length of a generated answer
+    # `pair` has a gap _: score what fills it and the rest, or the rest alone
     gap: Literal["", "fill", "rest"] = ""
     columns: Mapping[str, str] = field(
         default_factory=dict
-    )  # of text and pair, where it is a table
-    # its rows, drawn, where there is no file
+    )  # of text and pair, if the file is a table
+    # generates the rows of a task that has no file
     generated: Callable[[random.Random], Iterable[DataRow]] | None = None
 
 
-# ------------------------------------------------------------------ examples of rows, by columns
+# ------------------------------------------------------------------ examples from columns
 
 ExampleMaker = Callable[[DataRow], Example]
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The user's own columns, by name."""
+    """The column names of a user's table."""
 
     text: str = "text"
     pair: str | None = None
-    label: str | Sequence[str] = "label"  # several: a column of 0 and 1 for each label
+    label: str | Sequence[str] = "label"  # several: one 0/1 column per label
     choices: Sequence[str] = ()
-    separator: str = ","  # between the labels of a row that is text
+    separator: str = ","  # between the labels of a row, if they are one string
 
     @property
     def one_label(self) -> str:
@@ -96,7 +95,7 @@ class Columns:
 def columns(
     text: str, pair: str | None = None, label: str = "label", id: str | None = None
 ) -> ExampleMaker:
-    """Makes an example of a row by the names of its columns."""
+    """Returns a function that makes an example from the named columns of a row."""
 
     def example(row: DataRow) -> Example:
         second = None if pair is None else row.text(pair)
@@ -110,7 +109,7 @@ def columns(
 def numbers(
     text: str, pair: str | None = None, label: str = "score", id: str | None = None
 ) -> ExampleMaker:
-    """The same where labels are numbers."""
+    """Like `columns`, for numeric labels."""
     named = columns(text, pair, label, id)
     return lambda row: replace(named(row), label=row.number(label))
 
@@ -124,7 +123,7 @@ def number_columns(by: Columns) -> ExampleMaker:
 
 
 def label_set_columns(by: Columns) -> ExampleMaker:
-    """Labels as a list, as text with separators, or as one column of 0 and 1 each."""
+    """Label sets as a list, as a string with separators, or as one 0/1 column each."""
     label = by.label
     read = _joined(label, by.separator) if isinstance(label, str) else _indicators(label)
 
@@ -167,7 +166,7 @@ def _indicators(names: Sequence[str]) -> Callable[[DataRow], tuple[str, ...] | N
 
 
 def tag_columns(by: Columns) -> ExampleMaker:
-    """Words and tags as lists, or with spaces between."""
+    """Words and tags as lists, or as strings with spaces between."""
     label = by.one_label
 
     def listed(row: DataRow, name: str) -> tuple[str, ...]:
@@ -183,7 +182,7 @@ def tag_columns(by: Columns) -> ExampleMaker:
 
 
 def pair_columns(by: Columns) -> ExampleMaker:
-    """The right sentence in one column, the wrong one in another."""
+    """The right sentence in `text`, the wrong one in `pair`."""
     if by.pair is None:
         raise UsageError("Minimal pairs need a second column: --pair COLUMN, the wrong sentence.")
     wrong = by.pair
@@ -196,7 +195,7 @@ def pair_columns(by: Columns) -> ExampleMaker:
 
 
 def choice_columns(by: Columns) -> ExampleMaker:
-    """The choices in columns of their own or as one list, and the number of the right one."""
+    """The choices in their own columns or as one list, and the number of the right one."""
     choices = by.choices
     label = by.one_label
     if not choices:
@@ -215,7 +214,7 @@ def choice_columns(by: Columns) -> ExampleMaker:
 
 
 def answer_columns(by: Columns) -> ExampleMaker:
-    """The context in `pair`, the answer itself in `label`."""
+    """The context in `pair`, the answer text in `label`."""
     label = by.one_label
 
     def example(row: DataRow) -> Example:
@@ -234,7 +233,7 @@ def answer_columns(by: Columns) -> ExampleMaker:
 
 
 def written_columns(by: Columns) -> ExampleMaker:
-    """What should be written in `label`, or several such texts."""
+    """The reference text in `label`, or several of them."""
     label = by.one_label
 
     def example(row: DataRow) -> Example:
@@ -248,5 +247,5 @@ def written_columns(by: Columns) -> ExampleMaker:
 
 
 def text_columns(by: Columns) -> ExampleMaker:
-    """A text that is only read."""
+    """A text without a label, whose likelihood is measured."""
     return lambda row: Example(row.text(by.text), row.text(by.text), place=row.place)

@@ -93,7 +93,7 @@ class Predictor:
     labels: tuple[str, ...] = ()
     length: int = 0  # maximum number of tokens; 0: the context
     stride: int = 128  # between the windows over a long context
-    both: bool = False  # pairs are scored in both orders and added (GPT-1 §3.3)
+    both: bool = False  # sums the vectors of both orders of a pair (GPT-1 §3.3)
     choice_apart: bool = False  # the delimiter comes before a choice, not before its question
     problem_type: str = ""  # config.json's: what the classification head predicts
     threshold: float = float("inf")  # "no answer" must beat the best span by more than this

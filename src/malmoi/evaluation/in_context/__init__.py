@@ -1,1 +1,1 @@
-"""Prompts instead of training: a task asked in words, with no, one or some examples before it."""
+"""In-context evaluation: prompts with zero, one or a few examples instead of training."""

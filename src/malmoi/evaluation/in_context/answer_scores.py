@@ -1,7 +1,4 @@
-"""How likely a model finds an answer, whatever the model: a GPT reads on, a BERT fills masks. And
-how likelihoods of
-answers of unequal length are compared.
-"""
+"""Likelihoods of answers under a GPT or a BERT's masks, and how unequal lengths are compared."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +11,7 @@ from malmoi.inference.pseudo_likelihood import SplitText, pseudo_scores
 
 @dataclass(frozen=True)
 class ScoredAnswer:
-    """One answer as a model sees it: after its question, by itself, and how it is written."""
+    """One answer's score after its question, its score alone, and its text."""
 
     score: Score
     alone: Score
@@ -31,7 +28,7 @@ SCORINGS: dict[str, Callable[[ScoredAnswer], float]] = {
 
 
 def answer_parts(question: Question) -> list[SplitText]:
-    """What is judged of each choice, between what stands before it and behind it."""
+    """Each choice as the part to score between what precedes and follows it."""
     before = question.before
     prompt = question.prompt
     if prompt.partial:
@@ -42,7 +39,7 @@ def answer_parts(question: Question) -> list[SplitText]:
 def part_likelihoods(
     exam: EvaluationSession, parts: Sequence[SplitText], *, together: bool = False
 ) -> list[Score]:
-    """log p of every part's middle: given what is before it (GPT), or around it (BERT)."""
+    """log p of every part's middle, given what precedes it (GPT) or surrounds it (BERT)."""
     model = exam.model
 
     def read_on(some: Sequence[SplitText]) -> list[Score]:
@@ -57,7 +54,7 @@ def part_likelihoods(
 def score_answers(
     exam: EvaluationSession, questions: Sequence[Question], *, together: bool = False
 ) -> list[list[ScoredAnswer]]:
-    """Every choice of every question, grouped so that shared prefixes are read once."""
+    """Scores every choice of every question, ordered so that shared prefixes are read once."""
     parts = [part for question in questions for part in answer_parts(question)]
     scores = part_likelihoods(exam, parts, together=together)
     middles = list(dict.fromkeys(part.middle for part in parts))

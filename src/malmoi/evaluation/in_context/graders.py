@@ -1,4 +1,4 @@
-"""Graders: from a model's answers to metrics with standard errors, one function per task kind."""
+"""Graders: turn a model's answers into metrics with standard errors, one function per task kind."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -26,13 +26,13 @@ from malmoi.metrics import MeanWithError, mean_with_error, metric
 
 MEAN_METRICS = frozenset(
     {"accuracy", "span_exact", "span_f1", "rouge_l", "match"}
-)  # measures of a set that are means over its items
-RESAMPLES = 200  # of the bootstrap, for measures that are not
+)  # metrics of a set that are means over its items
+RESAMPLES = 200  # bootstrap samples, for the other metrics
 
 
 @dataclass(frozen=True)
 class Graded:
-    """The measures, each with its standard error, and what was said of each item."""
+    """Metrics with standard errors, and the prediction for each item."""
 
     measures: dict[str, MeanWithError]
     predictions: list[Any]
@@ -43,7 +43,7 @@ Grader = Callable[[EvaluationSession, Sequence[Question]], Graded]
 
 
 def measure_with_error(name: str, gold: Sequence[Any], said: Sequence[Any]) -> MeanWithError:
-    """A metric ± its standard error: s/√n of a mean over items, else by bootstrap."""
+    """A metric with its standard error: s/√n for a mean over items, else by bootstrap."""
     measure = metric(name)
     if name in MEAN_METRICS:
         return mean_with_error([measure([g], [s]) for g, s in zip(gold, said, strict=True)])
@@ -60,16 +60,16 @@ def measure_with_error(name: str, gold: Sequence[Any], said: Sequence[Any]) -> M
     return MeanWithError(value, spread, spread * math.sqrt(size))
 
 
-# ------------------------------------------------------------------ chosen
+# ------------------------------------------------------------------ choices
 
 
 def likelihood_modes(model: Model) -> dict[str, bool]:
-    """How a model's likelihoods are computed; a BERT may mask the whole answer at once."""
+    """The ways to compute a model's likelihoods; a BERT can also mask the whole answer at once."""
     return {"": False} if language_head(model) == "lm" else {"": False, "cloze_": True}
 
 
 def scorings(model: Model) -> list[str]:
-    """Every way to compare choices that this model has."""
+    """All ways this model can compare choices."""
     return [way + name for way in likelihood_modes(model) for name in SCORINGS]
 
 
@@ -79,7 +79,7 @@ def best_choice(choices: Sequence[ScoredAnswer], scoring: str) -> int:
 
 
 def grade_choices(exam: EvaluationSession, questions: Sequence[Question]) -> Graded:
-    """The likeliest choice by every scoring; the task's other metrics by the selected one."""
+    """Picks the likeliest choice by every scoring; other metrics use the selected one."""
     gold = [question.prompt.gold for question in questions]
     measures: dict[str, MeanWithError] = {}
     said: dict[str, list[int]] = {}
@@ -95,7 +95,7 @@ def grade_choices(exam: EvaluationSession, questions: Sequence[Question]) -> Gra
 
 
 def grade_labels(exam: EvaluationSession, questions: Sequence[Question]) -> Graded:
-    """The same, and the task's own measures, which need the labels' names."""
+    """Like `grade_choices`, with the task's own metrics, which need label names."""
     found = grade_choices(exam, questions)
     names = exam.task.labels or tuple(exam.task.answers)
     gold = [question.example.label for question in questions]
@@ -106,7 +106,7 @@ def grade_labels(exam: EvaluationSession, questions: Sequence[Question]) -> Grad
 
 
 def grade_numbers(exam: EvaluationSession, questions: Sequence[Question]) -> Graded:
-    """A number: the mean of those that may be said, each weighted by its likelihood."""
+    """Predicts a number: the mean of the possible values, weighted by likelihood."""
     values = np.array([float(value) for value in exam.task.answers])
     together = exam.scoring.startswith("cloze_")
     scoring = exam.scoring.removeprefix("cloze_")
@@ -120,7 +120,7 @@ def grade_numbers(exam: EvaluationSession, questions: Sequence[Question]) -> Gra
 
 
 def grade_cloze(exam: EvaluationSession, questions: Sequence[Question]) -> Graded:
-    """The missing word: whether the model would write it, and how likely it was (GPT-2 §3.3)."""
+    """The missing word: whether greedy decoding generates it, and its likelihood (GPT-2 §3.3)."""
     scores = part_likelihoods(
         exam, [part for question in questions for part in answer_parts(question)]
     )
@@ -128,7 +128,7 @@ def grade_cloze(exam: EvaluationSession, questions: Sequence[Question]) -> Grade
     perplexity = math.exp(-likely.mean)
     measures = {
         "accuracy": mean_with_error([float(score.greedy) for score in scores]),
-        # d eˣ = eˣ dx
+        # standard error of eˣ: eˣ dx
         "perplexity": MeanWithError(
             perplexity, perplexity * likely.standard_error, perplexity * likely.deviation
         ),
@@ -136,7 +136,7 @@ def grade_cloze(exam: EvaluationSession, questions: Sequence[Question]) -> Grade
     return Graded(measures, [score.greedy for score in scores])
 
 
-# ------------------------------------------------------------------ written
+# ------------------------------------------------------------------ generated texts
 
 
 def written_grader(
@@ -181,11 +181,11 @@ def _written(exam: EvaluationSession, questions: Sequence[Question]) -> list[str
     return exam.in_steps("prompt", [question.before for question in questions], go_on)
 
 
-# ------------------------------------------------------------------ read
+# ------------------------------------------------------------------ likelihood
 
 
 def grade_likelihood(exam: EvaluationSession, questions: Sequence[Question]) -> Graded:
-    """Perplexity of whole texts per word (as in the file, line ends count) and per byte."""
+    """Perplexity of whole texts per word (as in the file, counting line ends) and per byte."""
     if language_head(exam.model) != "lm":
         name = exam.task.name
         raise UsageError(
@@ -203,7 +203,7 @@ def grade_likelihood(exam: EvaluationSession, questions: Sequence[Question]) -> 
 
 
 def _totals(model: Model, question: Question) -> tuple[float, int, int, int]:
-    """A text's loss in nats, its words, bytes and tokens; the first token is predicted too."""
+    """A text's loss in nats, and its words, bytes and tokens; the first token is predicted too."""
     text = question.example.text
     cut = question.example.pair or question.example.text
     context = model.config.context
@@ -217,7 +217,7 @@ def _totals(model: Model, question: Question) -> tuple[float, int, int, int]:
 
 
 def _ratio(loss: Any, units: Any, as_measure: Callable[[float], float]) -> MeanWithError:
-    """A metric Σ loss / Σ units; its error by bootstrap over texts, None for a single one."""
+    """A metric of Σ loss / Σ units; its error by bootstrap over texts, None for a single text."""
     rng = np.random.default_rng(0)
     draws = [
         rng.integers(len(loss), size=len(loss)) for _ in range(RESAMPLES if len(loss) > 1 else 0)

@@ -1,7 +1,6 @@
-"""Our models inside lm-evaluation-harness: scores, rolling likelihoods and greedy texts, by the
-harness's own rules.
+"""A Malmoi model as an lm-evaluation-harness model, following the harness's own rules.
 
-Imported only where the package lm-eval is asked for.
+Imported only if the lm-eval package is requested.
 """
 
 from collections.abc import Sequence
@@ -17,12 +16,12 @@ from malmoi.inference.likelihood import ScoredRow
 from malmoi.inference.prompt import has_opening_token, start_token
 from malmoi.inference.shared_prefix import token_logprobs
 
-DEFAULT_NEW_TOKENS = 256  # tokens that are written where a task does not say how many
+DEFAULT_NEW_TOKENS = 256  # used if a task sets no limit
 
 
 @register_model("malmoi")
 class MalmoiLM(TemplateLM):  # type: ignore[misc]  # lm-eval is optional
-    """A Malmoi folder, or a model that is open already."""
+    """Wraps a Malmoi folder or an open model."""
 
     def __init__(self, pretrained: str | Model, device: str | None = None, **others: Any) -> None:
         super().__init__()
@@ -41,7 +40,7 @@ class MalmoiLM(TemplateLM):  # type: ignore[misc]  # lm-eval is optional
     def tok_encode(
         self,
         string: str,
-        add_special_tokens: bool | None = None,  # noqa: FBT001  # these are lm-eval's signatures
+        add_special_tokens: bool | None = None,  # noqa: FBT001  # lm-eval's signature
         **others: Any,
     ) -> list[int]:
         tokenizer = self.model.tokenizer
@@ -53,7 +52,7 @@ class MalmoiLM(TemplateLM):  # type: ignore[misc]  # lm-eval is optional
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], **others: Any
     ) -> list[tuple[float, bool]]:
-        """As the harness does, the oldest tokens go where a request is longer than the context."""
+        """Scores continuations, dropping a long request's oldest tokens as the harness does."""
         rows = []
         for _, before, after in requests:
             tokens = (before + after)[-(self.max_length + 1) :]
@@ -67,7 +66,7 @@ class MalmoiLM(TemplateLM):  # type: ignore[misc]  # lm-eval is optional
         requests: Sequence[Any],
         disable_tqdm: bool = False,  # noqa: FBT001, FBT002
     ) -> list[float]:
-        """Windows that do not overlap but for one token: the harness's own way."""
+        """Scores whole texts in windows that overlap by one token, as the harness does."""
         totals = []
         for request in requests:
             windows = utils.get_rolling_token_windows(
@@ -87,7 +86,7 @@ class MalmoiLM(TemplateLM):  # type: ignore[misc]  # lm-eval is optional
         requests: Sequence[Any],
         disable_tqdm: bool = False,  # noqa: FBT001, FBT002
     ) -> list[str]:
-        """Greedy unless the task says otherwise; equal settings are batched."""
+        """Generates texts, greedily unless the task says otherwise; equal settings are batched."""
         found: list[str] = [""] * len(requests)
         groups: dict[str, list[int]] = {}
         for i, request in enumerate(requests):

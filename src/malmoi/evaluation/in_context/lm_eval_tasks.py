@@ -1,4 +1,4 @@
-"""Evaluation by lm-evaluation-harness: a task as its YAML, our model as one of its own."""
+"""Evaluation by lm-evaluation-harness: the task as its YAML, the model as one of its own."""
 
 import json
 import tempfile
@@ -28,7 +28,7 @@ HarnessConfig = dict[str, Any]
 def evaluate_with_harness(
     model: Model, task: Task | Path, data: DataFiles | None, asking: InContextConfig, harness: str
 ) -> dict[str, Any]:
-    """The harness's metrics: {"acc": 0.61, "acc_stderr": 0.02, …}. A path is a task's YAML."""
+    """The harness's metrics, {"acc": 0.61, "acc_stderr": 0.02, …}; a path is a task's YAML."""
     if harness not in HARNESSES:
         raise UsageError(f"There is no harness {harness!r}; Malmoi knows lm-eval.")
     shots, *others = parse_shots(asking.shots)
@@ -41,7 +41,7 @@ def evaluate_with_harness(
 
 
 def run_lm_eval(model: Any, path: Path, shots: int, asking: InContextConfig) -> dict[str, Any]:
-    """`simple_evaluate` on one task file; `model` may name another back-end with arguments."""
+    """Runs `simple_evaluate` on one task file; `model` may name another back end with arguments."""
     try:
         import yaml
         from lm_eval.evaluator import simple_evaluate
@@ -72,11 +72,11 @@ def run_lm_eval(model: Any, path: Path, shots: int, asking: InContextConfig) -> 
     return {**found, "shots": shots, "examples": done["n-samples"][name]["effective"]}
 
 
-# ------------------------------------------------------------------ a task as the harness has it
+# ------------------------------------------------------------------ the harness's task format
 
 
 def write_task(task: Task, data: DataFiles | None, asking: InContextConfig, folder: Path) -> Path:
-    """The task's rows as JSON lines and its YAML beside them; returns the YAML."""
+    """Writes the task's rows as JSON lines and its YAML; returns the YAML's path."""
     shape_of = HARNESS_SHAPES.get(kind_of(task).grade)
     if shape_of is None:
         raise UsageError(
@@ -86,7 +86,7 @@ def write_task(task: Task, data: DataFiles | None, asking: InContextConfig, fold
     items, pool, _ = split_rows(
         task, data, InContextConfig(train=asking.train, seed=asking.seed, skip_bad=asking.skip_bad)
     )
-    # a split never shows an item itself
+    # within one split, the harness never shows an item itself
     parts = {"test": items} if pool is items else {"test": items, "train": pool}
     for name, rows in parts.items():
         lines = (json.dumps(document(example), ensure_ascii=False) for example in rows)
@@ -105,7 +105,7 @@ def write_task(task: Task, data: DataFiles | None, asking: InContextConfig, fold
         **shape,
     }
     path = folder / f"{task.name}.yaml"
-    path.write_text(json.dumps(config, ensure_ascii=False, indent=1), "utf-8")  # JSON is YAML too
+    path.write_text(json.dumps(config, ensure_ascii=False, indent=1), "utf-8")  # JSON is valid YAML
     return path
 
 
@@ -131,7 +131,7 @@ def _choices(task: Task) -> tuple[HarnessConfig, HarnessDocument]:
         for name in ("acc", "acc_norm")
     ]
     shape = {"output_type": "multiple_choice", "doc_to_choice": "choices", "metric_list": measures}
-    # several contexts, one ending: the harness takes the right one's number for the text
+    # several contexts, one ending: the harness then expects the gold index in doc_to_text
     if task.gap == "rest":
         return {
             **shape,
@@ -143,7 +143,7 @@ def _choices(task: Task) -> tuple[HarnessConfig, HarnessDocument]:
 
 
 def _cloze(task: Task) -> tuple[HarnessConfig, HarnessDocument]:
-    """The harness puts no space before what is scored alone: the word brings its own."""
+    """The harness adds no space before a target scored alone, so the word includes its own."""
     spaced = {
         "doc_to_text": "{{query}}",
         "doc_to_target": "{{' ' + answer}}",
@@ -181,7 +181,7 @@ def _text(task: Task) -> tuple[HarnessConfig, HarnessDocument]:
     return {**shape, "metric_list": measures}, lambda example: {"text": example.text}
 
 
-# by how a kind is graded here: the harness has a shape for each of these
+# by how a kind is graded here, the harness's equivalent
 HARNESS_SHAPES: dict[Grader, Callable[[Task], tuple[HarnessConfig, HarnessDocument]]] = {
     grade_labels: _choices,
     grade_choices: _choices,

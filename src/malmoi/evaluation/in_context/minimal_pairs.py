@@ -1,4 +1,4 @@
-"""Minimal pairs: which of two sentences that differ in one point does a model find likelier?"""
+"""Minimal pairs: which of two sentences that differ in one point is more likely to a model?"""
 
 from collections.abc import Sequence
 
@@ -8,14 +8,15 @@ from malmoi.inference.sentences import sentence_logprobs
 from malmoi.metrics import MeanWithError, mean_with_error
 from malmoi.system.progress import Progress, report_progress
 
-PAIRS_PER_UPDATE = 8192  # many, so that sentences of one length fill a pass
+PAIRS_PER_UPDATE = 8192  # large, so that sentences of equal length fill a pass
 
 
 def grade_pairs(exam: EvaluationSession, questions: Sequence[Question]) -> Graded:
-    """How often the right sentence is the likelier one (Warstadt et al. 2020 §4), in all and by
-    phenomenon: by likelihood for a GPT, by pseudo-likelihood for a BERT. Equal ones are wrong.
+    """How often the right sentence is more likely (Warstadt et al. 2020 §4), overall and by group.
+
+    Likelihood for a GPT, pseudo-likelihood for a BERT. Ties count as wrong.
     """
-    language_head(exam.model)  # refuses a model that has none
+    language_head(exam.model)  # raises an error if the model has none
     said: list[int] = []
     for start in range(0, len(questions), PAIRS_PER_UPDATE):
         some = questions[start : start + PAIRS_PER_UPDATE]
@@ -34,7 +35,7 @@ def grade_pairs(exam: EvaluationSession, questions: Sequence[Question]) -> Grade
 
 
 def _likelier(exam: EvaluationSession, questions: Sequence[Question]) -> list[int]:
-    """Of each pair the number of the likelier sentence; of equals the wrong one."""
+    """The index of the more likely sentence of each pair; for ties, the wrong one."""
     texts = [text for question in questions for text in question.example.choices]
     scores = sentence_logprobs(exam.model.network, exam.model.tokenizer, texts)
     return [

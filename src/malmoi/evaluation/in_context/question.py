@@ -1,4 +1,4 @@
-"""Building the prompt of an item: introduction, examples and query, within the context."""
+"""Builds an item's prompt: introduction, examples and query, within the context."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from malmoi.evaluation.task import Example, Task
 from malmoi.inference import Model
 from malmoi.inference.prompt import encode_prompts
 
-ITEMS_PER_COUNT = 512  # items whose tokens are counted together
+ITEMS_PER_COUNT = 512  # items whose tokens are counted in one call
 
 
 def plural_examples(number: int) -> str:
@@ -31,14 +31,14 @@ class QuestionBuilder:
     seed: int = 0
 
     def build(self, item: Example, number: int) -> Question:
-        """The item with its examples; refused where they do not fit."""
+        """The item with its examples; an error if they do not fit."""
         if self.shots.as_many_as_fit:
             return self._fullest(item, number)
         question = self._shown(item, number)
         return self._fitted(question, *self._tokens([question]))
 
     def build_all(self, items: Sequence[Example]) -> list[Question]:
-        """Every item, the first being number 0."""
+        """Builds questions for all items, numbered from 0."""
         if self.shots.as_many_as_fit:
             return [self._fullest(item, number) for number, item in enumerate(items)]
         found: list[Question] = []
@@ -75,7 +75,7 @@ class QuestionBuilder:
         return question if need <= context else self._cut(question, need - context)
 
     def prompt(self, item: Example) -> TaskPrompt:
-        """The item's own prompt; a choice without a token has no likelihood."""
+        """The item's own prompt; raises an error if a choice has no tokens to score."""
         prompt = task_prompt(self.task, item)
         judged = (prompt.ending,) if prompt.partial else prompt.choices
         if prompt.written:
@@ -93,7 +93,7 @@ class QuestionBuilder:
         return Question(self.task.intro + shown + prompt.query, prompt, item, len(some))
 
     def _fullest(self, item: Example, number: int) -> Question:
-        """One example more, until the next does not fit."""
+        """Adds examples until the next one does not fit."""
         context = self.model.config.context
         prompt = self.prompt(item)
         best = self._with(prompt, item, [])
@@ -111,7 +111,7 @@ class QuestionBuilder:
         return best
 
     def _tokens(self, questions: Sequence[Question]) -> list[int]:
-        """How much of the context each question takes with its longest answer."""
+        """How many tokens each question takes with its longest answer."""
         if questions and questions[0].prompt.written:
             return [
                 length + self.task.max_answer_tokens
@@ -134,7 +134,7 @@ class QuestionBuilder:
         return [len(encoding.tokens) for encoding in tokenizer.encode_batch(texts)]
 
     def _cut(self, question: Question, surplus: int) -> Question:
-        """Without the oldest tokens: what stands last, the question itself, counts most."""
+        """Drops the oldest tokens, since the question itself comes last."""
         offsets = self.model.tokenizer.encode(question.before, specials=False).offsets
         if surplus >= len(offsets):
             raise UsageError(

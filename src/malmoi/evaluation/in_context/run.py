@@ -1,4 +1,4 @@
-"""In-context evaluation of a task: read rows, draw examples, prompt, grade."""
+"""In-context evaluation of a task: reads rows, draws examples, builds prompts, grades."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,21 +29,21 @@ DataFiles = str | Path | Sequence[str | Path]
 
 @dataclass(frozen=True)
 class InContextConfig:
-    """How a task is asked."""
+    """How a task is evaluated in context."""
 
     shots: int | str = 0  # 0, 1, K, max, or several: "0,1,4"
-    train: DataFiles | None = None  # rows that examples are drawn from
-    seed: int = 0  # of the examples, of what is drawn and of a limited choice
-    limit: int | None = None  # the most items
+    train: DataFiles | None = None  # rows to draw examples from
+    seed: int = 0  # for the examples, generated rows and a limited selection
+    limit: int | None = None  # maximum number of items
     score: str = "total"  # how the likelihoods of choices are compared
-    template: str | None = None  # another way to ask
-    reading: str = "causal"  # of a model that was trained both ways: causal or masked
+    template: str | None = None  # another prompt template
+    reading: str = "causal"  # for a model trained both ways: causal or masked
     skip_bad: bool = False
 
 
 @dataclass(frozen=True)
 class InContextResult:
-    """What a model is worth on a task with so many examples."""
+    """A model's metrics on a task with a given number of examples."""
 
     task: str
     shots: Shots
@@ -68,7 +68,7 @@ class InContextResult:
 def evaluate_in_context(
     model: Model, task: Task, data: DataFiles | None, asking: InContextConfig
 ) -> Iterator[InContextResult]:
-    """The results for each number of examples, as they come."""
+    """Yields a result for each number of examples as it is computed."""
     wanted = parse_shots(asking.shots)
     if asking.reading not in READINGS:
         raise UsageError(
@@ -119,7 +119,7 @@ def _result(
 def split_rows(
     task: Task, data: DataFiles | None, asking: InContextConfig
 ) -> tuple[Sequence[Example], Sequence[Example], list[str]]:
-    """The items that are asked, those that may be shown, and notes about them."""
+    """The items to evaluate, the examples that may be shown, and notes about them."""
     train, dev = _files(task, data)
     found = (
         generate_examples(task, asking.seed)
@@ -140,7 +140,7 @@ def split_rows(
 
 
 def _files(task: Task, data: DataFiles | None) -> tuple[Path | None, DataFiles | None]:
-    """The file of training rows, where a folder has one, and what is asked."""
+    """The training file, if a folder has one, and the files to evaluate."""
     if not isinstance(data, str | Path) or not Path(data).is_dir():
         return None, data
     train, dev = files_in(task, data)
@@ -148,7 +148,7 @@ def _files(task: Task, data: DataFiles | None) -> tuple[Path | None, DataFiles |
 
 
 def _some(rows: Sequence[Example], asking: InContextConfig) -> Sequence[Example]:
-    """As many as are asked for, drawn from the whole: files are often sorted by label."""
+    """A random sample up to the limit: files are often sorted by label."""
     if asking.limit is None or asking.limit >= len(rows):
         return rows
     if asking.limit < 1:

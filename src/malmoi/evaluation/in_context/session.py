@@ -10,25 +10,25 @@ from malmoi.evaluation.task import Example, Task
 from malmoi.inference import Model
 from malmoi.system.progress import Progress, report_progress
 
-ROWS_PER_UPDATE = 512  # rows between two progress events
+ROWS_PER_UPDATE = 512  # rows between progress updates
 ExamRow = TypeVar("ExamRow")
 RowResult = TypeVar("RowResult")
 
 
 @dataclass(frozen=True)
 class Question:
-    """Everything before the answer, the item's own prompt, and how it came to be."""
+    """The full prompt, the item's own prompt, and how it was built."""
 
     before: str
     prompt: TaskPrompt
     example: Example
     shots: int = 0
-    cut: bool = False  # whether its beginning was left out to fit
+    cut: bool = False  # whether its beginning was truncated to fit
 
 
 @dataclass(frozen=True)
 class EvaluationSession:
-    """A model, the task it is asked, and how its choices are compared."""
+    """A model, the task it is evaluated on, and how its choices are compared."""
 
     task: Task
     model: Model
@@ -40,7 +40,7 @@ class EvaluationSession:
         rows: Sequence[ExamRow],
         do: Callable[[Sequence[ExamRow]], list[RowResult]],
     ) -> list[RowResult]:
-        """Some rows at a time, with progress between them."""
+        """Processes rows in chunks, reporting progress between them."""
         found: list[RowResult] = []
         for start in range(0, len(rows), ROWS_PER_UPDATE):
             found += do(rows[start : start + ROWS_PER_UPDATE])
@@ -49,7 +49,7 @@ class EvaluationSession:
 
 
 def language_head(model: Model) -> str:
-    """The head that a model is asked by: lm of a GPT, mlm of a BERT."""
+    """The model's language head: lm for a GPT, mlm for a BERT."""
     for head in ("lm", "mlm"):
         if head in model.network.heads:
             return head

@@ -1,4 +1,4 @@
-"""Examples for an item: drawn for each with a seed, never the item itself (GPT-3 §2.4)."""
+"""Few-shot examples: drawn for each item with a seed, never the item itself (GPT-3 §2.4)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from malmoi.evaluation.task import Example
 
 
 def shuffled(size: int, rng: Random) -> Iterator[int]:
-    """0 … size − 1 in any order, drawn only as far as they are taken: a pool may hold a million."""
+    """A lazy random permutation of 0 … size − 1: the pool may hold a million."""
     moved: dict[int, int] = {}
     for i in range(size):
         j = rng.randrange(i, size)
@@ -18,14 +18,14 @@ def shuffled(size: int, rng: Random) -> Iterator[int]:
 
 
 def is_same_question(one: Example, other: Example) -> bool:
-    """Whether two examples ask the same, wherever they stand."""
+    """Whether two examples ask the same, wherever they come from."""
     return (one.text, one.pair, one.choices) == (other.text, other.pair, other.choices)
 
 
 def draw_examples(
     pool: Sequence[Example], item: Example, seed: int, number: int
 ) -> Iterator[Example]:
-    """Examples for item `number`, without repetition, that have an answer and are not the item."""
+    """Yields labelled examples for item `number`, without repetition and never the item itself."""
     places = shuffled(len(pool), Random(f"{seed}:{number}"))
     return (
         pool[i] for i in places if pool[i].label is not None and not is_same_question(pool[i], item)
@@ -34,7 +34,7 @@ def draw_examples(
 
 @dataclass(frozen=True)
 class Shots:
-    """How many examples are shown: a number, or as many as fit."""
+    """The number of examples: fixed, or as many as fit."""
 
     count: int
     as_many_as_fit: bool = False

@@ -23,14 +23,14 @@ TEMPLATE_FIELDS = {
 
 @cache
 def templates() -> dict[str, dict[str, dict[str, Any]]]:
-    """Every template by its task and its name."""
+    """All templates by task and name."""
     return tomllib.loads(
         files("malmoi.evaluation.in_context").joinpath("templates.toml").read_text("utf-8")
     )
 
 
 def templated(task: Task, name: str | None) -> Task:
-    """The task asked another way: by a template's name, or by a .toml file that holds one."""
+    """The task with another template: by name, or from a .toml file."""
     if name is None:
         return task
     known = templates().get(task.name, {})
@@ -57,7 +57,7 @@ RENAMED_FIELDS = {"after": "suffix", "between": "separator", "most": "max_answer
 
 
 def current_template(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A template's fields under current names; old ones work for one more release."""
+    """Renames a template's deprecated fields, which are accepted for one more release."""
     return {RENAMED_FIELDS.get(name, name): value for name, value in given.items()}
 
 

@@ -1,4 +1,4 @@
-"""Tasks: GLUE, SQuAD, NER, multiple choice, Korean ones, GPT-3's, and any table of your own."""
+"""Tasks: GLUE, SQuAD, NER, multiple choice, Korean tasks, GPT-3's, and custom tables."""
 
 from malmoi.errors import UsageError, nearest
 from malmoi.evaluation.examples import (
@@ -62,7 +62,7 @@ __all__ = [
 
 
 def named_task(name: str) -> Task:
-    """A task by its name; the name of a kind stands for your own columns text, label…"""
+    """Looks up a task by name; the name of a kind is a custom task on columns text, label…"""
     if name in KINDS:
         return custom_task(name)
     if name not in TASKS:

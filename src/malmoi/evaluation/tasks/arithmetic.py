@@ -1,4 +1,4 @@
-"""Sums as GPT-3 was asked them (§3.9.1): drawn with a seed, so there is no file to keep."""
+"""GPT-3's arithmetic tasks (§3.9.1), generated from a seed, so that no file is needed."""
 
 import operator
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from random import Random
 from malmoi.evaluation.rows import DataRow, any_rows
 from malmoi.evaluation.task import Example, Task
 
-EXAMPLES_PER_TASK = 2000  # instances of each task (GPT-3 §3.9.1)
+EXAMPLES_PER_TASK = 2000  # per task (GPT-3 §3.9.1)
 OPERATOR_WORDS = {"+": "plus", "-": "minus", "*": "times"}
 OPERATORS: dict[str, Callable[[int, int], int]] = {
     "+": operator.add,
@@ -17,7 +17,7 @@ OPERATORS: dict[str, Callable[[int, int], int]] = {
 
 
 def two_numbers(digits: int, sign: str) -> Callable[[Random], Iterator[DataRow]]:
-    """Uniform numbers from [0, 10^digits): "What is 48 plus 76?"; differences may be negative."""
+    """Draws uniformly from [0, 10^digits): "What is 48 plus 76?"; differences may be negative."""
 
     def made(rng: Random) -> Iterator[DataRow]:
         for number in range(1, EXAMPLES_PER_TASK + 1):
@@ -29,7 +29,7 @@ def two_numbers(digits: int, sign: str) -> Callable[[Random], Iterator[DataRow]]
 
 
 def three_digits(rng: Random) -> Iterator[DataRow]:
-    """Three numbers of one digit, the last two in parentheses: "What is 6+(4*8)?"."""
+    """Three one-digit numbers, the last two in parentheses: "What is 6+(4*8)?"."""
     for number in range(1, EXAMPLES_PER_TASK + 1):
         a, b, c = (rng.randrange(10) for _ in range(3))
         first = rng.choice("+-*")

@@ -15,18 +15,18 @@ from malmoi.evaluation.task import Example, Task
 
 
 def swag_rows(path: Path) -> Iterator[DataRow]:
-    """Comma-separated; some releases have a first column without a name."""
+    """Reads comma-separated rows; some releases have an unnamed first column."""
     return table_rows(path, quoted=True)
 
 
 def swag(row: DataRow) -> Example:
-    """A scene and the beginning of the next one; four ways it may end."""
+    """A scene, the beginning of the next one, and four possible endings."""
     endings = tuple(row.text(f"ending{i}") for i in range(4))
     return Example(row.text("sent1"), row.text("sent2"), row.whole("label"), "", row.place, endings)
 
 
 def race_rows(path: Path) -> Iterator[DataRow]:
-    """One article a line, with several questions each; every question becomes a row."""
+    """Reads one article per line; each of its questions becomes a row."""
     for row in json_line_rows(path):
         missing = [
             name
@@ -59,7 +59,7 @@ def race_rows(path: Path) -> Iterator[DataRow]:
 
 
 def race(row: DataRow) -> Example:
-    """An article, a question (perhaps with a gap _), four options; the answer is a letter."""
+    """An article, a question (possibly with a gap _), four options; the answer is a letter."""
     letter = row.label("answer")
     if letter is not None and letter not in "ABCDEFGH":
         raise BadRow(row.place, f"the answer must be a letter such as A, not {letter!r}")
@@ -78,7 +78,7 @@ def query_example(row: DataRow) -> Example:
 
 
 def copa(row: DataRow) -> Example:
-    """As in SuperGLUE (premise, cause or effect, choice1, choice2), or as query, choices, gold."""
+    """SuperGLUE's columns (premise, cause or effect, choice1, choice2), or query, choices, gold."""
     if "query" in row.values:
         return query_example(row)
     link = {"cause": "because", "effect": "so"}.get(row.text("question"))

@@ -1,7 +1,6 @@
-"""What GPT-2 and GPT-3 were asked without training: PIQA, ARC, Winograd, WinoGrande, HellaSwag,
-BoolQ, CBT.
+"""Zero-shot tasks of GPT-2 and GPT-3: PIQA, ARC, Winograd, WinoGrande, HellaSwag, BoolQ, CBT.
 
-Each reads the form its authors publish; those that are choices also as `query, choices, gold`.
+Each reads its authors' format; multiple-choice tasks also read `query, choices, gold`.
 """
 
 from collections.abc import Iterator
@@ -16,13 +15,13 @@ from malmoi.evaluation.tasks.glue import YES_NO
 
 
 def _question(row: DataRow) -> Example:
-    """A query that begins with "Question:", which the prompt says too."""
+    """A query without its leading "Question:", which the prompt adds."""
     found = query_example(row)
     return replace(found, text=found.text.strip().removeprefix("Question:").strip())
 
 
 def piqa(row: DataRow) -> Example:
-    """How a goal is reached: goal, sol1, sol2, label (Bisk et al. 2020)."""
+    """A goal and two ways to reach it: goal, sol1, sol2, label (Bisk et al. 2020)."""
     if "query" in row.values:
         return _question(row)
     return Example(
@@ -92,7 +91,7 @@ def winograd(row: DataRow) -> Example:
 
 
 def hellaswag(row: DataRow) -> Example:
-    """How a scene goes on: ctx, four endings, label (Zellers et al. 2019)."""
+    """A scene and its possible endings: ctx, four endings, label (Zellers et al. 2019)."""
     endings = tuple(map(str, row["endings"]))
     return Example(
         row.text("ctx"),
@@ -105,7 +104,7 @@ def hellaswag(row: DataRow) -> Example:
 
 
 def boolq(row: DataRow) -> Example:
-    """A passage and a question that yes or no answers: true or false, or 1 and 0."""
+    """A passage and a yes/no question; the label is true or false, or 1 or 0."""
     found = row.label("label", "answer")
     known = {"true": "1", "false": "0", "1": "1", "0": "0", "yes": "1", "no": "0"}
     if found is not None and found.lower() not in known:
@@ -116,7 +115,7 @@ def boolq(row: DataRow) -> Example:
 
 
 def cbt_rows(path: Path) -> Iterator[DataRow]:
-    """Twenty lines of a story; the 21st has a gap XXXXX and ten candidates (Hill et al. 2016)."""
+    """Reads 20 lines of a story; the 21st has a gap XXXXX and ten candidates (Hill et al. 2016)."""
     lines: list[str] = []
     for number, line in text_lines(path):
         mark, _, text = line.partition(" ")

@@ -1,4 +1,4 @@
-"""GLUE (Wang et al. 2018) in its own files, and the sets that stand beside it: SICK, IMDB."""
+"""GLUE (Wang et al. 2018) in its own file formats, and related data sets: SICK, IMDB."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ YES_NO = {"0": "no", "1": "yes"}
 
 
 def cola_rows(path: Path) -> Iterator[DataRow]:
-    """CoLA has no header; its test set has one, and two columns."""
+    """Reads CoLA, which has no header, or its test set, which has one and two columns."""
     return table_rows(path, COLA_COLUMNS)
 
 

@@ -9,11 +9,11 @@ from malmoi.evaluation.rows import ROW_READERS, BadRow, DataRow, any_rows, text_
 from malmoi.evaluation.task import Example, Task
 from malmoi.text.lines import COMPRESSED
 
-TITLE = re.compile(r"= [^=].*[^=] =")  # begins an article of WikiText; sections have more signs
+TITLE = re.compile(r"= [^=].*[^=] =")  # title of a WikiText article; section titles have more signs
 
 
 def lambada_rows(path: Path) -> Iterator[DataRow]:
-    """JSON lines, or the authors' own form: a passage a line."""
+    """Reads JSON lines, or the authors' format: one passage per line."""
     bare = path.with_suffix("") if path.suffix in COMPRESSED else path
     if bare.suffix in ROW_READERS and bare.suffix != ".txt":
         yield from any_rows(path)
@@ -24,7 +24,7 @@ def lambada_rows(path: Path) -> Iterator[DataRow]:
 
 
 def lambada(row: DataRow) -> Example:
-    """A passage without its last word, and that word (Paperno et al. 2016)."""
+    """A passage without its last word; the label is that word (Paperno et al. 2016)."""
     if "context" in row.values:
         return Example(
             row.text("context").rstrip(), None, row.text("continuation").strip(), "", row.place
@@ -35,12 +35,11 @@ def lambada(row: DataRow) -> Example:
     return Example(before.rstrip(), None, last, "", row.place)
 
 
-# ------------------------------------------------------------------ texts whose likelihood is
-# measured
+# ------------------------------------------------------------------ likelihood
 
 
 def articles(path: Path) -> Iterator[DataRow]:
-    """WikiText by article, tokenized as in the file: perplexity is per word."""
+    """Yields WikiText's articles, tokenized as in the file: perplexity is per word."""
     lines: list[str] = []
     begun = 1
     for number, line in text_lines(path):
@@ -54,18 +53,17 @@ def articles(path: Path) -> Iterator[DataRow]:
 
 
 def whole_file(path: Path) -> Iterator[DataRow]:
-    """A file as one text."""
+    """Yields a file as one text."""
     yield DataRow({"text": "".join(f"{line}\n" for _, line in text_lines(path))}, f"{path}:1")
 
 
 def detokenized(clean: Callable[[str], str]) -> Callable[[DataRow], Example]:
-    """The text as a person would write it, and as in the file, for its word count."""
+    """Makes examples of the detokenized text, with the original as `pair` for its word count."""
     return lambda row: Example(clean(row.text("text")), row.text("text"), None, "", row.place)
 
 
-# GPT-2 §3.1 undoes what the sets' own tokenizers did, by rules it does not print. WikiText's are
-# those of
-# lm-evaluation-harness to the letter, so that its numbers can be compared.
+# GPT-2 §3.1 reverses the data sets' tokenization by rules it does not publish. WikiText's here are
+# exactly those of lm-evaluation-harness, so that results are comparable.
 WIKITEXT_RULES = (
     (r"s '", r"s'"),
     *((rf" @\{sign}@ ", sign) for sign in "-,."),
@@ -84,8 +82,8 @@ WIKITEXT_RULES = (
     (r" N ", " 1 "),
     (r" 's", "'s"),
 )
-# Numbers are N in PTB and so is the per cent sign: "to N N from N N" was "to 8.45 % from 8.47 %".
-# All can be undone.
+# PTB writes numbers and the percent sign as N: "to N N from N N" was "to 8.45 % from 8.47 %". All
+# rules are invertible, as in GPT-2 §3.1.
 PTB_RULES = (
     (r"(?m)^ | $", ""),
     (r" n't(?!\S)", "n't"),
@@ -99,13 +97,13 @@ PTB_RULES = (
 
 
 def rewritten(rules: tuple[tuple[str, str], ...], text: str) -> str:
-    """The text as it was before it was cut into words, as far as rules can tell."""
+    """Reverses tokenization as far as rules can."""
     for found, put in rules:
         text = re.sub(found, put, text)
     return text
 
 
-# ------------------------------------------------------------------ texts that are written
+# ------------------------------------------------------------------ generation
 
 
 def text_pair(sources: tuple[str, ...], targets: tuple[str, ...], row: DataRow) -> Example:

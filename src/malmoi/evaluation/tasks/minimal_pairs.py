@@ -5,7 +5,7 @@ from malmoi.evaluation.task import Example, Task
 
 
 def blimp(row: DataRow) -> Example:
-    """The authors' columns, or shorter names of them."""
+    """A BLiMP row, with the authors' column names or shorter ones."""
     published = "sentence_good" in row.values
     good = row.text("sentence_good" if published else "good")
     bad = row.text("sentence_bad" if published else "bad")
@@ -14,7 +14,7 @@ def blimp(row: DataRow) -> Example:
 
 
 def kontrast(row: DataRow) -> Example:
-    """Two sentences, A and B, and which of them a speaker accepts."""
+    """Sentences A and B, and which of them speakers accept."""
     right = row.label("gold_label")
     if right not in ("A", "B"):
         raise BadRow(row.place, f"gold_label is A or B, not {right!r}")

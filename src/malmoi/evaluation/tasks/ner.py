@@ -11,15 +11,15 @@ DOCUMENT_MARK = "-DOCSTART-"
 
 
 def conll_sentences(path: Path, split: str | None = None, word: int = 0) -> Iterator[DataRow]:
-    """Sentences with blank lines between, a word a line: the word in column `word`, its tag in the
-    last one.
+    """Reads sentences separated by blank lines, one word per line; the last column is its tag.
 
-    A line that begins a document and lines of comment (klp2016's ; and $) belong to no sentence.
+    `word` is the column of the word. Lines that begin a document and comments (klp2016's ; and $)
+    are skipped.
     """
     words: list[str] = []
     tags: list[str] = []
     broken = ""
-    # wide: columns of the first good line, and so of all
+    # wide: the number of columns, set by the first valid line
     begun = 1
     wide = 0
     for number, line in text_lines(path):
@@ -43,7 +43,7 @@ def conll_sentences(path: Path, split: str | None = None, word: int = 0) -> Iter
 
 
 def _fault(columns: list[str], word: int, wide: int, *, bare: bool) -> str:
-    """What a line lacks; `bare`: it begins with the gap before a tag."""
+    """What is wrong with a line, if anything; `bare`: it starts with the space before a tag."""
     if bare or len(columns) < word + 2 or not columns[word].strip():
         return "must hold a word and its tag"
     return (
@@ -61,7 +61,7 @@ def _sentence(place: str, words: list[str], tags: list[str], broken: str) -> Ite
 
 
 def tagging_example(row: DataRow) -> Example:
-    """Words and their tags as IOB2, whatever way the file marks them."""
+    """Words and their tags, converted to IOB2."""
     words = tuple(row["words"])
     return Example(
         " ".join(words), label=tuple(iob2(row["tags"], row.place)), place=row.place, words=words
@@ -69,10 +69,10 @@ def tagging_example(row: DataRow) -> Example:
 
 
 def iob2(tags: list[str], place: str) -> list[str]:
-    """IOB2 tags (B- begins, I- continues) from IOB1, IOB2, BIOES, B_PS and a bare I."""
+    """Converts IOB1, IOB2, BIOES, B_PS and bare I tags to IOB2 (B- begins, I- continues)."""
     named: list[str] = []
     for tag in tags:
-        if tag == "I" and named and named[-1] != "O":  # klp2016 does not say again what goes on
+        if tag == "I" and named and named[-1] != "O":  # klp2016 does not repeat the label
             tag = f"I-{named[-1][2:]}"
         if tag != "O" and (tag[:1] not in "BIESLU" or tag[1:2] not in ("-", "_")):
             raise BadRow(place, f"{tag!r} is no tag such as O, B-PER or I-PER")
@@ -88,7 +88,7 @@ def conll_rows(path: Path) -> Iterator[DataRow]:
 
 
 def klp_rows(path: Path) -> Iterator[DataRow]:
-    """Number, morpheme, part of speech, tag; the sentence comes before in lines with ; and $."""
+    """Reads number, morpheme, part of speech, tag; ; and $ lines before them hold the sentence."""
     return conll_sentences(path, "\t", word=1)
 
 

@@ -1,4 +1,4 @@
-"""Words with scrambled letters to restore (GPT-3 §3.9.2): drawn with a seed from frequent words."""
+"""Word unscrambling (GPT-3 §3.9.2): frequent words, scrambled with a seed."""
 
 import re
 from collections import Counter
@@ -12,8 +12,8 @@ from malmoi.evaluation.rows import DataRow
 from malmoi.evaluation.task import Example, Task
 from malmoi.text.documents import read_documents
 
-MAX_WORDS = 10_000  # frequent words that are asked for (GPT-3 §3.9.2)
-BUILT_IN = "builtin:sotu"  # where words come from unless a text is named
+MAX_WORDS = 10_000  # most frequent words used (GPT-3 §3.9.2)
+BUILT_IN = "builtin:sotu"  # the default source of words
 WORD_PATTERN = re.compile(r"[^\W\d_]{5,14}")  # "more than 4 characters and less than 15"
 
 
@@ -31,7 +31,7 @@ def anagram(word: str, rng: Random, kept: int) -> str:
 
 
 def random_insertion(word: str, rng: Random) -> str:
-    """A mark or a space between every two letters: s.u!c/c!e.s s i/o/n → succession."""
+    """Inserts a mark or a space between letters: s.u!c/c!e.s s i/o/n → succession."""
     return word[0] + "".join(rng.choice(".!/ ") + letter for letter in word[1:])
 
 
@@ -42,7 +42,7 @@ def reversed_word(word: str, rng: Random) -> str:
 
 @cache
 def frequent_words(source: str) -> tuple[str, ...]:
-    """The most frequent words of a text, in lower case, the most frequent first."""
+    """The most frequent words of a text, lowercased, most frequent first."""
     counts = Counter(
         word
         for document in read_documents([source])
@@ -59,7 +59,7 @@ Mix = Callable[[str, Random], str]
 
 
 def scrambled_words(mix: Mix, rng: Random, source: str = BUILT_IN) -> Iterator[DataRow]:
-    """Every frequent word once, in any order."""
+    """Yields every frequent word once, in random order."""
     words = list(frequent_words(source))
     rng.shuffle(words)
     for number, word in enumerate(words, start=1):
@@ -67,7 +67,7 @@ def scrambled_words(mix: Mix, rng: Random, source: str = BUILT_IN) -> Iterator[D
 
 
 def scrambled_file(mix: Mix, path: Path) -> Iterator[DataRow]:
-    """The same from the words of a text of your own."""
+    """Yields scrambled words from a text of the user's."""
     return scrambled_words(mix, Random(0), str(path))
 
 

@@ -11,7 +11,7 @@ from malmoi.evaluation.task import Example, Task
 
 
 def squad_questions(path: Path) -> Iterator[DataRow]:
-    """Every question with its paragraph; its place is its number in the file."""
+    """Yields every question with its paragraph; its place is its number in the file."""
     number = 0
     try:
         for article in json_value(path)["data"]:
