@@ -1,3 +1,1 @@
-"""A smaller model out of a large one: fewer bits, fewer parts, shared layers, or a student that
-learns from it.
-"""
+"""Making models smaller: quantization, pruning, shared layers and distillation."""

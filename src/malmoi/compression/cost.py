@@ -1,4 +1,4 @@
-"""What it costs to use a model: the memory of its weights, and how fast it writes or reads."""
+"""The cost of using a model: memory of its weights, and speed of generating or encoding."""
 
 import time
 from collections.abc import Callable
@@ -14,18 +14,18 @@ from malmoi.inference.generation.sampling import Sampling
 from malmoi.inference.generation.token_selection import new_sequences
 from malmoi.model.int8 import memory_of
 
-SECONDS = 1.0  # of measuring, at least two rounds
-# tokens, where the context has room for them
+SECONDS = 1.0  # to measure for, at least two rounds
+# tokens, if the context has room for them
 PROMPT = 8
 WRITTEN = 16
-# of a batch that is read
+# the batch of an encoder
 ROWS = 8
 LENGTH = 64
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Bytes of weights in memory; tokens written, or rows read, in a second."""
+    """Bytes of weights in memory; tokens generated, or rows encoded, per second."""
 
     memory: int
     unit: str
@@ -33,7 +33,7 @@ class Cost:
 
 
 def cost_of(model: Model) -> Cost:
-    """Measured shortly: the best of some rounds, after one to warm up."""
+    """Measures briefly: the best of several rounds after a warm-up."""
     writes = "generate" in model.abilities
     unit, count, work = (
         ("tokens/s", *_writing(model)) if writes else ("rows/s", ROWS, _reading(model))
@@ -67,7 +67,7 @@ def _reading(model: Model) -> Callable[[], object]:
     @torch.inference_mode()
     def work() -> object:
         hidden = model.network.hidden(tokens)
-        return hidden[0, 0, 0].item()  # waits for a GPU
+        return hidden[0, 0, 0].item()  # synchronises with the GPU
 
     return work
 

@@ -1,4 +1,4 @@
-"""A student learns what a teacher says (Hinton et al. 2015): of a task's rows, or of text."""
+"""Knowledge distillation (Hinton et al. 2015): a student imitates its teacher on rows or text."""
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -37,28 +37,28 @@ from malmoi.training.recipe import DataConfig, Recipe
 from malmoi.training.samples import make_feeds
 from malmoi.training.validate import validate
 
-COSINE_WEIGHT = 0.2  # of the hidden states beside the scores: Sanh et al. 2019 weigh 5 : 1
-MAX_TEXT_TOKENS = 512  # tokens of a text, where the teacher's own recipe does not say
+COSINE_WEIGHT = 0.2  # of the hidden states against the scores: 1 : 5 in Sanh et al. 2019
+MAX_TEXT_TOKENS = 512  # tokens per text, if the teacher's own recipe does not say
 TextFiles = str | Path | Sequence[str | Path]
-TEXT_OBJECTIVES: tuple[Literal["mlm", "lm"], ...] = ("mlm", "lm")  # what is learnt from text
+TEXT_OBJECTIVES: tuple[Literal["mlm", "lm"], ...] = ("mlm", "lm")  # without a task
 
 
 @dataclass(frozen=True, kw_only=True)
 class DistilConfig:
-    """Whose student learns, how, and where."""
+    """The student, its loss, and where to train it."""
 
     task: str | Task | None = None
     dev: TextFiles | None = None
-    layers: int | Sequence[int] | None = None  # of the student; None: every second
-    student: str | Path | None = None  # one of another shape
+    layers: int | Sequence[int] | None = None  # of the student; None: every second one
+    student: str | Path | None = None  # a student with a shape of its own
     temperature: float = 2.0
-    soft: float = 0.5  # share of the teacher in the loss
+    soft: float = 0.5  # weight of the teacher's scores in the loss
     device: str | None = None
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """A teacher and its student, and where they work."""
+    """A teacher and its student, and where they are trained."""
 
     teacher: Checkpoint
     student: Checkpoint
@@ -73,8 +73,7 @@ def distil_model(
     data: TextFiles,
     **options: Any,
 ) -> CompressionResult:
-    """Teaches a smaller student: the teacher's own layers, every second one, or a student that is
-    given.
+    """Trains a smaller student, given or made of every second layer of the teacher.
 
     With a task, `data` is its rows and the teacher was fine-tuned to it; without, `data` is text
     and the teacher an MLM or a language model. Options are the fields of `DistilConfig`, and
@@ -106,7 +105,7 @@ def distil_model(
 
 
 def open_teacher(source: str | Path, out: Path) -> Checkpoint:
-    """A whole model whose weights can learn, and its tokenizer; what is none is refused."""
+    """Opens the teacher, which must be a whole model with trainable weights and a tokenizer."""
     if Path(source).suffix == ".gguf":
         raise UsageError(
             f"{source} is a GGUF file, made to be run: name the folder of the model that it was "
@@ -127,17 +126,16 @@ def open_teacher(source: str | Path, out: Path) -> Checkpoint:
 
 
 def student_of(teacher: Checkpoint, layers: int | Sequence[int] | None = None) -> Checkpoint:
-    """A student of fewer layers that begins as the teacher is: these layers (by default half)
-    and all else, copied.
-    """
+    """A copy of the teacher with only some of its layers, by default half."""
     chosen = _chosen(teacher.network.config.depth, layers)
     network = deepcopy(with_layers(teacher.network, chosen))
     return replace(teacher, network=network, source=None, notes=())
 
 
 def _chosen(depth: int, layers: int | Sequence[int] | None) -> tuple[int, ...]:
-    """Layers by number, or so many from the first to the last: six of twelve are DistilBERT's 0,
-    2, 4, 7, 9, 11.
+    """Layers by number, or this many evenly spaced from first to last.
+
+    Six of twelve are 0, 2, 4, 7, 9 and 11, as in DistilBERT.
     """
     if layers is None:
         layers = max(1, depth // 2)
@@ -149,7 +147,7 @@ def _chosen(depth: int, layers: int | Sequence[int] | None) -> tuple[int, ...]:
 
 
 def _given(teacher: Checkpoint, found: Checkpoint, layers: object) -> Checkpoint:
-    """A student of a shape of its own, which must read what the teacher reads."""
+    """A student with a shape of its own; its vocabulary must be the teacher's."""
     if layers is not None:
         raise UsageError("Give --layers or --student: a student that is given has its own layers.")
     if count_parameters(found.network) > count_parameters(teacher.network):
@@ -160,7 +158,7 @@ def _given(teacher: Checkpoint, found: Checkpoint, layers: object) -> Checkpoint
     wanted = teacher.tokenizer
     assert own is not None
     assert wanted is not None
-    if is_framed(wanted) and not is_framed(own):  # a GPT that has not met a task
+    if is_framed(wanted) and not is_framed(own):  # a GPT that was not fine-tuned yet
         own = add_frame_tokens(own)
     if own.fingerprint() != wanted.fingerprint():
         raise UsageError(
@@ -202,7 +200,7 @@ def _of_task(
 
 
 def _settings(teacher: Checkpoint, changes: Mapping[str, Any]) -> FinetuneConfig:
-    """Rows are as long as they were for the teacher, unless another length is asked for."""
+    """Fine-tuning settings; rows are as long as the teacher's, unless another length is given."""
     settings = finetune_config({"length": teacher.extra.get("length"), **changes})
     if settings.features or settings.words or settings.adapter.kind != "none":
         raise UsageError(
@@ -218,7 +216,7 @@ def _settings(teacher: Checkpoint, changes: Mapping[str, Any]) -> FinetuneConfig
 
 
 def _labels(work: FinetuneData, teacher: Checkpoint) -> tuple[str, ...]:
-    """The teacher's, in its order; the rows may have fewer of them, but no others."""
+    """The teacher's labels in its order; the rows may use fewer of them, but no others."""
     others = [label for label in work.labels if label not in teacher.labels]
     if others:
         known = ", ".join(teacher.labels) or "none"
@@ -283,7 +281,7 @@ def _of_text(lesson: Lesson, data: TextFiles, changes: Mapping[str, Any]) -> Com
 def _held_out(
     teacher: Network, student: Network, kind: str, out: Path
 ) -> dict[str, tuple[float, float]]:
-    """What both are worth on the text that the run held out; nothing where that is too short."""
+    """Metrics of both on the text that the run held out; empty if that is too short."""
     recipe = read_recipe(out / "recipe.json")
     device = teacher.device
     stores = [
@@ -302,9 +300,7 @@ def _held_out(
 
 
 def _recipe(teacher: Checkpoint, pupil: Checkpoint, kind: Literal["mlm", "lm"]) -> Recipe:
-    """As the teacher was trained, where that is known; without the next sentence (Sanh et al.
-    2019 §3).
-    """
+    """The teacher's own recipe, if known, without next sentences (Sanh et al. 2019 §3)."""
     assert teacher.source is not None
     path = teacher.source / "recipe.json"
     model = pupil.network.config
@@ -318,7 +314,7 @@ def _recipe(teacher: Checkpoint, pupil: Checkpoint, kind: Literal["mlm", "lm"]) 
 
 
 def _begin(out: Path, record: Mapping[str, Any]) -> None:
-    """A run resumes only with the teacher that it began with."""
+    """Records the run; it resumes only with the teacher it started with."""
     make_folder(out)
     RunFolder(out, DISTIL, "distillation", unreadable={"teacher": "of another teacher"}).begin(
         record

@@ -1,7 +1,7 @@
-"""How much a loss would change without a head or a neuron: |∂L / ∂gate| of each, over rows or text.
+"""The importance of heads and neurons to a loss: |∂L / ∂gate| of each, over rows or text.
 
-A gate multiplies what a part writes, so its gradient is the sum of activation · gradient over the
-part (Michel et al. 2019 eq. 2; Molchanov et al. 2017 for neurons). One pass forth and back finds
+A gate multiplies a part's output, so its gradient is the sum of activation · gradient over the part
+(Michel et al. 2019 eq. 2; Molchanov et al. 2017 for neurons). One forward and backward pass finds
 all of them. B rows, T tokens, N parts.
 """
 
@@ -25,7 +25,7 @@ from malmoi.model import Network
 from malmoi.text.documents import read_documents
 from malmoi.training.losses import IGNORE_LABEL, ForwardPass, Objective, lm
 
-# as many rows are read at most, so many together, so many tokens of a text
+# limits: rows in total, rows per batch, tokens of each text
 MAX_SAMPLE_ROWS = 512
 ROWS_PER_BATCH = 8
 MAX_SAMPLE_TOKENS = 512
@@ -35,9 +35,7 @@ SampleBatch = Mapping[str, Tensor]
 def importance(
     checkpoint: Checkpoint, part: str, task: str | Task | None, data: Path, device: torch.device
 ) -> list[Tensor]:
-    """Of each block the importance [N] of its "heads" (groups of them, where they share keys) or
-    its "neurons".
-    """
+    """The importance [N] of each block's "heads" (groups, if they share keys) or "neurons"."""
     network = checkpoint.network.to(device)
     objective, batches = (
         _of_text(checkpoint, data) if task is None else _of_rows(checkpoint, task, data)
@@ -56,9 +54,7 @@ def importance(
 def gradients(
     network: Network, part: str, objective: Objective, batch: SampleBatch
 ) -> list[tuple[int, Tensor]]:
-    """Activation · gradient of what each block's heads or neurons hand on, summed over the
-    tokens: [B, width].
-    """
+    """Activation · gradient of each block's heads or neurons, summed over tokens: [B, width]."""
     seen: list[tuple[int, Tensor]] = []
 
     def see(block: int, module: Any, given: tuple[Tensor]) -> None:

@@ -1,6 +1,4 @@
-"""What every way to make a model smaller begins and ends with: the model is opened whole, and
-both are judged.
-"""
+"""Shared by all ways to make a model smaller: opening the whole model, and evaluating both."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,9 +18,7 @@ from malmoi.text.documents import read_documents
 
 
 def open_whole(model: str | Path, out: Path) -> Checkpoint:
-    """The model with all its weights, once it is clear that it can be made smaller and written
-    there.
-    """
+    """Opens the whole model, after checking that it can be compressed and written to `out`."""
     if is_adapter(model):
         raise UsageError(
             f"{model} is an adapter; make it a whole model first: malmoi merge --model {model} "
@@ -44,7 +40,7 @@ def check_rows(task: str | Task | None, *files: Path | None) -> None:
 
 
 def measures(model: str | Path, judged: JudgedOptions) -> dict[str, float]:
-    """The metrics of a model in a folder; none, and it is not opened, where there is no data."""
+    """The metrics of a model in a folder; empty, without opening it, if there is no data."""
     data = judged.get("data")
     if data is None:
         return {}
@@ -75,9 +71,7 @@ def paired(
 
 
 def remarks(out: Path) -> list[str]:
-    """What should be known of a smaller model's folder: that only Malmoi opens it, where that is
-    so.
-    """
+    """Remarks on a smaller model's folder: whether only Malmoi can open it."""
     values = read_model_json(out / "config.json")
     if values.get("model_type") != OWN_MODEL_TYPE:
         return []

@@ -9,27 +9,27 @@ if TYPE_CHECKING:
 
 
 class JudgedOptions(TypedDict, total=False):
-    """What a model is evaluated on before and after it is made smaller."""
+    """What a model is evaluated on before and after compression."""
 
-    task: "str | Task | None"  # by which rows are evaluated; None: text, by perplexity
+    task: "str | Task | None"  # the task to evaluate rows by; None: text, by perplexity
     data: Path | None
     device: str | None
 
 
 class QuantizeOptions(JudgedOptions, total=False):
     bits: Literal[8, 4]
-    group: int  # inputs that share a scale; 0: a whole row at 8 bits, 32 at 4
+    group: int  # inputs per scale; 0: a whole row at 8 bits, 32 at 4
 
 
 class PruneOptions(JudgedOptions, total=False):
     """One way to prune, and what the model is evaluated on."""
 
-    sparsity: float | None  # share of each linear map's weights that become zero
-    pattern: str | None  # "2:4" leaves two of every four
-    layers: str | Sequence[int] | None  # those that stay
-    heads: float | None  # share that stays
-    neurons: float | None  # share that stays
-    train: Path | None  # text, or rows of the task, by which heads and neurons are ranked
+    sparsity: float | None  # share of each linear map's weights to set to zero
+    pattern: str | None  # "2:4" keeps two of every four
+    layers: str | Sequence[int] | None  # the ones to keep
+    heads: float | None  # share to keep
+    neurons: float | None  # share to keep
+    train: Path | None  # text, or rows of the task, to rank heads and neurons by
 
 
 class ShareOptions(TypedDict, total=False):

@@ -1,7 +1,6 @@
-"""Fewer parts: single weights become zero, or whole layers, heads and neurons go, the least
-important first.
+"""Pruning: zeroes single weights, or removes whole layers, heads or neurons, least important first.
 
-D width, H heads, G key/value heads, E width of a head, F neurons of an MLP, I inputs, O outputs.
+D width, H heads, G key/value heads, E head width, F neurons of an MLP, I inputs, O outputs.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +24,7 @@ from malmoi.evaluation.tasks import Task
 from malmoi.model import Network
 from malmoi.training.parallel import join_process_group
 
-# what stays of one of a block's tensors, by its name there
+# (name in the block, tensor) → what remains of that tensor
 PrunedPart = Callable[[str, Tensor], Tensor]
 
 
@@ -34,12 +33,12 @@ def prune_model(
     out: str | Path,
     **options: Unpack[PruneOptions],
 ) -> CompressionResult:
-    """Writes a model with parts taken out in exactly one way, and says what that saves and costs.
+    """Prunes a model in exactly one way, saves it, and reports what that saves and costs.
 
-    `sparsity` is the share of each linear map's weights that become zero, `pattern` "2:4" leaves
-    two of every four; `layers` are those that stay; `heads` and `neurons` the shares that stay in
-    each layer: those of the largest weights, or those that the loss on `train` (text, or rows of
-    the task) needs most. It should learn again.
+    `sparsity` is the share of each linear map's weights to set to zero; `pattern` "2:4" keeps two
+    of every four. `layers` lists the layers to keep; `heads` and `neurons` are the shares to keep
+    in each layer: those with the largest weights, or those that matter most to the loss on `train`
+    (text, or rows of the task). The pruned model should be trained further.
     """
     train = options.pop("train", None)
     judged = JudgedOptions(
@@ -78,12 +77,12 @@ def _by_loss(
     rows: tuple[str | Task | None, Path],
     device: str | None,
 ) -> Network:
-    """What stays by its importance for the loss on text or rows."""
+    """Prunes by importance to the loss on text or rows."""
     if way not in RANKED_METHODS:
         raise UsageError(
             f"--train ranks {' and '.join(RANKED_METHODS)} by their importance, not {way}."
         )
-    _count(share, 1, way)  # refused before the work
+    _count(share, 1, way)  # fail on a bad share before the work
     return RANKED_METHODS[way](
         checkpoint.network,
         share,
@@ -92,7 +91,7 @@ def _by_loss(
 
 
 def zeros(network: Network) -> float:
-    """The share of the blocks' linear weights that are zero."""
+    """The share of zeros among the blocks' linear weights."""
     weights = [linear.weight for linear in _linear_maps(network)]
     return sum(int((weight == 0).sum()) for weight in weights) / sum(
         weight.numel() for weight in weights
@@ -122,8 +121,9 @@ def sparsified(network: Network, share: float) -> Network:
 
 @torch.no_grad()
 def patterned(network: Network, pattern: str) -> Network:
-    """Of every M inputs beside one another the N largest weights stay: "2:4" is what a GPU's
-    sparse products take.
+    """Keeps the N largest weights of every M adjacent inputs.
+
+    "2:4" is the pattern that GPUs' sparse matmuls support.
     """
     stay, block = _counts(pattern)
     network = deepcopy(network)
@@ -138,7 +138,7 @@ def patterned(network: Network, pattern: str) -> Network:
 
 
 def _clear(linear: nn.Linear, block: int, stay: int) -> None:
-    """Keeps only the largest few of every group of neighbouring weights."""
+    """Keeps only the largest few of every group of adjacent weights."""
     sizes = linear.weight.abs().reshape(-1, block)
     gone = torch.zeros_like(sizes, dtype=torch.bool).scatter_(
         1, sizes.argsort(1)[:, : block - stay], value=True
@@ -159,7 +159,7 @@ def _counts(pattern: str) -> tuple[int, int]:
 
 
 def with_layers(network: Network, layers: str | Sequence[int]) -> Network:
-    """The network with these of its layers only, each with its own attention pattern."""
+    """The network with only these layers, each with its own attention pattern."""
     config = network.config
     stay = _numbers(layers)
     if config.distinct < config.depth:
@@ -183,7 +183,7 @@ def with_layers(network: Network, layers: str | Sequence[int]) -> Network:
         )
     patterns = [config.attention[i % len(config.attention)] for i in stay]
     attention = tuple(patterns[:1] if len(set(patterns)) == 1 else patterns)
-    # where the first block goes, the next one keeps its norm
+    # if the first block is removed, the next one keeps its norm
     first_norm = config.first_norm or stay[0] > 0
     changed = replace(config, depth=len(stay), groups=0, attention=attention, first_norm=first_norm)
     return _rebuilt(network, changed, stay, [lambda name, tensor: tensor] * len(stay))
@@ -200,9 +200,7 @@ def _numbers(layers: str | Sequence[int]) -> list[int]:
 
 
 def with_neurons(network: Network, share: float, sizes: Sequence[Tensor] | None = None) -> Network:
-    """The same share of every MLP's neurons, those of the largest sizes: by default |w_in| ·
-    |w_out|.
-    """
+    """Keeps the same share of neurons in every MLP, the largest by `sizes` or |w_in| · |w_out|."""
     config = network.config
     stay = _count(share, config.mlp_width, "neurons")
     sizes = sizes or [_neuron_sizes(block.mlp) for block in _blocks(network)]
@@ -211,7 +209,7 @@ def with_neurons(network: Network, share: float, sizes: Sequence[Tensor] | None 
 
 
 def _neuron_sizes(mlp: Any) -> Tensor:
-    """[F]; a gated neuron has two rows that read, and a product of both."""
+    """[F]; a gated neuron has two input rows, whose product counts."""
     write = mlp.down.weight.norm(dim=0)
     read = mlp.up.weight.norm(dim=1).view(-1, len(write)).prod(0)
     return cast(Tensor, read * write)
@@ -228,10 +226,9 @@ def _neuron_part(chosen: Tensor, hidden: int) -> PrunedPart:
 
 
 def with_heads(network: Network, share: float, sizes: Sequence[Tensor] | None = None) -> Network:
-    """The same share of every layer's heads, those of the largest sizes: by default those that
-    write most.
+    """Keeps the same share of heads in every layer, the largest by `sizes` or by their output.
 
-    Heads that share keys go and stay together.
+    Heads that share keys are kept or removed together.
     """
     config = network.config
     if any(pattern.varies_by_head for pattern in network.trunk.patterns):
@@ -253,7 +250,7 @@ def with_heads(network: Network, share: float, sizes: Sequence[Tensor] | None = 
 
 
 def _head_sizes(attend: Any, config: ModelConfig) -> Tensor:
-    """|W_out W_value| of each group of heads [G]: how much it writes of what it reads."""
+    """|W_out W_value| of each group of heads [G]: how strongly its output depends on its input."""
     shape = (config.key_heads, config.size_per_head)
     # [G, E, D]
     value = attend.qkv.weight[-config.key_heads * config.size_per_head :].unflatten(0, shape)
@@ -294,7 +291,7 @@ def _count(share: float, whole: int, what: str) -> int:
 
 
 def _largest(sizes: Tensor, count: int) -> Tensor:
-    """The places of the largest, in their order."""
+    """The indices of the largest, in ascending order."""
     return sizes.topk(count).indices.sort().values
 
 
@@ -306,9 +303,7 @@ def _blocks(network: Network) -> list[Any]:
 def _rebuilt(
     network: Network, config: ModelConfig, layers: Sequence[int], parts: Sequence[PrunedPart]
 ) -> Network:
-    """A network of this config from what the parts leave of these layers; everything else as it
-    is.
-    """
+    """A network with this config from what remains of these layers, all else unchanged."""
     heads = {name: classes_of(head) for name, head in network.heads.items()}
     smaller = empty(
         config,

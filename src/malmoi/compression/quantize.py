@@ -1,6 +1,4 @@
-"""Fewer bits: the linear maps of a model as whole numbers with scales, in a folder that is as
-much smaller.
-"""
+"""Quantization: linear maps as integers with scales, in a correspondingly smaller folder."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +13,7 @@ from malmoi.compression.result import CompressionResult
 from malmoi.errors import UsageError
 from malmoi.inference import load
 
-DEFAULT_GROUP_SIZE = 32  # inputs that share a scale at 4 bits
+DEFAULT_GROUP_SIZE = 32  # inputs per scale at 4 bits
 SUPPORTED_BITS = (8, 4)
 
 
@@ -27,13 +25,12 @@ def quantize_model(
     group: int = 0,
     **judged: Unpack[JudgedOptions],
 ) -> CompressionResult:
-    """Writes a model whose linear maps have 8 or 4 bits a weight, and says what that saves and
-    costs.
+    """Writes a model whose linear maps have 8 or 4 bits per weight; reports savings and costs.
 
-    At 8 bits a row has one scale, at 4 each 32 inputs of it; `group` is another number of inputs.
-    Embeddings, norms and heads are kept in bf16. The weights are rounded to the nearest: no data is
-    needed but to judge by. Opened again, the model stays in these bits where the machine has a
-    kernel for them (see `malmoi.model.int8`).
+    At 8 bits each row has one scale, at 4 every 32 inputs of it; `group` sets another number of
+    inputs. Embeddings, norms and heads are kept in bf16. Weights are rounded to the nearest value,
+    so data is needed only to evaluate. When opened, the model stays quantized if the machine has a
+    kernel for it (see `malmoi.model.int8`).
     """
     if bits not in SUPPORTED_BITS:
         raise UsageError(f"A weight can have 8 or 4 bits, not {bits}.")
@@ -57,7 +54,7 @@ def quantize_model(
 
 
 def _judged(folder: Path, judged: JudgedOptions) -> tuple[dict[str, float], Cost]:
-    """A model's quality and cost, as `malmoi.load` opens it."""
+    """A model's quality and cost, opened as `malmoi.load` opens it."""
     opened = load(folder, device=judged.get("device"))
     data = judged.get("data")
     found = {} if data is None else measured(opened, judged.get("task"), data)

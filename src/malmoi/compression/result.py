@@ -17,10 +17,10 @@ class CompressionResult(Result):
     weights: tuple[int, int]
     size: tuple[int, int]
     metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    costs: tuple[Cost, Cost] | None = None  # of using them, where that was measured
+    costs: tuple[Cost, Cost] | None = None  # of using them, if measured
 
     def rows(self) -> Iterator[tuple[str, str, str]]:
-        """A table: what, before, after."""
+        """Rows of a table: what, before, after."""
         yield "weights", *_both(self.weights, ",")
         yield "MB on disk", *_both((self.size[0] / 1e6, self.size[1] / 1e6), ",.1f")
         if self.costs is not None:
@@ -49,7 +49,7 @@ def _both(values: tuple[float, float], form: str) -> tuple[str, str]:
 
 
 def folder_size(folder: Path) -> int:
-    """Bytes of the weights in a folder (a file is its own size)."""
+    """Bytes of the weights in a folder (for a file, its size)."""
     if folder.is_file():
         return folder.stat().st_size
     return sum(

@@ -1,5 +1,4 @@
-"""Layers that share their weights, and a factorised embedding: ALBERT's two ways to few weights
-(Lan et al. 2020 §3.1).
+"""Layer sharing and factorised embeddings, as in ALBERT (Lan et al. 2020 §3.1).
 
 V vocabulary, D width, E width of an embedding.
 """
@@ -28,11 +27,11 @@ EMBEDDING_WEIGHTS = (
 def share_layers(
     model: str | Path, out: str | Path, *, groups: int = 1, embedding: int = 0
 ) -> CompressionResult:
-    """Writes a model of so many distinct blocks, each the mean of the layers that it stands for.
+    """Writes a model with `groups` distinct blocks, each the mean of the layers it replaces.
 
-    With `embedding` its embeddings are that narrow, by their singular vectors. It must learn again,
-    and is in fp32 for that: a BERT with a narrower embedding becomes an ALBERT, any other model one
-    of Malmoi's own.
+    With `embedding` the embeddings are factorised to that width by SVD. The model must be trained
+    further, and is saved in fp32 for that. A BERT with a narrower embedding becomes an ALBERT; any
+    other model is saved in Malmoi's own format.
     """
     out = Path(out)
     checkpoint = open_teacher(model, out)
@@ -59,7 +58,7 @@ def shared(old: Network, groups: int, embedding: int = 0) -> Network:
         raise UsageError(
             f"This model's embedding is factorised already ({c.token_width} of {c.width})."
         )
-    # a block that stands for several layers has the norm that all but the first have
+    # a block shared by several layers has the norm that all but the first have
     first_norm = c.first_norm or groups < c.distinct
     config = replace(
         c, groups=groups, embed_width=embedding or c.embed_width, first_norm=first_norm
@@ -73,8 +72,9 @@ def shared(old: Network, groups: int, embedding: int = 0) -> Network:
 
 
 def _same(old: Network, new: Network) -> dict[str, Tensor]:
-    """What has the same shape in both, but for the blocks. An MLM head as wide as the embedding
-    is drawn anew.
+    """Tensors with the same shape in both networks, except the blocks.
+
+    An MLM head as wide as the embedding is initialised anew.
     """
     shapes = {name: tensor.shape for name, tensor in new.state_dict().items()}
     state = old.state_dict().items()
@@ -97,12 +97,12 @@ def _averaged(old: Network, groups: int) -> Iterator[tuple[str, Tensor]]:
 
 
 def _factorised(old: Network, width: int) -> Iterator[tuple[str, Tensor]]:
-    """The embeddings by their first singular vectors, and the map back to D.
+    """The embeddings projected on their first singular vectors, and the map back to D.
 
-    A norm over E values is one over D where the vectors are centred in both: the mean over D is
-    taken out of the tables, one direction of E is left empty for it, and the rest is a rotation,
+    A norm over E values equals one over D if the vectors are centred in both: the mean over D is
+    subtracted from the tables, one direction of E is left empty for it, and the rest is a rotation,
     which keeps lengths. Then only what the tables have beyond `width` − 1 directions is lost; the
-    gain, the bias and √(D/E) go into the map.
+    gain, the bias and √(D/E) are absorbed into the map.
     """
     state = old.state_dict()
     c = old.config
@@ -110,7 +110,7 @@ def _factorised(old: Network, width: int) -> Iterator[tuple[str, Tensor]]:
     if c.embed_norm:
         tables = {name: table - table.mean(-1, keepdim=True) for name, table in tables.items()}
     every = torch.cat(list(tables.values()))
-    # its eigenvectors are the singular ones, the largest last
+    # its eigenvectors are the right singular vectors, the largest last
     _, vectors = torch.linalg.eigh(every.T @ every)
     # [D, E]
     basis = vectors[:, -(width - 1) :] @ _centred(width).T if c.embed_norm else vectors[:, -width:]
