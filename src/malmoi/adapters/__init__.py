@@ -1,6 +1,4 @@
-"""Small changes beside a model that stays as it is: LoRA, soft prompts, prefixes; in PEFT's
-format.
-"""
+"""Adapters on a frozen model: LoRA, soft prompts and prefixes, in PEFT's format."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Puts an adapter on a network, or makes one that is learnt a part of it."""
+"""Attaches a new adapter to a network, or folds a trained one into it."""
 
 from collections.abc import Callable
 
@@ -24,13 +24,11 @@ ADDERS: dict[str, Adder] = {
 def attach_adapter(
     network: Network, adapter: AdapterConfig, tokenizer: Tokenizer, seed: int = 0
 ) -> None:
-    """Adds what the record asks for, ready to be learnt; what the network has is left as it is."""
+    """Adds the trainable parameters that `adapter` describes; the network's own stay unchanged."""
     ADDERS[adapter.kind](network, adapter, tokenizer, seed)
 
 
 def fold_adapter(network: Network) -> None:
-    """For use rather than learning: LoRA goes into the weights, a prompt of a GPT becomes keys
-    and values.
-    """
+    """Prepares for inference: merges LoRA, and turns a GPT's prompt into keys and values."""
     merge_lora(network)
     freeze_prompt(network)

@@ -1,4 +1,4 @@
-"""What is learnt beside a model that itself stays as it is: one frozen record. No torch here."""
+"""The settings of an adapter, what is trained beside a frozen model. No torch here."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -12,17 +12,15 @@ _require = partial(require, "This adapter cannot be made")
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterConfig(Config):
-    """LoRA (Hu et al. 2021), prompt tuning (Lester et al. 2021) or prefix tuning (Li & Liang
-    2021).
-    """
+    """LoRA (Hu et al. 2021), prompt (Lester et al. 2021) or prefix tuning (Li & Liang 2021)."""
 
     kind: Literal["none", "lora", "prompt", "prefix"] = "none"
     rank: int = 8  # of LoRA's update B·A
     alpha: float = 16.0  # the update is scaled by alpha / rank
-    targets: tuple[str, ...] = ("query", "value")  # the maps it is added to (Hu et al. 2021 §7.1)
-    dropout: float = 0.0  # on what enters A
-    tokens: int = 20  # soft tokens of a prompt, or places of a prefix
-    init: str = ""  # the words these start from; none: words drawn from the vocabulary
+    targets: tuple[str, ...] = ("query", "value")  # the linear maps to adapt (Hu et al. 2021 §7.1)
+    dropout: float = 0.0  # on the input of A
+    tokens: int = 20  # soft tokens of a prompt, or positions of a prefix
+    init: str = ""  # text to initialise them from; empty: words drawn from the vocabulary
 
     def __post_init__(self) -> None:
         super().__post_init__()

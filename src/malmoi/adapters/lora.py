@@ -1,5 +1,4 @@
-"""LoRA (Hu et al. 2021): a weight stays as it is, and a product of two thin matrices is learnt
-beside it.
+"""LoRA (Hu et al. 2021): a frozen weight plus a trained product of two thin matrices.
 
 r rank, `in` and `out` sides of a weight.
 """
@@ -13,13 +12,11 @@ from malmoi.config import ModelConfig
 from malmoi.errors import UsageError, nearest
 from malmoi.model import Network
 
-LinearPart = tuple[str, int, int]  # a map of a block, and which of its rows
+LinearPart = tuple[str, int, int]  # a linear map of a block, and the start and stop of its rows
 
 
 def block_parts(c: ModelConfig) -> dict[str, LinearPart]:
-    """The maps of a block by their names: query, key and value are rows of one weight, as gate
-    and up are.
-    """
+    """A block's linear maps by name; query, key and value share one weight, as do gate and up."""
     q = c.heads * c.size_per_head
     k = c.key_heads * c.size_per_head
     m = c.mlp_width
@@ -36,7 +33,7 @@ def block_parts(c: ModelConfig) -> dict[str, LinearPart]:
 
 
 class LoRAPatch(nn.Module):
-    """ΔW x = (α / r) · B A x on some rows of a map (Hu et al. 2021 eq. 3)."""
+    """ΔW x = (α / r) · B A x on some rows of a linear map (Hu et al. 2021 eq. 3)."""
 
     def __init__(
         self, rows: tuple[int, int], a: Tensor, b: Tensor, scale: float, dropout: float = 0.0
@@ -57,7 +54,7 @@ class LoRAPatch(nn.Module):
 
 
 class LoRALinear(nn.Linear):
-    """A linear map with the same weight, under the same name, and patches beside it."""
+    """A linear map with the same weight under the same name, plus LoRA patches."""
 
     def __init__(self, linear: nn.Linear) -> None:
         nn.Module.__init__(self)
@@ -74,7 +71,7 @@ class LoRALinear(nn.Linear):
         return y
 
     def joined(self, start: int, stop: int) -> tuple[Tensor, Tensor] | None:
-        """The patches on some rows as one: their A's below one another, their B's side by side."""
+        """The patches on some rows as one (A, B): the A's stacked, the B's side by side."""
         met = [
             p
             for p in self.patches
@@ -94,7 +91,7 @@ class LoRALinear(nn.Linear):
 
     @torch.no_grad()
     def merged(self) -> nn.Linear:
-        """A plain map of W + ΔW: nothing is left to compute beside it (Hu et al. 2021 §4.1)."""
+        """A plain linear map with W + ΔW, so that inference costs no more (Hu et al. 2021 §4.1)."""
         plain = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
         weight = self.weight.detach().clone()
         for patch in self.patches:
@@ -106,9 +103,7 @@ class LoRALinear(nn.Linear):
 
 
 def add_lora(network: Network, adapter: AdapterConfig, generator: torch.Generator) -> None:
-    """Patches on the named maps of every block; A is drawn and B is zero, so that nothing
-    changes at first.
-    """
+    """Patches the named maps of every block; B starts at zero, so that nothing changes at first."""
     known = block_parts(network.config)
     for name in adapter.targets:
         if name not in known:
@@ -128,7 +123,7 @@ def add_lora(network: Network, adapter: AdapterConfig, generator: torch.Generato
 
 
 def patched(network: Network, path: str) -> LoRALinear:
-    """The map of that name, made ready to take patches."""
+    """The linear map at `path`, replaced by a `LoRALinear` if it is not one yet."""
     outer, _, name = path.rpartition(".")
     parent = network.get_submodule(outer)
     found = network.get_submodule(path)
@@ -141,7 +136,7 @@ def patched(network: Network, path: str) -> LoRALinear:
 
 
 def merge_lora(network: Network) -> None:
-    """Writes every patch into the weight that it stands beside."""
+    """Merges every patch into its weight."""
     found = [
         (name, module) for name, module in network.named_modules() if isinstance(module, LoRALinear)
     ]

@@ -1,4 +1,4 @@
-"""An adapter in PEFT's format: its config, and its tensors, both ways."""
+"""Adapters in PEFT's format: config and tensors, in both directions."""
 
 import math
 import re
@@ -17,18 +17,18 @@ from malmoi.system.confined import Refused, match_patterns
 from malmoi.system.limits import shown
 from malmoi.system.untrusted import JsonObject
 
-# of a wrapped model; soft tokens wrap it once less
+# of a wrapped model; soft prompts are wrapped one level less
 LORA_PREFIX = "base_model.model."
 SOFT_PREFIX = "base_model."
 SOFT_TENSOR = "prompt_embeddings"
-# by head
+# PEFT's task type for each head
 PEFT_TASK_TYPES = {
     "classify": "SEQ_CLS",
     "tag": "TOKEN_CLS",
     "span": "QUESTION_ANS",
     "lm": "CAUSAL_LM",
 }
-# What changes LoRA's mathematics, and the value at which it does not.
+# Settings that change LoRA's mathematics, with the only values we support.
 REQUIRED_DEFAULTS = {
     "use_dora": False,
     "bias": "none",
@@ -44,18 +44,19 @@ REQUIRED_DEFAULTS = {
 
 
 class PeftPlace(NamedTuple):
-    """Some rows of one of our maps, and the map that they are there."""
+    """Rows of one of our linear maps, and the PEFT module they correspond to."""
 
     ours: str
     start: int
     stop: int
     theirs: str
-    flipped: bool = False  # kept [in, out] there
+    flipped: bool = False  # stored [in, out] there
 
 
 def places(network: Network, table: Table | None) -> Iterator[PeftPlace]:
-    """Every linear map of the blocks, cut as the family cuts it (BERT has query, key and value
-    apart, GPT-2 not).
+    """Every linear map of the blocks, split as the family splits it.
+
+    BERT has separate query, key and value maps, GPT-2 a single one.
     """
     maps = {
         name: m
@@ -78,9 +79,7 @@ def places(network: Network, table: Table | None) -> Iterator[PeftPlace]:
 
 
 def new_weights(network: Network, names: set[str], table: Table | None) -> dict[str, Tensor]:
-    """A task's new weights under their names there; what has none (GPT-1 tags no words there)
-    keeps ours.
-    """
+    """A task's new weights under Hugging Face's names, or ours if it has none (GPT-1 tagging)."""
     ours = {name: tensor for name, tensor in network.state_dict().items() if name in names}
     theirs: dict[str, Tensor] = {}
     for rule in table.expand(network.config, set(network.heads)) if table else ():
@@ -94,9 +93,7 @@ def new_weights(network: Network, names: set[str], table: Table | None) -> dict[
 def our_weights(
     network: Network, given: Mapping[str, Tensor], table: Table | None
 ) -> dict[str, Tensor]:
-    """The other way: which of a network's own weights these are; one that is none of them keeps
-    its name.
-    """
+    """Maps a file's tensors to our names, the inverse of `new_weights`; unknown names are kept."""
     found = dict(given)
     for rule in table.expand(network.config, set(network.heads)) if table else ():
         if all(name in found for name in rule.theirs):
@@ -105,9 +102,7 @@ def our_weights(
 
 
 def modules(names: Mapping[str, Tensor], table: Table | None) -> list[str]:
-    """The modules that hold these tensors, as PEFT is told to keep them: the outermost that is
-    not the trunk.
-    """
+    """PEFT's `modules_to_save` for these tensors: the outermost module that is not the trunk."""
     prefix = table.prefix if table else "trunk."
     inner = [name.rpartition(".")[0] for name in names]
     return sorted(
@@ -119,7 +114,7 @@ def modules(names: Mapping[str, Tensor], table: Table | None) -> list[str]:
 
 
 def lora_config(network: Network, adapter: AdapterConfig, table: Table | None) -> dict[str, Any]:
-    """A rank of its own for each map that several patches meet on, at the same scale."""
+    """PEFT's LoRA config; a map with several patches gets its own rank, and alpha to match."""
     found = {place.theirs: (place, pair) for place, pair in _joined(network, table)}
     ranks = {
         name: len(pair[0]) for name, (_, pair) in found.items() if len(pair[0]) != adapter.rank
@@ -159,7 +154,7 @@ def _joined(network: Network, table: Table | None) -> list[tuple[PeftPlace, tupl
 def put_lora(
     network: Network, config: JsonObject, tensors: Mapping[str, Tensor], table: Table | None
 ) -> set[str]:
-    """Patches from a file's tensors; returns the names that were used."""
+    """Adds patches from a file's tensors and returns the names that were used."""
     changed = [
         name for name, plain in REQUIRED_DEFAULTS.items() if config.get(name, plain) != plain
     ]
@@ -201,12 +196,10 @@ def _put(
 
 
 def _alphas(config: JsonObject, names: Sequence[str]) -> dict[str, float]:
-    """The alpha of each map: of the first pattern that its name, or the end of it, matches, else
-    of all.
-    """
+    """The alpha of each map: of the first pattern matching the end of its name, or the default."""
     given = config.object("alpha_pattern", default={})
     values = [given.number(pattern) for pattern in given]
-    # What is only letters cannot backtrack; all else is matched where it can be stopped.
+    # Plain names cannot backtrack; any other regex runs in the confined process, with a timeout.
     simple = all(re.fullmatch(r"[\w.]*", pattern) for pattern in given)
     patterns = [rf"(.*\.)?({pattern})" for pattern in given]
     try:
@@ -235,8 +228,8 @@ def soft_config(network: Network) -> dict[str, Any]:
     trunk = network.trunk
     prefix = trunk.prefix_kv is not None
     n = trunk.prefix_kv.size(3) if trunk.prefix_kv is not None else len(trunk.soft_prompt)  # type: ignore[arg-type]
-    # What reads both ways hands [CLS] to its pooler here, and the first soft token there: not the
-    # same model.
+    # With a bidirectional model our pooler reads [CLS], PEFT's the first soft token: not the same
+    # model.
     kind = "PREFIX_TUNING" if prefix else "PROMPT_TUNING" if trunk.is_causal else "MALMOI_PROMPT"
     own: dict[str, Any] = (
         {"prefix_projection": False} if prefix else {"prompt_tuning_init": "RANDOM"}
@@ -253,7 +246,7 @@ def soft_config(network: Network) -> dict[str, Any]:
 
 
 def soft_tensors(network: Network) -> dict[str, Tensor]:
-    """A prompt [n, E]; a prefix [n, depth · 2 · G · E], place by place."""
+    """A prompt [n, E], or a prefix [n, depth · 2 · G · E]."""
     trunk = network.trunk
     return {
         SOFT_TENSOR: trunk.soft_prompt  # type: ignore[dict-item]

@@ -1,6 +1,4 @@
-"""Soft tokens: learnt vectors before every text (a prompt), or learnt keys and values of every
-layer (a prefix).
-"""
+"""Soft tokens: trained vectors before every text (prompt) or keys and values per layer (prefix)."""
 
 import random
 from dataclasses import replace
@@ -13,19 +11,21 @@ from malmoi.errors import UsageError
 from malmoi.model import Network
 from malmoi.tokenizer import Tokenizer
 
-# the first words of a vocabulary are its commonest; starts are drawn from these (Lester 2021 §3.2)
+# a vocabulary starts with its commonest words; initial tokens are drawn from these (Lester 2021
+# §3.2)
 COMMON_WORD_COUNT = 5000
 
 
 def add_prompt(network: Network, adapter: AdapterConfig, tokenizer: Tokenizer, seed: int) -> None:
-    """n vectors before the embedded text, which start as those of words (Lester et al. 2021 §2)."""
+    """Adds n vectors before the embedded text, initialised from words (Lester et al. 2021 §2)."""
     words = first_words(adapter, tokenizer, seed).to(network.device)
     set_prefix(network, soft_prompt=network.trunk.embed.token(words).detach().clone())
 
 
 def add_prefix(network: Network, adapter: AdapterConfig, tokenizer: Tokenizer, seed: int) -> None:
-    """Keys and values of n places in every layer, which start as those of words (Li & Liang 2021
-    §4.2, §7.4).
+    """Adds keys and values of n positions to every layer, initialised from words.
+
+    See Li & Liang 2021 §4.2 and §7.4.
     """
     words = first_words(adapter, tokenizer, seed).to(network.device)
     check_soft_tokens(network, len(words))
@@ -37,9 +37,7 @@ def add_prefix(network: Network, adapter: AdapterConfig, tokenizer: Tokenizer, s
 
 
 def first_words(adapter: AdapterConfig, tokenizer: Tokenizer, seed: int) -> Tensor:
-    """n tokens: those of the text asked for, again and again or cut, or common ones drawn by the
-    seed.
-    """
+    """n token ids: those of `adapter.init`, repeated or cut, or common ones drawn by the seed."""
     n = adapter.tokens
     if not adapter.init.strip():
         drawn = random.Random(seed).choices(
@@ -57,7 +55,7 @@ def first_words(adapter: AdapterConfig, tokenizer: Tokenizer, seed: int) -> Tens
 def set_prefix(
     network: Network, *, soft_prompt: Tensor | None = None, prefix_kv: Tensor | None = None
 ) -> None:
-    """Puts learnt places before every text; that many fewer tokens of text fit into the context."""
+    """Sets the trained prefix; the context then holds that many fewer tokens of text."""
     n = 0
     if soft_prompt is not None:
         n = soft_prompt.size(0)
@@ -82,9 +80,7 @@ def check_soft_tokens(network: Network, n: int) -> None:
 
 @torch.no_grad()
 def freeze_prompt(network: Network) -> None:
-    """A prompt that is learnt: its keys and values in a causal network never change again, so
-    they are kept.
-    """
+    """Replaces a causal network's trained prompt by its keys and values, which no longer change."""
     trunk = network.trunk
     if trunk.soft_prompt is not None and trunk.is_causal:
         trunk.prefix_kv = nn.Parameter(trunk.prompt_kv(trunk.soft_prompt))

@@ -1,5 +1,6 @@
-"""An adapter's folder: a small file of weights and the name of the base, in PEFT's format; what
-PEFT has no field for (labels, the task, how the base is known again) lies in adapter.json.
+"""An adapter's folder: a small weights file and the name of its base, in PEFT's format.
+
+What PEFT has no field for (labels, the task, the base's fingerprint) is in adapter.json.
 """
 
 import json
@@ -48,7 +49,7 @@ INT_OF_BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def base_fingerprint(base: Checkpoint) -> dict[str, Any]:
-    """The model's config and the sum of each tensor's bits, which any changed number changes."""
+    """The model's config and a checksum of each tensor's bits, to detect any changed number."""
     network = base.network
     weights = {
         k: v for k, v in network.state_dict().items() if not (network.config.tied and is_tied(k))
@@ -65,7 +66,7 @@ def checksum(tensor: Tensor) -> int:
 
 
 def difference(then: JsonObject, now: Mapping[str, Any]) -> str:
-    """What differs between two fingerprints, in words; nothing where they are equal."""
+    """What differs between two fingerprints, in words; empty if they are equal."""
     model = then.object("model")
     weights = then.object("weights")
     fields = [k for k, v in model.items() if _plain(now["model"].get(k)) != _plain(v)]
@@ -93,15 +94,13 @@ def is_adapter(source: str | Path) -> bool:
     return (Path(source).expanduser() / ADAPTER_CONFIG).is_file()
 
 
-# ------------------------------------------------------------------ written
+# ------------------------------------------------------------------ writing
 
 
 def write_adapter(
     checkpoint: Checkpoint, base: Checkpoint, adapter: AdapterConfig, folder: Path
 ) -> None:
-    """Saves what was learnt beside a base: the adapter's own weights, and those that are new for
-    the task.
-    """
+    """Saves what was trained: the adapter's weights, and those that the task added."""
     network = checkpoint.network
     table = table_for(base.network)
     lora = adapter.kind == "lora"
@@ -133,7 +132,7 @@ def write_adapter(
 
 
 def _learnt(network: Network) -> set[str]:
-    """Weights of the network itself that learnt: a task's new layer, not the adapter."""
+    """Names of the network's own trained weights: a task's new layer, not the adapter."""
     learning = {name for name, p in network.named_parameters() if p.requires_grad}
     return {
         name
@@ -159,12 +158,12 @@ malmoi.load(".")
 """
 
 
-# ------------------------------------------------------------------ read
+# ------------------------------------------------------------------ reading
 
 
 @dataclass(frozen=True)
 class AdapterFolder:
-    """An adapter's folder as it was found."""
+    """The contents of an adapter's folder."""
 
     folder: Path
     config: JsonObject
@@ -179,8 +178,9 @@ def read_with_adapter(
     device: str | torch.device = "cpu",
     packed: bool = False,
 ) -> Checkpoint:
-    """Opens a model's folder; or an adapter's, on its base, ready for use. `packed`: see
-    `checkpoint.read`.
+    """Opens a model's folder, or an adapter's on its base, ready for inference.
+
+    For `packed` see `checkpoint.read_checkpoint`.
     """
     if not is_adapter(source):
         return read_checkpoint(source, dtype=dtype, device=device, packed=packed)
@@ -229,7 +229,7 @@ def _open(folder: Path) -> AdapterFolder:
 
 
 def _base(found: AdapterFolder) -> Checkpoint:
-    """The base, if it is still the one that the adapter was learnt on."""
+    """Opens the base, if it is still the one that the adapter was trained on."""
     named = found.config.text("base_model_name_or_path", default="")
     if "\0" in named or len(named) > MAX_PATH_CHARACTERS:
         raise found.config.wrong("base_model_name_or_path", "the path of a folder")
@@ -254,7 +254,7 @@ def _base(found: AdapterFolder) -> Checkpoint:
 
 
 def _set_heads(found: AdapterFolder, network: Network, table: Table | None) -> None:
-    """Puts the adapter and the task's new weights on the base."""
+    """Loads the adapter and the task's new weights into the base."""
     lora = found.config["peft_type"] == "LORA"
     prefix = LORA_PREFIX if lora else SOFT_PREFIX
     used = (
@@ -284,7 +284,7 @@ def _set_heads(found: AdapterFolder, network: Network, table: Table | None) -> N
 
 
 def _heads(found: AdapterFolder, new: Mapping[str, Tensor], table: Table | None) -> dict[str, int]:
-    """The head that PEFT's task has, and its classes."""
+    """The head that PEFT's task type implies, with its number of classes."""
     task = found.config.text("task_type", default=None)
     head = next((head for head, theirs in PEFT_TASK_TYPES.items() if theirs == task), None)
     rules = {rule.ours: rule.theirs[0] for rule in table.rules} if table and head else {}
@@ -307,6 +307,6 @@ def _replace_heads(network: Network, heads: Mapping[str, int]) -> None:
 
 
 def check_target(folder: Path) -> None:
-    """An adapter is not written over a whole model."""
+    """Refuses to write an adapter over a whole model."""
     if (folder / "config.json").is_file():
         raise UsageError(f"{folder} holds a whole model; name another folder for the adapter.")
