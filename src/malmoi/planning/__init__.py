@@ -1,1 +1,1 @@
-"""A run before it starts: parameters, FLOPs, memory, days, energy and cost."""
+"""Estimates of a run before it starts: parameters, FLOPs, memory, days, energy and cost."""

@@ -1,6 +1,4 @@
-"""The arithmetic of a run: every matrix product once, attention by the pairs that its pattern
-lets see each other.
-"""
+"""FLOPs of a run: every matrix product, and attention over the pairs its pattern allows."""
 
 from dataclasses import dataclass
 
@@ -11,26 +9,27 @@ from malmoi.model import Layout, Network, count_parameters, parse_pattern
 from malmoi.model.heads import POOLED_HEADS
 from malmoi.training.recipe import Recipe
 
-MAX_COUNTED_QUERIES = 4096  # evenly spaced queries whose keys are counted in longer contexts
+MAX_COUNTED_QUERIES = 4096  # longer contexts are sampled at this many evenly spaced queries
 
 
 @dataclass(frozen=True)
 class Flops:
-    """Of one token of training, on average over the phases."""
+    """FLOPs per training token, averaged over the phases."""
 
-    rule: float  # 6 for each weight (Kaplan et al. 2020 §2.1): what papers print
+    rule: float  # 6 per weight (Kaplan et al. 2020 §2.1): what papers report
     exact: float  # every product, forward and backward
-    again: float  # what rematerialisation computes a second time; 0 without
+    again: float  # recomputed by gradient checkpointing; 0 without
 
     @property
     def done(self) -> float:
-        """What the machine computes."""
+        """FLOPs that the hardware executes."""
         return self.exact + self.again
 
 
 def flops(network: Network, recipe: Recipe) -> Flops:
-    """A backward pass takes each product twice more: for the slope of its input and of its
-    weight.
+    """Counts the FLOPs of a recipe; a backward pass costs twice the forward pass.
+
+    Each product is differentiated with respect to its input and its weight.
     """
     phases = [(length, length * share) for length, share in recipe.phases]
     tokens = sum(weight for _, weight in phases)
@@ -45,9 +44,7 @@ def flops(network: Network, recipe: Recipe) -> Flops:
 
 
 def _layers(network: Network, length: int) -> float:
-    """One token forward through all blocks: its products with the weights, and q·k and p·v with
-    the keys it sees.
-    """
+    """Forward FLOPs of a token through all blocks: weights, and q·k and p·v with visible keys."""
     c = network.config
     seen = [keys_seen(text, c.heads, length) for text in c.attention]
     keys = sum(seen[i % len(seen)] for i in range(c.depth))
@@ -57,9 +54,7 @@ def _layers(network: Network, length: int) -> float:
 
 
 def _heads(network: Network, recipe: Recipe, length: int) -> float:
-    """One token's share of the heads: all of them speak of every token, of the masked ones, or
-    of the sequence.
-    """
+    """A token's share of the heads, which run on every token, masked tokens or the sequence."""
     total = 0.0
     for name, head in network.heads.items():
         shares = {"lm": 1.0, "generator": 1.0, "detect": 1.0, "mlm": recipe.data.mask_rate}
@@ -70,7 +65,7 @@ def _heads(network: Network, recipe: Recipe, length: int) -> float:
 
 
 def keys_seen(text: str, heads: int, length: int) -> float:
-    """How many keys a query sees, on average over queries and heads."""
+    """Keys that a query sees, on average over queries and heads."""
     queries = torch.linspace(0, length - 1, min(length, MAX_COUNTED_QUERIES)).round().long()
     keys = torch.arange(length)[None]
     document = torch.zeros(1, length, dtype=torch.long)
@@ -96,12 +91,12 @@ def _matrices(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters() if p.dim() == 2)
 
 
-# How many tokens a language model should see for its size: two laws, which disagree
+# Compute-optimal tokens for a model's size: two laws, which disagree
 
 
 @dataclass(frozen=True)
 class Optimal:
-    """Tokens that the laws give this model, and what the later one would do with the same FLOPs."""
+    """Optimal tokens for this model by both laws, and Hoffmann's model for the same FLOPs."""
 
     kaplan: float
     hoffmann: float
@@ -110,20 +105,19 @@ class Optimal:
 
 
 def optimal(blocks: int, parameters: int, flops: float) -> Optimal:
-    """Kaplan counts the weights without embeddings, Hoffmann all; 6·N·20·N = C gives the size
-    for C FLOPs.
-    """
+    """Kaplan counts weights without embeddings, Hoffmann all; 6·N·20·N = C gives N for C FLOPs."""
     size = (flops / (6 * TOKENS_PER_PARAMETER)) ** 0.5
     return Optimal(
         kaplan_tokens(blocks), TOKENS_PER_PARAMETER * parameters, size, TOKENS_PER_PARAMETER * size
     )
 
 
-TOKENS_PER_PARAMETER = 20  # tokens a parameter: Hoffmann et al. 2022 table 3, as it is usually put
+TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022 table 3, as commonly rounded
 
 
 def kaplan_tokens(weights: float) -> float:
-    """Kaplan et al. 2020 table 6: N = 1.3e9·C^0.73 and D = 2e10·C^0.27, C in PF-days; here by N.
-    GPT-3 followed it.
+    """Kaplan et al. 2020 table 6, solved for N; GPT-3 followed it.
+
+    N = 1.3e9·C^0.73 and D = 2e10·C^0.27, C in PF-days.
     """
     return 2e10 * float((weights / 1.3e9) ** (0.27 / 0.73))

@@ -1,4 +1,4 @@
-"""GPUs as records: what their makers print, dense and without sparsity. No torch here."""
+"""GPU specifications as published: dense, without sparsity. No torch here."""
 
 import math
 from dataclasses import dataclass, replace
@@ -8,10 +8,10 @@ from malmoi.errors import UsageError, nearest
 
 @dataclass(frozen=True)
 class GPU:
-    """One card. TFLOP/s of matrix products, GB of memory, GB/s of bandwidth, watts at most."""
+    """One GPU: TFLOP/s of matrix products, GB of memory, GB/s of bandwidth, maximum watts."""
 
     name: str
-    bf16: float  # with fp32 sums; 0: it has no units for it, and trains in fp32
+    bf16: float  # with fp32 accumulation; 0: no bf16 units, so it trains in fp32
     fp32: float
     memory: float
     bandwidth: float = 0.0  # 0: not known, as with the next
@@ -46,9 +46,7 @@ def gpu(
     tflops: float | None = None,
     watts: float | None = None,
 ) -> GPU:
-    """A card by its name, with what is known better; one of any name where memory and speed are
-    given.
-    """
+    """A GPU by name, with overrides; any name is allowed if memory and speed are given."""
     for option, value in (
         ("--gpu-memory", memory),
         ("--gpu-tflops", tflops),

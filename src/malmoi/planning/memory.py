@@ -1,6 +1,4 @@
-"""What lies in the memory of each GPU: on one, copied (DDP), or cut over several (FSDP2); see
-train/parallel.py.
-"""
+"""Memory of each GPU: single, replicated (DDP) or sharded (FSDP2); see training/parallel.py."""
 
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -13,12 +11,12 @@ from malmoi.model import Network, count_parameters
 from malmoi.training.estimate import activation_bytes, optimizer_bytes
 from malmoi.training.recipe import Recipe
 
-GATHERED_BLOCKS = 2  # blocks that FSDP2 holds whole: the one at work, and the next or the last
+GATHERED_BLOCKS = 2  # blocks that FSDP2 holds unsharded: the current, and the next or previous
 
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Bytes of one GPU, with `micro` sequences in one pass and `passes` of them in a step."""
+    """Bytes on one GPU, with `micro` sequences per pass and `passes` passes per step."""
 
     way: str  # one, ddp, fsdp
     gpus: int
@@ -28,8 +26,8 @@ class MemoryUse:
     weights: int
     gradients: int
     optimizer: int
-    copies: int  # of weights in bf16, which the backward pass needs
-    # between the GPUs: DDP's buckets, FSDP's weights and gradients that are whole for a moment
+    copies: int  # bf16 copies of the weights, needed by the backward pass
+    # communication buffers: DDP's buckets, FSDP's temporarily unsharded weights and gradients
     exchange: int
     activations: int
 
@@ -50,26 +48,24 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class DeviceLayout:
-    """A network over some GPUs: all that does not depend on how many sequences go through at
-    once.
-    """
+    """A network placed on some GPUs: everything that does not depend on the micro-batch."""
 
     recipe: Recipe
     way: str
     gpus: int
     half: bool
-    cut: int  # weights that lie on one GPU
+    cut: int  # weights held by one GPU
     optimizer: int
     copies: int
     exchange: int
 
     @property
     def share(self) -> int:
-        """Sequences of a step that one GPU takes."""
+        """Sequences of a step that one GPU processes."""
         return max(1, self.recipe.train.batch // self.gpus)
 
     def memory(self, micro: int) -> MemoryUse:
-        """With this many sequences in one pass."""
+        """Memory use with this many sequences per pass."""
         activations = activation_bytes(self.recipe, micro, half=self.half, device="cuda")
         return MemoryUse(
             way=self.way,
@@ -86,9 +82,7 @@ class DeviceLayout:
         )
 
     def best(self, room: float) -> MemoryUse:
-        """With the recipe's micro-batch, or the largest that fits; where none does, the one that
-        lacks least.
-        """
+        """With the recipe's micro-batch, or the largest that fits; if none does, the least use."""
         whole = self.memory(min(self.recipe.train.micro or self.share, self.share))
         if self.recipe.train.micro or whole.total <= room:
             return whole
@@ -99,12 +93,12 @@ class DeviceLayout:
 def device_layout(
     network: Network, recipe: Recipe, way: str, gpus: int, *, half: bool
 ) -> DeviceLayout:
-    """The network on each of `gpus` GPUs. On one, every way is the same."""
+    """The network on each of `gpus` GPUs. On one, all strategies are the same."""
     way = way if gpus > 1 else "one"
     pieces = gpus if way == "fsdp" else 1
 
     def here(p: Tensor) -> int:
-        return -(-p.shape[0] // pieces) * (p.numel() // p.shape[0])  # FSDP2 cuts rows
+        return -(-p.shape[0] // pieces) * (p.numel() // p.shape[0])  # FSDP2 shards rows
 
     whole = count_parameters(network)
     block = count_parameters(network.trunk.blocks[0])
@@ -123,7 +117,7 @@ def device_layout(
 
 
 def activations(recipe: Recipe, most: int, *, half: bool) -> dict[int, tuple[int, int]]:
-    """Bytes by the sequences of one pass, 1, 2, 4… up to `most`: kept, and rematerialised."""
+    """Bytes by sequences per pass, 1, 2, 4… up to `most`: plain, and with checkpointing."""
     kept, again = (
         replace(recipe, train=replace(recipe.train, gradient_checkpointing=r))
         for r in (False, True)
@@ -139,9 +133,7 @@ def activations(recipe: Recipe, most: int, *, half: bool) -> dict[int, tuple[int
 
 
 def _copies(network: Network, recipe: Recipe) -> int:
-    """Autocast's bf16 weights stay until the backward pass; rematerialised, those of one block
-    at a time.
-    """
+    """Bytes of autocast's bf16 weights until the backward pass; of one block if checkpointed."""
     matrices = sum(p.numel() for p in network.trunk.blocks[0].parameters() if p.dim() == 2)
     return 2 * matrices * (1 if recipe.train.gradient_checkpointing else network.config.depth)
 
@@ -149,7 +141,7 @@ def _copies(network: Network, recipe: Recipe) -> int:
 def device_layouts(
     network: Network, recipe: Recipe, gpus: int, *, half: bool
 ) -> Iterator[DeviceLayout]:
-    """Every way to lay it out, without rematerialisation and with it."""
+    """Every strategy, without and with gradient checkpointing."""
     for way in ("one", "ddp", "fsdp") if gpus > 1 else ("one",):
         for again in (False, True):
             chosen = replace(recipe, train=replace(recipe.train, gradient_checkpointing=again))

@@ -1,6 +1,4 @@
-"""`plan`: a recipe and some GPUs in, what the run would take out. Nothing is trained and no
-weight has memory.
-"""
+"""`plan`: what a recipe would take on some GPUs, without training or allocating weights."""
 
 import math
 from collections.abc import Iterator
@@ -14,22 +12,22 @@ from malmoi.planning.memory import MemoryUse, activations, device_layout, device
 from malmoi.training.estimate import budget_of, meta_network, optimizer_bytes, resolve_for_estimate
 from malmoi.training.recipe import Recipe
 
-# of the bf16 peak: gpt2-small at 506k tokens/s on one H200 (docs/performance.md)
+# share of the bf16 peak: gpt2-small at 506k tokens/s on one H200 (docs/performance.md)
 MEASURED_UTILISATION = 0.41
 PARAMETER_PARTS = ("embedding", "blocks", "head")
-POWER_USAGE_EFFECTIVENESS = 1.2  # what a data centre draws for each watt of its machines
-USABLE_MEMORY_SHARE = 0.95  # of a GPU's memory: the rest is CUDA's, NCCL's, and gaps
+POWER_USAGE_EFFECTIVENESS = 1.2  # watts a data centre draws per watt of its machines
+USABLE_MEMORY_SHARE = 0.95  # of a GPU's memory: the rest goes to CUDA, NCCL and fragmentation
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """The GPUs of a run, how well they are used, and what they cost."""
+    """The GPUs of a run, their utilisation and their price."""
 
     gpu: GPU
     gpus: int = 1
     utilisation: float = MEASURED_UTILISATION
     pue: float = POWER_USAGE_EFFECTIVENESS
-    price: float | None = None  # of one GPU for an hour
+    price: float | None = None  # of one GPU per hour
 
     def __post_init__(self) -> None:
         _require(self.gpus >= 1, f"A run needs at least one GPU, not {self.gpus}.")
@@ -59,7 +57,7 @@ class Fleet:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run would take. Bytes of memory and seconds are expectations, the counts are exact."""
+    """The cost of a run. Bytes of memory and seconds are estimates, the counts are exact."""
 
     recipe: Recipe
     fleet: Fleet
@@ -70,13 +68,13 @@ class RunPlan:
     tokens: int
     flops: Flops
     seconds: float
-    memory: MemoryUse  # laid out as the recipe says
-    ways: tuple[MemoryUse, ...]  # laid out in every way, without and with rematerialisation
-    activations: dict[int, tuple[int, int]]  # bytes by micro-batch: kept, and rematerialised
+    memory: MemoryUse  # with the recipe's strategy
+    ways: tuple[MemoryUse, ...]  # with every strategy, without and with gradient checkpointing
+    activations: dict[int, tuple[int, int]]  # bytes by micro-batch: plain, and checkpointed
     state: int  # bytes of one saved state
-    storage: int  # bytes of all that a run's folder holds at its fullest, without the text
-    optimal: Optimal | None  # of a language model
-    help: str  # what would make it fit; empty where it does
+    storage: int  # bytes of the run's folder at its fullest, without the text
+    optimal: Optimal | None  # for a language model only
+    help: str  # what would make it fit; empty if it does
     notes: tuple[str, ...]
 
     @property
@@ -93,7 +91,7 @@ class RunPlan:
 
     @property
     def kwh(self) -> float | None:
-        """The GPUs at their most watts, and what the building takes for them."""
+        """Energy at the GPUs' maximum power, including the data centre's overhead."""
         return (
             self.gpu_hours * self.fleet.gpu.watts / 1000 * self.fleet.pue
             if self.fleet.gpu.watts
@@ -141,7 +139,7 @@ class RunPlan:
 
 
 def plan_run(recipe: Recipe, fleet: Fleet) -> RunPlan:
-    """What this recipe would take on these GPUs."""
+    """Estimates what this recipe would take on these GPUs."""
     recipe = resolve_for_estimate(recipe)
     network = meta_network(recipe)
     c = recipe.train
@@ -178,7 +176,7 @@ def plan_run(recipe: Recipe, fleet: Fleet) -> RunPlan:
         ),
         activations=activations(recipe, max(1, c.batch // fleet.gpus), half=half),
         state=state,
-        # the last few, the best, the one being written; the model
+        # the last few states, the best, the one being written; then the model
         storage=(c.keep + 2) * state + 4 * count,
         optimal=optimal(blocks, count, each.rule * tokens) if recipe.objective == "lm" else None,
         help="" if memory.total <= fleet.room else _help(network, recipe, fleet),
@@ -187,9 +185,7 @@ def plan_run(recipe: Recipe, fleet: Fleet) -> RunPlan:
 
 
 def _help(network: Network, recipe: Recipe, fleet: Fleet) -> str:
-    """The least change that makes it fit, in words of the command; or that no number of GPUs is
-    enough.
-    """
+    """The smallest change that makes it fit, as options; or that no number of GPUs is enough."""
     half = fleet.half(recipe)
     c = recipe.train
     for way, again, micro, gpus in _changes(recipe, fleet.gpus):
@@ -213,7 +209,7 @@ def _help(network: Network, recipe: Recipe, fleet: Fleet) -> str:
 
 
 def _changes(recipe: Recipe, gpus: int) -> Iterator[tuple[str, bool, int, int]]:
-    """Ways to take less memory, the cheapest first: parallel, rematerialise, micro, gpus."""
+    """Yields ways to save memory, cheapest first: parallel, checkpointing, micro, gpus."""
     c = recipe.train
     for micro in dict.fromkeys((c.micro, 0)):
         for again in dict.fromkeys((c.gradient_checkpointing, True)):
