@@ -1,1 +1,1 @@
-"""Tables and figures of the papers, reproduced: ours beside theirs. One package per study."""
+"""Reproduced tables and figures of the papers, ours beside theirs. One package per study."""

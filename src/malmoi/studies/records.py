@@ -1,7 +1,7 @@
-"""The records: tracks of a fixed text, budget and judge, and the best runs so far (records.toml).
+"""Records: tracks with a fixed text, budget and metric, and the best runs so far (records.toml).
 
-Anyone can climb: `run_record` trains on the text less what the track holds out, judges, and says
-the entry to add.
+`run_record` trains on the text without the track's held-out part, evaluates, and returns the entry
+to add.
 """
 
 import json
@@ -25,20 +25,20 @@ from malmoi.system.machine import pick_device, this_machine
 from malmoi.text.documents import read_documents
 from malmoi.training.pretrain import run_pretraining
 
-HELD_OUT_EACH = 110  # one document in so many
+HELD_OUT_EACH = 110  # one document in this many
 GLUE = {"SST-2": "sst2", "CoLA": "cola", "RTE": "rte", "STS-B": "stsb"}  # folder → task
 BLIMP_FILE = "blimp.jsonl.xz"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Track(Config):
-    """A ladder: what is fixed for all who climb it."""
+    """The fixed conditions of a competition."""
 
     about: str
     minutes: float
     held_out: Literal["nothing", "last tenth", "1 document in 110"]
     judge: Literal["nats per character", "bits per byte", "BERT", "BLiMP both ways"]
-    recipe: str  # where nothing else is named
+    recipe: str  # the default
 
     @property
     def lower_is_better(self) -> bool:
@@ -47,7 +47,7 @@ class Track(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class RecordEntry(Config):
-    """A run of a track."""
+    """One run on a track."""
 
     track: str
     recipe: str
@@ -55,12 +55,12 @@ class RecordEntry(Config):
     figure: float
     date: str
     commit: str
-    settings: dict[str, Any] = field(default_factory=dict)  # beside the recipe's own
-    figures: dict[str, float] = field(default_factory=dict)  # what the figure is made of
+    settings: dict[str, Any] = field(default_factory=dict)  # beyond the recipe's own
+    figures: dict[str, float] = field(default_factory=dict)  # the parts of the figure
 
 
 def read_ladder() -> tuple[dict[str, Track], list[RecordEntry]]:
-    """Every track by its name, and the entries, each track's best first."""
+    """Every track by name, and the entries, each track's best first."""
     found = tomllib.loads((files("malmoi.studies") / "records.toml").read_text("utf-8"))
     tracks = {name: Track.from_dict(values) for name, values in found["tracks"].items()}
     entries = [RecordEntry.from_dict(values) for values in found.get("entries", ())]
@@ -92,7 +92,7 @@ def run_record(
     device: str | None = None,
     **overrides: Any,
 ) -> RecordEntry:
-    """Trains for the track's minutes, judges, and returns the entry; the same call resumes."""
+    """Trains for the track's minutes, evaluates and returns the entry; the same call resumes."""
     track = named_track(name)
     judge = JUDGES[track.judge]
     if judge_data is None and judge in (judge_bert, judge_both):
@@ -152,11 +152,11 @@ def _toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-# ------------------------------------------------------------------ what is held out
+# ------------------------------------------------------------------ held-out text
 
 
 def split_text(track: Track, data: list[str], folder: Path) -> tuple[list[str], Path | None]:
-    """The text to train on, and the file that is held out; both are written once."""
+    """The training text and the held-out file; both are written once."""
     if track.held_out == "nothing":
         return data, None
     held_out = folder / "held-out.txt"
@@ -184,11 +184,11 @@ def _some_documents(texts: list[str]) -> tuple[str, str]:
     return "\n".join(lines) + "\n", "\n\n".join(texts[::HELD_OUT_EACH])
 
 
-# ------------------------------------------------------------------ judges
+# ------------------------------------------------------------------ metrics
 
 
 def judge_bits(model: Model, text: Path | None, data: Path | None, out: Path) -> dict[str, float]:
-    """Bits per byte of the held-out text, by windows of which half is context."""
+    """Bits per byte of the held-out text, in windows of which half is context."""
     return {"bits_per_byte": model.bits_per_byte(_text(text))}
 
 
@@ -219,7 +219,7 @@ def _glue(model: Model, data: Path, out: Path) -> Iterator[tuple[str, float]]:
 
 
 def judge_both(model: Model, text: Path | None, data: Path | None, out: Path) -> dict[str, float]:
-    """BLiMP by each reading; the lower one counts."""
+    """BLiMP by causal and by masked scoring; the lower one counts."""
     read = {
         reading: 100 * evaluate_model(model, "blimp", _blimp(data), reading=reading)["accuracy"]
         for reading in ("causal", "masked")

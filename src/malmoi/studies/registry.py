@@ -1,4 +1,4 @@
-"""The studies. A new one is a package with a config and a function, and a line here."""
+"""The registry of studies. A new one is a package with a config and a function, and a line here."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -48,7 +48,6 @@ STUDIES = {
 
 
 def named_study(name: str) -> Study:
-    """A study by its name."""
     if name not in STUDIES:
         raise UsageError(
             f"There is no study {name!r}.{nearest(name, STUDIES)} `malmoi study` lists them."

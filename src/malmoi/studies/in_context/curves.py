@@ -1,4 +1,4 @@
-"""Accuracy by number of examples, summed up and drawn: one line per model size."""
+"""Accuracy by number of examples, summarised and plotted: one line per model size."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ from malmoi.studies.in_context.rules import UNSEEN_RULES
 
 @dataclass(frozen=True)
 class Cell:
-    """Questions on one rule and parameter with this many examples: how many, and how many right."""
+    """Questions on one rule and parameter with this many examples: asked, and correct."""
 
     rule: str
     instructed: bool
@@ -23,7 +23,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class SizeResults:
-    """All that is known of one size."""
+    """The results of one model size."""
 
     facts: dict[str, Any]  # parameters, tokens, seconds, valid_loss
     cells: Sequence[Cell]
@@ -62,7 +62,7 @@ def _unseen() -> set[str]:
 
 
 def cell_accuracy(cells: Sequence[Cell]) -> MeanWithError:
-    """The share that was right; its error, with the rules fixed, is √Σ n s² / Σ n."""
+    """The share of correct answers; its error, with the rules fixed, is √Σ n s² / Σ n."""
     asked = sum(cell.asked for cell in cells)
     share = sum(cell.right for cell in cells) / asked
     within = sum(cell.right * (cell.asked - cell.right) / max(1, cell.asked - 1) for cell in cells)
@@ -94,15 +94,15 @@ def _curves(found: SizeResults, rules: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def rough(number: float) -> str:
-    """25,231,872 → 25M."""
+    """Formats a large number roughly: 25,231,872 → 25M."""
     return short_number(float(f"{number:.2g}"))
 
 
-# ------------------------------------------------------------------ the picture
+# ------------------------------------------------------------------ chart
 
 
 def accuracy_chart(found: Mapping[str, SizeResults]) -> str:
-    """curve.svg: accuracy over all rules by the number of examples; dashed with the instruction."""
+    """curve.svg: accuracy over all rules by number of examples; dashed with the instruction."""
     lines: dict[str, Line] = {}
     for size, one in found.items():
         name = f"{size}, {rough(one.facts['parameters'])}"

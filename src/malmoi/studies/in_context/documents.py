@@ -11,18 +11,17 @@ from malmoi.errors import MalmoiError
 from malmoi.evaluation.tasks.scramble import frequent_words
 from malmoi.studies.in_context.rules import HIDDEN_RULES, HiddenRule
 
-# one word in this many is only asked about; of some rules one parameter in this many
-# too
+# one word in this many is held out for questions; so are parameters of some rules
 HELD_OUT_EVERY = 8
 WORD_LETTERS = range(5, 8)  # of a word: sixteen examples of any rule fit into 512 characters
 NUMBER_RANGE = range(100, 900)
-MIN_WORDS = 100  # words that are not worth a study
-EXAMPLES_PER_DOCUMENT = range(12, 25)  # examples in a document
+MIN_WORDS = 100  # fewer are too few for a study
+EXAMPLES_PER_DOCUMENT = range(12, 25)
 INSTRUCTION_SHARE = 0.5  # share of the documents that have an instruction
 
 
 def held_out(value: Any) -> bool:
-    """Whether an item is reserved for the questions, by a hash, so the same everywhere."""
+    """Whether an item is reserved for questions, by a hash, so the same in every process."""
     return (
         int.from_bytes(blake2b(str(value).encode(), digest_size=8).digest()) % HELD_OUT_EVERY == 0
     )
@@ -40,7 +39,7 @@ class RuleItems:
         return self.numbers if rule.items == "numbers" else self.words
 
     def hidden(self, rule: HiddenRule, rng: Random) -> Any:
-        """A parameter of the rule; where it holds some out, one of this half."""
+        """Draws a parameter of the rule; if the rule holds some out, one of this half."""
         while True:
             hidden = rule.draw(rng)
             if not rule.held or held_out(f"{rule.name}:{hidden}") == self.held:
@@ -68,7 +67,7 @@ def _half(words: Sequence[str], numbers: Sequence[str], *, held: bool) -> RuleIt
 
 
 def rule_document(rule: HiddenRule, items: RuleItems, rng: Random) -> str:
-    """One rule with one parameter: perhaps an instruction, then examples; a blank line ends it."""
+    """One rule with one parameter: perhaps an instruction, then examples, then a blank line."""
     hidden = items.hidden(rule, rng)
     count = rng.choice(EXAMPLES_PER_DOCUMENT)
     lines = [

@@ -1,4 +1,4 @@
-"""report.md: the results, ours beside GPT-3's, and what small models cannot do."""
+"""report.md: the results beside GPT-3's, and what small models cannot do."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,13 +9,13 @@ GPT3 = {  # Brown et al. 2020 table 3.10: GPT-3 175B after 0, 1 and 100 examples
     "random-insertion": (0.0826, 0.454, 0.672),
     "reverse": (0.0009, 0.0048, 0.0044),
 }
-# of the answers right after most examples: a rule that is followed, one that is not
+# accuracy with the most examples: above, a rule is learned; below, it is not
 LEARNT = 0.8
 FAILED = 0.2
 
 
 def report(found: Mapping[str, SizeResults]) -> str:
-    """The report in Markdown; every sentence follows from the numbers."""
+    """The report in Markdown; every sentence is derived from the numbers."""
     parts = [_models(found), _curve(found), _rules(found), _beside(found), _limits(found)]
     return "# In-context learning in small models\n\n" + "\n".join(part for part in parts if part)
 
@@ -72,7 +72,7 @@ def _gain(one: SizeResults) -> float:
 
 
 def _rules(found: Mapping[str, SizeResults]) -> str:
-    """Each rule from none to most examples, size by size."""
+    """Accuracy on each rule from no examples to the most, size by size."""
     rows = [
         [rule, *(_rise(one, rule) for one in found.values())]
         for rule in next(iter(found.values())).rules
@@ -86,7 +86,7 @@ def _rules(found: Mapping[str, SizeResults]) -> str:
 
 
 def _few(shots: Sequence[int]) -> list[int]:
-    """None, one, some and most of the numbers of examples."""
+    """A selection of the example counts: none, one, some and the most."""
     return sorted({shots[0], shots[min(1, len(shots) - 1)], shots[len(shots) // 2], shots[-1]})
 
 
@@ -95,7 +95,7 @@ def _rise(one: SizeResults, rule: str) -> str:
 
 
 def _beside(found: Mapping[str, SizeResults]) -> str:
-    """GPT-3's own figures for the rules that it was asked too."""
+    """GPT-3's own figures for the rules that it was tested on too."""
     name, largest = list(found.items())[-1]
     rules = [rule for rule in GPT3 if rule in largest.rules]
     last = largest.shots[-1]
@@ -121,7 +121,7 @@ def _beside(found: Mapping[str, SizeResults]) -> str:
 
 
 def _limits(found: Mapping[str, SizeResults]) -> str:
-    """What the largest of them does not do."""
+    """The rules that the largest model fails at."""
     name, largest = list(found.items())[-1]
     most = largest.shots[-1]
     ends = {rule: largest.at(most, [rule]).mean for rule in largest.rules}

@@ -15,25 +15,25 @@ from malmoi.evaluation.tasks.scramble import random_insertion
 
 VOWELS = "aeiou"
 CONSONANTS = "bdfgklmnprstvz"
-LETTER_PLACES = (0, 1, 2, 3, -1, -2, -3)  # of a letter, from the beginning or the end
-# most words have one of these, so that a few examples show what becomes of it
+LETTER_PLACES = (0, 1, 2, 3, -1, -2, -3)  # index of a letter, from the beginning or the end
+# most words contain one of these, so a few examples show how it changes
 FREQUENT = "aeinorst"
 
-# (word, parameter, chance) → what stands left and right of =
+# (word, parameter, random generator) → the two sides of =
 Pair = Callable[[str, Any, Random], tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class HiddenRule:
-    """A kind of line `x = y`."""
+    """A rule that generates lines `x = y`."""
 
     name: str
-    instruction: str  # names the kind, never the parameter
+    instruction: str  # names the rule, never the parameter
     pair: Pair
-    # a parameter; a rule without one has only to be recognised
+    # draws a parameter; a rule without one need only be recognised
     draw: Callable[[Random], Any] = lambda rng: None
     items: Literal["words", "numbers"] = "words"
-    held: bool = False  # whether questions have parameters that training never had
+    held: bool = False  # whether questions use parameters that training never had
 
 
 def _change(how: Callable[[str, Any], str]) -> Pair:
@@ -41,17 +41,17 @@ def _change(how: Callable[[str, Any], str]) -> Pair:
 
 
 def cycle(word: str, by: int) -> str:
-    """letters → terslet."""
+    """Rotates a word: letters → terslet."""
     return word[by:] + word[:by]
 
 
 def caesar(word: str, by: int) -> str:
-    """abc → bcd."""
+    """Shifts every letter: abc → bcd."""
     return "".join(ascii_lowercase[(ascii_lowercase.index(letter) + by) % 26] for letter in word)
 
 
 def swap_ends(word: str) -> str:
-    """words → sordw."""
+    """Swaps the first and last letter: words → sordw."""
     return word[-1] + word[1:-1] + word[0]
 
 
@@ -104,14 +104,14 @@ def _made_up(rng: Random) -> str:
 
 
 def _groups(rng: Random) -> tuple[str, str, str]:
-    """A property and the made-up names of those that have it and of the others."""
+    """Draws a property, and made-up names for the words that have it and the others."""
     yes = _made_up(rng)
     no = next(name for name in iter(partial(_made_up, rng), None) if name != yes)
     return rng.choice(list(PROPERTIES)), yes, no
 
 
 def group_name(word: str, hidden: tuple[str, str, str]) -> str:
-    """apple → the first name, if the property is that a word begins with a vowel."""
+    """Names a word's group: apple → the first name, if the property is beginning with a vowel."""
     name, yes, no = hidden
     return yes if PROPERTIES[name](word) else no
 
@@ -161,7 +161,7 @@ HIDDEN_RULES = (
     ),
 )
 
-UNSEEN_RULES = (  # two rules one after the other: never in training
+UNSEEN_RULES = (  # compositions of two rules: never in training
     HiddenRule(
         "reverse+double",
         "Write it backwards: Double the letters:",

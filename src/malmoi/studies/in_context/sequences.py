@@ -1,4 +1,4 @@
-"""Documents written by as many processes as there are cores; the processes load no torch."""
+"""Writes documents with one process per core; the processes do not load torch."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from malmoi.studies.in_context.documents import RuleItems, document_chunk
 from malmoi.studies.in_context.rules import HIDDEN_RULES
 from malmoi.system.files import replace_file
 
-DOCUMENTS_PER_CHUNK = 500  # documents that are made at a time, from a seed of their own
+DOCUMENTS_PER_CHUNK = 500  # documents made at a time, each chunk from its own seed
 
 
 def write_rule_documents(

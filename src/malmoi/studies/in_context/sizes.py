@@ -1,4 +1,4 @@
-"""The GPTs of the in-context study: three sizes, alike in all but width, depth and rate."""
+"""The GPTs of the in-context study: three sizes that differ only in width, depth and rate."""
 
 from dataclasses import dataclass, replace
 
@@ -6,13 +6,13 @@ from malmoi.model import preset
 from malmoi.training.recipe import DataConfig, Recipe, TokenizerConfig
 from malmoi.training.recipes import fast_gpt
 
-CONTEXT_CHARACTERS = 512  # characters: sixteen examples and a question
+CONTEXT_CHARACTERS = 512  # sixteen examples and a question
 TEXT_SHARE = 0.1  # share of natural text; the rest are documents of hidden rules
 
 
 @dataclass(frozen=True)
 class StudySize:
-    """What differs; the learning rate falls as models grow (GPT-3 table 2.1)."""
+    """Width, depth and learning rate, which falls as models grow (GPT-3 table 2.1)."""
 
     depth: int
     width: int

@@ -1,8 +1,8 @@
 """Accuracy by the number of examples in context, for models of several sizes (GPT-3 figure 1.2).
 
 Small GPTs are pre-trained on text and on documents of hidden rules, then asked about words that no
-document had, after 0, 1, 2 … examples. Every part writes a file and is not repeated, so that
-several processes can do one size each in the same folder.
+document contained, after 0, 1, 2 … examples. Every part writes a file and is not repeated, so that
+several processes can each do one size in the same folder.
 """
 
 import json
@@ -37,11 +37,10 @@ from malmoi.training.pretrain import run_pretraining
 
 logger = logging.getLogger(__name__)
 
-# What the models are asked: tasks of held-out words, one for each rule and parameter, with and
-# without instruction
+# The questions: tasks of held-out words, one per rule and parameter, with and without instruction
 
-ROWS_PER_TASK = 64  # of a task: questions, and what their examples are drawn from
-# characters of an answer: a space, seven letters doubled, the line's end
+ROWS_PER_TASK = 64  # questions of a task, and the pool of their examples
+# a space, seven letters doubled, the end of the line
 MAX_ANSWER_CHARACTERS = 16
 
 
@@ -78,7 +77,7 @@ RESUMABLE_SETTINGS = {"out", "sizes", "minutes", "tokens", "device", "processes"
 
 @dataclass(frozen=True, kw_only=True)
 class InContextStudyConfig(Config):
-    """Settings. `minutes` is for the largest size; the others then see as many tokens."""
+    """Settings. `minutes` is for the largest size; the others then train on as many tokens."""
 
     data: tuple[str, ...]
     out: str
@@ -91,12 +90,12 @@ class InContextStudyConfig(Config):
     documents: int = 150_000  # of hidden rules, about 350 characters each
     batch: int = 64  # sequences a step
     shots: tuple[int, ...] = (0, 1, 2, 4, 8, 16)
-    draws: int = 3  # parameters of each rule that are asked
-    limit: int = 32  # questions of each parameter
-    processes: int = 0  # that make documents; 0: one a core
+    draws: int = 3  # parameters asked about per rule
+    limit: int = 32  # questions per parameter
+    processes: int = 0  # to make documents; 0: one per core
 
     def check(self) -> "InContextStudyConfig":
-        """The config itself, if all its names are known."""
+        """Returns the config itself if all its names are known, otherwise raises."""
         for given, known, kind in (
             (self.sizes, list(SIZES), "size"),
             (self.rules, [r.name for r in HIDDEN_RULES], "rule"),
@@ -114,12 +113,12 @@ class InContextStudyConfig(Config):
 
     @property
     def known(self) -> list[HiddenRule]:
-        """The rules that documents are about."""
+        """The rules that the documents are about."""
         return [rule for rule in HIDDEN_RULES if not self.rules or rule.name in self.rules]
 
     @property
     def asked(self) -> list[HiddenRule]:
-        """Those, and what is composed of them."""
+        """The rules of the documents, and their compositions."""
         names = {rule.name for rule in self.known}
         return [
             *self.known,
@@ -128,7 +127,7 @@ class InContextStudyConfig(Config):
 
 
 def run_in_context_study(plan: InContextStudyConfig) -> dict[str, Any]:
-    """Does what is missing, the largest size first, and draws the results."""
+    """Completes what is missing, the largest size first, and reports the results."""
     plan.check()
     asked = _ready(plan)
     for size in sorted(plan.sizes, key=list(SIZES).index, reverse=True):
@@ -143,7 +142,7 @@ def run_in_context_study(plan: InContextStudyConfig) -> dict[str, Any]:
 
 
 def _ready(plan: InContextStudyConfig) -> RuleItems:
-    """The study's documents and vocabulary, created once; the items of the questions."""
+    """Creates the study's documents and vocabulary once; returns the items of the questions."""
     plan.folder.mkdir(parents=True, exist_ok=True)
     for_training, for_questions = halves(plan.data)
     if (count := len(for_questions.words)) <= max(plan.shots):
@@ -175,7 +174,7 @@ def _ready(plan: InContextStudyConfig) -> RuleItems:
 
 
 def _pretrained(plan: InContextStudyConfig, size: str) -> None:
-    """The size's model in its folder, trained to the end of its budget."""
+    """Pre-trains the model of a size to the end of its budget."""
     tokens = plan.tokens or _seen(plan)
     budget: dict[str, Any] = {"tokens": tokens} if tokens else {"minutes": plan.minutes}
     sources = [*plan.data, str(plan.folder / "documents.jsonl")]
@@ -193,7 +192,7 @@ def _pretrained(plan: InContextStudyConfig, size: str) -> None:
 
 
 def _seen(plan: InContextStudyConfig) -> int:
-    """Tokens that the largest size saw, if trained; GPT-3's sizes saw equally many (table 2.1)."""
+    """Tokens the largest size trained on, if it did; GPT-3's sizes saw equally many (table 2.1)."""
     largest = next(
         (size for size in reversed(SIZES) if (plan.folder / size / "asked.json").is_file()), None
     )
@@ -203,7 +202,7 @@ def _seen(plan: InContextStudyConfig) -> int:
 
 
 def _ask(plan: InContextStudyConfig, size: str, items: RuleItems) -> None:
-    """Asks a model every question and saves how many it got right."""
+    """Asks a model every question and saves how many it answered correctly."""
     model = load(plan.folder / size, device=plan.device)
     cells: list[Cell] = []
     for done, rule in enumerate(plan.asked, 1):
