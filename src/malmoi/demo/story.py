@@ -1,11 +1,11 @@
-"""What the demo does and what it found: the plan, and the story that its page tells."""
+"""The demo's plan, and the results that its page shows."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 ERAS = ((1900, "before 1900"), (1946, "1900–1945"), (9999, "after 1945"))
-HELD_OUT_MESSAGES = 6  # one message in so many
+HELD_OUT_MESSAGES = 6  # one message in this many
 GENERATION_PROMPTS = (
     "The state of the Union is",
     "My fellow Americans,",
@@ -22,7 +22,7 @@ ATTENTION_SENTENCE = "The Congress must act now to protect the people."
 
 @dataclass(frozen=True)
 class DemoSize:
-    """A model that learns as much as its seconds allow, and the samples it learns from."""
+    """A model's training time, its shape and its samples."""
 
     seconds: float
     width: int
@@ -31,32 +31,32 @@ class DemoSize:
     batch: int
 
 
-# What the GPT may take: on matrix units or many cores, and on two cores of the slowest kind that
-# was tried (fp32 at 60 GFLOP/s). Its size follows by the rule of `pretrain gpt`.
+# The GPT's seconds: with matrix units or many cores, and on two cores of the slowest kind tried
+# (fp32 at 60 GFLOP/s). Its size follows by the rule of `pretrain gpt`.
 GPT_SECONDS = (60, 100)
 GPT_LENGTH = 128  # tokens of a sample
-TEXT_TOKENS = 2_200_000  # of the speeches that are not held out, about
+TEXT_TOKENS = 2_200_000  # approximately, of the speeches that are not held out
 # From large to small: a machine takes the first that it can give enough updates.
 BERT_SIZES = (
     DemoSize(seconds=84, width=128, depth=2, length=64, batch=64),
     DemoSize(seconds=170, width=128, depth=2, length=64, batch=32),
 )
 ENOUGH_UPDATES = 200
-CLEAR_GAIN = 0.04  # of accuracy: some two standard errors of three seeds on 400 rows
+CLEAR_GAIN = 0.04  # of accuracy: about two standard errors of three seeds on 400 rows
 FEW_UPDATES = 60  # fewer teach nothing that a page could show
 
 
 @dataclass(frozen=True)
 class DemoConfig:
-    """How long each part takes and how large the models are: the one place to tune."""
+    """The time of each part and the size of the models: the one place to tune."""
 
     gpt: DemoSize = DemoSize(seconds=60, width=128, depth=2, length=128, batch=16)
     bert: DemoSize = BERT_SIZES[0]
     vocab: int = 4096
-    labelled: int = 120  # paragraphs with their era to learn from: few, as labels are in life
-    judged: int = 400  # paragraphs of messages that were held out
-    updates: int = 60  # of a fine-tuning
-    seeds: int = 3  # fine-tunings of each kind; their mean is reported
+    labelled: int = 120  # training paragraphs with their era: few, as labels are scarce in practice
+    judged: int = 400  # paragraphs of held-out messages
+    updates: int = 60  # per fine-tuning run
+    seeds: int = 3  # fine-tuning runs of each kind; their mean is reported
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,10 @@ class Story:
     out: Path
     seconds: dict[str, float] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
-    cut: dict[str, list[str]] = field(default_factory=dict)  # a sentence as each vocabulary has it
+    cut: dict[str, list[str]] = field(default_factory=dict)  # a sentence by each vocabulary
     samples: list[tuple[str, str]] = field(default_factory=list)
     fills: list[tuple[str, list[tuple[str, float]]]] = field(default_factory=list)
-    # accuracy of telling the era, by who tells it
+    # accuracy of classifying the era, by model
     scores: dict[str, float] = field(default_factory=dict)
     said: list[dict[str, Any]] = field(default_factory=list)
     tokens: list[str] = field(default_factory=list)
