@@ -1,1 +1,1 @@
-"""Fine-tuning: a pre-trained network, a task, one new layer; and how well it then does."""
+"""Fine-tuning: a pre-trained network, a task, one new layer, and its evaluation."""

@@ -13,7 +13,7 @@ from malmoi.tokenizer.padding import Ids, pad_to_width
 from malmoi.training.losses import IGNORE_LABEL
 
 BATCHES_PER_POOL = 50  # batches whose items are sorted by length together
-# short rows are padded to a multiple of 8, others of 32: few shapes
+# short rows are padded to a multiple of 8, others to one of 32: few distinct shapes
 SHORT_TOKENS = 128
 FINE_MULTIPLE = 8
 COARSE_MULTIPLE = 32
@@ -33,7 +33,7 @@ def plan_batches(lengths: Sequence[int], batch: int, seed: int) -> list[list[int
 
 
 def labels_per_batch(items: Sequence[TrainingItem], batch: int) -> dict[str, float]:
-    """The mean number of labels per batch, by which losses are divided."""
+    """The mean number of labels per batch, used to normalize losses."""
     labels = sum(_count(item.label) for item in items)
     words = sum(len(row.tokens) - 1 for item in items for row in item.rows)
     return {
@@ -49,7 +49,7 @@ def _count(label: Any) -> int:
 def collate(
     items: Sequence[TrainingItem], config: ModelConfig, *, lm: bool = False
 ) -> dict[str, Tensor]:
-    """The tensors of one pass: tokens, segments, keep, labels; `places` of multi-row examples."""
+    """Tensors of one batch: tokens, segments, keep, labels; `places` for multi-row examples."""
     rows = [row for item in items for row in item.rows]
     tensors = {"tokens": _padded([row.tokens for row in rows], 0, config.context)}
     width = tensors["tokens"].size(1)
@@ -62,7 +62,7 @@ def collate(
     if len(rows) > len(items):
         tensors["places"] = _places(items)
     tensors["labels"] = _labels(items, config.context)
-    if lm:  # GPT-1 eq. 5: the text itself is learnt beside its label
+    if lm:  # GPT-1 eq. 5: auxiliary language-model loss
         tensors["lm_labels"] = (
             tensors["tokens"].roll(-1, 1).masked_fill(~keep.roll(-1, 1), IGNORE_LABEL)
         )
@@ -78,7 +78,7 @@ def _padded(rows: Sequence[Ids], fill: int, most: int) -> Tensor:
 
 
 def _places(items: Sequence[TrainingItem]) -> Tensor:
-    """Which rows belong to each example [B, K]; −1 where it has fewer than the others."""
+    """The rows of each example [B, K]; −1 where it has fewer than the others."""
     most = max(len(item.rows) for item in items)
     at = 0
     places = []
@@ -104,6 +104,6 @@ def epoch_batches(
     lm: bool,
     start: int = 0,
 ) -> Iterator[dict[str, Tensor]]:
-    """An epoch's batches from one of them on, ready for the network."""
+    """Yields an epoch's batches, from batch `start` on."""
     for group in plan_batches([item.length for item in items], batch, seed)[start:]:
         yield collate([items[i] for i in group], config, lm=lm)

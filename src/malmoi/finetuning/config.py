@@ -1,4 +1,4 @@
-"""How a model is fine-tuned: one frozen record; BERT's and GPT-1's own numbers are its defaults."""
+"""Fine-tuning config: a frozen record whose defaults are BERT's and GPT-1's."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -17,52 +17,52 @@ _require = partial(require, "These settings do not fit together")
 GRID_RATES = (5e-5, 3e-5, 2e-5)
 GRID_BATCHES = (16, 32)
 GRID_EPOCHS = (2, 3, 4)
-# What learns few weights from nothing wants a higher rate than a whole network (Hu 2021 table 9,
+# Few weights trained from scratch need a higher rate than a whole network (Hu 2021 table 9,
 # Lester 2021 §3.1).
 ADAPTER_RATES = {"none": 5e-5, "lora": 1e-3, "prompt": 3e-2, "prefix": 1e-2}
-# a whole GPT: Radford et al. 2018 §4.1
+# full fine-tuning of a GPT: Radford et al. 2018 §4.1
 GPT_DEFAULTS = {"lr": 6.25e-5, "warmup": 0.002, "lm": 0.5}
-# a small model on frozen layers
+# a small model on frozen features
 FEATURE_DEFAULTS = {"lr": 2e-3, "batch": 16, "epochs": 10.0, "precision": "fp32"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneConfig(Config):
-    """Everything `finetune` needs but the model, the task and the files."""
+    """All settings of `finetune` but the model, the task and the files."""
 
     epochs: float = 3.0
-    steps: int = 0  # a number of updates in place of the epochs
-    minutes: float = 0.0  # a budget of time in place of both
+    steps: int = 0  # number of updates, instead of epochs
+    minutes: float = 0.0  # time budget, instead of both
     batch: int = 32
-    lr: float = 5e-5  # BERT: 5e-5, 3e-5 or 2e-5; of a GPT 6.25e-5
+    lr: float = 5e-5  # BERT: 5e-5, 3e-5 or 2e-5; GPT: 6.25e-5
     decay: float = 0.01
     clip: float = 1.0
     schedule: Literal["linear", "cosine", "constant"] = "linear"
-    warmup: float = 0.1  # share of the steps; of a GPT 0.002
-    # the most tokens of a row; 0: the context, 512 at most (128 at most for pairs would be BERT's)
+    warmup: float = 0.1  # share of the steps; GPT: 0.002
+    # maximum tokens per row; 0: the context, up to 512 (BERT used 128 for pairs)
     length: int = 0
-    stride: int = 128  # by which windows over a long context move on
-    # λ of GPT-1 eq. 5: the language model is trained beside the task; of a GPT 0.5
+    stride: int = 128  # between the windows over a long context
+    # λ of GPT-1 eq. 5: weight of the language-model loss; GPT: 0.5
     lm: float = 0.0
-    freeze: bool = False  # only the new layer learns
-    freeze_layers: int = 0  # the embeddings and the first n layers do not learn
-    # a small model on frozen layers: last4, weighted-all… or layers=8,9 (see tune/features.py)
+    freeze: bool = False  # train only the new layer
+    freeze_layers: int = 0  # freeze the embeddings and the first n layers
+    # a small model on frozen layers: last4, weighted-all… or layers=8,9 (see frozen_features.py)
     features: str = ""
     recurrent: int = 768  # width of a tagger's BiLSTM on features
-    # what is learnt beside a model that stays as it is
+    # trained while the model itself is frozen
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
-    # label words are learnt, not a new layer; none: after a soft prompt, where that can be
+    # train label words instead of a new layer; None: with a soft prompt, if possible
     words: bool | None = None
-    layer_decay: float = 1.0  # each layer's rate is this share of the next one's
-    class_weights: bool = False  # rare labels count more
-    label_thresholds: bool = False  # multi-label: a threshold for each label, not one for all
-    from_scratch: bool = False  # new weights for the whole network, to compare with pre-training
-    holdout: float = 0.1  # of the training examples, where there is no development file
-    evaluations: int = 1  # in an epoch
+    layer_decay: float = 1.0  # each layer's learning rate relative to the layer above
+    class_weights: bool = False  # weight rare labels more
+    label_thresholds: bool = False  # multi-label: one threshold per label, not one for all
+    from_scratch: bool = False  # random initial weights, as a baseline for pre-training
+    holdout: float = 0.1  # share of the training examples, if there is no development file
+    evaluations: int = 1  # per epoch
     patience: int = 0  # stop after this many evaluations without improvement; 0: never
     seed: int = 0
-    seeds: int = 1  # runs; the median one is kept
-    grid: bool = False  # all of the paper's rates, batches and epochs; the best is kept
+    seeds: int = 1  # number of runs; the median one is kept
+    grid: bool = False  # the paper's learning rates, batch sizes and epochs; the best is kept
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     compile: bool = False
     skip_bad: bool = False
@@ -94,7 +94,7 @@ class FinetuneConfig(Config):
         )
 
     def training(self, steps: int) -> TrainConfig:
-        """The same as the parts of training take it."""
+        """The equivalent `TrainConfig`."""
         return TrainConfig(
             steps=0 if self.minutes else steps,
             minutes=self.minutes,
@@ -111,7 +111,7 @@ class FinetuneConfig(Config):
         )
 
     def variants(self) -> list["FinetuneConfig"]:
-        """The runs that are asked for: one, one for each seed, or the paper's grid."""
+        """The configs of all runs: one, one per seed, or the paper's grid."""
         alone = replace(self, seeds=1, grid=False)
         if self.grid:
             return [
@@ -122,11 +122,11 @@ class FinetuneConfig(Config):
 
 
 def finetune_config(overrides: Mapping[str, Any], *, gpt: bool = False) -> FinetuneConfig:
-    """The defaults, GPT-1's or BERT's, with some fields changed; None leaves a field as it is."""
+    """A config from GPT-1's or BERT's defaults and overrides; an override of None is ignored."""
     given = {name: value for name, value in overrides.items() if value is not None}
     if isinstance(given.get("adapter"), str):
         given["adapter.kind"] = given.pop("adapter")
-    partly = ("features", "adapter.kind", "words", "freeze")  # not the whole network learns
+    partly = ("features", "adapter.kind", "words", "freeze")  # not full fine-tuning
     defaults = GPT_DEFAULTS if gpt and not any(given.get(name) for name in partly) else {}
     settings = FinetuneConfig().override(
         {**(FEATURE_DEFAULTS if given.get("features") else defaults), **given}

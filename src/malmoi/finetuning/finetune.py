@@ -1,4 +1,4 @@
-"""From a pre-trained model and labelled rows to a fine-tuned folder."""
+"""Fine-tunes a pre-trained model on labelled rows and writes the result to a folder."""
 
 import json
 import logging
@@ -42,13 +42,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, repr=False)
 class FinetuneResult(Result):
-    """A finished fine-tuning: its metrics on the development set, each run's, and the model."""
+    """A finished fine-tuning: its metrics on the development set, those of each run, the model."""
 
     metrics: dict[str, float]
     runs: tuple[dict[str, float], ...]
     out: Path
     model: Model
-    steps: int  # updates of the run that was kept
+    steps: int  # updates of the selected run
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,13 @@ def run_finetuning(
     dev: str | Path | Sequence[str | Path] | None = None,
     **options: Any,
 ) -> FinetuneResult:
-    """Fine-tunes a BERT or a GPT to a task, into a folder that transformers opens too.
+    """Fine-tunes a BERT or a GPT on a task; transformers can open the resulting folder.
 
-    `data` is the training file (or a folder that holds train and dev); without `dev` a tenth is
+    `data` is the training file (or a folder with train and dev files); without `dev`, a tenth is
     held out. Options are `device`, `restart`, and fields of `FinetuneConfig`: epochs=3, lr=2e-5,
-    freeze=True, lm=0.5, seeds=5… A GPT starts from GPT-1's numbers, other models from BERT's. The
-    same call on the same folder resumes an unfinished run; a finished one is not done again, unless
-    `restart`.
+    freeze=True, lm=0.5, seeds=5… A GPT starts from GPT-1's defaults, other models from BERT's. The
+    same call on the same folder resumes an unfinished run; a finished one is not repeated unless
+    `restart` is set.
     """
     device = options.pop("device", None)
     restart = bool(options.pop("restart", False))
@@ -91,7 +91,7 @@ def run_finetuning(
 def run_all(
     work: FinetuneData, settings: FinetuneConfig, out: Path, *, restart: bool = False
 ) -> FinetuneResult:
-    """Every run that the settings ask for; the one that is kept is written to the folder."""
+    """Does all runs of the settings, and writes the selected one to the folder."""
     measure = work.primary_metric
     variants = settings.variants()
     folders = [out] if len(variants) == 1 else [out / _called(settings, v) for v in variants]
@@ -115,8 +115,10 @@ def _called(settings: FinetuneConfig, v: FinetuneConfig) -> str:
 
 
 def _is_gpt(network: Network) -> bool:
-    """Whether GPT-1's numbers suit it. An untied language head would be saved beside the task's,
-    and transformers has no such model.
+    """Whether GPT-1's defaults apply.
+
+    An untied language head would have to be saved with the task's head, and transformers has no
+    such model.
     """
     c = network.config
     return "lm" in network.heads and c.pool == "last" and c.tied and not c.both_ways
@@ -124,7 +126,7 @@ def _is_gpt(network: Network) -> bool:
 
 def _checked(start: Checkpoint, settings: FinetuneConfig, out: Path) -> Checkpoint:
     if start.network.config.both_ways and not settings.lm and not settings.words:
-        start = replace(start, network=start.network.masked())  # a label is read off the whole text
+        start = replace(start, network=start.network.masked())  # a label depends on the whole text
     if start.tokenizer is None:
         raise UsageError(
             "This model's folder has no tokenizer; put its tokenizer.json beside the weights."
@@ -144,7 +146,7 @@ def _checked(start: Checkpoint, settings: FinetuneConfig, out: Path) -> Checkpoi
 
 
 def _save(work: FinetuneData, settings: FinetuneConfig, checkpoint: Checkpoint, out: Path) -> None:
-    """The whole model, or beside the one that it started from what was learnt."""
+    """Saves the whole model, or the adapter alone."""
     if settings.adapter.kind == "none":
         write_checkpoint(checkpoint, out)
     else:
@@ -179,18 +181,17 @@ def _run(work: FinetuneData, settings: FinetuneConfig, out: Path, *, restart: bo
         where = f"the best so far is in {out}, run the same command to resume"
         logger.info(f"Stopped at step {trainer.step:,} and saved: {where}.")
         raise Stopped(trainer.stopped)
-    # before the run is finished, so that a kill from here on leaves them as they are
+    # before the run is marked as finished, so that a kill in between loses nothing
     _write_predictions(work, best, out)
     finish_run(out, record, best.metrics, trainer.step)
     return FinishedRun(settings, checkpoint, best, trainer.step)
 
 
 def _finished(work: FinetuneData, settings: FinetuneConfig, out: Path) -> FinishedRun:
-    """A run that was done before: its model and what it said are read, nothing is learnt.
+    """Loads the model and predictions of a finished run, without training.
 
-    Judged again, a score can differ in its last digit: weights that are mapped from a file lie at
-    other addresses than those that learnt, and a product of another alignment is summed in another
-    order.
+    Evaluated again, a score may differ in its last digit: memory-mapped weights have another
+    alignment than those that were trained, which changes the summation order of products.
     """
     steps, metrics = finished(out)
     logger.info(
@@ -213,7 +214,7 @@ def _items(work: FinetuneData, reading: Predictor) -> list[TrainingItem]:
 
 
 def _rows(work: FinetuneData, reading: Predictor, items: Sequence[TrainingItem]) -> list[TokenRow]:
-    """Every row that is learnt from or judged by."""
+    """All rows used for training or evaluation."""
     judged = encode_examples(
         work.task, [*work.dev, *work.held], FeatureView.of(reading, work.labels)
     )
@@ -223,10 +224,9 @@ def _rows(work: FinetuneData, reading: Predictor, items: Sequence[TrainingItem])
 def make_objective(
     work: FinetuneData, settings: FinetuneConfig, words: Objective | None = None
 ) -> Objective:
-    """The loss of the task or of its words and, for GPT-1, λ times the language model's: L3 = L2 +
-    λ·L1 (eq. 5).
+    """The task's or verbalizer's loss plus, for GPT-1, λ times the LM loss: L3 = L2 + λ·L1 (eq. 5).
 
-    Where there is a teacher, the labels have only a share of it.
+    With a teacher, the labels' loss is only a share of the total.
     """
     kind = head_kind(work.task)
     objective = words or kind.objective(_weights(work) if settings.class_weights else None)
@@ -235,7 +235,7 @@ def make_objective(
 
 
 def _weights(work: FinetuneData) -> list[float]:
-    """n / (N · count) of each label: rare ones count more, the mean over the examples stays 1."""
+    """Class weights n / (N · count): rare labels count more; the mean over examples is 1."""
     counts = Counter(name for e in work.train for name in classes_in(work.task, e))
     total = sum(counts.values())
     return [
@@ -243,11 +243,11 @@ def _weights(work: FinetuneData) -> list[float]:
     ]
 
 
-# ------------------------------------------------------------------ what is said and written
+# ------------------------------------------------------------------ results
 
 
 def _kept(runs: Sequence[FinishedRun], measure: str, *, best: bool) -> FinishedRun:
-    """The best run of a grid; of several seeds the median one, to rule out luck."""
+    """The best run of a grid; for several seeds, the median run, to rule out luck."""
     ordered = sorted(runs, key=lambda run: goodness(measure, run.outcome.metrics[measure]))
     return ordered[-1] if best else ordered[(len(ordered) - 1) // 2]
 
@@ -269,7 +269,7 @@ def _finish(work: FinetuneData, kept: FinishedRun, runs: Sequence[FinishedRun], 
 
 
 def _write_predictions(work: FinetuneData, done: Outcome, out: Path) -> list[dict[str, Any]]:
-    """predictions.jsonl: every example of the development set, what was right, what was said."""
+    """Writes predictions.jsonl: label and prediction of every development example."""
     rows = [_row(*each) for each in zip(work.dev, done.labels, done.said, strict=True)]
     write_text(
         out / "predictions.jsonl",
@@ -279,7 +279,7 @@ def _write_predictions(work: FinetuneData, done: Outcome, out: Path) -> list[dic
 
 
 def _read_predictions(work: FinetuneData, metrics: dict[str, float], out: Path) -> Outcome | None:
-    """A finished run's predictions on this development set, if its file matches."""
+    """Reads a finished run's predictions, if its file matches this development set."""
     try:
         lines = (out / "predictions.jsonl").read_text("utf-8").removesuffix("\n").split("\n")
         rows = [_current_row(json.loads(line)) for line in lines]
@@ -294,7 +294,7 @@ def _read_predictions(work: FinetuneData, metrics: dict[str, float], out: Path) 
 
 
 def _current_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row under today's names; the last release wrote gold, said and sure."""
+    """A row with current field names; the previous release wrote gold, said and sure."""
     names = {"gold": "label", "said": "prediction", "sure": "score"}
     return {names.get(name, name): value for name, value in row.items()}
 

@@ -17,7 +17,7 @@ from malmoi.model import FeatureConfig, Network
 from malmoi.model.heads import LABEL_HEADS, POOLED_HEADS
 from malmoi.tokenizer import TokenRow
 
-# depth → layers, whether they are summed
+# depth → (layers, whether they are combined by a weighted sum)
 LAYER_CHOICES: dict[str, Callable[[int], tuple[tuple[int, ...], bool]]] = {
     "embeddings": lambda depth: ((0,), False),
     "second-to-last": lambda depth: ((depth - 1,), False),
@@ -33,7 +33,7 @@ def _last4(depth: int) -> tuple[int, ...]:
 
 
 def feature_config(start: Checkpoint, task: Task, settings: FinetuneConfig) -> FeatureConfig | None:
-    """The settings' features, if any: a BiLSTM for tagging, else a linear layer."""
+    """The feature model of the settings, if any: a BiLSTM for tagging, else a linear layer."""
     if not settings.features:
         return None
     head = head_kind(task).head
@@ -66,7 +66,7 @@ def _chosen(name: str, depth: int) -> tuple[tuple[int, ...], bool]:
 
 
 class CachedTrunk(nn.Module):
-    """Stands where the trunk stood and gives the same states, from the disk."""
+    """Replaces the trunk, reading the same hidden states from disk."""
 
     def __init__(self, network: Network, states: HiddenStateCache) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class CachedTrunk(nn.Module):
 
 @contextmanager
 def cached_states(network: Network, rows: Callable[[], Sequence[TokenRow]]) -> Iterator[None]:
-    """Inside, the frozen trunk's states of these rows are read, not recomputed."""
+    """A context in which the frozen trunk's states of these rows are read, not recomputed."""
     if network.features is None:
         yield
         return

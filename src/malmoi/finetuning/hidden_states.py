@@ -1,7 +1,7 @@
-"""Cache of a frozen model's hidden states on disk: computed once, in half precision, memory-mapped.
+"""Disk cache of a frozen model's hidden states: computed once, half precision, memory-mapped.
 
-They lie in the user's cache, in a folder named by the model's weights and the rows it reads, one
-file a layer.
+Stored in the user's cache directory, in a folder named by a hash of the weights and the rows, one
+file per layer.
 """
 
 import hashlib
@@ -30,16 +30,16 @@ from malmoi.tokenizer.padding import length_batches, model_inputs
 logger = logging.getLogger(__name__)
 
 STATES_FORMAT = 1
-BYTES_PER_NUMBER = 2  # of a number
+BYTES_PER_NUMBER = 2  # half precision
 
 
 def row_key(row: Any) -> bytes:
-    """What a row is known by: its tokens, and its segments where the model has them."""
+    """A row's key: its tokens, and its segments if the model has them."""
     return np.asarray(row, np.int32).tobytes()
 
 
 class HiddenStateCache(Mapping[bytes, Tensor]):
-    """Hidden states by row: [T, L, D] each, read from disk on access."""
+    """Hidden states by row, [T, L, D] each, read from disk on access."""
 
     def __init__(
         self, folder: Path, layers: Sequence[int], places: dict[bytes, tuple[int, int]], width: int
@@ -66,7 +66,7 @@ class HiddenStateCache(Mapping[bytes, Tensor]):
 
     @classmethod
     def of(cls, network: Network, rows: Sequence[TokenRow]) -> "HiddenStateCache":
-        """Takes from the cache what is there, computes the layers that are not."""
+        """Opens the cached states of these rows, computing missing layers."""
         segmented = bool(network.config.segments)
         named = {
             row_key([row.tokens, row.segments] if segmented else [row.tokens]): row for row in rows
@@ -91,7 +91,7 @@ class HiddenStateCache(Mapping[bytes, Tensor]):
 
 
 def states_folder() -> Path:
-    """Where states are kept: XDG_CACHE_HOME, else ~/.cache."""
+    """The cache directory: XDG_CACHE_HOME, else ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "malmoi" / "states"
 
 
@@ -104,7 +104,7 @@ def _is_whole(path: Path, size: int) -> bool:
 
 
 def _fingerprint(network: Network, rows: Mapping[bytes, TokenRow]) -> str:
-    """A fingerprint of the weights, of how they are used, and of every row's tokens."""
+    """A hash of the weights, of the settings that affect them, and of every row's tokens."""
     found = hashlib.sha256(f"{STATES_FORMAT} {network.config.to_json()}".encode())
     for name, tensor in network.trunk.state_dict().items():
         found.update(name.encode())
@@ -134,7 +134,7 @@ def _compute(
 def _write(
     network: Network, rows: Sequence[TokenRow], layers: Sequence[int], files: Sequence[IO[bytes]]
 ) -> None:
-    """Rows come longest first, as `batches` takes them, so their order on the disk is their own."""
+    """Writes states in the order of `rows`, which are sorted longest first as the batches are."""
     device = network.device
     done = 0
     network.eval()

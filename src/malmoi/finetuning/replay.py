@@ -1,4 +1,4 @@
-"""CUDA graphs for fine-tuning steps, one per shape: small networks wait for Python, not the GPU."""
+"""CUDA graphs for fine-tuning steps, one per shape: small networks are Python-bound."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,18 +8,16 @@ from torch import Tensor
 
 from malmoi.inference.generation.cuda_graphs import record_graph
 
-# forward, backward, update: a batch in, its loss out
+# forward, backward, update: takes a batch, returns its loss
 ReplayStep = Callable[[Mapping[str, Tensor]], Tensor]
-MAX_GRAPHS = 64  # shapes that are recorded; what comes after them runs as it is
+MAX_GRAPHS = 64  # captured shapes; batches of further shapes run eagerly
 
 
 class StepReplay:
-    """A step that is run as it is for a shape's first batch, recorded at its second, and replayed
-    from then on.
+    """Runs a shape's first batch eagerly, captures the second, and replays the graph from then on.
 
-    The step's work must lie on the GPU: no value may come back to Python in it, and its optimizer
-    must be capturable. Batches may lie in pinned memory; the loss that is returned is the caller's
-    own.
+    The step must stay on the GPU: it must not return values to Python, and its optimizer must be
+    capturable. Batches may be in pinned memory; the returned loss is a copy.
     """
 
     def __init__(self, step: ReplayStep, device: torch.device) -> None:
@@ -40,10 +38,10 @@ class StepReplay:
         for name, tensor in batch.items():
             inputs[name].copy_(tensor, non_blocking=True)
         graph.replay()
-        return loss.clone()  # the next graph may use its memory
+        return loss.clone()  # replaying the next graph may overwrite its memory
 
     def _run(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """On the recording's stream, so that per-stream kernel state is there."""
+        """Runs eagerly on the capture stream, so that per-stream kernel state is initialized."""
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             loss = self.step(self._sent(batch)).detach()

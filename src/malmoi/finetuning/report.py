@@ -1,4 +1,4 @@
-"""report.html of a fine-tuning: metrics, curves, confusion matrix and predictions."""
+"""report.html of a fine-tuning run: metrics, curves, confusion matrix and predictions."""
 
 import html
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from malmoi.system.files import write_text
 from malmoi.training.log import read_metrics
 
 MAX_EXAMPLES = 200  # predictions on the page; all of them are in predictions.jsonl
-MAX_LABELS = 40  # beyond which a confusion matrix cannot be read
+MAX_LABELS = 40  # beyond this, a confusion matrix is unreadable
 
 
 def write_task_report(
@@ -80,7 +80,7 @@ def _curves(out: Path, measure: str) -> str:
 
 
 def confusion_table(labels: Sequence[str], matrix: Sequence[Sequence[int]]) -> str:
-    """Gold labels down, predicted ones across; the darker, the larger the share of its row."""
+    """Gold labels in rows, predicted ones in columns; shaded by the share of the row."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in labels)
     body = []
     for name, row in zip(labels, matrix, strict=True):
@@ -96,7 +96,7 @@ def _shade(share: float) -> str:
 
 
 def _examples(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The wrong ones first, the surest of them on top."""
+    """A table of predictions, errors first, the most confident on top."""
     wrong = sorted((r for r in rows if not is_correct(r)), key=lambda r: -r["score"])
     fine = [r for r in rows if is_correct(r)]
     shown = [*wrong[: MAX_EXAMPLES // 2], *fine[: MAX_EXAMPLES // 2]]
@@ -124,7 +124,7 @@ def is_correct(row: Mapping[str, Any]) -> bool:
     said = row["prediction"]
     if isinstance(gold, float):
         return bool(abs(gold - said) < 0.5)
-    if isinstance(gold, list) and isinstance(said, str):  # answers
+    if isinstance(gold, list) and isinstance(said, str):  # answers: any of the gold texts is right
         return said in gold or (not gold and not said)
     return bool(list(gold) == list(said) if isinstance(gold, list | tuple) else gold == said)
 

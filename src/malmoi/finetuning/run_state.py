@@ -1,4 +1,4 @@
-"""Resuming a fine-tuning: which run a folder holds, and its saved state."""
+"""Resuming a fine-tuning run: which run a folder holds, and its saved state."""
 
 import hashlib
 import shutil
@@ -27,11 +27,11 @@ from malmoi.training.state import (
     tensors_of,
 )
 
-# ------------------------------------------------------------------ finetune.json: which run it is
+# ------------------------------------------------------------------ finetune.json: identity
 
 
 def run_fingerprint(network: Network, examples: Sequence[Example]) -> str:
-    """Of the weights that a run begins with and of the examples, wherever their files lie."""
+    """A hash of the initial weights and the examples, independent of file locations."""
     found = hashlib.sha256()
     for name, tensor in network.state_dict().items():
         found.update(name.encode())
@@ -42,7 +42,7 @@ def run_fingerprint(network: Network, examples: Sequence[Example]) -> str:
 
 
 def distillation_record(distillation: Distillation) -> dict[str, Any]:
-    """What decides the teacher's part of a loss."""
+    """The settings that determine the teacher's part of the loss."""
     numbers = {
         "soft": distillation.soft,
         "temperature": distillation.temperature,
@@ -68,7 +68,7 @@ def run_folder(out: Path) -> RunFolder:
 
 
 def begin_run(out: Path, record: Mapping[str, Any], *, restart: bool) -> bool:
-    """Prepares the folder; returns whether the same run is finished. Other runs are refused."""
+    """Prepares the folder; returns whether this run is finished. Another run is an error."""
     if restart:
         run_folder(out).restart()
         RunState.clear(out)
@@ -78,13 +78,13 @@ def begin_run(out: Path, record: Mapping[str, Any], *, restart: bool) -> bool:
 def finish_run(
     out: Path, record: Mapping[str, Any], metrics: Mapping[str, float], steps: int
 ) -> None:
-    """From now on the run is finished, and its state no longer needed."""
+    """Marks the run as finished and deletes its state."""
     run_folder(out).finish(record, {"steps": steps, **metrics})
     RunState.clear(out)
 
 
 def finished(out: Path) -> tuple[int, dict[str, float]]:
-    """How many updates a finished run made, and its measures."""
+    """The number of updates of a finished run, and its metrics."""
     found = JsonObject(run_folder(out).read(), str(run_folder(out).path)).object(FINISHED)
     metrics = {
         name: float(value) for name, value in found.items() if isinstance(value, int | float)
@@ -92,28 +92,28 @@ def finished(out: Path) -> tuple[int, dict[str, float]]:
     return int(metrics.pop("steps")), metrics
 
 
-# ------------------------------------------------------------------ train_state: where it is
+# ------------------------------------------------------------------ train_state: progress
 
-BEST_PREFIX = "best."  # before the names of the best weights so far
+BEST_PREFIX = "best."  # prefix of the best weights' names
 
 
 @dataclass
 class RunState:
-    """A run's progress: with weights and optimizer, all that decides how it continues."""
+    """A run's progress: with weights and optimizer, everything that determines how it continues."""
 
     step: int = 0
     tokens: int = 0
-    seconds: float = 0.0  # of work
-    threads: int = 0  # that it began with; sums in another order differ in their last bits
-    pending: list[Tensor] = field(default_factory=list)  # losses since the last row of the log
+    seconds: float = 0.0  # of training
+    threads: int = 0  # at the start: summation order, and so the last bits, depend on it
+    pending: list[Tensor] = field(default_factory=list)  # losses since the last log row
     best_step: int = 0
-    evaluations_since: int = 0  # evaluations without a better one
+    evaluations_since: int = 0  # evaluations since the best one
     best_weights: dict[str, Tensor] = field(default_factory=dict)
-    folder: Path | None = None  # of the weights and the optimizer, where there are any
+    folder: Path | None = None  # of the weights and the optimizer, if saved
 
     @classmethod
     def load(cls, out: Path, note: Callable[[str], None], device: torch.device) -> "RunState":
-        """The newest state of a run that is whole, or the beginning."""
+        """Loads the newest complete state of a run, or starts a new one."""
         folder = latest_state(out / "train_state", note, ProcessGroup(device=device))
         if folder is None:
             return cls()
@@ -128,7 +128,7 @@ class RunState:
     def save(
         self, out: Path, network: Network, optimizers: Sequence[torch.optim.Optimizer]
     ) -> None:
-        """Writes it atomically, and removes the one before."""
+        """Writes the state atomically, and removes the previous one."""
         root = out / "train_state"
         position = Position(self.step, tokens=self.tokens, seconds=self.seconds)
         position.threads = torch.get_num_threads()

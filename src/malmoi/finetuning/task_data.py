@@ -1,4 +1,4 @@
-"""What all runs of a fine-tuning share: checked examples and the starting model."""
+"""What all runs of a fine-tuning share: checked examples and the initial model."""
 
 import logging
 import random
@@ -34,38 +34,38 @@ from malmoi.training.losses.distil import Distillation
 
 logger = logging.getLogger(__name__)
 
-FEWEST_ROWS = 10  # below which labels that all differ may be a try
+FEWEST_ROWS = 10  # with fewer rows, all labels may differ: it may just be a trial
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneData(Split):
-    """What all runs of a fine-tuning share."""
+    """Data shared by all runs of a fine-tuning."""
 
     task: Task
     labels: tuple[str, ...]
     start: Checkpoint
     device: torch.device
-    model_name: str  # which model and which examples these are
-    teaching: Distillation | None = None  # who says what is right, beside the labels
+    model_name: str  # hash of the model and the examples
+    teaching: Distillation | None = None  # the teacher's part of the loss, if any
 
     @property
     def primary_metric(self) -> str:
-        """What chooses the best checkpoint, and the best run."""
+        """The metric that selects the best checkpoint and the best run."""
         return metric_names(self.task)[0]
 
     @property
     def taught(self) -> dict[str, Any]:
-        """What a folder remembers of the teacher."""
+        """The teacher's settings for the folder's record."""
         return {} if self.teaching is None else distillation_record(self.teaching)
 
     @cached_property
     def encode(self) -> EncodeFunctions:
-        """The same rows are judged after each epoch of each run."""
+        """Cached encoding, since the same rows are evaluated after each epoch of each run."""
         return EncodeFunctions().cached()
 
     @cached_property
     def items(self) -> Callable[[FeatureView], list[TrainingItem]]:
-        """What is learnt from, as tokens: the same for every run that looks at it alike."""
+        """Encodes the training examples, cached for runs with the same view."""
         return lru_cache(maxsize=1)(lambda view: encode_examples(self.task, self.train, view))
 
 
@@ -77,7 +77,7 @@ def load_data(
     start: Checkpoint,
     device: torch.device,
 ) -> FinetuneData:
-    """Reads the examples; without a development file some of the training's are kept apart."""
+    """Reads the examples; without a development file, holds out some of the training examples."""
     if dev is None and isinstance(data, str | Path):
         data, dev = files_in(task, data)
     given = [
@@ -120,7 +120,7 @@ def classes_in(task: Task, example: Example) -> Iterable[Any]:
 
 
 def _check_classes(task: Task, rows: Sequence[Example]) -> None:
-    """A class has several members: a column of ids or of free text is no column of labels."""
+    """Checks that labels repeat: a column of ids or free text is not a column of classes."""
     if not head_kind(task).exclusive or task.labels or len(rows) < FEWEST_ROWS:
         return
     classes = dict.fromkeys(row.label for row in rows)
@@ -138,7 +138,7 @@ def _check_classes(task: Task, rows: Sequence[Example]) -> None:
 def _held_out(
     rows: Sequence[Example], settings: FinetuneConfig, why: str
 ) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
-    """What is learnt from, and a share of the training examples, drawn, for something else."""
+    """Splits rows at random: the rest, and a held-out share for the purpose `why`."""
     if len(rows) < 2:
         raise MalmoiError(
             f"There is only one example ({rows[0].place}): one is needed to learn from, one for "
@@ -153,7 +153,7 @@ def _held_out(
 def describe_run(
     work: FinetuneData, settings: FinetuneConfig, network: Network, items: Sequence[TrainingItem]
 ) -> None:
-    """Says what is about to be learnt, and what is worth knowing before."""
+    """Logs what is about to be trained, and anything worth knowing in advance."""
     learning = sum(p.numel() for p in network.parameters() if p.requires_grad)
     whole = count_parameters(network)
     what = f"{len(work.train):,} examples to learn from, {len(work.dev):,} to judge by"

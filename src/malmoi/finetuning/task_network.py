@@ -1,4 +1,4 @@
-"""A task's network from a pre-trained one: its trunk, a new head, and special tokens for a GPT."""
+"""Builds a task's network: a pre-trained trunk, a new head, and special tokens for a GPT."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -18,17 +18,16 @@ from malmoi.model import Network, initialise
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.special_frame import add_frame_tokens, frame_with_end, is_framed
 
-MAX_ROW_TOKENS = 512  # tokens of a row, where nothing else is asked for
+MAX_ROW_TOKENS = 512  # default limit of a row
 
 
 def build_task_network(
     start: Checkpoint, task: Task, labels: tuple[str, ...], settings: FinetuneConfig
 ) -> Checkpoint:
-    """A network for the task: the trunk of the pre-trained one, one new output layer, and a GPT's
-    new tokens.
+    """Builds the task's network: the pre-trained trunk, one new output layer, a GPT's new tokens.
 
-    With an adapter only that and the new layer learn; where label words are said, there is no new
-    layer.
+    With an adapter, only the adapter and the new layer are trained; with label words, there is no
+    new layer.
     """
     tokenizer = start.tokenizer
     config = start.network.config
@@ -46,7 +45,7 @@ def build_task_network(
             "lm (the auxiliary language model of GPT-1) needs a GPT; this model reads both ways."
         )
     heads = {"lm": 0} if settings.lm else {}
-    # transformers' GPT that chooses has a language head too; tied, it costs nothing
+    # transformers' multiple-choice GPT also has a language head; tied, it costs nothing
     heads |= dict.fromkeys(output.beside, 0) if causal else {}
     small = feature_config(start, task, settings)
     heads |= {head: 0 if said else len(labels)}
@@ -71,7 +70,7 @@ def build_task_network(
     }
     if said:
         words = task_verbalizer(task, labels)
-        extra["words"] = {"prompt": words.prompt, "said": list(words.said)}  # as JSON has it
+        extra["words"] = {"prompt": words.prompt, "said": list(words.said)}  # a list, as in JSON
     return Checkpoint(
         network,
         tokenizer,
@@ -94,7 +93,7 @@ def _says_words(start: Checkpoint, task: Task, settings: FinetuneConfig) -> bool
     return can and settings.adapter.kind == "prompt" if settings.words is None else settings.words
 
 
-@lru_cache(maxsize=1)  # one for all runs, so that what it has encoded is known to the next
+@lru_cache(maxsize=1)  # shared by all runs, so that cached encodings are reused
 def _framed(tokenizer: Tokenizer, adapter: str) -> Tokenizer:
     if is_framed(tokenizer):
         return tokenizer
@@ -103,7 +102,7 @@ def _framed(tokenizer: Tokenizer, adapter: str) -> Tokenizer:
 
 @torch.no_grad()
 def _inherit(network: Network, old: Network, head: str | None) -> None:
-    """Copies equal weights; of a grown vocabulary, the old rows."""
+    """Copies weights of equal shape, and the old rows of a larger vocabulary."""
     kinds = ("trunk.", "pooler.", "heads.lm.") + ((f"heads.{head}.",) if head else ())
     same = {name: t for name, t in old.state_dict().items() if name.startswith(kinds)}
     before = _learnt_transform(old) | same
@@ -113,8 +112,9 @@ def _inherit(network: Network, old: Network, head: str | None) -> None:
 
 
 def _learnt_transform(old: Network) -> dict[str, torch.Tensor]:
-    """What stands before the scores of a masked language model stands before those of every head of
-    a ModernBERT: a new one begins with it, as in transformers.
+    """The transform before the MLM head's logits, which every ModernBERT head starts from.
+
+    transformers does the same.
     """
     if not old.config.head_transform:
         return {}
@@ -128,11 +128,10 @@ def _learnt_transform(old: Network) -> dict[str, torch.Tensor]:
 
 
 def _hold(network: Network) -> None:
-    """Beside an adapter only what reads the trunk for a task learns: its new layer, and the pooler
-    before it.
+    """Freezes everything but the new layer and the pooler before it, for use with an adapter.
 
-    A pooler that pre-training left as it was drawn, or made for another use, lets little through
-    while it is frozen.
+    A pooler that pre-training left at its random initialization, or trained for another purpose,
+    passes on little information while frozen.
     """
     for name, weight in network.named_parameters():
         weight.requires_grad_(

@@ -29,11 +29,11 @@ from malmoi.training.signals import StopSignals
 from malmoi.training.state import load_state
 
 LOG_EVERY = 10  # steps
-SECONDS_BETWEEN_SAVES = 60.0  # between two saved states: at most this much is lost
+SECONDS_BETWEEN_SAVES = 60.0  # at most this much work is lost
 
 
 class FinetuneTrainer:
-    """One run over some items; `evaluate` judges the network as it is, by `measure` before all."""
+    """Trains on items; `evaluate` scores the current network, and `measure` selects the best."""
 
     def __init__(
         self,
@@ -71,22 +71,22 @@ class FinetuneTrainer:
         self.clock = WorkClock()
         self.state = RunState()
         self.best: Outcome | None = None
-        self.saved = 0.0  # when the state was
-        self.looked = 0.0  # seconds of work at the last look at the loss
-        self.stopped = 0  # by which signal, before the end
+        self.saved = 0.0  # time of the last saved state
+        self.looked = 0.0  # seconds of training when the loss was last read
+        self.stopped = 0  # the signal that stopped it early
 
     @property
     def step(self) -> int:
         return self.state.step
 
     def fit(self) -> Outcome:
-        """Trains for the epochs or minutes; ends with the best weights."""
+        """Trains for the epochs or minutes; ends with the best weights loaded."""
         compile_for(self.execution, self.loss_module, dynamic=True)
         self.state = RunState.load(self.out, self.log.line, self.device)
         with thread_count(self.device, self.state.threads, self.log.line):
             self._resume()
             self._steps_through()
-        self.learn = self._train_step  # what was recorded goes, and its memory with it
+        self.learn = self._train_step  # drops the captured graphs and frees their memory
         self.network.load_state_dict(self.state.best_weights)
         self.network.eval()
         self.log.close()
@@ -128,7 +128,7 @@ class FinetuneTrainer:
             start = 0
 
     def _sent(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """In pinned memory, from which a recorded step fetches it, or where the network is."""
+        """Moves a batch to pinned memory, from which captured steps copy it, or to the device."""
         if isinstance(self.learn, StepReplay):
             return {name: tensor.pin_memory() for name, tensor in batch.items()}
         return {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
@@ -139,7 +139,7 @@ class FinetuneTrainer:
         return min(1.0, self.clock.seconds / (60 * minutes) if minutes else self.step / self.steps)
 
     def _update(self, batch: Mapping[str, Tensor]) -> None:
-        # dropout is a function of the step
+        # dropout depends only on the seed and the step, so that a resumed run is identical
         torch.manual_seed(self.settings.seed * 1_000_003 + self.step)
         set_rate(self.optimizers, rate_at(self.step, self.progress, self.config))
         self.state.pending.append(self.learn(batch))
@@ -148,7 +148,7 @@ class FinetuneTrainer:
         self.state.tokens += batch["tokens"].numel()
 
     def _train_step(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """One update, and the loss it was made by."""
+        """One update; returns its loss."""
         loss: Tensor
         with self.execution.computing():
             loss, _ = self.loss_module(batch, self.counts)
@@ -175,14 +175,14 @@ class FinetuneTrainer:
             self.state.seconds = self.clock.seconds
             self.state.save(self.out, self.network, self.optimizers)
             self.saved = time.monotonic()
-        # so that there is a model to look at; the state knows nothing of it
+        # so that an interrupted run leaves a usable model; the saved state does not include this
         if asked and self.best is None:
             self._evaluate()
         self.stopped = asked
         return bool(asked)
 
     def _look(self, *, over: bool) -> None:
-        """Reads the loss, from a GPU only now and then; logs and reports progress."""
+        """Reads the loss, on a GPU only occasionally, since it synchronizes; logs progress."""
         first = not self.clock.started
         row = self.step % LOG_EVERY == 0 or over
         if self.device.type != "cpu" and not (
@@ -223,7 +223,7 @@ class FinetuneTrainer:
         self.log.write_row(**row, tokens_per_second=round(speed, 1))
 
     def outcome(self) -> Outcome:
-        """Evaluates the network as it is."""
+        """Evaluates the current network."""
         self.network.eval()
         with self.execution.computing(), torch.compiler.set_stance("force_eager"):
             found = self.evaluate()
@@ -231,7 +231,7 @@ class FinetuneTrainer:
         return found
 
     def _evaluate(self) -> None:
-        """The measures on the development set; the best so far is kept."""
+        """Evaluates on the development set, and keeps the weights if they are the best so far."""
         began = time.monotonic()
         outcome = self.outcome()
         judging = round(time.monotonic() - began, 3)
@@ -268,7 +268,7 @@ class FinetuneTrainer:
 
 
 def _layered(optimizers: list[torch.optim.Optimizer], network: Network, decay: float) -> None:
-    """Layer-wise rates: a layer n below the top learns at decay^n (Howard & Ruder 2018)."""
+    """Layer-wise learning rates: n layers below the top, decay^n (Howard & Ruder 2018)."""
     if decay == 1:
         return
     depth = {id(p): network.config.distinct + 1 for p in network.trunk.embed.parameters()}

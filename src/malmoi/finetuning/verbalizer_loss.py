@@ -24,7 +24,7 @@ from malmoi.training.losses.base import Term
 
 
 def task_verbalizer(task: Task, labels: tuple[str, ...]) -> Verbalizer:
-    """The task's prompt, and what is said for each label."""
+    """The task's prompt and the words for each label."""
     said = task_prompt(replace(task, labels=labels), Example("")).choices
     if len(set(said)) < len(said):
         raise UsageError(f"Two labels of {task.name} are said alike: {', '.join(said)}.")
@@ -34,7 +34,7 @@ def task_verbalizer(task: Task, labels: tuple[str, ...]) -> Verbalizer:
 def verbalizer_items(
     examples: Sequence[Example], reading: Predictor, words: Verbalizer
 ) -> list[TrainingItem]:
-    """Each example's prompt and the right words after it; only the words are judged."""
+    """Each example's prompt followed by the right words; the loss covers only the words."""
     right = dict(zip(reading.labels, words.said, strict=True))
     items = []
     for example in examples:
@@ -54,11 +54,10 @@ def verbalizer_items(
 
 
 def verbalizer_loss(items: Sequence[TrainingItem]) -> Objective:
-    """−log P(the right words | soft tokens, text) (Lester et al. 2021 §2), read at the end of each
-    row alone.
+    """−log P(the right words | soft tokens, text) (Lester et al. 2021 §2), at the end of each row.
 
-    The vocabulary's product is the dearest of the step, and a row has as many words to judge as a
-    label has tokens.
+    Only there, because the product with the vocabulary dominates the cost of a step, and a row has
+    only as many targets as its label has tokens.
     """
     longest = max(sum(label != IGNORE_LABEL for label in item.label) for item in items)
 
