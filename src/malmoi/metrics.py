@@ -1,4 +1,4 @@
-"""How answers are judged: numpy only. `METRICS` names every measure of (gold, predicted)."""
+"""Metrics, in numpy only. `METRICS` maps names to functions of (gold, predicted)."""
 
 import math
 import re
@@ -13,10 +13,10 @@ import numpy as np
 
 from malmoi.errors import UsageError, nearest
 
-# Texts compared by the words they share in order: BLEU for translations, ROUGE-L for summaries
+# Text overlap: BLEU for translations, ROUGE-L for summaries
 
 MAX_NGRAM = 4  # BLEU counts n-grams of up to this many words
-ATTACHED_PUNCTUATION = re.compile(r"([\{-\~\[-\` -\&\(-\+\:-\@\/])")  # signs that stand alone
+ATTACHED_PUNCTUATION = re.compile(r"([\{-\~\[-\` -\&\(-\+\:-\@\/])")  # signs always split off
 NUMBER_PUNCTUATION = (
     (re.compile(r"([^0-9])([\.,])"), r"\1 \2 "),
     (re.compile(r"([\.,])([^0-9])"), r" \1 \2"),
@@ -25,9 +25,7 @@ NUMBER_PUNCTUATION = (
 
 
 def tokenize_13a(text: str) -> list[str]:
-    """The words that WMT's own script (mteval-v13a) and sacrebleu count: signs apart, numbers
-    whole.
-    """
+    """Tokenizes like WMT's mteval-v13a and sacrebleu: punctuation split off, numbers kept whole."""
     text = text.replace("<skipped>", "").replace("-\n", "").replace("\n", " ")
     for mark, sign in (("&quot;", '"'), ("&amp;", "&"), ("&lt;", "<"), ("&gt;", ">")):
         text = text.replace(mark, sign)
@@ -42,9 +40,7 @@ def _runs(words: Sequence[str], order: int) -> Counter[tuple[str, ...]]:
 
 
 def _matches(golds: Sequence[Sequence[str]], said: Sequence[str], order: int) -> int:
-    """Runs of words that a gold has too, each counted as often as in the gold that has most of
-    it.
-    """
+    """Clipped n-gram matches: each counts at most as often as in any one gold."""
     allowed: Counter[tuple[str, ...]] = Counter()
     for gold in golds:
         allowed |= _runs(gold, order)
@@ -52,8 +48,7 @@ def _matches(golds: Sequence[Sequence[str]], said: Sequence[str], order: int) ->
 
 
 def bleu(gold: Sequence[Sequence[str]], predicted: Sequence[str]) -> float:
-    """BLEU of a whole set, 0 to 100 (Papineni et al. 2002): brevity · exp(mean log precision of 1
-    to 4 words).
+    """Corpus BLEU, 0 to 100 (Papineni et al. 2002): brevity · exp(mean log precision, n = 1 to 4).
 
     Each prediction may have several golds. A precision of 0 counts as 1/2, 1/4… (sacrebleu's "exp"
     smoothing).
@@ -85,9 +80,7 @@ def _log_precisions(found: Sequence[int], possible: Sequence[int]) -> list[float
 
 
 def rouge_l(gold: Sequence[Sequence[str]], predicted: Sequence[str]) -> float:
-    """The mean F1 of the longest common subsequence of words with the best gold (Lin 2004 §3), 0
-    to 1.
-    """
+    """Mean F1, 0 to 1, of the longest common subsequence with the best gold (Lin 2004 §3)."""
     best = [
         max(_subsequence_f1(g, said) for g in golds)
         for golds, said in zip(gold, predicted, strict=True)
@@ -101,7 +94,7 @@ def _subsequence_f1(gold: str, said: str) -> float:
 
 
 def _common(a: Sequence[str], b: Sequence[str]) -> int:
-    """The length of the longest common subsequence, row by row."""
+    """The length of the longest common subsequence, computed row by row."""
     row = [0] * (len(b) + 1)
     for word in a:
         before = 0
@@ -116,7 +109,7 @@ def _common(a: Sequence[str], b: Sequence[str]) -> int:
 Labels = Sequence[Any]
 NumberSeq = Sequence[float] | np.ndarray[Any, Any]
 Tags = Sequence[Sequence[str]]  # a tag for each word of each sentence
-Golds = Sequence[Sequence[str]]  # the texts that answer each question; none: it has no answer
+Golds = Sequence[Sequence[str]]  # the acceptable answers to each question; empty: unanswerable
 
 
 def _paired(gold: Labels | NumberSeq, predicted: Labels | NumberSeq) -> None:
@@ -133,7 +126,7 @@ def _paired(gold: Labels | NumberSeq, predicted: Labels | NumberSeq) -> None:
 
 
 def accuracy(gold: Labels, predicted: Labels) -> float:
-    """The share that is right."""
+    """The share of correct predictions."""
     _paired(gold, predicted)
     return sum(bool(g == p) for g, p in zip(gold, predicted, strict=True)) / len(gold)
 
@@ -141,7 +134,7 @@ def accuracy(gold: Labels, predicted: Labels) -> float:
 def confusion(
     gold: Labels, predicted: Labels, labels: Sequence[Hashable] | None = None
 ) -> np.ndarray[Any, Any]:
-    """How often a gold label (row) was taken for another (column)."""
+    """How often each gold label (row) was predicted as each label (column)."""
     _paired(gold, predicted)
     names = list(labels) if labels is not None else sorted({*gold, *predicted}, key=str)
     place = {name: i for i, name in enumerate(names)}
@@ -158,7 +151,7 @@ def _ratio(a: float, b: float) -> float:
 
 
 def _f(right: float, predicted: float, gold: float) -> float:
-    """2PR / (P + R), written so that it is 0 where nothing is right."""
+    """2PR / (P + R), in a form that is 0 if nothing is right."""
     return _ratio(2 * right, predicted + gold)
 
 
@@ -176,13 +169,13 @@ def f1(gold: Labels, predicted: Labels, positive: Hashable | None = None) -> flo
 
 
 def _positive(names: Sequence[Any]) -> Any:
-    """1 where labels are 0 and 1 and only one of them was seen; else the last by name."""
+    """The label 1 if labels are 0 and 1 and only one of them occurs; else the last by name."""
     return {"0": "1", 0: 1}.get(names[0], names[0]) if len(names) == 1 else names[-1]
 
 
 @dataclass(frozen=True)
 class LabelScore:
-    """How well one label is told; `support` is how often it is right to say it."""
+    """Precision, recall and F1 of one label; `support` is how often it occurs in the gold."""
 
     precision: float
     recall: float
@@ -193,8 +186,9 @@ class LabelScore:
 def _label_counts(
     gold: Labels, predicted: Labels, labels: Sequence[Hashable] = ()
 ) -> dict[Any, tuple[int, int, int]]:
-    """Of each label how often it was rightly said, said, and right: of `labels` and of others that
-    occur. Items have one label, or a tuple of several.
+    """Each label's true positives, predictions and golds, for `labels` and others that occur.
+
+    Items have one label, or a tuple of several.
     """
     _paired(gold, predicted)
     right, said, wanted = (Counter[Any]() for _ in range(3))
@@ -222,20 +216,18 @@ def label_scores(
 
 
 def f1_macro(gold: Labels, predicted: Labels, labels: Sequence[Hashable] = ()) -> float:
-    """The mean of every label's F1."""
+    """The mean of all labels' F1."""
     return float(np.mean([one.f1 for one in label_scores(gold, predicted, labels).values()]))
 
 
 def f1_micro(gold: Labels, predicted: Labels, labels: Sequence[Hashable] = ()) -> float:
-    """F1 of all decisions together: where each item has one label, the accuracy."""
+    """F1 over all decisions together; with one label per item, this is the accuracy."""
     counts = _label_counts(gold, predicted, labels).values()
     return _f(*(sum(column) for column in zip(*counts, strict=True)))
 
 
 def matthews(gold: Labels, predicted: Labels) -> float:
-    """Matthews' correlation of labels, for any number of them (Gorodkin 2004); 0 where one side
-    never varies.
-    """
+    """Matthews correlation for any number of labels (Gorodkin 2004); 0 if one side is constant."""
     table = confusion(gold, predicted).astype(np.float64)
     total = table.sum()
     right = np.trace(table)
@@ -249,9 +241,7 @@ def matthews(gold: Labels, predicted: Labels) -> float:
 
 
 def pearson(gold: NumberSeq, predicted: NumberSeq) -> float:
-    """The linear correlation; 0 where one side never varies, NaN where a value is not a finite
-    number.
-    """
+    """Linear correlation; 0 if one side is constant, NaN if a value is not finite."""
     _paired(gold, predicted)
     a, b = (np.asarray(x, np.float64) for x in (gold, predicted))
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
@@ -261,16 +251,14 @@ def pearson(gold: NumberSeq, predicted: NumberSeq) -> float:
     largest = float(np.abs(a).max()), float(np.abs(b).max())
     if min(largest) <= 0:
         return 0.0
-    # so that squares neither vanish nor overflow
+    # scaled so that squares neither underflow nor overflow
     a = a / largest[0]
     b = b / largest[1]
     return float(np.clip(a @ b / (np.sqrt(a @ a) * np.sqrt(b @ b)), -1, 1))
 
 
 def ranks(values: NumberSeq) -> np.ndarray[Any, Any]:
-    """Places from 1; equal values share the mean of theirs. With a NaN among them none has a
-    place: all are NaN.
-    """
+    """Ranks from 1, the mean rank for ties; all NaN if a value is NaN."""
     array = np.asarray(values, np.float64)
     if np.isnan(array).any():
         return np.full_like(array, math.nan)
@@ -280,7 +268,7 @@ def ranks(values: NumberSeq) -> np.ndarray[Any, Any]:
 
 
 def spearman(gold: NumberSeq, predicted: NumberSeq) -> float:
-    """The correlation of the ranks; NaN where a value is NaN."""
+    """The correlation of the ranks; NaN if a value is NaN."""
     _paired(gold, predicted)
     return pearson(ranks(gold), ranks(predicted))
 
@@ -295,16 +283,15 @@ def mse(gold: NumberSeq, predicted: NumberSeq) -> float:
 
 
 def entities(tags: Sequence[str]) -> frozenset[tuple[str, int, int]]:
-    """(label, first word, last word) of each entity in IOB1, IOB2 or BIOES tags, as conlleval tells
-    them.
+    """(label, first word, last word) of each entity in IOB1, IOB2 or BIOES tags, as in conlleval.
 
-    One begins at B and S, and at I and E where there is none of its label before; it ends before
-    the next begins, at O, after E and S.
+    An entity begins at B or S, and at I or E if none of its label precedes; it ends before the next
+    begins, at O, and after E or S.
     """
     return _entities(tuple(tags))
 
 
-# three measures ask for the same, and golds come again at every evaluation
+# cached: three metrics need the same, and golds recur at every evaluation
 @lru_cache(maxsize=100_000)
 def _entities(tags: tuple[str, ...]) -> frozenset[tuple[str, int, int]]:
     found = set()
@@ -325,7 +312,7 @@ def _entities(tags: tuple[str, ...]) -> frozenset[tuple[str, int, int]]:
 
 @lru_cache(maxsize=1000)
 def _parts(tag: str) -> tuple[str, str]:
-    """B-PER or B_PER → ("B", "PER"); a tag without a label is of one that has no name."""
+    """B-PER or B_PER → ("B", "PER"); a tag without a label gets the label _."""
     mark = {"L": "E", "U": "S"}.get(tag[:1], tag[:1])
     return ("O", "") if tag == "O" or not tag else (mark, tag[2:] or "_")
 
@@ -357,16 +344,16 @@ def entity_recall(gold: Tags, predicted: Tags) -> float:
 
 
 def entity_f1(gold: Tags, predicted: Tags) -> float:
-    """F1 of whole entities: label and both ends must be right (CoNLL-2003)."""
+    """F1 of whole entities: label and both boundaries must match (CoNLL-2003)."""
     return _f(*_entity_counts(gold, predicted))
 
 
 # ------------------------------------------------------------------ answers
 
 
-@lru_cache(maxsize=100_000)  # golds come again at every evaluation
+@lru_cache(maxsize=100_000)  # golds recur at every evaluation
 def normalize_answer(text: str) -> str:
-    """SQuAD's rule: lower case, without punctuation, articles and superfluous space."""
+    """SQuAD's normalization: lowercase, without punctuation, articles and extra whitespace."""
     bare = text.lower().translate(_UNPOINTED)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
 
@@ -379,7 +366,7 @@ def exact_match(gold: str, predicted: str) -> float:
 
 
 def token_f1(gold: str, predicted: str) -> float:
-    """F1 of the words that two answers share; where one is empty, whether both are."""
+    """F1 of the words that two answers share; if one is empty, whether both are."""
     a = normalize_answer(gold).split()
     b = normalize_answer(predicted).split()
     if not a or not b:
@@ -388,31 +375,28 @@ def token_f1(gold: str, predicted: str) -> float:
 
 
 def _best(measure: Callable[[str, str], float], golds: Sequence[str], predicted: str) -> float:
-    """Against the gold that suits it best; golds that normalise to nothing are left out, as
-    SQuAD 2.0's script does.
+    """The score against the best gold; golds that normalize to nothing are dropped.
+
+    SQuAD 2.0's script does the same.
     """
     meant = [gold for gold in golds if normalize_answer(gold)] or [""]
     return max(measure(gold, predicted) for gold in meant)
 
 
 def span_exact(gold: Golds, predicted: Sequence[str]) -> float:
-    """The share of answers that equal one of the golds; an empty one is right where there is no
-    gold.
-    """
+    """The share of answers equal to a gold; an empty one is right if there is no gold."""
     _paired(gold, predicted)
     return float(np.mean([_best(exact_match, g, p) for g, p in zip(gold, predicted, strict=True)]))
 
 
 def span_f1(gold: Golds, predicted: Sequence[str]) -> float:
-    """The mean of the words shared with the best gold."""
+    """The mean word F1 with the best gold."""
     _paired(gold, predicted)
     return float(np.mean([_best(token_f1, g, p) for g, p in zip(gold, predicted, strict=True)]))
 
 
 def match(gold: Golds, predicted: Sequence[str]) -> float:
-    """The share that is written exactly as one of the golds: unlike span_exact, a minus sign
-    counts.
-    """
+    """The share of exact string matches with a gold: unlike span_exact, a minus sign counts."""
     _paired(gold, predicted)
     return float(
         np.mean(
@@ -423,9 +407,7 @@ def match(gold: Golds, predicted: Sequence[str]) -> float:
 
 @dataclass(frozen=True)
 class Threshold:
-    """The best score that any threshold reaches, and the threshold: no answer where `null` is
-    above it.
-    """
+    """The best reachable score, and its threshold: no answer if `null` is above it."""
 
     score: float
     threshold: float
@@ -434,9 +416,7 @@ class Threshold:
 def best_threshold(
     gold: Golds, predicted: Sequence[str], null: NumberSeq, measure: str = "span_f1"
 ) -> Threshold:
-    """SQuAD 2.0's search: with every answer given up at first, taken back from the surest on;
-    the best sum wins.
-    """
+    """SQuAD 2.0's search: answers are added from the most certain on, and the best sum is kept."""
     _paired(gold, predicted)
     _paired(gold, null)
     missing = np.flatnonzero(np.isnan(np.asarray(null, np.float64)))
@@ -447,7 +427,7 @@ def best_threshold(
     score_of = {"span_f1": token_f1, "span_exact": exact_match}[measure]
     has = [bool(golds) for golds in gold]
     score = best = float(sum(not h for h in has))
-    threshold = float(np.min(null)) - 1  # below all: never an answer
+    threshold = float(np.min(null)) - 1  # below all scores: never answers
     for i in np.argsort(np.asarray(null, np.float64), kind="stable"):
         if has[i]:
             score += _best(score_of, gold[i], predicted[i])
@@ -460,14 +440,14 @@ def best_threshold(
 
 
 def best_f1_threshold(right: NumberSeq, chances: NumberSeq) -> float:
-    """The least probability that still says yes, by which the F1 of yes and no is best."""
+    """The probability threshold with the best F1 of a binary label."""
     flags = np.asarray(right, bool)
     values = np.asarray(chances, np.float64)
     order = np.argsort(-values, kind="stable")
     values = np.append(values[order], 0.0)
     hits = np.cumsum(flags[order])
     f1s = 2 * hits / (np.arange(1, len(hits) + 1) + flags.sum())
-    f1s[values[:-1] == values[1:]] = -1  # equal probabilities cannot be told apart
+    f1s[values[:-1] == values[1:]] = -1  # a threshold cannot separate equal probabilities
     best = int(np.argmax(f1s))
     return float((values[best] + values[best + 1]) / 2)
 
@@ -479,8 +459,9 @@ def best_label_thresholds(
     *,
     per_label: bool = False,
 ) -> list[float]:
-    """A threshold for each label: the same one for all, of the best micro F1, or one of the best F1
-    of each label by itself, where it occurs.
+    """Thresholds of the labels: one shared by all with the best micro F1, or the best F1 of each.
+
+    With `per_label`, a label that does not occur takes the shared threshold.
     """
     right = np.array([[name in golds for name in labels] for golds in gold], bool)
     table = np.asarray(chances, np.float64)
@@ -491,17 +472,17 @@ def best_label_thresholds(
     return [best_f1_threshold(*column) if column[0].any() else shared for column in columns]
 
 
-# ------------------------------------------------------------------ language
+# ------------------------------------------------------------------ language models
 
 
 def perplexity(logprobs: NumberSeq) -> float:
-    """exp of the mean loss in nats; infinite where that is more than a float holds."""
+    """exp of the mean loss in nats; infinite if that overflows a float."""
     with np.errstate(over="ignore"):
         return float(np.exp(-np.mean(_some(logprobs))))
 
 
 def bits_per_byte(logprobs: NumberSeq, text: str) -> float:
-    """The loss in bits over the bytes of the text: comparable between tokenizers."""
+    """The loss in bits per byte of the text: comparable between tokenizers."""
     size = len(text.encode())
     if not size:
         raise UsageError("There is no text to count the bytes of.")
@@ -517,7 +498,7 @@ def _some(values: NumberSeq) -> np.ndarray[Any, Any]:
 
 @dataclass(frozen=True)
 class MeanWithError:
-    """A mean with its standard error (0 of a single value) and standard deviation."""
+    """A mean with its standard error (0 for a single value) and standard deviation."""
 
     mean: float
     standard_error: float
@@ -528,7 +509,7 @@ class MeanWithError:
 
 
 def mean_with_error(values: NumberSeq) -> MeanWithError:
-    """The mean of several runs or examples, ± its standard error s / √n."""
+    """The mean over runs or examples, and its standard error s / √n."""
     array = _some(values)
     deviation = float(array.std(ddof=1)) if array.size > 1 else 0.0
     return MeanWithError(float(array.mean()), deviation / math.sqrt(array.size), deviation)
@@ -559,7 +540,7 @@ LOWER_IS_BETTER = frozenset({"mse", "perplexity", "bits_per_byte"})
 
 
 def metric(name: str) -> Callable[..., float]:
-    """A measure by its name."""
+    """Looks up a metric by name."""
     if name not in METRICS:
         raise UsageError(f"There is no metric {name!r}.{nearest(name, METRICS)}")
     return METRICS[name]
@@ -571,9 +552,7 @@ def score_predictions(
     predicted: Sequence[Any],
     labels: Sequence[str] = (),
 ) -> dict[str, float]:
-    """Several measures at once. Means over labels take all of `labels`, also those that do not
-    occur.
-    """
+    """Computes several metrics; averages over labels include all `labels`, even absent ones."""
     averaged = {"labels": labels} if labels else {}
     return {
         name: metric(name)(gold, predicted, **(averaged if name in LABEL_AVERAGES else {}))
@@ -582,12 +561,12 @@ def score_predictions(
 
 
 def goodness(name: str, value: float) -> float:
-    """The value of a measure so that more is better; NaN is the worst of all."""
+    """A metric's value with its sign such that more is better; NaN is the worst."""
     if math.isnan(value):
         return -math.inf
     return -value if name in LOWER_IS_BETTER else value
 
 
 def is_better(name: str, a: float, b: float) -> bool:
-    """Whether `a` is the better value of this measure."""
+    """Whether `a` is the better value of this metric."""
     return goodness(name, a) > goodness(name, b)
