@@ -1,1 +1,1 @@
-"""Building a corpus: clean, filter, de-duplicate, decontaminate and mix documents."""
+"""Corpus building: clean, filter, de-duplicate, decontaminate and mix documents."""

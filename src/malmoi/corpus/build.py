@@ -1,8 +1,7 @@
-"""From raw text to a corpus: read, clean, filter, rate, de-duplicate, decontaminate, mix.
+"""Builds a corpus from raw text: read, clean, filter, rate, de-duplicate, decontaminate, mix.
 
-Shards go through the steps in several processes; in between comes what needs all shards at once
-(menus, the classifier, duplicates, shares). Files are complete or absent, so a killed build
-resumes.
+Shards go through the steps in several processes; in between come the steps that need all shards at
+once (menus, the classifier, duplicates, shares). Every write is atomic, so a killed build resumes.
 """
 
 import logging
@@ -38,7 +37,7 @@ from malmoi.text.documents import Document, read_documents
 
 logger = logging.getLogger(__name__)
 
-# The folder of a corpus: whose build it holds
+# The corpus folder, and the record of the build it holds
 
 
 def run_folder(out: Path) -> RunFolder:
@@ -51,7 +50,7 @@ def run_folder(out: Path) -> RunFolder:
 
 
 def begin_build(out: Path, record: Mapping[str, Any], *, restart: bool) -> dict[str, Any]:
-    """The folder's record: this build's, finished or not; other builds and files are refused."""
+    """Opens the folder's record for this build, finished or not; refuses other builds and files."""
     if restart:
         _forget(out)
     if not (out / "corpus.json").is_file() and any(
@@ -64,7 +63,7 @@ def begin_build(out: Path, record: Mapping[str, Any], *, restart: bool) -> dict[
 
 
 def _forget(out: Path) -> None:
-    """Removes what a build writes, and nothing else."""
+    """Removes the files that a build writes, and nothing else."""
     if not (out / "corpus.json").is_file():
         return
     shutil.rmtree(out / "work", ignore_errors=True)
@@ -98,7 +97,7 @@ class CorpusPlan:
         return BuildFolder(self.out / "work", self.config)
 
     def record(self) -> dict[str, Any]:
-        """What decides the result."""
+        """Everything that determines the result."""
         return {
             "settings": self.config.to_dict(),
             "sources": [source.about() for source in self.sources],
@@ -154,7 +153,7 @@ def run_build(
     )
     _check(plan)
     record = plan.record()
-    # while it is made it takes up to three times the text
+    # a build needs up to three times the size of the text
     with folder_lock(plan.out):
         found = begin_build(plan.out, record, restart=restart)
         if FINISHED in found:
@@ -203,7 +202,7 @@ def _work(plan: CorpusPlan) -> dict[str, Any]:
         for step, stage in STEP_FILES.items()
     }
     told = {step: stats.to_dict() for step, stats in steps.items() if stats.documents[0]}
-    # a shard that was finished before they were counted has no such account
+    # shards finished by an earlier version have no such count
     control = total_control_names(
         found for n in shards if (found := plan.work.account(n, "clear").get("control"))
     )
@@ -257,11 +256,11 @@ def _shards(sources: Sequence[NamedSource], size: int) -> Iterator[list[Document
         yield documents
 
 
-# ------------------------------------------------------------------ what needs all shards at once
+# ------------------------------------------------------------------ steps that need all shards
 
 
 def _prepare(plan: CorpusPlan, shards: range) -> None:
-    """What the filter and the final step need: menus, the classifier, the test sets."""
+    """Prepares what the filter and the final step need: menus, the classifier, the test sets."""
     work = plan.work
     if not (work.folder / "menus.json").is_file():
         write_json(work.folder / "menus.json", _menus(work, shards))
@@ -286,7 +285,7 @@ def _menus(work: BuildFolder, shards: range) -> dict[str, list[str]]:
 
 
 def _scorer(plan: CorpusPlan, shards: range) -> QualityScorer:
-    """Trains on reference text against raw text, both cleaned."""
+    """Trains the classifier on reference text against raw text, both cleaned."""
     number = plan.config.examples
     seed = plan.config.seed
     raw = chain.from_iterable(plan.work.documents(n, "clean") for n in shards)
@@ -301,7 +300,7 @@ def _scorer(plan: CorpusPlan, shards: range) -> QualityScorer:
 
 
 def _find_duplicates(plan: CorpusPlan, shards: range) -> list[NDArray[np.uint8]]:
-    """For every document of every shard: 0 unique, 1 exact duplicate, 2 near duplicate."""
+    """Labels every document of every shard: 0 unique, 1 exact duplicate, 2 near duplicate."""
     work = plan.work
     path = plan.work.folder / "twins.npy"
     sizes = [work.account(n, "sift")["documents"] for n in shards]
@@ -331,7 +330,7 @@ def _compared(work: BuildFolder, shards: range, size: int) -> NDArray[np.uint8]:
 
 
 def _mix(plan: CorpusPlan, shards: range) -> dict[str, Any]:
-    """Writes the corpus one pass after another, so that copies of a document are far apart."""
+    """Writes the corpus in several passes, so that copies of a document are far apart."""
     accounts = [plan.work.account(n, "clear") for n in shards]
     names = [name for account in accounts for name in account["source"]]
     characters = np.array(
@@ -356,7 +355,7 @@ def _copies(
     characters: NDArray[np.int64],
     draws: NDArray[np.uint64],
 ) -> tuple[NDArray[np.int64], list[mix.SourceShare]]:
-    """How often each document is written, and the resulting share of each source."""
+    """Computes how often each document is written, and the resulting share of each source."""
     names = [source.name for source in plan.sources]
     have = {name: int(characters[sources == name].sum()) for name in names}
     wanted = {name: have[name] / sum(have.values()) for name in names}

@@ -22,11 +22,11 @@ _SHOWS = {name: re.compile(rf"</{name}\s*>", re.IGNORECASE) for name in ("script
 _SHOWS["comment"] = re.compile("-->")
 _BLOCK = re.compile(r"</?(?:p|div|br|hr|tr|li|ul|ol|table|h[1-6]|pre)\b[^<>]*>", re.IGNORECASE)
 _ANY = re.compile(r"</?[a-z!][^<>]*>", re.IGNORECASE)
-_ENDS = ".!?。！？…:;,\"'”’"  # after these a line is a sentence, or part of one
+_ENDS = ".!?。！？…:;,\"'”’"  # a line ending in one of these is a sentence, or part of one
 
 
 def cleaned(documents: Iterable[Document], stats: StepStats) -> Iterator[Document]:
-    """Documents with clean text; empty ones are dropped."""
+    """Yields documents with clean text; empty ones are dropped."""
     for document in documents:
         stats.count_in(document)
         text = clean(document.text)
@@ -37,7 +37,7 @@ def cleaned(documents: Iterable[Document], stats: StepStats) -> Iterator[Documen
 
 
 def clean(text: str) -> str:
-    """NFC, no tags, no control characters, single spaces, at most one blank line."""
+    """Cleans a text: NFC, no tags or control characters, single spaces, at most one blank line."""
     if "<" in text and sum(1 for _ in zip(range(2), _TAG.finditer(text), strict=False)) == 2:
         text = without_html(text)
     text = unicodedata.normalize("NFC", text)
@@ -51,12 +51,12 @@ def clean(text: str) -> str:
 
 
 def without_html(text: str) -> str:
-    """The text of a page: blocks become lines, scripts are removed, entities decoded."""
+    """Extracts the text of a page: blocks become lines, scripts are removed, entities decoded."""
     return html.unescape(_ANY.sub("", _BLOCK.sub("\n", _shown(text))))
 
 
 def _shown(text: str) -> str:
-    """Without scripts, styles and comments; unclosed ones are kept."""
+    """Removes scripts, styles and comments; unclosed ones are kept."""
     parts = []
     at = 0
     endless = set()
@@ -81,7 +81,7 @@ def short_lines(document: Document, config: CorpusConfig) -> set[str]:
 
 
 def menus(lines: Counter[str], documents: int, config: CorpusConfig) -> list[str]:
-    """The lines in so many of a source's documents that they are boilerplate."""
+    """The lines that are boilerplate, because they occur in too many of a source's documents."""
     least = max(config.menu_documents, config.menu_share * documents)
     return sorted(line for line, count in lines.items() if count >= least)
 
@@ -89,7 +89,7 @@ def menus(lines: Counter[str], documents: int, config: CorpusConfig) -> list[str
 def without_menus(
     documents: Iterable[Document], menus: Mapping[str, Collection[str]], stats: StepStats
 ) -> Iterator[Document]:
-    """Documents without the boilerplate lines of their source."""
+    """Yields documents without the boilerplate lines of their source."""
     for document in documents:
         known = menus.get(document.source, ())
         stats.count_in(document)

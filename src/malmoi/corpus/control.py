@@ -16,11 +16,11 @@ NAMES = re.compile(
     r"|</?s>|<(?:pad|unk|cls|sep|mask|bos|eos|start_of_turn|end_of_turn)>"
     r"|\[/?INST\]|<</?SYS>>"
 )
-SHOWN = 5  # names in a sentence
+SHOWN = 5  # names listed in the sentence
 
 
 def count_control_names(documents: Iterable[Document]) -> dict[str, Any]:
-    """How many documents contain any such name, and how many each."""
+    """Counts the documents that contain any such name, and each name."""
     found = [set(NAMES.findall(document.text)) for document in documents]
     return {
         "documents": sum(map(bool, found)),
@@ -29,7 +29,7 @@ def count_control_names(documents: Iterable[Document]) -> dict[str, Any]:
 
 
 def total_control_names(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Several counts added, the most frequent name first."""
+    """Adds up several counts, the most frequent name first."""
     documents = 0
     names = Counter[str]()
     for part in parts:
@@ -42,7 +42,7 @@ def total_control_names(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def control_sentence(found: Mapping[str, Any]) -> str:
-    """A sentence about them; empty if there are none."""
+    """Describes the counts in a sentence; empty if there are none."""
     if not found.get("documents"):
         return ""
     names = [f"{name} {count:,}" for name, count in found["names"].items()]

@@ -19,15 +19,15 @@ from malmoi.text.documents import Document, read_documents
 from malmoi.text.formats import ReadOptions, read_plain
 from malmoi.text.sources import kind_of
 
-# words in a row that count as an overlap
+# bounds of the n-gram length, in words, that counts as an overlap
 MIN_OVERLAP_WORDS = 8
 MAX_OVERLAP_WORDS = 13
-PERCENTILE = 5  # of the examples' lengths: the number between
+PERCENTILE = 5  # of the examples' lengths gives the n-gram length, within those bounds
 BenchmarkRow = list[str]  # the texts of one row
 
 
 def read_benchmark_rows(path: Path) -> Iterator[BenchmarkRow]:
-    """The rows of a test set; every text of a row counts."""
+    """Reads the rows of a test set; every text of a row counts."""
     kind = kind_of(path) or ".txt"
     if kind not in TEST_SET_READERS:
         raise UsageError(
@@ -76,7 +76,7 @@ TEST_SET_READERS: dict[str, Callable[[Path], Iterator[BenchmarkRow]]] = {
 
 
 def overlap_words(lengths: Sequence[int]) -> int:
-    """Words that make an overlap: the 5th percentile of the examples' lengths, within 8 to 13."""
+    """The n-gram length of an overlap: 5th percentile of the examples' lengths, within 8 to 13."""
     return (
         int(np.clip(np.percentile(lengths, PERCENTILE), MIN_OVERLAP_WORDS, MAX_OVERLAP_WORDS))
         if lengths
@@ -105,7 +105,7 @@ class BenchmarkSets:
         )
 
     def overlaps(self, text: str) -> list[tuple[int, int]]:
-        """The spans of a text that occur in a test set; adjacent ones are joined."""
+        """The spans of a text that occur in a test set; adjacent ones are merged."""
         found = hash_words(text)
         spans: list[tuple[int, int]] = []
         for length, known in self.runs.items():
@@ -143,7 +143,7 @@ def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def cut_overlaps(text: str, overlaps: list[tuple[int, int]], margin: int) -> list[str]:
-    """The rest of a text without the overlaps and `margin` characters around each."""
+    """Returns what is left of a text without its overlaps and `margin` characters around each."""
     gone = _joined([(max(begin - margin, 0), end + margin) for begin, end in overlaps])
     begins = [0, *(end for _, end in gone)]
     ends = [*(begin for begin, _ in gone), len(text)]
@@ -154,7 +154,7 @@ def cut_overlaps(text: str, overlaps: list[tuple[int, int]], margin: int) -> lis
 def decontaminated(
     documents: Iterable[Document], known: BenchmarkSets, c: CorpusConfig, stats: StepStats
 ) -> Iterator[Document]:
-    """Documents without overlaps; the pieces around one become documents."""
+    """Yields documents without overlaps; the pieces around one become documents."""
     for document in documents:
         stats.count_in(document)
         overlaps = known.overlaps(document.text)

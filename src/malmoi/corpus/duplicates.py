@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.ngrams import HashArray, hash_each, mix_hashes, random_odd
 
-RUNS_PER_BLOCK = 1 << 11  # runs that are hashed together, so that they stay in the cache
+RUNS_PER_BLOCK = 1 << 11  # n-grams hashed together, so that they stay in the cache
 Signatures = NDArray[np.uint32]
 DuplicateIndices = NDArray[np.int64]
 
@@ -95,7 +95,7 @@ def _bands(signatures: Signatures, rows: int) -> Iterator[HashArray]:
 
 
 def _meeting(signatures: Signatures, rows: int) -> DuplicateIndices:
-    """The texts that share a key with another in any band."""
+    """The texts that share a band's key with another text."""
     shared = np.zeros(len(signatures), bool)
     for keys in _bands(signatures, rows):
         _, group, counts = np.unique(keys, return_inverse=True, return_counts=True)

@@ -12,7 +12,7 @@ from malmoi.corpus.ngrams import HashArray, HashedWords
 from malmoi.corpus.stats import StepStats
 from malmoi.text.documents import Document
 
-MIN_LINES = 4  # fewer say nothing by their shares
+MIN_LINES = 4  # with fewer lines, shares of lines mean nothing
 BULLETS = ("- ", "* ", "•", "·", "●", "○", "■", "▪", "◦", "‣", "※", "▶", "►")
 ELLIPSES = ("…", "...", "‥")
 
@@ -79,7 +79,7 @@ def _repeated(parts: list[str]) -> int:
 
 def repeated_run(look: TextStats, c: CorpusConfig) -> bool:
     """Whether one n-gram of 2, 3 or 4 words makes up too much of the text."""
-    most = _most(look.words.ngrams(2))  # no longer run is there more often
+    most = _most(look.words.ngrams(2))  # no longer n-gram can be more frequent
     for length, share in enumerate(c.max_run, 2):
         limit = share * len(look.text)
         if (
@@ -113,7 +113,7 @@ def other_language(look: TextStats, c: CorpusConfig) -> bool:
     return c.language != "" and not is_in_language(look.text, c.language)
 
 
-# in this order; the first that speaks is counted
+# in this order; the first rule that applies is counted
 FILTER_RULES: dict[str, Callable[[TextStats, CorpusConfig], bool]] = {
     "too short": too_short,
     "too long": too_long,
@@ -130,14 +130,14 @@ FILTER_RULES: dict[str, Callable[[TextStats, CorpusConfig], bool]] = {
 
 
 def broken_rule(look: TextStats, config: CorpusConfig) -> str | None:
-    """The first rule that a text breaks."""
+    """The first rule that a text breaks, if any."""
     return next((name for name, rule in FILTER_RULES.items() if rule(look, config)), None)
 
 
 def filtered(
     documents: Iterable[Document], config: CorpusConfig, stats: StepStats
 ) -> Iterator[Document]:
-    """Documents that break no rule."""
+    """Yields documents that break no rule."""
     documents = list(documents)
     for document, words in zip(documents, ngrams.hash_each(d.text for d in documents), strict=True):
         stats.count_in(document)

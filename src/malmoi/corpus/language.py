@@ -1,4 +1,4 @@
-"""The language of a text: by script, and in Latin script by common words."""
+"""Language detection: by script, and in Latin script by common words."""
 
 from functools import cache
 
@@ -7,8 +7,8 @@ import numpy as np
 from malmoi.corpus.ngrams import code_points, hash_words, letter_table
 from malmoi.errors import UsageError, nearest
 
-MAX_LOOKED_AT_CHARACTERS = 1 << 16  # characters that decide
-MIN_SCRIPT_SHARE = 0.5  # of the letters must be of the script
+MAX_LOOKED_AT_CHARACTERS = 1 << 16  # only this much of a text is examined
+MIN_SCRIPT_SHARE = 0.5  # of the letters must be in the script
 MIN_COMMON_WORD_SHARE = 0.05  # of the words must be common ones
 
 SCRIPTS = {

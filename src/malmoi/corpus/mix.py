@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from malmoi.errors import MalmoiError, UsageError, nearest
 
 CopyCounts = NDArray[np.int64]
-SAME_SIZE_TOLERANCE = 0.02  # sizes that differ by less are the same
+SAME_SIZE_TOLERANCE = 0.02  # sizes that differ by less count as equal
 
 
 def parse_weights(text: str, sources: Sequence[str]) -> dict[str, float]:
-    """ "web=0.6,books=0.4" as shares that add up to 1; every source needs one."""
+    """Parses "web=0.6,books=0.4" into shares that add up to 1; every source needs one."""
     found: dict[str, float] = {}
     for part in text.split(","):
         name, sign, value = part.strip().rpartition("=")
@@ -53,7 +53,7 @@ class SourceShare:
     wanted: float
 
     def missed(self) -> str:
-        """A sentence if the documents are too few and too long for the share."""
+        """A sentence if the documents are too few and too long to reach the share."""
         wanted = self.epochs * self.characters[0]
         if abs(self.characters[1] - wanted) <= SAME_SIZE_TOLERANCE * wanted:
             return ""
@@ -65,13 +65,13 @@ class SourceShare:
 
 
 def copy_counts(lengths: CopyCounts, draws: NDArray[np.uint64], epochs: float) -> CopyCounts:
-    """How often each document is written: ⌊epochs⌋ times, and by smallest draws once more."""
+    """How often each document is written: ⌊epochs⌋ times, plus once for the smallest draws."""
     whole = int(epochs)
     found = np.full(len(lengths), whole, np.int64)
     wanted = (epochs - whole) * int(lengths.sum())
     order = np.argsort(draws, kind="stable")
     reached = np.cumsum(lengths[order])
-    found[order[reached - lengths[order] / 2 <= wanted]] += 1  # one more where that comes nearer
+    found[order[reached - lengths[order] / 2 <= wanted]] += 1  # one more copy if that comes closer
     return found
 
 

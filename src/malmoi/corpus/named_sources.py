@@ -15,7 +15,7 @@ from malmoi.text.sources import FileSource, kind_of, resolve_source
 
 @dataclass(frozen=True)
 class NamedSource:
-    """All text under one name."""
+    """All sources under one name."""
 
     name: str
     given: list[str]
@@ -33,7 +33,7 @@ class NamedSource:
         }
 
     def clash(self, out: Path) -> str | None:
-        """The part of it that is inside the folder or contains it."""
+        """The path of this source that is inside the folder or contains it, if any."""
         out = out.resolve()
         for given in self.given:
             if Path(given).is_dir() and out.is_relative_to(Path(given).resolve()):

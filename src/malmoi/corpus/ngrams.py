@@ -13,9 +13,9 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-PIECE_CHARACTERS = 1 << 20  # characters that are looked at together
-BATCH_CHARACTERS = 1 << 16  # characters of short texts that are looked at together
-LAST_CODE = 0xFFFF  # for all characters beyond the basic plane, mostly emoji
+PIECE_CHARACTERS = 1 << 20  # characters hashed together
+BATCH_CHARACTERS = 1 << 16  # characters of short texts hashed together
+LAST_CODE = 0xFFFF  # stands for all characters beyond the basic plane, mostly emoji
 HashArray = NDArray[np.uint64]
 IndexArray = NDArray[np.int64]
 
@@ -37,7 +37,7 @@ class HashedWords:
 
 
 def seeded_hash(text: str, seed: int) -> int:
-    """64 bits decided by the seed and the text alone."""
+    """A 64-bit hash determined by the seed and the text alone."""
     data = text.encode("utf-8", "surrogatepass")
     digest = hashlib.blake2b(data, digest_size=8, key=str(seed).encode()).digest()
     return int.from_bytes(digest, "little")
@@ -95,14 +95,14 @@ def _in_word(code: int) -> bool:
 
 
 def hash_words(text: str, chunk: int = PIECE_CHARACTERS) -> HashedWords:
-    """All words of a text."""
+    """Hashes all words of a text."""
     parts = [_words(text[begin:end], begin) for begin, end in _pieces(text, chunk)]
     hashes, starts, ends = (np.concatenate(column) for column in zip(*parts, strict=True))
     return HashedWords(hashes, starts, ends)
 
 
 def hash_each(texts: Iterable[str]) -> Iterator[HashedWords]:
-    """The words of each text; short texts are hashed together."""
+    """Hashes the words of each text; short texts are hashed together."""
     for group in _groups(texts):
         found = hash_words("\n".join(group))
         ends = np.cumsum([len(text) + 1 for text in group])

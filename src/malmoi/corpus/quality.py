@@ -13,10 +13,10 @@ from malmoi.corpus.stats import StepStats
 from malmoi.errors import UsageError
 from malmoi.text.documents import Document
 
-FEATURE_BITS = 18  # features: 2^18
+FEATURE_BITS = 18  # 2^18 features
 TRAINING_EPOCHS = 5
 LEARNING_RATE = 0.5  # of AdaGrad
-MAX_RATED_CHARACTERS = 1 << 16  # characters of a document that are judged
+MAX_RATED_CHARACTERS = 1 << 16  # characters of a document that are scored
 HashedFeatures = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 
@@ -106,6 +106,6 @@ def filter_by_quality(
 
 
 def pareto_draw(text: str, pareto: float, seed: int) -> float:
-    """A Pareto (Lomax) number like numpy's, decided by the seed and the text alone."""
+    """A Pareto (Lomax) number like numpy's, determined by the seed and the text alone."""
     uniform = (seeded_hash(text, seed) + 1) / 2.0**64
     return float(uniform ** (-1 / pareto) - 1)

@@ -7,8 +7,8 @@ from typing import Any
 
 from malmoi.text.documents import Document
 
-EXAMPLES_PER_RULE = 3  # examples of each rule
-EXAMPLE_CHARACTERS = 80  # characters of an example
+EXAMPLES_PER_RULE = 3
+EXAMPLE_CHARACTERS = 80
 
 
 @dataclass
@@ -30,7 +30,7 @@ class StepStats:
         return document
 
     def count_rule(self, rule: str, document: Document) -> None:
-        """A rule removed the document, or part of it."""
+        """Records that a rule removed the document, or part of it."""
         self.rules[rule] += 1
         shown = self.examples.setdefault(rule, [])
         if len(shown) < EXAMPLES_PER_RULE:
@@ -53,7 +53,7 @@ class StepStats:
 
 
 def total_stats(parts: Iterable[dict[str, Any]]) -> StepStats:
-    """Several statistics, as in JSON, added up."""
+    """Adds up several statistics, as in JSON."""
     found = StepStats()
     for part in parts:
         found.add(StepStats(**{**part, "rules": Counter(part["rules"])}))

@@ -1,5 +1,4 @@
-"""The steps of one shard, as jobs for several processes: each reads a work file and writes the
-next.
+"""The steps of one shard, as jobs for several processes: each reads a work file, writes the next.
 
 NNNNN.STEP holds documents, NNNNN.STEP.json their statistics, which are written last and mark the
 job as done.
@@ -28,7 +27,7 @@ from malmoi.corpus.stats import StepStats
 from malmoi.system.files import atomic_write, write_json
 from malmoi.text.documents import Document
 
-DUPLICATE_REASONS = ("", "the same words", "similar words")  # what the numbers in twins.npy mean
+DUPLICATE_REASONS = ("", "the same words", "similar words")  # by the numbers in twins.npy
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ def clean_shard(work: BuildFolder, number: int, documents: Sequence[Document]) -
 
 
 def filter_shard(work: BuildFolder, number: int) -> None:
-    """.clean → .sift, without menus and what breaks a rule or is of low quality; signatures."""
+    """.clean → .sift, without menus and documents that break a rule or score low; signatures."""
     config = work.config
     tallies = {step: StepStats() for step in ("menus", "filter", "quality")}
     found: Iterable[Document] = work.documents(number, "clean")

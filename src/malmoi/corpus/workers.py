@@ -1,4 +1,4 @@
-"""Jobs in several processes."""
+"""Runs jobs in several processes."""
 
 import multiprocessing
 import os
@@ -16,7 +16,7 @@ ShardJob = tuple[Callable[..., None], tuple[Any, ...]]
 
 
 def run_jobs(jobs: Iterable[ShardJob], workers: int, verb: str, total: int | None = None) -> None:
-    """Runs every job, with one worker in this process; reports each as progress of `verb`."""
+    """Runs every job, in this process if there is one worker; reports progress as `verb`."""
     done = _in_order(jobs) if workers == 1 else _in_processes(jobs, workers)
     for number, _ in enumerate(done, 1):
         report_progress(Progress(verb, number, total, "shards"))
@@ -28,7 +28,7 @@ def _in_order(jobs: Iterable[ShardJob]) -> Iterator[None]:
 
 
 def _in_processes(jobs: Iterable[ShardJob], workers: int) -> Iterator[None]:
-    # a fork of this process could copy a held lock
+    # a fork of this process could inherit a held lock
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["malmoi.corpus.steps"])
     with ProcessPoolExecutor(workers, context, initializer=_begin) as pool:
