@@ -1,1 +1,1 @@
-"""Text from any file: documents, lines, sentences."""
+"""Reads text from any file: documents, lines, sentences."""

@@ -10,12 +10,12 @@ from malmoi.errors import UsageError, nearest
 from malmoi.text.formats import DOCUMENT_RULES, MAX_DOCUMENT_CHARACTERS, ReadOptions
 from malmoi.text.sources import TextSource, resolve_source
 
-MAX_BAD_LINES_SHOWN = 5  # places of bad lines that are remembered for each file
+MAX_BAD_LINES_SHOWN = 5  # per file
 
 
 @dataclass(frozen=True)
 class Document:
-    """A text, its source, and its place there ("file:line")."""
+    """A text, its source, and its location there ("file:line")."""
 
     text: str
     source: str
@@ -24,14 +24,14 @@ class Document:
 
 @dataclass
 class BadLines:
-    """The bad lines of one file: their number, and the first few with places and reasons."""
+    """The bad lines of one file: their number, and the first few with locations and reasons."""
 
     count: int = 0
     first: list[str] = field(default_factory=list)
 
 
 class DocumentReader:
-    """The documents of several sources, in order; may be iterated any number of times.
+    """The documents of several sources, in order; can be iterated any number of times.
 
     `problems` and `rules` (how documents were separated, by file) describe the latest pass.
     """
@@ -73,7 +73,7 @@ class DocumentReader:
         )
 
     def describe(self) -> list[str]:
-        """Sentences about files: the rule that was used, and the bad lines."""
+        """Describes each file in a sentence: the rule that was used, and the bad lines."""
         said = [f"{name}: {DOCUMENT_RULES[rule]}." for name, rule in self.rules.items()]
         for name, problem in self.problems.items():
             said.append(
@@ -82,7 +82,7 @@ class DocumentReader:
         return said
 
     def fingerprint(self) -> str:
-        """Changes when the sources or the way of reading them change."""
+        """A hash that changes when the sources or the way of reading them change."""
         about = [self._documents, self._text, [source.fingerprint() for source in self.sources]]
         return hashlib.sha256(json.dumps(about).encode()).hexdigest()
 
@@ -93,7 +93,7 @@ def read_documents(
     """Files, folders, globs, "-", "builtin:sotu" or "hf:NAME" as documents.
 
     `documents` is the rule for plain text: "blank" (a blank line separates them), "blanks" (two),
-    "line", "file", or "auto", which looks at each file. `text` is the column or key of tables and
+    "line", "file", or "auto", which examines each file. `text` is the column or key of tables and
     JSON.
     """
     if documents not in (*DOCUMENT_RULES, "auto"):
@@ -109,7 +109,7 @@ def read_documents(
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """The document, unless it is empty; a huge one in parts, split at spaces."""
+    """Yields the document, unless it is empty; a huge one in parts, split at spaces."""
     start = 0
     while len(text) - start > MAX_DOCUMENT_CHARACTERS:
         stop = (

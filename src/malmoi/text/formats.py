@@ -11,7 +11,7 @@ from typing import Any
 from malmoi.errors import MalmoiError, nearest
 from malmoi.text.lines import SAMPLE_BYTES, OnBadLine, decode_lines, encoding_of, open_bytes
 
-MAX_DOCUMENT_CHARACTERS = 1 << 24  # characters: a longer document is cut at a space
+MAX_DOCUMENT_CHARACTERS = 1 << 24  # a longer document is split at a space
 DOCUMENT_RULES = {
     "blank": "a blank line separates documents",
     "blanks": "two blank lines separate documents",
@@ -32,7 +32,7 @@ class ReadOptions:
 
 
 def read_plain(path: Path, want: ReadOptions) -> FoundDocuments:
-    """Plain text, by the given rule or the one that fits the file."""
+    """Reads plain text, by the given rule or the one that fits the file."""
     with open_bytes(path) as stream:
         sample = stream.read(SAMPLE_BYTES)
     encoding = encoding_of(sample)
@@ -43,13 +43,13 @@ def read_plain(path: Path, want: ReadOptions) -> FoundDocuments:
 
 
 def read_markdown(path: Path, want: ReadOptions) -> FoundDocuments:
-    """A Markdown file is one document, unless another rule was given."""
+    """Reads a Markdown file as one document, unless another rule was given."""
     rule = "file" if want.rule == "auto" else want.rule
     yield from read_plain(path, ReadOptions(rule, want.column, want.on_bad_line, want.on_rule))
 
 
 def guess_rule(text: str) -> str:
-    """The rule that fits the beginning of a text.
+    """Guesses the rule from the beginning of a text.
 
     No blank line: every line is a document. Short blocks in a long text (under 200 characters on
     average: verses, speeches) are parts of one document. Many single blank lines and a few double
@@ -99,7 +99,7 @@ def _document(parts: list[str], rule: str) -> str:
 
 
 def read_json_lines(path: Path, want: ReadOptions) -> FoundDocuments:
-    """One JSON object per line; the text is under the key."""
+    """Reads one JSON object per line; the text is under the key."""
     first = True
     for number, text in _lines(path, want):
         row = _object(text, number, want.on_bad_line) if text.strip() else None
@@ -116,7 +116,7 @@ def read_json_lines(path: Path, want: ReadOptions) -> FoundDocuments:
 
 
 def json_file(path: Path, want: ReadOptions) -> FoundDocuments:
-    """One JSON value: an array of objects or texts, or one object with the text under the key."""
+    """Reads one JSON value: an array of objects or texts, or an object with the text at the key."""
     try:
         value = json.loads("\n".join(text for _, text in _lines(path, want)))
     except (ValueError, RecursionError) as error:
@@ -147,7 +147,7 @@ def _lines(path: Path, want: ReadOptions) -> Iterator[tuple[int, str]]:
 
 
 def _joined(read: Iterator[tuple[int, str, bool]]) -> Iterator[tuple[int, str]]:
-    """Whole lines, put together from their chunks."""
+    """Joins the chunks of each line."""
     parts: list[str] = []
     number = 1
     for number, text, ends in read:
@@ -172,12 +172,12 @@ def _object(text: str, number: int, bad: OnBadLine) -> dict[str, Any] | None:
 
 
 def _is_text(value: str) -> bool:
-    """JSON can express a lone surrogate, which is no character."""
+    """Whether it has no lone surrogate, which JSON can express but is not a character."""
     return value.isascii() or not re.search("[\ud800-\udfff]", value)
 
 
 def read_table(path: Path, want: ReadOptions) -> FoundDocuments:
-    """CSV or TSV with a header; TSV is never quoted, as in common data sets."""
+    """Reads CSV or TSV with a header; TSV is never quoted, as in common data sets."""
     csv.field_size_limit(1 << 30)
     tabs = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if ".tsv" in path.suffixes else {}
     rows = csv.reader((text + "\n" for _, text in _lines(path, want)), **tabs)  # type: ignore[arg-type]
@@ -193,7 +193,7 @@ def read_table(path: Path, want: ReadOptions) -> FoundDocuments:
 
 
 def whole_rows(rows: Any, path: Path) -> Iterator[list[str]]:
-    """The rows of a table; a malformed one is an error that names its place."""
+    """Yields the rows of a table; a malformed one raises an error with its location."""
     try:
         yield from rows
     except csv.Error as error:
@@ -204,7 +204,7 @@ def whole_rows(rows: Any, path: Path) -> Iterator[list[str]]:
 
 
 def read_parquet(path: Path, want: ReadOptions) -> FoundDocuments:
-    """A column of a Parquet file, 1,000 rows at a time."""
+    """Reads a column of a Parquet file, 1,000 rows at a time."""
     pyarrow = _pyarrow(path)
     with open_bytes(path) as stream:
         try:
@@ -221,7 +221,7 @@ def read_parquet(path: Path, want: ReadOptions) -> FoundDocuments:
 
 
 def read_arrow(path: Path, want: ReadOptions) -> FoundDocuments:
-    """A column of an Arrow stream, as written by datasets' save_to_disk."""
+    """Reads a column of an Arrow stream, as written by datasets' save_to_disk."""
     pyarrow = _pyarrow(path)
     with open_bytes(path) as stream:
         try:

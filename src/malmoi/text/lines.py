@@ -18,10 +18,10 @@ from unicodedata import category
 
 from malmoi.errors import MalmoiError
 
-MAX_LINE_BYTES = 1 << 24  # bytes of one line that are decoded at once
-SAMPLE_BYTES = 4 << 20  # bytes that decide about the encoding and the shape of a file
+MAX_LINE_BYTES = 1 << 24  # of one line that are decoded at once
+SAMPLE_BYTES = 4 << 20  # that determine the encoding and the rule for documents
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
-_MARKS = (  # UTF-32's begins with UTF-16's
+_MARKS = (  # UTF-32's begins with UTF-16's, so it comes first
     (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -29,17 +29,17 @@ _MARKS = (  # UTF-32's begins with UTF-16's
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 _WIDE = ("utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be")
-_HEAD = 1 << 14  # bytes that tell wide encodings apart
-# Unicode categories that text hardly has: a wrong guess is full of them
+_HEAD = 1 << 14  # bytes examined for UTF-16 and UTF-32
+# Unicode categories that are rare in real text and frequent after a wrong guess
 _UNUSUAL = {"Cc", "Cn", "Co", "Cs"}
-# marks undecodable bytes; a lone surrogate, so that no text contains it
+# marks undecodable bytes; a lone surrogate, so no text can contain it
 _UNREADABLE = "\udcff"
 OnBadLine = Callable[[int, str], None]
 
 
 @contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """The bytes of a file, decompressed; a missing, locked or damaged file is a MalmoiError."""
+    """Opens a file, decompressed; raises MalmoiError if it is missing, unreadable or damaged."""
     try:
         with _open(path) as stream:
             yield stream
@@ -67,7 +67,7 @@ def _zstandard(path: Path) -> IO[bytes]:
 
 
 def encoding_of(sample: bytes) -> str:
-    """utf-8, utf-16, utf-32 (by BOM or NULs) or cp949 (which includes EUC-KR)."""
+    """Guesses utf-8, utf-16, utf-32 (by BOM or NULs) or cp949 (which includes EUC-KR)."""
     for mark, name in _MARKS:
         if sample.startswith(mark):
             return name
@@ -79,7 +79,7 @@ def encoding_of(sample: bytes) -> str:
 
 
 def _wide_encoding(head: bytes) -> str | None:
-    """UTF-16 or UTF-32 without a BOM: their spaces and newlines contain NULs."""
+    """Detects UTF-16 or UTF-32 without a BOM: their spaces and newlines contain NULs."""
     if b"\0" not in head or (_begins(head, "utf-8") is not None and head.count(0) * 4 < len(head)):
         return None
     guesses = {name: text for name in _WIDE if (text := _begins(head, name)) is not None}
@@ -89,7 +89,7 @@ def _wide_encoding(head: bytes) -> str | None:
 
 
 def _begins(head: bytes, encoding: str) -> str | None:
-    """The text at the start of some bytes, whose last character may be incomplete."""
+    """Decodes the start of some bytes, whose last character may be incomplete."""
     try:
         return codecs.getincrementaldecoder(encoding)().decode(head)
     except UnicodeDecodeError:
@@ -97,7 +97,7 @@ def _begins(head: bytes, encoding: str) -> str | None:
 
 
 def _unusual_share(text: str) -> float:
-    """1 where there is no space and no newline, so that nothing supports the guess."""
+    """The share of unusual characters; 1 if no space or newline supports the guess."""
     if not re.search("[ \n]", text):
         return 1.0
     return sum(category(sign) in _UNUSUAL for sign in text if sign not in "\t\n\r\f\v") / len(text)
@@ -111,7 +111,7 @@ def _strict(line: bytes, encoding: str) -> str | None:
 
 
 def _korean(line: bytes) -> str | None:
-    """As cp949, if that gives Hangul: nearly any Latin-1 text decodes, but not into Hangul."""
+    """Decodes as cp949 if that gives Hangul: Latin-1 text often decodes too, but not to Hangul."""
     text = _strict(line, "cp949")
     if text is None:
         return None
@@ -122,7 +122,7 @@ def _korean(line: bytes) -> str | None:
 def decode_lines(
     stream: IO[bytes], encoding: str, bad: OnBadLine, *, max_bytes: int = MAX_LINE_BYTES
 ) -> Iterator[tuple[int, str, bool]]:
-    """(number, text, whether the line ends here); undecodable lines go to `bad`."""
+    """Yields (number, text, whether the line ends here); undecodable lines go to `bad`."""
     wide = encoding.startswith(("utf-16", "utf-32"))
     read = _wide_lines if wide else _byte_lines
     for number, text, ends in read(stream, encoding, max_bytes):
@@ -155,7 +155,7 @@ def _byte_lines(
 
 
 def _decode(line: bytes, *, korean: bool) -> str | None:
-    """By the file's encoding first, then by the other one: some files mix both."""
+    """Decodes with the file's encoding, then with the other one: some files mix both."""
     if korean:
         text = _strict(line, "cp949")
         return _strict(line, "utf-8") if text is None else text
@@ -164,7 +164,7 @@ def _decode(line: bytes, *, korean: bool) -> str | None:
 
 
 def _cut(line: bytes, *, korean: bool) -> tuple[bytes, bytes]:
-    """Splits an endless line after its last space, or at least after a whole character."""
+    """Splits an overlong line after its last space, or at least after a whole character."""
     at = line.rfind(b" ", len(line) // 2) + 1
     if not at:
         at = len(line)
@@ -177,7 +177,7 @@ def _cut(line: bytes, *, korean: bool) -> tuple[bytes, bytes]:
 def _wide_lines(
     stream: IO[bytes], encoding: str, most: int
 ) -> Iterator[tuple[int, str | None, bool]]:
-    """UTF-16 and UTF-32 have no newline byte, so they are decoded first."""
+    """Decodes before splitting, because UTF-16 and UTF-32 have no newline byte."""
     codecs.register_error("malmoi.mark", _mark)
     reader = io.TextIOWrapper(stream, encoding, errors="malmoi.mark", newline=None)
     number = 1

@@ -1,4 +1,4 @@
-"""English and Korean sentences by rules: a regular expression finds candidates, rules decide.
+"""Splits English and Korean sentences: a regular expression finds candidates, rules decide.
 
 Only white space is lost: the sentences joined are the text without its spaces.
 """
@@ -12,8 +12,8 @@ from malmoi.errors import MalmoiError, UsageError, nearest
 
 _OPENING = "\"'“‘([『「《〈"
 _CLOSING = "\"'”’»)]』」》〉"
-# It begins with one set of characters, so that the search runs at the speed of memory — and tells
-# the further marks, the space after them and the first letter of the next word.
+# It starts with a single character class, so that the search runs at memory speed, and captures
+# further marks, the space after them and the first letter of the next word.
 _END = re.compile(
     r"[.!?…。！？\n](?:(?<=\n)|(?P<more>[.!?…。！？]*)"
     rf"[{re.escape(_CLOSING)}]*(?P<space>\s*)(?=[{re.escape(_OPENING)}]*(?P<letter>\w?)))"
@@ -27,12 +27,12 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Before a name or a number: never the end of a sentence.
+# Precedes a name or a number, so never ends a sentence.
 _TITLES = _words(
     "mr mrs ms mx dr prof st rev hon gen col maj capt cmdr lt sgt cpl adm gov sen rep pres messrs "
     "mme mlle e.g i.e cf vs viz al no nos vol vols pp fig figs eq eqs sec ch art approx ca"
 )
-# May end a sentence: it does where the next word is one that sentences begin with.
+# May end a sentence: it does if the next word is a typical sentence opener.
 _SHORT = _words(
     "etc inc ltd co corp jr sr bros dept est jan feb mar apr jun jul aug sep sept oct nov dec mt "
     "ft ph.d"
@@ -46,10 +46,10 @@ _STARTERS = _words(
 
 
 def split_sentences(text: str) -> list[str]:
-    """The sentences of a text, stripped; a line break always ends one."""
+    """Splits a text into stripped sentences; a line break always ends one."""
     found = []
     start = 0
-    lowered = text.islower()  # a corpus in lower case says nothing by the case of the next word
+    lowered = text.islower()  # then the case of the next word carries no information
     for match in _END.finditer(text):
         if _ends(text, start, match, lowered=lowered):
             if piece := text[start : match.end()].strip():
@@ -75,7 +75,7 @@ def _ends(text: str, start: int, match: re.Match[str], *, lowered: bool) -> bool
 
 
 def _without_space(before: str, mark: str, after: str) -> bool:
-    """CJK full stops need no space, and Korean verb endings are often run on: 했다.그러나."""
+    """Whether no space is needed: after CJK full stops, and Korean verb endings (했다.그러나)."""
     return mark in "。！？" or (before != "" and before in "다요죠까" and "가" <= after <= "힣")
 
 
@@ -97,7 +97,7 @@ def _full_stop(text: str, start: int, begin: int, end: int) -> bool:
 
 
 class KiwiSplitter:
-    """Korean sentences by kiwipiepy's morphological analysis: slower and more accurate."""
+    """Splits Korean by kiwipiepy's morphological analysis: slower and more accurate."""
 
     def __init__(self) -> None:
         try:
@@ -117,7 +117,7 @@ class KiwiSplitter:
 
 
 def sentence_splitter(name: str) -> Callable[[str], list[str]]:
-    """The splitter of this name: "rules" or "kiwi"."""
+    """Returns the splitter of this name: "rules" or "kiwi"."""
     ways: dict[str, Callable[[], Callable[[str], list[str]]]] = {
         "rules": lambda: split_sentences,
         "kiwi": KiwiSplitter,

@@ -13,12 +13,12 @@ from malmoi.system.untrusted import JsonObject, read_object
 from malmoi.text.formats import FORMATS, FoundDocuments, ReadOptions
 from malmoi.text.lines import COMPRESSED
 
-# bytes: what is smaller is recognised by its content, what is larger by its size and time
+# bytes: smaller files are fingerprinted by content, larger ones by size and time
 MAX_HASHED_BYTES = 1 << 20
 
 
 class TextSource(Protocol):
-    """Documents under one name."""
+    """A named source of documents."""
 
     @property
     def name(self) -> str: ...
@@ -114,7 +114,7 @@ class HubDataset:
         dataset, config, split = [*name.removeprefix("hf:").split(":"), "", ""][:3]
         try:
             self._data = datasets.load_dataset(dataset, config or None, split=split or "train")
-        # the hub's errors are of many kinds; all mean that it is not to be had
+        # the hub raises many kinds of errors; all mean that the data set is unavailable
         except Exception as error:
             reason = (
                 str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -140,7 +140,7 @@ class HubDataset:
 
 
 def resolve_source(given: str) -> list[TextSource]:
-    """The sources that a command line argument names."""
+    """Resolves a command line argument to its sources."""
     if given == "-":
         return [StandardInput()]
     if given.startswith("builtin:"):
@@ -193,7 +193,7 @@ def _file(path: Path) -> FileSource:
 
 
 def kind_of(path: Path) -> str | None:
-    """The suffix that decides how to read a file, without that of its compression."""
+    """The suffix that determines the format, without that of the compression."""
     name = path.with_suffix("") if path.suffix in COMPRESSED else path
     return name.suffix if name.suffix in FORMATS else None
 
