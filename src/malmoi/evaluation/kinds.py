@@ -1,6 +1,6 @@
 """Task kinds: one record per kind holds everything that depends on it.
 
-How a row is read and checked, learnt and predicted, put to a language model, and graded.
+How rows are read and checked, trained on and predicted, prompted for, and graded.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -121,7 +121,7 @@ class Predictor:
 def _told(checkpoint: Checkpoint) -> dict[str, Any]:
     """The fine-tuning settings in the folder's "malmoi" object, as fields of a `Predictor`."""
     extra = JsonObject(checkpoint.extra, f"{checkpoint.source or 'The model'}: malmoi")
-    told: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "length": extra.whole("length", default=None, high=MAX_CONTEXT_TOKENS),
         "stride": extra.whole("stride", default=None, low=1, high=MAX_CONTEXT_TOKENS),
         "both": extra.flag("both", default=None),
@@ -130,21 +130,21 @@ def _told(checkpoint: Checkpoint) -> dict[str, Any]:
         "threshold": extra.get("threshold"),
         "columns": extra.map_of("columns", str, default={}),
     }
-    threshold = told["threshold"]  # infinite for a model that always answers
+    threshold = settings["threshold"]  # infinite for a model that always answers
     if threshold is not None and (not isinstance(threshold, float) or threshold != threshold):
         raise extra.wrong("threshold", "a number")
     if extra.get("thresholds") is not None:
         thresholds = tuple(extra.list_of("thresholds", float))
         if len(thresholds) != len(checkpoint.labels):
             raise extra.wrong("thresholds", f"a number for each of {len(checkpoint.labels)} labels")
-        told["thresholds"] = thresholds
+        settings["thresholds"] = thresholds
     if extra.get("words") is not None:
         words = extra.object("words")
         said = tuple(words.list_of("said", str))
         if len(said) != len(checkpoint.labels) or not all(said):
             raise words.wrong("said", f"a word for each of {len(checkpoint.labels)} labels")
-        told["words"] = Verbalizer(words.text("prompt"), said)
-    return {name: value for name, value in told.items() if value is not None}
+        settings["words"] = Verbalizer(words.text("prompt"), said)
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def row_texts(rows: Any, columns: Mapping[str, str]) -> list[Any]:
