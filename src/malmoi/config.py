@@ -1,7 +1,7 @@
-"""What a model is: one frozen, checked record, JSON both ways. No torch here.
+"""The model config, a frozen and validated record that converts to JSON and back. No torch here.
 
 `Config` is the base of every record a user may write (a model, a recipe): it checks types and
-choices when it is built, names the nearest field when one is misspelt, and takes typed overrides
+choices on construction, suggests the nearest field for a misspelt one, and takes typed overrides
 such as {"train.lr": "3e-4"}.
 """
 
@@ -37,16 +37,14 @@ LARGEST = {
 }
 
 
-RENAMED_FIELDS = {  # old names, read for one more release
+RENAMED_FIELDS = {  # old names, accepted for one more release
     "TrainConfig": {"rematerialise": "gradient_checkpointing", "matrix_lr": "muon_lr"},
     "FinetuneConfig": {"untrained": "from_scratch"},
 }
 
 
 def current_fields(record: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values under the names that a record's fields have now; an old name is noted on
-    stderr.
-    """
+    """The values under the current field names; an old name is reported on stderr."""
     return {current_field(record, name): value for name, value in values.items()}
 
 
@@ -74,9 +72,7 @@ class Config:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Builds the record from plain JSON values; an unknown field names the nearest known
-        one.
-        """
+        """Builds the record from JSON values; suggests the nearest name for an unknown field."""
         values = current_fields(cls.__name__, values)
         for name in values:
             if name not in field_types(cls):
@@ -101,9 +97,7 @@ class Config:
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
 
     def override(self, changes: Mapping[str, Any]) -> Self:
-        """A copy with some fields changed at once, such as {"train.lr": "3e-4"}; text is read as
-        the field's type.
-        """
+        """A copy with changes such as {"train.lr": "3e-4"}; text is parsed as the field's type."""
         kinds = field_types(type(self))
         here: dict[str, Any] = {}
         inside: dict[str, dict[str, Any]] = {}
@@ -131,8 +125,7 @@ class Config:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Config):
-    """One Transformer. BERT, GPT-2, RoBERTa, ModernBERT, LLaMA… are values of this (see
-    model/families.py).
+    """The shape of one Transformer; every family is such a value (see model/families.py).
 
     Examples:
         >>> malmoi.ModelConfig(vocab=1000, width=128, heads=2).size_per_head
@@ -144,27 +137,28 @@ class ModelConfig(Config):
     width: int = 768
     depth: int = 12
     heads: int = 12
-    kv_heads: int = 0  # fewer key/value heads than query heads (grouped keys); 0: as many
+    kv_heads: int = 0  # key/value heads, if fewer than query heads (grouped queries); 0: as many
     head_width: int = 0  # 0: width / heads
-    # width inside the MLP; 0: 4 × width, or for GeGLU, of three matrices, about 8/3 of it
+    # width inside the MLP; 0: 4 × width, or about 8/3 of it for GeGLU, which has three matrices
     hidden: int = 0
     embed_width: int = 0  # factorised embedding (ALBERT, ELECTRA); 0: width
     segments: int = 0  # 0: no segment embedding
     groups: int = 0  # distinct blocks, shared over the depth (ALBERT: 1); 0: one per layer
     attention: tuple[str, ...] = ("causal",)  # a pattern per layer, cycled over the depth
-    # a causal model that learnt to read both ways too: a masked token is then predicted one
-    # position to the left of it (GPT-BERT, Charpentier & Samuel 2024)
+    # a causal model also trained to read both ways: it predicts a masked token one position to its
+    # left (GPT-BERT, Charpentier & Samuel 2024)
     both_ways: bool = False
     positions: Literal["learned", "sinusoidal", "rotary", "none"] = "learned"
-    position_offset: int = 0  # learned rows before that of the first token (RoBERTa: pad id + 1)
+    position_offset: int = 0  # learned rows before the first token's (RoBERTa: pad id + 1)
     rotary_base: float = 10_000.0
     local_rotary_base: float = 0.0  # in layers with a `local` pattern; 0: rotary_base
-    # how a longer context is fitted to it: "linear:4", "llama3:8,1,4,8192"; empty: not
+    # how rotary positions are stretched to a longer context: "linear:4", "llama3:8,1,4,8192";
+    # empty: not
     rotary_scaling: str = ""
     norm: Literal["pre", "post"] = "pre"  # x + f(LN(x)), or LN(x + f(x))
     norm_kind: Literal["layer", "rms"] = "layer"
     norm_bias: bool = True
-    # of the first block's attention; ModernBERT, whose embedding is normed already, has none
+    # before the first block's attention; ModernBERT, whose embedding is already normed, has none
     first_norm: bool = True
     embed_norm: bool = False
     final_norm: bool = True
@@ -174,24 +168,24 @@ class ModelConfig(Config):
     bias: bool = True
     # every block adds the embedded tokens to its input and, projected, to its values
     embedding_residual: bool = False
-    # U-Net: the upper half of the layers adds what the lower half wrote, last to first
+    # U-Net: layers of the upper half add the outputs of the lower half, in reverse order
     skip_connections: bool = False
     tied: bool = True  # the vocabulary head reuses the token embedding
     softcap: float = 0.0  # logits become cap·tanh(logits / cap); 0: off
     # in the MLM head; empty: as in the blocks
     mlm_activation: Literal["", "gelu", "gelu_tanh", "relu", "relu2"] = ""
-    pool: Literal["first", "last", "mean"] = "last"  # the token, or tokens, that heads pool
+    pool: Literal["first", "last", "mean"] = "last"  # the token or tokens that heads pool
     # a dense layer and its activation before pooled heads
     pooler: Literal["none", "tanh", "relu", "gelu"] = "none"
-    # every head reads through a dense layer without bias, its activation and a norm (ModernBERT)
+    # every head starts with a dense layer without bias, its activation and a norm (ModernBERT)
     head_transform: bool = False
-    # width of the generator that an ELECTRA is trained with, as a share of its own
+    # width of an ELECTRA's generator, as a share of its own
     generator_share: float = 0.25
     dropout: float = 0.1
     attention_dropout: float = 0.1
     init: Literal["normal", "truncated"] = "normal"
     init_std: float = 0.02
-    # weights that write to the residual stream
+    # of the weights that write to the residual stream
     residual_init: Literal["same", "scaled", "zero"] = "same"
 
     def __post_init__(self) -> None:
@@ -249,9 +243,7 @@ class ModelConfig(Config):
 
     @property
     def _table_bytes(self) -> int:
-        """Of positions that are computed, not learnt: they are in no file, which would bear out
-        their size.
-        """
+        """Bytes of computed position tables, whose size no weights file can confirm."""
         widths = {"rotary": self.size_per_head, "sinusoidal": self.token_width}
         tables = 2 if self.local_rotary_base else 1
         return 4 * tables * self.context * widths.get(self.positions, 0)
@@ -273,7 +265,7 @@ class ModelConfig(Config):
 
     @property
     def gated(self) -> bool:
-        """Whether the MLP multiplies what it reads by a gate (Shazeer 2020)."""
+        """Whether the MLP has a gate (Shazeer 2020)."""
         return self.activation in ("swiglu", "geglu")
 
     @property
@@ -305,9 +297,7 @@ def _plain(value: Any) -> Any:
 
 
 def coerce(value: Any, kind: Any, where: str) -> Any:
-    """The value as its annotation wants it (an int may stand for a float, a list for a tuple),
-    or a clear refusal.
-    """
+    """The value in its annotation's type (an int as a float, a list as a tuple), or an error."""
     origin = get_origin(kind)
     args = get_args(kind)
     if origin is Literal:
@@ -336,7 +326,7 @@ def coerce(value: Any, kind: Any, where: str) -> Any:
 def _is_finite(value: float) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number beyond all floats
+    except OverflowError:  # an integer beyond float range
         return False
 
 
@@ -352,9 +342,7 @@ def _called(kind: Any) -> str:
 
 
 def _read(text: str, kind: Any) -> Any:
-    """Text from the command line as JSON where the field is not itself text; a list may do
-    without its brackets.
-    """
+    """Parses command-line text as JSON unless the field is text; a list may omit its brackets."""
     if kind is str or get_origin(kind) is Literal:
         return text
     if get_origin(kind) is tuple and not text.lstrip().startswith("["):
@@ -364,12 +352,12 @@ def _read(text: str, kind: Any) -> Any:
     except MalmoiError:
         words = {"none": None, "yes": True, "no": False, "true": True, "false": False}
         value = words[text.lower()] if text.lower() in words else parse_number(text)
-    # 1e5
+    # 1e5 for an integer
     return int(value) if kind is int and isinstance(value, float) and value.is_integer() else value
 
 
 def parse_number(text: str) -> float | str:
-    """.5, 1e9, 10M, 1.5B; what is no number stays text."""
+    """Parses .5, 1e9, 10M, 1.5B; anything else stays text."""
     scale = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}.get(text[-1:], 1.0)
     try:
         return float(text if scale == 1 else text[:-1]) * scale
