@@ -1,4 +1,4 @@
-"""Folders: what we write `transformers` opens, what it writes we open."""
+"""Checkpoint folders in Hugging Face's format, readable and writable by both sides."""
 
 from malmoi.checkpoint.folder import Checkpoint, read_checkpoint, table_for, write_checkpoint
 

@@ -1,4 +1,4 @@
-"""A language model as a GGUF file, as llama.cpp's own converter would write it."""
+"""Exports a language model to a GGUF file, as llama.cpp's own converter would write it."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -24,10 +24,10 @@ from malmoi.model.rotary import rotary_frequencies
 from malmoi.system.files import replace_file
 from malmoi.tokenizer.gguf_write import gguf_vocabulary
 
-# and general.file_type
+# dtype → general.file_type
 GGUF_DTYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
-F32_TENSORS = ("position_embd.",)  # matrices that llama.cpp wants in f32
-_SIZES = {  # metadata, after the name of the architecture, and the field it comes from
+F32_TENSORS = ("position_embd.",)  # matrices that llama.cpp requires in f32
+_SIZES = {  # metadata key after the architecture's name → our config field
     "context_length": "context",
     "embedding_length": "width",
     "block_count": "depth",
@@ -38,11 +38,11 @@ _SIZES = {  # metadata, after the name of the architecture, and the field it com
 
 @dataclass(frozen=True)
 class GGUFArchitecture:
-    """An architecture of llama.cpp's."""
+    """One of llama.cpp's architectures."""
 
     table: Table
     fields: Mapping[str, str]
-    only: Mapping[str, Any]  # what it holds fixed and Hugging Face does not
+    only: Mapping[str, Any]  # our config fields that it fixes and Hugging Face does not
 
 
 GGUF_ARCHITECTURES = {
@@ -67,7 +67,7 @@ GGUF_ARCHITECTURES = {
 
 
 def export_gguf(checkpoint: Checkpoint, path: Path, dtype: str = "f32") -> None:
-    """Writes weights, config and tokenizer into one file; norms and biases stay in f32."""
+    """Writes weights, config and tokenizer to one file; norms and biases stay in f32."""
     if dtype not in GGUF_DTYPES:
         raise UsageError(
             f"GGUF files are written as {', '.join(GGUF_DTYPES)}, not "
@@ -90,7 +90,7 @@ def export_gguf(checkpoint: Checkpoint, path: Path, dtype: str = "f32") -> None:
 
 
 def _kind(network: Network) -> str:
-    """The architecture that computes exactly this network, or an error that says why not."""
+    """The architecture that computes exactly this network; if there is none, raises with why."""
     if is_quantized(network) or network.features is not None or set(network.heads) != {"lm"}:
         what = (
             "int8 weights"
@@ -117,7 +117,7 @@ def _kind(network: Network) -> str:
 
 
 def _differences(kind: GGUFArchitecture, config: ModelConfig) -> dict[str, Any]:
-    """Fields of the model that the architecture cannot have."""
+    """Fields of the model that the architecture does not support."""
     ours = function_of(config)
     try:
         theirs = function_of(kind.table.read_config(kind.table.write_config(config)))
@@ -138,7 +138,7 @@ def _metadata(name: str, config: ModelConfig) -> dict[str, Any]:
 
 
 def _scaling(config: ModelConfig) -> dict[str, Any]:
-    """How rotary positions are scaled; LLaMA 3's way is a tensor of its own."""
+    """Metadata of rotary scaling; LLaMA 3's rule is stored as a tensor instead."""
     rule, _, numbers = config.rotary_scaling.partition(":")
     if rule not in ("linear", "yarn"):
         return {}
@@ -148,7 +148,7 @@ def _scaling(config: ModelConfig) -> dict[str, Any]:
 
 
 def _tensors(name: str, network: Network) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor under llama.cpp's name and in its order."""
+    """Every tensor under llama.cpp's name, in its order."""
     config = network.config
     gguf = gguf_package()
     architecture = next(arch for arch, called in gguf.MODEL_ARCH_NAMES.items() if called == name)

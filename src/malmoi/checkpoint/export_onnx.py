@@ -1,5 +1,4 @@
-"""A model as an ONNX file: any head that a folder can hold, for every batch and length, padded or
-not.
+"""Exports any head of a model to ONNX, with dynamic batch size, length and padding.
 
 B batch, C choices, T tokens, I inputs of an LSTM.
 """
@@ -25,13 +24,13 @@ from malmoi.model.heads import POOLED_HEADS
 from malmoi.model.int8 import is_quantized
 from malmoi.system.files import replace_file, scratch_folder
 
-# the first that is there is written
+# the first one that the network has is exported
 EXPORTED_HEADS = ("classify", "tag", "span", "choice", "lm", "mlm", "nsp", "detect")
 ONNX_INPUTS = ("input_ids", "attention_mask", "token_type_ids")  # transformers' names
 ONNX_DTYPES = ("fp32", "int8")
-# bytes of weights: a file holds 2 GiB, beyond that they lie beside it
+# bytes of weights: a protobuf file holds at most 2 GiB, so larger ones go to a second file
 MAX_INLINE_BYTES = 1_900_000_000
-MAX_SCORE_DIFFERENCE = 1e-3  # fp32 scores further from ours than this are a mistake
+MAX_SCORE_DIFFERENCE = 1e-3  # a larger difference from our fp32 scores means a faulty export
 OPSET = 20
 
 
@@ -57,7 +56,7 @@ class OnnxModel(nn.Module):
 
     @property
     def shape(self) -> tuple[str, ...]:
-        """Of every input."""
+        """The named dimensions of every input."""
         return ("batch", "choices", "length") if self.head == "choice" else ("batch", "length")
 
     def forward(self, tokens: Tensor, mask: Tensor, segments: Tensor | None = None) -> Any:
@@ -93,13 +92,13 @@ class OnnxModel(nn.Module):
 
 
 class OnnxLSTM(nn.Module):
-    """A BiLSTM as ONNX has it: an operator that knows how long each row is."""
+    """A BiLSTM as ONNX's own operator, which takes the length of each row."""
 
     def __init__(self, lstm: BiLSTM) -> None:
         super().__init__()
         self.units = lstm.lstm.hidden_size
         self.layers = nn.ParameterList()
-        # of each layer forwards, then backwards: W, R and their biases
+        # per layer, forward then backward: W, R and their biases
         weights = lstm.lstm.all_weights
         for pair in zip(weights[::2], weights[1::2], strict=True):
             w, r, b, c = (
@@ -126,7 +125,7 @@ class OnnxLSTM(nn.Module):
 
 
 def _reordered(weight: Tensor) -> Tensor:
-    """Gates in ONNX's order, i o f c; torch's is i f g o."""
+    """Gates in ONNX's order, i o f c, from torch's i f g o."""
     i, f, g, o = weight.detach().chunk(4)
     return torch.cat((i, o, f, g))
 
@@ -178,7 +177,7 @@ def _size(network: Network) -> int:
 
 @contextmanager
 def _exporter() -> Iterator[None]:
-    """Without the exporter's remarks about itself; a sentence where a package of it is missing."""
+    """Silences the exporter, and explains which package is missing if any is."""
     try:
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
@@ -197,7 +196,7 @@ def _exporter() -> Iterator[None]:
 
 
 def _program(graph: OnnxModel) -> Any:
-    """Traced with dynamic lengths; torch raises if an example's shape would be fixed."""
+    """Traces with dynamic lengths; torch raises if it would fix an example's shape."""
     context = graph.network.config.context
     example = example_inputs(graph, 2, min(8, context))
     limits = {
@@ -216,7 +215,7 @@ def _program(graph: OnnxModel) -> Any:
             output_names=graph.outputs,
             verbose=False,
         )
-    except Exception as error:  # torch has a hierarchy of its own for what it cannot trace
+    except Exception as error:  # torch has its own exception hierarchy for what it cannot trace
         reason = str(error).strip().partition("\n")[0]
         raise MalmoiError(
             f"This model cannot be turned into ONNX: {type(error).__name__}: {reason}"
@@ -224,7 +223,7 @@ def _program(graph: OnnxModel) -> Any:
 
 
 def _describe(model: Any, checkpoint: Checkpoint, graph: OnnxModel) -> None:
-    """Metadata: the task, the class names and the settings; nothing about this machine."""
+    """Adds metadata: task, class names and settings; nothing about this machine."""
     for part in (model.graph, *model.graph):
         part.metadata_props.clear()
     about = {"head": graph.head or "none", "context": str(graph.network.config.context)}
@@ -234,12 +233,12 @@ def _describe(model: Any, checkpoint: Checkpoint, graph: OnnxModel) -> None:
 
 
 def _quantize(file: Path) -> None:
-    """Matrices as int8, scaled row by row; what is multiplied with them is rounded as it comes."""
+    """Quantises matrices to int8 by row; activations are quantised dynamically."""
     import onnx
     from onnxruntime.quantization import quantize_dynamic
 
     model = onnx.load(file)
-    del model.graph.value_info[:]  # shapes of weights that are turned around on the way
+    del model.graph.value_info[:]  # drops shapes of weights that are transposed on the way
     quantize_dynamic(model, file, per_channel=True)
 
 
@@ -264,7 +263,7 @@ def _distance(graph: OnnxModel, file: Path) -> float:
 
 
 def example_inputs(graph: OnnxModel, rows: int, length: int) -> tuple[Tensor, ...]:
-    """What a runtime is given: random tokens, every row but the first with padding at its end."""
+    """Example inputs: random tokens, with right padding in every row but the first."""
     c = graph.network.config
     shape = (rows, 2, length) if graph.head == "choice" else (rows, length)
     random = torch.Generator().manual_seed(0)
@@ -279,7 +278,7 @@ def example_inputs(graph: OnnxModel, rows: int, length: int) -> tuple[Tensor, ..
 
 
 def expected_scores(graph: OnnxModel, given: tuple[Tensor, ...]) -> list[Any]:
-    """What a runtime should answer, by the network itself."""
+    """The network's own outputs for these inputs."""
     rows, mask, *segments = (part.flatten(0, -2) for part in given)
     network = graph.network
     keep = mask.bool()

@@ -1,4 +1,4 @@
-"""A checkpoint is a Hugging Face folder: read it, write it, say what did not fit."""
+"""Checkpoints are Hugging Face folders: reading, writing, and reporting what did not fit."""
 
 import json
 import os
@@ -45,7 +45,7 @@ from malmoi.system.limits import MAX_CLASSES, shown
 from malmoi.system.untrusted import JsonObject, named, read_object
 from malmoi.tokenizer import Tokenizer
 
-# From what a user names to a folder: a path, or a hub id where there is a network
+# Resolves what a user names to a folder: a path, or a hub id if there is a network
 
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.bpe", "*.model", "pytorch_model*.bin"]
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -84,7 +84,7 @@ def _download(name: str) -> Path:
         ) from error
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
-    # every transport has errors of its own; none of them is ours to handle
+    # every transport raises errors of its own; all become one message
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise MalmoiError(
@@ -92,9 +92,9 @@ def _download(name: str) -> Path:
         ) from error
 
 
-# how an own folder of an earlier version says that its linear maps are quantised
+# marks the quantised folders of an earlier version
 INT8_MARK = "int8"
-OWN_MODEL_TYPE = "malmoi"  # model_type of what Hugging Face cannot express
+OWN_MODEL_TYPE = "malmoi"  # model_type of models that Hugging Face cannot express
 SHARD_BYTES = 5_000_000_000
 TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
@@ -107,14 +107,14 @@ class Checkpoint:
     tokenizer: Tokenizer | None = None
     labels: tuple[str, ...] = ()  # of its classify or tag head
     generation: dict[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()  # what was missing or left unused when it was read
-    # what a task keeps beside: config.json's "malmoi", and its problem_type
+    notes: tuple[str, ...] = ()  # what was missing or unused when it was read
+    # a task's own settings: config.json's "malmoi", and its problem_type
     extra: dict[str, Any] = field(default_factory=dict)
     source: Path | None = None  # where it was read from
-    # its config.json's model_type and token ids, kept where nothing else decides them
+    # config.json's model_type and token ids, kept unless the tokenizer decides them
     source_config: dict[str, Any] = field(default_factory=dict)
-    bits: int = 0  # of the folder's weights where it is quantised
-    dtype: torch.dtype | None = None  # to save in; None: that of the network
+    bits: int = 0  # bits per weight if the folder is quantised, else 0
+    dtype: torch.dtype | None = None  # to save in; None: the network's
 
 
 def read_checkpoint(
@@ -124,11 +124,10 @@ def read_checkpoint(
     device: str | torch.device = "cpu",
     packed: bool = False,
 ) -> Checkpoint:
-    """Opens a folder written by us or by transformers, a GGUF file, or a hub id where there is a
-    network.
+    """Opens a folder written by us or by transformers, a GGUF file, or a hub id.
 
-    A quantised folder's weights stay in their few bits if `packed`; else they become plain ones,
-    which can be trained.
+    With `packed`, a quantised folder's weights stay quantised; otherwise they are unpacked and can
+    be trained.
     """
     file = Path(source).expanduser()
     if file.suffix == ".gguf" and file.is_file():
@@ -172,7 +171,7 @@ def read_checkpoint(
 
 
 def _labels(config: JsonObject, network: Network) -> tuple[str, ...]:
-    """The names of the classes, by their numbers; as many as the head has."""
+    """Class names in order of their ids; as many as the head has."""
     names = config.map_of("id2label", str, default={})
     numbers = {
         number: name for number, name in names.items() if number.isdecimal() and len(number) < 10
@@ -185,7 +184,7 @@ def _labels(config: JsonObject, network: Network) -> tuple[str, ...]:
 
 
 def _with_ids(values: JsonObject) -> JsonObject:
-    """The values, if their special tokens are ids (-1: none) or lists of them."""
+    """The values, once their special tokens are checked to be ids (-1: none) or lists of ids."""
     for name in TOKEN_IDS:
         if isinstance(values.get(name), list):
             values.list_of(name, int)
@@ -206,13 +205,12 @@ def write_checkpoint(
     shard_bytes: int = SHARD_BYTES,
     packing: Packing | None = None,
 ) -> None:
-    """Saves a folder that transformers opens (or, where Hugging Face has no such model, one that
-    says so).
+    """Saves a folder that transformers opens, or a folder of Malmoi's own if it has no such model.
 
-    With a `packing` the linear maps of the blocks are kept as whole numbers of few bits.
+    With a `packing` the linear maps of the blocks are quantised.
     """
     folder = Path(folder)
-    if "generator" in checkpoint.network.heads:  # an ELECTRA's two networks are two folders
+    if "generator" in checkpoint.network.heads:  # ELECTRA's two networks are two folders
         write_checkpoint(_generator(checkpoint), folder / "generator", shard_bytes=shard_bytes)
         whole = checkpoint.network.without_head("generator")
         checkpoint = replace(checkpoint, network=whole)
@@ -235,7 +233,7 @@ def write_checkpoint(
         {} if packing is None else packing.config_json(table)
     )
     with output_folder(folder):
-        # a whole model takes an adapter's place
+        # a whole model replaces an adapter in the same folder
         (folder / "adapter_config.json").unlink(missing_ok=True)
         write_weights(tensors, folder, shard_bytes)
         if checkpoint.tokenizer is not None:
@@ -252,7 +250,7 @@ def write_checkpoint(
 
 
 def _generator(checkpoint: Checkpoint) -> Checkpoint:
-    """The masked language model that a discriminator is trained with, as a model of its own."""
+    """The generator that a discriminator is trained with, as a masked language model of its own."""
     generator = cast(Generator, checkpoint.network.heads["generator"])
     network = empty(generator.config, {"mlm": 0}, pooler=False)
     weights: dict[str, Weight] = {
@@ -264,14 +262,15 @@ def _generator(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _saved(weights: Mapping[str, Weight], dtype: torch.dtype | None) -> dict[str, Tensor]:
-    """Plain tensors, in the type that the folder had."""
+    """Plain tensors in the folder's original dtype."""
     tensors = ((name, dense(weight)) for name, weight in weights.items())
     return {name: t.to(dtype) if dtype and t.is_floating_point() else t for name, t in tensors}
 
 
 def table_for(network: Network, model_type: str = "") -> Table | None:
-    """The Hugging Face family that computes exactly this network, if there is one; of several the
-    one named (XLM-R computes as RoBERTa does).
+    """The Hugging Face family that computes exactly this network, if any.
+
+    If several do (XLM-R computes as RoBERTa does), the one named `model_type`.
     """
     if network.features is not None:
         return None
@@ -281,8 +280,9 @@ def table_for(network: Network, model_type: str = "") -> Table | None:
 
 
 def _table_for(checkpoint: Checkpoint, *, packed: bool) -> Table | None:
-    """The family of a folder that is written: one that knows its packed weights, and takes the
-    padding of its tokenizer, where positions depend on that.
+    """The family to save as; it must support packed weights and the tokenizer's padding id.
+
+    Positions depend on that id in RoBERTa.
     """
     network = checkpoint.network
     table = table_for(network, checkpoint.source_config.get("model_type", ""))
@@ -294,7 +294,7 @@ def _table_for(checkpoint: Checkpoint, *, packed: bool) -> Table | None:
 
 
 def _read_gguf(file: Path) -> Checkpoint:
-    from malmoi.checkpoint.gguf import read_gguf  # few folders hold one
+    from malmoi.checkpoint.gguf import read_gguf  # imported here because few models need it
 
     with memory_explained(file):
         contents = read_gguf(file)
@@ -340,7 +340,7 @@ def _read_own(
 
 
 def _earlier_int8(weights: Mapping[str, Weight], *, packed: bool) -> dict[str, Weight]:
-    """The weights of an 8-bit folder from before the compressed-tensors format."""
+    """Weights of an 8-bit folder that predates the compressed-tensors format."""
     found: dict[str, Weight] = {}
     for name, weight in weights.items():
         scale = weights.get(name.removesuffix("weight") + "scale")
@@ -390,7 +390,7 @@ def _config_json(checkpoint: Checkpoint, table: Table | None) -> dict[str, Any]:
 
 
 def _token_ids(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Padding, start and end ids from the tokenizer, else from the folder before."""
+    """Padding, start and end ids from the tokenizer, else from the original folder."""
     before = {name: id for name, id in checkpoint.source_config.items() if name in TOKEN_IDS}
     if checkpoint.tokenizer is None:
         return before
@@ -419,7 +419,7 @@ def _check_fit(checkpoint: Checkpoint, folder: Path) -> None:
 
 
 def read_model_json(path: Path, *, required: bool = True) -> JsonObject:
-    """An object of a model's folder; where it may be absent, an empty one."""
+    """A JSON object in a model's folder; empty if the file is absent and not `required`."""
     if path.is_file():
         return read_object(path)
     if required:

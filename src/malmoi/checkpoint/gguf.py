@@ -1,4 +1,4 @@
-"""A GGUF language model as the Hugging Face folder it came from: config, weights, tokenizer."""
+"""Converts a GGUF language model to Hugging Face's config, weights and tokenizer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from malmoi.system.limits import shown
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.gguf_read import read_vocabulary
 
-GGUF_FIELDS = {  # of llama.cpp, after "llama."
+GGUF_FIELDS = {  # llama.cpp's metadata keys after "llama."
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
     "block_count": "num_hidden_layers",
@@ -52,8 +52,8 @@ TENSOR_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-MAX_CONTEXT_TOKENS = 2**22  # tokens of context
-# what LLaMA 3's frequencies are divided by, in the place of the rule
+MAX_CONTEXT_TOKENS = 2**22  # tokens
+# LLaMA 3's frequency divisors, which the file has instead of the scaling rule
 ROPE_FACTORS = "rope_freqs.weight"
 
 
@@ -68,7 +68,7 @@ class GGUFContents:
 
 
 def read_gguf(path: Path) -> GGUFContents:
-    """Everything a folder would have, from one file."""
+    """Reads everything that a folder would hold."""
     file = GGUFFile(path)
     architecture = file.metadata.get("general.architecture")
     if architecture != "llama":
@@ -77,7 +77,7 @@ def read_gguf(path: Path) -> GGUFContents:
             "files."
         )
     config = read_gguf_config(file)
-    # unpacked to fp32
+    # bytes once unpacked to fp32
     check_room(4 * sum(prod(tensor.shape) for tensor in file.tensors.values()), path)
     tokenizer = read_vocabulary(file.metadata, str(path))
     return GGUFContents(
@@ -86,7 +86,7 @@ def read_gguf(path: Path) -> GGUFContents:
 
 
 def read_gguf_config(file: GGUFFile) -> dict[str, Any]:
-    """A Hugging Face config.json for what the metadata says."""
+    """The Hugging Face config.json that the metadata describes."""
     meta = {
         key.removeprefix("llama."): value
         for key, value in file.metadata.items()
@@ -123,7 +123,7 @@ def read_gguf_config(file: GGUFFile) -> dict[str, Any]:
 
 
 def _check_sizes(file: GGUFFile, config: Mapping[str, Any]) -> None:
-    """Sizes that nothing else in the file bears out, before a network of them is built."""
+    """Refuses sizes that the tensors contradict, before a network of that size is built."""
     for name, value in config.items():
         if not isinstance(value, int | float) or value <= 0:
             raise MalmoiError(f"{file.path} says {name} = {shown(value)}, which no model has.")
@@ -167,7 +167,7 @@ def _check_shape(path: Path, name: str, shape: tuple[int, ...], c: ModelConfig) 
 
 
 def _number(path: Path, name: str, value: Any) -> Any:
-    """One number for all layers; floats as meant, not as fp32 has them (9.9999997e-06)."""
+    """One number for all layers; floats as meant, not as fp32 rounds them (9.9999997e-06)."""
     if isinstance(value, list):
         if len(set(value)) != 1:
             raise MalmoiError(
@@ -185,7 +185,7 @@ def _scaling(file: GGUFFile, meta: Mapping[str, Any], config: ModelConfig) -> di
 
 
 def _recognised(file: GGUFFile, config: ModelConfig) -> dict[str, Any]:
-    """LLaMA 3's scaling, of which the file has only the result: recomputed and compared."""
+    """LLaMA 3's scaling rule, recovered by recomputing the divisors that the file stores."""
     factors = file.tensor(ROPE_FACTORS)
     rule: dict[str, Any] = {
         "low_freq_factor": 1.0,
@@ -205,7 +205,7 @@ def _recognised(file: GGUFFile, config: ModelConfig) -> dict[str, Any]:
 
 
 def read_gguf_weights(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Every tensor under its Hugging Face name; query and key rows are reordered back."""
+    """Every tensor under its Hugging Face name, with query and key rows in its order."""
     keys = config.get("num_key_value_heads", config["num_attention_heads"])
     heads = {"attn_q": config["num_attention_heads"], "attn_k": keys}
     weights: dict[str, Tensor] = {}
@@ -218,13 +218,13 @@ def read_gguf_weights(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Te
 
 
 def _halves(tensor: Tensor, heads: int) -> Tensor:
-    """llama.cpp rotates (x_2i, x_2i+1), Hugging Face (x_i, x_i+E/2): rows back in that order."""
+    """Undoes llama.cpp's row order: it rotates (x_2i, x_2i+1), Hugging Face (x_i, x_i+E/2)."""
     ordered: Tensor = tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
     return ordered
 
 
 def _generation(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """generation_config.json: bos begins a text; end-of-text and end-of-turn tokens end it."""
+    """generation_config.json: the bos token, and end-of-text and end-of-turn tokens as eos."""
     named = {
         role: metadata.get(f"tokenizer.ggml.{role}_token_id")
         for role in ("bos", "eos", "eot", "eom", "padding")

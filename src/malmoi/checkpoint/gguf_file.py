@@ -1,7 +1,6 @@
-"""A GGUF file opened safely: every length it states is checked against the bytes that are there
-before it is believed.
+"""A safe GGUF reader: every stated length is checked against the bytes in the file.
 
-(The `gguf` package's own reader trusts them: an array of 2⁶⁰ numbers keeps it busy for ever.)
+(The `gguf` package's own reader trusts them: an array of 2⁶⁰ numbers makes it loop forever.)
 Layout, version 3: magic, version, counts; metadata as (name, type, value); tensors as (name, shape,
 type, offset); padding; the tensors' bytes.
 """
@@ -38,11 +37,11 @@ NUMBER_FORMATS = {
 TEXT_TYPE = 8
 ARRAY_TYPE = 9
 MAX_DIMENSIONS = 4
-MIN_ENTRY_BYTES = {"metadata": 13, "tensors": 24}  # bytes of the smallest possible entry
+MIN_ENTRY_BYTES = {"metadata": 13, "tensors": 24}  # of the smallest possible entry
 
 
 class Cursor:
-    """Reads forward through bytes and refuses to go past their end."""
+    """Reads bytes sequentially and refuses to read past the end."""
 
     def __init__(self, data: memoryview, path: Path) -> None:
         self.data = data
@@ -68,7 +67,7 @@ class Cursor:
             raise damaged_file(self.path, f"the text before byte {self.at} is not UTF-8") from None
 
     def count(self, what: str, smallest: int) -> int:
-        """How many entries follow; more than the file has room for is no count."""
+        """The number of entries that follow; refused if the file has no room for them."""
         count = int(self.number("Q"))
         if count * smallest > len(self.data) - self.at:
             raise damaged_file(self.path, f"it announces {count} {what} and has no room for them")
@@ -106,9 +105,9 @@ class Cursor:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor as it lies in the file."""
+    """A tensor's location and type in the file."""
 
-    shape: tuple[int, ...]  # as torch has it: the fastest dimension last
+    shape: tuple[int, ...]  # in torch's order: the fastest dimension last
     kind: int
     start: int
 
@@ -161,7 +160,7 @@ class GGUFFile:
         return name, StoredTensor(shape, int(cursor.number("I")), int(cursor.number("Q")))
 
     def _bytes(self, name: str) -> memoryview:
-        """The bytes of a tensor, if all of them are there."""
+        """A tensor's bytes, once they are checked to be in the file."""
         stored, (block, size) = self.tensors[name], self._block(name)
         count = prod(stored.shape)
         if not stored.shape or stored.shape[-1] % block:
@@ -178,7 +177,7 @@ class GGUFFile:
         return self.data[stored.start : end]
 
     def _block(self, name: str) -> tuple[int, int]:
-        """How many numbers are packed together, and into how many bytes."""
+        """How many numbers make a block, and its size in bytes."""
         gguf = gguf_package()
         try:
             kind = gguf.GGMLQuantizationType(self.tensors[name].kind)
@@ -191,13 +190,13 @@ class GGUFFile:
             ) from None
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor as plain fp32 numbers."""
+        """A tensor, dequantised to fp32."""
         stored = self.tensors[name]
         gguf = gguf_package()
         rows = np.frombuffer(self._bytes(name), np.uint8).reshape(*stored.shape[:-1], -1)
         kind = gguf.GGMLQuantizationType(stored.kind)
         try:
-            # a damaged scale may be infinite; that is no reason to warn
+            # a damaged scale may be infinite; no need for NumPy to warn
             with np.errstate(all="ignore"):
                 numbers = gguf.quants.dequantize(rows, kind)
         except NotImplementedError:
@@ -220,7 +219,7 @@ def damaged_file(path: Path, reason: str) -> MalmoiError:
 
 
 def gguf_package() -> Any:
-    """The `gguf` package, which knows how every type is packed."""
+    """The `gguf` package, which knows the layout of every quantised type."""
     try:
         import gguf
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Hugging Face's names for every family: one reversible table each, nothing else knows them."""
+"""Hugging Face's names, known only here: one reversible table per family."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,12 +24,12 @@ from malmoi.system.untrusted import is_a
 # Rotary scaling in a Hugging Face config (`rope_parameters`) and here ("llama3:8,1,4,8192")
 
 PLACE = "rope_parameters."
-SCALING_NUMBERS = {  # what each rule's numbers are called there, in our order
+SCALING_NUMBERS = {  # the names of each rule's numbers there, in our order
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow"),
 }
-WHOLE_NUMBERS = {"original_max_position_embeddings"}  # transformers warns where this is a float
+WHOLE_NUMBERS = {"original_max_position_embeddings"}  # transformers warns if this is a float
 ASSUMED_NUMBERS = {"beta_fast": 32, "beta_slow": 1}
 KNOWN_SCALINGS = {
     "rope_type",
@@ -45,7 +45,7 @@ def read_scaling(theirs: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _scaling(theirs: Mapping[str, Any]) -> str:
-    """The rule with its numbers, or nothing where positions are not scaled."""
+    """The rule with its numbers; empty if positions are not scaled."""
     given = {
         key.removeprefix(PLACE): value for key, value in theirs.items() if key.startswith(PLACE)
     }
@@ -85,7 +85,7 @@ def _scaling(theirs: Mapping[str, Any]) -> str:
 
 
 def write_scaling(ours: Mapping[str, Any]) -> dict[str, Any]:
-    """Under the current name, and also as `rope_scaling`, the only name transformers 4 knows."""
+    """Under the current name, and as `rope_scaling`, the only name transformers 4 knows."""
     kind, _, rest = ours["rotary_scaling"].partition(":")
     numbers = [float(part) for part in rest.split(",")] if rest else []
     named = dict(zip(SCALING_NUMBERS.get(kind, ()), numbers, strict=False))
@@ -161,8 +161,10 @@ def _mlm(dense: str, norm: str, scores: str) -> list[TensorRule]:
 
 
 def _bert_mlm(predictions: str, transform: str, norm: str = "LayerNorm") -> list[TensorRule]:
-    """The bias of the scores has two names. Tied, both are one parameter; else transformers adds
-    the decoder's and keeps the other unused.
+    """BERT's MLM head, whose output bias has two names.
+
+    If tied, both are one parameter; otherwise transformers adds the decoder's and ignores the
+    other.
     """
     bias = f"{predictions}.bias"
     decoder = f"{predictions}.decoder"
@@ -188,7 +190,7 @@ def _task_heads(*names: str) -> list[TensorRule]:
 
 
 def _encoder_classes(name: str) -> dict[str, tuple[str, ...]]:
-    """The classes that every encoder has there, and their heads."""
+    """The transformers classes that every encoder has, and their heads."""
     return {
         f"{name}Model": (),
         f"{name}ForMaskedLM": ("mlm",),
@@ -238,7 +240,7 @@ _GPT_FIELDS = (
     Field("tied", "tie_word_embeddings"),
 )
 
-# How transformers makes one vector of a text for its heads that choose: not by weights alone.
+# How transformers pools a text for its multiple-choice heads, which the weights alone do not tell.
 _GPT_CHOICE = {
     "choice": {
         "summary_type": "cls_index",
@@ -270,8 +272,8 @@ BERT_TABLE = Table(
     twins={"cls.predictions.decoder.bias": "cls.predictions.bias"},
 )
 
-# RoBERTa numbers positions from its padding id + 1: the rows before are in the table, not in the
-# context.
+# RoBERTa numbers positions from its padding id + 1: the rows before that are in the table but not
+# in the context.
 
 
 def _read_positions(theirs: Mapping[str, Any]) -> dict[str, int]:
@@ -294,7 +296,7 @@ def _write_positions(ours: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _roberta_table(model_type: str, name: str) -> Table:
-    """RoBERTa and XLM-R, which differ only in vocabulary. A classifier has its own pooler."""
+    """RoBERTa and XLM-R, which differ only in vocabulary. Their classifier has its own pooler."""
     return Table(
         model_type=model_type,
         family=families.roberta,
@@ -389,7 +391,7 @@ ELECTRA_TABLE = Table(
 
 
 def _albert(**fields: Any) -> ModelConfig:
-    """ALBERT always has an embedding projection; ours is in the embedding for equal sizes."""
+    """ALBERT always has an embedding projection; at equal widths ours is part of the embedding."""
     config = families.albert(**fields)
     if config.token_width == config.width:
         raise MalmoiError(
@@ -472,7 +474,7 @@ GPT1_TABLE = Table(
     model_type="openai-gpt",
     family=families.gpt1,
     prefix="transformer.",
-    # Hugging Face's "gelu" is the tanh form here, and only here.
+    # Hugging Face's "gelu" means the tanh form here, and only here.
     fields=(*_GPT_FIELDS, Field("activation", "afn", {"gelu": "gelu_tanh", "relu": "relu"})),
     rules=(
         TensorRule("trunk.embed.token.weight", ("transformer.tokens_embed.weight",)),
@@ -558,8 +560,8 @@ LLAMA_TABLE = Table(
         "rms_norm_eps": 1e-6,
     },
     write={"rope_theta": "rotary_base"},
-    # transformers 4 has rope_theta by itself and the scaling, if any, in rope_scaling; still older
-    # files call it type
+    # transformers 4 has rope_theta at the top level and any scaling in rope_scaling; older files
+    # call its rule "type"
     aliases={
         "rope_theta": "rope_parameters.rope_theta",
         "rope_scaling.": "rope_parameters.",
@@ -568,8 +570,8 @@ LLAMA_TABLE = Table(
     free=("lm",),
 )
 
-# ModernBERT (Warner et al. 2024): layers of global and of local attention by a list there, by a
-# cycle of patterns here.
+# ModernBERT (Warner et al. 2024): Hugging Face lists global and local attention per layer, we write
+# a cycle of patterns.
 
 FULL_LAYER = "full_attention"
 LOCAL_LAYER = "sliding_attention"
@@ -582,7 +584,7 @@ def _read_layers(theirs: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("num_hidden_layers", "global_attn_every_n_layers", "local_attention")
     )
     if not 0 < depth <= MAX_LAYERS:
-        return {}  # refused where the sizes are checked
+        return {}  # refused later, when the sizes are checked
     usual = [LOCAL_LAYER if i % max(every, 1) else FULL_LAYER for i in range(depth)]
     kinds = coerce(theirs.get("layer_types", usual), tuple[str, ...], "layer_types")
     patterns = {FULL_LAYER: "full", LOCAL_LAYER: f"local:{window // 2 + 1}"}
@@ -607,7 +609,7 @@ def _write_layers(ours: Mapping[str, Any]) -> dict[str, Any]:
     kinds = [FULL_LAYER if text == "full" else LOCAL_LAYER for text in patterns]
     window = 2 * (int(windows.pop()) - 1) if windows else LOCAL_WINDOW
     every = next((i for i, kind in enumerate(kinds) if i and kind == FULL_LAYER), len(kinds))
-    # the rule alone is what transformers 4 knows
+    # transformers 4 knows only the rule
     by_rule = kinds == [LOCAL_LAYER if i % every else FULL_LAYER for i in range(len(kinds))]
     older = {"global_attn_every_n_layers": every} if by_rule else {}
     return {"layer_types": kinds, "local_attention": window, **older}
@@ -640,7 +642,7 @@ MODERNBERT_TABLE = Table(
         Field("dropout", "mlp_dropout"),
         Field("attention_dropout", "attention_dropout"),
     ),
-    # without a tokenizer that says otherwise, none: transformers assumes ids of its own vocabulary
+    # null unless a tokenizer sets them: transformers' defaults are ids of its own vocabulary
     groups=(
         BIAS,
         FieldGroup(_read_layers, _write_layers),
@@ -683,7 +685,7 @@ MODERNBERT_TABLE = Table(
     write={
         "embedding_dropout": "dropout",
         "classifier_dropout": "dropout",
-        # what transformers 4 looks for
+        # transformers 4's names
         "global_rope_theta": "rotary_base",
         "local_rope_theta": "local_rotary_base",
     },

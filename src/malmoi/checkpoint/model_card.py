@@ -1,8 +1,8 @@
-"""The model card: what a folder holds and how to use it, for whoever finds it."""
+"""The model card: what a folder holds and how to use it."""
 
 from malmoi.model import Network, count_parameters
 
-# the first that fits is shown: what a model was fine-tuned for, before what it was pre-trained for
+# the first that fits is shown, fine-tuned heads before pre-trained ones
 _USES = {
     "classify": 'malmoi.load(".").predict("I love this movie!")',
     "tag": 'malmoi.load(".").predict("Alice went to Seoul.")',

@@ -1,9 +1,8 @@
-"""Linear maps on disk as whole numbers of few bits with scales, in the format `pack-quantized` of
-compressed-tensors, which transformers and vLLM read.
+"""Quantized linear maps on disk, in the `pack-quantized` format of compressed-tensors.
 
-A weight [O, I] becomes `weight_packed`, its numbers side by side in int32 [O, I · bits / 32], each
-with half the range added; `weight_scale` [O, I / group], one for every group of inputs or, as [O,
-1], for the row; and `weight_shape`.
+transformers and vLLM read it. A weight [O, I] becomes `weight_packed`, int32 [O, I · bits / 32]
+with the numbers side by side, each plus half the range; `weight_scale` [O, I / group], or [O, 1]
+with one scale per row; and `weight_shape`.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,11 +24,11 @@ from malmoi.system.limits import shown
 QUANT_METHOD = "compressed-tensors"
 PACK_FORMAT = "pack-quantized"
 BLOCK_PREFIX = "trunk.blocks."
-WORD_BITS = 32  # bits
+WORD_BITS = 32  # of an int32
 PACKED_SUFFIX = ".weight_packed"
 SCALE_SUFFIX = ".weight_scale"
 SHAPE_SUFFIX = ".weight_shape"
-# of the largest: what is cut off buys smaller steps
+# clipping thresholds tried, relative to the largest weight: clipping buys smaller steps
 CLIP_RATIOS = {8: (1.0,), 4: tuple(1 - 0.04 * i for i in range(12))}
 
 
@@ -50,7 +49,7 @@ class Quantized:
         return expanded(self.numbers, self.scale)
 
     def packed(self) -> Packed | None:
-        """Laid out for the kernel; None if it has no such groups or would round the scales."""
+        """Laid out for the kernel; None if it lacks such groups or would round the scales."""
         scale = self.scale.to(bf16())
         if not fits(self.numbers.size(1), scale.size(1)) or not torch.equal(
             scale.float(), self.scale.float()
@@ -67,12 +66,12 @@ Weight = Tensor | Quantized
 
 
 def dense(weight: Weight) -> Tensor:
-    """A weight in fp32 where it is quantised, else as it is."""
+    """A quantised weight in fp32; any other unchanged."""
     return weight.dense() if isinstance(weight, Quantized) else weight
 
 
 def by_rows(change: Callable[..., Any], *weights: Weight) -> Any:
-    """Changes whole rows (joined, split, reordered) of plain or quantized weights alike."""
+    """Applies a change of whole rows (join, split, reorder) to plain or quantized weights alike."""
     some = [weight for weight in weights if isinstance(weight, Quantized)]
     if len(some) < len(weights):
         return change(*map(dense, weights))
@@ -89,11 +88,11 @@ class Packing:
 
     bits: int
     group: int = 0
-    exact: bool = False  # whether all other weights keep their type
+    exact: bool = False  # whether all other weights keep their dtype
 
     @classmethod
     def of(cls, network: Network) -> "Packing | None":
-        """That of a network whose weights are quantised already."""
+        """The packing of a network that is already quantised, else None."""
         maps = [
             module.weight
             for module in network.trunk.blocks.modules()
@@ -107,9 +106,10 @@ class Packing:
     def pack(
         self, tensors: Mapping[str, Weight], network: Network, table: Table | None
     ) -> dict[str, Tensor]:
-        """A folder's tensors, the blocks' linear maps packed and all others in bf16: half the
-        bytes, and the range of
-        fp32, which activations of a network computed in the folder's own type need.
+        """A folder's tensors, with the blocks' linear maps packed and all others in bf16.
+
+        bf16 halves the bytes and keeps fp32's range, which activations need when a network is
+        computed in the folder's own dtype.
         """
         chosen = _linear_maps(network, table)
         found: dict[str, Tensor] = {}
@@ -164,7 +164,7 @@ class Packing:
 
 
 def _linear_maps(network: Network, table: Table | None) -> set[str]:
-    """The weights of the blocks' linear maps, as the folder calls them."""
+    """Names of the blocks' linear weights in the folder."""
     maps = (
         name
         for name, part in network.trunk.blocks.named_modules()
@@ -183,7 +183,7 @@ def _linear_maps(network: Network, table: Table | None) -> set[str]:
 
 
 def _others(table: Table) -> list[str]:
-    """What a family has outside its blocks, with and without the trunk's prefix."""
+    """Modules of a family outside its blocks, with and without the trunk's prefix."""
     names = [
         name
         for rule in table.rules
@@ -195,19 +195,19 @@ def _others(table: Table) -> list[str]:
 
 
 def is_linear_there(table: Table) -> bool:
-    """Whether a family's linear maps are `nn.Linear` in transformers; GPT-1's and GPT-2's are not,
-    and the format does not know them.
+    """Whether a family's linear maps are `nn.Linear` in transformers, as the format requires.
+
+    GPT-1's and GPT-2's are not.
     """
     return not any(rule.via is TRANSPOSE for rule in table.rules)
 
 
 def rounded(rows: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Rows [N, I] as whole numbers and their bf16 scales [N], of several the one of the least
-    squared error.
+    """Rounds rows [N, I] to integers, with the bf16 scales [N] that give the least squared error.
 
-    At 8 bits nothing is cut off: the nearest bf16 is off by 2⁻⁸ at most, and 127 · (1 ± 2⁻⁸) rounds
-    to 127. The largest weight is then always 127 steps, and `malmoi.model.int8.pack_int8` finds the
-    same numbers again.
+    At 8 bits nothing is clipped: the nearest bf16 is off by 2⁻⁸ at most, and 127 · (1 ± 2⁻⁸) rounds
+    to 127. The largest weight is therefore always 127 steps, and `malmoi.model.int8.pack_int8`
+    finds the same numbers again.
     """
     high = (1 << bits - 1) - 1
     largest = rows.abs().amax(1).clamp(min=TINY) / high
@@ -236,20 +236,20 @@ def to_words(numbers: Tensor, bits: int) -> Tensor:
 
 
 def from_words(words: Tensor, bits: int, columns: int) -> Tensor:
-    """The signed numbers again, as int8."""
+    """Unpacks the signed numbers, as int8."""
     above = words.contiguous().view(torch.uint8)
     if bits == 4:
         above = torch.stack((above & 15, above >> 4), -1).flatten(1)
     return (above[:, :columns].short() - (1 << bits - 1)).to(torch.int8)
 
 
-# ------------------------------------------------------------------ read
+# ------------------------------------------------------------------ reading
 
 
 def read_quantized(
     tensors: dict[str, Tensor], config: Mapping[str, Any], folder: Path
 ) -> dict[str, Weight]:
-    """The tensors of a folder, packed weights as numbers and scales."""
+    """A folder's tensors, with packed weights as numbers and scales."""
     settings = config.get("quantization_config")
     if not settings:
         return {**tensors}
@@ -269,7 +269,7 @@ def read_quantized(
 
 
 def unpacked(weights: dict[str, Weight]) -> dict[str, Weight]:
-    """The same, all of it plain and in fp32, which holds number · scale exactly."""
+    """The same weights, all plain and in fp32, which holds number · scale exactly."""
     if not any(isinstance(weight, Quantized) for weight in weights.values()):
         return weights
     return {
@@ -282,7 +282,7 @@ def _float(tensor: Tensor) -> Tensor:
 
 
 def bits_of(settings: Any, folder: Path) -> int:
-    """The bits of every packed weight, or a sentence about what the folder has instead."""
+    """Bits per packed weight; refuses any other quantization with an explanation."""
     where = f"{folder / 'config.json'} says that the weights are quantised"
     try:
         method = settings.get("quant_method")

@@ -1,4 +1,4 @@
-"""Checks before building a network: do the weights match the config's sizes, and do they fit?"""
+"""Checks before building a network: do the weights match the config, and do they fit in memory?"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,14 +13,14 @@ from malmoi.errors import MalmoiError, is_out_of_memory
 from malmoi.system.limits import format_size
 from malmoi.system.machine import free_memory
 
-# Where they are a little apart, an error later can name the tensor that does not fit.
+# Smaller mismatches are left to a later error, which can name the tensor that does not fit.
 FEW_LAYERS = 64
 FEW_NUMBERS = 1 << 24
-WORD_NUMBERS = 8  # of 4 bits: what one int32 of packed weights may hold
+WORD_NUMBERS = 8  # 4-bit numbers that one int32 of packed weights may hold
 
 
 def check_sizes(config: ModelConfig, weights: Mapping[str, Weight], where: str) -> None:
-    """Refuses sizes that the weights do not match, before the layers are built."""
+    """Refuses a config whose sizes the weights contradict, before any layer is built."""
     if config.distinct > len(weights) + FEW_LAYERS:
         raise MalmoiError(
             f"{where} says that the model has {config.distinct:,} layers, and the weights are only "
@@ -36,7 +36,7 @@ def check_sizes(config: ModelConfig, weights: Mapping[str, Weight], where: str) 
 
 
 def least_numbers(c: ModelConfig) -> int:
-    """The numbers of the large matrices alone: no model of this config has fewer."""
+    """Weights in the large matrices alone, a lower bound for any model with this config."""
     attention = c.width * c.size_per_head * 2 * (c.heads + c.key_heads)
     mlp = c.width * c.mlp_width * (3 if c.gated else 2)
     positions = c.context + c.position_offset if c.positions == "learned" else 0
@@ -69,7 +69,7 @@ def check_room(needed: int, where: Path) -> None:
 
 
 def _bytes(tensor: Tensor, dtype: torch.dtype | None) -> int:
-    if tensor.dtype == torch.int32:  # packed: unpacked in fp32
+    if tensor.dtype == torch.int32:  # packed weights, unpacked to fp32
         return tensor.numel() * WORD_NUMBERS * 4
     size = (
         dtype.itemsize
@@ -81,7 +81,7 @@ def _bytes(tensor: Tensor, dtype: torch.dtype | None) -> int:
 
 @contextmanager
 def memory_explained(where: Path) -> Iterator[None]:
-    """A model for which memory ran out all the same, in a sentence."""
+    """Explains an out-of-memory error that the checks did not foresee."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:

@@ -14,16 +14,16 @@ from malmoi.system.untrusted import JsonObject, named
 
 
 class Via(NamedTuple):
-    """How tensors change on the way: `load` makes ours of theirs, `save` makes theirs of ours."""
+    """How tensors are converted: `load` makes ours from theirs, `save` theirs from ours."""
 
     load: Callable[..., Tensor]
     save: Callable[[Tensor, ModelConfig], tuple[Tensor, ...]]
 
 
 COPY = Via(lambda t: t, lambda t, c: (t,))
-TRANSPOSE = Via(lambda t: t.T, lambda t, c: (t.T,))  # GPT-1 and GPT-2 keep [in, out]
+TRANSPOSE = Via(lambda t: t.T, lambda t, c: (t.T,))  # GPT-1 and GPT-2 store [in, out]
 HALVES = Via(lambda *ts: torch.cat(ts), lambda t, c: t.chunk(2))
-# the first is computed with, the second only kept
+# the first is used, the second only kept
 TWICE = Via(lambda used, copy: used, lambda t, c: (t, t.clone()))
 
 
@@ -38,19 +38,19 @@ SPLIT_HEADS = Via(lambda *ts: torch.cat(ts), _split_heads)  # separate query, ke
 
 
 class TensorRule(NamedTuple):
-    """One of our tensors and its name there; `{}` is the layer, `head` the head that needs it."""
+    """One of our tensors and its names there; `{}` is the layer, `head` the head that needs it."""
 
     ours: str
     theirs: tuple[str, ...]
     via: Via = COPY
-    head: str | None = None  # only where the network has this head
-    tied: bool | None = None  # only where the vocabulary head is tied, or only where it is not
+    head: str | None = None  # applies only if the network has this head
+    tied: bool | None = None  # applies only if the vocabulary head is tied, or only if it is not
 
 
 def affine(
     ours: str, *theirs: str, via: Via = COPY, bias_via: Via | None = None, head: str | None = None
 ) -> list[TensorRule]:
-    """The weight and the bias of a linear map or a norm."""
+    """Rules for the weight and bias of a linear map or a norm."""
     bias = bias_via or (COPY if via is TRANSPOSE else via)
     return [
         TensorRule(f"{ours}.{part}", tuple(f"{t}.{part}" for t in theirs), how, head)
@@ -64,7 +64,7 @@ class Field(NamedTuple):
     ours: str
     theirs: str
     names: Mapping[Any, Any] = {}  # theirs → ours
-    at_least: int | None = None  # fewer can be read, but transformers would not run what we wrote
+    at_least: int | None = None  # lower ones can be read, but transformers fails on them
 
     def read(self, value: Any) -> Any:
         if self.names and (not isinstance(value, str) or value not in self.names):
@@ -86,7 +86,7 @@ class Field(NamedTuple):
 
 
 class FieldGroup(NamedTuple):
-    """Config fields that correspond together, not one to one. Both directions see all fields."""
+    """Config fields that correspond only as a group; both directions see all fields."""
 
     read: Callable[[Mapping[str, Any]], Mapping[str, Any]]
     write: Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -94,26 +94,26 @@ class FieldGroup(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Everything Hugging Face calls differently about one family."""
+    """Everything that Hugging Face names differently in one family."""
 
     model_type: str
     family: Callable[..., ModelConfig]
-    prefix: str  # of the trunk's tensors, absent where a bare trunk was saved
+    prefix: str  # of the trunk's tensors; absent if a bare trunk was saved
     fields: tuple[Field, ...]
     rules: tuple[TensorRule, ...]
     architectures: Mapping[str, tuple[str, ...]]  # class → heads; the first is the bare trunk
     groups: tuple[FieldGroup, ...] = ()
-    # their fields that we hold fixed: other values are refused
+    # their fields that we do not support varying: other values are refused
     only: Mapping[str, Any] = field(default_factory=dict)
-    # the same, where there is a certain head
+    # the same, for networks with a certain head
     only_for: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    # what they assume when a field is left out
+    # their defaults for absent fields
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    write: Mapping[str, str] = field(default_factory=dict)  # their fields that repeat one of ours
+    write: Mapping[str, str] = field(default_factory=dict)  # their duplicates of our fields
     aliases: Mapping[str, str] = field(default_factory=dict)  # old names of config fields
     # two names of one tensor: a folder may have either or both
     twins: Mapping[str, str] = field(default_factory=dict)
-    free: tuple[str, ...] = ()  # heads that have no weights of their own where they are tied
+    free: tuple[str, ...] = ()  # heads without weights of their own if tied
 
     def read_config(self, theirs: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
         """Our config from theirs; errors use their names and the file `where`."""
@@ -140,7 +140,7 @@ class Table:
             return self.family(**ours)
 
     def _today(self, name: str) -> str:
-        """A field's current name: old names and prefixes ("rope_scaling.") are mapped."""
+        """A field's current name, given an old name or a prefix ("rope_scaling.")."""
         for old, new in self.aliases.items():
             if name == old or (old.endswith(".") and name.startswith(old)):
                 name = new + name[len(old) :]
@@ -155,7 +155,7 @@ class Table:
         return _nested({**self.only, **theirs, **repeated})
 
     def expresses(self, config: ModelConfig, heads: set[str]) -> bool:
-        """Whether a model survives the trip there and back unchanged."""
+        """Whether a model survives conversion there and back unchanged."""
         if self.architecture(heads, tied=config.tied) is None:
             return False
         try:
@@ -165,7 +165,7 @@ class Table:
         return _by_layer(back) == _by_layer(config)
 
     def architecture(self, heads: set[str], *, tied: bool) -> str | None:
-        """Their class for these heads; one whose weights are all tied may be left out of it."""
+        """Their class for these heads; a tied head without weights of its own may be omitted."""
         for wanted in (heads, heads - set(self.free)) if tied else (heads,):
             for name, theirs in self.architectures.items():
                 if set(theirs) == wanted:
@@ -173,8 +173,10 @@ class Table:
         return None
 
     def expand(self, config: ModelConfig, heads: set[str]) -> Iterator[TensorRule]:
-        """The rules of a network with these heads; of several for one tensor the last that applies,
-        so that a head may keep the pooler under a name of its own.
+        """The tensor rules of a network with these heads.
+
+        If several rules name one tensor, the last that applies wins, so that a head may store the
+        pooler under its own name.
         """
         chosen = {
             rule.ours: rule
@@ -189,7 +191,7 @@ class Table:
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} → {"a.b": 1}; their configs nest a little."""
+    """{"a": {"b": 1}} → {"a.b": 1}, since their configs are nested."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         flat |= (
@@ -210,7 +212,7 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resolve_rules(config: ModelConfig) -> dict[str, Any]:
-    """The config with its zeros ("as many as …") written out."""
+    """The config with its zeros ("as many as …") resolved."""
     return config.to_dict() | dict(
         kv_heads=config.key_heads,
         head_width=config.size_per_head,
@@ -223,7 +225,7 @@ def resolve_rules(config: ModelConfig) -> dict[str, Any]:
 
 
 def function_of(config: ModelConfig) -> dict[str, Any]:
-    """What decides the function a model computes: not its initialisation or dropout."""
+    """The fields that decide which function a model computes: not initialisation or dropout."""
     training_only = {"dropout", "attention_dropout", "init", "init_std", "residual_init"}
     training_only |= {"generator_share"}
     values = {k: v for k, v in resolve_rules(config).items() if k not in training_only}
@@ -232,7 +234,7 @@ def function_of(config: ModelConfig) -> dict[str, Any]:
 
 
 def _by_layer(config: ModelConfig) -> dict[str, Any]:
-    """The same with the pattern of every layer written out: a cycle may be written in two ways."""
+    """The same with every layer's pattern written out, since a cycle can be written in two ways."""
     patterns = config.attention
     layers = [patterns[i % len(patterns)] for i in range(config.depth)]
     return function_of(config) | {"attention": layers}

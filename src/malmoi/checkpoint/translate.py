@@ -1,4 +1,4 @@
-"""A folder's tensors to a network and back: old names, missing heads, unused tensors noted."""
+"""Converts a folder's tensors to a network and back; notes missing heads and unused tensors."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -101,7 +101,7 @@ def _spelled(table: Table, weights: dict[str, Weight]) -> dict[str, Weight]:
             first, second = (one, other) if one in spelled else (other, one)
             spelled.setdefault(second, spelled[first])
     ours = {rule.ours: rule.theirs[0] for rule in table.rules}
-    for head in sorted(VOCABULARY_HEADS):  # a tied weight is kept once, under either name
+    for head in sorted(VOCABULARY_HEADS):  # a tied weight is stored once, under either name
         tied = ours.get(f"heads.{head}.weight")
         if tied in spelled:
             spelled.setdefault(ours["trunk.embed.token.weight"], spelled[tied])
@@ -111,14 +111,14 @@ def _spelled(table: Table, weights: dict[str, Weight]) -> dict[str, Weight]:
 def _heads(
     table: Table, architectures: list[str], weights: Mapping[str, Weight], free: tuple[str, ...]
 ) -> dict[str, int]:
-    """The heads in a folder and their classes: by its architecture, if there are weights."""
+    """The heads in a folder and their classes: by its architecture, if their weights exist."""
     named = [h for a in architectures for h in table.architectures.get(a, ())]
     if not any(a in table.architectures for a in architectures):
         named = ["lm", "mlm", "nsp", "detect", "classify", "span"]
     held = {name: _score_tensors(table, name, weights) for name in dict.fromkeys([*free, *named])}
     taken: set[str] = set()
     found = {}
-    for name, tensors in held.items():  # two heads may have one name there: the first has it
+    for name, tensors in held.items():  # two heads may share a name there: the first one gets it
         if name in free or tensors - taken:
             found[name] = _classes(table, name, weights)
             taken |= tensors
@@ -126,7 +126,7 @@ def _heads(
 
 
 def _score_tensors(table: Table, head: str, weights: Mapping[str, Weight]) -> set[str]:
-    """What there is of a head's last product; the layers before it may be another head's too."""
+    """The tensors found of a head's last matmul; earlier layers may belong to another head too."""
     ours = tuple(f"heads.{head}.{part}" for part in ("linear.weight", "weight", "bias"))
     rules = (rule for rule in table.rules if rule.head == head and rule.ours in ours)
     return {name for rule in rules for name in rule.theirs if name in weights}
@@ -165,7 +165,7 @@ def _translate(
 
 
 def _joinable(tensors: list[Weight], dimensions: int) -> bool:
-    """Whether several tensors can become one of this many dimensions."""
+    """Whether several tensors can be joined into one with this many dimensions."""
     return all(len(t.shape) == dimensions and t.shape[1:] == tensors[0].shape[1:] for t in tensors)
 
 
@@ -212,7 +212,7 @@ def fill_network(
 def _of_one_type(
     network: Network, found: dict[str, Tensor], folder: Path
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Tensors in one dtype that the network computes in: mixed halves become fp32."""
+    """Converts the tensors to one dtype to compute in: mixed half precisions become fp32."""
     wanted = {name: tensor.dtype for name, tensor in network.state_dict().items()}
     for name, tensor in found.items():
         if wanted[name] == torch.float32:
@@ -233,7 +233,7 @@ def _of_one_type(
 
 
 def check_type(tensor: Tensor, name: str, folder: Path) -> None:
-    """Refuses what is no weight: whole numbers, types of 8 bits."""
+    """Refuses dtypes that cannot be weights: integers and 8-bit types."""
     if tensor.dtype not in FLOATS:
         raise MalmoiError(
             f"{folder}: the weight {name} is kept as {_called(tensor.dtype)}; Malmoi reads "
@@ -242,7 +242,7 @@ def check_type(tensor: Tensor, name: str, folder: Path) -> None:
 
 
 def check_labels(network: Network, labels: tuple[str, ...], where: str) -> None:
-    """Refuses labels that are more or fewer than the classes they name."""
+    """Refuses labels whose number differs from the number of classes."""
     classes = next(
         (classes_of(head) for name, head in network.heads.items() if name in LABEL_HEADS),
         None,
@@ -271,11 +271,12 @@ def check_finite(tensor: Tensor, name: str, folder: Path) -> None:
 
 
 def _place_quantized(network: Network, found: dict[str, Weight], folder: Path) -> dict[str, Tensor]:
-    """Puts quantised maps where plain ones were; gives back what is left. `found` is emptied on the
-    way, so that a weight is never in memory both as it was read and as it is laid out.
+    """Replaces plain maps by quantised ones and returns the remaining tensors.
+
+    `found` is emptied on the way, so that no weight is in memory both as read and as laid out.
     """
     plain: dict[str, Tensor] = {}
-    for name in sorted(found):  # a bias before its weight
+    for name in sorted(found):  # sorted: a bias comes before its weight
         weight = found.pop(name)
         if not isinstance(weight, Quantized):
             plain[name] = weight
@@ -292,7 +293,7 @@ def _place_quantized(network: Network, found: dict[str, Weight], folder: Path) -
 
 
 def _fresh_heads(network: Network) -> dict[str, Tensor]:
-    """New weights for every head, on a trunk of one layer that is thrown away."""
+    """New weights for every head, taken from a throwaway one-layer network."""
     heads = {name: classes_of(head) for name, head in network.heads.items()}
     config = replace(network.config, depth=1, groups=0)
     fresh = Network(config, heads, pooler=network.pooler is not None, features=network.features)
@@ -300,7 +301,7 @@ def _fresh_heads(network: Network) -> dict[str, Tensor]:
 
 
 def is_tied(name: str) -> bool:
-    """Whether this is a vocabulary head's weight that is tied to the token embedding."""
+    """Whether this is a vocabulary head's weight, tied to the token embedding."""
     return any(name == f"heads.{head}.weight" for head in VOCABULARY_HEADS)
 
 

@@ -1,4 +1,4 @@
-"""Weights on disk: safetensors (one file or shards), or torch's file through its safe reader."""
+"""Weights on disk: safetensors (one file or shards), or torch's format through its safe loader."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ TORCH_INDEX = "pytorch_model.bin.index.json"
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder by their names there; safetensors are mapped, not copied."""
+    """All tensors of a folder by their stored names; safetensors are memory-mapped, not copied."""
     for name, index in ((WEIGHTS_FILE, WEIGHTS_INDEX), (TORCH_FILE, TORCH_INDEX)):
         if (folder / name).is_file():
             return read_file(folder / name)
@@ -60,7 +60,7 @@ def read_file(path: Path) -> dict[str, Tensor]:
         raise MalmoiError(
             f"{path} is truncated or damaged: {_reason(error)}. Copy or download it again."
         ) from error
-    # torch refuses unsafe pickles with UnpicklingError, its own hierarchy
+    # torch refuses unsafe pickles with UnpicklingError, in a hierarchy of its own
     except Exception as error:
         raise MalmoiError(
             f"{path} is not a plain file of tensors and is not opened: {_reason(error)}."
@@ -68,7 +68,7 @@ def read_file(path: Path) -> dict[str, Tensor]:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of what a library says, without values as long as the file."""
+    """The first line of a library's error, without values as long as the file."""
     return next(iter(str(error).splitlines()), type(error).__name__)[:200].rstrip(".")
 
 
@@ -83,7 +83,7 @@ def _plain_tensors(found: object, path: Path) -> dict[str, Tensor]:
 
 
 def write_weights(tensors: Mapping[str, Tensor], folder: Path, shard_bytes: int) -> None:
-    """One safetensors file, or shards of at most `shard_bytes` with an index, each atomic."""
+    """Writes one safetensors file, or shards of `shard_bytes` at most and an index, atomically."""
     shards = list(_shards(tensors, shard_bytes))
     count = len(shards)
     names = (
