@@ -171,7 +171,7 @@ class ModelConfig(Config):
     # U-Net: layers of the upper half add the outputs of the lower half, in reverse order
     skip_connections: bool = False
     tied: bool = True  # the vocabulary head reuses the token embedding
-    softcap: float = 0.0  # logits become cap·tanh(logits / cap); 0: off
+    softcap: float = 0.0  # of the vocabulary's logits, not attention's: cap·tanh(x / cap); 0: off
     # in the MLM head; empty: as in the blocks
     mlm_activation: Literal["", "gelu", "gelu_tanh", "relu", "relu2"] = ""
     pool: Literal["first", "last", "mean"] = "last"  # the token or tokens that heads pool

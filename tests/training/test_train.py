@@ -1031,3 +1031,17 @@ def test_every_recipe_can_be_resolved() -> None:
         assert recipe.name == name
         assert recipe.about
         assert Recipe.from_json(recipe.to_json()) == recipe
+
+
+def test_a_recipe_comes_before_a_folder_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("bert", "mine"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "recipe.json").write_text(resolve_recipe("bert-mini", {}).to_json())
+    assert [resolve_recipe(name, {}).name for name in ("bert", "mine")] == ["bert", "bert-mini"]
+
+
+def test_a_vocabulary_named_alone_is_that_of_the_tokenizer() -> None:
+    assert resolve_recipe("bert-tiny", {"vocab": 300}).tokenizer.vocab == 300

@@ -224,10 +224,12 @@ def predict(
     *,
     progress: ProgressCallback | None = None,
 ) -> "Predicted | list[Predicted]":
-    """What a fine-tuned model says of a text, of a pair (a, b), or of a list of either.
+    """What a fine-tuned model says of a text, a pair (a, b), a row, or a list of them.
 
-    A classifier gives a `Prediction` (label, scores), a tagger a list of `Span`s; a model that
-    answers takes (question, context) and gives an `Answer`; one that chooses takes (text, choices).
+    A row is a dict with the columns of the training table. A classifier gives a `Prediction`
+    (label, scores), one of several labels a `MultiLabelPrediction` (labels, scores), a tagger a
+    list of `Span`s; a model that answers takes (question, context) and gives an `Answer`; one that
+    chooses takes (text, choices).
 
     Examples:
         >>> malmoi.predict("runs/reviews", "a strong and free film")

@@ -61,6 +61,7 @@ class RecipeOptions(TypedDict, total=False):
     document_mask: bool
     mask_rate: float
     whole_word: bool
+    vocab: int  # of the tokenizer that is learnt
     # the model
     context: int
     width: int

@@ -38,8 +38,9 @@ def pretrain(
     """Trains a model from raw text into a folder that `transformers` opens.
 
     `recipe` is a name (`malmoi recipes` lists them), a recipe.json or a `Recipe`. Options are
-    settings of the recipe (`minutes=3`, `lr=1e-3`), or any other by its path in `settings`. The
-    same call on the same folder resumes an unfinished run.
+    settings of the recipe (`minutes=3`, `lr=1e-3`, `vocab=300`, `text="message"` for a table's
+    column), or any other by its path in `settings` (`{"train.floor": 0.1}`); `malmoi recipes NAME`
+    lists all of them. The same call on the same folder resumes an unfinished run.
 
     Examples:
         >>> model = malmoi.pretrain(
@@ -67,9 +68,11 @@ def finetune(
 ) -> "FinetuneResult":
     """Fine-tunes a BERT or a GPT for a task, into a folder that `transformers` opens.
 
-    `task` is a name (`malmoi tasks` lists them), a kind such as "classification" on your own
-    columns, or a `Task`. Without `dev` a tenth of the rows is held out. The same call on the same
-    folder resumes an unfinished run.
+    `task` is a name (`malmoi tasks` lists them), a kind such as "classification" for columns called
+    text and label, or a `Task`: `malmoi.custom_task` names other columns. Without `dev` a tenth of
+    the rows is held out. The same call on the same folder resumes an unfinished run;
+    `restart=True` starts over. Options are `epochs`, `lr`, `batch`, `length`, `seed` and the others
+    that `malmoi finetune --help` has.
 
     Examples:
         >>> result = malmoi.finetune(

@@ -5,7 +5,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import fields
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -131,8 +131,9 @@ def field_comments(record: type[Config]) -> dict[str, str]:
     found = {}
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            above = lines[node.lineno - 2].strip()
+            before = (line.strip() for line in reversed(lines[: node.lineno - 1]))
+            above = [line[2:] for line in takewhile(lambda line: line.startswith("# "), before)]
             beside = lines[(node.end_lineno or 1) - 1].partition("  # ")[2]
-            comment = beside or (above[2:] if above.startswith("# ") else "")
+            comment = beside or " ".join(reversed(above))
             found[node.target.id] = comment.partition("  # noqa")[0]
     return found

@@ -49,5 +49,6 @@ def _short(value: object) -> str:
     if isinstance(value, list | tuple):
         shown = [_short(one) for one in value[:8]] + ["…"] * (len(value) > 8)
         opening, closing = "[]" if isinstance(value, list) else "()"
-        return opening + ", ".join(shown) + closing
+        comma = "," * (isinstance(value, tuple) and len(value) == 1)
+        return opening + ", ".join(shown) + comma + closing
     return repr(value)

@@ -174,7 +174,8 @@ def refuse_months(recipe: Recipe, origin: RunSources, group: ProcessGroup) -> No
 
 def _find(name: str) -> Recipe:
     """A recipe by its name, or from a recipe.json or a run's folder."""
-    if not name.endswith(".json") and not (Path(name) / "recipe.json").is_file():
+    folder = name not in RECIPES and (Path(name) / "recipe.json").is_file()
+    if not name.endswith(".json") and not folder:
         # the paper's batch assumes the paper's hardware
         return named_recipe(name).override({"train.fit_batch": True})
     path = Path(name) if name.endswith(".json") else Path(name) / "recipe.json"
@@ -187,7 +188,7 @@ def _path(recipe: Recipe, name: str) -> str:
     if "." in name:
         return name
     parts = {
-        part: getattr(recipe, part).to_dict() for part in ("train", "data", "model", "tokenizer")
+        part: getattr(recipe, part).to_dict() for part in ("train", "data", "tokenizer", "model")
     }
     for part, fields in parts.items():
         if name in fields:

@@ -122,13 +122,14 @@ class Recipe(Config):
         shares = self.data.shares or (1.0,)
         _require(
             len(lengths) == len(shares),
-            f"data.lengths has {len(lengths)} phases and data.shares {len(shares)}.",
+            f"data.lengths has {len(lengths)} phases and data.shares {len(shares)}; give both, or "
+            "neither: [] and [].",
         )
         _require(abs(sum(shares) - 1) < 1e-6, f"data.shares must add up to 1, not {sum(shares):g}.")
         _require(
             max(lengths) <= self.model.context,
             f"data.lengths asks for {max(lengths)} tokens, more than the model's context of "
-            f"{self.model.context}.",
+            f"{self.model.context}; data.lengths=[] and data.shares=[] take the context.",
         )
         budgets = [n for n in ("steps", "tokens", "minutes") if getattr(self.train, n)]
         _require(len(budgets) <= 1, f"give one budget, not {' and '.join(budgets)}.")
