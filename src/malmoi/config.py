@@ -137,28 +137,27 @@ class ModelConfig(Config):
     width: int = 768
     depth: int = 12
     heads: int = 12
-    kv_heads: int = 0  # key/value heads, if fewer than query heads (grouped queries); 0: as many
+    kv_heads: int = 0  # fewer key/value heads than query heads (grouped keys); 0: as many
     head_width: int = 0  # 0: width / heads
-    # width inside the MLP; 0: 4 × width, or about 8/3 of it for GeGLU, which has three matrices
+    # width inside the MLP; 0: 4 × width, or for GeGLU, of three matrices, about 8/3 of it
     hidden: int = 0
     embed_width: int = 0  # factorised embedding (ALBERT, ELECTRA); 0: width
     segments: int = 0  # 0: no segment embedding
     groups: int = 0  # distinct blocks, shared over the depth (ALBERT: 1); 0: one per layer
     attention: tuple[str, ...] = ("causal",)  # a pattern per layer, cycled over the depth
-    # a causal model also trained to read both ways: it predicts a masked token one position to its
-    # left (GPT-BERT, Charpentier & Samuel 2024)
+    # a causal model that learnt to read both ways too: a masked token is then predicted one
+    # position to the left of it (GPT-BERT, Charpentier & Samuel 2024)
     both_ways: bool = False
     positions: Literal["learned", "sinusoidal", "rotary", "none"] = "learned"
-    position_offset: int = 0  # learned rows before the first token's (RoBERTa: pad id + 1)
+    position_offset: int = 0  # learned rows before that of the first token (RoBERTa: pad id + 1)
     rotary_base: float = 10_000.0
     local_rotary_base: float = 0.0  # in layers with a `local` pattern; 0: rotary_base
-    # how rotary positions are stretched to a longer context: "linear:4", "llama3:8,1,4,8192";
-    # empty: not
+    # how a longer context is fitted to it: "linear:4", "llama3:8,1,4,8192"; empty: not
     rotary_scaling: str = ""
     norm: Literal["pre", "post"] = "pre"  # x + f(LN(x)), or LN(x + f(x))
     norm_kind: Literal["layer", "rms"] = "layer"
     norm_bias: bool = True
-    # before the first block's attention; ModernBERT, whose embedding is already normed, has none
+    # of the first block's attention; ModernBERT, whose embedding is normed already, has none
     first_norm: bool = True
     embed_norm: bool = False
     final_norm: bool = True
@@ -168,24 +167,24 @@ class ModelConfig(Config):
     bias: bool = True
     # every block adds the embedded tokens to its input and, projected, to its values
     embedding_residual: bool = False
-    # U-Net: layers of the upper half add the outputs of the lower half, in reverse order
+    # U-Net: the upper half of the layers adds what the lower half wrote, last to first
     skip_connections: bool = False
     tied: bool = True  # the vocabulary head reuses the token embedding
     softcap: float = 0.0  # of the vocabulary's logits, not attention's: cap·tanh(x / cap); 0: off
     # in the MLM head; empty: as in the blocks
     mlm_activation: Literal["", "gelu", "gelu_tanh", "relu", "relu2"] = ""
-    pool: Literal["first", "last", "mean"] = "last"  # the token or tokens that heads pool
+    pool: Literal["first", "last", "mean"] = "last"  # the token, or tokens, that heads pool
     # a dense layer and its activation before pooled heads
     pooler: Literal["none", "tanh", "relu", "gelu"] = "none"
-    # every head starts with a dense layer without bias, its activation and a norm (ModernBERT)
+    # every head reads through a dense layer without bias, its activation and a norm (ModernBERT)
     head_transform: bool = False
-    # width of an ELECTRA's generator, as a share of its own
+    # width of the generator that an ELECTRA is trained with, as a share of its own
     generator_share: float = 0.25
     dropout: float = 0.1
     attention_dropout: float = 0.1
     init: Literal["normal", "truncated"] = "normal"
     init_std: float = 0.02
-    # of the weights that write to the residual stream
+    # weights that write to the residual stream
     residual_init: Literal["same", "scaled", "zero"] = "same"
 
     def __post_init__(self) -> None:
