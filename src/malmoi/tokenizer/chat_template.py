@@ -16,14 +16,14 @@ from malmoi.tokenizer.core import Tokenizer
 from malmoi.tokenizer.guard import conversation_tokens
 
 Messages = Sequence[Mapping[str, Any]]  # {"role": "user", "content": "…"}, …
-# where a plain model begins to write the next turn itself
+# where a model without a template starts writing the next turn itself
 PLAIN_STOPS = ("\nUser:", "\nAssistant:")
 
 
 def template_of(tokenizer: Tokenizer, name: str = "default") -> str | None:
-    """The tokenizer's chat template; of several, the one of this name."""
+    """The tokenizer's chat template; if it has several, the one with this name."""
     given = tokenizer.chat_template
-    # as tokenizer_config.json keeps several: [{"name": …, "template": …}]
+    # tokenizer_config.json stores several as [{"name": …, "template": …}]
     if isinstance(given, list):
         given = {
             str(one.get("name")): one.get("template") for one in given if isinstance(one, dict)
@@ -42,11 +42,11 @@ def template_of(tokenizer: Tokenizer, name: str = "default") -> str | None:
 def render_chat(
     tokenizer: Tokenizer, messages: Messages, *, reply: bool = True, **values: Any
 ) -> str:
-    """A conversation as the model reads it, up to its answer (unless `reply` is false).
+    """Renders a conversation as the model reads it, up to its answer (unless `reply` is false).
 
-    `values` are other variables of the template (tools, documents…). Without a template it is a
-    plain dialogue. For tokens use `encode_chat`: in the text, a message that says `<|im_end|>`
-    looks like the template.
+    `values` are other variables of the template (tools, documents…). Without a template the result
+    is a plain dialogue. For tokens use `encode_chat`: in the text, a message that contains
+    `<|im_end|>` cannot be told from the template.
     """
     return _rendered(tokenizer, _plain(values) | {"messages": checked(messages)}, reply=reply)
 
@@ -92,7 +92,7 @@ def plain_dialogue(messages: Messages, *, reply: bool = True) -> str:
 
 
 def _text_of(message: Mapping[str, Any]) -> str:
-    """A message's text, also if given in parts: [{"type": "text", "text": "…"}, …]."""
+    """A message's text, which may be given in parts: [{"type": "text", "text": "…"}, …]."""
     content = message.get("content") or ""
     if isinstance(content, str):
         return content
@@ -102,7 +102,7 @@ def _text_of(message: Mapping[str, Any]) -> str:
 
 
 def checked(messages: Messages) -> list[dict[str, Any]]:
-    """The messages as plain data, or an error."""
+    """The messages as plain data; raises if they are malformed."""
     if (
         isinstance(messages, str | bytes | Mapping)
         or not isinstance(messages, Sequence)
@@ -126,7 +126,7 @@ def checked(messages: Messages) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Only what JSON has: no objects whose methods a template might call."""
+    """Keeps only JSON types, so that there are no methods a template might call."""
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""What cannot be encoded or decoded, and errors of the Rust library, as sentences."""
+"""Refuses input that cannot be encoded or decoded, and explains the Rust library's errors."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,8 +11,8 @@ from malmoi.errors import MalmoiError, UsageError
 def is_refusal(error: BaseException) -> bool:
     """Whether the library raised this, rather than Ctrl-C or SystemExit.
 
-    It raises plain Exception, or for unexpected input a PanicException, which is no Exception and
-    cannot be imported.
+    It raises plain Exception, or for unexpected input a PanicException, which is not a subclass of
+    Exception and cannot be imported.
     """
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
@@ -32,7 +32,7 @@ def panics_explained(sentence: str) -> Iterator[None]:
 
 
 def check_texts(texts: Any, name: str) -> None:
-    """Refuses anything but a list of str: Rust would take tuples for pairs."""
+    """Refuses anything but a list of str: the Rust library would take tuples for pairs."""
     if isinstance(texts, str) or not isinstance(texts, Sequence):
         raise UsageError(f"{name} must be a list of str, not {type(texts).__name__}.")
     for at, text in enumerate(texts):

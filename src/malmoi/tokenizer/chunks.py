@@ -1,21 +1,20 @@
-"""Where texts are cut: to the tokens that fit, or into chunks that encode independently."""
+"""Where texts are cut: to fit a number of tokens, or into chunks that encode independently."""
 
 import re
 from collections.abc import Iterator
 
-# characters of a long text encoded at once; longer pieces neither spread over cores nor stay in
+# characters of a long text encoded at once; larger chunks neither spread over the cores nor stay in
 # cache
 CHUNK_CHARACTERS = 8_192
-# Where every family starts a new token whatever comes before: at a space after anything else, and,
-# for text without
-# spaces, at an ideographic stop after a letter. (A space belongs to the token after it, so it must
-# stay with that.)
+# Where every family starts a new token regardless of what precedes: at a space after a non-space
+# and, for text without spaces, at an ideographic stop after a letter. (A space belongs to the token
+# after it, so it must stay with that token.)
 STOP_CHARACTERS = " \n。、，！？"
 SAFE_CUT = re.compile(r"(?<=\S)(?=[ \n])|(?<=[A-Za-z0-9ぁ-ゖァ-ヺー一-龥가-힣])(?=[。、，！？])")
 
 
 def truncate_to_tokens(sequences: list[int | None], max_tokens: int) -> list[int]:
-    """The positions kept when truncating to `max_tokens`; specials (None) always stay."""
+    """The positions kept when truncating to `max_tokens`; special tokens (None) always stay."""
     first = sequences.count(0)
     second = sequences.count(1)
     room = max_tokens - (len(sequences) - first - second)
@@ -32,10 +31,10 @@ def truncate_to_tokens(sequences: list[int | None], max_tokens: int) -> list[int
 
 
 def truncated(first: int, second: int, room: int) -> tuple[int, int]:
-    """How much of each text of a pair fits: the longer one is cut first (BERT's rule).
+    """How much of each text of a pair fits: the longer one is truncated first (BERT's rule).
 
-    If both are cut and the room is odd, the longer text keeps the odd token, the second in a tie,
-    as in transformers' "longest_first".
+    If both are truncated and the room is odd, the longer text keeps the odd token, the second in a
+    tie, as in transformers' "longest_first".
     """
     if first + second <= room:
         return first, second
@@ -48,7 +47,7 @@ def truncated(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 def split_long_text(text: str) -> Iterator[str]:
-    """Chunks of about CHUNK_CHARACTERS characters, split where no token can change."""
+    """Splits into chunks of about CHUNK_CHARACTERS characters where that cannot change a token."""
     start = 0
     while len(text) - start > 2 * CHUNK_CHARACTERS:
         cut = SAFE_CUT.search(text, start + CHUNK_CHARACTERS)

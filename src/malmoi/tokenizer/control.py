@@ -18,10 +18,10 @@ from malmoi.tokenizer.pipeline import State, Vocab, parse_pipeline
 
 
 def control_names(state: State, roles: Mapping[str, str], vocab: Vocab) -> Vocab:
-    """The special tokens and those with a role, by name; [UNK] too, if it is special.
+    """The special tokens and those with a role, by name; [UNK] only if it is special.
 
-    A single character is always text, such as "!" used as padding: it could not be written
-    otherwise.
+    A single character is always text, such as "!" used as padding: there is no other way to write
+    it.
     """
     special = {token["content"]: token["id"] for token in state["added_tokens"] if token["special"]}
     named = {name: vocab[name] for role, name in roles.items() if role != "unk" and name in vocab}
@@ -29,7 +29,7 @@ def control_names(state: State, roles: Mapping[str, str], vocab: Vocab) -> Vocab
 
 
 def is_reachable(state: State, names: Vocab) -> bool:
-    """Whether plain text can become a control token without looking for its name."""
+    """Whether plain text can encode to a control token even if names are not looked for."""
     special = {token["content"] for token in state["added_tokens"] if token["special"]}
     if not special.issuperset(names):
         return True
@@ -39,12 +39,12 @@ def is_reachable(state: State, names: Vocab) -> bool:
         prefix = model.get("continuing_subword_prefix") or ""
         return any(left + right.removeprefix(prefix) in names for left, right in model["merges"])
     known = names.keys() & _pieces(model)
-    cut_by_bert = pre.get("type") == "BertPreTokenizer"  # at every sign of punctuation
+    cut_by_bert = pre.get("type") == "BertPreTokenizer"  # splits at every punctuation mark
     return any(not cut_by_bert or not set(string.punctuation).intersection(name) for name in known)
 
 
 def secret_names(names: Vocab) -> dict[str, str]:
-    """An unguessable name for each control token that no normalizer changes."""
+    """An unguessable name for each control token, which no normalizer changes."""
     key = secrets.token_hex(16)
     return {name: f"<{key}:{id}>" for name, id in names.items()}
 

@@ -22,13 +22,13 @@ from malmoi.tokenizer.chunks import split_long_text, truncate_to_tokens
 from malmoi.tokenizer.hf_settings import special_names
 from malmoi.tokenizer.offsets import Offsets, moved_offsets, widened
 
-# texts whose encodings, which hold far more than ids, lie in memory together
+# texts per call, since the library's encodings hold far more than ids
 TEXTS_PER_CALL = 2_000
 
 
 @dataclass(frozen=True, eq=False)
 class TokenRow:
-    """What a network reads of a text or a pair: tokens and segments."""
+    """A network's input for a text or a pair: tokens and segments."""
 
     tokens: NDArray[np.int32]
     segments: NDArray[np.int32]
@@ -36,9 +36,9 @@ class TokenRow:
 
 @dataclass(frozen=True)
 class Encoding:
-    """One sequence. `offsets` count characters of the text, or of the pair where the segment is 1.
+    """One encoded sequence; `offsets` count characters of the text, or of the pair in segment 1.
 
-    `specials` marks tokens that stand for no text ([CLS], [SEP], a [MASK] in the text…); an unknown
+    `specials` marks tokens that represent no text ([CLS], [SEP], a [MASK] in the text…); an unknown
     word is text. `words` numbers the words of each text from 0; None: no word.
     """
 
@@ -51,7 +51,7 @@ class Encoding:
 
 @dataclass(frozen=True)
 class Specials:
-    """The ids of the special tokens; None where there is none."""
+    """The ids of the special tokens; None for those it lacks."""
 
     pad: int | None = None
     unk: int | None = None
@@ -134,9 +134,9 @@ class Tokenizer:
         specials: bool = True,
         parse_special: bool = False,
     ) -> Encoding:
-        """A text or a pair as tokens with segments, offsets and words, cut to `max_tokens`.
+        """Encodes a text or a pair with segments, offsets and words, truncated to `max_tokens`.
 
-        `specials` adds the special tokens around it; `parse_special` finds those named in it.
+        `specials` adds special tokens around it; `parse_special` recognises those named in it.
         """
         pairs = None if pair is None else [pair]
         return self.encode_batch(
@@ -152,12 +152,12 @@ class Tokenizer:
         specials: bool = True,
         parse_special: bool = False,
     ) -> list[Encoding]:
-        """Many texts at once, on all cores."""
+        """Encodes many texts at once, on all cores."""
         self._check(texts, pairs, max_tokens, specials=specials)
         inputs = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
         rust = self._parsing if parse_special else self._text_only
         try:
-            if len(texts) == 1:  # without waking the threads
+            if len(texts) == 1:  # avoids waking the thread pool
                 encoded = [
                     rust.encode(texts[0], pairs[0] if pairs else None, add_special_tokens=specials)
                 ]
@@ -171,19 +171,20 @@ class Tokenizer:
         ]
 
     def encode_parts(self, parts: Sequence[str | int], *, specials: bool = False) -> Encoding:
-        """Texts and control tokens (by id) in a row; no text among them becomes a control token.
+        """Encodes a sequence of texts and control tokens (by id); no text becomes a control token.
 
         Offsets refer to the joined parts, with each control token written by its name.
         """
         return self._encode_secretly([parts], specials=specials)
 
     def encode_masked(self, text: str, pair: str | None = None) -> Encoding:
-        """A text or a pair in which only the mask token's name means a control token."""
+        """Encodes a text or a pair in which only the mask token's name is a control token."""
         mask = self.specials.mask
         given = [text] if pair is None else [text, pair]
         if mask is None or not any(self.token(mask) in one for one in given):
             return self.encode(text, pair)
-        # a byte-level token has the space before its word, and so has a mask that stands for one
+        # a byte-level token includes the space before its word, and so must a mask that replaces
+        # one
         space = " ?" if self.kind == "byte-bpe" else ""
         shown = [re.split(f"({space}{re.escape(self.token(mask))})", one) for one in given]
         parts = [[mask if i % 2 else part for i, part in enumerate(some)] for some in shown]
@@ -196,7 +197,7 @@ class Tokenizer:
         specials: bool,
         shown: Sequence[Sequence[str]] | None = None,
     ) -> Encoding:
-        """One or two texts given in parts."""
+        """Encodes one or two texts given in parts, with control tokens under secret names."""
         for parts in sequences:
             check_texts([part for part in parts if not isinstance(part, int)], "parts")
         given = [
@@ -231,7 +232,7 @@ class Tokenizer:
         """Only the tokens and segments of `encode_batch`, in a fraction of its memory."""
         self._check(texts, pairs, max_tokens, specials=True)
         inputs: list[Any] = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
-        # the faster one may forget which of a pair a token is of
+        # the fast method may lose which text of a pair a token belongs to
         encode = (
             self._text_only.encode_batch_fast if pairs is None else self._text_only.encode_batch
         )
@@ -315,11 +316,11 @@ class Tokenizer:
         return f"Tokenizer(kind={self.kind!r}, vocab_size={self.vocab_size})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # a copied Rust object forgets what it was told not to look for
+        # a copied Rust object loses `encode_special_tokens`
         return Tokenizer, (self._rust, self.settings)
 
     def _control_ids(self) -> frozenset[int]:
-        """All but [UNK], unless it has another role as well: an unknown word is text."""
+        """All control tokens but [UNK], unless it has another role too: an unknown word is text."""
         roles = {id for role, id in vars(self.specials).items() if role != "unk"}
         return frozenset(set(self.control_tokens.values()) - ({self.specials.unk} - roles))
 
@@ -353,7 +354,7 @@ class Tokenizer:
         return self._secrets[name]
 
     def _check(self, texts: Any, pairs: Any, max_tokens: int | None, *, specials: bool) -> None:
-        """Refuses what cannot be encoded: no texts, unequal pairs, no room for a token."""
+        """Refuses bad input: non-texts, pairs of unequal number, no room for a token."""
         check_texts(texts, "texts")
         if pairs is not None:
             check_texts(pairs, "pairs")

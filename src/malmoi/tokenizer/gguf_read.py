@@ -16,7 +16,7 @@ from malmoi.tokenizer.pipeline import Merges, Vocab
 
 T = TypeVar("T")
 
-# llama.cpp's types of a token
+# llama.cpp's token types
 NORMAL = 1
 UNKNOWN = 2
 CONTROL = 3
@@ -29,7 +29,7 @@ LLAMA3 = (
 )
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
-# llama.cpp's, where nothing is named
+# llama.cpp's default pre-tokenizer
 DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", GPT2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]")
 
 
@@ -48,7 +48,7 @@ def _single_digits() -> Any:
     return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
 
 
-# tokenizer.ggml.pre: how text is cut before merging
+# tokenizer.ggml.pre: how text is split before merging
 PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
     "default": lambda: _cut_at(*DEFAULT),
     "gpt-2": _gpt2,
@@ -102,7 +102,7 @@ def byte_bpe(vocab: Vocab, types: Sequence[int], given: JsonObject) -> Rust:
         )
     lines = [merge.partition(" ") for merge in _listed(given, "merges", str)]
     rust = pipeline.gpt2_pipeline(vocab, [(left, right) for left, _, right in lines])
-    # a word that is a token is that token, whatever the merges would make of it
+    # llama.cpp's ignore_merges: a word in the vocabulary is one token regardless of the merges
     if cut == "llama-bpe":
         rust.model.ignore_merges = True
     rust.pre_tokenizer = PRE_TOKENIZERS[cut]()
@@ -161,7 +161,7 @@ def _listed(given: JsonObject, name: str, kind: type[T]) -> list[T]:
 
 
 def _mark(rust: Rust, tokens: Sequence[str], types: Sequence[int]) -> None:
-    """Adds special tokens: control tokens stand for no text, user-defined ones do."""
+    """Adds special tokens: control tokens represent no text, user-defined ones do."""
     for token, type in zip(tokens, types, strict=False):
         if type in (UNKNOWN, CONTROL, DEFINED):
             rust.add_tokens([pipeline.added(token, special=type != DEFINED)])

@@ -1,4 +1,4 @@
-"""A tokenizer as GGUF metadata if llama.cpp tokenizes exactly alike; otherwise refused.
+"""Writes a tokenizer as GGUF metadata, if llama.cpp tokenizes exactly alike; otherwise refuses.
 
 llama.cpp has no NFC, so decomposed text (NFD) gets other tokens there: normalise it first.
 """
@@ -15,7 +15,7 @@ from malmoi.tokenizer.core import Tokenizer
 from malmoi.tokenizer.gguf_read import CONTROL, DEFINED, NORMAL, PRE_TOKENIZERS, SPACE, UNKNOWN
 from malmoi.tokenizer.pipeline import State
 
-# more of llama.cpp's types of a token
+# more of llama.cpp's token types
 UNUSED = 5
 BYTE = 6
 GGUF_ROLES = {"bos": "bos", "eos": "eos", "pad": "padding"}
@@ -48,7 +48,7 @@ def gguf_vocabulary(tokenizer: Tokenizer, size: int) -> dict[str, Any]:
 
 
 def _described(tokenizer: Tokenizer, state: State) -> tuple[str, dict[str, Any]]:
-    """llama.cpp's kind of tokenizer, and how it cuts or joins."""
+    """llama.cpp's tokenizer model, and the metadata of its splitting or joining."""
     model = state["model"]
     if tokenizer.kind == "byte-bpe" and pipeline.normalizer_of(state) is None:
         cut = next(
@@ -80,7 +80,7 @@ def _ids(tokenizer: Tokenizer, kind: str) -> dict[str, Any]:
 
 
 def _scores(state: State, tokens: list[str]) -> list[float]:
-    """SentencePiece merges what scores best; here what is merged first scores best."""
+    """SentencePiece merges the best score first, so earlier merges get higher scores."""
     ranks: dict[str, int] = {}
     for rank, (left, right) in enumerate(state["model"]["merges"]):
         ranks.setdefault(left + right, rank)

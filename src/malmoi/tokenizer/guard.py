@@ -15,18 +15,18 @@ from malmoi.errors import UsageError
 from malmoi.tokenizer.control import pattern
 from malmoi.tokenizer.core import Tokenizer
 
-# Unicode's noncharacters, which are not for exchange
+# Unicode noncharacters, reserved for internal use
 MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 WORD = re.compile(r"\w+")
-COMPARED = ("role", "type", "name")  # what templates ask for, rather than show
+COMPARED = ("role", "type", "name")  # keys that templates compare rather than print
 Render = Callable[[Any], str]
 
 
 def conversation_tokens(tokenizer: Tokenizer, said: Any, render: Render) -> list[int]:
     """The tokens of `render(said)`: control tokens only where the template wrote them.
 
-    `said` is everything from outside, as JSON. If no message contains a control token's name, these
-    are the tokens that transformers gives for the rendered text.
+    `said` is all untrusted input, as JSON. If no message contains a control token's name, these are
+    the tokens that transformers gives for the rendered text.
     """
     text = render(said)
     guard = Guard(tokenizer, said, text)
@@ -36,7 +36,7 @@ def conversation_tokens(tokenizer: Tokenizer, said: Any, render: Render) -> list
     parsed = tokenizer.encode(text, specials=False, parse_special=True).tokens
     try:
         theirs = guard.parts(render(marked))
-    # a template that finds its own signs in the messages may miss them in marked ones
+    # a template that searches messages for its own markers may fail on marked messages
     except UsageError:
         if guard.is_named_in(said):
             raise
@@ -47,7 +47,7 @@ def conversation_tokens(tokenizer: Tokenizer, said: Any, render: Render) -> list
 
 
 class Guard:
-    """Marks messages so that no control token's name is whole in them."""
+    """Marks messages so that they contain no complete name of a control token."""
 
     def __init__(self, tokenizer: Tokenizer, said: Any, text: str) -> None:
         self.ids = tokenizer.control_tokens
@@ -64,7 +64,7 @@ class Guard:
             )
 
     def protect(self, value: Any, key: str = "") -> Any:
-        """A JSON value with marks in its texts."""
+        """A JSON value with marks in its strings."""
         if isinstance(value, str):
             return value if key in COMPARED and self._is_word(value) else self._protected(value)
         if isinstance(value, list):
@@ -82,7 +82,7 @@ class Guard:
         return (str(self.mark) if self._completes(text) else "") + self._broken(text)
 
     def _broken(self, text: str) -> str:
-        """With a mark after every possible start of a name."""
+        """The text with a mark after every possible start of a name."""
         return self.firsts.sub(lambda found: f"{found[0]}{self.mark}", text)
 
     def _completes(self, text: str) -> bool:
@@ -92,7 +92,7 @@ class Guard:
         return 0 < len(text) < self.longest and any(rest.startswith(text) for rest in self.rests)
 
     def parts(self, text: str) -> list[str | int]:
-        """Text and control tokens in turn, with the marks removed."""
+        """Alternates text and control tokens, with the marks removed."""
         found: list[str | int] = []
         at = 0
         for name in self.names.finditer(text) if self.names else ():
@@ -103,7 +103,7 @@ class Guard:
     def is_innocent(
         self, said: Any, parts: list[str | int], theirs: list[str | int], parsed: list[int]
     ) -> bool:
-        """Whether every control token of the plain rendering is the template's.
+        """Whether every control token of the plain rendering was written by the template.
 
         A template that inspects messages (for `</think>`, say) may render marked ones differently.
         Then the control tokens must still be the same, and none may be named in the messages.
@@ -123,7 +123,7 @@ class Guard:
 
 
 def texts_in(value: Any) -> list[str]:
-    """Every text in a JSON value."""
+    """Every string in a JSON value."""
     if isinstance(value, dict):
         return [text for key, one in value.items() for text in (key, *texts_in(one))]
     if isinstance(value, list):

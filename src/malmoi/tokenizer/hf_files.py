@@ -104,12 +104,12 @@ def _apply_bert_settings(rust: Rust, settings: Settings) -> None:
     if type(rust.normalizer).__name__ == "BertNormalizer":
         for key, field in BERT_SETTINGS.items():
             if key in settings:
-                # true, false or null: read_settings has seen to it
+                # true, false or null, as read_settings has checked
                 setattr(rust.normalizer, field, settings[key])
 
 
 def read_wordpiece(path: Path, settings: Settings) -> Rust:
-    """BERT's vocab.txt: one token per line, its id the line number from 0."""
+    """Reads BERT's vocab.txt: one token per line, its id the line number from 0."""
     _expect_class(path, settings, WORDPIECE_CLASSES)
     vocab = read_vocab_lines(path)
     names = BERT_SPECIALS | {
@@ -148,7 +148,7 @@ def looks_cased(vocab: Vocab) -> bool:
 
 
 def read_bpe(vocab_path: Path, merges_path: Path, settings: Settings) -> Rust:
-    """vocab.json and merges.txt: GPT-1's if words end in `</w>`, else GPT-2's byte-level BPE."""
+    """Reads vocab.json and merges.txt: GPT-1's if words end in `</w>`, else byte-level BPE."""
     _expect_class(vocab_path, settings, {"GPT2Tokenizer", "OpenAIGPTTokenizer", "RobertaTokenizer"})
     vocab = read_vocab_json(vocab_path)
     merges = read_merges(merges_path, vocab)
@@ -168,7 +168,7 @@ def read_bpe(vocab_path: Path, merges_path: Path, settings: Settings) -> Rust:
 
 
 def _make_special(rust: Rust, vocab: Vocab, names: dict[str, str], settings: Settings) -> None:
-    """Marks the family's special tokens that the vocabulary has, as the settings say."""
+    """Marks the family's special tokens as such, if the vocabulary has them."""
     tokens = [
         settings.get(f"{role}_token") or names[role] for role in SPECIAL_ROLES if role in names
     ]
@@ -212,7 +212,7 @@ def read_vocab_json(path: Path) -> Vocab:
 
 
 def read_merges(path: Path, vocab: Vocab) -> Merges:
-    """The merges of a BPE: two tokens per line, both and their concatenation in the vocabulary."""
+    """Reads BPE merges: two tokens per line, both and their join in the vocabulary."""
     merges: Merges = []
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if not line or (number == 1 and line.startswith("#version")):

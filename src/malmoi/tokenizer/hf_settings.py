@@ -16,7 +16,7 @@ from malmoi.tokenizer import pipeline
 from malmoi.tokenizer.pipeline import SPECIAL_ROLES, State
 
 Settings = dict[str, Any]
-LIKELY = {  # what the roles are called where no tokenizer_config.json says so
+LIKELY = {  # usual names of the roles if there is no tokenizer_config.json
     "pad": ("[PAD]", "<pad>", "<|pad|>"),
     "unk": ("[UNK]", "<unk>", "<|endoftext|>"),
     "cls": ("[CLS]",),
@@ -30,7 +30,7 @@ LIKELY = {  # what the roles are called where no tokenizer_config.json says so
 def read_settings(folder: Path) -> Settings:
     """tokenizer_config.json merged with the special token, added token and template files."""
     settings = dict(_optional(folder / "tokenizer_config.json"))
-    # as transformers has it: the newer key makes the older files moot
+    # as in transformers: the newer key overrides the older files
     if "added_tokens_decoder" not in settings:
         settings |= _optional(folder / "special_tokens_map.json")
         older = _optional(folder / "added_tokens.json")
@@ -73,7 +73,7 @@ def _check(settings: JsonObject) -> None:
 
 
 def _check_token(values: JsonObject, key: str) -> None:
-    """A token is a text or an object with its text; null is none."""
+    """Requires a token to be a string, an object with its string, or null for none."""
     found = values.get(key)
     content = values.object(key).text("content", default="") if isinstance(found, dict) else found
     if content is not None and (
@@ -83,7 +83,7 @@ def _check_token(values: JsonObject, key: str) -> None:
 
 
 def register(rust: Rust, settings: Settings) -> None:
-    """Adds the tokens that the settings name and the tokenizer lacks, with transformers' ids."""
+    """Adds tokens that the settings name and the tokenizer lacks, with transformers' ids."""
     here = {token.content: token for token in rust.get_added_tokens_decoder().values()}
     known = set(here)
     added = settings.get("added_tokens_decoder") or {}
@@ -92,7 +92,7 @@ def register(rust: Rust, settings: Settings) -> None:
     named = [*roles, *(extra.values() if isinstance(extra, dict) else extra)]
     wanted = [added[id] for id in sorted(added, key=int)] + named
     names = {_content(token) for token in named}
-    for token in here.values():  # what has a role is special, whatever tokenizer.json says
+    for token in here.values():  # tokens with a role are special, whatever tokenizer.json says
         if token.content in names and not token.special:
             flags = {
                 flag: getattr(token, flag)
@@ -104,7 +104,7 @@ def register(rust: Rust, settings: Settings) -> None:
         if not content or content in known:
             continue
         known.add(content)
-        special = content in names or bool(token.get("special"))  # those named by no role are dicts
+        special = content in names or bool(token.get("special"))  # tokens without a role are dicts
         rust.add_tokens([pipeline.added(token, special=special)])
 
 
@@ -123,7 +123,7 @@ def special_names(state: State, settings: Settings) -> dict[str, str]:
         found = next((name for name in likely if name in known), None)
         if found is not None and f"{role}_token" not in settings:
             names.setdefault(role, found)
-    if "<mask>" in known:  # RoBERTa and XLM-R, whose first and last token are those of a text
+    if "<mask>" in known:  # RoBERTa and XLM-R, whose cls and sep are also bos and eos
         for role, name in (("cls", "<s>"), ("sep", "</s>")):
             if name in known and f"{role}_token" not in settings:
                 names.setdefault(role, name)
@@ -131,7 +131,7 @@ def special_names(state: State, settings: Settings) -> dict[str, str]:
 
 
 def special_token_settings(settings: Settings, role: str) -> str | None:
-    """The token that tokenizer_config.json gives a role."""
+    """The token that tokenizer_config.json assigns to a role."""
     return _content(settings.get(f"{role}_token"))
 
 

@@ -1,4 +1,4 @@
-"""Offsets of decomposed characters: the library covers only the first part of each."""
+"""Corrects offsets of decomposed characters, of which the library covers only the first part."""
 
 import re
 import unicodedata
@@ -7,16 +7,15 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 Offsets = list[tuple[int, int]]
-# What may become one with the character before it (Unicode's NFC_Quick_Check=Maybe) and is no
-# combining mark:
-# Hangul vowels and finals, and the second halves of vowel signs of Indic scripts.
+# Characters that may compose with the one before (Unicode's NFC_Quick_Check=Maybe) without being
+# combining marks: Hangul vowels and finals, and second halves of Indic vowel signs.
 JOINS = re.compile(
     "[\u1161-\u1175\u11a8-\u11c2\u09be\u09d7\u0b3e\u0b56\u0b57\u0bbe\u0bd7\u0cc2\u0cd5\u0cd6\u0d3e\u0d57\u0dcf\u0ddf\u102e\u1b35\U00011127\U0001133e\U00011357\U000114b0\U000114ba\U000114bd\U000115af\U00011930]"
 )
 
 
 def widened(text: str, offsets: Sequence[tuple[int, int]]) -> Offsets:
-    """Extends each end over the parts that NFC joined, up to the next token's start."""
+    """Extends each end over the parts that NFC composed, up to the next token's start."""
     starts = sorted({start for start, end in offsets if start < end})
     return [(start, _end(text, end, starts) if start < end else end) for start, end in offsets]
 
@@ -34,7 +33,7 @@ def _joins(character: str) -> bool:
 
 
 def moved_offsets(given: Sequence[str], shown: Sequence[str]) -> Callable[[int], int]:
-    """Maps offsets in some joined parts to offsets after parts were written differently."""
+    """Maps offsets in joined parts to offsets after parts were rewritten."""
     begins = list(accumulate(map(len, given), initial=0))
     moved = list(accumulate(map(len, shown), initial=0))
 

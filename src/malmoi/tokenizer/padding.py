@@ -1,4 +1,4 @@
-"""Padding, and batches of rows of similar length."""
+"""Padding, and batching of sequences of similar length."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from malmoi.tokenizer.core import Encoding, TokenRow
 
 MAX_ROWS = 32  # sequences in a batch
 MAX_TOKENS = 16_384  # tokens in a batch, padding included
-# of the longest: a row that is shorter waits for the next batch, where this one is large enough
+# of the longest row: shorter rows wait for the next batch if this one is large enough
 MIN_LENGTH_RATIO = 0.8
 
 
@@ -57,20 +57,20 @@ class BatchLimits:
     busy_tokens: int = MAX_TOKENS
 
 
-GENERATION_LIMITS = BatchLimits()  # of a batch that generates
-# of a forward pass without generation
+GENERATION_LIMITS = BatchLimits()  # for a batch that generates
+# for a forward pass without generation
 FORWARD_LIMITS = {"cpu": BatchLimits(busy_tokens=512), "cuda": BatchLimits(128, 32_768, 16_384)}
 
 
 def forward_limits(device: torch.device) -> BatchLimits:
-    """For a forward pass without generation on this device."""
+    """Limits of a forward pass without generation on this device."""
     return per_device(FORWARD_LIMITS, device.type)
 
 
 def length_batches(
     lengths: Sequence[int], most: BatchLimits = GENERATION_LIMITS
 ) -> Iterator[list[int]]:
-    """Indices of the sequences, longest first, in groups within these limits."""
+    """Groups indices of the sequences, longest first, into batches within these limits."""
     group: list[int] = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         longest = lengths[group[0]] if group else 0

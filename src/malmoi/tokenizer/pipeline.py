@@ -1,4 +1,4 @@
-"""The pipelines of BERT, GPT-1, GPT-2 and character models over `tokenizers`."""
+"""Pipelines of the `tokenizers` library for BERT, GPT-1, GPT-2 and character models."""
 
 import json
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from malmoi.tokenizer.chunks import STOP_CHARACTERS
 
 Vocab = dict[str, int]
 Merges = list[tuple[str, str]]
-State = dict[str, Any]  # a tokenizer.json, parsed
+State = dict[str, Any]  # a parsed tokenizer.json
 
 # in the order in which transformers registers them
 SPECIAL_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
@@ -65,14 +65,14 @@ def gpt1_pipeline(
     lowercase: bool = True,
     accents: bool = False,
 ) -> Rust:
-    """BPE as in GPT-1: lowercase, `</w>` ends a word. `accents` keeps them."""
+    """BPE as in GPT-1: lowercased, words end in `</w>`; `accents` keeps accents."""
     rust = Rust(
         models.BPE(
             vocab, merges, unk_token=unk, continuing_subword_prefix="", end_of_word_suffix="</w>"
         )
     )
-    # None: strip where lowercased, as BERT did. That takes Hangul apart into Jamo, so what we train
-    # says False.
+    # None: strip if lowercased, as BERT did. That splits Hangul into Jamo, so tokenizers we train
+    # use False.
     rust.normalizer = normalizers.BertNormalizer(
         lowercase=lowercase, strip_accents=False if accents else None
     )
@@ -84,7 +84,7 @@ def gpt1_pipeline(
 def gpt2_pipeline(
     vocab: Vocab, merges: Merges, *, prefix_space: bool = False, lowercase: bool = False
 ) -> Rust:
-    """Byte-level BPE as in GPT-2: no unknown text, and lossless."""
+    """Byte-level BPE as in GPT-2: lossless, without unknown text."""
     rust = Rust(models.BPE(vocab, merges, continuing_subword_prefix="", end_of_word_suffix=""))
     if lowercase:
         rust.normalizer = normalizers.Lowercase()
@@ -94,8 +94,9 @@ def gpt2_pipeline(
 
 
 def with_mask(rust: Rust, names: dict[str, str]) -> dict[str, str]:
-    """Puts the end-of-text token around every text, as the token that BERT's [CLS] and [SEP] are,
-    and names a mask. A language model's prompt stays bare: no token has the role of a beginning.
+    """Adds a mask token, and puts the end-of-text token around every text as [CLS] and [SEP].
+
+    A language model's prompt stays bare, since no token has the role of bos.
     """
     end = names["eos"]
     rust.post_processor = processors.TemplateProcessing(
@@ -110,7 +111,7 @@ def with_mask(rust: Rust, names: dict[str, str]) -> dict[str, str]:
 def roberta_pipeline(
     vocab: Vocab, merges: Merges, names: dict[str, str], *, prefix_space: bool = False
 ) -> Rust:
-    """GPT-2's byte-level BPE around which RoBERTa puts <s> A </s></s> B </s>."""
+    """GPT-2's byte-level BPE with RoBERTa's <s> A </s></s> B </s>."""
     rust = gpt2_pipeline(vocab, merges, prefix_space=prefix_space)
     sep = names["sep"]
     cls = names["cls"]
@@ -213,7 +214,7 @@ def hf_class(state: State, names: dict[str, str], vocab: Vocab) -> str:
     """The transformers class that rebuilds exactly this pipeline, or the generic one.
 
     transformers' BertTokenizer, GPT2Tokenizer and OpenAIGPTTokenizer keep a tokenizer.json's
-    vocabulary but build their own pipeline, so for another pipeline they would give other ids.
+    vocabulary but build their own pipeline, so they would give other ids for any other pipeline.
     """
     family = kind(state)
     if (
@@ -254,13 +255,13 @@ def _same(state: State, rust: Rust) -> bool:
 
 
 def _skeleton(state: State) -> State:
-    """What the transformers classes decide themselves: all but vocabulary and post-processor."""
+    """What the transformers classes set themselves: all but vocabulary and post-processor."""
     model = {
         key: value or None
         for key, value in state["model"].items()
         if key not in ("vocab", "merges")
     }
-    # Byte-level offsets may or may not be trimmed; that is not about ids.
+    # Trimming of byte-level offsets does not affect ids.
     pre = {
         key: value for key, value in (state["pre_tokenizer"] or {}).items() if key != "trim_offsets"
     }

@@ -1,4 +1,4 @@
-"""Writing the files that transformers opens."""
+"""Writes the tokenizer files that transformers opens."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from malmoi.tokenizer import pipeline
 from malmoi.tokenizer.pipeline import State
 
 PATHS = ("name_or_path", "special_tokens_map_file", "tokenizer_file", "vocab_file", "merges_file")
-# paths of another machine; tokens that tokenizer.json holds itself
+# not saved: paths on another machine, and tokens that tokenizer.json has already
 DROPPED = (*PATHS, "added_tokens_decoder")
 
 
@@ -36,11 +36,11 @@ def write_tokenizer(
 
 
 def config(state: State, settings: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    """tokenizer_config.json, from which transformers rebuilds the same tokenizer."""
+    """A tokenizer_config.json from which transformers rebuilds the same tokenizer."""
     added = {token["content"]: token["id"] for token in state["added_tokens"]}
     known = {role: name for role, name in names.items() if name in added}
     values = {key: value for key, value in settings.items() if key not in DROPPED}
-    # transformers makes every token named here special; a character model's <unk> must stay five
+    # transformers makes every token named here special; a character model's <unk> must remain five
     # characters of text.
     values |= {f"{role}_token": name for role, name in known.items()}
     for key in ("additional_special_tokens", "extra_special_tokens"):
@@ -56,7 +56,7 @@ def config(state: State, settings: dict[str, Any], names: dict[str, str]) -> dic
         values["strip_accents"] = normalizer["strip_accents"]
         values["tokenize_chinese_chars"] = normalizer["handle_chinese_chars"]
     if family != "other":
-        segments = ["token_type_ids"] if family == "wordpiece" else []  # BPEs know none
+        segments = ["token_type_ids"] if family == "wordpiece" else []  # BPEs have no segments
         values.setdefault("model_input_names", ["input_ids", *segments, "attention_mask"])
     if (state["pre_tokenizer"] or {}).get("type") == "ByteLevel":
         values["add_prefix_space"] = state["pre_tokenizer"]["add_prefix_space"]

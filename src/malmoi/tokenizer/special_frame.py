@@ -23,7 +23,7 @@ def add_frame_tokens(tokenizer: Tokenizer) -> Tokenizer:
         special_tokens=[(name, rust.token_to_id(name)) for name in (START, BETWEEN, END)],
     )
     roles = {"bos_token": START, "sep_token": BETWEEN, "eos_token": END, "pad_token": PAD}
-    # transformers' own GPT classes would put their pipeline in the place of this one
+    # transformers' own GPT classes would replace this pipeline with theirs
     return Tokenizer(
         rust, tokenizer.settings | roles | {"tokenizer_class": "PreTrainedTokenizerFast"}
     )
@@ -32,7 +32,8 @@ def add_frame_tokens(tokenizer: Tokenizer) -> Tokenizer:
 def frame_with_end(tokenizer: Tokenizer) -> Tokenizer:
     """Puts end-of-text before a text and between a pair, for a vocabulary that must not grow.
 
-    None at the end: transformers pads with it, and pools the last token before the padding.
+    There is none at the end: transformers pads with that token, and pools the last one before
+    padding.
     """
     end = tokenizer.specials.eos
     if end is None:

@@ -1,4 +1,4 @@
-"""Training a tokenizer in one pass; the same text always gives the same vocabulary."""
+"""Trains a tokenizer in one pass; the same text always gives the same vocabulary."""
 
 import json
 import re
@@ -19,10 +19,10 @@ from malmoi.tokenizer.core import Tokenizer
 from malmoi.tokenizer.pipeline import BERT_SPECIALS, GPT1_SPECIALS, GPT2_SPECIALS, Merges, Vocab
 
 BERT_ORDER = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-TEXTS_BETWEEN_EVENTS = 1000  # of progress
-OVERLONG_RUN = re.compile(r"\S{1000}|\s{1000}")  # no word: it would only make every merge slow
-# Characters that words of two or more can hold lie here: all but ideographs (each a word to BERT)
-# and private use.
+TEXTS_BETWEEN_EVENTS = 1000  # progress events
+OVERLONG_RUN = re.compile(r"\S{1000}|\s{1000}")  # not a word: it would only slow down every merge
+# Blocks of all characters that occur in words of two or more: all but ideographs (each a word to
+# BERT) and private use.
 UNICODE_BLOCKS = (
     (0x21, 0x3400),
     (0x4DC0, 0x4E00),
@@ -43,7 +43,7 @@ def train_tokenizer(
 ) -> Tokenizer:
     """Trains a tokenizer of at most `vocab` tokens: wordpiece, bpe, byte-bpe or char.
 
-    `lowercase`: None takes the family's default: only GPT-1's bpe lowercases. Accents are kept, so
+    `lowercase=None` uses the family's default: only GPT-1's bpe lowercases. Accents are kept, so
     that Hangul is never split into Jamo, and decomposed text (NFD) is composed (NFC) first. For
     char, `vocab` keeps the most frequent characters.
     """
@@ -105,7 +105,7 @@ class Stream:
 
 
 def without_runs(text: str) -> Iterator[str]:
-    """A text, split inside runs of 1,000 characters without (or of nothing but) spaces."""
+    """Splits a text inside runs of 1,000 characters without spaces, or of spaces only."""
     start = 0
     for run in OVERLONG_RUN.finditer(text):
         yield text[start : run.end()]
@@ -121,10 +121,9 @@ def _wordpiece(
     rust = pipeline.bert_pipeline(
         {name: at for at, name in enumerate(BERT_ORDER)}, BERT_SPECIALS, **build
     )
-    # The library numbers `##x` in the order of a hash table, and ties between merges go by number,
-    # so that each run
-    # would learn another vocabulary. Numbering every possible `##x` beforehand makes it the same
-    # each time.
+    # The library numbers `##x` in hash-table order and breaks ties between merges by number, so
+    # every run would learn another vocabulary. Numbering every possible `##x` beforehand makes
+    # training deterministic.
     pins = ["##" + letter for letter in joinable()]
     trainer = trainers.WordPieceTrainer(
         vocab_size=size + len(pins), special_tokens=BERT_ORDER + pins, **options

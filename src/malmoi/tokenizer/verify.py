@@ -1,7 +1,7 @@
-"""Checks a tokenizer.json before the Rust library, which some sizes would make abort the process.
+"""Checks a tokenizer.json first, since some sizes would make the Rust library abort the process.
 
-A huge id makes it allocate every id below; normalizers that multiply a text's length fill the
-memory. Neither is an error to the library, so both are refused here.
+A huge id makes it allocate every id below; normalizers that multiply a text's length exhaust
+memory. The library treats neither as an error, so both are refused here.
 """
 
 import base64
@@ -20,12 +20,12 @@ from malmoi.system.limits import (
 )
 from malmoi.system.untrusted import JsonObject
 
-# of a Sequence, in each part of the pipeline
+# keys that hold the parts of a Sequence
 PARTS = ("normalizers", "pretokenizers", "processors", "decoders")
 
 
 def check_state(state: JsonObject) -> None:
-    """Refuses a tokenizer.json of unreasonable sizes."""
+    """Refuses a tokenizer.json with unreasonable sizes."""
     model = state.object("model")
     vocab = model.get("vocab")
     if isinstance(vocab, Mapping):
@@ -46,12 +46,12 @@ def check_state(state: JsonObject) -> None:
 
 
 def check_ids(vocab: Mapping[str, Any], where: str) -> None:
-    """The ids of a vocabulary must be whole numbers, with few holes."""
+    """Requires a vocabulary's ids to be integers with few gaps."""
     if len(vocab) > MAX_VOCABULARY_TOKENS:
         raise _too_many(where, len(vocab))
     ids = vocab.values()
     if set(map(type, ids)) - {int}:
-        # names the wrong one; slow, of 250,000
+        # finds which one is wrong; slow for 250,000 tokens
         JsonObject({"vocab": vocab}, where).map_of("vocab", int)
     largest = max(ids, default=-1)
     smallest = min(ids, default=0)
@@ -88,7 +88,7 @@ def _growth(part: Any, where: str) -> int:
         content = part.get("content")
         text = pattern.get("String") if isinstance(pattern, dict) else None
         added = len(content) if isinstance(content, str) else 0
-        # an expression may match the empty text before every character
+        # a regex may match the empty string before every character
         growth *= max(1, -(-added // len(text)) if isinstance(text, str) and text else added + 1)
     if part.get("type") == "Precompiled":
         growth *= _longest_replacement(part.get("precompiled_charsmap"), where)
@@ -96,9 +96,10 @@ def _growth(part: Any, where: str) -> int:
 
 
 def _longest_replacement(charsmap: Any, where: str) -> int:
-    """SentencePiece's normalization: 4 bytes of length, a trie, then NUL-separated texts.
+    """The longest replacement in a SentencePiece charsmap, in bytes.
 
-    Unicode's longest replacement of one character has 33 bytes.
+    Its layout is a 4-byte length, a trie, then NUL-separated texts. Unicode's longest replacement
+    of one character has 33 bytes.
     """
     try:
         data = base64.b64decode(charsmap, validate=True)

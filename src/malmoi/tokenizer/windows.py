@@ -1,4 +1,4 @@
-"""Texts longer than the context: words with their first tokens, overlapping question windows."""
+"""Splitting texts longer than the context: word pieces, and overlapping question windows."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from malmoi.tokenizer.core import TEXTS_PER_CALL, Encoding, Tokenizer, TokenRow
 
 @dataclass(frozen=True)
 class WordPieces:
-    """Some words as tokens: each one's first token (None: it has none), and the first word."""
+    """Some words as tokens: the first token of each (None if it has none), and the first word."""
 
     row: TokenRow
     firsts: tuple[int | None, ...]
@@ -22,7 +22,7 @@ class WordPieces:
 def word_pieces(
     tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], length: int
 ) -> list[list[WordPieces]]:
-    """Each sentence as one piece, or halved until it is at most `length` tokens."""
+    """Each sentence as one piece, or halved until every piece has at most `length` tokens."""
     encodings = tokenizer.encode_batch([" ".join(words) for words in sentences])
     return [
         list(_fitting(tokenizer, words, e, length, 0))
@@ -65,7 +65,7 @@ def first_tokens(words: Sequence[str], encoding: Encoding) -> Iterator[int | Non
 
 @dataclass(frozen=True, eq=False)
 class ContextWindow(TokenRow):
-    """A question and a part of its context: its first token, and each token's characters."""
+    """A question and part of its context: the first token of that part, and token offsets."""
 
     first: int
     offsets: NDArray[np.int32]  # [tokens, 2]
