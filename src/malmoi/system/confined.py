@@ -1,8 +1,8 @@
-"""Runs programs that come with a model (chat templates, adapters' patterns) in a limited process.
+"""Runs programs that come with a model (chat templates, adapters' regexes) in a limited process.
 
-A template can loop, recurse and multiply texts; a pattern can backtrack for ever. They run in a
-child process with little memory, which is killed when time is up. The child is started for the
-first such program and serves all others, one at a time.
+A template can loop, recurse and multiply texts; a regex can backtrack forever. They run in a child
+process with little memory, which is killed on timeout. The child is started for the first such
+program and serves all later ones, one at a time.
 """
 
 import atexit
@@ -20,11 +20,11 @@ from malmoi.errors import MalmoiError
 from malmoi.system.limits import MAX_CONFINED_BYTES, MAX_CONFINED_SECONDS, MAX_RENDERED_CHARACTERS
 
 MAX_ANSWER_BYTES = 16 * MAX_RENDERED_CHARACTERS
-START_SECONDS = 60.0  # for the child itself, on a busy machine
+START_SECONDS = 60.0  # for the child to start on a busy machine
 
 
 class Refused(MalmoiError):
-    """The program rejected its input; `line` is where it does not parse."""
+    """The program rejected its input; `line` is where it fails to parse."""
 
     def __init__(self, sentence: str, line: int | None = None) -> None:
         super().__init__(sentence)
@@ -32,7 +32,7 @@ class Refused(MalmoiError):
 
 
 def render_template(template: str, values: dict[str, Any]) -> str:
-    """A Jinja template rendered with plain values."""
+    """Renders a Jinja template with plain values."""
     limit = MAX_RENDERED_CHARACTERS
     return str(
         _WORKER.ask(
@@ -43,12 +43,12 @@ def render_template(template: str, values: dict[str, Any]) -> str:
 
 
 def match_patterns(patterns: list[str], names: list[str]) -> list[int | None]:
-    """For each name the number of the first regular expression that matches all of it."""
+    """For each name, the index of the first regular expression that matches all of it."""
     return list(_WORKER.ask({"do": "match", "patterns": patterns, "names": names}, "patterns"))
 
 
 class _Worker:
-    """The child and the pipe to it; a forked copy of this process starts its own."""
+    """The child process and its pipe; a forked copy of this process starts its own."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -56,13 +56,13 @@ class _Worker:
         self.owner = 0
 
     def ask(self, question: dict[str, Any], what: str) -> Any:
-        """One question, one answer; exceeding the limits kills the child and raises."""
+        """Sends a request, returns the reply; exceeding the limits kills the child and raises."""
         line = json.dumps(question).encode() + b"\n"
         with self.lock:
             process = self._running()
             try:
                 answer = json.loads(self._exchange(process, line, what))
-            # also Ctrl-C: what the child still has to say must not answer the next question
+            # also on Ctrl-C: a late reply must not answer the next request
             except BaseException:
                 self.stop()
                 raise
@@ -81,7 +81,7 @@ class _Worker:
                 str(MAX_CONFINED_BYTES),
                 str(int(2 * MAX_CONFINED_SECONDS)),
             ]
-            # in a session of its own, so that a terminal's Ctrl-C is for us alone to handle
+            # in a session of its own, so that Ctrl-C in a terminal reaches only us
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -110,7 +110,7 @@ class _Worker:
             ) from None
 
     def _read(self, process: subprocess.Popen[bytes], seconds: float) -> bytes:
-        """The next line of the child."""
+        """The next line from the child."""
         assert process.stdout is not None
         pipe = process.stdout.fileno()
         found = bytearray()
@@ -125,7 +125,7 @@ class _Worker:
         return bytes(found)
 
     def stop(self) -> None:
-        """Kills the child, if it is ours."""
+        """Kills the child, if this process started it."""
         process = self.process
         self.process = None
         if process is None:

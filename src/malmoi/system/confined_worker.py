@@ -1,6 +1,6 @@
-"""The child of `confined`: answers questions in lines of JSON, within limits.
+"""The child of `confined`: answers requests, one JSON object per line, within limits.
 
-Run as a script, `confined_worker.py BYTES SECONDS`; it imports nothing of Malmoi, to start fast.
+Run as a script, `confined_worker.py BYTES SECONDS`; it imports nothing from Malmoi, to start fast.
 """
 
 import json
@@ -16,17 +16,17 @@ from typing import Any, NoReturn
 
 
 def main() -> None:
-    """Answers until its input ends."""
+    """Answers until stdin is closed."""
     limit = int(sys.argv[1])
     seconds = int(sys.argv[2])
-    with suppress(ValueError, OSError):  # macOS has no such limit; there only the time is bounded
+    with suppress(ValueError, OSError):  # macOS has no such limit; only time is bounded there
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    # a pattern needs no jinja2; a template finds it loaded, and all its time its own
+    # imported before the clock starts, so that a template has all its time; regexes do not need it
     with suppress(ImportError):
         _environment()
     print(json.dumps({"found": "ready"}), flush=True)
     for line in sys.stdin:
-        signal.alarm(seconds)  # where whoever asks is no longer there to stop it
+        signal.alarm(seconds)  # in case the parent has died and cannot stop it
         text = json.dumps(answer(json.loads(line)))
         signal.alarm(0)
         print(text, flush=True)
@@ -40,7 +40,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
         return {"refused": "it needs more memory than a program of a model is given"}
     except RecursionError:
         return {"refused": "it calls itself without an end"}
-    # it is somebody's program: whatever fails in it failed for this input
+    # the program is untrusted: whatever it raises counts as its failure
     except Exception as error:
         line = getattr(error, "lineno", None)
         return {"refused": str(getattr(error, "message", None) or error)[:1000], "line": line}
@@ -81,7 +81,7 @@ def _environment() -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):  # type: ignore[misc]  # jinja2 is optional
-        """{% generation %}…{% endgeneration %} marks what a model wrote; here it is only text."""
+        """{% generation %}…{% endgeneration %} marks a model's output; here it is only text."""
 
         tags = frozenset({"generation"})
 
@@ -110,7 +110,7 @@ def _to_json(  # templates call it with transformers' signature
     indent: int | None = None,
     **options: Any,
 ) -> str:
-    """jinja2's own filter escapes for HTML."""
+    """Replaces jinja2's own filter, which escapes HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 

@@ -16,7 +16,7 @@ from malmoi.errors import MalmoiError, UsageError
 LOCK_NAME = ".lock"
 PARTIAL_SUFFIX = ".tmp"
 SCRATCH = ".scratch-"
-# what a disk can refuse, and what to do about it
+# errors of a disk, and what to do about them
 REFUSALS = {
     errno.ENOSPC: ("The disk is full", "Free some space"),
     errno.EDQUOT: ("Your disk quota is used up", "Free some space"),
@@ -30,12 +30,12 @@ REFUSALS = {
 
 
 class DiskError(MalmoiError):
-    """Something could not be written; nothing is left half-written."""
+    """A file could not be written; nothing is left half-written."""
 
 
 @contextmanager
 def explain_disk_errors(what: str | Path) -> Iterator[None]:
-    """Turns disk errors (full, failing) into a sentence about `what`; others pass."""
+    """Turns disk errors (full, failing) into a sentence about `what`; others propagate."""
     try:
         yield
     except Exception as error:
@@ -64,16 +64,16 @@ def _errno(error: Exception) -> int:
         return 0
     if isinstance(error, OSError) and error.errno:
         return error.errno
-    # Rust's libraries have the number in their text
+    # Rust libraries have the number in their message
     if found := re.search(r"\(os error (\d+)\)", str(error)):
         return int(found[1])
-    # NumPy's tofile has no number at all
+    # NumPy's tofile reports no number at all
     return errno.ENOSPC if re.search(r"\d+ requested and \d+ written", str(error)) else 0
 
 
 @contextmanager
 def _temporary_path(path: Path) -> Iterator[Path]:
-    """A path beside the target, which is flushed and moved into place, or removed."""
+    """A path beside the target; the file is flushed and moved into place, or removed on error."""
     beside = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL_SUFFIX}")
     _check_no_folder(beside, path)
     with explain_disk_errors(path):
@@ -119,7 +119,7 @@ def write_json(path: Path, value: object) -> None:
 
 @contextmanager
 def output_folder(folder: Path) -> Iterator[None]:
-    """A folder to write several files to; a new one is removed if any of them fails."""
+    """A folder for several files; if it is new, it is removed when writing any of them fails."""
     is_new = not folder.exists()
     with explain_disk_errors(folder):
         make_folder(folder)
@@ -174,7 +174,7 @@ def folder_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
 
 
 def _remove_partial_files(halves: Iterable[Path]) -> None:
-    """Removes partial files of killed processes, but no folder that we did not name."""
+    """Removes partial files of killed processes, but no folder that we did not create."""
     for half in halves:
         writer = half.name.removesuffix(PARTIAL_SUFFIX).rpartition(".")[2]
         if not writer.isdecimal() or _runs(int(writer)):
@@ -190,15 +190,13 @@ def _runs(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # somebody else's
+    except PermissionError:  # another user's process
         pass
     return True
 
 
 def require_free(out: Path, *, overwrite: bool) -> None:
-    """The rule for existing output: a file or a folder with something in it is not replaced
-    unless that was asked for.
-    """
+    """Refuses to replace an existing file or non-empty folder unless `overwrite` is set."""
     taken = out.is_file() or (out.is_dir() and any(out.iterdir()))
     if taken and not overwrite:
         raise UsageError(f"{out} already exists; choose another --out, or pass --overwrite.")

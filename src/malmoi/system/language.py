@@ -1,7 +1,7 @@
-"""The user's language: English sentences of the source, and their translations by one catalogue.
+"""Translates the English messages of the source into the user's language, from one catalogue.
 
-`ko.toml` is keyed by the English sentence as the source has it, with {0}, {1}… where an f-string
-has a value; the values themselves are translated too, so that sentences may be nested.
+`ko.toml` is keyed by the English sentence as in the source, with {0}, {1}… for an f-string's
+values; the values are translated too, so that sentences can be nested.
 """
 
 import os
@@ -24,20 +24,20 @@ def language() -> str:
 
 
 def translate(text: str) -> str:
-    """The text in the user's language; what the catalogue does not have stays as it is."""
+    """The text in the user's language; unchanged if the catalogue lacks it."""
     return _translated(text) if language() == "ko" else text
 
 
 @cache
 def catalogue() -> dict[str, str]:
-    """English templates and their Korean."""
+    """English templates with their Korean translations."""
     found = tomllib.loads((files("malmoi.system") / "ko.toml").read_text("utf-8"))
     return {english: korean for part in found.values() for english, korean in part.items()}
 
 
 @cache
 def _templates() -> list[tuple[re.Pattern[str], list[str], str]]:
-    """Sentences with values in them, those with the most words of their own first."""
+    """Sentences with placeholders, those with the most literal text first."""
     found = []
     for english, korean in sorted(catalogue().items(), key=lambda item: -len(item[0])):
         parts = PLACE.split(english)
@@ -61,7 +61,7 @@ def _translated(text: str) -> str:
 
 
 def _filled(korean: str, values: Mapping[str, str]) -> str:
-    """The sentence with its values: a clause is translated too, a single word is a name."""
+    """Fills in the values: a clause is translated too, a single word is kept as a name."""
 
     def value(place: re.Match[str]) -> str:
         found = values[place[1]]

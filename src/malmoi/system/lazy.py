@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first used."""
+"""Names of a package that are imported on first use."""
 
 import sys
 from collections.abc import Callable
@@ -6,8 +6,10 @@ from importlib import import_module
 
 
 def lazy_names(package: str, **modules: str) -> Callable[[str], object]:
-    """A package's `__getattr__`: `lazy_names(__name__, network="Network initialise")` imports
-    `package.network` when one of its names is asked for, so that a table of sizes needs no torch.
+    """A package's `__getattr__` that imports a submodule when one of its names is first used.
+
+    `lazy_names(__name__, network="Network initialise")` imports `package.network` on demand, so
+    that listing sizes needs no torch.
     """
     homes = {name: module for module, names in modules.items() for name in names.split()}
 

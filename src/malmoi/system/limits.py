@@ -1,4 +1,4 @@
-"""Limits on files and requests from outside, far above real models and users.
+"""Limits on untrusted files and requests, far above real models and users.
 
 They are also far below what would exhaust a machine's memory or keep it busy.
 """
@@ -7,7 +7,7 @@ from malmoi.errors import UsageError
 
 # files
 MAX_JSON_BYTES = 512 * 2**20  # the largest tokenizer.json in use has about 35 MB
-MAX_JSON_DEPTH = 64  # objects within objects
+MAX_JSON_DEPTH = 64  # nesting of objects and lists
 MAX_SHOWN_CHARACTERS = 60  # of a wrong value, in an error
 
 MAX_PATH_CHARACTERS = 4_096
@@ -17,20 +17,20 @@ MAX_LAYERS = 1 << 12  # GPT-3 has 96
 MAX_CONTEXT_TOKENS = 1 << 22
 MAX_SIZE = (1 << 31) - 1  # of a vocabulary, a width, a number of heads…
 MAX_PATTERN_CHARACTERS = 1_000  # of an attention pattern
-MAX_WEIGHT = 1e9  # the squares of larger ones overflow in a norm
+MAX_WEIGHT = 1e9  # squares of larger ones overflow in a norm
 # of rotary or sinusoidal positions: a million tokens with heads of 128
 MAX_POSITION_TABLE_BYTES = 512 * 2**20
 MAX_CLASSES = 1 << 16
 
 # tokenizers
-MAX_VOCABULARY_TOKENS = 1 << 22  # an id beyond makes the library walk through all ids before it
-MAX_VOCABULARY_HOLES = 1 << 16  # ids up to the largest that no token has
+MAX_VOCABULARY_TOKENS = 1 << 22  # a larger id makes the library walk through all smaller ones
+MAX_VOCABULARY_HOLES = 1 << 16  # unused ids below the largest
 MAX_TOKEN_CHARACTERS = 1 << 16
-MAX_WORD_CHARACTERS = 10_000  # that WordPiece looks at as one word
+MAX_WORD_CHARACTERS = 10_000  # of one word for WordPiece
 MAX_TEXT_GROWTH = 64  # how many times longer normalizers may make a text
 MAX_TOKENIZER_REGEX_CHARACTERS = 10_000
 
-# programs of others: chat templates, regular expressions of adapters
+# untrusted programs: chat templates, adapters' regular expressions
 MAX_CONFINED_SECONDS = 5.0
 MAX_CONFINED_BYTES = 512 * 2**20
 MAX_RENDERED_CHARACTERS = 4_000_000
@@ -44,14 +44,14 @@ MAX_CHOICE_CHARACTERS = 10_000_000  # of all choices together
 MAX_REGEX_CHARACTERS = 10_000
 MAX_REGEX_NESTING = 100
 MAX_REGEX_REPEATS = 100_000
-MAX_REGEX_PARTS = 20_000  # of what is left to match
-MAX_REGEX_STEPS = 2_000_000  # parts looked at to find the next token
+MAX_REGEX_PARTS = 20_000  # of the remaining expression
+MAX_REGEX_STEPS = 2_000_000  # parts visited to find the next token
 MIN_SEED = -(2**63)
 MAX_SEED = 2**63 - 1
 
 
 def check_whole_number(name: str, value: object, low: int, high: int) -> int:
-    """The number, if it is a whole one within these bounds."""
+    """The value, if it is an integer within these bounds; raises otherwise."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise UsageError(
             f"{name} must be a whole number from {low:,} to {high:,}, not {shown(value)}."
@@ -63,7 +63,7 @@ def shown(value: object) -> str:
     """A wrong value as an error shows it, shortened if it is long."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # more digits than Python converts; a value within itself
+    except (ValueError, RecursionError):  # too many digits; a value that contains itself
         return f"a {type(value).__name__} too large to show"
     return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[: MAX_SHOWN_CHARACTERS - 1]}…"
 

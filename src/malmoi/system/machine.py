@@ -1,7 +1,7 @@
 """This machine: CPU instructions, cores, memory, compiler and accelerators.
 
 Everything else asks here which device, precision and kernels to use, so that a chip without bf16
-units, or a laptop without a compiler, is a value and not a surprise.
+units or a laptop without a compiler is handled in one place.
 `MALMOI_MACHINE=no-bf16,no-compiler,cores=1,memory=2G` (or `pretend` in Python) describes another
 machine: tests run the main paths under each.
 """
@@ -28,10 +28,10 @@ Value = TypeVar("Value")
 
 ENVIRONMENT = "MALMOI_MACHINE"
 GIB = 1 << 30
-FEWER_THREADS_PAY = 0.8  # of the time that all cores take, or less
-PROBE_PRODUCTS = 60  # some 60 ms on one slow core
+FEWER_THREADS_PAY = 0.8  # at most this share of the time that all cores take
+PROBE_PRODUCTS = 60  # about 60 ms on one slow core
 
-# What Linux and macOS call an instruction set, and what it is called here.
+# Names of instruction sets in Linux and macOS → ours.
 LINUX_FEATURES = {
     "avx2": "avx2",
     "avx512f": "avx512",
@@ -63,7 +63,7 @@ class Accelerator:
     name: str = ""
     count: int = 1
     memory: int = 0  # bytes of one
-    bf16: bool = False  # has units for it; emulation does not count
+    bf16: bool = False  # in hardware; emulation does not count
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Machine:
     architecture: str = "x86_64"  # x86_64 | aarch64
     system: str = "Linux"
     features: frozenset[str] = frozenset()  # values of LINUX_FEATURES
-    cores: int = 1  # that this process may use
+    cores: int = 1  # available to this process
     memory: int = 8 * GIB  # bytes
     compiler: str | None = None  # path of a C++ compiler
     mkl: bool = False
@@ -94,11 +94,11 @@ class Machine:
     # -------------------------------------------------------------- precision
 
     def fast_bf16(self, kind: str) -> bool:
-        """Whether bf16 products run on matrix units: then training computes in bf16.
+        """Whether bf16 matmuls run on matrix units, in which case training uses bf16.
 
-        By instruction set, not by timing, which on a busy machine would make two runs of one seed
-        differ. AMX multiplies in bf16 4.4 times as fast as in fp32; AVX512-BF16 alone does not pay
-        for the casts of training, and no ARM server with BF16 has been measured.
+        Decided by instruction set, not by timing, which on a busy machine would make two runs with
+        one seed differ. AMX multiplies in bf16 4.4 times as fast as in fp32; AVX512-BF16 alone does
+        not make up for the casts of training, and no ARM server with BF16 has been measured.
         """
         if kind == "cpu":
             return "amx_bf16" in self.features
@@ -106,22 +106,22 @@ class Machine:
         return found is not None and found.bf16 and kind == "cuda"
 
     def native_bf16(self, kind: str) -> bool:
-        """Whether bf16 is computed by instructions, and not emulated (270 times slower)."""
+        """Whether bf16 has native instructions; emulation is 270 times slower."""
         if kind == "cpu":
             return any(name in self.features for name in BF16_FEATURES)
         found = self._accelerator(kind)
         return found is not None and found.bf16
 
     def training_dtype(self, kind: str) -> "torch.dtype":
-        """The precision of a training step's products; weights are always fp32."""
+        """The precision of matmuls in training; weights are always fp32."""
         import torch
 
         return torch.bfloat16 if self.fast_bf16(kind) else torch.float32
 
     def inference_dtype(self, kind: str, stored: "torch.dtype") -> "torch.dtype":
-        """The precision to compute in for weights stored in `stored`.
+        """The dtype to compute in for weights stored as `stored`.
 
-        Half precision on a processor that emulates it would be many times slower than fp32.
+        Half precision on a CPU that emulates it would be many times slower than fp32.
         """
         import torch
 
@@ -135,14 +135,14 @@ class Machine:
 
     @property
     def int8_instructions(self) -> str | None:
-        """The instructions of our int8 kernel on this CPU; None: fp32 is faster."""
+        """The instructions that our int8 kernel uses on this CPU; None: fp32 is faster."""
         if self.compiler is None:
             return None
         return next((name for name in ("avx512_vnni", "dotprod") if name in self.features), None)
 
     @property
     def column_major_pays(self) -> bool:
-        """MKL multiplies one row 1.2 times as fast by weights stored by input; others slower."""
+        """Whether column-major weights pay: for one row, 1.2x as fast with MKL, else slower."""
         return self.mkl
 
     @property
@@ -159,8 +159,8 @@ class Machine:
     def compile_pays(self, kind: str, seconds: float) -> bool:
         """Whether `torch.compile` pays off in a run of `seconds`.
 
-        On x86, compiling for some 20 s pays from ten minutes on; on an ARM server compiled steps
-        were no faster (1.9 s against 1.7), and Apple's GPU backend is incomplete.
+        On x86 the 20 s or so of compiling pay off from ten minutes on; on an ARM server compiled
+        steps were no faster (1.9 s against 1.7), and Apple's GPU backend is incomplete.
         """
         if kind == "cuda":
             return True
@@ -171,7 +171,7 @@ class Machine:
 # ------------------------------------------------------------------ which machine
 
 
-_pretended: list[Machine] = []  # innermost last; threads of the process see it too
+_pretended: list[Machine] = []  # innermost last; visible to all threads of the process
 
 
 def this_machine() -> Machine:
@@ -181,7 +181,7 @@ def this_machine() -> Machine:
 
 @contextmanager
 def pretend(machine: Machine) -> Iterator[Machine]:
-    """Makes `this_machine()` another one inside."""
+    """Makes `this_machine()` return `machine` inside the `with` block."""
     _pretended.append(machine)
     try:
         yield machine
@@ -280,7 +280,7 @@ def _sysctl(feature: str) -> bool:
 
 
 def _cores() -> int:
-    """Cores that this process may use: a container or `taskset` may allow fewer than there are."""
+    """Cores available to this process: a container or `taskset` may allow fewer than exist."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -297,7 +297,7 @@ def _total_memory() -> int:
 
 def _physical_memory() -> int:
     if sys.platform == "win32":
-        return 8 * GIB  # Windows has no sysconf; what is found here only bounds batch sizes
+        return 8 * GIB  # Windows has no sysconf; the value only bounds batch sizes
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -367,11 +367,11 @@ def free_memory() -> int:
 
 
 def usable_threads() -> int:
-    """Threads that pay right now: one per core that no other program keeps busy.
+    """The number of threads worth using now: one per core that no other program keeps busy.
 
-    A product split over cores waits for the slowest. With one of two cores taken, two threads took
-    eleven times as long as one for the small products of an optimizer. `OMP_NUM_THREADS` overrides
-    this.
+    A matmul split over cores waits for the slowest one. With one of two cores busy, two threads
+    took eleven times as long as one for the small matmuls of an optimizer. `OMP_NUM_THREADS`
+    overrides this.
     """
     import torch
 
@@ -387,7 +387,7 @@ def usable_threads() -> int:
 
 
 def _seconds_of_products(threads: int) -> float:
-    """The time of some small products with this many threads."""
+    """The time of some small matmuls with this many threads."""
     import torch
 
     before = torch.get_num_threads()
@@ -405,7 +405,7 @@ def _seconds_of_products(threads: int) -> float:
 
 
 def pick_device(name: "torch.device | str | None" = None) -> "torch.device":
-    """The given device, if it exists; by default the fastest."""
+    """The given device, if it exists; by default the fastest one."""
     import torch
 
     machine = this_machine()

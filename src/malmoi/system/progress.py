@@ -1,10 +1,11 @@
-"""Progress of long calls, as events that a caller may listen to.
+"""Progress of long calls, as events passed to a callback.
 
 Every function of `malmoi` that takes a while accepts `progress=`, a function of one `Progress`:
 
     malmoi.pretrain("gpt-char", data="book.txt", out="runs/book", minutes=3, progress=print)
 
-Inside, `report_progress` sends an event to whoever listens, so that no layer hands a callback on.
+Internally, `report_progress` sends events to the current listener, so that no layer has to pass a
+callback on.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,14 +27,14 @@ class Progress:
 
     verb: str  # "pretrain", "encode", "evaluate", …
     done: float
-    total: float | None = None  # None: not known beforehand
+    total: float | None = None  # None: unknown
     unit: str = ""  # "steps", "seconds", "rows", …
     metrics: Mapping[str, float] = field(default_factory=dict)  # loss, tokens_per_second, …
-    seconds_left: float | None = None  # where the caller knows better than done / total
+    seconds_left: float | None = None  # if the sender knows better than done / total
 
     @property
     def share(self) -> float | None:
-        """From 0 to 1; None where the total is not known."""
+        """From 0 to 1; None if the total is unknown."""
         return min(1.0, self.done / self.total) if self.total else None
 
 

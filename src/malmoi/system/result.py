@@ -1,4 +1,4 @@
-"""What the functions of `malmoi` return: frozen records that read well and become plain values."""
+"""The base of what `malmoi`'s functions return: frozen records that convert to plain values."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -19,12 +19,12 @@ class Result:
         return f"{type(self).__name__}({values})"
 
     def to_dict(self) -> dict[str, PlainValue]:
-        """The fields as JSON has them; a list of these is a pandas table."""
+        """The fields as JSON values; a list of these makes a pandas table."""
         return {f.name: plain(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
 
 
 def plain(value: object) -> PlainValue:
-    """A value as JSON has it: records and mappings as objects, sequences as lists."""
+    """A value as JSON types: records and mappings as objects, sequences as lists."""
     if isinstance(value, str | int | float | bool | None):
         return value
     if isinstance(value, Result):
@@ -39,7 +39,7 @@ def plain(value: object) -> PlainValue:
 
 
 def _short(value: object) -> str:
-    """Numbers at four digits, long sequences by their beginning: a result is read on one line."""
+    """Rounds numbers to four digits and cuts long sequences, so that a result fits on one line."""
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, Path):

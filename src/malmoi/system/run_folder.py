@@ -1,4 +1,4 @@
-"""Which run a folder holds: the same one resumes or is finished already, another is refused."""
+"""Which run a folder holds: the same one is resumed or already finished, another is refused."""
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from malmoi.errors import MalmoiError, UsageError
 from malmoi.system.files import write_text
 from malmoi.system.untrusted import JsonObject, read_object
 
-SHOWN = 4  # differences that a refusal names
+SHOWN = 4  # differences that an error names
 FINISHED = "finished"
 
 
@@ -20,9 +20,9 @@ class RunFolder:
 
     folder: Path
     file: str  # the record's name
-    kind: str  # of run, in words: "fine-tuning"
+    kind: str  # of run, as messages name it: "fine-tuning"
     can_restart: bool = False  # whether the command has --overwrite
-    # settings that are checksums, and words for a change
+    # settings that are checksums, with words for a change of each
     unreadable: Mapping[str, str] = field(default_factory=dict)
     parse: Callable[[JsonObject], Mapping[str, Any]] = dict
 
@@ -43,7 +43,7 @@ class RunFolder:
             ) from error
 
     def begin(self, settings: Mapping[str, Any], *, free: Collection[str] = ()) -> dict[str, Any]:
-        """The record of this run, with `finished` if it is; another run's folder is refused.
+        """The record of this run, with `finished` if it has finished; refuses another run's folder.
 
         `free` settings (dotted names) may change between two calls.
         """
@@ -63,7 +63,7 @@ class RunFolder:
         self.path.unlink(missing_ok=True)
 
     def refusal(self, differences: Sequence[str]) -> UsageError:
-        """The folder holds another run; says what differs."""
+        """The error that the folder holds another run, with what differs."""
         return UsageError(
             f"{self.folder} holds another {self.kind} ({', '.join(differences[:SHOWN])}): give the "
             f"same settings to resume it, or name another folder{self._restart()}."
@@ -89,7 +89,7 @@ class RunFolder:
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested settings by their dotted names."""
+    """Nested settings under dotted names."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")

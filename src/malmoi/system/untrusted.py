@@ -28,9 +28,9 @@ CALLED |= {list: "a list", dict: "an object"}
 
 
 class JsonObject(Mapping[str, Any]):
-    """An object of a JSON file: a mapping of raw values, with methods that check types.
+    """A JSON object: a mapping of raw values, with methods that check types.
 
-    An absent or null key has its default; without one it is an error.
+    An absent or null key takes its default; without one it is an error.
     """
 
     def __init__(self, values: Mapping[str, Any], where: str, prefix: str = "") -> None:
@@ -74,7 +74,7 @@ class JsonObject(Mapping[str, Any]):
     def whole(
         self, key: str, *, default: Any = _REQUIRED, low: int = 0, high: int = 2**63 - 1
     ) -> Any:
-        """A whole number within bounds."""
+        """An integer within bounds."""
         value = self._typed(key, int, default)
         if self._values.get(key) is not None and not low <= value <= high:
             raise self.wrong(key, f"a whole number from {low:,} to {high:,}")
@@ -124,7 +124,7 @@ class JsonObject(Mapping[str, Any]):
 
 
 def is_a(value: object, kind: type) -> bool:
-    """Whether a JSON value is of this type: true is no number, and numbers are finite."""
+    """Whether a JSON value has this type: true is not a number, and numbers must be finite."""
     if kind is float:
         return _is_finite(value)
     return isinstance(value, kind) and not (isinstance(value, bool) and kind is int)
@@ -135,7 +135,7 @@ def _is_finite(value: object) -> bool:
         return (
             isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         )
-    except OverflowError:  # a whole number beyond all floats
+    except OverflowError:  # an integer beyond float range
         return False
 
 
@@ -166,7 +166,7 @@ def parse_object(text: str, where: str) -> JsonObject:
 
 
 def parse(text: str, where: str) -> Any:
-    """A JSON text as plain values, of bounded depth."""
+    """Parses JSON to plain values, with bounded depth."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
@@ -174,7 +174,7 @@ def parse(text: str, where: str) -> Any:
             f"{where} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}; was "
             "it cut short? Copy or download it again."
         ) from None
-    except ValueError:  # of a number: Python converts only so many digits
+    except ValueError:  # from a number: Python limits the digits it converts
         raise MalmoiError(
             f"{where} holds a number of thousands of digits; it is damaged."
         ) from None
@@ -187,7 +187,7 @@ def parse(text: str, where: str) -> Any:
 
 
 def _check_characters(value: Any, where: str) -> None:
-    r"""JSON can express lone surrogates (\ud800), which UTF-8 cannot."""
+    r"""Refuses lone surrogates (\ud800), which JSON can express and UTF-8 cannot."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
