@@ -24,11 +24,9 @@ from malmoi.demo.story import (
     ERAS,
     FEW_UPDATES,
     GENERATION_PROMPTS,
-    GPT_LENGTH,
-    GPT_SECONDS,
+    GPT_SIZES,
     HELD_OUT_MESSAGES,
     MASKED_SENTENCES,
-    TEXT_TOKENS,
     DemoConfig,
     DemoSize,
     Paragraph,
@@ -47,15 +45,7 @@ from malmoi.training.estimate import EXPECTED_UTILISATION
 from malmoi.training.log import read_metrics
 from malmoi.training.pretrain import run_pretraining
 from malmoi.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
-from malmoi.training.recipes import fast_bert, sized_recipe
-from malmoi.training.sizing import (
-    SMALL_TEXT_GPT,
-    Speed,
-    batch_tokens,
-    choose_size,
-    heads_for,
-    muon_decay_for,
-)
+from malmoi.training.recipes import MODERN_GPT, fast_bert, fast_gpt
 
 logger = logging.getLogger(__name__)
 
@@ -79,9 +69,8 @@ def plan_for_this_machine() -> DemoConfig:
     execution = choose_execution(pick_device(), TrainConfig(compile=False))
     with thread_count(execution.device, 0, _say):
         rate = measured_flops(execution)
-    speed = Speed(rate, execution.device.type, execution.half, name="")
+    gpt = _largest("gpt", GPT_SIZES, EXPECTED_UTILISATION * rate)
     bert = _largest("bert", BERT_SIZES, EXPECTED_UTILISATION * rate)
-    gpt = gpt_size(speed, GPT_SECONDS[0] if bert == BERT_SIZES[0] else GPT_SECONDS[1])
     plan = DemoConfig(gpt=gpt, bert=bert)
     _say(
         f"This machine multiplies matrices at {rate / 1e9:,.0f} GFLOP/s: a GPT of {gpt.depth} "
@@ -98,15 +87,6 @@ def plan_for_this_machine() -> DemoConfig:
             "be using the processor; the demo is worth watching once it is idle."
         )
     return plan
-
-
-def gpt_size(speed: Speed, seconds: float) -> DemoSize:
-    """The size that `pretrain gpt` would choose for the speeches and these seconds."""
-    vocab = DemoConfig().vocab
-    given = {"context": GPT_LENGTH}
-    chosen = choose_size("gpt", TEXT_TOKENS, vocab, seconds, speed, given)
-    batch = max(4, batch_tokens(chosen.tokens, speed.device) // GPT_LENGTH)
-    return DemoSize(seconds, chosen.model.width, chosen.model.depth, GPT_LENGTH, batch)
 
 
 def _largest(name: str, sizes: Sequence[DemoSize], speed: float) -> DemoSize:
@@ -205,11 +185,6 @@ def demo_recipes(plan: DemoConfig) -> dict[str, Recipe]:
         data=DataConfig(documents="file", valid=0.03),
         train=_training(plan.gpt),
     )
-    sized = replace(
-        gpt,
-        model=replace(gpt.model, **SMALL_TEXT_GPT),
-        train=replace(sized_recipe("gpt").train, muon_decay=muon_decay_for(1), **_brief(plan.gpt)),
-    )
     bert = replace(
         gpt,
         name="demo-bert",
@@ -218,28 +193,30 @@ def demo_recipes(plan: DemoConfig) -> dict[str, Recipe]:
         train=_training(plan.bert),
     )
     quick = {"model.norm_kind": "layer"}
+    # In 500 updates a ModernBERT learns less, and has no segments for the next sentence.
+    shape = MODERN_GPT | dict(
+        norm="pre", embed_norm=False, final_norm=True, init="normal", eps=1e-6
+    )
+    modern = replace(fast_bert(bert), model=replace(bert.model, **shape))
     return {
-        "gpt": sized.override(quick),
-        "bert": fast_bert(bert).override({**quick, "objective": "mlm+nsp"}),
+        "gpt": fast_gpt(gpt).override(quick),
+        "bert": modern.override({**quick, "objective": "mlm+nsp"}),
     }
 
 
 def _model(name: str, size: DemoSize, vocab: int) -> ModelConfig:
-    heads = heads_for(size.width)
+    heads = max(1, size.width // 64)
     return preset(
         name, vocab=vocab, context=size.length, width=size.width, depth=size.depth, heads=heads
     )
 
 
 def _training(size: DemoSize) -> TrainConfig:
-    return TrainConfig(lr=8e-4, **_brief(size))
-
-
-def _brief(size: DemoSize) -> dict[str, Any]:
     """Settings of a run of a minute: too short to compile, validate or save midway."""
     rare = 10**6
-    return dict(
+    return TrainConfig(
         batch=size.batch,
+        lr=8e-4,
         valid_every=rare,
         valid_batches=8,
         save_every=rare,

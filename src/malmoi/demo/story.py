@@ -31,12 +31,14 @@ class DemoSize:
     batch: int
 
 
-# The GPT's seconds: with matrix units or many cores, and on two cores of the slowest kind tried
-# (fp32 at 60 GFLOP/s). Its size follows by the rule of `pretrain gpt`.
-GPT_SECONDS = (60, 100)
-GPT_LENGTH = 128  # tokens of a sample
-TEXT_TOKENS = 2_200_000  # approximately, of the speeches that are not held out
-# From large to small: a machine takes the first that it can give enough updates.
+# From large to small: a machine takes the first that it can give enough updates. The first two are
+# for matrix units or many cores, the last for two cores of the slowest kind tried (fp32 at 60
+# GFLOP/s).
+GPT_SIZES = (
+    DemoSize(seconds=60, width=192, depth=4, length=128, batch=32),
+    DemoSize(seconds=75, width=160, depth=3, length=128, batch=24),
+    DemoSize(seconds=100, width=128, depth=2, length=128, batch=16),
+)
 BERT_SIZES = (
     DemoSize(seconds=84, width=128, depth=2, length=64, batch=64),
     DemoSize(seconds=170, width=128, depth=2, length=64, batch=32),
@@ -50,7 +52,7 @@ FEW_UPDATES = 60  # fewer teach nothing that a page could show
 class DemoConfig:
     """The time of each part and the size of the models: the one place to tune."""
 
-    gpt: DemoSize = DemoSize(seconds=60, width=128, depth=2, length=128, batch=16)
+    gpt: DemoSize = GPT_SIZES[0]
     bert: DemoSize = BERT_SIZES[0]
     vocab: int = 4096
     labelled: int = 120  # training paragraphs with their era: few, as labels are scarce in practice

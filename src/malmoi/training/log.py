@@ -88,7 +88,6 @@ def _tensorboard(out: Path) -> Any:
 
 
 def plural(count: float, noun: str) -> str:
-    """Formats a count with its noun: 1 step, 2 steps, 1,000 steps, 0.5 minutes."""
-    return (
-        f"{count:,g} {noun}{'s' if count != 1 else ''}" if count < 1e6 else f"{count:,.0f} {noun}s"
-    )
+    """Formats a count with its noun: 1 step, 2 steps, 1,000 steps, 1.67 minutes."""
+    shown = f"{count:,.0f}" if count == int(count) or count >= 1000 else f"{count:.3g}"
+    return f"{shown} {noun}{'s' if count != 1 else ''}"

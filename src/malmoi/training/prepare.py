@@ -20,6 +20,7 @@ from malmoi.tokenizer import Tokenizer
 from malmoi.training.data.encode import Stores, build_stores
 from malmoi.training.data.store import Store
 from malmoi.training.feed import PhaseFeed
+from malmoi.training.log import plural
 from malmoi.training.losses import objective
 from malmoi.training.pace import Budget
 from malmoi.training.parallel import ProcessGroup
@@ -229,7 +230,7 @@ def _describe(
     tokens = sum(len(s.train.tokens) for s in stores)
     budget = Budget.of(recipe)
     size = f"{count_parameters(network) / 1e6:.1f}M weights, {tokens:,} training tokens"
-    steps = f"{budget.steps:,} steps" if budget.steps else f"{recipe.train.minutes:g} minutes"
+    steps = f"{budget.steps:,} steps" if budget.steps else plural(recipe.train.minutes, "minute")
     lengths = " then ".join(str(length) for length, _ in recipe.phases)
     logger.info(f"{recipe.name}: {size}, {steps}, {recipe.train.batch} × {lengths} tokens a step")
     if budget.steps and len(stores) > 1:
