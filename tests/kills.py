@@ -14,6 +14,7 @@ import random
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,8 +23,9 @@ from typing import Any
 import torch
 
 import malmoi.tokenizer
-from malmoi import build_corpus, finetune
+from malmoi import finetune
 from malmoi.compression.distil import distil_model
+from malmoi.corpus.build import run_build
 from malmoi.finetuning import trainer
 from tiny_runs import WORDS, train, write_corpus
 
@@ -79,7 +81,7 @@ class Bench:
             ),
             "distillation of text": lambda out: distil_model(self.gpt, out, self.text, **spoken),
             "a vocabulary": self.learn_vocabulary,
-            "a corpus": lambda out: build_corpus([str(self.text)], out, shard=2_000),
+            "a corpus": lambda out: run_build([str(self.text)], out, shard=2_000),
         }
 
     def learn_vocabulary(self, out: Path) -> None:
@@ -103,6 +105,10 @@ def start(job: Callable[[Path], object], out: Path) -> int:
     try:
         job(out)
         code = 0
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        raise
     finally:
         os._exit(code)
 
