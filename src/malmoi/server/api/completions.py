@@ -1,6 +1,7 @@
 """POST /v1/completions, and what it shares with chat."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from time import time
 from typing import Any
@@ -81,7 +82,7 @@ def prompts_of(given: Any) -> list[str] | list[list[int]]:
     return [given] if alone else list(given)
 
 
-class GenerationReply:
+class GenerationReply(ABC):
     """Turns the chunks of the jobs into OpenAI's response bodies."""
 
     prefix: str  # of the response's id
@@ -100,14 +101,17 @@ class GenerationReply:
         """Events before the first chunk."""
         return []
 
+    @abstractmethod
     def events(self, chunks: Sequence[IndexedChunk]) -> list[Any]:
-        raise NotImplementedError
+        """The events that these chunks become."""
 
+    @abstractmethod
     def whole(self, written: Sequence[Sequence[TextChunk]]) -> Any:
-        raise NotImplementedError
+        """The response of a request that is not streamed, from all chunks of each job."""
 
+    @abstractmethod
     def body(self, choices: list[Any], usage: Usage | None = None) -> Any:
-        raise NotImplementedError
+        """One response object with these choices."""
 
     async def stream(self, generation: GenerationStream) -> Events:
         """Events as the text is written, then the usage if it was asked for."""
