@@ -57,7 +57,7 @@ def current_field(record: str, name: str) -> str:
 
 @cache
 def _note_renamed(old: str, new: str) -> None:
-    logger.warning(f"The setting {old} is now called {new}; the old name goes away.")
+    logger.warning(f"The setting {old} is now {new}; the old name will be removed.")
 
 
 @dataclass(frozen=True, kw_only=True)

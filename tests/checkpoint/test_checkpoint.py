@@ -444,14 +444,14 @@ def test_llama_generates_as_transformers_does(tmp_path: Path) -> None:
     [
         (
             {"rope_scaling": {"rope_type": "longrope"}},
-            "rotary positions 'longrope'; Malmoi has default, linear",
+            "rotary positions 'longrope'; Malmoi supports default, linear",
         ),
-        ({"rope_scaling": {"rope_type": "linear"}}, "gives no number as factor"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "gives no number for factor"),
         (
             {"rope_scaling": {"partial_rotary_factor": 0.5}},
             "partial_rotary_factor = 0.5, that only a part of each head",
         ),
-        ({"attention_bias": True}, "in both or in none"),
+        ({"attention_bias": True}, "in both or in neither"),
         ({"hidden_act": "gelu"}, "only with 'silu'"),
     ],
 )

@@ -228,7 +228,7 @@ def _other_padding(folder: Path) -> Path:
     [
         ({"layer_types": ["full_attention"]}, "for each of the 3 layers"),
         ({"layer_types": ["full_attention", "linear", "full_attention"]}, "layer_types"),
-        ({"mlp_bias": True}, "in both or in none"),
+        ({"mlp_bias": True}, "in both or in neither"),
         ({"classifier_bias": True}, "only with False"),
         ({"hidden_activation": "relu"}, "hidden_activation = 'relu'.*it has gelu, silu"),
         (

@@ -316,14 +316,14 @@ def announce(count: int) -> Callable[[bytes], bytes]:
         (lambda data: data[:4] + (99).to_bytes(4, "little") + data[8:], "version 99"),
         (
             lambda data: data[:8] + (2**60).to_bytes(8, "little") + data[16:],
-            "announces 1152921504606846976 tensors",
+            "declares 1152921504606846976 tensors",
         ),
         (
             lambda data: data[:16] + (2**60).to_bytes(8, "little") + data[24:],
-            "announces 1152921504606846976 metadata",
+            "declares 1152921504606846976 metadata",
         ),
-        (announce(2**60), "announces 1152921504606846976 texts"),
-        (announce(2**63), "announces"),
+        (announce(2**60), "declares 1152921504606846976 texts"),
+        (announce(2**63), "declares"),
         (lambda data: data[:-100], "ends at byte"),
         (lambda data: data[:3000], "cut short or damaged"),
         (replace(b"llama.block_count", b"llama.block_cound"), "does not say llama.block_count"),
@@ -335,7 +335,7 @@ def announce(count: int) -> Callable[[bytes], bytes]:
         ),
         (
             replace(b"output_norm.weight", b"output_gnom.weight"),
-            "'output_gnom.weight', which no llama",
+            "'output_gnom.weight', which Malmoi's llama does not",
         ),
     ],
 )

@@ -362,10 +362,7 @@ def test_an_empty_prompt_says_what_it_starts_from(call: Call, gpt: Path, encoder
     same = ("generate", "--model", gpt, "--max-new-tokens", 3, "--temperature", 0)
     done = call(*same, "")
     assert done.code == 0
-    assert (
-        done.err
-        == "note: The prompt is empty: the text starts after <|endoftext|>, as a new one.\n"
-    )
+    assert done.err == "note: The prompt is empty, so the text starts after <|endoftext|>.\n"
     assert done.out == call(*same, "--parse-special", "<|endoftext|>").out
     assert call(*same, "--json", "the", "").err == done.err
     assert call(*same, "the").err == ""
@@ -380,7 +377,7 @@ def test_help_fits_eighty_columns_and_names_no_python_type(
     screen = call().out
     assert max(len(line) for line in screen.splitlines()) <= 80
     panels = re.findall(r"─ ([A-Z][a-z ]+) ─", screen)
-    assert panels == ["Options", "Train", "Use", "Judge", "Shrink", "Serve", "This machine"]
+    assert panels == ["Options", "Train", "Use", "Evaluate", "Compress", "Serve", "This machine"]
     assert "Start with malmoi demo" in screen
     # one line a command
     for name in get_command(build_app()).commands:
@@ -551,4 +548,4 @@ def test_a_file_in_and_a_file_out(call: Call, classifier: Path, tmp_path: Path) 
     assert set(json.loads(lines[0])["probabilities"]) == {"negative", "positive"}
     refused(call(*same, "-o", tmp_path / "new.jsonl"), 2, "--overwrite")
     refused(call(*same[:-1], "words", "--overwrite"), 2, "Did you mean 'words of it'?")
-    refused(call("predict", "-m", classifier, data), 2, "say --data")
+    refused(call("predict", "-m", classifier, data), 2, "pass --data")

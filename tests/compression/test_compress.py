@@ -402,7 +402,7 @@ def test_a_pruned_classifier_is_judged_and_opened(
     columns = ["--task", "classification", "--text", "text", "--label", "side"]
     assert run_command(["compress", "prune", *asked, *columns, *way]) == 0, capsys.readouterr().err
     told = capsys.readouterr()
-    assert "It should learn again" in told.err
+    assert "Train it again" in told.err
     assert ("by their weights alone" in told.err) == (
         way[0] in ("--heads", "--neurons") and "--train" not in way
     )
@@ -464,19 +464,19 @@ def test_the_smallest_weights_become_zero_and_two_of_every_four(tmp_path: Path) 
     [
         (
             ["prune", "m"],
-            "Choose one way to prune, of sparsity, pattern, layers, heads and neurons; none is "
+            "Choose one of sparsity, pattern, layers, heads and neurons to prune by; none is "
             "given.",
         ),
         (["prune", "m", "--heads", "0.5", "--neurons", "0.5"], "these are 2: heads, neurons"),
         (
             ["prune", "m", "--heads", "0"],
-            "heads is the share that stays, above 0 and at most 1, not 0",
+            "heads is the share to keep, above 0 and at most 1, not 0",
         ),
-        (["prune", "m", "--neurons", "1.5"], "neurons is the share that stays"),
+        (["prune", "m", "--neurons", "1.5"], "neurons is the share to keep"),
         (["prune", "m", "--sparsity", "1"], "between 0 and 1, not 1"),
         (["prune", "m", "--pattern", "4:2"], "such as 2:4"),
         (["prune", "m", "--pattern", "1:7"], "does not divide 64 inputs"),
-        (["prune", "m", "--layers", "0,3"], "of 0 to 2; not 0,3"),
+        (["prune", "m", "--layers", "0,3"], "from 0 to 2; not 0,3"),
         (["prune", "m", "--layers", "first"], "such as 0,2,4; not first"),
         (["prune", "shared", "--layers", "0"], "share their weights"),
         (["prune", "adapter", "--layers", "0"], "malmoi merge --model adapter --out DIR"),
@@ -484,7 +484,7 @@ def test_the_smallest_weights_become_zero_and_two_of_every_four(tmp_path: Path) 
         (["prune", "m", "--layers", "0", "--train", "text.txt"], "--train ranks heads and neurons"),
         (
             ["prune", "shared", "--heads", "0.5", "--train", "text.txt"],
-            "Text ranks the parts of a GPT",
+            "Ranking by plain text needs a GPT",
         ),
         (
             ["prune", "m", "--heads", "0.5", "--train", "text.txt", "--task", "sst2"],
@@ -494,8 +494,8 @@ def test_the_smallest_weights_become_zero_and_two_of_every_four(tmp_path: Path) 
         (["quantize", "m", "--bits", "3"], "8 or 4 bits, not 3"),
         (["quantize", "m", "--group", "48"], "do not divide the 64 inputs"),
         (["quantize", "m", "--group", "-1"], "it cannot be -1"),
-        (["quantize", "shared", "--data", "text.txt"], "name the --task of its rows"),
-        (["quantize", "m", "--task", "sst2"], "name them too"),
+        (["quantize", "shared", "--data", "text.txt"], "give the --task of the rows"),
+        (["quantize", "m", "--task", "sst2"], "give --data too"),
         (["quantize", "m", "--text", "a"], "name the --task too"),
     ],
 )

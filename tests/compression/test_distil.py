@@ -359,13 +359,13 @@ def test_what_cannot_be_taught(teacher: Path, base: Path, rows: Path, tmp_path: 
     for model, data, ways, sentence in [
         (base, rows, {}, "no classify head"),
         (teacher, rows, {"layers": 5}, "1 to 4 layers, not 5"),
-        (teacher, rows, {"student": tmp_path / "other"}, "another vocabulary"),
+        (teacher, rows, {"student": tmp_path / "other"}, "different vocabulary"),
         (teacher, rows, {"student": tmp_path / "other", "layers": 1}, "--layers or --student"),
         (teacher, rows, {"student": base}, "larger than its teacher"),
         (teacher, rows, {"soft": 1.5}, "share of the loss"),
         (teacher, rows, {"temperature": 0}, "temperature must be positive"),
-        (teacher, rows, {"adapter": "lora"}, "no features, words or adapter"),
-        (teacher, rows, {"task": None}, "no language model"),
+        (teacher, rows, {"adapter": "lora"}, "cannot be combined with features"),
+        (teacher, rows, {"task": None}, "not a language model"),
         (teacher, tmp_path / "a.csv", {}, "label 'maybe'"),
         (tmp_path / "adapter", rows, {}, "is an adapter"),
         (tmp_path / "a.gguf", rows, {}, "GGUF"),
@@ -446,7 +446,7 @@ def test_a_shared_bert_is_an_albert(
     told = capsys.readouterr()
     assert f"{count_parameters(read_checkpoint(out).network):,}" in told.out
     assert "of type albert" in told.err
-    assert "must learn again" in told.err
+    assert "Train it again" in told.err
     theirs, tokens = (
         transformers.AutoModelForPreTraining.from_pretrained(out).eval(),
         torch.randint(0, 40, (2, 9)),

@@ -295,7 +295,7 @@ def test_a_share_that_cannot_be_held_is_told(
     run_build([one, many], tmp_path / "out", weights="one=1,many=3")
     said = caplog.messages[-1]
     assert said.startswith("one has ")
-    assert said.endswith("shared out more finely.")
+    assert said.endswith("mixed more exactly.")
 
 
 # ------------------------------------------------------------------ the whole
@@ -388,7 +388,7 @@ def test_good_text_stays(tmp_path: Path) -> None:
     ("settings", "said"),
     [
         ({"steps": "clean,dedupe"}, "There is no step 'dedupe'. Did you mean 'dedup'?"),
-        ({"weights": "wep=1"}, "There is no source 'wep' to weigh. Did you mean 'web'?"),
+        ({"weights": "wep=1"}, "There is no source 'wep' to weight. Did you mean 'web'?"),
         (
             {"weights": "web"},
             "The weight 'web' is not NAME=NUMBER; write for example web=0.6,books=0.4.",
@@ -396,11 +396,14 @@ def test_good_text_stays(tmp_path: Path) -> None:
         ({"weights": "web=-1"}, "The weight 'web=-1' is not NAME=NUMBER"),
         ({"weights": "web=0"}, "All weights are 0"),
         ({"hashes": 0}, "hashes must be at least 1, not 0."),
-        ({"hashes": 4, "rows": 8}, "A band of 8 rows needs as many hashes; there are 4."),
+        (
+            {"hashes": 4, "rows": 8},
+            "A band of 8 rows needs at least that many hashes; there are 4.",
+        ),
         ({"max_run": [0.2, 0.2]}, "max_run needs 3 shares, for 2, 3 and 4 words; there are 2."),
-        ({"decontaminate": ["builtin:sotu"]}, "builtin:sotu cannot be a test set"),
-        ({"workers": 0}, "0 workers can do nothing"),
-        ({"language": "xx"}, "There is no test for the language 'xx'."),
+        ({"decontaminate": ["builtin:sotu"]}, "builtin:sotu cannot be used as a test set"),
+        ({"workers": 0}, "0 workers: give at least 1"),
+        ({"language": "xx"}, "There is no detector for the language 'xx'."),
         ({"min_word": "3"}, "CorpusConfig has no field 'min_word'. Did you mean 'min_words'"),
     ],
 )
@@ -438,14 +441,14 @@ def test_a_broken_test_set_names_its_line(tmp_path: Path) -> None:
     with pytest.raises(MalmoiError, match=r"test.jsonl:2 is not JSON"):
         run_build([source], tmp_path / "out", decontaminate=[str(tmp_path / "test.jsonl")])
     (tmp_path / "test.parquet").write_bytes(b"")
-    with pytest.raises(UsageError, match=r"test.parquet cannot be a test set .* give \.txt"):
+    with pytest.raises(UsageError, match=r"test.parquet cannot be used as a test set: give \.txt"):
         run_build([source], tmp_path / "o2", decontaminate=[str(tmp_path / "test.parquet")])
 
 
 def test_a_source_of_which_nothing_is_left_cannot_have_a_share(tmp_path: Path) -> None:
     empty = write(tmp_path / "in" / "short.jsonl", ["too short"])
     full = write(tmp_path / "in" / "web.jsonl", [prose(n) for n in range(3)])
-    with pytest.raises(MalmoiError, match="Nothing is left of short, which should have 50%"):
+    with pytest.raises(MalmoiError, match="No document of short is left, which should make up 50%"):
         run_build([full, empty], tmp_path / "out", weights="web=1,short=1")
 
 
@@ -471,7 +474,7 @@ def test_folders_that_cannot_be_written_to(tmp_path: Path) -> None:
     ):
         run_build([source], tmp_path / "out", seed=1)
     run_build([source], tmp_path / "out", seed=1, restart=True)
-    with pytest.raises(MalmoiError, match="Nothing is left"):
+    with pytest.raises(MalmoiError, match="Every document was dropped"):
         run_build([write(tmp_path / "short" / "a.jsonl", ["too short"])], tmp_path / "none")
 
 
@@ -505,8 +508,8 @@ def test_names_of_control_tokens_are_counted_and_told(
     assert run_command(command) == 0
     told = capsys.readouterr().err
     assert (
-        "2 documents have the names of control tokens in them (<|endoftext|> 2, [SEP] 1); they "
-        "will be" in told
+        "2 documents contain the names of control tokens (<|endoftext|> 2, [SEP] 1); they will be"
+        in told
     )
     kept = json.loads((tmp_path / "out" / "corpus.json").read_text("utf-8"))["finished"]["control"]
     assert kept == {"documents": 2, "names": {"<|endoftext|>": 2, "[SEP]": 1}}

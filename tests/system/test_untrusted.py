@@ -164,14 +164,14 @@ def test_an_index_of_numbers_and_weights_that_are_none_are_told(folder: Path) ->
     index.write_text(kept, "utf-8")
     path = next(folder.glob("*.safetensors"))
     save_file({name: tensor * float("nan") for name, tensor in load_file(path).items()}, path)
-    with pytest.raises(MalmoiError, match="holds values that are no numbers"):
+    with pytest.raises(MalmoiError, match="holds values that are NaN"):
         malmoi.load(folder)
 
 
 def test_a_model_larger_than_the_memory_is_told_before_it_is_read(folder: Path) -> None:
     with (
         pretend(replace(this_machine(), memory=10_000)),
-        pytest.raises(MalmoiError, match=r"needs .* KB of memory, and .* KB is free"),
+        pytest.raises(MalmoiError, match=r"needs .* KB of memory, but .* KB is free"),
     ):
         malmoi.load(folder)
 

@@ -309,7 +309,7 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "corpus.txt").write_text("x")
     (tmp_path / "image.png").write_text("x")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(MalmoiError, match=r"corpsu.txt is not there. Did you mean 'corpus.txt'"):
+    with pytest.raises(MalmoiError, match=r"corpsu.txt does not exist. Did you mean 'corpus.txt'"):
         read_documents(tmp_path / "corpsu.txt")
     with pytest.raises(MalmoiError, match="no file of a known kind"):
         read_documents(tmp_path / "empty")
@@ -319,7 +319,7 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
         read_documents(str(tmp_path / "*.jsonl"))
     with pytest.raises(UsageError, match="Did you mean 'builtin:sotu'"):
         read_documents("builtin:soto")
-    with pytest.raises(UsageError, match="No text was named"):
+    with pytest.raises(UsageError, match="No text was given"):
         read_documents([])
     for package, source in (
         ("zstandard", "a.txt.zst"),

@@ -697,7 +697,7 @@ def test_other_settings_in_the_same_folder_are_refused_by_name(
     corpus: Path, whole: dict[str, Path]
 ) -> None:
     before = (whole["gpt"] / "recipe.json").read_bytes()
-    with pytest.raises(UsageError, match=r"train\.lr was 0\.003.*name another folder"):
+    with pytest.raises(UsageError, match=r"train\.lr was 0\.003.*choose another folder"):
         train("gpt", corpus, whole["gpt"], steps=20, **{"train.lr": 1e-2})
     with pytest.raises(UsageError, match=r"model\.width was 16"):
         train("gpt", corpus, whole["gpt"], steps=20, **{"model.width": 32})

@@ -7,7 +7,7 @@ from typing import Literal
 from malmoi.config import Config
 from malmoi.errors import require
 
-_require = partial(require, "This adapter cannot be made")
+_require = partial(require, "Invalid adapter settings")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,4 +30,6 @@ class AdapterConfig(Config):
                 f"adapter.{name} must be positive, not {getattr(self, name)}.",
             )
         _require(0 <= self.dropout < 1, f"adapter.dropout must lie in [0, 1), not {self.dropout}.")
-        _require(bool(self.targets), "adapter.targets needs at least one map, such as query.")
+        _require(
+            bool(self.targets), "adapter.targets needs at least one linear layer, such as query."
+        )

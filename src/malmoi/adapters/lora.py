@@ -107,7 +107,9 @@ def add_lora(network: Network, adapter: AdapterConfig, generator: torch.Generato
     known = block_parts(network.config)
     for name in adapter.targets:
         if name not in known:
-            raise UsageError(f"There is no map {name!r} for adapter.targets.{nearest(name, known)}")
+            raise UsageError(
+                f"There is no linear layer {name!r} for adapter.targets.{nearest(name, known)}"
+            )
     for i in range(len(network.trunk.blocks)):
         for name in adapter.targets:
             path, start, stop = known[name]

@@ -160,7 +160,8 @@ def put_lora(
     ]
     if changed:
         raise MalmoiError(
-            f"This LoRA has {changed[0]}={shown(config[changed[0]])}, which Malmoi does not have."
+            f"This LoRA has {changed[0]}={shown(config[changed[0]])}, which Malmoi does not "
+            "support."
         )
     known = {place.theirs: place for place in places(network, table)}
     keys = [key for key in tensors if ".lora_A." in key]
@@ -171,7 +172,9 @@ def put_lora(
         place = known.get(name) or known.get(f"{table.prefix if table else ''}{name}")
         pair = key, key.replace(".lora_A.", ".lora_B.")
         if place is None or pair[1] not in tensors:
-            raise MalmoiError(f"This LoRA changes {name}, which is no map of its base's blocks.")
+            raise MalmoiError(
+                f"This LoRA changes {name}, which is not a linear layer in its base's blocks."
+            )
         _put(network, place, tensors[pair[0]], tensors[pair[1]], config, alphas[name])
         used.update(pair)
     return used
@@ -187,8 +190,8 @@ def _put(
     )
     if not fits:
         raise MalmoiError(
-            f"This LoRA's matrices for {place.theirs}, {list(a.shape)} and {list(b.shape)}, do not "
-            f"fit the base's map {wanted}; it was learnt on another model."
+            f"This LoRA's matrices for {place.theirs}, {list(a.shape)} and {list(b.shape)}, do "
+            f"not fit the base's layer {wanted}; it was trained on another model."
         )
     rank = len(a)
     scale = alpha / math.sqrt(rank) if config.flag("use_rslora", default=False) else alpha / rank
@@ -206,7 +209,7 @@ def _alphas(config: JsonObject, names: Sequence[str]) -> dict[str, float]:
         found = (_matched if simple else match_patterns)(patterns, list(names))
     except Refused as error:
         raise MalmoiError(
-            f"{config.where}: alpha_pattern holds no regular expression: {error}."
+            f"{config.where}: alpha_pattern has an invalid regular expression: {error}."
         ) from None
     usual = config.number("lora_alpha", default=8)
     return {
@@ -258,11 +261,12 @@ def soft_tensors(network: Network) -> dict[str, Tensor]:
 def put_soft(network: Network, config: JsonObject, tensors: Mapping[str, Tensor]) -> set[str]:
     if config.flag("prefix_projection", default=False):
         raise MalmoiError(
-            "This prefix has prefix_projection=true, which Malmoi does not have; save it without."
+            "This prefix has prefix_projection=true, which Malmoi does not support; save it "
+            "without."
         )
     if SOFT_TENSOR not in tensors:
         raise MalmoiError(
-            f"The adapter's weights hold no {SOFT_TENSOR}; they are not those of its config."
+            f"The adapter's weights have no {SOFT_TENSOR}; they do not match its config."
         )
     c = network.config
     found = tensors[SOFT_TENSOR].to(network.device, network.dtype)

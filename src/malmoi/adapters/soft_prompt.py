@@ -73,7 +73,7 @@ def check_soft_tokens(network: Network, n: int) -> None:
     context = network.config.context
     if n >= context:
         raise UsageError(
-            f"{n} soft tokens leave no room for a text in this model's context of {context}; take "
+            f"{n} soft tokens leave no room for text in this model's context of {context}; use "
             "fewer."
         )
 

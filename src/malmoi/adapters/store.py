@@ -76,7 +76,7 @@ def difference(then: JsonObject, now: Mapping[str, Any]) -> str:
     changed = [k for k, v in weights.items() if now["weights"].get(k) != v]
     if changed:
         more = f" and {len(changed) - 1} more tensors" if len(changed) > 1 else ""
-        return f"{shown(changed[0])}{more} {'have' if more else 'has'} other numbers"
+        return f"{shown(changed[0])}{more} {'have' if more else 'has'} changed"
     return ""
 
 
@@ -212,13 +212,11 @@ def _open(folder: Path) -> AdapterFolder:
     kind = config.text("peft_type", default="")
     if kind not in PEFT_TYPES:
         raise MalmoiError(
-            f"{config.where} says peft_type {shown(kind)}, which Malmoi has "
-            f"not.{nearest(kind, PEFT_TYPES)}"
+            f"{config.where} says peft_type {shown(kind)}, which Malmoi does not "
+            f"support.{nearest(kind, PEFT_TYPES)}"
         )
     if not (folder / ADAPTER_WEIGHTS).is_file():
-        raise MalmoiError(
-            f"{folder} is an adapter without its weights: {ADAPTER_WEIGHTS} is not there."
-        )
+        raise MalmoiError(f"{folder} is an adapter without weights: {ADAPTER_WEIGHTS} is missing.")
     tensors = read_file(folder / ADAPTER_WEIGHTS)
     for name, tensor in tensors.items():
         check_type(tensor, name, folder)
@@ -234,9 +232,9 @@ def _base(found: AdapterFolder) -> Checkpoint:
     if "\0" in named or len(named) > MAX_PATH_CHARACTERS:
         raise found.config.wrong("base_model_name_or_path", "the path of a folder")
     where = found.folder / named if (found.folder / named).is_dir() and named else named
-    mend = f"Put its present place into base_model_name_or_path of {found.folder / ADAPTER_CONFIG}."
+    mend = f"Set base_model_name_or_path to its current path in {found.folder / ADAPTER_CONFIG}."
     if not named:
-        raise MalmoiError(f"{found.folder} is an adapter that names no base. {mend}")
+        raise MalmoiError(f"{found.folder} is an adapter that does not name its base. {mend}")
     try:
         base = read_checkpoint(where)
     except MalmoiError as error:
@@ -247,8 +245,8 @@ def _base(found: AdapterFolder) -> Checkpoint:
     changed = difference(then, base_fingerprint(base)) if then else ""
     if changed:
         raise MalmoiError(
-            f"{found.folder} was learnt on the model in {named}, which has changed since: "
-            f"{changed}. Bring the old one back, or learn the adapter anew."
+            f"{found.folder} was trained on the model in {named}, which has changed since: "
+            f"{changed}. Restore that model, or train the adapter again."
         )
     return base
 
@@ -292,8 +290,8 @@ def _heads(found: AdapterFolder, new: Mapping[str, Tensor], table: Table | None)
     if head is None or weight not in new or not new[weight].dim():
         first = next(iter(new), "nothing new")
         raise MalmoiError(
-            f"{found.folder / ADAPTER_WEIGHTS} holds {first}, of which the task {shown(task)} says "
-            "nothing."
+            f"{found.folder / ADAPTER_WEIGHTS} holds {first}, which the task {shown(task)} does "
+            "not use."
         )
     return {head: new[weight].size(0)}
 
@@ -309,4 +307,4 @@ def _replace_heads(network: Network, heads: Mapping[str, int]) -> None:
 def check_target(folder: Path) -> None:
     """Refuses to write an adapter over a whole model."""
     if (folder / "config.json").is_file():
-        raise UsageError(f"{folder} holds a whole model; name another folder for the adapter.")
+        raise UsageError(f"{folder} holds a full model; choose another folder for the adapter.")

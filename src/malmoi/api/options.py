@@ -219,5 +219,5 @@ def merge_settings(given: Mapping[str, object]) -> dict[str, object]:
     """Options with those under `settings` beside them."""
     inner = given.get("settings") or {}
     if not isinstance(inner, Mapping):
-        raise UsageError('settings is a mapping, such as {"train.floor": 0.1}.')
+        raise UsageError('settings must be a mapping, such as {"train.floor": 0.1}.')
     return {**{name: value for name, value in given.items() if name != "settings"}, **inner}

@@ -164,7 +164,7 @@ def study(
 
     check_options("study", options, StudyOptions)
     if isinstance(data, str):
-        raise UsageError("data is a list of texts: data=['book.txt'].")
+        raise UsageError("data must be a list of sources: data=['book.txt'].")
     chosen = named_study(name)
     plan = chosen.plan.from_dict({"data": list(data), "out": str(out)})
     with listening(progress):

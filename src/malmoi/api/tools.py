@@ -113,7 +113,7 @@ def _compress(
     from malmoi.compression.distil import distil_model
 
     if "data" not in options:
-        raise UsageError("A student learns from text, or from rows of a task: name them as data.")
+        raise UsageError("A student is trained on text or on a task's rows: pass them as data.")
     return distil_model(model, out, options.pop("data"), **options)
 
 
@@ -122,7 +122,7 @@ def _folder_of(model: AnyModel) -> str | Path:
     if isinstance(model, str | Path):
         return model
     if model.checkpoint.source is None:
-        raise UsageError("This model has no folder yet: write it with model.save(folder) first.")
+        raise UsageError("This model has not been saved yet: call model.save(folder) first.")
     return model.checkpoint.source
 
 

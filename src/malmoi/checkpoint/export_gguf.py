@@ -98,20 +98,20 @@ def _kind(network: Network) -> str:
             else f"the heads {', '.join(network.heads) or 'none'}"
         )
         raise UsageError(
-            f"GGUF is for language models with their own weights; this has {what}. Export it to "
-            "ONNX."
+            f"GGUF is for language models with their own weights; this one has {what}. Export it "
+            "to ONNX."
         )
     if network.trunk.has_soft_tokens:
         raise UsageError(
-            "Soft tokens fit into no GGUF file: they are an adapter's, and stand beside their base."
+            "A GGUF file cannot hold soft tokens: they belong to an adapter, beside its base."
         )
     apart = {name: _differences(kind, network.config) for name, kind in GGUF_ARCHITECTURES.items()}
     near = min(apart, key=lambda name: len(apart[name]))
     if apart[near]:
         said = ", ".join(f"{field} = {value!r}" for field, value in apart[near].items())
         raise UsageError(
-            f"llama.cpp has no such model: what sets it apart from {near} is {said}. Export it to "
-            "ONNX."
+            f"llama.cpp does not support this model: it differs from {near} is {said}. Export it "
+            "to ONNX."
         )
     return near
 

@@ -164,10 +164,12 @@ def _check(network: Network, dtype: str) -> None:
             "--dtype int8."
         )
     if dtype == "int8" and _size(network) > MAX_INLINE_BYTES:
-        raise UsageError("ONNX Runtime quantises models of up to 2 GB; export this one as fp32.")
+        raise UsageError(
+            "ONNX Runtime can quantise models of up to 2 GB only; export this one as fp32."
+        )
     if network.trunk.has_soft_tokens:
         raise UsageError(
-            "Soft tokens fit into no ONNX file: they are an adapter's, and stand beside their base."
+            "An ONNX file cannot hold soft tokens: they belong to an adapter, beside its base."
         )
 
 

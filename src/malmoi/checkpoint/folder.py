@@ -58,7 +58,7 @@ def find_on_hub(source: str | Path) -> Path:
         return folder
     if folder.is_file():
         raise UsageError(
-            f"{source} is a file; name the folder that holds config.json and the weights."
+            f"{source} is a file; give the folder that holds config.json and the weights."
         )
     name = str(source)
     if (
@@ -80,7 +80,7 @@ def _download(name: str) -> Path:
     except ImportError as error:
         hint = "install it with: pip install huggingface_hub"
         raise MalmoiError(
-            f"There is no folder {name!r}; to fetch a hub model huggingface_hub is needed, {hint}."
+            f"There is no folder {name!r}; downloading from the hub needs huggingface_hub, {hint}."
         ) from error
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
@@ -88,7 +88,7 @@ def _download(name: str) -> Path:
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise MalmoiError(
-            f"There is no folder {name!r}, and the hub could not be asked for it: {reason}"
+            f"There is no folder {name!r}, and it could not be downloaded from the hub: {reason}"
         ) from error
 
 
@@ -177,7 +177,7 @@ def _labels(config: JsonObject, network: Network) -> tuple[str, ...]:
         number: name for number, name in names.items() if number.isdecimal() and len(number) < 10
     }
     if len(numbers) < len(names):
-        raise config.wrong("id2label", "the names of classes by their numbers from 0")
+        raise config.wrong("id2label", "class names by index, from 0")
     labels = tuple(numbers[number] for number in sorted(numbers, key=int))
     check_labels(network, labels, config.where)
     return labels
@@ -217,7 +217,7 @@ def write_checkpoint(
     network = checkpoint.network
     if network.trunk.has_soft_tokens:
         raise UsageError(
-            "Soft tokens fit into no model's folder: keep the adapter's own, beside its base."
+            "A model folder cannot hold soft tokens: keep the adapter's folder, beside its base."
         )
     packing = packing or Packing.of(network)
     table = _table_for(checkpoint, packed=packing is not None)
@@ -333,7 +333,7 @@ def _read_own(
     wrong = [k for k, v in weights.items() if k not in shapes or v.shape != shapes[k]]
     if wrong:
         raise MalmoiError(
-            f"{folder}: the tensor {wrong[0]} does not fit config.json; they are of different "
+            f"{folder}: the tensor {wrong[0]} does not fit config.json; they belong to different "
             "models."
         )
     return network, fill_network(network, weights, folder, {})
@@ -413,7 +413,7 @@ def _check_fit(checkpoint: Checkpoint, folder: Path) -> None:
     vocab = checkpoint.network.config.vocab
     if tokenizer is not None and tokenizer.vocab_size > vocab:
         raise MalmoiError(
-            f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens and the model only "
+            f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens but the model only "
             f"{vocab}; they do not belong together."
         )
 

@@ -95,12 +95,12 @@ def read_gguf_config(file: GGUFFile) -> dict[str, Any]:
     missing = [name for name in GGUF_FIELDS if name not in meta]
     if missing:
         raise MalmoiError(
-            f"{file.path} does not say llama.{missing[0]}, without which the model cannot be built."
+            f"{file.path} does not say llama.{missing[0]}, which is needed to build the model."
         )
     if meta.get("expert_count"):
         raise MalmoiError(
-            f"{file.path} holds a mixture of {meta['expert_count']} experts, which Malmoi does not "
-            "have."
+            f"{file.path} holds a mixture of {meta['expert_count']} experts, which Malmoi does "
+            "not support."
         )
     named = {
         theirs: _number(file.path, ours, meta[ours])
@@ -126,12 +126,12 @@ def _check_sizes(file: GGUFFile, config: Mapping[str, Any]) -> None:
     """Refuses sizes that the tensors contradict, before a network of that size is built."""
     for name, value in config.items():
         if not isinstance(value, int | float) or value <= 0:
-            raise MalmoiError(f"{file.path} says {name} = {shown(value)}, which no model has.")
+            raise MalmoiError(f"{file.path} says {name} = {shown(value)}, which is not valid.")
     depth = config["num_hidden_layers"]
     context = config["max_position_embeddings"]
     if depth > len(file.tensors):
         raise MalmoiError(
-            f"{file.path} says that it has {depth} layers, and holds only {len(file.tensors)} "
+            f"{file.path} says that it has {depth} layers, but holds only {len(file.tensors)} "
             "tensors."
         )
     if context > MAX_CONTEXT_TOKENS:
@@ -146,7 +146,7 @@ def _check_shape(path: Path, name: str, shape: tuple[int, ...], c: ModelConfig) 
         return
     *place, part, end = name.split(".")
     if part not in TENSOR_NAMES or place[:1] not in ([], ["blk"]) or len(place) not in (0, 2):
-        raise MalmoiError(f"{path} holds {shown(name)}, which no llama that Malmoi has would use.")
+        raise MalmoiError(f"{path} holds {shown(name)}, which Malmoi's llama does not use.")
     queries, keys = (n * c.size_per_head for n in (c.heads, c.key_heads))
     rows = {
         "attn_q": queries,
@@ -161,7 +161,7 @@ def _check_shape(path: Path, name: str, shape: tuple[int, ...], c: ModelConfig) 
     want = (rows.get(part, c.width), *(() if flat else (columns.get(part, c.width),)))
     if shape != want:
         raise MalmoiError(
-            f"{path}: {shown(name)} has the shape {list(shape)} where its sizes ask for "
+            f"{path}: {shown(name)} has the shape {list(shape)} where its sizes require "
             f"{list(want)}."
         )
 
@@ -171,7 +171,8 @@ def _number(path: Path, name: str, value: Any) -> Any:
     if isinstance(value, list):
         if len(set(value)) != 1:
             raise MalmoiError(
-                f"{path}: llama.{name} differs between layers, and Malmoi has one for all of them."
+                f"{path}: llama.{name} differs between layers, but Malmoi supports one value for "
+                "all of them."
             )
         value = value[0]
     return float(f"{value:.7g}") if isinstance(value, float) else value

@@ -70,7 +70,9 @@ class Cursor:
         """The number of entries that follow; refused if the file has no room for them."""
         count = int(self.number("Q"))
         if count * smallest > len(self.data) - self.at:
-            raise damaged_file(self.path, f"it announces {count} {what} and has no room for them")
+            raise damaged_file(
+                self.path, f"it declares {count} {what} but is too short to hold them"
+            )
         return count
 
     def value(self) -> Any:
@@ -147,7 +149,7 @@ class GGUFFile:
         for count, (what, smallest) in zip(counts, reversed(MIN_ENTRY_BYTES.items()), strict=True):
             if count * smallest > len(self.data):
                 raise damaged_file(
-                    self.path, f"it announces {count} {what} and has no room for them"
+                    self.path, f"it declares {count} {what} but is too short to hold them"
                 )
         return counts
 
@@ -186,7 +188,8 @@ class GGUFFile:
         except (ValueError, KeyError):
             raise damaged_file(
                 self.path,
-                f"{shown(name)} is packed in a way (type {self.tensors[name].kind}) unknown here",
+                f"{shown(name)} is stored in a format (type {self.tensors[name].kind}) that is "
+                "unknown here",
             ) from None
 
     def tensor(self, name: str) -> Tensor:
@@ -201,8 +204,8 @@ class GGUFFile:
                 numbers = gguf.quants.dequantize(rows, kind)
         except NotImplementedError:
             raise MalmoiError(
-                f"{self.path}: {shown(name)} is packed as {kind.name}, which cannot be unpacked "
-                "here."
+                f"{self.path}: {shown(name)} is packed as {kind.name}, which cannot be "
+                "dequantised here."
             ) from None
         return torch.from_numpy(np.array(numbers, np.float32)).reshape(stored.shape)
 

@@ -56,7 +56,7 @@ def _scaling(theirs: Mapping[str, Any]) -> str:
             f" with {', '.join(unknown)}" if unknown else ""
         )
         raise MalmoiError(
-            f"config.json asks for {what}; Malmoi has default, {', '.join(SCALING_NUMBERS)}."
+            f"config.json asks for {what}; Malmoi supports default, {', '.join(SCALING_NUMBERS)}."
         )
     share = given.get("partial_rotary_factor", 1)
     if share != 1:
@@ -78,7 +78,8 @@ def _scaling(theirs: Mapping[str, Any]) -> str:
     ]
     if wrong:
         raise MalmoiError(
-            f"config.json asks for the rotary positions {kind!r} but gives no number as {wrong[0]}."
+            f"config.json asks for the rotary positions {kind!r} but gives no number for "
+            f"{wrong[0]}."
         )
     numbers = (repr(float(given[name])).removesuffix(".0") for name in SCALING_NUMBERS[kind])
     return f"{kind}:{','.join(numbers)}"
@@ -395,8 +396,8 @@ def _albert(**fields: Any) -> ModelConfig:
     config = families.albert(**fields)
     if config.token_width == config.width:
         raise MalmoiError(
-            f"config.json says embedding_size = hidden_size = {config.width}; Malmoi has only "
-            "narrower ones in albert."
+            f"config.json says embedding_size = hidden_size = {config.width}; Malmoi supports "
+            "only narrower ones in albert."
         )
     return config
 
@@ -501,8 +502,8 @@ def _read_bias(theirs: Mapping[str, Any]) -> dict[str, bool]:
     )
     if attention != mlp:
         raise MalmoiError(
-            f"config.json says attention_bias = {attention} and mlp_bias = {mlp}; Malmoi has "
-            "biases in both or in none."
+            f"config.json says attention_bias = {attention} and mlp_bias = {mlp}; Malmoi "
+            "supports biases in both or in neither."
         )
     return {"bias": attention}
 

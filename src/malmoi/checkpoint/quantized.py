@@ -314,7 +314,7 @@ def _weight(prefix: str, tensors: Mapping[str, Tensor], bits: int, folder: Path)
     ]
     if missing:
         raise MalmoiError(
-            f"{folder}: {missing[0]} is missing, without which {prefix}.weight cannot be made out."
+            f"{folder}: {missing[0]} is missing, so {prefix}.weight cannot be dequantised."
         )
     words, scale, shape = (
         tensors[prefix + part] for part in (PACKED_SUFFIX, SCALE_SUFFIX, SHAPE_SUFFIX)

@@ -23,15 +23,15 @@ def check_sizes(config: ModelConfig, weights: Mapping[str, Weight], where: str) 
     """Refuses a config whose sizes the weights contradict, before any layer is built."""
     if config.distinct > len(weights) + FEW_LAYERS:
         raise MalmoiError(
-            f"{where} says that the model has {config.distinct:,} layers, and the weights are only "
-            f"{len(weights):,} tensors; they are of different models, or damaged."
+            f"{where} says that the model has {config.distinct:,} layers, but the weights have "
+            f"only {len(weights):,} tensors; they belong to different models, or are damaged."
         )
     needed = least_numbers(config)
     there = sum(map(_numbers, weights.values()))
     if needed > there + FEW_NUMBERS:
         raise MalmoiError(
-            f"{where} describes a model of at least {needed:,} numbers, and the weights hold "
-            f"{there:,}; they are of different models, or damaged."
+            f"{where} describes a model of at least {needed:,} numbers, but the weights hold "
+            f"{there:,}; they belong to different models, or are damaged."
         )
 
 
@@ -62,9 +62,9 @@ def check_room(needed: int, where: Path) -> None:
     free = free_memory()
     if needed > free:
         raise MalmoiError(
-            f"The model in {where} needs {format_size(needed)} of memory, and "
-            f"{format_size(free)} is free: close other programs, or take a smaller model or one of "
-            "fewer bits."
+            f"The model in {where} needs {format_size(needed)} of memory, but "
+            f"{format_size(free)} is free: close other programs, or use a smaller model or one "
+            "with fewer bits."
         )
 
 
@@ -88,6 +88,7 @@ def memory_explained(where: Path) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise MalmoiError(
-            f"The model in {where} does not fit into memory, of which {format_size(free_memory())} "
-            "are free: close other programs, or take a smaller model or one of fewer bits."
+            f"The model in {where} does not fit into memory, of which "
+            f"{format_size(free_memory())} is free: close other programs, or use a smaller model "
+            "or one with fewer bits."
         ) from error

@@ -69,8 +69,8 @@ class Field(NamedTuple):
     def read(self, value: Any) -> Any:
         if self.names and (not isinstance(value, str) or value not in self.names):
             raise MalmoiError(
-                f"config.json says {self.theirs} = {shown(value)}, which Malmoi cannot compute; "
-                f"it has {', '.join(self.names)}."
+                f"config.json says {self.theirs} = {shown(value)}, which Malmoi does not "
+                f"support; it supports {', '.join(self.names)}."
             )
         return self.names[value] if self.names else value
 
@@ -82,7 +82,9 @@ class Field(NamedTuple):
         for theirs, ours in self.names.items():
             if ours == value:
                 return theirs
-        raise MalmoiError(f"Hugging Face has no word for {self.ours} = {value!r} in {self.theirs}.")
+        raise MalmoiError(
+            f"Hugging Face has no equivalent of {self.ours} = {value!r} in {self.theirs}."
+        )
 
 
 class FieldGroup(NamedTuple):

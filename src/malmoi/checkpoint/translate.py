@@ -156,9 +156,10 @@ def _translate(
         tensor = by_rows(rule.via.load, *given) if _joinable(given, len(shapes[name])) else given[0]
         if tensor.shape != shapes[name]:
             raise MalmoiError(
-                f"{folder}: {rule.theirs[0]} has the shape {list(weights[rule.theirs[0]].shape)}, "
-                f"but config.json asks for {list(shapes[name])} in {name}; the weights and the "
-                "config are of different models."
+                f"{folder}: {rule.theirs[0]} has the shape "
+                f"{list(weights[rule.theirs[0]].shape)}, but config.json asks for "
+                f"{list(shapes[name])} in {name}; the weights and the config belong to different "
+                "models."
             )
         found[name] = tensor
     return found, used
@@ -196,8 +197,8 @@ def fill_network(
     lost = [theirs.get(k, k) for k in missing if k.startswith("trunk.")]
     if lost:
         raise MalmoiError(
-            f"{folder}: {len(lost)} weights of the model are missing, the first is {lost[0]}; it "
-            "cannot be used."
+            f"{folder}: {len(lost)} weights of the model are missing, starting with {lost[0]}; "
+            "it cannot be used."
         )
     fresh = _fresh_heads(network) if missing else {}
     plain, notes = _of_one_type(network, _place_quantized(network, found, folder), folder)
@@ -229,7 +230,7 @@ def _of_one_type(
         return found, ()
     mixed = {name: found[name].to(torch.float32) for name in own}
     names = ", ".join(sorted(map(_called, types)))
-    return {**found, **mixed}, (f"converted to float32: the weights are of the types {names}",)
+    return {**found, **mixed}, (f"converted to float32: the weights have the types {names}",)
 
 
 def check_type(tensor: Tensor, name: str, folder: Path) -> None:
@@ -265,8 +266,8 @@ def check_finite(tensor: Tensor, name: str, folder: Path) -> None:
         and not all(x.abs() < MAX_WEIGHT for x in tensor.aminmax())
     ):
         raise MalmoiError(
-            f"{folder}: the weight {name} holds values that are no numbers, or beyond "
-            f"{MAX_WEIGHT:g}; it is damaged."
+            f"{folder}: the weight {name} holds values that are NaN or beyond {MAX_WEIGHT:g}; it "
+            "is damaged."
         )
 
 

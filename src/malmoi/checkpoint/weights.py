@@ -77,7 +77,7 @@ def _plain_tensors(found: object, path: Path) -> dict[str, Tensor]:
         isinstance(k, str) and isinstance(t, Tensor) for k, t in found.items()
     ):
         raise MalmoiError(
-            f"{path} holds other things than tensors by their names; it is not a model's weights."
+            f"{path} holds something other than named tensors; it is not a weights file."
         )
     return dict(found)
 

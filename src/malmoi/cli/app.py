@@ -32,8 +32,8 @@ PANELS = {
         "demo", "corpus", "tokenizer", "recipes", "pretrain", "tasks", "finetune", "merge"
     ),
     "Use": ("generate", "chat", "fill", "embed", "predict"),
-    "Judge": ("evaluate", "score", "perplexity", "study", "records"),
-    "Shrink": ("compress",),
+    "Evaluate": ("evaluate", "score", "perplexity", "study", "records"),
+    "Compress": ("compress",),
     "Serve": ("export", "serve"),
     "This machine": ("doctor", "plan", "bench"),
 }  # fmt: skip

@@ -29,7 +29,7 @@ def bench_command(
         bool, typer.Option("--list", help="List the benchmarks and what they compare.")
     ] = False,
 ) -> None:
-    """Measure Malmoi beside its peers on this machine.
+    """Benchmark Malmoi against its peers on this machine.
 
     The peers must be installed: pip install transformers accelerate
 

@@ -111,12 +111,10 @@ def prune_command(
     _show(prune_model(model, out, **ways, train=train, task=asked, data=data, device=device), json)
     blind = train is None and (heads or neurons)
     ranked = [
-        "They went by their weights alone; --train FILE finds what the loss needs, which costs far "
-        "less."
+        "They were chosen by their weights alone; --train FILE chooses by the loss, which costs "
+        "far less quality."
     ]
-    again = (
-        "It should learn again: malmoi finetune, pretrain --start, or compress distil --student."
-    )
+    again = "Train it again: malmoi finetune, pretrain --start, or compress distil --student."
     _remark(out, *(ranked if blind else []), again)
 
 
@@ -198,7 +196,7 @@ def share_command(
     _remark(
         out,
         kind,
-        "It must learn again: malmoi compress distil --student, finetune, or pretrain --start.",
+        "Train it again: malmoi compress distil --student, finetune, or pretrain --start.",
     )
 
 

@@ -50,7 +50,9 @@ def embed_command(
     given = input_lines(texts)
     chosen = _layers(layers)
     if out and pool == "none":
-        raise UsageError("--out takes one vector a text; --pool none has one a token: use --json.")
+        raise UsageError(
+            "--out stores one vector per text, but --pool none gives one per token: use --json."
+        )
     if out:
         require_free(out, overwrite=overwrite)
     vectors = open_model(model, device, dtype).embed(
@@ -69,7 +71,7 @@ def _layers(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise UsageError(
-            f"--layers takes whole numbers with commas between, such as -2,-1, not {text!r}."
+            f"--layers takes comma-separated whole numbers, such as -2,-1, not {text!r}."
         ) from None
 
 

@@ -71,7 +71,7 @@ def evaluate_command(
         str | None, typer.Option(help="Another prompt template, by name or from a .toml file.")
     ] = None,
     reading: Annotated[
-        str | None, typer.Option(help="A model trained both ways: causal or masked.")
+        str | None, typer.Option(help="How a model trained both ways reads: causal or masked.")
     ] = None,
     show: Annotated[int, typer.Option(help="Print the first N prompts as the model saw them.")] = 0,
     harness: Annotated[

@@ -127,7 +127,7 @@ def finetune_command(
 ) -> None:
     """Fine-tune a BERT or a GPT on your rows, or on a known task.
 
-    Columns, kind and baseline are guessed from the file, and said. The result is a folder that
+    Columns, kind and baseline are guessed from the file, and printed. The result is a folder that
     predict, evaluate and transformers open. Ctrl-C saves and stops; the same command resumes.
 
     Example: malmoi finetune reviews.csv --model runs/bert
@@ -244,9 +244,9 @@ def _verdict(out: Path, metrics: Mapping[str, float]) -> None:
     label, times = labels.most_common(1)[0]
     if metrics.get("accuracy", 1.0) <= times / len(rows):
         note(
-            f"This model learnt nothing yet: always saying {label!r} is right for "
-            f"{times / len(rows):.0%}. Give it more --epochs or rows, a higher --lr, or a model "
-            "that was pre-trained longer."
+            f"This model has learnt nothing yet: always predicting {label!r} is right for "
+            f"{times / len(rows):.0%}. Try more --epochs or rows, a higher --lr, or a model that "
+            "was pre-trained for longer."
         )
 
 

@@ -67,15 +67,13 @@ def generate_command(
     ] = None,
     speculate: Annotated[
         bool,
-        typer.Option(
-            "--speculate", help="Speculate from the prompt itself: the greedy text, faster."
-        ),
+        typer.Option("--speculate", help="Prompt-lookup decoding: the same greedy text, faster."),
     ] = False,
     parse_special: Annotated[
         bool,
         typer.Option(
             "--parse-special",
-            help="Control tokens named in the prompt, <|endoftext|> say, are meant.",
+            help="Read control tokens such as <|endoftext|> in the prompt.",
         ),
     ] = False,
     device: DeviceOption = None,
@@ -122,7 +120,7 @@ def _note_empty(lm: "Model", prompts: list[str]) -> None:
         lm.tokenizer.encode(text, specials=False).tokens for text in prompts
     ):
         mark = lm.tokenizer.token(start_token(lm.tokenizer))
-        note(f"The prompt is empty: the text starts after {mark}, as a new one.")
+        note(f"The prompt is empty, so the text starts after {mark}.")
 
 
 def _stream(lm: "Model", prompt: str, options: dict[str, Any]) -> None:

@@ -30,7 +30,7 @@ def merge_command(
             "merge."
         )
     if is_adapter(out):
-        raise UsageError(f"{out} holds an adapter; name another folder for the merged model.")
+        raise UsageError(f"{out} holds an adapter; choose another folder for the merged model.")
     require_free(out, overwrite=overwrite)
     load(model, device="cpu").save(out)
     print_json({"model": str(out)}) if json else print(out)

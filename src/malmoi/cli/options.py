@@ -93,13 +93,18 @@ PairOption = Annotated[
 LabelOption = Annotated[
     str | None,
     typer.Option(
-        "--label", help="Column of the label; multilabel also A,B,… of 0 and 1.", metavar="COLUMN"
+        "--label",
+        help="Column of the label; for multilabel also A,B,… holding 0 and 1.",
+        metavar="COLUMN",
     ),
 ]
 SeparatorOption = Annotated[
     str | None,
     typer.Option(
-        "--separator", help="Between a row's labels (multilabel).", metavar="TEXT", show_default=","
+        "--separator",
+        help="Separator between a row's labels (multilabel).",
+        metavar="TEXT",
+        show_default=",",
     ),
 ]
 ChoicesOption = Annotated[
@@ -124,7 +129,7 @@ def chosen_task(name: str, **columns: Any) -> "Task":
         return custom_task(name, **given)
     if given:
         raise UsageError(
-            f"The task {name} knows its columns; --{next(iter(given))} is for a kind such as "
+            f"The task {name} has its own columns; --{next(iter(given))} is for a kind such as "
             "classification."
         )
     return named_task(name)

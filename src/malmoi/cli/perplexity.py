@@ -30,7 +30,7 @@ def perplexity_command(
     dtype: DtypeOption = None,
     json: JsonOption = False,
 ) -> None:
-    """How well a GPT predicts a text of any length: lower is better.
+    """Perplexity of a text of any length under a GPT: lower is better.
 
     Example: malmoi perplexity --model runs/tiny-gpt < book.txt
     """

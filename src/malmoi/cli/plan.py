@@ -58,7 +58,7 @@ def plan_command(
     pue: Annotated[
         float | None,
         typer.Option(
-            help="Watts of the building for one of its GPUs'.",
+            help="Data-centre watts per GPU watt (PUE).",
             show_default="malmoi.planning.plan:Fleet.pue",
         ),
     ] = None,
@@ -139,30 +139,31 @@ def _rows(made: "RunPlan") -> Iterator[tuple[str, str]]:
         "FLOPs, exact",
         f"{f.exact * made.tokens:.3g}: every product, attention too" + _again(made),
     )
-    yield "tokens a parameter", _compared(made)
+    yield "tokens per parameter", _compared(made)
     yield "memory", _fit(made)
     yield (
         "time",
-        f"{format_span(made.seconds)}, {made.tokens / made.seconds:,.0f} tokens a second, "
+        f"{format_span(made.seconds)}, {made.tokens / made.seconds:,.0f} tokens per second, "
         f"{_pace(made)}",
     )
     yield "GPU-hours", f"{_short(made.gpu_hours)}"
     if made.kwh is not None:
         yield (
             "energy",
-            f"{_short(made.kwh)} kWh at {fleet.gpu.watts:g} W a GPU and a PUE of {fleet.pue:g}",
+            f"{_short(made.kwh)} kWh at {fleet.gpu.watts:g} W per GPU and a PUE of {fleet.pue:g}",
         )
     if made.cost is not None:
-        yield "cost", f"{made.cost:,.2f} at {fleet.price:g} a GPU-hour"
+        yield "cost", f"{made.cost:,.2f} at {fleet.price:g} per GPU-hour"
     yield (
         "storage",
-        f"up to {format_size(made.storage)}: states of {format_size(made.state)} and the model",
+        f"up to {format_size(made.storage)}: checkpoints of {format_size(made.state)} and the "
+        "model",
     )
 
 
 def _again(made: "RunPlan") -> str:
     again = made.flops.again * made.tokens
-    return f"; {again:.3g} more are computed again" if again else ""
+    return f"; {again:.3g} more are recomputed" if again else ""
 
 
 def _pace(made: "RunPlan") -> str:
@@ -175,8 +176,8 @@ def _compared(made: "RunPlan") -> str:
     if o is None:
         return ratio
     return (
-        f"{ratio}; for this size Kaplan 2020 takes {format_count(o.kaplan)} tokens, Hoffmann 2022 "
-        f"{format_count(o.hoffmann)} (20 a parameter); for these FLOPs "
+        f"{ratio}; for this size Kaplan 2020 takes {format_count(o.kaplan)} tokens, Hoffmann "
+        f"2022 {format_count(o.hoffmann)} (20 per parameter); for these FLOPs "
         f"{format_count(o.same_parameters)} parameters and {format_count(o.same_tokens)} tokens"
     )
 
@@ -188,7 +189,7 @@ def _short(number: float) -> str:
 def _fit(made: "RunPlan") -> str:
     one = made.memory
     room = made.fleet.gpu.memory
-    how = f"{LAYOUT_NAMES[one.way]}, micro-batch {one.micro}, passes a step {one.passes}"
+    how = f"{LAYOUT_NAMES[one.way]}, micro-batch {one.micro}, passes per step {one.passes}"
     said = f"about {format_size(one.total)} of {room:g} GB ({how})"
     return f"fits: {said}" if made.fits else f"does not fit: {said}. {made.help}"
 

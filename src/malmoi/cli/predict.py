@@ -75,7 +75,7 @@ def predict_command(
         print_json(result) if json else print(f"{target}: {count:,} rows")
         return
     if texts and len(texts) == 1 and Path(texts[0]).is_file():
-        raise UsageError(f"{texts[0]} is a file; to predict its rows, say --data {texts[0]}")
+        raise UsageError(f"{texts[0]} is a file; to predict its rows, pass --data {texts[0]}")
     # a blank line of standard input has a line of the output too, so that both can be pasted
     read = input_pairs if paired else input_lines
     asked: list[Any] = read(texts, keep_blank=True)

@@ -39,7 +39,7 @@ def pretrain_command(
         typer.Argument(
             metavar="[RECIPE] SRC…",
             help="Text: files, folders, globs, builtin:sotu, or - for stdin. RECIPE: a name "
-            "(malmoi recipes) or a recipe.json; omit it for a run of minutes.",
+            "(malmoi recipes) or a recipe.json; omit it for a run of a few minutes.",
             autocompletion=complete_recipes,
         ),
     ],

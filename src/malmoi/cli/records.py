@@ -31,7 +31,7 @@ def records_command(
     device: DeviceOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List the records, or run a track and judge it.
+    """List the records, or run a track and evaluate it.
 
     A track is a fixed text, a fixed judge and a number of minutes. The figure of a run and the
     lines to add to the ladder are printed at its end.
@@ -43,8 +43,8 @@ def records_command(
         return
     if words[0] != "run" or len(words) < 3 or out is None:
         raise UsageError(
-            "A track is run by: malmoi records run NAME SRC… --out DIR. Without words, "
-            "`malmoi records` lists the tracks."
+            "Run a track with: malmoi records run NAME SRC… --out DIR. `malmoi records` alone "
+            "lists the tracks."
         )
     from malmoi.studies.records import entry_toml, run_record
     from malmoi.training.signals import Stopped

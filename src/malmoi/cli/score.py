@@ -20,10 +20,10 @@ def score_command(
     dtype: DtypeOption = None,
     json: JsonOption = False,
 ) -> None:
-    """How likely a GPT finds continuations of a context.
+    """Log-probabilities of continuations of a context, by a GPT.
 
-    The first text is the context, each further one a continuation; on standard input every line is
-    a context, a tab and a continuation. Prints the log-probability of each.
+    The first text is the context, the others are continuations; on standard input every line is a
+    context, a tab and a continuation. Prints the log-probability of each.
 
     Example: malmoi score --model runs/tiny-gpt "The capital of France is" " Paris" " Rome"
     """

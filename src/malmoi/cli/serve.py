@@ -38,9 +38,7 @@ def serve_command(
     max_tokens: Annotated[int, typer.Option(help="Maximum new tokens per request.")] = 4096,
     max_read_tokens: Annotated[
         int,
-        typer.Option(
-            help="The most tokens that one request may have a model read: texts × labels."
-        ),
+        typer.Option(help="Maximum tokens a model reads for one request: texts × labels."),
     ] = 300_000,
     runs: Annotated[
         Path | None, typer.Option(help="Folder of runs for the studio to show.", metavar="DIR")

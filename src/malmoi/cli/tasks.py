@@ -46,7 +46,7 @@ def tasks_command(
         sorted(shown, key=lambda task: order.index(task.kind)), key=lambda task: task.kind
     )
     rows = [row for _, some in kinds for row in ((), *((t.name, t.kind, t.about) for t in some))]
-    print_table(("task", "kind", "what is asked"), rows)
+    print_table(("task", "kind", "question"), rows)
     print()
     print_table(
         ("kind", "metrics"), [(kind.name, ", ".join(kind.metrics)) for kind in KINDS.values()]

@@ -1,4 +1,4 @@
-"""Train a tokenizer, or see how one cuts a text."""
+"""Train a tokenizer, or see how one splits a text."""
 
 from typing import Annotated
 
@@ -71,7 +71,7 @@ def show_command(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Show how a text is cut into tokens.
+    """Show how a text is split into tokens.
 
     Every token, its id, and the characters it covers.
 

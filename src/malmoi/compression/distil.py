@@ -97,7 +97,8 @@ def distil_model(
     if asked.task is None:
         if asked.dev is not None:
             raise UsageError(
-                "--dev is for the rows of a task: name it with --task; of text a part is held out."
+                "--dev is for a task's rows: give --task too; with plain text, part of it is "
+                "held out."
             )
         return _of_text(lesson, files, changes)
     chosen = named_task(asked.task) if isinstance(asked.task, str) else asked.task
@@ -108,13 +109,13 @@ def open_teacher(source: str | Path, out: Path) -> Checkpoint:
     """Opens the teacher, which must be a whole model with trainable weights and a tokenizer."""
     if Path(source).suffix == ".gguf":
         raise UsageError(
-            f"{source} is a GGUF file, made to be run: name the folder of the model that it was "
-            "made of."
+            f"{source} is a GGUF file, which cannot be trained: give the folder of the model it "
+            "was made from."
         )
     checkpoint = open_whole(source, out)
     if checkpoint.network.features is not None:
         raise UsageError(
-            f"{source} is a small model on frozen layers: fine-tune the whole model, and name that."
+            f"{source} is a small model on frozen layers: fine-tune the whole model and use that."
         )
     if checkpoint.tokenizer is None:
         raise UsageError(f"{source} has no tokenizer; put its tokenizer.json beside the weights.")
@@ -149,11 +150,11 @@ def _chosen(depth: int, layers: int | Sequence[int] | None) -> tuple[int, ...]:
 def _given(teacher: Checkpoint, found: Checkpoint, layers: object) -> Checkpoint:
     """A student with a shape of its own; its vocabulary must be the teacher's."""
     if layers is not None:
-        raise UsageError("Give --layers or --student: a student that is given has its own layers.")
-    if count_parameters(found.network) > count_parameters(teacher.network):
         raise UsageError(
-            f"The student {found.source} is larger than its teacher; take them the other way round."
+            "Give either --layers or --student: a given student has its own number of layers."
         )
+    if count_parameters(found.network) > count_parameters(teacher.network):
+        raise UsageError(f"The student {found.source} is larger than its teacher; swap the two.")
     own = found.tokenizer
     wanted = teacher.tokenizer
     assert own is not None
@@ -162,8 +163,8 @@ def _given(teacher: Checkpoint, found: Checkpoint, layers: object) -> Checkpoint
         own = add_frame_tokens(own)
     if own.fingerprint() != wanted.fingerprint():
         raise UsageError(
-            f"The student {found.source} has another vocabulary than its teacher; they must read "
-            "the same."
+            f"The student {found.source} has a different vocabulary from its teacher; they must "
+            "share one."
         )
     return replace(found, tokenizer=wanted)
 
@@ -182,7 +183,8 @@ def _of_task(
     check_task_fits(task, reading)
     if reading.words is not None:
         raise UsageError(
-            "This teacher says its labels in words; one with a head of its own is needed."
+            "This teacher answers with label words; distillation needs one with a classification "
+            "head."
         )
     settings = _settings(teacher, changes)
     device = join_process_group(lesson.device).device
@@ -204,8 +206,8 @@ def _settings(teacher: Checkpoint, changes: Mapping[str, Any]) -> FinetuneConfig
     settings = finetune_config({"length": teacher.extra.get("length"), **changes})
     if settings.features or settings.words or settings.adapter.kind != "none":
         raise UsageError(
-            "A student learns with its whole network: distil goes with no features, words or "
-            "adapter."
+            "Distillation trains the student's whole network: it cannot be combined with "
+            "features, words or an adapter."
         )
     if settings.length > teacher.network.config.context:
         raise UsageError(
@@ -221,7 +223,7 @@ def _labels(work: FinetuneData, teacher: Checkpoint) -> tuple[str, ...]:
     if others:
         known = ", ".join(teacher.labels) or "none"
         raise UsageError(
-            f"The rows have the label {others[0]!r}, which the teacher does not know (it has: "
+            f"The rows have the label {others[0]!r}, which the teacher does not have (it has: "
             f"{known})."
         )
     return teacher.labels if work.labels else ()
@@ -231,8 +233,8 @@ def _check_segments(work: FinetuneData, teacher: Checkpoint) -> None:
     pairs = any(e.pair is not None or e.choices for e in work.train)
     if pairs and teacher.network.config.segments and not work.start.network.config.segments:
         raise UsageError(
-            "The teacher tells two texts apart by segments, and the student has none: take another "
-            "student."
+            "The teacher uses segment embeddings to tell two texts apart, and the student has "
+            "none: use another student."
         )
 
 
@@ -246,7 +248,7 @@ def _of_text(lesson: Lesson, data: TextFiles, changes: Mapping[str, Any]) -> Com
     kind = next((name for name in TEXT_OBJECTIVES if name in teacher.network.heads), None)
     if kind is None:
         raise UsageError(
-            "This teacher is no language model: it has no mlm or lm head. Name its task with "
+            "This teacher is not a language model: it has no mlm or lm head. Give its task with "
             "--task."
         )
     if (

@@ -98,8 +98,8 @@ def _of_rows(
 def _of_text(checkpoint: Checkpoint, data: Path) -> tuple[Objective, Iterator[SampleBatch]]:
     if "lm" not in checkpoint.network.heads or checkpoint.tokenizer is None:
         raise UsageError(
-            "Text ranks the parts of a GPT with its tokenizer; for this model name the --task of "
-            "its rows."
+            "Ranking by plain text needs a GPT and its tokenizer; for this model give the --task "
+            "of the rows."
         )
     text = "\n\n".join(document.text for document in read_documents(data))
     tokens = torch.tensor(checkpoint.tokenizer.encode(text, specials=False).tokens)

@@ -21,22 +21,22 @@ def open_whole(model: str | Path, out: Path) -> Checkpoint:
     """Opens the whole model, after checking that it can be compressed and written to `out`."""
     if is_adapter(model):
         raise UsageError(
-            f"{model} is an adapter; make it a whole model first: malmoi merge --model {model} "
-            "--out DIR"
+            f"{model} is an adapter; merge it into a full model first: malmoi merge --model "
+            f"{model} --out DIR"
         )
     checkpoint = read_checkpoint(model)
     source = checkpoint.source
     if source is None or source.resolve() == out.expanduser().resolve():
-        raise UsageError(f"--out {out} is the model itself; name another folder.")
+        raise UsageError(f"--out {out} is the model itself; choose another folder.")
     packed = source.is_dir() and read_model_json(source / "config.json").get("quantization_config")
     if packed or is_quantized(checkpoint.network):
-        raise UsageError(f"{model} is quantised already; begin from the model that it was made of.")
+        raise UsageError(f"{model} is already quantised; start from the model it was made from.")
     return checkpoint
 
 
 def check_rows(task: str | Task | None, *files: Path | None) -> None:
     if task is not None and not any(files):
-        raise UsageError("--task says what the rows are: name them too, with --data.")
+        raise UsageError("--task describes the rows in --data: give --data too.")
 
 
 def measures(model: str | Path, judged: JudgedOptions) -> dict[str, float]:
@@ -54,8 +54,8 @@ def measured(opened: Model, task: str | Task | None, data: Path) -> dict[str, fl
         return {name: value for name, value in found.items() if isinstance(value, float)}
     if "perplexity" not in opened.abilities:
         raise UsageError(
-            "Text in --data is judged by a GPT's perplexity; for this model name the --task of its "
-            "rows."
+            "Plain text in --data is scored by a GPT's perplexity; for this model give the "
+            "--task of the rows."
         )
     return {
         "perplexity": opened.perplexity(
@@ -75,11 +75,12 @@ def remarks(out: Path) -> list[str]:
     values = read_model_json(out / "config.json")
     if values.get("model_type") != OWN_MODEL_TYPE:
         return []
-    said = ["transformers and vLLM have no such model: only Malmoi opens this folder."]
+    said = ["transformers and vLLM do not support this model: only Malmoi opens this folder."]
     config = ModelConfig.from_dict(values["model"])
     heads = set(values["heads"])
     if "quantization_config" in values and heads == {"lm"} and GPT2_TABLE.expresses(config, heads):
         said.append(
-            "For llama.cpp write the whole model with few bits: malmoi export gguf --dtype q8_0."
+            "For llama.cpp, export the original model with fewer bits: malmoi export gguf "
+            "--dtype q8_0."
         )
     return said

@@ -49,11 +49,11 @@ def prune_model(
     }
     for name in chosen:
         if name not in PRUNE_METHODS:
-            raise UsageError(f"There is no way {name!r} to prune.{nearest(name, PRUNE_METHODS)}")
+            raise UsageError(f"There is no method {name!r} to prune.{nearest(name, PRUNE_METHODS)}")
     if len(chosen) != 1:
         said = f"these are {len(chosen)}: {', '.join(chosen)}" if chosen else "none is given"
         raise UsageError(
-            f"Choose one way to prune, of sparsity, pattern, layers, heads and neurons; {said}."
+            f"Choose one of sparsity, pattern, layers, heads and neurons to prune by; {said}."
         )
     task = judged["task"]
     check_rows(task, train, judged["data"])
@@ -110,7 +110,7 @@ def sparsified(network: Network, share: float) -> Network:
     """Sets the smallest weights of each linear map to zero (Han et al. 2015)."""
     if not 0 < share < 1:
         raise UsageError(
-            f"sparsity is the share of weights that become zero, between 0 and 1, not {share:g}."
+            f"sparsity is the share of weights set to zero, between 0 and 1, not {share:g}."
         )
     network = deepcopy(network)
     for linear in _linear_maps(network):
@@ -150,7 +150,8 @@ def _counts(pattern: str) -> tuple[int, int]:
     stay, colon, block = pattern.partition(":")
     if not (colon and stay.isdecimal() and block.isdecimal() and 0 < int(stay) < int(block)):
         raise UsageError(
-            f"A pattern is two numbers such as 2:4, two of every four stay; {pattern!r} is not."
+            f"A pattern is two numbers such as 2:4 (two of every four are kept); {pattern!r} is "
+            "not."
         )
     return int(stay), int(block)
 
@@ -164,22 +165,21 @@ def with_layers(network: Network, layers: str | Sequence[int]) -> Network:
     stay = _numbers(layers)
     if config.distinct < config.depth:
         raise UsageError(
-            "The layers of this model share their weights: taking some out makes it no smaller."
+            "The layers of this model share their weights: removing some does not make it smaller."
         )
     if config.skip_connections:
         raise UsageError(
-            "Skip connections pair the layers of this model by their numbers: none can be taken "
-            "out. Prune heads or neurons instead."
+            "Skip connections pair the layers of this model by index, so none can be removed. "
+            "Prune heads or neurons instead."
         )
     if network.features is not None:
         raise UsageError(
-            "A small model reads the layers of this one by their numbers: prune before it is "
-            "fine-tuned."
+            "A feature model reads these layers by index: prune before fine-tuning it."
         )
     if not stay or stay != sorted(set(stay)) or not 0 <= stay[0] <= stay[-1] < config.depth:
         raise UsageError(
-            "layers are those that stay, each once and in their order, of 0 to "
-            f"{config.depth - 1}; not {layers}."
+            f"layers are the ones to keep, each once and in order, from 0 to {config.depth - 1}; "
+            f"not {layers}."
         )
     patterns = [config.attention[i % len(config.attention)] for i in stay]
     attention = tuple(patterns[:1] if len(set(patterns)) == 1 else patterns)
@@ -195,7 +195,7 @@ def _numbers(layers: str | Sequence[int]) -> list[int]:
         return [int(part) for part in parts]
     except ValueError:
         raise UsageError(
-            f"layers are numbers with commas between, such as 0,2,4; not {layers}."
+            f"layers are comma-separated numbers, such as 0,2,4; not {layers}."
         ) from None
 
 
@@ -233,8 +233,8 @@ def with_heads(network: Network, share: float, sizes: Sequence[Tensor] | None = 
     config = network.config
     if any(pattern.varies_by_head for pattern in network.trunk.patterns):
         raise UsageError(
-            "The heads of this model have patterns of their own, by their number: none can be "
-            "taken out."
+            "The heads of this model have their own attention patterns by index, so none can be "
+            "removed."
         )
     stay = _count(share, config.key_heads, "heads")
     sizes = sizes or [_head_sizes(block.attend, config) for block in _blocks(network)]
@@ -286,7 +286,7 @@ def _head_part(chosen: Tensor, config: ModelConfig) -> PrunedPart:
 
 def _count(share: float, whole: int, what: str) -> int:
     if not 0 < share <= 1:
-        raise UsageError(f"{what} is the share that stays, above 0 and at most 1, not {share:g}.")
+        raise UsageError(f"{what} is the share to keep, above 0 and at most 1, not {share:g}.")
     return max(1, round(share * whole))
 
 

@@ -45,7 +45,7 @@ def run_folder(out: Path) -> RunFolder:
         name: f"of other {words}"
         for name, words in (("sources", "sources"), ("against", "test sets"))
     }
-    others["good"] = "of other good text"
+    others["good"] = "with other reference text"
     return RunFolder(out, "corpus.json", "corpus", can_restart=True, unreadable=others)
 
 
@@ -56,7 +56,7 @@ def begin_build(out: Path, record: Mapping[str, Any], *, restart: bool) -> dict[
     if not (out / "corpus.json").is_file() and any(
         file.name != LOCK_NAME for file in out.iterdir()
     ):
-        raise UsageError(f"{out} is not empty and holds no corpus; name another folder.")
+        raise UsageError(f"{out} is not empty and holds no corpus; choose another folder.")
     found = run_folder(out).begin(record)
     (out / "work").mkdir(exist_ok=True)
     return found
@@ -170,7 +170,7 @@ def run_build(
 def _check(plan: CorpusPlan) -> None:
     check_language(plan.config.language)
     if plan.workers < 1:
-        raise UsageError(f"{plan.workers} workers can do nothing: give at least 1.")
+        raise UsageError(f"{plan.workers} workers: give at least 1.")
     if plan.config.weights:
         mix.parse_weights(plan.config.weights, [source.name for source in plan.sources])
     for source in plan.sources:
@@ -339,7 +339,7 @@ def _mix(plan: CorpusPlan, shards: range) -> dict[str, Any]:
     draws = np.array([draw for account in accounts for draw in account["draws"]], np.uint64)
     if not len(characters):
         raise MalmoiError(
-            f"Nothing is left of the sources: {plan.out / 'work'} has what each step dropped."
+            f"Every document was dropped: {plan.out / 'work'} shows what each step dropped."
         )
     sources = np.array(names)
     copies, shares = _copies(plan, sources, characters, draws)

@@ -66,7 +66,8 @@ class CorpusConfig(Config):
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}.")
         if self.rows > self.hashes:
             raise UsageError(
-                f"A band of {self.rows} rows needs as many hashes; there are {self.hashes}."
+                f"A band of {self.rows} rows needs at least that many hashes; there are "
+                f"{self.hashes}."
             )
         if len(self.max_run) != 3:
             raise UsageError(

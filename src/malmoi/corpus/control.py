@@ -48,6 +48,6 @@ def control_sentence(found: Mapping[str, Any]) -> str:
     names = [f"{name} {count:,}" for name, count in found["names"].items()]
     more = ", …" if len(names) > SHOWN else ""
     return (
-        f"{found['documents']:,} documents have the names of control tokens in them "
+        f"{found['documents']:,} documents contain the names of control tokens "
         f"({', '.join(names[:SHOWN])}{more}); they will be encoded as text."
     )

@@ -30,9 +30,7 @@ def read_benchmark_rows(path: Path) -> Iterator[BenchmarkRow]:
     """Reads the rows of a test set; every text of a row counts."""
     kind = kind_of(path) or ".txt"
     if kind not in TEST_SET_READERS:
-        raise UsageError(
-            f"{path} cannot be a test set to compare with: give {' '.join(TEST_SET_READERS)}."
-        )
+        raise UsageError(f"{path} cannot be used as a test set: give {' '.join(TEST_SET_READERS)}.")
     yield from TEST_SET_READERS[kind](path)
 
 

@@ -57,7 +57,7 @@ LANGUAGES = (*SCRIPTS, *COMMON_WORDS)
 def check_language(language: str) -> None:
     if language and language not in LANGUAGES:
         raise UsageError(
-            f"There is no test for the language {language!r}.{nearest(language, LANGUAGES)}"
+            f"There is no detector for the language {language!r}.{nearest(language, LANGUAGES)}"
         )
 
 

@@ -23,11 +23,11 @@ def parse_weights(text: str, sources: Sequence[str]) -> dict[str, float]:
                 "web=0.6,books=0.4."
             )
         if name not in sources:
-            raise UsageError(f"There is no source {name!r} to weigh.{nearest(name, sources)}")
+            raise UsageError(f"There is no source {name!r} to weight.{nearest(name, sources)}")
         found[name] = float(value)
     if missing := [name for name in sources if name not in found]:
         raise UsageError(
-            f"The weights say nothing of {', '.join(missing)}; give 0 to leave a source out."
+            f"The weights do not mention {', '.join(missing)}; give 0 to leave a source out."
         )
     if not sum(found.values()):
         raise UsageError("All weights are 0: nothing would be left.")
@@ -59,8 +59,8 @@ class SourceShare:
             return ""
         return (
             f"{self.source} has {self.has:.1%} of the characters, not {self.wanted:.1%}: its "
-            "documents "
-            f"({self.documents[0]:,}) are too few and too long to be shared out more finely."
+            f"documents ({self.documents[0]:,}) are too few and too long to be mixed more "
+            "exactly."
         )
 
 
@@ -82,7 +82,7 @@ def source_epochs(
     for name, share in shares.items():
         if share and not characters.get(name):
             raise MalmoiError(
-                f"Nothing is left of {name}, which should have {share:.0%} of the mix."
+                f"No document of {name} is left, which should make up {share:.0%} of the mix."
             )
     return {
         name: size * share / characters[name] if share else 0.0 for name, share in shares.items()

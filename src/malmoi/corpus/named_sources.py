@@ -53,7 +53,7 @@ def named_sources(given: Sequence[str], config: CorpusConfig) -> list[NamedSourc
         name, source = _name(text)
         found.setdefault(name, []).append(source)
     if not found:
-        raise UsageError("No text was named: give files, folders, globs, - or builtin:sotu.")
+        raise UsageError("No text was given: pass files, folders, globs, - or builtin:sotu.")
     return [
         NamedSource(n, s, read_documents(s, documents=config.documents, text=config.text))
         for n, s in found.items()
@@ -86,5 +86,5 @@ def benchmark_files(given: Sequence[str]) -> list[Path]:
     found = [source for text in given for source in resolve_source(text)]
     for source in found:
         if not isinstance(source, FileSource):
-            raise UsageError(f"{source.name} cannot be a test set to compare with: give files.")
+            raise UsageError(f"{source.name} cannot be used as a test set: give files.")
     return [source.path for source in found if isinstance(source, FileSource)]

@@ -36,8 +36,8 @@ def _in_processes(jobs: Iterable[ShardJob], workers: int) -> Iterator[None]:
             yield from _hand_out(pool, jobs, 2 * workers)
         except BrokenProcessPool as error:
             raise MalmoiError(
-                "A worker was killed, perhaps for want of memory: run the same command again with "
-                "fewer --workers."
+                "A worker was killed, perhaps because memory ran out: run the same command again "
+                "with fewer --workers."
             ) from error
         except BaseException:
             pool.shutdown(cancel_futures=True)

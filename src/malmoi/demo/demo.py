@@ -83,8 +83,8 @@ def plan_for_this_machine() -> DemoConfig:
     )
     if fewest < FEW_UPDATES:
         _say(
-            f"That is only about {fewest} updates: too few for good sentences. Another program may "
-            "be using the processor; the demo is worth watching once it is idle."
+            f"That is only about {fewest} updates: too few for good sentences. Another program "
+            "may be using the processor; try again once it is idle."
         )
     return plan
 
@@ -237,8 +237,8 @@ def _pretrain(story: Story, name: str, kind: str, size: DemoSize) -> Model:
 
 def _gpt(story: Story) -> None:
     _say(
-        f"Pre-training a GPT for {story.plan.gpt.seconds:.0f} seconds: it learns to say the next "
-        "token."
+        f"Pre-training a GPT for {story.plan.gpt.seconds:.0f} seconds: it learns to predict the "
+        "next token."
     )
     model = _pretrain(story, "gpt", "byte-bpe", story.plan.gpt)
     texts = model.generate(
@@ -286,9 +286,12 @@ def _era(story: Story) -> None:
     judged = (story.out / "era.dev.tsv").read_text("utf-8").splitlines()[1:]
     counts = Counter(line.split("\t")[1] for line in judged)
     most, number = counts.most_common(1)[0]
-    _say(f"Fine-tuning the BERT to tell a paragraph's era ({', '.join(name for _, name in ERAS)}).")
+    _say(
+        "Fine-tuning the BERT to classify paragraphs by era "
+        f"({', '.join((name for _, name in ERAS))})."
+    )
     tuned = _tune(story, "era")
-    _say("The same network once more, without what pre-training taught it.")
+    _say("The same network again, without pre-training, for comparison.")
     raw = _tune(story, "era-untrained", from_scratch=True)
     story.scores = {
         f"always “{most}”": number / len(judged),
@@ -305,13 +308,13 @@ def _verdict(story: Story, gain: float) -> str:
     """States the gain from pre-training, whether or not there is one."""
     points = f"{100 * gain:+.0f}".replace("-", "−")
     if gain >= CLEAR_GAIN:
-        return f"Pre-training was worth {points} points."
+        return f"Pre-training added {points} points."
     seen = read_metrics(story.out / "bert" / "metrics.jsonl")[-1]["tokens"]
     return (
         f"Pre-training made no clear difference here ({points} points): in its "
-        f"{story.plan.bert.seconds:.0f} seconds the BERT read {seen / 1e6:.1f} million tokens, and "
-        "the words alone tell much of an era. A longer `malmoi pretrain`, or a faster machine, "
-        "gives it more to read."
+        f"{story.plan.bert.seconds:.0f} seconds the BERT read {seen / 1000000.0:.1f} million "
+        "tokens, and single words already say much about the era. A longer `malmoi pretrain`, or "
+        "a faster machine, lets it read more."
     )
 
 

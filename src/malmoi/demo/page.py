@@ -48,8 +48,8 @@ def write_demo_page(story: Story) -> None:
         part(story) for part in (_cards, _text, _gpt, _bert, _era, _attention, _made, _next)
     )
     took = (
-        f"Trained here, from nothing, in {format_duration(story.seconds['all'])} minutes: a "
-        f"GPT, a BERT and a classifier."
+        f"Trained on this machine, from scratch, in {format_duration(story.seconds['all'])} "
+        "minutes: a GPT, a BERT and a classifier."
     )
     write_text(
         story.out / "report.html",
@@ -79,9 +79,9 @@ def _cards(story: Story) -> str:
         (f"{gpt.get('perplexity', float('nan')):.0f}", "the GPT's perplexity on unseen speeches"),
         (
             f"{bert.get('mlm_accuracy', float('nan')):.0%}",
-            "of masked tokens the BERT guesses exactly",
+            "of masked tokens predicted exactly by the BERT",
         ),
-        (f"{era[-1]:.0%}", "of unseen paragraphs put into the right era"),
+        (f"{era[-1]:.0%}", "of unseen paragraphs assigned to the right era"),
         (
             f"{100 * (era[-1] - era[1]):+.0f}".replace("-", "−"),
             "points over the same network without pre-training",
@@ -96,13 +96,14 @@ def _text(story: Story) -> str:
     said = (
         f"{f['messages']} State of the Union messages from 1790 on, {f['characters'] / 1e6:.1f} "
         "million characters.",
-        f"{f['held out']} of them were held out: nothing below was learnt from those.",
-        "Each model has its own vocabulary, learnt from the text; this is how they cut a sentence.",
+        f"{f['held out']} of them were held out: no model below was trained on those.",
+        "Each model has its own vocabulary, learnt from the text; this is how they tokenize a "
+        "sentence.",
     )
     cuts = "".join(
         f"<h3>{words(_KINDS[kind])}</h3>{chips(tokens)}" for kind, tokens in story.cut.items()
     )
-    return _section("The text, and two ways to cut it", _note(*said), cuts)
+    return _section("The text, and two ways to tokenize it", _note(*said), cuts)
 
 
 _KINDS = {"byte-bpe": "byte-level BPE, as GPT-2 has it", "wordpiece": "WordPiece, as BERT has it"}
@@ -125,11 +126,11 @@ def _curve(story: Story, name: str, losses: dict[str, str]) -> str:
 def _gpt(story: Story) -> str:
     last = _last(story, "gpt")
     sentences = (
-        "It learnt one thing, to say which token comes next.",
-        f"On speeches it never saw its perplexity is {last.get('perplexity', 0):.0f}; an untrained "
-        f"model's is {story.plan.vocab:,}.",
-        "Asked whether the beginning of an unseen paragraph or the same words shuffled is the "
-        f"likelier text, it is right {story.facts['order']:.0%} of the time.",
+        "It was trained to predict the next token.",
+        f"On speeches it has never seen, its perplexity is {last.get('perplexity', 0):.0f}; an "
+        f"untrained model's is {story.plan.vocab:,}.",
+        "Asked whether the beginning of an unseen paragraph or a shuffled copy is more likely, "
+        f"it is right {story.facts['order']:.0%} of the time.",
     )
     said = "".join(
         f"<blockquote><b>{html.escape(prompt)}</b>{html.escape(text)}</blockquote>"
@@ -146,10 +147,10 @@ def _gpt(story: Story) -> str:
 def _bert(story: Story) -> str:
     last = _last(story, "bert")
     sentences = (
-        "It sees both sides of a gap.",
-        "A quarter of the tokens were hidden, and it learnt to fill them (right: "
-        f"{last.get('mlm_accuracy', 0):.0%}), and to tell whether the second of two passages "
-        f"follows the first (right: {last.get('nsp_accuracy', 0):.0%}, by chance 50%).",
+        "It sees both sides of a masked token.",
+        "A quarter of the tokens were masked, and it learnt to predict them (accuracy "
+        f"{last.get('mlm_accuracy', 0):.0%}), and whether the second of two passages follows the "
+        f"first (accuracy {last.get('nsp_accuracy', 0):.0%}, chance 50%).",
     )
     curve = _curve(story, "bert", {"mlm": "masked tokens", "nsp": "next sentence"})
     fills = "".join(f"<h3>{html.escape(text)}</h3>{bars(found)}" for text, found in story.fills)
@@ -168,7 +169,7 @@ def _era(story: Story) -> str:
     said = [row["prediction"] for row in story.said]
     matrix = confusion_table(names, confusion(gold, said, names).tolist())
     return _section(
-        "Fine-tuned: when was this said?",
+        "Fine-tuned: when was this written?",
         _note(*sentences),
         bars([(translate(name), score) for name, score in story.scores.items()]),
         matrix,
@@ -194,8 +195,7 @@ def _attention(story: Story) -> str:
         return ""
     layer, head = sharpest(story.attention)
     sentences = (
-        f"“{ATTENTION_SENTENCE}”: each row is a token, the strong squares are the tokens that it "
-        "attends to.",
+        f"“{ATTENTION_SENTENCE}”: each row is a token; dark squares are the tokens it attends to.",
         f"Head {head + 1} of layer {layer + 1} is the most focused; below are all of them.",
     )
     large = heat_map(story.attention[layer][head], story.tokens)

@@ -167,7 +167,7 @@ def describe_run(
         label, times = Counter(e.label for e in work.dev).most_common(1)[0]
         said = ", ".join(label) if isinstance(label, tuple) else label
         share = f"{times / len(work.dev):.1%}"
-        logger.info(f"Always saying {said or 'no label'!r} would be right for {share} of them.")
+        logger.info(f"Always predicting {said or 'no label'!r} would be right for {share} of them.")
     limit = max(item.length for item in items)
     cut = sum(item.length == limit for item in items)
     if (

@@ -49,8 +49,8 @@ def export_model(
     require_free(out, overwrite=overwrite)
     if is_adapter(model):
         raise UsageError(
-            f"{model} is an adapter; make it a whole model first: malmoi merge --model {model} "
-            "--out DIR"
+            f"{model} is an adapter; merge it into a full model first: malmoi merge --model "
+            f"{model} --out DIR"
         )
     checkpoint = read_checkpoint(model, dtype=torch.float32)
     for note in checkpoint.notes:

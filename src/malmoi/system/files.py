@@ -24,7 +24,7 @@ REFUSALS = {
         "The file is larger than this disk or this process may write",
         "Use another disk or raise the limit",
     ),
-    errno.EROFS: ("The disk is read-only", "Make it writable, or name another folder,"),
+    errno.EROFS: ("The disk is read-only", "Make it writable, or choose another folder,"),
     errno.EIO: ("The disk reports an I/O error", "Check the disk"),
 }
 
@@ -167,7 +167,8 @@ def folder_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError as error:
                 raise MalmoiError(
-                    f"Another process is at work in {folder}: wait for it, or name another folder."
+                    f"Another process is at work in {folder}: wait for it, or choose another "
+                    "folder."
                 ) from error
             _remove_partial_files(folder.rglob(f".*{PARTIAL_SUFFIX}"))
             yield

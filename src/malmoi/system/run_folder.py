@@ -65,8 +65,8 @@ class RunFolder:
     def refusal(self, differences: Sequence[str]) -> UsageError:
         """The error that the folder holds another run, with what differs."""
         return UsageError(
-            f"{self.folder} holds another {self.kind} ({', '.join(differences[:SHOWN])}): give the "
-            f"same settings to resume it, or name another folder{self._restart()}."
+            f"{self.folder} holds another {self.kind} ({', '.join(differences[:SHOWN])}): give "
+            f"the same settings to resume it, or choose another folder{self._restart()}."
         )
 
     def _restart(self) -> str:

@@ -103,7 +103,7 @@ def read_documents(
         )
     given = [sources] if isinstance(sources, str | Path) else sources
     if not given:
-        raise UsageError("No text was named: give files, folders, globs, - or builtin:sotu.")
+        raise UsageError("No text was given: pass files, folders, globs, - or builtin:sotu.")
     found = {source.name: source for one in given for source in resolve_source(str(one))}
     return DocumentReader(list(found.values()), documents, text)
 

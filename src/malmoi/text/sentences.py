@@ -124,6 +124,6 @@ def sentence_splitter(name: str) -> Callable[[str], list[str]]:
     }
     if name not in ways:
         raise UsageError(
-            f"There is no way to split sentences called {name!r}.{nearest(name, ways)}"
+            f"There is no method to split sentences called {name!r}.{nearest(name, ways)}"
         )
     return ways[name]()

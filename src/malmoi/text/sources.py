@@ -181,7 +181,7 @@ def _on_disk(given: str) -> Iterator[FileSource]:
     else:
         beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
         hint = nearest(path.name, beside) if len(beside) <= 10_000 else ""
-        raise MalmoiError(f"{path} is not there.{hint if 'Did you' in hint else ''}")
+        raise MalmoiError(f"{path} does not exist.{(hint if 'Did you' in hint else '')}")
 
 
 def _file(path: Path) -> FileSource:

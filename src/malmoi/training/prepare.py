@@ -108,7 +108,9 @@ def check_request(recipe: Recipe, group: ProcessGroup) -> None:
 def _check_folder(out: Path) -> None:
     """Refuses to overwrite a model folder that was not written by a run."""
     if not (out / "recipe.json").is_file() and any(out.glob("*.safetensors")):
-        raise UsageError(f"{out} holds a model that was not pre-trained here: name another folder.")
+        raise UsageError(
+            f"{out} holds a model that was not pre-trained here: choose another folder."
+        )
 
 
 # ------------------------------------------------------------------ network

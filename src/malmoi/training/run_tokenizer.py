@@ -66,7 +66,7 @@ def _check_same(there: Tokenizer, wanted: Tokenizer | None, recipe: Recipe, out:
     ):
         raise UsageError(
             f"{out} holds a {there.kind} tokenizer and this recipe learns a "
-            f"{recipe.tokenizer.kind} one: name another folder, or use it with --tokenizer."
+            f"{recipe.tokenizer.kind} one: choose another folder, or use it with --tokenizer."
         )
 
 

@@ -77,7 +77,7 @@ def evaluate_in_context(
     model = model.masked if asking.reading == "masked" else model
     if asking.score not in (known := scorings(model)):
         raise UsageError(
-            f"There is no way {asking.score!r} to compare choices.{nearest(asking.score, known)}"
+            f"There is no method {asking.score!r} to compare choices.{nearest(asking.score, known)}"
         )
     asked = templated(task, asking.template)
     items, pool, notes = split_rows(asked, data, asking)

@@ -68,7 +68,8 @@ def few_shot_view(model: Model, wanted: FewShotRequest) -> FewShotView:
     """The item's prompt with its examples, and the likelihood of every answer."""
     if wanted.scoring not in (known := scorings(model)):
         raise UsageError(
-            f"There is no way {wanted.scoring!r} to compare answers; there are {', '.join(known)}."
+            f"There is no method {wanted.scoring!r} to compare answers; there are "
+            f"{', '.join(known)}."
         )
     asked, rows = _rows(wanted)
     if not 0 <= wanted.item < len(rows):
