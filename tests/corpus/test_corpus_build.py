@@ -473,7 +473,7 @@ def test_folders_that_cannot_be_written_to(tmp_path: Path) -> None:
         UsageError, match=r"holds another corpus \(settings\.seed was 0\).*--overwrite"
     ):
         run_build([source], tmp_path / "out", seed=1)
-    run_build([source], tmp_path / "out", seed=1, restart=True)
+    run_build([source], tmp_path / "out", seed=1, overwrite=True)
     with pytest.raises(MalmoiError, match="Every document was dropped"):
         run_build([write(tmp_path / "short" / "a.jsonl", ["too short"])], tmp_path / "none")
 

@@ -282,7 +282,7 @@ def test_states_that_cannot_be_written_leave_nothing_half(
         features="last",
         steps=1,
         recurrent=4,
-        restart=True,
+        overwrite=True,
     )
     assert [p.name for p in folder.iterdir()] == ["layer-3.f16"]
 

@@ -660,7 +660,7 @@ def test_what_is_finished_is_not_done_again(
     path.write_text("text,label\na,yes\nb,no\n", "utf-8")
     with pytest.raises(UsageError, match="of another model or other examples"):
         finetune(bert, "classification", path, out, path, seeds=3, epochs=2)
-    finetune(bert, "classification", path, out, path, seeds=3, epochs=1, restart=True)
+    finetune(bert, "classification", path, out, path, seeds=3, epochs=1, overwrite=True)
     assert learnt == [1, 2, 0, 1, 2]
 
 

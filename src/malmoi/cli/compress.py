@@ -143,6 +143,7 @@ def distil_command(
         float, typer.Option(help="Weight of the teacher's loss; the labels get the rest.")
     ] = 0.5,
     settings: SetOption = None,
+    overwrite: OverwriteOption = False,
     device: DeviceOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -156,7 +157,7 @@ def distil_command(
     from malmoi.compression.distil import distil_model
 
     ways: dict[str, Any] = dict(layers=layers, student=student, temperature=temperature, soft=soft)
-    changes: dict[str, Any] = {**changes_of(settings)}
+    changes: dict[str, Any] = {**changes_of(settings), "overwrite": overwrite}
     asked = _task(task, text, pair, label)
     _show(
         distil_model(

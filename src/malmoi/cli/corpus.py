@@ -77,7 +77,7 @@ def build_command(
         quality_reference=quality_reference or (),
         decontaminate=decontaminate or (),
         workers=workers if workers is not None else this_machine().cores,
-        restart=overwrite,
+        overwrite=overwrite,
         **changes,
     )
     _tell(found["finished"], out, json)

@@ -158,7 +158,7 @@ def finetune_command(
     rows = files[0] if len(files) == 1 else files
     try:
         done = run_finetuning(
-            base, task, rows, folder, dev or None, device=device, restart=overwrite, **changes
+            base, task, rows, folder, dev or None, device=device, overwrite=overwrite, **changes
         )
     except Stopped as stopped:
         raise typer.Exit(stopped.code) from stopped

@@ -1,7 +1,6 @@
 """`malmoi pretrain`: train a model from raw text."""
 
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,9 +27,6 @@ from malmoi.system.limits import format_size
 DEFAULT_RECIPE = "gpt"  # its size follows from the text, the minutes and the machine
 DEFAULT_MINUTES = 3.0  # of a run whose budget nobody named
 SCHEMES = ("builtin:", "hf:")
-# what a run writes
-RUN_FOLDERS = ("train_state", "data", "snapshots", "tensorboard")
-RUN_FILES = ("recipe.json", "metrics.jsonl", "distil.json", "tokenizer.json", "model.safetensors")
 
 
 def pretrain_command(
@@ -124,8 +120,6 @@ def _train(
     from malmoi.training.pretrain import run_pretraining
     from malmoi.training.signals import Stopped
 
-    if overwrite and os.environ.get("RANK", "0") == "0":
-        _discard(out)
     try:
         run_pretraining(
             recipe,
@@ -134,19 +128,11 @@ def _train(
             tokenizer=tokenizer,
             start=start,
             device=device,
+            overwrite=overwrite,
             **changes,
         )
     except Stopped as stopped:
         raise typer.Exit(stopped.code) from stopped
-
-
-def _discard(out: Path) -> None:
-    """Removes what a pre-training run wrote, and nothing else."""
-    if (out / "recipe.json").is_file():
-        for name in RUN_FOLDERS:
-            shutil.rmtree(out / name, ignore_errors=True)
-        for name in RUN_FILES:
-            (out / name).unlink(missing_ok=True)
 
 
 def recipe_and_sources(

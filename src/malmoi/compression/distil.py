@@ -32,7 +32,7 @@ from malmoi.training.losses import objective
 from malmoi.training.losses.distil import Distillation
 from malmoi.training.parallel import join_process_group
 from malmoi.training.prepare import DISTIL, read_recipe
-from malmoi.training.pretrain import run_pretraining
+from malmoi.training.pretrain import discard_run, run_pretraining
 from malmoi.training.recipe import DataConfig, Recipe
 from malmoi.training.samples import make_feeds
 from malmoi.training.validate import validate
@@ -54,6 +54,7 @@ class DistilConfig:
     temperature: float = 2.0
     soft: float = 0.5  # weight of the teacher's scores in the loss
     device: str | None = None
+    overwrite: bool = False  # discard the run in the folder and start over
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Lesson:
     distillation: Distillation
     out: Path
     device: str | None
+    overwrite: bool
 
 
 def distil_model(
@@ -93,7 +95,7 @@ def distil_model(
         teacher.network, asked.soft, asked.temperature, COSINE_WEIGHT if asked.task is None else 0.0
     )
     files = data[0] if not isinstance(data, str | Path) and len(data) == 1 else data
-    lesson = Lesson(teacher, pupil, distillation, out, asked.device)
+    lesson = Lesson(teacher, pupil, distillation, out, asked.device, asked.overwrite)
     if asked.task is None:
         if asked.dev is not None:
             raise UsageError(
@@ -194,7 +196,7 @@ def _of_task(
     teacher.network.to(work.device)
     with choose_execution(work.device, settings.training(1)).computing():
         before = judge(task, work, replace(reading, encode=work.encode)).metrics
-    result = run_all(work, settings, lesson.out)
+    result = run_all(work, settings, lesson.out, overwrite=lesson.overwrite)
     metrics = {
         name: (before[name], value) for name, value in result.metrics.items() if name in before
     }
@@ -260,6 +262,8 @@ def _of_text(lesson: Lesson, data: TextFiles, changes: Mapping[str, Any]) -> Com
             "its teacher has."
         )
     recipe = _recipe(teacher, pupil, kind)
+    if lesson.overwrite:
+        discard_run(out)
     _begin(out, distillation_record(lesson.distillation))
     with TemporaryDirectory() as beside:
         write_checkpoint(pupil, beside)

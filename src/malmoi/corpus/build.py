@@ -49,9 +49,9 @@ def run_folder(out: Path) -> RunFolder:
     return RunFolder(out, "corpus.json", "corpus", can_restart=True, unreadable=others)
 
 
-def begin_build(out: Path, record: Mapping[str, Any], *, restart: bool) -> dict[str, Any]:
+def begin_build(out: Path, record: Mapping[str, Any], *, overwrite: bool) -> dict[str, Any]:
     """Opens the folder's record for this build, finished or not; refuses other builds and files."""
-    if restart:
+    if overwrite:
         _forget(out)
     if not (out / "corpus.json").is_file() and any(
         file.name != LOCK_NAME for file in out.iterdir()
@@ -133,14 +133,14 @@ def run_build(
     quality_reference: Sequence[str] = (),
     decontaminate: Sequence[str] = (),
     workers: int = 1,
-    restart: bool = False,
+    overwrite: bool = False,
     **settings: Any,
 ) -> dict[str, Any]:
     """Writes out/shard-NNNNN.jsonl and out/corpus.json, and returns the latter.
 
     A source is anything `read_documents` takes, or NAME=SOURCE. `quality_reference` trains the
     quality classifier; overlaps with the `decontaminate` test sets are removed. A stopped build
-    resumes; another build in the same folder is refused unless `restart`.
+    resumes; another build in the same folder is refused unless `overwrite`.
     """
     config = CorpusConfig().override(settings)
     plan = CorpusPlan(
@@ -155,10 +155,10 @@ def run_build(
     record = plan.record()
     # a build needs up to three times the size of the text
     with folder_lock(plan.out):
-        found = begin_build(plan.out, record, restart=restart)
+        found = begin_build(plan.out, record, overwrite=overwrite)
         if FINISHED in found:
             logger.info(
-                f"{plan.out} is finished; --overwrite (restart=True) discards it and starts over."
+                f"{plan.out} is finished; --overwrite (overwrite=True) discards it and starts over."
             )
         else:
             run_folder(plan.out).finish(record, _work(plan))

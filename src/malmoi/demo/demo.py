@@ -328,7 +328,7 @@ def _tune(story: Story, name: str, **how: Any) -> FinetuneResult:
     dev = story.out / "era.dev.tsv"
     how |= {"lr": 1e-3, "batch": 16, "steps": story.plan.updates, "seeds": story.plan.seeds}
     return run_finetuning(
-        story.out / "bert", task, data, story.out / name, dev, restart=True, **how
+        story.out / "bert", task, data, story.out / name, dev, overwrite=True, **how
     )
 
 

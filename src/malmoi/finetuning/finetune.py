@@ -72,24 +72,24 @@ def run_finetuning(
     """Fine-tunes a BERT or a GPT on a task; transformers can open the resulting folder.
 
     `data` is the training file (or a folder with train and dev files); without `dev`, a tenth is
-    held out. Options are `device`, `restart`, and fields of `FinetuneConfig`: epochs=3, lr=2e-5,
+    held out. Options are `device`, `overwrite`, and fields of `FinetuneConfig`: epochs=3, lr=2e-5,
     freeze=True, lm=0.5, seeds=5… A GPT starts from GPT-1's defaults, other models from BERT's. The
     same call on the same folder resumes an unfinished run; a finished one is not repeated unless
-    `restart` is set.
+    `overwrite` is set.
     """
     device = options.pop("device", None)
-    restart = bool(options.pop("restart", False))
+    overwrite = bool(options.pop("overwrite", False))
     start = model.checkpoint if isinstance(model, Model) else read_with_adapter(model)
     settings = finetune_config(options, gpt=_is_gpt(start.network))
     chosen = named_task(task) if isinstance(task, str) else task
     out = Path(out)
     start = _checked(start, settings, out)
     work = load_data(chosen, data, dev, settings, start, join_process_group(device).device)
-    return run_all(work, settings, out, restart=restart)
+    return run_all(work, settings, out, overwrite=overwrite)
 
 
 def run_all(
-    work: FinetuneData, settings: FinetuneConfig, out: Path, *, restart: bool = False
+    work: FinetuneData, settings: FinetuneConfig, out: Path, *, overwrite: bool = False
 ) -> FinetuneResult:
     """Does all runs of the settings, and writes the selected one to the folder."""
     measure = work.primary_metric
@@ -97,7 +97,7 @@ def run_all(
     folders = [out] if len(variants) == 1 else [out / _called(settings, v) for v in variants]
     with folder_lock(out):
         runs = [
-            _run(work, v, folder, restart=restart)
+            _run(work, v, folder, overwrite=overwrite)
             for v, folder in zip(variants, folders, strict=True)
         ]
         kept = _kept(runs, measure, best=settings.grid)
@@ -156,11 +156,13 @@ def _save(work: FinetuneData, settings: FinetuneConfig, checkpoint: Checkpoint, 
 # ------------------------------------------------------------------ one run
 
 
-def _run(work: FinetuneData, settings: FinetuneConfig, out: Path, *, restart: bool) -> FinishedRun:
+def _run(
+    work: FinetuneData, settings: FinetuneConfig, out: Path, *, overwrite: bool
+) -> FinishedRun:
     out.mkdir(parents=True, exist_ok=True)
     checkpoint = build_task_network(work.start, work.task, work.labels, settings)
     record = {"task": work.task.name, **settings.to_dict(), "of": work.model_name, **work.taught}
-    if begin_run(out, record, restart=restart):
+    if begin_run(out, record, overwrite=overwrite):
         return _finished(work, settings, out)
     checkpoint.network.to(work.device)
     reading = replace(Predictor.of(checkpoint), encode=work.encode)
@@ -195,7 +197,7 @@ def _finished(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Finish
     """
     steps, metrics = finished(out)
     logger.info(
-        f"{out} is finished (step {steps:,}); --overwrite (restart=True) discards it and starts "
+        f"{out} is finished (step {steps:,}); --overwrite (overwrite=True) discards it and starts "
         "over."
     )
     checkpoint = read_with_adapter(out, device=work.device)

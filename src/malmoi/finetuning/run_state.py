@@ -67,9 +67,9 @@ def run_folder(out: Path) -> RunFolder:
     )
 
 
-def begin_run(out: Path, record: Mapping[str, Any], *, restart: bool) -> bool:
+def begin_run(out: Path, record: Mapping[str, Any], *, overwrite: bool) -> bool:
     """Prepares the folder; returns whether this run is finished. Another run is an error."""
-    if restart:
+    if overwrite:
         run_folder(out).restart()
         RunState.clear(out)
     return FINISHED in run_folder(out).begin(record)

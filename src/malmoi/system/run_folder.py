@@ -70,7 +70,7 @@ class RunFolder:
         )
 
     def _restart(self) -> str:
-        return ", or start over with --overwrite (restart=True)" if self.can_restart else ""
+        return ", or start over with --overwrite (overwrite=True)" if self.can_restart else ""
 
     def _check_same(
         self, before: Mapping[str, Any], settings: Mapping[str, Any], free: Collection[str]

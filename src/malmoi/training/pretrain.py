@@ -1,6 +1,7 @@
 """From text to a trained model: tokenizer → token store → network → `Trainer.fit` → folder."""
 
 import logging
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BUDGETS = ("steps", "tokens", "minutes")
+# what a run writes
+RUN_FOLDERS = ("train_state", "data", "snapshots", "tensorboard")
+RUN_FILES = ("recipe.json", "metrics.jsonl", "distil.json", "tokenizer.json", "model.safetensors")
 
 
 def run_pretraining(
@@ -43,10 +47,11 @@ def run_pretraining(
 
     `recipe` is a name, a recipe.json or a Recipe; `distillation` is a teacher with the same
     vocabulary. Options are `device`, `tokenizer` (an existing vocabulary), `start` (a model to
-    start from), and fields of the recipe (`minutes=3`, `lr=1e-3`, or `**{"train.lr": 1e-3}`).
+    start from), `overwrite` (discard the run in the folder and start over), and fields of the
+    recipe (`minutes=3`, `lr=1e-3`, or `**{"train.lr": 1e-3}`).
     """
-    beside = ("tokenizer", "start", "device")
-    tokenizer, start, device = (options.get(name) for name in beside)
+    beside = ("tokenizer", "start", "device", "overwrite")
+    tokenizer, start, device, overwrite = (options.get(name) for name in beside)
     overrides = {name: value for name, value in options.items() if name not in beside}
     chosen = resolve_recipe(recipe, overrides)
     out = Path(out)
@@ -57,6 +62,10 @@ def run_pretraining(
         tuple(str(source) for source in sources), Path(tokenizer) if tokenizer else None, start
     )
     with process_group(device) as group:
+        if overwrite:
+            if group.first:
+                discard_run(out)
+            group.barrier()
         if sized:
             chosen = _sized(chosen, overrides, origin, out, group)
         elif unasked:
@@ -71,6 +80,17 @@ def run_pretraining(
             with _reported(trainer):
                 trainer.fit()
             return run.model()
+
+
+def discard_run(out: Path) -> None:
+    """Removes what a pre-training run wrote to the folder, and nothing else."""
+    if not (out / "recipe.json").is_file():
+        return
+    with folder_lock(out):
+        for name in RUN_FOLDERS:
+            shutil.rmtree(out / name, ignore_errors=True)
+        for name in RUN_FILES:
+            (out / name).unlink(missing_ok=True)
 
 
 @contextmanager

@@ -167,5 +167,6 @@ def run_folder(out: Path) -> RunFolder:
         out,
         "recipe.json",
         "pre-training run",
+        can_restart=True,
         parse=lambda found: Recipe.from_dict(found).to_dict(),
     )
