@@ -24,6 +24,9 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from malmoi.api.models import predict as predict
     from malmoi.api.models import score as score
     from malmoi.api.models import stream as stream
+    from malmoi.api.options import EvaluateOptions as EvaluateOptions
+    from malmoi.api.options import FinetuneOptions as FinetuneOptions
+    from malmoi.api.options import PretrainOptions as PretrainOptions
     from malmoi.api.runs import evaluate as evaluate
     from malmoi.api.runs import finetune as finetune
     from malmoi.api.runs import pretrain as pretrain
@@ -32,13 +35,17 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from malmoi.api.tools import compress as compress
     from malmoi.api.tools import export as export
     from malmoi.api.tools import plan as plan
+    from malmoi.api.tools import recipes as recipes
     from malmoi.api.tools import serve as serve
+    from malmoi.api.tools import tasks as tasks
+    from malmoi.api.tools import train_tokenizer as train_tokenizer
     from malmoi.config import ModelConfig as ModelConfig
     from malmoi.errors import MalmoiError as MalmoiError
     from malmoi.errors import UsageError as UsageError
     from malmoi.evaluation.kinds import custom_task as custom_task
     from malmoi.evaluation.task import Task as Task
     from malmoi.inference.generation.config import GenerationConfig as GenerationConfig
+    from malmoi.inference.model import GenerationOptions as GenerationOptions
     from malmoi.inference.model import Model as Model
     from malmoi.inference.model import load as load
     from malmoi.system.progress import Progress as Progress
@@ -48,8 +55,18 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
 HOMES = {
     "api.models": ("generate", "stream", "chat", "score", "fill", "embed", "predict"),
     "api.runs": ("pretrain", "finetune", "evaluate", "study"),
-    "api.tools": ("compress", "export", "plan", "build_corpus", "serve"),
-    "inference.model": ("load", "Model"),
+    "api.tools": (
+        "compress",
+        "export",
+        "plan",
+        "build_corpus",
+        "train_tokenizer",
+        "serve",
+        "recipes",
+        "tasks",
+    ),
+    "api.options": ("PretrainOptions", "FinetuneOptions", "EvaluateOptions"),
+    "inference.model": ("load", "Model", "GenerationOptions"),
     "inference.generation.config": ("GenerationConfig",),
     "evaluation.kinds": ("custom_task",),
     "evaluation.task": ("Task",),

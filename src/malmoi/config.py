@@ -5,12 +5,15 @@ choices on construction, suggests the nearest field for a misspelt one, and take
 such as {"train.lr": "3e-4"}.
 """
 
+import ast
+import inspect
 import json
 import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache, partial
+from itertools import takewhile
 from types import UnionType
 from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
@@ -40,6 +43,7 @@ LARGEST = {
 RENAMED_FIELDS = {  # old names, accepted for one more release
     "TrainConfig": {"rematerialise": "gradient_checkpointing", "matrix_lr": "muon_lr"},
     "FinetuneConfig": {"untrained": "from_scratch"},
+    "options": {"restart": "overwrite"},  # of the public functions
 }
 
 
@@ -362,3 +366,18 @@ def parse_number(text: str) -> float | str:
         return float(text if scale == 1 else text[:-1]) * scale
     except ValueError:
         return text
+
+
+def field_comments(record: type) -> dict[str, str]:
+    """The comments of a record's fields: beside each, or in the lines above it."""
+    source = inspect.getsource(record)
+    lines = source.splitlines()
+    found = {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            before = (line.strip() for line in reversed(lines[: node.lineno - 1]))
+            above = [line[2:] for line in takewhile(lambda line: line.startswith("# "), before)]
+            beside = lines[(node.end_lineno or 1) - 1].partition("  # ")[2]
+            comment = beside or " ".join(reversed(above))
+            found[node.target.id] = comment.partition("  # noqa")[0]
+    return found

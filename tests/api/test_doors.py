@@ -4,8 +4,9 @@ import ast
 import doctest
 import logging
 import re
+from inspect import signature
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Unpack, get_type_hints
 
 import pytest
 from mypy import api as mypy
@@ -16,8 +17,10 @@ from malmoi.config import ModelConfig
 from malmoi.corpus.config import CorpusConfig
 from malmoi.evaluation.in_context.run import InContextConfig
 from malmoi.finetuning.config import FinetuneConfig
+from malmoi.inference import Prediction
 from malmoi.server.config import ServeConfig
 from malmoi.studies.in_context.study import InContextStudyConfig
+from malmoi.text.rows import RowSource
 from malmoi.training.recipe import DataConfig, TrainConfig
 from tiny_runs import KINDS, write_corpus
 
@@ -137,10 +140,11 @@ OPTIONS = {
     options.EvaluateOptions: (InContextConfig,),
 }
 # what a function takes beside its settings, and a field that may also be written as a word
-BESIDE = {"device", "dtype", "settings", "restart", "workers", "quality_reference", "decontaminate"}
-BESIDE |= {"out", "harness", "per_label"}
+BESIDE = {"device", "dtype", "settings", "overwrite", "workers", "quality_reference"}
+BESIDE |= {"out", "harness", "per_label", "decontaminate"}
 
 
+COLUMNS = set(options.ColumnOptions.__annotations__)
 # settings that only `settings` reaches
 UNNAMED = {
     options.StudyOptions: {"rules", "documents", "batch", "draws", "limit", "processes"},
@@ -149,12 +153,13 @@ UNNAMED = {
 
 @pytest.mark.parametrize("known", OPTIONS)
 def test_the_options_are_the_settings_and_have_their_types(known: Any) -> None:
-    hints = get_type_hints(known, localns={"AdapterConfig": object})
+    hints = get_type_hints(known, localns={"AdapterConfig": object, "RowSource": RowSource})
+    beside = BESIDE | (COLUMNS if known is not options.RecipeOptions else set())
     wanted: dict[str, Any] = {}
     for config in reversed(OPTIONS[known]):
         wanted |= get_type_hints(config)
     # a few are narrower than the setting: words that are checked when they are used
-    for name in hints.keys() - BESIDE - {"adapter", "reading"}:
+    for name in hints.keys() - beside - {"adapter", "reading"}:
         assert hints[name] == wanted[name], name
     if len(OPTIONS[known]) == 1 and known is not options.CorpusOptions:  # all of them, by name
         assert wanted.keys() - hints.keys() - {"shots", "data", "out"} == UNNAMED.get(known, set())
@@ -188,3 +193,76 @@ def test_progress_and_status_of_a_run(
     assert "Learning a byte-bpe vocabulary" in caplog.text
     assert all(record.name.startswith("malmoi.") for record in caplog.records)
     assert logging.getLogger("malmoi").level == logging.NOTSET
+
+
+# ------------------------------------------------------------------ rows, help, starting over
+
+
+@pytest.mark.parametrize("kind", ["dicts", "pandas", "datasets"])
+def test_rows_in_memory_are_learnt_evaluated_and_predicted(
+    kind: str, workshop: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The columns are guessed, and the model is that of the same rows in a file."""
+    caplog.set_level(logging.INFO, "malmoi")
+    rows: Any = [dict(zip(("review", "stars"), row.split(","), strict=True)) for row in REVIEWS]
+    if kind == "pandas":
+        rows = pytest.importorskip("pandas", reason="a DataFrame is optional").DataFrame(rows)
+    if kind == "datasets":
+        module = pytest.importorskip("datasets", reason="a Dataset is optional")
+        rows = module.Dataset.from_list(rows).class_encode_column("stars")
+    tuned = malmoi.finetune(
+        workshop / "runs/tiny-bert", data=rows, out=tmp_path, dev=rows, steps=1, device="cpu"
+    )
+    assert "classification: text = review, label = stars (2 labels), baseline 50%" in caplog.text
+    weights = malmoi.load(workshop / "runs/reviews").network.state_dict()
+    for name, tensor in tuned.model.network.state_dict().items():
+        assert tensor.equal(weights[name]), name
+    assert malmoi.evaluate(tmp_path, data=rows) == {**tuned.metrics, "examples": 12}
+    first = malmoi.predict(tmp_path, rows)[0]
+    assert isinstance(first, Prediction)
+    assert first.label in ("good", "bad")
+
+
+def test_a_file_is_predicted_by_its_path_and_not_by_its_name(workshop: Path) -> None:
+    model = malmoi.load(workshop / "runs/reviews")
+    file = workshop / "reviews.csv"
+    assert model.predict(file) == model.predict([row.split(",")[0] for row in REVIEWS])
+    with pytest.raises(malmoi.UsageError, match=r"is a file; .* predict\(pathlib\.Path\("):
+        malmoi.predict(model, str(file))
+    with pytest.raises(malmoi.UsageError, match=r"splits: data\['train'\]"):
+        malmoi.evaluate(model, data={"train": [{"text": "a", "label": "good"}]})  # type: ignore[call-overload]
+
+
+def test_help_lists_every_option_with_what_it_does() -> None:
+    assert "seeds" in signature(malmoi.finetune).parameters
+    assert signature(malmoi.pretrain).parameters["minutes"].annotation is float
+    said = malmoi.pretrain.__doc__ or ""
+    assert "\n        overwrite: discard the run in the folder and start over" in said
+    assert "\n        mask_rate: share of the tokens that an MLM predicts" in said
+
+
+def test_a_run_starts_over_if_told_to(workshop: Path, tmp_path: Path) -> None:
+    def train(**options: Unpack[malmoi.PretrainOptions]) -> malmoi.Model:
+        recipe, settings = KINDS["gpt"]
+        return malmoi.pretrain(
+            recipe,
+            data=workshop / "book.txt",
+            out=tmp_path,
+            steps=1,
+            device="cpu",
+            settings=settings,
+            **options,
+        )
+
+    train(seed=1)
+    with pytest.raises(malmoi.UsageError, match=r"start over with --overwrite \(overwrite=True\)"):
+        train(seed=2)
+    train(seed=2, overwrite=True)
+    assert malmoi.Recipe.from_json((tmp_path / "recipe.json").read_text()).train.seed == 2
+
+
+def test_a_text_with_several_masks_is_for_fill_masks(workshop: Path) -> None:
+    model = malmoi.load(workshop / "runs/tiny-bert")
+    with pytest.raises(malmoi.UsageError, match=r"has 2 masks .* use fill_masks"):
+        model.fill("the [MASK] of [MASK]")
+    assert len(model.fill_masks("the [MASK] of [MASK]", top=3)) == 2

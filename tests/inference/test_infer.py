@@ -595,7 +595,7 @@ def test_fill_equals_transformers(bert_pair, words_tokenizer: Tokenizer) -> None
     )
     assert [words_tokenizer.id(fill.token) for fill in found] == expected.topk(3).indices.tolist()
     assert all(fill.text.endswith("갔다.") and "[MASK]" not in fill.text for fill in found)
-    two = ours.fill("나는 [MASK] 학교에 [MASK].", top=2)
+    two = ours.fill_masks("나는 [MASK] 학교에 [MASK].", top=2)
     assert [len(one) for one in two] == [2, 2]
     assert all(fill.text.count("[MASK]") == 1 for one in two for fill in one)
     # any other control token's name is text

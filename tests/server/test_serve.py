@@ -336,7 +336,8 @@ def test_what_encoders_and_fine_tuned_models_say(
     text = "the [MASK] of the [MASK]"
     fills = post(client, "/v1/fill", model="bert", text=text, top=3)["fills"]
     assert fills == [
-        [pytest.approx(vars(one)) for one in mask] for mask in models["bert"].fill(text, top=3)
+        [pytest.approx(vars(one)) for one in mask]
+        for mask in models["bert"].fill_masks(text, top=3)
     ]
     label = post(client, "/v1/classify", model="moods", text=["the union", "no"])["data"]
     assert [one["label"] for one in label] == [

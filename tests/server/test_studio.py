@@ -226,7 +226,7 @@ def test_gaps_are_filled_as_the_model_fills_them(
     page = visitor.visit("fill", text="나는 [MASK] 학교에 [MASK].", top=4)
     expected = [
         (one.token, percent(one.probability))
-        for some in models["bert"].fill("나는 [MASK] 학교에 [MASK].", 4)
+        for some in models["bert"].fill_masks("나는 [MASK] 학교에 [MASK].", 4)
         for one in some
     ]
     assert visitor.bars() == expected
@@ -234,7 +234,7 @@ def test_gaps_are_filled_as_the_model_fills_them(
     expect(page.locator(".bars")).to_have_count(1)  # one gap is left
     assert (
         page.locator("textarea").input_value()
-        == models["bert"].fill("나는 [MASK] 학교에 [MASK].", 1)[0][0].text
+        == models["bert"].fill_masks("나는 [MASK] 학교에 [MASK].", 1)[0][0].text
     )
 
 

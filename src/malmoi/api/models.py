@@ -21,16 +21,17 @@ if TYPE_CHECKING:
         Predicted,
     )
     from malmoi.inference.score import Score
+    from malmoi.text.rows import Table
     from malmoi.tokenizer.chat_template import Messages
 
 AnyModel: TypeAlias = "Model | str | Path"
 
 
-def as_model(model: "AnyModel") -> "Model":
+def as_model(model: "AnyModel", device: str | None = None) -> "Model":
     """The model itself, or the one that a path names."""
     from malmoi.inference.model import Model, load
 
-    return model if isinstance(model, Model) else load(model)
+    return model if isinstance(model, Model) else load(model, device=device)
 
 
 @overload
@@ -147,7 +148,7 @@ def fill(
 ) -> "list[Fill] | list[list[Fill]]":
     """The best tokens for [MASK] in a text, by a masked language model.
 
-    A text with several masks gives one list for each.
+    A list of texts gives a list; `Model.fill_masks` takes a text with several masks.
 
     Examples:
         >>> best = malmoi.fill("runs/tiny-bert", "The state of the [MASK] is strong.", top=3)
@@ -216,17 +217,21 @@ def predict(  # type: ignore[overload-overlap]
 ) -> "Predicted": ...
 @overload
 def predict(
-    model: "AnyModel", texts: "Sequence[Asked]", *, progress: ProgressCallback | None = None
+    model: "AnyModel",
+    texts: "Sequence[Asked] | Path | Table",
+    *,
+    progress: ProgressCallback | None = None,
 ) -> "list[Predicted]": ...
 def predict(
     model: "AnyModel",
-    texts: "Asked | Sequence[Asked]",
+    texts: "Asked | Sequence[Asked] | Path | Table",
     *,
     progress: ProgressCallback | None = None,
 ) -> "Predicted | list[Predicted]":
-    """What a fine-tuned model says of a text, a pair (a, b), a row, or a list of them.
+    """What a fine-tuned model predicts for a text, a pair (a, b), a row, or a list of them.
 
-    A row is a dict with the columns of the training table. A classifier gives a `Prediction`
+    A row is a dict with the columns of the training table; a DataFrame, a `datasets.Dataset` or a
+    file at a `pathlib.Path` is a list of rows. A classifier gives a `Prediction`
     (label, scores), one of several labels a `MultiLabelPrediction` (labels, scores), a tagger a
     list of `Span`s; a model that answers takes (question, context) and gives an `Answer`; one that
     chooses takes (text, choices).

@@ -1,15 +1,18 @@
 """The keyword options of the public functions, for editors, type checkers and `check_options`."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import ast
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict, TypeVar
 
-from malmoi.config import RENAMED_FIELDS
+from malmoi.config import RENAMED_FIELDS, current_fields, field_comments
 from malmoi.errors import UsageError, nearest
 
 if TYPE_CHECKING:
     from malmoi.adapters import AdapterConfig
     from malmoi.evaluation.tasks import Task
+    from malmoi.text.rows import RowSource
 
 Files = str | Path | Sequence[str | Path]
 Settings = Mapping[str, object]  # by path: {"train.floor": 0.1}
@@ -19,110 +22,132 @@ class RunOptions(TypedDict, total=False):
     """What every training run takes beside its settings."""
 
     device: str | None  # cpu, cuda, cuda:1, mps; None: a GPU if there is one
-    settings: Settings  # any setting by its path
+    overwrite: bool  # discard the run in the folder and start over, instead of resuming it
+    settings: Settings  # any setting by its path: {"train.floor": 0.1}
 
 
 class RecipeOptions(TypedDict, total=False):
     """The settings of a recipe that are changed most often; `settings` reaches the others."""
 
     # the budget: one of these
-    steps: int
-    tokens: int
-    minutes: float
+    steps: int  # the budget in updates
+    tokens: int  # the budget in tokens
+    minutes: float  # the budget in minutes
     # how the weights learn
-    batch: int
+    batch: int  # sequences per step
     optimizer: Literal["adamw", "muon"]
-    lr: float
-    decay: float
-    clip: float
+    lr: float  # peak learning rate
+    decay: float  # weight decay of matrices and embeddings
+    clip: float  # maximum gradient norm; 0: off
     schedule: Literal["linear", "cosine", "wsd", "constant"]
-    warmup: float
+    warmup: float  # share of the budget
     seed: int
     precision: Literal["auto", "fp32", "bf16"]
-    compile: bool | None
-    micro: int
-    gradient_checkpointing: bool
+    compile: bool | None  # None: where it pays
+    micro: int  # sequences in one pass; 0: as many as fit
+    gradient_checkpointing: bool  # less memory, more time
     parallel: Literal["ddp", "fsdp"]
     # what is kept and watched
-    save_every: int
-    keep: int
-    valid_every: int
+    save_every: int  # steps between saved states
+    keep: int  # saved states to keep
+    valid_every: int  # steps between validations
     valid_batches: int
-    log_every: int
-    prompt: str
+    log_every: int  # steps between rows of metrics.jsonl
+    prompt: str  # what the sample of each validation continues or fills
     tensorboard: bool
     # how text becomes samples
-    lengths: tuple[int, ...]
-    shares: tuple[float, ...]
-    weights: tuple[float, ...]
-    valid: float
-    documents: Literal["auto", "blank", "blanks", "line", "file"]
-    text: str
-    document_mask: bool
-    mask_rate: float
-    whole_word: bool
+    lengths: tuple[int, ...]  # tokens of a sample, phase by phase; none: the model's context
+    shares: tuple[float, ...]  # of the budget for each phase
+    weights: tuple[float, ...]  # of each source in the mixture; none: by size
+    valid: float  # share of the documents kept for validation
+    documents: Literal["auto", "blank", "blanks", "line", "file"]  # what separates documents
+    text: str  # the column or key that holds the text
+    document_mask: bool  # packed documents do not see one another
+    mask_rate: float  # share of the tokens that an MLM predicts
+    whole_word: bool  # mask whole words
     vocab: int  # of the tokenizer that is learnt
     # the model
-    context: int
+    context: int  # tokens
     width: int
-    depth: int
+    depth: int  # layers
     heads: int
-    attention: tuple[str, ...]
+    attention: tuple[str, ...]  # patterns, one per layer in turn: ("causal", "causal & local:256")
     dropout: float
 
 
 class PretrainOptions(RunOptions, RecipeOptions, total=False):
-    """The options of `pretrain`."""
+    """The options of `pretrain`.
+
+    Examples:
+        >>> options: malmoi.PretrainOptions = {"minutes": 3, "lr": 1e-3}
+    """
 
     tokenizer: str | Path | None  # a ready vocabulary instead of one learnt from the text
     start: str | Path | None  # a model to continue from instead of new weights
 
 
-class FinetuneOptions(RunOptions, total=False):
-    """The options of `finetune`: the fields of its settings."""
+class ColumnOptions(TypedDict, total=False):
+    """The columns of a table; those that are not named are guessed."""
 
-    restart: bool  # discard the run in the folder and start over
-    epochs: float
-    steps: int
-    minutes: float
-    batch: int
-    lr: float
-    decay: float
-    clip: float
+    text: str
+    pair: str  # the second text of each row
+    label: str | Sequence[str]  # several: one 0/1 column per label
+    choices: Sequence[str]  # the columns of the choices
+    separator: str  # between the labels of a row, if they are one string
+
+
+class FinetuneOptions(ColumnOptions, RunOptions, total=False):
+    """The options of `finetune`: the columns, and the fields of its settings.
+
+    Examples:
+        >>> options: malmoi.FinetuneOptions = {"text": "review", "epochs": 4}
+    """
+
+    epochs: float  # passes over the rows
+    steps: int  # updates, instead of epochs
+    minutes: float  # time budget, instead of both
+    batch: int  # examples per step
+    lr: float  # peak learning rate
+    decay: float  # weight decay
+    clip: float  # maximum gradient norm; 0: off
     schedule: Literal["linear", "cosine", "constant"]
-    warmup: float
-    length: int
-    stride: int
-    lm: float
-    freeze: bool
-    freeze_layers: int
-    features: str
-    recurrent: int
+    warmup: float  # share of the steps
+    length: int  # maximum tokens per row; 0: the context, up to 512
+    stride: int  # between the windows over a long context
+    lm: float  # weight of the language-model loss (λ of GPT-1 eq. 5)
+    freeze: bool  # train only the new layer
+    freeze_layers: int  # freeze the embeddings and the first n layers
+    features: str  # a small model on frozen layers: last4, weighted-all, layers=8,9
+    recurrent: int  # width of a tagger's BiLSTM on features
     adapter: "Literal['none', 'lora', 'prompt', 'prefix'] | AdapterConfig"
-    words: bool | None
-    layer_decay: float
-    class_weights: bool
-    label_thresholds: bool
-    from_scratch: bool
-    holdout: float
-    evaluations: int
-    patience: int
+    words: bool | None  # train label words instead of a new layer
+    layer_decay: float  # each layer's learning rate relative to the layer above
+    class_weights: bool  # weight rare labels more
+    label_thresholds: bool  # multi-label: one threshold per label, not one for all
+    from_scratch: bool  # random initial weights, as a baseline for pre-training
+    holdout: float  # share of the rows to evaluate on, if there is no dev
+    evaluations: int  # per epoch
+    patience: int  # stop after this many evaluations without improvement; 0: never
     seed: int
-    seeds: int
-    grid: bool
+    seeds: int  # number of runs; the median one is kept
+    grid: bool  # search BERT's learning rates, batch sizes and epochs; the best is kept
     precision: Literal["auto", "fp32", "bf16"]
     compile: bool
-    skip_bad: bool
+    skip_bad: bool  # leave bad rows out instead of stopping at the first
 
 
-class EvaluateOptions(TypedDict, total=False):
-    """The options of `evaluate`."""
+class EvaluateOptions(ColumnOptions, total=False):
+    """The options of `evaluate`.
+
+    Examples:
+        >>> options: malmoi.EvaluateOptions = {"label": "stars", "limit": 100}
+    """
 
     device: str | None
     skip_bad: bool  # leave bad rows out instead of stopping at the first
-    train: Files | None  # rows that the examples of a prompt are drawn from
+    train: "RowSource | None"  # rows that the examples of a prompt are drawn from
     seed: int
-    limit: int | None  # only so many rows
+    limit: int | None  # evaluate at most this many rows
     score: str  # how the likelihoods of choices are compared
     template: str | None  # another prompt
     per_label: bool  # the metrics of each label too
@@ -132,13 +157,15 @@ class EvaluateOptions(TypedDict, total=False):
 
 
 class DistilOptions(FinetuneOptions, total=False):
+    """The options of `compress(…, "distil")`, beside those of `finetune`."""
+
     data: Files
     dev: Files | None
     task: "str | Task | None"
     layers: int | Sequence[int] | None
     student: str | Path | None
     temperature: float
-    soft: float
+    soft: float  # weight of the teacher's scores in the loss
 
 
 class PlanOptions(TypedDict, total=False):
@@ -147,9 +174,9 @@ class PlanOptions(TypedDict, total=False):
     gpu_memory: float  # GB of one GPU
     gpu_tflops: float  # its dense bf16 peak
     gpu_watts: float
-    utilisation: float
+    utilisation: float  # share of the peak that training reaches
     price: float | None  # of one GPU-hour
-    pue: float
+    pue: float  # power usage effectiveness of the data centre
     settings: Settings  # of the recipe, by path
 
 
@@ -158,50 +185,105 @@ class CorpusOptions(TypedDict, total=False):
 
     quality_reference: Sequence[str]  # good text that the quality classifier learns from
     decontaminate: Sequence[str]  # test sets whose words must go
-    workers: int
-    restart: bool
-    steps: tuple[str, ...]
-    documents: str
-    text: str
+    workers: int  # processes
+    overwrite: bool  # discard the build in the folder and start over, instead of resuming it
+    steps: tuple[str, ...]  # of the work, in order
+    documents: str  # what a document is in plain text
+    text: str  # the key or column of JSON lines and tables
     seed: int
-    language: str
+    language: str  # en, ko, …; empty: any
     min_words: int
-    max_words: int
-    weights: str
-    size: int
-    settings: Settings
+    max_words: int  # 0: no limit
+    weights: str  # web=0.6,books=0.4: shares of the output's characters
+    size: int  # characters of the output; 0: as many as before mixing
+    settings: Settings  # any setting by its name
+
+
+class TokenizerOptions(TypedDict, total=False):
+    """The options of `train_tokenizer`."""
+
+    kind: Literal["wordpiece", "bpe", "byte-bpe", "char"]  # BERT's (default), GPT-1's, GPT-2's
+    vocab: int  # 30,000
+    lowercase: bool | None  # None: only bpe lowercases
+    min_frequency: int  # 2: merge only pairs that occur at least this often
+    mask: bool  # give a byte-bpe tokenizer a mask token
 
 
 class ServeOptions(TypedDict, total=False):
     """The options of `serve`."""
 
-    host: str
-    port: int
+    host: str  # 127.0.0.1: reachable from this machine only
+    port: int  # 8000; 0: any that is free
     api_key: str | None
-    cors: tuple[str, ...]
-    slots: int
-    queue: int
-    timeout: float
-    max_tokens: int
-    max_read_tokens: int
-    max_body: int
-    body_timeout: float
-    stall_timeout: float
-    time_slice: float
-    runs: Path | None
+    cors: tuple[str, ...]  # origins whose pages may read answers
+    slots: int  # continuations that a model writes at once
+    queue: int  # requests that may wait for a slot
+    timeout: float  # seconds that one request may take
+    max_tokens: int  # that one request may ask for
+    max_read_tokens: int  # that one request may have a model read
+    max_body: int  # bytes of a request
+    body_timeout: float  # seconds in which a body must arrive
+    stall_timeout: float  # beyond timeout, for a client that reads slowly
+    time_slice: float  # seconds of computing before another client's turn
+    runs: Path | None  # training runs for the studio to show
     device: str | None
-    dtype: str | None
+    dtype: str | None  # fp32, bf16, fp16, int8
 
 
 class StudyOptions(TypedDict, total=False):
     """The options of `study`."""
 
     sizes: tuple[str, ...]
-    minutes: float
-    tokens: int
+    minutes: float  # for the largest size
+    tokens: int  # of every size; 0: by minutes
     seed: int
     device: str | None
-    settings: Settings
+    settings: Settings  # any setting by its name
+
+
+# ------------------------------------------------------------------ checks, and help()
+
+PublicFunction = TypeVar("PublicFunction", bound=Callable[..., object])
+
+
+class _Default:
+    """The default of an option in a signature: what the recipe, the model or the server has."""
+
+    def __repr__(self) -> str:
+        return "…"
+
+
+def lists_options(options: type) -> Callable[[PublicFunction], PublicFunction]:
+    """Shows every option in `help()` and in a notebook: in the signature and in the docstring."""
+
+    def listed(function: PublicFunction) -> PublicFunction:
+        found = inspect.signature(function)
+        own = [one for one in found.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        comments = _all_comments(options)
+        added = [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=_Default()
+            )
+            for name, kind in options.__annotations__.items()
+        ]
+        function.__signature__ = found.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
+        lines = [f"        {name}: {comments[name]}" for name in comments if comments[name]]
+        before, examples, after = (function.__doc__ or "").partition("    Examples:")
+        function.__doc__ = "\n".join([f"{before}    Options:", *lines, "", f"{examples}{after}"])
+        return function
+
+    return listed
+
+
+def _all_comments(options: type) -> dict[str, str]:
+    """The comments of the options, those of the bases first."""
+    found: dict[str, str] = {}
+    definition = ast.parse(inspect.getsource(options)).body[0]
+    assert isinstance(definition, ast.ClassDef)
+    for base in map(ast.unparse, definition.bases):  # a TypedDict forgets its own before 3.12
+        if base != "TypedDict":
+            found |= _all_comments(globals()[base])
+    return found | field_comments(options)
 
 
 def check_options(verb: str, given: Iterable[str], known: type, *also: str) -> None:
@@ -217,7 +299,8 @@ def check_options(verb: str, given: Iterable[str], known: type, *also: str) -> N
 
 def merge_settings(given: Mapping[str, object]) -> dict[str, object]:
     """Options with those under `settings` beside them."""
-    inner = given.get("settings") or {}
+    given = current_fields("options", given)
+    inner = given.pop("settings", None) or {}
     if not isinstance(inner, Mapping):
         raise UsageError('settings must be a mapping, such as {"train.floor": 0.1}.')
-    return {**{name: value for name, value in given.items() if name != "settings"}, **inner}
+    return {**given, **inner}

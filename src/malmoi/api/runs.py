@@ -1,17 +1,20 @@
 """Training and measuring: pretrain, finetune, evaluate, study."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, overload
 
-from malmoi.api.models import AnyModel
+from malmoi.api.models import AnyModel, as_model
 from malmoi.api.options import (
+    ColumnOptions,
     EvaluateOptions,
     Files,
     FinetuneOptions,
     PretrainOptions,
     StudyOptions,
     check_options,
+    lists_options,
     merge_settings,
 )
 from malmoi.errors import UsageError
@@ -22,11 +25,14 @@ if TYPE_CHECKING:
     from malmoi.finetuning.finetune import FinetuneResult
     from malmoi.inference.model import Model
     from malmoi.studies.registry import StudyResult
+    from malmoi.text.rows import RowSource
     from malmoi.training.recipe import Recipe
 
 Metrics = dict[str, float]
+logger = logging.getLogger(__name__)
 
 
+@lists_options(PretrainOptions)
 def pretrain(
     recipe: "str | Recipe",
     *,
@@ -37,10 +43,11 @@ def pretrain(
 ) -> "Model":
     """Trains a model from raw text into a folder that `transformers` opens.
 
-    `recipe` is a name (`malmoi recipes` lists them), a recipe.json or a `Recipe`. Options are
+    `recipe` is a name (`malmoi.recipes()` has them), a recipe.json or a `Recipe`. Options are
     settings of the recipe (`minutes=3`, `lr=1e-3`, `vocab=300`, `text="message"` for a table's
     column), or any other by its path in `settings` (`{"train.floor": 0.1}`); `malmoi recipes NAME`
-    lists all of them. The same call on the same folder resumes an unfinished run.
+    lists all of them. The same call on the same folder resumes an unfinished run;
+    `overwrite=True` starts over.
 
     Examples:
         >>> model = malmoi.pretrain(
@@ -56,23 +63,45 @@ def pretrain(
         return train(recipe, data=data, out=out, **given)
 
 
+@overload
 def finetune(
     model: AnyModel,
-    task: "str | Task",
-    data: Files,
+    task: "str | Task | None",
+    data: "RowSource",
     out: str | Path,
-    dev: Files | None = None,
+    dev: "RowSource | None" = None,
+    *,
+    progress: ProgressCallback | None = None,
+    **options: Unpack[FinetuneOptions],
+) -> "FinetuneResult": ...
+@overload
+def finetune(
+    model: AnyModel,
+    *,
+    data: "RowSource",
+    out: str | Path,
+    dev: "RowSource | None" = None,
+    progress: ProgressCallback | None = None,
+    **options: Unpack[FinetuneOptions],
+) -> "FinetuneResult": ...
+@lists_options(FinetuneOptions)
+def finetune(
+    model: AnyModel,
+    task: "str | Task | None" = None,
+    data: "RowSource | None" = None,
+    out: str | Path | None = None,
+    dev: "RowSource | None" = None,
     *,
     progress: ProgressCallback | None = None,
     **options: Unpack[FinetuneOptions],
 ) -> "FinetuneResult":
     """Fine-tunes a BERT or a GPT for a task, into a folder that `transformers` opens.
 
-    `task` is a name (`malmoi tasks` lists them), a kind such as "classification" for columns called
-    text and label, or a `Task`: `malmoi.custom_task` names other columns. Without `dev` a tenth of
-    the rows is held out. The same call on the same folder resumes an unfinished run;
-    `restart=True` starts over. Options are `epochs`, `lr`, `batch`, `length`, `seed` and the others
-    that `malmoi finetune --help` has.
+    `data` is files (csv, tsv, jsonl…), a list of dicts, a DataFrame or a `datasets.Dataset`.
+    `task` is a name (`malmoi.tasks()` has them), a kind such as "classification", or a `Task`;
+    without one, the kind and the columns are guessed from the rows, as `malmoi finetune` does, and
+    logged: `text="review", label="stars"` name them. Without `dev` a tenth of the rows is held out.
+    The same call on the same folder resumes an unfinished run; `overwrite=True` starts over.
 
     Examples:
         >>> result = malmoi.finetune(
@@ -80,20 +109,47 @@ def finetune(
         ... )
         >>> sorted(result.metrics)
         ['accuracy', 'f1_macro']
+        >>> rows = [{"review": "free and strong", "stars": 5}, {"review": "dull", "stars": 1}] * 4
+        >>> rated = malmoi.finetune("runs/tiny-bert", data=rows, out="runs/rated", steps=2)
+        >>> rated.model.predict("free").label in ("1", "5")
+        True
     """
+    check_options("finetune", options, FinetuneOptions, "dev", "progress")
+    if data is None or out is None:
+        raise UsageError("finetune needs rows and a folder: data=… and out=….")
     from malmoi.finetuning.finetune import run_finetuning as tune
 
-    check_options("finetune", options, FinetuneOptions, "dev", "progress")
     given: dict[str, Any] = merge_settings(options)
+    chosen = _task(task, data, {name: given.pop(name, None) for name in COLUMNS})
     with listening(progress):
-        return tune(model, task, data, out, dev, **given)
+        return tune(model, chosen, data, out, dev, **given)
+
+
+COLUMNS = tuple(ColumnOptions.__annotations__)
+
+
+def _task(
+    task: "str | Task | None", data: "RowSource", columns: Mapping[str, object]
+) -> "str | Task":
+    """The task itself, by its name, or as guessed from the rows."""
+    from malmoi.evaluation.guess import guess_task
+
+    named = [name for name, value in columns.items() if value is not None]
+    if task is not None and not isinstance(task, str):
+        if named:
+            raise UsageError(f"A Task has its own columns; leave {named[0]}= out.")
+        return task
+    found, guessed = guess_task(task, data, **columns)
+    if guessed is not None:
+        logger.info(guessed.describe())
+    return found
 
 
 @overload
 def evaluate(
     model: AnyModel,
-    task: "str | Task",
-    data: Files | None = None,
+    task: "str | Task | None" = None,
+    data: "RowSource | None" = None,
     *,
     shots: int | Literal["max"] | None = None,
     progress: ProgressCallback | None = None,
@@ -102,17 +158,18 @@ def evaluate(
 @overload
 def evaluate(
     model: AnyModel,
-    task: "str | Task",
-    data: Files | None = None,
+    task: "str | Task | None" = None,
+    data: "RowSource | None" = None,
     *,
     shots: Sequence[int],
     progress: ProgressCallback | None = None,
     **options: Unpack[EvaluateOptions],
 ) -> list[Metrics]: ...
+@lists_options(EvaluateOptions)
 def evaluate(
     model: AnyModel,
-    task: "str | Task",
-    data: Files | None = None,
+    task: "str | Task | None" = None,
+    data: "RowSource | None" = None,
     *,
     shots: int | str | Sequence[int] | None = None,
     progress: ProgressCallback | None = None,
@@ -120,13 +177,16 @@ def evaluate(
 ) -> Metrics | list[Metrics]:
     """The metrics of a model on a task's rows: {"accuracy": 0.91, …, "examples": 872}.
 
-    A fine-tuned model is evaluated as it is. With `shots` (0, 1, K or "max") a GPT or a BERT
-    answers after that many examples in its prompt, and each metric has a standard error beside it;
-    a list of numbers gives a list of metrics.
+    `data` is files or rows in memory, as for `finetune`; without a task, it is the one that the
+    model was fine-tuned for. A fine-tuned model is evaluated as it is. With `shots` (0, 1, K or
+    "max") a GPT or a BERT answers after that many examples in its prompt, and each metric has a
+    standard error beside it; a list of numbers gives a list of metrics.
 
     Examples:
         >>> malmoi.evaluate("runs/reviews", "classification", "reviews.csv")
         {'accuracy': ..., 'f1_macro': ..., 'examples': 12}
+        >>> malmoi.evaluate("runs/reviews", data=[{"text": "free", "label": "good"}])
+        {'accuracy': ..., 'f1_macro': ..., 'examples': 1}
         >>> found = malmoi.evaluate("runs/tiny-gpt", "classification", "reviews.csv", shots=[0, 2])
         >>> [one["shots"] for one in found]
         [0, 2]
@@ -135,14 +195,37 @@ def evaluate(
 
     check_options("evaluate", options, EvaluateOptions, "shots", "data", "progress")
     given: dict[str, Any] = dict(options)
+    columns = {name: given.pop(name, None) for name in COLUMNS}
+    opened = as_model(model, device=given.pop("device", None))
+    chosen = _evaluated_task(opened, task, data, columns)
     if shots is not None:
         several = isinstance(shots, Sequence) and not isinstance(shots, str)
         given["shots"] = ",".join(map(str, cast("Sequence[int]", shots))) if several else shots
     with listening(progress):
-        found: Metrics | list[Metrics] = judge(model, task, data, **given)
+        found: Metrics | list[Metrics] = judge(opened, chosen, data, **given)
     return found
 
 
+def _evaluated_task(
+    model: "Model",
+    task: "str | Task | None",
+    data: "RowSource | None",
+    columns: Mapping[str, object],
+) -> "str | Task":
+    """The task, or the one that the model was fine-tuned for, on the columns that it reads."""
+    from malmoi.evaluation.guess import tuned_columns, tuned_task
+    from malmoi.evaluation.kinds import KINDS
+
+    named = tuned_task(model) if task is None else task
+    if named is None:
+        raise UsageError("Which task? This model was not fine-tuned for one: name it, task=….")
+    if data is None or (isinstance(named, str) and named.endswith((".yaml", ".yml"))):
+        return named
+    known = tuned_columns(model, data) if isinstance(named, str) and named in KINDS else {}
+    return _task(named, data, {name: columns[name] or known.get(name) for name in COLUMNS})
+
+
+@lists_options(StudyOptions)
 def study(
     name: str,
     *,

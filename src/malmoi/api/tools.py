@@ -1,6 +1,6 @@
-"""Around a model: compress, export, plan, build_corpus, serve."""
+"""Around a model: compress, export, plan, build_corpus, train_tokenizer, serve, and lists."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
@@ -8,20 +8,26 @@ from malmoi.api.models import AnyModel
 from malmoi.api.options import (
     CorpusOptions,
     DistilOptions,
+    Files,
     PlanOptions,
     ServeOptions,
+    TokenizerOptions,
     check_options,
+    lists_options,
     merge_settings,
 )
 from malmoi.compression.options import PruneOptions, QuantizeOptions, ShareOptions
 from malmoi.errors import UsageError, nearest
+from malmoi.system.files import require_free
 from malmoi.system.progress import ProgressCallback, listening
 
 if TYPE_CHECKING:
     from malmoi.compression.result import CompressionResult
     from malmoi.corpus.build import CorpusResult
+    from malmoi.evaluation.task import Task
     from malmoi.inference.export import ExportResult
     from malmoi.planning.plan import RunPlan
+    from malmoi.tokenizer.core import Tokenizer
     from malmoi.training.recipe import Recipe
 
 METHODS = {
@@ -38,6 +44,7 @@ def compress(
     out: str | Path,
     method: Literal["quantize"] = "quantize",
     *,
+    overwrite: bool = False,
     progress: ProgressCallback | None = None,
     **options: Unpack[QuantizeOptions],
 ) -> "CompressionResult": ...
@@ -47,6 +54,7 @@ def compress(
     out: str | Path,
     method: Literal["prune"],
     *,
+    overwrite: bool = False,
     progress: ProgressCallback | None = None,
     **options: Unpack[PruneOptions],
 ) -> "CompressionResult": ...
@@ -65,6 +73,7 @@ def compress(
     out: str | Path,
     method: Literal["share"],
     *,
+    overwrite: bool = False,
     progress: ProgressCallback | None = None,
     **options: Unpack[ShareOptions],
 ) -> "CompressionResult": ...
@@ -73,6 +82,7 @@ def compress(
     out: str | Path,
     method: Literal["quantize", "prune", "distil", "share"] = "quantize",
     *,
+    overwrite: bool = False,
     progress: ProgressCallback | None = None,
     **options: Any,
 ) -> "CompressionResult":
@@ -81,7 +91,8 @@ def compress(
     quantize: fewer bits a weight (bits=8 or 4). prune: fewer weights, layers, heads or neurons, one
     way at a time (sparsity=0.5, pattern="2:4", layers=[0, 2], heads=0.5, neurons=0.5). distil: a
     student of fewer layers learns from the model (data=…, task=…). share: layers share their
-    weights, as in ALBERT (groups=1, embedding=128).
+    weights, as in ALBERT (groups=1, embedding=128). A folder that holds something is refused unless
+    overwrite=True; an unfinished student resumes.
 
     Examples:
         >>> result = malmoi.compress("runs/tiny-gpt", "runs/tiny-gpt-1", "prune", layers=[0])
@@ -91,6 +102,10 @@ def compress(
     if method not in METHODS:
         raise UsageError(f"There is no method {method!r}.{nearest(method, METHODS)}")
     check_options(f"compress {method}", options, METHODS[method])
+    if method == "distil":
+        options["overwrite"] = overwrite
+    else:
+        require_free(Path(out), overwrite=overwrite)
     with listening(progress):
         return _compress(_folder_of(model), out, method, merge_settings(options))
 
@@ -152,6 +167,7 @@ def export(
         )
 
 
+@lists_options(PlanOptions)
 def plan(
     recipe: "str | Recipe", *, gpus: int = 1, gpu: str = "h200", **options: Unpack[PlanOptions]
 ) -> "RunPlan":
@@ -180,6 +196,7 @@ def plan(
     return plan_run(resolve_recipe(recipe, settings), Fleet(one, gpus, **given))
 
 
+@lists_options(CorpusOptions)
 def build_corpus(
     sources: Sequence[str],
     out: str | Path,
@@ -190,7 +207,7 @@ def build_corpus(
     """Cleans, filters, de-duplicates, decontaminates and mixes raw text into a folder of shards.
 
     A source is a file, a folder, a glob, or NAME=SOURCE. An unfinished build resumes; another build
-    in the same folder is refused, unless restart=True.
+    in the same folder is refused, unless overwrite=True.
 
     Examples:
         >>> made = malmoi.build_corpus(["book.txt"], "corpus", min_words=3)
@@ -206,6 +223,72 @@ def build_corpus(
         return CorpusResult.of(Path(out), build(sources, out, **given))
 
 
+@lists_options(TokenizerOptions)
+def train_tokenizer(
+    data: Files | None = None,
+    out: str | Path | None = None,
+    *,
+    texts: Iterable[str] | None = None,
+    overwrite: bool = False,
+    **options: Unpack[TokenizerOptions],
+) -> "Tokenizer":
+    """Learns a vocabulary from files, or from `texts` in memory, and writes it to a folder.
+
+    `pretrain` takes the folder as `tokenizer`; without `out` nothing is written.
+
+    Examples:
+        >>> tokenizer = malmoi.train_tokenizer("book.txt", kind="byte-bpe", vocab=300)
+        >>> tokenizer.decode(tokenizer.encode("The state").tokens)
+        'The state'
+        >>> malmoi.train_tokenizer(texts=["free and strong"], kind="char", vocab=20).id("f") is None
+        False
+    """
+    from malmoi.text.documents import read_documents
+    from malmoi.tokenizer.training import train_tokenizer as train
+
+    check_options("train_tokenizer", options, TokenizerOptions, "data", "out", "texts", "overwrite")
+    if (data is None) == (texts is None):
+        raise UsageError("A tokenizer is trained on files (data) or on texts in memory (texts).")
+    if out is not None:
+        require_free(Path(out), overwrite=overwrite)
+    found: Iterable[str] = texts or ()
+    if data is not None:
+        sources = [data] if isinstance(data, str | Path) else data
+        found = (document.text for document in read_documents([str(one) for one in sources]))
+    tokenizer = train(found, **options)
+    if out is not None:
+        tokenizer.save(out)
+    return tokenizer
+
+
+def recipes() -> "dict[str, Recipe]":
+    """The recipes that `pretrain` takes by name; each is a value that `override` changes.
+
+    Three more names, gpt, bert and both, have no size of their own: `pretrain` chooses it for the
+    text, the minutes and the machine.
+
+    Examples:
+        >>> malmoi.recipes()["gpt2-small"].model.width
+        768
+    """
+    from malmoi.training.recipes import RECIPES, SIZED
+
+    return {name: make() for name, make in RECIPES.items() if name not in SIZED}
+
+
+def tasks() -> "dict[str, Task]":
+    """The tasks that `finetune` and `evaluate` take by name.
+
+    Examples:
+        >>> malmoi.tasks()["sst2"].kind
+        'classification'
+    """
+    from malmoi.evaluation.tasks import TASKS
+
+    return dict(TASKS)
+
+
+@lists_options(ServeOptions)
 def serve(models: "AnyModel | Sequence[AnyModel]", **options: Unpack[ServeOptions]) -> None:
     """Serves models over HTTP until it is stopped: OpenAI's API under /v1, the studio at /.
 

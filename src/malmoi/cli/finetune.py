@@ -23,9 +23,9 @@ from malmoi.cli.options import (
     StepsOption,
     TextOption,
     changes_of,
-    chosen_task,
     complete_tasks,
     given,
+    split_columns,
 )
 from malmoi.cli.output import note, print_json, print_table, say
 from malmoi.errors import UsageError, nearest
@@ -188,22 +188,13 @@ def task_and_files(words: Sequence[str], data: Sequence[Path] | None) -> tuple[s
 
 def guessed_task(name: str, files: Sequence[Path], **columns: str | None) -> "Task":
     """The task that was named, or the one that the table seems to ask."""
-    from malmoi.cli.columns import guess_columns
+    from malmoi.evaluation.guess import guess_task
 
-    if name and (name not in ("classification", "regression") or files[0].is_dir()):
-        return chosen_task(name, **columns)
-    if files[0].is_dir():
-        raise UsageError(
-            f"{files[0]} is a folder: name the task too, as in malmoi finetune sst2 {files[0]}"
-        )
-    found = guess_columns(
-        files,
-        kind=name or None,
-        **{k: v for k, v in columns.items() if k not in ("choices", "separator")},
-    )
-    say(found.describe())
-    others = {name: columns.get(name) for name in ("choices", "separator")}
-    return chosen_task(found.kind, text=found.text, pair=found.pair, label=found.label, **others)
+    rows = files[0] if len(files) == 1 else files
+    task, found = guess_task(name or None, rows, **split_columns(columns))
+    if found is not None:
+        say(found.describe())
+    return task
 
 
 def newest_model(file: Path) -> str:

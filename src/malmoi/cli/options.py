@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -118,21 +118,19 @@ SkipOption = Annotated[
 
 def chosen_task(name: str, **columns: Any) -> "Task":
     """A named task, or one on the user's columns: text, pair, label, choices."""
-    from malmoi.evaluation.tasks import KINDS, custom_task, named_task
+    from malmoi.evaluation.guess import task_on_columns
 
-    given = {key: value for key, value in columns.items() if value is not None}
-    if "choices" in given:
-        given["choices"] = tuple(given["choices"].split(","))
-    if "," in given.get("label", ""):
-        given["label"] = tuple(given["label"].split(","))
-    if name in KINDS:
-        return custom_task(name, **given)
-    if given:
-        raise UsageError(
-            f"The task {name} has its own columns; --{next(iter(given))} is for a kind such as "
-            "classification."
-        )
-    return named_task(name)
+    return task_on_columns(name, **split_columns(columns))
+
+
+def split_columns(columns: Mapping[str, str | None]) -> dict[str, Any]:
+    """The columns that were named; several choices or labels have commas between them."""
+    found: dict[str, Any] = {key: value for key, value in columns.items() if value is not None}
+    if "choices" in found:
+        found["choices"] = tuple(found["choices"].split(","))
+    if "," in found.get("label", ""):
+        found["label"] = tuple(found["label"].split(","))
+    return found
 
 
 def complete_tasks(incomplete: str) -> Iterable[str]:

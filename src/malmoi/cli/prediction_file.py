@@ -8,10 +8,10 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from malmoi.cli.columns import text_column
 from malmoi.cli.output import one_line, say
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.system.files import atomic_write
+from malmoi.text.columns import text_column
 
 if TYPE_CHECKING:
     from malmoi.inference import Model
@@ -56,7 +56,7 @@ def predict_file(
         pair = pair or known.get("pair")
         say(f"text = {text}" + (f", pair = {pair}" if pair else ""))
     if text is None:
-        text = text_column(first, [name for name in first[0] if name != pair], data)
+        text = text_column(first, [name for name in first[0] if name != pair], str(data))
         say(f"text = {text}")
     count = 0
     with atomic_write(out) as file:
@@ -72,21 +72,14 @@ def predict_file(
 
 
 def _chunks(data: Path) -> Iterator[list[Row]]:
-    from malmoi.evaluation.rows import BadRow, any_rows
+    from malmoi.text.rows import BadRow, any_rows
 
     rows = any_rows(data)
     try:
-        while chunk := [_values(row) for row in islice(rows, ROWS_AT_ONCE)]:
+        while chunk := [row.checked for row in islice(rows, ROWS_AT_ONCE)]:
             yield chunk
     except BadRow as error:
         raise MalmoiError(f"{error}.") from error
-
-
-def _values(row: Any) -> Row:
-    if not row.values:
-        row["text"]  # a broken row says what is wrong with it
-    values: Row = row.values
-    return values
 
 
 def _refuse_taken(row: Row, data: Path) -> None:

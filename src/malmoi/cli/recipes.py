@@ -1,18 +1,16 @@
 """`malmoi recipes`: what can be pre-trained."""
 
-import ast
-import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import fields
-from itertools import groupby, takewhile
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from malmoi.cli.options import JsonOption, complete_recipes
 from malmoi.cli.output import format_count, print_json, print_table
-from malmoi.config import Config, ModelConfig
+from malmoi.config import Config, ModelConfig, field_comments
 
 if TYPE_CHECKING:
     from malmoi.training.recipe import Recipe
@@ -122,18 +120,3 @@ def _settings(record: Config, prefix: str = "") -> Iterator[tuple[str, Any, str]
         elif prefix or field.name == "objective":
             shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
             yield f"{prefix}{field.name}", shown, comments.get(field.name, "")
-
-
-def field_comments(record: type[Config]) -> dict[str, str]:
-    """The comments of a record's fields: beside each, or in the lines above it."""
-    source = inspect.getsource(record)
-    lines = source.splitlines()
-    found = {}
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            before = (line.strip() for line in reversed(lines[: node.lineno - 1]))
-            above = [line[2:] for line in takewhile(lambda line: line.startswith("# "), before)]
-            beside = lines[(node.end_lineno or 1) - 1].partition("  # ")[2]
-            comment = beside or " ".join(reversed(above))
-            found[node.target.id] = comment.partition("  # noqa")[0]
-    return found

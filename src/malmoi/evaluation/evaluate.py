@@ -8,7 +8,7 @@ from typing import Any
 
 from malmoi.errors import UsageError
 from malmoi.evaluation.examples import load_examples, require_labels, unseen_labels
-from malmoi.evaluation.few_shot import EvaluationFiles, evaluate_few_shot
+from malmoi.evaluation.few_shot import evaluate_few_shot
 from malmoi.evaluation.kinds import HeadKind, Outcome, head_kind, kind_of, metric_names
 from malmoi.evaluation.task import Example, Task
 from malmoi.evaluation.tasks import named_task
@@ -16,6 +16,7 @@ from malmoi.inference import Model, load
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import task_heads
 from malmoi.metrics import label_scores, score_predictions
+from malmoi.text.rows import RowSource
 
 logger = logging.getLogger(__name__)
 ALWAYS_ANSWER = float("inf")  # threshold of a model that never predicts "no answer"
@@ -24,7 +25,7 @@ ALWAYS_ANSWER = float("inf")  # threshold of a model that never predicts "no ans
 def evaluate_model(
     model: str | Path | Model,
     task: str | Task,
-    data: EvaluationFiles | None = None,
+    data: RowSource | None = None,
     *,
     device: str | None = None,
     skip_bad: bool = False,

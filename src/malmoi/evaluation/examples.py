@@ -8,8 +8,17 @@ from pathlib import Path
 
 from malmoi.errors import MalmoiError
 from malmoi.evaluation.kinds import HeadKind, kind_of
-from malmoi.evaluation.rows import BadRow, DataRow, NoColumn
 from malmoi.evaluation.task import Example, Task
+from malmoi.text.rows import (
+    BadRow,
+    DataRow,
+    NoColumn,
+    RowSource,
+    file_list,
+    is_files,
+    rows_of,
+    source_name,
+)
 
 MAX_BAD_ROWS_SHOWN = 5  # places of bad rows that an error lists
 
@@ -25,12 +34,16 @@ class Examples:
         return len(self.rows)
 
 
-def load_examples(
-    task: Task, sources: str | Path | Sequence[str | Path], *, skip_bad: bool = False
-) -> Examples:
-    """Reads a task's files; a bad row is an error with its place, or skipped with `skip_bad`."""
-    paths = [Path(source) for source in ([sources] if isinstance(sources, str | Path) else sources)]
-    found, bad = _sorted_out(task, (row for path in paths for row in task.rows(path)))
+def load_examples(task: Task, sources: RowSource, *, skip_bad: bool = False) -> Examples:
+    """Reads a task's files, or its rows from memory.
+
+    A bad row is an error with its place, or skipped with `skip_bad`.
+    """
+    if is_files(sources):
+        rows: Iterable[DataRow] = (row for path in file_list(sources) for row in task.rows(path))
+    else:
+        rows = rows_of(sources)
+    found, bad = _sorted_out(task, rows)
     if bad and not skip_bad:
         shown = "; ".join(bad[:MAX_BAD_ROWS_SHOWN]) + (
             f"; and {len(bad) - MAX_BAD_ROWS_SHOWN} more" if len(bad) > MAX_BAD_ROWS_SHOWN else ""
@@ -39,7 +52,7 @@ def load_examples(
             f"{shown}. Mend the file, or leave such rows out with --skip-bad (skip_bad=True)."
         )
     if not found:
-        raise MalmoiError(f"There are no examples in {', '.join(map(str, paths))}.")
+        raise MalmoiError(f"There are no examples in {source_name(sources)}.")
     return Examples(tuple(found), tuple(_notes(task, found, bad)))
 
 

@@ -14,13 +14,13 @@ from malmoi.inference import Model
 from malmoi.metrics import MeanWithError
 from malmoi.report.chart import Line, chart, standalone_svg
 from malmoi.system.files import write_text
+from malmoi.text.rows import RowSource
 
 logger = logging.getLogger(__name__)
-EvaluationFiles = str | Path | Sequence[str | Path]
 
 
 def evaluate_few_shot(
-    model: Model, task: Task | Path, data: EvaluationFiles | None, **asking: Any
+    model: Model, task: Task | Path, data: RowSource | None, **asking: Any
 ) -> Any:
     """Metrics as a dictionary, or a list for several shot counts; a path is an lm-eval YAML."""
     out = asking.pop("out", None)
@@ -48,7 +48,7 @@ def in_context_config(asking: dict[str, Any]) -> InContextConfig:
 def few_shot_results(
     model: Model,
     task: Task,
-    data: EvaluationFiles | None,
+    data: RowSource | None,
     asking: InContextConfig,
     out: str | Path | None = None,
 ) -> list[InContextResult]:

@@ -15,13 +15,13 @@ from malmoi.evaluation.in_context import graders
 from malmoi.evaluation.in_context.graders import Grader, written_grader
 from malmoi.evaluation.in_context.minimal_pairs import grade_pairs
 from malmoi.evaluation.prompts import NO_ANSWER, TaskPrompt, parse_labels, parse_tags
-from malmoi.evaluation.rows import any_rows
 from malmoi.evaluation.task import Columns, Example, ExampleMaker, Task
 from malmoi.inference import predict, predictors
 from malmoi.inference.answer import answer_questions
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import TaskHead
 from malmoi.metrics import best_label_thresholds, best_threshold
+from malmoi.text.rows import any_rows
 from malmoi.training.losses import Objective
 from malmoi.training.losses import task as losses
 from malmoi.training.losses.distil import (

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from malmoi.errors import UsageError
-from malmoi.evaluation.rows import BadRow, DataRow
+from malmoi.text.rows import BadRow, DataRow
 
 
 @dataclass(frozen=True)

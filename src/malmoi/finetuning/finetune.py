@@ -30,6 +30,7 @@ from malmoi.metrics import goodness, mean_with_error
 from malmoi.model import Network
 from malmoi.system.files import folder_lock, write_text
 from malmoi.system.result import Result
+from malmoi.text.rows import RowSource
 from malmoi.tokenizer import TokenRow
 from malmoi.training.device import choose_execution
 from malmoi.training.loss_module import LossModule
@@ -64,18 +65,18 @@ class FinishedRun:
 def run_finetuning(
     model: str | Path | Model,
     task: str | Task,
-    data: str | Path | Sequence[str | Path],
+    data: RowSource,
     out: str | Path,
-    dev: str | Path | Sequence[str | Path] | None = None,
+    dev: RowSource | None = None,
     **options: Any,
 ) -> FinetuneResult:
     """Fine-tunes a BERT or a GPT on a task; transformers can open the resulting folder.
 
-    `data` is the training file (or a folder with train and dev files); without `dev`, a tenth is
-    held out. Options are `device`, `overwrite`, and fields of `FinetuneConfig`: epochs=3, lr=2e-5,
-    freeze=True, lm=0.5, seeds=5… A GPT starts from GPT-1's defaults, other models from BERT's. The
-    same call on the same folder resumes an unfinished run; a finished one is not repeated unless
-    `overwrite` is set.
+    `data` is the training rows: files, a folder with train and dev files, or a table in memory;
+    without `dev`, a tenth is held out. Options are `device`, `overwrite`, and fields of
+    `FinetuneConfig`: epochs=3, lr=2e-5, freeze=True, lm=0.5, seeds=5… A GPT starts from GPT-1's
+    defaults, other models from BERT's. The same call on the same folder resumes an unfinished run;
+    a finished one is not repeated unless `overwrite` is set.
     """
     device = options.pop("device", None)
     overwrite = bool(options.pop("overwrite", False))

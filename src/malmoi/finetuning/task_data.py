@@ -29,6 +29,7 @@ from malmoi.finetuning.run_state import distillation_record, run_fingerprint
 from malmoi.finetuning.task_network import MAX_ROW_TOKENS
 from malmoi.inference.predict import EncodeFunctions
 from malmoi.model import Network, count_parameters
+from malmoi.text.rows import RowSource
 from malmoi.training.log import plural
 from malmoi.training.losses.distil import Distillation
 
@@ -71,8 +72,8 @@ class FinetuneData(Split):
 
 def load_data(
     task: Task,
-    data: Any,
-    dev: Any,
+    data: RowSource,
+    dev: RowSource | None,
     settings: FinetuneConfig,
     start: Checkpoint,
     device: torch.device,

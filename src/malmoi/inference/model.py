@@ -28,6 +28,7 @@ from malmoi.inference.predict import (
     Prediction,
     Predictor,
     Span,
+    refuse_file_name,
     row_texts,
 )
 from malmoi.inference.predictors import TASK_HEADS, TaskHead, task_heads
@@ -35,6 +36,7 @@ from malmoi.inference.prompt import encode_prompt
 from malmoi.inference.score import Score, score_pairs, sliding_bits_per_byte, sliding_perplexity
 from malmoi.inference.zero_shot import ZeroShot
 from malmoi.model import Network
+from malmoi.text.rows import Table
 from malmoi.tokenizer import Encoding, Tokenizer
 from malmoi.tokenizer.chat_template import Messages
 
@@ -66,7 +68,11 @@ ABILITIES = {
 
 
 class GenerationOptions(TypedDict, total=False):
-    """Options that control how text is generated."""
+    """Options that control how text is generated.
+
+    Examples:
+        >>> options: malmoi.GenerationOptions = {"max_new_tokens": 20, "temperature": 0.7}
+    """
 
     max_new_tokens: int  # 40
     temperature: float  # 1.0; 0 is greedy
@@ -334,12 +340,17 @@ class Model(ZeroShot):
     def fill(self, text: str | Sequence[str], top: int = 5) -> list[Fill] | list[list[Fill]]:
         """Returns the `top` best tokens for the mask in a text; a list of texts gives a list.
 
-        A text with several masks gives one list for each, as `fill_masks` always does.
+        A text with several masks is an error: `fill_masks` gives one list for each.
         """
         if not isinstance(text, str):
             return [self.fill(one, top) for one in text]
         found = self.fill_masks(text, top)
-        return found[0] if len(found) == 1 else found
+        if len(found) > 1:
+            raise UsageError(
+                f"The text has {len(found)} masks and fill answers one: use fill_masks, which "
+                "gives a list for each."
+            )
+        return found[0]
 
     def fill_masks(self, text: str, top: int = 5) -> list[list[Fill]]:
         """Returns the `top` best tokens for each mask in a text; other masks stay in place."""
@@ -435,16 +446,17 @@ class Model(ZeroShot):
         self, texts: Asked
     ) -> Predicted: ...
     @overload
-    def predict(self, texts: Sequence[Asked]) -> list[Predicted]: ...
+    def predict(self, texts: Sequence[Asked] | Path | Table) -> list[Predicted]: ...
 
-    def predict(self, texts: Asked | Sequence[Asked]) -> Predicted | list[Predicted]:
+    def predict(self, texts: Asked | Sequence[Asked] | Path | Table) -> Predicted | list[Predicted]:
         """Predicts with the fine-tuned head for a text, a pair (a, b), a row, or a list of them.
 
-        A row has the columns of the training table; a DataFrame is a list of rows. A classifier
-        gives `Prediction(label, scores)`, a multi-label one `MultiLabelPrediction(labels, scores)`,
-        a tagger a list of `Span(text, label, start, end, score)`. A question-answering model takes
-        (question, context) and gives `Answer(text, start, end, score, candidates, null)`; a
-        multiple-choice model takes (text, choices) and gives a `Prediction` of the best choice.
+        A row has the columns of the training table; a DataFrame, a `datasets.Dataset` or a file at
+        a `pathlib.Path` is a list of rows. A classifier gives `Prediction(label, scores)`, a
+        multi-label one `MultiLabelPrediction(labels, scores)`, a tagger a list of
+        `Span(text, label, start, end, score)`. A question-answering model takes (question, context)
+        and gives `Answer(text, start, end, score, candidates, null)`; a multiple-choice model takes
+        (text, choices) and gives a `Prediction` of the best choice.
         """
         reading = Predictor.of(self.checkpoint)
         if self.task_head is None:
@@ -452,6 +464,7 @@ class Model(ZeroShot):
                 "This model cannot predict: it was not fine-tuned. Fine-tune it first: malmoi "
                 f"finetune rows.csv --model {self.checkpoint.source or 'DIR'}"
             )
+        refuse_file_name(texts)
         alone = isinstance(texts, str | tuple | Mapping)
         asked = row_texts([texts] if alone else texts, reading.columns)
         found = self.task_head.predict(reading, asked)

@@ -4,19 +4,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from malmoi.checkpoint import Checkpoint
-from malmoi.errors import UsageError
+from malmoi.errors import MalmoiError, UsageError
 from malmoi.inference.verbalizer import Verbalizer, verbalizer_scores
 from malmoi.model import Network
 from malmoi.system.limits import MAX_CONTEXT_TOKENS
 from malmoi.system.progress import tracked
 from malmoi.system.result import Result
 from malmoi.system.untrusted import JsonObject
+from malmoi.text.columns import text_column
+from malmoi.text.rows import BadRow, any_rows, has_rows, records_of
 from malmoi.tokenizer import Encoding, Tokenizer, TokenRow
 from malmoi.tokenizer.padding import forward_limits, length_batches, model_inputs
 from malmoi.tokenizer.windows import ContextWindow, WordPieces, context_windows, word_pieces
@@ -150,12 +153,32 @@ def _told(checkpoint: Checkpoint) -> dict[str, Any]:
 def row_texts(rows: Any, columns: Mapping[str, str]) -> list[Any]:
     """Extracts the model's text columns from rows; texts and pairs are returned unchanged.
 
-    Rows are dicts, a DataFrame or a `datasets.Dataset`.
+    Rows are dicts, a DataFrame, a `datasets.Dataset`, or those of a file at a `Path`.
     """
-    for method, *how in (("to_dicts",), ("to_dict", "records")):  # polars, pandas
-        if hasattr(rows, "columns") and hasattr(rows, method):
-            rows = getattr(rows, method)(*how)
-    return [_row_text(row, columns) if isinstance(row, Mapping) else row for row in rows]
+    if isinstance(rows, Path):
+        rows = _file_rows(rows)
+    elif hasattr(rows, "columns") or hasattr(rows, "column_names"):
+        rows = records_of(rows)
+    found = list(rows)
+    if not columns and found and all(isinstance(row, Mapping) for row in found):
+        columns = {"text": text_column(found, list(found[0]), "the data")}
+    return [_row_text(row, columns) if isinstance(row, Mapping) else row for row in found]
+
+
+def _file_rows(path: Path) -> list[Mapping[str, Any]]:
+    try:
+        return [row.checked for row in any_rows(path)]
+    except BadRow as error:
+        raise MalmoiError(f"{error}.") from error
+
+
+def refuse_file_name(texts: object) -> None:
+    """Refuses a text that is the name of a table's file: its rows were meant."""
+    if isinstance(texts, str) and has_rows(Path(texts)) and Path(texts).is_file():
+        raise UsageError(
+            f"{texts} is a file; to predict its rows, give it as a path: "
+            f"predict(pathlib.Path({texts!r}))."
+        )
 
 
 def _row_text(row: Mapping[str, Any], columns: Mapping[str, str]) -> Any:

@@ -14,19 +14,20 @@ from malmoi.evaluation.in_context.graders import (
     grade_labels,
     grade_likelihood,
 )
-from malmoi.evaluation.in_context.run import DataFiles, InContextConfig, split_rows
+from malmoi.evaluation.in_context.run import InContextConfig, split_rows
 from malmoi.evaluation.in_context.shots import parse_shots
 from malmoi.evaluation.in_context.templates import templated
 from malmoi.evaluation.kinds import grade_answers, grade_texts, kind_of, task_prompt
 from malmoi.evaluation.task import Example, Task
 from malmoi.inference import Model
+from malmoi.text.rows import RowSource
 
 HARNESSES = ("lm-eval",)
 HarnessConfig = dict[str, Any]
 
 
 def evaluate_with_harness(
-    model: Model, task: Task | Path, data: DataFiles | None, asking: InContextConfig, harness: str
+    model: Model, task: Task | Path, data: RowSource | None, asking: InContextConfig, harness: str
 ) -> dict[str, Any]:
     """The harness's metrics, {"acc": 0.61, "acc_stderr": 0.02, …}; a path is a task's YAML."""
     if harness not in HARNESSES:
@@ -75,7 +76,7 @@ def run_lm_eval(model: Any, path: Path, shots: int, asking: InContextConfig) -> 
 # ------------------------------------------------------------------ the harness's task format
 
 
-def write_task(task: Task, data: DataFiles | None, asking: InContextConfig, folder: Path) -> Path:
+def write_task(task: Task, data: RowSource | None, asking: InContextConfig, folder: Path) -> Path:
     """Writes the task's rows as JSON lines and its YAML; returns the YAML's path."""
     shape_of = HARNESS_SHAPES.get(kind_of(task).grade)
     if shape_of is None:

@@ -22,9 +22,9 @@ from malmoi.evaluation.in_context.templates import templated
 from malmoi.evaluation.kinds import kind_of, metric_names
 from malmoi.evaluation.task import Example, Task
 from malmoi.inference import Model
+from malmoi.text.rows import RowSource
 
 READINGS = ("causal", "masked")
-DataFiles = str | Path | Sequence[str | Path]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class InContextConfig:
     """How a task is evaluated in context."""
 
     shots: int | str = 0  # 0, 1, K, max, or several: "0,1,4"
-    train: DataFiles | None = None  # rows to draw examples from
+    train: RowSource | None = None  # rows to draw examples from
     seed: int = 0  # for the examples, generated rows and a limited selection
     limit: int | None = None  # maximum number of items
     score: str = "total"  # how the likelihoods of choices are compared
@@ -66,7 +66,7 @@ class InContextResult:
 
 
 def evaluate_in_context(
-    model: Model, task: Task, data: DataFiles | None, asking: InContextConfig
+    model: Model, task: Task, data: RowSource | None, asking: InContextConfig
 ) -> Iterator[InContextResult]:
     """Yields a result for each number of examples as it is computed."""
     wanted = parse_shots(asking.shots)
@@ -117,7 +117,7 @@ def _result(
 
 
 def split_rows(
-    task: Task, data: DataFiles | None, asking: InContextConfig
+    task: Task, data: RowSource | None, asking: InContextConfig
 ) -> tuple[Sequence[Example], Sequence[Example], list[str]]:
     """The items to evaluate, the examples that may be shown, and notes about them."""
     train, dev = _files(task, data)
@@ -128,7 +128,7 @@ def split_rows(
     )
     if not kind_of(task).only_read:
         require_labels(task, found.rows)
-    source = asking.train or train
+    source = train if asking.train is None else asking.train
     pool = found if source is None else load_examples(task, source, skip_bad=asking.skip_bad)
     notes = list(found.notes)
     if source is None:
@@ -139,7 +139,7 @@ def split_rows(
     return _some(found.rows, asking), pool.rows, notes
 
 
-def _files(task: Task, data: DataFiles | None) -> tuple[Path | None, DataFiles | None]:
+def _files(task: Task, data: RowSource | None) -> tuple[Path | None, RowSource | None]:
     """The training file, if a folder has one, and the files to evaluate."""
     if not isinstance(data, str | Path) or not Path(data).is_dir():
         return None, data

@@ -11,7 +11,6 @@ from malmoi.evaluation.examples import (
 )
 from malmoi.evaluation.kinds import KINDS, custom_task, metric_names, task_prompt
 from malmoi.evaluation.prompts import TaskPrompt
-from malmoi.evaluation.rows import table_rows
 from malmoi.evaluation.task import Example, Task, columns
 from malmoi.evaluation.tasks import (
     arithmetic,
@@ -25,6 +24,7 @@ from malmoi.evaluation.tasks import (
     scramble,
     squad,
 )
+from malmoi.text.rows import table_rows
 
 _FAMILIES = (
     glue,

@@ -4,8 +4,8 @@ import operator
 from collections.abc import Callable, Iterator
 from random import Random
 
-from malmoi.evaluation.rows import DataRow, any_rows
 from malmoi.evaluation.task import Example, Task
+from malmoi.text.rows import DataRow, any_rows
 
 EXAMPLES_PER_TASK = 2000  # per task (GPT-3 §3.9.1)
 OPERATOR_WORDS = {"+": "plus", "-": "minus", "*": "times"}

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from malmoi.evaluation.rows import (
+from malmoi.evaluation.task import Example, Task
+from malmoi.text.rows import (
     BadRow,
     BrokenRow,
     DataRow,
@@ -11,7 +12,6 @@ from malmoi.evaluation.rows import (
     json_line_rows,
     table_rows,
 )
-from malmoi.evaluation.task import Example, Task
 
 
 def swag_rows(path: Path) -> Iterator[DataRow]:

@@ -8,10 +8,10 @@ from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 
-from malmoi.evaluation.rows import BadRow, DataRow, any_rows, text_lines
 from malmoi.evaluation.task import Example, Task
 from malmoi.evaluation.tasks.choice import query_example
 from malmoi.evaluation.tasks.glue import YES_NO
+from malmoi.text.rows import BadRow, DataRow, any_rows, text_lines
 
 
 def _question(row: DataRow) -> Example:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from malmoi.evaluation.rows import DataRow, table_rows
 from malmoi.evaluation.task import Task, columns, numbers
+from malmoi.text.rows import DataRow, table_rows
 
 COLA_COLUMNS = ("source", "label", "mark", "sentence")
 ENTAILMENT_LABELS = ("entailment", "not_entailment")

@@ -1,8 +1,8 @@
 """Korean tasks: NSMC (film reviews), KorSTS (Ham et al. 2020), KLUE-NLI (Park et al. 2021)."""
 
-from malmoi.evaluation.rows import json_array_rows, table_rows
 from malmoi.evaluation.task import Task, columns, numbers
 from malmoi.evaluation.tasks.glue import NLI_LABELS
+from malmoi.text.rows import json_array_rows, table_rows
 
 NSMC = Task(
     "nsmc",

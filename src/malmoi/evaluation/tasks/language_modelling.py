@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from malmoi.evaluation.rows import ROW_READERS, BadRow, DataRow, any_rows, text_lines
 from malmoi.evaluation.task import Example, Task
 from malmoi.text.lines import COMPRESSED
+from malmoi.text.rows import ROW_READERS, BadRow, DataRow, any_rows, text_lines
 
 TITLE = re.compile(r"= [^=].*[^=] =")  # title of a WikiText article; section titles have more signs
 

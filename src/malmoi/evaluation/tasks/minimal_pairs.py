@@ -1,7 +1,7 @@
 """Minimal pairs for GPT and BERT, zero-shot: BLiMP (Warstadt et al. 2020), Kontrast (Korean)."""
 
-from malmoi.evaluation.rows import BadRow, DataRow, any_rows
 from malmoi.evaluation.task import Example, Task
+from malmoi.text.rows import BadRow, DataRow, any_rows
 
 
 def blimp(row: DataRow) -> Example:

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from malmoi.evaluation.rows import BadRow, BrokenRow, DataRow, text_lines
 from malmoi.evaluation.task import Example, Task
 from malmoi.metrics import entities
+from malmoi.text.rows import BadRow, BrokenRow, DataRow, text_lines
 
 DOCUMENT_MARK = "-DOCSTART-"
 

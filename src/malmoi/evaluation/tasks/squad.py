@@ -6,8 +6,8 @@ from typing import Any
 
 from malmoi.errors import MalmoiError
 from malmoi.evaluation.prompts import SQUAD_PROMPT
-from malmoi.evaluation.rows import BadRow, DataRow, json_value
 from malmoi.evaluation.task import Example, Task
+from malmoi.text.rows import BadRow, DataRow, json_value
 
 
 def squad_questions(path: Path) -> Iterator[DataRow]:

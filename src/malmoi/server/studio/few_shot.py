@@ -13,7 +13,6 @@ from malmoi.evaluation.in_context.graders import scorings
 from malmoi.evaluation.in_context.question import QuestionBuilder
 from malmoi.evaluation.in_context.session import EvaluationSession
 from malmoi.evaluation.in_context.shots import Shots
-from malmoi.evaluation.rows import parse_json_rows
 from malmoi.evaluation.tasks import (
     Example,
     Task,
@@ -27,6 +26,7 @@ from malmoi.evaluation.tasks import (
 from malmoi.evaluation.tasks.arithmetic import TASKS as SUMS
 from malmoi.inference import Model
 from malmoi.server.api.requests import ApiRequest, NameField, TextField
+from malmoi.text.rows import parse_json_rows
 
 LAB_TASKS = tuple(one.name for one in SUMS)  # tasks that need no file
 DRAWN_EXAMPLES = 64  # items of such a task

@@ -17,7 +17,6 @@ from typing import Any
 from malmoi.config import Config
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.evaluation.in_context.run import InContextConfig, evaluate_in_context
-from malmoi.evaluation.rows import DataRow, any_rows
 from malmoi.evaluation.tasks import Example, Task
 from malmoi.inference import Model, load
 from malmoi.model import count_parameters
@@ -31,6 +30,7 @@ from malmoi.system.files import folder_lock, write_text
 from malmoi.system.progress import Progress, report_progress
 from malmoi.system.run_folder import RunFolder
 from malmoi.text.documents import read_documents
+from malmoi.text.rows import DataRow, any_rows
 from malmoi.tokenizer import train_tokenizer
 from malmoi.training.log import read_metrics
 from malmoi.training.pretrain import run_pretraining

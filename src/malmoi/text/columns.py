@@ -8,12 +8,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
 from malmoi.errors import MalmoiError
-from malmoi.evaluation.rows import BadRow, any_rows
+from malmoi.text.rows import BadRow, RowSource, rows_of, source_name
 
 READ_ROWS = 5000  # that a guess is made from
 MAX_LABELS = 200  # more are ids or free text
@@ -59,7 +58,7 @@ class GuessedColumns:
 
 
 def guess_columns(
-    files: Sequence[Path],
+    data: RowSource,
     *,
     kind: str | None = None,
     text: str | None = None,
@@ -67,12 +66,11 @@ def guess_columns(
     label: str | None = None,
 ) -> GuessedColumns:
     """Guesses what was not given from the first rows of a table."""
-    rows = _read(files)
+    rows = first_rows(data)
+    where = source_name(data)
     names = list(rows[0])
-    label = label or _label(rows, [name for name in names if name not in (text, pair)], files[0])
-    text = text or text_column(
-        rows, [name for name in names if name not in (label, pair)], files[0]
-    )
+    label = label or _label(rows, [name for name in names if name not in (text, pair)], where)
+    text = text or text_column(rows, [name for name in names if name not in (label, pair)], where)
     partner = PAIRS.get(text.lower())
     by_lower = {name.lower(): name for name in names}
     pair = pair or (by_lower.get(partner) if partner else None)
@@ -90,16 +88,14 @@ def guess_columns(
     )
 
 
-def _read(files: Sequence[Path]) -> list[Mapping[str, Any]]:
-    rows: list[Mapping[str, Any]] = []
+def first_rows(data: RowSource) -> list[Mapping[str, Any]]:
+    """The first rows of a table that are not broken."""
     try:
-        for file in files:
-            found = (row.values for row in any_rows(file))
-            rows += [row for row in islice(found, READ_ROWS - len(rows)) if row]
+        rows = [row.values for row in islice(rows_of(data), READ_ROWS) if row.values]
     except BadRow as error:
         raise MalmoiError(f"{error}.") from error
     if not rows:
-        raise MalmoiError(f"There are no examples in {files[0]}.")
+        raise MalmoiError(f"There are no examples in {source_name(data)}.")
     return rows
 
 
@@ -109,7 +105,7 @@ def _named(known: Sequence[str], names: Sequence[str]) -> str | None:
     return next((by_lower[one] for one in known if one in by_lower), None)
 
 
-def _label(rows: Sequence[Mapping[str, Any]], names: Sequence[str], file: Path) -> str:
+def _label(rows: Sequence[Mapping[str, Any]], names: Sequence[str], where: str) -> str:
     named = _named(LABEL_NAMES, names)
     if named is not None:
         return named
@@ -121,14 +117,14 @@ def _label(rows: Sequence[Mapping[str, Any]], names: Sequence[str], file: Path) 
     classes = [n for n, count in few.items() if 2 <= count <= min(MAX_LABELS, len(rows) // 2)]
     if not classes:
         raise MalmoiError(
-            f"No column of {file} looks like labels ({', '.join(names)}): name it with --label "
+            f"No column of {where} looks like labels ({', '.join(names)}): name it with --label "
             "COLUMN."
         )
     # a table usually ends with its label
     return min(reversed(classes), key=lambda name: few[name])
 
 
-def text_column(rows: Sequence[Mapping[str, Any]], names: Sequence[str], file: Path) -> str:
+def text_column(rows: Sequence[Mapping[str, Any]], names: Sequence[str], where: str) -> str:
     """The column of the text: by its name, else the one with the longest values."""
     named = _named(TEXT_NAMES, names)
     if named is not None:
@@ -139,7 +135,7 @@ def text_column(rows: Sequence[Mapping[str, Any]], names: Sequence[str], file: P
         if not all(_is_number(row.get(name)) for row in rows)
     }
     if not lengths:
-        raise MalmoiError(f"No column of {file} looks like text: name it with --text COLUMN.")
+        raise MalmoiError(f"No column of {where} looks like text: name it with --text COLUMN.")
     return max(lengths, key=lambda name: lengths[name])
 
 

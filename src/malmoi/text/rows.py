@@ -1,4 +1,4 @@
-"""Rows of data files: tables, JSON lines, JSON; compressed, in any known encoding."""
+"""Rows of labelled data: tables, JSON lines and JSON files in any known encoding, or in memory."""
 
 import csv
 import json
@@ -6,12 +6,23 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.system.untrusted import parse
 from malmoi.text.formats import whole_rows
 from malmoi.text.lines import COMPRESSED, SAMPLE_BYTES, decode_lines, encoding_of, open_bytes
+
+
+class Table(Protocol):
+    """A table in memory: a DataFrame of pandas or polars, or a `datasets.Dataset`."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+Files: TypeAlias = str | Path | Sequence[str | Path]
+RowSource: TypeAlias = Files | Sequence[Mapping[str, Any]] | Table
 
 
 class BadRow(Exception):
@@ -41,6 +52,11 @@ class DataRow:
         if name not in self.values:
             raise NoColumn(self.place, name, self.values)
         return self.values[name]
+
+    @property
+    def checked(self) -> Mapping[str, Any]:
+        """The values; a malformed row raises its error."""
+        return self.values
 
     def text(self, name: str) -> str:
         value = self[name]
@@ -144,6 +160,10 @@ class BrokenRow(DataRow):
     def __getitem__(self, name: str) -> Any:
         raise BadRow(self.place, self.why)
 
+    @property
+    def checked(self) -> Mapping[str, Any]:
+        raise BadRow(self.place, self.why)
+
 
 def _broken(place: str, why: str) -> DataRow:
     return BrokenRow({}, place, why)
@@ -203,8 +223,82 @@ ROW_READERS: dict[str, Callable[[Path], Iterator[DataRow]]] = {
 
 def any_rows(path: Path) -> Iterator[DataRow]:
     """Reads a file's rows by its suffix."""
-    bare = path.with_suffix("") if path.suffix in COMPRESSED else path
-    if bare.suffix not in ROW_READERS:
+    if not has_rows(path):
         kinds = f"{' '.join(ROW_READERS)}, also {' '.join(COMPRESSED)}"
         raise UsageError(f"{path} is of no known kind: it should end in one of {kinds}.")
-    return ROW_READERS[bare.suffix](path)
+    return ROW_READERS[_suffix(path)](path)
+
+
+def has_rows(path: Path) -> bool:
+    """Whether a file of this name is a table."""
+    return _suffix(path) in ROW_READERS
+
+
+def _suffix(path: Path) -> str:
+    return (path.with_suffix("") if path.suffix in COMPRESSED else path).suffix
+
+
+# ------------------------------------------------------------------ rows in memory
+
+
+def is_files(data: RowSource) -> bool:
+    """Whether the data are paths of files, not rows in memory."""
+    if isinstance(data, str | Path):
+        return True
+    return isinstance(data, Sequence) and all(isinstance(one, str | Path) for one in data)
+
+
+def rows_of(data: RowSource) -> Iterator[DataRow]:
+    """The rows of files by their suffix, or of a table in memory."""
+    if is_files(data):
+        for path in file_list(data):
+            yield from any_rows(path)
+        return
+    for number, values in enumerate(records_of(data), start=1):
+        yield DataRow(values, f"row {number}")
+
+
+def file_list(data: RowSource) -> list[Path]:
+    return [Path(one) for one in ([data] if isinstance(data, str | Path) else data)]  # type: ignore[union-attr, arg-type]
+
+
+def source_name(data: RowSource) -> str:
+    """The data as an error message names it."""
+    return ", ".join(map(str, file_list(data))) if is_files(data) else "the data"
+
+
+def records_of(table: Any) -> list[dict[str, Any]]:
+    """The rows of a table in memory as dicts; missing values are None, label numbers their names.
+
+    Numbers that a `datasets.Dataset` has names for (a `ClassLabel`) become these names.
+    """
+    for method, *how in (("to_dicts",), ("to_dict", "records")):  # polars, pandas
+        if hasattr(table, "columns") and hasattr(table, method):
+            table = getattr(table, method)(*how)
+            break
+    if isinstance(table, Mapping):
+        raise UsageError(
+            f"Rows are a list of dicts or a table, not one {type(table).__name__} (with "
+            f"{', '.join(map(str, table))}); a DatasetDict has its rows in its splits: "
+            "data['train']."
+        )
+    found = []
+    for row in table:
+        if not isinstance(row, Mapping):
+            raise UsageError(f"A row is a dict of its columns, not {row!r:.40}.")
+        found.append({str(name): _plain_value(value) for name, value in row.items()})
+    names = _class_names(table)
+    for row in found:
+        row.update((name, of(row[name])) for name, of in names.items() if row[name] is not None)
+    return found
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    return value.tolist() if hasattr(value, "tolist") else value  # numpy's arrays and numbers
+
+
+def _class_names(table: Any) -> dict[str, Callable[[Any], Any]]:
+    features = getattr(table, "features", None) or {}
+    return {name: one.int2str for name, one in features.items() if hasattr(one, "int2str")}

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from malmoi.cli.columns import GuessedColumns, guess_columns
 from malmoi.errors import MalmoiError
+from malmoi.text.columns import GuessedColumns, guess_columns
 
 TREC = "id,Question Text,kind\n" + "".join(
     f"{i},What is the name of thing number {i}?,{'human' if i % 3 else 'number'}\n"

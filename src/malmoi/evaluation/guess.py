@@ -1,0 +1,72 @@
+"""The task of some rows: named, guessed from their columns, or the one a model was tuned for."""
+
+from pathlib import Path
+from typing import Any
+
+from malmoi.errors import UsageError
+from malmoi.evaluation.kinds import KINDS, custom_task
+from malmoi.evaluation.task import Task
+from malmoi.evaluation.tasks import named_task
+from malmoi.inference import Model
+from malmoi.inference.predict import Predictor
+from malmoi.system.untrusted import read_object
+from malmoi.text.columns import GuessedColumns, first_rows, guess_columns
+from malmoi.text.rows import RowSource, is_files
+
+GUESSED_KINDS = ("classification", "regression")  # the columns of other kinds are named
+
+
+def task_on_columns(name: str, **columns: Any) -> Task:
+    """A named task, or a kind of task on the given columns: text, pair, label, choices."""
+    given = {key: value for key, value in columns.items() if value is not None}
+    if name in KINDS:
+        return custom_task(name, **given)
+    if given:
+        raise UsageError(
+            f"The task {name} has its own columns; --{next(iter(given))} is for a kind such as "
+            "classification."
+        )
+    return named_task(name)
+
+
+def guess_task(
+    name: str | None, data: RowSource, **columns: Any
+) -> tuple[Task, GuessedColumns | None]:
+    """The task that was named, or the one that the table seems to ask, with what was guessed."""
+    folder = isinstance(data, str | Path) and Path(data).is_dir()
+    several = not isinstance(columns.get("label") or "", str)
+    if name is None and several:
+        name = "multilabel"
+    if name and (name not in GUESSED_KINDS or folder):
+        return task_on_columns(name, **columns), None
+    if folder:
+        raise UsageError(
+            f"{data} is a folder: name the task too, as in malmoi finetune sst2 {data}"
+        )
+    named = {key: columns.get(key) for key in ("text", "pair", "label")}
+    found = guess_columns(data, kind=name, **named)
+    others = {key: columns.get(key) for key in ("choices", "separator")}
+    columns = dict(text=found.text, pair=found.pair, label=found.label, **others)
+    return task_on_columns(found.kind, **columns), found
+
+
+def tuned_task(model: Model) -> str | None:
+    """The name of the task that a model was fine-tuned for."""
+    source = model.checkpoint.source
+    record = None if source is None else Path(source) / "finetune.json"
+    if record is None or not record.is_file():
+        return None
+    return str(read_object(record).get("task"))
+
+
+def tuned_columns(model: Model, data: RowSource) -> dict[str, str]:
+    """The columns of text that a fine-tuned model reads, if these rows have them."""
+    if model.task_head is None or (is_files(data) and _has_folder(data)):
+        return {}
+    columns = dict(Predictor.of(model.checkpoint).columns)
+    row = first_rows(data)[0] if columns else {}
+    return columns if all(name in row for name in columns.values()) else {}
+
+
+def _has_folder(data: Any) -> bool:
+    return any(Path(one).is_dir() for one in ([data] if isinstance(data, str | Path) else data))
