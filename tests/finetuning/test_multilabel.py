@@ -59,7 +59,7 @@ def as_lists(folder: Path) -> Path:
 def tuned(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tuned")
     rows = as_lists(folder)
-    finetune(bert, "multilabel", rows, folder / "out", rows, **QUICK)
+    finetune(bert, "multilabel", rows, folder / "out", rows, holdout=0.1, **QUICK)
     return folder / "out"
 
 

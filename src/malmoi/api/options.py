@@ -125,11 +125,13 @@ class FinetuneOptions(ColumnOptions, RunOptions, total=False):
     class_weights: bool  # weight rare labels more
     label_thresholds: bool  # multi-label: one threshold per label, not one for all
     from_scratch: bool  # random initial weights, as a baseline for pre-training
-    holdout: float  # share of the rows to evaluate on, if there is no dev
-    evaluations: int  # per epoch
+    holdout: float  # share of the rows held out to select by and, without dev, to judge by
+    metric: str  # the one that selects, and is reported first
+    average: float  # share of the run, at its end, whose weights are averaged
+    evaluations: int  # per epoch, on the held-out rows
     patience: int  # stop after this many evaluations without improvement; 0: never
     seed: int
-    seeds: int  # number of runs; the median one is kept
+    seeds: int  # number of runs; the first is kept
     grid: bool  # search BERT's learning rates, batch sizes and epochs; the best is kept
     precision: Literal["auto", "fp32", "bf16"]
     compile: bool

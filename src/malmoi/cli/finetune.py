@@ -68,7 +68,12 @@ def finetune_command(
     ] = None,
     dev: Annotated[
         list[Path] | None,
-        typer.Option(help="Evaluation rows; repeatable.", show_default="a tenth of the rows"),
+        typer.Option(
+            "--dev",
+            "--test",
+            help="Rows that only judge; repeatable.",
+            show_default="a tenth of the rows",
+        ),
     ] = None,
     text: TextOption = None,
     pair: PairOption = None,
@@ -92,7 +97,13 @@ def finetune_command(
     seed: SeedOption = None,
     seeds: Annotated[
         int | None,
-        typer.Option(help="Repeat with N seeds: mean ± deviation; the median run is kept."),
+        typer.Option(help="Repeat with N seeds: mean ± deviation; the first run is kept."),
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help="Metric that selects: accuracy, f1_macro, mcc…", show_default="the task's"
+        ),
     ] = None,
     grid: Annotated[
         bool,
@@ -153,6 +164,7 @@ def finetune_command(
         epochs=epochs, steps=steps, minutes=minutes, lr=lr, batch=batch, length=length
     )
     changes |= given(seed=seed, seeds=seeds, features=features, adapter=adapter, lm=lm)
+    changes |= given(metric=metric)
     flags = dict(grid=grid, freeze=freeze, from_scratch=from_scratch, skip_bad=skip_bad)
     changes |= {name: True for name, given in flags.items() if given} | changes_of(settings)
     rows = files[0] if len(files) == 1 else files

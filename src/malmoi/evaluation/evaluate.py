@@ -1,7 +1,7 @@
 """Evaluation: a fine-tuned model by its predictions, others in context (`few_shot.py`)."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,7 @@ def check_task_fits(task: Task, reading: Predictor) -> None:
 
 @dataclass(frozen=True)
 class Split:
-    """Examples for training and evaluation and, for some kinds, held out to select thresholds."""
+    """Examples that train, that only judge, and those held out of training to select by."""
 
     train: tuple[Example, ...]
     dev: tuple[Example, ...]
@@ -109,21 +109,40 @@ class Split:
     label_thresholds: bool = False  # one per label, not one for all
 
 
-def judge(task: Task, rows: Split, reading: Predictor) -> Outcome:
-    """Evaluates the development set, with thresholds if the kind has them.
-
-    They are selected on held-out training rows (for answers, as in BERT §4.3, the development set).
-    """
+def judge_held_out(task: Task, rows: Split, reading: Predictor) -> Outcome:
+    """Evaluates the held-out rows; `chosen` are the thresholds or the temperature that fit them."""
     kind = head_kind(task)
-    if kind.choose is None:
-        return predict_and_score(task, rows.dev, reading)
-    reading = replace(reading, threshold=ALWAYS_ANSWER, thresholds=())
-    plain = predict_and_score(task, rows.dev, reading)
-    by = predict_and_score(task, rows.held, reading) if rows.held else plain
-    chosen = kind.choose(by, reading.labels, per_label=rows.label_thresholds)
-    if not chosen:
+    plain = predict_and_score(task, rows.held, _undecided(reading))
+    if kind.choose is None or not (kind.calibrated or kind.thresholds(rows.train)):
         return plain
-    said = [replace(one, prediction=kind.decide(one, chosen)) for one in plain.said]
+    chosen = kind.choose(plain, reading.labels, per_label=rows.label_thresholds)
+    return _decided(task, plain, reading, chosen)
+
+
+def judge(
+    task: Task, rows: Split, reading: Predictor, chosen: Mapping[str, Any] | None = None
+) -> Outcome:
+    """Evaluates the judged rows, by default with the thresholds that fit the held-out rows."""
+    kind = head_kind(task)
+    if chosen is None and rows.held:
+        chosen = judge_held_out(task, rows, reading).chosen
+    elif chosen is None and kind.thresholds(rows.train):
+        chosen = kind.unselected
+    if not chosen:
+        return predict_and_score(task, rows.dev, reading)
+    return _decided(task, predict_and_score(task, rows.dev, _undecided(reading)), reading, chosen)
+
+
+def _decided(task: Task, plain: Outcome, reading: Predictor, chosen: Mapping[str, Any]) -> Outcome:
+    """An outcome with thresholds or a temperature applied; its metrics also without thresholds."""
+    kind = head_kind(task)
+    said = [kind.decide(one, chosen) for one in plain.said]
+    if kind.calibrated:  # the same predictions, less or more certain
+        return replace(plain, said=said, chosen=dict(chosen))
     metrics = _measures(task, plain.labels, [one.prediction for one in said], reading)
     without = {f"{name}_without_threshold": value for name, value in plain.metrics.items()}
-    return Outcome({**metrics, **without}, plain.labels, said, chosen)
+    return Outcome({**metrics, **without}, plain.labels, said, dict(chosen))
+
+
+def _undecided(reading: Predictor) -> Predictor:
+    return replace(reading, threshold=ALWAYS_ANSWER, thresholds=(), temperature=1.0)

@@ -3,8 +3,8 @@
 How rows are read and checked, trained on and predicted, prompted for, and graded.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from malmoi.errors import UsageError, nearest
@@ -20,7 +20,12 @@ from malmoi.inference import predict, predictors
 from malmoi.inference.answer import answer_questions
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import TaskHead
-from malmoi.metrics import best_label_thresholds, best_threshold
+from malmoi.metrics import (
+    apply_temperature,
+    best_label_thresholds,
+    best_temperature,
+    best_threshold,
+)
 from malmoi.text.rows import any_rows
 from malmoi.training.losses import Objective
 from malmoi.training.losses import task as losses
@@ -70,7 +75,7 @@ class Kind:
     """A kind of task; plain `Kind`s are only evaluated with language models, never fine-tuned."""
 
     name: str
-    metrics: tuple[str, ...]  # the first selects the best checkpoint
+    metrics: tuple[str, ...]  # the first is the one that selects
     columns: Callable[[Columns], ExampleMaker]  # reads a row of a user's table
     prompt: Callable[[Task, Example], TaskPrompt]
     grade: Grader  # in-context evaluation
@@ -96,10 +101,20 @@ class HeadKind(Kind):
     gold: Callable[[Any, Sequence[str]], Any] = lambda label, labels: label
     windows: bool = False  # long texts are read in windows, not truncated
     by_id: bool = False  # predictions.json maps ids to answers, as SQuAD's scripts expect
-    # selects thresholds by an outcome, and applies them to a prediction; neither needs the network
+    # selects thresholds or a temperature by an outcome, and applies them to a prediction; neither
+    # needs the network
     choose: Callable[..., dict[str, Any]] | None = None  # (outcome, labels, per_label=…)
-    decide: Callable[[ExamplePrediction, dict[str, Any]], Any] = lambda one, chosen: one.prediction
-    held_out: bool = False  # thresholds are selected on held-out training rows
+    decide: Callable[[ExamplePrediction, Mapping[str, Any]], ExamplePrediction] = (
+        lambda one, chosen: one
+    )
+    # whether these rows need a threshold, and the one to take if no rows could be held out
+    thresholds: Callable[[Sequence[Example]], bool] = lambda rows: False
+    unselected: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether a prediction has probabilities that a temperature can correct."""
+        return self.choose is _choose_temperature
 
     @property
     def head(self) -> str:
@@ -193,7 +208,8 @@ def _predict_tags(reading: Predictor, examples: Sequence[Example]) -> list[Examp
 
 def _predict_choices(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
     questions = [(e.text, e.pair or "", e.choices) for e in examples]
-    chances = [scores.softmax(-1) for scores in predict.score_choices(reading, questions)]
+    scores = predict.score_choices(reading, questions)
+    chances = [(some / reading.temperature).softmax(-1) for some in scores]
     return [
         ExamplePrediction(
             int(some.argmax()),
@@ -220,9 +236,7 @@ def _in_order(label: Any, labels: Sequence[str]) -> tuple[str, ...]:
 def _choose_no_answer(
     outcome: Outcome, labels: Sequence[str], *, per_label: bool
 ) -> dict[str, Any]:
-    """The "no answer" threshold with the best F1 (BERT §4.3), if some questions have no answer."""
-    if all(outcome.labels):
-        return {}
+    """The "no answer" threshold with the best F1 (BERT §4.3)."""
     nulls = [one.score for one in outcome.said]
     return {"threshold": best_threshold(outcome.labels, outcome.predictions, nulls).threshold}
 
@@ -235,9 +249,27 @@ def _choose_label_thresholds(
     return {"thresholds": found}
 
 
-def _decide_labels(one: ExamplePrediction, chosen: dict[str, Any]) -> tuple[str, ...]:
+def _decide_labels(one: ExamplePrediction, chosen: Mapping[str, Any]) -> ExamplePrediction:
     pairs = zip(one.probabilities.items(), chosen["thresholds"], strict=True)
-    return tuple(name for (name, chance), threshold in pairs if chance >= threshold)
+    found = tuple(name for (name, chance), threshold in pairs if chance >= threshold)
+    return replace(one, prediction=found)
+
+
+def _decide_answer(one: ExamplePrediction, chosen: Mapping[str, Any]) -> ExamplePrediction:
+    return replace(one, prediction="" if one.score > chosen["threshold"] else one.prediction)
+
+
+def _choose_temperature(
+    outcome: Outcome, labels: Sequence[str], *, per_label: bool
+) -> dict[str, Any]:
+    """The temperature with the least cross-entropy (Guo et al. 2017 §4.2)."""
+    chances = [one.probabilities for one in outcome.said]
+    return {"temperature": best_temperature([str(label) for label in outcome.labels], chances)}
+
+
+def _with_temperature(one: ExamplePrediction, chosen: Mapping[str, Any]) -> ExamplePrediction:
+    softer = apply_temperature(one.probabilities, chosen["temperature"])
+    return replace(one, score=softer[str(one.prediction)], probabilities=softer)
 
 
 # ------------------------------------------------------------------ the kinds
@@ -270,6 +302,8 @@ CLASSIFICATION = HeadKind(
     predict=_predict_labels,
     classes=lambda label: (label,),
     exclusive=True,
+    choose=_choose_temperature,
+    decide=_with_temperature,
 )
 MULTILABEL = HeadKind(
     name="multilabel",
@@ -289,7 +323,7 @@ MULTILABEL = HeadKind(
     gold=_in_order,
     choose=_choose_label_thresholds,
     decide=_decide_labels,
-    held_out=True,
+    thresholds=lambda rows: True,
 )
 REGRESSION = HeadKind(
     name="regression",
@@ -334,6 +368,8 @@ MULTIPLE_CHOICE = HeadKind(
     objective=losses.choice_loss,
     distil=Distiller("choice", "labels", compare_scores(losses.choice_scores)),
     predict=_predict_choices,
+    choose=_choose_temperature,
+    decide=_with_temperature,
 )
 QUESTION_ANSWERING = HeadKind(
     name="answer",
@@ -352,7 +388,9 @@ QUESTION_ANSWERING = HeadKind(
     windows=True,
     by_id=True,
     choose=_choose_no_answer,
-    decide=lambda one, chosen: "" if one.score > chosen["threshold"] else one.prediction,
+    decide=_decide_answer,
+    thresholds=lambda rows: not all(row.label for row in rows),
+    unselected={"threshold": 0.0},  # no answer if it is more likely than the best span
 )
 CLOZE = Kind(
     name="cloze",
@@ -424,8 +462,28 @@ def head_kind(task: Task) -> HeadKind:
 
 
 def metric_names(task: Task) -> tuple[str, ...]:
-    """The task's metrics; the first selects the best checkpoint."""
+    """The task's metrics; the first is the one that selects."""
     return task.metrics or kind_of(task).metrics
+
+
+METRIC_ALIASES = {"mcc": "matthews", "f1": "f1_macro"}
+
+
+def by_metric(task: Task, metric: str) -> Task:
+    """The task with this metric as its first one, the one that selects."""
+    if not metric:
+        return task
+    name = METRIC_ALIASES.get(metric, metric)
+    fits = {*metric_names(task), *kind_of(task).metrics}
+    if kind_of(task).text_labels:
+        fits |= {"accuracy", "f1_macro", "f1_micro", "matthews"}
+    if name not in fits:
+        known = ", ".join(sorted(fits))
+        raise UsageError(
+            f"The metric {metric!r} is none of {task.name}'s.{nearest(metric, fits)} Take one of "
+            f"{known}."
+        )
+    return replace(task, metrics=(name, *(one for one in metric_names(task) if one != name)))
 
 
 def task_prompt(task: Task, example: Example) -> TaskPrompt:

@@ -48,7 +48,7 @@ class Task:
     rows: Callable[[Path], Iterable[DataRow]]
     example: Callable[[DataRow], Example]
     about: str = ""
-    metrics: tuple[str, ...] = ()  # the first selects the best checkpoint; empty: those of the kind
+    metrics: tuple[str, ...] = ()  # the first selects; empty: those of the kind
     labels: tuple[str, ...] = ()  # in order; empty: those of the training data, sorted
     files: tuple[str, str] = ("train*", "dev*")  # patterns in a folder: training, development
     both_orders: bool = False  # the pair is symmetric: a GPT reads both orders (GPT-1 §3.3)

@@ -57,12 +57,17 @@ class FinetuneConfig(Config):
     class_weights: bool = False  # weight rare labels more
     label_thresholds: bool = False  # multi-label: one threshold per label, not one for all
     from_scratch: bool = False  # random initial weights, as a baseline for pre-training
-    holdout: float = 0.1  # share of the training examples, if there is no development file
-    evaluations: int = 1  # per epoch
-    patience: int = 0  # stop after this many evaluations without improvement; 0: never
+    # share of the rows that is held out to select by and, without a file for it, to judge by;
+    # 0: a tenth, or none where nothing is selected (see protocol.py)
+    holdout: float = 0.0
+    metric: str = ""  # the metric that selects and is reported first; empty: the task's
+    evaluations: int = 1  # per epoch, on the held-out rows
+    # stop after this many evaluations without improvement and keep the best epoch; 0: the last
+    patience: int = 0
+    average: float = 0.0  # share of the run, at its end, whose weights are averaged
     seed: int = 0
-    seeds: int = 1  # number of runs; the median one is kept
-    grid: bool = False  # the paper's learning rates, batch sizes and epochs; the best is kept
+    seeds: int = 1  # number of runs; the first is kept
+    grid: bool = False  # the paper's rates, batch sizes and epochs; held-out rows select the best
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     compile: bool = False
     skip_bad: bool = False
@@ -87,7 +92,9 @@ class FinetuneConfig(Config):
                 getattr(self, name) >= 0,
                 f"{name} must not be negative, but is {getattr(self, name)}.",
             )
-        _require(0 < self.holdout < 1, f"holdout must lie between 0 and 1, not {self.holdout}.")
+        for name in ("holdout", "average"):
+            value = getattr(self, name)
+            _require(0 <= value < 1, f"{name} must lie in [0, 1), not {value}.")
         _require(0 <= self.warmup < 1, f"warmup must lie in [0, 1), not {self.warmup}.")
         _require(
             0 < self.layer_decay <= 1, f"layer_decay must lie in (0, 1], not {self.layer_decay}."

@@ -11,15 +11,22 @@ from typing import Any
 from malmoi.adapters import check_target, is_adapter, read_with_adapter, write_adapter
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.errors import UsageError
-from malmoi.evaluation.evaluate import judge
+from malmoi.evaluation.evaluate import judge, judge_held_out, predict_and_score
 from malmoi.evaluation.features import FeatureView, TrainingItem
-from malmoi.evaluation.kinds import ExamplePrediction, Outcome, encode_examples, head_kind
+from malmoi.evaluation.kinds import (
+    ExamplePrediction,
+    Outcome,
+    by_metric,
+    encode_examples,
+    head_kind,
+)
 from malmoi.evaluation.task import Example, Task
 from malmoi.evaluation.tasks import named_task
 from malmoi.finetuning.config import FinetuneConfig, finetune_config
 from malmoi.finetuning.frozen_features import cached_states
-from malmoi.finetuning.report import write_task_report
-from malmoi.finetuning.run_state import begin_run, finish_run, finished
+from malmoi.finetuning.protocol import Protocol
+from malmoi.finetuning.report import add_to_card, task_report, write_task_report
+from malmoi.finetuning.run_state import HELD_OUT, begin_run, finish_run, finished
 from malmoi.finetuning.task_data import FinetuneData, classes_in, describe_run, load_data
 from malmoi.finetuning.task_network import build_task_network
 from malmoi.finetuning.trainer import FinetuneTrainer
@@ -43,13 +50,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, repr=False)
 class FinetuneResult(Result):
-    """A finished fine-tuning: its metrics on the development set, those of each run, the model."""
+    """A finished fine-tuning: its metrics on the judged rows, those of each run, the model."""
 
     metrics: dict[str, float]
     runs: tuple[dict[str, float], ...]
     out: Path
     model: Model
-    steps: int  # updates of the selected run
+    steps: int  # updates of the run that was kept
+    protocol: Protocol  # which rows trained, selected and judged
 
 
 @dataclass(frozen=True)
@@ -58,8 +66,9 @@ class FinishedRun:
 
     settings: FinetuneConfig
     checkpoint: Checkpoint
-    outcome: Outcome
+    outcome: Outcome  # on the judged rows
     steps: int
+    held: dict[str, float]  # metrics on the held-out rows; empty: there are none
 
 
 def run_finetuning(
@@ -72,17 +81,18 @@ def run_finetuning(
 ) -> FinetuneResult:
     """Fine-tunes a BERT or a GPT on a task; transformers can open the resulting folder.
 
-    `data` is the training rows: files, a folder with train and dev files, or a table in memory;
-    without `dev`, a tenth is held out. Options are `device`, `overwrite`, and fields of
-    `FinetuneConfig`: epochs=3, lr=2e-5, freeze=True, lm=0.5, seeds=5… A GPT starts from GPT-1's
-    defaults, other models from BERT's. The same call on the same folder resumes an unfinished run;
-    a finished one is not repeated unless `overwrite` is set.
+    `data` is the training rows: files, a folder with train and dev files, or a table in memory.
+    `dev` only judges; without it a tenth of the rows is held out for that. Whatever is selected is
+    selected on training rows. Options are `device`, `overwrite`, and fields of `FinetuneConfig`:
+    epochs=3, lr=2e-5, freeze=True, lm=0.5, seeds=5… A GPT starts from GPT-1's defaults, other
+    models from BERT's. The same call on the same folder resumes an unfinished run; a finished one
+    is not repeated unless `overwrite` is set.
     """
     device = options.pop("device", None)
     overwrite = bool(options.pop("overwrite", False))
     start = model.checkpoint if isinstance(model, Model) else read_with_adapter(model)
     settings = finetune_config(options, gpt=_is_gpt(start.network))
-    chosen = named_task(task) if isinstance(task, str) else task
+    chosen = by_metric(named_task(task) if isinstance(task, str) else task, settings.metric)
     out = Path(out)
     start = _checked(start, settings, out)
     work = load_data(chosen, data, dev, settings, start, join_process_group(device).device)
@@ -101,14 +111,16 @@ def run_all(
             _run(work, v, folder, overwrite=overwrite)
             for v, folder in zip(variants, folders, strict=True)
         ]
-        kept = _kept(runs, measure, best=settings.grid)
+        kept = _kept(runs, measure, select=settings.grid)
         if len(runs) > 1:
             _save(work, settings, kept.checkpoint, out)
             _tell(measure, runs)
         _finish(work, kept, runs, out)
     every = tuple(run.outcome.metrics for run in runs)
     usable = read_with_adapter(out, device=work.device) if is_adapter(out) else kept.checkpoint
-    return FinetuneResult(kept.outcome.metrics, every, out, Model(usable), kept.steps)
+    return FinetuneResult(
+        kept.outcome.metrics, every, out, Model(usable), kept.steps, work.protocol
+    )
 
 
 def _called(settings: FinetuneConfig, v: FinetuneConfig) -> str:
@@ -171,23 +183,31 @@ def _run(
     describe_run(work, settings, checkpoint.network, items)
 
     def evaluate() -> Outcome:
-        return judge(work.task, work, reading)
+        return judge_held_out(work.task, work, reading)
 
     objective = make_objective(work, settings, verbalizer_loss(items) if reading.words else None)
     loss_module = LossModule(checkpoint.network, objective)
     with cached_states(checkpoint.network, lambda: _rows(work, reading, items)):
-        trainer = FinetuneTrainer(loss_module, items, settings, out, evaluate, work.primary_metric)
-        best = trainer.fit()
-    checkpoint.extra |= best.chosen
-    _save(work, settings, checkpoint, out)
+        trainer = FinetuneTrainer(
+            loss_module, items, settings, out, evaluate if work.held else None, work.primary_metric
+        )
+        trainer.fit()
+        if not trainer.stopped:
+            held = trainer.outcome(evaluate) if work.held else None
+            chosen = None if held is None else held.chosen
+            done = trainer.judge(lambda: judge(work.task, work, reading, chosen))
     if trainer.stopped:
-        where = f"the best so far is in {out}, run the same command to resume"
+        _save(work, settings, checkpoint, out)
+        where = f"the model so far is in {out}, run the same command to resume"
         logger.info(f"Stopped at step {trainer.step:,} and saved: {where}.")
         raise Stopped(trainer.stopped)
+    checkpoint.extra |= done.chosen
+    _save(work, settings, checkpoint, out)
     # before the run is marked as finished, so that a kill in between loses nothing
-    _write_predictions(work, best, out)
-    finish_run(out, record, best.metrics, trainer.step)
-    return FinishedRun(settings, checkpoint, best, trainer.step)
+    _write_predictions(work, done, out)
+    selected = {} if held is None else held.metrics
+    finish_run(out, record, {"steps": trainer.step, **done.metrics, HELD_OUT: selected})
+    return FinishedRun(settings, checkpoint, done, trainer.step, selected)
 
 
 def _finished(work: FinetuneData, settings: FinetuneConfig, out: Path) -> FinishedRun:
@@ -196,18 +216,17 @@ def _finished(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Finish
     Evaluated again, a score may differ in its last digit: memory-mapped weights have another
     alignment than those that were trained, which changes the summation order of products.
     """
-    steps, metrics = finished(out)
+    steps, metrics, held = finished(out)
     logger.info(
         f"{out} is finished (step {steps:,}); --overwrite (overwrite=True) discards it and starts "
         "over."
     )
     checkpoint = read_with_adapter(out, device=work.device)
     said = _read_predictions(work, metrics, out)
-    if said is not None:
-        return FinishedRun(settings, checkpoint, said, steps)
-    with choose_execution(work.device, settings.training(1)).computing():
-        found = judge(work.task, work, Predictor.of(checkpoint))
-        return FinishedRun(settings, checkpoint, found, steps)
+    if said is None:
+        with choose_execution(work.device, settings.training(1)).computing():
+            said = predict_and_score(work.task, work.dev, Predictor.of(checkpoint))
+    return FinishedRun(settings, checkpoint, replace(said, metrics=metrics), steps, held)
 
 
 def _items(work: FinetuneData, reading: Predictor) -> list[TrainingItem]:
@@ -249,10 +268,11 @@ def _weights(work: FinetuneData) -> list[float]:
 # ------------------------------------------------------------------ results
 
 
-def _kept(runs: Sequence[FinishedRun], measure: str, *, best: bool) -> FinishedRun:
-    """The best run of a grid; for several seeds, the median run, to rule out luck."""
-    ordered = sorted(runs, key=lambda run: goodness(measure, run.outcome.metrics[measure]))
-    return ordered[-1] if best else ordered[(len(ordered) - 1) // 2]
+def _kept(runs: Sequence[FinishedRun], measure: str, *, select: bool) -> FinishedRun:
+    """The run that is best on the held-out rows, or the first if they select nothing."""
+    if not select or not runs[0].held:
+        return runs[0]
+    return max(runs, key=lambda run: goodness(measure, run.held[measure]))
 
 
 def _tell(measure: str, runs: Sequence[FinishedRun]) -> None:
@@ -267,12 +287,17 @@ def _finish(work: FinetuneData, kept: FinishedRun, runs: Sequence[FinishedRun], 
     if head_kind(work.task).by_id:
         answers = {e.id: said for e, said in zip(work.dev, done.predictions, strict=True)}
         write_text(out / "predictions.json", json.dumps(answers, ensure_ascii=False) + "\n")
-    table = [{**run.settings.to_dict(), **run.outcome.metrics} for run in runs]
+    table = [{**run.settings.to_dict(), **run.outcome.metrics, HELD_OUT: run.held} for run in runs]
+    report = task_report(work.task, work.labels, done, rows)
+    report |= {"settings": kept.settings.to_dict(), "steps": kept.steps}
+    report |= {"protocol": work.protocol.to_dict(), "runs": table}
+    write_text(out / "report.json", json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+    add_to_card(out, work.task.name, done.metrics, work.protocol.describe())
     write_task_report(out, work.task, work.labels, done, rows, table)
 
 
 def _write_predictions(work: FinetuneData, done: Outcome, out: Path) -> list[dict[str, Any]]:
-    """Writes predictions.jsonl: label and prediction of every development example."""
+    """Writes predictions.jsonl: label and prediction of every judged example."""
     rows = [_row(*each) for each in zip(work.dev, done.labels, done.said, strict=True)]
     write_text(
         out / "predictions.jsonl",
@@ -282,7 +307,7 @@ def _write_predictions(work: FinetuneData, done: Outcome, out: Path) -> list[dic
 
 
 def _read_predictions(work: FinetuneData, metrics: dict[str, float], out: Path) -> Outcome | None:
-    """Reads a finished run's predictions, if its file matches this development set."""
+    """Reads a finished run's predictions, if its file is of these judged rows."""
     try:
         lines = (out / "predictions.jsonl").read_text("utf-8").removesuffix("\n").split("\n")
         rows = [_current_row(json.loads(line)) for line in lines]

@@ -17,6 +17,27 @@ MAX_EXAMPLES = 200  # predictions on the page; all of them are in predictions.js
 MAX_LABELS = 40  # beyond this, a confusion matrix is unreadable
 
 
+def task_report(
+    task: Task, labels: Sequence[str], outcome: Outcome, rows: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """What report.json has of the judged rows."""
+    return {"task": task.name, "kind": task.kind, "metrics": outcome.metrics}
+
+
+def add_to_card(out: Path, task: str, metrics: Mapping[str, float], protocol: str) -> None:
+    """Adds the metrics, and which rows they are of, to the model card."""
+    card = out / "README.md"
+    if not card.is_file():  # an adapter's folder has none
+        return
+    mark = "\n## Evaluation\n"
+    table = "".join(f"| {name} | {value:.4f} |\n" for name, value in metrics.items())
+    before = card.read_text("utf-8").partition(mark)[0]
+    write_text(
+        card,
+        f"{before}{mark}\nFine-tuned for {task}. {protocol}\n\n| metric | value |\n|---|---|\n{table}",
+    )
+
+
 def write_task_report(
     out: Path,
     task: Task,

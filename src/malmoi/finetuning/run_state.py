@@ -27,6 +27,8 @@ from malmoi.training.state import (
     tensors_of,
 )
 
+HELD_OUT = "held_out"  # name of the held-out rows' metrics in finetune.json
+
 # ------------------------------------------------------------------ finetune.json: identity
 
 
@@ -75,21 +77,20 @@ def begin_run(out: Path, record: Mapping[str, Any], *, overwrite: bool) -> bool:
     return FINISHED in run_folder(out).begin(record)
 
 
-def finish_run(
-    out: Path, record: Mapping[str, Any], metrics: Mapping[str, float], steps: int
-) -> None:
+def finish_run(out: Path, record: Mapping[str, Any], results: Mapping[str, Any]) -> None:
     """Marks the run as finished and deletes its state."""
-    run_folder(out).finish(record, {"steps": steps, **metrics})
+    run_folder(out).finish(record, results)
     RunState.clear(out)
 
 
-def finished(out: Path) -> tuple[int, dict[str, float]]:
-    """The number of updates of a finished run, and its metrics."""
+def finished(out: Path) -> tuple[int, dict[str, float], dict[str, float]]:
+    """A finished run's number of updates, its metrics, and those on the held-out rows."""
     found = JsonObject(run_folder(out).read(), str(run_folder(out).path)).object(FINISHED)
     metrics = {
         name: float(value) for name, value in found.items() if isinstance(value, int | float)
     }
-    return int(metrics.pop("steps")), metrics
+    held = {name: float(value) for name, value in found.map_of(HELD_OUT, float, default={}).items()}
+    return int(metrics.pop("steps")), metrics, held
 
 
 # ------------------------------------------------------------------ train_state: progress
@@ -109,6 +110,8 @@ class RunState:
     best_step: int = 0
     evaluations_since: int = 0  # evaluations since the best one
     best_weights: dict[str, Tensor] = field(default_factory=dict)
+    averaged: int = 0  # steps in the mean of the last weights
+    means: Mapping[str, Tensor] = field(default_factory=dict)
     folder: Path | None = None  # of the weights and the optimizer, if saved
 
     @classmethod
@@ -121,9 +124,23 @@ class RunState:
         found = other_tensors(folder)
         best_step, since = found.pop("judged").tolist()
         pending = list(found.pop("pending").to(device))
-        best = {name.removeprefix(BEST_PREFIX): tensor for name, tensor in found.items()}
-        counted = (position.step, position.tokens, position.seconds, position.threads)
-        return cls(*counted, pending, best_step, since, best, folder)
+        return cls(
+            step=position.step,
+            tokens=position.tokens,
+            seconds=position.seconds,
+            threads=position.threads,
+            pending=pending,
+            best_step=best_step,
+            evaluations_since=since,
+            best_weights={
+                name.removeprefix(BEST_PREFIX): tensor
+                for name, tensor in found.items()
+                if name.startswith(BEST_PREFIX)
+            },
+            averaged=position.averaged,
+            means={name: t for name, t in found.items() if name.startswith("average.")},
+            folder=folder,
+        )
 
     def save(
         self, out: Path, network: Network, optimizers: Sequence[torch.optim.Optimizer]
@@ -132,8 +149,10 @@ class RunState:
         root = out / "train_state"
         position = Position(self.step, tokens=self.tokens, seconds=self.seconds)
         position.threads = torch.get_num_threads()
+        position.averaged = self.averaged
         tensors = tensors_of(network, optimizers)
         tensors |= {f"{BEST_PREFIX}{name}": tensor for name, tensor in self.best_weights.items()}
+        tensors |= self.means
         tensors["judged"] = torch.tensor([self.best_step, self.evaluations_since])
         tensors["pending"] = torch.tensor([float(loss) for loss in self.pending])
         save_state(root, position, tensors, ProcessGroup(device=network.device))

@@ -1,7 +1,6 @@
 """What all runs of a fine-tuning share: checked examples and the initial model."""
 
 import logging
-import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,13 @@ from malmoi.evaluation.features import FeatureView, TrainingItem
 from malmoi.evaluation.kinds import encode_examples, head_kind, metric_names
 from malmoi.evaluation.task import Example, Task
 from malmoi.finetuning.config import FinetuneConfig
+from malmoi.finetuning.protocol import (
+    Protocol,
+    hold_out,
+    judged_rows,
+    selected_settings,
+    selection_rows,
+)
 from malmoi.finetuning.run_state import distillation_record, run_fingerprint
 from malmoi.finetuning.task_network import MAX_ROW_TOKENS
 from malmoi.inference.predict import EncodeFunctions
@@ -47,6 +53,7 @@ class FinetuneData(Split):
     start: Checkpoint
     device: torch.device
     model_name: str  # hash of the model and the examples
+    protocol: Protocol
     teaching: Distillation | None = None  # the teacher's part of the loss, if any
 
     @property
@@ -78,7 +85,7 @@ def load_data(
     start: Checkpoint,
     device: torch.device,
 ) -> FinetuneData:
-    """Reads the examples; without a development file, holds out some of the training examples."""
+    """Reads the examples, and holds out rows to select by and, without a file, to judge by."""
     if dev is None and isinstance(data, str | Path):
         data, dev = files_in(task, data)
     given = [
@@ -92,13 +99,21 @@ def load_data(
     require_labels(task, every)
     _check_classes(task, every)
     rows = given[0].rows
+    judged = given[1].rows if dev is not None else ()
     if dev is None:
-        rows, judged = _held_out(rows, settings, "evaluation; there is no development file")
-    else:
-        judged = given[1].rows
+        rows, judged = hold_out(task, rows, judged_rows(len(rows), settings), settings.seed)
+    selects = selected_settings(task, rows, settings)
+    count = selection_rows(len(rows), head_kind(task), settings, needed=bool(selects))
     held: tuple[Example, ...] = ()
-    if head_kind(task).held_out:
-        rows, held = _held_out(rows, settings, "the choice of thresholds")
+    if count:
+        rows, held = hold_out(task, rows, count, settings.seed)
+    elif selects:
+        logger.warning(
+            f"{len(rows):,} rows are too few to hold some out: nothing is selected, and the run "
+            "trains for all its epochs."
+        )
+    if held and head_kind(task).calibrated:
+        selects = (*selects, "temperature")
     learnt = {name for e in rows for name in classes_in(task, e)}
     for note in unseen_labels(task, judged, learnt):
         logger.warning(f"{note}.")
@@ -112,6 +127,13 @@ def load_data(
         start=start,
         device=device,
         model_name=run_fingerprint(start.network, [*rows, *held, *judged]),
+        protocol=Protocol(
+            trained_on=len(rows),
+            selected_on=len(held),
+            judged_on=len(judged),
+            judged_rows="held out of the training rows" if dev is None else "a file of their own",
+            selects=selects if held else (),
+        ),
     )
 
 
@@ -136,33 +158,16 @@ def _check_classes(task: Task, rows: Sequence[Example]) -> None:
         logger.warning(f"{len(classes):,} labels for {len(rows):,} rows: most are seen only once.")
 
 
-def _held_out(
-    rows: Sequence[Example], settings: FinetuneConfig, why: str
-) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
-    """Splits rows at random: the rest, and a held-out share for the purpose `why`."""
-    if len(rows) < 2:
-        raise MalmoiError(
-            f"There is only one example ({rows[0].place}): one is needed to learn from, one for "
-            f"{why}."
-        )
-    held = max(1, round(len(rows) * settings.holdout))
-    logger.info(f"{held:,} of the examples are held out for {why}.")
-    mixed = random.Random(settings.seed).sample(rows, len(rows))
-    return tuple(mixed[held:]), tuple(mixed[:held])
-
-
 def describe_run(
     work: FinetuneData, settings: FinetuneConfig, network: Network, items: Sequence[TrainingItem]
 ) -> None:
     """Logs what is about to be trained, and anything worth knowing in advance."""
+    logger.info(work.protocol.describe())
     learning = sum(p.numel() for p in network.parameters() if p.requires_grad)
     whole = count_parameters(network)
-    what = f"{len(work.train):,} examples to learn from, {len(work.dev):,} to judge by"
     long = plural(settings.steps, "step") if settings.steps else plural(settings.epochs, "epoch")
     long = plural(settings.minutes, "minute") if settings.minutes else long
-    logger.info(
-        f"{work.task.name}: {what}; {learning:,} weights learn ({learning / whole:.2%}), {long}."
-    )
+    logger.info(f"{work.task.name}: {learning:,} weights learn ({learning / whole:.2%}), {long}.")
     kind = head_kind(work.task)
     if kind.text_labels:
         label, times = Counter(e.label for e in work.dev).most_common(1)[0]

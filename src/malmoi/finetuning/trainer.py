@@ -1,7 +1,8 @@
-"""The fine-tuning loop: batches of similar length, keeping the best on the development set."""
+"""The fine-tuning loop: batches of similar length, and the mean of the last weights."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from malmoi.finetuning.run_state import RunState
 from malmoi.metrics import is_better
 from malmoi.model import Network
 from malmoi.system.progress import Progress
+from malmoi.training.average import WeightAverage
 from malmoi.training.data.background import Background
 from malmoi.training.device import choose_execution, compile_for, thread_count
 from malmoi.training.log import RunLog
@@ -30,10 +32,15 @@ from malmoi.training.state import load_state
 
 LOG_EVERY = 10  # steps
 SECONDS_BETWEEN_SAVES = 60.0  # at most this much work is lost
+MAX_CURVE_POINTS = 10  # evaluations of a run in which they select nothing
 
 
 class FinetuneTrainer:
-    """Trains on items; `evaluate` scores the current network, and `measure` selects the best."""
+    """Trains on items; `evaluate` scores the network on held-out rows, if there are any.
+
+    The result is the last weights, or their mean over the end of the run. With `patience` it is
+    the epoch whose `measure` is best on the held-out rows.
+    """
 
     def __init__(
         self,
@@ -41,7 +48,7 @@ class FinetuneTrainer:
         items: Sequence[TrainingItem],
         settings: FinetuneConfig,
         out: Path,
-        evaluate: Callable[[], Outcome],
+        evaluate: Callable[[], Outcome] | None,
         measure: str,
     ) -> None:
         self.loss_module = loss_module
@@ -54,7 +61,10 @@ class FinetuneTrainer:
         self.device = self.network.device
         self.per_epoch = len(plan_batches([1] * len(items), settings.batch, 0))
         self.steps = settings.steps or max(1, round(self.per_epoch * settings.epochs))
+        self.selects = settings.patience > 0 and evaluate is not None
         self.every = max(1, self.per_epoch // settings.evaluations)
+        if not self.selects:
+            self.every = max(self.every, -(-self.steps // MAX_CURVE_POINTS))
         self.config = settings.training(self.steps)
         self.execution = choose_execution(self.device, self.config)
         self.counts = {
@@ -70,6 +80,7 @@ class FinetuneTrainer:
         self.log = RunLog(out, self.config, first=True)
         self.clock = WorkClock()
         self.state = RunState()
+        self.average: WeightAverage | None = None
         self.best: Outcome | None = None
         self.saved = 0.0  # time of the last saved state
         self.looked = 0.0  # seconds of training when the loss was last read
@@ -79,27 +90,36 @@ class FinetuneTrainer:
     def step(self) -> int:
         return self.state.step
 
-    def fit(self) -> Outcome:
-        """Trains for the epochs or minutes; ends with the best weights loaded."""
+    def fit(self) -> None:
+        """Trains for the epochs or minutes; ends with the resulting weights in the network."""
         compile_for(self.execution, self.loss_module, dynamic=True)
         self.state = RunState.load(self.out, self.log.line, self.device)
         with thread_count(self.device, self.state.threads, self.log.line):
             self._resume()
             self._steps_through()
         self.learn = self._train_step  # drops the captured graphs and frees their memory
-        self.network.load_state_dict(self.state.best_weights)
+        if self.state.best_weights:
+            self.network.load_state_dict(self.state.best_weights)
+        elif self.average is not None:
+            self.average.keep()
         self.network.eval()
+
+    def judge(self, evaluate: Callable[[], Outcome]) -> Outcome:
+        """Evaluates the resulting network on the judged rows, and closes the log."""
+        outcome = self._evaluated(evaluate, "judged")
         self.log.close()
-        if self.best is None:
-            raise MalmoiError("Nothing was learnt: there was no step to judge.")
-        return self.best
+        return outcome
 
     def _resume(self) -> None:
         """Continues from the saved state, if any, and re-evaluates the best so far."""
         if self.state.folder is not None:
-            if self.state.best_weights:
+            if self.state.best_weights and self.evaluate is not None:
                 self.network.load_state_dict(self.state.best_weights)
-                self.best = self.outcome()
+                self.best = self.outcome(self.evaluate)
+            if self.state.averaged:
+                self.average = WeightAverage(self.network)
+                for name, mean in self.average.tensors.items():
+                    mean.copy_(self.state.means[name])
             load_state(self.state.folder, self.network, self.optimizers)
             self.log.line(f"Going on from step {self.step:,}.")
         self.log.resume(self.step)
@@ -146,6 +166,14 @@ class FinetuneTrainer:
         self.state.step += 1
         self.clock.step()
         self.state.tokens += batch["tokens"].numel()
+        if self.progress > 1 - self.settings.average:
+            self._average()
+
+    def _average(self) -> None:
+        self.average = self.average or WeightAverage(self.network)
+        self.state.means = self.average.tensors
+        self.state.averaged += 1
+        self.average.add(self.state.averaged)
 
     def _train_step(self, batch: Mapping[str, Tensor]) -> Tensor:
         """One update; returns its loss."""
@@ -164,20 +192,16 @@ class FinetuneTrainer:
         """After a step: logs, evaluates and saves when due; returns whether to stop."""
         over = self.progress >= 1
         self._look(over=over)
-        if self.step % self.every == 0 or over:
-            self._evaluate()
+        if self.evaluate is not None and (self.step % self.every == 0 or over):
+            with self.average.in_place() if self.average else nullcontext():
+                self._keep_if_best(self._evaluated(self.evaluate, "held out"))
             self.clock.lap("judging")
-        if over or (
-            self.settings.patience and self.state.evaluations_since >= self.settings.patience
-        ):
+        if over or (self.selects and self.state.evaluations_since >= self.settings.patience):
             return True
         if asked or time.monotonic() - self.saved > SECONDS_BETWEEN_SAVES:
             self.state.seconds = self.clock.seconds
             self.state.save(self.out, self.network, self.optimizers)
             self.saved = time.monotonic()
-        # so that an interrupted run leaves a usable model; the saved state does not include this
-        if asked and self.best is None:
-            self._evaluate()
         self.stopped = asked
         return bool(asked)
 
@@ -222,38 +246,38 @@ class FinetuneTrainer:
         )
         self.log.write_row(**row, tokens_per_second=round(speed, 1))
 
-    def outcome(self) -> Outcome:
+    def outcome(self, evaluate: Callable[[], Outcome]) -> Outcome:
         """Evaluates the current network."""
+        training = self.network.training
         self.network.eval()
         with self.execution.computing(), torch.compiler.set_stance("force_eager"):
-            found = self.evaluate()
-        self.network.train()
+            found = evaluate()
+        self.network.train(training)
         return found
 
-    def _evaluate(self) -> None:
-        """Evaluates on the development set, and keeps the weights if they are the best so far."""
+    def _evaluated(self, evaluate: Callable[[], Outcome], rows: str) -> Outcome:
+        """Evaluates, and logs the metrics with which rows they are of."""
         began = time.monotonic()
-        outcome = self.outcome()
+        outcome = self.outcome(evaluate)
         judging = round(time.monotonic() - began, 3)
-        self._keep_if_best(outcome)
         rounded = {name: round(value, 5) for name, value in outcome.metrics.items()}
-        seconds = round(self.clock.seconds + judging, 3)
         self.log.write_row(
             step=self.step,
             tokens=self.state.tokens,
-            seconds=seconds,
+            seconds=round(self.clock.seconds + judging, 3),
             judging_seconds=judging,
+            rows=rows,
             **rounded,
         )
         words = ", ".join(
             f"{name.replace('_', ' ')} {value:.4g}" for name, value in rounded.items()
         )
-        self.log.line(
-            f"step {self.step:,}: {words}"
-            + ("" if self.state.evaluations_since else "  (the best so far)")
-        )
+        self.log.line(f"step {self.step:,}, {rows}: {words}")
+        return outcome
 
     def _keep_if_best(self, outcome: Outcome) -> None:
+        if not self.selects:
+            return
         values = [one.metrics[self.measure] for one in (outcome, self.best) if one is not None]
         if self.best is not None and not is_better(self.measure, *values):
             self.state.evaluations_since += 1

@@ -101,6 +101,7 @@ class Predictor:
     problem_type: str = ""  # config.json's: what the classification head predicts
     threshold: float = float("inf")  # "no answer" must beat the best span by more than this
     thresholds: tuple[float, ...] = ()  # one per label, for multi-label models
+    temperature: float = 1.0  # divides the scores of classes and choices before the softmax
     # names of the text and pair columns it was fine-tuned on
     columns: Mapping[str, str] = field(default_factory=dict)
     # label words, if it was fine-tuned with its language head
@@ -131,11 +132,14 @@ def _told(checkpoint: Checkpoint) -> dict[str, Any]:
         "choice_apart": extra.flag("choice_apart", default=None),
         "problem_type": extra.text("problem_type", default=None),
         "threshold": extra.get("threshold"),
+        "temperature": extra.number("temperature", default=None),
         "columns": extra.map_of("columns", str, default={}),
     }
     threshold = settings["threshold"]  # infinite for a model that always answers
     if threshold is not None and (not isinstance(threshold, float) or threshold != threshold):
         raise extra.wrong("threshold", "a number")
+    if settings["temperature"] is not None and settings["temperature"] <= 0:
+        raise extra.wrong("temperature", "a positive number")
     if extra.get("thresholds") is not None:
         thresholds = tuple(extra.list_of("thresholds", float))
         if len(thresholds) != len(checkpoint.labels):
@@ -194,7 +198,9 @@ def _row_text(row: Mapping[str, Any], columns: Mapping[str, str]) -> Any:
 
 def classify_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[Prediction]:
     """Predicts one label per text."""
-    return [_prediction(scores, reading.labels) for scores in class_scores(reading, texts)]
+    temperature = 1.0 if len(reading.labels) == 1 else reading.temperature
+    scores = class_scores(reading, texts) / temperature
+    return [_prediction(row, reading.labels) for row in scores]
 
 
 def label_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[MultiLabelPrediction]:
@@ -230,7 +236,10 @@ def class_scores(reading: Predictor, texts: Sequence[TextOrPair]) -> Tensor:
 
 def answer_choices(reading: Predictor, questions: Sequence[ChoiceQuestion]) -> list[Prediction]:
     """Predicts the most likely choice of each (text, choices) or (text, question, choices)."""
-    chances = [scores.softmax(-1).tolist() for scores in score_choices(reading, questions)]
+    chances = [
+        (scores / reading.temperature).softmax(-1).tolist()
+        for scores in score_choices(reading, questions)
+    ]
     return [
         Prediction(
             choices[max(range(len(choices)), key=some.__getitem__)],

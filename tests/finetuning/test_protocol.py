@@ -1,0 +1,156 @@
+"""Which rows train, select and judge: nothing is chosen on the rows that judge."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import malmoi
+from malmoi.checkpoint import Checkpoint, write_checkpoint
+from malmoi.errors import UsageError
+from malmoi.evaluation.kinds import head_kind
+from malmoi.evaluation.task import Example
+from malmoi.evaluation.tasks import named_task
+from malmoi.finetuning.config import FinetuneConfig
+from malmoi.finetuning.protocol import hold_out, selection_rows
+from malmoi.metrics import apply_temperature, best_temperature, calibration_bins, calibration_error
+from malmoi.model import Network, initialise, preset
+from malmoi.tokenizer import train_tokenizer
+
+WORDS = ("good", "fine", "bad", "poor", "film", "plot", "it", "was")
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    words = train_tokenizer([" ".join(WORDS)] * 3, kind="wordpiece", vocab=60)
+    config = preset("bert-tiny", vocab=words.vocab_size, context=16, width=16, depth=1, heads=2)
+    folder = tmp_path_factory.mktemp("bert")
+    write_checkpoint(Checkpoint(initialise(Network(config, {"mlm": 0}), 0), words), folder)
+    return folder
+
+
+def table(path: Path, rows: int, *, wrong: int = 0) -> Path:
+    """Rows of words at random, labelled by whether the first one praises."""
+    chance = np.random.default_rng(rows)
+    lines = ["text,label"]
+    for i in range(rows):
+        first = WORDS[int(chance.integers(4))]
+        praise = (first in WORDS[:2]) != (i < wrong)
+        rest = " ".join(chance.choice(WORDS[4:], 4))
+        lines.append(f"{first} {rest},{'yes' if praise else 'no'}")
+    path.write_text("\n".join(lines) + "\n", "utf-8")
+    return path
+
+
+def test_labels_are_stratified_and_a_single_row_stays() -> None:
+    labels = ["a"] * 80 + ["b"] * 19 + ["c"]
+    rows = [Example(f"text {i}", label=label) for i, label in enumerate(labels)]
+    rest, held = hold_out(named_task("imdb"), rows, 20, seed=3)
+    assert Counter(row.label for row in held) == {"a": 16, "b": 4}
+    assert len(rest) + len(held) == 100
+    assert not {row.text for row in rest} & {row.text for row in held}
+
+
+def test_questions_about_one_passage_and_equal_texts_stay_together() -> None:
+    rows = [Example(f"q{i}", f"passage {i // 5}", (("a", 0),), str(i)) for i in range(100)]
+    rest, held = hold_out(named_task("squad"), rows, 10, seed=0)
+    assert 10 <= len(held) < 15
+    assert not {row.pair for row in rest} & {row.pair for row in held}
+    rows = [Example(f"t{i % 30}", label="ab"[i % 2]) for i in range(60)]
+    rest, held = hold_out(named_task("imdb"), rows, 8, seed=0)
+    assert len(held) == 8
+    assert not {row.text for row in rest} & {row.text for row in held}
+
+
+def test_how_many_rows_are_held_out() -> None:
+    labels, number = head_kind(named_task("sst2")), head_kind(named_task("stsb"))
+    plain = FinetuneConfig()
+    counts = [selection_rows(n, labels, plain, needed=True) for n in (100, 300, 5_000, 90_000)]
+    assert counts == [0, 50, 500, 2000]
+    counts = [selection_rows(n, labels, plain, needed=False) for n in (1_000, 2_490, 90_000)]
+    assert counts == [0, 100, 500]
+    assert selection_rows(90_000, number, plain, needed=False) == 0
+
+
+def test_the_judged_rows_change_nothing_of_the_model(bert: Path, tmp_path: Path) -> None:
+    train = table(tmp_path / "train.csv", 300)
+    how = {"epochs": 2, "lr": 5e-3, "patience": 2, "batch": 32, "device": "cpu"}
+    weights, protocols = [], []
+    for name, wrong in (("right", 0), ("wrong", 60)):
+        dev = table(tmp_path / f"{name}.csv", 60, wrong=wrong)
+        done = malmoi.finetune(bert, "classification", train, tmp_path / name, dev, **how)
+        weights.append((tmp_path / name / "model.safetensors").read_bytes())
+        protocols.append(done.protocol)
+        assert 0 < done.model.checkpoint.extra["temperature"] < 20
+    assert weights[0] == weights[1]
+    assert protocols[0] == protocols[1]
+    assert (protocols[0].trained_on, protocols[0].selected_on, protocols[0].judged_on) == (
+        250,
+        50,
+        60,
+    )
+    assert protocols[0].selects == ("epoch", "temperature")
+    report = json.loads((tmp_path / "right" / "report.json").read_text("utf-8"))
+    assert report["protocol"] == protocols[0].to_dict()
+    assert report["metrics"]["accuracy"] == pytest.approx(1 - report_of(tmp_path / "wrong"))
+    card = (tmp_path / "right" / "README.md").read_text("utf-8")
+    assert "50 held-out rows select the epoch and temperature" in card
+    lines = (tmp_path / "right" / "metrics.jsonl").read_text("utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert [row["rows"] for row in rows if "rows" in row] == ["held out", "held out", "judged"]
+
+
+def report_of(folder: Path) -> float:
+    found = json.loads((folder / "report.json").read_text("utf-8"))
+    return float(found["metrics"]["accuracy"])
+
+
+def test_weights_are_averaged_over_the_end_of_the_run(bert: Path, tmp_path: Path) -> None:
+    train = table(tmp_path / "train.csv", 96)
+    how = {"lr": 1e-2, "batch": 32, "schedule": "constant", "device": "cpu"}
+    found = {}
+    for steps, average in ((5, 0.0), (6, 0.0), (6, 0.3)):
+        out = tmp_path / f"{steps}-{average}"
+        how |= {"steps": steps, "average": average, "warmup": 0.0}
+        done = malmoi.finetune(bert, "classification", train, out, train, **how)
+        found[steps, average] = done.model.network.state_dict()["pooler.dense.weight"]
+    mean = (found[5, 0.0] + found[6, 0.0]) / 2
+    assert not mean.allclose(found[6, 0.0], atol=1e-5)
+    assert mean.allclose(found[6, 0.3], atol=1e-6)
+
+
+def test_the_metric_that_selects_can_be_chosen(bert: Path, tmp_path: Path) -> None:
+    train = table(tmp_path / "train.csv", 40)
+    done = malmoi.finetune(
+        bert, "classification", train, tmp_path / "o", train, metric="mcc", steps=1, device="cpu"
+    )
+    assert next(iter(done.metrics)) == "matthews"
+    with pytest.raises(UsageError, match=r"'pearson' is none of classification's"):
+        malmoi.finetune(bert, "classification", train, tmp_path / "o", train, metric="pearson")
+
+
+def test_a_temperature_and_calibration_by_hand() -> None:
+    chance = np.random.default_rng(0)
+    scores = chance.normal(size=(4000, 3))
+    exact = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    gold = [str(chance.choice(3, p=row)) for row in exact]
+    sharp = np.exp(2.5 * scores) / np.exp(2.5 * scores).sum(1, keepdims=True)
+    said = [dict(zip("012", row, strict=True)) for row in sharp.tolist()]
+    temperature = best_temperature(gold, said)
+    assert temperature == pytest.approx(2.5, rel=0.1)
+    softer = [apply_temperature(one, temperature) for one in said]
+    before, after = (
+        calibration_error(
+            [max(one, key=one.__getitem__) == g for one, g in zip(some, gold, strict=True)],
+            [max(one.values()) for one in some],
+        )
+        for some in (said, softer)
+    )
+    assert before > 0.1 > 0.05 > after
+    bins = calibration_bins([True, False, True], [0.95, 0.92, 0.5])
+    assert [(b.low, b.high, b.count, b.accuracy) for b in bins] == [
+        (0.4, 0.5, 1, 1),
+        (0.9, 1, 2, 0.5),
+    ]
