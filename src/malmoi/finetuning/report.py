@@ -32,10 +32,8 @@ def add_to_card(out: Path, task: str, metrics: Mapping[str, float], protocol: st
     mark = "\n## Evaluation\n"
     table = "".join(f"| {name} | {value:.4f} |\n" for name, value in metrics.items())
     before = card.read_text("utf-8").partition(mark)[0]
-    write_text(
-        card,
-        f"{before}{mark}\nFine-tuned for {task}. {protocol}\n\n| metric | value |\n|---|---|\n{table}",
-    )
+    words = f"Fine-tuned for {task}. {protocol}"
+    write_text(card, f"{before}{mark}\n{words}\n\n| metric | value |\n|---|---|\n{table}")
 
 
 def write_task_report(
