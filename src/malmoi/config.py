@@ -148,6 +148,8 @@ class ModelConfig(Config):
     embed_width: int = 0  # factorised embedding (ALBERT, ELECTRA); 0: width
     segments: int = 0  # 0: no segment embedding
     groups: int = 0  # distinct blocks, shared over the depth (ALBERT: 1); 0: one per layer
+    # what carries information between tokens; "bilstm" is one LSTM each way (ELMo)
+    mixer: Literal["attention", "lstm", "bilstm"] = "attention"
     attention: tuple[str, ...] = ("causal",)  # a pattern per layer, cycled over the depth
     # a causal model that learnt to read both ways too: a masked token is then predicted one
     # position to the left of it (GPT-BERT, Charpentier & Samuel 2024)
@@ -226,6 +228,15 @@ class ModelConfig(Config):
             "attention needs at least one pattern, such as 'causal' or 'full'.",
         )
         _require(
+            self.mixer != "bilstm" or self.width == 2 * self.embed_width,
+            f"two LSTMs need a width of twice embed_width, not {self.width} and "
+            f"{self.embed_width}.",
+        )
+        _require(
+            self.mixer == "attention" or self.groups in (0, self.depth),
+            "LSTM layers cannot be shared (groups).",
+        )
+        _require(
             self.distinct <= self.depth,
             f"{self.groups} groups are more than the depth {self.depth}.",
         )
@@ -265,6 +276,47 @@ class ModelConfig(Config):
             64 * max(1, round(self.width / 24)) if self.activation == "geglu" else 4 * self.width
         )
         return self.hidden or usual
+
+    @property
+    def units(self) -> int:
+        """Memory cells of an LSTM layer in one direction."""
+        return self.hidden or self.direction_width
+
+    @property
+    def direction_width(self) -> int:
+        """Width of what an LSTM layer writes in one direction."""
+        return self.width // 2 if self.mixer == "bilstm" else self.width
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether a state of constant size carries the past, instead of keys and values."""
+        return self.mixer == "lstm"
+
+    @property
+    def state_size(self) -> int:
+        """Numbers in a layer's recurrent state."""
+        return self.width + self.units if self.mixer == "lstm" else 0
+
+    @property
+    def cache_width(self) -> int:
+        """Width of a head's cached keys and values; a recurrent state needs none."""
+        return 0 if self.recurrent else self.size_per_head
+
+    @property
+    def max_length(self) -> int:
+        """Tokens that a text may have: a model without positions carries its state on and on."""
+        return MAX_CONTEXT_TOKENS if self.recurrent and self.positions == "none" else self.context
+
+    @property
+    def block_weights(self) -> int:
+        """Weights in the large matrices of one block."""
+        if self.mixer in ("lstm", "bilstm"):
+            width = self.direction_width
+            projection = width * self.units if self.units != width else 0
+            each = 8 * self.units * width + projection
+            return 2 * each if self.mixer == "bilstm" else each
+        attention = self.width * self.size_per_head * 2 * (self.heads + self.key_heads)
+        return attention + self.width * self.mlp_width * (3 if self.gated else 2)
 
     @property
     def gated(self) -> bool:

@@ -25,6 +25,8 @@ def attach_adapter(
     network: Network, adapter: AdapterConfig, tokenizer: Tokenizer, seed: int = 0
 ) -> None:
     """Adds the trainable parameters that `adapter` describes; the network's own stay unchanged."""
+    if adapter.kind != "none":
+        network.require_attention("An adapter")
     ADDERS[adapter.kind](network, adapter, tokenizer, seed)
 
 

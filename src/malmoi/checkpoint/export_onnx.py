@@ -167,6 +167,7 @@ def _check(network: Network, dtype: str) -> None:
         raise UsageError(
             "ONNX Runtime can quantise models of up to 2 GB only; export this one as fp32."
         )
+    network.require_attention("ONNX export")
     if network.trunk.has_soft_tokens:
         raise UsageError(
             "An ONNX file cannot hold soft tokens: they belong to an adapter, beside its base."

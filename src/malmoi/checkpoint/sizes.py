@@ -37,10 +37,8 @@ def check_sizes(config: ModelConfig, weights: Mapping[str, Weight], where: str) 
 
 def least_numbers(c: ModelConfig) -> int:
     """Weights in the large matrices alone, a lower bound for any model with this config."""
-    attention = c.width * c.size_per_head * 2 * (c.heads + c.key_heads)
-    mlp = c.width * c.mlp_width * (3 if c.gated else 2)
     positions = c.context + c.position_offset if c.positions == "learned" else 0
-    return c.distinct * (attention + mlp) + c.token_width * (c.vocab + positions + c.segments)
+    return c.distinct * c.block_weights + c.token_width * (c.vocab + positions + c.segments)
 
 
 def _numbers(weight: Weight) -> int:

@@ -115,7 +115,7 @@ def finetune_command(
     features: Annotated[
         str | None,
         typer.Option(
-            help="A small model on frozen layers: last4, last, weighted-all, layers=5,6…",
+            help="A small model on frozen layers: last4, last, weighted-all, mix, layers=5,6…",
             metavar="LAYERS",
         ),
     ] = None,

@@ -243,7 +243,7 @@ def _tell(out: Path, json: bool) -> None:
     }
     words = ", ".join(f"{name.replace('_', ' ')} {_number(value)}" for name, value in row.items())
     print(f"{out}: {words}")
-    causal = "perplexity" in row
+    causal = "perplexity" in row and "backward_lm_loss" not in row
     use = f'malmoi generate -m {out} "…"' if causal else f"malmoi finetune rows.csv -m {out}"
     say(f"Next: {use}, malmoi serve -m {out}, {out}/report.html")
 

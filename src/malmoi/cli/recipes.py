@@ -76,16 +76,11 @@ def _about(recipe: "Recipe") -> str:
 
 
 def approximate_parameters(c: ModelConfig) -> float:
-    """Weights of a Transformer to about one per cent, without torch: attention and MLP of each
-    distinct block, embeddings, positions.
-    """
-    heads = (c.kv_heads or c.heads) * (c.head_width or c.width // c.heads)
-    attention = 2 * c.width**2 + 2 * c.width * heads
-    mlp = (3 if c.gated else 2) * c.width * c.mlp_width
-    embedding = c.vocab * (c.embed_width or c.width) * (1 if c.tied else 2)
-    positions = (c.embed_width or c.width) * c.context * (c.positions == "learned")
+    """Weights to about one per cent, without torch: distinct blocks, embeddings, positions."""
+    embedding = c.vocab * c.token_width * (1 if c.tied else 2)
+    positions = c.token_width * c.context * (c.positions == "learned")
     pooler = c.width**2 * (c.pooler == "tanh")
-    return (c.groups or c.depth) * (attention + mlp) + embedding + positions + pooler
+    return c.distinct * c.block_weights + embedding + positions + pooler
 
 
 def _facts(recipe: "Recipe") -> dict[str, Any]:

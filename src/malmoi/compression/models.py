@@ -25,6 +25,7 @@ def open_whole(model: str | Path, out: Path) -> Checkpoint:
             f"{model} --out DIR"
         )
     checkpoint = read_checkpoint(model)
+    checkpoint.network.require_attention("Compression")
     source = checkpoint.source
     if source is None or source.resolve() == out.expanduser().resolve():
         raise UsageError(f"--out {out} is the model itself; choose another folder.")

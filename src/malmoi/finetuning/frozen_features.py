@@ -25,6 +25,8 @@ LAYER_CHOICES: dict[str, Callable[[int], tuple[tuple[int, ...], bool]]] = {
     "last4": lambda depth: (_last4(depth), False),
     "weighted-last4": lambda depth: (_last4(depth), True),
     "weighted-all": lambda depth: (tuple(range(1, depth + 1)), True),
+    # ELMo's: the embedding too (Peters et al. 2018 eq. 1)
+    "mix": lambda depth: (tuple(range(depth + 1)), True),
 }
 
 

@@ -108,7 +108,7 @@ class Engine:
         check_whole_number("queue", queue, 1, MAX_SIZE)
         self.model = model
         self.queue = queue
-        self.capacity = min(capacity or model.config.context, model.config.context)
+        self.capacity = min(capacity or model.config.context, model.config.max_length)
         self.batch = DecodeBatch(
             model.network,
             slots,

@@ -171,7 +171,10 @@ class Model(ZeroShot):
         """The methods that this model's heads allow."""
         heads = [*self.network.heads, *([self.task_head.head] if self.task_head else [])]
         heads += [] if self.masked is self else self.masked.network.heads
-        return (*dict.fromkeys(verb for head in heads for verb in ABILITIES.get(head, ())), "embed")
+        verbs = dict.fromkeys(verb for head in heads for verb in ABILITIES.get(head, ()))
+        if self.config.mixer == "bilstm":  # its language model reads both ways: scores only
+            verbs = dict.fromkeys(v for v in verbs if v in ("score", "perplexity", "bits_per_byte"))
+        return (*verbs, "embed")
 
     @cached_property
     def task_head(self) -> TaskHead | None:

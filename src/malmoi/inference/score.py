@@ -32,7 +32,7 @@ def score_pairs(
     prefixes: PrefixCache | None = None,
 ) -> list[Score]:
     """Scores every (context, continuation); `prefixes` caches contexts between calls."""
-    rows = [fit_context(row, network.config.context) for row in encode_pairs(tokenizer, pairs)]
+    rows = [fit_context(row, network.config.max_length) for row in encode_pairs(tokenizer, pairs)]
     return [
         Score(
             sum(logprobs),

@@ -45,6 +45,7 @@ class Mask:
     blocks: Any = None  # FlexAttention's BlockMask
     bounds: Bounds | None = None  # packed documents, kept apart without a mask tensor
     window: int = 0  # with bounds: attend to positions less than this apart; 0: any
+    tokens: Tensor | None = None  # bool [B, T]: queries that are not padding, for recurrent layers
 
     @classmethod
     def of(cls, seen: Tensor) -> "Mask":
@@ -218,6 +219,14 @@ class KVStore(Protocol):
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
+class StateStore(Protocol):
+    """Keeps the state of recurrent layers, one vector [B, N] each."""
+
+    def read_state(self, layer: int) -> Tensor: ...
+
+    def write_state(self, layer: int, state: Tensor) -> None: ...
+
+
 class FusedDecodeCache(ABC):
     """A KV store with a fused kernel: appends and attends in one call, without a mask."""
 
@@ -241,9 +250,11 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> None:
-        shape = (config.depth, batch, config.key_heads, capacity, config.size_per_head)
+        shape = (config.depth, batch, config.key_heads, capacity, config.cache_width)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
+        states = (config.depth, batch, config.state_size)
+        self.states = torch.zeros(states, dtype=dtype, device=device)
         self.positions = torch.zeros(batch, capacity, dtype=torch.long, device=device)
         self.keep = torch.zeros(batch, capacity, dtype=torch.bool, device=device)
         self.used = 0  # slots filled so far, the same for every row
@@ -272,10 +283,17 @@ class KVCache:
         self.values[layer, :, :, start : self.used] = v
         return self.keys[layer, :, :, : self.used], self.values[layer, :, :, : self.used]
 
+    def read_state(self, layer: int) -> Tensor:
+        return self.states[layer]
+
+    def write_state(self, layer: int, state: Tensor) -> None:
+        self.states[layer] = state
+
     def reorder(self, rows: Tensor) -> None:
         """Keeps only these rows, in this order: the surviving beams, or the unfinished requests."""
         self.keys = self.keys[:, rows]
         self.values = self.values[:, rows]
+        self.states = self.states[:, rows]
         self.positions = self.positions[rows]
         self.keep = self.keep[rows]
 

@@ -40,6 +40,19 @@ def make_position(c: ModelConfig) -> nn.Module | None:
     return Sinusoid(c.context, c.token_width) if c.positions == "sinusoidal" else None
 
 
+class Duplicate(nn.Module):
+    """The same vector for each direction: [B, T, E] → [B, T, 2E]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat((x, x), -1)
+
+
+def make_projection(c: ModelConfig) -> nn.Module:
+    if c.mixer == "bilstm":
+        return Duplicate()
+    return nn.Linear(c.token_width, c.width) if c.token_width != c.width else nn.Identity()
+
+
 class Embedding(nn.Module):
     """Token + position + segment (BERT figure 2), then an optional norm or projection (ALBERT)."""
 
@@ -51,9 +64,7 @@ class Embedding(nn.Module):
         self.segment = nn.Embedding(c.segments, c.token_width) if c.segments else None
         self.norm = make_norm(c, c.token_width) if c.embed_norm else nn.Identity()
         self.drop = nn.Dropout(c.dropout)
-        self.project = (
-            nn.Linear(c.token_width, c.width) if c.token_width != c.width else nn.Identity()
-        )
+        self.project = make_projection(c)
 
     def forward(self, tokens: Tensor, positions: Tensor, segments: Tensor | None) -> Tensor:
         return self.place(self.token(tokens), positions, segments)

@@ -1,8 +1,8 @@
 """Model families as values: each function returns one `ModelConfig`; any field can be overridden.
 
 Sizes are the papers' own (Devlin 2019; Radford 2018, 2019; Brown 2020 table 2.1; Clark 2020; Lan
-2020; Sanh 2019; Turc 2019 for the small BERTs; Liu 2019; Conneau 2020; Warner 2024; Touvron 2023,
-Grattafiori 2024, Allal 2025 for the LLaMAs).
+2020; Sanh 2019; Turc 2019 for the small BERTs; Liu 2019; Conneau 2020; Warner 2024; Zaremba 2014,
+Peters 2018 for the LSTMs; Touvron 2023, Grattafiori 2024, Allal 2025 for the LLaMAs).
 """
 
 from collections.abc import Callable
@@ -121,6 +121,41 @@ def gpt3(**changes: Any) -> ModelConfig:
     return gpt2(**(values | changes))
 
 
+def lstm(**changes: Any) -> ModelConfig:
+    """An LSTM language model with tied embeddings; `hidden` is its units if not its width."""
+    values = dict(
+        vocab=10_000,
+        context=256,
+        width=650,
+        depth=2,
+        heads=1,
+        mixer="lstm",
+        positions="none",
+        final_norm=False,
+        dropout=0.5,
+        attention_dropout=0.0,
+        init_std=0.05,
+    )
+    return ModelConfig(**(values | changes))  # type: ignore[arg-type]
+
+
+def elmo(**changes: Any) -> ModelConfig:
+    """ELMo: an LSTM language model each way, whose layers tasks mix (Peters et al. 2018).
+
+    Its tokens are this project's vocabularies' instead of convolutions over characters.
+    """
+    values = dict(
+        width=1024,
+        embed_width=512,
+        hidden=4096,
+        mixer="bilstm",
+        attention=("full",),
+        pool="mean",
+        dropout=0.1,
+    )
+    return lstm(**(values | changes))
+
+
 def llama(**changes: Any) -> ModelConfig:
     """Rotary positions, RMSNorm, SwiGLU, no biases, grouped queries (Touvron et al. 2023)."""
     values = dict(
@@ -178,6 +213,15 @@ PRESETS: dict[str, Callable[..., ModelConfig]] = {
     # The paper prints a width of 5140; 40 heads of 128 make 5120.
     "gpt3-13b": partial(gpt3, depth=40, width=5120, heads=40),
     "gpt3-175b": partial(gpt3, depth=96, width=12288, heads=96),
+    # Zaremba et al. 2014's medium model
+    "lstm": lstm,
+    # the ablation of Radford et al. 2018 §5: one layer of 2,048 units instead of the Transformer
+    "lstm-gpt1": partial(
+        lstm, vocab=40_478, context=512, width=2048, embed_width=768, depth=1, dropout=0.1
+    ),
+    # 1,024 units and projections of 128: the smallest that its authors released
+    "elmo-small": partial(elmo, width=256, embed_width=128, hidden=1024),
+    "elmo": elmo,
     "llama-7b": partial(llama, depth=32, width=4096, heads=32, hidden=11008, eps=1e-6),
     "llama3.2-1b": partial(
         llama,

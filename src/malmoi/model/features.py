@@ -98,6 +98,7 @@ class FeatureReader(nn.Module):
         super().__init__()
         joined = c.width if f.weighted else c.width * len(f.layers)
         self.weights = nn.Parameter(torch.zeros(len(f.layers))) if f.weighted else None
+        self.scale = nn.Parameter(torch.ones(1)) if f.weighted else None
         self.recurrent = BiLSTM(joined, f.recurrent, dropout=c.dropout) if f.recurrent else None
         self.width = f.recurrent or joined
 
@@ -106,16 +107,18 @@ class FeatureReader(nn.Module):
         return x if self.recurrent is None else self.recurrent(x, keep)
 
     def join(self, states: Tensor) -> Tensor:
-        """Concatenates the layers, or Σ softmax(w)_l · h_l (Peters et al. 2018 eq. 1)."""
-        if self.weights is None:
+        """Concatenates the layers, or γ Σ softmax(w)_l · h_l (Peters et al. 2018 eq. 1)."""
+        if self.weights is None or self.scale is None:
             return states.flatten(2)
-        return torch.einsum("l,btld->btd", self.weights.softmax(0).to(states.dtype), states)
+        weights = (self.scale * self.weights.softmax(0)).to(states.dtype)
+        return torch.einsum("l,btld->btd", weights, states)
 
     @torch.no_grad()
     def reset(self, generator: torch.Generator | None) -> None:
-        """Starts with equal layer weights; the BiLSTM has its own rule."""
-        if self.weights is not None:
+        """Starts with equal layer weights and γ = 1; the BiLSTM has its own rule."""
+        if self.weights is not None and self.scale is not None:
             self.weights.zero_()
+            self.scale.fill_(1.0)
         if self.recurrent is not None:
             self.recurrent.reset(generator)
 

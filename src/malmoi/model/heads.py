@@ -52,15 +52,22 @@ class LMHead(VocabularyHead):
 
     def __init__(self, c: ModelConfig, token: nn.Embedding) -> None:
         super().__init__(c, token, bias=False)
+        both = c.mixer == "bilstm"  # two halves of the embedding's width, no projection
         self.project = (
             nn.Linear(c.width, c.token_width, bias=False)
-            if c.token_width != c.width
+            if c.token_width != c.width and not both
             else nn.Identity()
         )
+        self.forward_width = c.token_width if both else None
 
     def features(self, hidden: Tensor) -> Tensor:
-        scores: Tensor = self.project(hidden)
+        """Of the next token; a two-way LSTM predicts it from its forward half."""
+        scores: Tensor = self.project(hidden[..., : self.forward_width])
         return scores
+
+    def backward_features(self, hidden: Tensor) -> Tensor:
+        """Of the previous token, from the backward half of a two-way LSTM."""
+        return hidden[..., self.forward_width :]
 
 
 class MLMHead(VocabularyHead):

@@ -24,6 +24,7 @@ from malmoi.model.heads import (
     VocabularyHead,
 )
 from malmoi.model.patterns import parse_pattern
+from malmoi.model.recurrent import LSTM
 from malmoi.model.transformer import EmbeddingResidual, SkipConnections, Transformer
 
 
@@ -92,6 +93,11 @@ class Network(nn.Module):
                 f"{' or '.join(sorted(LABEL_HEADS))}."
             )
         self.heads[name] = LinearHead(self.config, classes, width=self.width)
+
+    def require_attention(self, what: str) -> None:
+        """Refuses a model whose blocks are not Transformer blocks."""
+        if self.config.mixer != "attention":
+            raise UsageError(f"{what} is for Transformers; this model is a recurrent network.")
 
     def masked(self) -> "Network":
         """A bidirectional view of a causal network that was also trained to read both ways.
@@ -200,7 +206,9 @@ def initialise(network: Network, seed: int | None = None) -> Network:
                 _draw(weight, c, generator)
         if isinstance(module, EmbeddingResidual | SkipConnections):
             module.reset()
-    for block in network.trunk.blocks:
+        if isinstance(module, LSTM):
+            module.reset(generator)
+    for block in network.trunk.blocks if c.mixer == "attention" else ():
         for writer in (block.attend.out, block.mlp.down):  # type: ignore[union-attr]
             writer.weight.mul_(  # type: ignore[operator, union-attr]
                 {"same": 1.0, "scaled": (2 * c.depth) ** -0.5, "zero": 0.0}[c.residual_init]

@@ -40,6 +40,7 @@ class Layout:
     query_documents: Tensor | None = None  # [B, T]
     key_documents: Tensor | None = None  # [B, K]
     prefix: int = 0  # keys before position 0, visible to every query
+    tokens: Tensor | None = None  # [B, T] bool: queries that are not padding
 
     @property
     def plain(self) -> bool:

@@ -30,6 +30,7 @@ from malmoi.model.attention import (
 from malmoi.model.embedding import Embedding
 from malmoi.model.embedding import make_norm as make_norm
 from malmoi.model.patterns import Layout, parse_pattern
+from malmoi.model.recurrent import LSTMBlock
 from malmoi.model.rotary import rotary_table
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -180,7 +181,8 @@ class Transformer(nn.Module):
         self.config = c
         self.patterns = [parse_pattern(text, c.heads) for text in c.attention]
         self.embed = Embedding(c)
-        self.blocks = nn.ModuleList(Block(c, first=i == 0) for i in range(c.distinct))
+        block = Block if c.mixer == "attention" else LSTMBlock
+        self.blocks = nn.ModuleList(block(c, first=i == 0) for i in range(c.distinct))
         self.skips = SkipConnections(c.depth) if c.skip_connections else None
         self.norm = make_norm(c) if c.final_norm else nn.Identity()
         self.soft_prompt: nn.Parameter | None = None  # [n, E]: vectors before every text
@@ -218,7 +220,13 @@ class Transformer(nn.Module):
                     "padded."
                 )
             return self._with_soft_prompt(tokens, segments, keep, activations)
+        if self.config.mixer != "attention" and (documents is not None or bounds is not None):
+            raise UsageError(
+                "An LSTM reads a row from end to end and cannot keep packed documents apart: set "
+                "data.document_mask=false and data.packed=false."
+            )
         layout, positions = self._layout(tokens, keep, positions, documents, cache)
+        layout = replace(layout, tokens=keep)
         prefix = self.prefix_kv if self.soft_prompt is None else self.prompt_kv(self.soft_prompt)
         kept: list[LayerCache] = [
             None if cache is None else (cache, i) for i in range(self.config.depth)
@@ -294,6 +302,8 @@ class Transformer(nn.Module):
     ) -> list[Mask]:
         if kept is not None and isinstance(kept[0], FusedDecodeCache):
             return [Mask()]
+        if self.config.mixer != "attention":
+            return [Mask(tokens=layout.tokens)]
         dropout = self.config.attention_dropout if self.training else 0.0
         return [build_mask(pattern, layout, device, bounds, dropout) for pattern in self.patterns]
 
@@ -367,7 +377,6 @@ class Transformer(nn.Module):
         self, tokens: Tensor, positions: Tensor | None, cache: KVCache | None
     ) -> None:
         length = tokens.size(1) + (cache.used if cache is not None else 0)
-        if length > self.config.context and positions is None and self.config.positions != "none":
-            raise UsageError(
-                f"{length} tokens are more than this model's context of {self.config.context}."
-            )
+        c = self.config
+        if length > c.max_length and positions is None and c.positions != "none":
+            raise UsageError(f"{length} tokens are more than this model's context of {c.context}.")

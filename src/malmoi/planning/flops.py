@@ -46,11 +46,12 @@ def flops(network: Network, recipe: Recipe) -> Flops:
 def _layers(network: Network, length: int) -> float:
     """Forward FLOPs of a token through all blocks: weights, and q·k and p·v with visible keys."""
     c = network.config
+    products = 2.0 * c.depth * _matrices(network.trunk.blocks[0])
+    if c.mixer != "attention":
+        return products
     seen = [keys_seen(text, c.heads, length) for text in c.attention]
     keys = sum(seen[i % len(seen)] for i in range(c.depth))
-    return (
-        2.0 * c.depth * _matrices(network.trunk.blocks[0]) + 4.0 * c.heads * c.size_per_head * keys
-    )
+    return products + 4.0 * c.heads * c.size_per_head * keys
 
 
 def _heads(network: Network, recipe: Recipe, length: int) -> float:

@@ -52,6 +52,7 @@ class Lens:
 @torch.inference_mode()
 def attention(model: Model, text: str, pair: str | None = None) -> AttentionMaps:
     """The attention of every head while the model reads a text or a pair of texts."""
+    model.network.require_attention("The attention view")
     encoding = encode_for_model(model, text, pair)
     size = len(encoding.tokens)
     c = model.config

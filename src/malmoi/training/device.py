@@ -137,7 +137,8 @@ def thread_count(device: torch.device, recorded: int, say: Callable[[str], None]
 
 def flops_per_token(config: ModelConfig, weights: int, length: int) -> float:
     """Forward and backward FLOPs per token: 6 per weight, plus attention (Kaplan et al. 2020)."""
-    return 6.0 * weights + 12.0 * config.depth * config.heads * config.size_per_head * length
+    attention = 12.0 * config.depth * config.heads * config.size_per_head * length
+    return 6.0 * weights + (attention if config.mixer == "attention" else 0.0)
 
 
 def first_micro(config: ModelConfig, length: int, batch: int, device: torch.device) -> int:

@@ -100,7 +100,7 @@ class Recipe(Config):
     name: str
     about: str = ""
     model: ModelConfig
-    objective: Literal["lm", "both", "mlm", "mlm+nsp", "mlm+sop", "electra"] = "lm"
+    objective: Literal["lm", "bilm", "both", "mlm", "mlm+nsp", "mlm+sop", "electra"] = "lm"
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -108,7 +108,7 @@ class Recipe(Config):
     @property
     def causal(self) -> bool:
         """Whether next tokens are predicted, so that samples are windows of the text."""
-        return self.objective in ("lm", "both")
+        return self.objective in ("lm", "bilm", "both")
 
     @property
     def phases(self) -> tuple[tuple[int, float], ...]:
@@ -154,7 +154,16 @@ class Recipe(Config):
             f"data.causal_share lies between 0 and 1, not {self.data.causal_share:g}.",
         )
         _require(
-            not self.causal or all("causal" in pattern for pattern in self.model.attention),
+            (self.model.mixer == "bilstm") == (self.objective == "bilm"),
+            "the objective bilm and model.mixer=bilstm belong together.",
+        )
+        _require(
+            self.model.mixer == "attention" or not self.data.document_mask,
+            "an LSTM reads a row from end to end: set data.document_mask=false.",
+        )
+        _require(
+            self.objective not in ("lm", "both")
+            or all("causal" in pattern for pattern in self.model.attention),
             "a model whose tokens see what follows cannot learn to predict it (attention "
             f"{self.model.attention}).",
         )

@@ -117,6 +117,45 @@ def gpt3_recipe(name: str, lr: float, batch_tokens: int) -> Recipe:
     )
 
 
+def lstm_recipe(name: str) -> Recipe:
+    """An LSTM language model of Zaremba et al. 2014's medium size; Adam instead of their SGD."""
+    train = TrainConfig(
+        steps=100_000, batch=32, lr=1e-3, betas=(0.9, 0.99), decay=0.0, schedule="cosine"
+    )
+    return Recipe(
+        name=name,
+        about="LM by a recurrent network (Zaremba et al. 2014; Adam)",
+        model=preset(name),
+        tokenizer=TokenizerConfig(kind="byte-bpe", vocab=10_000),
+        train=replace(train, compile=False),
+    )
+
+
+def lstm_gpt1_recipe(name: str) -> Recipe:
+    """Radford et al. 2018 §5: GPT-1's data and training, a single layer of 2,048 units."""
+    base = gpt1_recipe("gpt1")
+    return replace(
+        base,
+        name=name,
+        about="LM by one LSTM layer, the ablation of GPT-1 (Radford et al. 2018)",
+        model=preset(name),
+        train=replace(base.train, lr=1e-3, compile=False),
+    )
+
+
+def elmo_recipe(name: str) -> Recipe:
+    """Peters et al. 2018 §3: a language model each way; subwords and Adam, not theirs."""
+    base = lstm_recipe("lstm")
+    return replace(
+        base,
+        name=name,
+        about="two LSTM language models, one each way (Peters et al. 2018; subwords, Adam)",
+        model=preset(name),
+        objective="bilm",
+        train=replace(base.train, batch=128),
+    )
+
+
 def gpt_char() -> Recipe:
     """A character-level GPT for minutes on a CPU: rotary, QK-norm, ReLU², Muon and WSD."""
     model = preset(
@@ -285,6 +324,9 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     **{name: partial(gpt2_recipe, name, lr) for name, lr in _GPT2S.items()},
     **{name: partial(gpt3_recipe, name, *values) for name, values in _GPT3S.items()},
     "gpt-char": gpt_char,
+    "lstm": partial(lstm_recipe, "lstm"),
+    "lstm-gpt1": partial(lstm_gpt1_recipe, "lstm-gpt1"),
+    **{name: partial(elmo_recipe, name) for name in ("elmo-small", "elmo")},
     **{kind: partial(sized_recipe, kind) for kind in SIZED},
     **{f"{name}-fast": lambda name=name: fast_bert(RECIPES[name]()) for name in _BERTS},  # type: ignore[misc]
     **{f"{name}-fast": lambda name=name: fast_gpt(RECIPES[name]()) for name in _GPT2S},  # type: ignore[misc]

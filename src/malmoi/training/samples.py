@@ -55,7 +55,7 @@ def _feed(
     source = parts[0] if len(parts) == 1 else Mixture(parts, d.weights, seed)
     if recipe.causal:
         causal = LMBatches(source)
-        if recipe.objective == "lm":
+        if recipe.objective != "both":
             return PhaseFeed(causal, length, len(source))
         masked = MaskedWindows(source, _masking(recipe, words), seed)
         kinds = ((d.causal_share, causal), (1 - d.causal_share, masked))

@@ -54,7 +54,8 @@ class DecodeBatch:
         self.chunk_tokens = per_device(PREFILL_CHUNK_TOKENS, self.device.type)
         self.max_prefill_tokens = per_device(MAX_PREFILL_TOKENS, self.device.type)
         self.selector = TokenSelector(network, fast_argmax)
-        usual: StepMode = "captured" if self.device.type == "cuda" else "plain"
+        graphs = self.device.type == "cuda" and not network.config.recurrent
+        usual: StepMode = "captured" if graphs else "plain"
         self.steps = DecodeSteps(network, self.slots, self.selector, mode or usual)
         self.in_flight: InFlightSteps | None = None
         self.sequences: list[SequenceState] = []  # the i-th has row i
@@ -212,7 +213,7 @@ class BatchPool:
             self.idle = None
         if kept is not None and kept.fits(rows, capacity):
             return kept
-        if network.device.type != "cuda":
+        if network.device.type != "cuda" or network.config.recurrent:
             return DecodeBatch(network, rows, capacity, fast_argmax=fast_argmax)
         width = bucket_width(capacity, network.config.context)
         return DecodeBatch(network, bucket_rows(rows, MAX_ROWS), width, fast_argmax=fast_argmax)

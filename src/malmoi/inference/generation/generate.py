@@ -87,7 +87,8 @@ def stream_texts(
     generator: TextGenerator, prompts: Sequence[Sequence[int]], config: GenerationConfig
 ) -> Iterator[tuple[int, str]]:
     """Yields (continuation, chunk of text): sample j of prompt i is continuation i · n + j."""
-    wanted = new_sequences(prompts, config, generator.network.config.context)  # raises right away
+    longest = generator.network.config.max_length
+    wanted = new_sequences(prompts, config, longest)  # raises right away
     return _write_all(generator, wanted, config)
 
 

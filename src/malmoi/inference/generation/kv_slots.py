@@ -27,7 +27,7 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device)
 
     torch.zeros touches all of it: 7 GB for 16 rows of 8,192 tokens of a model of 135M parameters.
     """
-    if device.type != "cpu":
+    if device.type != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)
     held = torch.from_numpy(np.zeros(prod(shape) * dtype.itemsize, np.uint8))
     return held.view(dtype).view(shape)
@@ -39,9 +39,11 @@ class KVSlots:
     def __init__(self, network: Network, rows: int, capacity: int) -> None:
         check_causal(network)
         c: ModelConfig = network.config
-        shape = (c.depth, rows, c.key_heads, capacity + 1, c.size_per_head)
+        shape = (c.depth, rows, c.key_heads, capacity + 1, c.cache_width)
         self.keys = lazy_zeros(shape, network.dtype, network.device)
         self.values = lazy_zeros(shape, network.dtype, network.device)
+        states = (c.depth, rows, c.state_size)  # of recurrent layers, instead of keys and values
+        self.states = torch.zeros(states, dtype=network.dtype, device=network.device)
         self.places = torch.arange(capacity + 1, device=network.device)
         self.numbers = torch.arange(rows, device=network.device)
         self.capacity = capacity
@@ -52,6 +54,7 @@ class KVSlots:
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copies the first places of one row to another."""
+        self.states[:, target] = self.states[:, source]
         for held in (self.keys, self.values):
             held[:, target, :, :length] = held[:, source, :, :length]
 
@@ -73,6 +76,18 @@ class SlotView(KVCache):
         spare = self.slots.capacity
         at = positions.clamp(max=spare)
         self.at = at if keep is None else at.masked_fill(~keep, spare)
+        self.begins = positions[:, :1] == 0
+        self.active = None if keep is None else keep.any(1, keepdim=True)
+
+    def read_state(self, layer: int) -> Tensor:
+        """The rows' states; a row at its first token starts from zeros."""
+        return self.slots.states[layer, self.index].masked_fill(self.begins, 0.0)
+
+    def write_state(self, layer: int, state: Tensor) -> None:
+        held = self.slots.states[layer]
+        if self.active is not None:
+            state = torch.where(self.active, state, held[self.index])
+        held[self.index] = state
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return self._store(self.slots.keys[layer], k), self._store(self.slots.values[layer], v)

@@ -41,6 +41,7 @@ class PrefixCache:
         # inference tensors never change and have no version counter
         self.weights = [weight for weight in network.parameters() if not weight.is_inference()]
         self.budget = budget
+        self.enabled = not network.config.recurrent  # a state has no places to cut it at
         self.lock = threading.RLock()
         self._forget()
 
@@ -62,6 +63,8 @@ class PrefixCache:
 
     def store(self, tokens: Sequence[int], slots: KVSlots, row: int) -> None:
         """Stores the complete blocks of these tokens from a row of the cache."""
+        if not self.enabled:
+            return
         with self.lock:
             path = self._path(tokens)
             for start, block in list(_blocks(tokens))[len(path) :]:

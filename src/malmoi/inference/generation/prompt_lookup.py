@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from malmoi.errors import UsageError
 from malmoi.inference.generation.fast_argmax import FastArgmax, greedy_tokens
 from malmoi.inference.generation.kv_slots import check_causal, common_prefix_length
 from malmoi.model import KVCache, Network
@@ -27,6 +28,11 @@ class PromptLookup:
         fast_argmax: FastArgmax | None = None,
     ) -> None:
         check_causal(network)
+        if network.config.recurrent:
+            raise UsageError(
+                "Speculation needs a cache that can be cut back, and a recurrent model has a state "
+                "instead: leave speculate out."
+            )
         self.network = network
         self.prompt = list(prompt)
         self.limit = limit

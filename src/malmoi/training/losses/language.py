@@ -1,12 +1,13 @@
 """The objectives of pre-training: next token, masked token, next sentence (and sentence order)."""
 
 from collections.abc import Callable
+from typing import cast
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from malmoi.errors import UsageError, nearest
-from malmoi.model.heads import Generator
+from malmoi.model.heads import Generator, LMHead
 from malmoi.training.losses.base import IGNORE_LABEL, ForwardPass, Objective, Term, real_tokens
 from malmoi.training.losses.linear_xent import linear_cross_entropy
 
@@ -19,6 +20,20 @@ def lm() -> Objective:
         return linear_cross_entropy(head.features(done.hidden), head, done.batch["lm_labels"])  # type: ignore[operator, arg-type]
 
     return Objective((Term("lm", "lm_labels", total),))
+
+
+def bilm() -> Objective:
+    """Peters et al. 2018 §3.1: each token from those before it, and from those after it."""
+
+    def backward(done: ForwardPass) -> Tensor:
+        head = cast(LMHead, done.network.heads["lm"])
+        tokens = done.batch["tokens"]
+        features = head.backward_features(done.hidden[:, 1:])
+        # a row has one token less to predict this way, and is divided by the labels of the other
+        scale = tokens.size(1) / (tokens.size(1) - 1)
+        return scale * linear_cross_entropy(features, head, tokens[:, :-1])
+
+    return lm() + Objective((Term("lm", "lm_labels", backward, name="backward_lm"),))
 
 
 def mlm(head_name: str = "mlm") -> Objective:
@@ -69,6 +84,7 @@ def detect() -> Objective:
 
 OBJECTIVES: dict[str, Callable[[], Objective]] = {
     "lm": lm,
+    "bilm": bilm,
     "both": both,
     "mlm": mlm,
     "electra": lambda: mlm("generator") + DETECTION_WEIGHT * detect(),

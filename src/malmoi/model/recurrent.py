@@ -1,0 +1,131 @@
+"""LSTM layers in place of attention: a language model's, and ELMo's in both directions.
+
+B batch, T tokens, D width, U units (memory cells) of a layer.
+"""
+
+import warnings
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from malmoi.config import ModelConfig
+from malmoi.model.attention import KVStore, Mask, StateStore
+
+
+@dataclass(frozen=True)
+class ReadingOrder:
+    """The order in which a direction reads each row: its tokens, then the padding."""
+
+    order: Tensor  # [B, T]: the slot read at each step
+    lengths: Tensor  # [B]
+
+    @classmethod
+    def of(cls, keep: Tensor, *, backward: bool) -> "ReadingOrder":
+        T = keep.size(1)
+        steps = torch.arange(T, device=keep.device).expand_as(keep)
+        when = (T - 1 - steps if backward else steps) + T * ~keep
+        return cls(when.argsort(1), keep.sum(1))
+
+    def gather(self, x: Tensor) -> Tensor:
+        return x.gather(1, self.order[..., None].expand_as(x))
+
+    def scatter(self, y: Tensor) -> Tensor:
+        """Undoes `gather`; padding gets zeros."""
+        steps = torch.arange(y.size(1), device=y.device)
+        y = y.masked_fill((steps >= self.lengths[:, None])[..., None], 0.0)
+        return torch.zeros_like(y).scatter(1, self.order[..., None].expand_as(y), y)
+
+
+class LSTM(nn.Module):
+    """One LSTM layer in one direction, with a projection if it has more units than its width.
+
+    Hochreiter & Schmidhuber 1997; the projection is Sak et al. 2014's, as in ELMo.
+    """
+
+    def __init__(self, width: int, units: int, *, backward: bool = False) -> None:
+        super().__init__()
+        self.backward = backward
+        projected = width if units != width else 0
+        if projected:
+            # torch says so once; there is no other implementation on a CPU
+            warnings.filterwarnings("ignore", "LSTM with projections is not supported with oneDNN")
+        self.cells = nn.LSTM(width, units, batch_first=True, proj_size=projected)
+
+    def forward(
+        self, x: Tensor, keep: Tensor | None = None, state: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs [B, T, D], and the state after each row's last token [B, D + U]."""
+        if keep is None:
+            read, final = self._run(x.flip(1) if self.backward else x, state)
+            return (read.flip(1) if self.backward else read), final
+        turn = ReadingOrder.of(keep, backward=self.backward)
+        # torch has no packed rows of length 0; such a row reads one padding and keeps its state
+        packed = pack_padded_sequence(
+            turn.gather(x), turn.lengths.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False
+        )
+        read, final = self._run(packed, state)
+        whole, _ = pad_packed_sequence(read, batch_first=True, total_length=x.size(1))
+        if state is not None:
+            final = torch.where(turn.lengths[:, None] > 0, final, state)
+        return turn.scatter(whole), final
+
+    def _run(self, x: Tensor | PackedSequence, state: Tensor | None) -> tuple[Any, Tensor]:
+        sizes = (self.cells.proj_size or self.cells.hidden_size, self.cells.hidden_size)
+        begin = None
+        if state is not None:
+            begin = tuple(part[None].contiguous() for part in state.split(sizes, 1))
+        read, final = self.cells(x, begin)
+        return read, torch.cat(final, -1)[0]
+
+    @torch.no_grad()
+    def reset(self, generator: torch.Generator | None) -> None:
+        """U(−1/√U, 1/√U), and 1 for the forget gate (Jozefowicz et al. 2015 §5)."""
+        units = self.cells.hidden_size
+        for weight in self.cells.parameters():
+            weight.uniform_(-(units**-0.5), units**-0.5, generator=generator)
+        forget = slice(units, 2 * units)
+        for name, value in (("bias_ih_l0", 1.0), ("bias_hh_l0", 0.0)):
+            cast(Tensor, getattr(self.cells, name))[forget] = value
+
+
+class LSTMBlock(nn.Module):
+    """An LSTM layer with dropout on its output (Zaremba et al. 2014) and, above the first layer,
+    a residual connection (Peters et al. 2018 §3.4).
+    """
+
+    def __init__(self, c: ModelConfig, *, first: bool = False) -> None:
+        super().__init__()
+        sizes = (c.direction_width, c.units)
+        ways = (False, True) if c.mixer == "bilstm" else (False,)
+        self.directions = nn.ModuleList(LSTM(*sizes, backward=way) for way in ways)
+        self.drop = nn.Dropout(c.dropout)
+        self.first = first
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Mask,
+        rotary: Tensor | None = None,
+        cache: tuple[KVStore, int] | None = None,
+        attention_out: list[Tensor] | None = None,
+        embedded: Tensor | None = None,
+    ) -> Tensor:
+        """[B, T, D] → [B, T, D]; a cache holds the state instead of keys and values."""
+        # in the type of the weights: torch's LSTM on a CPU takes no mixed types
+        with torch.autocast(x.device.type, enabled=False):
+            x = x.to(next(self.parameters()).dtype)
+            y = self._read(x, mask.tokens, cache)
+        dropped: Tensor = self.drop(y)
+        return dropped if self.first else x + dropped
+
+    def _read(self, x: Tensor, keep: Tensor | None, cache: tuple[KVStore, int] | None) -> Tensor:
+        if len(self.directions) == 1 and cache is not None:
+            store, layer = cast(StateStore, cache[0]), cache[1]
+            read, state = self.directions[0](x, keep, store.read_state(layer))
+            store.write_state(layer, state)
+            return cast(Tensor, read)
+        parts = zip(self.directions, x.chunk(len(self.directions), -1), strict=True)
+        return torch.cat([lstm(part, keep)[0] for lstm, part in parts], -1)
