@@ -7,7 +7,7 @@ LOCKS := constraints.txt requirements-build.lock requirements.lock
 # Nothing is resolved, and nothing is built with tools that were not checked. -qq: pip's remarks about itself.
 BY_HASH := install -qq --no-deps --no-build-isolation --require-hashes
 
-.PHONY: demo test check bench docs heavy campaign lock clean
+.PHONY: demo demo-ko test check bench docs heavy campaign lock clean
 
 # torch alone is pinned by its version only: it is another build on every kind of machine, a local one where there is.
 $(READY): pyproject.toml $(LOCKS)
@@ -19,7 +19,10 @@ $(READY): pyproject.toml $(LOCKS)
 	@touch $(READY)
 
 demo: $(READY)
-	$(BIN)/malmoi demo
+	$(BIN)/malmoi demo --language en  # the pages' lines use what it leaves
+
+demo-ko: $(READY)
+	$(BIN)/malmoi demo --language ko
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -53,4 +56,4 @@ lock:
 	  $$(grep -oE '^(torch|triton|nvidia-[a-z0-9-]+|cuda-[a-z0-9-]+)=' constraints.txt | sed 's/=//; s/^/--no-emit-package /')
 
 clean:
-	rm -rf $(VENV) demo site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) demo demo-ko site .pytest_cache .mypy_cache .ruff_cache

@@ -2,7 +2,9 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from malmoi.demo import demo as module
 from malmoi.demo.demo import demo_recipes, run_demo
 from malmoi.demo.pictures import attention_grid, bars, heat_map, sharpest
 from malmoi.demo.story import BERT_SIZES, GPT_SIZES, DemoConfig, DemoSize, Story
+from malmoi.demo.texts import DEMO_TEXTS, MINISTRIES, DemoText
 
 TINY = DemoConfig(
     gpt=DemoSize(seconds=3, width=32, depth=2, length=64, batch=8),
@@ -24,15 +27,14 @@ TINY = DemoConfig(
 pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 
 
+def part_of(text: DemoText, every: int) -> DemoText:
+    documents = text.documents()[::every]
+    return replace(text, documents=lambda: documents)
+
+
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
-    every = module.messages()
-    patch = pytest.MonkeyPatch()
-    patch.setattr(module, "messages", lambda: every[::12])
-    try:
-        return run_demo(tmp_path_factory.mktemp("demo"), TINY)
-    finally:
-        patch.undo()
+    return run_demo(tmp_path_factory.mktemp("demo"), TINY, part_of(DEMO_TEXTS["en"], 12))
 
 
 def test_every_part_leaves_its_folder(story: Story) -> None:
@@ -143,3 +145,29 @@ def test_what_pre_training_was_worth_is_said(story: Story) -> None:
         assert "no clear difference" in told
         assert "million tokens" in told
     assert story.facts["verdict"] in (story.out / "report.html").read_text("utf-8")
+
+
+def test_the_korean_text_has_a_task_whose_answer_is_hidden() -> None:
+    documents = DEMO_TEXTS["ko"].documents()
+    rows = [row for document in documents for row in document.rows]
+    assert len(documents) > 5000
+    assert {label for _, label in rows} == set(MINISTRIES)
+    assert min(sum(label == name for _, label in rows) for name in MINISTRIES) > 300
+    assert not [text for text, label in rows if label in text or "\t" in text]
+
+
+def test_the_korean_demo_has_a_korean_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MALMOI_LANG", "ko")
+    tiny = replace(TINY, gpt=replace(TINY.gpt, seconds=1), bert=replace(TINY.bert, seconds=1))
+    monkeypatch.setitem(DEMO_TEXTS, "ko", part_of(DEMO_TEXTS["ko"], 20))
+    found = run_demo(tmp_path, tiny)
+    assert malmoi.load(tmp_path / "ministry").predict("학교의 안전").label in MINISTRIES
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert '<html lang="ko">' in page
+    assert "CC BY 4.0" in page
+    shown = " ".join(
+        re.sub(r"<(style|pre|svg).*?</\1>|<[^>]*>", " ", page, flags=re.DOTALL).split()
+    )
+    for prompt, text in found.samples:
+        shown = shown.replace(prompt + " " + " ".join(text.split()), "")
+    assert not re.findall(r"[a-z]{4,} [a-z]{2,} [a-z]{2,}", shown)  # no English sentence is left

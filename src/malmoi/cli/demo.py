@@ -1,15 +1,30 @@
 """`malmoi demo`: the whole workflow on built-in text."""
 
+import os
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from malmoi.cli.options import JsonOption, OutOption
+from malmoi.cli.options import JsonOption
 from malmoi.cli.output import print_json, print_table
+from malmoi.errors import UsageError, nearest
+from malmoi.system.language import LANGUAGES, translate
 
 
 def demo_command(
-    out: OutOption = Path("demo"),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Output folder.", metavar="DIR", show_default="demo, or demo-ko"
+        ),
+    ] = None,
+    language: Annotated[
+        str | None,
+        typer.Option(
+            help="Text, messages and page: en or ko.", metavar="NAME", show_default="the locale's"
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Train and try a GPT and a BERT on built-in text, in minutes.
@@ -18,6 +33,10 @@ def demo_command(
 
     Example: malmoi demo
     """
+    if language is not None:
+        if language not in LANGUAGES:
+            raise UsageError(f"There is no demo in {language!r}.{nearest(language, LANGUAGES)}")
+        os.environ["MALMOI_LANG"] = language
     from malmoi.demo.demo import run_demo
     from malmoi.training.signals import Stopped
 
@@ -38,5 +57,7 @@ def demo_command(
 
 
 def _lines(facts: dict[str, object]) -> list[tuple[str, str]]:
-    return [(name, f"{value:.1%}" if isinstance(value, float) and value <= 1 else str(value))
-            for name, value in facts.items()]  # fmt: skip
+    def shown(value: object) -> str:
+        return f"{value:.1%}" if isinstance(value, float) and value <= 1 else str(value)
+
+    return [(translate(name), shown(value)) for name, value in facts.items()]

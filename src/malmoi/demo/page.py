@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from malmoi.demo.pictures import attention_grid, bars, chips, heat_map, sharpest
-from malmoi.demo.story import ATTENTION_SENTENCE, ERAS, GENERATION_PROMPTS, Story
+from malmoi.demo.story import Story
 from malmoi.finetuning.report import confusion_table
 from malmoi.metrics import confusion
 from malmoi.report.chart import chart
@@ -45,7 +45,7 @@ SHOWN_EXAMPLES = 6
 
 def write_demo_page(story: Story) -> None:
     body = DEMO_STYLE + "".join(
-        part(story) for part in (_cards, _text, _gpt, _bert, _era, _attention, _made, _next)
+        part(story) for part in (_cards, _text, _gpt, _bert, _task, _attention, _made, _next)
     )
     took = (
         f"Trained on this machine, from scratch, in {format_duration(story.seconds['all'])} "
@@ -53,7 +53,7 @@ def write_demo_page(story: Story) -> None:
     )
     write_text(
         story.out / "report.html",
-        html_page("Two language models from 12 MB of speeches", took, body),
+        html_page(story.text.title, took, body),
     )
 
 
@@ -74,16 +74,16 @@ def _last(story: Story, name: str) -> dict[str, Any]:
 def _cards(story: Story) -> str:
     gpt = _last(story, "gpt")
     bert = _last(story, "bert")
-    era = list(story.scores.values())
+    scores = list(story.scores.values())
     cards = [
-        (f"{gpt.get('perplexity', float('nan')):.0f}", "the GPT's perplexity on unseen speeches"),
+        (f"{gpt.get('perplexity', float('nan')):.0f}", "the GPT's perplexity on unseen text"),
         (
             f"{bert.get('mlm_accuracy', float('nan')):.0%}",
             "of masked tokens predicted exactly by the BERT",
         ),
-        (f"{era[-1]:.0%}", "of unseen paragraphs assigned to the right era"),
+        (f"{scores[-1]:.0%}", "of unseen passages classified correctly"),
         (
-            f"{100 * (era[-1] - era[1]):+.0f}".replace("-", "−"),
+            f"{100 * (scores[-1] - scores[1]):+.0f}".replace("-", "−"),
             "points over the same network without pre-training",
         ),
     ]
@@ -94,9 +94,9 @@ def _cards(story: Story) -> str:
 def _text(story: Story) -> str:
     f = story.facts
     said = (
-        f"{f['messages']} State of the Union messages from 1790 on, {f['characters'] / 1e6:.1f} "
-        "million characters.",
-        f"{f['held out']} of them were held out: no model below was trained on those.",
+        story.text.about,
+        f"{f['documents']:,} documents, {f['characters'] / 1e6:.1f} million characters.",
+        f"{f['held out']:,} of them were held out: no model below was trained on those.",
         "Each model has its own vocabulary, learnt from the text; this is how they tokenize a "
         "sentence.",
     )
@@ -112,13 +112,13 @@ _KINDS = {"byte-bpe": "byte-level BPE, as GPT-2 has it", "wordpiece": "WordPiece
 def _curve(story: Story, name: str, losses: dict[str, str]) -> str:
     rows = read_metrics(story.out / name / "metrics.jsonl")
     series = {
-        label: [(r["seconds"], r[key]) for r in rows if key in r and "lr" in r]
+        translate(label): [(r["seconds"], r[key]) for r in rows if key in r and "lr" in r]
         for key, label in losses.items()
     }
     return chart(
         {label: line for label, line in series.items() if len(line) > 1},
-        "seconds",
-        "loss",
+        translate("seconds"),
+        translate("loss"),
         size=(820, 240),
     )
 
@@ -127,9 +127,9 @@ def _gpt(story: Story) -> str:
     last = _last(story, "gpt")
     sentences = (
         "It was trained to predict the next token.",
-        f"On speeches it has never seen, its perplexity is {last.get('perplexity', 0):.0f}; an "
+        f"On text it has never seen, its perplexity is {last.get('perplexity', 0):.0f}; an "
         f"untrained model's is {story.plan.vocab:,}.",
-        "Asked whether the beginning of an unseen paragraph or a shuffled copy is more likely, "
+        "Asked whether the beginning of an unseen passage or a shuffled copy is more likely, "
         f"it is right {story.facts['order']:.0%} of the time.",
     )
     said = "".join(
@@ -157,19 +157,20 @@ def _bert(story: Story) -> str:
     return _section("The BERT: what is missing?", _note(*sentences), curve, fills)
 
 
-def _era(story: Story) -> str:
+def _task(story: Story) -> str:
     sentences = (
-        f"A new layer on the BERT, and {story.plan.labelled:,} paragraphs labelled with their era; "
-        f"evaluated on {len(story.said):,} paragraphs of the held-out messages.",
+        story.text.task_about,
+        f"A new layer on the BERT, and {story.plan.labelled:,} labelled passages; evaluated on "
+        f"{len(story.said):,} passages of the held-out documents.",
         "The second row is the same network, trained in the same way from random weights.",
         story.facts["verdict"],
     )
-    names = [name for _, name in ERAS]
+    names = story.text.labels
     gold = [row["label"] for row in story.said]
     said = [row["prediction"] for row in story.said]
     matrix = confusion_table(names, confusion(gold, said, names).tolist())
     return _section(
-        "Fine-tuned: when was this written?",
+        story.text.question,
         _note(*sentences),
         bars([(translate(name), score) for name, score in story.scores.items()]),
         matrix,
@@ -195,7 +196,7 @@ def _attention(story: Story) -> str:
         return ""
     layer, head = sharpest(story.attention)
     sentences = (
-        f"“{ATTENTION_SENTENCE}”: each row is a token; dark squares are the tokens it attends to.",
+        f"“{story.text.attended}”: each row is a token; dark squares are the tokens it attends to.",
         f"Head {head + 1} of layer {layer + 1} is the most focused; below are all of them.",
     )
     large = heat_map(story.attention[layer][head], story.tokens)
@@ -209,11 +210,13 @@ def _attention(story: Story) -> str:
 
 def _next(story: Story) -> str:
     out = html.escape(str(story.out))
+    text = story.text
+    task = f"{out}/{text.task}"
     commands = (
-        f'malmoi generate --model {out}/gpt --temperature 0.8 "{GENERATION_PROMPTS[0]}"\n'
-        f'malmoi fill --model {out}/bert "The [MASK] of the people."\n'
-        f'malmoi predict --model {out}/era "We will put a man on the moon."\n'
-        f"malmoi serve --model {out}/gpt --model {out}/bert --model {out}/era --runs {out} --open\n"
+        f'malmoi generate --model {out}/gpt --temperature 0.8 "{text.prompts[0]}"\n'
+        f'malmoi fill --model {out}/bert "{text.masked[0]}"\n'
+        f'malmoi predict --model {task} "{text.example}"\n'
+        f"malmoi serve --model {out}/gpt --model {out}/bert --model {task} --runs {out} --open\n"
         "malmoi pretrain bert my_texts/ --minutes 30 -o runs/mine\n"
         "malmoi finetune rows.csv --model runs/mine"
     )
@@ -229,7 +232,7 @@ def _made(story: Story) -> str:
     rows = [
         (translate("date"), f"{datetime.now():%Y-%m-%d %H:%M}"),
         (translate("machine"), f"{machine.architecture}, {machine.cores} cores"),
-        (translate("text"), f"builtin:sotu, {story.facts['characters']:,}"),
+        (translate("text"), f"{story.text.source}, {story.facts['characters']:,}"),
         *(
             (
                 name,

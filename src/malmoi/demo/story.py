@@ -4,20 +4,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ERAS = ((1900, "before 1900"), (1946, "1900–1945"), (9999, "after 1945"))
-HELD_OUT_MESSAGES = 6  # one message in this many
-GENERATION_PROMPTS = (
-    "The state of the Union is",
-    "My fellow Americans,",
-    "We must",
-    "The people of the United States",
-)
-MASKED_SENTENCES = (
-    "The [MASK] of the United States is strong.",
-    "I ask the [MASK] to pass this bill.",
-    "We are at [MASK] with all nations.",
-)
-ATTENTION_SENTENCE = "The Congress must act now to protect the people."
+from malmoi.demo.texts import DEMO_TEXTS, DemoText
+
+HELD_OUT_DOCUMENTS = 6  # one document in this many
 
 
 @dataclass(frozen=True)
@@ -55,20 +44,10 @@ class DemoConfig:
     gpt: DemoSize = GPT_SIZES[0]
     bert: DemoSize = BERT_SIZES[0]
     vocab: int = 4096
-    labelled: int = 120  # training paragraphs with their era: few, as labels are scarce in practice
-    judged: int = 400  # paragraphs of held-out messages
+    labelled: int = 120  # training passages with a label: few, as labels are scarce in practice
+    judged: int = 400  # passages of held-out documents
     updates: int = 60  # per fine-tuning run
     seeds: int = 3  # fine-tuning runs of each kind; their mean is reported
-
-
-@dataclass(frozen=True)
-class Paragraph:
-    text: str
-    year: int
-
-    @property
-    def era(self) -> str:
-        return next(name for end, name in ERAS if self.year < end)
 
 
 @dataclass
@@ -77,13 +56,13 @@ class Story:
 
     plan: DemoConfig
     out: Path
+    text: DemoText = DEMO_TEXTS["en"]
     seconds: dict[str, float] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     cut: dict[str, list[str]] = field(default_factory=dict)  # a sentence by each vocabulary
     samples: list[tuple[str, str]] = field(default_factory=list)
     fills: list[tuple[str, list[tuple[str, float]]]] = field(default_factory=list)
-    # accuracy of classifying the era, by model
-    scores: dict[str, float] = field(default_factory=dict)
+    scores: dict[str, float] = field(default_factory=dict)  # accuracy of the task, by model
     said: list[dict[str, Any]] = field(default_factory=list)
     tokens: list[str] = field(default_factory=list)
     attention: list[Any] = field(default_factory=list)  # [heads, T, T] of each layer

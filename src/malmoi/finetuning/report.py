@@ -9,7 +9,7 @@ from malmoi.evaluation.kinds import Outcome, head_kind, metric_names
 from malmoi.evaluation.task import Task
 from malmoi.metrics import LabelScore, confusion, label_scores, mean_with_error
 from malmoi.report.chart import chart
-from malmoi.report.page import fact_cards, html_page, html_table
+from malmoi.report.page import fact_cards, html_page, html_table, words
 from malmoi.system.files import write_text
 from malmoi.training.log import read_metrics
 
@@ -69,11 +69,11 @@ def _runs(runs: Sequence[Mapping[str, Any]], measure: str) -> str:
         (run["seed"], f"{run['lr']:g}", run["batch"], f"{run['epochs']:g}", f"{run[measure]:.4f}")
         for run in runs
     ]
-    words = (
+    mean = (
         f"<p>{html.escape(measure)} {found.mean:.4f} ± {found.deviation:.4f} over {len(runs)} "
         f"runs</p>"
     )
-    return words + html_table(("seed", "lr", "batch", "epochs", measure), rows)
+    return mean + html_table(("seed", "lr", "batch", "epochs", measure), rows)
 
 
 def _label_table(scores: Mapping[str, LabelScore]) -> str:
@@ -106,7 +106,7 @@ def confusion_table(labels: Sequence[str], matrix: Sequence[Sequence[int]]) -> s
         total = sum(row) or 1
         cells = "".join(f'<td style="background:{_shade(n / total)}">{n:,}</td>' for n in row)
         body.append(f"<tr><th>{html.escape(name)}</th>{cells}</tr>")
-    note = '<p class="lead">down: what was right; across: what was said</p>'
+    note = f'<p class="lead">{words("Rows: label; columns: prediction.")}</p>'
     return f"{note}<table><tr><th></th>{head}</tr>{''.join(body)}</table>"
 
 

