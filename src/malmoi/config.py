@@ -34,6 +34,7 @@ _require = partial(require, "This model cannot be built")
 
 LARGEST = {
     "depth": MAX_LAYERS,
+    "encoder_depth": MAX_LAYERS,
     "context": MAX_CONTEXT_TOKENS,
     "rotary_base": math.inf,
     "local_rotary_base": math.inf,
@@ -140,6 +141,8 @@ class ModelConfig(Config):
     context: int = 1024
     width: int = 768
     depth: int = 12
+    # layers of an encoder whose states every block attends to (Vaswani et al. 2017); 0: none
+    encoder_depth: int = 0
     heads: int = 12
     kv_heads: int = 0  # fewer key/value heads than query heads (grouped keys); 0: as many
     head_width: int = 0  # 0: width / heads
@@ -154,7 +157,8 @@ class ModelConfig(Config):
     # a causal model that learnt to read both ways too: a masked token is then predicted one
     # position to the left of it (GPT-BERT, Charpentier & Samuel 2024)
     both_ways: bool = False
-    positions: Literal["learned", "sinusoidal", "rotary", "none"] = "learned"
+    # sinusoidal_halves: all sines, then all cosines, as in the authors' code and Marian
+    positions: Literal["learned", "sinusoidal", "sinusoidal_halves", "rotary", "none"] = "learned"
     position_offset: int = 0  # learned rows before that of the first token (RoBERTa: pad id + 1)
     rotary_base: float = 10_000.0
     local_rotary_base: float = 0.0  # in layers with a `local` pattern; 0: rotary_base
@@ -165,17 +169,21 @@ class ModelConfig(Config):
     norm_bias: bool = True
     # of the first block's attention; ModernBERT, whose embedding is normed already, has none
     first_norm: bool = True
+    embed_scale: bool = False  # token embeddings times √width (Vaswani et al. 2017 §3.4)
     embed_norm: bool = False
     final_norm: bool = True
     qk_norm: bool = False
     eps: float = 1e-5
-    activation: Literal["gelu", "gelu_tanh", "relu", "relu2", "swiglu", "geglu"] = "gelu_tanh"
+    activation: Literal["gelu", "gelu_tanh", "relu", "relu2", "silu", "swiglu", "geglu"] = (
+        "gelu_tanh"
+    )
     bias: bool = True
     # every block adds the embedded tokens to its input and, projected, to its values
     embedding_residual: bool = False
     # U-Net: the upper half of the layers adds what the lower half wrote, last to first
     skip_connections: bool = False
     tied: bool = True  # the vocabulary head reuses the token embedding
+    lm_bias: bool = False  # the next token's scores have a bias (Marian)
     softcap: float = 0.0  # of the vocabulary's logits, not attention's: cap·tanh(x / cap); 0: off
     # in the MLM head; empty: as in the blocks
     mlm_activation: Literal["", "gelu", "gelu_tanh", "relu", "relu2"] = ""
@@ -188,7 +196,8 @@ class ModelConfig(Config):
     generator_share: float = 0.25
     dropout: float = 0.1
     attention_dropout: float = 0.1
-    init: Literal["normal", "truncated"] = "normal"
+    # xavier: by the sizes of each matrix, the embedding N(0, 1/√width) (tensor2tensor)
+    init: Literal["normal", "truncated", "xavier"] = "normal"
     init_std: float = 0.02
     # weights that write to the residual stream
     residual_init: Literal["same", "scaled", "zero"] = "same"
@@ -240,6 +249,11 @@ class ModelConfig(Config):
             self.distinct <= self.depth,
             f"{self.groups} groups are more than the depth {self.depth}.",
         )
+        for name in ("skip_connections", "embedding_residual", "groups", "segments", "both_ways"):
+            _require(
+                not (self.encoder_depth and getattr(self, name)),
+                f"an encoder and a decoder do not go with {name}.",
+            )
         for name in ("dropout", "attention_dropout"):
             _require(
                 0 <= getattr(self, name) < 1,
@@ -258,7 +272,8 @@ class ModelConfig(Config):
     @property
     def _table_bytes(self) -> int:
         """Bytes of computed position tables, whose size no weights file can confirm."""
-        widths = {"rotary": self.size_per_head, "sinusoidal": self.token_width}
+        widths = {"rotary": self.size_per_head}
+        widths |= dict.fromkeys(("sinusoidal", "sinusoidal_halves"), self.token_width)
         tables = 2 if self.local_rotary_base else 1
         return 4 * tables * self.context * widths.get(self.positions, 0)
 

@@ -34,7 +34,7 @@ def network(words: Tokenizer, *, masked: bool = False, both: bool = False) -> Ne
 
 
 def tokenizer(kind: str, *, mask: bool = False) -> Tokenizer:
-    return train_tokenizer(TEXTS * 3, kind=kind, vocab=280, mask=mask)
+    return train_tokenizer(TEXTS * 3, kind=kind, vocab=280, special="mask" if mask else "none")
 
 
 def test_a_gpts_likelihood_is_that_of_its_score() -> None:

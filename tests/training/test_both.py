@@ -83,7 +83,7 @@ def test_the_masked_reading_shares_every_weight_and_sees_both_ways() -> None:
 
 
 def test_masked_tokens_are_predicted_one_place_to_the_left(corpus: Path, tmp_path: Path) -> None:
-    words = train_tokenizer([corpus.read_text()], kind="byte-bpe", vocab=300, mask=True)
+    words = train_tokenizer([corpus.read_text()], kind="byte-bpe", vocab=300, special="mask")
     assert words.vocab_size == 300
     assert words.specials.mask == 299
     reader = read_documents(corpus)

@@ -380,6 +380,8 @@ def _config_json(checkpoint: Checkpoint, table: Table | None) -> dict[str, Any]:
     if checkpoint.tokenizer is not None and "cls_token_id" in values:  # ModernBERT's config has it
         specials = checkpoint.tokenizer.specials
         values |= {"cls_token_id": specials.cls, "sep_token_id": specials.sep}
+    if "decoder_start_token_id" in values:
+        values |= _decoder_start(checkpoint)
     if checkpoint.labels:
         values["id2label"] = {str(i): name for i, name in enumerate(checkpoint.labels)}
         values["label2id"] = {name: i for i, name in enumerate(checkpoint.labels)}
@@ -400,7 +402,17 @@ def _token_ids(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _default_generation(checkpoint: Checkpoint) -> dict[str, Any]:
-    return {key: value for key, value in _token_ids(checkpoint).items() if value is not None}
+    ids = _token_ids(checkpoint)
+    if checkpoint.network.config.encoder_depth:
+        ids |= _decoder_start(checkpoint)
+    return {key: value for key, value in ids.items() if value is not None}
+
+
+def _decoder_start(checkpoint: Checkpoint) -> dict[str, int]:
+    """The token that begins a translation: the folder's own, or the end-of-text token."""
+    start = checkpoint.generation.get("decoder_start_token_id")
+    ids = _token_ids(checkpoint)
+    return {"decoder_start_token_id": ids.get("eos_token_id") if start is None else start}
 
 
 def _read_tokenizer(folder: Path) -> Tokenizer | None:

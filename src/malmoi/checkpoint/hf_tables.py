@@ -6,6 +6,7 @@ from typing import Any
 from malmoi.checkpoint.table import (
     COPY,
     HALVES,
+    ONE_ROW,
     SPLIT_HEADS,
     TRANSPOSE,
     TWICE,
@@ -696,6 +697,108 @@ MODERNBERT_TABLE = Table(
     },
 )
 
+# Marian: the Transformer of Vaswani et al. 2017, embeddings shared by encoder and decoder
+
+
+def _marian_layers(ours: str, theirs: str) -> list[TensorRule]:
+    return [
+        *affine(
+            f"{ours}.attend.qkv",
+            *(f"{theirs}.self_attn.{part}_proj" for part in "qkv"),
+            via=SPLIT_HEADS,
+        ),
+        *affine(f"{ours}.attend.out", f"{theirs}.self_attn.out_proj"),
+        *affine(f"{ours}.attend_norm", f"{theirs}.self_attn_layer_norm"),
+        *affine(f"{ours}.mlp.up", f"{theirs}.fc1"),
+        *affine(f"{ours}.mlp.down", f"{theirs}.fc2"),
+        *affine(f"{ours}.mlp_norm", f"{theirs}.final_layer_norm"),
+    ]
+
+
+_MARIAN_CROSS = "model.decoder.layers.{}.encoder_attn"
+_MARIAN_SIDES = {  # the encoder's field, which must be the decoder's too
+    "encoder_attention_heads": "heads",
+    "encoder_ffn_dim": "hidden",
+    "decoder_vocab_size": "vocab",
+}
+
+
+def _read_marian(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """Refuses an encoder and a decoder of different shapes."""
+    for one, other in (
+        ("encoder_attention_heads", "decoder_attention_heads"),
+        ("encoder_ffn_dim", "decoder_ffn_dim"),
+        ("decoder_vocab_size", "vocab_size"),
+    ):
+        if theirs.get(one, theirs.get(other)) != theirs.get(other):
+            raise MalmoiError(
+                f"config.json says {one} = {shown(theirs[one])} and {other} = "
+                f"{shown(theirs.get(other))}; Malmoi has marian only with the same in both."
+            )
+    return {}
+
+
+def _write_marian(ours: Mapping[str, Any]) -> dict[str, Any]:
+    sides = {theirs: ours[name] for theirs, name in _MARIAN_SIDES.items()}
+    fixed = {"is_encoder_decoder": True, "forced_eos_token_id": None, "activation_dropout": 0.0}
+    return sides | fixed | {"decoder_start_token_id": 0}
+
+
+MARIAN_TABLE = Table(
+    model_type="marian",
+    family=families.transformer,
+    prefix="model.",
+    fields=(
+        Field("vocab", "vocab_size"),
+        Field("context", "max_position_embeddings"),
+        Field("width", "d_model"),
+        Field("depth", "decoder_layers"),
+        Field("encoder_depth", "encoder_layers"),
+        Field("heads", "decoder_attention_heads"),
+        Field("hidden", "decoder_ffn_dim"),
+        Field("activation", "activation_function", ACTIVATION | {"swish": "silu"}),
+        Field("embed_scale", "scale_embedding"),
+        Field("dropout", "dropout"),
+        Field("attention_dropout", "attention_dropout"),
+        Field("init_std", "init_std"),
+        Field("tied", "tie_word_embeddings"),
+        Field("lm_bias", "lm_bias"),  # ours: without it transformers adds zeros
+    ),
+    groups=(FieldGroup(_read_marian, _write_marian),),
+    rules=(
+        TensorRule("trunk.embed.token.weight", ("model.shared.weight",)),
+        *_marian_layers("trunk.encoder.blocks.{}", "model.encoder.layers.{}"),
+        *_marian_layers(BLOCK_NAME, "model.decoder.layers.{}"),
+        *affine(f"{BLOCK_NAME}.cross.query", f"{_MARIAN_CROSS}.q_proj"),
+        *affine(
+            f"{BLOCK_NAME}.cross.key_value",
+            f"{_MARIAN_CROSS}.k_proj",
+            f"{_MARIAN_CROSS}.v_proj",
+            via=HALVES,
+        ),
+        *affine(f"{BLOCK_NAME}.cross.out", f"{_MARIAN_CROSS}.out_proj"),
+        *affine(f"{BLOCK_NAME}.cross_norm", "model.decoder.layers.{}.encoder_attn_layer_norm"),
+        TensorRule("heads.lm.weight", ("lm_head.weight",), COPY, "lm"),
+        TensorRule("heads.lm.bias", ("final_logits_bias",), ONE_ROW, "lm"),
+    ),
+    architectures={"MarianModel": (), "MarianMTModel": ("lm",)},
+    only={"share_encoder_decoder_embeddings": True},
+    defaults={
+        "vocab_size": 58_101,
+        "max_position_embeddings": 1024,
+        "d_model": 1024,
+        "decoder_layers": 12,
+        "encoder_layers": 12,
+        "decoder_attention_heads": 16,
+        "decoder_ffn_dim": 4096,
+        "activation_function": "gelu",
+        "scale_embedding": False,
+        "attention_dropout": 0.0,
+        "lm_bias": True,
+    },
+    free=("lm",),
+)
+
 FAMILY_TABLES = {
     t.model_type: t
     for t in (
@@ -709,5 +812,6 @@ FAMILY_TABLES = {
         ROBERTA_TABLE,
         XLM_ROBERTA_TABLE,
         MODERNBERT_TABLE,
+        MARIAN_TABLE,
     )
 }

@@ -38,7 +38,10 @@ def check_sizes(config: ModelConfig, weights: Mapping[str, Weight], where: str) 
 def least_numbers(c: ModelConfig) -> int:
     """Weights in the large matrices alone, a lower bound for any model with this config."""
     positions = c.context + c.position_offset if c.positions == "learned" else 0
-    return c.distinct * c.block_weights + c.token_width * (c.vocab + positions + c.segments)
+    blocks = (c.distinct + c.encoder_depth) * c.block_weights
+    if c.encoder_depth:  # the decoder's blocks have a second attention
+        blocks += c.distinct * c.width * c.size_per_head * 2 * (c.heads + c.key_heads)
+    return blocks + c.token_width * (c.vocab + positions + c.segments)
 
 
 def _numbers(weight: Weight) -> int:

@@ -22,6 +22,7 @@ class Via(NamedTuple):
 
 COPY = Via(lambda t: t, lambda t, c: (t,))
 TRANSPOSE = Via(lambda t: t.T, lambda t, c: (t.T,))  # GPT-1 and GPT-2 store [in, out]
+ONE_ROW = Via(lambda t: t.flatten(), lambda t, c: (t[None],))  # a vector kept as [1, N]
 HALVES = Via(lambda *ts: torch.cat(ts), lambda t, c: t.chunk(2))
 # the first is used, the second only kept
 TWICE = Via(lambda used, copy: used, lambda t, c: (t, t.clone()))
@@ -186,7 +187,9 @@ class Table:
             if (rule.head is None or rule.head in heads) and rule.tied in (None, config.tied)
         }
         for rule in chosen.values():
-            for i in range(config.distinct) if "{}" in rule.ours else [0]:
+            encoder = rule.ours.startswith("trunk.encoder.")
+            layers = config.encoder_depth if encoder else config.distinct
+            for i in range(layers) if "{}" in rule.ours else [0]:
                 yield rule._replace(
                     ours=rule.ours.format(i), theirs=tuple(t.format(i) for t in rule.theirs)
                 )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from malmoi.checkpoint.quantized import Quantized, Weight, by_rows
 from malmoi.checkpoint.sizes import check_sizes
-from malmoi.checkpoint.table import Table, TensorRule
+from malmoi.checkpoint.table import ONE_ROW, Table, TensorRule
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError
 from malmoi.model import FeatureConfig, Network, initialise, without_weights
@@ -153,7 +153,8 @@ def _translate(
             check_type(
                 weight.scale if isinstance(weight, Quantized) else weight, their_name, folder
             )
-        tensor = by_rows(rule.via.load, *given) if _joinable(given, len(shapes[name])) else given[0]
+        dimensions = len(shapes[name]) + (rule.via is ONE_ROW)
+        tensor = by_rows(rule.via.load, *given) if _joinable(given, dimensions) else given[0]
         if tensor.shape != shapes[name]:
             raise MalmoiError(
                 f"{folder}: {rule.theirs[0]} has the shape "

@@ -34,7 +34,14 @@ from malmoi.inference.predict import (
 from malmoi.inference.predictors import TASK_HEADS, TaskHead, task_heads
 from malmoi.inference.prompt import encode_prompt
 from malmoi.inference.score import Score, score_pairs, sliding_bits_per_byte, sliding_perplexity
-from malmoi.inference.zero_shot import ZeroShot
+from malmoi.inference.translation import (
+    BEAMS,
+    LENGTH_PENALTY,
+    CrossAttentionMap,
+    Translator,
+    cross_attention,
+)
+from malmoi.inference.zero_shot import ShownExamples, ZeroShot
 from malmoi.model import Network
 from malmoi.text.rows import Table
 from malmoi.tokenizer import Encoding, Tokenizer
@@ -99,6 +106,15 @@ class GenerationOptions(TypedDict, total=False):
     early_stopping: bool | Literal["never"]  # False: when beam search ends
     # False; True: prompt-lookup drafts, with temperature=0; the same text, faster
     speculate: bool
+
+
+class TranslationOptions(TypedDict, total=False):
+    """Options of `translate`."""
+
+    beams: int  # 4; 1 is greedy
+    length_penalty: float  # 0.6: beams are scored by log p / ((5 + length) / 6)^penalty
+    examples: ShownExamples  # of a GPT: (text, translation) pairs shown first
+    max_new_tokens: int  # of a GPT: 64
 
 
 class GenerationSettings(GenerationOptions, total=False):
@@ -169,6 +185,8 @@ class Model(ZeroShot):
     @property
     def abilities(self) -> tuple[str, ...]:
         """The methods that this model's heads allow."""
+        if self.config.encoder_depth:
+            return ("translate", "cross_attention")
         heads = [*self.network.heads, *([self.task_head.head] if self.task_head else [])]
         heads += [] if self.masked is self else self.masked.network.heads
         verbs = dict.fromkeys(verb for head in heads for verb in ABILITIES.get(head, ()))
@@ -321,6 +339,68 @@ class Model(ZeroShot):
         pairs = list(zip(contexts, continuation, strict=True))
         return score_pairs(self.network, self.tokenizer, pairs, self._prefixes)
 
+    # ------------------------------------------------------------------ translation
+
+    @overload
+    def translate(  # type: ignore[overload-overlap]
+        self, text: str, to: str = "", **options: Unpack[TranslationOptions]
+    ) -> str: ...
+    @overload
+    def translate(
+        self, text: Sequence[str], to: str = "", **options: Unpack[TranslationOptions]
+    ) -> list[str]: ...
+
+    def translate(
+        self, text: str | Sequence[str], to: str = "", **options: Unpack[TranslationOptions]
+    ) -> str | list[str]:
+        """Translates a text, or a list of them.
+
+        A model with an encoder and a decoder translates as it was trained to, by beam search:
+        beams=4 (1 is greedy), length_penalty=0.6. A GPT is asked in a prompt to translate into the
+        language `to` ("French", "한국어") after `examples`, pairs to show first.
+        """
+        if not isinstance(text, str):
+            texts = _listed(text, "text")
+            if not self.config.encoder_depth:
+                return [self.translate(one, to, **options) for one in texts]
+            return self._translations(texts, **options)
+        if self.config.encoder_depth:
+            return self._translations([text], **options)[0]
+        self._require_head("lm", "translate")
+        if not to:
+            raise UsageError("A GPT translates by a prompt: name the language, to='French' say.")
+        shown = options.get("examples", ())
+        return self._prompt_translation(text, to, shown, options.get("max_new_tokens", 64))
+
+    def _translations(self, texts: list[str], **options: Unpack[TranslationOptions]) -> list[str]:
+        beams = options.get("beams", BEAMS)
+        if beams < 1:
+            raise UsageError(f"beams must be at least 1, not {beams}.")
+        end = self.translator.end
+        lines = [" ".join(text.split()) for text in texts]  # as pairs are read in training
+        sources = [[*tokens, end] for tokens in self.tokenizer.ids(lines)]
+        alpha = options.get("length_penalty", LENGTH_PENALTY)
+        found = self.translator.translate(sources, beams, alpha)
+        return [self.tokenizer.decode(tokens).strip() for tokens in found]
+
+    def cross_attention(self, source: str, target: str, *, layer: int = -1) -> CrossAttentionMap:
+        """What each token of a translation attends to in its source, the mean over heads."""
+        return cross_attention(self.translator, self.tokenizer, source, target, layer)
+
+    @cached_property
+    def translator(self) -> Translator:
+        """The parts of this model that translation needs."""
+        if not self.config.encoder_depth:
+            raise UsageError("This model has no encoder and decoder: it was not made to translate.")
+        specials = self.tokenizer.specials
+        ends = sorted(self._ends)
+        if not ends:
+            raise UsageError("This model's tokenizer has no end-of-text token.")
+        start = self.checkpoint.generation.get("decoder_start_token_id", ends[0])
+        return Translator(self.network, start, ends[0], specials.pad or 0)
+
+    # ------------------------------------------------------------------ likelihood of long texts
+
     def perplexity(self, text: str, *, stride: int | None = None) -> float:
         """exp of the mean loss per token; windows advance by `stride` (half the context)."""
         self._require_head("lm", "perplexity")
@@ -410,6 +490,8 @@ class Model(ZeroShot):
         Hidden states are averaged over `layers` (0 is the embedding, -1 the last), then pooled over
         tokens. pool: mean | cls | none; "none" gives an array [T, D] for each text.
         """
+        if self.config.encoder_depth:
+            raise UsageError("This model cannot embed: it translates. Use translate.")
         reader = self.masked
         encodings = [reader._encoded(text, truncate=truncate) for text in _listed(texts, "texts")]
         found = embed_texts(
@@ -480,6 +562,8 @@ class Model(ZeroShot):
         return self.network.device
 
     def _require_head(self, head: str, verb: str) -> None:
+        if self.config.encoder_depth:
+            raise UsageError(f"This model cannot {verb}: it translates. Use translate.")
         if head not in self.network.heads:
             can = ", ".join(verb for verb in self.abilities if verb != "stream")
             heads = ", ".join(self.network.heads) or "none"

@@ -146,10 +146,9 @@ class ZeroShot:
         written = self.generate(prompt, temperature=0, max_new_tokens=max_new_tokens, stop="\n\n")
         return first_sentences(written, sentences)
 
-    def translate(
-        self, text: str, to: str, *, examples: ShownExamples = (), max_new_tokens: int = 64
+    def _prompt_translation(
+        self, text: str, to: str, examples: ShownExamples, max_new_tokens: int
     ) -> str:
-        """Translates into a language by name ("French", "한국어"); `examples` are pairs."""
         return self._line(translation_prompt(text, to, examples), max_new_tokens)
 
     def _line(self, prompt: str, most: int) -> str:

@@ -19,15 +19,19 @@ def make_norm(c: ModelConfig, width: int = 0) -> nn.Module:
 
 
 class Sinusoid(nn.Module):
-    """Vaswani et al. 2017 §3.5: PE(p, 2i) = sin(p / 10000^(2i/D)), PE(p, 2i+1) = cos(…)."""
+    """Vaswani et al. 2017 §3.5: PE(p, 2i) = sin(p / 10000^(2i/D)), PE(p, 2i+1) = cos(…).
 
-    def __init__(self, context: int, width: int) -> None:
+    With `halves` the same columns in another order: the sines first, then the cosines.
+    """
+
+    def __init__(self, context: int, width: int, *, halves: bool = False) -> None:
         super().__init__()
         even = torch.arange(0, width, 2, dtype=torch.float32, device="cpu")
         angle = torch.arange(context, dtype=torch.float32, device="cpu")[:, None] / 10_000 ** (
             even / width
         )
-        table = torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1)[:, :width]
+        table = torch.stack((angle.sin(), angle.cos()), dim=1 if halves else -1)
+        table = table.flatten(1)[:, :width]
         self.register_buffer("table", table, persistent=False)
 
     def forward(self, positions: Tensor) -> Tensor:
@@ -37,7 +41,9 @@ class Sinusoid(nn.Module):
 def make_position(c: ModelConfig) -> nn.Module | None:
     if c.positions == "learned":
         return nn.Embedding(c.context + c.position_offset, c.token_width)
-    return Sinusoid(c.context, c.token_width) if c.positions == "sinusoidal" else None
+    if not c.positions.startswith("sinusoidal"):
+        return None
+    return Sinusoid(c.context, c.token_width, halves=c.positions == "sinusoidal_halves")
 
 
 class Duplicate(nn.Module):
@@ -61,13 +67,15 @@ class Embedding(nn.Module):
         self.token = nn.Embedding(c.vocab, c.token_width)
         self.position = make_position(c)
         self.position_offset = c.position_offset
+        self.scale = c.width**0.5 if c.embed_scale else 1.0
         self.segment = nn.Embedding(c.segments, c.token_width) if c.segments else None
         self.norm = make_norm(c, c.token_width) if c.embed_norm else nn.Identity()
         self.drop = nn.Dropout(c.dropout)
         self.project = make_projection(c)
 
     def forward(self, tokens: Tensor, positions: Tensor, segments: Tensor | None) -> Tensor:
-        return self.place(self.token(tokens), positions, segments)
+        x = self.token(tokens)
+        return self.place(x * self.scale if self.scale != 1 else x, positions, segments)
 
     def place(self, x: Tensor, positions: Tensor, segments: Tensor | None) -> Tensor:
         """Adds position and segment embeddings to vectors [B, T, E], which need not be tokens'."""

@@ -178,6 +178,28 @@ def smollm2(**changes: Any) -> ModelConfig:
     return llama(**(values | changes))
 
 
+def transformer(**changes: Any) -> ModelConfig:
+    """The encoder and decoder of Vaswani et al. 2017: post-norm, sinusoidal positions, ReLU.
+
+    One matrix embeds the source and the target and scores the target (§3.4).
+    """
+    values = dict(
+        vocab=37_000,
+        context=512,
+        width=512,
+        depth=6,
+        encoder_depth=6,
+        heads=8,
+        positions="sinusoidal_halves",
+        embed_scale=True,
+        norm="post",
+        final_norm=False,
+        activation="relu",
+        init="xavier",
+    )
+    return ModelConfig(**(values | changes))  # type: ignore[arg-type]
+
+
 PRESETS: dict[str, Callable[..., ModelConfig]] = {
     "bert-tiny": partial(bert, depth=2, width=128, heads=2),
     "bert-mini": partial(bert, depth=4, width=256, heads=4),
@@ -197,6 +219,19 @@ PRESETS: dict[str, Callable[..., ModelConfig]] = {
     "xlm-roberta-large": partial(roberta, vocab=250_002, depth=24, width=1024, heads=16),
     "modernbert-base": modernbert,
     "modernbert-large": partial(modernbert, depth=28, width=1024, heads=16, hidden=2624),
+    "transformer-base": transformer,
+    "transformer-big": partial(transformer, width=1024, heads=16, dropout=0.3),
+    # Wu et al. 2021 ("Good for Misconceived Reasons"): small enough for 29,000 pairs
+    "transformer-small": partial(
+        transformer,
+        vocab=10_000,
+        width=128,
+        depth=4,
+        encoder_depth=4,
+        heads=4,
+        hidden=256,
+        dropout=0.3,
+    ),
     "gpt1": gpt1,
     "gpt2-small": gpt2,
     "gpt2-medium": partial(gpt2, depth=24, width=1024, heads=16),

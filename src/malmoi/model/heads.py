@@ -51,7 +51,7 @@ class LMHead(VocabularyHead):
     """GPT-1 eq. 2: softmax(h Wₑᵀ), tied to the token embedding."""
 
     def __init__(self, c: ModelConfig, token: nn.Embedding) -> None:
-        super().__init__(c, token, bias=False)
+        super().__init__(c, token, bias=c.lm_bias)
         both = c.mixer == "bilstm"  # two halves of the embedding's width, no projection
         self.project = (
             nn.Linear(c.width, c.token_width, bias=False)

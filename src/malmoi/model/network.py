@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError, nearest
+from malmoi.model.encoder_decoder import EncoderDecoder
 from malmoi.model.features import FeatureConfig, FeatureReader, LayeredTransformer, MeanPooler
 from malmoi.model.heads import (
     HEAD_BUILDERS,
@@ -46,9 +47,7 @@ class Network(nn.Module):
         super().__init__()
         self.config = config
         self.features = features
-        self.trunk = (
-            LayeredTransformer(config, features.layers) if features else Transformer(config)
-        )
+        self.trunk = _trunk(config, features)
         self.reader = FeatureReader(config, features) if features else None
         self.pooler: nn.Module | None = (
             MeanPooler() if features else Pooler(config) if pooler else None
@@ -70,6 +69,12 @@ class Network(nn.Module):
     def width(self) -> int:
         """Width of the heads' input."""
         return self.config.width if self.reader is None else self.reader.width
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """Every block, an encoder's too."""
+        encoder = self.trunk.encoder.blocks if isinstance(self.trunk, EncoderDecoder) else ()
+        return [*self.trunk.blocks, *encoder]
 
     def add(self, name: str, classes: int = 0) -> None:
         if name == "generator":
@@ -183,6 +188,12 @@ class Network(nn.Module):
         return cast(Tensor, self.heads[name](hidden))
 
 
+def _trunk(config: ModelConfig, features: FeatureConfig | None) -> Transformer:
+    if features:
+        return LayeredTransformer(config, features.layers)
+    return EncoderDecoder(config) if config.encoder_depth else Transformer(config)
+
+
 def count_parameters(network: nn.Module) -> int:
     """The number of distinct weights; tied ones count once."""
     return sum(p.numel() for p in network.parameters())
@@ -203,7 +214,7 @@ def initialise(network: Network, seed: int | None = None) -> Network:
             elif parameter_name == "bias":
                 weight.zero_()
             else:
-                _draw(weight, c, generator)
+                _draw(module, weight, c, generator)
         if isinstance(module, EmbeddingResidual | SkipConnections):
             module.reset()
         if isinstance(module, LSTM):
@@ -218,8 +229,15 @@ def initialise(network: Network, seed: int | None = None) -> Network:
     return network
 
 
-def _draw(weight: Tensor, c: ModelConfig, generator: torch.Generator | None) -> None:
-    if c.init == "truncated":
+def _draw(
+    module: nn.Module, weight: Tensor, c: ModelConfig, generator: torch.Generator | None
+) -> None:
+    if c.init == "xavier" and weight.dim() == 2:
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(weight, generator=generator)
+        else:
+            nn.init.normal_(weight, std=c.width**-0.5, generator=generator)
+    elif c.init == "truncated":
         nn.init.trunc_normal_(
             weight, std=c.init_std, a=-2 * c.init_std, b=2 * c.init_std, generator=generator
         )

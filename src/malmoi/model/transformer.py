@@ -38,6 +38,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),  # GPT-1, GPT-2
     "relu": F.relu,
     "relu2": lambda x: F.relu(x).square(),  # So et al. 2021
+    "silu": F.silu,
     "swiglu": F.silu,  # applied to the gate; heads have no gate and use it as a plain activation
     "geglu": F.gelu,
     "tanh": torch.tanh,
@@ -162,26 +163,43 @@ class Block(nn.Module):
         attention_out: list[Tensor] | None = None,
         embedded: Tensor | None = None,
     ) -> Tensor:
+        return self.transform(self.attention(x, mask, rotary, cache, attention_out, embedded))
+
+    def attention(
+        self,
+        x: Tensor,
+        mask: Mask,
+        rotary: Tensor | None = None,
+        cache: tuple[KVStore, int] | None = None,
+        attention_out: list[Tensor] | None = None,
+        embedded: Tensor | None = None,
+    ) -> Tensor:
+        """The first half of a block: self-attention with its residual."""
         values = None
         if self.again is not None and embedded is not None:
             x, values = self.again(x, embedded)
-        x = self.residual(
+        return self.residual(
             x,
             self.attend_norm,
             lambda y: self.drop(self.attend(y, mask, rotary, cache, attention_out, values)),
         )
+
+    def transform(self, x: Tensor) -> Tensor:
+        """The last part of a block: the MLP with its residual."""
         return self.residual(x, self.mlp_norm, lambda y: self.drop(self.mlp(y)))
 
 
 class Transformer(nn.Module):
     """tokens [B, T] → hidden states [B, T, D]."""
 
+    block_class = Block
+
     def __init__(self, c: ModelConfig) -> None:
         super().__init__()
         self.config = c
         self.patterns = [parse_pattern(text, c.heads) for text in c.attention]
         self.embed = Embedding(c)
-        block = Block if c.mixer == "attention" else LSTMBlock
+        block = self.block_class if c.mixer == "attention" else LSTMBlock
         self.blocks = nn.ModuleList(block(c, first=i == 0) for i in range(c.distinct))
         self.skips = SkipConnections(c.depth) if c.skip_connections else None
         self.norm = make_norm(c) if c.final_norm else nn.Identity()

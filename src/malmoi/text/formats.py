@@ -139,11 +139,15 @@ def json_file(path: Path, want: ReadOptions) -> FoundDocuments:
 
 
 def _lines(path: Path, want: ReadOptions) -> Iterator[tuple[int, str]]:
+    return read_lines(path, want.on_bad_line)
+
+
+def read_lines(path: Path, bad: OnBadLine) -> Iterator[tuple[int, str]]:
     """The whole lines of a file, with their numbers."""
     with open_bytes(path) as stream:
         encoding = encoding_of(stream.read(SAMPLE_BYTES))
     with open_bytes(path) as stream:
-        yield from _joined(decode_lines(stream, encoding, want.on_bad_line))
+        yield from _joined(decode_lines(stream, encoding, bad))
 
 
 def _joined(read: Iterator[tuple[int, str, bool]]) -> Iterator[tuple[int, str]]:

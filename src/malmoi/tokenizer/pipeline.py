@@ -108,6 +108,17 @@ def with_mask(rust: Rust, names: dict[str, str]) -> dict[str, str]:
     return bare | {"cls": end, "sep": end, "pad": end, "mask": BERT_SPECIALS["mask"]}
 
 
+def with_padding(rust: Rust, names: dict[str, str]) -> dict[str, str]:
+    """Adds a padding token, and puts the end-of-text token after every text, as Marian does."""
+    end = names["eos"]
+    rust.post_processor = processors.TemplateProcessing(
+        single=f"$A:0 {end}:0",
+        pair=f"$A:0 {end}:0 $B:1 {end}:1",
+        special_tokens=[(end, rust.token_to_id(end))],
+    )
+    return {"eos": end, "unk": end, "pad": "<pad>"}
+
+
 def roberta_pipeline(
     vocab: Vocab, merges: Merges, names: dict[str, str], *, prefix_space: bool = False
 ) -> Rust:

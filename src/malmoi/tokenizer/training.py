@@ -6,7 +6,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from tokenizers import Tokenizer as Rust
 from tokenizers import pre_tokenizers, trainers
@@ -18,6 +18,7 @@ from malmoi.tokenizer.checks import refused
 from malmoi.tokenizer.core import Tokenizer
 from malmoi.tokenizer.pipeline import BERT_SPECIALS, GPT1_SPECIALS, GPT2_SPECIALS, Merges, Vocab
 
+Special = Literal["none", "mask", "pad"]
 BERT_ORDER = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 TEXTS_BETWEEN_EVENTS = 1000  # progress events
 OVERLONG_RUN = re.compile(r"\S{1000}|\s{1000}")  # not a word: it would only slow down every merge
@@ -39,13 +40,14 @@ def train_tokenizer(
     vocab: int = 30_000,
     lowercase: bool | None = None,
     min_frequency: int = 2,
-    mask: bool = False,
+    special: Special = "none",
 ) -> Tokenizer:
     """Trains a tokenizer of at most `vocab` tokens: wordpiece, bpe, byte-bpe or char.
 
     `lowercase=None` uses the family's default: only GPT-1's bpe lowercases. Accents are kept, so
     that Hangul is never split into Jamo, and decomposed text (NFD) is composed (NFC) first. For
-    char, `vocab` keeps the most frequent characters.
+    char, `vocab` keeps the most frequent characters. A byte-bpe may have the special token mask,
+    to read both ways, or pad, to translate.
     """
     recipes: dict[str, Callable[..., tuple[Rust, dict[str, str]]]] = {
         "wordpiece": _wordpiece,
@@ -62,16 +64,17 @@ def train_tokenizer(
         raise UsageError(
             f"vocab={vocab} is too small for {kind}: its special tokens and alphabet need {least}."
         )
-    if mask and kind != "byte-bpe":
-        raise UsageError(f"Only a byte-bpe tokenizer is given a mask, not {kind}.")
+    if special != "none" and kind != "byte-bpe":
+        raise UsageError(f"Only a byte-bpe tokenizer is given a {special} token, not {kind}.")
     lower = kind == "bpe" if lowercase is None else lowercase
     rust, names = recipes[kind](
         Stream(texts),
-        vocab - mask,
+        vocab - (special != "none"),
         {"min_frequency": min_frequency, "show_progress": False},
         lowercase=lower,
     )
-    names = pipeline.with_mask(rust, names) if mask else names
+    if special != "none":
+        names = (pipeline.with_mask if special == "mask" else pipeline.with_padding)(rust, names)
     rust = pipeline.composed(rust)
     rust.add_special_tokens([pipeline.added(name) for name in names.values()])
     return Tokenizer(rust, {f"{role}_token": name for role, name in names.items()})

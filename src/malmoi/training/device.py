@@ -153,11 +153,11 @@ def first_micro(config: ModelConfig, length: int, batch: int, device: torch.devi
 
 def compile_for(execution: Execution, loss_module: LossModule, *, dynamic: bool) -> None:
     """Compiles one block, whose code all layers share: seconds instead of minutes."""
-    for block in loss_module.network.trunk.blocks if execution.compiled else ():
+    for block in loss_module.network.blocks if execution.compiled else ():
         block.compile(dynamic=None if dynamic else False)
 
 
 def release_compiled(loss_module: LossModule) -> None:
     """Drops compiled training code: decoding has other shapes and would recompile."""
-    for block in loss_module.network.trunk.blocks:
+    for block in loss_module.network.blocks:
         block._compiled_call_impl = None

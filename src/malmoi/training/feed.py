@@ -93,7 +93,7 @@ def _tensors(batch: ArrayBatch, length: int, device: torch.device) -> Tensors:
     tensors: Tensors = {
         name: _send(torch.from_numpy(array), device) for name, array in batch.items()
     }
-    if "mlm_labels" not in tensors:
+    if "mlm_labels" not in tensors and "lm_labels" not in tensors:
         whole: Tensor = tensors["tokens"]
         tensors |= {"tokens": whole[:, :-1].contiguous(), "lm_labels": whole[:, 1:].contiguous()}
         if "documents" in tensors:

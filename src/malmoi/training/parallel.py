@@ -5,7 +5,7 @@ gradients and optimizer state.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -119,7 +119,7 @@ def _left_alone(error: RuntimeError) -> bool:
 
 
 def wrap_model(
-    loss_module: nn.Module, blocks: nn.ModuleList, group: ProcessGroup, mode: str
+    loss_module: nn.Module, blocks: Iterable[nn.Module], group: ProcessGroup, mode: str
 ) -> nn.Module:
     """The module for a training step: itself, its DDP wrapper, or itself sharded (FSDP2)."""
     if group.world == 1:

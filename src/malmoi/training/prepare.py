@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +15,7 @@ from malmoi.model.heads import POOLED_HEADS
 from malmoi.system.untrusted import read_object
 from malmoi.text.documents import DocumentReader
 from malmoi.text.formats import DOCUMENT_RULES
+from malmoi.text.pairs import split_pair
 from malmoi.text.sentences import sentence_splitter
 from malmoi.tokenizer import Tokenizer
 from malmoi.training.data.encode import Stores, build_stores
@@ -24,7 +25,7 @@ from malmoi.training.log import plural
 from malmoi.training.losses import objective
 from malmoi.training.pace import Budget
 from malmoi.training.parallel import ProcessGroup
-from malmoi.training.recipe import Recipe, run_folder
+from malmoi.training.recipe import DataConfig, Recipe, run_folder
 from malmoi.training.run import TrainingRun
 from malmoi.training.run_tokenizer import RunSources, prepare_tokenizer
 from malmoi.training.samples import make_feeds, prompt_of
@@ -201,9 +202,7 @@ def _places(recipe: Recipe, out: Path) -> list[Path]:
 def _encode(recipe: Recipe, readers: list[DocumentReader], words: Tokenizer, out: Path) -> None:
     """Encodes every source; existing stores of the same text are reused."""
     pairs = not recipe.causal
-    sentences, end = (
-        (sentence_splitter(recipe.data.sentences), None) if pairs else (None, words.specials.eos)
-    )
+    sentences, end = (_splitter(recipe.data), None) if pairs else (None, words.specials.eos)
     for reader, where in zip(readers, _places(recipe, out), strict=True):
         valid = recipe.data.valid
         done = build_stores(reader, words, where, sentences=sentences, valid=valid, end=end)
@@ -213,6 +212,10 @@ def _encode(recipe: Recipe, readers: list[DocumentReader], words: Tokenizer, out
             )
         for sentence in _about(reader):
             logger.info(sentence)
+
+
+def _splitter(data: DataConfig) -> Callable[[str], list[str]]:
+    return split_pair if data.pairs else sentence_splitter(data.sentences)
 
 
 def _about(reader: DocumentReader) -> list[str]:

@@ -30,6 +30,10 @@ class DataConfig(Config):
     # what separates documents in plain text
     documents: Literal["auto", "blank", "blanks", "line", "file"] = "auto"
     text: str = "text"  # the column or key that holds the text
+    # the text is translations: files two by two, aligned by line, or tables of two columns
+    pairs: bool = False
+    source: str = "source"  # of a table of translations: the column or key to translate from, …
+    target: str = "target"  # … and to
     sentences: Literal["rules", "kiwi"] = "rules"
     document_mask: bool = False  # packed documents do not see one another
     # what an epoch reorders: windows of the text, or its documents before they are cut into windows
@@ -64,7 +68,8 @@ class TrainConfig(Config):
     # Muon's decay only where the update shrinks the weight too (Chen et al. 2025)
     cautious_decay: bool = False
     clip: float = 1.0  # 0: off
-    schedule: Literal["linear", "cosine", "wsd", "constant"] = "linear"
+    label_smoothing: float = 0.0  # share of the next token's probability spread over all tokens
+    schedule: Literal["linear", "cosine", "wsd", "constant", "inverse_sqrt"] = "linear"
     warmup: float = 0.01  # share of the budget
     warmup_steps: int = 100  # at least this many steps
     floor: float = 0.0  # the rate ends at this share of its peak
@@ -100,7 +105,9 @@ class Recipe(Config):
     name: str
     about: str = ""
     model: ModelConfig
-    objective: Literal["lm", "bilm", "both", "mlm", "mlm+nsp", "mlm+sop", "electra"] = "lm"
+    objective: Literal[
+        "lm", "bilm", "both", "mlm", "mlm+nsp", "mlm+sop", "electra", "translation"
+    ] = "lm"
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -139,6 +146,18 @@ class Recipe(Config):
                 getattr(self.train, name) > 0,
                 f"train.{name} must be positive, not {getattr(self.train, name)}.",
             )
+        _require(
+            bool(self.model.encoder_depth) == (self.objective == "translation"),
+            "the objective translation and an encoder (model.encoder_depth) belong together.",
+        )
+        _require(
+            self.data.pairs or self.objective != "translation",
+            "the objective translation learns from pairs: set data.pairs=true.",
+        )
+        _require(
+            0 <= self.train.label_smoothing < 1,
+            f"train.label_smoothing lies between 0 and 1, not {self.train.label_smoothing:g}.",
+        )
         for name, low, high in (("ema", 0.0, 1.0), ("cooldown", 1e-9, 1.0), ("floor", 0.0, 1.0)):
             value = getattr(self.train, name)
             _require(

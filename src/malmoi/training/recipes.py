@@ -62,6 +62,39 @@ def albert_recipe(name: str) -> Recipe:
     )
 
 
+def transformer_recipe(name: str) -> Recipe:
+    """Vaswani et al. 2017 §5: 25,000 tokens a side, Adam by eq. 3 after 4,000 steps of warm-up.
+
+    `small` is for tens of thousands of pairs: the sizes, dropout, batch and rate of Wu et al. 2021.
+    A step is `batch` units of 512 tokens a side. The last weights are averaged, as in §6.1.
+    """
+    small = name == "transformer-small"
+    model = preset(name)
+    train = TrainConfig(
+        steps={"transformer-base": 100_000, "transformer-big": 300_000}.get(name, 8_000),
+        batch=8 if small else 50,
+        lr=0.005 if small else (model.width * 4000) ** -0.5,
+        betas=(0.9, 0.98),
+        eps=1e-9,
+        decay=0.0,
+        clip=0.0,
+        label_smoothing=0.1,
+        schedule="inverse_sqrt",
+        warmup=0.0,
+        warmup_steps=2000 if small else 4000,
+        ema=0.1 if small else 0.05,
+    )
+    return Recipe(
+        name=name,
+        about="translation by an encoder and a decoder (Vaswani et al. 2017)",
+        model=model,
+        objective="translation",
+        tokenizer=TokenizerConfig(kind="byte-bpe", vocab=model.vocab),
+        data=DataConfig(pairs=True, lengths=(512,), shares=(1.0,)),
+        train=train,
+    )
+
+
 def gpt1_recipe(name: str) -> Recipe:
     """Radford et al. 2018 §4.1: 64 × 512 tokens, Adam to 2.5e-4 over 2,000 updates, cosine to 0."""
     train = TrainConfig(
@@ -301,6 +334,7 @@ _BERTS = {
     "bert-base": 1e-4,
     "bert-large": 1e-4,
 }  # the paper's 1e-4 for base and large; the small ones train faster with more
+_TRANSFORMERS = ("small", "base", "big")
 _GPT2S = {"gpt2-small": 6e-4, "gpt2-medium": 3e-4, "gpt2-large": 2.5e-4, "gpt2-xl": 2e-4}
 _HALF = 500_000
 _ONE = 1_000_000
@@ -320,6 +354,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     **{name: partial(bert_recipe, name, lr) for name, lr in _BERTS.items()},
     **{name: partial(electra_recipe, name) for name in ("electra-small", "electra-base")},
     "albert-base": partial(albert_recipe, "albert-base"),
+    **{f"transformer-{n}": partial(transformer_recipe, f"transformer-{n}") for n in _TRANSFORMERS},
     "gpt1": partial(gpt1_recipe, "gpt1"),
     **{name: partial(gpt2_recipe, name, lr) for name, lr in _GPT2S.items()},
     **{name: partial(gpt3_recipe, name, *values) for name, values in _GPT3S.items()},

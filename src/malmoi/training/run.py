@@ -73,6 +73,8 @@ class TrainingRun:
         model = Model(self.checkpoint)
         prompt = self.prompt
         with suppress(UsageError):  # this vocabulary may be unable to encode the prompt
+            if self.network.config.encoder_depth:
+                return f"{prompt} → {model.translate(prompt, beams=1)}"
             if "lm" in self.network.heads:
                 said = model.generate(prompt, max_new_tokens=40, temperature=0.8, seed=0)
                 return (prompt + said).replace("\n", " ")

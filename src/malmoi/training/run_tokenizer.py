@@ -7,11 +7,14 @@ from pathlib import Path
 
 from malmoi.errors import UsageError
 from malmoi.text.documents import DocumentReader, read_documents
+from malmoi.text.pairs import read_pairs
 from malmoi.tokenizer import Tokenizer, train_tokenizer
+from malmoi.tokenizer.training import Special
 from malmoi.training.recipe import DataConfig, Recipe, run_folder
 
 logger = logging.getLogger(__name__)
 
+SPECIAL: dict[str, Special] = {"both": "mask", "translation": "pad"}  # by objective
 TOKENIZER_CHARACTERS = 200_000_000  # characters a vocabulary is trained on
 
 
@@ -31,6 +34,8 @@ class RunSources:
         return self._opened
 
     def _open(self, data: DataConfig) -> list[DocumentReader]:
+        if data.pairs:
+            return [read_pairs(self.sources, (data.source, data.target))]
         kinds = dict(documents=data.documents, text=data.text)
         if not data.weights:
             return [read_documents(self.sources, **kinds)]
@@ -79,7 +84,7 @@ def _learn(recipe: Recipe, readers: list[DocumentReader]) -> Tokenizer:
         kind=c.kind,
         vocab=c.vocab,
         lowercase=c.lowercase,
-        mask=recipe.objective == "both",
+        special=SPECIAL.get(recipe.objective, "none"),
     )
 
 

@@ -1,10 +1,11 @@
 """The samples of a run's phases and of its validation, made from its token stores."""
 
+import logging
 from typing import Any
 
 import numpy as np
 
-from malmoi.errors import MalmoiError
+from malmoi.errors import MalmoiError, UsageError
 from malmoi.tokenizer import Tokenizer
 from malmoi.training.data.encode import Stores
 from malmoi.training.data.loader import BertBatches, LMBatches, MaskedWindows
@@ -12,9 +13,12 @@ from malmoi.training.data.mask import Masking
 from malmoi.training.data.mixture import Mixture
 from malmoi.training.data.pairs import Pairs
 from malmoi.training.data.store import Store
+from malmoi.training.data.translations import PairUnits, TranslationBatches
 from malmoi.training.data.windows import Windows
 from malmoi.training.feed import PhaseFeed
 from malmoi.training.recipe import Recipe
+
+logger = logging.getLogger(__name__)
 
 PROMPT_WORDS = 3  # words of the text that prompt a language model's samples
 GAP_SENTENCE_TOKENS = range(5, 25)  # lengths of sentences that suit a fill-in sample
@@ -48,6 +52,8 @@ def _feed(
 ) -> PhaseFeed:
     seed = recipe.train.seed
     d = recipe.data
+    if recipe.objective == "translation":
+        return _translations(recipe, stores[0], words, length)
     parts = [
         _source(recipe, store, words, length, others[i] if others else None)
         for i, store in enumerate(stores)
@@ -64,6 +70,18 @@ def _feed(
     pad = words.specials.pad or 0
     batches = BertBatches(source, masking, pad, seed, packed)
     return PhaseFeed(batches, length, len(source))
+
+
+def _translations(recipe: Recipe, store: Store, words: Tokenizer, length: int) -> PhaseFeed:
+    end = words.specials.eos
+    if end is None:
+        raise UsageError("This tokenizer has no end-of-text token, which translations need.")
+    units = PairUnits(store, length, recipe.train.batch, recipe.train.seed)
+    if units.left_out:
+        logger.warning(
+            f"{units.left_out:,} pairs of more than {length - 1} tokens on a side are left out."
+        )
+    return PhaseFeed(TranslationBatches(units, end, words.specials.pad or 0), length, len(units))
 
 
 def _masking(recipe: Recipe, words: Tokenizer) -> Masking:
@@ -97,6 +115,8 @@ def prompt_of(recipe: Recipe, stores: list[Stores], words: Tokenizer) -> str:
     store = next((s for one in stores for s in (one.valid, one.train) if len(s.tokens)), None)
     if store is None:
         return ""
+    if recipe.objective == "translation" and store.sentences is not None:
+        return words.decode(store.tokens[: store.sentences[1]].tolist())
     return _beginning(store, words) if recipe.causal else _gap(store, words)
 
 

@@ -31,6 +31,11 @@ def constant_rate(progress: float, c: TrainConfig) -> float:
     return 1.0
 
 
+def inverse_sqrt(step: int, warmup: float) -> float:
+    """Vaswani et al. 2017 eq. 3, as a share of its peak, which is reached after the warm-up."""
+    return min(step / warmup, (warmup / step) ** 0.5)
+
+
 SCHEDULES: dict[str, Schedule] = {
     "linear": linear_decay,
     "cosine": cosine_decay,
@@ -52,6 +57,8 @@ def rate_at(step: int, progress: float, c: TrainConfig, expected: int = 0) -> fl
     warm-up instead of the count of steps.
     """
     steps = warmup_steps(c, expected)
+    if c.schedule == "inverse_sqrt":  # by steps alone: it has no end
+        return inverse_sqrt(step + 1, max(1.0, steps))
     share = steps / expected if expected else 0.0
     warm = min(
         1.0,

@@ -31,7 +31,7 @@ from malmoi.training.device import (
 from malmoi.training.feed import MicroBatch, Tensors, batch_sizes
 from malmoi.training.log import RunLog, read_metrics
 from malmoi.training.loss_module import LossModule, guessing_loss
-from malmoi.training.losses import Objective, both, count_labels, objective
+from malmoi.training.losses import Objective, count_labels, objective
 from malmoi.training.losses.distil import TEXT_DISTILLERS, Distillation
 from malmoi.training.optim import make_optimizers, set_rate
 from malmoi.training.pace import LOOK_SECONDS, Budget, Pace, WorkClock, verdict
@@ -82,7 +82,7 @@ class Trainer:
         self.loss_module = LossModule(network.to(group.device), self.objective)
         network.trunk.gradient_checkpointing = self.config.gradient_checkpointing
         compile_for(self.execution, self.loss_module, dynamic=not recipe.causal)
-        self.call = wrap_model(self.loss_module, network.trunk.blocks, group, self.config.parallel)
+        self.call = wrap_model(self.loss_module, network.blocks, group, self.config.parallel)
         self.optimizers = make_optimizers(network, self.config)
         self.average = WeightAverage(network) if self.config.ema else None
         self.position = Position(samples_seen=[0] * len(run.feeds))
@@ -593,11 +593,12 @@ class Trainer:
 
 
 def _objective(recipe: Recipe, distillation: Distillation | None) -> Objective:
-    hard = (
-        both(recipe.data.causal_share)
-        if recipe.objective == "both"
-        else objective(recipe.objective)
-    )
+    settings = {
+        "both": recipe.data.causal_share,
+        "translation": recipe.train.label_smoothing,
+    }
+    given = [settings[recipe.objective]] if recipe.objective in settings else []
+    hard = objective(recipe.objective, *given)
     if distillation is None:
         return hard
     return distillation.add_to(hard, TEXT_DISTILLERS[hard.terms[0].head])

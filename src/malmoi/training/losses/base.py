@@ -16,7 +16,7 @@ from malmoi.model.heads import Generator
 
 IGNORE_LABEL = -100  # the label of positions without a loss
 # optional inputs of a batch, besides its tokens
-MODEL_INPUTS = ("segments", "keep", "positions", "documents", "bounds")
+MODEL_INPUTS = ("segments", "keep", "positions", "documents", "bounds", "source", "source_keep")
 TensorBatch = Mapping[str, Tensor]
 
 

@@ -36,6 +36,18 @@ def bilm() -> Objective:
     return lm() + Objective((Term("lm", "lm_labels", backward, name="backward_lm"),))
 
 
+def translation(smoothing: float = 0.0) -> Objective:
+    """Next tokens of the target given the source; labels are smoothed in training only (§5.4)."""
+
+    def total(done: ForwardPass) -> Tensor:
+        head = done.network.heads["lm"]
+        smooth = smoothing if done.network.training else 0.0
+        features = head.features(done.hidden)  # type: ignore[operator]
+        return linear_cross_entropy(features, head, done.batch["lm_labels"], smooth)  # type: ignore[arg-type]
+
+    return Objective((Term("lm", "lm_labels", total),))
+
+
 def mlm(head_name: str = "mlm") -> Objective:
     """Devlin et al. §3.1, task 1: the original of each masked token, only at those slots."""
 
@@ -82,10 +94,11 @@ def detect() -> Objective:
     return Objective((Term("detect", "tokens", total),))
 
 
-OBJECTIVES: dict[str, Callable[[], Objective]] = {
+OBJECTIVES: dict[str, Callable[..., Objective]] = {
     "lm": lm,
     "bilm": bilm,
     "both": both,
+    "translation": translation,
     "mlm": mlm,
     "electra": lambda: mlm("generator") + DETECTION_WEIGHT * detect(),
     "mlm+nsp": lambda: mlm() + nsp(),
@@ -93,7 +106,8 @@ OBJECTIVES: dict[str, Callable[[], Objective]] = {
 }
 
 
-def objective(name: str) -> Objective:
+def objective(name: str, *settings: float) -> Objective:
+    """An objective by name; `both` and `translation` have a setting."""
     if name not in OBJECTIVES:
         raise UsageError(f"There is no objective {name!r}.{nearest(name, OBJECTIVES)}")
-    return OBJECTIVES[name]()
+    return OBJECTIVES[name](*settings)

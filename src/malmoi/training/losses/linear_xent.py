@@ -7,7 +7,7 @@ rows, D width, V vocabulary.
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,8 +23,14 @@ MAX_LOGITS = {"cuda": 1 << 29, "cpu": 1 << 22}
 VOCAB_MULTIPLE = 128
 
 
-def linear_cross_entropy(features: Tensor, head: VocabularyHead, labels: Tensor) -> Tensor:
-    """Σ −log softmax(features Wᵀ + b)[label] over the labels that are not IGNORE."""
+def linear_cross_entropy(
+    features: Tensor, head: VocabularyHead, labels: Tensor, smoothing: float = 0.0
+) -> Tensor:
+    """Σ −log softmax(features Wᵀ + b)[label] over the labels that are not IGNORE.
+
+    With `smoothing` ε the label has the probability 1 − ε, and all tokens share ε (Szegedy et al.
+    2016 §7).
+    """
     x = features.flatten(0, -2)
     y = labels.flatten()
     weight = head.weight
@@ -34,18 +40,31 @@ def linear_cross_entropy(features: Tensor, head: VocabularyHead, labels: Tensor)
         x = x.to(kind)
         weight = weight.to(kind)
     if not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)):
-        return _forward_only(x, weight, bias, y, head.cap)
+        return _forward_only(x, weight, bias, y, Shape(head.cap, smoothing))
     apply: Callable[..., Tensor] = _LinearCrossEntropy.apply
-    total = apply(x, weight, bias, y, head.cap)
+    total = apply(x, weight, bias, y, Shape(head.cap, smoothing))
     return total
 
 
-def _forward_only(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, cap: float) -> Tensor:
+class Shape(NamedTuple):
+    """What changes the plain cross-entropy: a cap on the logits, and label smoothing."""
+
+    cap: float = 0.0
+    smoothing: float = 0.0
+
+
+def _forward_only(
+    x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, shape: Shape
+) -> Tensor:
     total = x.new_zeros((), dtype=torch.float32)
     for rows in torch.arange(len(x)).split(_rows(x, weight)):
         part = slice(int(rows[0]), int(rows[-1]) + 1)
         total = total + F.cross_entropy(
-            _logits(x[part], weight, bias, cap), y[part], ignore_index=IGNORE_LABEL, reduction="sum"
+            _logits(x[part], weight, bias, shape.cap),
+            y[part],
+            ignore_index=IGNORE_LABEL,
+            reduction="sum",
+            label_smoothing=shape.smoothing,
         )
     return total
 
@@ -63,7 +82,7 @@ def _logits(x: Tensor, weight: Tensor, bias: Tensor | None, cap: float) -> Tenso
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, cap: float
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, shape: Shape
     ) -> Tensor:
         padded = F.pad(weight, (0, 0, 0, -weight.size(0) % VOCAB_MULTIPLE)) if x.is_cuda else weight
         dx = torch.empty_like(x)
@@ -74,7 +93,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         piece = _fused() if x.is_cuda else _in_place
         for start in range(0, len(x), size):
             part = slice(start, start + size)
-            loss, slope = piece(F.linear(x[part], padded), bias, y[part], weight.size(0), cap)
+            loss, slope = piece(F.linear(x[part], padded), bias, y[part], weight.size(0), shape)
             total += loss
             slope = slope.to(x.dtype)
             dx[part] = slope @ padded
@@ -104,22 +123,29 @@ def _fused() -> Callable[..., tuple[Tensor, Tensor]]:
 
 
 def _piece(
-    logits: Tensor, bias: Tensor | None, y: Tensor, vocab: int, cap: float
+    logits: Tensor, bias: Tensor | None, y: Tensor, vocab: int, shape: Shape
 ) -> tuple[Tensor, Tensor]:
     """Loss of some rows and its gradient by the logits, ignoring vocabulary padding."""
+    cap, smoothing = shape
     z = logits.float()
     if bias is not None:
         z = z + F.pad(bias, (0, logits.size(1) - vocab))
     squash = torch.tanh(z / cap) if cap else None
     z = cap * squash if squash is not None else z
+    mean = z[:, :vocab].mean(-1) if smoothing else 0.0
     if logits.size(1) != vocab:
         z = z.masked_fill(torch.arange(logits.size(1), device=z.device) >= vocab, float("-inf"))
     kept = y != IGNORE_LABEL
     at = y.clamp(min=0)[:, None]
     log_sum = z.logsumexp(-1, keepdim=True)
-    loss = (log_sum - z.gather(1, at)).squeeze(1)
+    # cross-entropy with the target (1 − ε) · label + ε / V
+    wanted = (1 - smoothing) * z.gather(1, at).squeeze(1) + smoothing * mean
+    loss = log_sum.squeeze(1) - wanted
     slope = (z - log_sum).exp()
-    slope = slope - (torch.arange(z.size(1), device=z.device) == at).to(slope.dtype)
+    columns = torch.arange(z.size(1), device=z.device)
+    slope = slope - (1 - smoothing) * (columns == at).to(slope.dtype)
+    if smoothing:
+        slope = slope - smoothing / vocab * (columns < vocab).to(slope.dtype)
     slope = slope * kept[:, None]
     if squash is not None:
         slope = slope * (1 - squash.square())
@@ -127,11 +153,11 @@ def _piece(
 
 
 def _in_place(
-    logits: Tensor, bias: Tensor | None, y: Tensor, vocab: int, cap: float
+    logits: Tensor, bias: Tensor | None, y: Tensor, vocab: int, shape: Shape
 ) -> tuple[Tensor, Tensor]:
     """The same without a compiler: in place, with as few passes over the logits as possible."""
-    if bias is not None or cap:
-        return _piece(logits, bias, y, vocab, cap)
+    if bias is not None or any(shape):
+        return _piece(logits, bias, y, vocab, shape)
     slope = F.log_softmax(logits, -1, dtype=torch.float32)
     kept = y != IGNORE_LABEL
     at = y.clamp(min=0)[:, None]

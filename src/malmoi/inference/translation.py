@@ -1,0 +1,230 @@
+"""Translation with an encoder and a decoder: greedy, and by beams as in Vaswani et al. 2017.
+
+The encoder reads each source once; the decoder's own keys and values are cached. R rows, N beams,
+V vocabulary, T tokens written so far.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from malmoi.errors import UsageError
+from malmoi.model import KVCache, Network
+from malmoi.model.encoder_decoder import CrossActivations, EncoderDecoder, Memory
+from malmoi.tokenizer import Tokenizer
+
+EXTRA_TOKENS = 50  # a translation has at most this many tokens more than its source (§6.1)
+BEAMS = 4
+LENGTH_PENALTY = 0.6  # α
+BATCH_TOKENS = {"cuda": 65_536}  # source tokens decoded together, all beams counted
+CPU_BATCH_TOKENS = 4_096
+
+
+@dataclass(frozen=True)
+class Translator:
+    """A network that translates, and the tokens that begin and end a translation."""
+
+    network: Network
+    start: int
+    end: int
+    pad: int
+
+    @property
+    def trunk(self) -> EncoderDecoder:
+        return cast(EncoderDecoder, self.network.trunk)
+
+    @torch.inference_mode()
+    def translate(
+        self, sources: Sequence[Sequence[int]], beams: int = BEAMS, alpha: float = LENGTH_PENALTY
+    ) -> list[list[int]]:
+        """Translates sources, which end with the end token, each into tokens without one."""
+        for source in sources:
+            self._check(source)
+        order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
+        found: dict[int, list[int]] = {}
+        while order:
+            longest = len(sources[order[0]])
+            room = BATCH_TOKENS.get(self.network.device.type, CPU_BATCH_TOKENS)
+            size = max(1, room // (longest * beams))
+            some, order = order[:size], order[size:]
+            memory = self._read([sources[i] for i in some])
+            limit = min(longest + EXTRA_TOKENS, self.network.config.context - 1)
+            rows = (
+                self._greedy(memory, limit)
+                if beams == 1
+                else self._beams(memory, limit, beams, alpha)
+            )
+            found |= zip(some, rows, strict=True)
+        return [found[i] for i in range(len(sources))]
+
+    def _check(self, source: Sequence[int]) -> None:
+        context = self.network.config.context
+        if len(source) > context:
+            raise UsageError(
+                f"The text has {len(source)} tokens, more than this model's context of {context}; "
+                "shorten it.",
+                code="context_length_exceeded",
+            )
+
+    def _read(self, sources: Sequence[Sequence[int]]) -> Memory:
+        rows = [torch.tensor(source) for source in sources]
+        tokens = pad_sequence(rows, batch_first=True, padding_value=self.pad)
+        lengths = torch.tensor([len(source) for source in sources])
+        keep = torch.arange(tokens.size(1)) < lengths[:, None]
+        device = self.network.device
+        return self.trunk.encode(tokens.to(device), keep.to(device))
+
+    def _cache(self, rows: int, limit: int) -> KVCache:
+        network = self.network
+        return KVCache(network.config, rows, limit, dtype=network.dtype, device=network.device)
+
+    def _logprobs(self, newest: Tensor, memory: Memory, cache: KVCache) -> Tensor:
+        """log P of every next token [R, V], after the newest tokens [R]."""
+        hidden = self.trunk(newest[:, None], memory=memory, cache=cache)[:, 0]
+        return self.network.read("lm", hidden).float().log_softmax(-1)
+
+    def _greedy(self, memory: Memory, limit: int) -> list[list[int]]:
+        """The likeliest token each time; rows leave the batch when they end."""
+        device = self.network.device
+        total = len(memory.layers[0][0])
+        cache = self._cache(total, limit)
+        rows = torch.arange(total, device=device)
+        newest = torch.full((total,), self.start, device=device)
+        written: list[list[int]] = [[] for _ in range(total)]
+        for _ in range(limit):
+            newest = self._logprobs(newest, memory, cache).argmax(-1)
+            going = newest != self.end
+            if not bool(going.all()):
+                chosen = going.nonzero()[:, 0]
+                rows, newest, memory = rows[chosen], newest[chosen], memory.rows(chosen)
+                cache.reorder(chosen)
+            if not len(rows):
+                break
+            for row, token in zip(rows.tolist(), newest.tolist(), strict=True):
+                written[row].append(token)
+        return written
+
+    def _beams(self, memory: Memory, limit: int, beams: int, alpha: float) -> list[list[int]]:
+        """Beam search over all rows at once, as in tensor2tensor.
+
+        Of the 2N likeliest continuations of a row's N beams, those that end compete with the
+        row's finished texts by log P / ((5 + length) / 6)^α (Wu et al. 2016 eq. 14), and the N
+        best of the others go on. A row is decided once no beam can beat its best text.
+        """
+        device = self.network.device
+        total = len(memory.layers[0][0])
+        memory = memory.rows(torch.arange(total, device=device).repeat_interleave(beams))
+        cache = self._cache(total * beams, limit)
+        state = _Beams.start(total, beams, self.start, device)
+        results: list[list[int]] = [[] for _ in range(total)]
+        rows = list(range(total))
+        longest = _penalty(limit, alpha)
+        for length in range(1, limit + 1):
+            logprobs = self._logprobs(state.newest, memory, cache)
+            came_from = state.step(logprobs, self.end, _penalty(length, alpha))
+            done = (state.logprobs[:, 0] / longest <= state.best_score) | (length == limit)
+            for i in done.nonzero()[:, 0].tolist():
+                results[rows[i]] = state.text(i)
+            left = (~done).nonzero()[:, 0]
+            if not len(left):
+                break
+            if len(left) < len(rows):
+                kept = (left[:, None] * beams + torch.arange(beams, device=device)).flatten()
+                rows = [rows[i] for i in left.tolist()]
+                state, came_from, memory = state.rows(left), came_from[kept], memory.rows(kept)
+            cache.reorder(came_from)
+        return results
+
+
+def _penalty(length: int, alpha: float) -> float:
+    """Wu et al. 2016 eq. 14, which Vaswani et al. use with α = 0.6."""
+    return float(((5 + length) / 6) ** alpha)
+
+
+@dataclass
+class _Beams:
+    """The beams of R rows that go on, and the best finished text of each row."""
+
+    tokens: Tensor  # [R, N, T], the start included
+    logprobs: Tensor  # [R, N], best first
+    best_score: Tensor  # [R]
+    best: list[list[int]]
+
+    @classmethod
+    def start(cls, rows: int, beams: int, token: int, device: torch.device) -> "_Beams":
+        tokens = torch.full((rows, beams, 1), token, device=device)
+        logprobs = torch.full((rows, beams), -torch.inf, device=device)
+        logprobs[:, 0] = 0.0  # all beams are equal at first: only one goes on
+        return cls(tokens, logprobs, torch.full((rows,), -torch.inf, device=device), [[]] * rows)
+
+    @property
+    def newest(self) -> Tensor:
+        return self.tokens[:, :, -1].flatten()
+
+    def step(self, logprobs: Tensor, end: int, penalty: float) -> Tensor:
+        """Adds a token to every beam; returns each beam's row of the batch before [R · N]."""
+        rows, beams, _ = self.tokens.shape
+        vocab = logprobs.size(-1)
+        total = (self.logprobs[..., None] + logprobs.view(rows, beams, vocab)).flatten(1)
+        values, places = total.topk(min(2 * beams, total.size(1)), dim=1)
+        ends = places % vocab == end
+        self._finish(values.masked_fill(~ends, -torch.inf) / penalty, places // vocab)
+        self.logprobs, chosen = values.masked_fill(ends, -torch.inf).topk(beams, dim=1)
+        places = places.gather(1, chosen)
+        origin = places // vocab
+        before = self.tokens.gather(1, origin[..., None].expand(-1, -1, self.tokens.size(2)))
+        self.tokens = torch.cat((before, (places % vocab)[..., None]), 2)
+        first = torch.arange(rows, device=origin.device)[:, None] * beams
+        return (first + origin).flatten()
+
+    def _finish(self, scores: Tensor, origins: Tensor) -> None:
+        score, which = scores.max(1)
+        for i in (score > self.best_score).nonzero()[:, 0].tolist():
+            self.best[i] = self.tokens[i, origins[i, which[i]], 1:].tolist()
+        self.best_score = torch.maximum(self.best_score, score)
+
+    def text(self, row: int) -> list[int]:
+        """The best finished text, or the likeliest unfinished one."""
+        if self.best_score[row] > -torch.inf:
+            return self.best[row]
+        unfinished: list[int] = self.tokens[row, 0, 1:].tolist()
+        return unfinished
+
+    def rows(self, rows: Tensor) -> "_Beams":
+        best = [self.best[i] for i in rows.tolist()]
+        return _Beams(self.tokens[rows], self.logprobs[rows], self.best_score[rows], best)
+
+
+@dataclass(frozen=True, eq=False)
+class CrossAttentionMap:
+    """What each target token attended to in the source: [T, S], the mean of a layer's heads."""
+
+    source: list[str]
+    target: list[str]
+    weights: NDArray[np.float32]
+
+
+@torch.inference_mode()
+def cross_attention(
+    translator: Translator, tokenizer: Tokenizer, source: str, target: str, layer: int = -1
+) -> CrossAttentionMap:
+    """The attention from a target, token by token, to its source; rows add up to 1."""
+    read = [*tokenizer.encode(source, specials=False).tokens, translator.end]
+    written = tokenizer.encode(target, specials=False).tokens
+    translator._check(read)
+    device = translator.network.device
+    seen = CrossActivations()
+    tokens = torch.tensor([[translator.start, *written]], device=device)
+    translator.trunk(tokens, source=torch.tensor([read], device=device), activations=seen)
+    if not -len(seen.cross) <= layer < len(seen.cross):
+        raise UsageError(f"This model has the decoder layers 0 to {len(seen.cross) - 1}.")
+    weights = seen.cross[layer][0].mean(0).float().cpu().numpy()
+    # row t predicts target token t
+    names = [tokenizer.token(token) for token in (*written, translator.end)]
+    return CrossAttentionMap([tokenizer.token(token) for token in read], names, weights)
