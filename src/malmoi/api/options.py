@@ -153,6 +153,7 @@ class EvaluateOptions(ColumnOptions, total=False):
     score: str  # how the likelihoods of choices are compared
     template: str | None  # another prompt
     per_label: bool  # the metrics of each label too
+    beams: int  # of a model that translates: 4
     reading: Literal["causal", "masked"]  # of a model that was trained both ways
     out: str | Path | None  # a folder for curve.json and curve.svg
     harness: Literal["lm-eval"] | None

@@ -411,8 +411,8 @@ def _default_generation(checkpoint: Checkpoint) -> dict[str, Any]:
 def _decoder_start(checkpoint: Checkpoint) -> dict[str, int]:
     """The token that begins a translation: the folder's own, or the end-of-text token."""
     start = checkpoint.generation.get("decoder_start_token_id")
-    ids = _token_ids(checkpoint)
-    return {"decoder_start_token_id": ids.get("eos_token_id") if start is None else start}
+    end = _token_ids(checkpoint).get("eos_token_id")
+    return {"decoder_start_token_id": next((id for id in (start, end) if id is not None), 0)}
 
 
 def _read_tokenizer(folder: Path) -> Tokenizer | None:

@@ -741,7 +741,8 @@ def _read_marian(theirs: Mapping[str, Any]) -> dict[str, Any]:
 def _write_marian(ours: Mapping[str, Any]) -> dict[str, Any]:
     sides = {theirs: ours[name] for theirs, name in _MARIAN_SIDES.items()}
     fixed = {"is_encoder_decoder": True, "forced_eos_token_id": None, "activation_dropout": 0.0}
-    return sides | fixed | {"decoder_start_token_id": 0}
+    # null unless a tokenizer sets them: transformers' defaults are ids of its own vocabulary
+    return sides | fixed | {"decoder_start_token_id": 0, "pad_token_id": None, "eos_token_id": None}
 
 
 MARIAN_TABLE = Table(

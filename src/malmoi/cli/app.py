@@ -31,7 +31,7 @@ PANELS = {
     "Train": (
         "demo", "corpus", "tokenizer", "recipes", "pretrain", "tasks", "finetune", "merge"
     ),
-    "Use": ("generate", "chat", "fill", "embed", "predict"),
+    "Use": ("generate", "chat", "translate", "fill", "embed", "predict"),
     "Evaluate": ("evaluate", "score", "perplexity", "study", "records"),
     "Compress": ("compress",),
     "Serve": ("export", "serve"),

@@ -70,6 +70,10 @@ def evaluate_command(
     template: Annotated[
         str | None, typer.Option(help="Another prompt template, by name or from a .toml file.")
     ] = None,
+    beams: Annotated[
+        int | None,
+        typer.Option(help="Beams of a model that translates; 1 is greedy.", show_default="4"),
+    ] = None,
     reading: Annotated[
         str | None, typer.Option(help="How a model trained both ways reads: causal or masked.")
     ] = None,
@@ -97,6 +101,8 @@ def evaluate_command(
 
     Example: malmoi evaluate --model runs/reviews test.csv
 
+    Example: malmoi evaluate translation --model runs/en-de test.en test.de
+
     Example: malmoi evaluate copa --model runs/tiny-gpt copa.jsonl --shots 0,1,4 --show 2
     """
     from malmoi.evaluation.evaluate import evaluate_model as judge
@@ -115,7 +121,11 @@ def evaluate_command(
     chosen, files = _task(words or [], data, model, columns)
     opened = open_model(model, device, dtype)
     rows: Any = files[0] if len(files) == 1 else files or None
-    if harness is not None or isinstance(chosen, str):
+    if opened.config.encoder_depth:
+        show_facts(judge(opened, chosen, rows, **asking, **given(beams=beams)), json)
+    elif beams is not None:
+        raise UsageError("--beams is for a model that translates (malmoi pretrain transformer-…).")
+    elif harness is not None or isinstance(chosen, str):
         show_facts(judge(opened, chosen, rows, skip_bad=skip_bad, harness=harness, **asking), json)
     elif asking or show or out or not isinstance(kind_of(chosen), HeadKind):
         from malmoi.evaluation.few_shot import few_shot_results, in_context_config

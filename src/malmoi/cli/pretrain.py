@@ -23,6 +23,7 @@ from malmoi.cli.options import (
 from malmoi.cli.output import format_span, print_json, print_table, say
 from malmoi.errors import UsageError, nearest
 from malmoi.system.limits import format_size
+from malmoi.system.untrusted import read_object
 
 DEFAULT_RECIPE = "gpt"  # its size follows from the text, the minutes and the machine
 DEFAULT_MINUTES = 3.0  # of a run whose budget nobody named
@@ -75,6 +76,8 @@ def pretrain_command(
     stops; the same command resumes.
 
     Example: malmoi pretrain book.txt --minutes 3
+
+    Example: malmoi pretrain transformer-small train.en train.de --minutes 30
 
     Example: malmoi pretrain bert-tiny texts/ notes/*.txt.gz -o runs/bert --minutes 30
     """
@@ -244,7 +247,9 @@ def _tell(out: Path, json: bool) -> None:
     words = ", ".join(f"{name.replace('_', ' ')} {_number(value)}" for name, value in row.items())
     print(f"{out}: {words}")
     causal = "perplexity" in row and "backward_lm_loss" not in row
-    use = f'malmoi generate -m {out} "…"' if causal else f"malmoi finetune rows.csv -m {out}"
+    objective = read_object(out / "recipe.json").get("objective")
+    verb = "translate" if objective == "translation" else "generate"
+    use = f'malmoi {verb} -m {out} "…"' if causal else f"malmoi finetune rows.csv -m {out}"
     say(f"Next: {use}, malmoi serve -m {out}, {out}/report.html")
 
 

@@ -12,6 +12,7 @@ from malmoi.evaluation.few_shot import evaluate_few_shot
 from malmoi.evaluation.kinds import HeadKind, Outcome, head_kind, kind_of, metric_names
 from malmoi.evaluation.task import Example, Task
 from malmoi.evaluation.tasks import named_task
+from malmoi.evaluation.translation import evaluate_translation
 from malmoi.inference import Model, load
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import task_heads
@@ -38,9 +39,12 @@ def evaluate_model(
     evaluated in context with that many examples, and every metric has a standard error; several
     numbers ("0,1,4") give a list. Other options are the fields of `InContextConfig`: train, seed,
     limit, score, template, reading; and out (a folder for the curve), harness ("lm-eval").
-    `per_label` adds precision, recall, F1 and support of each label of a classification.
+    `per_label` adds precision, recall, F1 and support of each label of a classification. A model
+    that translates is scored by BLEU on two files or a table; its options are `beams` and `limit`.
     """
     found = model if isinstance(model, Model) else load(model, device=device)
+    if found.config.encoder_depth:
+        return evaluate_translation(found, data, **asking)
     if isinstance(task, str) and task.endswith((".yaml", ".yml")):
         return evaluate_few_shot(found, Path(task), data, **asking)
     chosen = named_task(task) if isinstance(task, str) else task

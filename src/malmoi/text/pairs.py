@@ -50,8 +50,8 @@ class PairSource:
             if number == 0:
                 self._check_counts(source, target)
             elif not source.strip() or not target.strip():
-                side = "source" if not source.strip() else "target"
-                want.on_bad_line(number, f"the {side} is empty")
+                empty = "the target is empty" if source.strip() else "the source is empty"
+                want.on_bad_line(number, empty)
             else:
                 yield f"{_one_line(source)}\n{_one_line(target)}", number
 

@@ -32,6 +32,7 @@ class Execution:
     device: torch.device
     dtype: torch.dtype  # of matrix products; the weights are fp32
     compiled: bool
+    varied: bool = False  # batches of many shapes: cuDNN would plan its attention for each anew
 
     @property
     def half(self) -> bool:
@@ -55,9 +56,10 @@ class Execution:
     def computing(self) -> Iterator[None]:
         """Autocasts to bf16 if chosen, and selects the fastest attention kernel."""
         products = torch.autocast(self.device.type, self.dtype) if self.half else nullcontext()
+        backends = SDPA_BACKENDS[1:] if self.varied else SDPA_BACKENDS
         with (
             products,
-            sdpa_kernel(SDPA_BACKENDS, set_priority=True)
+            sdpa_kernel(backends, set_priority=True)
             if self.device.type == "cuda"
             else nullcontext(),
         ):

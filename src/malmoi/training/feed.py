@@ -10,6 +10,7 @@ from torch import Tensor
 from malmoi.model import Bounds
 from malmoi.training.data.background import Background
 from malmoi.training.data.loader import PACKED_MULTIPLE, ArrayBatch
+from malmoi.training.data.mask import UNMASKED_LABEL
 from malmoi.training.parallel import ProcessGroup
 from malmoi.training.recipe import TrainConfig
 
@@ -80,6 +81,8 @@ class PhaseFeed:
 
 
 def _real_tokens(batch: ArrayBatch) -> int:
+    if "lm_labels" in batch:
+        return int((batch["lm_labels"] != UNMASKED_LABEL).sum())
     if "keep" in batch:
         return int(batch["keep"].sum())
     if "bounds" in batch:

@@ -33,7 +33,7 @@ def constant_rate(progress: float, c: TrainConfig) -> float:
 
 def inverse_sqrt(step: int, warmup: float) -> float:
     """Vaswani et al. 2017 eq. 3, as a share of its peak, which is reached after the warm-up."""
-    return min(step / warmup, (warmup / step) ** 0.5)
+    return min(step / warmup, math.sqrt(warmup / step))
 
 
 SCHEDULES: dict[str, Schedule] = {

@@ -74,7 +74,9 @@ class Trainer:
         self.feeds = run.feeds
         self.valid = run.valid
         self.budget = Budget.of(recipe)
-        self.execution: Execution = choose_execution(group.device, self.config)
+        self.execution: Execution = replace(
+            choose_execution(group.device, self.config), varied=recipe.data.pairs
+        )
         self.objective = _objective(recipe, distillation)
         self._guessing = (
             0.0 if distillation else guessing_loss(self.objective, network.config.vocab)

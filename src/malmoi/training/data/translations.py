@@ -47,7 +47,8 @@ class PairUnits:
         Pairs that are longer than a unit are left out.
         """
         sides = self._all_sides
-        return sides[np.diff(sides).max(1, initial=0) < self.length]
+        short: PairIndex = sides[np.diff(sides).max(1, initial=0) < self.length]
+        return short
 
     @property
     def left_out(self) -> int:
@@ -67,7 +68,8 @@ class PairUnits:
     @cached_property
     def _longest(self) -> PairIndex:
         """Tokens of each pair's longer side, with the end."""
-        return np.diff(self.sides).max(1) + 1
+        longer: PairIndex = np.diff(self.sides).max(1) + 1
+        return longer
 
     @cached_property
     def _cuts(self) -> PairIndex:
@@ -120,13 +122,12 @@ class TranslationBatches:
         sources = [tokens[a:b] for a, b, _ in sides.tolist()]
         targets = [tokens[b:c] for _, b, c in sides.tolist()]
         source, source_keep = padded([[*text, self.end] for text in sources], self.pad)
-        shifted, keep = padded([[self.end, *text] for text in targets], self.pad)
+        shifted, _ = padded([[self.end, *text] for text in targets], self.pad)
         labels, _ = padded([[*text, self.end] for text in targets], UNMASKED_LABEL)
         return {
             "source": source,
             "source_keep": source_keep,
-            "tokens": shifted,
-            "keep": keep,
+            "tokens": shifted,  # its padding needs no mask: it is after all that see no later one
             "lm_labels": labels,
         }
 

@@ -1,0 +1,72 @@
+"""`malmoi translate`: texts, or the lines of files, in another language."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from malmoi.cli.options import (
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    ModelOption,
+    TextsArgument,
+    given,
+    input_lines,
+    open_model,
+)
+from malmoi.cli.output import one_line, print_json
+from malmoi.errors import UsageError
+
+
+def translate_command(
+    model: ModelOption,
+    texts: TextsArgument = None,
+    to: Annotated[
+        str, typer.Option(help="Language, for a GPT that is asked in a prompt.", metavar="NAME")
+    ] = "",
+    beams: Annotated[int, typer.Option(help="1 is greedy.")] = 4,
+    length_penalty: Annotated[
+        float, typer.Option(help="Beams are scored by log p / ((5 + length) / 6)^penalty.")
+    ] = 0.6,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Translate texts, or every line of a file.
+
+    With a model that was pre-trained on translations; or with a GPT and --to.
+
+    Example: malmoi translate --model runs/en-de "A dog runs on the beach."
+    """
+    lines = _lines(texts)
+    opened = open_model(model, device, dtype)
+    if opened.config.encoder_depth:
+        if to:
+            raise UsageError("--to is for a GPT: this model knows one language to translate into.")
+        options = given(beams=beams, length_penalty=length_penalty)
+        said = iter(opened.translate([line for line in lines if line.strip()], **options))
+        found = [next(said) if line.strip() else "" for line in lines]
+    else:
+        found = [opened.translate(line, to) if line.strip() else "" for line in lines]
+    for line, text in zip(lines, found, strict=True):
+        if json:
+            print_json({"text": line, "translation": text})
+        else:
+            print(one_line(text))
+
+
+def _lines(texts: list[str] | None) -> list[str]:
+    """The texts, the lines of those that are files, or the lines of standard input."""
+    from malmoi.text.formats import read_lines
+
+    def bad(number: int, why: str) -> None:
+        raise UsageError(f"Line {number} of the file is {why}.")
+
+    found: list[str] = []
+    for text in input_lines(texts, keep_blank=True):
+        if len(text) < 1000 and Path(text).is_file():
+            found += [line for _, line in read_lines(Path(text), bad)]
+        else:
+            found.append(text)
+    return found
