@@ -209,7 +209,7 @@ class TokenizerOptions(TypedDict, total=False):
     vocab: int  # 30,000
     lowercase: bool | None  # None: only bpe lowercases
     min_frequency: int  # 2: merge only pairs that occur at least this often
-    mask: bool  # give a byte-bpe tokenizer a mask token
+    special: Literal["none", "mask", "pad"]  # of a byte-bpe: for reading both ways, or to translate
 
 
 class ServeOptions(TypedDict, total=False):
