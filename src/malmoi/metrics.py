@@ -106,6 +106,40 @@ def _common(a: Sequence[str], b: Sequence[str]) -> int:
     return row[-1]
 
 
+CHRF_ORDER = 6  # chrF counts character n-grams of up to this many
+CHRF_BETA = 2  # recall counts this many times as much as precision
+
+
+def chrf(gold: Sequence[Sequence[str]], predicted: Sequence[str]) -> float:
+    """Corpus chrF2, 0 to 100 (Popović 2015): F-score of character n-grams, white space left out.
+
+    Unlike BLEU it sees that two words share a stem. Of several golds the best one counts.
+    """
+    totals = np.zeros((CHRF_ORDER, 3))
+    for golds, text in zip(gold, predicted, strict=True):
+        totals += max((_character_counts(one, text) for one in golds), key=_chrf)
+    return _chrf(totals)
+
+
+def _character_counts(gold: str, said: str) -> np.ndarray[Any, Any]:
+    """For each order: n-grams of the prediction, of the gold, and common to both."""
+    rows = []
+    for n in range(1, CHRF_ORDER + 1):
+        theirs, ours = (_runs("".join(text.split()), n) for text in (gold, said))
+        both = (ours & theirs).total()
+        rows.append((ours.total() if theirs else 0, theirs.total(), both))
+    return np.array(rows, float)
+
+
+def _chrf(counts: np.ndarray[Any, Any]) -> float:
+    used = counts[(counts[:, 0] > 0) & (counts[:, 1] > 0)]
+    if not used[:, 2].any():
+        return 0.0
+    precision, recall = (float((used[:, 2] / used[:, i]).mean()) for i in (0, 1))
+    weight = CHRF_BETA**2
+    return 100 * (1 + weight) * precision * recall / (weight * precision + recall)
+
+
 Labels = Sequence[Any]
 NumberSeq = Sequence[float] | np.ndarray[Any, Any]
 Tags = Sequence[Sequence[str]]  # a tag for each word of each sentence
@@ -617,11 +651,12 @@ METRICS: dict[str, Callable[..., float]] = {
     "match": match,
     "bleu": bleu,
     "rouge_l": rouge_l,
+    "chrf": chrf,
     "perplexity": perplexity,
     "bits_per_byte": bits_per_byte,
 }
 LABEL_AVERAGES = frozenset({"f1_macro", "f1_micro"})
-LOWER_IS_BETTER = frozenset({"mse", "perplexity", "bits_per_byte"})
+LOWER_IS_BETTER = frozenset({"mse", "perplexity", "bits_per_byte", "answer_loss"})
 
 
 def metric(name: str) -> Callable[..., float]:

@@ -431,6 +431,9 @@ def test_bleu_and_rouge_count_as_everybody_does() -> None:
             [scorer.score(g, s)["rougeL"].fmeasure for g, s in zip(golds, said, strict=True)]
         )
         assert metric("rouge_l")([[g] for g in golds], said) == pytest.approx(expected)
+        assert metric("chrf")([[g] for g in golds], said) == pytest.approx(
+            sacrebleu.corpus_chrf(said, [golds]).score
+        )
 
 
 def test_texts_are_put_together_and_counted_as_in_the_papers(shared: Path) -> None:

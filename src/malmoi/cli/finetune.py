@@ -152,7 +152,7 @@ def finetune_command(
         )
     columns = given(text=text, pair=pair, label=label, choices=choices, separator=separator)
     task = guessed_task(name, files, **columns)
-    base = model or newest_model(files[0])
+    base = model or newest_model(files[0], writes=task.kind == "writing")
     folder = out or Path("runs") / files[0].name.split(".")[0]
     if model is None or out is None:
         say(f"model = {base}, out = {folder}")
@@ -182,9 +182,9 @@ def finetune_command(
 
 def task_and_files(words: Sequence[str], data: Sequence[Path] | None) -> tuple[str, list[Path]]:
     """The task, "" where none is named, and the files: either may come first."""
-    from malmoi.evaluation.tasks import KINDS, TASKS
+    from malmoi.evaluation.tasks import KIND_ALIASES, KINDS, TASKS
 
-    known = {**KINDS, **TASKS}
+    known = {**KINDS, **TASKS, **KIND_ALIASES}
     named = [word for word in words if word in known]
     files = [Path(word) for word in words if word not in named[:1]] + list(data or [])
     missing = next((file for file in files if not file.exists()), None)
@@ -195,7 +195,8 @@ def task_and_files(words: Sequence[str], data: Sequence[Path] | None) -> tuple[s
             if not named and not missing.suffix
             else f"There is no file {str(missing)!r}.{nearest(str(missing), there)}"
         )
-    return (named or [""])[0], files
+    name = (named or [""])[0]
+    return KIND_ALIASES.get(name, name), files
 
 
 def guessed_task(name: str, files: Sequence[Path], **columns: str | None) -> "Task":
@@ -209,34 +210,39 @@ def guessed_task(name: str, files: Sequence[Path], **columns: str | None) -> "Ta
     return task
 
 
-def newest_model(file: Path) -> str:
-    """The pre-trained encoder in this folder that was written last."""
-    found = sorted(_encoders(), key=lambda config: config.stat().st_mtime)
+def newest_model(file: Path, *, writes: bool = False) -> str:
+    """The pre-trained encoder in this folder, or the GPT, that was written last."""
+    heads = ("LMHeadModel", "'lm'") if writes else ("ForMaskedLM", "ForPreTraining", "'mlm'")
+    found = sorted(_models(heads), key=lambda config: config.stat().st_mtime)
     if not found:
+        family = "gpt" if writes else "bert"
         raise UsageError(
             "There is no pre-trained model here to start from. Make one from your own text: malmoi "
-            "pretrain bert my_texts/ -o runs/bert --minutes 10. Or name one: malmoi finetune "
-            f"{file} --model DIR."
+            f"pretrain {family} my_texts/ -o runs/{family} --minutes 10. Or name one: malmoi "
+            f"finetune {file} --model DIR."
         )
     return str(found[-1].parent)
 
 
-def _encoders() -> Iterator[Path]:
+def _models(heads: Sequence[str]) -> Iterator[Path]:
     from malmoi.system.untrusted import read_object
 
     for pattern in RUN_FOLDERS:
         for config in Path().glob(f"{pattern}/config.json"):
             found = read_object(config)
             kinds = f"{found.get('architectures', '')}{found.get('heads', '')}"
-            if any(word in kinds for word in ("ForMaskedLM", "ForPreTraining", "'mlm'")):
+            if any(word in kinds for word in heads):
                 yield config
 
 
 def _next_lines(task: "Task", out: Path) -> None:
     from malmoi.evaluation.kinds import head_kind
-    from malmoi.inference.predictors import ANSWER
+    from malmoi.inference.predictors import ANSWER, WRITING
 
     pairs = " --pairs" if head_kind(task).output is ANSWER else ""
+    if head_kind(task).output is WRITING:
+        say(f'Next: malmoi chat -m {out} "…", malmoi serve -m {out}, {out}/report.html')
+        return
     say(f'Next: malmoi predict -m {out}{pairs} "…", malmoi serve -m {out}, {out}/report.html')
 
 

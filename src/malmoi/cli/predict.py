@@ -100,6 +100,5 @@ def _line(text: Any, answer: Any) -> str:
     if answer is None:
         return f"-\t-\t{shown}"
     facts = prediction_facts(answer)
-    if isinstance(answer, list):
-        return f"{facts['prediction'] or '-'}\t{shown}"
-    return f"{one_line(str(facts['prediction'])) or '-'}\t{facts['score']}\t{shown}"
+    said = one_line(str(facts["prediction"])) or "-"
+    return "\t".join((said, *([facts["score"]] if "score" in facts else []), shown))

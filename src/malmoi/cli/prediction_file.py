@@ -28,6 +28,8 @@ def prediction_facts(answer: Any) -> dict[str, Any]:
     if isinstance(answer, list):  # spans
         spans = (f"[{one_line(s.text)} {s.label} {s.score:.3f}]" for s in answer)
         return {"prediction": " ".join(spans)}
+    if hasattr(answer, "text") and not hasattr(answer, "candidates"):  # a written answer
+        return {"prediction": answer.text}
     if hasattr(answer, "candidates"):  # an answer
         return {"prediction": answer.text, "score": f"{answer.score:.4f}"}
     labels = answer.labels if hasattr(answer, "labels") else (answer.label,)
@@ -92,7 +94,7 @@ def _asked(row: Row, text: str, pair: str | None, data: Path) -> Any:
     for name in (text, pair):
         if name is not None and name not in row:
             raise UsageError(f"{data} has no column {name!r}.{nearest(name, row)}")
-    first = str(row[text])
+    first = row[text] if isinstance(row[text], list) else str(row[text])
     return first if pair is None else (first, str(row[pair]))
 
 

@@ -16,7 +16,7 @@ from malmoi.evaluation.translation import evaluate_translation
 from malmoi.inference import Model, load
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import task_heads
-from malmoi.metrics import label_scores, score_predictions
+from malmoi.metrics import METRICS, label_scores, score_predictions
 from malmoi.text.rows import RowSource
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ def evaluate_model(
         return evaluate_few_shot(found, Path(task), data, **asking)
     chosen = named_task(task) if isinstance(task, str) else task
     kind = kind_of(chosen)
-    if asking or not isinstance(kind, HeadKind):
+    if asking or in_context(chosen, found):
         return evaluate_few_shot(found, chosen, data, skip_bad=skip_bad, **asking)
     if data is None:
         raise UsageError(
@@ -66,6 +66,14 @@ def evaluate_model(
     return {**facts, "labels": {name: asdict(score) for name, score in scores.items()}}
 
 
+def in_context(task: Task, model: Model) -> bool:
+    """Whether a model is evaluated in context, without a head of its own for the task."""
+    kind = kind_of(task)
+    if not isinstance(kind, HeadKind):
+        return True
+    return kind.in_context and kind.output not in task_heads(Predictor.of(model.checkpoint))
+
+
 def predict_and_score(task: Task, examples: Sequence[Example], reading: Predictor) -> Outcome:
     """Predicts with the same functions as `Model.predict`, and computes the metrics."""
     check_task_fits(task, reading)
@@ -73,7 +81,8 @@ def predict_and_score(task: Task, examples: Sequence[Example], reading: Predicto
     kind = head_kind(task)
     gold = [kind.gold(example.label, reading.labels) for example in examples]
     said = kind.predict(reading, examples)
-    return Outcome(_measures(task, gold, [one.prediction for one in said], reading), gold, said)
+    metrics = _measures(task, gold, [one.prediction for one in said], reading)
+    return Outcome({**kind.measure(examples, said), **metrics}, gold, said)
 
 
 def _measures(
@@ -82,7 +91,8 @@ def _measures(
     """Computes metrics; macro averages cover all labels if an item may have several or none."""
     kind = head_kind(task)
     labels = reading.labels if kind.text_labels and not kind.exclusive else ()
-    return score_predictions(metric_names(task), gold, said, labels)
+    names = [name for name in metric_names(task) if name in METRICS]
+    return score_predictions(names, gold, said, labels)
 
 
 def check_task_fits(task: Task, reading: Predictor) -> None:

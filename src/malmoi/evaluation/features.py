@@ -1,16 +1,21 @@
 """Features of a task: examples as tokens and labels, for a BERT or a GPT with frame tokens."""
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from malmoi.errors import MalmoiError
 from malmoi.evaluation.task import Example
 from malmoi.inference.predict import Predictor, choice_pairs
+from malmoi.inference.writing import AnswerRow, as_messages, encode_answer
 from malmoi.tokenizer import Tokenizer, TokenRow
 from malmoi.tokenizer.windows import ContextWindow, context_windows, word_pieces
 from malmoi.training.losses import IGNORE_LABEL
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,11 @@ class TrainingItem:
 
 
 @dataclass(frozen=True)
+class AnswerItem(TrainingItem):
+    """A conversation; its label has the next token at each position before an answer's token."""
+
+
+@dataclass(frozen=True)
 class FeatureView:
     """How examples are encoded."""
 
@@ -36,6 +46,7 @@ class FeatureView:
     both: bool = False  # pairs in both orders
     last: bool = False  # pools the last token, not the first
     choice_apart: bool = False  # the delimiter comes before a choice, not before its question
+    ends: tuple[int, ...] = ()  # tokens that end an answer
 
     @classmethod
     def of(cls, reading: Predictor, labels: tuple[str, ...]) -> "FeatureView":
@@ -48,6 +59,7 @@ class FeatureView:
             reading.both,
             reading.network.config.pool == "last",
             reading.choice_apart,
+            reading.ends,
         )
 
 
@@ -137,3 +149,51 @@ def _place(window: ContextWindow, text: str, start: int) -> tuple[int, int] | No
     if not len(inside) or begins[0] > start or ends[-1] < end:
         return None
     return int(inside[0]), int(inside[-1])
+
+
+def writing_items(examples: Sequence[Example], view: FeatureView) -> Iterator[TrainingItem]:
+    """Conversations with their answers; only the answers' tokens are learnt, their end included."""
+    rows = [answer_row(example, view) for example in examples]
+    if not any(row.spans for row in rows):
+        raise MalmoiError(
+            f"No answer fits beside its prompt into {view.length} tokens; raise --length, or give "
+            "shorter prompts."
+        )
+    _note_cuts(examples, rows, view.length)
+    for row in rows:
+        if row.spans:
+            tokens = np.array(row.tokens, np.int32)
+            labels = [IGNORE_LABEL] * len(tokens)
+            for first, end in row.spans:
+                labels[first - 1 : end - 1] = row.tokens[first:end]
+            yield AnswerItem((TokenRow(tokens, np.zeros_like(tokens)),), labels)
+
+
+def answer_row(example: Example, view: FeatureView) -> AnswerRow:
+    """The tokens of an example's conversation and its first reference answer."""
+    messages = list(example.messages) or as_messages(
+        example.text if example.pair is None else (example.text, example.pair)
+    )
+    return encode_answer(view.tokenizer, messages, example.label[0], view.ends, view.length)
+
+
+def _note_cuts(examples: Sequence[Example], rows: Sequence[AnswerRow], length: int) -> None:
+    many = f"{len(rows):,}"
+    prompts = sum(row.prompt_cut for row in rows)
+    if prompts:
+        logger.warning(
+            f"{prompts:,} of {many} prompts do not fit beside their answers into {length} tokens "
+            "and are cut at their end."
+        )
+    answers = sum(row.answer_cut and bool(row.spans) for row in rows)
+    if answers:
+        logger.warning(
+            f"{answers:,} of {many} answers do not fit into {length} tokens and are cut at their "
+            "end."
+        )
+    lost = [e.place for e, row in zip(examples, rows, strict=True) if not row.spans]
+    if lost:
+        logger.warning(
+            f"{len(lost):,} of {many} rows are left out, the first at {lost[0]}: their prompts "
+            f"alone fill {length} tokens."
+        )

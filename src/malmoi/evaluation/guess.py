@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from malmoi.errors import UsageError
-from malmoi.evaluation.kinds import KINDS, custom_task
+from malmoi.evaluation.kinds import KIND_ALIASES, KINDS, custom_task
 from malmoi.evaluation.task import Task
 from malmoi.evaluation.tasks import named_task
 from malmoi.inference import Model
@@ -13,13 +13,13 @@ from malmoi.system.untrusted import read_object
 from malmoi.text.columns import GuessedColumns, first_rows, guess_columns
 from malmoi.text.rows import RowSource, is_files
 
-GUESSED_KINDS = ("classification", "regression")  # the columns of other kinds are named
+GUESSED_KINDS = ("classification", "regression", "writing")  # the columns of other kinds are named
 
 
 def task_on_columns(name: str, **columns: Any) -> Task:
     """A named task, or a kind of task on the given columns: text, pair, label, choices."""
     given = {key: value for key, value in columns.items() if value is not None}
-    if name in KINDS:
+    if name in KINDS or name in KIND_ALIASES:
         return custom_task(name, **given)
     if given:
         raise UsageError(
@@ -35,6 +35,7 @@ def guess_task(
     """The task that was named, or the one that the table seems to ask, with what was guessed."""
     folder = isinstance(data, str | Path) and Path(data).is_dir()
     several = not isinstance(columns.get("label") or "", str)
+    name = KIND_ALIASES.get(name or "", name)
     if name is None and several:
         name = "multilabel"
     if name and (name not in GUESSED_KINDS or folder):

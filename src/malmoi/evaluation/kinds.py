@@ -3,6 +3,7 @@
 How rows are read and checked, trained on and predicted, prompted for, and graded.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,15 +19,20 @@ from malmoi.evaluation.prompts import NO_ANSWER, TaskPrompt, parse_labels, parse
 from malmoi.evaluation.task import Columns, Example, ExampleMaker, Task
 from malmoi.inference import predict, predictors
 from malmoi.inference.answer import answer_questions
+from malmoi.inference.likelihood import ScoredRow
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import TaskHead
+from malmoi.inference.shared_prefix import token_logprobs
+from malmoi.inference.writing import write_answers
 from malmoi.metrics import (
     apply_temperature,
     best_label_thresholds,
     best_temperature,
     best_threshold,
+    bleu,
 )
 from malmoi.text.rows import any_rows
+from malmoi.tokenizer import Tokenizer
 from malmoi.training.losses import Objective
 from malmoi.training.losses import task as losses
 from malmoi.training.losses.distil import (
@@ -35,6 +41,9 @@ from malmoi.training.losses.distil import (
     compare_scores,
     squared_distance,
 )
+
+LEAST_PROBABILITY = 1e-30  # of an answer; its logarithm must be finite
+SPARE_TOKENS = 4  # that a written answer may have beyond a quarter more than the longest learnt
 
 
 @dataclass(frozen=True)
@@ -99,7 +108,7 @@ class HeadKind(Kind):
     exclusive: bool = False  # each text has exactly one label
     # converts a label for the metrics, given the model's labels
     gold: Callable[[Any, Sequence[str]], Any] = lambda label, labels: label
-    windows: bool = False  # long texts are read in windows, not truncated
+    windows: bool = False  # long texts are read in windows; or their features note what is cut
     by_id: bool = False  # predictions.json maps ids to answers, as SQuAD's scripts expect
     # selects thresholds or a temperature by an outcome, and applies them to a prediction; neither
     # needs the network
@@ -110,6 +119,14 @@ class HeadKind(Kind):
     # whether these rows need a threshold, and the one to take if no rows could be held out
     thresholds: Callable[[Sequence[Example]], bool] = lambda rows: False
     unselected: Mapping[str, Any] = field(default_factory=dict)
+    # further metrics, of the examples and what was predicted for them
+    measure: Callable[[Sequence[Example], Sequence[ExamplePrediction]], dict[str, float]] = (
+        lambda examples, said: {}
+    )
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of `FinetuneConfig`
+    # what the task decides from its training rows
+    fit: Callable[[Task, Sequence[Example], Tokenizer], Task] = lambda task, rows, words: task
+    in_context: bool = False  # a model that was not fine-tuned for it is evaluated in context
 
     @property
     def calibrated(self) -> bool:
@@ -223,6 +240,41 @@ def _predict_choices(reading: Predictor, examples: Sequence[Example]) -> list[Ex
 def _predict_answers(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
     found = answer_questions(reading, [(e.text, e.pair or "") for e in examples], top=1)
     return [ExamplePrediction(one.text, one.null) for one in found]
+
+
+def _predict_writing(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
+    """Writes answers; the score is the reference's probability, its tokens' geometric mean."""
+    asked = [list(e.messages) or _texts([e])[0] for e in examples]
+    view = FeatureView.of(reading, ())
+    rows = [features.answer_row(example, view) for example in examples]
+    scored = [ScoredRow(row.tokens[:end], first) for row in rows for first, end in row.spans[-1:]]
+    found = iter(token_logprobs(reading.network, scored))
+    scores = [_mean_probability(next(found)[0]) if row.spans else 0.0 for row in rows]
+    replies = write_answers(reading, asked)
+    return [ExamplePrediction(r.text, p) for r, p in zip(replies, scores, strict=True)]
+
+
+def _mean_probability(logprobs: Sequence[float]) -> float:
+    return math.exp(sum(logprobs) / len(logprobs))
+
+
+def _measure_writing(
+    examples: Sequence[Example], said: Sequence[ExamplePrediction]
+) -> dict[str, float]:
+    """The loss on the reference answers, and as a baseline the BLEU of copying the prompt."""
+    losses = [-math.log(max(one.score, LEAST_PROBABILITY)) for one in said]
+    copied = [e.pair or e.text for e in examples]
+    return {
+        "answer_loss": sum(losses) / len(losses),
+        "bleu_copying": bleu([e.label for e in examples], copied),
+    }
+
+
+def _fit_writing(task: Task, examples: Sequence[Example], tokenizer: Tokenizer) -> Task:
+    """Limits a written answer to a little more than the longest that is learnt from."""
+    texts = [text for e in examples for text in e.label or ()]
+    longest = max(map(len, tokenizer.ids(texts)))
+    return replace(task, max_answer_tokens=longest + longest // 4 + SPARE_TOKENS)
 
 
 def _in_order(label: Any, labels: Sequence[str]) -> tuple[str, ...]:
@@ -399,13 +451,24 @@ CLOZE = Kind(
     prompt=prompts.cloze_prompt,
     grade=graders.grade_cloze,
 )
-WRITING = Kind(
-    name="write",
-    metrics=("match",),
+WRITING = HeadKind(
+    name="writing",
+    metrics=("answer_loss", "bleu", "chrf", "rouge_l", "match"),
     columns=tables.written_columns,
     template=_text_and_pair,
     prompt=prompts.write_prompt,
     grade=grade_texts,
+    output=predictors.WRITING,
+    features=features.writing_items,
+    objective=losses.answer_loss,
+    distil=Distiller("lm", "labels", compare_scores(losses.answer_scores)),
+    predict=_predict_writing,
+    gold=lambda label, labels: list(label),
+    measure=_measure_writing,
+    defaults={"lm": 0.0, "lr": 3e-4, "warmup": 0.05},
+    fit=_fit_writing,
+    windows=True,
+    in_context=True,
 )
 READING = Kind(
     name="text",
@@ -438,9 +501,11 @@ KINDS: dict[str, Kind] = {
         MINIMAL_PAIRS,
     )
 }
+KIND_ALIASES = {"write": "writing"}
 
 
 def kind_named(name: str) -> Kind:
+    name = KIND_ALIASES.get(name, name)
     if name not in KINDS:
         raise UsageError(f"There is no kind of task {name!r}.{nearest(name, KINDS)}")
     return KINDS[name]
@@ -514,8 +579,10 @@ def custom_task(  # noqa: PLR0913  # one per column
     (label=["anger", "fear"]). Tagging takes words and tags as lists or space-separated strings;
     choice takes the columns of the choices and the number of the right one; answer takes the
     context in `pair` and the answer text in `label`; pairs takes the right sentence in `text` and
-    the wrong one in `pair`. Three kinds are for language models only: cloze (the last word is in
-    `label`), write (`label` is the reference text, or several) and text (its likelihood).
+    the wrong one in `pair`. Writing takes a prompt in `text` (and what it is about in `pair`) and
+    its answer in `label`, or conversations: a column of lists of {"role": …, "content": …}. Two
+    kinds are for language models only: cloze (the last word is in `label`) and text (its
+    likelihood).
 
     Examples:
         >>> malmoi.custom_task("classification", text="review", label="stars").kind
@@ -524,8 +591,8 @@ def custom_task(  # noqa: PLR0913  # one per column
     chosen = kind_named(kind)
     by = Columns(text, pair, label, choices, separator)
     return Task(
-        kind,
-        kind,
+        chosen.name,
+        chosen.name,
         any_rows,
         chosen.columns(by),
         "your own columns",

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from malmoi.errors import UsageError
+from malmoi.inference.writing import parse_messages
+from malmoi.text.columns import CHAT_COLUMNS
 from malmoi.text.rows import BadRow, DataRow
 
 
@@ -19,8 +21,8 @@ class Example:
 
     `label`: a name (classification), a tuple of names, possibly empty (multilabel), a number
     (regression), a tag per word (tagging), the index of the right choice, the gold answers as
-    (text, start), possibly none, the missing word (cloze), or the reference texts (write); None if
-    it is unknown, and for a text whose likelihood is measured.
+    (text, start), possibly none, the missing word (cloze), or the reference texts (writing); None
+    if it is unknown, and for a text whose likelihood is measured.
     """
 
     text: str
@@ -30,6 +32,7 @@ class Example:
     place: str = ""  # file:row
     choices: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
+    messages: tuple[dict[str, str], ...] = ()  # a conversation up to its answer (writing)
     group: str = ""  # metrics are also reported per group
 
 
@@ -233,17 +236,41 @@ def answer_columns(by: Columns) -> ExampleMaker:
 
 
 def written_columns(by: Columns) -> ExampleMaker:
-    """The reference text in `label`, or several of them."""
-    label = by.one_label
+    """A prompt in `text` and the reference answer, or several, in `label`; or a conversation."""
 
     def example(row: DataRow) -> Example:
-        given = row.values.get(label)
-        listed = given if isinstance(given, list) else [given]
-        golds = None if given is None else tuple(map(str, listed))
-        pair = row.text(by.pair) if by.pair else None
-        return Example(row.text(by.text), pair, golds, place=row.place)
+        given = row[by.text]
+        if isinstance(given, list) or by.text.lower() in CHAT_COLUMNS:
+            return _conversation(row, given)
+        pair = None if by.pair is None else str(row.values.get(by.pair) or "")
+        return Example(row.text(by.text), pair, _answers(row, by.one_label), place=row.place)
 
     return example
+
+
+def _answers(row: DataRow, column: str) -> tuple[str, ...] | None:
+    if column not in row.values:
+        return None
+    value = row[column]
+    golds = tuple(str(one) for one in (value if isinstance(value, list) else [value]) if one)
+    if not any(gold.strip() for gold in golds):
+        raise BadRow(row.place, f"the answer in {column!r} is missing")
+    return golds
+
+
+def _conversation(row: DataRow, given: Any) -> Example:
+    """A conversation up to the last answer; that answer is the label, None if there is none."""
+    try:
+        messages = parse_messages(given)
+    except UsageError as error:
+        raise BadRow(row.place, str(error)) from None
+    spoken = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    last = spoken[-1] if spoken else len(messages)
+    before = tuple(messages[:last])
+    if not before:
+        raise BadRow(row.place, "the conversation has no message before its answer")
+    gold = (messages[last]["content"],) if spoken else None
+    return Example(before[-1]["content"], None, gold, place=row.place, messages=before)
 
 
 def text_columns(by: Columns) -> ExampleMaker:

@@ -4,11 +4,13 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from malmoi.config import ModelConfig
-from malmoi.evaluation.features import TrainingItem
+from malmoi.evaluation.features import AnswerItem, TrainingItem
 from malmoi.tokenizer.padding import Ids, pad_to_width
 from malmoi.training.losses import IGNORE_LABEL
 
@@ -17,6 +19,8 @@ BATCHES_PER_POOL = 50  # batches whose items are sorted by length together
 SHORT_TOKENS = 128
 FINE_MULTIPLE = 8
 COARSE_MULTIPLE = 32
+SLOT_MULTIPLE = 64  # an answer's labels are padded to a multiple of this
+MAX_SHARED_TOKENS = 512  # wider rows hold one conversation each: their mask would be large
 
 
 def plan_batches(lengths: Sequence[int], batch: int, seed: int) -> list[list[int]]:
@@ -50,6 +54,8 @@ def collate(
     items: Sequence[TrainingItem], config: ModelConfig, *, lm: bool = False
 ) -> dict[str, Tensor]:
     """Tensors of one batch: tokens, segments, keep, labels; `places` for multi-row examples."""
+    if isinstance(items[0], AnswerItem):
+        return pack_answers(items, config.context, lm=lm)
     rows = [row for item in items for row in item.rows]
     tensors = {"tokens": _padded([row.tokens for row in rows], 0, config.context)}
     width = tensors["tokens"].size(1)
@@ -70,11 +76,76 @@ def collate(
     return tensors
 
 
+def pack_answers(
+    items: Sequence[TrainingItem], context: int, *, lm: bool = False
+) -> dict[str, Tensor]:
+    """Conversations [R, T]; short ones share a row without seeing each other.
+
+    `labels` are the answers' tokens alone, and `slots` the places they are predicted from.
+    """
+    longest = max(item.length for item in items)
+    width = _width(longest, context)
+    sharing = width <= MAX_SHARED_TOKENS
+    rows = _shared_rows(items, width) if sharing else [[item] for item in items]
+    shape = (len(rows), width)
+    tokens, positions = (np.zeros(shape, np.int64) for _ in range(2))
+    # padding after the last conversation is one of its own
+    documents = np.full(shape, len(items))
+    labels = np.full(shape, IGNORE_LABEL)
+    every = np.full(shape, IGNORE_LABEL)
+    for row, some in enumerate(rows):
+        at = 0
+        for number, item in enumerate(some):
+            here = slice(at, at + item.length)
+            found = item.rows[0].tokens
+            tokens[row, here] = found
+            positions[row, here] = np.arange(item.length)
+            documents[row, here] = number
+            labels[row, here] = item.label
+            every[row, at : at + item.length - 1] = found[1:]
+            at += item.length
+    tensors = {"tokens": torch.from_numpy(tokens), **_slots(labels.reshape(-1))}
+    if len(rows) < len(items):  # else a causal row needs no mask: padding comes after it
+        tensors |= {
+            "positions": torch.from_numpy(positions),
+            "documents": torch.from_numpy(documents),
+        }
+    return tensors | ({"lm_labels": torch.from_numpy(every)} if lm else {})
+
+
+def _shared_rows(items: Sequence[TrainingItem], width: int) -> list[list[TrainingItem]]:
+    """First fit, the longest first: at most 11/9 of the fewest rows possible."""
+    rows: list[list[TrainingItem]] = []
+    free: list[int] = []
+    for item in sorted(items, key=lambda item: -item.length):
+        row = next((i for i, room in enumerate(free) if room >= item.length), None)
+        if row is None:
+            row = len(rows)
+            rows.append([])
+            free.append(width)
+        rows[row].append(item)
+        free[row] -= item.length
+    return rows
+
+
+def _slots(labels: NDArray[Any]) -> dict[str, Tensor]:
+    """Places and values of labels, padded to few distinct lengths."""
+    found = np.flatnonzero(labels != IGNORE_LABEL)
+    size = -(-len(found) // SLOT_MULTIPLE) * SLOT_MULTIPLE
+    slots = np.zeros(size, np.int64)
+    wanted = np.full(size, IGNORE_LABEL)
+    slots[: len(found)] = found
+    wanted[: len(found)] = labels[found]
+    return {"slots": torch.from_numpy(slots), "labels": torch.from_numpy(wanted)}
+
+
 def _padded(rows: Sequence[Ids], fill: int, most: int) -> Tensor:
-    longest = max(map(len, rows))
+    return torch.from_numpy(pad_to_width(rows, _width(max(map(len, rows)), most), fill))
+
+
+def _width(longest: int, most: int) -> int:
     step = FINE_MULTIPLE if longest <= SHORT_TOKENS else COARSE_MULTIPLE
-    width = max(longest, min(most, -(-longest // step) * step))
-    return torch.from_numpy(pad_to_width(rows, width, fill))
+    return max(longest, min(most, -(-longest // step) * step))
 
 
 def _places(items: Sequence[TrainingItem]) -> Tensor:

@@ -128,16 +128,21 @@ class FinetuneConfig(Config):
         return [replace(alone, seed=self.seed + i) for i in range(self.seeds)]
 
 
-def finetune_config(overrides: Mapping[str, Any], *, gpt: bool = False) -> FinetuneConfig:
-    """A config from GPT-1's or BERT's defaults and overrides; an override of None is ignored."""
+def finetune_config(
+    overrides: Mapping[str, Any],
+    *,
+    gpt: bool = False,
+    defaults: Mapping[str, Any] | None = None,
+) -> FinetuneConfig:
+    """A config from the kind's, GPT-1's or BERT's defaults and overrides; None is ignored."""
     given = {name: value for name, value in overrides.items() if value is not None}
     if isinstance(given.get("adapter"), str):
         given["adapter.kind"] = given.pop("adapter")
     partly = ("features", "adapter.kind", "words", "freeze")  # not full fine-tuning
-    defaults = GPT_DEFAULTS if gpt and not any(given.get(name) for name in partly) else {}
-    settings = FinetuneConfig().override(
-        {**(FEATURE_DEFAULTS if given.get("features") else defaults), **given}
-    )
+    whole = gpt and not any(given.get(name) for name in partly)
+    usual: Mapping[str, Any] = GPT_DEFAULTS if whole else {}
+    usual = FEATURE_DEFAULTS if given.get("features") else usual
+    settings = FinetuneConfig().override({**usual, **(defaults or {}), **given})
     if "lr" not in given and settings.adapter.kind != "none":
         settings = replace(settings, lr=ADAPTER_RATES[settings.adapter.kind])
     if settings.adapter.kind != "none" and (settings.features or settings.from_scratch):

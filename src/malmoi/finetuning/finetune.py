@@ -19,6 +19,7 @@ from malmoi.evaluation.kinds import (
     by_metric,
     encode_examples,
     head_kind,
+    metric_names,
 )
 from malmoi.evaluation.task import Example, Task
 from malmoi.evaluation.tasks import named_task
@@ -46,6 +47,7 @@ from malmoi.training.parallel import join_process_group
 from malmoi.training.signals import Stopped
 
 logger = logging.getLogger(__name__)
+MAX_BASELINE_ROWS = 100  # that the model answers before it is fine-tuned
 
 
 @dataclass(frozen=True, repr=False)
@@ -91,10 +93,12 @@ def run_finetuning(
     device = options.pop("device", None)
     overwrite = bool(options.pop("overwrite", False))
     start = model.checkpoint if isinstance(model, Model) else read_with_adapter(model)
-    settings = finetune_config(options, gpt=_is_gpt(start.network))
-    chosen = by_metric(named_task(task) if isinstance(task, str) else task, settings.metric)
+    chosen = named_task(task) if isinstance(task, str) else task
+    kind = head_kind(chosen)
+    settings = finetune_config(options, gpt=_is_gpt(start.network), defaults=kind.defaults)
+    chosen = by_metric(chosen, settings.metric)
     out = Path(out)
-    start = _checked(start, settings, out)
+    start = _checked(start, settings, out, reads=kind.head != "lm")
     work = load_data(chosen, data, dev, settings, start, join_process_group(device).device)
     return run_all(work, settings, out, overwrite=overwrite)
 
@@ -137,8 +141,8 @@ def _is_gpt(network: Network) -> bool:
     return "lm" in network.heads and c.pool == "last" and c.tied and not c.both_ways
 
 
-def _checked(start: Checkpoint, settings: FinetuneConfig, out: Path) -> Checkpoint:
-    if start.network.config.both_ways and not settings.lm and not settings.words:
+def _checked(start: Checkpoint, settings: FinetuneConfig, out: Path, *, reads: bool) -> Checkpoint:
+    if start.network.config.both_ways and reads and not settings.lm and not settings.words:
         start = replace(start, network=start.network.masked())  # a label depends on the whole text
     if start.tokenizer is None:
         raise UsageError(
@@ -185,6 +189,7 @@ def _run(
     def evaluate() -> Outcome:
         return judge_held_out(work.task, work, reading)
 
+    untuned = _untuned(work, settings, reading)
     objective = make_objective(work, settings, verbalizer_loss(items) if reading.words else None)
     loss_module = LossModule(checkpoint.network, objective)
     with cached_states(checkpoint.network, lambda: _rows(work, reading, items)):
@@ -196,6 +201,7 @@ def _run(
             held = trainer.outcome(evaluate) if work.held else None
             chosen = None if held is None else held.chosen
             done = trainer.judge(lambda: judge(work.task, work, reading, chosen))
+            done = replace(done, metrics={**done.metrics, **untuned})
     if trainer.stopped:
         _save(work, settings, checkpoint, out)
         where = f"the model so far is in {out}, run the same command to resume"
@@ -227,6 +233,18 @@ def _finished(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Finish
         with choose_execution(work.device, settings.training(1)).computing():
             said = predict_and_score(work.task, work.dev, Predictor.of(checkpoint))
     return FinishedRun(settings, checkpoint, replace(said, metrics=metrics), steps, held)
+
+
+def _untuned(work: FinetuneData, settings: FinetuneConfig, reading: Predictor) -> dict[str, float]:
+    """The baseline of a kind that a model can do as it is: its metrics before fine-tuning."""
+    if not head_kind(work.task).in_context:
+        return {}
+    reading.network.eval()
+    with choose_execution(work.device, settings.training(1)).computing():
+        found = predict_and_score(work.task, work.dev[:MAX_BASELINE_ROWS], reading).metrics
+    reading.network.train()
+    logger.info(f"Before fine-tuning: {', '.join(f'{k} {v:.4g}' for k, v in found.items())}.")
+    return {f"{name}_untuned": found[name] for name in metric_names(work.task)[:2]}
 
 
 def _items(work: FinetuneData, reading: Predictor) -> list[TrainingItem]:

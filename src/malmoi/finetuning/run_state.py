@@ -39,7 +39,7 @@ def run_fingerprint(network: Network, examples: Sequence[Example]) -> str:
         found.update(name.encode())
         found.update(tensor.detach().float().cpu().contiguous().numpy().data)
     for e in examples:
-        found.update(repr((e.text, e.pair, e.label, e.id, e.choices, e.words)).encode())
+        found.update(repr((e.text, e.pair, e.label, e.id, e.choices, e.words, e.messages)).encode())
     return found.hexdigest()[:32]
 
 

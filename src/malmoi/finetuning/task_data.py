@@ -98,6 +98,8 @@ def load_data(
     every = [row for some in given for row in some.rows]
     require_labels(task, every)
     _check_classes(task, every)
+    if start.tokenizer is not None:
+        task = head_kind(task).fit(task, every, start.tokenizer)
     rows = given[0].rows
     judged = given[1].rows if dev is not None else ()
     if dev is None:

@@ -13,9 +13,10 @@ from malmoi.evaluation.task import Task
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.frozen_features import feature_config
 from malmoi.finetuning.verbalizer_loss import task_verbalizer
-from malmoi.inference.predictors import CHOICE
+from malmoi.inference.predictors import CHOICE, WRITING
 from malmoi.model import Network, initialise
 from malmoi.tokenizer import Tokenizer
+from malmoi.tokenizer.chat_template import with_template
 from malmoi.tokenizer.special_frame import add_frame_tokens, frame_with_end, is_framed
 
 MAX_ROW_TOKENS = 512  # default limit of a row
@@ -37,7 +38,10 @@ def build_task_network(
     causal = config.pool == "last"
     output = head_kind(task).output
     head = "lm" if said else output.head
-    if causal and not said:
+    if output is WRITING:
+        _check_writer(start, settings)
+        tokenizer = with_template(tokenizer)
+    elif causal and not said:
         tokenizer = _framed(tokenizer, settings.adapter.kind)
     config = replace(config, vocab=max(config.vocab, tokenizer.vocab_size))
     if settings.lm and not causal:
@@ -66,6 +70,7 @@ def build_task_network(
         "stride": min(settings.stride, length),
         **both,
         **({"problem_type": output.problem_type} if output.problem_type else {}),
+        **({"answer_tokens": task.max_answer_tokens} if output is WRITING else {}),
         **({"columns": dict(task.columns)} if task.columns else {}),
     }
     if said:
@@ -80,6 +85,16 @@ def build_task_network(
         extra,
         source_config=start.source_config,
     )
+
+
+def _check_writer(start: Checkpoint, settings: FinetuneConfig) -> None:
+    if "lm" not in start.network.heads:
+        raise UsageError("Only a GPT can learn to write; this model has no language head (lm).")
+    if settings.freeze or settings.features:
+        raise UsageError(
+            "Writing adds no layer, so nothing would learn beside a frozen model; take an adapter "
+            "(--adapter lora) or freeze_layers."
+        )
 
 
 def _says_words(start: Checkpoint, task: Task, settings: FinetuneConfig) -> bool:

@@ -28,6 +28,7 @@ from malmoi.inference.predict import (
     Prediction,
     Predictor,
     Span,
+    end_tokens,
     refuse_file_name,
     row_texts,
 )
@@ -41,6 +42,7 @@ from malmoi.inference.translation import (
     Translator,
     cross_attention,
 )
+from malmoi.inference.writing import Reply
 from malmoi.inference.zero_shot import ShownExamples, ZeroShot
 from malmoi.model import Network
 from malmoi.text.rows import Table
@@ -55,7 +57,7 @@ Asked = (
     | tuple[str, str, Sequence[str]]
     | Mapping[str, object]
 )
-Predicted = Prediction | MultiLabelPrediction | Answer | list[Span]
+Predicted = Prediction | MultiLabelPrediction | Answer | list[Span] | Reply
 # available without fine-tuning: see zero_shot.py
 ZERO_SHOT_ABILITIES = ("classify", "answer", "summarise", "translate")
 ABILITIES = {
@@ -187,11 +189,12 @@ class Model(ZeroShot):
         """The methods that this model's heads allow."""
         if self.config.encoder_depth:
             return ("translate", "cross_attention")
-        heads = [*self.network.heads, *([self.task_head.head] if self.task_head else [])]
+        heads = [*self.network.heads]
         heads += [] if self.masked is self else self.masked.network.heads
         verbs = dict.fromkeys(verb for head in heads for verb in ABILITIES.get(head, ()))
         if self.config.mixer == "bilstm":  # its language model reads both ways: scores only
             verbs = dict.fromkeys(v for v in verbs if v in ("score", "perplexity", "bits_per_byte"))
+        verbs |= {"predict": None} if self.task_head else {}
         return (*verbs, "embed")
 
     @cached_property
@@ -541,7 +544,8 @@ class Model(ZeroShot):
         multi-label one `MultiLabelPrediction(labels, scores)`, a tagger a list of
         `Span(text, label, start, end, score)`. A question-answering model takes (question, context)
         and gives `Answer(text, start, end, score, candidates, null)`; a multiple-choice model takes
-        (text, choices) and gives a `Prediction` of the best choice.
+        (text, choices) and gives a `Prediction` of the best choice; a model fine-tuned for writing
+        takes a prompt and gives a `Reply(text)`.
         """
         reading = Predictor.of(self.checkpoint)
         if self.task_head is None:
@@ -613,9 +617,7 @@ class Model(ZeroShot):
     @property
     def _ends(self) -> frozenset[int]:
         """Tokens that end a text: generation_config.json's, else the tokenizer's."""
-        ends = self.checkpoint.generation.get("eos_token_id", self.tokenizer.specials.eos)
-        listed = ends if isinstance(ends, list) else [ends]
-        return frozenset(end for end in listed if end is not None)
+        return frozenset(end_tokens(self.checkpoint))
 
     def _stop_tokens(self, stop: str | Sequence[str]) -> frozenset[int]:
         """Special tokens among the stop strings: they decode to no text, so they match by id."""

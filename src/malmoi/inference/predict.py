@@ -102,7 +102,9 @@ class Predictor:
     threshold: float = float("inf")  # "no answer" must beat the best span by more than this
     thresholds: tuple[float, ...] = ()  # one per label, for multi-label models
     temperature: float = 1.0  # divides the scores of classes and choices before the softmax
-    # names of the text and pair columns it was fine-tuned on
+    answer_tokens: int = 0  # maximum length of a written answer; 0: it was not fine-tuned to write
+    ends: tuple[int, ...] = ()  # tokens that end a text
+    # names of the columns it was fine-tuned on: text, pair, label…
     columns: Mapping[str, str] = field(default_factory=dict)
     # label words, if it was fine-tuned with its language head
     words: Verbalizer | None = None
@@ -115,11 +117,24 @@ class Predictor:
             raise UsageError(
                 "This model's folder has no tokenizer; put its tokenizer.json beside the weights."
             )
-        return cls(checkpoint.network, checkpoint.tokenizer, checkpoint.labels, **_told(checkpoint))
+        return cls(
+            checkpoint.network,
+            checkpoint.tokenizer,
+            checkpoint.labels,
+            ends=end_tokens(checkpoint),
+            **_told(checkpoint),
+        )
 
     @property
     def max_tokens(self) -> int:
         return min(self.length or self.network.config.context, self.network.config.context)
+
+
+def end_tokens(checkpoint: Checkpoint) -> tuple[int, ...]:
+    """Tokens that end a text: generation_config.json's, else the tokenizer's."""
+    own = None if checkpoint.tokenizer is None else checkpoint.tokenizer.specials.eos
+    ends = checkpoint.generation.get("eos_token_id", own)
+    return tuple(end for end in (ends if isinstance(ends, list) else [ends]) if end is not None)
 
 
 def _told(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -131,6 +146,7 @@ def _told(checkpoint: Checkpoint) -> dict[str, Any]:
         "both": extra.flag("both", default=None),
         "choice_apart": extra.flag("choice_apart", default=None),
         "problem_type": extra.text("problem_type", default=None),
+        "answer_tokens": extra.whole("answer_tokens", default=None, high=MAX_CONTEXT_TOKENS),
         "threshold": extra.get("threshold"),
         "temperature": extra.number("temperature", default=None),
         "columns": extra.map_of("columns", str, default={}),
@@ -187,6 +203,8 @@ def refuse_file_name(texts: object) -> None:
 
 def _row_text(row: Mapping[str, Any], columns: Mapping[str, str]) -> Any:
     names = [columns.get("text", "text"), *([columns["pair"]] if "pair" in columns else [])]
+    if isinstance(row.get(names[0]), list):  # a conversation
+        return row[names[0]]
     for name in names:
         if not isinstance(row.get(name), str):
             had = ", ".join(map(str, row))

@@ -13,6 +13,7 @@ from malmoi.inference.predict import (
     label_texts,
     tag_texts,
 )
+from malmoi.inference.writing import write_answers
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,15 @@ NUMBER = TaskHead("classify", classify_texts, "regression")
 TAGS = TaskHead("tag", tag_texts)
 ANSWER = TaskHead("span", answer_questions)
 CHOICE = TaskHead("choice", answer_choices, beside=("lm",))
+WRITING = TaskHead("lm", write_answers)
 TASK_HEADS = (ONE_LABEL, LABEL_SET, NUMBER, TAGS, ANSWER, CHOICE)
 TEXT_HEADS = (ONE_LABEL, LABEL_SET, NUMBER)  # heads that predict for a whole text or pair
 
 
 def task_heads(reading: Predictor) -> list[TaskHead]:
     """The task heads of a fine-tuned model; a verbalizer counts as a classifier."""
+    if reading.answer_tokens:
+        return [WRITING]
     if reading.words is not None:
         return [ONE_LABEL]
     problem = reading.problem_type

@@ -33,6 +33,17 @@ PAIRS = {
     "text1": "text2", "question": "context", "sentence_a": "sentence_b", "문장1": "문장2",
 }  # fmt: skip
 
+CHAT_COLUMNS = ("messages", "conversations", "conversation")
+# the names that public sets give to a prompt and its answer, the likeliest first
+PROMPT_COLUMNS = (
+    ("prompt", "answer"), ("prompt", "completion"), ("prompt", "response"),
+    ("instruction", "output"), ("instruction", "response"), ("question", "answer"),
+    ("source", "target"), ("document", "summary"), ("article", "highlights"),
+    ("dialogue", "summary"), ("text", "summary"), ("input", "output"),
+    ("질문", "답변"), ("원문", "번역"), ("본문", "요약"),
+)  # fmt: skip
+SECOND_COLUMNS = {"instruction": "input"}  # Alpaca's: what the instruction is about
+
 
 @dataclass(frozen=True)
 class GuessedColumns:
@@ -40,7 +51,7 @@ class GuessedColumns:
 
     kind: str
     text: str
-    label: str
+    label: str | None  # a conversation holds its answers itself
     pair: str | None = None
     labels: tuple[str, ...] = ()  # the most frequent first
     baseline: float = 0.0  # the share of the most frequent label; of numbers, their deviation
@@ -48,7 +59,8 @@ class GuessedColumns:
     def describe(self) -> str:
         """text = review, label = stars (2 labels), baseline 51% (always 'good')"""
         pair = f", pair = {self.pair}" if self.pair else ""
-        said = f"{self.kind}: text = {self.text}{pair}, label = {self.label}"
+        label = f", label = {self.label}" if self.label else ""
+        said = f"{self.kind}: text = {self.text}{pair}{label}"
         if self.kind == "regression":
             return f"{said}, standard deviation {self.baseline:.3g}"
         if not self.labels:
@@ -69,6 +81,11 @@ def guess_columns(
     rows = first_rows(data)
     where = source_name(data)
     names = list(rows[0])
+    written = _writing(names, text, pair, label)
+    if kind == "writing":
+        return written or _no_prompts(where, names)
+    if kind is None and not (text or label) and written and _answers(rows, written.label):
+        return written
     label = label or _label(rows, [name for name in names if name not in (text, pair)], where)
     text = text or text_column(rows, [name for name in names if name not in (label, pair)], where)
     partner = PAIRS.get(text.lower())
@@ -85,6 +102,37 @@ def guess_columns(
     ordered = tuple(name for name, _ in counts.most_common())
     return GuessedColumns(
         kind, text, label, pair, ordered, counts.most_common(1)[0][1] / len(values)
+    )
+
+
+def _writing(
+    names: Sequence[str], text: str | None, pair: str | None, label: str | None
+) -> GuessedColumns | None:
+    """Prompts and answers, or conversations; what was not given by the names of the columns."""
+    known = {name.lower(): name for name in names}
+    chat = next((known[name] for name in CHAT_COLUMNS if name in known), None)
+    if (text or chat or "").lower() in CHAT_COLUMNS:
+        return GuessedColumns("writing", text or str(chat), None)
+    found = next((pair for pair in PROMPT_COLUMNS if set(pair) <= set(known)), None)
+    prompt = text or (known[found[0]] if found else None)
+    answer = label or (known[found[1]] if found else None)
+    if prompt is None or answer is None:
+        return None
+    second = known.get(SECOND_COLUMNS.get(prompt.lower(), ""))
+    return GuessedColumns("writing", prompt, answer, pair or second)
+
+
+def _answers(rows: Sequence[Mapping[str, Any]], column: str | None) -> bool:
+    """Whether a column holds answers, or conversations do: labels and passages come again."""
+    if "context" in rows[0]:
+        return False
+    return column is None or 2 * len({str(row.get(column)) for row in rows}) > len(rows)
+
+
+def _no_prompts(where: str, names: Sequence[str]) -> GuessedColumns:
+    raise MalmoiError(
+        f"No columns of {where} look like prompts and answers ({', '.join(names)}): name them with "
+        "--text COLUMN --label COLUMN."
     )
 
 

@@ -18,6 +18,32 @@ from malmoi.tokenizer.guard import conversation_tokens
 Messages = Sequence[Mapping[str, Any]]  # {"role": "user", "content": "…"}, …
 # where a model without a template starts writing the next turn itself
 PLAIN_STOPS = ("\nUser:", "\nAssistant:")
+# given to a model that learns to answer and has no template: the plain dialogue, each answer ended
+# by end-of-text. It needs no new token, so that an adapter on an unchanged vocabulary can use it.
+DEFAULT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'system' %}{{ message['content'] + '\n\n' }}"
+    "{% elif message['role'] == 'assistant' %}"
+    "{{ 'Assistant: ' + message['content'] + eos_token + '\n' }}"
+    "{% else %}{{ message['role'] | capitalize + ': ' + message['content'] + '\n' }}{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+
+
+def with_template(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer, with the default chat template if it has none."""
+    if template_of(tokenizer) is not None:
+        return tokenizer
+    marks = tokenizer.specials
+    if marks.eos is None:
+        raise UsageError(
+            "This model's tokenizer has no end-of-text token, so an answer could not end."
+        )
+    opened = tokenizer.encode("a").tokens[0] == marks.bos
+    template = ("{{ bos_token }}" if opened else "") + DEFAULT_TEMPLATE
+    settings = {"chat_template": template, "eos_token": tokenizer.token(marks.eos)}
+    return Tokenizer(tokenizer._rust, tokenizer.settings | settings)
 
 
 def template_of(tokenizer: Tokenizer, name: str = "default") -> str | None:
@@ -65,6 +91,9 @@ def _rendered(tokenizer: Tokenizer, said: dict[str, Any], *, reply: bool) -> str
     template = template_of(tokenizer)
     if template is None:
         return plain_dialogue(said["messages"], reply=reply)
+    if template == DEFAULT_TEMPLATE:  # the same text without asking another process
+        end = tokenizer.token(tokenizer.specials.eos or 0)
+        return plain_dialogue(said["messages"], reply=reply, end=end)
     roles = {role: id for role, id in vars(tokenizer.specials).items() if id is not None}
     tokens = {f"{role}_token": tokenizer.token(id) for role, id in roles.items()}
     asked = {"add_generation_prompt": reply, "tools": None, "documents": None}
@@ -80,11 +109,13 @@ def _rendered(tokenizer: Tokenizer, said: dict[str, Any], *, reply: bool) -> str
         raise UsageError(f"The chat template refuses these messages: {error}.") from None
 
 
-def plain_dialogue(messages: Messages, *, reply: bool = True) -> str:
-    """A plain dialogue, for models without a chat template."""
+def plain_dialogue(messages: Messages, *, reply: bool = True, end: str = "") -> str:
+    """A plain dialogue, for models without a chat template; `end` follows each answer."""
     turns = (
         f"{_text_of(message)}\n\n"
         if message["role"] == "system"
+        else f"Assistant: {_text_of(message)}{end}\n"
+        if message["role"] == "assistant"
         else f"{message['role'].capitalize()}: {_text_of(message)}\n"
         for message in messages
     )

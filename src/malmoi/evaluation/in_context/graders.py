@@ -22,7 +22,7 @@ from malmoi.inference import Model
 from malmoi.inference.prompt import encode_text, has_opening_token, start_token
 from malmoi.inference.score import score_windows
 from malmoi.inference.shared_prefix import token_logprobs
-from malmoi.metrics import MeanWithError, mean_with_error, metric
+from malmoi.metrics import METRICS, MeanWithError, mean_with_error, metric
 
 MEAN_METRICS = frozenset(
     {"accuracy", "span_exact", "span_f1", "rouge_l", "match"}
@@ -157,7 +157,9 @@ def written_grader(
             f"{endless:,} of {len(texts):,} answers had not ended after {task.max_answer_tokens} "
             "tokens and were cut there"
         )
-        measures = {name: measure_with_error(name, golds, said) for name in task.metrics}
+        # the loss on the answer is measured where it is learnt
+        names = [name for name in task.metrics if name in METRICS]
+        measures = {name: measure_with_error(name, golds, said) for name in names}
         return Graded(measures, said, [note] if endless else [])
 
     return grade

@@ -9,7 +9,7 @@ from malmoi.evaluation.examples import (
     load_examples,
     require_labels,
 )
-from malmoi.evaluation.kinds import KINDS, custom_task, metric_names, task_prompt
+from malmoi.evaluation.kinds import KIND_ALIASES, KINDS, custom_task, metric_names, task_prompt
 from malmoi.evaluation.prompts import TaskPrompt
 from malmoi.evaluation.task import Example, Task, columns
 from malmoi.evaluation.tasks import (
@@ -42,6 +42,7 @@ TASKS: dict[str, Task] = {task.name: task for family in _FAMILIES for task in fa
 
 __all__ = [
     "KINDS",
+    "KIND_ALIASES",
     "TASKS",
     "Example",
     "Examples",
@@ -63,7 +64,7 @@ __all__ = [
 
 def named_task(name: str) -> Task:
     """Looks up a task by name; the name of a kind is a custom task on columns text, label…"""
-    if name in KINDS:
+    if name in KINDS or name in KIND_ALIASES:
         return custom_task(name)
     if name not in TASKS:
         raise UsageError(

@@ -53,11 +53,12 @@ def arithmetic_example(row: DataRow) -> Example:
 def _task(name: str, about: str, made: Callable[[Random], Iterator[DataRow]]) -> Task:
     return Task(
         name,
-        "write",
+        "writing",
         any_rows,
         arithmetic_example,
         about,
         prompt="Q: {text}\nA:",
+        metrics=("match",),
         max_answer_tokens=10,
         generated=made,
     )

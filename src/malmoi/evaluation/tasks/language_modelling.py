@@ -137,7 +137,7 @@ PLAIN_TEXT = Task(
 )
 TRANSLATION = Task(
     "translation",
-    "write",
+    "writing",
     any_rows,
     partial(text_pair, ("source", "text"), ("target", "label")),
     about="a sentence in another language",
@@ -148,7 +148,7 @@ TRANSLATION = Task(
 )
 SUMMARY = Task(
     "summary",
-    "write",
+    "writing",
     any_rows,
     partial(text_pair, ("article", "document", "text"), ("highlights", "summary", "label")),
     about="what a text says, in a few sentences",

@@ -78,12 +78,13 @@ def scramble_example(row: DataRow) -> Example:
 def _task(name: str, about: str, mix: Mix) -> Task:
     return Task(
         name,
-        "write",
+        "writing",
         partial(scrambled_file, mix),
         scramble_example,
         about,
         prompt="{text} =",
         separator="\n",
+        metrics=("match",),
         max_answer_tokens=12,
         intro="Please unscramble the letters into a word, and write that word:\n",
         generated=partial(scrambled_words, mix),

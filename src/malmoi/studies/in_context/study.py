@@ -48,11 +48,12 @@ def rule_task(rule: HiddenRule, items: RuleItems, number: int, *, instructed: bo
     """A rule with the parameter drawn from this number, with or without the instruction."""
     return Task(
         f"{rule.name}/{number}",
-        "write",
+        "writing",
         any_rows,
         _example,
         prompt="{text} =",
         separator="\n",
+        metrics=("match",),
         max_answer_tokens=MAX_ANSWER_CHARACTERS,
         intro=f"{rule.instruction}\n" if instructed else "",
         generated=partial(_rows, rule, items),

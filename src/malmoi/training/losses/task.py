@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from malmoi.training.losses.base import IGNORE_LABEL, ForwardPass, Objective, Term
+from malmoi.training.losses.linear_xent import linear_cross_entropy
 
 ClassWeights = Sequence[float] | None  # one per class; rare classes can count more
 
@@ -47,6 +48,12 @@ def choice_scores(done: ForwardPass) -> Tensor:
     places = done.batch["places"]
     scores = done.scores("choice").float().squeeze(-1)
     return scores[places.clamp(min=0)].masked_fill(places < 0, float("-inf"))
+
+
+def answer_scores(done: ForwardPass) -> Tensor:
+    """Scores of the tokens after each of an answer's slots [M, V]."""
+    states = done.hidden.flatten(0, 1)[done.batch["slots"]]
+    return cast(Tensor, done.network.heads["lm"](states)).float()
 
 
 # ------------------------------------------------------------------ losses
@@ -116,3 +123,14 @@ def regression_loss(weights: ClassWeights = None) -> Objective:
         return F.mse_loss(class_scores(done).squeeze(-1), done.batch["labels"], reduction="sum")
 
     return Objective((Term("classify", "labels", total),))
+
+
+def answer_loss(weights: ClassWeights = None) -> Objective:
+    """−log P(answer | prompt), token by token; the prompt's own tokens are given, not learnt."""
+
+    def total(done: ForwardPass) -> Tensor:
+        head = done.network.heads["lm"]
+        states = done.hidden.flatten(0, 1)[done.batch["slots"]]
+        return linear_cross_entropy(head.features(states), head, done.batch["labels"])  # type: ignore[operator, arg-type]
+
+    return Objective((Term("lm", "labels", total),))

@@ -1,0 +1,174 @@
+"""Answers that a fine-tuned GPT writes: prompts and conversations as tokens, greedy generation."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from malmoi.errors import UsageError
+from malmoi.inference.generation.config import GenerationConfig
+from malmoi.inference.generation.generate import TextGenerator, continuations
+from malmoi.inference.generation.kv_slots import common_prefix_length
+from malmoi.inference.generation.sampling import Sampling
+from malmoi.inference.predict import Predictor
+from malmoi.system.progress import tracked
+from malmoi.system.result import Result
+from malmoi.tokenizer import Tokenizer
+from malmoi.tokenizer.chat_template import encode_chat
+from malmoi.tokenizer.padding import length_batches
+
+SPEAKERS = {"human": "user", "gpt": "assistant", "bot": "assistant"}  # ShareGPT's roles
+Message = dict[str, str]  # role, content
+
+
+@dataclass(frozen=True, repr=False)
+class Reply(Result):
+    """What a model that was fine-tuned for writing answers."""
+
+    text: str
+
+
+# ------------------------------------------------------------------ what is asked
+
+
+def parse_messages(given: Any) -> list[Message]:
+    """A conversation as [{"role": …, "content": …}], also from JSON text or ShareGPT's names."""
+    found = given
+    if isinstance(given, str):
+        try:
+            found = json.loads(given)
+        except ValueError:
+            found = None
+    if not isinstance(found, list) or not found:
+        raise UsageError(f"a conversation is a list of messages, not {given!r:.60}")
+    return [_message(one) for one in found]
+
+
+def _message(one: Any) -> Message:
+    values = one if isinstance(one, Mapping) else {}
+    role = values.get("role") or values.get("from")
+    content = values.get("content", values.get("value"))
+    if not isinstance(role, str) or not isinstance(content, str):
+        raise UsageError(f"a message needs a role and a content, both texts, not {one!r:.60}")
+    return {"role": SPEAKERS.get(role, role), "content": content}
+
+
+def as_messages(asked: Any) -> list[Message]:
+    """The messages before the answer; a text, or a text and what it is about, is the user's."""
+    if isinstance(asked, list):
+        messages = parse_messages(asked)
+        while messages and messages[-1]["role"] == "assistant":  # the answer itself
+            messages.pop()
+        if not messages:
+            raise UsageError("A conversation without a message to answer cannot be answered.")
+        return messages
+    parts = [asked] if isinstance(asked, str) else asked
+    return [{"role": "user", "content": "\n\n".join(part for part in parts if part)}]
+
+
+# ------------------------------------------------------------------ tokens
+
+
+@dataclass(frozen=True)
+class AnswerRow:
+    """A conversation's tokens, and the spans of them (first, end) that are answers."""
+
+    tokens: list[int]
+    spans: tuple[tuple[int, int], ...]
+    prompt_cut: bool = False
+    answer_cut: bool = False
+
+
+def encode_answer(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    answer: str,
+    ends: Sequence[int],
+    most: int,
+) -> AnswerRow:
+    """A conversation and its answer as at most `most` tokens.
+
+    A prompt that is too long for its answer loses its end, down to half of the tokens; then the
+    answer does.
+    """
+    row = _turns(tokenizer, messages, answer, ends)
+    shorter = list(messages)
+    if len(row.tokens) > most and len(row.spans) == 1:
+        first, end = row.spans[0]
+        shorter = cut_prompt(tokenizer, messages, prompt_room(most, end - first))
+        row = _turns(tokenizer, shorter, answer, ends)
+    spans = tuple((first, min(end, most)) for first, end in row.spans if first < most)
+    cut = len(row.tokens) > most
+    return AnswerRow(row.tokens[:most], spans, shorter != list(messages), cut)
+
+
+def prompt_room(most: int, answer: int) -> int:
+    """The tokens that a prompt may have beside an answer of this many."""
+    return max(most - answer, most // 2)
+
+
+def cut_prompt(tokenizer: Tokenizer, messages: Sequence[Message], room: int) -> list[Message]:
+    """The messages, the last one cut at its end until the prompt has at most `room` tokens."""
+    *before, last = messages
+    content = last["content"]
+    surplus = len(encode_chat(tokenizer, messages)) - room
+    while surplus > 0 and content:
+        offsets = tokenizer.encode(content, specials=False).offsets
+        keep = len(offsets) - surplus
+        content = content[: offsets[keep - 1][1]] if keep > 0 else ""
+        last = {**last, "content": content}
+        surplus = len(encode_chat(tokenizer, [*before, last])) - room
+    return [*before, last]
+
+
+def _turns(
+    tokenizer: Tokenizer, messages: Sequence[Message], answer: str, ends: Sequence[int]
+) -> AnswerRow:
+    """The tokens of a conversation as its template writes it; every answer is a span.
+
+    A span starts where generation would, and ends after the end-of-text token, which is added to
+    the last one if the template writes none.
+    """
+    said = [*messages, {"role": "assistant", "content": answer}]
+    whole = encode_chat(tokenizer, said, reply=False)
+    spans = []
+    for i, message in enumerate(said):
+        if message["role"] != "assistant":
+            continue
+        before = encode_chat(tokenizer, said[:i])
+        after = whole if i == len(said) - 1 else encode_chat(tokenizer, said[: i + 1], reply=False)
+        first = common_prefix_length(before, whole)
+        end = common_prefix_length(after, whole)
+        ended = next((at + 1 for at in range(first, end) if whole[at] in ends), None)
+        spans.append((first, ended or end))
+        if i == len(said) - 1:
+            whole = whole[:ended] if ended else [*whole, ends[0]]
+            spans[-1] = (first, len(whole))
+    return AnswerRow(whole, tuple(spans))
+
+
+# ------------------------------------------------------------------ answers
+
+
+def write_answers(reading: Predictor, asked: Sequence[Any]) -> list[Reply]:
+    """Answers each prompt or conversation greedily, in batches of similar length."""
+    most = reading.max_tokens
+    room = min(prompt_room(most, reading.answer_tokens), most - 1)
+    prompts = []
+    for one in asked:
+        messages = cut_prompt(reading.tokenizer, as_messages(one), room)
+        prompts.append(encode_chat(reading.tokenizer, messages))
+    config = GenerationConfig(
+        reading.answer_tokens, Sampling(temperature=0), end_tokens=frozenset(reading.ends)
+    )
+    generator = TextGenerator(reading.network, reading.tokenizer)
+    texts = [""] * len(prompts)
+    # the key-value cache has the dtype of the weights, which autocast would not write into it
+    with torch.autocast(reading.network.device.type, enabled=False):
+        for group in tracked(length_batches(list(map(len, prompts))), "predict", len(prompts)):
+            found = continuations(generator, [prompts[i] for i in group], config)
+            for i, (text,) in zip(group, found, strict=True):
+                texts[i] = text.strip()
+    return [Reply(text) for text in texts]
