@@ -266,13 +266,13 @@ def test_language_measures_and_means() -> None:
 
 
 def test_what_cannot_be_judged_is_said() -> None:
-    with pytest.raises(UsageError, match="2 gold values and 1 prediction"):
+    with pytest.raises(UsageError, match="2 labels and 1 prediction"):
         metrics.accuracy(["a", "b"], ["a"])
-    with pytest.raises(UsageError, match="nothing to judge"):
+    with pytest.raises(UsageError, match="nothing to score"):
         metrics.f1_macro([], [])
     with pytest.raises(UsageError, match="f1_macro"):
         metrics.f1(["a", "b", "c"], ["a", "b", "c"])
-    with pytest.raises(UsageError, match="Sentence 1 has 2 gold tags and 1"):
+    with pytest.raises(UsageError, match="Sentence 1 has 2 tags and 1"):
         metrics.entity_f1([["O", "O"]], [["O"]])
     with pytest.raises(UsageError, match="Did you mean 'accuracy'"):
         metrics.metric("acuracy")

@@ -149,11 +149,10 @@ Golds = Sequence[Sequence[str]]  # the acceptable answers to each question; empt
 def _paired(gold: Labels | NumberSeq, predicted: Labels | NumberSeq) -> None:
     if len(gold) != len(predicted):
         raise UsageError(
-            f"There are {len(gold)} gold values and {len(predicted)} predictions; give one for "
-            "each."
+            f"There are {len(gold)} labels and {len(predicted)} predictions; give one for each."
         )
     if not len(gold):
-        raise UsageError("There is nothing to judge: no gold values.")
+        raise UsageError("There is nothing to score: no labels.")
 
 
 # ------------------------------------------------------------------ labels
@@ -174,7 +173,7 @@ def confusion(
     place = {name: i for i, name in enumerate(names)}
     for value in (*gold, *predicted):
         if value not in place:
-            raise UsageError(f"The label {value!r} is none of {', '.join(map(str, names))}.")
+            raise UsageError(f"The label {value!r} is not one of {', '.join(map(str, names))}.")
     table = np.zeros((len(names), len(names)), dtype=np.int64)
     np.add.at(table, ([place[g] for g in gold], [place[p] for p in predicted]), 1)
     return table
@@ -195,7 +194,7 @@ def f1(gold: Labels, predicted: Labels, positive: Hashable | None = None) -> flo
     names = sorted({*gold, *predicted}, key=str)
     if positive is None and len(names) > 2:
         raise UsageError(
-            f"F1 of two labels was asked for, but there are {len(names)}; use f1_macro or f1_micro."
+            f"Binary F1 needs two labels, but there are {len(names)}; use f1_macro or f1_micro."
         )
     one = _positive(names) if positive is None else positive
     right = sum(g == p == one for g, p in zip(gold, predicted, strict=True))
@@ -356,9 +355,7 @@ def _entity_counts(gold: Tags, predicted: Tags) -> tuple[int, int, int]:
     right = given = wanted = 0
     for number, (g, p) in enumerate(zip(gold, predicted, strict=True), start=1):
         if len(g) != len(p):
-            raise UsageError(
-                f"Sentence {number} has {len(g)} gold tags and {len(p)} predicted ones."
-            )
+            raise UsageError(f"Sentence {number} has {len(g)} tags and {len(p)} predicted ones.")
         a = entities(g)
         b = entities(p)
         right = right + len(a & b)
@@ -611,7 +608,7 @@ def bits_per_byte(logprobs: NumberSeq, text: str) -> float:
 def _some(values: NumberSeq) -> np.ndarray[Any, Any]:
     array = np.asarray(values, np.float64)
     if not array.size:
-        raise UsageError("There are no values to judge.")
+        raise UsageError("There are no values to score.")
     return array
 
 

@@ -243,7 +243,7 @@ def test_padded_and_packed_rows_see_the_soft_tokens_too(
         positions=torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]]),
     )
     if (family, kind) == ("bert", "prompt"):
-        with pytest.raises(UsageError, match="rows of one text each"):
+        with pytest.raises(UsageError, match="one padded text per row"):
             trunk(torch.cat((first, second), 1), **packed)
         return
     assert torch.allclose(
@@ -403,7 +403,7 @@ def test_a_soft_prompt_says_label_words_and_moves_little(
     assert {
         name: tuple(t.shape) for name, t in load_file(out / "adapter_model.safetensors").items()
     } == {"prompt_embeddings": (4, 32)}
-    assert f"{4 * 32} weights learn" in told.err
+    assert f"{4 * 32} weights are trained" in told.err
     model = malmoi.load(out, device="cpu")
     assert model.predict(GOOD).label == "1"
     assert model.generate(
@@ -591,7 +591,7 @@ def spoilt(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]
         ),
         (
             lambda folder: (folder / "adapter_model.safetensors").unlink(),
-            "adapter_model.safetensors is not there",
+            "adapter_model.safetensors is missing",
         ),
         (
             lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"half"),
@@ -617,7 +617,7 @@ def test_a_broken_adapter_says_what_is_wrong(
         ({"adapter": "lora", "adapter.rank": 0}, "adapter.rank must be positive, not 0"),
         (
             {"adapter": "lora", "adapter.targets": ("quary",)},
-            "no map 'quary'.*Did you mean 'query'",
+            "no linear layer 'quary'.*Did you mean 'query'",
         ),
         (
             {"adapter": "prompt", "adapter.tokens": 64},

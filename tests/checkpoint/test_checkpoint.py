@@ -495,7 +495,7 @@ def set_config(**values: object) -> object:
         (set_config(position_embedding_type="relative_key"), "position_embedding_type"),
         (
             set_config(hidden_act="silu"),
-            "hidden_act = 'silu'.*it has gelu, gelu_new[a-z0-9_, ]*relu2\\.$",
+            "hidden_act = 'silu'.*it supports gelu, gelu_new[a-z0-9_, ]*relu2\\.$",
         ),
         (
             lambda d: (d / "vocab.txt").write_text(

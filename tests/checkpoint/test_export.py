@@ -334,8 +334,8 @@ def test_a_sentencepiece_vocabulary_comes_back() -> None:
             {"lm": 0},
             "rotary_scaling = 'yarn:4,16,16,1'",
         ),
-        (gpt2(**SIZES), {"classify": 2}, "this has the heads classify"),
-        (bert(**SIZES), {"mlm": 0}, "this has the heads mlm"),
+        (gpt2(**SIZES), {"classify": 2}, "this one has the heads classify"),
+        (bert(**SIZES), {"mlm": 0}, "this one has the heads mlm"),
     ],
 )
 def test_what_llama_cpp_cannot_do_is_refused(
@@ -354,7 +354,7 @@ def test_a_tokenizer_that_llama_cpp_has_not_is_refused(tmp_path: Path) -> None:
         lower,
         malmoi.tokenizer.train_tokenizer(["a b c"] * 9, kind="char", vocab=300),
     ):
-        with pytest.raises(UsageError, match="does not cut text as this tokenizer"):
+        with pytest.raises(UsageError, match="does not split text as this tokenizer"):
             export_gguf(
                 Checkpoint(network(gpt2(**SIZES), {"lm": 0}), tokenizer), tmp_path / "model.gguf"
             )

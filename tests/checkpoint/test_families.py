@@ -230,7 +230,7 @@ def _other_padding(folder: Path) -> Path:
         ({"layer_types": ["full_attention", "linear", "full_attention"]}, "layer_types"),
         ({"mlp_bias": True}, "in both or in neither"),
         ({"classifier_bias": True}, "only with False"),
-        ({"hidden_activation": "relu"}, "hidden_activation = 'relu'.*it has gelu, silu"),
+        ({"hidden_activation": "relu"}, "hidden_activation = 'relu'.*it supports gelu, silu"),
         (
             {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}},
             "rope_type = 'yarn'.*only with 'default'",

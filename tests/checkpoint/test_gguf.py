@@ -328,10 +328,10 @@ def announce(count: int) -> Callable[[bytes], bytes]:
         (lambda data: data[:3000], "cut short or damaged"),
         (replace(b"llama.block_count", b"llama.block_cound"), "does not say llama.block_count"),
         (replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0qwen9"), "kind 'qwen9'"),
-        (replace(b"gpt-2", b"gpt-9"), "cuts its text by the rule 'gpt-9'.*Did you mean 'gpt-2'"),
+        (replace(b"gpt-2", b"gpt-9"), "splits text by the rule 'gpt-9'.*Did you mean 'gpt-2'"),
         (
             replace(b"\x04\0\0\0\0\0\0\0gpt2", b"\x04\0\0\0\0\0\0\0bert"),
-            "vocabulary of the kind 'bert'",
+            "vocabulary of type 'bert'",
         ),
         (
             replace(b"output_norm.weight", b"output_gnom.weight"),

@@ -88,7 +88,7 @@ REFUSED: dict[str, tuple[list[str], str, bytes, str]] = {  # arguments, file, co
         ["classification"],
         "a.csv",
         encoded("text,label\n" + "".join(f"a film,tt{i:04}\n" for i in range(12))),
-        "Each of the 12 rows has a label of its own ('tt0000', 'tt0001'…)",
+        "Each of the 12 rows has a different label ('tt0000', 'tt0001'…)",
     ),
     "no column of labels": (
         ["classification"],
@@ -124,7 +124,7 @@ REFUSED: dict[str, tuple[list[str], str, bytes, str]] = {  # arguments, file, co
         ["regression"],
         "a.csv",
         b"text,label\na,3\nb,3\n",
-        "have the label 3.0: there is nothing to tell apart",
+        "have the label 3.0: there is nothing to learn",
     ),
     "no number": (
         ["regression"],
@@ -142,7 +142,7 @@ REFUSED: dict[str, tuple[list[str], str, bytes, str]] = {  # arguments, file, co
         ["classification"],
         "a.csv",
         encoded(f'text,label\n{GOOD}"open,pos\nnext,neg\n'),
-        "a.csv:10: 1 fields where there should be 2 (a quote that opens here goes on to line 11)",
+        "a.csv:10: 1 fields where there should be 2 (a quote that opens here continues to line 11)",
     ),
     "an answer elsewhere": (
         ["answer"],
@@ -154,7 +154,7 @@ REFUSED: dict[str, tuple[list[str], str, bytes, str]] = {  # arguments, file, co
         ["squad"],
         "a.json",
         encoded(squad({"text": "Rome", "answer_start": 3})),
-        "a.json:1: the answer 'Rome' does not stand at character 3",
+        "a.json:1: the answer 'Rome' is not found at character 3",
     ),
     "an answer without its place": (
         ["squad"],
@@ -172,13 +172,13 @@ REFUSED: dict[str, tuple[list[str], str, bytes, str]] = {  # arguments, file, co
         ["conll2003"],
         "a.txt",
         b"EU NNP I-NP I-ORG\nO\n",
-        "a.txt:1: line 2 must hold a word and its tag, not 'O'",
+        "a.txt:1: line 2 must hold a word and a tag, not 'O'",
     ),
     "… where the word is blank": (
         ["conll2003"],
         "a.txt",
         b"EU NNP I-NP I-ORG\n\tNNP\tI-NP\tO\n",
-        "line 2 must hold a word and its tag",
+        "line 2 must hold a word and a tag",
     ),
     "a word without its tag": (
         ["conll2003"],
@@ -209,7 +209,7 @@ REFUSED: dict[str, tuple[list[str], str, bytes, str]] = {  # arguments, file, co
         ["classification"],
         "a.csv.xz",
         lzma.compress(encoded(MISSING))[:-9],
-        "is damaged or cut off",
+        "is damaged or truncated",
     ),
 }
 
@@ -266,14 +266,14 @@ def test_what_is_odd_is_done_and_told(
     assert tune(["classification"], "a.csv", f"text,label\n{GOOD}{long},pos\n".encode()) == 0
     said = capsys.readouterr().err
     assert "note: 1 texts are empty, the first at a.csv:12" in said
-    assert "texts are longer than 32 tokens and are cut there" in said
+    assert "texts are longer than 32 tokens and are truncated" in said
     assert (
         tune(["nsmc"], "b.txt", "id\tdocument\tlabel\n1\t굳 ㅋ\t1\n1\t별로\t0\n2\t굳\t1\n".encode())
         == 0
     )
     assert "note: b.txt:3: the id '1' comes 2 times" in capsys.readouterr().err
     assert tune(["classification", "--skip-bad"], "a.csv", MISSING.encode()) == 0
-    assert "note: 1 bad rows left out, such as a.csv:10" in capsys.readouterr().err
+    assert "note: 1 bad rows skipped, such as a.csv:10" in capsys.readouterr().err
 
 
 def test_a_very_long_context_is_read_in_windows(

@@ -480,7 +480,7 @@ def test_the_smallest_weights_become_zero_and_two_of_every_four(tmp_path: Path) 
         (["prune", "m", "--layers", "first"], "such as 0,2,4; not first"),
         (["prune", "shared", "--layers", "0"], "share their weights"),
         (["prune", "adapter", "--layers", "0"], "malmoi merge --model adapter --out DIR"),
-        (["prune", "small", "--layers", "0"], "small is quantised already"),
+        (["prune", "small", "--layers", "0"], "small is already quantised"),
         (["prune", "m", "--layers", "0", "--train", "text.txt"], "--train ranks heads and neurons"),
         (
             ["prune", "shared", "--heads", "0.5", "--train", "text.txt"],
@@ -490,7 +490,7 @@ def test_the_smallest_weights_become_zero_and_two_of_every_four(tmp_path: Path) 
             ["prune", "m", "--heads", "0.5", "--train", "text.txt", "--task", "sst2"],
             "has no classify head",
         ),
-        (["quantize", "small"], "small is quantised already"),
+        (["quantize", "small"], "small is already quantised"),
         (["quantize", "m", "--bits", "3"], "8 or 4 bits, not 3"),
         (["quantize", "m", "--group", "48"], "do not divide the 64 inputs"),
         (["quantize", "m", "--group", "-1"], "it cannot be -1"),

@@ -206,7 +206,7 @@ def test_which_layers() -> None:
     for layers in (0, 13):
         with pytest.raises(UsageError, match="1 to 12 layers"):
             student_of(twelve, layers)
-    with pytest.raises(UsageError, match="of 0 to 11"):
+    with pytest.raises(UsageError, match="from 0 to 11"):
         student_of(twelve, (3, 12))
 
 

@@ -75,7 +75,7 @@ def test_what_cannot_be_read_is_refused() -> None:
     net = network(words)
     with pytest.raises(UsageError, match="more than this model's context of 32"):
         sentence_logprobs(net, words, ["peace " * 40])
-    with pytest.raises(UsageError, match="Only a language model or a masked model"):
+    with pytest.raises(UsageError, match="Only a causal or a masked language model"):
         sentence_logprobs(Network(net.config, {"classify": 2}), words, TEXTS)
 
 
@@ -122,5 +122,5 @@ def test_both_readings_of_one_folder_are_judged(
     command = ["evaluate", "blimp", "--model", str(tmp_path / "model"), "--data", str(data)]
     assert run_command([*command, "--reading", "masked"]) == 0
     assert "order" in capsys.readouterr().out
-    with pytest.raises(UsageError, match="There is no reading 'maskd'"):
+    with pytest.raises(UsageError, match="There is no reading mode 'maskd'"):
         malmoi.evaluate(model, "blimp", data, reading="maskd")  # type: ignore[arg-type]

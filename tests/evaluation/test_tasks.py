@@ -326,7 +326,7 @@ BAD = {
         named_task("sst2"),
         "a.tsv",
         "sentence\tlabel\ngood\t2\n",
-        r"a\.tsv:2: the label '2' is none of 0, 1",
+        r"a\.tsv:2: the label '2' is not one of 0, 1",
     ),
     "fields": (
         named_task("sst2"),
@@ -350,7 +350,7 @@ BAD = {
         named_task("conll2003"),
         "a.txt",
         "EU NNP I-NP I-ORG\nO\n",
-        r"a\.txt:1: line 2 must hold a word and its tag",
+        r"a\.txt:1: line 2 must hold a word and a tag",
     ),
     "tags and words": (
         custom_task("tagging", text="w", label="t"),
@@ -362,20 +362,20 @@ BAD = {
         named_task("conll2003"),
         "a.txt",
         "EU x y PERSON\n",
-        r"'PERSON' is no tag such as O",
+        r"'PERSON' is not a tag such as O",
     ),
     "not JSON": (custom_task("classification"), "a.jsonl", '{"text": 1\n', r"a\.jsonl:1: not JSON"),
     "no text": (
         custom_task("classification"),
         "a.jsonl",
         '{"text": 5, "label": 1}\n',
-        r"a\.jsonl:1: 'text' holds no text but 5",
+        r"a\.jsonl:1: 'text' must hold text, not 5",
     ),
     "choice too far": (
         custom_task("choice", text="q", choices=("a", "b")),
         "a.csv",
         "q,a,b,label\nw,x,y,2\n",
-        r"a\.csv:2: choice 2 is right, but there are only 2",
+        r"a\.csv:2: the answer is choice 2, but there are only 2",
     ),
     "empty": (custom_task("classification"), "a.csv", "text,label\n", r"There are no examples in"),
 }
@@ -392,7 +392,7 @@ def test_bad_rows_can_be_left_out_and_are_counted(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "text,label\ngood,1\nbad,\n,0\n")
     found = load_examples(custom_task("classification"), path, skip_bad=True)
     assert len(found) == 2
-    assert "1 bad rows left out, such as" in found.notes[0]
+    assert "1 bad rows skipped, such as" in found.notes[0]
     assert found.notes[1].endswith("a.csv:4")  # an empty text is kept and told
 
 

@@ -223,7 +223,7 @@ def test_states_are_computed_once_and_kept_by_layer(
             **{**QUICK, "epochs": 1},
         )
     assert written == [[0]]
-    assert f"are read from {folder}" in caplog.text
+    assert f"are loaded from {folder}" in caplog.text
     (folder / "layer-3.f16").write_bytes(b"cut off")  # half a file is no file
     finetune(
         model, "tagging", path, tmp_path / "c", path, features="last", **{**QUICK, "epochs": 1}
@@ -291,11 +291,11 @@ def test_what_does_not_go_together_is_said(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = file_of("classification", tmp_path)
-    with pytest.raises(UsageError, match="neither lm nor grid"):
+    with pytest.raises(UsageError, match="cannot be combined with lm or grid"):
         finetune(model, "classification", path, tmp_path / "o", path, features="last", grid=True)
     asked = tmp_path / "q.csv"
     asked.write_text("text,context,label\nwho,it is me,me\n", "utf-8")
-    with pytest.raises(UsageError, match="features are for labels and numbers; answer"):
+    with pytest.raises(UsageError, match="features support labels and numbers; answer"):
         finetune(model, custom_task("answer"), asked, tmp_path / "o", asked, features="last")
     monkeypatch.setattr(hidden_states.shutil, "disk_usage", lambda path: SimpleNamespace(free=9))
     with pytest.raises(MalmoiError, match=r"hidden states need .* and .* has"):

@@ -492,7 +492,7 @@ def test_a_gpt_answers_too_and_the_command_shows_it(
     assert run_command(call) == 0
     assert capsys.readouterr().out.split("\t")[0] == GOOD
     assert model.predict(("where does Alice live", "")).text == ""
-    with pytest.raises(UsageError, match="A question needs its text"):
+    with pytest.raises(UsageError, match="A question needs its context"):
         malmoi.load(tmp_path / "a").predict("where")
 
 
@@ -708,7 +708,9 @@ def test_what_does_not_fit_is_said(
     finetune(bert, "classification", path, tmp_path / "yes", path, epochs=1)
     sst2 = tmp_path / "dev.tsv"
     sst2.write_text("sentence\tlabel\na\t1\n", "utf-8")
-    with pytest.raises(UsageError, match=r"labels 0, 1; this model was fine-tuned to say no, yes"):
+    with pytest.raises(
+        UsageError, match=r"labels 0, 1; this model was fine-tuned to predict no, yes"
+    ):
         evaluate(tmp_path / "yes", named_task("sst2"), sst2)
 
 
@@ -719,7 +721,7 @@ def test_a_very_long_text_is_cut_and_told(
     path.write_text(f"text,label\n{'good ' * 20_000},1\n{'bad ' * 20_000},0\n,1\ngood,1\n", "utf-8")
     finetune(bert, "classification", path, tmp_path / "o", path, epochs=1)
     said = caplog.text
-    assert "2 texts are longer than 64 tokens and are cut there" in said
+    assert "2 texts are longer than 64 tokens and are truncated" in said
     assert "1 texts are empty, the first at" in said
 
 

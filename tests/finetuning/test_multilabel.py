@@ -95,7 +95,7 @@ def test_it_is_learnt_judged_and_predicted(tuned: Path, tmp_path: Path) -> None:
     assert model.predict([as_row])[0] == model.predict(as_row) == found
     table = model.predict(pandas.DataFrame([as_row, as_row]))
     assert [one.labels for one in table] == [found.labels] * 2
-    with pytest.raises(UsageError, match="no text in the column 'text', which this model reads"):
+    with pytest.raises(UsageError, match="no text in column 'text', which this model reads"):
         model.predict(pandas.DataFrame({"review": ["good"]}))
     rows = [json.loads(line) for line in (tuned / "predictions.jsonl").read_text().splitlines()]
     for row in rows:
@@ -107,7 +107,7 @@ def test_it_is_learnt_judged_and_predicted(tuned: Path, tmp_path: Path) -> None:
     assert judged["labels"]["joy"] == {"precision": 1, "recall": 1, "f1": 1, "support": 48}
     report = (tuned / "report.html").read_text("utf-8")
     assert "Each label" in report
-    assert "What was taken for what" not in report
+    assert "Confusion matrix" not in report
 
 
 def test_thresholds_are_of_rows_that_nothing_was_learnt_from(tuned: Path) -> None:
@@ -178,12 +178,12 @@ def test_on_the_command_line(
         (
             "classification",
             [["a", "b"], ["b"]],
-            "one label a row; for several labels take the kind",
+            "one label per row; for several use the kind",
         ),
         ("multilabel", [3, 4], "'label' must hold a list of labels, not 3"),
         ("multilabel", [["a", ["b"]], []], "must hold a list of labels"),
-        ("multilabel", [[], []], "have no label: there is nothing to tell apart"),
-        ("multilabel", [["a"], ["a"]], "have the label ('a',): there is nothing to tell apart"),
+        ("multilabel", [[], []], "have no label: there is nothing to learn"),
+        ("multilabel", [["a"], ["a"]], "have the label ('a',): there is nothing to learn"),
     ],
 )
 def test_labels_that_cannot_be_are_refused(
@@ -209,7 +209,7 @@ def test_columns_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
         custom_task("classification", label=("anger", "fear"))
     path.write_text("text,anger,fear\nhe is,1,0\nhe is,0,1\n")
     notes = load_examples(custom_task("multilabel", label=("anger", "fear")), path).notes
-    assert "1 rows have the text of another row and other labels" in notes[0]
+    assert "1 rows repeat another row's text with a different label" in notes[0]
 
 
 def test_a_label_that_no_training_row_has_is_a_warning(

@@ -127,7 +127,7 @@ def test_the_metric_that_selects_can_be_chosen(bert: Path, tmp_path: Path) -> No
         bert, "classification", train, tmp_path / "o", train, metric="mcc", steps=1, device="cpu"
     )
     assert next(iter(done.metrics)) == "matthews"
-    with pytest.raises(UsageError, match=r"'pearson' is none of classification's"):
+    with pytest.raises(UsageError, match=r"'pearson' is not one of classification's"):
         malmoi.finetune(bert, "classification", train, tmp_path / "o", train, metric="pearson")
 
 

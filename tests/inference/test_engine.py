@@ -281,7 +281,7 @@ def test_the_queue_is_bounded_and_impossible_jobs_are_refused(model: Model) -> N
             engine.submit(GenerationJob((), GenerationConfig(2)))
         with pytest.raises(UsageError, match="token 5000"):
             engine.submit(GenerationJob((5000,), GenerationConfig(2)))
-        with pytest.raises(UsageError, match="one continuation"):
+        with pytest.raises(UsageError, match="a single continuation"):
             engine.submit(GenerationJob((5,), GenerationConfig(2, n=2)))
         gate.set()
         assert all(len(ticket.result().tokens) == 2 for ticket in (held, *queued))

@@ -678,7 +678,7 @@ def test_a_classifier_predicts_as_transformers_does(
         assert found.label == config.id2label[int(logits.argmax())]
     texts = ["a", "the state of the union", "small"]
     assert [p.label for p in ours.predict(texts)] == [ours.predict(text).label for text in texts]
-    with pytest.raises(UsageError, match="not some of each"):
+    with pytest.raises(UsageError, match="not a mix of both"):
         ours.predict(["a", ("b", "c")])
     with pytest.raises(UsageError, match=r"cannot generate.*It can: predict, embed"):
         ours.generate("a")

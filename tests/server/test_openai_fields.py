@@ -184,7 +184,7 @@ def test_what_is_not_offered_is_refused(live: Live, field: str) -> None:
     body = {"messages": USER, field: [{"type": "function"}]}
     answer = httpx.post(f"{live.url}/v1/chat/completions", json=body, timeout=60)
     assert answer.status_code == 400
-    assert f"{field} is not offered" in answer.json()["error"]["message"]
+    assert f"{field} is not supported" in answer.json()["error"]["message"]
 
 
 def test_embeddings_of_many_texts(client: openai.OpenAI) -> None:

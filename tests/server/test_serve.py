@@ -466,7 +466,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
         "/v1/chat/completions",
         {"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]},
         400,
-        "tools is not offered",
+        "tools is not supported",
     ),
     (
         "/v1/embeddings",
@@ -476,7 +476,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ),
     ("/v1/embeddings", {"model": "bert", "input": "a", "dimensions": 33}, 400, "32 dimensions"),
     ("/v1/fill", {"model": "gpt", "text": "a"}, 400, "cannot fill"),
-    ("/v1/fill", {"model": "bert", "text": "a"}, 400, "no gap to fill"),
+    ("/v1/fill", {"model": "bert", "text": "a"}, 400, "nothing to fill"),
     ("/v1/ner", {"model": "gpt", "text": "a"}, 400, "fine-tuned for tagging"),
     ("/v1/classify", {"model": "gpt", "text": "a"}, 400, "labels"),
     ("/v1/attention", {"model": "gpt", "text": "a", "pair": "b"}, 400, "one text at a time"),

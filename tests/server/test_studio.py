@@ -321,8 +321,13 @@ MEANT = {
         "글이 너무 깁니다",
         "more than this model's context",
     ),
-    "no mask": ("fill", {"text": "나는 갔다"}, "빈칸이 없습니다", "There is no gap to fill"),
-    "no words": ("beside", {"text": " "}, "글이 비어 있습니다", "There is no sentence"),
+    "no mask": ("fill", {"text": "나는 갔다"}, "빈칸이 없습니다", "There is nothing to fill"),
+    "cannot be read as tokens": (
+        "beside",
+        {"text": " "},
+        "글이 비어 있습니다",
+        "There is no sentence",
+    ),
     "half a seed": (
         "generate",
         {"text": "the", "seed": 1.5},

@@ -65,5 +65,5 @@ def test_a_track_is_run_and_judged_on_what_it_held_out(tmp_path: Path) -> None:
     assert entry.recipe == "gpt-char"
     (found,) = tomllib.loads((tmp_path / "run" / "entry.toml").read_text())["entries"]
     assert found["track"] == "shakespeare"
-    with pytest.raises(UsageError, match="is judged on rows"):
+    with pytest.raises(UsageError, match="is evaluated on rows"):
         run_record("bert-5", [str(text)], tmp_path / "bert", device="cpu")

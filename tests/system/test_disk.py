@@ -42,7 +42,7 @@ def test_a_folder_has_one_writer_who_clears_up_after_the_dead(tmp_path: Path) ->
     living.touch()
     with folder_lock(tmp_path):
         assert (dead.exists(), living.exists()) == (False, True)
-        with pytest.raises(MalmoiError, match="Another process is at work"), folder_lock(tmp_path):
+        with pytest.raises(MalmoiError, match="Another process is using"), folder_lock(tmp_path):
             pass
     with folder_lock(tmp_path), pytest.raises(UsageError, match="is a file"), folder_lock(living):
         pass
@@ -77,7 +77,7 @@ def test_a_folder_where_a_file_belongs_is_a_sentence(tmp_path: Path) -> None:
     for name in (LOCK_NAME, f".a.{os.getpid()}.tmp"):
         (tmp_path / name).mkdir()
     with (
-        pytest.raises(UsageError, match=r"\.lock is a folder, and a file is written there"),
+        pytest.raises(UsageError, match=r"\.lock is a folder where a file should be written"),
         folder_lock(tmp_path),
     ):
         pass

@@ -64,6 +64,6 @@ def test_what_is_free_may_change_and_is_kept(tmp_path: Path) -> None:
 def test_a_damaged_record_is_a_sentence(tmp_path: Path, content: str) -> None:
     (tmp_path / "run.json").write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(
-        MalmoiError, match=r"run\.json does not read as the record of a fine-tuning.*--overwrite"
+        MalmoiError, match=r"run\.json is not a valid record of a fine-tuning.*--overwrite"
     ):
         place(tmp_path, can_restart=True).begin(SETTINGS)

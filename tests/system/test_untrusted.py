@@ -55,7 +55,7 @@ def test_a_value_is_told_with_its_file_its_key_and_what_was_expected() -> None:
         found.whole("a")
     with pytest.raises(MalmoiError, match=r"here\.json: b\.c must be a number, not True"):
         found.object("b").number("c")
-    with pytest.raises(MalmoiError, match=r"here\.json does not say d, which must be a text"):
+    with pytest.raises(MalmoiError, match=r"here\.json has no d, which must be a text"):
         found.text("d")
     with pytest.raises(MalmoiError, match=r"here\.json: e\[1\] must be a whole number, not 'y'"):
         found.list_of("e", int)

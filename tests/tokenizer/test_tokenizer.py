@@ -629,7 +629,7 @@ def test_training_survives_a_word_without_end() -> None:
             UsageError,
             "Did you mean 'wordpiece'",
         ),
-        (lambda t: train_tokenizer("text"), UsageError, "into a list"),
+        (lambda t: train_tokenizer("text"), UsageError, "in a list"),
         (lambda t: train_tokenizer([]), MalmoiError, "no text"),
         (lambda t: train_tokenizer(["a", None]), UsageError, "text 1 is NoneType"),
         (lambda t: train_tokenizer(["\ud800"], kind="bpe"), MalmoiError, "lone surrogate"),
@@ -657,7 +657,7 @@ FIVE = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"
     [
         ({}, "no tokenizer in"),
         ({"vocab.txt": ""}, "vocab.txt is empty"),
-        ({"vocab.txt": FIVE + "a\nb\na\n"}, "line 8: 'a' is on line 6 already"),
+        ({"vocab.txt": FIVE + "a\nb\na\n"}, "line 8: 'a' is already on line 6"),
         ({"vocab.txt": "a\nb\n"}, r"has no \[UNK\]"),
         ({"vocab.txt": b"\xb0\xa1\n"}, "not UTF-8"),
         (

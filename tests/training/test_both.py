@@ -78,7 +78,7 @@ def test_the_masked_reading_shares_every_weight_and_sees_both_ways() -> None:
     torch.testing.assert_close(view(tokens, heads=("mlm",), slots=slots)["mlm"], scores[slots])
     assert net.trunk.is_causal
     assert not view.trunk.is_causal
-    with pytest.raises(UsageError, match="reads one way only"):
+    with pytest.raises(UsageError, match="reads left to right only"):
         Network(gpt2(vocab=50, context=16, width=16, depth=1, heads=2), {"lm": 0}).masked()
 
 

@@ -188,7 +188,7 @@ def test_a_step_has_one_last_pass(
 
 def test_one_voice(two: Two) -> None:
     """Only the first process says and writes; every step is there once."""
-    assert two.said.count("Learning a wordpiece vocabulary") == 3  # two ways, and the half run
+    assert two.said.count("Training a wordpiece tokenizer") == 3  # two ways, and the half run
     assert steps_of(two.folder / "gpt-fsdp") == list(range(1, STEPS + 1))
     assert "Traceback" not in two.said
 
@@ -226,7 +226,7 @@ def test_two_processes_go_on_from_a_state_of_one(
     name: str, two: Two, alone: dict[str, Path]
 ) -> None:
     kind = name.partition("-")[0]
-    assert two.said.count("Going on from step 3.") == 2
+    assert two.said.count("Resuming from step 3.") == 2
     assert losses(two.folder / name) == pytest.approx(losses(alone[kind]), abs=1e-4)
     near(two.folder / name, alone[kind])
 
@@ -279,8 +279,8 @@ def test_a_process_that_fails_ends_the_others(
         "train.gradient_checkpointing=true."
     )
     assert first == (
-        "malmoi: Process 0 stops because another process of this run has ended; its message, or "
-        "torchrun's, says why."
+        "malmoi: Process 0 stopped because another process of this run ended; see its message, "
+        "or torchrun's."
     )
 
 

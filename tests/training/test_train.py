@@ -209,7 +209,7 @@ def test_a_stopped_run_ends_as_if_it_had_not_been(
     assert f"Stopped at step {step} and saved" in caplog.text
     assert (tmp_path / "report.html").is_file()
     train(kind, corpus, tmp_path, **settings)
-    assert f"Going on from step {step}." in caplog.text
+    assert f"Resuming from step {step}." in caplog.text
     assert_equal_weights(tmp_path, whole[kind])
     assert steps_of(tmp_path) == list(range(1, 21))
     assert losses(tmp_path) == losses(whole[kind])
@@ -277,7 +277,7 @@ def test_the_command_stops_with_143_after_saving(
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=threads) as child:
         for line in child.stderr or ():
             said += line
-            if "aking the first step" in line:
+            if "unning the first step" in line:
                 child.send_signal(signal.SIGTERM)
     assert child.returncode == 143
     assert "and saved" in said
@@ -462,7 +462,7 @@ def test_the_state_before_a_damaged_one_is_used(
     said = caplog.text
     assert "step-8 is damaged" in said
     assert "damaged-step-8" in said
-    assert "Going on from step 6." in said
+    assert "Resuming from step 6." in said
     assert (tmp_path / "train_state" / "damaged-step-8").is_dir()  # nothing is lost
     assert_equal_weights(tmp_path, whole["gpt"])
     assert steps_of(tmp_path) == list(range(1, 21))
@@ -482,8 +482,8 @@ def test_without_a_state_the_run_starts_anew_and_says_so(
     caplog.clear()
     train("gpt", corpus, tmp_path, **settings)
     said = caplog.text
-    assert "the run starts from the beginning" in said
-    assert "Going on" not in said
+    assert "the run starts over" in said
+    assert "Resuming" not in said
     assert_equal_weights(tmp_path, whole["gpt"])
     assert steps_of(tmp_path) == list(range(1, 21))
 
@@ -717,7 +717,7 @@ def test_one_run_in_a_folder_at_a_time(corpus: Path, tmp_path: Path) -> None:
 
     with (tmp_path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(MalmoiError, match="Another process is at work"):
+        with pytest.raises(MalmoiError, match="Another process is using"):
             train("gpt", corpus, tmp_path, steps=2)
 
 
@@ -787,9 +787,11 @@ def test_a_tokenizer_that_does_not_fit_the_start_is_refused(
     malmoi.tokenizer.train_tokenizer(
         ["other words altogether"] * 9, kind="byte-bpe", vocab=270
     ).save(other)
-    with pytest.raises(UsageError, match="another tokenizer"):
+    with pytest.raises(UsageError, match="with its own tokenizer"):
         train("gpt", corpus, tmp_path / "b", start=whole["gpt"], tokenizer=other, steps=2)
-    with pytest.raises(UsageError, match=r"holds another pre-training run \(of another tokenizer"):
+    with pytest.raises(
+        UsageError, match=r"holds another pre-training run \(with another tokenizer"
+    ):
         train("gpt", corpus, whole["gpt"], tokenizer=other, steps=20)
     with pytest.raises(
         UsageError, match=r'holds another pre-training run \(name was "gpt2-small"\)'

@@ -53,7 +53,7 @@ def evaluate_model(
         return evaluate_few_shot(found, chosen, data, skip_bad=skip_bad, **asking)
     if data is None:
         raise UsageError(
-            f"The task {chosen.name} needs a file of its rows: name it with --data (data=…)."
+            f"The task {chosen.name} needs a file of rows: give it with --data (data=…)."
         )
     examples = load_examples(chosen, data, skip_bad=skip_bad).rows
     for note in unseen_labels(chosen, examples, found.labels):
@@ -101,14 +101,14 @@ def check_task_fits(task: Task, reading: Predictor) -> None:
     if kind.output not in task_heads(reading):
         raise UsageError(
             f"This model has no {kind.head} head for {task.kind}, which the task {task.name} "
-            f"needs; fine-tune it first: malmoi finetune {task.name} --model … Or ask a GPT or a "
-            "BERT as it is: --shots 0."
+            f"needs; fine-tune it first: malmoi finetune {task.name} --model … Or evaluate a GPT "
+            "or a BERT in context: --shots 0."
         )
     if kind.text_labels and task.labels and set(task.labels) != set(reading.labels):
         ours = ", ".join(task.labels)
         theirs = ", ".join(reading.labels) or "none"
         raise UsageError(
-            f"The task {task.name} has the labels {ours}; this model was fine-tuned to say "
+            f"The task {task.name} has the labels {ours}; this model was fine-tuned to predict "
             f"{theirs}."
         )
 

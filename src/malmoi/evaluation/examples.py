@@ -49,7 +49,7 @@ def load_examples(task: Task, sources: RowSource, *, skip_bad: bool = False) -> 
             f"; and {len(bad) - MAX_BAD_ROWS_SHOWN} more" if len(bad) > MAX_BAD_ROWS_SHOWN else ""
         )
         raise MalmoiError(
-            f"{shown}. Mend the file, or leave such rows out with --skip-bad (skip_bad=True)."
+            f"{shown}. Fix the file, or skip such rows with --skip-bad (skip_bad=True)."
         )
     if not found:
         raise MalmoiError(f"There are no examples in {source_name(sources)}.")
@@ -60,7 +60,7 @@ def generate_examples(task: Task, seed: int) -> Examples:
     """Generates the examples of a task without files, reproducibly for a seed."""
     if task.generated is None:
         raise MalmoiError(
-            f"The task {task.name} needs a file of its rows: name it with --data (data=…)."
+            f"The task {task.name} needs a file of rows: give it with --data (data=…)."
         )
     found, _ = _sorted_out(task, task.generated(random.Random(f"{task.name}:{seed}")))
     return Examples(tuple(found))
@@ -87,7 +87,7 @@ def _sorted_out(task: Task, rows: Iterable[DataRow]) -> tuple[list[Example], lis
 def _notes(task: Task, found: Sequence[Example], bad: Sequence[str]) -> Iterable[str]:
     kind = kind_of(task)
     if bad:
-        yield f"{len(bad):,} bad rows left out, such as {bad[0]}"
+        yield f"{len(bad):,} bad rows skipped, such as {bad[0]}"
     empty = [e.place for e in found if not e.text.strip()]
     if empty:
         yield f"{len(empty):,} texts are empty, the first at {empty[0]}"
@@ -111,8 +111,8 @@ def _contradictions(found: Sequence[Example]) -> Iterable[str]:
     if others:
         before = first[others[0].text, others[0].pair]
         yield (
-            f"{len(others):,} rows have the text of another row and other labels: {before.place} "
-            f"says {before.label!r}, {others[0].place} {others[0].label!r}"
+            f"{len(others):,} rows repeat another row's text with a different label: "
+            f"{before.place} says {before.label!r}, {others[0].place} {others[0].label!r}"
         )
 
 
@@ -122,7 +122,7 @@ def require_labels(task: Task, examples: Sequence[Example]) -> None:
     if missing:
         raise MalmoiError(
             f"{missing[0]} has no label ({len(missing):,} such rows in all), so it cannot be "
-            "learnt or judged; name the column of the labels: --label COLUMN."
+            "learnt or scored; give the column of the labels: --label COLUMN."
         )
 
 
@@ -138,7 +138,7 @@ def label_names(task: Task, examples: Sequence[Example]) -> tuple[str, ...]:
         said = f"the label {label!r}" if label != () else "no label"
         raise MalmoiError(
             f"All {len(examples):,} rows (from {examples[0].place} on) have {said}: there is "
-            "nothing to tell apart."
+            "nothing to learn."
         )
     return kind.class_names or task.labels or tuple(sorted(used, key=_order))
 

@@ -143,12 +143,12 @@ class HeadKind(Kind):
 
 def _check_label(task: Task, example: Example) -> str:
     known = not task.labels or example.label is None or example.label in task.labels
-    return "" if known else f"the label {example.label!r} is none of {', '.join(task.labels)}"
+    return "" if known else f"the label {example.label!r} is not one of {', '.join(task.labels)}"
 
 
 def _check_label_set(task: Task, example: Example) -> str:
     others = [name for name in example.label or () if task.labels and name not in task.labels]
-    return f"the label {others[0]!r} is none of {', '.join(task.labels)}" if others else ""
+    return f"the label {others[0]!r} is not one of {', '.join(task.labels)}" if others else ""
 
 
 def _check_tags(task: Task, example: Example) -> str:
@@ -162,13 +162,13 @@ def _check_choice(task: Task, example: Example) -> str:
     count = len(example.choices)
     if example.label is None or 0 <= example.label < count:
         return ""
-    return f"choice {example.label} is right, but there are only {count} (counted from 0)"
+    return f"the answer is choice {example.label}, but there are only {count} (counted from 0)"
 
 
 def _check_answers(task: Task, example: Example) -> str:
     for text, start in example.label or ():
         if (example.pair or "")[start : start + len(text)] != text:
-            return f"the answer {text!r:.60} does not stand at character {start} of its context"
+            return f"the answer {text!r:.60} is not found at character {start} of its context"
     return ""
 
 
@@ -520,8 +520,8 @@ def head_kind(task: Task) -> HeadKind:
     kind = kind_of(task)
     if not isinstance(kind, HeadKind):
         raise UsageError(
-            f"The task {task.name} ({task.kind}) is not learnt by fine-tuning; ask a language "
-            f"model as it is: malmoi evaluate {task.name} --model … --shots 0"
+            f"The task {task.name} ({task.kind}) is not learnt by fine-tuning; evaluate a "
+            f"language model on it: malmoi evaluate {task.name} --model … --shots 0"
         )
     return kind
 
@@ -545,8 +545,8 @@ def by_metric(task: Task, metric: str) -> Task:
     if name not in fits:
         known = ", ".join(sorted(fits))
         raise UsageError(
-            f"The metric {metric!r} is none of {task.name}'s.{nearest(metric, fits)} Take one of "
-            f"{known}."
+            f"The metric {metric!r} is not one of {task.name}'s.{nearest(metric, fits)} Take one "
+            f"of {known}."
         )
     return replace(task, metrics=(name, *(one for one in metric_names(task) if one != name)))
 

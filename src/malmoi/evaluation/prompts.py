@@ -31,7 +31,9 @@ class TaskPrompt:
     def shown(self) -> str:
         """The prompt with its right answer, as an example for other items."""
         if self.gold is None:
-            raise UsageError(f"An example without its answer cannot be shown: {self.query!r:.80}.")
+            raise UsageError(
+                f"An example without an answer cannot be used in a prompt: {self.query!r:.80}."
+            )
         return self.query + self.choices[self.gold] + self.ending
 
 
@@ -77,9 +79,7 @@ def regression_prompt(task: Task, example: Example) -> TaskPrompt:
     """Offers numbers as words; an example shows the nearest."""
     values = [float(value) for value in task.answers]
     if not values:
-        raise UsageError(
-            f"The task {task.name} has no text view: it lists no numbers that may be answered."
-        )
+        raise UsageError(f"The task {task.name} has no prompt: it lists no numbers to answer with.")
     near = (
         None
         if example.label is None

@@ -11,7 +11,7 @@ from malmoi.config import Config
 from malmoi.errors import UsageError, require
 from malmoi.training.recipe import TrainConfig
 
-_require = partial(require, "These settings do not fit together")
+_require = partial(require, "Invalid settings")
 
 # Devlin et al. 2019 appendix A.3
 GRID_RATES = (5e-5, 3e-5, 2e-5)
@@ -147,15 +147,16 @@ def finetune_config(
         settings = replace(settings, lr=ADAPTER_RATES[settings.adapter.kind])
     if settings.adapter.kind != "none" and (settings.features or settings.from_scratch):
         raise UsageError(
-            "An adapter stands beside a pre-trained model: it cannot be combined with features or "
+            "An adapter extends a pre-trained model: it cannot be combined with features or "
             "from_scratch."
         )
     if settings.features and (settings.lm or settings.grid):
         raise UsageError(
-            "features goes with neither lm nor grid: both are for fine-tuning the whole model."
+            "features cannot be combined with lm or grid: both fine-tune the whole model."
         )
     if settings.grid and settings.seeds > 1:
         raise UsageError(
-            "Take the grid or several seeds, not both: the grid first, then seeds of its best."
+            "Use the grid or several seeds, not both: search the grid first, then repeat its "
+            "best with seeds."
         )
     return settings

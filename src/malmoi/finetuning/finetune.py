@@ -150,14 +150,13 @@ def _checked(start: Checkpoint, settings: FinetuneConfig, out: Path, *, reads: b
         )
     if start.network.trunk.has_soft_tokens:
         raise UsageError(
-            "This model is a soft prompt or a prefix on a base; fine-tune the base itself."
+            "This model is a soft prompt or a prefix on a base model; fine-tune the base itself."
         )
     if settings.adapter.kind != "none":
         check_target(out)
         if start.source is None or is_adapter(start.source):
             raise UsageError(
-                "An adapter needs a base in a folder of its own; save this model first, and name "
-                "that."
+                "An adapter needs its base in a folder; save this model first and use that folder."
             )
     return start
 

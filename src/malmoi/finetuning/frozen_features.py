@@ -41,8 +41,8 @@ def feature_config(start: Checkpoint, task: Task, settings: FinetuneConfig) -> F
     head = head_kind(task).head
     if head not in LABEL_HEADS:
         raise UsageError(
-            f"features are for labels and numbers; {task.kind} is learnt by fine-tuning the whole "
-            "model."
+            f"features support labels and numbers; {task.kind} is learnt by fine-tuning the "
+            "whole model."
         )
     depth = start.network.config.depth
     layers, weighted = _chosen(settings.features, depth)
@@ -61,7 +61,7 @@ def _chosen(name: str, depth: int) -> tuple[tuple[int, ...], bool]:
     except ValueError:
         known = f"{', '.join(LAYER_CHOICES)} or layers=8,9,-1"
         raise UsageError(
-            f"There are no features {name!r}.{nearest(name, LAYER_CHOICES)} Take {known}."
+            f"There are no features {name!r}.{nearest(name, LAYER_CHOICES)} Use {known}."
         ) from None
     check_layers(given, depth)
     return tuple(layer % (depth + 1) for layer in given), False

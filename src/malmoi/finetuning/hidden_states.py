@@ -86,7 +86,7 @@ class HiddenStateCache(Mapping[bytes, Tensor]):
         if missing:
             _compute(network, list(ordered.values()), missing, folder, size)
         else:
-            logger.info(f"The hidden states of {len(places):,} rows are read from {folder}.")
+            logger.info(f"The hidden states of {len(places):,} rows are loaded from {folder}.")
         return cls(folder, layers, places, width)
 
 
@@ -159,7 +159,7 @@ def _check_room(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise MalmoiError(
-            f"The hidden states need {format_size(needed)} and {folder} has "
-            f"{format_size(free)}: make room, name another place with XDG_CACHE_HOME, or take "
-            "fewer layers (features=last)."
+            f"The hidden states need {format_size(needed)} and {folder} has {format_size(free)}: "
+            "free some space, choose another place with XDG_CACHE_HOME, or use fewer layers "
+            "(features=last)."
         )

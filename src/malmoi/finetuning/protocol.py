@@ -100,7 +100,7 @@ def hold_out(task: Task, rows: Sequence[Example], count: int, seed: int) -> tupl
     if len(rows) < 2:
         raise MalmoiError(
             f"There is only one example ({rows[0].place}): one is needed to learn from, one to "
-            "judge by."
+            "evaluate on."
         )
     kind = head_kind(task)
     groups: dict[Hashable, list[int]] = {}

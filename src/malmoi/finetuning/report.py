@@ -56,7 +56,7 @@ def write_task_report(
         parts.append(f"<h2>Each label</h2>{_label_table(scores)}")
     if kind.exclusive and len(labels) <= MAX_LABELS:
         matrix = confusion(outcome.labels, outcome.predictions, labels).tolist()
-        parts.append(f"<h2>What was taken for what</h2>{confusion_table(labels, matrix)}")
+        parts.append(f"<h2>Confusion matrix</h2>{confusion_table(labels, matrix)}")
     parts.append(_examples(rows))
     write_text(
         out / "report.html", html_page(f"Fine-tuned: {task.name}", task.about, "".join(parts))
@@ -121,7 +121,7 @@ def _examples(rows: Sequence[Mapping[str, Any]]) -> str:
     shown = [*wrong[: MAX_EXAMPLES // 2], *fine[: MAX_EXAMPLES // 2]]
     paired = any("pair" in row for row in rows)
     cells = [_cells(row, paired=paired) for row in shown]
-    note = f"{len(wrong):,} of {len(rows):,} are not exactly right; all are in predictions.jsonl."
+    note = f"{len(wrong):,} of {len(rows):,} are wrong; all predictions are in predictions.jsonl."
     head = ("", "text", *(["pair"] if paired else []), "label", "prediction", "score")
     return f'<h2>Examples</h2><p class="lead">{note}</p>{html_table(head, cells)}'
 

@@ -152,12 +152,12 @@ def _check_classes(task: Task, rows: Sequence[Example]) -> None:
     if len(classes) == len(rows):
         first, second = list(classes)[:2]
         raise MalmoiError(
-            f"Each of the {len(rows):,} rows has a label of its own ({first!r:.40}, "
-            f"{second!r:.40}…), so there is nothing to learn: name the column of the classes with "
-            "--label COLUMN, or take regression for numbers."
+            f"Each of the {len(rows):,} rows has a different label ({first!r:.40}, "
+            f"{second!r:.40}…), so there is nothing to learn: give the column of the classes "
+            "with --label COLUMN, or use regression for numbers."
         )
     if 2 * len(classes) > len(rows):
-        logger.warning(f"{len(classes):,} labels for {len(rows):,} rows: most are seen only once.")
+        logger.warning(f"{len(classes):,} labels for {len(rows):,} rows: most appear only once.")
 
 
 def describe_run(
@@ -169,7 +169,9 @@ def describe_run(
     whole = count_parameters(network)
     long = plural(settings.steps, "step") if settings.steps else plural(settings.epochs, "epoch")
     long = plural(settings.minutes, "minute") if settings.minutes else long
-    logger.info(f"{work.task.name}: {learning:,} weights learn ({learning / whole:.2%}), {long}.")
+    logger.info(
+        f"{work.task.name}: {learning:,} weights are trained ({learning / whole:.2%}), {long}."
+    )
     kind = head_kind(work.task)
     if kind.text_labels:
         label, times = Counter(e.label for e in work.dev).most_common(1)[0]
@@ -183,4 +185,4 @@ def describe_run(
         and limit == min(settings.length or MAX_ROW_TOKENS, network.config.context)
         and not kind.windows
     ):
-        logger.warning(f"Up to {cut:,} texts are longer than {limit} tokens and are cut there.")
+        logger.warning(f"Up to {cut:,} texts are longer than {limit} tokens and are truncated.")

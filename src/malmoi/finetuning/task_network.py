@@ -46,7 +46,7 @@ def build_task_network(
     config = replace(config, vocab=max(config.vocab, tokenizer.vocab_size))
     if settings.lm and not causal:
         raise UsageError(
-            "lm (the auxiliary language model of GPT-1) needs a GPT; this model reads both ways."
+            "lm (the auxiliary language model of GPT-1) needs a GPT; this model is bidirectional."
         )
     heads = {"lm": 0} if settings.lm else {}
     # transformers' multiple-choice GPT also has a language head; tied, it costs nothing
@@ -102,8 +102,8 @@ def _says_words(start: Checkpoint, task: Task, settings: FinetuneConfig) -> bool
     can = "lm" in start.network.heads and head_kind(task).exclusive
     if settings.words and not can:
         raise UsageError(
-            f"words needs a language model and a classification; {task.name} on this model is not "
-            "that."
+            f"words needs a language model and a classification task; {task.name} on this model "
+            "does not qualify."
         )
     return can and settings.adapter.kind == "prompt" if settings.words is None else settings.words
 

@@ -121,14 +121,14 @@ class FinetuneTrainer:
                 for name, mean in self.average.tensors.items():
                     mean.copy_(self.state.means[name])
             load_state(self.state.folder, self.network, self.optimizers)
-            self.log.line(f"Going on from step {self.step:,}.")
+            self.log.line(f"Resuming from step {self.step:,}.")
         self.log.resume(self.step)
 
     def _steps_through(self) -> None:
         self.clock = WorkClock(self.state.seconds)
         self.saved = time.monotonic()
         self.network.train()
-        self.log.line("Taking the first step …")
+        self.log.line("Running the first step …")
         with StopSignals() as stop, Background(self._batches(), ahead=4) as stream:
             for batch in stream:
                 self._update(batch)

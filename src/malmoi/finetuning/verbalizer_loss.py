@@ -27,7 +27,7 @@ def task_verbalizer(task: Task, labels: tuple[str, ...]) -> Verbalizer:
     """The task's prompt and the words for each label."""
     said = task_prompt(replace(task, labels=labels), Example("")).choices
     if len(set(said)) < len(said):
-        raise UsageError(f"Two labels of {task.name} are said alike: {', '.join(said)}.")
+        raise UsageError(f"Two labels of {task.name} have the same label word: {', '.join(said)}.")
     return Verbalizer(task.prompt, said)
 
 

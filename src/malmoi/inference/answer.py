@@ -50,7 +50,7 @@ def answer_questions(
     for one in questions:
         if isinstance(one, str) or len(one) != 2:
             raise UsageError(
-                f"A question needs its text: give pairs (question, context), not {one!r:.60}."
+                f"A question needs its context: give pairs (question, context), not {one!r:.60}."
             )
     length = reading.max_tokens
     cut = reading.encode.windows(

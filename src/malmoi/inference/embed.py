@@ -74,6 +74,6 @@ def check_layers(layers: Sequence[int], depth: int) -> None:
     for layer in layers:
         if not -depth - 1 <= layer <= depth:
             raise UsageError(
-                f"This model has no layer {layer}: it has {depth}, so layers run from 0 (the "
+                f"This model has no layer {layer}: it has {depth}, so layers go from 0 (the "
                 f"embedding) to {depth}, or from the end, -1 to {-depth - 1}."
             )

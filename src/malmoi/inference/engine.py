@@ -188,7 +188,9 @@ class Engine:
 
     def _check(self, job: GenerationJob) -> None:
         if job.config.n != 1 or job.config.beams != 1 or job.config.speculate:
-            raise UsageError("A job is one continuation, without n, beams and speculate.")
+            raise UsageError(
+                "A job is a single continuation: n, beams and speculate are not supported."
+            )
         if not job.prompt:
             raise UsageError("The prompt of a job needs at least one token.")
         check_prompt_length(job.prompt, self.capacity)
@@ -204,7 +206,7 @@ class Engine:
         try:
             self._serve()
         except BaseException as error:  # so that no caller waits forever
-            self._fail_waiting(MalmoiError(f"The engine broke down: {error!r}."))
+            self._fail_waiting(MalmoiError(f"The engine failed: {error!r}."))
             raise
 
     def _serve(self) -> None:

@@ -47,7 +47,7 @@ def _masks(tokenizer: Tokenizer, encoding: Encoding, context: int) -> list[int]:
     if not masks:
         word = tokenizer.token(mark)
         sentence = (
-            f"There is no gap to fill: write {word} for a missing word, as in 'Paris is {word}.'"
+            f"There is nothing to fill: write {word} for a missing word, as in 'Paris is {word}.'"
         )
         raise UsageError(sentence, code="no_mask")
     return masks

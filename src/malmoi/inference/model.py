@@ -314,7 +314,7 @@ class Model(ZeroShot):
         config = self._generation_config(**said.settings(dict(options)))
         if config.n != 1:
             raise UsageError(
-                "A conversation has one answer at a time; ask again with another seed for another."
+                "A chat has one reply at a time; use another seed to get a different one."
             )
         return (text for _, text in stream_texts(self.generator, [said.tokens], config))
 
@@ -595,7 +595,9 @@ class Model(ZeroShot):
             ends = frozenset()
         sampling = Sampling(**rules)  # type: ignore[arg-type]
         if wrong := [token for token, _ in sampling.logit_bias if token >= self.config.vocab]:
-            raise UsageError(f"logit_bias has the token {wrong[0]}; see this model's vocabulary.")
+            raise UsageError(
+                f"logit_bias has the token {wrong[0]}, which is not in this model's vocabulary."
+            )
         return GenerationConfig(
             sampling=sampling,
             end_tokens=ends,

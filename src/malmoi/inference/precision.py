@@ -71,9 +71,7 @@ def _open_quantized(checkpoint: Checkpoint, where: torch.device) -> Checkpoint:
     computed = this_machine().inference_dtype(where.type, named_dtype("bf16"))
     computed = computed if where.type == "cuda" else torch.float32
     checkpoint.network.to(where, computed)
-    reason = (
-        why_not() if where.type == "cpu" else f"our kernel for {bits} bits is one for processors"
-    )
+    reason = why_not() if where.type == "cpu" else f"our kernel for {bits} bits runs on CPUs only"
     return _noted(
         checkpoint,
         f"the weights of {bits} bits are computed in {_name(computed)} and take its memory: "
@@ -87,8 +85,8 @@ def _cost(kind: str, asked: torch.dtype) -> str | None:
     hush_emulation()
     name = _name(asked)
     return (
-        f"{name} is emulated on this {PLACES[kind]} and takes many times as long as fp32; leave "
-        f"--dtype out"
+        f"{name} is emulated on this {PLACES[kind]} and is many times slower than fp32; omit "
+        "--dtype"
     )
 
 

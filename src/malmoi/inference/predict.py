@@ -69,7 +69,7 @@ def _parted(texts: Sequence[TextOrPair]) -> tuple[list[str], list[str] | None]:
     if not pairs:
         return list(texts), None  # type: ignore[arg-type]
     if len(pairs) < len(texts) or any(len(pair) != 2 for pair in pairs):
-        raise UsageError("Give either texts or pairs of texts, (first, second), not some of each.")
+        raise UsageError("Give either texts or (first, second) pairs, not a mix of both.")
     return [first for first, _ in pairs], [second for _, second in pairs]
 
 
@@ -209,7 +209,7 @@ def _row_text(row: Mapping[str, Any], columns: Mapping[str, str]) -> Any:
         if not isinstance(row.get(name), str):
             had = ", ".join(map(str, row))
             raise UsageError(
-                f"A row has no text in the column {name!r}, which this model reads; it has: {had}."
+                f"A row has no text in column {name!r}, which this model reads; it has: {had}."
             )
     return row[names[0]] if len(names) == 1 else tuple(row[name] for name in names)
 
@@ -316,7 +316,7 @@ def tag_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[list[Span
         if len(encoding.tokens) > reading.network.config.context:
             raise UsageError(
                 f"The text has {len(encoding.tokens)} tokens, more than this model's context of "
-                f"{reading.network.config.context}; give it sentence by sentence."
+                f"{reading.network.config.context}; split it into sentences."
             )
     scores = token_scores(reading.network, encodings, "tag")
     tagged = zip(texts, encodings, scores, strict=True)

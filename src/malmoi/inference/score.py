@@ -108,8 +108,8 @@ def _long_text(tokenizer: Tokenizer, text: str) -> Encoding:
     encoding = encode_text(tokenizer, text)
     if len(encoding.tokens) < 2:
         raise UsageError(
-            "The perplexity of a text needs at least two tokens: the first is only given, never "
-            "predicted."
+            "The perplexity of a text needs at least two tokens: the first is context only and "
+            "is not predicted."
         )
     return encoding
 

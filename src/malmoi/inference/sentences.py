@@ -29,7 +29,9 @@ def sentence_logprobs(network: Network, tokenizer: Tokenizer, texts: Sequence[st
     """
     masked = "lm" not in network.heads
     if masked and "mlm" not in network.heads:
-        raise UsageError("Only a language model or a masked model can say how likely a text is.")
+        raise UsageError(
+            "Only a causal or a masked language model can score the likelihood of a text."
+        )
     rows = _framed_rows(tokenizer, texts) if masked else _started_rows(tokenizer, texts)
     lengths = [len(row) for row in rows]
     if max(lengths, default=0) > network.config.context:
@@ -54,7 +56,9 @@ def _started_rows(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]
 def _framed_rows(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     """BERT's input: the text between its two special tokens."""
     if tokenizer.specials.mask is None or len(tokenizer.encode("").tokens) != 2:
-        raise UsageError("A masked model's tokenizer needs a mask, and a token around each text.")
+        raise UsageError(
+            "A masked model's tokenizer needs a mask token and special tokens around each text."
+        )
     return [row.tokens.tolist() for row in tokenizer.rows(list(texts))]
 
 

@@ -50,7 +50,7 @@ def classify_zero_shot(
     """Returns the most likely label and all probabilities; a mapping gives each label's words."""
     words = dict(labels) if isinstance(labels, Mapping) else {label: label for label in labels}
     if len(words) < 2 or not all(word.strip() for word in words.values()):
-        raise UsageError("There must be two labels at least, each of them a word.")
+        raise UsageError("Give at least two labels, each of them a non-empty text.")
     form = label_prompt(text, list(words.values()), prompt)
     examples = "".join(
         f"{_put(form, text=one)} {words.get(label, label)}\n\n" for one, label in shown

@@ -66,9 +66,7 @@ class BiLSTM(nn.Module):
     def __init__(self, inputs: int, width: int, *, depth: int = 2, dropout: float = 0.0) -> None:
         super().__init__()
         if width < 2 or width % 2:
-            raise UsageError(
-                f"A BiLSTM's width must be even, half for each direction, not {width}."
-            )
+            raise UsageError(f"A BiLSTM's width must be even (half per direction), not {width}.")
         between = dropout if depth > 1 else 0.0
         self.lstm = nn.LSTM(
             inputs, width // 2, depth, batch_first=True, dropout=between, bidirectional=True

@@ -110,9 +110,7 @@ class Pooler(nn.Module):
     def pick(self, hidden: Tensor, keep: Tensor | None, firsts: Tensor | None) -> Tensor:
         if self.pool == "mean":
             if firsts is not None:
-                raise UsageError(
-                    "The mean of a text's tokens needs rows of one text: set data.packed=false."
-                )
+                raise UsageError("Mean pooling needs one text per row: set data.packed=false.")
             return token_mean(hidden, keep)
         if firsts is not None:  # packed rows: flat indices of the tokens to pool
             return hidden.flatten(0, 1)[firsts]

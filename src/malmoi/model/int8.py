@@ -22,7 +22,7 @@ INT8_MAX = 127  # largest magnitude of a signed byte, used symmetrically
 MANY = 32  # rows from which AMX, which multiplies whole tiles, beats our kernel
 TINY = 1e-30
 INT8_DEVICES = ("cpu", "meta")
-REFUSAL = "int8 weights are for the processor; on a GPU use bf16, or name device='cpu'."
+REFUSAL = "int8 weights run on the CPU; on a GPU use bf16, or pass device='cpu'."
 
 
 def pack_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,7 +56,7 @@ class QuantizedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.requires_grad and torch.is_grad_enabled():
             raise UsageError(
-                "Quantised weights carry no gradients: open the model with dtype='fp32'."
+                "Quantised weights have no gradients: open the model with dtype='fp32'."
             )
         rows = x.reshape(-1, self.weight.inputs).float()
         y = self._by_tiles(rows) if self.amx and len(rows) >= MANY else self._multiply(rows)
@@ -205,7 +205,7 @@ def check_place(network: Network) -> None:
         raise UsageError(REFUSAL)
     reason = why_not()
     if reason is not None:
-        raise UsageError(f"int8 would be slower than fp32 here: {reason}. Leave --dtype out.")
+        raise UsageError(f"int8 would be slower than fp32 here: {reason}. Omit --dtype.")
 
 
 def _quantize_vocabulary(network: Network) -> None:

@@ -115,7 +115,7 @@ def product(weight: Packed, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     """A function x [N, I] → x Wᵀ + bias [N, O], both in fp32."""
     call = row_kernel()
     if call is None:
-        raise MalmoiError(f"Weights of {weight.bits} bits cannot be computed with: {why_not()}.")
+        raise MalmoiError(f"Weights of {weight.bits} bits cannot be used: {why_not()}.")
     held = (weight.numbers, weight.scale, bias)  # kept alive: the kernel has only addresses
     places = tuple(None if tensor is None else tensor.data_ptr() for tensor in held)
     sizes = (weight.outputs, weight.inputs, weight.group, weight.groups, weight.bits)

@@ -94,7 +94,7 @@ class Network(nn.Module):
     def _add_to_reader(self, name: str, classes: int) -> None:
         if name not in LABEL_HEADS:
             raise UsageError(
-                f"A small model on frozen layers has no head {name!r}; it can have "
+                f"A feature model on frozen layers has no head {name!r}; it can have "
                 f"{' or '.join(sorted(LABEL_HEADS))}."
             )
         self.heads[name] = LinearHead(self.config, classes, width=self.width)
@@ -112,7 +112,7 @@ class Network(nn.Module):
         """
         c = self.config
         if not c.both_ways:
-            raise UsageError("This model reads one way only: it was not trained both ways.")
+            raise UsageError("This model reads left to right only: it was not trained both ways.")
         if not self.trunk.is_causal:
             return self
         attention = tuple(text.replace("causal", "full") for text in c.attention)

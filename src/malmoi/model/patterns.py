@@ -282,8 +282,7 @@ class _Parser:
         result = self._or()
         if self.tokens:
             raise UsageError(
-                f"The attention pattern {self.text!r} does not read: {self.tokens[0]!r} is "
-                "unexpected."
+                f"The attention pattern {self.text!r} is invalid: unexpected {self.tokens[0]!r}."
             )
         return result
 
@@ -305,8 +304,8 @@ class _Parser:
     def _term(self) -> Predicate:
         if not self.tokens:
             raise UsageError(
-                f"The attention pattern {self.text!r} ends where a name such as 'causal' should "
-                "stand."
+                f"The attention pattern {self.text!r} ends where a name such as 'causal' is "
+                "expected."
             )
         token = self.tokens.pop(0)
         if token == "(":

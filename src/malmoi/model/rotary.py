@@ -110,7 +110,7 @@ def rotary_table(config: ModelConfig) -> Tensor:
     if not all(bool(x.isfinite()) for x in table.mul_(stretch).aminmax()):
         raise UsageError(
             f"Rotary positions with the base {config.rotary_base:g} and the scaling "
-            f"{config.rotary_scaling!r} are no numbers."
+            f"{config.rotary_scaling!r} are not finite numbers."
         )
     return table
 

@@ -234,8 +234,7 @@ class Transformer(nn.Module):
         if self.soft_prompt is not None and not self.is_causal:
             if positions is not None or documents is not None or cache is not None:
                 raise UsageError(
-                    "Soft tokens before a model that reads both ways need rows of one text each, "
-                    "padded."
+                    "Soft tokens with a bidirectional model need one padded text per row."
                 )
             return self._with_soft_prompt(tokens, segments, keep, activations)
         if self.config.mixer != "attention" and (documents is not None or bounds is not None):

@@ -56,8 +56,8 @@ def gpu(
             raise UsageError(f"{option} must be positive and finite, not {value:g}.")
     if name not in GPUS and (memory is None or tflops is None):
         raise UsageError(
-            f"There is no GPU {name!r} here.{nearest(name, GPUS)} `malmoi plan` lists them; any "
-            "other is described by --gpu-memory and --gpu-tflops."
+            f"There is no GPU {name!r} here.{nearest(name, GPUS)} `malmoi plan` lists them; "
+            "describe any other with --gpu-memory and --gpu-tflops."
         )
     known = GPUS.get(name, GPU(name, 0, 0, 0))
     known = replace(known, memory=memory or known.memory, watts=watts or known.watts)

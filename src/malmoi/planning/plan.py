@@ -35,10 +35,10 @@ class Fleet:
             0 < self.utilisation <= 1,
             f"The utilisation must lie in (0, 1], not {self.utilisation:g}.",
         )
-        _require(1 <= self.pue < math.inf, f"The PUE is 1 at least, not {self.pue:g}.")
+        _require(1 <= self.pue < math.inf, f"The PUE must be at least 1, not {self.pue:g}.")
         _require(
             0 <= (self.price or 0) < math.inf,
-            f"The price must be a number from 0 on, not {self.price}.",
+            f"The price must be 0 or more, not {self.price}.",
         )
 
     @property
@@ -145,7 +145,7 @@ def plan_run(recipe: Recipe, fleet: Fleet) -> RunPlan:
     c = recipe.train
     _require(
         fleet.gpus <= c.batch,
-        f"{fleet.gpus:,} GPUs cannot share a step of {c.batch:,} sequences: take fewer, or set a "
+        f"{fleet.gpus:,} GPUs cannot share a step of {c.batch:,} sequences: use fewer, or set a "
         "larger train.batch.",
     )
     _require(c.micro >= 0, f"train.micro cannot be negative ({c.micro}).")
@@ -202,9 +202,10 @@ def _help(network: Network, recipe: Recipe, fleet: Fleet) -> str:
         half=half,
     )
     return (
-        f"No number of these GPUs is enough: on {c.batch:,}, cut and rematerialised, one sequence "
-        f"still takes {least.memory(1).total / 1e9:,.0f} GB of each. Take GPUs with more memory, a "
-        "smaller model.width or model.vocab, or shorter data.lengths."
+        f"No number of these GPUs is enough: on {c.batch:,}, sharded and with gradient "
+        f"checkpointing, one sequence still takes {least.memory(1).total / 1000000000.0:,.0f} GB "
+        "on each. Use GPUs with more memory, a smaller model.width or model.vocab, or shorter "
+        "data.lengths."
     )
 
 
@@ -238,14 +239,14 @@ def _notes(recipe: Recipe, fleet: Fleet) -> Iterator[str]:
     gpus = fleet.gpus
     if batch % gpus:
         yield (
-            f"train.batch={batch} is no multiple of {gpus} GPUs: a step would take "
-            f"{batch // gpus * gpus} sequences "
-            f"and the run fewer tokens; set train.batch={round(batch / gpus) * gpus}."
+            f"train.batch={batch} is not a multiple of {gpus} GPUs: a step would take "
+            f"{batch // gpus * gpus} sequences and the run fewer tokens; set "
+            f"train.batch={round(batch / gpus) * gpus}."
         )
     if gpus > 1:
         yield (
-            "Waiting for other GPUs is not foreseen: where they are many, give the --utilisation "
-            "you know."
+            "Communication between GPUs is not modelled: for many GPUs, give a measured "
+            "--utilisation."
         )
     if not fleet.half(recipe):
         yield "The run computes in fp32." + (

@@ -75,7 +75,7 @@ def api_error(error: BaseException) -> ApiError:
         return ApiError(400, str(error), code=error.code)
     if isinstance(error, MalmoiError):
         return ApiError(500, str(error), code="failed")
-    return ApiError(500, "Internal error; the server's log says where.", code="internal_error")
+    return ApiError(500, "Internal error; see the server's log.", code="internal_error")
 
 
 def log(error: BaseException) -> None:
@@ -129,10 +129,10 @@ def wrong_shape(error: RequestValidationError) -> ApiError:
 
 def _sentence(error: HTTPException) -> str:
     if error.status_code == 404:
-        return "There is nothing at this address; /openapi.json says what there is."
+        return "There is nothing at this address; see /openapi.json."
     if error.status_code == 405:
         return (
-            f"This address does not take this method; it takes "
+            "This address does not accept this method; it accepts "
             f"{(error.headers or {}).get('Allow', 'another')}."
         )
     return str(error.detail)

@@ -230,7 +230,7 @@ def timed_out(seconds: float) -> ApiError:
 
 
 def shutting_down() -> ApiError:
-    return ApiError(503, "The server is stopping and could not finish this.", code="stopping")
+    return ApiError(503, "The server shut down before this finished.", code="stopping")
 
 
 async def unless_disconnected(receive: Receive, work: Awaitable[T]) -> T:

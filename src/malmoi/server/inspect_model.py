@@ -71,14 +71,16 @@ def lens(model: Model, text: str, top: int = 5) -> Lens:
     """The likeliest tokens by layer and position: final norm and head on each layer's states."""
     head = next((name for name in ("lm", "mlm") if name in model.network.heads), None)
     if head is None:
-        raise UsageError("This model has no head over the vocabulary, so its layers say no words.")
+        raise UsageError(
+            "This model has no head over the vocabulary, so its layers cannot be read as tokens."
+        )
     if not 1 <= top <= model.tokenizer.vocab_size:
         raise UsageError(f"top must be between 1 and {model.tokenizer.vocab_size}, not {top}.")
     encoding = encode_for_model(model, text)
     activations = Activations()
     places = MAX_GUESSES // (top * (model.config.depth + 1))
     if len(encoding.tokens) > places:
-        raise text_too_long(len(encoding.tokens), places, f"the lens' limit with {top} guesses")
+        raise text_too_long(len(encoding.tokens), places, f"the lens limit with {top} guesses")
     _watch(model, encoding, activations)
     *before, last = activations.hidden  # the last has been through the norm already
     states = [*map(model.network.trunk.norm, before), last]
@@ -90,7 +92,7 @@ def encode_for_model(model: Model, text: str, pair: str | None = None) -> Encodi
     """A text or a pair of texts as the model reads it; one that is too long is refused."""
     causal = model.network.trunk.is_causal
     if causal and pair is not None:
-        raise UsageError("This model reads one text at a time: write both into one.")
+        raise UsageError("This model reads one text at a time: join both into one.")
     encoding = (
         encode_prompt(model.tokenizer, text)
         if causal

@@ -11,14 +11,14 @@ from malmoi.server.registry import Registry
 BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 GAUGES = {"running", "waiting", "slots"}
 HELP = {
-    "running": "Continuations being written",
+    "running": "Continuations being generated",
     "waiting": "Continuations waiting for a slot",
-    "slots": "Continuations that can be written at once",
+    "slots": "Continuations that can be generated at the same time",
     "tokens": "Tokens written",
-    "prompt_tokens": "Tokens of prompts taken in",
-    "prefix_tokens": "Tokens of prompts that were known and not read again",
-    "finished": "Continuations written to their end",
-    "cancelled": "Continuations given up",
+    "prompt_tokens": "Prompt tokens processed",
+    "prefix_tokens": "Prompt tokens reused from the cache",
+    "finished": "Continuations completed",
+    "cancelled": "Continuations cancelled",
     "failed": "Continuations that failed",
 }
 

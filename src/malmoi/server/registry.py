@@ -35,7 +35,7 @@ class Registry:
 
     def __init__(self, served: Sequence[ServedModel]) -> None:
         if not served:
-            raise UsageError("There is no model to serve: name at least one folder.")
+            raise UsageError("There is no model to serve: give at least one folder.")
         self._served = {one.name: one for one in served}
 
     @classmethod

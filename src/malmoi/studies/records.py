@@ -97,8 +97,8 @@ def run_record(
     judge = JUDGES[track.judge]
     if judge_data is None and judge in (judge_bert, judge_both):
         raise UsageError(
-            f"The track {name} is judged on rows: name the folder with {BLIMP_FILE} and "
-            "glue/ in it with --judge-data."
+            f"The track {name} is evaluated on rows: give the folder with {BLIMP_FILE} and glue/ "
+            "in it with --judge-data."
         )
     train, held_out = split_text(track, data, out / "text")
     chosen = recipe or track.recipe
@@ -200,7 +200,7 @@ def judge_nats(model: Model, text: Path | None, data: Path | None, out: Path) ->
 
 def _text(path: Path | None) -> str:
     if path is None:
-        raise UsageError("This track holds no text out.")
+        raise UsageError("This track has no held-out text.")
     return path.read_text("utf-8")
 
 

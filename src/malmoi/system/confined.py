@@ -106,7 +106,7 @@ class _Worker:
             ) from None
         except (EOFError, BrokenPipeError):
             raise MalmoiError(
-                f"The model's {what} ended the process that it ran in: it is hostile."
+                f"The model's {what} killed the process it ran in: it is hostile."
             ) from None
 
     def _read(self, process: subprocess.Popen[bytes], seconds: float) -> bytes:

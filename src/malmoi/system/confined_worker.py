@@ -37,9 +37,9 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     try:
         return {"found": ANSWERS[question["do"]](question)}
     except MemoryError:
-        return {"refused": "it needs more memory than a program of a model is given"}
+        return {"refused": "it needs more memory than a model's code is allowed"}
     except RecursionError:
-        return {"refused": "it calls itself without an end"}
+        return {"refused": "it recurses without end"}
     # the program is untrusted: whatever it raises counts as its failure
     except Exception as error:
         line = getattr(error, "lineno", None)

@@ -90,8 +90,8 @@ def _check_no_folder(*files: Path) -> None:
     for path in files:
         if path.is_dir():
             raise UsageError(
-                f"{path} is a folder, and a file is written there: move it away, or name another "
-                "place."
+                f"{path} is a folder where a file should be written: move it away, or choose "
+                "another path."
             )
 
 
@@ -148,7 +148,7 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
-        raise UsageError(f"{folder} is a file, or lies in one; name a folder.") from error
+        raise UsageError(f"{folder} is a file, or lies inside one; give a folder.") from error
 
 
 @contextmanager
@@ -167,8 +167,8 @@ def folder_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError as error:
                 raise MalmoiError(
-                    f"Another process is at work in {folder}: wait for it, or choose another "
-                    "folder."
+                    f"Another process is using {folder}: wait for it to finish, or choose "
+                    "another folder."
                 ) from error
             _remove_partial_files(folder.rglob(f".*{PARTIAL_SUFFIX}"))
             yield

@@ -417,7 +417,7 @@ def pick_device(name: "torch.device | str | None" = None) -> "torch.device":
         ) from error
     if not machine.has(device.type) and device.type in ("cuda", "mps"):
         raise UsageError(
-            f"There is no device {str(name)!r} on this machine that torch can use: leave it out to "
+            f"There is no device {str(name)!r} on this machine that torch can use: omit it to "
             f"use {machine.default_device()}."
         )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():

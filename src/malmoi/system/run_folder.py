@@ -38,8 +38,8 @@ class RunFolder:
             return dict(self.parse(read_object(self.path)))
         except MalmoiError as error:
             raise MalmoiError(
-                f"{self.path} does not read as the record of a {self.kind}: {error} "
-                f"Name another folder{self._restart()}."
+                f"{self.path} is not a valid record of a {self.kind}: {error} Choose another "
+                f"folder{self._restart()}."
             ) from error
 
     def begin(self, settings: Mapping[str, Any], *, free: Collection[str] = ()) -> dict[str, Any]:

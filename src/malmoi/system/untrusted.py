@@ -113,7 +113,7 @@ class JsonObject(Mapping[str, Any]):
             return self._checked(key, value, kind)
         if default is _REQUIRED:
             raise MalmoiError(
-                f"{self.where} does not say {self._prefix}{key}, which must be {CALLED[kind]}."
+                f"{self.where} has no {self._prefix}{key}, which must be {CALLED[kind]}."
             )
         return default
 
@@ -212,7 +212,7 @@ def _check_depth(value: Any, where: str) -> None:
 
 def _too_deep(where: str) -> MalmoiError:
     return MalmoiError(
-        f"{where} nests more than {MAX_JSON_DEPTH} levels deep; no file that Malmoi reads does."
+        f"{where} nests more than {MAX_JSON_DEPTH} levels deep, which no valid file does."
     )
 
 

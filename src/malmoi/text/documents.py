@@ -77,7 +77,7 @@ class DocumentReader:
         said = [f"{name}: {DOCUMENT_RULES[rule]}." for name, rule in self.rules.items()]
         for name, problem in self.problems.items():
             said.append(
-                f"{name}: {problem.count:,} bad lines left out, first {'; '.join(problem.first)}."
+                f"{name}: {problem.count:,} bad lines skipped, first {'; '.join(problem.first)}."
             )
         return said
 
@@ -98,7 +98,7 @@ def read_documents(
     """
     if documents not in (*DOCUMENT_RULES, "auto"):
         raise UsageError(
-            f"documents={documents!r} is no rule for plain "
+            f"documents={documents!r} is not a rule for plain "
             f"text.{nearest(documents, [*DOCUMENT_RULES, 'auto'])}"
         )
     given = [sources] if isinstance(sources, str | Path) else sources

@@ -121,7 +121,8 @@ def json_file(path: Path, want: ReadOptions) -> FoundDocuments:
         value = json.loads("\n".join(text for _, text in _lines(path, want)))
     except (ValueError, RecursionError) as error:
         raise MalmoiError(
-            f"{path} is not valid JSON ({error}); one object a line belongs into a .jsonl."
+            f"{path} is not valid JSON ({error}); a file with one object per line must be named "
+            ".jsonl."
         ) from error
     values = value if isinstance(value, list) else [value]
     first = next((row for row in values if isinstance(row, dict)), {})
@@ -221,7 +222,7 @@ def read_parquet(path: Path, want: ReadOptions) -> FoundDocuments:
             )
             yield from _rows(batches, want)
         except pyarrow.ArrowInvalid as error:
-            raise MalmoiError(f"{path} is not a whole Parquet file ({error}).") from error
+            raise MalmoiError(f"{path} is not a valid Parquet file ({error}).") from error
 
 
 def read_arrow(path: Path, want: ReadOptions) -> FoundDocuments:
@@ -233,7 +234,7 @@ def read_arrow(path: Path, want: ReadOptions) -> FoundDocuments:
             name = _column(path, want.column, reader.schema.names)
             yield from _rows((batch.select([name]) for batch in reader), want)
         except pyarrow.ArrowInvalid as error:
-            raise MalmoiError(f"{path} is not a whole Arrow file ({error}).") from error
+            raise MalmoiError(f"{path} is not a valid Arrow file ({error}).") from error
 
 
 def _pyarrow(path: Path) -> Any:

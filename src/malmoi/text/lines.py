@@ -44,7 +44,7 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
         with _open(path) as stream:
             yield stream
     except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
-        raise MalmoiError(f"{path} is damaged or cut off ({error}); fetch it again.") from error
+        raise MalmoiError(f"{path} is damaged or truncated ({error}); fetch it again.") from error
     except OSError as error:
         raise MalmoiError(f"{path} cannot be read: {error.strerror or error}.") from error
 

@@ -110,7 +110,7 @@ def read_pairs(sources: Sequence[str | Path], columns: Columns) -> DocumentReade
     alone: list[Path] = []
     for path in (Path(given).expanduser() for given in sources):
         if not path.is_file():
-            raise MalmoiError(f"{path} is not there.")
+            raise MalmoiError(f"{path} is missing.")
         if kind_of(path) in TABLES:
             found.append(PairSource(path, path, columns))
         else:

@@ -61,7 +61,7 @@ class DataRow:
     def text(self, name: str) -> str:
         value = self[name]
         if not isinstance(value, str):
-            raise BadRow(self.place, f"{name!r} holds no text but {value!r:.40}")
+            raise BadRow(self.place, f"{name!r} must hold text, not {value!r:.40}")
         return value
 
     def label(self, *names: str) -> str | None:
@@ -75,8 +75,8 @@ class DataRow:
         if isinstance(value, list | dict):
             raise BadRow(
                 self.place,
-                f"{name!r} holds {value!r:.40}, and this task has one label a row; for several "
-                "labels take the kind multilabel",
+                f"{name!r} holds {value!r:.40}, but this task has one label per row; for several "
+                "use the kind multilabel",
             )
         return str(value).strip()
 
@@ -137,7 +137,7 @@ def table_rows(
         several = reader.line_num - before > 1
         before = reader.line_num
         if len(values) != len(names) and values:
-            quote = f" (a quote that opens here goes on to line {before})" if several else ""
+            quote = f" (a quote that opens here continues to line {before})" if several else ""
             yield _broken(place, f"{len(values)} fields where there should be {len(names)}{quote}")
         elif values:
             yield DataRow(dict(zip(names, values, strict=True)), place)
@@ -146,9 +146,7 @@ def table_rows(
 def _check_header(path: Path, names: Sequence[str]) -> None:
     twice = [name for i, name in enumerate(names) if name and name in names[:i]]
     if twice:
-        raise MalmoiError(
-            f"{path}:1 has two columns {twice[0]!r}; which one is meant cannot be told: rename one."
-        )
+        raise MalmoiError(f"{path}:1 has two columns {twice[0]!r}; rename one of them.")
 
 
 @dataclass(frozen=True)
@@ -225,7 +223,7 @@ def any_rows(path: Path) -> Iterator[DataRow]:
     """Reads a file's rows by its suffix."""
     if not has_rows(path):
         kinds = f"{' '.join(ROW_READERS)}, also {' '.join(COMPRESSED)}"
-        raise UsageError(f"{path} is of no known kind: it should end in one of {kinds}.")
+        raise UsageError(f"{path} has an unknown format: its name should end in one of {kinds}.")
     return ROW_READERS[_suffix(path)](path)
 
 

@@ -186,7 +186,7 @@ def _on_disk(given: str) -> Iterator[FileSource]:
     if path.is_dir():
         found = _in_folder(path)
         if not found:
-            raise MalmoiError(f"The folder {path} has no file of a known kind ({_known()}).")
+            raise MalmoiError(f"The folder {path} has no file in a known format ({_known()}).")
         yield from found
     elif path.exists():
         yield _file(path)
@@ -203,14 +203,14 @@ def _on_disk(given: str) -> Iterator[FileSource]:
     else:
         beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
         hint = nearest(path.name, beside) if len(beside) <= 10_000 else ""
-        raise MalmoiError(f"{path} does not exist.{(hint if 'Did you' in hint else '')}")
+        raise MalmoiError(f"{path} does not exist.{hint if 'Did you' in hint else ''}")
 
 
 def _file(path: Path) -> FileSource:
     """An explicitly named file: of a known format, or without suffix, which means plain text."""
     kind = kind_of(path)
     if kind is None and path.suffix:
-        raise UsageError(f"{path} is of no known kind: it should end in one of {_known()}.")
+        raise UsageError(f"{path} has an unknown format: its name should end in one of {_known()}.")
     return FileSource(path, kind or ".txt")
 
 

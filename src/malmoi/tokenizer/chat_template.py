@@ -104,9 +104,9 @@ def _rendered(tokenizer: Tokenizer, said: dict[str, Any], *, reply: bool) -> str
     except Refused as error:
         if error.line is not None:
             raise MalmoiError(
-                f"The chat template is not one: {error} (line {error.line})."
+                f"The chat template is invalid: {error} (line {error.line})."
             ) from None
-        raise UsageError(f"The chat template refuses these messages: {error}.") from None
+        raise UsageError(f"The chat template rejects these messages: {error}.") from None
 
 
 def plain_dialogue(messages: Messages, *, reply: bool = True, end: str = "") -> str:

@@ -70,7 +70,7 @@ def renamed(rust: Rust, names: Vocab, secret: Mapping[str, str]) -> Rust:
     made_anew = Rust.from_str(json.dumps(state))
     if any(made_anew.token_to_id(secret[name]) != id for name, id in names.items()):
         raise MalmoiError(
-            "This tokenizer gives its control tokens other ids when it is read again; save it anew."
+            "This tokenizer's control tokens get other ids when it is loaded again; save it again."
         )
     return made_anew
 

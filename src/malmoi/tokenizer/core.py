@@ -89,7 +89,7 @@ class Tokenizer:
         self.vocab_size = max(self._vocab.values(), default=-1) + 1
         if max(frame, default=0) >= max(self.vocab_size, 1):
             raise MalmoiError(
-                f"This tokenizer puts the token {max(frame):,} around a text, and its vocabulary "
+                f"This tokenizer puts the token {max(frame):,} around a text, but its vocabulary "
                 f"ends at {self.vocab_size - 1:,}; its post_processor is damaged."
             )
         names = special_names(state, self.settings)
@@ -344,7 +344,7 @@ class Tokenizer:
     @cached_property
     def _secretive(self) -> Rust:
         """The encoder that finds control tokens by their secret names only."""
-        with panics_explained("This tokenizer's control tokens cannot be told from its text"):
+        with panics_explained("This tokenizer's control tokens cannot be told apart from text"):
             return control.renamed(self._rust, self.control_tokens, self._secrets)
 
     def _secret(self, id: int) -> str:

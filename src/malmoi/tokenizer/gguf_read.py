@@ -67,7 +67,7 @@ def read_vocabulary(metadata: Mapping[str, Any], where: str) -> Tokenizer:
     kind = given.text("model", default=None)
     if kind not in GGUF_TOKENIZERS:
         raise MalmoiError(
-            f"{where} has a vocabulary of the kind {shown(kind)}; Malmoi reads "
+            f"{where} has a vocabulary of type {shown(kind)}; Malmoi reads "
             f"{', '.join(GGUF_TOKENIZERS)}."
         )
     tokens = _listed(given, "tokens", str)
@@ -97,8 +97,7 @@ def byte_bpe(vocab: Vocab, types: Sequence[int], given: JsonObject) -> Rust:
     if cut not in PRE_TOKENIZERS:
         hint = nearest(cut, PRE_TOKENIZERS)
         raise MalmoiError(
-            f"{given.where} cuts its text by the rule {shown(cut)}, which Malmoi does not "
-            f"know.{hint}"
+            f"{given.where} splits text by the rule {shown(cut)}, which Malmoi does not know.{hint}"
         )
     lines = [merge.partition(" ") for merge in _listed(given, "merges", str)]
     rust = pipeline.gpt2_pipeline(vocab, [(left, right) for left, _, right in lines])

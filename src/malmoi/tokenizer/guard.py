@@ -60,7 +60,7 @@ class Guard:
         self.longest = max(map(len, self.rests), default=0)
         if self.mark is None:
             raise UsageError(
-                "These messages have every one of Unicode's 32 noncharacters in them; remove one."
+                "These messages contain every one of Unicode's 32 noncharacters; remove one."
             )
 
     def protect(self, value: Any, key: str = "") -> Any:

@@ -120,9 +120,9 @@ def read_wordpiece(path: Path, settings: Settings) -> Rust:
     for role in ("unk", "cls", "sep"):
         if names[role] not in vocab:
             raise MalmoiError(
-                f"{path} has no {names[role]}, which a BERT vocabulary needs as its {role} token. "
-                "If it goes by "
-                f"another name, say so as {role}_token in a tokenizer_config.json beside it."
+                f"{path} has no {names[role]}, which a BERT vocabulary needs as its {role} "
+                f"token. If it has another name, give it as {role}_token in a "
+                "tokenizer_config.json beside it."
             )
     lowercase = settings.get("do_lower_case", not looks_cased(vocab))
     rust = pipeline.bert_pipeline(
@@ -186,12 +186,12 @@ def read_vocab_lines(path: Path) -> Vocab:
     for number, token in enumerate(lines):
         if token in vocab:
             raise MalmoiError(
-                f"{path}, line {number + 1}: {shown(token)} is on line {vocab[token] + 1} "
-                "already; a vocabulary has each token once."
+                f"{path}, line {number + 1}: {shown(token)} is already on line "
+                f"{vocab[token] + 1}; a vocabulary has each token once."
             )
         vocab[token] = number
     if not vocab:
-        raise MalmoiError(f"{path} is empty: a vocabulary has one token a line.")
+        raise MalmoiError(f"{path} is empty: a vocabulary has one token per line.")
     return vocab
 
 
@@ -236,7 +236,7 @@ def _expect_class(path: Path, settings: Settings, known: set[str]) -> None:
     name = class_name(settings)
     if name not in known | GENERIC_CLASSES:
         raise MalmoiError(
-            f"{path} belongs to a {name}, whose rules its files do not hold. Save it with "
+            f"{path} belongs to a {name}, whose rules are not in these files. Save it with "
             "transformers (AutoTokenizer.from_pretrained(…).save_pretrained(…)) to get a "
             "tokenizer.json, and load that."
         )

@@ -58,7 +58,7 @@ def train_tokenizer(
     if kind not in recipes:
         raise UsageError(f"There is no kind of tokenizer {kind!r}.{nearest(kind, recipes)}")
     if isinstance(texts, str):
-        raise UsageError("Training takes an iterable of texts; put a single text into a list.")
+        raise UsageError("Training takes an iterable of texts; wrap a single text in a list.")
     least = {"wordpiece": 7, "bpe": 3, "byte-bpe": 257, "char": 2}[kind]
     if vocab < least:
         raise UsageError(

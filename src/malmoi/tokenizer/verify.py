@@ -109,7 +109,7 @@ def _longest_replacement(charsmap: Any, where: str) -> int:
         ) from None
     trie = int.from_bytes(data[:4], "little")
     if trie % 4 or len(data) < 4 + trie:
-        raise MalmoiError(f"{where}: its precompiled_charsmap is cut short; it is damaged.")
+        raise MalmoiError(f"{where}: its precompiled_charsmap is truncated; it is damaged.")
     return max(1, max(map(len, data[4 + trie :].split(b"\0")), default=1))
 
 

@@ -125,8 +125,8 @@ def thread_count(device: torch.device, recorded: int, say: Callable[[str], None]
         count = min(recorded, cores) if recorded else usable_threads()
     if device.type == "cpu" and recorded > cores:
         say(
-            f"This run began with {recorded} threads and goes on with {cores}: its last digits may "
-            "differ."
+            f"This run began with {recorded} threads and continues with {cores}: its last digits "
+            "may differ."
         )
     if count != before:
         torch.set_num_threads(count)

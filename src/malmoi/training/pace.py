@@ -172,11 +172,11 @@ class Pace:
         if now >= FEW_UPDATES:
             return said
         enough = math.ceil(self.seconds / 60 * USEFUL_UPDATES / now)
-        advice = f"{said} That is too few to learn much: give --minutes {enough}"
+        advice = f"{said} That is too few to learn much: use --minutes {enough}"
         if name == self.sized:
             return f"{advice}."
         return (
-            f"{advice}, or let `malmoi pretrain {self.sized}` choose a size that learns in "
+            f"{advice}, or let `malmoi pretrain {self.sized}` choose a size that can learn in "
             f"{minutes}."
         )
 
@@ -198,10 +198,7 @@ def verdict(recipe: Recipe, steps: int, loss: float, guessing: float) -> str:
         else "a smaller recipe"
     )
     if not c.minutes:
-        return (
-            f"After {updates} {nothing} Give it more of them: --steps {USEFUL_UPDATES} at the "
-            f"least."
-        )
+        return f"After {updates} {nothing} Train for more: --steps {USEFUL_UPDATES} or more."
     enough = math.ceil(c.minutes * USEFUL_UPDATES / max(1, steps))
     did = f"Only {updates} fitted into {plural(c.minutes, 'minute')}"
-    return f"{did}: {nothing} Give it --minutes {enough} or {smaller}."
+    return f"{did}: {nothing} Use --minutes {enough} or {smaller}."

@@ -107,8 +107,8 @@ def process_group(device: torch.device | str | None = None) -> Iterator[ProcessG
         if group.world == 1 or not _left_alone(error):
             raise
         raise MalmoiError(
-            f"Process {group.rank} stops because another process of this run has ended; its "
-            "message, or torchrun's, says why."
+            f"Process {group.rank} stopped because another process of this run ended; see its "
+            "message, or torchrun's."
         ) from error
     group.close()
 

@@ -96,13 +96,12 @@ def check_request(recipe: Recipe, group: ProcessGroup) -> None:
         raise MalmoiError("train.tensorboard needs: pip install tensorboard.")
     if group.world > 1 and c.parallel == "fsdp" and c.optimizer == "muon":
         raise UsageError(
-            "Muon needs whole matrices, which train.parallel=fsdp cuts: use ddp, or "
+            "Muon needs whole matrices, which train.parallel=fsdp shards: use ddp, or "
             "train.optimizer=adamw."
         )
     if c.batch % group.world:
         raise UsageError(
-            f"train.batch={c.batch} does not divide over {group.world} processes: give a multiple "
-            "of it."
+            f"train.batch={c.batch} does not divide over {group.world} processes: use a multiple."
         )
 
 
@@ -145,12 +144,10 @@ def _check_start(
     own = checkpoint.tokenizer
     if words.vocab_size > vocab:
         raise UsageError(
-            f"The tokenizer has {words.vocab_size:,} tokens, {origin.start} only {vocab:,}."
+            f"The tokenizer has {words.vocab_size:,} tokens, but {origin.start} only {vocab:,}."
         )
     if own is not None and own.fingerprint() != words.fingerprint():
-        raise UsageError(
-            f"{origin.start} was trained with another tokenizer, its own: leave --tokenizer out."
-        )
+        raise UsageError(f"{origin.start} was trained with its own tokenizer: omit --tokenizer.")
 
 
 def _freeze_others(network: Network, heads: Sequence[str]) -> None:
@@ -187,7 +184,7 @@ def read_recipe(path: Path) -> Recipe:
     try:
         return Recipe.from_dict(read_object(path))
     except MalmoiError as error:
-        raise MalmoiError(f"{path} does not read as a recipe: {error}") from error
+        raise MalmoiError(f"{path} is not a valid recipe: {error}") from error
 
 
 # ------------------------------------------------------------------ token stores
@@ -208,7 +205,7 @@ def _encode(recipe: Recipe, readers: list[DocumentReader], words: Tokenizer, out
         done = build_stores(reader, words, where, sentences=sentences, valid=valid, end=end)
         if done.how.startswith("rebuilt"):
             logger.info(
-                f"The token store in {where} was {done.how}; training goes on with the new one."
+                f"The token store in {where} was {done.how}; training continues with the new one."
             )
         for sentence in _about(reader):
             logger.info(sentence)
@@ -226,7 +223,7 @@ def _about(reader: DocumentReader) -> list[str]:
     bad = sum(problem.count for problem in reader.problems.values())
     said = [f"{count:,} files: {DOCUMENT_RULES[rule]}." for rule, count in counts.items()]
     first = next((problem.first[0] for problem in reader.problems.values()), "")
-    return [*said, f"{bad:,} bad lines left out, first {first}."] if bad else said
+    return [*said, f"{bad:,} bad lines skipped, first {first}."] if bad else said
 
 
 def _describe(
@@ -237,7 +234,7 @@ def _describe(
     size = f"{count_parameters(network) / 1e6:.1f}M weights, {tokens:,} training tokens"
     steps = f"{budget.steps:,} steps" if budget.steps else plural(recipe.train.minutes, "minute")
     lengths = " then ".join(str(length) for length, _ in recipe.phases)
-    logger.info(f"{recipe.name}: {size}, {steps}, {recipe.train.batch} × {lengths} tokens a step")
+    logger.info(f"{recipe.name}: {size}, {steps}, {recipe.train.batch} × {lengths} tokens per step")
     if budget.steps and len(stores) > 1:
         weights = recipe.data.weights
         samples = budget.steps * recipe.train.batch

@@ -158,13 +158,13 @@ def size_run(
     given = {_path(asked, name) for name, value in overrides.items() if value is not None}
     if "train.minutes" not in given:
         raise UsageError(
-            f"The size of `pretrain {asked.name}` follows from its time: give --minutes, or take a "
-            "recipe with a size of its own (malmoi recipes)."
+            f"The size of `pretrain {asked.name}` follows from its time: give --minutes, or use "
+            "a recipe with a fixed size (malmoi recipes)."
         )
     if origin.start is not None:
         raise UsageError(
-            f"--start has a size already, which `pretrain {asked.name}` would choose: name the "
-            "recipe it was trained by."
+            f"--start already has a size, which `pretrain {asked.name}` would choose: give the "
+            "recipe it was trained with."
         )
     words = Tokenizer.load(origin.tokenizer) if origin.tokenizer else None
     return size_recipe(asked, frozenset(given), origin.readers(asked.data), group, words)

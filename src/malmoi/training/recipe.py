@@ -9,7 +9,7 @@ from malmoi.config import Config, ModelConfig
 from malmoi.errors import require
 from malmoi.system.run_folder import RunFolder
 
-_require = partial(require, "This recipe does not fit together")
+_require = partial(require, "Invalid recipe")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,14 +129,14 @@ class Recipe(Config):
         shares = self.data.shares or (1.0,)
         _require(
             len(lengths) == len(shares),
-            f"data.lengths has {len(lengths)} phases and data.shares {len(shares)}; give both, or "
-            "neither: [] and [].",
+            f"data.lengths has {len(lengths)} phases and data.shares {len(shares)}; give both, "
+            "or neither ([] and []).",
         )
         _require(abs(sum(shares) - 1) < 1e-6, f"data.shares must add up to 1, not {sum(shares):g}.")
         _require(
             max(lengths) <= self.model.context,
-            f"data.lengths asks for {max(lengths)} tokens, more than the model's context of "
-            f"{self.model.context}; data.lengths=[] and data.shares=[] take the context.",
+            f"data.lengths needs {max(lengths)} tokens, more than the model's context of "
+            f"{self.model.context}; data.lengths=[] and data.shares=[] use the context.",
         )
         budgets = [n for n in ("steps", "tokens", "minutes") if getattr(self.train, n)]
         _require(len(budgets) <= 1, f"give one budget, not {' and '.join(budgets)}.")
@@ -183,7 +183,7 @@ class Recipe(Config):
         _require(
             self.objective not in ("lm", "both")
             or all("causal" in pattern for pattern in self.model.attention),
-            "a model whose tokens see what follows cannot learn to predict it (attention "
+            "a model whose tokens see later ones cannot learn to predict them (attention "
             f"{self.model.attention}).",
         )
         return self

@@ -63,21 +63,21 @@ def prepare_tokenizer(
 
 def _check_same(there: Tokenizer, wanted: Tokenizer | None, recipe: Recipe, out: Path) -> None:
     if wanted is not None and wanted.fingerprint() != there.fingerprint():
-        raise run_folder(out).refusal(["of another tokenizer than --tokenizer or --start gives"])
+        raise run_folder(out).refusal(["with another tokenizer than --tokenizer or --start"])
     if (
         not (out / "recipe.json").is_file()
         and wanted is None
         and there.kind != recipe.tokenizer.kind
     ):
         raise UsageError(
-            f"{out} holds a {there.kind} tokenizer and this recipe learns a "
+            f"{out} holds a {there.kind} tokenizer but this recipe trains a "
             f"{recipe.tokenizer.kind} one: choose another folder, or use it with --tokenizer."
         )
 
 
 def _learn(recipe: Recipe, readers: list[DocumentReader]) -> Tokenizer:
     c = recipe.tokenizer
-    logger.info(f"Learning a {c.kind} vocabulary of up to {c.vocab:,} from the text…")
+    logger.info(f"Training a {c.kind} tokenizer of up to {c.vocab:,} tokens …")
     texts = (document.text for reader in readers for document in reader)
     return train_tokenizer(
         _until(texts, TOKENIZER_CHARACTERS),

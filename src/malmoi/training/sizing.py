@@ -210,9 +210,9 @@ def choose_size(
         best = _one_size(kind, (depth, width), (text_tokens, vocab), seconds, speed, given)
         flops = seconds * speed.reached(width)
         if best.epochs > MAX_EPOCHS[kind]:
-            reason = "as large as this text can bear"
+            reason = "the largest this text supports"
         elif best.tokens > tokens_per_weight(flops) * best.weights:
-            reason = "the largest of all"
+            reason = "the largest there is"
         else:
             return best
         best = replace(best, reason=reason)
@@ -250,7 +250,7 @@ def _one_size(
     limit = (
         f"it reads the text {epochs:.1f} times, of at most {MAX_EPOCHS[kind]:g}"
         if epochs > MAX_EPOCHS[kind] / 2
-        else f"{seen / weights:.1f} tokens for each weight"
+        else f"{seen / weights:.1f} tokens per weight"
     )
     return SizeChoice(model, weights, seen, epochs, seconds / 60, limit)
 
@@ -390,14 +390,14 @@ def check_enough_text(kind: Kind, text: TextSize) -> None:
     kilobytes = text.bytes / 1000
     if text.bytes < MIN_TEXT_BYTES:
         raise UsageError(
-            f"There are {kilobytes:.1f} kB of text, too little to learn a language from: give "
-            f"{MIN_TEXT_BYTES // 1000} kB at the least; sentences that read well take about 10 MB. "
-            "To see such a text learnt by heart: malmoi pretrain gpt-char."
+            f"There are {kilobytes:.1f} kB of text, too little to learn a language from: use "
+            f"{MIN_TEXT_BYTES // 1000} kB or more; fluent sentences take about 10 MB. To watch a "
+            "model memorise a small text: malmoi pretrain gpt-char."
         )
     if text.bytes < LITTLE_TEXT_BYTES:
         logger.warning(
-            f"There are only {kilobytes:.0f} kB of text: the {kind} will know much of it by heart "
-            "and little beyond it."
+            f"There are only {kilobytes:.0f} kB of text: the {kind} will memorise much of it and "
+            "generalise little."
         )
 
 
@@ -432,8 +432,8 @@ def _reasons(
     kind = "bf16" if speed.half else "fp32"
     flops = size.minutes * 60 * speed.reached(m.width)
     yield (
-        f"Machine: {speed.name}, {speed.flops / 1e9:,.0f} GFLOP/s measured in {kind}; "
-        f"{size.minutes:.3g} minutes are about {flops:.1e} operations."
+        f"Machine: {speed.name}, {speed.flops / 1000000000.0:,.0f} GFLOP/s measured in {kind}; "
+        f"{size.minutes:.3g} minutes are about {flops:.1e} FLOPs."
     )
     yield (f"Size: {m.depth} layers × {m.width}, {_count(size.weights)} weights: {size.reason}.")
     regular = f"dropout {m.dropout:g} and a cautious Muon decay of {c.muon_decay:g}"
@@ -441,17 +441,17 @@ def _reasons(
     steps = size.tokens // (c.batch * m.context)
     yield f"Batch: {c.batch} × {m.context} tokens, about {steps:,} steps."
     yield (
-        f"Rate: Muon {c.muon_lr:g}, Adam {c.lr:g}; flat, then falling over the last "
+        f"Rate: Muon {c.muon_lr:g}, Adam {c.lr:g}; constant, then decaying over the last "
         f"{c.cooldown:.0%}; the weights of the last {c.ema:.0%} are averaged."
     )
     yield f"Validation: on {recipe.data.valid:.1%} of the text, which is held out."
     if size.minutes < asked.train.minutes:
         yield (
-            f"Minutes: {asked.train.minutes:g} are more than this text can use; after about "
-            f"{size.minutes:.2g} it has been read {size.epochs:.0f} times, and the run ends there. "
-            "More text would use them."
+            f"Minutes: {asked.train.minutes:g} are more than this text can use: after about "
+            f"{size.minutes:.2g} it has been read {size.epochs:.0f} times, and the run ends "
+            "there. More text would make use of them."
         )
-    yield "Change any of it with --set, e.g. --set model.width=512; the others follow."
+    yield "Change any of it with --set, e.g. --set model.width=512; the rest adapts."
 
 
 def _count(number: float) -> str:

@@ -205,7 +205,7 @@ def _load_optimizer(
                 scalar = known[key] != list(p.shape)
                 if scalar and known[key]:
                     raise CorruptState(
-                        f"{key} is saved in the shape {known[key]}, for a weight of "
+                        f"{key} is saved with the shape {known[key]}, for a weight of "
                         f"{list(p.shape)}."
                     )
                 value = fetch(key, torch.zeros(())) if scalar else _like(p, fetch(key, p))
@@ -273,7 +273,7 @@ def _newest(root: Path, note: Callable[[str], None]) -> int:
             aside = folder.with_name(f"damaged-{folder.name}")
             shutil.rmtree(aside, ignore_errors=True)
             folder.rename(aside)
-            note(f"{error} It is put aside as {aside.name}.")
+            note(f"{error} It was moved to {aside.name}.")
     return -1
 
 
@@ -313,9 +313,7 @@ def _read(folder: Path, *, verify: bool = False) -> "_Saved":
         written = values.whole("format", high=MAX_SIZE)
         saved = _Saved.of(values) if written == STATE_FORMAT else None
     except MalmoiError as error:
-        raise CorruptState(
-            f"{folder} is damaged: its state.json does not read ({error})"
-        ) from error
+        raise CorruptState(f"{folder} is damaged: its state.json is invalid ({error})") from error
     if saved is None:
         raise MalmoiError(
             f"{folder} was written by another version (format {written}, not {STATE_FORMAT})."
@@ -381,13 +379,13 @@ def _verify(folder: Path, saved: _Saved) -> None:
             or not (folder / name).is_file()
             or _checksum(folder / name) != checksum
         ):
-            raise CorruptState(f"{folder} is damaged: {name[:80]} is not what was written.")
+            raise CorruptState(f"{folder} is damaged: {name[:80]} does not match its checksum.")
     held: set[str] = set()
     for name in saved.files:
         with _open(folder / name) as file:
             held.update(file.keys())
     if held != saved.shapes.keys() or saved.position.step != _number(folder):
-        raise CorruptState(f"{folder} is damaged: its state.json is not of its files.")
+        raise CorruptState(f"{folder} is damaged: its state.json does not match its files.")
 
 
 def _open(path: Path) -> Any:

@@ -150,7 +150,7 @@ class Trainer:
         self._saved_at = time.monotonic()
         self._mark = (self.position.tokens, 0.0)
         if self.budget.progress(self.position) < 1:
-            self._announce("taking the first step")
+            self._announce("running the first step")
 
     def _finish(self) -> dict[str, float]:
         """Validates and saves for the last time; averaged weights stay in place."""
@@ -192,7 +192,7 @@ class Trainer:
             return self._measure(compiled=self.execution.compiled)
         self.log.line("Measuring a step …")
         eager = self._measure(compiled=False)
-        self._announce("measuring whether that pays")
+        self._announce("measuring whether it helps")
         compiled = self._measure(compiled=True)
         pays = compiled.sequence < COMPILED_PAYS * eager.sequence
         self._compile_or_not(compiled=pays)
@@ -438,9 +438,10 @@ class Trainer:
         rollbacks = p.rollbacks + 1 if p.step - p.spiked <= ROLLBACK_FORGIVEN_STEPS else 1
         if rollbacks > MAX_ROLLBACKS:
             raise MalmoiError(
-                f"The loss went to {loss:g} at step {p.step:,}, for the {rollbacks}th time without "
-                f"{ROLLBACK_FORGIVEN_STEPS:,} good steps between: the run is stopped, its last "
-                f"good state is in {self.state_root}. A lower train.lr usually helps."
+                f"The loss reached {loss:g} at step {p.step:,}, for the {rollbacks}th time "
+                f"without {ROLLBACK_FORGIVEN_STEPS:,} good steps in between: the run was "
+                f"stopped; its last good state is in {self.state_root}. A lower train.lr usually "
+                "helps."
             )
         self._restore()
         self.log.resume(self.position.step)
@@ -451,8 +452,8 @@ class Trainer:
             p.compiled,
             p.threads,
         )
-        back = f"back to step {self.position.step:,}, skipping what led there"
-        self.log.line(f"The loss went to {loss:g} at step {p.step:,}: {back}.")
+        back = f"back to step {self.position.step:,}, skipping the data that led there"
+        self.log.line(f"The loss reached {loss:g} at step {p.step:,}: {back}.")
 
     def _row(self, losses: Mapping[str, float]) -> None:
         p = self.position
@@ -570,11 +571,9 @@ class Trainer:
         rows = read_metrics(self.log.path)
         self.log.resume(self.position.step)
         if self.position.step:
-            self.log.line(f"Going on from step {self.position.step:,}.")
+            self.log.line(f"Resuming from step {self.position.step:,}.")
         elif rows:
-            self.log.line(
-                f"There is no whole state in {self.state_root}: the run starts from the beginning."
-            )
+            self.log.line(f"There is no complete state in {self.state_root}: the run starts over.")
 
     def _restore(self) -> None:
         folder = latest_state(self.state_root, self.log.line, self.group)
@@ -587,8 +586,8 @@ class Trainer:
             self.feeds
         ):
             raise MalmoiError(
-                f"{folder} stands in another plan of phases than this run of {len(self.feeds)}; it "
-                "is damaged: remove it to go on from the state before it."
+                f"{folder} was saved with other phases than the {len(self.feeds)} of this run; it "
+                "is damaged: remove it to resume from the state before it."
             )
         self._mark = (self.position.tokens, self.clock.training)
         self.network.train()

@@ -169,8 +169,8 @@ def _written(exam: EvaluationSession, questions: Sequence[Question]) -> list[str
     task = exam.task
     if language_head(exam.model) != "lm":
         raise UsageError(
-            f"The task {task.name} is answered by writing, which needs a language model (an lm "
-            "head)."
+            f"The task {task.name} is answered by generating text, which needs a language model "
+            "(an lm head)."
         )
 
     def go_on(prompts: Sequence[str]) -> list[str]:
@@ -191,7 +191,8 @@ def grade_likelihood(exam: EvaluationSession, questions: Sequence[Question]) -> 
     if language_head(exam.model) != "lm":
         name = exam.task.name
         raise UsageError(
-            f"The task {name} asks how likely a text is, which needs a language model (an lm head)."
+            f"The task {name} scores the likelihood of text, which needs a language model (an lm "
+            "head)."
         )
     rows = np.array(
         exam.in_steps("text", questions, lambda some: [_totals(exam.model, one) for one in some])

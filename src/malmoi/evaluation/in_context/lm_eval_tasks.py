@@ -81,7 +81,7 @@ def write_task(task: Task, data: RowSource | None, asking: InContextConfig, fold
     shape_of = HARNESS_SHAPES.get(kind_of(task).grade)
     if shape_of is None:
         raise UsageError(
-            f"lm-eval has no shape for {task.kind}; ask {task.name} without --harness."
+            f"lm-eval has no equivalent of {task.kind}; evaluate {task.name} without --harness."
         )
     shape, document = shape_of(task)
     items, pool, _ = split_rows(

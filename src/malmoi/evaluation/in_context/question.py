@@ -58,8 +58,9 @@ class QuestionBuilder:
         some = list(islice(draw_examples(self.pool, item, self.seed, number), self.shots.count))
         if len(some) < self.shots.count:
             raise UsageError(
-                f"{plural_examples(self.shots.count)} asked for, but there are only {len(some)} to "
-                "draw from: name a file of training rows with --train (train=…), or ask for fewer."
+                f"{plural_examples(self.shots.count)} requested, but there are only {len(some)} "
+                "to draw from: give a file of training rows with --train (train=…), or request "
+                "fewer."
             )
         return self._with(prompt, item, some)
 
@@ -69,8 +70,8 @@ class QuestionBuilder:
         if need > context and question.shots:
             raise UsageError(
                 f"{plural_examples(question.shots)} cannot be shown: {place} takes {need} tokens "
-                "with them, and this model's "
-                f"context is {context}. Ask for fewer, or for as many as fit: --shots max."
+                f"with them, and this model's context is {context}. Use fewer, or as many as "
+                "fit: --shots max."
             )
         return question if need <= context else self._cut(question, need - context)
 
@@ -83,8 +84,8 @@ class QuestionBuilder:
         for number, choice in enumerate(judged, start=1):
             if not choice.strip() or not self.model.tokenizer.ids([choice])[0]:
                 raise UsageError(
-                    f"{item.place}: choice {number} ({choice.strip()!r}) has no tokens, so there "
-                    "is nothing to score."
+                    f"{item.place}: choice {number} ({choice.strip()!r}) has no tokens, so it "
+                    "cannot be scored."
                 )
         return prompt
 

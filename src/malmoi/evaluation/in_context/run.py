@@ -72,7 +72,7 @@ def evaluate_in_context(
     wanted = parse_shots(asking.shots)
     if asking.reading not in READINGS:
         raise UsageError(
-            f"There is no reading {asking.reading!r}.{nearest(asking.reading, READINGS)}"
+            f"There is no reading mode {asking.reading!r}.{nearest(asking.reading, READINGS)}"
         )
     model = model.masked if asking.reading == "masked" else model
     if asking.score not in (known := scorings(model)):
@@ -102,7 +102,7 @@ def _result(
     if kind.only_read:
         if shots.count or shots.as_many_as_fit:
             raise UsageError(
-                f"The task {task.name} reads whole texts; it takes no examples: leave --shots out."
+                f"The task {task.name} reads whole texts and takes no examples: omit --shots."
             )
         questions = [Question(item.text, asker.prompt(item), item) for item in items]
     else:
@@ -110,7 +110,9 @@ def _result(
     graded = kind.grade(exam, questions)
     cut = sum(question.cut for question in questions)
     said = (
-        [f"{cut:,} of {len(questions):,} items were cut at their beginning to fit"] if cut else []
+        [f"{cut:,} of {len(questions):,} items were truncated at the beginning to fit"]
+        if cut
+        else []
     )
     drawn = notes if shots.count or shots.as_many_as_fit else ()
     return InContextResult(task.name, shots, graded, questions, (*drawn, *said, *graded.notes))

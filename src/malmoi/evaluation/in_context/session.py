@@ -54,6 +54,6 @@ def language_head(model: Model) -> str:
         if head in model.network.heads:
             return head
     raise UsageError(
-        "This model cannot be asked in context: it has neither an lm head (GPT) nor an mlm head "
-        f"(BERT). It can: {', '.join(model.abilities)}."
+        "This model cannot be evaluated in context: it has neither an lm head (GPT) nor an mlm "
+        f"head (BERT). It can: {', '.join(model.abilities)}."
     )

@@ -40,7 +40,7 @@ def templated(task: Task, name: str | None) -> Task:
         hint = (
             nearest(name, known)
             if known
-            else " It has none of its own: write one into a .toml file and name that."
+            else " It has none of its own: write one in a .toml file and give that file."
         )
         raise UsageError(f"The task {task.name} has no template {name!r}.{hint}")
     return _changed(task, known[name], name)
@@ -71,13 +71,10 @@ def _changed(task: Task, given: dict[str, Any], name: str) -> Task:
             )
         if not isinstance(value, TEMPLATE_FIELDS[field]):
             raise UsageError(
-                f"The template {name}: {field} must be of the kind "
-                f"{TEMPLATE_FIELDS[field].__name__}."
+                f"The template {name}: {field} must be of type {TEMPLATE_FIELDS[field].__name__}."
             )
     answers = given.get("answers", task.answers)
     missing = [label for label in task.labels if label not in answers]
     if missing:
-        raise UsageError(
-            f"The template {name} does not say how the label {missing[0]!r} is answered."
-        )
+        raise UsageError(f"The template {name} has no answer for the label {missing[0]!r}.")
     return replace(task, **given)

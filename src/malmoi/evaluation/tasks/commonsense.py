@@ -49,7 +49,7 @@ def arc(row: DataRow) -> Example:
     key = row.label("answerKey")
     marks = [mark for mark, _ in pairs]
     if key is not None and key not in marks:
-        raise BadRow(row.place, f"the answer {key!r} is none of {', '.join(marks)}")
+        raise BadRow(row.place, f"the answer {key!r} is not one of {', '.join(marks)}")
     prefix = question["stem"] if nested else row.text("question")
     choices = tuple(text for _, text in pairs)
     return Example(

@@ -45,7 +45,7 @@ def conll_sentences(path: Path, split: str | None = None, word: int = 0) -> Iter
 def _fault(columns: list[str], word: int, wide: int, *, bare: bool) -> str:
     """What is wrong with a line, if anything; `bare`: it starts with the space before a tag."""
     if bare or len(columns) < word + 2 or not columns[word].strip():
-        return "must hold a word and its tag"
+        return "must hold a word and a tag"
     return (
         f"must have {wide} columns like the lines before it"
         if wide not in (0, len(columns))
@@ -75,7 +75,7 @@ def iob2(tags: list[str], place: str) -> list[str]:
         if tag == "I" and named and named[-1] != "O":  # klp2016 does not repeat the label
             tag = f"I-{named[-1][2:]}"
         if tag != "O" and (tag[:1] not in "BIESLU" or tag[1:2] not in ("-", "_")):
-            raise BadRow(place, f"{tag!r} is no tag such as O, B-PER or I-PER")
+            raise BadRow(place, f"{tag!r} is not a tag such as O, B-PER or I-PER")
         named.append(tag)
     marked = ["O"] * len(tags)
     for label, first, last in entities(named):

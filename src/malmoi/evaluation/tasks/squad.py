@@ -21,7 +21,7 @@ def squad_questions(path: Path) -> Iterator[DataRow]:
                     yield DataRow({**question, "context": paragraph["context"]}, f"{path}:{number}")
     except (KeyError, TypeError) as error:
         raise MalmoiError(
-            f"{path} is not in SQuAD's form after question {number}: {error} is missing."
+            f"{path} is not in SQuAD's format after question {number}: {error} is missing."
         ) from error
 
 

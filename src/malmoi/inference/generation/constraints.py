@@ -186,7 +186,7 @@ class _RegexState:
     def allowed(self, vocab: int) -> Tensor:
         ends = self.pattern.ends if self.regex.complete and not self.begun else ()
         tokens = [*self.pattern.tokens(self.regex, self.begun), *ends]
-        return _require_some(_mask(tokens, vocab), "no token leads towards the pattern")
+        return _require_some(_mask(tokens, vocab), "no token can continue the pattern")
 
     def push(self, token: int) -> None:
         if token not in self.pattern.ends:
@@ -264,7 +264,7 @@ class _ChoicesWalk:
 
     def allowed(self, vocab: int) -> Tensor:
         tokens = [*self.choices.tokens(self.at), *(self.choices.ends if self._complete else ())]
-        return _require_some(_mask(tokens, vocab), "no token leads towards the choices")
+        return _require_some(_mask(tokens, vocab), "no token can continue any of the choices")
 
     def push(self, token: int) -> None:
         if token not in self.choices.ends:

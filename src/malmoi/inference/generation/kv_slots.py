@@ -181,5 +181,5 @@ def common_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:
 def check_causal(network: Network) -> None:
     if not network.trunk.is_causal:
         raise UsageError(
-            "This model cannot be decoded token by token: in its attention, tokens see later ones."
+            "This model cannot be decoded token by token: its attention sees later tokens."
         )

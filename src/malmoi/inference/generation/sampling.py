@@ -16,7 +16,7 @@ from torch import Tensor
 from malmoi.errors import require
 from malmoi.system.machine import float64_device
 
-_require = partial(require, "This cannot be sampled")
+_require = partial(require, "Invalid sampling settings")
 
 NEGATIVE_INFINITY = float("-inf")
 # lower values could overflow the logits

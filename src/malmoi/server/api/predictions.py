@@ -72,7 +72,7 @@ async def embeddings_endpoint(ask: EmbeddingRequest, request: Request) -> Any:
     served: ServedModel = request.app.state.registry.get(ask.model)
     width = served.model.config.width
     if ask.dimensions is not None and ask.dimensions > width:
-        raise UsageError(f"This model's vectors have {width} dimensions, fewer than dimensions.")
+        raise UsageError(f"dimensions is above this model's {width}.")
 
     def embed() -> tuple[list[Float32Array], int]:
         encodings = []

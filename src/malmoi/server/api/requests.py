@@ -69,7 +69,7 @@ class ApiRequest(BaseModel):
             about = {"name": name[:80], "hint": nearest(name[:80], cls.model_fields)}
             if name in NOT_OFFERED:
                 if value is not None and value not in NOT_OFFERED[name]:
-                    sentence = "{name} is not offered by this server: leave it out."
+                    sentence = "{name} is not supported by this server: omit it."
                     raise PydanticCustomError("unknown_field", sentence, about)
             elif name not in IGNORED:
                 sentence = "There is no field {name} here.{hint}"
@@ -97,7 +97,7 @@ class StreamOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    include_usage: bool = Field(False, description="End with an event that holds the usage.")
+    include_usage: bool = Field(False, description="End with an event that holds the token usage.")
     include_obfuscation: bool = Field(False, description="Accepted and ignored.")
 
 
@@ -140,9 +140,9 @@ class GenerationFields(ApiRequest):
     """How text is generated."""
 
     max_tokens: int | None = Field(None, ge=0, description="Maximum new tokens.")
-    temperature: float = Field(1.0, ge=0, le=100, description="0 always takes the likeliest token.")
+    temperature: float = Field(1.0, ge=0, le=100, description="0 is greedy decoding.")
     top_p: float | None = Field(None, gt=0, le=1, description="Nucleus sampling.")
-    top_k: int | None = Field(None, ge=1, le=2**31, description="Sample from the k likeliest.")
+    top_k: int | None = Field(None, ge=1, le=2**31, description="Sample from the k most likely.")
     repetition_penalty: float = Field(1.0, ge=0.01, le=100, description="Above 1: less repetition.")
     n: int = Field(1, ge=1, le=128, description="Continuations of each prompt.")
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOP_STRINGS)] | None = Field(
@@ -152,22 +152,20 @@ class GenerationFields(ApiRequest):
     stream: bool = Field(False, description="Server-sent events, the last of them [DONE].")
     stream_options: StreamOptions | None = None
     min_p: float | None = Field(
-        None, ge=0, le=1, description="Only tokens this many times as likely as the best."
+        None, ge=0, le=1, description="At least this fraction of the best probability."
     )
-    presence_penalty: float = Field(0, ge=-2, le=2, description="Against tokens generated before.")
-    frequency_penalty: float = Field(
-        0, ge=-2, le=2, description="The same, for each time they were generated."
-    )
+    presence_penalty: float = Field(0, ge=-2, le=2, description="Against repeated tokens.")
+    frequency_penalty: float = Field(0, ge=-2, le=2, description="The same, for each occurrence.")
     logit_bias: Annotated[dict[str, LogitBias], Field(max_length=1024)] | None = Field(
         None, description="Added to the scores of tokens, by id."
     )
     ignore_eos: bool = Field(False, description="Do not end at the end-of-text token.")
     min_tokens: int = Field(0, ge=0, le=2**31 - 1, description="Minimum new tokens.")
-    response_format: ResponseFormat | None = Field(None, description="JSON, or of a schema.")
-    guided_json: dict[str, Any] | None = Field(None, description="A JSON schema of the text.")
-    guided_regex: str | None = Field(None, description="What the whole text must match.")
+    response_format: ResponseFormat | None = Field(None, description="Plain JSON, or a schema.")
+    guided_json: dict[str, Any] | None = Field(None, description="JSON schema to follow.")
+    guided_regex: str | None = Field(None, description="Regular expression to match.")
     guided_choice: Annotated[list[str], Field(min_length=1, max_length=1024)] | None = Field(
-        None, description="The text is one of these."
+        None, description="The text must be one of these."
     )
     user: str | None = Field(None, description="Accepted and not stored.")
 
@@ -217,7 +215,7 @@ class CompletionRequest(
     )
     echo: bool = Field(False, description="Return the prompt too.")
     best_of: int | None = Field(
-        None, ge=1, le=128, description="Generate this many and return the n likeliest."
+        None, ge=1, le=128, description="Generate this many and return the n most likely."
     )
     suffix: Literal[""] | None = Field(None, description="Not supported.")
 
@@ -266,7 +264,7 @@ class EmbeddingRequest(ApiRequest, json_schema_extra=_example(input=["a text", "
 
     input: EmbeddingInput = Field(description="A text, its tokens, or a list of either.")
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = Field(None, ge=1, description="Only the first of each vector.")
+    dimensions: int | None = Field(None, ge=1, description="Keep only the first N dimensions.")
     normalize: bool = Field(False, description="Scale vectors to length 1.")
     layers: list[int] = Field(
         [-1], min_length=1, max_length=200, description="0: the embedding, -1: the last; averaged."
@@ -311,7 +309,7 @@ class AnswerRequest(
 
     question: str
     context: str = ""
-    max_tokens: int = Field(32, ge=1, description="Of a generated, not an extracted answer.")
+    max_tokens: int = Field(32, ge=1, description="For a generated (not an extracted) answer.")
 
 
 class ScoreRequest(

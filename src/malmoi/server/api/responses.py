@@ -14,9 +14,9 @@ class ModelCard(BaseModel):
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "malmoi"
-    abilities: list[str] = Field(description="The methods of malmoi.Model that it has.")
-    context: int = Field(description="Tokens that it reads at most.")
-    labels: list[str] = Field(description="Of a fine-tuned classifier or tagger.")
+    abilities: list[str] = Field(description="The methods of malmoi.Model it supports.")
+    context: int = Field(description="Maximum context in tokens.")
+    labels: list[str] = Field(description="Labels of a fine-tuned classifier or tagger.")
 
 
 class ModelList(BaseModel):
@@ -173,8 +173,8 @@ class ClassifyResponse(BaseModel):
     """A label for each text, or the labels that hold of it."""
 
     class One(BaseModel):
-        label: str | None = Field(None, description="Of a model that gives each text one label.")
-        labels: list[str] | None = Field(None, description="Of one that may give it several.")
+        label: str | None = Field(None, description="For a model that gives each text one label.")
+        labels: list[str] | None = Field(None, description="For a multi-label model.")
         scores: dict[str, float]
 
     model: str
@@ -205,9 +205,9 @@ class AnswerResponse(BaseModel):
         score: float
 
     model: str
-    answer: str = Field(description="Empty where the text holds none.")
+    answer: str = Field(description="Empty if the text does not contain the answer.")
     start: int | None = Field(
-        description="In characters of the context; null where the answer was written."
+        description="Character offsets in the context; null for a generated answer."
     )
     end: int | None
     score: float | None
@@ -232,7 +232,7 @@ class AttentionResponse(BaseModel):
 
     model: str
     tokens: list[str]
-    words: list[int | None] = Field(description="The word that each token is a piece of.")
+    words: list[int | None] = Field(description="The word each token belongs to.")
     segments: list[int] = Field(description="1 for the second text of a pair.")
     attention: list[list[list[list[float]]]] = Field(description="[layer][head][query][key]")
 

@@ -123,8 +123,8 @@ def _rows(wanted: FewShotRequest) -> tuple[Task, Sequence[Example]]:
         return _pasted(wanted.lines)
     if wanted.task not in LAB_TASKS:
         raise UsageError(
-            f"The lab has no task {wanted.task!r:.40}; it has {', '.join(LAB_TASKS)} and own, for "
-            "your own lines."
+            f"There is no task {wanted.task!r:.40} here; choose {', '.join(LAB_TASKS)}, or own "
+            "for your own lines."
         )
     drawn = generate_examples(named_task(wanted.task), wanted.seed).rows[:DRAWN_EXAMPLES]
     return replace(named_task(wanted.task), kind="choice"), _with_choices(drawn, wanted.seed)

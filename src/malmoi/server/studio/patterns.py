@@ -69,8 +69,7 @@ def _read(text: str, heads: int) -> Pattern:
         )
     if re.search(r"\b(document|padding)\b", text):
         raise UsageError(
-            "The patterns 'document' and 'padding' depend on a batch; they have no picture of "
-            "their own."
+            "The patterns 'document' and 'padding' depend on a batch; they cannot be drawn alone."
         )
     if text.count(";") >= MAX_HEAD_GROUPS or text.count("(") > MAX_NESTING:
         raise UsageError(

@@ -155,7 +155,7 @@ def show_runs(request: Request) -> runs.RunViews:
     """The training runs under the server's --runs folder."""
     folder: Path | None = request.app.state.settings.runs
     if folder is None:
-        raise UsageError("No folder of runs was named: start the server with --runs DIR.")
+        raise UsageError("No folder of runs was given: start the server with --runs DIR.")
     return runs.list_runs(folder)
 
 
@@ -175,7 +175,7 @@ async def show_comparison(request: Request, body: CompareRequest) -> compare.Com
     )
     first = gpt or bert
     if first is None:
-        raise UsageError("Name a GPT, a BERT or both.")
+        raise UsageError("Choose a GPT, a BERT or both.")
     models = [None if one is None else one.model for one in (gpt, bert)]
     return await run_on_model(
         request, first, partial(compare.compare_word, body.text, body.place, *models)

@@ -53,7 +53,8 @@ def halves(sources: Sequence[str]) -> tuple[RuleItems, RuleItems]:
     if len(words) < MIN_WORDS:
         raise MalmoiError(
             f"There are only {len(words)} words of {WORD_LETTERS[0]} to {WORD_LETTERS[-1]} Latin "
-            f"letters in {', '.join(sources)}; the rules need at least {MIN_WORDS}: name more text."
+            f"letters in {', '.join(sources)}; the rules need at least {MIN_WORDS}: give more "
+            "text."
         )
     numbers = [str(number) for number in NUMBER_RANGE]
     return _half(words, numbers, held=False), _half(words, numbers, held=True)

@@ -145,6 +145,6 @@ def _limits(found: Mapping[str, SizeResults]) -> str:
         "The documents have the very form of the questions, so what is measured is how a model "
         "finds the rule and its parameter in context, not whether it can be taught anything. "
         "Held-out words are in no document, but the natural text has them. One run a size, one "
-        "seed: differences between sizes of a few points mean nothing."
+        "seed: differences between sizes of a few points are not significant."
     )
     return "## What these models cannot do\n\n" + "\n\n".join(said) + "\n"

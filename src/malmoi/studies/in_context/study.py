@@ -149,7 +149,8 @@ def _ready(plan: InContextStudyConfig) -> RuleItems:
     if (count := len(for_questions.words)) <= max(plan.shots):
         raise MalmoiError(
             f"{', '.join(plan.data)} leaves {count} words for questions, too few to show "
-            f"{max(plan.shots)} examples: name more text, or fewer examples with --set shots=0,1,2."
+            f"{max(plan.shots)} examples: give more text, or use fewer examples with --set "
+            "shots=0,1,2."
         )
     with folder_lock(plan.folder, wait=True):
         RunFolder(plan.folder, "plan.json", "study").begin(plan.to_dict(), free=RESUMABLE_SETTINGS)

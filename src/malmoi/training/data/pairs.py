@@ -51,7 +51,7 @@ class Pairs:
     def __post_init__(self) -> None:
         if self.next not in ("nsp", "sop", None):
             raise UsageError(
-                f"next={self.next!r} is not a way to choose the second segment: give 'nsp', 'sop' "
+                f"next={self.next!r} is not a way to choose the second segment: use 'nsp', 'sop' "
                 "or None."
             )
         self._others = self.store if self.others is None else self.others
@@ -59,7 +59,7 @@ class Pairs:
         self._other_sentences = _sentences(self._others)
         if self.next == "nsp" and self._others is self.store and len(self.store) < 2:
             raise MalmoiError(
-                f"Next-sentence prediction needs two documents and {self.store.folder} has "
+                f"Next-sentence prediction needs two documents, but {self.store.folder} has "
                 f"{len(self.store)}: separate them by blank lines (and --set "
                 "data.documents=blank), or train without it (mlm or mlm+sop)."
             )
@@ -249,11 +249,10 @@ def _swap(
 def _sentences(store: Store) -> PairInts:
     if store.sentences is None:
         raise MalmoiError(
-            f"{store.folder} was built without sentences, which pairs are made of; build it with "
-            "them."
+            f"{store.folder} was built without sentences, which pairs need; build it with them."
         )
     if not len(store):
-        raise MalmoiError(f"{store.folder} has no document to make samples of: give more text.")
+        raise MalmoiError(f"{store.folder} has no document to make samples from: give more text.")
     return store.sentences
 
 

@@ -88,7 +88,7 @@ def read_about(folder: Path) -> dict[str, Any]:
         ) from error
     if not known:
         raise MalmoiError(
-            f"{path} is of another version (format {shown(about.get('format'))}, not "
+            f"{path} has another version (format {shown(about.get('format'))}, not "
             f"{STORE_FORMAT}); build it again."
         )
     return {"sentences": None, "end": None, **about}

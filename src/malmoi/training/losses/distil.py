@@ -52,7 +52,7 @@ class Distillation:
     def __post_init__(self) -> None:
         if not 0 < self.soft <= 1:
             raise UsageError(
-                f"soft is a share of the loss, above 0 and up to 1, not {self.soft:g}."
+                f"soft is a share of the loss: above 0 and at most 1, not {self.soft:g}."
             )
         if self.temperature <= 0:
             raise UsageError(f"The temperature must be positive, not {self.temperature:g}.")
