@@ -163,7 +163,7 @@ def embed(  # type: ignore[overload-overlap]
     model: "AnyModel",
     texts: str,
     layers: int | Sequence[int] = (-1,),
-    pool: "Pool" = "mean",
+    pool: "Pool" = "auto",
     *,
     progress: ProgressCallback | None = None,
     truncate: bool = False,
@@ -173,7 +173,7 @@ def embed(
     model: "AnyModel",
     texts: Sequence[str],
     layers: int | Sequence[int] = (-1,),
-    pool: Literal["mean", "cls"] = "mean",
+    pool: Literal["auto", "mean", "cls"] = "auto",
     *,
     progress: ProgressCallback | None = None,
     truncate: bool = False,
@@ -192,15 +192,15 @@ def embed(
     model: "AnyModel",
     texts: str | Sequence[str],
     layers: int | Sequence[int] = (-1,),
-    pool: "Pool" = "mean",
+    pool: "Pool" = "auto",
     *,
     progress: ProgressCallback | None = None,
     truncate: bool = False,
 ) -> "Float32Array | list[Float32Array]":
     """Vectors of texts [N, D], of one text [D]: hidden states of the layers averaged, then pooled.
 
-    Layer 0 is the embedding, -1 the last. pool: "mean", "cls" or "none", which gives an array
-    [T, D] for each text.
+    Layer 0 is the embedding, -1 the last. pool: "auto" (as the folder of a sentence encoder says,
+    else the mean), "mean", "cls" or "none", which gives an array [T, D] for each text.
 
     Examples:
         >>> vectors = malmoi.embed("runs/tiny-bert", ["a strong union", "free people"])

@@ -23,6 +23,11 @@ from malmoi.checkpoint.quantized import (
     read_quantized,
     unpacked,
 )
+from malmoi.checkpoint.sentence_pooling import (
+    SentencePooling,
+    read_sentence_pooling,
+    write_sentence_pooling,
+)
 from malmoi.checkpoint.sizes import check_memory, check_sizes, memory_explained
 from malmoi.checkpoint.table import Table
 from malmoi.checkpoint.translate import (
@@ -115,6 +120,7 @@ class Checkpoint:
     source_config: dict[str, Any] = field(default_factory=dict)
     bits: int = 0  # bits per weight if the folder is quantised, else 0
     dtype: torch.dtype | None = None  # to save in; None: the network's
+    sentence: SentencePooling | None = None  # of a folder that sentence-transformers opens
 
 
 def read_checkpoint(
@@ -166,6 +172,7 @@ def read_checkpoint(
         network, _read_tokenizer(folder), labels, generation, notes, extra, folder.absolute(), kept
     )
     checkpoint.bits = _bits(config, folder)
+    checkpoint.sentence = read_sentence_pooling(folder)
     _check_fit(checkpoint, folder)
     return checkpoint
 
@@ -238,6 +245,7 @@ def write_checkpoint(
         write_weights(tensors, folder, shard_bytes)
         if checkpoint.tokenizer is not None:
             checkpoint.tokenizer.save(folder, segments=network.config.segments > 1)
+        write_sentence_pooling(checkpoint.sentence, folder, network.config.width)
         generation = checkpoint.generation or _default_generation(checkpoint)
         write_text(folder / "generation_config.json", json.dumps(generation, indent=2) + "\n")
         write_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")

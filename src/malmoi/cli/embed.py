@@ -30,8 +30,9 @@ def embed_command(
         str, typer.Option(help="Layers to average: 0 is the embedding, -1 the last; -4,-3,-2,-1")
     ] = "-1",
     pool: Annotated[
-        str, typer.Option(help="mean over the tokens, cls (the first token), none")
-    ] = "mean",
+        str,
+        typer.Option(help="mean over the tokens, cls (the first token), none; auto: the folder's"),
+    ] = "auto",
     truncate: Annotated[
         bool, typer.Option("--truncate", help="Truncate texts longer than the context.")
     ] = False,

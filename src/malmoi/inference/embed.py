@@ -5,8 +5,10 @@ from typing import Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from malmoi.checkpoint.sentence_pooling import SentencePooling
 from malmoi.errors import UsageError, nearest
 from malmoi.model import Activations, Network
 from malmoi.system.progress import tracked
@@ -14,7 +16,7 @@ from malmoi.tokenizer import Encoding
 from malmoi.tokenizer.padding import length_batches, model_inputs
 
 Float32Array = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
-Pool = Literal["mean", "cls", "none"]
+Pool = Literal["auto", "mean", "cls", "none"]  # auto: as the folder says, else mean
 
 
 def mean_pool(states: Tensor, place: int) -> Tensor:
@@ -41,19 +43,33 @@ POOLS: dict[str, Callable[[Tensor, int], Tensor]] = {
 
 @torch.inference_mode()
 def embed_texts(
-    network: Network, texts: Sequence[Encoding], layers: Sequence[int], pool: str
+    network: Network,
+    texts: Sequence[Encoding],
+    layers: Sequence[int],
+    pool: str,
+    sentence: SentencePooling | None = None,
 ) -> list[Float32Array]:
-    """Returns one array per text; layer 0 is the embedding, −1 the last; several are averaged."""
-    if pool not in POOLS:
-        raise UsageError(f"There is no pool {pool!r}.{nearest(pool, POOLS)}")
+    """Returns one array per text; layer 0 is the embedding, −1 the last; several are averaged.
+
+    The pool "auto" is that of `sentence`, normalised if it says so; without one, the mean.
+    """
+    if pool not in (*POOLS, "auto"):
+        raise UsageError(f"There is no pool {pool!r}.{nearest(pool, [*POOLS, 'auto'])}")
     check_layers(layers, network.config.depth)
     found: list[Float32Array] = [np.empty(0, np.float32)] * len(texts)
     place = -1 if network.config.pool == "last" else 0
+    scaled = pool == "auto" and sentence is not None and sentence.normalize
+    if pool == "auto":
+        tokens = "mean" if sentence is None else sentence.tokens
+        pool = "mean" if tokens == "mean" else "cls"
+        place = {"first": 0, "last": -1, "mean": place}[tokens]
     batches = length_batches([len(text.tokens) for text in texts])
     for group in tracked(batches, "embed", len(texts)):
         states = _states(network, [texts[i] for i in group], layers)
         for i, row in zip(group, states, strict=True):
-            found[i] = POOLS[pool](row[: len(texts[i].tokens)], place).float().cpu().numpy()
+            vector = POOLS[pool](row[: len(texts[i].tokens)], place).float()
+            vector = F.normalize(vector, dim=-1) if scaled else vector
+            found[i] = vector.cpu().numpy()
     return found
 
 

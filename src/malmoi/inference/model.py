@@ -448,7 +448,7 @@ class Model(ZeroShot):
         self,
         texts: str,
         layers: int | Sequence[int] = (-1,),
-        pool: Pool = "mean",
+        pool: Pool = "auto",
         *,
         truncate: bool = False,
     ) -> Float32Array: ...
@@ -457,7 +457,7 @@ class Model(ZeroShot):
         self,
         texts: Sequence[str],
         layers: int | Sequence[int] = (-1,),
-        pool: Literal["mean", "cls"] = "mean",
+        pool: Literal["auto", "mean", "cls"] = "auto",
         *,
         truncate: bool = False,
     ) -> Float32Array: ...
@@ -484,22 +484,22 @@ class Model(ZeroShot):
         self,
         texts: str | Sequence[str],
         layers: int | Sequence[int] = (-1,),
-        pool: Pool = "mean",
+        pool: Pool = "auto",
         *,
         truncate: bool = False,
     ) -> Float32Array | list[Float32Array]:
         """Embeds texts as vectors [N, D] ([D] for a single text).
 
         Hidden states are averaged over `layers` (0 is the embedding, -1 the last), then pooled over
-        tokens. pool: mean | cls | none; "none" gives an array [T, D] for each text.
+        tokens. pool: auto | mean | cls | none; "auto" is what a sentence-transformers folder says,
+        normalised if it says so, and else the mean; "none" gives an array [T, D] for each text.
         """
         if self.config.encoder_depth:
             raise UsageError("This model cannot embed: it translates. Use translate.")
         reader = self.masked
         encodings = [reader._encoded(text, truncate=truncate) for text in _listed(texts, "texts")]
-        found = embed_texts(
-            reader.network, encodings, (layers,) if isinstance(layers, int) else tuple(layers), pool
-        )
+        read = (layers,) if isinstance(layers, int) else tuple(layers)
+        found = embed_texts(reader.network, encodings, read, pool, self.checkpoint.sentence)
         if isinstance(texts, str):
             return found[0]
         return (
@@ -640,9 +640,11 @@ class Model(ZeroShot):
     def _encoded(self, text: str, *, truncate: bool) -> Encoding:
         """Encodes a text for this model; one that is too long is an error unless `truncate`."""
         read = encode_prompt if self._causal else Tokenizer.encode
-        return self._fitting(
-            read(self.tokenizer, text, max_tokens=self.config.context if truncate else None)
-        )
+        sentence = self.checkpoint.sentence
+        longest = self.config.context
+        if sentence is not None:
+            longest = min(longest, sentence.max_tokens or longest)
+        return self._fitting(read(self.tokenizer, text, max_tokens=longest if truncate else None))
 
     def _fitting(self, encoding: Encoding) -> Encoding:
         context = self.config.context

@@ -68,7 +68,10 @@ def count_tokens(model: Model, texts: Iterable[str]) -> int:
 
 @router.post("/v1/embeddings", response_model=EmbeddingList, tags=["OpenAI"])
 async def embeddings_endpoint(ask: EmbeddingRequest, request: Request) -> Any:
-    """Texts as vectors: hidden states averaged over `layers` and pooled, not normalised."""
+    """Texts as vectors: hidden states averaged over `layers` and pooled.
+
+    Only a sentence encoder whose folder says so, or `normalize`, scales them to length 1.
+    """
     served: ServedModel = request.app.state.registry.get(ask.model)
     width = served.model.config.width
     if ask.dimensions is not None and ask.dimensions > width:
@@ -81,7 +84,9 @@ async def embeddings_endpoint(ask: EmbeddingRequest, request: Request) -> Any:
             encodings.append(_encoding(served.model, text, truncate=ask.truncate))
         tokens = sum(len(encoding.tokens) for encoding in encodings)
         check_reading(request, tokens)
-        return embed_texts(served.model.network, encodings, tuple(ask.layers), ask.pool), tokens
+        sentence = served.model.checkpoint.sentence
+        found = embed_texts(served.model.network, encodings, tuple(ask.layers), ask.pool, sentence)
+        return found, tokens
 
     found, read = await run_on_model(request, served, embed)
     data = [

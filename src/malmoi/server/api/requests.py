@@ -269,8 +269,10 @@ class EmbeddingRequest(ApiRequest, json_schema_extra=_example(input=["a text", "
     layers: list[int] = Field(
         [-1], min_length=1, max_length=200, description="0: the embedding, -1: the last; averaged."
     )
-    pool: Literal["mean", "cls"] = Field(
-        "mean", description="The mean over the tokens, or the [CLS] token (a GPT's last token)."
+    pool: Literal["auto", "mean", "cls"] = Field(
+        "auto",
+        description="The mean over the tokens, the [CLS] token (a GPT's last token), or auto: as "
+        "the folder of a sentence encoder says, else the mean.",
     )
     truncate: bool = Field(False, description="Truncate texts longer than the context.")
     user: str | None = Field(None, description="Accepted and not stored.")

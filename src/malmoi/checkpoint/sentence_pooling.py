@@ -1,0 +1,111 @@
+"""How a model turns a text into one vector: sentence-transformers' files in a model's folder.
+
+modules.json lists the modules (Transformer, Pooling, Normalize), 1_Pooling/config.json says which
+tokens are pooled, and sentence_bert_config.json where a text is truncated.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from malmoi.errors import MalmoiError
+from malmoi.system.files import write_text
+from malmoi.system.limits import MAX_CONTEXT_TOKENS, shown
+from malmoi.system.untrusted import JsonObject, parse, read_object, read_text
+
+MODULES_FILE = "modules.json"
+POOLING_FOLDER = "1_Pooling"
+NORMALIZE_FOLDER = "2_Normalize"
+LENGTH_FILE = "sentence_bert_config.json"
+PooledTokens = Literal["mean", "first", "last"]
+# our names by theirs; older versions write a flag for each mode, newer ones the mode's name
+POOLED_TOKENS: dict[str, PooledTokens] = {"mean": "mean", "cls": "first", "lasttoken": "last"}
+POOLING_FLAGS = {
+    "mean": "pooling_mode_mean_tokens",
+    "cls": "pooling_mode_cls_token",
+    "lasttoken": "pooling_mode_lasttoken",
+    "max": "pooling_mode_max_tokens",
+    "mean_sqrt_len_tokens": "pooling_mode_mean_sqrt_len_tokens",
+    "weightedmean": "pooling_mode_weightedmean_tokens",
+}
+
+
+@dataclass(frozen=True)
+class SentencePooling:
+    """Which of a text's last hidden states become its vector."""
+
+    tokens: PooledTokens = "mean"
+    normalize: bool = True  # to length 1
+    max_tokens: int = 0  # longer texts are truncated; 0: at the model's context
+
+
+def read_sentence_pooling(folder: Path) -> SentencePooling | None:
+    """The pooling of a folder that sentence-transformers wrote; None if it is not such a folder."""
+    path = folder / MODULES_FILE
+    if not path.is_file():
+        return None
+    found = parse(read_text(path), str(path))
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise MalmoiError(f"{path} must hold a list of modules, not {shown(found)}.")
+    modules = [JsonObject(one, str(path)) for one in found]
+    names = [one.text("type").rsplit(".", 1)[-1] for one in modules]
+    if names not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise MalmoiError(
+            f"{path} lists the modules {', '.join(names)[:80] or 'none'}; Malmoi computes "
+            "Transformer, Pooling and Normalize. Remove that file to read the encoder alone."
+        )
+    inner = modules[1].text("path")
+    if Path(inner).name != inner or not inner:
+        raise modules[1].wrong("path", "the name of a folder beside it")
+    limits = folder / LENGTH_FILE
+    longest = (
+        read_object(limits).whole("max_seq_length", default=0, high=MAX_CONTEXT_TOKENS)
+        if limits.is_file()
+        else 0
+    )
+    return SentencePooling(_mode(folder / inner / "config.json"), len(names) == 3, longest)
+
+
+def _mode(path: Path) -> PooledTokens:
+    config = read_object(path)
+    given = config.get("pooling_mode")
+    if given is None:
+        given = [mode for mode, name in POOLING_FLAGS.items() if config.flag(name, default=False)]
+    modes = given if isinstance(given, list) else [given]
+    if len(modes) != 1 or modes[0] not in POOLED_TOKENS:
+        raise MalmoiError(
+            f"{path} pools by {shown(given)}; Malmoi pools by mean, cls or lasttoken, one of them."
+        )
+    return POOLED_TOKENS[modes[0]]
+
+
+def write_sentence_pooling(pooling: SentencePooling | None, folder: Path, width: int) -> None:
+    """Writes the files from which sentence-transformers builds the same vectors.
+
+    Without a pooling, modules.json of an earlier model in the folder is removed.
+    """
+    if pooling is None:
+        (folder / MODULES_FILE).unlink(missing_ok=True)
+        return
+    names = {"Transformer": "", "Pooling": POOLING_FOLDER}
+    names |= {"Normalize": NORMALIZE_FOLDER} if pooling.normalize else {}
+    modules = [
+        {"idx": i, "name": str(i), "path": at, "type": f"sentence_transformers.models.{name}"}
+        for i, (name, at) in enumerate(names.items())
+    ]
+    flags = {
+        name: POOLED_TOKENS.get(mode) == pooling.tokens for mode, name in POOLING_FLAGS.items()
+    }
+    (folder / POOLING_FOLDER).mkdir(exist_ok=True)
+    if pooling.normalize:
+        (folder / NORMALIZE_FOLDER).mkdir(exist_ok=True)
+    _write(folder / POOLING_FOLDER / "config.json", {"word_embedding_dimension": width, **flags})
+    if pooling.max_tokens:
+        length = {"max_seq_length": pooling.max_tokens, "do_lower_case": False}
+        _write(folder / LENGTH_FILE, length)
+    _write(folder / MODULES_FILE, modules)
+
+
+def _write(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2) + "\n")
