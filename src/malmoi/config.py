@@ -144,9 +144,9 @@ class ModelConfig(Config):
     # layers of an encoder whose states every block attends to (Vaswani et al. 2017); 0: none
     encoder_depth: int = 0
     heads: int = 12
-    kv_heads: int = 0  # fewer key/value heads than query heads (grouped keys); 0: as many
+    kv_heads: int = 0  # key/value heads (grouped-query attention); 0: as many as heads
     head_width: int = 0  # 0: width / heads
-    # width inside the MLP; 0: 4 × width, or for GeGLU, of three matrices, about 8/3 of it
+    # width inside the MLP; 0: 4 × width, or about 8/3 × width for a gated MLP, which has 3 matrices
     hidden: int = 0
     embed_width: int = 0  # factorised embedding (ALBERT, ELECTRA); 0: width
     segments: int = 0  # 0: no segment embedding
@@ -154,20 +154,20 @@ class ModelConfig(Config):
     # what carries information between tokens; "bilstm" is one LSTM each way (ELMo)
     mixer: Literal["attention", "lstm", "bilstm"] = "attention"
     attention: tuple[str, ...] = ("causal",)  # a pattern per layer, cycled over the depth
-    # a causal model that learnt to read both ways too: a masked token is then predicted one
-    # position to the left of it (GPT-BERT, Charpentier & Samuel 2024)
+    # a causal model that is also trained to fill masks: a masked token is then predicted one
+    # position to its left (GPT-BERT, Charpentier & Samuel 2024)
     both_ways: bool = False
     # sinusoidal_halves: all sines, then all cosines, as in the authors' code and Marian
     positions: Literal["learned", "sinusoidal", "sinusoidal_halves", "rotary", "none"] = "learned"
-    position_offset: int = 0  # learned rows before that of the first token (RoBERTa: pad id + 1)
+    position_offset: int = 0  # rows of the table before the first token's (RoBERTa: pad id + 1)
     rotary_base: float = 10_000.0
     local_rotary_base: float = 0.0  # in layers with a `local` pattern; 0: rotary_base
-    # how a longer context is fitted to it: "linear:4", "llama3:8,1,4,8192"; empty: not
+    # stretches rotary positions to a longer context: "linear:4", "llama3:8,1,4,8192"; empty: off
     rotary_scaling: str = ""
     norm: Literal["pre", "post"] = "pre"  # x + f(LN(x)), or LN(x + f(x))
     norm_kind: Literal["layer", "rms"] = "layer"
     norm_bias: bool = True
-    # of the first block's attention; ModernBERT, whose embedding is normed already, has none
+    # norm before the first attention; ModernBERT, whose embedding is normalised, has none
     first_norm: bool = True
     embed_scale: bool = False  # token embeddings times √width (Vaswani et al. 2017 §3.4)
     embed_norm: bool = False
@@ -178,28 +178,28 @@ class ModelConfig(Config):
         "gelu_tanh"
     )
     bias: bool = True
-    # every block adds the embedded tokens to its input and, projected, to its values
+    # every block adds the token embeddings to its input and, projected, to its values
     embedding_residual: bool = False
-    # U-Net: the upper half of the layers adds what the lower half wrote, last to first
+    # U-Net: each layer of the upper half adds the output of its mirror in the lower half
     skip_connections: bool = False
     tied: bool = True  # the vocabulary head reuses the token embedding
     lm_bias: bool = False  # the next token's scores have a bias (Marian)
-    softcap: float = 0.0  # of the vocabulary's logits, not attention's: cap·tanh(x / cap); 0: off
-    # in the MLM head; empty: as in the blocks
+    softcap: float = 0.0  # limits the logits over the vocabulary: cap·tanh(x / cap); 0: off
+    # activation of the MLM head; empty: as in the blocks
     mlm_activation: Literal["", "gelu", "gelu_tanh", "relu", "relu2"] = ""
-    pool: Literal["first", "last", "mean"] = "last"  # the token, or tokens, that heads pool
-    # a dense layer and its activation before pooled heads
+    pool: Literal["first", "last", "mean"] = "last"  # which tokens' states a sequence head reads
+    # activation of a dense layer before sequence heads
     pooler: Literal["none", "tanh", "relu", "gelu"] = "none"
     # every head reads through a dense layer without bias, its activation and a norm (ModernBERT)
     head_transform: bool = False
-    # width of the generator that an ELECTRA is trained with, as a share of its own
+    # width of ELECTRA's generator, as a share of the model's
     generator_share: float = 0.25
     dropout: float = 0.1
     attention_dropout: float = 0.1
     # xavier: by the sizes of each matrix, the embedding N(0, 1/√width) (tensor2tensor)
     init: Literal["normal", "truncated", "xavier"] = "normal"
     init_std: float = 0.02
-    # weights that write to the residual stream
+    # initialisation of weights that write to the residual stream
     residual_init: Literal["same", "scaled", "zero"] = "same"
 
     def __post_init__(self) -> None:

@@ -23,10 +23,10 @@ class TokenizerConfig(Config):
 class DataConfig(Config):
     """How text becomes samples."""
 
-    lengths: tuple[int, ...] = ()  # tokens of a sample, phase by phase; none: the model's context
-    shares: tuple[float, ...] = ()  # of the budget for each phase (BERT: 0.9 at 128, 0.1 at 512)
-    weights: tuple[float, ...] = ()  # of each source in the mixture; none: by size
-    valid: float = 0.01  # share of the documents kept for validation
+    lengths: tuple[int, ...] = ()  # tokens per sample in each phase; none: the model's context
+    shares: tuple[float, ...] = ()  # share of the budget per phase (BERT: 0.9 at 128, 0.1 at 512)
+    weights: tuple[float, ...] = ()  # share of each source in the mixture; none: by size
+    valid: float = 0.01  # share of the documents held out for validation
     # what separates documents in plain text
     documents: Literal["auto", "blank", "blanks", "line", "file"] = "auto"
     text: str = "text"  # the column or key that holds the text
@@ -38,13 +38,15 @@ class DataConfig(Config):
     document_mask: bool = False  # packed documents do not see one another
     # what an epoch reorders: windows of the text, or its documents before they are cut into windows
     shuffle: Literal["windows", "documents"] = "windows"
-    short: float = 0.1  # share of pairs that are shorter on purpose
-    causal_share: float = 0.5  # of the rows of the objective both; the others are masked
+    short: float = 0.1  # share of pairs that are shortened on purpose
+    causal_share: float = (
+        0.5  # rows that the objective `both` trains causally; the others are masked
+    )
     mask_rate: float = 0.15
-    mask_token: float = 0.8  # of the chosen: [MASK]
-    mask_random: float = 0.1  # of the chosen: another token; the rest stays
+    mask_token: float = 0.8  # share of the chosen tokens that become [MASK]
+    mask_random: float = 0.1  # share that becomes a random token; the rest is kept
     whole_word: bool = False
-    packed: bool | None = None  # BERT without padding; none: where the device gains from it
+    packed: bool | None = None  # BERT without padding; none: if this device benefits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,38 +56,38 @@ class TrainConfig(Config):
     steps: int = 0  # the budget: one of steps, tokens, minutes
     tokens: int = 0
     minutes: float = 0.0
-    batch: int = 32  # sequences a step, all processes together
-    fit_batch: bool = False  # a smaller batch where the minutes would hold too few updates
+    batch: int = 32  # sequences per step over all processes
+    fit_batch: bool = False  # shrink the batch if the minutes allow too few updates
     batch_start: int = 0  # the batch grows from here …
     batch_ramp: float = 0.0  # … over this share of the budget
     optimizer: Literal["adamw", "muon"] = "adamw"
     lr: float = 1e-4
-    muon_lr: float = 0.02  # Muon's rate for weight matrices; `lr` is for the rest
+    muon_lr: float = 0.02  # Muon's learning rate, for weight matrices; `lr` is for the rest
     betas: tuple[float, ...] = (0.9, 0.999)
     eps: float = 1e-8
-    decay: float = 0.01  # of weight matrices and embeddings, never of biases and norms
-    muon_decay: float | None = None  # of the matrices that Muon updates; none: as `decay`
-    # Muon's decay only where the update shrinks the weight too (Chen et al. 2025)
+    decay: float = 0.01  # weight decay; not for biases and norms
+    muon_decay: float | None = None  # weight decay of Muon's matrices; none: as `decay`
+    # apply Muon's decay only where the update shrinks the weight too (Chen et al. 2025)
     cautious_decay: bool = False
     clip: float = 1.0  # 0: off
     label_smoothing: float = 0.0  # share of the next token's probability spread over all tokens
     schedule: Literal["linear", "cosine", "wsd", "constant", "inverse_sqrt"] = "linear"
     warmup: float = 0.01  # share of the budget
     warmup_steps: int = 100  # at least this many steps
-    floor: float = 0.0  # the rate ends at this share of its peak
-    cooldown: float = 0.4  # share of the budget that wsd goes down in
-    ema: float = 0.0  # the weights are averaged over this last share of the budget; 0: not
+    floor: float = 0.0  # final learning rate as a share of its peak
+    cooldown: float = 0.4  # share of the budget over which wsd decays
+    ema: float = 0.0  # average the weights over this last share of the budget; 0: off
     seed: int = 0
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    compile: bool | None = None  # none: where it pays
+    compile: bool | None = None  # none: if it is faster
     micro: int = 0  # sequences in one pass; 0: as many as fit
-    gradient_checkpointing: bool = False  # gradient checkpointing
+    gradient_checkpointing: bool = False  # recompute activations to save memory
     save_every: int = 1000
     keep: int = 2
     valid_every: int = 500
     valid_batches: int = 16
     log_every: int = 10
-    # what the sample of each validation continues or fills; none: one for the objective
+    # prompt of the sample at each validation; empty: one for the objective
     prompt: str = ""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     tensorboard: bool = False
