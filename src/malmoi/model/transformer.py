@@ -208,6 +208,8 @@ class Transformer(nn.Module):
         self.prefix_kv: nn.Parameter | None = None
         # trades a second forward pass for memory
         self.gradient_checkpointing = False
+        # `run_blocks` as training compiled it; decoding has other shapes and never uses it
+        self.compiled_blocks: Callable[..., Tensor] | None = None
         if c.positions == "rotary":
             self.register_buffer("rotary", rotary_table(c), persistent=False)
             local = replace(c, rotary_base=c.local_rotary_base or c.rotary_base, rotary_scaling="")
@@ -299,6 +301,19 @@ class Transformer(nn.Module):
         """Runs embedded tokens [B, T, D] through every block."""
         masks = self._masks(layout, x.device, bounds, kept[0])
         rotary = self._rotary(positions)
+        if self.compiled_blocks is not None and kept[0] is None and activations is None:
+            return self.compiled_blocks(x, masks, rotary)
+        return self.run_blocks(x, masks, rotary, kept, activations)
+
+    def run_blocks(
+        self,
+        x: Tensor,
+        masks: Sequence[Mask],
+        rotary: Sequence[Tensor | None],
+        kept: Sequence[LayerCache] | None = None,
+        activations: Activations | None = None,
+    ) -> Tensor:
+        """Runs embedded tokens [B, T, D] through every block and the final norm."""
         attention_out = activations.attention if activations else None
         embedded = x
         states = [x]
@@ -306,7 +321,8 @@ class Transformer(nn.Module):
             if self.skips is not None:
                 x = self.skips(i, x, states)
             turn = rotary[i % len(rotary)]
-            x = self._block(i, x, masks[i % len(masks)], turn, kept[i], attention_out, embedded)
+            cache = None if kept is None else kept[i]
+            x = self._block(i, x, masks[i % len(masks)], turn, cache, attention_out, embedded)
             if activations or self.skips is not None:
                 states.append(x)
         x = self.norm(x)

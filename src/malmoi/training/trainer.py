@@ -55,6 +55,8 @@ from malmoi.training.validate import validate
 MAX_ROLLBACKS = 3  # after this many spikes the run stops, …
 ROLLBACK_FORGIVEN_STEPS = 1000  # … unless it came this many steps further than the last one
 MAX_SECONDS_BETWEEN_SAVES = 300.0  # whatever save_every says
+# one graph compiles 20 s longer and saves a fifth of the time
+MIN_SECONDS_FOR_ONE_GRAPH = 120.0
 MIN_METRIC_ROWS = 20  # of metrics.jsonl, however short the run
 
 
@@ -83,7 +85,7 @@ class Trainer:
         )
         self.loss_module = LossModule(network.to(group.device), self.objective)
         network.trunk.gradient_checkpointing = self.config.gradient_checkpointing
-        compile_for(self.execution, self.loss_module, dynamic=not recipe.causal)
+        self._compile()
         self.call = wrap_model(self.loss_module, network.blocks, group, self.config.parallel)
         self.optimizers = make_optimizers(network, self.config)
         self.average = WeightAverage(network) if self.config.ema else None
@@ -202,15 +204,30 @@ class Trainer:
         """Announces slow work before it starts: the first pass compiles."""
         compiling = self.execution.compiled and not self._compiled
         self._compiled = self.execution.compiled
-        said = f"compiling (once, about 20 s) and {what}" if compiling else what
+        seconds = 40 if self._one_graph else 20
+        said = f"compiling (once, about {seconds} s) and {what}" if compiling else what
         self.log.line(f"{said[0].upper()}{said[1:]} …")
 
     def _compile_or_not(self, *, compiled: bool) -> None:
         execution = replace(self.execution, compiled=compiled)
         if execution != self.execution:
             release_compiled(self.loss_module)
-            compile_for(execution, self.loss_module, dynamic=not self.recipe.causal)
             self.execution = execution
+            self._compile()
+
+    @property
+    def _one_graph(self) -> bool:
+        """Whether all blocks are compiled as one graph.
+
+        That suits windows of text, which have one shape; FSDP2 needs the blocks apart.
+        """
+        long = not self.budget.seconds or self.budget.seconds >= MIN_SECONDS_FOR_ONE_GRAPH
+        sharded = self.group.world > 1 and self.config.parallel == "fsdp"
+        return self.group.device.type == "cuda" and self.recipe.causal and long and not sharded
+
+    def _compile(self) -> None:
+        dynamic = not self.recipe.causal
+        compile_for(self.execution, self.loss_module, dynamic=dynamic, whole=self._one_graph)
 
     def _measure(self, *, compiled: bool) -> Pace:
         """Times a pass and an update with as few sequences as possible."""
