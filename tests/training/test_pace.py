@@ -169,7 +169,7 @@ def test_the_batch_divides_over_its_processes_and_is_no_smaller_than_eight() -> 
     assert slow.fitting(4) == 4
     said = slow.sentence("bert-tiny", 256, 8)
     assert "1 update in 1 minute here" in said
-    assert "give --minutes" in said
+    assert "use --minutes" in said
 
 
 def test_a_batch_that_a_user_named_is_kept_and_told() -> None:
