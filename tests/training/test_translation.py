@@ -18,8 +18,10 @@ from malmoi.cli import run_command
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.model.heads import VocabularyHead
 from malmoi.text.pairs import read_pairs, split_pair
+from malmoi.training.data.loader import BertBatches
+from malmoi.training.data.mask import Masking
 from malmoi.training.data.store import Store
-from malmoi.training.data.translations import PairUnits, TranslationBatches
+from malmoi.training.data.translations import LanguageRows, PairUnits, TranslationBatches
 from malmoi.training.losses.linear_xent import linear_cross_entropy
 from malmoi.training.recipes import named_recipe
 from malmoi.training.schedule import rate_at
@@ -128,6 +130,36 @@ def test_a_batch_has_the_end_after_the_source_and_before_the_target() -> None:
     assert batch["source_keep"].sum(1).tolist() == [2, 3]
 
 
+class Frame:
+    cls, sep = 2, 3
+
+
+def test_rows_of_both_languages_count_positions_anew_and_masks_fall_on_both() -> None:
+    pairs = store([(2, 3), (1, 1)])
+    both = LanguageRows(pairs, 32, 0, Frame(), together=1.0).batch([0, 1])
+    rows = {tuple(row): i for i, row in enumerate(both["tokens"][:, :9].tolist())}
+    i = rows[(2, 10, 11, 3, 2, 12, 13, 14, 3)]
+    assert both["segments"][i].tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 1]
+    assert both["positions"][i].tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 4]
+    alone = LanguageRows(pairs, 32, 0, Frame(), together=0.0).batch(np.arange(40))
+    languages = {
+        (tuple(row[1:n]), s[0])
+        for row, s, n in zip(
+            alone["tokens"].tolist(),
+            alone["segments"].tolist(),
+            (alone["lengths"] - 1).tolist(),
+            strict=True,
+        )
+    }
+    assert languages == {((10, 11), 0), ((12, 13, 14), 1), ((15,), 0), ((16,), 1)}
+    masking = Masking(mask_id=4, special=np.arange(20) < 5, rate=0.5)
+    for packed in (False, True):
+        source = LanguageRows(pairs, 32, 0, Frame(), together=1.0)
+        batch = BertBatches(source, masking, 0, 0, packed).at(0, 2)
+        assert batch["positions"].max() == 4
+        assert (batch["mlm_labels"] >= 10).sum() == 3  # half of the tokens of each row
+
+
 @pytest.mark.parametrize("name", ["transformer-base", "transformer-big"])
 def test_the_rate_is_equation_3(name: str) -> None:
     recipe = named_recipe(name)
@@ -199,6 +231,31 @@ def test_a_stopped_run_ends_as_if_it_had_not_been_and_the_folder_is_used_everywh
         assert "it translates" in capsys.readouterr().err
     with pytest.raises(UsageError, match="more than this model's context of 40"):
         model.translate("dog " * 50)
+
+
+def test_a_masked_model_of_two_languages_embeds_both(tmp_path: Path) -> None:
+    small = {
+        "model.width": 16,
+        "model.heads": 2,
+        "model.depth": 1,
+        "tokenizer.vocab": 100,
+        "train.batch": 4,
+        "train.compile": False,
+    }
+    model = malmoi.pretrain(
+        "xlm-small",
+        data=write_pairs(tmp_path),
+        out=tmp_path / "run",
+        steps=2,
+        device="cpu",
+        **small,
+    )
+    vectors = [model.embed(["rot"], language=language) for language in (0, 1)]
+    assert not np.allclose(*vectors)
+    with pytest.raises(UsageError, match="has no language 2"):
+        model.embed("rot", language=2)
+    with pytest.raises(UsageError, match="an embedding for each language"):
+        malmoi.pretrain("xlm-small", data=[], out=tmp_path / "no", steps=1, **{"model.segments": 0})
 
 
 @pytest.mark.heavy

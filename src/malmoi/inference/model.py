@@ -451,6 +451,7 @@ class Model(ZeroShot):
         pool: Pool = "auto",
         *,
         truncate: bool = False,
+        language: int = 0,
     ) -> Float32Array: ...
     @overload
     def embed(
@@ -460,6 +461,7 @@ class Model(ZeroShot):
         pool: Literal["auto", "mean", "cls"] = "auto",
         *,
         truncate: bool = False,
+        language: int = 0,
     ) -> Float32Array: ...
     @overload
     def embed(
@@ -469,6 +471,7 @@ class Model(ZeroShot):
         *,
         pool: Literal["none"],
         truncate: bool = False,
+        language: int = 0,
     ) -> list[Float32Array]: ...
     @overload
     def embed(
@@ -478,6 +481,7 @@ class Model(ZeroShot):
         pool: Pool,
         *,
         truncate: bool = False,
+        language: int = 0,
     ) -> Float32Array | list[Float32Array]: ...
 
     def embed(
@@ -487,17 +491,22 @@ class Model(ZeroShot):
         pool: Pool = "auto",
         *,
         truncate: bool = False,
+        language: int = 0,
     ) -> Float32Array | list[Float32Array]:
         """Embeds texts as vectors [N, D] ([D] for a single text).
 
         Hidden states are averaged over `layers` (0 is the embedding, -1 the last), then pooled over
         tokens. pool: auto | mean | cls | none; "auto" is what a sentence-transformers folder says,
         normalised if it says so, and else the mean; "none" gives an array [T, D] for each text.
+        A model of two languages, trained on pairs, takes the texts' `language`: 0 the source's, 1 the
+        target's.
         """
         if self.config.encoder_depth:
             raise UsageError("This model cannot embed: it translates. Use translate.")
         reader = self.masked
         encodings = [reader._encoded(text, truncate=truncate) for text in _listed(texts, "texts")]
+        if language:
+            encodings = [self._in_language(encoding, language) for encoding in encodings]
         read = (layers,) if isinstance(layers, int) else tuple(layers)
         found = embed_texts(reader.network, encodings, read, pool, self.checkpoint.sentence)
         if isinstance(texts, str):
@@ -509,6 +518,14 @@ class Model(ZeroShot):
             if found
             else np.empty((0, self.config.width), np.float32)
         )
+
+    def _in_language(self, encoding: Encoding, language: int) -> Encoding:
+        """A text as one of another language: a segment of a model that was trained on pairs."""
+        if not 0 <= language < max(1, self.config.segments):
+            raise UsageError(
+                f"This model has no language {language}: it has {self.config.segments} segments."
+            )
+        return replace(encoding, segments=[language] * len(encoding.tokens))
 
     @torch.inference_mode()
     def logits(self, text: str) -> Float32Array:

@@ -34,6 +34,7 @@ class DataConfig(Config):
     pairs: bool = False
     source: str = "source"  # of a table of translations: the column or key to translate from, …
     target: str = "target"  # … and to
+    together: float = 0.5  # share of an MLM's rows that are both sides of a pair (XLM's TLM)
     sentences: Literal["rules", "kiwi"] = "rules"
     document_mask: bool = False  # packed documents do not see one another
     # what an epoch reorders: windows of the text, or its documents before they are cut into windows
@@ -155,6 +156,19 @@ class Recipe(Config):
         _require(
             self.data.pairs or self.objective != "translation",
             "the objective translation learns from pairs: set data.pairs=true.",
+        )
+        _require(
+            not self.data.pairs or self.objective in ("translation", "mlm"),
+            f"pairs are for the objectives translation and mlm, not {self.objective}.",
+        )
+        _require(
+            not self.data.pairs or self.objective == "translation" or self.model.segments == 2,
+            "a masked language model of pairs has an embedding for each language: "
+            "model.segments=2.",
+        )
+        _require(
+            0 <= self.data.together <= 1,
+            f"data.together lies between 0 and 1, not {self.data.together:g}.",
         )
         _require(
             0 <= self.train.label_smoothing < 1,

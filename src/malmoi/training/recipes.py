@@ -62,6 +62,23 @@ def albert_recipe(name: str) -> Recipe:
     )
 
 
+def xlm_recipe(name: str) -> Recipe:
+    """Lample & Conneau 2019 §3.3 at the size of BERT-mini: MLM and TLM in turn, no NSP.
+
+    Segments are the languages; a pair is 128 tokens at most, as in BERT's first phase.
+    """
+    base = bert_recipe("bert-mini", lr=5e-4)
+    return replace(
+        base,
+        name=name,
+        about="MLM over translation pairs, TLM (Lample & Conneau 2019)",
+        objective="mlm",
+        data=DataConfig(pairs=True, lengths=(128,), shares=(1.0,)),
+        tokenizer=TokenizerConfig(kind="wordpiece", vocab=10_000),
+        train=replace(base.train, steps=100_000, batch=64),
+    )
+
+
 def transformer_recipe(name: str) -> Recipe:
     """Vaswani et al. 2017 §5: 25,000 tokens a side, Adam by eq. 3 after 4,000 steps of warm-up.
 
@@ -355,6 +372,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     **{name: partial(electra_recipe, name) for name in ("electra-small", "electra-base")},
     "albert-base": partial(albert_recipe, "albert-base"),
     **{f"transformer-{n}": partial(transformer_recipe, f"transformer-{n}") for n in _TRANSFORMERS},
+    "xlm-small": partial(xlm_recipe, "xlm-small"),
     "gpt1": partial(gpt1_recipe, "gpt1"),
     **{name: partial(gpt2_recipe, name, lr) for name, lr in _GPT2S.items()},
     **{name: partial(gpt3_recipe, name, *values) for name, values in _GPT3S.items()},

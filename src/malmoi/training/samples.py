@@ -13,7 +13,7 @@ from malmoi.training.data.mask import Masking
 from malmoi.training.data.mixture import Mixture
 from malmoi.training.data.pairs import Pairs
 from malmoi.training.data.store import Store
-from malmoi.training.data.translations import PairUnits, TranslationBatches
+from malmoi.training.data.translations import LanguageRows, PairUnits, TranslationBatches
 from malmoi.training.data.windows import Windows
 from malmoi.training.feed import PhaseFeed
 from malmoi.training.recipe import Recipe
@@ -96,6 +96,8 @@ def _source(
 ) -> Any:
     seed = recipe.train.seed
     d = recipe.data
+    if d.pairs:
+        return LanguageRows(store, length, seed, words.specials, d.together)
     if recipe.causal:
         shuffled = d.shuffle == "documents" and others is None  # validation keeps its order
         return Windows(store, length, seed, documents=d.document_mask, shuffled=shuffled)

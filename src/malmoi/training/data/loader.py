@@ -58,7 +58,10 @@ class BertBatches:
         width = _up(tokens.shape[1], WIDTH_MULTIPLE)
         labels = _widen(labels, width, UNMASKED_LABEL)
         most = len(tokens) * self.masking.slots(width - 2)
+        # of pairs that count their positions anew in the second language
+        given = {"positions": samples["positions"]} if "positions" in samples else {}
         return {
+            **{name: _widen(rows, width, 0) for name, rows in given.items()},
             "tokens": _widen(tokens, width, self.pad),
             "segments": _widen(samples["segments"], width, 0),
             "keep": _widen(keep, width, 0),
@@ -72,7 +75,8 @@ class BertBatches:
         bounds = np.concatenate([[0], np.cumsum(lengths)])
         size = _up(int(bounds[-1]), PACKED_MULTIPLE)
         rows = np.broadcast_to(np.arange(len(tokens))[:, None], tokens.shape)
-        places = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
+        counted = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
+        places = samples.get("positions", counted)
         most = int(self.masking.rate * (size - 2 * len(tokens))) + len(tokens)
         return {
             "tokens": _tail(tokens[keep], size, self.pad),

@@ -63,7 +63,7 @@ class Pairs:
                 f"{len(self.store)}: separate them by blank lines (and --set "
                 "data.documents=blank), or train without it (mlm or mlm+sop)."
             )
-        self._cls, self._sep = _frame(self.specials)
+        self._cls, self._sep = frame_of(self.specials)
         self.room = self.context - (3 if self.next else 2)
         if self.room < 2:
             raise UsageError(
@@ -256,7 +256,7 @@ def _sentences(store: Store) -> PairInts:
     return store.sentences
 
 
-def _frame(specials: HasSpecials) -> tuple[int, int]:
+def frame_of(specials: HasSpecials) -> tuple[int, int]:
     if specials.cls is None or specials.sep is None:
         raise MalmoiError(
             "This tokenizer has no [CLS] and [SEP], which BERT's samples need: use a WordPiece one."

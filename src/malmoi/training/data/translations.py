@@ -1,8 +1,9 @@
-"""Batches of translations by their number of tokens, each of pairs of similar length.
+"""Samples of translations: batches for an encoder and a decoder, and rows for an MLM (TLM).
 
-An epoch sorts its pairs by length, shuffled among equals, and cuts them into units of at most
-`length` tokens a side. Batches are runs of `group` units, in random order. A unit is a pure
-function of its number, as every sample is. B pairs, S source tokens, T target tokens.
+Batches are made by their number of tokens, each of pairs of similar length: an epoch sorts its
+pairs by length, shuffled among equals, and cuts them into units of at most `length` tokens a side.
+Batches are runs of `group` units, in random order. A unit is a pure function of its number, as
+every sample is. B pairs, S source tokens, T target tokens.
 """
 
 from dataclasses import dataclass
@@ -10,15 +11,26 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from malmoi.errors import MalmoiError
 from malmoi.training.data.loader import WIDTH_MULTIPLE, ArrayBatch
 from malmoi.training.data.mask import UNMASKED_LABEL
+from malmoi.training.data.pairs import HasSpecials, frame_of
 from malmoi.training.data.permute import Draws, permutation_key, permute_all
 from malmoi.training.data.store import Store
 
 PairIndex = NDArray[np.int64]
+
+
+def pair_sides(store: Store) -> PairIndex:
+    """Where each pair's source starts, its target starts, and it ends: [N, 3]."""
+    starts = store.sentences
+    if starts is None or len(starts) != 2 * len(store.documents) - 1:
+        raise MalmoiError(
+            f"{store.folder} does not hold pairs of two sides; remove it to build it anew."
+        )
+    return np.stack((starts[:-1:2], starts[1::2], starts[2::2]), 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,13 +69,7 @@ class PairUnits:
 
     @cached_property
     def _all_sides(self) -> PairIndex:
-        starts = self.store.sentences
-        documents = self.store.documents
-        if starts is None or len(starts) != 2 * len(documents) - 1:
-            raise MalmoiError(
-                f"{self.store.folder} does not hold pairs of two sides; remove it to build it anew."
-            )
-        return np.stack((starts[:-1:2], starts[1::2], starts[2::2]), 1)
+        return pair_sides(self.store)
 
     @cached_property
     def _longest(self) -> PairIndex:
@@ -140,3 +146,58 @@ def padded(rows: list[list[int]], fill: int) -> tuple[NDArray[np.int64], NDArray
         row[: len(values)] = values
     lengths = np.array([len(values) for values in rows])
     return filled, np.arange(width) < lengths[:, None]
+
+
+@dataclass(frozen=True, eq=False)
+class LanguageRows:
+    """Rows for a masked language model of two languages (Lample & Conneau 2019 §3).
+
+    A share of the rows is a pair, [CLS] A [SEP] [CLS] B [SEP], whose masks can be filled from the
+    other language (TLM); the others are one of its sides (MLM). Segments are the languages, and
+    positions start again with B.
+    """
+
+    store: Store
+    context: int
+    seed: int
+    specials: HasSpecials
+    together: float  # share of the pairs
+
+    def __post_init__(self) -> None:
+        if not len(self):
+            raise MalmoiError(f"{self.store.folder} has no pair to make samples of.")
+
+    def __len__(self) -> int:
+        return len(self.sides)
+
+    @cached_property
+    def sides(self) -> PairIndex:
+        return pair_sides(self.store)
+
+    def batch(self, indices: ArrayLike) -> dict[str, PairIndex]:
+        """Returns tokens, segments and positions [B, T], lengths [B], and labels [B] of no use."""
+        numbers = np.array(indices, dtype=np.int64, ndmin=1)
+        draws = Draws(permutation_key(self.seed, 10), numbers).random((len(numbers), 2))
+        rows = [self._row(int(n), *draw) for n, draw in zip(numbers, draws, strict=True)]
+        lengths = np.array([sum(map(len, row.values())) for row in rows])
+        shape = (len(rows), int(lengths.max()))
+        tokens, segments, positions = (np.zeros(shape, np.int64) for _ in range(3))
+        for i, row in enumerate(rows):
+            tokens[i, : lengths[i]] = np.concatenate(list(row.values()))
+            segments[i, : lengths[i]] = np.repeat(list(row), [len(side) for side in row.values()])
+            positions[i, : lengths[i]] = np.concatenate([np.arange(len(s)) for s in row.values()])
+        labels = np.zeros(len(rows), np.int64)
+        return dict(
+            tokens=tokens, segments=segments, positions=positions, lengths=lengths, labels=labels
+        )
+
+    def _row(self, number: int, both: float, side: float) -> dict[int, list[int]]:
+        """The framed sides of a row, by language."""
+        epoch, place = divmod(number, len(self))
+        pair = int(permute_all([place], len(self), permutation_key(self.seed, epoch, 11))[0])
+        start, middle, end = self.sides[pair].tolist()
+        cls, sep = frame_of(self.specials)
+        languages = (0, 1) if both < self.together else (int(side >= 0.5),)
+        room = self.context // len(languages) - 2
+        texts = (self.store.tokens[start:middle], self.store.tokens[middle:end])
+        return {one: [cls, *texts[one][:room].tolist(), sep] for one in languages}
