@@ -498,8 +498,8 @@ class Model(ZeroShot):
         Hidden states are averaged over `layers` (0 is the embedding, -1 the last), then pooled over
         tokens. pool: auto | mean | cls | none; "auto" is what a sentence-transformers folder says,
         normalised if it says so, and else the mean; "none" gives an array [T, D] for each text.
-        A model of two languages, trained on pairs, takes the texts' `language`: 0 the source's, 1 the
-        target's.
+        A model of two languages, trained on pairs, takes the texts' `language`: 0 the source's, 1
+        the target's.
         """
         if self.config.encoder_depth:
             raise UsageError("This model cannot embed: it translates. Use translate.")
