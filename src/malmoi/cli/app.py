@@ -26,7 +26,7 @@ from malmoi.report.console import Console
 from malmoi.system.files import disk_error
 from malmoi.system.language import language, translate
 
-# modules here, in the order of the work; each is a command, or a group of several
+# modules of this package in the order they are used; each is a command or a group of commands
 PANELS = {
     "Train": (
         "demo", "corpus", "tokenizer", "recipes", "pretrain", "tasks", "finetune", "merge"
@@ -37,7 +37,7 @@ PANELS = {
     "Serve": ("export", "serve"),
     "This machine": ("doctor", "plan", "bench"),
 }  # fmt: skip
-SUFFIX = "_command"  # of the functions that are commands
+SUFFIX = "_command"  # suffix of the functions that are commands
 METAVARS = {"str": "TEXT", "int": "N", "float": "N", "Path": "FILE", "bool": ""}
 
 
@@ -82,9 +82,7 @@ def _tidy(param: Any) -> Any:
 
 
 def default_words(shown: str) -> str:
-    """A default in words, or the value of "module:Class.field": help repeats no number of the
-    code.
-    """
+    """The words as they are; for "module:Class.field" the value of that field."""
     module, _, name = shown.partition(":")
     owner, _, field = name.partition(".")
     if not name:
@@ -93,7 +91,7 @@ def default_words(shown: str) -> str:
 
 
 def build_app() -> typer.Typer:
-    """The app with every verb."""
+    """The app with every command."""
     app = typer.Typer(
         cls=CommandGroup,
         rich_markup_mode="rich",
@@ -109,7 +107,7 @@ def build_app() -> typer.Typer:
 
 
 def _add(app: typer.Typer, name: str, module: ModuleType, panel: str) -> None:
-    """A module's command under its name, or its several commands as a group."""
+    """Adds a module's command under its name, or its commands as a group."""
     verbs = [
         verb
         for key, verb in vars(module).items()
@@ -133,7 +131,7 @@ def _add(app: typer.Typer, name: str, module: ModuleType, panel: str) -> None:
 
 
 def _about(thing: Callable[..., None] | ModuleType) -> str:
-    """Its docstring, paragraph by paragraph: a terminal has its own width."""
+    """The command's docstring, one line per paragraph, to be wrapped at the terminal's width."""
     paragraphs = cleandoc(thing.__doc__ or "").split("\n\n")
     return "\n\n".join(_paragraph(" ".join(text.split())) for text in paragraphs)
 
@@ -144,7 +142,7 @@ def _paragraph(text: str) -> str:
 
 
 def _translate_titles() -> None:
-    """Typer's own words."""
+    """Translates the titles and phrases that typer prints itself."""
     import typer.rich_utils as titles
 
     titles.ARGUMENTS_PANEL_TITLE = translate("Arguments")
@@ -182,11 +180,11 @@ def main() -> NoReturn:
             # a terminal that cannot show a character still shows the rest
             stream.reconfigure(errors="replace")
     signal.signal(signal.SIGTERM, _stop)
-    # What an Apple GPU cannot compute the processor does, and torch says so; it reads this when it
-    # is loaded.
+    # Operations that an Apple GPU lacks fall back to the CPU, with a warning from torch; torch
+    # reads this variable when it is loaded.
     os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")
     code = run_command(sys.argv[1:])
-    # NCCL would wait for the others on its way out
+    # NCCL would wait for the other processes on exit
     if code and os.environ.get("WORLD_SIZE", "1") != "1":
         os._exit(code)
     sys.exit(code)
@@ -213,8 +211,10 @@ def run_command(arguments: Sequence[str]) -> int:
 
 
 def _explain(error: Exception) -> int:
-    """One sentence on stderr, and the exit code."""
-    if isinstance(error, OSError) and error.errno == errno.EPIPE:  # whoever read us has read enough
+    """Prints one sentence on stderr and returns the exit code."""
+    if (
+        isinstance(error, OSError) and error.errno == errno.EPIPE
+    ):  # the reader of our output closed the pipe
         sys.stdout = _nowhere()
         return 1
     code = (

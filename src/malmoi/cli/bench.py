@@ -1,4 +1,4 @@
-"""The verb bench: ours beside the peers, in one run."""
+"""`malmoi bench`: Malmoi and its peers, measured in one run."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ import typer
 from malmoi.cli.output import say
 from malmoi.errors import UsageError, nearest
 
-# what is run where none is named: minutes on a processor
+# the default: minutes on a CPU
 QUICK_BENCHMARKS = ("decode", "train_cpu", "finetune")
 CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -64,5 +64,5 @@ def scripts() -> dict[str, Path]:
 
 
 def _about(script: Path) -> str:
-    """The first line of what it says of itself."""
+    """The first line of a benchmark's docstring."""
     return script.read_text("utf-8").split('"""')[1].partition("\n")[0]

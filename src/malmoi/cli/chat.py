@@ -1,4 +1,4 @@
-"""The verb `chat`: talk with a language model, one message or many."""
+"""`malmoi chat`: a conversation with a language model, from arguments or interactive."""
 
 import sys
 from collections.abc import Iterator
@@ -55,7 +55,7 @@ def chat_command(
 
 
 def _typed() -> Iterator[str]:
-    """Lines as they come, with a sign to type after where someone sits there."""
+    """Lines of standard input as they arrive, with a prompt sign on a terminal."""
     if sys.stdin is None:
         raise UsageError("There is no text: write one after the options, or pipe one in.")
     someone = sys.stdin.isatty()

@@ -210,7 +210,7 @@ def _task(name: str | None, text: str | None, pair: str | None, label: str | Non
 
 
 def _remark(out: Path, *others: str) -> None:
-    """Says on stderr what should be known of the smaller model."""
+    """Prints what the user should know about the smaller model on stderr."""
     from malmoi.compression.models import remarks
 
     for remark in (*remarks(out), *others):

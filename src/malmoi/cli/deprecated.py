@@ -28,7 +28,7 @@ def current_options(arguments: Sequence[str]) -> list[str]:
 
 def _renamed(arguments: Sequence[str], names: Mapping[str, str]) -> Iterator[str]:
     for i, argument in enumerate(arguments):
-        if argument == "--":  # what follows are texts, not options
+        if argument == "--":  # texts follow, not options
             yield from arguments[i:]
             return
         option, equals, value = argument.partition("=")

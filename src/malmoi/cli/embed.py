@@ -84,9 +84,7 @@ def _save(path: Path, vectors: Any) -> None:
 
 
 def _numbers(vector: Any) -> str:
-    """A vector on a line; the vectors of several tokens on one line each, and a blank line
-    after.
-    """
+    """One vector per line; the vectors of a text's tokens are followed by a blank line."""
     if vector.ndim == 2:
         return "\n".join(map(_numbers, vector)) + "\n"
     return " ".join(f"{number:.6g}" for number in vector.tolist())

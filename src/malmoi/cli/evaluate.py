@@ -1,4 +1,4 @@
-"""The verb evaluate: a fine-tuned model by its head, any other by what it says in context."""
+"""`malmoi evaluate`: a fine-tuned model by its head, any other in context."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -158,7 +158,7 @@ def _task(
 
 
 def _tell(found: "list[InContextResult]", show: int, json: bool) -> None:
-    """The prompts that were asked to be shown, then the measures with their errors in one table."""
+    """Prints the requested prompts, then the metrics with their errors in one table."""
     for result in found:
         shown = [_item(result, i) for i in range(min(show, len(result.questions)))]
         if json:
@@ -180,9 +180,7 @@ def _print_items(shown: list[dict[str, Any]]) -> None:
 
 
 def _print_measures(found: "list[InContextResult]") -> None:
-    """Measures by the number of examples: one below the other for one number, side by side for
-    several.
-    """
+    """Prints the metrics: a list for one number of examples, one column each for several."""
     names = list(found[0].verdict.measures)
     counts = ("shots", "examples")
     cells = [

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from malmoi.evaluation.tasks import Task
 
 DEFAULTS = "malmoi.finetuning.config:FinetuneConfig."
-RUN_FOLDERS = ("runs/*", "demo/bert", "*")  # where a model to start from is looked for
+RUN_FOLDERS = ("runs/*", "demo/bert", "*")  # where `newest_model` looks for a base model
 
 
 def finetune_command(
@@ -181,7 +181,7 @@ def finetune_command(
 
 
 def task_and_files(words: Sequence[str], data: Sequence[Path] | None) -> tuple[str, list[Path]]:
-    """The task, "" where none is named, and the files: either may come first."""
+    """The task ("" if none is given) and the files; either may come first."""
     from malmoi.evaluation.tasks import KIND_ALIASES, KINDS, TASKS
 
     known = {**KINDS, **TASKS, **KIND_ALIASES}
@@ -200,7 +200,7 @@ def task_and_files(words: Sequence[str], data: Sequence[Path] | None) -> tuple[s
 
 
 def guessed_task(name: str, files: Sequence[Path], **columns: str | None) -> "Task":
-    """The task that was named, or the one that the table seems to ask."""
+    """The task that was given, or the one guessed from the table."""
     from malmoi.evaluation.guess import guess_task
 
     rows = files[0] if len(files) == 1 else files
@@ -211,7 +211,7 @@ def guessed_task(name: str, files: Sequence[Path], **columns: str | None) -> "Ta
 
 
 def newest_model(file: Path, *, writes: bool = False) -> str:
-    """The pre-trained encoder in this folder, or the GPT, that was written last."""
+    """The most recently written pre-trained encoder in this folder, or else the newest GPT."""
     heads = ("LMHeadModel", "'lm'") if writes else ("ForMaskedLM", "ForPreTraining", "'mlm'")
     found = sorted(_models(heads), key=lambda config: config.stat().st_mtime)
     if not found:
@@ -247,7 +247,7 @@ def _next_lines(task: "Task", out: Path) -> None:
 
 
 def _verdict(out: Path, metrics: Mapping[str, float]) -> None:
-    """No run ends like a success that is no better than the most frequent label."""
+    """Warns if the model is no better than always predicting the most frequent label."""
     rows = (out / "predictions.jsonl").read_text("utf-8").splitlines()
     labels = Counter(str(loads(row)["label"]) for row in rows)
     label, times = labels.most_common(1)[0]

@@ -111,9 +111,7 @@ def generate_command(
 
 
 def _note_empty(lm: "Model", prompts: list[str]) -> None:
-    """Says on stderr what an empty prompt starts from; a model that has no such token refuses
-    it.
-    """
+    """Prints on stderr which token an empty prompt starts from; a model without one refuses it."""
     from malmoi.inference.prompt import start_token
 
     if "generate" in lm.abilities and not all(

@@ -124,7 +124,7 @@ def chosen_task(name: str, **columns: Any) -> "Task":
 
 
 def split_columns(columns: Mapping[str, str | None]) -> dict[str, Any]:
-    """The columns that were named; several choices or labels have commas between them."""
+    """The columns that were given; several choices or labels are comma-separated."""
     found: dict[str, Any] = {key: value for key, value in columns.items() if value is not None}
     if "choices" in found:
         found["choices"] = tuple(found["choices"].split(","))
@@ -134,14 +134,14 @@ def split_columns(columns: Mapping[str, str | None]) -> dict[str, Any]:
 
 
 def complete_tasks(incomplete: str) -> Iterable[str]:
-    """Tasks that begin so, for the shell."""
+    """Shell completion of task names."""
     from malmoi.evaluation.tasks import KINDS, TASKS
 
     return [name for name in (*KINDS, *TASKS) if name.startswith(incomplete)]
 
 
 def complete_recipes(incomplete: str) -> Iterable[str]:
-    """Recipes that begin so, for the shell."""
+    """Shell completion of recipe names."""
     from malmoi.training.recipes import RECIPES
 
     return [name for name in RECIPES if name.startswith(incomplete)]
@@ -151,7 +151,7 @@ def complete_recipes(incomplete: str) -> Iterable[str]:
 
 
 def open_model(path: str, device: str | None, dtype: str | None) -> "Model":
-    """Loads a model and says on stderr what did not fit."""
+    """Loads a model and prints the notes of loading on stderr."""
     from malmoi.inference import load
 
     model = load(path, device=device, dtype=dtype)
@@ -161,12 +161,12 @@ def open_model(path: str, device: str | None, dtype: str | None) -> "Model":
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """The options that were named on the command line."""
+    """The options that were given on the command line."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def changes_of(settings: list[str] | None) -> dict[str, str]:
-    """What --set says: `train.lr=3e-4` changes the setting of that name."""
+    """The changes given by --set, such as `train.lr=3e-4`."""
     changes = {}
     for text in settings or []:
         name, sign, value = text.partition("=")
@@ -187,9 +187,7 @@ def whole_texts(texts: list[str] | None) -> list[str]:
 
 
 def input_lines(texts: list[str] | None, *, keep_blank: bool = False) -> list[str]:
-    """The texts of the command line; else every line of standard input, blank ones only if they
-    are kept.
-    """
+    """The texts of the command line; else the lines of standard input, blank ones on request."""
     if texts and texts != ["-"]:
         return texts
     return [line for line in _standard_input().splitlines() if keep_blank or line.strip()]

@@ -1,5 +1,6 @@
-"""Results on stdout: JSON lines, a table for eyes on a terminal, tab-separated columns elsewhere.
-Status on stderr, in the user's language.
+"""Results on stdout: JSON lines, a table on a terminal, tab-separated columns elsewhere.
+
+Status goes to stderr, in the user's language.
 """
 
 import json
@@ -28,8 +29,9 @@ def print_json(value: Any) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Rows under their columns. On a terminal the first column is never cut or wrapped: it is the
-    name one copies; the last one takes the room that is left, and an empty row parts groups.
+    """Prints rows under their columns; an empty row separates groups.
+
+    On a terminal the first column, a name to copy, is never wrapped; the last one gets the rest.
     """
     if sys.stdout.isatty():
         _rich_table(columns, rows)
@@ -41,7 +43,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 
 
 def one_line(text: str) -> str:
-    """The text without line breaks and tabs, which would break a row apart."""
+    """The text without line breaks and tabs, which would split a row."""
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
 
 

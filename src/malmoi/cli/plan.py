@@ -19,7 +19,7 @@ EXAMPLE = (
     "train.parallel=fsdp --set train.batch=1536"
 )
 LAYOUT_NAMES = {"one": "one GPU", "ddp": "DDP", "fsdp": "FSDP"}
-# of a GPU, besides activations
+# parts of a GPU's memory besides activations
 MEMORY_PARTS = ("weights", "gradients", "optimizer", "copies", "exchange")
 
 

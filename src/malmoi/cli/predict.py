@@ -1,4 +1,4 @@
-"""`malmoi predict`: what a fine-tuned model says of texts, or of the rows of a file."""
+"""`malmoi predict`: predictions of a fine-tuned model for texts or for the rows of a file."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -76,7 +76,7 @@ def predict_command(
         return
     if texts and len(texts) == 1 and Path(texts[0]).is_file():
         raise UsageError(f"{texts[0]} is a file; to predict its rows, pass --data {texts[0]}")
-    # a blank line of standard input has a line of the output too, so that both can be pasted
+    # blank input lines get an output line too, so that the two files can be pasted together
     read = input_pairs if paired else input_lines
     asked: list[Any] = read(texts, keep_blank=True)
     blank = [not "".join(one).strip() for one in asked]

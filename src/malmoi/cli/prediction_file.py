@@ -17,18 +17,16 @@ if TYPE_CHECKING:
     from malmoi.inference import Model
 
 Row = Mapping[str, Any]
-ROWS_AT_ONCE = 2000  # read, predicted and written together
+ROWS_AT_ONCE = 2000  # rows per batch
 ADDED = ("prediction", "score", "probabilities")
 
 
 def prediction_facts(answer: Any) -> dict[str, Any]:
-    """A prediction of any kind as values for a row: prediction, score, and probabilities where
-    there are any.
-    """
+    """A prediction of any kind as values of a row: prediction, score and any probabilities."""
     if isinstance(answer, list):  # spans
         spans = (f"[{one_line(s.text)} {s.label} {s.score:.3f}]" for s in answer)
         return {"prediction": " ".join(spans)}
-    if hasattr(answer, "text") and not hasattr(answer, "candidates"):  # a written answer
+    if hasattr(answer, "text") and not hasattr(answer, "candidates"):  # a generated answer
         return {"prediction": answer.text}
     if hasattr(answer, "candidates"):  # an answer
         return {"prediction": answer.text, "score": f"{answer.score:.4f}"}

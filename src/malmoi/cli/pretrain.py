@@ -25,8 +25,8 @@ from malmoi.errors import UsageError, nearest
 from malmoi.system.limits import format_size
 from malmoi.system.untrusted import read_object
 
-DEFAULT_RECIPE = "gpt"  # its size follows from the text, the minutes and the machine
-DEFAULT_MINUTES = 3.0  # of a run whose budget nobody named
+DEFAULT_RECIPE = "gpt"  # sized by the text, the minutes and the machine
+DEFAULT_MINUTES = 3.0  # the default budget
 SCHEMES = ("builtin:", "hf:")
 
 
@@ -141,7 +141,7 @@ def _train(
 def recipe_and_sources(
     words: Sequence[str], data: Sequence[str] | None
 ) -> tuple[str | None, list[str]]:
-    """The recipe, None where none is named, and the text: either may come first."""
+    """The recipe (None if none is given) and the text; either may come first."""
     recipe = next((word for word in words if _is_recipe(word)), None)
     others = list(words)
     if recipe is not None:
@@ -163,7 +163,7 @@ def _is_recipe(word: str) -> bool:
 
 
 def _check_source(word: str, *, named: bool) -> None:
-    """A word that is no recipe should be text."""
+    """Checks that an argument that is not a recipe is text."""
     from malmoi.training.recipes import RECIPES
 
     path = word.rpartition("=")[2]  # NAME=SRC
@@ -227,9 +227,7 @@ def _foresee(
 
 
 def _tell(out: Path, json: bool) -> None:
-    """The result on stdout: the folder and its last measures, of training where there was
-    nothing to validate on. Then the line to run next.
-    """
+    """Prints the folder, its last validation (or training) metrics and the command to run next."""
     from malmoi.training.log import read_metrics
 
     rows = read_metrics(out / "metrics.jsonl")

@@ -68,7 +68,7 @@ def _row(name: str, recipe: "Recipe") -> tuple[str, ...]:
 
 
 def _about(recipe: "Recipe") -> str:
-    """Its first words: what it learns by, and whose it is."""
+    """A recipe in a few words: its objective and its paper."""
     if recipe.name.endswith("-fast"):
         return f"{recipe.objective}, changed for speed"
     paper = re.search(r"\(([A-Z][\w ]+? et al\. \d{4})", recipe.about)
@@ -76,7 +76,7 @@ def _about(recipe: "Recipe") -> str:
 
 
 def approximate_parameters(c: ModelConfig) -> float:
-    """Weights to about one per cent, without torch: distinct blocks, embeddings, positions."""
+    """Parameter count to within about 1%, without torch: blocks, embeddings, positions."""
     embedding = c.vocab * c.token_width * (1 if c.tied else 2)
     positions = c.token_width * c.context * (c.positions == "learned")
     pooler = c.width**2 * (c.pooler == "tanh")
@@ -84,7 +84,7 @@ def approximate_parameters(c: ModelConfig) -> float:
 
 
 def _facts(recipe: "Recipe") -> dict[str, Any]:
-    """Its exact size, by a network without memory for its weights."""
+    """A recipe's exact size, from a network on the meta device."""
     from malmoi.model import Network, count_parameters, without_weights
 
     c = recipe.model
@@ -100,7 +100,7 @@ def _facts(recipe: "Recipe") -> dict[str, Any]:
 
 
 def _show(recipe: "Recipe") -> None:
-    """Every setting under the name that --set takes, with what the code says of it."""
+    """Prints every setting by its --set name, with its comment from the source."""
     print(f"{recipe.name}: {recipe.about.replace(chr(10), ' ')}\n")
     rows = [(name, f"{value}", comment) for name, value, comment in _settings(recipe)]
     print_table(("--set", "value", "meaning"), rows)

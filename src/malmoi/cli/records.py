@@ -1,4 +1,4 @@
-"""`malmoi records`: the ladder of what minutes buy."""
+"""`malmoi records`: the best results reached within a number of minutes."""
 
 from pathlib import Path
 from typing import Annotated
@@ -33,8 +33,8 @@ def records_command(
 ) -> None:
     """List the records, or run a track and evaluate it.
 
-    A track is a fixed text, a fixed judge and a number of minutes. The figure of a run and the
-    lines to add to the ladder are printed at its end.
+    A track is a fixed text, a fixed metric and a number of minutes. A run ends with its score and
+    the lines to add to the table of records.
 
     Example: malmoi records run shakespeare tinyshakespeare.txt -o runs/record
     """

@@ -1,4 +1,4 @@
-"""The verb `serve`: models behind an OpenAI-compatible API, and the studio page."""
+"""`malmoi serve`: models behind an OpenAI-compatible API, and the studio page."""
 
 import logging
 from pathlib import Path
@@ -78,9 +78,7 @@ def serve_command(
 
 
 def _log_requests() -> None:
-    """When, who, what, the status, how long, and the id that the client got: the address as
-    sent, never a body.
-    """
+    """Logs time, client, path, status, duration and request id of each request; never a body."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     logger = logging.getLogger("malmoi.access")

@@ -18,7 +18,7 @@ from malmoi.cli.options import (
 from malmoi.cli.output import print_json, print_table
 from malmoi.errors import UsageError
 
-CONTEXT_SETTINGS = {"allow_extra_args": True}  # what a shell makes of --data books/*.txt
+CONTEXT_SETTINGS = {"allow_extra_args": True}  # a shell expands --data books/*.txt to several words
 
 
 def study_command(

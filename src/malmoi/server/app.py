@@ -23,7 +23,7 @@ from malmoi.server.registry import Registry
 from malmoi.server.studio import routes
 
 STUDIO = Path(__file__).parent / "studio" / "static"
-# nothing from other hosts, and no script but ours, whatever a model or a user writes
+# load nothing from other hosts and run only our scripts, whatever a model or a user writes
 CONTENT_SECURITY_POLICY = (
     "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
     "object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

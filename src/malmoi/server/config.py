@@ -15,11 +15,11 @@ class ServeConfig:
     port: int = 8000  # 0: any that is free
     api_key: str | None = None
     cors: tuple[str, ...] = ()  # origins whose pages may read answers; "*": all
-    slots: int = 16  # continuations that a model writes at once
-    queue: int = 256  # that may wait for a slot
+    slots: int = 16  # continuations that a model generates at the same time
+    queue: int = 256  # requests that may wait for a slot
     timeout: float = 300.0  # seconds that one request may take
-    max_tokens: int = 4096  # that one request may ask for
-    # that one request may have a model read, as for OpenAI's embeddings
+    max_tokens: int = 4096  # new tokens per request
+    # tokens read per request, as for OpenAI's embeddings
     max_read_tokens: int = 300_000
     max_body: int = 4 * 2**20  # bytes of a request
     body_timeout: float = 30.0  # seconds in which a body must arrive

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.inference.engine import QueueFull
 
-RETRY = 1  # seconds after which a full server may be asked again
+RETRY = 1  # seconds after which a client may retry a full server
 CODES = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}
 
 
@@ -53,7 +53,7 @@ class ApiError(Exception):
         return "invalid_request_error" if self.status < 500 else "server_error"
 
     def body(self) -> dict[str, Any]:
-        # a lone surrogate of the request, repeated in the sentence, could not be sent
+        # a lone surrogate quoted from the request could not be encoded
         message = self.message.encode("utf-8", "replace").decode()
         param = self.param and self.param.encode("utf-8", "replace").decode()
         return {"error": {"message": message, "type": self.type, "param": param, "code": self.code}}
@@ -118,7 +118,7 @@ def wrong_shape(error: RequestValidationError) -> ApiError:
         return ApiError(
             400, "The body must be one JSON object, sent as application/json.", code="invalid_json"
         )
-    # of a field that may be several things, what each of them should be
+    # a union field reports one error per alternative
     wrong = dict.fromkeys(
         one["msg"] for one in error.errors() if one["loc"][1:2] == first["loc"][1:2]
     )

@@ -55,7 +55,7 @@ class Work(Generic[T]):
         self.cancelled = False
 
     def compute(self) -> None:
-        """In a thread of the executor."""
+        """Runs in a thread of the executor."""
         _thread.work = self
         try:
             self._settle(self.result.set_result, self.task())
@@ -119,7 +119,7 @@ class ModelExecutor:
             raise WorkCancelled
 
     def close(self, error: Exception) -> None:
-        """Cancels everything; those waiting get the error."""
+        """Cancels everything; waiting callers get the error."""
         with self.lock:
             self.closed = error
             queued = [work for works in self.waiting.values() for work in works]
@@ -145,7 +145,7 @@ class ModelExecutor:
         self.waiting.setdefault(work.client, deque()).append(work)
 
     def _dequeue(self, work: Work[Any]) -> None:
-        """Its client goes to the end of the queue."""
+        """The next task; its client goes to the end of the queue."""
         works = self.waiting.pop(work.client)
         works.remove(work)
         if works:

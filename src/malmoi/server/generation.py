@@ -18,7 +18,7 @@ from malmoi.server.errors import ApiError
 from malmoi.server.executor import client_of, shutting_down, timed_out
 from malmoi.server.metrics import Metrics
 
-IndexedChunk = tuple[int, TextChunk]  # the number of the job, and what it wrote
+IndexedChunk = tuple[int, TextChunk]  # (index of the job, what it generated)
 
 
 class GenerationStream:
@@ -56,7 +56,7 @@ class GenerationStream:
             stream.cancel()
 
     async def batches(self) -> AsyncIterator[list[IndexedChunk]]:
-        """What has arrived since the last time, until every job is done; raises what fails."""
+        """Chunks that arrived since the last batch, until every job is done; raises any failure."""
         left = len(self.streams)
         while left:
             await self.ready.wait()
@@ -70,7 +70,7 @@ class GenerationStream:
             yield some
 
     async def chunks(self) -> list[list[TextChunk]]:
-        """Everything that each job writes."""
+        """All chunks of each job."""
         written: list[list[TextChunk]] = [[] for _ in self.streams]
         async for some in self.batches():
             for index, chunk in some:

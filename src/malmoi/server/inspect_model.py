@@ -15,9 +15,9 @@ from malmoi.server.executor import checkpoint
 from malmoi.tokenizer import Encoding
 from malmoi.tokenizer.padding import model_inputs
 
-MAX_ATTENTION_NUMBERS = 4_000_000  # numbers of one picture of attention
-MAX_GUESSES = 1_000_000  # of one lens
-HEAD_TOKENS = 128  # whose scores over the vocabulary are held at once
+MAX_ATTENTION_NUMBERS = 4_000_000  # numbers of one attention map
+MAX_GUESSES = 1_000_000  # numbers of one lens
+HEAD_TOKENS = 128  # positions whose logits are held at the same time
 AttentionArray = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -26,9 +26,9 @@ class AttentionMaps:
     """How much each token attends to each other one."""
 
     tokens: list[str]
-    words: list[int | None]  # the word each token is a piece of; None: no word, such as [CLS]
+    words: list[int | None]  # the word each token belongs to; None: no word, such as [CLS]
     segments: list[int]  # 1 for the second text of a pair
-    # [L, H, T, T]: a query's row sums to 1, but for what it gives to soft tokens before the text
+    # [L, H, T, T]: a query's row sums to 1, minus its attention to soft tokens before the text
     weights: AttentionArray
 
 
@@ -45,7 +45,7 @@ class Lens:
     """Each layer's predictions as if it were the last (the logit lens, nostalgebraist 2020)."""
 
     tokens: list[str]
-    # [L + 1][T][top]: the embedding first; of a GPT's they are about the next token
+    # [L + 1][T][top]: the embedding first; a GPT's guesses are about the next token
     guesses: list[list[list[LayerGuess]]]
 
 
@@ -82,7 +82,7 @@ def lens(model: Model, text: str, top: int = 5) -> Lens:
     if len(encoding.tokens) > places:
         raise text_too_long(len(encoding.tokens), places, f"the lens limit with {top} guesses")
     _watch(model, encoding, activations)
-    *before, last = activations.hidden  # the last has been through the norm already
+    *before, last = activations.hidden  # the last layer's states are already normalised
     states = [*map(model.network.trunk.norm, before), last]
     names = [model.tokenizer.token(token) for token in encoding.tokens]
     return Lens(names, [_guesses(model, head, state, top) for state in states])

@@ -19,18 +19,18 @@ from malmoi.server.errors import ApiError
 from malmoi.server.metrics import Metrics
 
 MAX_CONNECTIONS = 1024  # concurrent requests
-# of a body that is too large, so that its sender gets to read the answer
+# bytes read of a body that is too large, so that its sender can read the response
 MAX_DRAINED_BYTES = 64 * 2**20
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-# what needs the key; the page itself holds no data
+# paths that need the key; the page itself holds no data
 AUTHENTICATED_PREFIXES = ("/v1", "/studio", "/metrics")
 
 
 TAB_HEADER = "x-studio-run"  # "<tab>:<number>": requests of one run have the same number
 TAB_RUN = re.compile(r"([\w-]{1,64}):(\d{1,15})")
 access = logging.getLogger("malmoi.access")
-access.propagate = False  # a line for each request is only for a handler of its own
+access.propagate = False  # request lines go only to handlers attached to this logger
 
 
 @dataclass
@@ -99,7 +99,7 @@ class RequestGuard:
                 sentence = "The API key is missing or wrong: send Authorization: Bearer KEY."
                 raise ApiError(401, sentence, code="no_key")
         elif self.settings.local and not is_local(_host(headers)):
-            # a page of another site may have made its own name mean this machine (DNS rebinding)
+            # another site's page may have pointed its own host name at this machine (DNS rebinding)
             sentence = "This server answers only to localhost; to use a host name, set --api-key."
             raise ApiError(403, sentence)
 
@@ -219,7 +219,7 @@ def _check_text(body: bytes) -> None:
         sentence = "The body contains a lone surrogate such as \\ud800, which is not a character."
         raise ApiError(400, sentence, code="invalid_text") from None
     except (ValueError, RecursionError):
-        return  # the parser reports it
+        return  # the JSON parser reports it
 
 
 def _again(body: bytes, receive: Receive) -> Receive:

@@ -16,11 +16,11 @@ from malmoi.server.executor import ModelExecutors
 from malmoi.server.middleware import ServerState
 from malmoi.server.registry import Registry
 
-# in which connected clients still get an answer
+# seconds in which connected clients still get a response
 LINGER_SECONDS = 0.3
 # seconds; longer than clients and proxies, so that none sends into a closing connection
 KEEP_ALIVE = 75
-FORCED_EXIT_SECONDS = 5  # after which work that cannot be cancelled is abandoned
+FORCED_EXIT_SECONDS = 5  # seconds after which work that cannot be cancelled is abandoned
 
 
 class Server(uvicorn.Server):

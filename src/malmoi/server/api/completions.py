@@ -63,7 +63,7 @@ def _check(ask: CompletionRequest, request: Request) -> None:
 
 
 def _jobs(ask: CompletionRequest, engine: Engine) -> list[GenerationJob]:
-    """One for each continuation of each prompt."""
+    """One job for each continuation of each prompt."""
     compared = ask.best_of is not None and ask.best_of > ask.n
     named = 0 if ask.logprobs is None and not compared else max(ask.logprobs or 0, 1)
     most = 16 if ask.max_tokens is None else max(ask.max_tokens, 1)
@@ -77,7 +77,7 @@ def _jobs(ask: CompletionRequest, engine: Engine) -> list[GenerationJob]:
 
 
 def prompts_of(given: Any) -> list[str] | list[list[int]]:
-    """A list of texts or of tokens, whatever form the prompt has."""
+    """The prompts as a list of texts or of token lists, whatever form they were sent in."""
     alone = isinstance(given, str) or isinstance(given[0], int)
     return [given] if alone else list(given)
 
@@ -98,12 +98,12 @@ class GenerationReply(ABC):
         self.written = 0
 
     def opening(self) -> list[Any]:
-        """Events before the first chunk."""
+        """Events to send before the first chunk."""
         return []
 
     @abstractmethod
     def events(self, chunks: Sequence[IndexedChunk]) -> list[Any]:
-        """The events that these chunks become."""
+        """These chunks as events."""
 
     @abstractmethod
     def whole(self, written: Sequence[Sequence[TextChunk]]) -> Any:
@@ -114,7 +114,7 @@ class GenerationReply(ABC):
         """One response object with these choices."""
 
     async def stream(self, generation: GenerationStream) -> Events:
-        """Events as the text is written, then the usage if it was asked for."""
+        """Events as the text is generated, then the usage on request."""
         yield self.opening()
         async for chunks in generation.batches():
             yield self.events(chunks)
@@ -128,7 +128,7 @@ class GenerationReply(ABC):
 
 
 async def respond(request: Request, reply: GenerationReply) -> Any:
-    """The reply: events as they come, or all of it at the end unless the client disconnects."""
+    """The response: events as they come, or everything at the end unless the client disconnects."""
     generation = GenerationStream(request, reply.served.writer, reply.jobs)
     if reply.ask.stream:
         return EventStream(generation, reply.stream(generation))

@@ -42,7 +42,7 @@ class EventStream(Response):
                 async with asyncio.timeout(settings.timeout + settings.stall_timeout):
                     await unless_disconnected(receive, self._send_all(send))
             except TimeoutError:
-                return  # a client that does not read cannot be told
+                return  # a client that does not read cannot be sent an error
             except ApiError as error:
                 if error.code != "gone":
                     raise

@@ -13,7 +13,7 @@ from malmoi.server.inspect_model import AttentionArray, attention, lens
 from malmoi.server.registry import ServedModel
 
 router = APIRouter()
-ATTENTION_DIGITS = 6  # of an attention weight
+ATTENTION_DIGITS = 6  # decimals of an attention weight
 
 
 @router.post("/v1/attention", response_model=AttentionResponse, tags=["Look inside"])

@@ -110,7 +110,7 @@ def _encoding(model: Model, text: str | list[int], *, truncate: bool) -> Encodin
 
 
 def _shaped(vector: Float32Array, ask: EmbeddingRequest) -> Float32Array:
-    """The first `dimensions` numbers, as Matryoshka embeddings allow, scaled if asked for."""
+    """The first `dimensions` numbers, as Matryoshka embeddings allow, scaled on request."""
     cut = vector[: ask.dimensions]
     length = float(np.linalg.norm(cut))
     return cut / np.float32(length) if ask.normalize and length > 0 else cut

@@ -31,7 +31,7 @@ TextField = Annotated[str, Field(max_length=20_000)]
 NameField = Annotated[str, Field(max_length=200)]
 
 
-# OpenAI's fields for what this server does not do, with the values that ask for nothing
+# OpenAI's fields for unsupported features, with the values that request nothing
 NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -51,7 +51,7 @@ def _example(**fields: Any) -> dict[str, Any]:
 class ApiRequest(BaseModel):
     """A request. Unknown fields are refused, so that a misspelt one is not silently ignored.
 
-    null means the default, and OpenAI's fields that ask for nothing (`tools: []`) are accepted.
+    null means the default, and OpenAI's fields that request nothing (`tools: []`) are accepted.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -198,7 +198,7 @@ class GenerationFields(ApiRequest):
         return {field: pair for field, pair in given.items() if pair[1] is not None}
 
     def seeds(self, count: int) -> list[int | None]:
-        """One for each continuation of a prompt: s, s + 1, …"""
+        """One seed for each continuation of a prompt: s, s + 1, …"""
         return [None if self.seed is None else self.seed + i for i in range(count)]
 
 

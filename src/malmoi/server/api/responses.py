@@ -154,7 +154,7 @@ class EmbeddingList(BaseModel):
     usage: Usage
 
 
-# ------------------------------------------------------------------ what OpenAI does not have
+# ------------------------------------------------------------------ endpoints OpenAI does not have
 
 
 class FillResponse(BaseModel):
@@ -170,7 +170,7 @@ class FillResponse(BaseModel):
 
 
 class ClassifyResponse(BaseModel):
-    """A label for each text, or the labels that hold of it."""
+    """The label, or labels, of each text."""
 
     class One(BaseModel):
         label: str | None = Field(None, description="For a model that gives each text one label.")

@@ -33,7 +33,7 @@ async def health(request: Request) -> Any:
 
 @router.head("/health", include_in_schema=False)
 async def health_alone() -> Response:
-    """For probes that want the status alone."""
+    """Status without a body, for probes."""
     return Response()
 
 

@@ -22,13 +22,13 @@ class ModelSide(BaseModel):
     """One model's prediction of the word."""
 
     words: list[str]  # as it reads them
-    mask: list[str]  # who may see whom among W words, by its own pattern: rows of 0 and 1
+    mask: list[str]  # the model's mask over W words: rows of 0 and 1
     row: int  # the word from which the guess is made
-    # how much that place looks at each word: mean of the last layer's heads, 0 where it sees none
+    # attention from there to each word: mean over the last layer's heads, 0 for unseen words
     looks: list[float]
     guesses: list[LayerToken]
-    logprob: float  # of the word itself
-    tokens: int  # that it takes to write the word
+    logprob: float  # probability of the word itself
+    tokens: int  # tokens of the word
 
 
 class Comparison(BaseModel):

@@ -30,7 +30,7 @@ from malmoi.text.rows import parse_json_rows
 
 LAB_TASKS = tuple(one.name for one in SUMS)  # tasks that need no file
 DRAWN_EXAMPLES = 64  # items of such a task
-OFFERED_ANSWERS = 4  # that a written task offers: the right one, and others' right ones
+OFFERED_ANSWERS = 4  # choices for a generative task: its answer, and other items' answers
 
 
 class AnswerChoice(BaseModel):
@@ -45,7 +45,7 @@ class AnswerChoice(BaseModel):
 
 
 class FewShotView(BaseModel):
-    prompt: str  # all that the model reads before the answer
+    prompt: str  # everything the model reads before the answer
     examples: int  # K
     most: int  # the largest K there is
     items: int
@@ -158,5 +158,5 @@ def _pasted(lines: str) -> tuple[Task, Sequence[Example]]:
         return replace(asked, labels=label_names(asked, rows)), rows
     except UsageError:
         raise
-    except MalmoiError as error:  # the fault is in what was sent, not here
+    except MalmoiError as error:  # the error is in the request
         raise UsageError(str(error)) from None

@@ -16,15 +16,15 @@ from malmoi.server.inspect_model import AttentionMaps, LayerGuess, attention, le
 from malmoi.server.studio.tokens import readable_token
 from malmoi.tokenizer import Tokenizer
 
-VIEW_DIGITS = 4  # more cannot be seen
-MAX_VIEW_NUMBERS = 1_000_000  # weights that a page can draw
+VIEW_DIGITS = 4  # smaller differences are invisible
+MAX_VIEW_NUMBERS = 1_000_000  # attention weights that a page can draw
 ViewArray = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class AttentionView(BaseModel):
     names: list[str]  # tokens, or words
     segments: list[int]
-    weights: list[list[list[list[float]]]]  # [L][H][T][T]: a row is one that looks
+    weights: list[list[list[list[float]]]]  # [L][H][T][T]: one row per query
 
 
 def attention_view(model: Model, text: str, pair: str | None, *, words: bool) -> AttentionView:

@@ -13,7 +13,7 @@ from malmoi.model.patterns import Pattern
 
 MASK_TILE = 128  # queries and keys of a tile that FlexAttention computes or skips
 MAX_MASK_NUMBERS = 1_000_000  # a number in a pattern: more than any context
-# of heads, of parentheses: more is no pattern but an accident
+# limits on head groups and on parentheses, for patterns typed by users
 MAX_HEAD_GROUPS = 8
 MAX_NESTING = 20
 
@@ -22,11 +22,11 @@ class DrawnPattern(BaseModel):
     """The mask, and its cost at a realistic length (averaged over heads that differ)."""
 
     length: int
-    masks: list[list[str]]  # one a group of heads: rows of 0 and 1, a row is who looks
+    masks: list[list[str]]  # one mask per head group: rows of 0 and 1, one row per query
     causal: bool
-    at: int  # the length that the cost is of
-    pairs: int  # of one head
-    share: float  # of all pairs
+    at: int  # length for which the cost is computed
+    pairs: int  # pairs of one head
+    share: float  # share of all pairs
     tiles: float  # share of the tiles of 128 × 128 that hold a pair: what a GPU computes
     memory: int  # bytes of the scores of all heads in bf16
 

@@ -19,8 +19,8 @@ class Neighbour(BaseModel):
 
 class Projection(BaseModel):
     points: list[tuple[float, float]]
-    explained: tuple[float, float]  # the share of all variance that each direction holds
-    neighbours: list[list[Neighbour]]  # of each text, the nearest first
+    explained: tuple[float, float]  # share of the variance that each direction explains
+    neighbours: list[list[Neighbour]]  # neighbours of each text, nearest first
 
 
 def project_texts(model: Model, texts: list[str], layer: int, pool: Pool) -> Projection:

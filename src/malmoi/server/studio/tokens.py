@@ -43,7 +43,7 @@ def _by_name(tokenizer: Tokenizer) -> dict[str, int]:
     }
 
 
-# ------------------------------------------------------------------ how tokenizers cut a text
+# ------------------------------------------------------------------ how tokenizers split a text
 
 
 class TokenView(BaseModel):
@@ -53,7 +53,7 @@ class TokenView(BaseModel):
     token: str
     text: str
     special: bool
-    unknown: bool  # stands for what the vocabulary does not have
+    unknown: bool  # an unknown token
     bytes: str | None = None
 
 
@@ -63,7 +63,7 @@ class Tokenization(BaseModel):
     models: list[str]
     kind: str
     vocab: int
-    unknown: int  # tokens that stand for what the vocabulary does not have
+    unknown: int  # number of unknown tokens
     pieces: list[TokenView]
 
 
