@@ -11,7 +11,7 @@ import pytest
 import malmoi
 from malmoi.demo import demo as module
 from malmoi.demo.demo import demo_recipes, run_demo
-from malmoi.demo.pictures import attention_grid, bars, heat_map, sharpest
+from malmoi.demo.pictures import attention_grid, heat_map, sharpest
 from malmoi.demo.story import BERT_SIZES, GPT_SIZES, DemoConfig, DemoSize, Story
 from malmoi.demo.texts import DEMO_TEXTS, MINISTRIES, DemoText
 
@@ -135,7 +135,6 @@ def test_pictures() -> None:
     assert "&lt;a&gt;" in drawn
     assert attention_grid([[weights, weights]]).count("<svg") == 2
     assert sharpest([[[[0.5, 0.5], [0.5, 0.5]], [[1.0, 0.0], [0.0, 1.0]]]]) == (0, 1)
-    assert bars([("x", 0.25), ("y", 0.75)]).count("best") == 1
 
 
 def test_what_pre_training_was_worth_is_said(story: Story) -> None:

@@ -4,7 +4,7 @@ from malmoi.model import Network, count_parameters
 
 # the first that fits is shown, fine-tuned heads before pre-trained ones
 _USES = {
-    "classify": 'malmoi.load(".").predict("I love this movie!")',
+    "classify": 'malmoi.load(".").predict("a text")',
     "tag": 'malmoi.load(".").predict("Alice went to Seoul.")',
     "span": 'malmoi.load(".").predict(("Where did she go?", "Alice went to Seoul."))',
     "choice": (
@@ -28,7 +28,7 @@ def model_card(network: Network, model_type: str, mask: str) -> str:
     )
     return f"""---
 library_name: malmoi
-tags: [malmoi, {model_type}]
+tags: [{", ".join(dict.fromkeys(("malmoi", model_type)))}]
 ---
 # A {model_type} model of {count_parameters(network):,} weights
 

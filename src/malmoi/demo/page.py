@@ -5,16 +5,15 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-from malmoi.demo.pictures import attention_grid, bars, chips, heat_map, sharpest
+from malmoi.demo.pictures import attention_grid, chips, heat_map, sharpest
 from malmoi.demo.story import Story
-from malmoi.finetuning.report import confusion_table
 from malmoi.metrics import confusion
 from malmoi.report.chart import chart
 from malmoi.report.console import format_duration
-from malmoi.report.page import heading, html_page, html_table, words
+from malmoi.report.page import bars, heading, html_page, html_table, machine_name, words
+from malmoi.report.task_page import confusion_table
 from malmoi.system.files import write_text
 from malmoi.system.language import translate
-from malmoi.system.machine import this_machine
 from malmoi.training.log import read_metrics
 
 DEMO_STYLE = """<style>
@@ -26,14 +25,7 @@ section{margin-top:2.8rem}section>h2{margin-bottom:.3rem}
 h3{font-size:1rem;font-weight:600;margin:1.5rem 0 .3rem}
 .chips{display:flex;flex-wrap:wrap;gap:.3rem;margin:.4rem 0}.chips span{border:1px solid var(--line);
 border-radius:6px;padding:.12rem .4rem;font:13px ui-monospace,monospace;white-space:pre}
-@media(max-width:600px){.bars .row{grid-template-columns:1fr 4rem!important;row-gap:.1rem!important}
-.bars .row span{grid-column:1/-1}}
 blockquote{margin:.9rem 0;padding:.1rem 0 .1rem 1rem;border-left:3px solid var(--line)}blockquote b{color:var(--a)}
-.bars{margin:.6rem 0 1.2rem}.bars .row{display:grid;grid-template-columns:minmax(8rem,17rem) 1fr 4rem;gap:.8rem;
-align-items:center;padding:.16rem 0}.bars b{font-weight:500;font-variant-numeric:tabular-nums;text-align:right}
-.bar{height:.7rem;border-radius:6px;background:color-mix(in srgb,var(--ink) 7%,transparent);overflow:hidden}
-.bar i{display:block;height:100%;border-radius:6px;background:color-mix(in srgb,var(--soft) 60%,transparent)}
-.bar.best i{background:var(--a)}
 .heads{display:flex;gap:.7rem;align-items:center;margin:.5rem 0}.heads span{width:4rem;color:var(--soft);
 font-size:.9rem}.heads figure{margin:0;flex:1;max-width:96px}
 .tag{display:inline-block;border-radius:6px;padding:.05rem .5rem;font-size:.85rem;
@@ -226,12 +218,11 @@ def _next(story: Story) -> str:
 
 def _made(story: Story) -> str:
     """Provenance: model, data, date, settings and duration."""
-    machine = this_machine()
     plan = story.plan
     models = {"GPT": plan.gpt, "BERT": plan.bert}
     rows = [
         (translate("date"), f"{datetime.now():%Y-%m-%d %H:%M}"),
-        (translate("machine"), f"{machine.architecture}, {machine.cores} cores"),
+        (translate("machine"), machine_name()),
         (translate("text"), f"{story.text.source}, {story.facts['characters']:,}"),
         *(
             (

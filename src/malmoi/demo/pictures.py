@@ -15,19 +15,6 @@ def chips(tokens: Sequence[str]) -> str:
     )
 
 
-def bars(values: Sequence[tuple[str, float]]) -> str:
-    """Renders shares as horizontal bars out of 100%; the largest is coloured."""
-    top = max((value for _, value in values), default=0.0)
-    rows = []
-    for name, value in values:
-        kind = "bar best" if value == top else "bar"
-        rows.append(
-            f'<div class="row"><span>{html.escape(name)}</span><div class="{kind}">'
-            f'<i style="width:{100 * value:.1f}%"></i></div><b>{value:.1%}</b></div>'
-        )
-    return f'<div class="bars">{"".join(rows)}</div>'
-
-
 def heat_map(weights: Matrix, tokens: Sequence[str] = (), cell: int = 26) -> str:
     """Renders one head's attention: rows are queries, columns are keys."""
     size = len(weights)

@@ -203,6 +203,7 @@ def _run(
             done = replace(done, metrics={**done.metrics, **untuned})
     if trainer.stopped:
         _save(work, settings, checkpoint, out)
+        write_task_report(out, work, settings)
         where = f"the model so far is in {out}, run the same command to resume"
         logger.info(f"Stopped at step {trainer.step:,} and saved: {where}.")
         raise Stopped(trainer.stopped)
@@ -309,8 +310,8 @@ def _finish(work: FinetuneData, kept: FinishedRun, runs: Sequence[FinishedRun], 
     report |= {"settings": kept.settings.to_dict(), "steps": kept.steps}
     report |= {"protocol": work.protocol.to_dict(), "runs": table}
     write_text(out / "report.json", json.dumps(report, indent=1, ensure_ascii=False) + "\n")
-    add_to_card(out, work.task.name, done.metrics, work.protocol.describe())
-    write_task_report(out, work.task, work.labels, done, rows, table)
+    add_to_card(out, work, done.metrics)
+    write_task_report(out, work, kept.settings, done, rows, table)
 
 
 def _write_predictions(work: FinetuneData, done: Outcome, out: Path) -> list[dict[str, Any]]:

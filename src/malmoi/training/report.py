@@ -9,10 +9,9 @@ from typing import Any
 
 from malmoi.report.chart import ChartPoints, Line, chart, short_number, smooth_points
 from malmoi.report.console import format_duration
-from malmoi.report.page import fact_cards, heading, html_page, html_table, words
+from malmoi.report.page import fact_cards, heading, html_page, html_table, machine_name, words
 from malmoi.system.files import write_text
 from malmoi.system.language import translate
-from malmoi.system.machine import this_machine
 from malmoi.training.log import read_metrics
 from malmoi.training.pace import verdict
 from malmoi.training.recipe import Recipe
@@ -24,12 +23,13 @@ def loss_chart(rows: Sequence[Mapping[str, Any]]) -> str:
     """Chart of training and validation loss by tokens; single steps are faint behind their mean."""
     steps: ChartPoints = [(r["tokens"], r["loss"]) for r in rows if "loss" in r]
     valid: ChartPoints = [(r["tokens"], r["valid_loss"]) for r in rows if "valid_loss" in r]
+    training = translate("training")
     lines: dict[str, ChartPoints | Line] = {
-        "steps": Line(steps, beside="training"),
-        "training": smooth_points(steps),
-        "validation": valid,
+        "steps": Line(steps, beside=training),
+        training: smooth_points(steps),
+        translate("validation"): valid,
     }
-    return chart(lines, "tokens", "loss")
+    return chart(lines, translate("tokens"), translate("loss"))
 
 
 def _course(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -43,8 +43,8 @@ def _course(rows: Sequence[Mapping[str, Any]]) -> str:
         "speed": smooth_points(speeds),
     }
     small = (
-        chart({"learning rate": rates}, "tokens", "learning rate", (400, 180)),
-        chart(both, "tokens", "tokens a second", (400, 180)),
+        chart({"": rates}, translate("tokens"), translate("learning rate"), (400, 180)),
+        chart(both, translate("tokens"), translate("tokens a second"), (400, 180)),
     )
     return f'<div class="pair">{"".join(f"<div>{svg}</div>" for svg in small if svg)}</div>'
 
@@ -92,7 +92,7 @@ def write_report(out: Path, recipe: Recipe) -> None:
     """Writes the report of a pre-training run from its metrics.jsonl."""
     rows = read_metrics(out / "metrics.jsonl")
     body = f"{fact_cards(_numbers(rows, recipe))}{_warning(rows, recipe)}"
-    body += f"{heading('Loss')}{loss_chart(rows)}{_course(rows)}{_said(rows)}"
+    body += f"{heading('Learning curve')}{loss_chart(rows)}{_course(rows)}{_said(rows)}"
     settings = f"<pre>{html.escape(recipe.to_json())}</pre>"
     body += heading("This run") + html_table(("what", "value"), _facts(out, recipe))
     body += f"<details><summary>{words('every setting')}</summary>{settings}</details>"
@@ -102,9 +102,6 @@ def write_report(out: Path, recipe: Recipe) -> None:
 def _facts(out: Path, recipe: Recipe) -> list[tuple[str, str]]:
     """The run's settings and provenance, shown beside its curves."""
     c = recipe.train
-    machine = this_machine()
-    cores = f"{machine.architecture}, {machine.cores} cores"
-    gpus = ", ".join(f"{gpu.count} × {gpu.name}" for gpu in machine.accelerators)
     budget = next(
         f"{getattr(c, n):,g} {n}" for n in ("minutes", "tokens", "steps") if getattr(c, n)
     )
@@ -115,5 +112,5 @@ def _facts(out: Path, recipe: Recipe) -> list[tuple[str, str]]:
         (translate("budget"), budget),
         (translate("batch"), f"{c.batch} × {', '.join(str(n) for n, _ in recipe.phases)}"),
         (translate("learning rate"), f"{c.lr:g} ({c.optimizer}, {c.schedule})"),
-        (translate("machine"), gpus or cores),
+        (translate("machine"), machine_name()),
     ]
