@@ -36,5 +36,6 @@ def test_a_custom_task_of_public_names_runs(tmp_path: Path) -> None:
 
 def test_the_playbooks_snippets_run() -> None:
     """In a process of its own: what they register stays there."""
-    code = [block for block in blocks("CONTRIBUTING.md", "python") if "pretrain(" not in block]
+    pages = [*blocks("CONTRIBUTING.md", "python"), *blocks("docs/newcomers.md", "python")]
+    code = [block for block in pages if "pretrain(" not in block]
     run("-c", "\n".join(f"exec({block!r}, {{}})" for block in code))

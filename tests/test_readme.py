@@ -27,7 +27,7 @@ from malmoi.inference.model import GenerationSettings
 from malmoi.text.documents import read_documents
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/guide.md", "CONTRIBUTING.md")
+PAGES = ("README.md", "docs/guide.md", "CONTRIBUTING.md", "docs/newcomers.md")
 PAIRS = (("README.md", "README.ko.md"), ("docs/guide.md", "docs/guide.ko.md"))
 RESULTS = tuple(f"docs/results/{page.name}" for page in (ROOT / "docs" / "results").glob("*.md"))
 LINKING = (

@@ -27,6 +27,11 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from malmoi.api.options import EvaluateOptions as EvaluateOptions
     from malmoi.api.options import FinetuneOptions as FinetuneOptions
     from malmoi.api.options import PretrainOptions as PretrainOptions
+    from malmoi.api.plugins import register_metric as register_metric
+    from malmoi.api.plugins import register_objective as register_objective
+    from malmoi.api.plugins import register_pattern as register_pattern
+    from malmoi.api.plugins import register_schedule as register_schedule
+    from malmoi.api.plugins import register_task as register_task
     from malmoi.api.runs import evaluate as evaluate
     from malmoi.api.runs import finetune as finetune
     from malmoi.api.runs import pretrain as pretrain
@@ -64,6 +69,13 @@ HOMES = {
         "serve",
         "recipes",
         "tasks",
+    ),
+    "api.plugins": (
+        "register_metric",
+        "register_objective",
+        "register_pattern",
+        "register_schedule",
+        "register_task",
     ),
     "api.options": ("PretrainOptions", "FinetuneOptions", "EvaluateOptions"),
     "inference.model": ("load", "Model", "GenerationOptions"),

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import UsageError
+from malmoi.system.plugins import Registry
 
 # Text overlap: BLEU for translations, ROUGE-L for summaries
 
@@ -631,36 +632,37 @@ def mean_with_error(values: NumberSeq) -> MeanWithError:
     return MeanWithError(float(array.mean()), deviation / math.sqrt(array.size), deviation)
 
 
-METRICS: dict[str, Callable[..., float]] = {
-    "accuracy": accuracy,
-    "f1": f1,
-    "f1_macro": f1_macro,
-    "f1_micro": f1_micro,
-    "matthews": matthews,
-    "pearson": pearson,
-    "spearman": spearman,
-    "mse": mse,
-    "entity_precision": entity_precision,
-    "entity_recall": entity_recall,
-    "entity_f1": entity_f1,
-    "span_exact": span_exact,
-    "span_f1": span_f1,
-    "match": match,
-    "bleu": bleu,
-    "rouge_l": rouge_l,
-    "chrf": chrf,
-    "perplexity": perplexity,
-    "bits_per_byte": bits_per_byte,
-}
+METRICS: Registry[Callable[..., float]] = Registry(
+    "metric",
+    {
+        "accuracy": accuracy,
+        "f1": f1,
+        "f1_macro": f1_macro,
+        "f1_micro": f1_micro,
+        "matthews": matthews,
+        "pearson": pearson,
+        "spearman": spearman,
+        "mse": mse,
+        "entity_precision": entity_precision,
+        "entity_recall": entity_recall,
+        "entity_f1": entity_f1,
+        "span_exact": span_exact,
+        "span_f1": span_f1,
+        "match": match,
+        "bleu": bleu,
+        "rouge_l": rouge_l,
+        "chrf": chrf,
+        "perplexity": perplexity,
+        "bits_per_byte": bits_per_byte,
+    },
+)
 LABEL_AVERAGES = frozenset({"f1_macro", "f1_micro"})
-LOWER_IS_BETTER = frozenset({"mse", "perplexity", "bits_per_byte", "answer_loss"})
+LOWER_IS_BETTER = {"mse", "perplexity", "bits_per_byte", "answer_loss"}
 
 
 def metric(name: str) -> Callable[..., float]:
     """Looks up a metric by name."""
-    if name not in METRICS:
-        raise UsageError(f"There is no metric {name!r}.{nearest(name, METRICS)}")
-    return METRICS[name]
+    return METRICS.find(name)
 
 
 def score_predictions(

@@ -2,8 +2,10 @@
 
 import ast
 import doctest
+import json
 import logging
 import re
+from collections.abc import Iterator
 from inspect import signature
 from pathlib import Path
 from typing import Any, Unpack, get_type_hints
@@ -16,12 +18,17 @@ from malmoi.api import options
 from malmoi.config import ModelConfig
 from malmoi.corpus.config import CorpusConfig
 from malmoi.evaluation.in_context.run import InContextConfig
+from malmoi.evaluation.tasks import TASKS
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.inference import Prediction
+from malmoi.metrics import METRICS
+from malmoi.model import PATTERNS
 from malmoi.server.config import ServeConfig
 from malmoi.studies.in_context.study import InContextStudyConfig
 from malmoi.text.rows import RowSource
-from malmoi.training.recipe import DataConfig, TrainConfig
+from malmoi.training.losses import OBJECTIVES
+from malmoi.training.recipe import OBJECTIVE_SAMPLES, DataConfig, TrainConfig
+from malmoi.training.schedule import SCHEDULES
 from tiny_runs import KINDS, write_corpus
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +60,15 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
         device="cpu",
     )
     return folder
+
+
+@pytest.fixture(autouse=True)
+def only_our_own_names() -> Iterator[None]:
+    """Names that an example registers are forgotten after it."""
+    yield
+    for registry in (TASKS, METRICS, SCHEDULES, PATTERNS, OBJECTIVES, OBJECTIVE_SAMPLES):
+        for name in list(registry.origins):
+            del registry[name], registry.origins[name]  # type: ignore[attr-defined]
 
 
 class AnyText(doctest.OutputChecker):
@@ -266,3 +282,30 @@ def test_a_text_with_several_masks_is_for_fill_masks(workshop: Path) -> None:
     with pytest.raises(malmoi.UsageError, match=r"has 2 masks .* use fill_masks"):
         model.fill("the [MASK] of [MASK]")
     assert len(model.fill_masks("the [MASK] of [MASK]", top=3)) == 2
+
+
+def test_a_callback_sees_the_metrics_and_can_end_a_run(workshop: Path, tmp_path: Path) -> None:
+    seen: list[malmoi.Progress] = []
+
+    def until_the_third(event: malmoi.Progress) -> None:
+        seen.append(event)
+        if event.verb == "pretrain" and event.done == 3:
+            event.stop()
+
+    recipe, settings = KINDS["gpt"]
+    run = {"data": workshop / "book.txt", "out": tmp_path / "gpt", "device": "cpu"}
+    for callback, steps in ((until_the_third, 4), (None, 6)):  # the same call resumes
+        malmoi.pretrain(recipe, steps=6, settings=settings, progress=callback, **run)  # type: ignore[arg-type]
+        rows = (tmp_path / "gpt" / "metrics.jsonl").read_text().splitlines()
+        assert json.loads(rows[-1])["step"] == steps
+    assert [event.metrics["valid_loss"] > 0 for event in seen if event.verb == "validate"] == [True]
+    tuned = malmoi.finetune(
+        workshop / "runs/tiny-bert",
+        data=workshop / "reviews.csv",
+        out=tmp_path / "bert",
+        epochs=9,
+        device="cpu",
+        progress=lambda event: event.stop() if "accuracy" in event.metrics else None,
+    )
+    assert tuned.steps == 2
+    assert tuned.metrics["accuracy"] >= 0

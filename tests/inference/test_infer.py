@@ -400,6 +400,26 @@ def test_a_stream_joined_is_what_generate_returns(
         assert not any(s in text for s in stop)
 
 
+@pytest.mark.parametrize("pair", ["gpt2_pair", "gpt1_pair", "bert_pair"])
+def test_hidden_states_and_attention_are_those_of_transformers(
+    pair: str, request: pytest.FixtureRequest
+) -> None:
+    theirs, ours = request.getfixturevalue(pair)
+    eager = type(theirs)._from_config(theirs.config, attn_implementation="eager").eval()
+    eager.load_state_dict(theirs.state_dict())
+    asked = ("the state", "small words") if pair == "bert_pair" else ("the state of the union",)
+    encoding = ours.tokenizer.encode(*asked)
+    inputs = {"input_ids": torch.tensor([encoding.tokens])}
+    if pair == "bert_pair":
+        inputs["token_type_ids"] = torch.tensor([encoding.segments])
+    with torch.no_grad():
+        found = eager(**inputs, output_hidden_states=True, output_attentions=True)
+    hidden = torch.stack(found.hidden_states)[:, 0].numpy()
+    assert np.abs(ours.hidden_states(*asked) - hidden).max() <= 1e-5 * np.abs(hidden).max()
+    attention = torch.stack(found.attentions)[:, 0].numpy()
+    assert np.abs(ours.attention(*asked) - attention).max() <= 1e-5
+
+
 @settings(max_examples=60, deadline=None)
 @given(text=st.text(max_size=40))
 def test_byte_tokens_appear_as_whole_characters(bytes_tokenizer: Tokenizer, text: str) -> None:

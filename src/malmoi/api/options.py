@@ -39,7 +39,7 @@ class RecipeOptions(TypedDict, total=False):
     lr: float  # peak learning rate
     decay: float  # weight decay of matrices and embeddings
     clip: float  # maximum gradient norm; 0: off
-    schedule: Literal["linear", "cosine", "wsd", "constant"]
+    schedule: str  # linear, cosine, wsd, constant, or a plugin's
     warmup: float  # share of the budget
     seed: int
     precision: Literal["auto", "fp32", "bf16"]
@@ -110,7 +110,7 @@ class FinetuneOptions(ColumnOptions, RunOptions, total=False):
     lr: float  # peak learning rate
     decay: float  # weight decay
     clip: float  # maximum gradient norm; 0: off
-    schedule: Literal["linear", "cosine", "constant"]
+    schedule: str  # linear, cosine, wsd, constant, or a plugin's
     warmup: float  # share of the steps
     length: int  # maximum tokens per row; 0: the context, up to 512
     stride: int  # between the windows over a long context

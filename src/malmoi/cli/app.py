@@ -12,7 +12,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from inspect import cleandoc
-from itertools import takewhile
+from itertools import islice, takewhile
+from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, NoReturn, TextIO
 
@@ -25,6 +26,7 @@ from malmoi.errors import MalmoiError, UsageError, is_out_of_memory, nearest
 from malmoi.report.console import Console
 from malmoi.system.files import disk_error
 from malmoi.system.language import language, translate
+from malmoi.system.plugins import load_plugin
 
 # modules of this package in the order they are used; each is a command or a group of commands
 PANELS = {
@@ -157,11 +159,17 @@ def malmoi(
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the full traceback of an error.")
     ] = False,
+    plugin: Annotated[
+        list[Path] | None,
+        typer.Option(help="Python file that registers tasks, losses, schedules…; on any command."),
+    ] = None,
 ) -> None:
     """Pretrain, finetune and serve BERT and GPT on your own text.
 
     Start with malmoi demo, then malmoi pretrain my_texts/ and malmoi finetune rows.csv
     """
+    for file in plugin or ():
+        load_plugin(file)
     if version:
         typer.echo(f"malmoi {__version__}")
     else:
@@ -198,7 +206,7 @@ def run_command(arguments: Sequence[str]) -> int:
     try:
         with Console().attached():
             code = build_app()(
-                current_options(arguments), prog_name="malmoi", standalone_mode=False
+                plugins_first(current_options(arguments)), prog_name="malmoi", standalone_mode=False
             )
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
@@ -208,6 +216,21 @@ def run_command(arguments: Sequence[str]) -> int:
         if debug:
             traceback.print_exc()
         return _explain(error)
+
+
+def plugins_first(arguments: Sequence[str]) -> list[str]:
+    """The arguments with every --plugin before the command, where it may also be written after."""
+    plugins: list[str] = []
+    others: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word == "--":  # what follows are texts, not options
+            others += [word, *words]
+        elif word == "--plugin":
+            plugins += [word, *islice(words, 1)]
+        else:
+            (plugins if word.startswith("--plugin=") else others).append(word)
+    return [*plugins, *others]
 
 
 def _explain(error: Exception) -> int:

@@ -10,6 +10,7 @@ from malmoi.adapters import AdapterConfig
 from malmoi.config import Config
 from malmoi.errors import UsageError, require
 from malmoi.training.recipe import TrainConfig
+from malmoi.training.schedule import SCHEDULES
 
 _require = partial(require, "Invalid settings")
 
@@ -37,7 +38,7 @@ class FinetuneConfig(Config):
     lr: float = 5e-5  # BERT: 5e-5, 3e-5 or 2e-5; GPT: 6.25e-5
     decay: float = 0.01
     clip: float = 1.0
-    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    schedule: str = "linear"  # linear, cosine, wsd, constant, or a plugin's
     warmup: float = 0.1  # share of the steps; GPT: 0.002
     # maximum tokens per row; 0: the context, up to 512 (BERT used 128 for pairs)
     length: int = 0
@@ -74,6 +75,7 @@ class FinetuneConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        SCHEDULES.find(self.schedule)
         for name in ("batch", "lr", "epochs", "seeds", "evaluations", "stride"):
             _require(
                 getattr(self, name) > 0, f"{name} must be positive, not {getattr(self, name)}."

@@ -18,7 +18,7 @@ from malmoi.finetuning.replay import ReplayStep, StepReplay
 from malmoi.finetuning.run_state import RunState
 from malmoi.metrics import is_better
 from malmoi.model import Network
-from malmoi.system.progress import Progress
+from malmoi.system.progress import VALIDATE, Progress, stop_requested
 from malmoi.training.average import WeightAverage
 from malmoi.training.data.background import Background
 from malmoi.training.device import choose_execution, compile_for, thread_count
@@ -192,6 +192,7 @@ class FinetuneTrainer:
         """After a step: logs, evaluates and saves when due; returns whether to stop."""
         over = self.progress >= 1
         self._look(over=over)
+        over = over or stop_requested()
         if self.evaluate is not None and (self.step % self.every == 0 or over):
             with self.average.in_place() if self.average else nullcontext():
                 self._keep_if_best(self._evaluated(self.evaluate, "held out"))
@@ -272,6 +273,7 @@ class FinetuneTrainer:
         words = ", ".join(
             f"{name.replace('_', ' ')} {value:.4g}" for name, value in rounded.items()
         )
+        self.log.progress(Progress(VALIDATE, self.step, unit="steps", metrics=outcome.metrics))
         self.log.line(f"step {self.step:,}, {rows}: {words}")
         return outcome
 

@@ -44,10 +44,11 @@ from malmoi.inference.translation import (
 )
 from malmoi.inference.writing import Reply
 from malmoi.inference.zero_shot import ShownExamples, ZeroShot
-from malmoi.model import Network
+from malmoi.model import Activations, Network
 from malmoi.text.rows import Table
 from malmoi.tokenizer import Encoding, Tokenizer
 from malmoi.tokenizer.chat_template import Messages
+from malmoi.tokenizer.padding import model_inputs
 
 # a text, a pair, a question with its context, a text (and question) with its choices, or a row
 Asked = (
@@ -527,6 +528,32 @@ class Model(ZeroShot):
             )
         return replace(encoding, segments=[language] * len(encoding.tokens))
 
+    def hidden_states(self, text: str, pair: str | None = None) -> Float32Array:
+        """Hidden states of a text's tokens [layers + 1, T, D]: the embedding, then every layer.
+
+        The last is after the final norm, as in transformers' `output_hidden_states`.
+        """
+        return _stacked(self._activations(text, pair, Activations()).hidden)
+
+    def attention(self, text: str, pair: str | None = None) -> Float32Array:
+        """Attention probabilities [layers, heads, T, T] of each token (row) over the others.
+
+        `tokens(text)` names the tokens.
+        """
+        return _stacked(self._activations(text, pair, Activations(attention=[])).attention or [])
+
+    @torch.inference_mode()
+    def _activations(self, text: str, pair: str | None, found: Activations) -> Activations:
+        reader = self.masked
+        encoding = (
+            reader._encoded(text, truncate=False)
+            if pair is None
+            else reader._fitting(self.tokenizer.encode(text, pair))
+        )
+        inputs = model_inputs([encoding], reader.config, self._device)
+        reader.network.trunk(**inputs, activations=found)
+        return found
+
     @torch.inference_mode()
     def logits(self, text: str) -> Float32Array:
         """Logits over the vocabulary at every token [T, V]."""
@@ -672,6 +699,11 @@ class Model(ZeroShot):
                 code="context_length_exceeded",
             )
         return encoding
+
+
+def _stacked(layers: Sequence[torch.Tensor]) -> Float32Array:
+    """The first row of each layer's batch, as one array."""
+    return torch.stack([layer[0] for layer in layers]).float().cpu().numpy()
 
 
 def _listed(texts: str | Sequence[str], name: str) -> list[str]:

@@ -20,7 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import UsageError
+from malmoi.system.plugins import Registry
 
 # (batch, head, query, key) → bool; the arguments are tensors that broadcast
 Predicate = Callable[[Any, Any, Any, Any], Any]
@@ -72,7 +73,7 @@ class Layout:
 
 # longest sequence on which a pattern is probed: a mask of 16 million booleans
 PROBED = 4096
-PATTERNS: dict[str, Callable[..., Predicate]] = {}
+PATTERNS: Registry[Callable[..., Predicate]] = Registry("attention pattern", {})
 
 
 def pattern(make: Callable[..., Predicate]) -> Callable[..., Predicate]:
@@ -320,13 +321,12 @@ class _Parser:
 
 def _named(layout: Layout, token: str) -> Predicate:
     name, _, numbers = token.partition(":")
-    if name not in PATTERNS:
-        raise UsageError(f"There is no attention pattern {name!r}.{nearest(name, PATTERNS)}")
+    make = PATTERNS.find(name)
     arguments = [int(n) for n in numbers.replace(" ", "").split(",") if n]
-    wanted = PATTERNS[name].__code__.co_varnames[1 : PATTERNS[name].__code__.co_argcount]
+    wanted = make.__code__.co_varnames[1 : make.__code__.co_argcount]
     if len(arguments) != len(wanted) or any(n < 1 for n in arguments):
         example = name + (":" + ",".join(wanted) if wanted else "")
         raise UsageError(
             f"The attention pattern {token!r} must be written {example!r}, with positive numbers."
         )
-    return PATTERNS[name](layout, *arguments)
+    return make(layout, *arguments)

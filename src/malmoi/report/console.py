@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from malmoi.system.language import translate
-from malmoi.system.progress import Progress, listening
+from malmoi.system.progress import VALIDATE, Progress, listening
 
 SECONDS_BETWEEN_LINES = 5.0  # where there is no terminal
 SECONDS_BETWEEN_UPDATES = 0.1  # on a terminal
@@ -58,6 +58,8 @@ class Console(logging.Handler):
 
     def __call__(self, event: Progress) -> None:
         """How far it is: updated in place on a terminal, a line every few seconds elsewhere."""
+        if event.verb == VALIDATE:  # its metrics have a line of the log
+            return
         now = time.monotonic()
         begins = event.verb != self._verb
         if begins:

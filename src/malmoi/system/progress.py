@@ -4,6 +4,8 @@ Every function of `malmoi` that takes a while accepts `progress=`, a function of
 
     malmoi.pretrain("gpt-char", data="book.txt", out="runs/book", minutes=3, progress=print)
 
+An event of `pretrain` or `finetune` can end the run: `event.stop()`.
+
 Internally, `report_progress` sends events to the current listener, so that no layer has to pass a
 callback on.
 """
@@ -13,10 +15,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+VALIDATE = "validate"  # the verb of an event with the metrics of an evaluation during training
+
 
 @dataclass(frozen=True)
 class Progress:
     """How far a call is: `done` of `total` units of the work that `verb` names.
+
+    Training reports its steps, with their loss in `metrics`, and as the verb "validate" the metrics
+    of each evaluation (`valid_loss`, `accuracy`…).
 
     Examples:
         >>> events = []
@@ -37,15 +44,31 @@ class Progress:
         """From 0 to 1; None if the total is unknown."""
         return min(1.0, self.done / self.total) if self.total else None
 
+    def stop(self) -> None:
+        """Ends the training run after this step, evaluated and saved, as if its budget were used.
+
+        A pre-training run resumes where it stopped if it is called again.
+        """
+        if (listener := _listener.get()) is not None:
+            listener.stop = True
+
 
 ProgressCallback = Callable[[Progress], None]
-_listener: ContextVar[ProgressCallback | None] = ContextVar("malmoi_progress", default=None)
+
+
+@dataclass
+class _Listener:
+    callback: ProgressCallback
+    stop: bool = False  # whether the callback asked to end the run
+
+
+_listener: ContextVar[_Listener | None] = ContextVar("malmoi_progress", default=None)
 
 
 @contextmanager
 def listening(callback: ProgressCallback | None) -> Iterator[None]:
     """Sends the events of everything called inside to `callback`; None changes nothing."""
-    token = _listener.set(callback or _listener.get())
+    token = _listener.set(_listener.get() if callback is None else _Listener(callback))
     try:
         yield
     finally:
@@ -65,5 +88,14 @@ def tracked(
 
 def report_progress(event: Progress) -> None:
     """Sends an event to the listener, if there is one."""
-    if (callback := _listener.get()) is not None:
-        callback(event)
+    if (listener := _listener.get()) is not None:
+        listener.callback(event)
+
+
+def stop_requested() -> bool:
+    """Whether the callback asked to end the run; asking once ends one run."""
+    listener = _listener.get()
+    if listener is None or not listener.stop:
+        return False
+    listener.stop = False
+    return True

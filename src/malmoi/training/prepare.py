@@ -51,6 +51,7 @@ CHANGEABLE_SETTINGS |= {
     "train.tensorboard",
 }
 CHANGEABLE_SETTINGS |= {"train.fit_batch", "train.micro", "train.compile", "train.parallel"}
+CHANGEABLE_SETTINGS |= {"plugins"}  # a file may be renamed
 
 
 def prepare_run(recipe: Recipe, origin: RunSources, out: Path, group: ProcessGroup) -> TrainingRun:

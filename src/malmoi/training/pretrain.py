@@ -1,6 +1,7 @@
 """From text to a trained model: tokenizer → token store → network → `Trainer.fit` → folder."""
 
 import logging
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from malmoi.errors import UsageError, nearest
+from malmoi.model import PATTERNS
 from malmoi.system.files import folder_lock
 from malmoi.tokenizer import Tokenizer
 from malmoi.training.estimate import estimate_run
@@ -16,10 +18,11 @@ from malmoi.training.log import plural
 from malmoi.training.losses.distil import Distillation
 from malmoi.training.parallel import ProcessGroup, process_group
 from malmoi.training.prepare import DISTIL, prepare_run, read_recipe
-from malmoi.training.recipe import Recipe, run_folder
+from malmoi.training.recipe import OBJECTIVE_SAMPLES, Recipe, run_folder
 from malmoi.training.recipes import RECIPES, SIZED, named_recipe
 from malmoi.training.report import write_report
 from malmoi.training.run_tokenizer import RunSources
+from malmoi.training.schedule import SCHEDULES
 from malmoi.training.signals import Stopped
 from malmoi.training.sizing import SizedRecipe, size_recipe
 from malmoi.training.trainer import Trainer
@@ -118,7 +121,17 @@ def resolve_recipe(recipe: str | Recipe, overrides: Mapping[str, Any]) -> Recipe
         paths = {"train.fit_batch": False, **paths}
     if _names_budget(paths):
         chosen = replace(chosen, train=replace(chosen.train, steps=0, tokens=0, minutes=0.0))
-    return chosen.override(paths).check()
+    chosen = chosen.override(paths).check()
+    return replace(chosen, plugins=_plugins(chosen))
+
+
+def _plugins(recipe: Recipe) -> tuple[str, ...]:
+    """The plugins that registered what the recipe names."""
+    patterns = set(re.findall(r"[A-Za-z_]\w*", " ".join(recipe.model.attention)))
+    found = [OBJECTIVE_SAMPLES.origins.get(recipe.objective)]
+    found += [SCHEDULES.origins.get(recipe.train.schedule)]
+    found += [PATTERNS.origins.get(name) for name in sorted(patterns)]
+    return tuple(dict.fromkeys(name for name in found if name is not None))
 
 
 def _sized(

@@ -1,15 +1,27 @@
 """A run as one frozen record: model, objective, tokenizer, data and training settings."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Self
 
 from malmoi.config import Config, ModelConfig
 from malmoi.errors import require
+from malmoi.system.plugins import Registry, require_plugins
 from malmoi.system.run_folder import RunFolder
+from malmoi.training.schedule import INVERSE_SQRT, SCHEDULES
 
 _require = partial(require, "Invalid recipe")
+
+# objective → the one of ours whose samples it learns from; `malmoi.register_objective` adds to it
+OBJECTIVE_SAMPLES: Registry[str] = Registry(
+    "objective",
+    {
+        name: name
+        for name in ("lm", "bilm", "both", "mlm", "mlm+nsp", "mlm+sop", "electra", "translation")
+    },
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +84,7 @@ class TrainConfig(Config):
     cautious_decay: bool = False
     clip: float = 1.0  # 0: off
     label_smoothing: float = 0.0  # share of the next token's probability spread over all tokens
-    schedule: Literal["linear", "cosine", "wsd", "constant", "inverse_sqrt"] = "linear"
+    schedule: str = "linear"  # linear, cosine, wsd, constant, inverse_sqrt, or a plugin's
     warmup: float = 0.01  # share of the budget
     warmup_steps: int = 100  # at least this many steps
     floor: float = 0.0  # final learning rate as a share of its peak
@@ -93,6 +105,11 @@ class TrainConfig(Config):
     parallel: Literal["ddp", "fsdp"] = "ddp"
     tensorboard: bool = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.schedule != INVERSE_SQRT:
+            SCHEDULES.find(self.schedule)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(Config):
@@ -108,17 +125,31 @@ class Recipe(Config):
     name: str
     about: str = ""
     model: ModelConfig
-    objective: Literal[
-        "lm", "bilm", "both", "mlm", "mlm+nsp", "mlm+sop", "electra", "translation"
-    ] = "lm"
+    # lm, bilm, both, mlm, mlm+nsp, mlm+sop, electra, translation, or a plugin's
+    objective: str = "lm"
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    plugins: tuple[str, ...] = ()  # where its objective, schedule and patterns are registered
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        OBJECTIVE_SAMPLES.find(self.objective)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        require_plugins(values.get("plugins", ()))
+        return super().from_dict(values)
+
+    @property
+    def samples(self) -> str:
+        """The objective of ours whose samples this recipe's objective learns from."""
+        return OBJECTIVE_SAMPLES[self.objective]
 
     @property
     def causal(self) -> bool:
         """Whether next tokens are predicted, so that samples are windows of the text."""
-        return self.objective in ("lm", "bilm", "both")
+        return self.samples in ("lm", "bilm", "both")
 
     @property
     def phases(self) -> tuple[tuple[int, float], ...]:
@@ -181,7 +212,7 @@ class Recipe(Config):
                 f"train.{name} is a share of the run: from {low:.0f} to 1, not {value:g}.",
             )
         _require(
-            self.model.both_ways == (self.objective == "both"),
+            self.model.both_ways == (self.samples == "both"),
             "the objective both and model.both_ways=true belong together.",
         )
         _require(

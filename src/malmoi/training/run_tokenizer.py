@@ -84,7 +84,7 @@ def _learn(recipe: Recipe, readers: list[DocumentReader]) -> Tokenizer:
         kind=c.kind,
         vocab=c.vocab,
         lowercase=c.lowercase,
-        special=SPECIAL.get(recipe.objective, "none"),
+        special=SPECIAL.get(recipe.samples, "none"),
     )
 
 

@@ -61,7 +61,7 @@ def _feed(
     source = parts[0] if len(parts) == 1 else Mixture(parts, d.weights, seed)
     if recipe.causal:
         causal = LMBatches(source)
-        if recipe.objective != "both":
+        if recipe.samples != "both":
             return PhaseFeed(causal, length, len(source))
         masked = MaskedWindows(source, _masking(recipe, words), seed)
         kinds = ((d.causal_share, causal), (1 - d.causal_share, masked))
@@ -101,7 +101,7 @@ def _source(
     if recipe.causal:
         shuffled = d.shuffle == "documents" and others is None  # validation keeps its order
         return Windows(store, length, seed, documents=d.document_mask, shuffled=shuffled)
-    following: Any = {"mlm+nsp": "nsp", "mlm+sop": "sop"}.get(recipe.objective)
+    following: Any = {"mlm+nsp": "nsp", "mlm+sop": "sop"}.get(recipe.samples)
     return Pairs(
         store, length, seed, specials=words.specials, next=following, short=d.short, others=others
     )

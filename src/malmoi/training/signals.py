@@ -4,6 +4,8 @@ import signal
 from types import FrameType
 from typing import Any, Self
 
+EARLY_STOP = 1  # asked for by a callback, not by a signal
+
 
 class Stopped(BaseException):
     """Raised after a run was asked to stop and has saved; `code` is the exit status."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from malmoi.errors import MalmoiError
 from malmoi.model import count_parameters
 from malmoi.system.files import write_text
-from malmoi.system.progress import Progress
+from malmoi.system.progress import VALIDATE, Progress, stop_requested
 from malmoi.training.average import WeightAverage
 from malmoi.training.calibration import COMPILED_PAYS, StepTimer
 from malmoi.training.device import (
@@ -39,7 +39,7 @@ from malmoi.training.parallel import gradient_sync, wrap_model
 from malmoi.training.recipe import Recipe
 from malmoi.training.run import TrainingRun
 from malmoi.training.schedule import rate_at
-from malmoi.training.signals import Stopped, StopSignals
+from malmoi.training.signals import EARLY_STOP, Stopped, StopSignals
 from malmoi.training.spikes import is_spike
 from malmoi.training.state import (
     Position,
@@ -138,7 +138,8 @@ class Trainer:
                         continue
                     self._count_step(micros, phase, size)
                     self._pending.append((phase, losses))
-                    self._watch(phase)
+                    if self._watch(phase):
+                        break
                 metrics = self._finish()
         release_compiled(self.loss_module)
         self.log.close()
@@ -243,7 +244,7 @@ class Trainer:
             each.zero_grad(set_to_none=True)
         slowest = self.group.max(torch.tensor([update, sequence], device=self.group.device))
         update, sequence = slowest.tolist()
-        sized = {"lm": "gpt", "both": "both"}.get(self.recipe.objective, "bert")
+        sized = {"lm": "gpt", "both": "both"}.get(self.recipe.samples, "bert")
         return Pace(
             update, sequence, self.budget.seconds, self.recipe.phases, self.group.world, sized
         )
@@ -372,20 +373,24 @@ class Trainer:
 
     # ------------------------------------------------------------------ watching
 
-    def _watch(self, phase: int) -> None:
-        """After a step: checks the loss, logs, validates, saves and stops when due."""
+    def _watch(self, phase: int) -> bool:
+        """After a step: checks the loss, logs, validates and saves when due.
+
+        A signal stops the run here; returns whether a callback asked to end it.
+        """
         c = self.config
         p = self.position
         asked = self._agree()
-        done = self.budget.progress(p) >= 1
+        early = asked == EARLY_STOP
+        done = self.budget.progress(p) >= 1 or early
         saving = done or asked or self._save_is_due()
         validating = bool(c.valid_every) and p.step % c.valid_every == 0 and not done
         if (saving or validating or self._look_is_due()) and not self._read_losses(phase):
-            return
+            return False
         # the loss of this step was computed before its update
         if saving and not weights_are_finite(self.network, self.group):
             self._roll_back(math.nan, phase)
-            return
+            return False
         if validating:
             self._validate()
             self.clock.lap("validation")
@@ -396,6 +401,7 @@ class Trainer:
             self.log.line(f"Stopped at step {p.step:,} and saved; run the same command to resume.")
             self.log.close()
             raise Stopped(asked)
+        return early
 
     def _look_is_due(self) -> bool:
         """Whether to read the losses: on a GPU only now and then, because reading waits for it."""
@@ -415,9 +421,9 @@ class Trainer:
         )
 
     def _agree(self) -> int:
-        """Synchronises the clock; returns the stop signal that any process received, or 0."""
+        """Synchronises the clock; returns the signal that stops any process, EARLY_STOP, or 0."""
         seconds = self.clock.seconds
-        number = self._stop.number
+        number = self._stop.number or (EARLY_STOP if stop_requested() else 0)
         if self.group.world > 1:
             told = torch.tensor(
                 [seconds if self.group.first else 0.0, number], device=self.group.device
@@ -547,6 +553,7 @@ class Trainer:
             step=p.step, tokens=p.tokens, seconds=round(p.seconds, 3), **rounded
         )
         self.log.write_row(**row, **({"sample": text} if text else {}))
+        self.log.progress(Progress(VALIDATE, p.step, unit="steps", metrics=metrics))
         words = ", ".join(
             f"{name.replace('_', ' ')} {value:.4g}" for name, value in rounded.items()
         )

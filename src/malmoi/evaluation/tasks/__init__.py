@@ -24,6 +24,7 @@ from malmoi.evaluation.tasks import (
     scramble,
     squad,
 )
+from malmoi.system.plugins import Registry, load_installed_plugins
 from malmoi.text.rows import table_rows
 
 _FAMILIES = (
@@ -38,7 +39,9 @@ _FAMILIES = (
     arithmetic,
     scramble,
 )
-TASKS: dict[str, Task] = {task.name: task for family in _FAMILIES for task in family.TASKS}
+TASKS: Registry[Task] = Registry(
+    "task", {task.name: task for family in _FAMILIES for task in family.TASKS}
+)
 
 __all__ = [
     "KINDS",
@@ -66,6 +69,8 @@ def named_task(name: str) -> Task:
     """Looks up a task by name; the name of a kind is a custom task on columns text, label…"""
     if name in KINDS or name in KIND_ALIASES:
         return custom_task(name)
+    if name not in TASKS:
+        load_installed_plugins()
     if name not in TASKS:
         raise UsageError(
             f"There is no task {name!r}.{nearest(name, {**KINDS, **TASKS})} `malmoi tasks` "

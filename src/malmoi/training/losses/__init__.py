@@ -1,6 +1,6 @@
 """Training objectives: losses of one forward pass that can be added and scaled."""
 
-from malmoi.training.losses.base import IGNORE_LABEL, ForwardPass, Objective, count_labels
+from malmoi.training.losses.base import IGNORE_LABEL, ForwardPass, Objective, Term, count_labels
 from malmoi.training.losses.language import OBJECTIVES, both, lm, mlm, nsp, objective
 
 __all__ = [
@@ -8,6 +8,7 @@ __all__ = [
     "OBJECTIVES",
     "ForwardPass",
     "Objective",
+    "Term",
     "both",
     "count_labels",
     "lm",

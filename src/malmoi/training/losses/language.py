@@ -6,8 +6,8 @@ from typing import cast
 import torch.nn.functional as F
 from torch import Tensor
 
-from malmoi.errors import UsageError, nearest
 from malmoi.model.heads import Generator, LMHead
+from malmoi.system.plugins import Registry
 from malmoi.training.losses.base import IGNORE_LABEL, ForwardPass, Objective, Term, real_tokens
 from malmoi.training.losses.linear_xent import linear_cross_entropy
 
@@ -94,20 +94,21 @@ def detect() -> Objective:
     return Objective((Term("detect", "tokens", total),))
 
 
-OBJECTIVES: dict[str, Callable[..., Objective]] = {
-    "lm": lm,
-    "bilm": bilm,
-    "both": both,
-    "translation": translation,
-    "mlm": mlm,
-    "electra": lambda: mlm("generator") + DETECTION_WEIGHT * detect(),
-    "mlm+nsp": lambda: mlm() + nsp(),
-    "mlm+sop": lambda: mlm() + nsp(),  # the same head; pairs are swapped instead of drawn
-}
+OBJECTIVES: Registry[Callable[..., Objective]] = Registry(
+    "objective",
+    {
+        "lm": lm,
+        "bilm": bilm,
+        "both": both,
+        "translation": translation,
+        "mlm": mlm,
+        "electra": lambda: mlm("generator") + DETECTION_WEIGHT * detect(),
+        "mlm+nsp": lambda: mlm() + nsp(),
+        "mlm+sop": lambda: mlm() + nsp(),  # the same head; pairs are swapped instead of drawn
+    },
+)
 
 
 def objective(name: str, *settings: float) -> Objective:
     """An objective by name; `both` and `translation` have a setting."""
-    if name not in OBJECTIVES:
-        raise UsageError(f"There is no objective {name!r}.{nearest(name, OBJECTIVES)}")
-    return OBJECTIVES[name](*settings)
+    return OBJECTIVES.find(name)(*settings)

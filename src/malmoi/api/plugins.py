@@ -1,0 +1,129 @@
+"""What you add from outside: tasks, metrics, objectives, schedules and attention patterns.
+
+A registered name works wherever a name of the package does: in `finetune` and `evaluate`, in a
+recipe, in `settings`, and on the command line after `--plugin FILE.py`, or for an installed package
+with an entry point in the group "malmoi.plugins".
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from malmoi.errors import UsageError
+
+if TYPE_CHECKING:
+    from malmoi.evaluation.task import Task
+    from malmoi.model.patterns import Predicate
+    from malmoi.training.losses import Objective
+    from malmoi.training.recipe import TrainConfig
+
+    Schedule = Callable[[float, TrainConfig], float]
+    MakePattern = TypeVar("MakePattern", bound=Callable[..., Predicate])
+
+Metric = Callable[[Sequence[Any], Sequence[Any]], float]
+
+
+def register_task(task: "Task") -> "Task":
+    """Makes a task known by its name.
+
+    Examples:
+        >>> from dataclasses import replace
+        >>> stars = malmoi.custom_task("classification", text="review", label="stars")
+        >>> malmoi.register_task(replace(stars, name="my-stars")).name
+        'my-stars'
+        >>> "my-stars" in malmoi.tasks()
+        True
+    """
+    from malmoi.evaluation.tasks import TASKS
+
+    TASKS.register(task.name, task)
+    return task
+
+
+def register_metric(function: Metric, *, lower_is_better: bool = False) -> Metric:
+    """Makes a metric known by its function's name: (gold, predicted) → a number.
+
+    Name it in a task's `metrics`; the first of them selects the best checkpoint.
+
+    Examples:
+        >>> @malmoi.register_metric
+        ... def share_of_good(gold, predicted):
+        ...     return sum(label == "good" for label in predicted) / len(predicted)
+        >>> task = malmoi.custom_task("classification", metrics=["accuracy", "share_of_good"])
+        >>> malmoi.evaluate("runs/reviews", task, "reviews.csv")
+        {'accuracy': ..., 'share_of_good': ..., 'examples': 12}
+    """
+    from malmoi.metrics import LOWER_IS_BETTER, METRICS
+
+    METRICS.register(function.__name__, function)
+    if lower_is_better:
+        LOWER_IS_BETTER.add(function.__name__)
+    return function
+
+
+def register_schedule(function: "Schedule") -> "Schedule":
+    """Makes a learning-rate schedule known by its function's name.
+
+    The function takes the share of the budget that is used, from 0 to 1 after the warm-up, and the
+    settings of training; it returns the rate as a share of its peak.
+
+    Examples:
+        >>> @malmoi.register_schedule
+        ... def square_root(progress, config):
+        ...     return 1 - (1 - config.floor) * progress**0.5
+        >>> malmoi.recipes()["gpt-char"].override({"train.schedule": "square_root"}).train.schedule
+        'square_root'
+    """
+    from malmoi.training.schedule import SCHEDULES
+
+    SCHEDULES.register(function.__name__, function)  # type: ignore[arg-type]  # TrainConfig has these settings
+    return function
+
+
+def register_pattern(make: "MakePattern") -> "MakePattern":
+    """Makes an attention pattern known by its function's name.
+
+    The function takes a `Layout` and the numbers after the colon; it returns a predicate (batch,
+    head, query, key) → bool. See `malmoi.model.patterns`.
+
+    Examples:
+        >>> from malmoi.model.patterns import Layout, all_of, column, local, parse_pattern
+        >>> @malmoi.register_pattern
+        ... def dilated(at, window, step):
+        ...     return all_of(local(at, window), column(at, step))
+        >>> parse_pattern("causal & dilated:6,2").mask(Layout(1, 1, 8, offset=7)).int().flatten()
+        tensor([0, 0, 0, 1, 0, 1, 0, 1], dtype=torch.int32)
+    """
+    from malmoi.model.patterns import PATTERNS
+
+    PATTERNS.register(make.__name__, make)
+    return make
+
+
+def register_objective(
+    *, samples: Literal["lm", "mlm", "mlm+nsp", "both"]
+) -> "Callable[[Callable[[], Objective]], Callable[[], Objective]]":
+    """Makes a pre-training objective known by its function's name.
+
+    The function returns an `Objective`: ours add and scale, and a `Term` is a loss of your own (see
+    `malmoi.training.losses`). `samples` is the objective of ours whose samples it learns from.
+
+    Examples:
+        >>> from malmoi.training.losses import mlm, nsp
+        >>> @malmoi.register_objective(samples="mlm+nsp")
+        ... def mostly_mlm():
+        ...     return mlm() + 0.1 * nsp()
+        >>> malmoi.recipes()["bert-tiny"].override({"objective": "mostly_mlm"}).samples
+        'mlm+nsp'
+    """
+    from malmoi.training.losses import OBJECTIVES
+    from malmoi.training.recipe import OBJECTIVE_SAMPLES
+
+    if samples not in OBJECTIVE_SAMPLES:
+        raise UsageError(f"samples is one of {', '.join(OBJECTIVE_SAMPLES)}, not {samples!r}.")
+
+    def register(make: "Callable[[], Objective]") -> "Callable[[], Objective]":
+        OBJECTIVE_SAMPLES.register(make.__name__, samples)
+        OBJECTIVES.register(make.__name__, make)
+        return make
+
+    return register
