@@ -187,7 +187,8 @@ SMALLER = (
     (r" --open", ""),
 )
 SETUP = ("make ", "pip ", ". ")  # done before a test can run
-NOT_PROVIDED = ("SmolLM2-135M-Instruct.gguf",)  # files that the pages name and do not make
+# files that the pages name and do not make, and what comes of them
+NOT_PROVIDED = ("SmolLM2-135M-Instruct.gguf", "train.en", "runs/en-de")
 DEMO = """
 from malmoi.demo.demo import run_demo
 from malmoi.demo.story import DemoConfig, DemoSize

@@ -100,6 +100,7 @@ def transformer_recipe(name: str) -> Recipe:
         warmup=0.0,
         warmup_steps=2000 if small else 4000,
         ema=0.1 if small else 0.05,
+        compile=False,  # batches have many shapes
     )
     return Recipe(
         name=name,
