@@ -26,13 +26,13 @@ def check(root: Path, files: dict[str, str]) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, capture_output=True, text=True)
 
 
-def test_what_is_in_order_passes(tmp_path: Path) -> None:
+def test_a_clean_tree_passes(tmp_path: Path) -> None:
     inner = {"model/b.py": "def f():\n    from malmoi.model import a\n"}
     assert check(tmp_path, FINE | inner).returncode == 0
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_what_is_wrong_is_named(what: str, tmp_path: Path) -> None:
+def test_every_violation_is_named(what: str, tmp_path: Path) -> None:
     files, said = WRONG[what]
     done = check(tmp_path, FINE | files)
     assert done.returncode == 1

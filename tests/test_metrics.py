@@ -120,7 +120,7 @@ def test_a_correlation_keeps_its_figures_whatever_the_scale() -> None:
 @few
 @given(both(st.sampled_from([1.0, 2.0, 3.0, math.nan])))
 @pytest.mark.filterwarnings("ignore::scipy.stats.ConstantInputWarning")
-def test_what_is_no_number_is_not_ranked(pair: tuple[list[float], list[float]]) -> None:
+def test_nan_is_not_ranked(pair: tuple[list[float], list[float]]) -> None:
     from scipy.stats import spearmanr
 
     gold, said = pair
@@ -132,7 +132,7 @@ def test_what_is_no_number_is_not_ranked(pair: tuple[list[float], list[float]]) 
     )
 
 
-def test_not_a_number_is_worse_than_any_number() -> None:
+def test_nan_is_worse_than_any_number() -> None:
     for name, worst in (("accuracy", 0.0), ("mse", 1e300)):
         assert metrics.is_better(name, worst, math.nan)
         assert not metrics.is_better(name, math.nan, worst)
@@ -265,7 +265,7 @@ def test_language_measures_and_means() -> None:
     assert metrics.mean_with_error([3.0]).standard_error == 0
 
 
-def test_what_cannot_be_judged_is_said() -> None:
+def test_unscorable_inputs_are_refused() -> None:
     with pytest.raises(UsageError, match="2 labels and 1 prediction"):
         metrics.accuracy(["a", "b"], ["a"])
     with pytest.raises(UsageError, match="nothing to score"):

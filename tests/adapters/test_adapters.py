@@ -194,7 +194,7 @@ def name_base(folder: Path, base: Path) -> None:
     )
 
 
-def test_a_soft_prompt_of_a_model_that_reads_both_ways_is_not_given_to_peft(
+def test_a_soft_prompt_of_a_bidirectional_model_is_not_exported_to_peft(
     bases: dict[str, Path], tmp_path: Path
 ) -> None:
     """Its [CLS] speaks for the text; in PEFT the first soft token would."""
@@ -212,7 +212,9 @@ def test_a_soft_prompt_of_a_model_that_reads_both_ways_is_not_given_to_peft(
 
 @pytest.mark.parametrize("family", BASES)
 @torch.no_grad()
-def test_soft_tokens_that_are_words_are_those_words(family: str, bases: dict[str, Path]) -> None:
+def test_soft_tokens_equal_to_embeddings_act_as_those_tokens(
+    family: str, bases: dict[str, Path]
+) -> None:
     """n vectors of real tokens before a text do what the tokens themselves would."""
     base, tokens = read_checkpoint(bases[family]), torch.tensor([[5, 9, 40, 7], [8, 3, 6, 30]])
     words = first_words(adapter_of("prompt"), tokenizer_of(base), 0)
@@ -254,7 +256,7 @@ def test_padded_and_packed_rows_see_the_soft_tokens_too(
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 @pytest.mark.parametrize("kind", ["prompt", "prefix"])
 @torch.no_grad()
-def test_a_cache_behind_soft_tokens_is_the_whole_pass(
+def test_cached_decoding_after_soft_tokens_equals_the_full_pass(
     family: str, kind: str, bases: dict[str, Path]
 ) -> None:
     network = drawn(read_checkpoint(bases[family]), adapter_of(kind)).network
@@ -267,7 +269,7 @@ def test_a_cache_behind_soft_tokens_is_the_whole_pass(
 
 
 @pytest.mark.parametrize("kind", ["prompt", "prefix", "lora"])
-def test_an_adapter_writes_and_scores_like_any_model(
+def test_an_adapter_generates_and_scores_like_any_model(
     kind: str, bases: dict[str, Path], tmp_path: Path
 ) -> None:
     base, adapter = read_checkpoint(bases["gpt2"]), adapter_of(kind)
@@ -302,7 +304,7 @@ def test_an_adapter_writes_and_scores_like_any_model(
     assert model.perplexity("a good film " * 30) > 0
 
 
-def test_lora_on_rows_of_a_fused_map_changes_only_those(bases: dict[str, Path]) -> None:
+def test_lora_on_part_of_a_fused_projection_changes_only_that_part(bases: dict[str, Path]) -> None:
     base = read_checkpoint(bases["gpt2"])
     changed = drawn(base, adapter_of("lora")).network
     qkv = changed.trunk.blocks[0].attend.qkv
@@ -318,7 +320,7 @@ def test_lora_on_rows_of_a_fused_map_changes_only_those(bases: dict[str, Path]) 
 
 @pytest.mark.parametrize("kind", ["lora", "prefix", "prompt"])
 @pytest.mark.parametrize("family", ["lively gpt2", "lively bert"])
-def test_an_adapter_learns_a_label_and_its_base_stays(
+def test_an_adapter_learns_labels_and_leaves_its_base_unchanged(
     family: str, kind: str, bases: dict[str, Path], rows: Path, tmp_path: Path
 ) -> None:
     before, out = bits(bases[family]), tmp_path / "out"
@@ -336,7 +338,7 @@ def test_an_adapter_learns_a_label_and_its_base_stays(
 
 
 @pytest.mark.parametrize("kind", ["tagging", "choice", "answer", "regression"])
-def test_every_kind_of_task_has_its_adapter(
+def test_adapters_train_on_every_kind_of_task(
     kind: str, bases: dict[str, Path], tmp_path: Path
 ) -> None:
     from finetuning.test_finetune import rows_of, the_task
@@ -360,7 +362,7 @@ def test_every_kind_of_task_has_its_adapter(
         assert judged[measure] == pytest.approx(done.metrics[measure], abs=1e-6, nan_ok=True)
 
 
-def test_a_soft_prompt_says_label_words_and_moves_little(
+def test_a_soft_prompt_predicts_label_words_with_few_weights(
     bases: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Lester et al. 2021: no new layer, only n vectors; what it learns it also writes."""
@@ -433,7 +435,7 @@ def test_label_words_are_learnt_without_a_soft_prompt_too(
     assert model.generate(f"{GOOD}\nlabel:", max_new_tokens=4, temperature=0).startswith(" yes")
 
 
-def test_the_papers_share_of_weights() -> None:
+def test_adapters_train_the_share_of_weights_in_the_papers() -> None:
     """Twenty soft tokens of GPT-2 small: 15,360 of 124 million."""
     with torch.device("meta"):
         network = Network(preset("gpt2-small"), {"lm": 0})
@@ -542,7 +544,7 @@ def learnt(bases: dict[str, Path], tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "adapter", base
 
 
-def test_a_base_that_is_gone_is_named(learnt: tuple[Path, Path]) -> None:
+def test_a_missing_base_is_named_in_the_error(learnt: tuple[Path, Path]) -> None:
     folder, base = learnt
     base.rename(base.with_name("moved"))
     with pytest.raises(MalmoiError, match=f"adapter of {base}.*base_model_name_or_path"):
@@ -640,7 +642,7 @@ def test_an_impossible_adapter_is_refused_before_it_learns(
         finetune(base, custom_task("classification"), rows, tmp_path / "out", rows, **settings)
 
 
-def test_what_an_adapter_cannot_stand_on_or_be_written_over(
+def test_unsupported_bases_and_output_folders_are_refused(
     learnt: tuple[Path, Path], rows: Path, tmp_path: Path
 ) -> None:
     folder, base = learnt

@@ -112,7 +112,7 @@ def checked() -> list[str]:
     return said.splitlines()
 
 
-def test_no_answer_has_the_type_any(checked: list[str]) -> None:
+def test_no_public_function_returns_any(checked: list[str]) -> None:
     revealed = [line for line in checked if "Revealed type is" in line]
     assert len(revealed) == SCRIPT.read_text("utf-8").count("reveal_type(")
     assert [line for line in revealed if re.search(r"\bAny\b", line)] == []
@@ -257,7 +257,7 @@ def test_help_lists_every_option_with_what_it_does() -> None:
     assert "\n        mask_rate: share of the tokens that an MLM predicts" in said
 
 
-def test_a_run_starts_over_if_told_to(workshop: Path, tmp_path: Path) -> None:
+def test_overwrite_starts_a_run_over(workshop: Path, tmp_path: Path) -> None:
     def train(**options: Unpack[malmoi.PretrainOptions]) -> malmoi.Model:
         recipe, settings = KINDS["gpt"]
         return malmoi.pretrain(

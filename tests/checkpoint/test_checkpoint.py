@@ -233,7 +233,7 @@ def test_a_bias_of_two_names_is_found_under_either(
     ],
     ids=str,
 )
-def test_another_way_to_choose_is_refused_and_elsewhere_ignored(
+def test_unsupported_head_settings_are_refused_but_ignored_without_that_head(
     kind: str, name: str, changes: dict, tmp_path: Path
 ) -> None:
     make_hf(kind, name, **changes).save_pretrained(tmp_path)
@@ -267,7 +267,9 @@ NOT_THERE = {
 
 @pytest.mark.parametrize("what", NOT_THERE)
 @torch.no_grad()
-def test_what_transformers_could_not_run_is_written_as_ours(what: str, tmp_path: Path) -> None:
+def test_models_that_transformers_cannot_run_are_written_as_malmoi(
+    what: str, tmp_path: Path
+) -> None:
     config, head = NOT_THERE[what]
     network = initialise(Network(config, {head: 0}), 0).eval()
     write_checkpoint(Checkpoint(network), tmp_path)
@@ -346,7 +348,7 @@ def test_shards_and_torch_files_load(tmp_path: Path) -> None:
     assert torch.equal(read_checkpoint(tmp_path / "shards").network(tokens)["lm"], want)
 
 
-def test_what_hugging_face_cannot_express_says_so_and_comes_back(tmp_path: Path) -> None:
+def test_models_without_a_hugging_face_class_round_trip(tmp_path: Path) -> None:
     config = gpt3(
         vocab=60, width=16, depth=2, heads=2, context=24, attention=("causal", "causal & local:4")
     )
@@ -523,7 +525,9 @@ def test_a_pickle_that_runs_code_is_not_opened(tmp_path: Path) -> None:
     assert not (tmp_path / "owned").exists()
 
 
-def test_names_that_are_not_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_folders_and_hub_ids_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(UsageError, match="There is no folder"):
         read_checkpoint(tmp_path / "nowhere")
     with pytest.raises(MalmoiError, match="HF_HUB_OFFLINE"):

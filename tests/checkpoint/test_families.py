@@ -191,7 +191,7 @@ def test_a_fine_tuned_classifier_opens_in_transformers(classifier: Path) -> None
     assert [p.label for p in found] == [labels[i] for i in expected.indices]
 
 
-def test_it_is_made_smaller(classifier: Path, tmp_path: Path) -> None:
+def test_every_family_can_be_pruned_quantised_and_shared(classifier: Path, tmp_path: Path) -> None:
     kind = transformers.AutoModelForSequenceClassification
     ways: dict[str, Any] = {"sparsity": 0.5, "neurons": 0.5, "layers": "0,2"}
     for way, how in ways.items():

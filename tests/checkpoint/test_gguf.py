@@ -230,7 +230,7 @@ def test_llama3_scaling_is_recognised_from_its_factors(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cut", PRE_TOKENIZERS)
 @given(text=st.text(st.sampled_from("ab Z'st.,!0129é한글\n\t ㄱ①Ⅷ²+$~"), max_size=40))
 @settings(max_examples=40, deadline=None)
-def test_every_cut_keeps_every_text(cut: str, text: str) -> None:
+def test_every_pre_tokenizer_keeps_every_text(cut: str, text: str) -> None:
     tokenizer = VOCABULARIES.setdefault(cut, read_vocabulary(vocabulary_metadata(cut), "here"))
     assert tokenizer.decode(tokenizer.encode(text).tokens) == text
 
@@ -238,7 +238,7 @@ def test_every_cut_keeps_every_text(cut: str, text: str) -> None:
 VOCABULARIES: dict[str, malmoi.Tokenizer] = {}
 
 
-def test_cuts_are_those_of_the_models_they_are_named_after() -> None:
+def test_pre_tokenizers_match_the_models_they_are_named_after() -> None:
     def words(cut: str) -> list[str]:
         return [
             piece.replace("Ġ", " ")
@@ -348,7 +348,7 @@ def test_a_damaged_file_is_one_clear_sentence(damage: Any, sentence: str, tmp_pa
 
 @given(at=st.integers(0, 9000), byte=st.integers(0, 255), cut=st.none() | st.integers(24, 100_000))
 @settings(max_examples=60, deadline=None)
-def test_no_byte_can_do_more_than_fail(
+def test_a_changed_byte_is_an_error_at_worst(
     at: int, byte: int, cut: int | None, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "broken.gguf"

@@ -129,7 +129,7 @@ ASKED: dict[str, tuple[list[str], dict[str, object]]] = {  # options, and what P
 
 
 @pytest.mark.parametrize("what", ASKED)
-def test_generate_asks_as_python_does(
+def test_generate_takes_the_options_of_python(
     call: Call, gpt: Path, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import malmoi
@@ -331,7 +331,7 @@ def test_wrong_requests(call: Call, gpt: Path, encoder: Path, tmp_path: Path) ->
     refused(call("tokenizer", "show", "--tokenizer", tmp_path, "a"), 1, str(tmp_path))
 
 
-def test_wishes_that_do_not_go_together(call: Call, gpt: Path) -> None:
+def test_conflicting_options_are_refused(call: Call, gpt: Path) -> None:
     def asked(*options: object) -> Done:
         return call("generate", "--model", gpt, *options, "the")
 
@@ -447,7 +447,7 @@ def test_unknown_names_offer_the_nearest(call: Call) -> None:
     assert call("--version").out.startswith("malmoi ")
 
 
-def test_failures_outside_our_hands_are_sentences_too(
+def test_failures_of_the_system_are_one_sentence(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(error: BaseException) -> Done:
@@ -483,7 +483,7 @@ def test_help_is_quick() -> None:
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 0.5
 
 
-def test_a_reader_that_leaves_is_not_an_error_to_talk_about() -> None:
+def test_a_closed_pipe_is_not_an_error() -> None:
     leaves = (
         "import os; r, w = os.pipe(); os.close(r); os.dup2(w, 1); from malmoi.cli import "
         "main; main()"
@@ -500,7 +500,7 @@ def test_sigterm_ends_with_143() -> None:
     assert process(stopped) == Done(143, "", "")
 
 
-def test_benchmarks_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_benchmarks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["bench", "--list"]) == 0
     assert {line.split("\t")[0] for line in capsys.readouterr().out.splitlines()} == set(scripts())
     assert run_command(["bench", "decod"]) == 2
@@ -531,7 +531,7 @@ def test_a_benchmark_compares_with_its_peer(capfd: pytest.CaptureFixture[str]) -
     assert min(told["malmoi"], told["transformers"], told["ratio"]) > 0
 
 
-def test_a_file_in_and_a_file_out(call: Call, classifier: Path, tmp_path: Path) -> None:
+def test_predict_writes_every_row_of_a_file(call: Call, classifier: Path, tmp_path: Path) -> None:
     data = tmp_path / "new.csv"
     data.write_text('id,words of it\n1,"small, words"\n2,\n3,the state\n', "utf-8")
     done = call("predict", "-m", classifier, "--data", data)

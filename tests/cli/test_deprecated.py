@@ -47,7 +47,7 @@ def test_old_settings_of_a_recipe_mean_the_new_ones() -> None:
     assert current_fields("TrainConfig", {"lr": 1.0}) == {"lr": 1.0}
 
 
-def test_old_folders_are_known_again(tmp_path: Path) -> None:
+def test_run_folders_of_earlier_versions_are_read(tmp_path: Path) -> None:
     (tmp_path / "finetune.json").write_text(
         json.dumps({"task": "sst2", "untrained": False}), "utf-8"
     )

@@ -248,7 +248,7 @@ def tune(bert: Path, tmp_path: Path, workdir: Path) -> Callable[..., int]:
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_a_mistake_is_told_with_its_place(
+def test_a_mistake_is_reported_with_its_place(
     what: str, tune: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments, name, content, said = REFUSED[what]
@@ -259,7 +259,7 @@ def test_a_mistake_is_told_with_its_place(
     assert not (tmp_path / "out").exists()  # nothing is begun that cannot be done
 
 
-def test_what_is_odd_is_done_and_told(
+def test_suspicious_rows_are_used_with_a_warning(
     tune: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     long = f"{'good ' * 25_000},pos\n{'bad ' * 25_000},neg\n"

@@ -59,7 +59,9 @@ def saved(folder: Path, config: ModelConfig, heads: dict[str, int], **more: Any)
 
 @given(st.sampled_from((4, 8)), st.integers(1, 9), st.integers(1, 70), st.integers(0, 10_000))
 @settings(max_examples=40, deadline=None)
-def test_packing_is_reversible_and_theirs(bits: int, rows: int, columns: int, seed: int) -> None:
+def test_packing_is_reversible_and_equals_compressed_tensors(
+    bits: int, rows: int, columns: int, seed: int
+) -> None:
     half = 1 << bits - 1
     drawn = torch.randint(
         -half, half, (rows, columns), generator=torch.Generator().manual_seed(seed)
@@ -231,7 +233,7 @@ def shifted(tensors: dict[str, Tensor], name: str) -> None:
         (shifted, "without zero points"),
     ],
 )
-def test_damage_is_told(
+def test_damaged_folders_are_refused(
     harm: Callable[[dict[str, Tensor], str], None], sentence: str, tmp_path: Path
 ) -> None:
     quantize_model(saved(tmp_path / "whole", LLAMA, {"lm": 0}), tmp_path / "small")
@@ -251,7 +253,7 @@ def test_damage_is_told(
         ({"config_groups": {"a": {}}}, "is not understood"),
     ],
 )
-def test_another_way_to_quantise_is_told(
+def test_unsupported_quantisation_is_refused(
     change: dict[str, Any], sentence: str, tmp_path: Path
 ) -> None:
     quantize_model(saved(tmp_path / "whole", LLAMA, {"lm": 0}), tmp_path / "small")
@@ -280,7 +282,7 @@ FAMILIES = {
 
 @pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
-def test_neurons_that_go_are_those_that_write_nothing(name: str) -> None:
+def test_neurons_that_contribute_nothing_are_pruned_first(name: str) -> None:
     whole = network(*FAMILIES[name])
     hidden = whole.config.mlp_width
     for block in whole.trunk.blocks:
@@ -293,7 +295,7 @@ def test_neurons_that_go_are_those_that_write_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
-def test_heads_that_go_are_those_that_write_nothing(name: str) -> None:
+def test_heads_that_contribute_nothing_are_pruned_first(name: str) -> None:
     whole = network(*FAMILIES[name])
     c = whole.config
     for block in whole.trunk.blocks:
@@ -304,14 +306,14 @@ def test_heads_that_go_are_those_that_write_nothing(name: str) -> None:
     torch.testing.assert_close(scores(small), scores(whole), rtol=0, atol=1e-5)
 
 
-def test_layers_that_skip_connections_pair_cannot_go() -> None:
+def test_layers_paired_by_skip_connections_cannot_be_pruned() -> None:
     whole = network(gpt2(**SIZES, skip_connections=True), {"lm": 0})
     with pytest.raises(UsageError, match="Skip connections pair the layers"):
         with_layers(whole, "1,2")
 
 
 @torch.no_grad()
-def test_layers_that_stay_are_the_right_ones_with_their_patterns() -> None:
+def test_kept_layers_keep_their_weights_and_patterns() -> None:
     whole = network(gpt3(**SIZES, attention=("causal", "causal & local:3")), {"lm": 0})
     small = with_layers(whole, "1,2")
     assert small.config.attention == ("causal & local:3", "causal")
@@ -323,7 +325,7 @@ def test_layers_that_stay_are_the_right_ones_with_their_patterns() -> None:
 
 @pytest.mark.parametrize("part", ["heads", "neurons"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_importance_is_the_slope_of_a_gate(part: str, name: str) -> None:
+def test_importance_is_the_gradient_of_a_gate(part: str, name: str) -> None:
     whole = network(*FAMILIES[name])
     objective, batch = lm(), {"tokens": TOKENS[:, :-1], "lm_labels": TOKENS[:, 1:]}
     if "classify" in whole.heads:
@@ -341,7 +343,7 @@ def test_importance_is_the_slope_of_a_gate(part: str, name: str) -> None:
 
 @pytest.mark.parametrize("part", ["heads", "neurons"])
 @torch.no_grad()
-def test_what_the_loss_does_not_need_goes_first(part: str, tmp_path: Path) -> None:
+def test_parts_the_loss_does_not_need_are_pruned_first(part: str, tmp_path: Path) -> None:
     whole = network(LLAMA, {"lm": 0})
     # large weights that nothing comes of: their values, or their gates, are zero
     for block in whole.trunk.blocks:
@@ -427,7 +429,7 @@ def test_a_pruned_classifier_is_judged_and_opened(
 
 
 @torch.no_grad()
-def test_a_llama_without_heads_is_a_llama(tmp_path: Path) -> None:
+def test_a_llama_with_pruned_heads_opens_in_transformers(tmp_path: Path) -> None:
     prune_model(saved(tmp_path / "whole", LLAMA, {"lm": 0}), tmp_path / "small", heads=0.5)
     small = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "small")
     torch.testing.assert_close(

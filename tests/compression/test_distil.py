@@ -78,7 +78,7 @@ def a_batch(seed: int = 0) -> dict[str, Tensor]:
     st.floats(0.1, 20),
     st.integers(0, 999),
 )
-def test_the_divergence_is_torchs(
+def test_the_kl_divergence_equals_torchs(
     rows: int, classes: int, temperature: float, size: float, seed: int
 ) -> None:
     some = torch.Generator().manual_seed(seed)
@@ -94,7 +94,7 @@ def test_the_divergence_is_torchs(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_language_is_taught_in_pieces_where_there_are_labels(
+def test_distillation_in_chunks_counts_labelled_tokens_only(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, head = FAMILIES[family]
@@ -124,7 +124,7 @@ def test_a_language_is_taught_in_pieces_where_there_are_labels(
     assert not any(w.requires_grad for w in teacher.parameters())
 
 
-def test_the_teachers_share_and_the_angle_of_the_hidden_states() -> None:
+def test_soft_labels_and_the_cosine_loss_are_weighted() -> None:
     config = bert(**TINY)
     teacher, student, batch = drawn(config, {"mlm": 0}, 1), drawn(config, {"mlm": 0}, 2), a_batch()
     done, counts = ForwardPass.of(student, batch), {"mlm_labels": torch.tensor(4.0)}
@@ -195,7 +195,7 @@ def test_a_student_is_every_second_layer_of_its_teacher(family: str) -> None:
     assert table_for(student) is not None
 
 
-def test_which_layers() -> None:
+def test_a_student_takes_distilberts_layers() -> None:
     twelve = Checkpoint(Network(gpt3(**(TINY | {"depth": 12})), {"lm": 0}))
     six = student_of(twelve, 6).network
     chosen = [0, 2, 4, 7, 9, 11]  # DistilBERT's
@@ -298,7 +298,7 @@ def test_a_gpt_may_have_a_student_that_never_met_a_task(rows: Path, tmp_path: Pa
     assert read_checkpoint(tmp_path / "s").network.config.width == 16
 
 
-def test_words_are_taught(base: Path, tmp_path: Path) -> None:
+def test_a_tagger_is_distilled(base: Path, tmp_path: Path) -> None:
     rows = tmp_path / "a.jsonl"
     row = {"text": GOOD.split(), "label": ["O", "B-X", "O", "B-X", "O"]}
     rows.write_text((json.dumps(row) + "\n") * 24)
@@ -311,7 +311,7 @@ def test_words_are_taught(base: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["mlm", "lm"])
-def test_text_is_taught(kind: str, base: Path, tmp_path: Path) -> None:
+def test_a_language_model_is_distilled_on_text(kind: str, base: Path, tmp_path: Path) -> None:
     source, text = base, tmp_path / "a.txt"
     text.write_text(
         "\n\n".join(f"{GOOD}. {BAD}. {word} {GOOD}." for word in "abcdefghijklmnopqrst" * 3)
@@ -346,7 +346,9 @@ def test_text_is_taught(kind: str, base: Path, tmp_path: Path) -> None:
         malmoi.pretrain(str(tmp_path / "s"), data=text, out=tmp_path / "s", steps=9, device="cpu")
 
 
-def test_what_cannot_be_taught(teacher: Path, base: Path, rows: Path, tmp_path: Path) -> None:
+def test_impossible_distillations_are_refused(
+    teacher: Path, base: Path, rows: Path, tmp_path: Path
+) -> None:
     task, out = custom_task("classification"), tmp_path / "s"
     words = train_tokenizer(["another vocabulary than that"] * 3, kind="wordpiece", vocab=60)
     narrow = dict(vocab=words.vocab_size, width=8, depth=1)

@@ -64,7 +64,7 @@ def test_a_weight_is_off_by_half_a_step_at_most(
     st.integers(0, 10_000),
 )
 @settings(max_examples=40, deadline=None)
-def test_what_is_laid_out_is_found_again(
+def test_packed_weights_unpack_to_the_same_numbers(
     bits: int, outputs: int, strides: int, group: int, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -136,7 +136,7 @@ def test_a_machine_without_the_kernel_refuses_int8_and_says_why(
         malmoi.load(tmp_path, device="cpu", dtype="int8")
 
 
-def test_a_compiler_that_fails_is_told(tmp_path: Path) -> None:
+def test_a_failing_compiler_is_reported(tmp_path: Path) -> None:
     broken = replace(detect(), compiler="false", features=detect().features | {"dotprod"})
     with pretend(broken), pytest.raises(UsageError, match="false could not compile"):
         quantize_int8(Network(gpt2(**SIZES), {"lm": 0}))
@@ -184,7 +184,7 @@ def test_a_model_is_opened_with_int8_weights_by_name(tmp_path: Path) -> None:
 
 
 @needs_kernel
-def test_no_other_place_than_the_processor() -> None:
+def test_int8_is_refused_on_other_devices_than_the_cpu() -> None:
     network = quantize_int8(Network(preset("gpt2-small", depth=1, vocab=50), {"lm": 0}))
     network.to(torch.bfloat16)  # about the other weights alone
     assert network.trunk.blocks[0].mlp.up.weight.numbers.dtype == torch.uint8

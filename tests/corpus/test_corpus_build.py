@@ -72,7 +72,7 @@ def texts_of(out: Path) -> list[str]:
 
 @given(st.text(alphabet="abcÀ가나 .,-1\n\U0001f600", max_size=60), st.integers(1, 4))
 @settings(max_examples=100, deadline=None)
-def test_runs_of_words_are_equal_where_the_words_are(text: str, length: int) -> None:
+def test_word_ngrams_are_equal_where_the_words_are(text: str, length: int) -> None:
     found = ngrams.hash_words(text)
     split = "".join(c if c.isalnum() else " " for c in text).lower().split()
     assert [text[a:b].lower() for a, b in zip(found.starts, found.ends, strict=True)] == split
@@ -90,7 +90,7 @@ def test_a_long_text_has_the_words_of_its_pieces() -> None:
 
 @given(st.lists(st.text(alphabet="ab가 .", max_size=20), max_size=8))
 @settings(max_examples=50, deadline=None)
-def test_texts_looked_at_together_have_their_own_words(texts: list[str]) -> None:
+def test_ngrams_of_a_batch_do_not_cross_texts(texts: list[str]) -> None:
     for together, text in zip(ngrams.hash_each(texts), texts, strict=True):
         alone = ngrams.hash_words(text)
         for name in ("hashes", "starts", "ends"):
@@ -241,7 +241,7 @@ def test_pieces_and_lengths() -> None:
     assert [overlap_words([n]) for n in (3, 10, 40)] == [8, 10, 13]
 
 
-def test_passages_of_a_test_set_go(tmp_path: Path) -> None:
+def test_passages_of_a_test_set_are_removed(tmp_path: Path) -> None:
     secret = [prose(seed, 40) for seed in range(900, 905)]
     rows = "".join(f"{n}\t{text}\tyes\n" for n, text in enumerate(secret))
     (tmp_path / "test.tsv").write_text("id\tquestion\tanswer\n" + rows, "utf-8")
@@ -287,7 +287,7 @@ def test_weights_decide_the_shares(tmp_path: Path) -> None:
     assert {written[prose(n)] for n in range(100, 120)} == {3}
 
 
-def test_a_share_that_cannot_be_held_is_told(
+def test_a_share_that_cannot_be_met_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = write(tmp_path / "one.jsonl", [prose(0, 3000)])
@@ -369,7 +369,7 @@ def test_a_build_that_was_killed_resumes(verb: str, sources: list[str], tmp_path
     assert not events  # a finished build is not repeated
 
 
-def test_good_text_stays(tmp_path: Path) -> None:
+def test_text_like_the_reference_is_kept(tmp_path: Path) -> None:
     junk = [f"click here to win a free phone now {prose(n)}" for n in range(120)]
     fine = [f"{ENGLISH} {prose(n)}" for n in range(200, 212)]
     good = write(tmp_path / "good.jsonl", [f"{ENGLISH} {prose(n)}" for n in range(300, 360)])

@@ -137,7 +137,7 @@ def test_pictures() -> None:
     assert sharpest([[[[0.5, 0.5], [0.5, 0.5]], [[1.0, 0.0], [0.0, 1.0]]]]) == (0, 1)
 
 
-def test_what_pre_training_was_worth_is_said(story: Story) -> None:
+def test_the_gain_of_pre_training_is_printed(story: Story) -> None:
     assert "+15 points" in module._verdict(story, 0.15)
     for gain in (0.01, -0.03):
         told = module._verdict(story, gain)

@@ -545,7 +545,7 @@ def test_errors_are_sentences(gpt: Path, bert: Path, copa: Path, tmp_path: Path)
         malmoi.finetune(bert, "lambada", _data("lambada", copa, tmp_path), tmp_path / "out")
 
 
-def test_an_answer_without_an_end_is_told(gpt: Path) -> None:
+def test_unfinished_answers_are_reported(gpt: Path) -> None:
     found = result(gpt, "2d+", None, limit=3)
     endless = [
         len(load(gpt, device="cpu").tokenizer.ids([text])[0]) >= 10
@@ -606,7 +606,7 @@ def test_evaluate_from_the_shell(
     assert "match\t0 ± 0" in capsys.readouterr().out
 
 
-def test_a_model_that_is_asked_in_words(gpt: Path, bert: Path) -> None:
+def test_zero_shot_classify_answer_and_summarise(gpt: Path, bert: Path) -> None:
     ours, masked = load(gpt, device="cpu"), load(bert, device="cpu")
     form = "{text} So it is"
     found = ours.classify("the {man}", ["out", "now"], prompt=form)

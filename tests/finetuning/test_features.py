@@ -287,7 +287,7 @@ def test_states_that_cannot_be_written_leave_nothing_half(
     assert [p.name for p in folder.iterdir()] == ["layer-3.f16"]
 
 
-def test_what_does_not_go_together_is_said(
+def test_conflicting_settings_are_refused(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = file_of("classification", tmp_path)

@@ -523,7 +523,7 @@ def judged_rows(folder: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "way", [{}, {"features": "last", "batch": 8}, {"layer_decay": 0.8, "patience": 4}]
 )
-def test_a_stopped_run_goes_on_and_ends_bit_equal(
+def test_a_stopped_run_resumes_and_ends_bit_equal(
     way: dict[str, Any],
     bert: Path,
     data: Callable[[str], Path],
@@ -687,7 +687,7 @@ def test_runs_share_their_tokens(
     assert asked[: len(asked) // 2] == asked[len(asked) // 2 :]
 
 
-def test_what_does_not_fit_is_said(
+def test_models_that_do_not_fit_the_task_are_refused(
     bert: Path, gpt: Path, data: Callable[[str], Path], tmp_path: Path
 ) -> None:
     path = data("classification")
@@ -714,7 +714,7 @@ def test_what_does_not_fit_is_said(
         evaluate(tmp_path / "yes", named_task("sst2"), sst2)
 
 
-def test_a_very_long_text_is_cut_and_told(
+def test_a_very_long_text_is_truncated_with_a_note(
     bert: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "a.csv"

@@ -127,7 +127,7 @@ def test_a_model_without_a_template_gets_a_plain_dialogue(words: Tokenizer) -> N
         (None, [{"role": "user", "content": "x", "more": object()}], "plain data"),
     ],
 )
-def test_what_a_template_cannot_do(
+def test_templates_cannot_escape_the_sandbox(
     template: Any, messages: Any, sentence: str, words: Tokenizer
 ) -> None:
     with pytest.raises(MalmoiError, match=sentence):
@@ -221,7 +221,9 @@ def test_real_vocabularies_get_transformers_tokens_for_a_conversation(
 )
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_nobody_forges_a_turn(template: str | None, marked: Tokenizer, data: st.DataObject) -> None:
+def test_messages_cannot_forge_a_turn(
+    template: str | None, marked: Tokenizer, data: st.DataObject
+) -> None:
     """Whatever the messages say, the control tokens are those of a conversation about nothing."""
     ours = talking(marked, template)
     planted = [
@@ -290,7 +292,7 @@ def test_an_answer_is_the_continuation_of_the_rendered_text(folder: Path) -> Non
         model.chat("Hello", n=2)
 
 
-def test_the_command_remembers_what_was_said(folder: Path) -> None:
+def test_chat_keeps_the_conversation(folder: Path) -> None:
     command = [
         "chat",
         "--model",

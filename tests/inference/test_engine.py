@@ -148,7 +148,7 @@ def test_other_patterns_positions_and_grouped_keys(config, tokenizer: Tokenizer)
             assert tuple(best.tolist()) == done.tokens
 
 
-def test_a_seed_gives_the_same_text_alone_and_in_company_and_in_generate(model: Model) -> None:
+def test_a_seed_gives_the_same_text_alone_in_a_batch_and_in_generate(model: Model) -> None:
     texts = ["the state", "a small model of", "나는 오늘", "the union is strong"]
     rules = [
         {"temperature": 0.9, "top_p": 0.9},
@@ -313,7 +313,7 @@ def test_closing_drains_or_cancels(model: Model) -> None:
 # here without one
 
 
-def test_steps_that_go_ahead_give_the_same(model: Model) -> None:
+def test_steps_submitted_ahead_change_no_token(model: Model) -> None:
     jobs = [
         GenerationJob(
             prompt, GenerationConfig(5 + 4 * i, Sampling(**rule), seed=i), logprobs=2 * (i == 3)
@@ -403,7 +403,7 @@ def test_the_kernel_of_a_step_stores_and_looks_as_attention_does(
         assert torch.equal(held, was)
 
 
-def test_generate_uses_a_cohort_again_where_its_graphs_are_worth_keeping(model: Model) -> None:
+def test_generate_reuses_a_batch_whose_graphs_are_kept(model: Model) -> None:
     wishes = {"max_new_tokens": 21, "seed": 5}
     texts = ["the state", "a", "나는 오늘 학교에", "a"]
     expected = model.generate(texts, **wishes), model.generate("the", n=3, **wishes)
@@ -425,7 +425,7 @@ def test_generate_uses_a_cohort_again_where_its_graphs_are_worth_keeping(model: 
 
 
 @given(st.integers(1, 64), st.integers(1, 3000), st.integers(1, 3000))
-def test_buckets_hold_what_they_must(rows: int, width: int, most: int) -> None:
+def test_buckets_are_large_enough(rows: int, width: int, most: int) -> None:
     assert rows <= bucket_rows(rows, 64) <= min(2 * rows, 64)
     assert min(width, most) <= bucket_width(width, most) <= most
 
@@ -452,7 +452,7 @@ def test_a_shared_beginning_is_read_once_and_changes_nothing(model: Model) -> No
         assert [one.logprob for one in reused.logprobs] == pytest.approx(expected, abs=1e-4)
 
 
-def test_what_is_kept_stays_within_its_budget_and_forgets_the_oldest(model: Model) -> None:
+def test_the_prefix_cache_stays_within_its_budget_and_evicts_the_oldest(model: Model) -> None:
     cohort = DecodeBatch(model.network, 1, 96)
     size = 2 * 3 * 48 * BLOCK_TOKENS * 4  # keys and values, 3 layers of width 48, 4 bytes
     prefixes = PrefixCache(model.network, budget=5 * size)
@@ -742,7 +742,7 @@ ASKED_TOO_MUCH = {
 
 
 @pytest.mark.parametrize("said", ASKED_TOO_MUCH)
-def test_what_is_asked_beyond_a_limit_is_told(model: Model, said: str) -> None:
+def test_constraints_beyond_a_limit_are_refused(model: Model, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         model.generate("the", **ASKED_TOO_MUCH[said])
 

@@ -237,7 +237,7 @@ def test_sparse_patterns_decode_as_the_full_forward(
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # where the processor emulates bf16
 @pytest.mark.parametrize(("scale", "shift"), [(0.02, 0.0), (1.0, 0.0), (0.1, 40.0)])
-def test_a_screened_head_chooses_exactly_the_best(scale: float, shift: float) -> None:
+def test_the_fast_argmax_is_exact(scale: float, shift: float) -> None:
     config = gpt2(vocab=5000, context=8, width=96, depth=1, heads=2, init_std=scale)
     head = initialise(Network(config, {"lm": 0}), 0).heads["lm"]
     with torch.no_grad():
@@ -260,7 +260,7 @@ def test_a_screened_head_chooses_exactly_the_best(scale: float, shift: float) ->
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
-def test_decoding_with_a_screen_writes_the_same(gpt2_pair) -> None:
+def test_decoding_with_the_fast_argmax_changes_no_token(gpt2_pair) -> None:
     _, ours = gpt2_pair
     prompts = [ours.tokenizer.encode(text).tokens for text in PROMPTS]
     wish = GenerationConfig(20, Sampling(temperature=0))
@@ -273,7 +273,7 @@ def test_decoding_with_a_screen_writes_the_same(gpt2_pair) -> None:
 
 
 @pytest.mark.parametrize("mkl", [True, False])
-def test_the_order_in_memory_changes_no_number(mkl: bool) -> None:
+def test_column_major_weights_change_no_result(mkl: bool) -> None:
     network = initialise(
         Network(gpt2(vocab=50, context=8, width=32, depth=2, heads=2), {"lm": 0}), 0
     ).eval()
@@ -503,7 +503,7 @@ def test_a_score_knows_whether_greedy_decoding_would_write_it(gpt2_pair) -> None
     assert [greedy for _, greedy in token_logprobs(ours.network, rows)] == [True, False]
 
 
-def test_where_a_score_has_no_meaning(gpt2_pair) -> None:
+def test_scores_that_cannot_be_computed_are_refused(gpt2_pair) -> None:
     _, ours = gpt2_pair
     with pytest.raises(UsageError, match="continuation is empty"):
         ours.score("a", "")
@@ -667,7 +667,7 @@ def test_a_causal_model_embeds_too(gpt2_pair) -> None:
     assert np.allclose(ours.logits("the state"), theirs(ids).logits[0], atol=1e-4)
 
 
-def test_vectors_that_cannot_be_made(bert_pair) -> None:
+def test_impossible_embeddings_are_refused(bert_pair) -> None:
     ours = bert_pair[1]
     with pytest.raises(UsageError, match="'mean'"):
         ours.embed("a", pool="meen")

@@ -184,7 +184,7 @@ def test_a_kernel_that_spreads_a_query_without_keys_over_all_is_corrected(
     compare("sdpa", Layout(2, T, T), CHILD, lambda b, h, i, j: CASES[CHILD][h](i, j))
 
 
-def test_who_sees_nobody_has_an_empty_picture() -> None:
+def test_a_query_without_keys_attends_to_nothing() -> None:
     network, trail = small(attention=(CHILD,)), Activations(attention=[])
     network.trunk(torch.arange(8)[None], activations=trail)
     assert not trail.attention[0][0, 1, :3].any()

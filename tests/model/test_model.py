@@ -270,7 +270,7 @@ def test_packed_documents_equal_separate_passes(config: ModelConfig) -> None:
 
 
 @torch.no_grad()
-def test_a_trail_shows_every_layer_and_attention_that_sums_to_one() -> None:
+def test_activations_hold_every_layer_and_attention_that_sums_to_one() -> None:
     network, trail = gpt2_tiny(), Activations(attention=[])
     hidden = network.trunk(torch.randint(0, 50, (2, 7)), activations=trail)
     assert len(trail.hidden) == 4

@@ -168,7 +168,7 @@ def test_tasks_take_them(runs: Path) -> None:
     assert config["features"]["layers"] == [0, 1, 2]
 
 
-def test_what_they_cannot_do_is_a_sentence(runs: Path) -> None:
+def test_unsupported_uses_are_refused(runs: Path) -> None:
     model = malmoi.load(runs / "elmo", device="cpu")
     assert "generate" not in model.abilities
     with pytest.raises(UsageError, match="token by token"):

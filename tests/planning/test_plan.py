@@ -355,7 +355,7 @@ def test_an_unknown_gpu_offers_the_nearest() -> None:
         (dict(gpus=513), "cannot share a step of 512 sequences"),
     ],
 )
-def test_what_cannot_be_is_said(fleet: dict[str, Any], sentence: str) -> None:
+def test_impossible_plans_are_refused(fleet: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         planned("gpt2-small", Fleet(gpu("h200"), **fleet))
 
@@ -386,7 +386,7 @@ def test_a_batch_that_the_gpus_do_not_divide_is_noted() -> None:
     assert not planned("gpt2-small").notes
 
 
-def test_the_command_tells_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["plan", "gpt2-small", "--gpus", "8", "--gpu", "h100", "--set", "train.tokens=20e9"]
     assert run_command([*arguments, "--json", "--price", "2.5", "--gradient-checkpointing"]) == 0
     said = json.loads(capsys.readouterr().out)
@@ -402,7 +402,7 @@ def test_the_command_tells_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert "cost" not in told
 
 
-def test_alone_it_lists_the_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_without_arguments_lists_the_gpus(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["plan"]) == 0
     said = capsys.readouterr().out
     assert all(name in said for name in GPUS)

@@ -180,7 +180,7 @@ def test_fields_that_ask_for_nothing_change_nothing(live: Live, neutral: dict[st
 
 
 @pytest.mark.parametrize("field", ["tools", "functions"])
-def test_what_is_not_offered_is_refused(live: Live, field: str) -> None:
+def test_unsupported_fields_are_refused(live: Live, field: str) -> None:
     body = {"messages": USER, field: [{"type": "function"}]}
     answer = httpx.post(f"{live.url}/v1/chat/completions", json=body, timeout=60)
     assert answer.status_code == 400

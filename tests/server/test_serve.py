@@ -240,7 +240,9 @@ def test_the_best_of_several(theirs: openai.OpenAI, models: dict[str, Model]) ->
     assert done.choices[0].text == texts[int(np.argmax(means))]
 
 
-def test_a_conversation(theirs: openai.OpenAI, models: dict[str, Model]) -> None:
+def test_chat_completions_continue_a_conversation(
+    theirs: openai.OpenAI, models: dict[str, Model]
+) -> None:
     messages: Any = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "hi"}]},
@@ -485,7 +487,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
 
 
 @pytest.mark.parametrize(("path", "body", "status", "words"), REFUSED)
-def test_what_cannot_be_done_is_told_in_their_form(
+def test_errors_have_openais_format(
     client: httpx.Client, path: str, body: dict[str, Any], status: int, words: str
 ) -> None:
     answer = client.post(path, json=body)
@@ -495,7 +497,7 @@ def test_what_cannot_be_done_is_told_in_their_form(
     assert words in error["message"]
 
 
-def test_what_programs_look_for_has_a_name(client: httpx.Client) -> None:
+def test_errors_have_codes_for_programs(client: httpx.Client) -> None:
     def code(path: str, **body: Any) -> str | None:
         return client.post(path, json=body).json()["error"]["code"]
 
@@ -547,13 +549,13 @@ def test_large_bodies_are_refused_announced_or_not(client: httpx.Client) -> None
     "path",
     ["/v1/none", "/../../pyproject.toml", "/%2e%2e/%2e%2e/pyproject.toml", "/v1/models/..%2fgpt"],
 )
-def test_there_is_nothing_elsewhere(client: httpx.Client, path: str) -> None:
+def test_unknown_addresses_are_404(client: httpx.Client, path: str) -> None:
     answer = client.get(path)
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/moderations", "/tokenize", "/foo"])
-def test_nothing_is_posted_elsewhere_either(client: httpx.Client, path: str) -> None:
+def test_posts_to_unknown_addresses_are_404(client: httpx.Client, path: str) -> None:
     """Clients that look for an address fall back on 404, not on 405."""
     answer = client.post(path, json={})
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
@@ -614,13 +616,13 @@ def test_one_request_that_fails_is_alone(client: httpx.Client, models: dict[str,
     assert client.post("/v1/fill", json={"model": "bert", "text": "the [MASK]"}).status_code == 200
 
 
-def test_the_specification_is_kept(live: Live) -> None:
+def test_responses_follow_the_openapi_schema(live: Live) -> None:
     check_specification(live, examples=6)
 
 
 @pytest.mark.heavy
 @pytest.mark.timeout(900)
-def test_the_specification_is_kept_for_long(live: Live) -> None:
+def test_many_responses_follow_the_openapi_schema(live: Live) -> None:
     check_specification(live, examples=150)
 
 
@@ -681,7 +683,7 @@ def slow(folder: Path) -> Iterator[Live]:
 LONG = {"prompt": PROMPT, "max_tokens": 80, "temperature": 1.0, "seed": 0, "top_k": 20}
 
 
-def test_who_goes_away_frees_the_place(slow: Live) -> None:
+def test_a_disconnected_client_frees_its_slot(slow: Live) -> None:
     engine = slow.engine()
     with httpx.Client(base_url=slow.url) as client:
         with client.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as answer:
@@ -694,7 +696,7 @@ def test_who_goes_away_frees_the_place(slow: Live) -> None:
     assert engine.stats().running == 0
 
 
-def test_a_full_queue_says_when_to_come_again(slow: Live) -> None:
+def test_a_full_queue_answers_429_with_retry_after(slow: Live) -> None:
     engine = slow.engine()
     with httpx.Client(base_url=slow.url, timeout=60) as client, ThreadPoolExecutor(2) as pool:
         running = pool.submit(client.post, "/v1/completions", json=LONG)
@@ -708,7 +710,7 @@ def test_a_full_queue_says_when_to_come_again(slow: Live) -> None:
         assert [running.result().status_code, waiting.result().status_code] == [503, 503]
 
 
-def test_what_takes_too_long_says_so(folder: Path) -> None:
+def test_a_slow_request_times_out_with_504(folder: Path) -> None:
     """80 steps of 20 ms are more than half a second."""
     with Live({"gpt": slow_gpt(folder, 0.02)}, timeout=0.5) as server:
         with httpx.stream(
@@ -721,7 +723,7 @@ def test_what_takes_too_long_says_so(folder: Path) -> None:
         assert wait_until(lambda: server.engine().stats().cancelled == 2)
 
 
-def test_stopping_tells_everyone(slow: Live) -> None:
+def test_a_graceful_stop_answers_everyone(slow: Live) -> None:
     """Who is inside is answered, who comes later is told."""
     with httpx.Client(base_url=slow.url, timeout=60) as client, ThreadPoolExecutor(2) as pool:
         stream = pool.submit(
@@ -738,7 +740,7 @@ def test_stopping_tells_everyone(slow: Live) -> None:
     assert not slow.thread.is_alive()
 
 
-def test_stopping_at_once_cancels_and_says_so(slow: Live) -> None:
+def test_an_immediate_stop_cancels_with_503(slow: Live) -> None:
     with httpx.Client(base_url=slow.url) as client, ThreadPoolExecutor(2) as pool:
         stream = pool.submit(
             lambda: events(client.post("/v1/completions", json={**LONG, "stream": True}))
@@ -755,7 +757,7 @@ def test_stopping_at_once_cancels_and_says_so(slow: Live) -> None:
         )
 
 
-def test_slow_senders_are_sent_away(folder: Path) -> None:
+def test_slow_request_bodies_time_out(folder: Path) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"
     with (
         Live({"gpt": load(folder, device="cpu")}, body_timeout=0.3) as server,
@@ -779,7 +781,7 @@ def test_connections_are_kept_longer_than_clients_keep_them(live: Live) -> None:
     assert live.server.config.timeout_keep_alive > 60 > (httpx.Limits().keepalive_expiry or 0)
 
 
-def test_who_does_not_read_is_hung_up_on(folder: Path) -> None:
+def test_clients_that_do_not_read_are_disconnected(folder: Path) -> None:
     """More than the sockets hold is written to a client that does not read: the request ends."""
     body = json.dumps({**LONG, "n": 64, "logprobs": 20, "stream": True}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -884,7 +886,7 @@ def test_without_the_extra_the_command_says_what_to_install(monkeypatch: Any, ca
     assert "pip install fastapi uvicorn jinja2" in capsys.readouterr().err
 
 
-def test_a_taken_port_is_told() -> None:
+def test_a_port_in_use_is_reported() -> None:
     from malmoi.server.server import listen
 
     with (

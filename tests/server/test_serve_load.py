@@ -140,7 +140,7 @@ def test_many_streams_for_a_while(server: Server) -> None:
     assert 'malmoi_failed_total{model="gpt"} 0' in stats
 
 
-def test_a_stop_in_the_middle_tells_everyone(server: Server) -> None:
+def test_a_stop_under_load_answers_everyone(server: Server) -> None:
     outcome = asyncio.run(load(server, 3, stop=True))
     assert outcome.broken == []
     assert set(outcome.ends) <= {"answered", "stopping", "not taken"}
@@ -231,7 +231,7 @@ async def try_it(server: Server, seconds: float) -> Trial:
 
 
 @pytest.mark.timeout(LOAD_SECONDS + 300)
-def test_who_vanishes_and_who_hammers_harm_nobody(server: Server) -> None:
+def test_disconnecting_and_flooding_clients_harm_nobody(server: Server) -> None:
     trial = asyncio.run(try_it(server, LOAD_SECONDS))
     quarter = max(1, len(trial.memory) // 4)
     warm, end = median(trial.memory[quarter : 2 * quarter]), median(trial.memory[-quarter:])

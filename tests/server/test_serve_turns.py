@@ -116,9 +116,7 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("path", "body"), ASKED)
-def test_what_was_given_up_is_not_computed(
-    serving: Serving, path: str, body: dict[str, Any]
-) -> None:
+def test_cancelled_work_is_not_computed(serving: Serving, path: str, body: dict[str, Any]) -> None:
     """One is in its first layer and four wait when their clients go: that layer was the last."""
     first = serving.ask(path, body)
     assert serving.held.reached.wait(30)
@@ -159,7 +157,7 @@ def test_a_newer_request_of_a_tab_replaces_the_older(serving: Serving) -> None:
         one.close()
 
 
-def test_what_takes_too_long_is_not_computed_any_further(folder: Path) -> None:
+def test_timed_out_work_stops(folder: Path) -> None:
     model = load(folder, device="cpu")
     held = Held(model)
     with Live({"gpt": model}, slots=2, timeout=0.2) as live:
@@ -170,7 +168,7 @@ def test_what_takes_too_long_is_not_computed_any_further(folder: Path) -> None:
     assert len(held.threads) == 1
 
 
-def test_stopping_at_once_tells_those_whose_work_is_paused(serving: Serving) -> None:
+def test_an_immediate_stop_answers_paused_work(serving: Serving) -> None:
     with ThreadPoolExecutor(2) as pool:
         ask = lambda: httpx.post(f"{serving.live.url}/v1/lens", json={"text": TEXT}, timeout=60)  # noqa: E731
         asked = [pool.submit(ask) for _ in range(2)]
@@ -217,7 +215,7 @@ def test_answers_do_not_depend_on_who_else_asks(serving: Serving) -> None:
     assert found == [pytest.approx(model.classify(text, LABELS).scores, abs=1e-4) for text in texts]
 
 
-def test_turns_go_round_the_clients_then_round_their_requests() -> None:
+def test_clients_take_turns_then_their_requests_do() -> None:
     turns: list[str] = []
     go = threading.Event()
 
@@ -243,7 +241,7 @@ def test_turns_go_round_the_clients_then_round_their_requests() -> None:
     assert [name for name in turns if name != "b1"][:4] == ["a1", "a2", "a3", "a1"]
 
 
-def test_a_model_writes_on_while_it_reads_for_others(serving: Serving) -> None:
+def test_generation_continues_while_others_are_read(serving: Serving) -> None:
     with ThreadPoolExecutor(1) as pool:
         body = {"text": [TEXT] * 4, "labels": LABELS}
         long = pool.submit(httpx.post, f"{serving.live.url}/v1/classify", json=body, timeout=60)

@@ -387,7 +387,7 @@ def test_a_server_that_is_busy_or_gone_is_said_so_too(
 
 
 @in_browser
-def test_what_is_computed_anew_looks_old_until_then(visitor: Visitor) -> None:
+def test_outdated_results_are_dimmed_until_updated(visitor: Visitor) -> None:
     page = visitor.visit("lens", text="the state of")
     view, status = page.locator("#view"), page.locator("#status")
     expect(view).not_to_have_class("stale")
@@ -622,7 +622,7 @@ def test_every_view_fits_a_phone(browser: Any, live: Live) -> None:
 
 
 @in_browser
-def test_language_and_light_are_switched_and_kept(visitor: Visitor) -> None:
+def test_language_and_theme_are_switched_and_kept(visitor: Visitor) -> None:
     page = visitor.visit("fill", text="나는 [MASK] 갔다")
     page.locator("#language").click()
     expect(page.locator("h1")).to_have_text("빈칸 채우기")

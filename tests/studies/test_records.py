@@ -19,7 +19,7 @@ from malmoi.studies.records import (
 from tiny_runs import write_corpus
 
 
-def test_the_ladder_reads_and_lists(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_records_are_read_and_listed(capsys: pytest.CaptureFixture[str]) -> None:
     tracks, entries = read_ladder()
     assert {track.judge for track in tracks.values()} == set(JUDGES)
     assert all(entry.track in tracks for entry in entries)

@@ -47,7 +47,7 @@ TEMPLATE_BOMBS = {
 
 
 @pytest.mark.parametrize("kind", campaign.KINDS)
-def test_some_damaged_files_are_right_or_told(kind: str, tmp_path: Path) -> None:
+def test_damaged_files_load_correctly_or_are_refused(kind: str, tmp_path: Path) -> None:
     tried = [campaign.attempt(kind, seed, tmp_path / "it") for seed in range(FEW[kind])]
     assert [one for one in tried if one["outcome"] not in ("right", "told")] == []
     # the mutations are neither harmless nor all fatal

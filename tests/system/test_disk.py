@@ -34,7 +34,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path)
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_folder_has_one_writer_who_clears_up_after_the_dead(tmp_path: Path) -> None:
+def test_a_folder_has_one_writer_who_removes_leftovers(tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", "pass"])
     child.wait()
     dead, living = (tmp_path / f".a.{process}.tmp" for process in (child.pid, os.getpid()))
@@ -61,7 +61,7 @@ def test_a_folder_has_one_writer_who_clears_up_after_the_dead(tmp_path: Path) ->
         (OSError(errno.EIO, ""), "I/O error: a could not be read or written"),
     ],
 )
-def test_what_a_disk_refuses_is_a_sentence(error: Exception, said: str) -> None:
+def test_disk_errors_are_one_sentence(error: Exception, said: str) -> None:
     with pytest.raises(DiskError, match=said), explain_disk_errors("a"):
         raise error
 
@@ -101,7 +101,7 @@ def test_a_new_folder_goes_if_it_cannot_be_filled_and_an_old_one_stays(tmp_path:
         assert (folder / "a.json").exists() == stays
 
 
-def test_what_a_killed_writer_left_goes_with_the_next_output(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", "pass"])
     child.wait()
     (tmp_path / f".tokenizer.json.{child.pid}.tmp").touch()

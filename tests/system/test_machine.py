@@ -125,7 +125,7 @@ def test_a_machine_can_be_described_to_a_command() -> None:
         assert free_memory() == 2 * GIB
 
 
-def test_nobody_else_names_half_precision_by_a_method() -> None:
+def test_half_precision_is_chosen_in_one_place() -> None:
     """ruff refuses `torch.bfloat16`; a method of a tensor it cannot see."""
     source = Path(malmoi.__file__).parent
     files = [path for path in source.rglob("*.py") if path.name != "machine.py"]

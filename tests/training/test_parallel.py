@@ -186,7 +186,7 @@ def test_a_step_has_one_last_pass(
     assert told == [False, False, True] * 2
 
 
-def test_one_voice(two: Two) -> None:
+def test_only_the_first_process_prints(two: Two) -> None:
     """Only the first process says and writes; every step is there once."""
     assert two.said.count("Training a wordpiece tokenizer") == 3  # two ways, and the half run
     assert steps_of(two.folder / "gpt-fsdp") == list(range(1, STEPS + 1))
@@ -205,7 +205,7 @@ def test_a_signal_to_one_process_stops_all_after_saving(two: Two) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt-fsdp half", "bert-ddp half"])
-def test_one_process_goes_on_from_a_state_of_two(
+def test_one_process_resumes_a_state_of_two(
     name: str, two: Two, alone: dict[str, Path], corpus: Path
 ) -> None:
     kind = name.partition("-")[0]
@@ -222,9 +222,7 @@ def test_one_process_goes_on_from_a_state_of_two(
 
 
 @pytest.mark.parametrize("name", ["gpt-fsdp on", "bert-ddp on"])
-def test_two_processes_go_on_from_a_state_of_one(
-    name: str, two: Two, alone: dict[str, Path]
-) -> None:
+def test_two_processes_resume_a_state_of_one(name: str, two: Two, alone: dict[str, Path]) -> None:
     kind = name.partition("-")[0]
     assert two.said.count("Resuming from step 3.") == 2
     assert losses(two.folder / name) == pytest.approx(losses(alone[kind]), abs=1e-4)
@@ -284,7 +282,7 @@ def test_a_process_that_fails_ends_the_others(
     )
 
 
-def test_what_cannot_be_cut_is_refused() -> None:
+def test_settings_that_cannot_be_sharded_are_refused() -> None:
     chosen = named_recipe("gpt-char").override({"train.parallel": "fsdp"})
     with pytest.raises(UsageError, match=r"Muon needs whole matrices"):
         check_request(chosen, ProcessGroup(0, 2))

@@ -50,7 +50,7 @@ def test_more_compute_takes_larger_models_and_more_text_reads_it_less_often() ->
     assert size(2e6, 100, width=96).model.heads == 3
 
 
-def test_what_is_given_stays() -> None:
+def test_given_sizes_are_kept() -> None:
     found = size(23.5e6, 290, width=512, context=256)
     assert (found.model.width, found.model.heads, found.model.context) == (512, 8, 256)
     found = size(23.5e6, 290, width=256, depth=20)
@@ -87,7 +87,9 @@ def test_text_is_counted_and_sampled(tmp_path: Path) -> None:
     assert {"one", "two"} <= set(text.sample)
 
 
-def test_a_run_without_a_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_sizes_itself_and_resumes_with_the_same_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The command says why, the run follows it, and the same command goes on with the same size."""
     corpus = write_corpus(tmp_path / "text.txt", documents=120)
     settings = {"minutes": 0.02, "model.context": 16, "train.batch": 4}
@@ -110,7 +112,7 @@ def test_a_run_without_a_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert not (tmp_path / "no").exists()
 
 
-def test_what_cannot_be_sized_is_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_impossible_sizes_are_refused_in_a_sentence(tmp_path: Path) -> None:
     tiny = tmp_path / "tiny.txt"
     tiny.write_text("To be, or not to be. " * 90)
     with pytest.raises(UsageError, match=r"There are 1\.9 kB of text, too little"):

@@ -215,7 +215,7 @@ def test_a_stopped_run_ends_as_if_it_had_not_been(
     assert losses(tmp_path) == losses(whole[kind])
 
 
-def test_every_part_of_a_run_goes_on(corpus: Path, tmp_path: Path) -> None:
+def test_every_part_of_a_run_resumes(corpus: Path, tmp_path: Path) -> None:
     """Muon, a batch that grows, two sources by weight, several passes a step, averaged weights."""
     other = write_corpus(tmp_path / "other.txt", documents=25)
     recipe, settings = KINDS["gpt"]
@@ -380,7 +380,7 @@ def test_position_is_computed_not_replayed(corpus: Path, whole: dict[str, Path])
     assert work(100_000 * 8) == work(10 * 8) == 8
 
 
-def test_a_run_goes_on_from_a_far_step(
+def test_a_run_resumes_from_a_far_step(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A state of step 100,000: one batch is made for each step that is left, none for those
@@ -414,7 +414,7 @@ def test_a_finished_run_run_again_changes_nothing(whole: dict[str, Path], corpus
     assert not model.network.training
 
 
-def test_a_longer_budget_goes_on(corpus: Path, tmp_path: Path) -> None:
+def test_a_longer_budget_resumes(corpus: Path, tmp_path: Path) -> None:
     train("gpt", corpus, tmp_path, steps=3)
     train("gpt", corpus, tmp_path, steps=5)
     assert steps_of(tmp_path) == [1, 2, 3, 4, 5]
@@ -469,7 +469,7 @@ def test_the_state_before_a_damaged_one_is_used(
 
 
 @pytest.mark.parametrize("what", ["all damaged", "deleted"])
-def test_without_a_state_the_run_starts_anew_and_says_so(
+def test_without_a_state_the_run_starts_over_with_a_note(
     what: str,
     corpus: Path,
     whole: dict[str, Path],
@@ -543,7 +543,7 @@ def test_a_bad_step_takes_the_run_back_and_is_skipped(
     assert json.loads(newest.read_text())["position"]["samples_seen"] == [(12 + 4) * 8]
 
 
-def test_a_spike_is_one_that_stands_out(
+def test_a_loss_spike_is_an_outlier(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("malmoi.training.spikes.SPIKE_WARMUP_STEPS", 10)
@@ -743,7 +743,7 @@ def test_settings_that_do_not_fit_are_refused(changes: dict[str, Any], match: st
 # ---- starting from a model
 
 
-def test_a_model_goes_on_with_its_own_tokenizer(
+def test_a_started_model_keeps_its_own_tokenizer(
     whole: dict[str, Path], corpus: Path, tmp_path: Path
 ) -> None:
     pretrained = weights(whole["bert"])
