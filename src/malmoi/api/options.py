@@ -121,6 +121,7 @@ class FinetuneOptions(ColumnOptions, RunOptions, total=False):
     recurrent: int  # width of a tagger's BiLSTM on features
     adapter: "Literal['none', 'lora', 'prompt', 'prefix'] | AdapterConfig"
     words: bool | None  # train label words instead of a new layer
+    contrastive: bool | None  # contrast sentence vectors by label; None: with few rows
     layer_decay: float  # each layer's learning rate relative to the layer above
     class_weights: bool  # weight rare labels more
     label_thresholds: bool  # multi-label: one threshold per label, not one for all

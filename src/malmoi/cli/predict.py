@@ -53,6 +53,14 @@ def predict_command(
         list[str] | None,
         typer.Option("--choice", help="A choice, for a multiple-choice model; repeatable."),
     ] = None,
+    labels: Annotated[
+        str | None,
+        typer.Option(
+            help="Classify by these names without training: positive,negative. For a sentence "
+            "encoder, a model of inference (NLI), a GPT or a BERT.",
+            metavar="A,B…",
+        ),
+    ] = None,
     overwrite: OverwriteOption = False,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
@@ -65,12 +73,20 @@ def predict_command(
 
     Example: malmoi predict --model runs/sst2 "I love this movie!"
 
+    Example: malmoi predict --model runs/gpt --labels positive,negative "I love this movie!"
+
     Example: malmoi predict --model runs/sst2 --data new.csv --text review -o new.labelled.csv
     """
+    names = [name.strip() for name in (labels or "").split(",") if name.strip()]
+    if labels is not None and (paired or pair or choices):
+        raise UsageError(
+            "--labels classifies single texts: leave --pair, --pairs and --choice out."
+        )
     if data is not None:
         target = out or data.with_name(f"{data.name.split('.')[0]}.predicted.csv")
         require_free(target, overwrite=overwrite)
-        count = predict_file(open_model(model, device, dtype), data, target, text=text, pair=pair)
+        opened = open_model(model, device, dtype)
+        count = predict_file(opened, data, target, text=text, pair=pair, labels=names)
         result = {"file": str(target), "rows": count}
         print_json(result) if json else print(f"{target}: {count:,} rows")
         return
@@ -83,7 +99,8 @@ def predict_command(
     if choices:
         asked = [(*([one] if isinstance(one, str) else one), tuple(choices)) for one in asked]
     some = [one for one, empty in zip(asked, blank, strict=True) if not empty]
-    found = iter(open_model(model, device, dtype).predict(some))
+    opened = open_model(model, device, dtype)
+    found = iter(opened.classify(some, names) if names else opened.predict(some))
     for one, empty in zip(asked, blank, strict=True):
         answer = None if empty else next(found)
         if json:

@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -38,9 +38,18 @@ def prediction_facts(answer: Any) -> dict[str, Any]:
 
 
 def predict_file(
-    model: "Model", data: Path, out: Path, *, text: str | None = None, pair: str | None = None
+    model: "Model",
+    data: Path,
+    out: Path,
+    *,
+    text: str | None = None,
+    pair: str | None = None,
+    labels: Sequence[str] = (),
 ) -> int:
-    """Writes every row of a table with its prediction; returns how many there were."""
+    """Writes every row of a table with its prediction; returns how many there were.
+
+    With `labels` the rows are classified by the labels' names alone.
+    """
     from malmoi.inference.predict import Predictor
 
     if out.suffix not in WRITERS:
@@ -64,7 +73,8 @@ def predict_file(
         write = WRITERS[out.suffix](stream)
         for rows in chain([first], chunks):
             asked = [_asked(row, text, pair, data) for row in rows]
-            for row, answer in zip(rows, model.predict(asked), strict=True):
+            found = model.classify(asked, labels) if labels else model.predict(asked)
+            for row, answer in zip(rows, found, strict=True):
                 write({**row, **prediction_facts(answer)})
             count += len(rows)
         stream.detach()

@@ -54,6 +54,9 @@ class FinetuneConfig(Config):
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
     # train label words instead of a new layer; None: with a soft prompt, if possible
     words: bool | None = None
+    # contrast sentence vectors, then fit a logistic layer; None: with few rows and a sentence
+    # encoder (see few_labels.py)
+    contrastive: bool | None = None
     layer_decay: float = 1.0  # each layer's learning rate relative to the layer above
     class_weights: bool = False  # weight rare labels more
     label_thresholds: bool = False  # multi-label: one threshold per label, not one for all

@@ -24,6 +24,7 @@ from malmoi.evaluation.kinds import (
 from malmoi.evaluation.task import Example, Task
 from malmoi.evaluation.tasks import named_task
 from malmoi.finetuning.config import FinetuneConfig, finetune_config
+from malmoi.finetuning.few_labels import ContrastiveTrainer, choose_contrast, contrast_loss
 from malmoi.finetuning.frozen_features import cached_states
 from malmoi.finetuning.protocol import Protocol
 from malmoi.finetuning.report import add_to_card, task_report, write_task_report
@@ -100,6 +101,7 @@ def run_finetuning(
     out = Path(out)
     start = _checked(start, settings, out, reads=kind.head != "lm")
     work = load_data(chosen, data, dev, settings, start, join_process_group(device).device)
+    settings = choose_contrast(work, settings, options)
     return run_all(work, settings, out, overwrite=overwrite)
 
 
@@ -192,9 +194,10 @@ def _run(
     objective = make_objective(work, settings, verbalizer_loss(items) if reading.words else None)
     loss_module = LossModule(checkpoint.network, objective)
     with cached_states(checkpoint.network, lambda: _rows(work, reading, items)):
-        trainer = FinetuneTrainer(
-            loss_module, items, settings, out, evaluate if work.held else None, work.primary_metric
-        )
+        make = ContrastiveTrainer if settings.contrastive else FinetuneTrainer
+        # the logistic layer is fitted at the end: before that there is nothing to evaluate
+        watch = evaluate if work.held and not settings.contrastive else None
+        trainer = make(loss_module, items, settings, out, watch, work.primary_metric)
         trainer.fit()
         if not trainer.stopped:
             held = trainer.outcome(evaluate) if work.held else None
@@ -269,6 +272,8 @@ def make_objective(
     With a teacher, the labels' loss is only a share of the total.
     """
     kind = head_kind(work.task)
+    if settings.contrastive:
+        return contrast_loss()
     objective = words or kind.objective(_weights(work) if settings.class_weights else None)
     objective = objective + settings.lm * lm() if settings.lm else objective
     return objective if work.teaching is None else work.teaching.add_to(objective, kind.distil)

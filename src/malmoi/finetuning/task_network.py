@@ -44,6 +44,8 @@ def build_task_network(
     elif causal and not said:
         tokenizer = _framed(tokenizer, settings.adapter.kind)
     config = replace(config, vocab=max(config.vocab, tokenizer.vocab_size))
+    if settings.contrastive and start.sentence is not None:  # the sentence vector is classified
+        config = replace(config, pool=start.sentence.tokens, pooler="none", head_transform=False)
     if settings.lm and not causal:
         raise UsageError(
             "lm (the auxiliary language model of GPT-1) needs a GPT; this model is bidirectional."

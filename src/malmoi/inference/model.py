@@ -43,7 +43,7 @@ from malmoi.inference.translation import (
     cross_attention,
 )
 from malmoi.inference.writing import Reply
-from malmoi.inference.zero_shot import ShownExamples, ZeroShot
+from malmoi.inference.zero_shot import ShownExamples, ZeroShot, entailment_class
 from malmoi.model import Activations, Network
 from malmoi.text.rows import Table
 from malmoi.tokenizer import Encoding, Tokenizer
@@ -196,6 +196,8 @@ class Model(ZeroShot):
         if self.config.mixer == "bilstm":  # its language model reads both ways: scores only
             verbs = dict.fromkeys(v for v in verbs if v in ("score", "perplexity", "bits_per_byte"))
         verbs |= {"predict": None} if self.task_head else {}
+        described = self.checkpoint.sentence or entailment_class(self.checkpoint) is not None
+        verbs |= {"classify": None} if described else {}
         return (*verbs, "embed")
 
     @cached_property

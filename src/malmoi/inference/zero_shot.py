@@ -4,11 +4,15 @@ Prompts are in the language of the text: Korean if it is mostly Hangul, else Eng
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, overload
 
+import numpy as np
+
+from malmoi.checkpoint import Checkpoint
 from malmoi.errors import UsageError
-from malmoi.inference.predict import Prediction
+from malmoi.inference.predict import Prediction, Predictor, class_scores
+from malmoi.inference.predictors import ONE_LABEL, task_heads
 from malmoi.inference.pseudo_likelihood import SplitText, pseudo_scores
 from malmoi.inference.score import Score
 from malmoi.model import Network
@@ -21,6 +25,7 @@ ZERO_SHOT_PROMPTS = {
         "summarise": "{text}\nTL;DR:",  # GPT-2 §3.6
         "translate": "Translate to {to}:\n{examples}{text} =",  # GPT-2 §3.7
         "or": " or ",
+        "describe": "This text is {label}.",
     },
     "ko": {
         "classify": "{text}\n질문: 다음 중 무엇인가: {labels}?\n답:",
@@ -28,9 +33,12 @@ ZERO_SHOT_PROMPTS = {
         "summarise": "{text}\n요약:",
         "translate": "{to}(으)로 번역:\n{examples}{text} =",
         "or": " 또는 ",
+        "describe": "이 글의 성격: {label}",
     },
 }
 ShownExamples = Sequence[tuple[str, str]]  # (text, expected output) pairs shown in the prompt
+LabelWords = Sequence[str] | Mapping[str, str]  # the labels, or their words by label
+COSINE_SCALE = 20.0  # cosines are compared as by the loss that trains sentence encoders
 ScoreParts = Callable[[Sequence[SplitText]], list[Score]]
 
 
@@ -43,14 +51,11 @@ def prompt_language(text: str) -> str:
 def classify_zero_shot(
     read: ScoreParts,
     text: str,
-    labels: Sequence[str] | Mapping[str, str],
+    words: Mapping[str, str],
     prompt: str | None,
     shown: ShownExamples,
 ) -> Prediction:
-    """Returns the most likely label and all probabilities; a mapping gives each label's words."""
-    words = dict(labels) if isinstance(labels, Mapping) else {label: label for label in labels}
-    if len(words) < 2 or not all(word.strip() for word in words.values()):
-        raise UsageError("Give at least two labels, each of them a non-empty text.")
+    """Returns the label whose words are the likeliest continuation of the prompt."""
     form = label_prompt(text, list(words.values()), prompt)
     examples = "".join(
         f"{_put(form, text=one)} {words.get(label, label)}\n\n" for one, label in shown
@@ -59,10 +64,36 @@ def classify_zero_shot(
     logs = [
         score.logprob for score in read([SplitText(before, f" {word}") for word in words.values()])
     ]
-    top = max(logs)
-    chances = [math.exp(log - top) for log in logs]
-    scores = {label: chance / sum(chances) for label, chance in zip(words, chances, strict=True)}
+    return _softmax_prediction(words, logs)
+
+
+def _softmax_prediction(labels: Iterable[str], logits: Sequence[float]) -> Prediction:
+    top = max(logits)
+    chances = [math.exp(logit - top) for logit in logits]
+    scores = {label: chance / sum(chances) for label, chance in zip(labels, chances, strict=True)}
     return Prediction(max(scores, key=scores.__getitem__), scores)
+
+
+def label_words(labels: LabelWords) -> dict[str, str]:
+    """Each label's words: its own name, or what a mapping says."""
+    words = dict(labels) if isinstance(labels, Mapping) else {label: label for label in labels}
+    if len(words) < 2 or not all(word.strip() for word in words.values()):
+        raise UsageError("Give at least two labels, each of them a non-empty text.")
+    return words
+
+
+def entailment_class(checkpoint: Checkpoint) -> int | None:
+    """The class "entailment" of a model fine-tuned for natural language inference, if it is one."""
+    if checkpoint.tokenizer is None or ONE_LABEL not in task_heads(Predictor.of(checkpoint)):
+        return None
+    places = [i for i, name in enumerate(checkpoint.labels) if name.lower().startswith("entail")]
+    return places[0] if places else None
+
+
+def descriptions(text: str, words: Mapping[str, str], prompt: str | None) -> list[str]:
+    """A sentence that says each label of the text, in its language; `prompt` has {label}."""
+    form = prompt or ZERO_SHOT_PROMPTS[prompt_language(text)]["describe"]
+    return [_put(form, label=word) for word in words.values()]
 
 
 def label_prompt(text: str, words: Sequence[str], prompt: str | None = None) -> str:
@@ -117,24 +148,84 @@ def _put(form: str, **values: str) -> str:
 class ZeroShot:
     """Zero-shot methods of `Model`, which provides score and generate."""
 
+    checkpoint: Checkpoint
     network: Network
     tokenizer: Any
     score: Any
     generate: Any
+    embed: Any
 
-    def classify(
+    @overload
+    def classify(  # type: ignore[overload-overlap]  # to Python, a str is a sequence of str
         self,
         text: str,
-        labels: Sequence[str] | Mapping[str, str],
+        labels: LabelWords,
         *,
         prompt: str | None = None,
         examples: ShownExamples = (),
-    ) -> Prediction:
-        """Classifies with a GPT's likelihoods or a BERT's masks, without training or a head.
+    ) -> Prediction: ...
+    @overload
+    def classify(
+        self,
+        text: Sequence[str],
+        labels: LabelWords,
+        *,
+        prompt: str | None = None,
+        examples: ShownExamples = (),
+    ) -> list[Prediction]: ...
 
-        `prompt` has {text} and optionally {labels}; `examples` are (text, label) pairs shown first.
+    def classify(
+        self,
+        text: str | Sequence[str],
+        labels: LabelWords,
+        *,
+        prompt: str | None = None,
+        examples: ShownExamples = (),
+    ) -> Prediction | list[Prediction]:
+        """Classifies a text, or a list of them, by the names of the labels, without training.
+
+        A model fine-tuned for inference is asked whether the text entails "This text is LABEL.",
+        and a sentence encoder how near the two are; for them `prompt` has {label}. A GPT's
+        likelihoods or a BERT's masks are compared after a prompt that has {text} and optionally
+        {labels}; `examples` are (text, label) pairs shown first.
         """
-        return classify_zero_shot(self._likelihoods, text, labels, prompt, examples)
+        words = label_words(labels)
+        texts = [text] if isinstance(text, str) else list(text)
+        entailment = entailment_class(self.checkpoint)
+        described = entailment is not None or self.checkpoint.sentence is not None
+        if described and examples:
+            raise UsageError("Only a language model or a masked model takes examples.")
+        if entailment is not None:
+            found = self._entailed(texts, words, prompt, entailment)
+        elif described:
+            found = self._nearest(texts, words, prompt)
+        else:
+            read = self._likelihoods
+            found = [classify_zero_shot(read, one, words, prompt, examples) for one in texts]
+        return found[0] if isinstance(text, str) else found
+
+    def _entailed(
+        self, texts: Sequence[str], words: Mapping[str, str], prompt: str | None, place: int
+    ) -> list[Prediction]:
+        """Compares how much each text entails the labels' descriptions (Yin et al. 2019)."""
+        pairs = [(text, one) for text in texts for one in descriptions(text, words, prompt)]
+        scores = class_scores(Predictor.of(self.checkpoint), pairs).log_softmax(-1)[:, place]
+        rows = scores.view(len(texts), len(words)).tolist()
+        return [_softmax_prediction(words, row) for row in rows]
+
+    def _nearest(
+        self, texts: Sequence[str], words: Mapping[str, str], prompt: str | None
+    ) -> list[Prediction]:
+        """Compares the cosines of each text and the labels' descriptions."""
+        asked = [descriptions(text, words, prompt) for text in texts]
+        names = list(dict.fromkeys(one for some in asked for one in some))
+        vectors = self.embed([*texts, *names], truncate=True)
+        vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        found = []
+        for vector, some in zip(vectors, asked, strict=False):
+            near = [vectors[len(texts) + names.index(one)] @ vector for one in some]
+            found.append(_softmax_prediction(words, [COSINE_SCALE * float(n) for n in near]))
+        return found
 
     def answer(self, question: str, context: str = "", *, max_new_tokens: int = 32) -> str:
         """Answers a question, about a context if one is given."""

@@ -1,0 +1,129 @@
+"""Few labels: contrast sentence vectors by label, then fit a logistic head (SetFit).
+
+Tunstall et al. 2022. A batch of n rows has n(n − 1)/2 pairs, so one forward pass of the rows serves
+them all. B rows of a batch, N classes, D width.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from malmoi.errors import UsageError
+from malmoi.evaluation.features import TrainingItem
+from malmoi.evaluation.kinds import CLASSIFICATION, head_kind
+from malmoi.finetuning.config import FinetuneConfig
+from malmoi.finetuning.task_data import FinetuneData
+from malmoi.finetuning.trainer import FinetuneTrainer
+from malmoi.inference.predict import pool_texts
+from malmoi.model import Network
+from malmoi.model.heads import LinearHead
+from malmoi.training.losses import ForwardPass, Objective
+from malmoi.training.losses.base import Term
+
+logger = logging.getLogger(__name__)
+
+MAX_ROWS = 200  # more rows are fine-tuned in the usual way
+# passes over a few rows; chosen on SST-2's training phrases (docs/lab.md)
+CONTRAST_DEFAULTS = {"lr": 1e-4, "epochs": 20.0, "batch": 32}
+HEAD_STEPS = 200  # of L-BFGS, which converges long before
+
+
+def choose_contrast(
+    work: FinetuneData, settings: FinetuneConfig, given: Mapping[str, object]
+) -> FinetuneConfig:
+    """The settings for these rows: with a contrastive stage where labels are few.
+
+    It is automatic for a classification of at most `MAX_ROWS` rows by a sentence encoder that is
+    trained as a whole; `contrastive` turns it on or off. Options that were given stay.
+    """
+    wanted = settings.contrastive
+    fits = head_kind(work.task) is CLASSIFICATION and work.start.sentence is not None
+    if wanted and not fits:
+        raise UsageError(
+            "contrastive needs a classification and a sentence encoder: a folder that "
+            "sentence-transformers or malmoi finetune similarity wrote."
+        )
+    partly = settings.adapter.kind != "none" or settings.features or settings.freeze
+    whole = not (partly or settings.words or settings.from_scratch or work.teaching)
+    if wanted is None:
+        wanted = fits and bool(whole) and len({e.label for e in work.train}) > 1
+        wanted = wanted and len(work.train) <= MAX_ROWS
+    if not wanted:
+        return replace(settings, contrastive=False)
+    if settings.contrastive is None:
+        logger.info(
+            f"Only {len(work.train)} rows to learn from: their sentence vectors are contrasted by "
+            "label, as in SetFit, and a logistic layer reads them (--set contrastive=false for "
+            "plain fine-tuning)."
+        )
+    unset = {name: value for name, value in CONTRAST_DEFAULTS.items() if given.get(name) is None}
+    return settings.override({**unset, "contrastive": True})
+
+
+def contrast_loss() -> Objective:
+    """Squared distance of each pair's cosine from 1 (same label) or 0 (SetFit §3.1).
+
+    Pairs of either sort count half, since there are more of one the more classes there are.
+    """
+
+    def total(done: ForwardPass) -> Tensor:
+        labels = done.batch["labels"]
+        vectors: Tensor = done.network.pooler(done.hidden, done.batch.get("keep"))  # type: ignore[misc]
+        vectors = F.normalize(vectors.float(), dim=-1)
+        same = labels[:, None] == labels[None]
+        error = (vectors @ vectors.T - same.float()).square()
+        alike = same.float().fill_diagonal_(0)
+        apart = (~same).float()
+        parts = [(error * pairs).sum() / pairs.sum().clamp(min=1) for pairs in (alike, apart)]
+        # the trainer divides by the number of labels in a batch
+        return 0.5 * (parts[0] + parts[1]) * len(labels)
+
+    return Objective((Term("classify", "labels", total, name="contrast"),))
+
+
+class ContrastiveTrainer(FinetuneTrainer):
+    """Contrasts the rows, then fits the logistic head on the resulting vectors."""
+
+    def fit(self) -> None:
+        super().fit()
+        fit_logistic_head(self.network, self.items)
+
+
+def fit_logistic_head(network: Network, items: Sequence[TrainingItem]) -> None:
+    """Fits the classify head on pooled vectors: cross-entropy with the usual penalty, C = 1.
+
+    Vectors are scaled by their mean length, and the head by its inverse, so that the penalty does
+    not depend on the encoder's scale.
+    """
+    vectors = pool_texts(network, [item.rows[0] for item in items]).double().cpu()
+    labels = torch.tensor([item.label for item in items])
+    scale = 1 / vectors.norm(dim=1).mean()
+    head = cast(LinearHead, network.heads["classify"]).linear
+    found = _logistic_regression(vectors * scale, labels, head.out_features)
+    with torch.no_grad():
+        head.weight.copy_(found[:, :-1] * scale)
+        if head.bias is not None:
+            head.bias.copy_(found[:, -1])
+
+
+def _logistic_regression(vectors: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Weights and biases [N, D + 1] that minimise Σ cross-entropy + ½‖W‖²; biases are free."""
+    rows = torch.cat((vectors, torch.ones(len(vectors), 1, dtype=vectors.dtype)), 1)
+    weights = torch.zeros(classes, rows.size(1), dtype=rows.dtype, requires_grad=True)
+    optimizer = torch.optim.LBFGS([weights], max_iter=HEAD_STEPS, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        penalty = 0.5 * weights[:, :-1].square().sum()
+        loss = F.cross_entropy(rows @ weights.T, labels, reduction="sum") + penalty
+        loss.backward()
+        return loss
+
+    with torch.enable_grad():
+        optimizer.step(closure)
+    return weights.detach()
