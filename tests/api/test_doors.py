@@ -309,3 +309,16 @@ def test_a_callback_sees_the_metrics_and_can_end_a_run(workshop: Path, tmp_path:
     )
     assert tuned.steps == 1
     assert tuned.metrics["accuracy"] >= 0
+
+
+def test_a_notebook_shows_small_escaped_tables(workshop: Path) -> None:
+    model = malmoi.load(workshop / "runs/reviews")
+    for thing in (model, model.tokenizer, model.predict("free")):
+        shown = thing._repr_html_()  # type: ignore[union-attr]
+        assert shown.startswith("<b>")
+        assert "http" not in shown
+        assert "<script" not in shown
+    assert "can</td>" in model._repr_html_()
+    made = Prediction("<b>&", {"<b>&": 0.75, "good": 0.25})
+    assert made._repr_html_().count("&lt;b&gt;&amp;") == 2
+    assert "width:75px" in made._repr_html_()

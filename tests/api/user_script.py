@@ -66,6 +66,10 @@ reveal_type(malmoi.study("in-context", data=["book.txt"], out="runs/g", minutes=
 reveal_type(malmoi.custom_task("classification", text="a", label="b"))
 reveal_type(malmoi.GenerationConfig(max_new_tokens=3))
 reveal_type(malmoi.Tokenizer.load("runs/a"))
+reveal_type(lm.tokenizer(["a"], padding=True, return_tensors="pt"))
+reveal_type(lm.tokenizer("a"))
+reveal_type(lm.hidden_states("a"))
+reveal_type(lm.attention("a"))
 reveal_type(malmoi.ModelConfig(vocab=10))
 task: malmoi.Task = malmoi.custom_task("regression")
 recipe: malmoi.Recipe | None = None

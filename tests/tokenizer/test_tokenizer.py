@@ -204,6 +204,43 @@ def test_trained_ones_open_in_transformers(
         assert kind == "char" or getattr(hf, f"{role}_token_id") == id
 
 
+CALLS: list[dict[str, Any]] = [
+    {},
+    {"padding": True, "truncation": True, "max_length": 12, "return_tensors": "np"},
+    {"padding": "max_length", "truncation": True, "max_length": 30, "return_tensors": "pt"},
+    {"truncation": True, "max_length": 9, "add_special_tokens": False},
+]
+
+
+@pytest.mark.parametrize(("kind", "model_type"), [("wordpiece", "bert"), ("byte-bpe", "gpt2")])
+def test_a_tokenizer_is_called_as_in_transformers(
+    kind: str, model_type: str, tmp_path: Path
+) -> None:
+    trained(kind).save(tmp_path)
+    again, hf = Tokenizer.load(tmp_path), auto(tmp_path, model_type)
+    batch = [HARD[3], "the [MASK] of <|endoftext|>", "a"]
+    for options in CALLS:
+        if kind == "byte-bpe":  # a GPT has no padding token
+            options = options | {"padding": False, "return_tensors": None}
+        for asked in ([batch], [batch, batch[::-1]], ["a text"]):
+            mine, expected = again(*asked, **options), hf(*asked, **options)
+            assert mine.keys() == expected.keys()
+            for name, rows in mine.items():
+                assert type(rows) is type(expected[name])
+                same, as_lists = (
+                    one if isinstance(one, list) else one.tolist() for one in (rows, expected[name])
+                )
+                assert same == as_lists
+
+
+def test_a_call_that_makes_no_array_says_what_to_do() -> None:
+    with pytest.raises(UsageError, match="give padding=True"):
+        trained("wordpiece")(["a", "a longer text"], return_tensors="np")
+    with pytest.raises(UsageError, match="no padding token"):
+        trained("byte-bpe")(["a", "a longer text"], padding=True)
+    assert "<td" in trained("wordpiece")._repr_html_()
+
+
 @many
 @given(text=texts)
 def test_byte_level_gives_every_text_back(text: str) -> None:

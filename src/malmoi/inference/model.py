@@ -44,7 +44,8 @@ from malmoi.inference.translation import (
 )
 from malmoi.inference.writing import Reply
 from malmoi.inference.zero_shot import ShownExamples, ZeroShot, entailment_class
-from malmoi.model import Activations, Network
+from malmoi.model import Activations, Network, count_parameters
+from malmoi.system.html import fact_table
 from malmoi.text.rows import Table
 from malmoi.tokenizer import Encoding, Tokenizer
 from malmoi.tokenizer.chat_template import Messages
@@ -219,6 +220,18 @@ class Model(ZeroShot):
             f"Model(width={c.width}, depth={c.depth}, context={c.context}, can: "
             f"{', '.join(self.abilities)})"
         )
+
+    def _repr_html_(self) -> str:
+        """What it is and can do as a small table, for notebooks."""
+        c = self.config
+        shape = f"{c.depth} layers × {c.width}, {c.heads} heads, context {c.context:,}"
+        facts = [("parameters", f"{count_parameters(self.network):,}"), ("shape", shape)]
+        facts += [("vocabulary", f"{c.vocab:,}"), ("can", ", ".join(self.abilities))]
+        if self.labels:
+            facts.append(("labels", ", ".join(self.labels)))
+        if self.checkpoint.source is not None:
+            facts.append(("folder", str(self.checkpoint.source)))
+        return fact_table("Model", facts)
 
     def save(self, folder: str | Path) -> None:
         """Writes a Hugging Face folder that `transformers` opens."""

@@ -5,6 +5,8 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from malmoi.system.html import fact_table
+
 PlainValue: TypeAlias = (
     str | int | float | bool | list["PlainValue"] | dict[str, "PlainValue"] | None
 )
@@ -17,6 +19,13 @@ class Result:
         shown = (f for f in fields(self) if f.repr)  # type: ignore[arg-type]
         values = ", ".join(f"{f.name}={_short(getattr(self, f.name))}" for f in shown)
         return f"{type(self).__name__}({values})"
+
+    def _repr_html_(self) -> str:
+        """The fields as a small table, for notebooks."""
+        shown = [f for f in fields(self) if f.repr]  # type: ignore[arg-type]
+        return fact_table(
+            type(self).__name__, [(f.name, _for_html(getattr(self, f.name))) for f in shown]
+        )
 
     def to_dict(self) -> dict[str, PlainValue]:
         """The fields as JSON values; a list of these makes a pandas table."""
@@ -36,6 +45,12 @@ def plain(value: object) -> PlainValue:
     if isinstance(value, Sequence | set | frozenset):
         return [plain(one) for one in value]
     return str(value)
+
+
+def _for_html(value: object) -> object:
+    if isinstance(value, str | Mapping):
+        return value
+    return _short(value)
 
 
 def _short(value: object) -> str:

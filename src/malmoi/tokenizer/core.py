@@ -9,14 +9,25 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as Rust
 
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.system.html import fact_table
 from malmoi.tokenizer import control, hf_files, pipeline, save
+from malmoi.tokenizer.call import (
+    TENSORS,
+    ArrayRows,
+    CallOptions,
+    Rows,
+    TensorRows,
+    as_arrays,
+    as_tensors,
+    call_rows,
+)
 from malmoi.tokenizer.checks import check_texts, integers, panics_explained, refused
 from malmoi.tokenizer.chunks import split_long_text, truncate_to_tokens
 from malmoi.tokenizer.hf_settings import special_names
@@ -312,8 +323,82 @@ class Tokenizer:
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
+    @overload
+    def __call__(
+        self,
+        text: str | Sequence[str],
+        text_pair: str | Sequence[str] | None = None,
+        *,
+        return_tensors: Literal["pt"],
+        **options: Unpack[CallOptions],
+    ) -> TensorRows: ...
+    @overload
+    def __call__(
+        self,
+        text: str | Sequence[str],
+        text_pair: str | Sequence[str] | None = None,
+        *,
+        return_tensors: Literal["np"],
+        **options: Unpack[CallOptions],
+    ) -> ArrayRows: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # to Python, a str is a sequence of str
+        self,
+        text: str,
+        text_pair: str | None = None,
+        *,
+        return_tensors: None = None,
+        **options: Unpack[CallOptions],
+    ) -> dict[str, list[int]]: ...
+    @overload
+    def __call__(
+        self,
+        text: Sequence[str],
+        text_pair: Sequence[str] | None = None,
+        *,
+        return_tensors: None = None,
+        **options: Unpack[CallOptions],
+    ) -> Rows: ...
+    def __call__(
+        self,
+        text: str | Sequence[str],
+        text_pair: str | Sequence[str] | None = None,
+        *,
+        return_tensors: Literal["pt", "np"] | None = None,
+        **options: Unpack[CallOptions],
+    ) -> TensorRows | ArrayRows | Rows | dict[str, list[int]]:
+        """Inputs of a model, as transformers' tokenizers give them.
+
+        A dict of input_ids, attention_mask and, for a BERT, token_type_ids. Options: padding,
+        truncation, max_length, add_special_tokens. Unlike in `encode`, names of control tokens in
+        the text ("[MASK]") mean the tokens.
+
+        Examples:
+            >>> tokenizer = malmoi.Tokenizer.load("runs/tiny-bert")
+            >>> batch = tokenizer(["one", "one and two"], padding=True, return_tensors="pt")
+            >>> batch["input_ids"].shape == batch["attention_mask"].shape
+            True
+        """
+        if return_tensors not in TENSORS:
+            raise UsageError(f"return_tensors is 'pt' or 'np', not {return_tensors!r}.")
+        texts = [text] if isinstance(text, str) else list(text)
+        pairs = [text_pair] if isinstance(text_pair, str) else text_pair
+        rows = call_rows(self, texts, pairs, options)
+        if return_tensors == "pt":
+            return as_tensors(rows)
+        if return_tensors == "np":
+            return as_arrays(rows)
+        return {name: some[0] for name, some in rows.items()} if isinstance(text, str) else rows
+
     def __repr__(self) -> str:
         return f"Tokenizer(kind={self.kind!r}, vocab_size={self.vocab_size})"
+
+    def _repr_html_(self) -> str:
+        """What it is as a small table, for notebooks."""
+        specials = {role: id for role, id in vars(self.specials).items() if id is not None}
+        special = ", ".join(f"{self.token(id)} ({role}, {id})" for role, id in specials.items())
+        facts = [("kind", self.kind), ("vocabulary", f"{self.vocab_size:,}"), ("special", special)]
+        return fact_table("Tokenizer", facts)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # a copied Rust object loses `encode_special_tokens`

@@ -1,0 +1,109 @@
+"""Calling a tokenizer as transformers' are called: padded rows for a model, in one dict."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from malmoi.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from malmoi.tokenizer.core import Encoding, Tokenizer
+
+Rows = dict[str, list[list[int]]]
+ArrayRows = dict[str, NDArray[np.int64]]
+TensorRows = dict[str, "Tensor"]
+TENSORS = (None, "np", "pt")
+
+
+class CallOptions(TypedDict, total=False):
+    """The options of a tokenizer that is called, named as transformers names them."""
+
+    padding: bool | Literal["longest", "max_length"]  # False; True: to the longest
+    truncation: bool  # False; True: to max_length, or else the model's
+    max_length: int | None
+    add_special_tokens: bool  # True: [CLS] and [SEP], or what the tokenizer has
+
+
+def call_rows(
+    tokenizer: "Tokenizer",
+    texts: Sequence[str],
+    pairs: Sequence[str] | None,
+    options: CallOptions,
+) -> Rows:
+    """input_ids, attention_mask and, for a BERT, token_type_ids of some texts or pairs."""
+    for name in options:
+        if name not in CallOptions.__annotations__:
+            known = ", ".join(CallOptions.__annotations__)
+            raise UsageError(f"A tokenizer has no option {name!r} when it is called: {known}.")
+    length = options.get("max_length")
+    limit = length if length is not None else tokenizer.model_max_length
+    encodings = tokenizer.encode_batch(
+        texts,
+        pairs,
+        max_tokens=limit if options.get("truncation") else None,
+        specials=options.get("add_special_tokens", True),
+        parse_special=True,
+    )
+    rows: Rows = {"input_ids": [list(one.tokens) for one in encodings]}
+    if has_segments(tokenizer):
+        rows["token_type_ids"] = [list(one.segments) for one in encodings]
+    rows["attention_mask"] = [[1] * len(one.tokens) for one in encodings]
+    padding = options.get("padding", False)
+    return _padded(tokenizer, rows, _width(encodings, limit, padding=padding)) if padding else rows
+
+
+def has_segments(tokenizer: "Tokenizer") -> bool:
+    """Whether a model of this tokenizer reads token_type_ids."""
+    names = tokenizer.settings.get("model_input_names")
+    if names is not None:
+        return "token_type_ids" in names
+    plain = str(tokenizer.settings.get("tokenizer_class", "")).startswith("DistilBert")
+    return tokenizer.kind == "wordpiece" and not plain
+
+
+def _width(encodings: Sequence["Encoding"], limit: int | None, *, padding: bool | str) -> int:
+    if padding in (True, "longest"):
+        return max((len(one.tokens) for one in encodings), default=0)
+    if padding != "max_length":
+        raise UsageError(f"padding is True, 'longest' or 'max_length', not {padding!r}.")
+    if limit is None:
+        raise UsageError("padding='max_length' needs max_length=N: the tokenizer has no limit.")
+    return limit
+
+
+def _padded(tokenizer: "Tokenizer", rows: Rows, width: int) -> Rows:
+    pad = tokenizer.specials.pad
+    if pad is None:
+        raise UsageError(
+            "This tokenizer has no padding token, as GPT-2's has none: encode the texts one by one."
+        )
+    left = tokenizer.settings.get("padding_side") == "left"
+    fill = {"input_ids": pad}
+    found: Rows = {}
+    for name, some in rows.items():
+        found[name] = []
+        for row in some:
+            more = [fill.get(name, 0)] * (width - len(row))
+            found[name].append(more + row if left else row + more)
+    return found
+
+
+def as_arrays(rows: Rows) -> ArrayRows:
+    """The rows as arrays; they must be of one length."""
+    for some in rows.values():
+        if len({len(row) for row in some}) > 1:
+            raise UsageError(
+                "Texts of different lengths make no array: give padding=True, and truncation=True "
+                "for long ones."
+            )
+    return {name: np.array(some, np.int64) for name, some in rows.items()}
+
+
+def as_tensors(rows: Rows) -> TensorRows:
+    import torch
+
+    return {name: torch.from_numpy(array) for name, array in as_arrays(rows).items()}
