@@ -60,6 +60,7 @@ def write_task_report(
         rows=rows,
         labels=work.labels if kind.text_labels else (),
         exclusive=kind.exclusive,
+        baselines=_baselines(work),
         runs=runs,
         facts=_facts(out, work, settings, log),
         settings=json.dumps(settings.to_dict(), indent=1, ensure_ascii=False),
@@ -67,6 +68,11 @@ def write_task_report(
         warning="" if outcome else "Stopped before the end: the same command resumes.",
     )
     write_text(out / "report.html", page.render())
+
+
+def _baselines(work: FinetuneData) -> list[tuple[str, float]]:
+    found = work.word_baseline
+    return [("the words alone (naive Bayes)", found.accuracy)] if found else []
 
 
 def _files(rows: Sequence[Example]) -> list[str]:

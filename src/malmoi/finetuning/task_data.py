@@ -33,6 +33,7 @@ from malmoi.finetuning.protocol import (
 )
 from malmoi.finetuning.run_state import distillation_record, run_fingerprint
 from malmoi.finetuning.task_network import MAX_ROW_TOKENS
+from malmoi.finetuning.word_baseline import WordBaseline, word_baseline
 from malmoi.inference.predict import EncodeFunctions
 from malmoi.model import Network, count_parameters
 from malmoi.text.rows import RowSource
@@ -65,6 +66,14 @@ class FinetuneData(Split):
     def taught(self) -> dict[str, Any]:
         """The teacher's settings for the folder's record."""
         return {} if self.teaching is None else distillation_record(self.teaching)
+
+    @cached_property
+    def word_baseline(self) -> WordBaseline | None:
+        """The accuracy of naive Bayes on the tokens, where each row has one label."""
+        words = self.start.tokenizer
+        if not head_kind(self.task).exclusive or words is None:
+            return None
+        return word_baseline(self.train, self.dev, self.labels, words)
 
     @cached_property
     def encode(self) -> EncodeFunctions:
@@ -178,6 +187,11 @@ def describe_run(
         said = ", ".join(label) if isinstance(label, tuple) else label
         share = f"{times / len(work.dev):.1%}"
         logger.info(f"Always predicting {said or 'no label'!r} would be right for {share} of them.")
+    if work.word_baseline is not None:
+        logger.info(
+            f"A first accuracy, from the words alone: {work.word_baseline.accuracy:.1%} (naive "
+            "Bayes, no network)."
+        )
     limit = max(item.length for item in items)
     cut = sum(item.length == limit for item in items)
     if (

@@ -40,6 +40,7 @@ class TaskPage:
     rows: Sequence[Row] = ()
     labels: Sequence[str] = ()
     exclusive: bool = False  # exactly one label a row
+    baselines: Sequence[tuple[str, float]] = ()  # other accuracies on the same rows
     runs: Sequence[Row] = ()
     facts: Sequence[tuple[str, str]] = ()
     settings: str = ""
@@ -78,13 +79,15 @@ class TaskPage:
         low, high = wilson_interval(right, len(self.rows))
         shares = [
             (translate(f"always “{label}”"), times / len(self.rows)),
+            *((translate(name), value) for name, value in self.baselines),
             (translate("this model"), right / len(self.rows)),
         ]
         said = (
             f"{right:,} of {len(self.rows):,} rows are right. With other rows of this kind, "
             f"between {low:.0%} and {high:.0%} would be (95% interval)."
         )
-        doubt = "" if low > times / len(self.rows) else words("No better than the baseline.")
+        best = max(value for _, value in shares[:-1])
+        doubt = "" if right / len(self.rows) > best else words("No better than the baseline.")
         return f"{bars(shares)}<p>{words(said)} <strong>{doubt}</strong></p>"
 
     def _runs(self) -> str:

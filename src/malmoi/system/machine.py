@@ -76,7 +76,7 @@ class Machine:
     cores: int = 1  # available to this process
     memory: int = 8 * GIB  # bytes
     compiler: str | None = None  # path of a C++ compiler
-    mkl: bool = False
+    mkl: bool | None = None  # None: as torch was built
     accelerators: tuple[Accelerator, ...] = ()
 
     # -------------------------------------------------------------- devices
@@ -143,6 +143,10 @@ class Machine:
     @property
     def column_major_pays(self) -> bool:
         """Whether column-major weights pay: for one row, 1.2x as fast with MKL, else slower."""
+        if self.mkl is None:
+            import torch
+
+            return torch.backends.mkl.is_available()
         return self.mkl
 
     @property
@@ -236,9 +240,7 @@ CHANGES: dict[str, Callable[[Machine, str], Machine]] = {
 
 @cache
 def detect() -> Machine:
-    """The machine that this process runs on."""
-    import torch
-
+    """The machine that this process runs on; torch is imported only if there may be a GPU."""
     return Machine(
         architecture=_architecture(),
         system=platform.system(),
@@ -246,8 +248,7 @@ def detect() -> Machine:
         cores=_cores(),
         memory=_total_memory(),
         compiler=next(filter(None, map(shutil.which, ("g++", "clang++"))), None),
-        mkl=torch.backends.mkl.is_available(),
-        accelerators=(*_cuda(), *_mps()),
+        accelerators=(*_cuda(), *_mps()) if _may_have_gpu() else (),
     )
 
 
@@ -299,6 +300,16 @@ def _physical_memory() -> int:
     if sys.platform == "win32":
         return 8 * GIB  # Windows has no sysconf; the value only bounds batch sizes
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _may_have_gpu() -> bool:
+    """Whether to ask torch: it is there already, or a driver's device is.
+
+    Those are NVIDIA's, Jetson's, AMD's and WSL's.
+    """
+    devices = ("nvidiactl", "nvidia0", "nvhost-ctrl", "nvgpu", "kfd", "dxg")
+    known = "torch" in sys.modules or sys.platform != "linux"
+    return known or any(Path("/dev", name).exists() for name in devices)
 
 
 def _cuda() -> tuple[Accelerator, ...]:
