@@ -80,7 +80,9 @@ def approximate_parameters(c: ModelConfig) -> float:
     embedding = c.vocab * c.token_width * (1 if c.tied else 2)
     positions = c.token_width * c.context * (c.positions == "learned")
     pooler = c.width**2 * (c.pooler == "tanh")
-    return c.distinct * c.block_weights + embedding + positions + pooler
+    # an encoder's blocks, and the attention to it in every block of the decoder
+    encoder = c.encoder_depth * c.block_weights + 4 * c.width**2 * c.depth * (c.encoder_depth > 0)
+    return c.distinct * c.block_weights + encoder + embedding + positions + pooler
 
 
 def _facts(recipe: "Recipe") -> dict[str, Any]:
