@@ -82,7 +82,9 @@ def approximate_parameters(c: ModelConfig) -> float:
     pooler = c.width**2 * (c.pooler == "tanh")
     # an encoder's blocks, and the attention to it in every block of the decoder
     encoder = c.encoder_depth * c.block_weights + 4 * c.width**2 * c.depth * (c.encoder_depth > 0)
-    return c.distinct * c.block_weights + encoder + embedding + positions + pooler
+    # between an embedding and blocks of another width; an LSTM's states are projected back
+    bridge = c.token_width * c.width * (1 + c.recurrent) * (c.token_width != c.width)
+    return c.distinct * c.block_weights + encoder + embedding + bridge + positions + pooler
 
 
 def _facts(recipe: "Recipe") -> dict[str, Any]:

@@ -146,7 +146,7 @@ class Machine:
         if self.mkl is None:
             import torch
 
-            return torch.backends.mkl.is_available()
+            return bool(torch.backends.mkl.is_available())
         return self.mkl
 
     @property
