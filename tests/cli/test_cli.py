@@ -11,22 +11,25 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from typer.main import get_command
 
+import malmoi
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.cli import run_command
 from malmoi.cli.app import build_app
 from malmoi.cli.bench import scripts
 from malmoi.cli.doctor import EXTRAS
 from malmoi.cli.options import duration, whole_number
+from malmoi.cli.prediction_file import predict_file
 from malmoi.cli.recipes import approximate_parameters
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert, gpt2
+from malmoi.text.rows import any_rows
 from malmoi.tokenizer import train_tokenizer
 from malmoi.training.recipes import RECIPES
 
@@ -535,10 +538,13 @@ def test_predict_writes_every_row_of_a_file(call: Call, classifier: Path, tmp_pa
     data = tmp_path / "new.csv"
     data.write_text('id,words of it\n1,"small, words"\n2,\n3,the state\n', "utf-8")
     done = call("predict", "-m", classifier, "--data", data)
-    assert done == Done(0, f"{tmp_path}/new.predicted.csv: 3 rows\n", "text = words of it\n")
+    assert done.out == f"{tmp_path}/new.predicted.csv: 3 rows\n"
+    assert "text = words of it\n" in done.err
+    assert "1 of the first 3 rows have no text: they get no prediction." in done.err
     written = (tmp_path / "new.predicted.csv").read_text("utf-8")
     rows = list(csv.DictReader(written.splitlines()))
     assert [row["words of it"] for row in rows] == ["small, words", "", "the state"]
+    assert [rows[1][name] for name in ("prediction", "score", "p_negative")] == ["", "", ""]
     alone = call("predict", "-m", classifier, "small, words").out.split("\t")
     assert [rows[0]["prediction"], rows[0]["score"]] == alone[:2]
     assert float(rows[0]["p_negative"]) + float(rows[0]["p_positive"]) == pytest.approx(1, abs=1e-4)
@@ -548,4 +554,60 @@ def test_predict_writes_every_row_of_a_file(call: Call, classifier: Path, tmp_pa
     assert set(json.loads(lines[0])["probabilities"]) == {"negative", "positive"}
     refused(call(*same, "-o", tmp_path / "new.jsonl"), 2, "--overwrite")
     refused(call(*same[:-1], "words", "--overwrite"), 2, "Did you mean 'words of it'?")
-    refused(call("predict", "-m", classifier, data), 2, "pass --data")
+    text = tmp_path / "lines.txt"
+    text.write_text("the state\nof the union\n", "utf-8")
+    refused(call("predict", "-m", classifier, text), 2, "has lines, not columns")
+
+
+def test_tables_of_every_kind_are_predicted(call: Call, classifier: Path, tmp_path: Path) -> None:
+    """The same rows from each format, also quoted and with semicolons; and the same out of each."""
+    pandas = pytest.importorskip("pandas", reason="a peer that writes tables")
+    texts = ['small "words"; a\ttab', "the state,\nof the union", "plain"]
+    table = pandas.DataFrame({"text": texts, "n": [1, 2, 3]})
+    table.to_csv(tmp_path / "comma.csv", index=False)
+    table.to_csv(tmp_path / "semicolon.csv", index=False, sep=";")
+    table.to_csv(tmp_path / "quoted.tsv", index=False, sep="\t")
+    table.to_json(tmp_path / "lines.jsonl", orient="records", lines=True)
+    table.to_parquet(tmp_path / "table.parquet")
+    wanted = [one.label for one in malmoi.load(classifier).predict(texts)]  # type: ignore[union-attr]
+    for name in ("comma.csv", "semicolon.csv", "quoted.tsv", "lines.jsonl", "table.parquet"):
+        done = call("predict", "-m", classifier, tmp_path / name)
+        assert done.code == 0, done.err
+        out = tmp_path / name.replace(".", ".predicted.")
+        rows = [row.checked for row in any_rows(out)]
+        assert [row["text"] for row in rows] == texts, name
+        assert [row["prediction"] for row in rows] == wanted, name
+    bare = tmp_path / "glue.tsv"
+    bare.write_text('text\tn\n"open quote\t1\nan "inner" one\t2\n', "utf-8")
+    assert [row.text("text") for row in any_rows(bare)] == ['"open quote', 'an "inner" one']
+    new = ("-o", tmp_path / "new.csv")
+    missing = call("predict", "-m", classifier, tmp_path / "table.parquet", "--text", "txt", *new)
+    refused(missing, 2, "table.parquet has no column 'txt'", "Did you mean 'text'?")
+
+
+def test_a_stopped_prediction_is_resumed(call: Call, classifier: Path, tmp_path: Path) -> None:
+    data = tmp_path / "many.csv"
+    data.write_text("text\n" + "".join(f"word {i}\n" for i in range(2500)), "utf-8")
+    out = tmp_path / "out.csv"
+    model = malmoi.load(classifier)
+    predict = model.predict
+    calls: list[int] = []
+
+    def killed(texts: Any) -> Any:
+        calls.append(len(texts))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return predict(texts)
+
+    model.predict = killed  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        predict_file(model, data, out, text="text")
+    assert not out.exists()
+    with (tmp_path / "out.csv.partial").open("a") as file:
+        file.write('{"prediction": "neg')  # a line that the kill cut
+    assert predict_file(model, data, out, text="text") == 2500
+    assert calls == [1000, 1000, 1000, 500]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["many.csv", "out.csv"]
+    whole = tmp_path / "whole.csv"
+    predict_file(malmoi.load(classifier), data, whole, text="text")
+    assert whole.read_bytes() == out.read_bytes()

@@ -19,8 +19,7 @@ from malmoi.cli.options import (
     open_model,
 )
 from malmoi.cli.output import one_line, print_json
-from malmoi.cli.prediction_file import predict_file, prediction_facts
-from malmoi.errors import UsageError
+from malmoi.cli.prediction_file import default_output, predict_file, prediction_facts
 from malmoi.system.files import require_free
 from malmoi.system.result import plain
 
@@ -29,15 +28,15 @@ def predict_command(
     model: ModelOption,
     texts: TextsArgument = None,
     data: Annotated[
-        Path | None, typer.Option(help="Predict every row of this file: csv, tsv, jsonl…")
+        Path | None, typer.Option(help="Rows to predict, if not given as a file instead of TEXT.")
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
             "--out",
             "-o",
-            help="Where the rows of --data go, with their predictions.",
-            show_default="beside --data",
+            help="Where a file's rows go, with their predictions.",
+            show_default="beside the file",
         ),
     ] = None,
     text: TextOption = None,
@@ -68,30 +67,30 @@ def predict_command(
 ) -> None:
     """Predict labels, spans or answers with a fine-tuned model.
 
-    With --data every row of a file is predicted and written to --out with all its columns, the
-    prediction, its score, and each label's probability.
+    Of a file (csv, tsv, jsonl, parquet, xlsx) every row is predicted and written to --out with all
+    its columns, the prediction, its score, and each label's probability. The same command resumes.
 
     Example: malmoi predict --model runs/sst2 "I love this movie!"
 
     Example: malmoi predict --model runs/gpt --labels positive,negative "I love this movie!"
 
-    Example: malmoi predict --model runs/sst2 --data new.csv --text review -o new.labelled.csv
+    Example: malmoi predict --model runs/sst2 new.csv --text review -o new.labelled.csv
     """
     names = [name.strip() for name in (labels or "").split(",") if name.strip()]
     if labels is not None and (paired or pair or choices):
         raise UsageError(
             "--labels classifies single texts: leave --pair, --pairs and --choice out."
         )
+    if data is None and texts and len(texts) == 1 and Path(texts[0]).is_file():
+        data = Path(texts[0])
     if data is not None:
-        target = out or data.with_name(f"{data.name.split('.')[0]}.predicted.csv")
+        target = out or default_output(data)
         require_free(target, overwrite=overwrite)
         opened = open_model(model, device, dtype)
         count = predict_file(opened, data, target, text=text, pair=pair, labels=names)
         result = {"file": str(target), "rows": count}
         print_json(result) if json else print(f"{target}: {count:,} rows")
         return
-    if texts and len(texts) == 1 and Path(texts[0]).is_file():
-        raise UsageError(f"{texts[0]} is a file; to predict its rows, pass --data {texts[0]}")
     # blank input lines get an output line too, so that the two files can be pasted together
     read = input_pairs if paired else input_lines
     asked: list[Any] = read(texts, keep_blank=True)

@@ -1,24 +1,31 @@
-"""Predictions of a file's rows: every column is kept, the prediction is added."""
+"""Predictions of a file's rows: every column is kept, the prediction is added.
+
+Predictions are appended to a file beside the output as they are made, so that a run that was
+stopped is resumed; the output is written when all are there.
+"""
 
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import IO, TYPE_CHECKING, Any
 
-from malmoi.cli.output import one_line, say
+from malmoi.cli.output import note, one_line, say
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.system.files import atomic_write
+from malmoi.system.progress import Progress, part_of, report_progress
 from malmoi.text.columns import text_column
+from malmoi.text.lines import COMPRESSED
 
 if TYPE_CHECKING:
     from malmoi.inference import Model
 
 Row = Mapping[str, Any]
-ROWS_AT_ONCE = 2000  # rows per batch
+ROWS_AT_ONCE = 1000  # predicted together, sorted by length; at most these are lost
 ADDED = ("prediction", "score", "probabilities")
+PARTIAL = ".partial"  # suffix of the predictions so far
 
 
 def prediction_facts(answer: Any) -> dict[str, Any]:
@@ -26,15 +33,22 @@ def prediction_facts(answer: Any) -> dict[str, Any]:
     if isinstance(answer, list):  # spans
         spans = (f"[{one_line(s.text)} {s.label} {s.score:.3f}]" for s in answer)
         return {"prediction": " ".join(spans)}
-    if hasattr(answer, "text") and not hasattr(answer, "candidates"):  # a generated answer
-        return {"prediction": answer.text}
     if hasattr(answer, "candidates"):  # an answer
         return {"prediction": answer.text, "score": f"{answer.score:.4f}"}
+    if hasattr(answer, "text"):  # a written answer
+        return {"prediction": answer.text}
     labels = answer.labels if hasattr(answer, "labels") else (answer.label,)
     scores = ", ".join(f"{answer.scores[label]:.4f}" for label in labels)
     probabilities = {name: round(value, 5) for name, value in answer.scores.items()}
     facts = {"prediction": ", ".join(labels), "score": scores or "-"}
     return facts | ({"probabilities": probabilities} if len(probabilities) > 1 else {})
+
+
+def default_output(data: Path) -> Path:
+    """new.csv → new.predicted.csv; a format that cannot be written becomes CSV."""
+    bare = data.with_suffix("") if data.suffix in COMPRESSED else data
+    suffix = bare.suffix if bare.suffix in WRITERS else ".csv"
+    return bare.with_name(f"{bare.stem}.predicted{suffix}")
 
 
 def predict_file(
@@ -50,88 +64,185 @@ def predict_file(
 
     With `labels` the rows are classified by the labels' names alone.
     """
-    from malmoi.inference.predict import Predictor
-
     if out.suffix not in WRITERS:
         raise UsageError(f"--out {out} should end in one of {' '.join(WRITERS)}.")
-    chunks = _chunks(data)
-    first = next(chunks, [])
+    total = sum(1 for _ in _rows(data))
+    first = list(islice(_rows(data), ROWS_AT_ONCE))
     if not first:
         raise MalmoiError(f"There are no rows in {data}.")
-    _refuse_taken(first[0], data)
-    known = Predictor.of(model.checkpoint).columns
-    if text is None and known and all(name in first[0] for name in known.values()):
-        text = known["text"]
-        pair = pair or known.get("pair")
-        say(f"text = {text}" + (f", pair = {pair}" if pair else ""))
-    if text is None:
-        text = text_column(first, [name for name in first[0] if name != pair], str(data))
-        say(f"text = {text}")
-    count = 0
-    with atomic_write(out) as file:
-        stream = io.TextIOWrapper(file, "utf-8", newline="")
-        write = WRITERS[out.suffix](stream)
-        for rows in chain([first], chunks):
-            asked = [_asked(row, text, pair, data) for row in rows]
-            found = model.classify(asked, labels) if labels else model.predict(asked)
-            for row, answer in zip(rows, found, strict=True):
-                write({**row, **prediction_facts(answer)})
-            count += len(rows)
-        stream.detach()
-    return count
+    if ".txt" in data.suffixes and len(first[0]) == 1:
+        raise UsageError(
+            f"{data} has lines, not columns; to predict its lines: malmoi predict -m DIR < {data}"
+        )
+    columns = _columns(model, first, data, text, pair)
+    predict = (lambda texts: model.classify(texts, labels)) if labels else model.predict
+    partial = out.with_name(out.name + PARTIAL)
+    made = _resume(partial, _fingerprint(model, data, [*columns, *labels]))
+    if made:
+        say(f"Resuming after row {made:,} of {total:,}.")
+    with partial.open("a", encoding="utf-8") as file:
+        rows = islice(_rows(data), made, None)
+        while some := list(islice(rows, ROWS_AT_ONCE)):
+            with part_of("predict", made, total):
+                facts = _predictions(predict, [_asked(row, columns) for row in some])
+            file.writelines(json.dumps(one, ensure_ascii=False) + "\n" for one in facts)
+            file.flush()
+            made += len(some)
+            report_progress(Progress("predict", made, total, "texts"))
+    with partial.open(encoding="utf-8") as file:
+        next(file)  # the fingerprint
+        found = map(json.loads, file)
+        with atomic_write(out) as target:
+            joined = ({**row, **one} for row, one in zip(_rows(data), found, strict=True))
+            WRITERS[out.suffix](target, joined)
+    partial.unlink()
+    return total
 
 
-def _chunks(data: Path) -> Iterator[list[Row]]:
+def _rows(data: Path) -> Iterator[Row]:
     from malmoi.text.rows import BadRow, any_rows
 
-    rows = any_rows(data)
     try:
-        while chunk := [row.checked for row in islice(rows, ROWS_AT_ONCE)]:
-            yield chunk
+        for row in any_rows(data):
+            yield row.checked
     except BadRow as error:
         raise MalmoiError(f"{error}.") from error
 
 
-def _refuse_taken(row: Row, data: Path) -> None:
-    taken = [name for name in ADDED if name in row]
+def _columns(
+    model: "Model", first: list[Row], data: Path, text: str | None, pair: str | None
+) -> tuple[str, ...]:
+    """The columns that the model reads: those given, those it learnt from, or a guess."""
+    from malmoi.inference.predict import Predictor
+
+    taken = [name for name in ADDED if name in first[0]]
     if taken:
         raise UsageError(f"{data} already has a column {taken[0]!r}; rename it first.")
+    known = Predictor.of(model.checkpoint).columns
+    learnt = [known[name] for name in ("text", "pair") if name in known]
+    if text is None and learnt and all(name in first[0] for name in learnt):
+        text = learnt[0]
+        pair = pair or (learnt[1] if len(learnt) > 1 else None)
+        say(f"text = {text}" + (f", pair = {pair}" if pair else ""))
+    if text is None:
+        text = text_column(first, [name for name in first[0] if name != pair], str(data))
+        say(f"text = {text}")
+    columns = (text,) if pair is None else (text, pair)
+    for name in columns:
+        if name not in first[0]:
+            raise UsageError(f"{data} has no column {name!r}.{nearest(name, first[0])}")
+    empty = sum(not _has_text(row.get(text)) for row in first)
+    if empty:
+        note(f"{empty:,} of the first {len(first):,} rows have no text: they get no prediction.")
+    return columns
 
 
-def _asked(row: Row, text: str, pair: str | None, data: Path) -> Any:
-    for name in (text, pair):
-        if name is not None and name not in row:
-            raise UsageError(f"{data} has no column {name!r}.{nearest(name, row)}")
-    first = row[text] if isinstance(row[text], list) else str(row[text])
-    return first if pair is None else (first, str(row[pair]))
+def _asked(row: Row, columns: tuple[str, ...]) -> Any:
+    """What a model is asked of a row; None if it has no text."""
+    first = row.get(columns[0])
+    if not _has_text(first):
+        return None
+    if isinstance(first, list):  # a conversation
+        return first
+    texts = ["" if row.get(name) is None else str(row[name]) for name in columns]
+    return texts[0] if len(texts) == 1 else tuple(texts)
 
 
-def _table_writer(stream: TextIO, delimiter: str = ",") -> Callable[[Row], None]:
-    """A column for the probability of each label: p_LABEL."""
+def _has_text(value: Any) -> bool:
+    return value is not None and bool(str(value).strip())
+
+
+def _predictions(predict: Callable[[Any], Any], asked: list[Any]) -> list[dict[str, Any]]:
+    found = iter(predict([one for one in asked if one is not None]))
+    return [{"prediction": ""} if one is None else prediction_facts(next(found)) for one in asked]
+
+
+# ------------------------------------------------------------------ resuming
+
+
+def _fingerprint(model: "Model", data: Path, names: Sequence[str]) -> dict[str, Any]:
+    source = model.checkpoint.source
+    files = sorted(source.glob("*")) if source is not None and source.is_dir() else [source or data]
+    return {
+        "data": _stamp(data),
+        "model": [_stamp(file) for file in files if file.is_file()],
+        "names": list(names),
+    }
+
+
+def _stamp(file: Path) -> list[Any]:
+    found = file.stat()
+    return [str(file.resolve()), found.st_size, found.st_mtime_ns]
+
+
+def _resume(partial: Path, fingerprint: dict[str, Any]) -> int:
+    """The number of predictions that are there already; those of another run are discarded."""
+    head = json.dumps(fingerprint, ensure_ascii=False) + "\n"
+    lines = partial.read_text("utf-8").splitlines(keepends=True) if partial.is_file() else []
+    if lines and lines[-1][-1] != "\n":  # cut by the kill
+        lines.pop()
+    if not lines or lines[0] != head:
+        lines = [head]
+    partial.write_text("".join(lines), "utf-8")
+    return len(lines) - 1
+
+
+# ------------------------------------------------------------------ formats
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    """A row of a table, with a column for the probability of each label: p_LABEL."""
+    plain = {name: value for name, value in row.items() if name != "probabilities"}
+    return plain | {f"p_{name}": value for name, value in row.get("probabilities", {}).items()}
+
+
+def _table(rows: Iterable[Row]) -> tuple[list[str], list[dict[str, Any]]]:
+    """All columns, in the order of their first row, and the rows."""
+    flat = [_flat(row) for row in rows]
+    return list(dict.fromkeys(name for row in flat for name in row)), flat
+
+
+def _write_table(file: IO[bytes], rows: Iterable[Row], delimiter: str = ",") -> None:
+    names, flat = _table(rows)
+    stream = io.TextIOWrapper(file, "utf-8", newline="")
     table = csv.writer(stream, delimiter=delimiter, lineterminator="\n")
-    header: list[str] = []
-
-    def write(row: Row) -> None:
-        probabilities = row.get("probabilities", {})
-        flat = {name: value for name, value in row.items() if name != "probabilities"}
-        flat |= {f"p_{name}": value for name, value in probabilities.items()}
-        if not header:
-            header.extend(flat)
-            table.writerow(header)
-        table.writerow([flat.get(name, "") for name in header])
-
-    return write
+    table.writerow(names)
+    table.writerows([row.get(name, "") for name in names] for row in flat)
+    stream.detach()
 
 
-def _line_writer(stream: TextIO) -> Callable[[Row], None]:
-    def write(row: Row) -> None:
-        stream.write(json.dumps(row, ensure_ascii=False) + "\n")
-
-    return write
+def _write_lines(file: IO[bytes], rows: Iterable[Row]) -> None:
+    for row in rows:
+        file.write((json.dumps(row, ensure_ascii=False, default=str) + "\n").encode())
 
 
-WRITERS: dict[str, Callable[[TextIO], Callable[[Row], None]]] = {
-    ".csv": _table_writer,
-    ".tsv": lambda stream: _table_writer(stream, "\t"),
-    ".jsonl": _line_writer,
+def _write_parquet(file: IO[bytes], rows: Iterable[Row]) -> None:
+    from malmoi.text.formats import import_pyarrow
+
+    pyarrow = import_pyarrow(Path(".parquet"))
+    names, flat = _table(rows)
+    columns = {name: [row.get(name) for row in flat] for name in names}
+    pyarrow.parquet.write_table(pyarrow.table(columns), file)
+
+
+def _write_excel(file: IO[bytes], rows: Iterable[Row]) -> None:
+    try:
+        from openpyxl import Workbook
+    except ImportError as error:
+        raise MalmoiError("Excel needs the package openpyxl: pip install openpyxl.") from error
+    names, flat = _table(rows)
+    book = Workbook(write_only=True)
+    sheet = book.create_sheet()
+    sheet.append(names)
+    for row in flat:
+        sheet.append([row.get(name) for name in names])
+    book.save(file)
+
+
+WRITERS: dict[str, Callable[[IO[bytes], Iterable[Row]], None]] = {
+    ".csv": _write_table,
+    ".tsv": lambda file, rows: _write_table(file, rows, "\t"),
+    ".jsonl": _write_lines,
+    ".parquet": _write_parquet,
+    ".xlsx": _write_excel,
 }

@@ -13,7 +13,7 @@ callback on.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 VALIDATE = "validate"  # the verb of an event with the metrics of an evaluation during training
 
@@ -73,6 +73,19 @@ def listening(callback: ProgressCallback | None) -> Iterator[None]:
         yield
     finally:
         _listener.reset(token)
+
+
+@contextmanager
+def part_of(verb: str, done: int, total: int) -> Iterator[None]:
+    """Reports events of this verb inside as a part of a larger whole, of which `done` is done."""
+    outer = _listener.get()
+
+    def pass_on(event: Progress) -> None:
+        if outer is not None and event.verb == verb:
+            outer(replace(event, done=done + event.done, total=total))
+
+    with listening(pass_on):
+        yield
 
 
 def tracked(

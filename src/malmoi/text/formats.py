@@ -210,7 +210,7 @@ def whole_rows(rows: Any, path: Path) -> Iterator[list[str]]:
 
 def read_parquet(path: Path, want: ReadOptions) -> FoundDocuments:
     """Reads a column of a Parquet file, 1,000 rows at a time."""
-    pyarrow = _pyarrow(path)
+    pyarrow = import_pyarrow(path)
     with open_bytes(path) as stream:
         try:
             file = pyarrow.parquet.ParquetFile(
@@ -227,7 +227,7 @@ def read_parquet(path: Path, want: ReadOptions) -> FoundDocuments:
 
 def read_arrow(path: Path, want: ReadOptions) -> FoundDocuments:
     """Reads a column of an Arrow stream, as written by datasets' save_to_disk."""
-    pyarrow = _pyarrow(path)
+    pyarrow = import_pyarrow(path)
     with open_bytes(path) as stream:
         try:
             reader = pyarrow.ipc.open_stream(stream)
@@ -237,7 +237,8 @@ def read_arrow(path: Path, want: ReadOptions) -> FoundDocuments:
             raise MalmoiError(f"{path} is not a valid Arrow file ({error}).") from error
 
 
-def _pyarrow(path: Path) -> Any:
+def import_pyarrow(path: Path) -> Any:
+    """The package that reads Parquet and Arrow files."""
     try:
         import pyarrow
         import pyarrow.ipc

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any, Protocol, TypeAlias
 
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.system.untrusted import parse
-from malmoi.text.formats import whole_rows
+from malmoi.text.dialect import Dialect, Tabs, comma_dialect, tab_dialect
+from malmoi.text.formats import import_pyarrow, whole_rows
 from malmoi.text.lines import COMPRESSED, SAMPLE_BYTES, decode_lines, encoding_of, open_bytes
 
 
@@ -119,14 +121,12 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def table_rows(
-    path: Path, header: Sequence[str] | None = None, *, quoted: bool = False
+    path: Path, header: Sequence[str] | None = None, dialect: Dialect = Tabs
 ) -> Iterator[DataRow]:
-    """Yields tab-separated rows, never quoted (GLUE and others), or comma-separated quoted ones."""
+    """Yields the rows of a table, by default tab-separated and never quoted (GLUE and others)."""
     csv.field_size_limit(1 << 30)
     texts = (text + "\n" for _, text in text_lines(path))
-    reader = (
-        csv.reader(texts) if quoted else csv.reader(texts, delimiter="\t", quoting=csv.QUOTE_NONE)
-    )
+    reader = csv.reader(texts, dialect)
     rows = whole_rows(reader, path)
     names = list(header) if header is not None else [name.strip() for name in next(rows, [])]
     _check_header(path, names)
@@ -210,12 +210,52 @@ def json_array_rows(path: Path) -> Iterator[DataRow]:
         )
 
 
+def parquet_rows(path: Path) -> Iterator[DataRow]:
+    """Yields the rows of a Parquet file, numbered from 1."""
+    pyarrow = import_pyarrow(path)
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+        _check_header(path, file.schema_arrow.names)
+        number = 0
+        for batch in file.iter_batches(batch_size=1000):
+            for values in batch.to_pylist():
+                number += 1
+                yield DataRow(values, f"{path}:{number}")
+    except pyarrow.ArrowInvalid as error:
+        raise MalmoiError(f"{path} is not a valid Parquet file ({error}).") from error
+
+
+def excel_rows(path: Path) -> Iterator[DataRow]:
+    """Yields the rows of a workbook's first sheet, with the numbers that Excel shows."""
+    try:
+        from openpyxl import load_workbook
+    except ImportError as error:
+        raise MalmoiError(f"{path} needs the package openpyxl: pip install openpyxl.") from error
+    try:
+        book = load_workbook(path, read_only=True, data_only=True)
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise MalmoiError(f"{path} is not a valid Excel workbook ({error}).") from error
+    rows = book.worksheets[0].iter_rows(values_only=True)
+    names = [str(name).strip() if name is not None else "" for name in next(rows, ())]
+    _check_header(path, names)
+    for number, values in enumerate(rows, start=2):
+        if any(value is not None for value in values):
+            yield DataRow(_named_cells(names, values), f"{path}:{number}")
+    book.close()
+
+
+def _named_cells(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
+    return {name: value for name, value in zip(names, values, strict=False) if name}
+
+
 ROW_READERS: dict[str, Callable[[Path], Iterator[DataRow]]] = {
-    ".tsv": table_rows,
-    ".txt": table_rows,
-    ".csv": lambda path: table_rows(path, quoted=True),
+    ".tsv": lambda path: table_rows(path, dialect=tab_dialect(path)),
+    ".txt": lambda path: table_rows(path, dialect=tab_dialect(path)),
+    ".csv": lambda path: table_rows(path, dialect=comma_dialect(path)),
     ".jsonl": json_line_rows,
     ".json": json_array_rows,
+    ".parquet": parquet_rows,
+    ".xlsx": excel_rows,
 }
 
 

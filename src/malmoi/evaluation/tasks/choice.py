@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from malmoi.evaluation.task import Example, Task
+from malmoi.text.dialect import Commas
 from malmoi.text.rows import (
     BadRow,
     BrokenRow,
@@ -16,7 +17,7 @@ from malmoi.text.rows import (
 
 def swag_rows(path: Path) -> Iterator[DataRow]:
     """Reads comma-separated rows; some releases have an unnamed first column."""
-    return table_rows(path, quoted=True)
+    return table_rows(path, dialect=Commas)
 
 
 def swag(row: DataRow) -> Example:

@@ -1,0 +1,69 @@
+"""How a table's file separates and quotes its fields."""
+
+import csv
+import re
+from pathlib import Path
+
+from malmoi.text.lines import SAMPLE_BYTES, encoding_of, open_bytes
+
+
+class Tabs(csv.excel_tab):
+    """Tabs between fields that are never quoted, as in GLUE and other public sets."""
+
+    quoting = csv.QUOTE_NONE
+
+
+class QuotedTabs(csv.excel_tab):
+    """Tabs between fields that are quoted where needed, as pandas and Excel write them."""
+
+
+class Commas(csv.excel):
+    """Commas between quoted fields."""
+
+
+class Semicolons(csv.excel):
+    """Semicolons between quoted fields: Excel's CSV where the comma is in numbers."""
+
+    delimiter = ";"
+
+
+Dialect = type[csv.Dialect]
+# a field whose quotes are where a writer that quotes would put them
+FIELD = re.compile(r'(?:"(?:[^"]|"")*"|[^"\t\n]*)(?:\t|\n|\Z)')
+
+
+def tab_dialect(path: Path) -> Dialect:
+    """Whether a tab-separated file is quoted: every quote fits, and so do the numbers of fields."""
+    sample, _ = _sample(path)
+    if '"' not in sample:
+        return Tabs
+    at = 0
+    while at < len(sample):
+        found = FIELD.match(sample, at)
+        if found is None or found.end() == at:
+            return Tabs
+        at = found.end()
+    return QuotedTabs if _even(sample, QuotedTabs) else Tabs
+
+
+def comma_dialect(path: Path) -> Dialect:
+    """Semicolons where they split the rows evenly and commas do not."""
+    sample, header = _sample(path)
+    if ";" not in header or ("," in header and _even(sample, Commas)):
+        return Commas
+    return Semicolons if _even(sample, Semicolons) else Commas
+
+
+def _sample(path: Path) -> tuple[str, str]:
+    """The first whole lines of a file, and the very first."""
+    with open_bytes(path) as stream:
+        sample = stream.read(SAMPLE_BYTES)
+    text = sample.decode(encoding_of(sample), "replace").replace("\r\n", "\n").lstrip("\ufeff")
+    whole = text if len(sample) < SAMPLE_BYTES else text[: text.rfind("\n") + 1]
+    return whole, whole.partition("\n")[0]
+
+
+def _even(sample: str, dialect: Dialect) -> bool:
+    """Whether every row has as many fields as the header; the last one may have been cut."""
+    sizes = [len(row) for row in csv.reader(sample.splitlines(keepends=True), dialect) if row]
+    return bool(sizes) and all(size == sizes[0] for size in sizes[:-1])
