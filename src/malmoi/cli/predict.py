@@ -20,6 +20,7 @@ from malmoi.cli.options import (
 )
 from malmoi.cli.output import one_line, print_json
 from malmoi.cli.prediction_file import default_output, predict_file, prediction_facts
+from malmoi.errors import UsageError
 from malmoi.system.files import require_free
 from malmoi.system.result import plain
 

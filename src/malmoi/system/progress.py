@@ -82,7 +82,7 @@ def part_of(verb: str, done: int, total: int) -> Iterator[None]:
 
     def pass_on(event: Progress) -> None:
         if outer is not None and event.verb == verb:
-            outer(replace(event, done=done + event.done, total=total))
+            outer.callback(replace(event, done=done + event.done, total=total))
 
     with listening(pass_on):
         yield
