@@ -47,7 +47,7 @@ GOOD, BAD = "a good fine great film", "a bad poor weak film"
 ROWS = "text,label\n" + "".join(
     f"{text},{name}\n" for text, name in [(GOOD, "yes"), (BAD, "no")] * 16
 )
-QUICK: dict[str, Any] = dict(epochs=6, lr=5e-3, batch=8, precision="fp32")
+QUICK: dict[str, Any] = dict(epochs=8, lr=2e-3, batch=8, precision="fp32")
 
 
 def drawn(config: Any, heads: dict[str, int], seed: int = 0) -> Network:

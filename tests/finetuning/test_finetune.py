@@ -219,7 +219,7 @@ def test_a_gpt_has_gpt1s_numbers_and_a_bert_its_own(
         (gpt, {}, (6.25e-5, 0.002, 0.5, 32, 3.0)),
         (gpt, {"lr": 1e-4, "lm": 0.0}, (1e-4, 0.002, 0.0, 32, 3.0)),
         (gpt, {"freeze": True}, (5e-5, 0.1, 0.0, 32, 3.0)),
-        (bert, {}, (5e-5, 0.1, 0.0, 32, 3.0)),
+        (bert, {}, (9.6e-4, 0.1, 0.0, 16, 30.0)),  # see defaults.py
     ):
         out = tmp_path / str(len(list(tmp_path.iterdir())))
         finetune(model, "classification", path, out, path, steps=1, **more)
@@ -653,7 +653,7 @@ def test_what_is_finished_is_not_done_again(
     same = finetune(bert, "classification", path, out, path, seeds=3, epochs=2)
     assert learnt == [1, 2]
     assert (same.metrics, same.runs, same.steps) == (first.metrics, first.runs, first.steps)
-    assert f"{out / 'seed-1'} is finished (step 4)" in caplog.text
+    assert f"{out / 'seed-1'} is finished (step 6)" in caplog.text
     with pytest.raises(
         UsageError, match=r"holds another fine-tuning \(epochs was 2\.0\).*--overwrite"
     ):

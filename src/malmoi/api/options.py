@@ -123,7 +123,9 @@ class FinetuneOptions(ColumnOptions, RunOptions, total=False):
     words: bool | None  # train label words instead of a new layer
     contrastive: bool | None  # contrast sentence vectors by label; None: with few rows
     layer_decay: float  # each layer's learning rate relative to the layer above
-    class_weights: bool  # weight rare labels more
+    layers_transferred: int | None  # keep only the first n pre-trained layers
+    rdrop: float  # weight of the divergence of two passes with different dropout
+    class_weights: bool | None  # weight rare labels more; None: if labels are imbalanced
     label_thresholds: bool  # multi-label: one threshold per label, not one for all
     from_scratch: bool  # random initial weights, as a baseline for pre-training
     holdout: float  # share of the rows held out to select by and, without dev, to judge by

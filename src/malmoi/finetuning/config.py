@@ -58,7 +58,11 @@ class FinetuneConfig(Config):
     # encoder (see few_labels.py)
     contrastive: bool | None = None
     layer_decay: float = 1.0  # each layer's learning rate relative to the layer above
-    class_weights: bool = False  # weight rare labels more
+    # of the pre-trained layers, only the first n are kept (GPT-1 fig. 2); None: all
+    layers_transferred: int | None = None
+    # weight of the divergence of two passes with different dropout (R-Drop, Liang et al. 2021)
+    rdrop: float = 0.0
+    class_weights: bool | None = None  # weight rare labels more; None: if labels are imbalanced
     label_thresholds: bool = False  # multi-label: one threshold per label, not one for all
     from_scratch: bool = False  # random initial weights, as a baseline for pre-training
     # share of the rows that is held out to select by and, without a file for it, to judge by;
@@ -92,6 +96,7 @@ class FinetuneConfig(Config):
             "clip",
             "patience",
             "freeze_layers",
+            "rdrop",
         ):
             _require(
                 getattr(self, name) >= 0,
@@ -104,6 +109,12 @@ class FinetuneConfig(Config):
         _require(
             0 < self.layer_decay <= 1, f"layer_decay must lie in (0, 1], not {self.layer_decay}."
         )
+
+    @property
+    def trains_all(self) -> bool:
+        """Whether the whole network is fine-tuned for the task at once."""
+        partly = self.features or self.words or self.freeze or self.contrastive
+        return not partly and self.adapter.kind == "none"
 
     def training(self, steps: int) -> TrainConfig:
         """The equivalent `TrainConfig`."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from malmoi.adapters import check_target, is_adapter, read_with_adapter, write_adapter
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.errors import UsageError
@@ -24,6 +26,7 @@ from malmoi.evaluation.kinds import (
 from malmoi.evaluation.task import Example, Task
 from malmoi.evaluation.tasks import named_task
 from malmoi.finetuning.config import FinetuneConfig, finetune_config
+from malmoi.finetuning.defaults import apply_defaults
 from malmoi.finetuning.few_labels import ContrastiveTrainer, choose_contrast, contrast_loss
 from malmoi.finetuning.frozen_features import cached_states
 from malmoi.finetuning.protocol import Protocol
@@ -35,6 +38,7 @@ from malmoi.finetuning.trainer import FinetuneTrainer
 from malmoi.finetuning.verbalizer_loss import verbalizer_items, verbalizer_loss
 from malmoi.inference import Model
 from malmoi.inference.predict import Predictor
+from malmoi.inference.predictors import NUMBER
 from malmoi.metrics import goodness, mean_with_error
 from malmoi.model import Network
 from malmoi.system.files import folder_lock, write_text
@@ -44,6 +48,7 @@ from malmoi.tokenizer import TokenRow
 from malmoi.training.device import choose_execution
 from malmoi.training.loss_module import LossModule
 from malmoi.training.losses import Objective, lm
+from malmoi.training.losses.distil import consistent
 from malmoi.training.parallel import join_process_group
 from malmoi.training.signals import Stopped
 
@@ -96,12 +101,15 @@ def run_finetuning(
     start = model.checkpoint if isinstance(model, Model) else read_with_adapter(model)
     chosen = named_task(task) if isinstance(task, str) else task
     kind = head_kind(chosen)
-    settings = finetune_config(options, gpt=_is_gpt(start.network), defaults=kind.defaults)
+    gpt = _is_gpt(start.network)
+    settings = finetune_config(options, gpt=gpt, defaults=kind.defaults)
     chosen = by_metric(chosen, settings.metric)
     out = Path(out)
     start = _checked(start, settings, out, reads=kind.head != "lm")
     work = load_data(chosen, data, dev, settings, start, join_process_group(device).device)
     settings = choose_contrast(work, settings, options)
+    given = {name for name, value in options.items() if value is not None}
+    settings = apply_defaults(settings, given, work, gpt=gpt)
     return run_all(work, settings, out, overwrite=overwrite)
 
 
@@ -182,6 +190,7 @@ def _run(
     record = {"task": work.task.name, **settings.to_dict(), "of": work.model_name, **work.taught}
     if begin_run(out, record, overwrite=overwrite):
         return _finished(work, settings, out)
+    _start_at_mean(work, checkpoint.network)
     checkpoint.network.to(work.device)
     reading = replace(Predictor.of(checkpoint), encode=work.encode)
     items = _items(work, reading)
@@ -217,6 +226,14 @@ def _run(
     selected = {} if held is None else held.metrics
     finish_run(out, record, {"steps": trainer.step, **done.metrics, HELD_OUT: selected})
     return FinishedRun(settings, checkpoint, done, trainer.step, selected)
+
+
+def _start_at_mean(work: FinetuneData, network: Network) -> None:
+    """Sets a new number's bias to the mean label, which small steps would take long to reach."""
+    new = head_kind(work.task).output is NUMBER and work.start.labels != work.labels
+    for name, bias in network.heads.named_parameters():
+        if new and name == "classify.linear.bias":  # a GPT has none
+            torch.nn.init.constant_(bias, sum(float(e.label) for e in work.train) / len(work.train))
 
 
 def _finished(work: FinetuneData, settings: FinetuneConfig, out: Path) -> FinishedRun:
@@ -275,17 +292,21 @@ def make_objective(
     if settings.contrastive:
         return contrast_loss()
     objective = words or kind.objective(_weights(work) if settings.class_weights else None)
+    if settings.rdrop:
+        objective = consistent(objective, kind.distil, settings.rdrop)
     objective = objective + settings.lm * lm() if settings.lm else objective
     return objective if work.teaching is None else work.teaching.add_to(objective, kind.distil)
 
 
 def _weights(work: FinetuneData) -> list[float]:
-    """Class weights n / (N · count): rare labels count more; the mean over examples is 1."""
+    """Class weights √(n / (N · count)), scaled so that their mean over the examples is 1.
+
+    The root keeps frequent labels from losing more than rare ones gain.
+    """
     counts = Counter(name for e in work.train for name in classes_in(work.task, e))
-    total = sum(counts.values())
-    return [
-        total / (len(work.labels) * counts[name]) if counts[name] else 1.0 for name in work.labels
-    ]
+    roots = {name: (counts.total() / count) ** 0.5 for name, count in counts.items()}
+    mean = sum(roots[name] * count for name, count in counts.items()) / counts.total()
+    return [roots.get(name, mean) / mean for name in work.labels]
 
 
 # ------------------------------------------------------------------ results

@@ -57,7 +57,8 @@ def build_task_network(
     heads |= {head: 0 if said else len(labels)}
     network = initialise(Network(config, heads, features=small), settings.seed)
     if not settings.from_scratch:
-        _inherit(network, start.network, head if start.labels == labels else None)
+        layers = _transferred(network, settings)
+        _inherit(network, start.network, head if start.labels == labels else None, layers)
     _freeze(network, settings)
     if settings.adapter.kind != "none":
         _hold(network)
@@ -117,11 +118,32 @@ def _framed(tokenizer: Tokenizer, adapter: str) -> Tokenizer:
     return add_frame_tokens(tokenizer) if adapter == "none" else frame_with_end(tokenizer)
 
 
+def _transferred(network: Network, settings: FinetuneConfig) -> int:
+    """How many of the pre-trained layers are kept."""
+    layers = settings.layers_transferred
+    distinct = network.config.distinct
+    if layers is not None and not 0 <= layers <= distinct:
+        raise UsageError(
+            f"layers_transferred={layers}: this model has {distinct} layers, so take 0 to "
+            f"{distinct}."
+        )
+    return distinct if layers is None else layers
+
+
 @torch.no_grad()
-def _inherit(network: Network, old: Network, head: str | None) -> None:
-    """Copies weights of equal shape, and the old rows of a larger vocabulary."""
-    kinds = ("trunk.", "pooler.", "heads.lm.") + ((f"heads.{head}.",) if head else ())
-    same = {name: t for name, t in old.state_dict().items() if name.startswith(kinds)}
+def _inherit(network: Network, old: Network, head: str | None, layers: int) -> None:
+    """Copies weights of equal shape, and the old rows of a larger vocabulary.
+
+    Only the first `layers` blocks are copied; a pooler, which reads the last one, goes with it.
+    """
+    kinds = ("trunk.", "heads.lm.") + ((f"heads.{head}.",) if head else ())
+    kinds += ("pooler.",) if layers == network.config.distinct else ()
+    fresh = tuple(f"trunk.blocks.{i}." for i in range(layers, network.config.distinct))
+    same = {
+        name: t
+        for name, t in old.state_dict().items()
+        if name.startswith(kinds) and not name.startswith(fresh)
+    }
     before = _learnt_transform(old) | same
     for name, weight in network.state_dict().items():
         if name in before and before[name].shape[1:] == weight.shape[1:]:

@@ -1,0 +1,107 @@
+"""Settings of full fine-tuning of an encoder, by its width, the kind of task and the rows.
+
+| rows up to | epochs | examples per step |
+|---|---|---|
+| 200 | 30 | 16 |
+| 1,000 | 20 | 16 |
+| 8,000 | 10 | 16 |
+| 20,000 | 5 | 16 |
+| 100,000 | 3 | 32 |
+| more | 2 | 32 |
+
+Small sets need more updates than three epochs have (Mosbach et al. 2021, Zhang et al. 2021: BERT on
+RTE), and small encoders a higher rate: 4e-5 · 768 / width, half as much again for numbers, tags and
+answers. Each layer learns at 0.9 of the rate of the one above it (Clark et al. 2020 §3.1), and the
+result is the mean of the weights over the last third, so that no epoch has to be selected.
+"""
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+from malmoi.config import ModelConfig
+from malmoi.evaluation.kinds import HeadKind, head_kind
+from malmoi.finetuning.config import FinetuneConfig
+from malmoi.finetuning.task_data import FinetuneData, classes_in
+from malmoi.training.log import plural
+
+logger = logging.getLogger(__name__)
+
+# rows up to → epochs, examples per step
+BY_ROWS: tuple[tuple[float, float, int], ...] = (
+    (200, 30, 16),
+    (1_000, 20, 16),
+    (8_000, 10, 16),
+    (20_000, 5, 16),
+    (100_000, 3, 32),
+    (math.inf, 2, 32),
+)
+RATE = 4e-5  # at a width of 768
+RATE_WIDTH = 768
+MAX_RATE = 1e-3
+FINER_OUTPUT = 1.5  # factor of the rate for numbers, tags and answers
+LAYER_DECAY = 0.9
+AVERAGED = 0.33  # share of the run
+# Labels are imbalanced if the rarest has less than this share of an equal part
+RARE = 0.2
+
+
+def default_settings(rows: int, kind: HeadKind, config: ModelConfig) -> dict[str, Any]:
+    """What full fine-tuning takes for settings that are not given."""
+    epochs, batch = next((e, b) for most, e, b in BY_ROWS if rows <= most)
+    rate = RATE * RATE_WIDTH / config.width * (1 if kind.calibrated else FINER_OUTPUT)
+    return {
+        "epochs": epochs,
+        "batch": batch,
+        "lr": float(f"{min(MAX_RATE, rate):.1e}"),
+        "layer_decay": LAYER_DECAY,
+        "average": AVERAGED,
+    }
+
+
+def apply_defaults(
+    settings: FinetuneConfig, given: Collection[str], work: FinetuneData, *, gpt: bool
+) -> FinetuneConfig:
+    """Settings that were not given, chosen by the rows, the kind and the model; logs the choice.
+
+    A GPT keeps GPT-1's numbers; frozen trunks and adapters have their own.
+    """
+    chosen: dict[str, Any] = {}
+    if settings.trains_all and not gpt:
+        kind = head_kind(work.task)
+        chosen = default_settings(len(work.train), kind, work.start.network.config)
+        if settings.from_scratch:
+            chosen["layer_decay"] = 1.0
+        if settings.grid:
+            chosen = {name: chosen[name] for name in ("layer_decay", "average")}
+    chosen = {name: value for name, value in chosen.items() if name not in given}
+    settings = replace(settings, **chosen)
+    if settings.class_weights is None and (rare := rare_label(work)):
+        settings = replace(settings, class_weights=True)
+        logger.info(f"Labels are imbalanced (the rarest is {rare}): rare ones weigh more.")
+    if chosen:
+        logger.info(_sentence(settings, len(work.train)))
+    return settings
+
+
+def rare_label(work: FinetuneData) -> str:
+    """The rarest label and its share if labels are imbalanced, else an empty string."""
+    if not head_kind(work.task).exclusive:
+        return ""
+    counts = Counter(name for e in work.train for name in classes_in(work.task, e))
+    label, least = min(counts.items(), key=lambda pair: pair[1])
+    share = least / counts.total()
+    return f"{label!r}, {share:.1%}" if share * len(counts) < RARE else ""
+
+
+def _sentence(settings: FinetuneConfig, rows: int) -> str:
+    long = plural(settings.steps, "step") if settings.steps else plural(settings.epochs, "epoch")
+    long = plural(settings.minutes, "minute") if settings.minutes else long
+    parts = [long, f"batches of {settings.batch}", f"rate {settings.lr:g}"]
+    parts += [f"layer decay {settings.layer_decay:g}"] if settings.layer_decay < 1 else []
+    averaged = f"averaged over the last {settings.average:.0%}"
+    parts += [averaged] if settings.average else []
+    return f"{rows:,} rows: {', '.join(parts)}."
