@@ -67,11 +67,11 @@ def apply_defaults(
 ) -> FinetuneConfig:
     """Settings that were not given, chosen by the rows, the kind and the model; logs the choice.
 
-    A GPT keeps GPT-1's numbers; frozen trunks and adapters have their own.
+    A GPT keeps GPT-1's numbers; frozen trunks, adapters and some kinds have their own.
     """
     chosen: dict[str, Any] = {}
-    if settings.trains_all and not gpt:
-        kind = head_kind(work.task)
+    kind = head_kind(work.task)
+    if settings.trains_all and not gpt and not kind.defaults:
         chosen = default_settings(len(work.train), kind, work.start.network.config)
         if settings.from_scratch:
             chosen["layer_decay"] = 1.0
