@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import transformers
 
 from test_readme import blocks
@@ -32,6 +33,13 @@ def test_a_custom_task_of_public_names_runs(tmp_path: Path) -> None:
     assert transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     assert config["id2label"] == {"0": "delivery", "1": "praise", "2": "refund"}
+
+
+@pytest.mark.heavy
+def test_digits_are_read_far_above_chance(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", reason="the images are scikit-learn's")
+    said = run(ROOT / "examples" / "digits.py", tmp_path, "400")
+    assert float(said.split("accuracy ")[1].split()[0]) > 0.6
 
 
 def test_the_playbooks_snippets_run() -> None:

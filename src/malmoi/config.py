@@ -169,6 +169,9 @@ class ModelConfig(Config):
     norm_bias: bool = True
     # norm before the first attention; ModernBERT, whose embedding is normalised, has none
     first_norm: bool = True
+    # ready-made vectors before the text (images, sounds): how many, and how wide; 0: none
+    feature_count: int = 0
+    feature_width: int = 0
     embed_scale: bool = False  # token embeddings times √width (Vaswani et al. 2017 §3.4)
     embed_norm: bool = False
     final_norm: bool = True
@@ -248,6 +251,16 @@ class ModelConfig(Config):
         _require(
             self.distinct <= self.depth,
             f"{self.groups} groups are more than the depth {self.depth}.",
+        )
+        _require(
+            bool(self.feature_count) == bool(self.feature_width),
+            "feature_count and feature_width belong together.",
+        )
+        _require(
+            not self.feature_count
+            or all(f"prefix:{self.feature_count}" in text for text in self.attention),
+            f"all of the text sees its features by the pattern 'causal | "
+            f"prefix:{self.feature_count}'.",
         )
         for name in ("skip_connections", "embedding_residual", "groups", "segments", "both_ways"):
             _require(

@@ -1,5 +1,6 @@
 """`malmoi generate`: continue prompts with a language model."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +15,7 @@ from malmoi.cli.options import (
     open_model,
     whole_texts,
 )
-from malmoi.cli.output import note, print_json
+from malmoi.cli.output import note, one_line, print_json
 from malmoi.errors import UsageError
 
 if TYPE_CHECKING:
@@ -76,6 +77,10 @@ def generate_command(
             help="Read control tokens such as <|endoftext|> in the prompt.",
         ),
     ] = False,
+    features: Annotated[
+        Path | None,
+        typer.Option(help="Rows of a .npy file to write about (caption-small).", metavar="FILE"),
+    ] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     json: JsonOption = False,
@@ -90,6 +95,11 @@ def generate_command(
         raise UsageError("--length-penalty scores beams: give --beams 2 or more with it.")
     if temperature is None and (beams > 1 or speculate):
         temperature = 0.0
+    if features is not None:
+        if texts:
+            raise UsageError("--features are written about without a prompt: leave the text out.")
+        _describe(open_model(model, device, dtype), features, max_new_tokens, json)
+        return
     prompts = whole_texts(texts)
     options = given(
         max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p
@@ -108,6 +118,18 @@ def generate_command(
         _stream(lm, prompts[0], options)
     else:
         _write_all(lm, prompts, options, json)
+
+
+def _describe(lm: "Model", features: Path, max_new_tokens: int, json: bool) -> None:
+    from malmoi.training.data.captions import open_features
+
+    for row, text in enumerate(
+        lm.describe(open_features(features), max_new_tokens=max_new_tokens), start=1
+    ):
+        if json:
+            print_json({"row": row, "text": text})
+        else:
+            print(one_line(text))
 
 
 def _note_empty(lm: "Model", prompts: list[str]) -> None:

@@ -8,11 +8,13 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError, nearest
 from malmoi.inference.answer import Answer
+from malmoi.inference.captions import describe_features
 from malmoi.inference.conversation import encode_conversation
 from malmoi.inference.embed import Float32Array, Pool, embed_texts
 from malmoi.inference.fill import Fill, fills
@@ -191,6 +193,8 @@ class Model(ZeroShot):
         """The methods that this model's heads allow."""
         if self.config.encoder_depth:
             return ("translate", "cross_attention")
+        if self.config.feature_count:
+            return ("describe",)
         heads = [*self.network.heads]
         heads += [] if self.masked is self else self.masked.network.heads
         verbs = dict.fromkeys(verb for head in heads for verb in ABILITIES.get(head, ()))
@@ -418,6 +422,20 @@ class Model(ZeroShot):
         start = self.checkpoint.generation.get("decoder_start_token_id", ends[0])
         return Translator(self.network, start, ends[0], specials.pad or 0)
 
+    def describe(self, features: NDArray[Any], *, max_new_tokens: int = 40) -> list[str]:
+        """Writes a text about each row of features [N, P, F] ([N, F]: one vector each), greedily.
+
+        For a model that was trained on features with texts (the recipe caption-small).
+        """
+        if not self.config.feature_count:
+            raise UsageError("This model was not trained on features: it cannot describe any.")
+        given = np.asarray(features)
+        given = given[:, None] if given.ndim == 2 else given
+        end = min(self._ends)
+        limit = min(max_new_tokens, self.config.context - self.config.feature_count)
+        tokens = describe_features(self.network, given, end, limit)
+        return [self.tokenizer.decode(some).strip() for some in tokens]
+
     # ------------------------------------------------------------------ likelihood of long texts
 
     def perplexity(self, text: str, *, stride: int | None = None) -> float:
@@ -519,6 +537,8 @@ class Model(ZeroShot):
         """
         if self.config.encoder_depth:
             raise UsageError("This model cannot embed: it translates. Use translate.")
+        if self.config.feature_count:
+            raise UsageError("This model cannot embed: it writes about features. Use describe.")
         reader = self.masked
         encodings = [reader._encoded(text, truncate=truncate) for text in _listed(texts, "texts")]
         if language:
@@ -627,6 +647,8 @@ class Model(ZeroShot):
     def _require_head(self, head: str, verb: str) -> None:
         if self.config.encoder_depth:
             raise UsageError(f"This model cannot {verb}: it translates. Use translate.")
+        if self.config.feature_count:
+            raise UsageError(f"This model cannot {verb}: it writes about features. Use describe.")
         if head not in self.network.heads:
             can = ", ".join(verb for verb in self.abilities if verb != "stream")
             heads = ", ".join(self.network.heads) or "none"

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError, nearest
 from malmoi.model.encoder_decoder import EncoderDecoder
+from malmoi.model.feature_prefix import FeaturePrefix
 from malmoi.model.features import FeatureConfig, FeatureReader, LayeredTransformer, MeanPooler
 from malmoi.model.heads import (
     HEAD_BUILDERS,
@@ -191,7 +192,9 @@ class Network(nn.Module):
 def _trunk(config: ModelConfig, features: FeatureConfig | None) -> Transformer:
     if features:
         return LayeredTransformer(config, features.layers)
-    return EncoderDecoder(config) if config.encoder_depth else Transformer(config)
+    if config.encoder_depth:
+        return EncoderDecoder(config)
+    return FeaturePrefix(config) if config.feature_count else Transformer(config)
 
 
 def count_parameters(network: nn.Module) -> int:

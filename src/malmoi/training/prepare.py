@@ -18,6 +18,7 @@ from malmoi.text.formats import DOCUMENT_RULES
 from malmoi.text.pairs import split_pair
 from malmoi.text.sentences import sentence_splitter
 from malmoi.tokenizer import Tokenizer
+from malmoi.training.data.captions import open_features
 from malmoi.training.data.encode import Stores, build_stores
 from malmoi.training.data.store import Store
 from malmoi.training.feed import PhaseFeed
@@ -70,6 +71,7 @@ def prepare_run(recipe: Recipe, origin: RunSources, out: Path, group: ProcessGro
         if origin.start
         else replace(recipe, model=replace(recipe.model, vocab=words.vocab_size))
     )
+    recipe = _with_features(recipe)
     checkpoint = _begin(recipe, words, origin)
     recipe = replace(recipe, model=checkpoint.network.config).check()
     if group.first:
@@ -100,10 +102,24 @@ def check_request(recipe: Recipe, group: ProcessGroup) -> None:
             "Muon needs whole matrices, which train.parallel=fsdp shards: use ddp, or "
             "train.optimizer=adamw."
         )
+    if recipe.model.feature_count and not recipe.data.features:
+        raise UsageError(
+            f"{recipe.name} learns to write about features: name their file with --set "
+            "data.features=FILE.npy."
+        )
     if c.batch % group.world:
         raise UsageError(
             f"train.batch={c.batch} does not divide over {group.world} processes: use a multiple."
         )
+
+
+def _with_features(recipe: Recipe) -> Recipe:
+    """The recipe with as many vectors before each text, of the width, as the file has."""
+    if not recipe.data.features:
+        return recipe
+    _, count, width = open_features(recipe.data.features).shape
+    shape = dict(feature_count=count, feature_width=width, attention=(f"causal | prefix:{count}",))
+    return replace(recipe, model=replace(recipe.model, **shape))
 
 
 def _check_folder(out: Path) -> None:

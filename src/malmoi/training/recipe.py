@@ -46,6 +46,7 @@ class DataConfig(Config):
     pairs: bool = False
     source: str = "source"  # of a table of translations: the column or key to translate from, …
     target: str = "target"  # … and to
+    features: str = ""  # a .npy file with vectors for each line of the text, before it
     together: float = 0.5  # share of an MLM's rows that are both sides of a pair (XLM's TLM)
     sentences: Literal["rules", "kiwi"] = "rules"
     document_mask: bool = False  # packed documents do not see one another

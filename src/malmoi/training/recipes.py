@@ -113,6 +113,33 @@ def transformer_recipe(name: str) -> Recipe:
     )
 
 
+def caption_small() -> Recipe:
+    """A small GPT that writes about vectors before its text, such as patches of an image.
+
+    The number of vectors and their width come from the file of features.
+    """
+    model = preset(
+        "gpt2-small",
+        context=128,
+        width=128,
+        depth=2,
+        heads=4,
+        attention=("causal | prefix:1",),
+        feature_count=1,
+        feature_width=1,
+    )
+    train = TrainConfig(
+        steps=2000, batch=32, lr=2e-3, betas=(0.9, 0.95), decay=0.1, schedule="cosine", floor=0.1
+    )
+    return Recipe(
+        name="caption-small",
+        about="texts about features, for minutes on a CPU (data.features=FILE.npy)",
+        model=model,
+        tokenizer=TokenizerConfig(kind="byte-bpe", vocab=4096),
+        train=replace(train, compile=False),
+    )
+
+
 def gpt1_recipe(name: str) -> Recipe:
     """Radford et al. 2018 §4.1: 64 × 512 tokens, Adam to 2.5e-4 over 2,000 updates, cosine to 0."""
     train = TrainConfig(
@@ -378,6 +405,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     **{name: partial(gpt2_recipe, name, lr) for name, lr in _GPT2S.items()},
     **{name: partial(gpt3_recipe, name, *values) for name, values in _GPT3S.items()},
     "gpt-char": gpt_char,
+    "caption-small": caption_small,
     "lstm": partial(lstm_recipe, "lstm"),
     "lstm-gpt1": partial(lstm_gpt1_recipe, "lstm-gpt1"),
     **{name: partial(elmo_recipe, name) for name in ("elmo-small", "elmo")},

@@ -10,6 +10,7 @@ from malmoi.text.documents import DocumentReader, read_documents
 from malmoi.text.pairs import read_pairs
 from malmoi.tokenizer import Tokenizer, train_tokenizer
 from malmoi.tokenizer.training import Special
+from malmoi.training.data.captions import TextPerRow, open_features
 from malmoi.training.recipe import DataConfig, Recipe, run_folder
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,8 @@ class RunSources:
         return self._opened
 
     def _open(self, data: DataConfig) -> list[DocumentReader]:
+        if data.features:
+            return [self._text_per_row(data.features)]
         if data.pairs:
             return [read_pairs(self.sources, (data.source, data.target))]
         kinds = dict(documents=data.documents, text=data.text)
@@ -45,6 +48,15 @@ class RunSources:
                 "give one for each."
             )
         return [read_documents([source], **kinds) for source in self.sources]
+
+    def _text_per_row(self, features: str) -> DocumentReader:
+        if len(self.sources) != 1 or not Path(self.sources[0]).is_file():
+            raise UsageError(
+                "Features belong to one text file, a line for each of their rows, not "
+                f"{', '.join(self.sources)}."
+            )
+        rows = len(open_features(features))
+        return DocumentReader([TextPerRow(Path(self.sources[0]), rows)], "line", "")
 
 
 def prepare_tokenizer(

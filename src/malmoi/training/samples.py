@@ -7,6 +7,7 @@ import numpy as np
 
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.tokenizer import Tokenizer
+from malmoi.training.data.captions import CaptionBatches, open_features, rows_of
 from malmoi.training.data.encode import Stores
 from malmoi.training.data.loader import BertBatches, LMBatches, MaskedWindows
 from malmoi.training.data.mask import Masking
@@ -52,6 +53,8 @@ def _feed(
 ) -> PhaseFeed:
     seed = recipe.train.seed
     d = recipe.data
+    if d.features:
+        return _captions(recipe, stores[0], words, valid=others is not None)
     if recipe.objective == "translation":
         return _translations(recipe, stores[0], words, length)
     parts = [
@@ -70,6 +73,15 @@ def _feed(
     pad = words.specials.pad or 0
     batches = BertBatches(source, masking, pad, seed, packed)
     return PhaseFeed(batches, length, len(source))
+
+
+def _captions(recipe: Recipe, store: Store, words: Tokenizer, *, valid: bool) -> PhaseFeed:
+    features = open_features(recipe.data.features)
+    rows = rows_of(store, len(features), recipe.data.valid, valid=valid)
+    room = recipe.model.context - recipe.model.feature_count
+    pad = words.specials.pad or 0
+    batches = CaptionBatches(store, rows, features, room, pad, recipe.train.seed)
+    return PhaseFeed(batches, recipe.model.context, len(store))
 
 
 def _translations(recipe: Recipe, store: Store, words: Tokenizer, length: int) -> PhaseFeed:
@@ -115,7 +127,7 @@ def prompt_of(recipe: Recipe, stores: list[Stores], words: Tokenizer) -> str:
     if recipe.train.prompt:
         return recipe.train.prompt
     store = next((s for one in stores for s in (one.valid, one.train) if len(s.tokens)), None)
-    if store is None:
+    if store is None or recipe.data.features:
         return ""
     if recipe.objective == "translation" and store.sentences is not None:
         return words.decode(store.tokens[: store.sentences[1]].tolist())

@@ -16,7 +16,10 @@ from malmoi.model.heads import Generator
 
 IGNORE_LABEL = -100  # the label of positions without a loss
 # optional inputs of a batch, besides its tokens
-MODEL_INPUTS = ("segments", "keep", "positions", "documents", "bounds", "source", "source_keep")
+MODEL_INPUTS = (
+    *("segments", "keep", "positions", "documents", "bounds"),
+    *("source", "source_keep", "features"),  # of an encoder, or before the text
+)
 TensorBatch = Mapping[str, Tensor]
 
 

@@ -1,0 +1,53 @@
+"""Images as a prefix: a small GPT reads the patches of a handwritten digit and says which it is.
+
+python examples/digits.py [FOLDER [STEPS]]     needs: pip install scikit-learn
+
+The features are the 2 × 2 patches of scikit-learn's 8 × 8 images; yours may be anything that has
+vectors: the patches of photographs, the frames of a sound, the output of another network.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import malmoi
+
+WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+TRAINED = 1400  # images to learn from, of 1,797
+
+
+def digits() -> tuple[np.ndarray, list[str]]:
+    """Patches [N, 16, 4] in 0 … 1, and a sentence about each image."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        sys.exit("This example needs scikit-learn: pip install scikit-learn")
+    found = load_digits()
+    grid = found.images.reshape(-1, 4, 2, 4, 2).swapaxes(2, 3)  # rows and columns of patches
+    patches = grid.reshape(len(grid), 16, 4).astype(np.float32) / 16
+    return patches, [f"the digit {WORDS[label]}" for label in found.target]
+
+
+def main(folder: Path, steps: int) -> None:
+    patches, texts = digits()
+    folder.mkdir(parents=True, exist_ok=True)
+    np.save(folder / "digits.npy", patches[:TRAINED])
+    (folder / "digits.txt").write_text("\n".join(texts[:TRAINED]) + "\n")
+    model = malmoi.pretrain(
+        "caption-small",
+        data=str(folder / "digits.txt"),
+        out=folder / "model",
+        features=str(folder / "digits.npy"),
+        steps=steps,
+    )
+    said = model.describe(patches[TRAINED:])
+    right = np.mean([one == other for one, other in zip(said, texts[TRAINED:], strict=True)])
+    common = max(texts[:TRAINED].count(text) for text in set(texts)) / TRAINED
+    print(f"{said[0]!r} for an image of {texts[TRAINED]!r}")
+    print(f"accuracy {right:.3f} on {len(said)} other images; always the commonest: {common:.3f}")
+
+
+if __name__ == "__main__":
+    given = sys.argv[1:]
+    main(Path(given[0] if given else "runs/digits"), int(given[1]) if len(given) > 1 else 600)

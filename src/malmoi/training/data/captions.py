@@ -1,0 +1,143 @@
+"""Texts about features: row i of a .npy file belongs to line i of a text file."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from malmoi.errors import MalmoiError, UsageError
+from malmoi.text.formats import FoundDocuments, ReadOptions, read_lines
+from malmoi.text.sources import FileSource
+from malmoi.training.data.loader import ArrayBatch
+from malmoi.training.data.mask import UNMASKED_LABEL
+from malmoi.training.data.permute import permutation_key, permute_all
+from malmoi.training.data.split import assign
+from malmoi.training.data.store import Store
+from malmoi.training.data.translations import padded
+
+Features = NDArray[np.floating[Any]]
+
+
+def open_features(path: str | Path) -> Features:
+    """An array [N, P, F] of a .npy file, memory-mapped; [N, F] is one vector for each text."""
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise MalmoiError(f"There is no file of features {file}.")
+    try:
+        array: Features = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise MalmoiError(f"{file} is not a .npy file of numbers: {error}") from error
+    if array.ndim == 2:
+        array = array[:, None]
+    if array.ndim != 3 or array.dtype.kind not in "fiu" or not array.size:
+        raise MalmoiError(
+            f"{file} holds {array.dtype} of the shape {list(array.shape)}; features are numbers "
+            "of the shape [texts, vectors, width] or [texts, width]."
+        )
+    if not np.isfinite(array).all():
+        raise MalmoiError(f"{file} holds NaN or infinite values.")
+    return array
+
+
+@dataclass(frozen=True)
+class TextPerRow:
+    """A text file with a line for each row of the features."""
+
+    path: Path
+    rows: int
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+    @property
+    def size(self) -> int:
+        return self.path.stat().st_size
+
+    def fingerprint(self) -> list[Any]:
+        return [*FileSource(self.path, "").fingerprint(), self.rows]
+
+    def documents(self, want: ReadOptions) -> FoundDocuments:
+        """Every line; an empty or missing one is an error, because the others would shift."""
+        number = 0
+        for number, text in read_lines(self.path, self._refuse):
+            if not text.strip():
+                self._refuse(number, "empty")
+            yield text.strip(), number
+        if number != self.rows:
+            raise MalmoiError(
+                f"{self.path} has {number:,} lines, and there are features for {self.rows:,} texts."
+            )
+
+    def _refuse(self, number: int, why: str) -> None:
+        raise MalmoiError(f"{self.path}:{number} is {why}; every row of features needs its text.")
+
+
+@dataclass(frozen=True)
+class _Row:
+    text: str = "text"
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """As many documents as there are rows, to see which of them validate."""
+
+    count: int
+
+    def __iter__(self) -> Iterator[_Row]:
+        return iter([_Row()] * self.count)
+
+    def fingerprint(self) -> str:
+        return str(self.count)
+
+
+def rows_of(store: Store, rows: int, share: float, *, valid: bool) -> NDArray[np.int64]:
+    """The row of each document of a store, by the rule that split training and validation."""
+    parts = [part for _, part in assign(_Rows(rows), share, 0)]
+    found = np.flatnonzero(np.array(parts) == valid)
+    if len(found) != len(store):
+        raise MalmoiError(
+            f"{store.folder} holds {len(store):,} texts where {len(found):,} rows have features; "
+            "remove it to build it anew."
+        )
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class CaptionBatches:
+    """features [B, P, F], tokens [B, T] that begin with the end token, and the labels."""
+
+    store: Store  # every document ends with the end token
+    rows: NDArray[np.int64]  # the row of each document in the features
+    features: Features
+    room: int  # tokens of a text at most
+    pad: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if not len(self.store):
+            raise MalmoiError(f"{self.store.folder} has no text to make samples of.")
+        lengths = np.diff(self.store.documents)
+        if lengths.max() > self.room:
+            row = int(self.rows[lengths.argmax()])
+            raise UsageError(
+                f"The text of row {row + 1} has {int(lengths.max())} tokens, and after the "
+                f"features there is room for {self.room}: set a larger model.context."
+            )
+
+    def at(self, first: int, size: int) -> ArrayBatch:
+        chosen = [self._document(number) for number in range(first, first + size)]
+        edges = self.store.documents
+        texts = [self.store.tokens[edges[n] : edges[n + 1]].tolist() for n in chosen]
+        tokens, _ = padded([[text[-1], *text[:-1]] for text in texts], self.pad)
+        labels, _ = padded(texts, UNMASKED_LABEL)
+        features = np.asarray(self.features[self.rows[chosen]], np.float32)
+        return {"tokens": tokens, "lm_labels": labels, "features": features}
+
+    def _document(self, number: int) -> int:
+        epoch, place = divmod(number, len(self.store))
+        key = permutation_key(self.seed, epoch, 12)
+        return int(permute_all([place], len(self.store), key)[0])
