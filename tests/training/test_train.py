@@ -102,16 +102,13 @@ def test_schedules_have_their_shapes() -> None:
     )
 
 
-def test_the_batch_grows_as_gpt3s() -> None:
+def test_the_batch_grows_with_the_samples_seen() -> None:
     c = TrainConfig(batch=64, batch_start=8, batch_ramp=0.1)
-    sizes = list(islice(batch_sizes(c, 0, 1000, world=4), 120))
-    assert sizes[0] == 8
-    assert sizes[50] == 36
-    assert set(sizes[100:]) == {64}
-    assert sizes == sorted(sizes)
-    assert not any(size % 4 for size in sizes)
-    # whichever step it starts at
-    assert sizes[30:40] == list(islice(batch_sizes(c, 30, 1000, world=4), 10))
+    sizes = list(islice(batch_sizes(c, 0, 10_000, world=4), 120))
+    seen = [sum(sizes[:i]) for i in range(len(sizes))]
+    assert sizes == [int(8 + 56 * min(1, n / 1000)) // 4 * 4 for n in seen]
+    # wherever it starts
+    assert sizes[30:40] == list(islice(batch_sizes(c, seen[30], 10_000, world=4), 10))
 
 
 def test_a_budget_of_tokens_counts_the_growing_batch() -> None:
@@ -119,8 +116,20 @@ def test_a_budget_of_tokens_counts_the_growing_batch() -> None:
         "gpt2-small", {"tokens": 1_000_000, "batch": 32, "batch_start": 8, "batch_ramp": 0.5}
     )
     steps = Budget.of(recipe).steps
-    used = sum(islice(batch_sizes(recipe.train, 0, steps, 1), steps)) * recipe.model.context
+    samples = 1_000_000 / recipe.model.context
+    used = sum(islice(batch_sizes(recipe.train, 0, samples, 1), steps)) * recipe.model.context
     assert used == pytest.approx(1_000_000, rel=0.05)
+
+
+def test_a_budget_in_epochs_reads_the_text_that_often(corpus: Path, tmp_path: Path) -> None:
+    _, settings = KINDS["gpt"]
+    settings = {name: value for name, value in settings.items() if name != "steps"}
+    malmoi.pretrain("gpt2-small", data=corpus, out=tmp_path, device="cpu", epochs=2, **settings)
+    (folder,) = (tmp_path / "data").glob("**/train")
+    text = len(Store.open(folder).tokens)
+    assert read_metrics(tmp_path / "metrics.jsonl")[-1]["tokens"] == pytest.approx(
+        2 * text, rel=0.1
+    )
 
 
 def test_biases_and_norms_do_not_decay() -> None:

@@ -32,6 +32,7 @@ class RecipeOptions(TypedDict, total=False):
     # the budget: one of these
     steps: int  # the budget in updates
     tokens: int  # the budget in tokens
+    epochs: float  # the budget in epochs of the text
     minutes: float  # the budget in minutes
     # how the weights learn
     batch: int  # sequences per step
@@ -171,7 +172,7 @@ class DistilOptions(FinetuneOptions, total=False):
     layers: int | Sequence[int] | None
     student: str | Path | None
     temperature: float
-    soft: float  # weight of the teacher's scores in the loss
+    soft: float | None  # weight of the teacher's scores in the loss; None: 5/7, for a task 1/2
 
 
 class PlanOptions(TypedDict, total=False):

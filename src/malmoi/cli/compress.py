@@ -140,8 +140,12 @@ def distil_command(
     ] = None,
     temperature: Annotated[float, typer.Option(help="Softmax temperature of the teacher.")] = 2.0,
     soft: Annotated[
-        float, typer.Option(help="Weight of the teacher's loss; the labels get the rest.")
-    ] = 0.5,
+        float | None,
+        typer.Option(
+            help="Weight of the teacher's loss; the labels get the rest.",
+            show_default="5/7 for text, 1/2 for a task",
+        ),
+    ] = None,
     settings: SetOption = None,
     overwrite: OverwriteOption = False,
     device: DeviceOption = None,

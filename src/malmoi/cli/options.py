@@ -72,6 +72,9 @@ MinutesOption = Annotated[
     typer.Option(help="Budget as a time: 3, 90s, 2h.", parser=duration, metavar="MINUTES"),
 ]
 StepsOption = Annotated[int | None, number_option("Budget in steps.")]
+EpochsOption = Annotated[
+    float | None, typer.Option(help="Budget in epochs of the text.", metavar="N")
+]
 TokensOption = Annotated[int | None, number_option("Budget in tokens.")]
 TextsArgument = Annotated[
     list[str] | None,

@@ -9,6 +9,7 @@ import typer
 
 from malmoi.cli.options import (
     DeviceOption,
+    EpochsOption,
     JsonOption,
     MinutesOption,
     OverwriteOption,
@@ -51,6 +52,7 @@ def pretrain_command(
     ] = None,
     minutes: MinutesOption = None,
     tokens: TokensOption = None,
+    epochs: EpochsOption = None,
     steps: StepsOption = None,
     seed: SeedOption = None,
     settings: SetOption = None,
@@ -81,16 +83,19 @@ def pretrain_command(
 
     Example: malmoi pretrain bert-tiny texts/ notes/*.txt.gz -o runs/bert --minutes 30
     """
+    from malmoi.training.recipe import BUDGETS
     from malmoi.training.recipes import SIZED
 
     changes: dict[str, Any] = {**changes_of(settings)}
     changes |= {
         f"train.{name}": value
-        for name, value in given(minutes=minutes, tokens=tokens, steps=steps, seed=seed).items()
+        for name, value in given(
+            minutes=minutes, tokens=tokens, epochs=epochs, steps=steps, seed=seed
+        ).items()
     }
     named, sources = recipe_and_sources(words, data)
     recipe = named or DEFAULT_RECIPE
-    if recipe in SIZED and not {"train.minutes", "train.tokens", "train.steps"} & changes.keys():
+    if recipe in SIZED and not {f"train.{name}" for name in BUDGETS} & changes.keys():
         changes["train.minutes"] = DEFAULT_MINUTES
     if dry_run and recipe in SIZED:
         _explain(recipe, sources, changes, tokenizer, device, json)

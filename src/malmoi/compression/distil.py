@@ -37,7 +37,11 @@ from malmoi.training.recipe import DataConfig, Recipe
 from malmoi.training.samples import make_feeds
 from malmoi.training.validate import validate
 
-COSINE_WEIGHT = 0.2  # of the hidden states against the scores: 1 : 5 in Sanh et al. 2019
+# DistilBERT's 5 · KL + 2 · MLM + 1 · cosine (Sanh et al. 2019, their code): the share of the
+# teacher's scores, and of the hidden states against those
+TEXT_SOFT = 5 / 7
+COSINE_WEIGHT = 1 / 5
+TASK_SOFT = 0.5
 MAX_TEXT_TOKENS = 512  # tokens per text, if the teacher's own recipe does not say
 TextFiles = str | Path | Sequence[str | Path]
 TEXT_OBJECTIVES: tuple[Literal["mlm", "lm"], ...] = ("mlm", "lm")  # without a task
@@ -52,7 +56,8 @@ class DistilConfig:
     layers: int | Sequence[int] | None = None  # of the student; None: every second one
     student: str | Path | None = None  # a student with a shape of its own
     temperature: float = 2.0
-    soft: float = 0.5  # weight of the teacher's scores in the loss
+    # weight of the teacher's scores in the loss; None: 5/7 for text, 1/2 for a task
+    soft: float | None = None
     device: str | None = None
     overwrite: bool = False  # discard the run in the folder and start over
 
@@ -91,8 +96,10 @@ def distil_model(
         if asked.student is None
         else _given(teacher, open_teacher(asked.student, out), asked.layers)
     )
+    by_text = asked.task is None
+    soft = asked.soft if asked.soft is not None else TEXT_SOFT if by_text else TASK_SOFT
     distillation = Distillation(
-        teacher.network, asked.soft, asked.temperature, COSINE_WEIGHT if asked.task is None else 0.0
+        teacher.network, soft, asked.temperature, COSINE_WEIGHT if by_text else 0.0
     )
     files = data[0] if not isinstance(data, str | Path) and len(data) == 1 else data
     lesson = Lesson(teacher, pupil, distillation, out, asked.device, asked.overwrite)

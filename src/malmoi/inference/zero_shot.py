@@ -231,10 +231,17 @@ class ZeroShot:
         """Answers a question, about a context if one is given."""
         return self._line(question_prompt(question, context), max_new_tokens)
 
-    def summarise(self, text: str, *, sentences: int = 3, max_new_tokens: int = 100) -> str:
-        """Summarises in at most this many sentences; a text that is too long is truncated."""
+    def summarise(
+        self, text: str, *, sentences: int = 3, max_new_tokens: int = 100, seed: int = 0
+    ) -> str:
+        """Summarises in at most this many sentences; a text that is too long is truncated.
+
+        Samples from the two likeliest tokens (GPT-2 §3.6).
+        """
         prompt = summary_prompt(text, self.tokenizer, self.network.config.context - max_new_tokens)
-        written = self.generate(prompt, temperature=0, max_new_tokens=max_new_tokens, stop="\n\n")
+        written = self.generate(
+            prompt, temperature=1, top_k=2, seed=seed, max_new_tokens=max_new_tokens, stop="\n\n"
+        )
         return first_sentences(written, sentences)
 
     def _prompt_translation(

@@ -145,6 +145,14 @@ class LinearHead(nn.Module):
         return scores
 
 
+class NextSentenceHead(LinearHead):
+    """BERT's NSP scores: unlike a classifier's, without dropout on the pooled vector."""
+
+    def __init__(self, c: ModelConfig) -> None:
+        super().__init__(c, 2)
+        self.drop = nn.Dropout(0.0)
+
+
 class TokenHead(LinearHead):
     """ModernBERT's token classifier: dense, activation and norm before the scores."""
 
@@ -204,7 +212,7 @@ class Generator(nn.Module):
 HEAD_BUILDERS: dict[str, Callable[[ModelConfig, nn.Embedding, int], nn.Module]] = {
     "lm": lambda c, token, n: LMHead(c, token),
     "mlm": lambda c, token, n: MLMHead(c, token),
-    "nsp": lambda c, token, n: LinearHead(c, 2),
+    "nsp": lambda c, token, n: NextSentenceHead(c),
     # GPT-1 eq. 3 has no bias
     "classify": lambda c, token, n: LinearHead(c, n, bias=c.pool != "last"),
     "choice": lambda c, token, n: LinearHead(c, 1),

@@ -13,9 +13,11 @@ from malmoi.system.machine import per_device, pick_device
 from malmoi.training.device import choose_execution, first_micro, flops_per_token, measured_flops
 from malmoi.training.losses import objective
 from malmoi.training.losses.linear_xent import MAX_LOGITS
-from malmoi.training.pace import Budget
+from malmoi.training.pace import Budget, steps_per_sample
 from malmoi.training.recipe import Recipe
 
+# of an epoch where no text is known: BooksCorpus, 985M words (Zhu et al. 2015), at 1.2 tokens each
+BOOKS_TOKENS = 1_180_000_000
 EXPECTED_UTILISATION = 0.4  # of the measured peak: what a typical run reaches
 
 
@@ -102,13 +104,11 @@ def meta_network(recipe: Recipe) -> Network:
 
 def budget_of(recipe: Recipe, per_token: float, speed: float) -> tuple[int, int, float]:
     """Steps, tokens and seconds of the budget at this speed; a budget in minutes has no steps."""
-    budget = Budget.of(recipe)
     length = sum(length * share for length, share in recipe.phases)
+    budget = Budget.of(recipe, BOOKS_TOKENS / length)
     if not budget.steps:
         return 0, int(budget.seconds * speed / per_token), budget.seconds
-    c = recipe.train
-    grown = 1 - c.batch_ramp * (1 - (c.batch_start or c.batch) / c.batch) / 2
-    tokens = math.ceil(budget.steps * c.batch * length * grown)
+    tokens = budget.tokens or math.ceil(budget.steps / steps_per_sample(recipe.train) * length)
     return budget.steps, tokens, tokens * per_token / speed
 
 

@@ -1,6 +1,6 @@
 """The data of each step: a pure function of the step and the samples used, prefetched."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ from malmoi.training.data.background import Background
 from malmoi.training.data.loader import PACKED_MULTIPLE, ArrayBatch
 from malmoi.training.data.mask import UNMASKED_LABEL
 from malmoi.training.parallel import ProcessGroup
-from malmoi.training.recipe import TrainConfig
+from malmoi.training.recipe import Recipe, TrainConfig
 
 Tensors = dict[str, Any]  # inputs and labels of one pass
 
@@ -114,12 +114,20 @@ def _send(tensor: Tensor, device: torch.device) -> Tensor:
     )
 
 
-def batch_sizes(c: TrainConfig, step: int, steps: int, world: int) -> Iterator[int]:
-    """Yields sequences per step from `step` on: GPT-3 grows its batch linearly at first."""
+def samples_per_epoch(recipe: Recipe, feeds: Sequence[PhaseFeed]) -> float:
+    """Samples of an epoch, by each phase's share of the budget."""
+    return sum(share * feed.epoch for feed, (_, share) in zip(feeds, recipe.phases, strict=True))
+
+
+def batch_sizes(c: TrainConfig, seen: int, samples: float, world: int) -> Iterator[int]:
+    """Yields sequences per step of a run of `samples`, from sample `seen` on.
+
+    GPT-3's batch grows linearly with the tokens seen (Brown et al. 2020 appendix B).
+    """
     start = c.batch_start or c.batch
-    ramp = c.batch_ramp * steps
+    ramp = c.batch_ramp * samples
     while True:
-        share = 1.0 if step >= ramp else step / ramp
-        size = start + share * (c.batch - start)
-        yield max(world, int(size) // world * world)
-        step += 1
+        share = 1.0 if seen >= ramp else seen / ramp
+        size = max(world, int(start + share * (c.batch - start)) // world * world)
+        yield size
+        seen += size

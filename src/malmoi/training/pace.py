@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from malmoi.training.log import plural
-from malmoi.training.recipe import Recipe
+from malmoi.training.recipe import Recipe, TrainConfig
 from malmoi.training.state import Position
 
 LOOK_SECONDS = 1.0  # between reads of a GPU's loss, so that progress is visible
@@ -29,25 +29,38 @@ Phases = Sequence[tuple[int, float]]  # (tokens of a sample, share of the budget
 
 @dataclass(frozen=True)
 class Budget:
-    """The length of a run: steps, or seconds."""
+    """The length of a run: steps, tokens or seconds."""
 
-    steps: int
-    seconds: float
+    steps: int  # of the run; an estimate if the budget is in tokens, 0 if it is in seconds
+    seconds: float = 0.0
+    tokens: int = 0
 
     @classmethod
-    def of(cls, recipe: Recipe) -> "Budget":
+    def of(cls, recipe: Recipe, epoch: float = 0.0) -> "Budget":
+        """The budget of a recipe; `epoch` is the samples of one, for a budget in epochs."""
         c = recipe.train
         if c.minutes:
-            return cls(0, c.minutes * 60)
-        if not c.tokens:
-            return cls(c.steps, 0.0)
-        per_step = c.batch * sum(length * share for length, share in recipe.phases)
-        grown = 1 - c.batch_ramp * (1 - (c.batch_start or c.batch) / c.batch) / 2
-        return cls(max(1, math.ceil(c.tokens / (per_step * grown))), 0.0)
+            return cls(0, seconds=c.minutes * 60)
+        if c.steps:
+            return cls(c.steps)
+        each = sum(length * share for length, share in recipe.phases)
+        samples = c.epochs * epoch if c.epochs else c.tokens / each
+        return cls(max(1, math.ceil(steps_per_sample(c) * samples)), tokens=c.tokens)
 
     def progress(self, position: Position) -> float:
+        if self.tokens:
+            return min(1.0, position.tokens / self.tokens)
         used = position.step / self.steps if self.steps else position.seconds / self.seconds
         return min(1.0, used)
+
+
+def steps_per_sample(c: TrainConfig) -> float:
+    """Steps per sample over a run whose batch grows linearly with the samples seen."""
+    start = c.batch_start or c.batch
+    if start == c.batch:
+        return 1 / c.batch
+    growing = math.log(c.batch / start) / (c.batch - start)
+    return c.batch_ramp * growing + (1 - c.batch_ramp) / c.batch
 
 
 class WorkClock:

@@ -21,7 +21,7 @@ from malmoi.tokenizer import Tokenizer
 from malmoi.training.data.captions import open_features
 from malmoi.training.data.encode import Stores, build_stores
 from malmoi.training.data.store import Store
-from malmoi.training.feed import PhaseFeed
+from malmoi.training.feed import PhaseFeed, samples_per_epoch
 from malmoi.training.log import plural
 from malmoi.training.losses import objective
 from malmoi.training.pace import Budget
@@ -40,6 +40,7 @@ CHANGEABLE_SETTINGS = {
     "about",
     "train.steps",
     "train.tokens",
+    "train.epochs",
     "train.minutes",
     "train.save_every",
     "train.keep",
@@ -247,7 +248,7 @@ def _describe(
     recipe: Recipe, stores: list[Stores], feeds: list[PhaseFeed], network: Network
 ) -> None:
     tokens = sum(len(s.train.tokens) for s in stores)
-    budget = Budget.of(recipe)
+    budget = Budget.of(recipe, samples_per_epoch(recipe, feeds))
     size = f"{count_parameters(network) / 1e6:.1f}M weights, {tokens:,} training tokens"
     steps = f"{budget.steps:,} steps" if budget.steps else plural(recipe.train.minutes, "minute")
     lengths = " then ".join(str(length) for length, _ in recipe.phases)

@@ -18,7 +18,7 @@ from malmoi.training.log import plural
 from malmoi.training.losses.distil import Distillation
 from malmoi.training.parallel import ProcessGroup, process_group
 from malmoi.training.prepare import DISTIL, prepare_run, read_recipe
-from malmoi.training.recipe import OBJECTIVE_SAMPLES, Recipe, run_folder
+from malmoi.training.recipe import BUDGETS, OBJECTIVE_SAMPLES, Recipe, run_folder
 from malmoi.training.recipes import RECIPES, SIZED, named_recipe
 from malmoi.training.report import write_report
 from malmoi.training.run_tokenizer import RunSources
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-BUDGETS = ("steps", "tokens", "minutes")
 # what a run writes
 RUN_FOLDERS = ("train_state", "data", "snapshots", "tensorboard")
 RUN_FILES = ("recipe.json", "metrics.jsonl", "distil.json", "tokenizer.json", "model.safetensors")
@@ -120,7 +119,8 @@ def resolve_recipe(recipe: str | Recipe, overrides: Mapping[str, Any]) -> Recipe
     if "train.batch" in paths:
         paths = {"train.fit_batch": False, **paths}
     if _names_budget(paths):
-        chosen = replace(chosen, train=replace(chosen.train, steps=0, tokens=0, minutes=0.0))
+        unset = dict.fromkeys(BUDGETS, 0)
+        chosen = replace(chosen, train=replace(chosen.train, **unset))
     chosen = chosen.override(paths).check()
     return replace(chosen, plugins=_plugins(chosen))
 

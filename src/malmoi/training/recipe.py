@@ -12,6 +12,7 @@ from malmoi.system.plugins import Registry, require_plugins
 from malmoi.system.run_folder import RunFolder
 from malmoi.training.schedule import INVERSE_SQRT, SCHEDULES
 
+BUDGETS = ("minutes", "tokens", "epochs", "steps")  # fields of TrainConfig, one of them set
 _require = partial(require, "Invalid recipe")
 
 # objective → the one of ours whose samples it learns from; `malmoi.register_objective` adds to it
@@ -67,8 +68,9 @@ class DataConfig(Config):
 class TrainConfig(Config):
     """Optimisation, budget and checkpointing."""
 
-    steps: int = 0  # the budget: one of steps, tokens, minutes
+    steps: int = 0  # the budget: one of steps, tokens, epochs, minutes
     tokens: int = 0
+    epochs: float = 0.0
     minutes: float = 0.0
     batch: int = 32  # sequences per step over all processes
     fit_batch: bool = False  # shrink the batch if the minutes allow too few updates
@@ -89,6 +91,7 @@ class TrainConfig(Config):
     warmup: float = 0.01  # share of the budget
     warmup_steps: int = 100  # at least this many steps
     floor: float = 0.0  # final learning rate as a share of its peak
+    decay_until: float = 1.0  # share of the budget at which the floor is reached
     cooldown: float = 0.4  # share of the budget over which wsd decays
     ema: float = 0.0  # average the weights over this last share of the budget; 0: off
     seed: int = 0
@@ -173,9 +176,12 @@ class Recipe(Config):
             f"data.lengths needs {max(lengths)} tokens, more than the model's context of "
             f"{self.model.context}; data.lengths=[] and data.shares=[] use the context.",
         )
-        budgets = [n for n in ("steps", "tokens", "minutes") if getattr(self.train, n)]
+        budgets = [n for n in BUDGETS if getattr(self.train, n)]
         _require(len(budgets) <= 1, f"give one budget, not {' and '.join(budgets)}.")
-        _require(bool(budgets), "give a budget: train.minutes, train.tokens or train.steps.")
+        _require(
+            bool(budgets),
+            "give a budget: train.minutes, train.tokens, train.epochs or train.steps.",
+        )
         for name in (*budgets, "batch", "lr", "save_every", "log_every", "keep"):
             _require(
                 getattr(self.train, name) > 0,
@@ -206,7 +212,12 @@ class Recipe(Config):
             0 <= self.train.label_smoothing < 1,
             f"train.label_smoothing lies between 0 and 1, not {self.train.label_smoothing:g}.",
         )
-        for name, low, high in (("ema", 0.0, 1.0), ("cooldown", 1e-9, 1.0), ("floor", 0.0, 1.0)):
+        for name, low, high in (
+            ("ema", 0.0, 1.0),
+            ("cooldown", 1e-9, 1.0),
+            ("decay_until", 1e-9, 1.0),
+            ("floor", 0.0, 1.0),
+        ):
             value = getattr(self.train, name)
             _require(
                 low <= value <= high,

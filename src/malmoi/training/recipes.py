@@ -141,9 +141,17 @@ def caption_small() -> Recipe:
 
 
 def gpt1_recipe(name: str) -> Recipe:
-    """Radford et al. 2018 §4.1: 64 × 512 tokens, Adam to 2.5e-4 over 2,000 updates, cosine to 0."""
+    """Radford et al. 2018 §4.1: 100 epochs of 64 × 512 tokens, Adam to 2.5e-4 over 2,000 updates,
+    cosine to 0.
+    """
     train = TrainConfig(
-        steps=250_000, batch=64, lr=2.5e-4, decay=0.01, schedule="cosine", warmup=0.008
+        epochs=100,
+        batch=64,
+        lr=2.5e-4,
+        decay=0.01,
+        schedule="cosine",
+        warmup=0.0,
+        warmup_steps=2000,
     )
     return Recipe(
         name=name,
@@ -155,26 +163,37 @@ def gpt1_recipe(name: str) -> Recipe:
 
 
 def _gpt3_training(lr: float, batch_tokens: int, context: int) -> TrainConfig:
-    """Brown et al. 2020 §2.3 and appendix B; table 2.1 gives lr and batch."""
+    """Brown et al. 2020 §2.3 and appendix B; table 2.1 gives lr and batch.
+
+    Warm-up over 375M tokens, cosine to 10 % at 260B, then flat to 300B. The batch grows over the
+    first 4 to 12B tokens "depending on the model size": here 4B for batches of 0.5M tokens, 12B for
+    3.2M, and in proportion between.
+    """
     batch = batch_tokens // context
+    ramp = 4e9 + 8e9 * (batch_tokens - _HALF) / (_LARGEST - _HALF)
     return TrainConfig(
         tokens=300_000_000_000,
         batch=batch,
         batch_start=min(batch, 32_768 // context),
-        batch_ramp=0.02,
+        batch_ramp=ramp / 300e9,
         lr=lr,
         betas=(0.9, 0.95),
         decay=0.1,
         schedule="cosine",
-        warmup=0.00125,
+        warmup=375e6 / 300e9,
         floor=0.1,
+        decay_until=260 / 300,
     )
 
 
 def gpt2_recipe(name: str, lr: float) -> Recipe:
     """Radford et al. 2019: 512 × 1,024 tokens; its optimizer is unpublished, so GPT-3's is used."""
     train = replace(
-        _gpt3_training(lr, 512 * 1024, 1024), tokens=10_000_000_000, batch_start=0, batch_ramp=0.0
+        _gpt3_training(lr, 512 * 1024, 1024),
+        tokens=10_000_000_000,
+        batch_start=0,
+        batch_ramp=0.0,
+        decay_until=1.0,
     )
     return Recipe(
         name=name,
@@ -384,6 +403,7 @@ _GPT2S = {"gpt2-small": 6e-4, "gpt2-medium": 3e-4, "gpt2-large": 2.5e-4, "gpt2-x
 _HALF = 500_000
 _ONE = 1_000_000
 _TWO = 2_000_000
+_LARGEST = 3_200_000
 _GPT3S = {
     "gpt3-125m": (6e-4, _HALF),
     "gpt3-350m": (3e-4, _HALF),
@@ -392,7 +412,7 @@ _GPT3S = {
     "gpt3-2.7b": (1.6e-4, _ONE),
     "gpt3-6.7b": (1.2e-4, _TWO),
     "gpt3-13b": (1e-4, _TWO),
-    "gpt3-175b": (0.6e-4, 3_200_000),
+    "gpt3-175b": (0.6e-4, _LARGEST),
 }
 
 RECIPES: dict[str, Callable[[], Recipe]] = {

@@ -14,7 +14,7 @@ from malmoi.system.files import write_text
 from malmoi.system.language import translate
 from malmoi.training.log import read_metrics
 from malmoi.training.pace import verdict
-from malmoi.training.recipe import Recipe
+from malmoi.training.recipe import BUDGETS, Recipe
 
 # ------------------------------------------------------------------ a pre-training run
 
@@ -102,9 +102,7 @@ def write_report(out: Path, recipe: Recipe) -> None:
 def _facts(out: Path, recipe: Recipe) -> list[tuple[str, str]]:
     """The run's settings and provenance, shown beside its curves."""
     c = recipe.train
-    budget = next(
-        f"{getattr(c, n):,g} {n}" for n in ("minutes", "tokens", "steps") if getattr(c, n)
-    )
+    budget = next(f"{getattr(c, n):,g} {n}" for n in BUDGETS if getattr(c, n))
     return [
         (translate("date"), f"{datetime.now():%Y-%m-%d %H:%M}"),
         (translate("folder"), str(out)),

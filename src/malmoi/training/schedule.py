@@ -82,5 +82,5 @@ def rate_at(step: int, progress: float, c: RateSettings, expected: int = 0) -> f
         (progress + 1e-9) / c.warmup if c.warmup else 1.0,
     )
     start = max(c.warmup, share)
-    after = max(0.0, progress - start) / max(1e-9, 1 - start)
+    after = max(0.0, progress - start) / max(1e-9, c.decay_until - start)
     return max(warm, 1e-3) * SCHEDULES[c.schedule](min(1.0, after), c)

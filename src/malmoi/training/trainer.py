@@ -28,13 +28,13 @@ from malmoi.training.device import (
     release_compiled,
     thread_count,
 )
-from malmoi.training.feed import MicroBatch, Tensors, batch_sizes
+from malmoi.training.feed import MicroBatch, Tensors, batch_sizes, samples_per_epoch
 from malmoi.training.log import RunLog, read_metrics
 from malmoi.training.loss_module import LossModule, guessing_loss
 from malmoi.training.losses import Objective, count_labels, objective
 from malmoi.training.losses.distil import TEXT_DISTILLERS, Distillation
 from malmoi.training.optim import make_optimizers, set_rate
-from malmoi.training.pace import LOOK_SECONDS, Budget, Pace, WorkClock, verdict
+from malmoi.training.pace import LOOK_SECONDS, Budget, Pace, WorkClock, steps_per_sample, verdict
 from malmoi.training.parallel import gradient_sync, wrap_model
 from malmoi.training.recipe import Recipe
 from malmoi.training.run import TrainingRun
@@ -75,7 +75,7 @@ class Trainer:
         self.out = run.out
         self.feeds = run.feeds
         self.valid = run.valid
-        self.budget = Budget.of(recipe)
+        self.budget = Budget.of(recipe, samples_per_epoch(recipe, run.feeds))
         self.execution: Execution = replace(
             choose_execution(group.device, self.config), varied=recipe.data.pairs
         )
@@ -285,8 +285,9 @@ class Trainer:
         """
         while self.budget.progress(self.position) < 1:
             phase = self._phase_number()
+            samples = self.expected / steps_per_sample(self.config)
             sizes, again = (
-                batch_sizes(self.config, self.position.step, self.budget.steps, self.group.world)
+                batch_sizes(self.config, sum(self.position.samples_seen), samples, self.group.world)
                 for _ in range(2)
             )
             first = self.position.samples_seen[phase]

@@ -1,0 +1,70 @@
+"""The schedules of the papers, computed as the trainer computes them (docs/faithful.md)."""
+
+from itertools import accumulate, islice, takewhile
+
+import pytest
+
+from malmoi.training.feed import batch_sizes
+from malmoi.training.pace import Budget, steps_per_sample
+from malmoi.training.recipe import Recipe
+from malmoi.training.recipes import RECIPES
+from malmoi.training.schedule import rate_at
+
+GPT3_TOKENS = 300e9
+# Brown et al. 2020 table 2.1: batch in tokens; ours: tokens over which it grows
+GPT3S = {
+    "gpt3-125m": (0.5e6, 4e9),
+    "gpt3-1.3b": (1e6, 5.5e9),
+    "gpt3-6.7b": (2e6, 8.4e9),
+    "gpt3-175b": (3.2e6, 12e9),
+}
+
+
+def rate_after(recipe: Recipe, tokens: float) -> float:
+    """The rate's share of its peak once so many tokens were seen."""
+    steps = Budget.of(recipe).steps
+    return rate_at(round(steps * tokens / GPT3_TOKENS), tokens / GPT3_TOKENS, recipe.train, steps)
+
+
+@pytest.mark.parametrize("name", GPT3S)
+def test_gpt3s_rate_follows_its_tokens(name: str) -> None:
+    recipe = RECIPES[name]()
+    assert rate_after(recipe, 375e6 / 2) == pytest.approx(0.5, abs=1e-3)
+    assert rate_after(recipe, 375e6) == pytest.approx(1.0, abs=1e-3)
+    halfway = (375e6 + 260e9) / 2
+    assert rate_after(recipe, halfway) == pytest.approx(0.55, abs=1e-3)
+    assert [rate_after(recipe, n) for n in (260e9, 280e9, 300e9)] == pytest.approx([0.1] * 3)
+
+
+@pytest.mark.parametrize(("name", "batch", "ramp"), [(n, *v) for n, v in GPT3S.items()])
+def test_gpt3s_batch_grows_from_32k_tokens(name: str, batch: float, ramp: float) -> None:
+    recipe = RECIPES[name]()
+    context = recipe.model.context
+    samples = GPT3_TOKENS / context
+    sizes = list(islice(batch_sizes(recipe.train, 0, samples, 1), 40_000))
+    seen = [0, *accumulate(sizes)]
+    assert sizes[0] * context == 32_768
+    assert sizes[-1] * context == pytest.approx(batch, rel=0.005)
+    full = next(n for n, size in zip(seen, sizes, strict=False) if size == sizes[-1]) * context
+    assert full == pytest.approx(ramp, rel=0.01)
+    middle = next(size for n, size in zip(seen, sizes, strict=False) if n * context >= ramp / 2)
+    assert middle * context == pytest.approx((32_768 + batch) / 2, rel=0.02)
+
+
+@pytest.mark.parametrize("name", GPT3S)
+def test_the_steps_of_a_growing_batch_use_the_tokens(name: str) -> None:
+    c = RECIPES[name]().train
+    samples = GPT3_TOKENS / 2048
+    growing = c.batch_ramp * samples
+    totals = accumulate(batch_sizes(c, 0, samples, 1))
+    counted = sum(1 for _ in takewhile(lambda seen: seen < growing, totals))
+    rest = (1 - c.batch_ramp) * samples / c.batch
+    assert steps_per_sample(c) * samples == pytest.approx(counted + rest, rel=0.01)
+
+
+def test_gpt1_warms_up_for_2000_updates_of_its_100_epochs() -> None:
+    recipe = RECIPES["gpt1"]()
+    steps = Budget.of(recipe, epoch=2_000_000).steps
+    assert steps == 100 * 2_000_000 / 64
+    shares = [rate_at(step, step / steps, recipe.train, steps) for step in (999, 1999, steps)]
+    assert shares == pytest.approx([0.5, 1.0, 0.0], abs=1e-3)
