@@ -119,7 +119,7 @@ def resolve_recipe(recipe: str | Recipe, overrides: Mapping[str, Any]) -> Recipe
     if "train.batch" in paths:
         paths = {"train.fit_batch": False, **paths}
     if _names_budget(paths):
-        unset = dict.fromkeys(BUDGETS, 0)
+        unset: dict[str, Any] = dict.fromkeys(BUDGETS, 0)
         chosen = replace(chosen, train=replace(chosen.train, **unset))
     chosen = chosen.override(paths).check()
     return replace(chosen, plugins=_plugins(chosen))
