@@ -151,8 +151,9 @@ class ModelConfig(Config):
     embed_width: int = 0  # factorised embedding (ALBERT, ELECTRA); 0: width
     segments: int = 0  # 0: no segment embedding
     groups: int = 0  # distinct blocks, shared over the depth (ALBERT: 1); 0: one per layer
-    # what carries information between tokens; "bilstm" is one LSTM each way (ELMo)
-    mixer: Literal["attention", "lstm", "bilstm"] = "attention"
+    # what carries information between tokens: softmax attention, attention of linear cost
+    # (Katharopoulos et al. 2020), an LSTM, or one each way (ELMo)
+    mixer: Literal["attention", "linear", "lstm", "bilstm"] = "attention"
     attention: tuple[str, ...] = ("causal",)  # a pattern per layer, cycled over the depth
     # a causal model that is also trained to fill masks: a masked token is then predicted one
     # position to its left (GPT-BERT, Charpentier & Samuel 2024)
@@ -245,8 +246,12 @@ class ModelConfig(Config):
             f"{self.embed_width}.",
         )
         _require(
-            self.mixer == "attention" or self.groups in (0, self.depth),
+            not self.is_lstm or self.groups in (0, self.depth),
             "LSTM layers cannot be shared (groups).",
+        )
+        _require(
+            self.mixer != "linear" or self.attention in (("causal",), ("full",)),
+            "linear attention is causal or full in every layer, without another pattern.",
         )
         _require(
             self.distinct <= self.depth,
@@ -316,14 +321,21 @@ class ModelConfig(Config):
         return self.width // 2 if self.mixer == "bilstm" else self.width
 
     @property
+    def is_lstm(self) -> bool:
+        return self.mixer in ("lstm", "bilstm")
+
+    @property
     def recurrent(self) -> bool:
         """Whether a state of constant size carries the past, instead of keys and values."""
-        return self.mixer == "lstm"
+        return self.mixer == "lstm" or (self.mixer == "linear" and self.attention == ("causal",))
 
     @property
     def state_size(self) -> int:
         """Numbers in a layer's recurrent state."""
-        return self.width + self.units if self.mixer == "lstm" else 0
+        if not self.recurrent:
+            return 0
+        linear = self.heads * self.size_per_head * (self.size_per_head + 1)
+        return self.width + self.units if self.is_lstm else linear
 
     @property
     def cache_width(self) -> int:
@@ -338,7 +350,7 @@ class ModelConfig(Config):
     @property
     def block_weights(self) -> int:
         """Weights in the large matrices of one block."""
-        if self.mixer in ("lstm", "bilstm"):
+        if self.is_lstm:
             width = self.direction_width
             projection = width * self.units if self.units != width else 0
             each = 8 * self.units * width + projection

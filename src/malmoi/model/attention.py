@@ -4,11 +4,12 @@ B batch, T tokens (queries), K keys, D width, H heads, G key/value heads, S cach
 width.
 """
 
+import logging
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Literal, Protocol, cast
 
 import torch
@@ -19,12 +20,15 @@ from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
 from malmoi.model.patterns import Layout, Pattern
 from malmoi.model.rotary import rotate
+from malmoi.model.tiled import Tiling, attend_tiles, make_tiling
+
+logger = logging.getLogger(__name__)
 
 # keys: up to this many, plain matmuls beat SDPA in bf16 training on a CPU (5x at 128, 1.2x at 512)
 SHORT_KEYS = 512
 # patterns that the packed-sequence (varlen) kernel handles without a mask
 PACKED_PATTERN = re.compile(r"full|causal|(?:causal & )?local:(?P<window>\d+)")
-MIN_FLEX_KEYS = 1024  # keys: below this a dense mask is as fast as FlexAttention's block mask
+MIN_SPARSE_KEYS = 1024  # keys: below this a dense mask is as fast as blocks or tiles
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Mask:
     blocks: Any = None  # FlexAttention's BlockMask
     bounds: Bounds | None = None  # packed documents, kept apart without a mask tensor
     window: int = 0  # with bounds: attend to positions less than this apart; 0: any
+    tiles: Tiling | None = None  # the pairs to compute on a CPU
     tokens: Tensor | None = None  # bool [B, T]: queries that are not padding, for recurrent layers
 
     @classmethod
@@ -66,12 +71,27 @@ def build_mask(
         return Mask()
     if layout.plain and causal and layout.queries == layout.keys:
         return Mask(causal=True)
-    if device.type == "cuda" and layout.queries == layout.keys >= MIN_FLEX_KEYS and not dropout:
-        return Mask(blocks=_blocks(pattern, layout, device))
+    if layout.queries == layout.keys >= MIN_SPARSE_KEYS:
+        if dropout:
+            _note_dropout()
+        elif device.type == "cuda":
+            return Mask(blocks=_blocks(pattern, layout, device))
+        elif device.type == "cpu" and layout.plain and not layout.prefix:
+            tiles = make_tiling(pattern, layout.keys)
+            if tiles is not None:
+                return Mask(tiles=tiles)
     return Mask.of(pattern.mask(layout, device))
 
 
-Kernel = Literal["sdpa", "short", "flex", "packed"]
+@cache
+def _note_dropout() -> None:
+    logger.warning(
+        "Sparse attention is computed in full here, because its kernels have no dropout of their "
+        "own: set model.attention_dropout=0 (model.dropout may stay) to compute only what is seen."
+    )
+
+
+Kernel = Literal["sdpa", "short", "flex", "packed", "tiled"]
 
 
 def attend(
@@ -87,6 +107,8 @@ def attend(
 def fastest_kernel(q: Tensor, k: Tensor, mask: Mask) -> Kernel:
     if mask.bounds is not None:
         return "packed"
+    if mask.tiles is not None:
+        return "tiled"
     if _is_short(q, k):
         return "short"
     return "sdpa" if mask.blocks is None else "flex"
@@ -118,6 +140,8 @@ def visible(mask: Mask, scores: Tensor) -> Tensor | None:
         return cast(
             Tensor, mask.blocks.mask_mod(b[:, None, None, None], h[:, None, None], q[:, None], k)
         )
+    if mask.tiles is not None:
+        return mask.tiles.pattern.mask(Layout(1, T, K), scores.device)
     ahead = (
         torch.ones(T, K, dtype=torch.bool, device=scores.device).tril(K - T)
         if mask.causal
@@ -178,11 +202,19 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tens
     return cast(Tensor, y.transpose(0, 1)[None])
 
 
+def _tiled(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:
+    each = q.size(1) // k.size(1)
+    if each > 1:
+        k, v = (x.repeat_interleave(each, dim=1) for x in (k, v))
+    return cast(Tensor, attend_tiles(q, k, v, cast(Tiling, mask.tiles)))
+
+
 KERNELS: dict[Kernel, Callable[[Tensor, Tensor, Tensor, Mask, float], Tensor]] = {
     "sdpa": _sdpa,
     "short": _short,
     "flex": _flex,
     "packed": _packed,
+    "tiled": _tiled,
 }
 
 
@@ -283,6 +315,10 @@ class KVCache:
         self.values[layer, :, :, start : self.used] = v
         return self.keys[layer, :, :, : self.used], self.values[layer, :, :, : self.used]
 
+    def layout(self, layer: int, whole: Layout) -> Layout:
+        """The layout of the keys that `write` returns for a layer."""
+        return whole
+
     def read_state(self, layer: int) -> Tensor:
         return self.states[layer]
 
@@ -336,16 +372,26 @@ class Attention(nn.Module):
         if rotary is not None:
             qk = rotate(qk, rotary)
         q, k = qk.split((self.heads, self.key_heads), dim=1)
-        if cache is not None and isinstance(cache[0], FusedDecodeCache):
-            y = cache[0].attend(cache[1], q, k, v)
-        else:
-            if cache is not None:
-                k, v = cache[0].write(cache[1], k, v)
-            if attention_out is not None:
-                attention_out.append(attention_probs(q, k, mask))
-            y = attend(q, k, v, mask, self.dropout if self.training else 0.0, self.kernel)
+        y = self.mix((q, k, v), mask, cache, attention_out)
         mixed: Tensor = self.out(y.transpose(1, 2).reshape(B, T, -1))
         return mixed
+
+    def mix(
+        self,
+        qkv: tuple[Tensor, Tensor, Tensor],
+        mask: Mask,
+        cache: tuple[KVStore, int] | None,
+        attention_out: list[Tensor] | None,
+    ) -> Tensor:
+        """What each query reads [B, H, T, E], from the cached keys and values too."""
+        q, k, v = qkv
+        if cache is not None and isinstance(cache[0], FusedDecodeCache):
+            return cache[0].attend(cache[1], q, k, v)
+        if cache is not None:
+            k, v = cache[0].write(cache[1], k, v)
+        if attention_out is not None:
+            attention_out.append(attention_probs(q, k, mask))
+        return attend(q, k, v, mask, self.dropout if self.training else 0.0, self.kernel)
 
 
 # Prefix keys and values that every token sees: soft prompts and prefix tuning

@@ -101,9 +101,10 @@ class Network(nn.Module):
         self.heads[name] = LinearHead(self.config, classes, width=self.width)
 
     def require_attention(self, what: str) -> None:
-        """Refuses a model whose blocks are not Transformer blocks."""
-        if self.config.mixer != "attention":
-            raise UsageError(f"{what} is for Transformers; this model is a recurrent network.")
+        """Refuses a model whose tokens do not attend to one another by softmax."""
+        mixer = self.config.mixer
+        if mixer != "attention":
+            raise UsageError(f"{what} is for softmax attention; this model has {mixer}.")
 
     def masked(self) -> "Network":
         """A bidirectional view of a causal network that was also trained to read both ways.
@@ -222,7 +223,7 @@ def initialise(network: Network, seed: int | None = None) -> Network:
             module.reset()
         if isinstance(module, LSTM):
             module.reset(generator)
-    for block in network.trunk.blocks if c.mixer == "attention" else ():
+    for block in network.trunk.blocks if not c.is_lstm else ():
         for writer in (block.attend.out, block.mlp.down):  # type: ignore[union-attr]
             writer.weight.mul_(  # type: ignore[operator, union-attr]
                 {"same": 1.0, "scaled": (2 * c.depth) ** -0.5, "zero": 0.0}[c.residual_init]

@@ -73,6 +73,7 @@ class Layout:
 
 # longest sequence on which a pattern is probed: a mask of 16 million booleans
 PROBED = 4096
+BAND = re.compile(r"causal & local:(?P<window>\d+)")
 PATTERNS: Registry[Callable[..., Predicate]] = Registry("attention pattern", {})
 
 
@@ -207,6 +208,12 @@ class Pattern:
     def is_local(self) -> bool:
         """Whether a window limits what is visible; such layers may have their own rotary base."""
         return "local" in self.text
+
+    @property
+    def window(self) -> int | None:
+        """How many positions a causal band reaches back, the query's own included; else None."""
+        band = BAND.fullmatch(self.text)
+        return int(band["window"]) if band else None
 
     @property
     def is_causal(self) -> bool:

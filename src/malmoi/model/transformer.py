@@ -29,6 +29,7 @@ from malmoi.model.attention import (
 )
 from malmoi.model.embedding import Embedding
 from malmoi.model.embedding import make_norm as make_norm
+from malmoi.model.linear_attention import LinearAttention
 from malmoi.model.patterns import Layout, parse_pattern
 from malmoi.model.recurrent import LSTMBlock
 from malmoi.model.rotary import rotary_table
@@ -148,7 +149,7 @@ class Block(nn.Module):
         super().__init__()
         self.again = EmbeddingResidual(c) if c.embedding_residual else None
         self.residual = RESIDUALS[c.norm]
-        self.attend = Attention(c)
+        self.attend = LinearAttention(c) if c.mixer == "linear" else Attention(c)
         self.attend_norm = nn.Identity() if first and not c.first_norm else make_norm(c)
         self.mlp: nn.Module = GatedMLP(c) if c.gated else MLP(c)
         self.mlp_norm = make_norm(c)
@@ -199,7 +200,7 @@ class Transformer(nn.Module):
         self.config = c
         self.patterns = [parse_pattern(text, c.heads) for text in c.attention]
         self.embed = Embedding(c)
-        block = self.block_class if c.mixer == "attention" else LSTMBlock
+        block = LSTMBlock if c.is_lstm else self.block_class
         self.blocks = nn.ModuleList(block(c, first=i == 0) for i in range(c.distinct))
         self.skips = SkipConnections(c.depth) if c.skip_connections else None
         self.norm = make_norm(c) if c.final_norm else nn.Identity()
@@ -241,8 +242,8 @@ class Transformer(nn.Module):
             return self._with_soft_prompt(tokens, segments, keep, activations)
         if self.config.mixer != "attention" and (documents is not None or bounds is not None):
             raise UsageError(
-                "An LSTM reads a row from end to end and cannot keep packed documents apart: set "
-                "data.document_mask=false and data.packed=false."
+                "A recurrent model reads a row from end to end and cannot keep packed documents "
+                "apart: set data.document_mask=false and data.packed=false."
             )
         layout, positions = self._layout(tokens, keep, positions, documents, cache)
         layout = replace(layout, tokens=keep)
@@ -338,7 +339,15 @@ class Transformer(nn.Module):
         if self.config.mixer != "attention":
             return [Mask(tokens=layout.tokens)]
         dropout = self.config.attention_dropout if self.training else 0.0
-        return [build_mask(pattern, layout, device, bounds, dropout) for pattern in self.patterns]
+        layouts = [self._cached(layout, kept, i) for i in range(len(self.patterns))]
+        return [
+            build_mask(pattern, layout, device, bounds, dropout)
+            for pattern, layout in zip(self.patterns, layouts, strict=True)
+        ]
+
+    def _cached(self, layout: Layout, kept: LayerCache, layer: int) -> Layout:
+        """The layout of a layer's keys, of which a cache may hold the newest only."""
+        return kept[0].layout(layer, layout) if kept and isinstance(kept[0], KVCache) else layout
 
     def _block(self, i: int, *inputs: Any) -> Tensor:
         block = self.blocks[i * self.config.distinct // self.config.depth]

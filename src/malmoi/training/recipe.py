@@ -237,7 +237,7 @@ class Recipe(Config):
         )
         _require(
             self.model.mixer == "attention" or not self.data.document_mask,
-            "an LSTM reads a row from end to end: set data.document_mask=false.",
+            "a recurrent model reads a row from end to end: set data.document_mask=false.",
         )
         _require(
             self.objective not in ("lm", "both")

@@ -45,14 +45,18 @@ class DecodeBatch:
         prefixes: PrefixCache | None = None,
         mode: StepMode | None = None,
     ) -> None:
-        """`mode`: how steps are run, by default "captured" on a GPU and "plain" elsewhere."""
+        """`mode`: how steps are run, by default "captured" on a GPU and "plain" elsewhere.
+
+        Without `prefixes` to share, layers with a window keep only that in the cache.
+        """
         self.network = network
         self.prefixes = prefixes
-        self.slots = KVSlots(network, rows, capacity)
         self.rows = rows
-        self.device = self.slots.device
+        self.device = network.device
         self.chunk_tokens = per_device(PREFILL_CHUNK_TOKENS, self.device.type)
         self.max_prefill_tokens = per_device(MAX_PREFILL_TOKENS, self.device.type)
+        tokens = self.max_prefill_tokens if prefixes is None else 0
+        self.slots = KVSlots(network, rows, capacity, pass_tokens=tokens)
         self.selector = TokenSelector(network, fast_argmax)
         graphs = self.device.type == "cuda" and not network.config.recurrent
         usual: StepMode = "captured" if graphs else "plain"
@@ -206,17 +210,24 @@ class BatchPool:
         self.lock = threading.Lock()
 
     def acquire(
-        self, network: Network, rows: int, capacity: int, fast_argmax: FastArgmax | None
+        self,
+        network: Network,
+        rows: int,
+        capacity: int,
+        fast_argmax: FastArgmax | None,
+        prefixes: PrefixCache | None = None,
     ) -> DecodeBatch:
         with self.lock:
             kept = self.idle
             self.idle = None
         if kept is not None and kept.fits(rows, capacity):
+            kept.prefixes = prefixes
             return kept
         if network.device.type != "cuda" or network.config.recurrent:
-            return DecodeBatch(network, rows, capacity, fast_argmax=fast_argmax)
+            return DecodeBatch(network, rows, capacity, fast_argmax=fast_argmax, prefixes=prefixes)
         width = bucket_width(capacity, network.config.context)
-        return DecodeBatch(network, bucket_rows(rows, MAX_ROWS), width, fast_argmax=fast_argmax)
+        rows = bucket_rows(rows, MAX_ROWS)
+        return DecodeBatch(network, rows, width, fast_argmax=fast_argmax, prefixes=prefixes)
 
     def release(self, batch: DecodeBatch) -> None:
         batch.clear()

@@ -31,10 +31,10 @@ class Decoding:
         self.batches = pool or BatchPool()
         # the last token is generated but never read
         capacity = max(len(sequence.prompt) + sequence.limit for sequence in sequences) - 1
-        self.batch = self.batches.acquire(network, len(sequences), capacity, fast_argmax)
         # samples of one prompt share its prefill
         repeated = len({sequence.prompt for sequence in sequences}) < len(sequences)
-        self.batch.prefixes = PrefixCache(network) if repeated else None
+        prefixes = PrefixCache(network) if repeated else None
+        self.batch = self.batches.acquire(network, len(sequences), capacity, fast_argmax, prefixes)
         for sequence in self.sequences:
             self.batch.add(sequence)
 

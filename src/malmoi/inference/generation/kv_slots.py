@@ -7,6 +7,7 @@ S rows, C places, B rows of a pass, T tokens, K keys, G key/value heads, E width
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from math import prod
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
-from malmoi.model import FusedDecodeCache, KVCache, Network
+from malmoi.model import FusedDecodeCache, KVCache, Layout, Network
 from malmoi.tokenizer.padding import pad
 
 UNREACHABLE_POSITION = 2**40  # a position that no query reaches
@@ -34,11 +35,17 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device)
 
 
 class KVSlots:
-    """Preallocated keys and values of S rows; a spare place at the end of each takes padding."""
+    """Preallocated keys and values of S rows; a spare place at the end of each takes padding.
 
-    def __init__(self, network: Network, rows: int, capacity: int) -> None:
+    With `pass_tokens`, the most tokens of a pass, a layer with a causal window keeps only what the
+    next pass can see: its places are a ring, the token at position p has place p mod its size. The
+    places beyond it are never written, so that they take no memory (`lazy_zeros`).
+    """
+
+    def __init__(self, network: Network, rows: int, capacity: int, *, pass_tokens: int = 0) -> None:
         check_causal(network)
         c: ModelConfig = network.config
+        self.rings = _rings(network, capacity, pass_tokens)  # places by layer
         shape = (c.depth, rows, c.key_heads, capacity + 1, c.cache_width)
         self.keys = lazy_zeros(shape, network.dtype, network.device)
         self.values = lazy_zeros(shape, network.dtype, network.device)
@@ -56,7 +63,21 @@ class KVSlots:
         """Copies the first places of one row to another."""
         self.states[:, target] = self.states[:, source]
         for held in (self.keys, self.values):
-            held[:, target, :, :length] = held[:, source, :, :length]
+            if not self.rings:
+                held[:, target, :, :length] = held[:, source, :, :length]
+                continue
+            for layer, places in enumerate(held):
+                count = min(length, self.rings.get(layer, length))
+                places[target, :, :count] = places[source, :, :count]
+
+
+def _rings(network: Network, capacity: int, pass_tokens: int) -> dict[int, int]:
+    if not pass_tokens or network.device.type != "cpu" or network.trunk.has_soft_tokens:
+        return {}
+    patterns = network.trunk.patterns
+    windows = {i: patterns[i % len(patterns)].window for i in range(network.config.depth)}
+    sizes = {i: window - 1 + pass_tokens for i, window in windows.items() if window}
+    return {i: size for i, size in sizes.items() if size < capacity}
 
 
 class SlotView(KVCache):
@@ -76,6 +97,7 @@ class SlotView(KVCache):
         spare = self.slots.capacity
         at = positions.clamp(max=spare)
         self.at = at if keep is None else at.masked_fill(~keep, spare)
+        self.newest = (positions if keep is None else positions.masked_fill(~keep, 0)).amax(1)
         self.begins = positions[:, :1] == 0
         self.active = None if keep is None else keep.any(1, keepdim=True)
 
@@ -89,15 +111,33 @@ class SlotView(KVCache):
             state = torch.where(self.active, state, held[self.index])
         held[self.index] = state
 
-    def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        return self._store(self.slots.keys[layer], k), self._store(self.slots.values[layer], v)
+    def layout(self, layer: int, whole: Layout) -> Layout:
+        """Of a ring: each place holds the newest position with its remainder."""
+        size = self.slots.rings.get(layer)
+        if size is None:
+            return whole
+        newest = self.newest[:, None]
+        held = newest - (newest - self.slots.places[:size]) % size
+        held = held.masked_fill(held < 0, UNREACHABLE_POSITION)
+        return replace(whole, keys=size, key_positions=held)
 
-    def _store(self, held: Tensor, new: Tensor) -> Tensor:
+    def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        size = self.slots.rings.get(layer)
+        at = self.at
+        if size is not None:
+            at = torch.where(at == self.slots.capacity, at, at % size)
+        used = slice(size or self.used)
+        keys, values = (
+            self._store(held[layer], new, at, used)
+            for held, new in ((self.slots.keys, k), (self.slots.values, v))
+        )
+        return keys, values
+
+    def _store(self, held: Tensor, new: Tensor, at: Tensor, used: slice) -> Tensor:
         # [B, G, T, E] → [B, T, G, E]; autocast may produce half precision
-        held[self.index[:, None], :, self.at] = new.transpose(1, 2).to(held.dtype)
-        if isinstance(self.rows, int):
-            return held[: self.rows, :, : self.used]
-        return held[self.rows, :, : self.used]
+        held[self.index[:, None], :, at] = new.transpose(1, 2).to(held.dtype)
+        rows = slice(self.rows) if isinstance(self.rows, int) else self.rows
+        return held[rows, :, used]
 
 
 class FusedSlotView(SlotView, FusedDecodeCache):

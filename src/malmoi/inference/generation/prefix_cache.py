@@ -50,7 +50,7 @@ class PrefixCache:
         with self.lock:
             path = self._path(tokens)
             self._touch(path)
-        if not path:
+        if not path or slots.rings:
             return 0
         held = torch.cat([node.held for node in path if node.held is not None], dim=3)
         slots.keys[:, row, :, : held.size(3)], slots.values[:, row, :, : held.size(3)] = held
@@ -63,7 +63,7 @@ class PrefixCache:
 
     def store(self, tokens: Sequence[int], slots: KVSlots, row: int) -> None:
         """Stores the complete blocks of these tokens from a row of the cache."""
-        if not self.enabled:
+        if not self.enabled or slots.rings:
             return
         with self.lock:
             path = self._path(tokens)

@@ -1,0 +1,200 @@
+"""Attention that computes less: tiles, rings and linear attention against brute force."""
+
+import logging
+
+import pytest
+import torch
+from torch import Tensor
+
+from malmoi.inference.generation.generate import Decoding
+from malmoi.inference.generation.kv_slots import KVSlots, SlotView, prefill_rows
+from malmoi.inference.generation.sampling import Sampling
+from malmoi.inference.generation.token_selection import SequenceState
+from malmoi.model import KVCache, Layout, Network, initialise, parse_pattern
+from malmoi.model.attention import Mask, attend, build_mask, fastest_kernel
+from malmoi.model.families import bert, gpt2, gpt3
+from malmoi.model.linear_attention import (
+    EPSILON,
+    causal_linear_attention,
+    feature_map,
+    full_linear_attention,
+)
+from malmoi.model.tiled import make_tiling
+
+CPU = torch.device("cpu")
+PATTERNS = (
+    "causal & local:20",
+    "local:33",
+    "causal & strided:24",
+    "causal & fixed:24,2",
+    "causal & (local:20 | prefix:3)",
+    "local:9 | prefix:2",
+    "causal & summary:32,2",  # queries before the first summary see nothing
+    "causal & local:24 ; causal & column:24",
+    "causal & block:32 ; causal & summary:32,2",
+)
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64).requires_grad_()
+
+
+def dense(pattern: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """softmax(q kᵀ / √E) v under the whole mask; a query without keys gets zeros."""
+    seen = parse_pattern(pattern, q.size(1)).mask(Layout(1, q.size(2), k.size(2)))
+    k, v = (x.repeat_interleave(q.size(1) // x.size(1), 1) for x in (k, v))
+    scores = (q @ k.transpose(-1, -2) * q.size(-1) ** -0.5).masked_fill(~seen, -1e9)
+    return scores.softmax(-1).masked_fill(~seen, 0.0) @ v
+
+
+@pytest.mark.parametrize("key_heads", [2, 1])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_tiles_equal_brute_force(pattern: str, key_heads: int) -> None:
+    torch.manual_seed(0)
+    T = 900  # not a multiple of a tile
+    inputs = [drawn(1, 2, T, 4), drawn(1, key_heads, T, 4), drawn(1, key_heads, T, 4)]
+    tiles = make_tiling(parse_pattern(pattern, 2), T)
+    assert tiles is not None
+    mask = Mask(tiles=tiles)
+    assert fastest_kernel(inputs[0], inputs[1], mask) == "tiled"
+    mine, truth = attend(*inputs, mask), dense(pattern, *inputs)
+    torch.testing.assert_close(mine, truth)
+    wanted = torch.randn_like(mine)
+    for one, other in zip(
+        torch.autograd.grad(mine, inputs, wanted),
+        torch.autograd.grad(truth, inputs, wanted),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+
+
+def test_tiles_hold_only_what_is_seen() -> None:
+    T = 2048
+    band = make_tiling(parse_pattern("causal & local:64"), T)
+    assert band is not None
+    pairs = sum(b.seen.numel() for g in band.groups for part in g.parts for b in part)
+    assert pairs < 0.12 * T**2
+    assert make_tiling(parse_pattern("causal & local:2000"), T) is None
+
+
+def test_a_sparse_mask_is_tiled_unless_attention_drops_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pattern, layout = parse_pattern("causal & local:64"), Layout(1, 1024, 1024)
+    assert build_mask(pattern, layout, CPU, None, 0.0).tiles is not None
+    assert build_mask(parse_pattern("causal"), layout, CPU, None, 0.0).causal
+    with caplog.at_level(logging.WARNING):
+        assert build_mask(pattern, layout, CPU, None, 0.1).dense is not None
+    padded = Layout(1, 1024, 1024, keep=torch.ones(1, 1024, dtype=torch.bool))
+    assert build_mask(pattern, padded, CPU, None, 0.0).dense is not None
+
+
+def test_a_ring_of_keys_equals_the_whole_text() -> None:
+    """Prompts in chunks and single tokens, rows of different lengths, windows that wrap around."""
+    network = initialise(
+        Network(
+            gpt3(
+                vocab=40, width=16, heads=2, depth=3, context=64,
+                attention=("causal", "causal & local:5"),
+            ),
+            {"lm": 0},
+        ),
+        0,
+    ).eval()  # fmt: skip
+    tokens = torch.randint(0, 40, (2, 40), generator=torch.Generator().manual_seed(0))
+    whole = network.hidden(tokens)
+    with torch.inference_mode():
+        slots = KVSlots(network, 2, 40, pass_tokens=6)
+        assert slots.rings == {1: 10}
+        at = [0, 0]
+        for sizes in ((6, 4), (6, 1), (3, 6)):
+            ends = [a + n for a, n in zip(at, sizes, strict=True)]
+            parts = [tokens[i, at[i] : ends[i]].tolist() for i in range(2)]
+            hidden = prefill_rows(network, slots, [0, 1], parts, at)
+            for i in range(2):
+                torch.testing.assert_close(hidden[i, : sizes[i]], whole[i, at[i] : ends[i]])
+            at = ends
+        for _ in range(20):
+            hidden = network.trunk(
+                torch.stack([tokens[i, at[i]] for i in range(2)])[:, None],
+                keep=torch.ones(2, 1, dtype=torch.bool),
+                positions=torch.tensor(at)[:, None],
+                cache=SlotView(slots, 2, max(at) + 1),
+            )
+            torch.testing.assert_close(hidden[:, 0], whole[range(2), at])
+            at = [a + 1 for a in at]
+        slots.copy(0, 1, at[0])
+        assert slots.keys[1, 1, :, 10:40].abs().max() == 0  # beyond the ring nothing is written
+
+
+def greedy(network: Network, prompt: list[int], count: int) -> list[int]:
+    """Token by token, each time reading the whole text."""
+    text = list(prompt)
+    for _ in range(count):
+        scores = network(torch.tensor([text]), heads=("lm",))["lm"][0, -1]
+        text.append(int(scores.argmax()))
+    return text[len(prompt) :]
+
+
+@pytest.mark.parametrize("mixer", ["attention", "linear"])
+def test_generation_equals_full_recomputation(mixer: str) -> None:
+    patterns = ("causal & local:4",) if mixer == "attention" else ("causal",)
+    config = gpt2(
+        vocab=40, width=16, heads=2, depth=2, context=600, mixer=mixer, attention=patterns
+    )
+    network = initialise(Network(config, {"lm": 0}), 3).eval()
+    prompts = [list(range(3, 15)), [5]]
+    best = Sampling(temperature=0.0)
+    sequences = [
+        SequenceState(tuple(prompt), torch.Generator(), limit, best)
+        for prompt, limit in zip(prompts, (8, 550), strict=True)
+    ]
+    decoding = Decoding(network, sequences)
+    if mixer == "attention":
+        assert set(decoding.batch.slots.rings) == {0, 1}
+    found: list[list[int]] = [[], []]
+    for _ in range(8):
+        for i, tokens in decoding.step().items():
+            found[i] += tokens
+    with torch.no_grad():
+        assert found == [greedy(network, prompt, 8) for prompt in prompts]
+
+
+def quadratic(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
+    """Katharopoulos et al. 2020 eq. 3 with φ(q)·φ(k) as the similarity, pair by pair."""
+    scores = q @ k.transpose(-1, -2)
+    scores = scores.tril() if causal else scores
+    return (scores @ v) / (scores.sum(-1, keepdim=True) + EPSILON)
+
+
+def test_linear_attention_equals_its_quadratic_formula() -> None:
+    torch.manual_seed(0)
+    inputs = [drawn(2, 2, 150, 4) for _ in range(3)]
+    q, k, v = feature_map(inputs[0]), feature_map(inputs[1]), inputs[2]
+    for mine, truth in (
+        (causal_linear_attention(q, k, v)[0], quadratic(q, k, v, causal=True)),
+        (full_linear_attention(q, k, v), quadratic(q, k, v, causal=False)),
+    ):
+        torch.testing.assert_close(mine, truth)
+        wanted = torch.randn_like(mine)
+        for one, other in zip(
+            torch.autograd.grad(mine, inputs, wanted, retain_graph=True),
+            torch.autograd.grad(truth, inputs, wanted, retain_graph=True),
+            strict=True,
+        ):
+            torch.testing.assert_close(one, other)
+
+
+def test_linear_attention_in_a_network() -> None:
+    config = gpt2(vocab=40, width=16, heads=2, depth=2, context=300, mixer="linear", dropout=0.0)
+    network = initialise(Network(config, {"lm": 0}), 0).eval()
+    tokens = torch.randint(0, 40, (2, 150), generator=torch.Generator().manual_seed(0))
+    cache = KVCache(config, 2, 150, dtype=torch.float32, device="cpu")
+    pieces = [network.hidden(part, cache=cache) for part in tokens.split((70, 1, 79), 1)]
+    torch.testing.assert_close(torch.cat(pieces, 1), network.hidden(tokens), rtol=1e-4, atol=1e-5)
+    assert cache.keys.numel() == 0
+    both = bert(vocab=40, width=16, heads=2, depth=2, context=32, mixer="linear")
+    reader = initialise(Network(both, {"mlm": 0}), 0).eval()
+    keep = torch.arange(20)[None] < 12
+    shown = reader.hidden(tokens[:1, :20], keep=keep)[:, :12]
+    torch.testing.assert_close(shown, reader.hidden(tokens[:1, :12]))
