@@ -744,7 +744,9 @@ def test_the_commands(
     assert (
         run_command([*call, "--out", str(out), "--epochs", "1", "--set", "lr=1e-3", "--json"]) == 0
     )
-    assert set(json.loads(capsys.readouterr().out)) == {"accuracy", "f1_macro", "model"}
+    told = json.loads(capsys.readouterr().out)
+    assert set(told) == {"accuracy", "f1_macro", "model", "protocol"}
+    assert (told["protocol"]["selected_on"], told["protocol"]["judged_on"]) == (0, 48)
     assert (
         run_command(
             [

@@ -94,6 +94,9 @@ def test_the_judged_rows_change_nothing_of_the_model(bert: Path, tmp_path: Path)
     assert protocols[0].selects == ("epoch", "temperature")
     report = json.loads((tmp_path / "right" / "report.json").read_text("utf-8"))
     assert report["protocol"] == protocols[0].to_dict()
+    assert {"labels", "confusion", "calibration", "mistakes", "label_errors"} <= set(report)
+    assert report["calibration"]["temperature"] == done.model.checkpoint.extra["temperature"]
+    assert protocols[0].judged_twins == report["protocol"]["judged_twins"] > 0
     assert report["metrics"]["accuracy"] == pytest.approx(1 - report_of(tmp_path / "wrong"))
     card = (tmp_path / "right" / "README.md").read_text("utf-8")
     assert "50 held-out rows select the epoch and temperature" in card

@@ -174,7 +174,8 @@ def finetune_command(
         )
     except Stopped as stopped:
         raise typer.Exit(stopped.code) from stopped
-    show_facts({**done.metrics, "model": str(done.out)}, json)
+    facts = {**done.metrics, "model": str(done.out), "protocol": done.protocol.to_dict()}
+    show_facts(facts, json)
     if not json:
         _next_lines(task, folder)
     _verdict(folder, done.metrics)
@@ -263,8 +264,11 @@ def show_facts(facts: dict[str, Any], json: bool) -> None:
     if json:
         print_json(facts)
         return
-    labels = facts.pop("labels", {})
-    rows = [(k, f"{v:.4f}" if isinstance(v, float) else v) for k, v in facts.items()]
+    labels = facts.get("labels", {})
+    calibration = facts.get("calibration")
+    plain = {name: value for name, value in facts.items() if not isinstance(value, dict | list)}
+    plain |= {"calibration error": calibration["error"]} if calibration else {}
+    rows = [(k, f"{v:.4f}" if isinstance(v, float) else v) for k, v in plain.items()]
     print_table(("measure", "value"), rows)
     if labels:
         print()

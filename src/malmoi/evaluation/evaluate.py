@@ -2,11 +2,12 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from malmoi.errors import UsageError
+from malmoi.evaluation.error_analysis import analyse_errors
 from malmoi.evaluation.examples import load_examples, require_labels, unseen_labels
 from malmoi.evaluation.few_shot import evaluate_few_shot
 from malmoi.evaluation.kinds import HeadKind, Outcome, head_kind, kind_of, metric_names
@@ -16,7 +17,7 @@ from malmoi.evaluation.translation import evaluate_translation
 from malmoi.inference import Model, load
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import task_heads
-from malmoi.metrics import METRICS, label_scores, score_predictions
+from malmoi.metrics import METRICS, score_predictions
 from malmoi.text.rows import RowSource
 
 logger = logging.getLogger(__name__)
@@ -39,8 +40,9 @@ def evaluate_model(
     evaluated in context with that many examples, and every metric has a standard error; several
     numbers ("0,1,4") give a list. Other options are the fields of `InContextConfig`: train, seed,
     limit, score, template, reading; and out (a folder for the curve), harness ("lm-eval").
-    `per_label` adds precision, recall, F1 and support of each label of a classification. A model
-    that translates is scored by BLEU on two files or a table; its options are `beams` and `limit`.
+    `per_label` adds each label's precision, recall, F1 and support, the confusion matrix, the
+    calibration, the worst mistakes and likely label errors. A model that translates is scored by
+    BLEU on two files or a table; its options are `beams` and `limit`.
     """
     found = model if isinstance(model, Model) else load(model, device=device)
     if found.config.encoder_depth:
@@ -48,7 +50,6 @@ def evaluate_model(
     if isinstance(task, str) and task.endswith((".yaml", ".yml")):
         return evaluate_few_shot(found, Path(task), data, **asking)
     chosen = named_task(task) if isinstance(task, str) else task
-    kind = kind_of(chosen)
     if asking or in_context(chosen, found):
         return evaluate_few_shot(found, chosen, data, skip_bad=skip_bad, **asking)
     if data is None:
@@ -58,12 +59,12 @@ def evaluate_model(
     examples = load_examples(chosen, data, skip_bad=skip_bad).rows
     for note in unseen_labels(chosen, examples, found.labels):
         logger.warning(f"{note}.")
-    done = predict_and_score(chosen, examples, Predictor.of(found.checkpoint))
+    reading = Predictor.of(found.checkpoint)
+    done = predict_and_score(chosen, examples, reading)
     facts = {**done.metrics, "examples": len(examples)}
-    if not (per_label and kind.text_labels):
+    if not per_label:
         return facts
-    scores = label_scores(done.labels, done.predictions, found.labels)
-    return {**facts, "labels": {name: asdict(score) for name, score in scores.items()}}
+    return facts | analyse_errors(chosen, found.labels, examples, done, reading.temperature)
 
 
 def in_context(task: Task, model: Model) -> bool:

@@ -13,6 +13,7 @@ import torch
 from malmoi.adapters import check_target, is_adapter, read_with_adapter, write_adapter
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.errors import UsageError
+from malmoi.evaluation.error_analysis import analyse_errors, prediction_row
 from malmoi.evaluation.evaluate import judge, judge_held_out, predict_and_score
 from malmoi.evaluation.features import FeatureView, TrainingItem
 from malmoi.evaluation.kinds import (
@@ -23,14 +24,14 @@ from malmoi.evaluation.kinds import (
     head_kind,
     metric_names,
 )
-from malmoi.evaluation.task import Example, Task
+from malmoi.evaluation.task import Task
 from malmoi.evaluation.tasks import named_task
 from malmoi.finetuning.config import FinetuneConfig, finetune_config
 from malmoi.finetuning.defaults import apply_defaults
 from malmoi.finetuning.few_labels import ContrastiveTrainer, choose_contrast, contrast_loss
 from malmoi.finetuning.frozen_features import cached_states
 from malmoi.finetuning.protocol import Protocol
-from malmoi.finetuning.report import add_to_card, task_report, write_task_report
+from malmoi.finetuning.report import add_to_card, write_task_report
 from malmoi.finetuning.run_state import HELD_OUT, begin_run, finish_run, finished
 from malmoi.finetuning.task_data import FinetuneData, classes_in, describe_run, load_data
 from malmoi.finetuning.task_network import build_task_network
@@ -332,7 +333,10 @@ def _finish(work: FinetuneData, kept: FinishedRun, runs: Sequence[FinishedRun], 
         answers = {e.id: said for e, said in zip(work.dev, done.predictions, strict=True)}
         write_text(out / "predictions.json", json.dumps(answers, ensure_ascii=False) + "\n")
     table = [{**run.settings.to_dict(), **run.outcome.metrics, HELD_OUT: run.held} for run in runs]
-    report = task_report(work.task, work.labels, done, rows)
+    report: dict[str, Any] = {"task": work.task.name, "kind": work.task.kind}
+    report |= {"metrics": done.metrics}
+    temperature = done.chosen.get("temperature", 1.0)
+    report |= analyse_errors(work.task, work.labels, work.dev, done, temperature)
     report |= {"settings": kept.settings.to_dict(), "steps": kept.steps}
     report |= {"protocol": work.protocol.to_dict(), "runs": table}
     write_text(out / "report.json", json.dumps(report, indent=1, ensure_ascii=False) + "\n")
@@ -342,7 +346,7 @@ def _finish(work: FinetuneData, kept: FinishedRun, runs: Sequence[FinishedRun], 
 
 def _write_predictions(work: FinetuneData, done: Outcome, out: Path) -> list[dict[str, Any]]:
     """Writes predictions.jsonl: label and prediction of every judged example."""
-    rows = [_row(*each) for each in zip(work.dev, done.labels, done.said, strict=True)]
+    rows = [prediction_row(*each) for each in zip(work.dev, done.labels, done.said, strict=True)]
     write_text(
         out / "predictions.jsonl",
         "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows),
@@ -369,12 +373,3 @@ def _current_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row with current field names; the previous release wrote gold, said and sure."""
     names = {"gold": "label", "said": "prediction", "sure": "score"}
     return {names.get(name, name): value for name, value in row.items()}
-
-
-def _row(example: Example, label: Any, said: ExamplePrediction) -> dict[str, Any]:
-    row: dict[str, Any] = {"id": example.id, "text": example.text}
-    row |= {} if example.pair is None else {"pair": example.pair}
-    row |= {"choices": list(example.choices)} if example.choices else {}
-    row |= {"label": label, "prediction": said.prediction, "score": round(said.score, 5)}
-    chances = {name: round(chance, 5) for name, chance in said.probabilities.items()}
-    return row | ({"probabilities": chances} if chances else {})

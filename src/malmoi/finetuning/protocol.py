@@ -38,6 +38,7 @@ class Protocol(Config):
     judged_on: int  # rows that are used for nothing else
     judged_rows: str  # "a file of their own", or "held out of the training rows"
     selects: tuple[str, ...] = ()  # what the held-out rows choose
+    judged_twins: int = 0  # judged rows whose text is also in a training row
 
     def describe(self) -> str:
         chosen = (
@@ -132,3 +133,13 @@ def _stratified(
     counts = Counter(str(row.label) for row in rows)
     several = [group for group in groups if counts[str(rows[group[0]].label)] > len(group)]
     return sorted(several or groups, key=lambda group: str(rows[group[0]].label))
+
+
+def judged_twins(train: Sequence[Example], judged: Sequence[Example]) -> int:
+    """How many judged rows have the text of a training row, whatever the case and the spaces."""
+    known = {_plain(row) for row in train}
+    return sum(_plain(row) in known for row in judged)
+
+
+def _plain(row: Example) -> tuple[str, ...]:
+    return tuple(" ".join(t.split()).casefold() for t in (row.text, row.pair or "", *row.choices))

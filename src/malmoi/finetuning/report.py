@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from malmoi.evaluation.kinds import Outcome, head_kind, metric_names
-from malmoi.evaluation.task import Example, Task
+from malmoi.evaluation.task import Example
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.task_data import FinetuneData
 from malmoi.model import count_parameters
@@ -17,13 +17,6 @@ from malmoi.report.task_page import TaskPage
 from malmoi.system.files import write_text
 from malmoi.system.language import translate
 from malmoi.training.log import read_metrics
-
-
-def task_report(
-    task: Task, labels: Sequence[str], outcome: Outcome, rows: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    """What report.json has of the judged rows."""
-    return {"task": task.name, "kind": task.kind, "metrics": outcome.metrics}
 
 
 def add_to_card(out: Path, work: FinetuneData, metrics: Mapping[str, float]) -> None:

@@ -28,6 +28,7 @@ from malmoi.finetuning.protocol import (
     Protocol,
     hold_out,
     judged_rows,
+    judged_twins,
     selected_settings,
     selection_rows,
 )
@@ -113,6 +114,11 @@ def load_data(
     judged = given[1].rows if dev is not None else ()
     if dev is None:
         rows, judged = hold_out(task, rows, judged_rows(len(rows), settings), settings.seed)
+    if twins := judged_twins(rows, judged):
+        logger.warning(
+            f"{twins:,} of the {len(judged):,} judged rows are also among the training rows: they "
+            "make the result look better than it is."
+        )
     selects = selected_settings(task, rows, settings)
     count = selection_rows(len(rows), head_kind(task), settings, needed=bool(selects))
     held: tuple[Example, ...] = ()
@@ -144,6 +150,7 @@ def load_data(
             judged_on=len(judged),
             judged_rows="held out of the training rows" if dev is None else "a file of their own",
             selects=selects if held else (),
+            judged_twins=twins,
         ),
     )
 
