@@ -1,6 +1,8 @@
 """What several tests share: where real data lies, quiet transformers, small models."""
 
+import io
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager
 from pathlib import Path
@@ -35,6 +37,58 @@ def workdir(tmp_path: Path) -> Iterator[Path]:
     """A temporary folder as the working directory."""
     with chdir(tmp_path):
         yield tmp_path
+
+
+@contextmanager
+def environment(**values: str | None) -> Iterator[None]:
+    """Environment variables within the block; None removes one."""
+    before = {name: os.environ.get(name) for name in values}
+    for name, value in values.items():
+        _set_variable(name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            _set_variable(name, value)
+
+
+def _set_variable(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
+
+
+@pytest.fixture
+def cache_home(tmp_path: Path) -> Iterator[Path]:
+    """An empty cache folder for the test alone."""
+    with environment(XDG_CACHE_HOME=str(tmp_path / "cache")):
+        yield tmp_path / "cache"
+
+
+@contextmanager
+def standard_input(content: bytes) -> Iterator[None]:
+    """Standard input with this content, within the block."""
+    before = sys.stdin
+    sys.stdin = io.TextIOWrapper(io.BytesIO(content), "utf-8")
+    try:
+        yield
+    finally:
+        sys.stdin = before
+
+
+@contextmanager
+def without_package(name: str) -> Iterator[None]:
+    """Importing the package fails within the block."""
+    before = sys.modules.get(name)
+    sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if before is None:
+            del sys.modules[name]
+        else:
+            sys.modules[name] = before
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 import malmoi
+from conftest import environment
 from live_server import Live
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.inference import load
@@ -73,8 +74,8 @@ def test_no_connection_is_made_for_a_model_on_this_disk(
     for name in ("connect", "connect_ex", "sendto"):
         monkeypatch.setattr(socket.socket, name, lambda self, *address: asked.append(address))
     monkeypatch.setattr(socket, "getaddrinfo", lambda *host, **options: asked.append(host))
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    model = malmoi.load(gpt)
+    with environment(HF_HUB_OFFLINE=None):
+        model = malmoi.load(gpt)
     model.generate("the law", max_new_tokens=2)
     model.score("the people", " of law")
     assert asked == []

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator
+from contextlib import chdir
 from inspect import signature
 from pathlib import Path
 from typing import Any, Unpack, get_type_hints
@@ -84,18 +85,17 @@ class AnyText(doctest.OutputChecker):
 def test_the_example_of_each_name_runs(
     name: str,
     workshop: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     documented = malmoi if name == "malmoi" else getattr(malmoi, name)
-    monkeypatch.chdir(workshop)
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     example = doctest.DocTestParser().get_doctest(
         documented.__doc__ or "", {"malmoi": malmoi}, name, None, 0
     )
     assert example.examples, f"malmoi.{name} has no example"
     printed: list[str] = []
-    done = doctest.DocTestRunner(AnyText(), optionflags=flags).run(example, out=printed.append)
+    with chdir(workshop):
+        done = doctest.DocTestRunner(AnyText(), optionflags=flags).run(example, out=printed.append)
     assert not done.failed, "".join(printed)
     if "Traceback" not in (documented.__doc__ or ""):
         assert capfd.readouterr() == ("", "")  # a library user sees no prints

@@ -3,7 +3,6 @@ files.
 """
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import transformers
 from test_gguf import TEMPLATE, TEXT, byte_vocabulary
 
 import malmoi
+from conftest import without_package
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.checkpoint.export_gguf import export_gguf
 from malmoi.checkpoint.export_onnx import (
@@ -102,12 +102,12 @@ SLOW: dict[str, Case] = {
 }
 
 
-def check(case: Case, path: Path) -> None:
+def check(case: Case, path: Path, **options: int) -> None:
     """The same scores at every shape, with padding at the end and, where the model knows it, at
     the front.
     """
     graph = OnnxModel(network(*case))
-    assert export_onnx(Checkpoint(graph.network), path) < 1e-4
+    assert export_onnx(Checkpoint(graph.network), path, **options) < 1e-4
     session = onnxruntime.InferenceSession(path)
     assert [given.name for given in session.get_inputs()] == list(graph.inputs)
     assert [given.name for given in session.get_outputs()] == list(graph.outputs)
@@ -138,11 +138,9 @@ def test_onnx_runtime_gives_the_scores_of_every_kind_of_model(name: str, tmp_pat
     check(SLOW[name], tmp_path / "model.onnx")
 
 
-def test_weights_too_large_for_the_file_lie_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("malmoi.checkpoint.export_onnx.MAX_INLINE_BYTES", 0)
-    check((gpt2(**SIZES), {"lm": 0, "choice": 0}, None), tmp_path / "model.onnx")
+def test_weights_too_large_for_the_file_lie_beside_it(tmp_path: Path) -> None:
+    case: Case = (gpt2(**SIZES), {"lm": 0, "choice": 0}, None)
+    check(case, tmp_path / "model.onnx", inline_bytes=0)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["model.onnx", "model.onnx.data"]
 
 
@@ -403,11 +401,11 @@ def test_wrong_requests_are_one_sentence(
 @pytest.mark.parametrize(
     ("package", "export"), [("onnxscript", export_onnx), ("gguf", export_gguf)]
 )
-def test_a_missing_package_names_the_extra(
-    package: str, export: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(
-        MalmoiError, match=r"need.* the gguf.*|Writing ONNX needs onnxscript: pip install onnx"
+def test_a_missing_package_names_the_extra(package: str, export: Any, tmp_path: Path) -> None:
+    with (
+        without_package(package),
+        pytest.raises(
+            MalmoiError, match=r"need.* the gguf.*|Writing ONNX needs onnxscript: pip install onnx"
+        ),
     ):
         export(Checkpoint(network(gpt2(**SIZES), {"lm": 0}), words()), tmp_path / "model.onnx")

@@ -4,6 +4,7 @@ one less its parts.
 
 import json
 from collections.abc import Callable
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -505,12 +506,11 @@ def test_wrong_requests_are_one_sentence(
     words: list[str],
     sentence: str,
     folders: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(folders)
     verb, model, *rest = words
-    assert run_command(["compress", verb, "--model", model, "--out", "out", *rest]) == 2
+    with chdir(folders):
+        assert run_command(["compress", verb, "--model", model, "--out", "out", *rest]) == 2
     assert sentence in capsys.readouterr().err
     assert not (folders / "out").exists()
 

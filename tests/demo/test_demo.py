@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 import malmoi
+from conftest import environment
 from malmoi.demo import demo as module
 from malmoi.demo.demo import demo_recipes, run_demo
 from malmoi.demo.pictures import attention_grid, heat_map, sharpest
 from malmoi.demo.story import BERT_SIZES, GPT_SIZES, DemoConfig, DemoSize, Story
 from malmoi.demo.texts import DEMO_TEXTS, MINISTRIES, DemoText
+from malmoi.system.machine import pretend, this_machine
 
 TINY = DemoConfig(
     gpt=DemoSize(seconds=3, width=32, depth=2, length=64, batch=8),
@@ -116,11 +118,9 @@ def test_the_recipes_are_small_and_resolve() -> None:
 @pytest.mark.parametrize(
     ("gflops", "width", "said"), [(900, 192, ""), (60, 128, ""), (3, 128, "too few")]
 )
-def test_the_demo_sizes_itself_to_the_machine(
-    monkeypatch, caplog, gflops: int, width: int, said: str
-) -> None:
-    monkeypatch.setattr(module, "measured_flops", lambda execution: gflops * 1e9)
-    plan = module.plan_for_this_machine()
+def test_the_demo_sizes_itself_to_the_machine(caplog, gflops: int, width: int, said: str) -> None:
+    with pretend(replace(this_machine(), flops=gflops * 1e9)):
+        plan = module.plan_for_this_machine()
     assert plan.gpt.width == width
     told = caplog.text
     assert f"{gflops} GFLOP/s" in told
@@ -156,10 +156,10 @@ def test_the_korean_text_has_a_task_whose_answer_is_hidden() -> None:
 
 
 def test_the_korean_demo_has_a_korean_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MALMOI_LANG", "ko")
     tiny = replace(TINY, gpt=replace(TINY.gpt, seconds=1), bert=replace(TINY.bert, seconds=1))
     monkeypatch.setitem(DEMO_TEXTS, "ko", part_of(DEMO_TEXTS["ko"], 20))
-    found = run_demo(tmp_path, tiny)
+    with environment(MALMOI_LANG="ko"):
+        found = run_demo(tmp_path, tiny)
     assert malmoi.load(tmp_path / "ministry").predict("학교의 안전").label in MINISTRIES
     page = (tmp_path / "report.html").read_text("utf-8")
     assert '<html lang="ko">' in page

@@ -43,9 +43,8 @@ QUICK: dict[str, Any] = dict(epochs=25, lr=2e-2, batch=8, recurrent=32)
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+def own_cache(cache_home: Path) -> Path:
+    return cache_home
 
 
 @pytest.fixture(scope="module")

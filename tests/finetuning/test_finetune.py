@@ -528,9 +528,9 @@ def test_a_stopped_run_resumes_and_ends_bit_equal(
     bert: Path,
     data: Callable[[str], Path],
     tmp_path: Path,
+    cache_home: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path, settings = (
         data("classification"),
         {"epochs": 4, "batch": 8, "lr": 1e-3, "evaluations": 2, **way},

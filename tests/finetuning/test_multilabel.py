@@ -2,7 +2,6 @@
 transformers.
 """
 
-import io
 import json
 import lzma
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 import malmoi
+from conftest import standard_input
 from malmoi import evaluate, finetune
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.cli import run_command
@@ -154,7 +154,6 @@ def test_on_the_command_line(
     tuned: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def said(*words: str) -> str:
         assert run_command(list(words)) == 0
@@ -164,8 +163,8 @@ def test_on_the_command_line(
     assert said("predict", "-m", str(tuned), text).startswith("fear, joy\t0.")
     told = json.loads(said("predict", "-m", str(tuned), "--json", text))
     assert told["prediction"]["labels"] == ["fear", "joy"]
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(f"{text}\n\n{text}\n".encode())))
-    lines = said("predict", "-m", str(tuned)).splitlines()
+    with standard_input(f"{text}\n\n{text}\n".encode()):
+        lines = said("predict", "-m", str(tuned)).splitlines()
     assert [line.split("\t")[0] for line in lines] == ["fear, joy", "-", "fear, joy"]
     rows = str(as_lists(tmp_path))
     table = said("evaluate", "multilabel", "-m", str(tuned), "--data", rows)

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from conftest import environment
 from malmoi.report.console import Console, progress_line
 from malmoi.system.progress import Progress, listening, report_progress
 
@@ -44,9 +45,8 @@ def test_records_and_progress_are_lines_where_there_is_no_terminal(
 def test_a_terminal_has_one_line_that_is_updated(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with Console().attached():
+    with environment(NO_COLOR=None), Console().attached():
         report_progress(Progress("encode", 1, 2, "rows"))
         report_progress(Progress("encode", 2, 2, "rows"))
     said = capsys.readouterr().err

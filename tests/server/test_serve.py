@@ -29,6 +29,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis.generation import GenerationMode
 
+from conftest import without_package
 from live_server import TEXTS, Live, bert_with, gpt_folder, slow_gpt
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.inference import Model, load
@@ -876,13 +877,13 @@ def test_the_command_serves_and_stops_in_order(folder: Path, tmp_path: Path) -> 
         child.stderr.close()
 
 
-def test_without_the_extra_the_command_says_what_to_install(monkeypatch: Any, capsys: Any) -> None:
+def test_without_the_extra_the_command_says_what_to_install(capsys: Any) -> None:
     from malmoi.cli import run_command
 
     assert run_command(["serve"]) == 2
     assert "--model" in capsys.readouterr().err
-    monkeypatch.setitem(sys.modules, "fastapi", None)
-    assert run_command(["serve", "--model", "anything"]) == 1
+    with without_package("fastapi"):
+        assert run_command(["serve", "--model", "anything"]) == 1
     assert "pip install fastapi uvicorn jinja2" in capsys.readouterr().err
 
 

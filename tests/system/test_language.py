@@ -2,10 +2,12 @@
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from conftest import environment
 from malmoi.cli import run_command
 from malmoi.system.language import catalogue, language, translate
 
@@ -14,6 +16,12 @@ SOURCE = Path(__file__).parents[2] / "src" / "malmoi"
 TYPER = re.compile(r"Arguments|Options|\[|Show |Install |Missing ")
 # English word order in Korean words, and spellings that Korean papers do not use
 CALQUES = ("들립니다", "섭니다", "짐작", "낱말 가리기", "대화 틀", " %", "당신", "그것은")
+
+
+@pytest.fixture
+def korean() -> Iterator[None]:
+    with environment(MALMOI_LANG="ko", COLUMNS="80"):
+        yield
 
 
 def sentences() -> set[str]:
@@ -46,26 +54,21 @@ def test_a_translation_keeps_the_values_and_is_no_calque(english: str) -> None:
     assert set(re.findall(r"--[a-z]+", english)) == set(re.findall(r"--[a-z]+", korean))
 
 
-def test_the_language_follows_the_locale(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MALMOI_LANG", "LC_ALL", "LC_MESSAGES", "LANG"):
-        monkeypatch.delenv(name, raising=False)
-    assert language() == "en"
-    monkeypatch.setenv("LANG", "ko_KR.UTF-8")
-    assert language() == "ko"
+def test_the_language_follows_the_locale() -> None:
+    assert language({}) == "en"
+    assert language({"LANG": "ko_KR.UTF-8"}) == "ko"
+    assert language({"LANG": "ko_KR.UTF-8", "MALMOI_LANG": "en"}) == "en"
+
+
+def test_sentences_are_translated_with_their_values(korean: None) -> None:
     assert translate("There is no task 'sst'. Did you mean 'sst2'? `malmoi tasks` lists them.") == (
         "'sst' 과제는 없습니다. 'sst2'을(를) 찾으셨나요? 목록은 `malmoi tasks`로 봅니다."
     )
     said = "0.42 s a step: about 12 steps in your 3 minutes. That is too few to learn much."
     assert translate(said).startswith("스텝당 0.42초: 3 minutes 동안 약 12스텝. That")
-    monkeypatch.setenv("MALMOI_LANG", "en")
-    assert language() == "en"
 
 
-def test_help_and_errors_are_korean(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("MALMOI_LANG", "ko")
-    monkeypatch.setenv("COLUMNS", "80")
+def test_help_and_errors_are_korean(korean: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["finetune", "--help"]) == 0
     shown = capsys.readouterr().out
     assert "미세 조정합니다" in shown

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import malmoi
+from conftest import environment
 from malmoi.errors import UsageError
 from malmoi.system.machine import (
     GIB,
@@ -85,18 +86,18 @@ def test_a_device_that_is_not_here_is_named() -> None:
     assert this_machine() == detect() or "MALMOI_MACHINE" in os.environ
 
 
-def test_threads_are_those_of_cores_that_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_those_of_cores_that_are_free() -> None:
     # seconds with so many threads, on a machine with two of four cores taken
     took = {4: 8.0, 2: 1.0, 1: 2.0}
-    monkeypatch.setattr("malmoi.system.machine._seconds_of_products", took.__getitem__)
-    monkeypatch.setattr("torch.get_num_threads", lambda: 4)
-    with pretend(replace(detect(), cores=4)):
-        monkeypatch.setenv("OMP_NUM_THREADS", "4")
-        assert usable_threads() == 4  # the user has decided
-        monkeypatch.delenv("OMP_NUM_THREADS")
-        assert usable_threads() == 2
-        took |= {4: 1.1}
-        assert usable_threads() == 4
+    threads = torch.get_num_threads()
+    torch.set_num_threads(4)
+    with pretend(replace(detect(), cores=4)), environment(OMP_NUM_THREADS="4"):
+        assert usable_threads(took.__getitem__) == 4  # the user has decided
+        with environment(OMP_NUM_THREADS=None):
+            assert usable_threads(took.__getitem__) == 2
+            took |= {4: 1.1}
+            assert usable_threads(took.__getitem__) == 4
+    torch.set_num_threads(threads)
     with pretend(replace(detect(), cores=1)):
         assert usable_threads() == 1
 

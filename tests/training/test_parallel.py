@@ -235,7 +235,7 @@ COMMAND = (
 )
 
 
-def command(rank: int, corpus: Path, out: Path) -> "subprocess.Popen[str]":
+def command(rank: int, corpus: Path, out: Path, port: int) -> "subprocess.Popen[str]":
     """`malmoi pretrain` as one of two processes that find one another by a store; the second
     runs out of memory.
     """
@@ -247,24 +247,24 @@ def command(rank: int, corpus: Path, out: Path) -> "subprocess.Popen[str]":
     ]
     given = ["pretrain", recipe, "--data", str(corpus), "--out", str(out), "--device", "cpu", *sets]
     world = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
+    meeting = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
     return subprocess.Popen(
         [sys.executable, "-c", COMMAND, *given],
-        env={**os.environ, **world},
+        env={**os.environ, **world, **meeting},
         cwd=SCRIPT.parent,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def test_a_process_that_fails_ends_the_others(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_fails_ends_the_others(corpus: Path, tmp_path: Path) -> None:
     # where the two find one another
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(store.port))
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    both = [command(rank, corpus, tmp_path) for rank in (0, 1)]
+    both = [command(rank, corpus, tmp_path, store.port) for rank in (0, 1)]
     try:
         first, second = (process.communicate(timeout=120)[1].splitlines()[-1] for process in both)
     finally:

@@ -130,8 +130,13 @@ def _reordered(weight: Tensor) -> Tensor:
     return torch.cat((i, o, f, g))
 
 
-def export_onnx(checkpoint: Checkpoint, path: Path, dtype: str = "fp32") -> float:
-    """Writes the file after checking it in ONNX Runtime; returns the largest difference."""
+def export_onnx(
+    checkpoint: Checkpoint, path: Path, dtype: str = "fp32", inline_bytes: int = MAX_INLINE_BYTES
+) -> float:
+    """Writes the file after checking it in ONNX Runtime; returns the largest difference.
+
+    Weights of more than `inline_bytes` go into a file beside it, as protobuf cannot hold them.
+    """
     network = checkpoint.network.eval()
     _check(network, dtype)
     graph = OnnxModel(network)
@@ -139,7 +144,7 @@ def export_onnx(checkpoint: Checkpoint, path: Path, dtype: str = "fp32") -> floa
         made = folder / path.name
         program = _program(graph)
         _describe(program.model, checkpoint, graph)
-        program.save(made, external_data=_size(network) > MAX_INLINE_BYTES)
+        program.save(made, external_data=_size(network) > inline_bytes)
         if dtype == "int8":
             _quantize(made)
         far = _distance(graph, made)

@@ -16,10 +16,10 @@ SENTENCE_END = re.compile(r"(?<=[.?!…]) (?=[A-Z])")
 PLACE = re.compile(r"\{(\d)\}")
 
 
-def language() -> str:
+def language(environ: Mapping[str, str] = os.environ) -> str:
     """MALMOI_LANG, else the locale: "ko" or "en"."""
     names = ("MALMOI_LANG", "LC_ALL", "LC_MESSAGES", "LANG")
-    chosen = next((os.environ[name] for name in names if os.environ.get(name)), "en")
+    chosen = next((environ[name] for name in names if environ.get(name)), "en")
     return chosen[:2].lower() if chosen[:2].lower() in LANGUAGES else "en"
 
 

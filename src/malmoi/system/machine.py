@@ -77,6 +77,7 @@ class Machine:
     memory: int = 8 * GIB  # bytes
     compiler: str | None = None  # path of a C++ compiler
     mkl: bool | None = None  # None: as torch was built
+    flops: float = 0.0  # matmul FLOP/s of training; 0: measured when needed
     accelerators: tuple[Accelerator, ...] = ()
 
     # -------------------------------------------------------------- devices
@@ -232,6 +233,7 @@ CHANGES: dict[str, Callable[[Machine, str], Machine]] = {
     "no-gpu": lambda machine, _: replace(machine, accelerators=()),
     "cores": lambda machine, value: replace(machine, cores=max(1, int(value))),
     "memory": lambda machine, value: replace(machine, memory=parse_bytes(value)),
+    "flops": lambda machine, value: replace(machine, flops=float(value)),
 }
 
 
@@ -377,7 +379,7 @@ def free_memory() -> int:
     return pretended
 
 
-def usable_threads() -> int:
+def usable_threads(measure: Callable[[int], float] | None = None) -> int:
     """The number of threads worth using now: one per core that no other program keeps busy.
 
     A matmul split over cores waits for the slowest one. With one of two cores busy, two threads
@@ -392,7 +394,7 @@ def usable_threads() -> int:
     counts = [most]
     while counts[-1] > 1:
         counts.append(counts[-1] // 2)
-    took = {count: _seconds_of_products(count) for count in counts}
+    took = {count: (measure or _seconds_of_products)(count) for count in counts}
     best = min(counts, key=lambda count: took[count])
     return best if took[best] < FEWER_THREADS_PAY * took[most] else most
 

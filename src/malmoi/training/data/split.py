@@ -57,12 +57,12 @@ def _last(
         yield text, number > 0 and (chosen or not validated)
 
 
-def cut(text: str) -> list[str]:
+def cut(text: str, most: int = MAX_PIECE_CHARACTERS) -> list[str]:
     """Cuts a long text before spaces, so that the pieces' ids join to those of the whole."""
     pieces = []
     start = 0
-    while len(text) - start > MAX_PIECE_CHARACTERS:
-        stop = _before_space(text, start + MAX_PIECE_CHARACTERS, start)
+    while len(text) - start > most:
+        stop = _before_space(text, start + most, start)
         pieces.append(text[start:stop])
         start = stop
     return [*pieces, text[start:]]
