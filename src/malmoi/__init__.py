@@ -14,6 +14,8 @@ import logging
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from malmoi.api.transformers_hook import register_when_imported
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # the same names, for editors and type checkers
@@ -92,6 +94,8 @@ PUBLIC = {name: f"malmoi.{home}" for home, names in HOMES.items() for name in na
 __all__ = ["__version__", *PUBLIC]
 
 logging.getLogger("malmoi").addHandler(logging.NullHandler())  # silent unless asked
+
+register_when_imported()
 
 
 if not TYPE_CHECKING:  # to a type checker a misspelt name would have the type of this

@@ -142,7 +142,7 @@ def test_what_transformers_cannot_open_is_said_and_opened_by_us(
     ]
     assert run_command(["compress", "quantize", *asked]) == 0, capsys.readouterr().err
     told = capsys.readouterr()
-    assert "only Malmoi opens this folder" in told.err
+    assert "opens the folder after `import malmoi`" in told.err
     assert ("malmoi export gguf" in told.err) == (config == gpt2(**SIZES))
     found = json.loads(told.out)
     lm = malmoi.load(small, device="cpu")
@@ -409,7 +409,7 @@ def test_a_pruned_classifier_is_judged_and_opened(
     assert ("by their weights alone" in told.err) == (
         way[0] in ("--heads", "--neurons") and "--train" not in way
     )
-    assert ("only Malmoi opens" in told.err) != family
+    assert ("after `import malmoi`" in told.err) != family
     found = json.loads(told.out)
     zeros = 0.5 if way[0] in ("--sparsity", "--pattern") else 0
     assert found["zeros"] == pytest.approx([0, zeros], abs=1e-3)

@@ -22,7 +22,7 @@ def model_card(network: Network, model_type: str, mask: str) -> str:
         'malmoi.load(".").embed(["a text"])',
     ).replace("{mask}", mask)
     elsewhere = (
-        "Hugging Face has no equivalent of this model: open it with Malmoi."
+        "A model of Malmoi's own type: after `import malmoi`, `transformers` opens this folder too."
         if model_type == "malmoi"
         else f"A `{model_type}` model: `transformers` opens this folder too."
     )

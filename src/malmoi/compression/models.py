@@ -72,11 +72,13 @@ def paired(
 
 
 def remarks(out: Path) -> list[str]:
-    """Remarks on a smaller model's folder: whether only Malmoi can open it."""
+    """Remarks on a smaller model's folder: what opens it."""
     values = read_model_json(out / "config.json")
     if values.get("model_type") != OWN_MODEL_TYPE:
         return []
-    said = ["transformers and vLLM do not support this model: only Malmoi opens this folder."]
+    said = [
+        "vLLM does not support this model; transformers opens the folder after `import malmoi`."
+    ]
     config = ModelConfig.from_dict(values["model"])
     heads = set(values["heads"])
     if "quantization_config" in values and heads == {"lm"} and GPT2_TABLE.expresses(config, heads):

@@ -1,0 +1,79 @@
+"""Registers Malmoi's own model type with transformers, when transformers is imported.
+
+Nothing is imported for it: a finder waits for the modules of the Auto classes, and registers ours
+after they are loaded. A folder of GPT-2, BERT, LLaMA or another type of transformers needs none of
+this.
+"""
+
+import logging
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+CONFIGS = "transformers.models.auto.configuration_auto"
+MODELS = "transformers.models.auto.modeling_auto"
+logger = logging.getLogger(__name__)
+
+
+def register_when_imported() -> None:
+    """Registers now what transformers has loaded, and the rest when it is."""
+    if not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AfterImport())
+    for name in (CONFIGS, MODELS):
+        if name in sys.modules:
+            _register(name)
+
+
+class _AfterImport(MetaPathFinder):
+    """Finds the Auto classes as usual, and has ours registered after they are executed."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in (CONFIGS, MODELS):
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _ThenRegister(spec.loader)
+        return spec
+
+
+class _ThenRegister(Loader):
+    def __init__(self, loader: Loader) -> None:
+        self.loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self.loader.exec_module(module)
+        _register(module.__name__)
+
+
+def _register(name: str) -> None:
+    """An error here must not keep anybody from importing transformers."""
+    try:
+        if name == CONFIGS:
+            _register_config()
+        else:
+            _register_models()
+    except Exception as error:  # transformers of another version, or a broken torch
+        logger.warning(f"transformers cannot open folders of the model type malmoi here: {error}")
+
+
+def _register_config() -> None:
+    from malmoi.api.transformers_config import MalmoiConfig
+
+    import_module(CONFIGS).CONFIG_MAPPING.register("malmoi", MalmoiConfig, exist_ok=True)
+
+
+def _register_models() -> None:
+    from malmoi.api.transformers_config import MalmoiConfig
+    from malmoi.api.transformers_models import AUTO_CLASSES
+
+    auto = import_module(MODELS)
+    for auto_name, model in AUTO_CLASSES.items():
+        getattr(auto, auto_name).register(MalmoiConfig, model, exist_ok=True)

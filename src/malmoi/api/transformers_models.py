@@ -1,0 +1,237 @@
+"""Malmoi's own model type as classes of transformers, for folders that it has no class for.
+
+`import malmoi` registers them with AutoConfig, AutoModel and its kin (see `transformers_hook`), so
+that `AutoModel.from_pretrained(folder)` opens every folder. The network is ours: scores are those
+of `malmoi.load`. Generation reads the whole text for every token: for speed use `malmoi.load`.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPooling,
+    CausalLMOutput,
+    MaskedLMOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
+
+from malmoi.api.transformers_config import MalmoiConfig
+from malmoi.checkpoint.folder import Checkpoint, read_checkpoint, write_checkpoint
+from malmoi.errors import UsageError
+from malmoi.model import Activations, FeatureConfig, Network, initialise
+from malmoi.system.machine import pick_device
+
+# arguments of from_pretrained that say where files are, or how transformers reads its own
+HARMLESS = {
+    "_from_auto", "adapter_kwargs", "attn_implementation", "cache_dir", "force_download",
+    "local_files_only", "low_cpu_mem_usage", "proxies", "revision", "subfolder", "token",
+    "trust_remote_code", "use_safetensors", "weights_only",
+}  # fmt: skip
+
+
+class MalmoiPreTrainedModel(PreTrainedModel):  # type: ignore[misc]  # it has no types
+    """What all of them share: the network, and folders as Malmoi reads and writes them."""
+
+    config_class = MalmoiConfig
+    base_model_prefix = "network"
+    needs_head = ""  # of the network; none: the bare hidden states
+
+    def __init__(self, config: MalmoiConfig, checkpoint: Checkpoint | None = None) -> None:
+        super().__init__(config)
+        self.checkpoint = checkpoint or Checkpoint(_new_network(config))
+        self.network = self.checkpoint.network
+        if self.needs_head and self.needs_head not in self._reader.heads:
+            have = ", ".join(self.network.heads) or "none"
+            raise UsageError(
+                f"{type(self).__name__} needs a {self.needs_head} head, and this folder has: "
+                f"{have}."
+            )
+
+    @property
+    def _reader(self) -> Network:
+        return self.network
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | Path, *_: object, **options: Any
+    ) -> Any:
+        """Opens a folder; `config`, `dtype` and `device_map` are honoured."""
+        config = options.pop("config", None)
+        dtype = options.pop("dtype", options.pop("torch_dtype", None))
+        device = options.pop("device_map", None) or "cpu"
+        loading_info = options.pop("output_loading_info", False)
+        unknown = [name for name, value in options.items() if name not in HARMLESS and value]
+        if unknown or isinstance(device, dict):
+            raise UsageError(
+                f"A folder of Malmoi's own model type is opened without {unknown or 'a device_map'}"
+                ": leave it out."
+            )
+        if device == "auto":
+            device = pick_device()
+        dtype = getattr(torch, dtype) if isinstance(dtype, str) and dtype != "auto" else dtype
+        checkpoint = read_checkpoint(
+            pretrained_model_name_or_path, dtype=None if dtype == "auto" else dtype, device=device
+        )
+        if not isinstance(config, MalmoiConfig):
+            config = MalmoiConfig.from_pretrained(checkpoint.source)
+        model = cls(config, checkpoint).eval()
+        if model.can_generate():
+            model.generation_config = GenerationConfig(**checkpoint.generation, use_cache=False)
+        return (model, {"missing_keys": [], "unexpected_keys": []}) if loading_info else model
+
+    def save_pretrained(self, save_directory: str | Path, **_: Any) -> None:
+        """Writes the folder as `malmoi.Model.save` does; ours and transformers open it."""
+        write_checkpoint(replace(self.checkpoint, network=self.network), save_directory)
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        return self.network.trunk.embed.token
+
+    def _inputs(
+        self, input_ids: Tensor, mask: Tensor | None, segments: Tensor | None
+    ) -> dict[str, Any]:
+        """The network's inputs, from what a tokenizer of transformers gives."""
+        padded = mask is not None and not bool(mask.all())
+        keep = mask.bool() if mask is not None and padded else None
+        segments = segments if self.network.config.segments else None
+        return {"tokens": input_ids, "keep": keep, "segments": segments}
+
+    def _scores(self, input_ids: Tensor, mask: Tensor | None, segments: Tensor | None) -> Tensor:
+        inputs = self._inputs(input_ids, mask, segments)
+        found: Tensor = self._reader(**inputs, heads=(self.needs_head,))[self.needs_head]
+        return found
+
+
+def _new_network(config: MalmoiConfig) -> Network:
+    features = getattr(config, "features", None)
+    network = Network(
+        config.ours,
+        dict(config.heads),
+        pooler=config.pooler,
+        features=FeatureConfig.from_dict(features) if features else None,
+    )
+    return initialise(network)
+
+
+def _loss(scores: Tensor, labels: Tensor | None) -> Tensor | None:
+    if labels is None:
+        return None
+    return F.cross_entropy(scores.flatten(0, -2).float(), labels.flatten())
+
+
+class MalmoiModel(MalmoiPreTrainedModel):
+    """Hidden states."""
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        *,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        **_: Any,
+    ) -> BaseModelOutputWithPooling:
+        inputs = self._inputs(input_ids, attention_mask, token_type_ids)
+        seen = Activations(attention=[] if output_attentions else None)
+        hidden = self.network.trunk(**inputs, activations=seen)
+        pooler = self.network.pooler
+        return BaseModelOutputWithPooling(
+            last_hidden_state=hidden,
+            pooler_output=None if pooler is None else pooler(hidden, inputs["keep"], None),
+            hidden_states=tuple(seen.hidden) if output_hidden_states else None,
+            attentions=tuple(seen.attention) if seen.attention is not None else None,
+        )
+
+
+class MalmoiForCausalLM(MalmoiPreTrainedModel, GenerationMixin):  # type: ignore[misc]
+    """Next tokens."""
+
+    needs_head = "lm"
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        **_: Any,
+    ) -> CausalLMOutput:
+        scores = self._scores(input_ids, attention_mask, token_type_ids)
+        shifted = None if labels is None else labels[:, 1:]
+        return CausalLMOutput(loss=_loss(scores[:, :-1], shifted), logits=scores)
+
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """The whole text for every token: transformers' caches do not fit our patterns."""
+        return {"input_ids": input_ids, "attention_mask": attention_mask}
+
+
+class MalmoiForMaskedLM(MalmoiPreTrainedModel):
+    """Masked tokens."""
+
+    needs_head = "mlm"
+
+    @property
+    def _reader(self) -> Network:
+        return self.network.masked() if self.network.config.both_ways else self.network
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        **_: Any,
+    ) -> MaskedLMOutput:
+        scores = self._scores(input_ids, attention_mask, token_type_ids)
+        return MaskedLMOutput(loss=_loss(scores, labels), logits=scores)
+
+
+class MalmoiForSequenceClassification(MalmoiPreTrainedModel):
+    """One label a text."""
+
+    needs_head = "classify"
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        **_: Any,
+    ) -> SequenceClassifierOutput:
+        scores = self._scores(input_ids, attention_mask, token_type_ids)
+        return SequenceClassifierOutput(loss=_loss(scores, labels), logits=scores)
+
+
+class MalmoiForTokenClassification(MalmoiPreTrainedModel):
+    """One label a token."""
+
+    needs_head = "tag"
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        **_: Any,
+    ) -> TokenClassifierOutput:
+        scores = self._scores(input_ids, attention_mask, token_type_ids)
+        return TokenClassifierOutput(loss=_loss(scores, labels), logits=scores)
+
+
+AUTO_CLASSES = {
+    "AutoModel": MalmoiModel,
+    "AutoModelForCausalLM": MalmoiForCausalLM,
+    "AutoModelForMaskedLM": MalmoiForMaskedLM,
+    "AutoModelForSequenceClassification": MalmoiForSequenceClassification,
+    "AutoModelForTokenClassification": MalmoiForTokenClassification,
+}
