@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from malmoi.checkpoint import Checkpoint
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.inference import Model, load
+from malmoi.inference import Model
 from malmoi.inference.engine import Engine, GenerationJob, QueueFull
 from malmoi.inference.generation.batch import DecodeBatch
 from malmoi.inference.generation.beam_search import beam_search
@@ -35,6 +35,7 @@ from malmoi.model import Network, initialise
 from malmoi.model.families import bert, gpt2, llama
 from malmoi.tokenizer import Tokenizer, train_tokenizer
 from malmoi.tokenizer.padding import FORWARD_LIMITS, MIN_LENGTH_RATIO, BatchLimits, length_batches
+from random_models import random_gpt2
 
 TEXTS = [
     "the state of the union is strong",
@@ -54,20 +55,7 @@ def tokenizer() -> Tokenizer:
 def pair(
     tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[hf.PreTrainedModel, Model]:
-    torch.manual_seed(0)
-    config = hf.GPT2Config(
-        vocab_size=tokenizer.vocab_size,
-        n_positions=96,
-        n_embd=48,
-        n_layer=3,
-        n_head=4,
-        initializer_range=0.3,
-    )
-    config.bos_token_id = config.eos_token_id = tokenizer.specials.eos
-    theirs, folder = hf.GPT2LMHeadModel(config).eval(), tmp_path_factory.mktemp("gpt2")
-    theirs.save_pretrained(folder)
-    tokenizer.save(folder)
-    return theirs, load(folder, device="cpu")
+    return random_gpt2(tokenizer, tmp_path_factory.mktemp("gpt2"), context=96)
 
 
 @pytest.fixture(scope="module")

@@ -46,6 +46,7 @@ from malmoi.model.families import bert, gpt2
 from malmoi.system.machine import detect, pretend
 from malmoi.tokenizer import Encoding, Tokenizer, train_tokenizer
 from malmoi.tokenizer.windows import ContextWindow
+from random_models import random_gpt2
 
 TEXTS = [
     "the state of the union is strong",
@@ -76,18 +77,7 @@ def saved(theirs: hf.PreTrainedModel, tokenizer: Tokenizer, folder: Path) -> Mod
 def gpt2_pair(
     bytes_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[hf.PreTrainedModel, Model]:
-    torch.manual_seed(0)
-    config = hf.GPT2Config(
-        vocab_size=bytes_tokenizer.vocab_size,
-        n_positions=64,
-        n_embd=48,
-        n_layer=3,
-        n_head=4,
-        initializer_range=0.3,
-    )
-    config.bos_token_id = config.eos_token_id = bytes_tokenizer.specials.eos
-    theirs = hf.GPT2LMHeadModel(config).eval()
-    return theirs, saved(theirs, bytes_tokenizer, tmp_path_factory.mktemp("gpt2"))
+    return random_gpt2(bytes_tokenizer, tmp_path_factory.mktemp("gpt2"), context=64)
 
 
 @pytest.fixture(scope="session")

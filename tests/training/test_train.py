@@ -1038,3 +1038,8 @@ def test_a_recipe_comes_before_a_folder_of_its_name(workdir: Path) -> None:
 
 def test_a_vocabulary_named_alone_is_that_of_the_tokenizer() -> None:
     assert resolve_recipe("bert-tiny", {"vocab": 300}).tokenizer.vocab == 300
+
+
+def test_the_models_vocabulary_is_that_of_the_tokenizer_to_train() -> None:
+    chosen = resolve_recipe("bert-tiny", {"model.vocab": "300"})
+    assert (chosen.model.vocab, chosen.tokenizer.vocab) == (300, 300)

@@ -66,9 +66,14 @@ class OnnxModel(nn.Module):
         if self.head is None:
             return hidden
         found = self.network.read(self.head, hidden, keep, firsts=self.pooled_places(keep))
-        if self.head == "span":
-            return found.unbind(-1)
-        return found.view(tokens.shape[:-1]) if self.head == "choice" else found
+        parts = self.split(found, tokens)
+        return parts if len(parts) > 1 else parts[0]
+
+    def split(self, scores: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
+        """The head's scores as the graph's outputs: one per name in `outputs`."""
+        if len(self.outputs) > 1:
+            return scores.unbind(-1)
+        return (scores.view(tokens.shape[:-1]) if len(self.shape) > 2 else scores,)
 
     def hidden(self, tokens: Tensor, keep: Tensor, segments: Tensor | None) -> Tensor:
         if self.recurrent is None:
@@ -273,7 +278,7 @@ def _distance(graph: OnnxModel, file: Path) -> float:
 def example_inputs(graph: OnnxModel, rows: int, length: int) -> tuple[Tensor, ...]:
     """Example inputs: random tokens, with right padding in every row but the first."""
     c = graph.network.config
-    shape = (rows, 2, length) if graph.head == "choice" else (rows, length)
+    shape = (rows, 2, length) if len(graph.shape) > 2 else (rows, length)
     random = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, c.vocab, shape, generator=random)
     mask = torch.ones_like(tokens)
@@ -294,6 +299,4 @@ def expected_scores(graph: OnnxModel, given: tuple[Tensor, ...]) -> list[Any]:
     if graph.head is None:
         return [network.hidden(rows, keep=keep, segments=second).numpy()]
     found = network(rows, heads=(graph.head,), keep=keep, segments=second)[graph.head]
-    if graph.head == "span":
-        return [part.numpy() for part in found.unbind(-1)]
-    return [(found.view(given[0].shape[:-1]) if graph.head == "choice" else found).numpy()]
+    return [part.numpy() for part in graph.split(found, given[0])]

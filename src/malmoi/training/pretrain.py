@@ -115,7 +115,7 @@ def _report(trainer: Trainer) -> None:
 def resolve_recipe(recipe: str | Recipe, overrides: Mapping[str, Any]) -> Recipe:
     """A recipe by name or file with overrides; a new budget replaces the recipe's own."""
     chosen = _find(recipe) if isinstance(recipe, str) else recipe
-    paths = {_path(chosen, name): value for name, value in overrides.items() if value is not None}
+    paths = _by_path(chosen, overrides)
     if "train.batch" in paths:
         paths = {"train.fit_batch": False, **paths}
     if _names_budget(paths):
@@ -168,7 +168,7 @@ def size_run(
     asked: Recipe, overrides: Mapping[str, Any], origin: RunSources, group: ProcessGroup
 ) -> SizedRecipe:
     """Chooses a size for this text, these minutes and this machine, and says why."""
-    given = {_path(asked, name) for name, value in overrides.items() if value is not None}
+    given = _by_path(asked, overrides)
     if "train.minutes" not in given:
         raise UsageError(
             f"The size of `pretrain {asked.name}` follows from its time: give --minutes, or use "
@@ -215,6 +215,14 @@ def _find(name: str) -> Recipe:
     if not path.is_file():
         raise UsageError(f"There is no recipe file {path}.")
     return read_recipe(path)
+
+
+def _by_path(recipe: Recipe, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The overrides by path; a tokenizer to train has as many tokens as the model."""
+    paths = {_path(recipe, name): value for name, value in overrides.items() if value is not None}
+    if "model.vocab" in paths:
+        paths.setdefault("tokenizer.vocab", paths["model.vocab"])
+    return paths
 
 
 def _path(recipe: Recipe, name: str) -> str:
