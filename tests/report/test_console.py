@@ -1,12 +1,14 @@
 """The console of the command line: log records as lines, progress events as a bar."""
 
+import io
 import logging
 import sys
+import time
 
 import pytest
 
 from conftest import environment
-from malmoi.report.console import Console, progress_line
+from malmoi.report.console import Console, progress_line, waiting
 from malmoi.system.progress import Progress, listening, report_progress
 
 
@@ -72,3 +74,19 @@ def test_a_terminal_has_one_line_that_is_updated(
 )
 def test_an_event_reads_well(event: Progress, left: float | None, line: str) -> None:
     assert progress_line(event, left) == line
+
+
+def test_waiting_shows_a_line_on_a_terminal_and_clears_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    with waiting("Loading a model"):
+        pass
+    assert shown.getvalue() == ""  # a file gets no such line
+    monkeypatch.setattr(shown, "isatty", lambda: True)
+    with waiting("Loading a model"):
+        while "Loading a model … " not in shown.getvalue():
+            time.sleep(0.01)
+    assert shown.getvalue().endswith("\r\033[K")

@@ -18,6 +18,7 @@ from malmoi.cli.options import (
     TextOption,
     changes_of,
     chosen_task,
+    load_torch,
 )
 from malmoi.cli.output import note, print_json, print_table
 from malmoi.errors import UsageError
@@ -53,6 +54,7 @@ def quantize_command(
 
     Example: malmoi compress quantize --model runs/gpt --out runs/gpt-8bit --data held-out.txt
     """
+    load_torch()
     from malmoi.compression.quantize import quantize_model
 
     require_free(out, overwrite=overwrite)
@@ -101,6 +103,7 @@ def prune_command(
 
     Example: malmoi compress prune --model runs/bert --out runs/bert-half --layers 0,2,4
     """
+    load_torch()
     from malmoi.compression.prune import prune_model
 
     require_free(out, overwrite=overwrite)
@@ -158,6 +161,7 @@ def distil_command(
     Example: malmoi compress distil --model runs/sst2 --task sst2 --data train.tsv --dev dev.tsv
     --out runs/sst2-3
     """
+    load_torch()
     from malmoi.compression.distil import distil_model
 
     ways: dict[str, Any] = dict(layers=layers, student=student, temperature=temperature, soft=soft)

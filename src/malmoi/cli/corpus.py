@@ -100,7 +100,8 @@ def _tell(finished: dict[str, Any], out: Path, json: bool) -> None:
         ("source", "documents", "times", "written", "characters", "share"),
         _shares(finished["mix"]["shares"]),
     )
-    print(f"{out}: {finished['mix']['shards']:,} shards")
+    shards = finished["mix"]["shards"]
+    print(f"{out}: {shards:,} {'shard' if shards == 1 else 'shards'}")
 
 
 def _row(step: str, stats: dict[str, Any]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from malmoi.cli.options import JsonOption
+from malmoi.cli.options import JsonOption, load_torch
 from malmoi.cli.output import print_json, print_table
 from malmoi.errors import UsageError, nearest
 from malmoi.system.language import LANGUAGES, translate
@@ -37,6 +37,7 @@ def demo_command(
         if language not in LANGUAGES:
             raise UsageError(f"There is no demo in {language!r}.{nearest(language, LANGUAGES)}")
         os.environ["MALMOI_LANG"] = language
+    load_torch()
     from malmoi.demo.demo import run_demo
     from malmoi.training.signals import Stopped
 

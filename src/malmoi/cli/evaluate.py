@@ -20,6 +20,7 @@ from malmoi.cli.options import (
     chosen_task,
     complete_tasks,
     given,
+    load_torch,
     open_model,
 )
 from malmoi.cli.output import print_json, print_table
@@ -105,6 +106,7 @@ def evaluate_command(
 
     Example: malmoi evaluate copa --model runs/tiny-gpt copa.jsonl --shots 0,1,4 --show 2
     """
+    load_torch()
     from malmoi.evaluation.evaluate import evaluate_model as judge
     from malmoi.evaluation.kinds import HeadKind, kind_of
 

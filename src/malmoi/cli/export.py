@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from malmoi.cli.options import ModelOption, OverwriteOption
+from malmoi.report.console import waiting
 
 OutFileOption = Annotated[Path, typer.Option("--out", "-o", help="Output file.")]
 
@@ -24,9 +25,10 @@ def onnx_command(
 
     Example: malmoi export onnx --model runs/sst2 --out sst2/model.onnx
     """
-    from malmoi.inference.export import export_model
+    with waiting("Exporting"):
+        from malmoi.inference.export import export_model
 
-    done = export_model(model, out, format="onnx", dtype=dtype, overwrite=overwrite)
+        done = export_model(model, out, format="onnx", dtype=dtype, overwrite=overwrite)
     print(f"{out}: {_megabytes(done.bytes)}, scores at most {done.max_difference:.1g} from ours")
 
 
@@ -40,9 +42,10 @@ def gguf_command(
 
     Example: malmoi export gguf --model runs/gpt --out gpt.gguf --dtype q8_0
     """
-    from malmoi.inference.export import export_model
+    with waiting("Exporting"):
+        from malmoi.inference.export import export_model
 
-    done = export_model(model, out, format="gguf", dtype=dtype, overwrite=overwrite)
+        done = export_model(model, out, format="gguf", dtype=dtype, overwrite=overwrite)
     print(f"{out}: {_megabytes(done.bytes)}")
 
 

@@ -25,6 +25,7 @@ from malmoi.cli.options import (
     changes_of,
     complete_tasks,
     given,
+    load_torch,
     split_columns,
 )
 from malmoi.cli.output import note, print_json, print_table, say
@@ -157,6 +158,7 @@ def finetune_command(
     if model is None or out is None:
         say(f"model = {base}, out = {folder}")
 
+    load_torch()
     from malmoi.finetuning.finetune import run_finetuning
     from malmoi.training.signals import Stopped
 

@@ -11,6 +11,7 @@ import typer
 from malmoi.cli.output import note
 from malmoi.config import parse_number
 from malmoi.errors import UsageError
+from malmoi.report.console import waiting
 
 if TYPE_CHECKING:
     from malmoi.evaluation.tasks import Task
@@ -153,11 +154,18 @@ def complete_recipes(incomplete: str) -> Iterable[str]:
 # ------------------------------------------------------------------ models, settings, output
 
 
+def load_torch() -> None:
+    """Imports torch, which takes seconds, and says so on a terminal."""
+    with waiting("Starting"):
+        import torch  # noqa: F401
+
+
 def open_model(path: str, device: str | None, dtype: str | None) -> "Model":
     """Loads a model and prints the notes of loading on stderr."""
-    from malmoi.inference import load
+    with waiting(f"Loading {path}"):
+        from malmoi.inference import load
 
-    model = load(path, device=device, dtype=dtype)
+        model = load(path, device=device, dtype=dtype)
     for sentence in model.notes:
         note(sentence)
     return model

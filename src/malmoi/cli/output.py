@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from malmoi.report.console import end_status
 from malmoi.system.language import translate
 
 logger = logging.getLogger(__name__)
@@ -25,6 +26,7 @@ def note(sentence: str) -> None:
 
 
 def print_json(value: Any) -> None:
+    end_status()
     print(json.dumps(value, ensure_ascii=False))
 
 
@@ -33,6 +35,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 
     On a terminal the first column, a name to copy, is never wrapped; the last one gets the rest.
     """
+    end_status()
     if sys.stdout.isatty():
         _rich_table(columns, rows)
         return

@@ -20,6 +20,7 @@ from malmoi.cli.options import (
     changes_of,
     complete_recipes,
     given,
+    load_torch,
 )
 from malmoi.cli.output import format_span, print_json, print_table, say
 from malmoi.errors import UsageError, nearest
@@ -97,6 +98,7 @@ def pretrain_command(
     recipe = named or DEFAULT_RECIPE
     if recipe in SIZED and not {f"train.{name}" for name in BUDGETS} & changes.keys():
         changes["train.minutes"] = DEFAULT_MINUTES
+    load_torch()
     if dry_run and recipe in SIZED:
         _explain(recipe, sources, changes, tokenizer, device, json)
         return
@@ -110,6 +112,8 @@ def pretrain_command(
             for name, value in changes.items()
         )
         say(f"recipe = {recipe}, out = {folder}{', ' if budget else ''}{budget}")
+    if recipe in SIZED:
+        say("Reading the text and measuring this machine …")
     _train(recipe, sources, folder, overwrite, changes, tokenizer, start, device)
     if os.environ.get("RANK", "0") == "0":
         _tell(folder, json)

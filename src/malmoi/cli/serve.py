@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from malmoi.cli.options import DeviceOption, DtypeOption
+from malmoi.cli.options import DeviceOption, DtypeOption, load_torch
 
 KEY = "MALMOI_API_KEY"
 
@@ -56,6 +56,7 @@ def serve_command(
     """
     import webbrowser
 
+    load_torch()
     from malmoi.server.config import ServeConfig
     from malmoi.server.serve import serve_models
 

@@ -14,6 +14,7 @@ from malmoi.cli.options import (
     TokensOption,
     changes_of,
     given,
+    load_torch,
 )
 from malmoi.cli.output import print_json, print_table
 from malmoi.errors import UsageError
@@ -60,6 +61,7 @@ def study_command(
         raise UsageError(
             f"The study {name} needs text and a folder: --data book.txt --out runs/{name}"
         )
+    load_torch()
     changes = changes_of(settings) | given(sizes=sizes, minutes=minutes, tokens=tokens, seed=seed)
     required = {"data": [*data, *ctx.args], "out": str(out), "device": device}
     _do(chosen, chosen.plan.from_dict(required).override(changes), json)

@@ -12,6 +12,7 @@ from malmoi.cli.options import (
     whole_texts,
 )
 from malmoi.cli.output import print_json, print_table, say
+from malmoi.report.console import end_status
 from malmoi.system.files import require_free
 
 
@@ -51,6 +52,7 @@ def train_command(
     tokenizer = train_tokenizer(
         texts, kind=kind, vocab=vocab, lowercase=lowercase, min_frequency=min_frequency
     )
+    end_status()
     for sentence in reader.describe():
         say(sentence)
     tokenizer.save(out)

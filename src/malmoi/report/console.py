@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from malmoi.system.progress import VALIDATE, Progress, listening
 
 SECONDS_BETWEEN_LINES = 5.0  # where there is no terminal
 SECONDS_BETWEEN_UPDATES = 0.1  # on a terminal
+SECONDS_BETWEEN_TICKS = 0.5
 LOGGER = logging.getLogger("malmoi")
 
 
@@ -29,7 +31,8 @@ class Console(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self._live = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+        self._live = _is_live()
+        self._ticker: Ticker | None = None  # while work without progress is going on
         self._open = False  # whether the line that updates in place is on the screen
         self._last = -SECONDS_BETWEEN_LINES
         self._verb = ""
@@ -42,10 +45,12 @@ class Console(logging.Handler):
         level = LOGGER.level
         LOGGER.addHandler(self)
         LOGGER.setLevel(logging.INFO)
+        _attached.append(self)
         try:
             with listening(self):
                 yield self
         finally:
+            _attached.remove(self)
             LOGGER.setLevel(level)
             LOGGER.removeHandler(self)
             self.close_line()
@@ -53,8 +58,11 @@ class Console(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """A log record as a line of its own; a warning is a note."""
         note = "note: " if record.levelno >= logging.WARNING else ""
-        self._print(translate(note) + translate(record.getMessage()))
+        text = translate(note) + translate(record.getMessage())
+        self._print(text)
         self._open = False
+        if self._live and text.endswith("…"):  # announces work that takes a while
+            self._ticker = Ticker()
 
     def __call__(self, event: Progress) -> None:
         """How far it is: updated in place on a terminal, a line every few seconds elsewhere."""
@@ -79,6 +87,8 @@ class Console(logging.Handler):
             text = text[: shutil.get_terminal_size().columns - 1]
         self._print(text, end="" if self._live else "\n")
         self._open = self._live
+        if self._live and event.total is None and not event.unit:  # work that cannot be counted
+            self._ticker = Ticker(text)
 
     def _seconds_left(self, event: Progress, now: float) -> float | None:
         began, first = self._began
@@ -88,13 +98,68 @@ class Console(logging.Handler):
         return (event.total - event.done) * (now - began) / done if done > 0 else None
 
     def _print(self, text: str, end: str = "\n") -> None:
+        self._stop_ticker()
         print(f"\r\033[K{text}" if self._live else text, end=end, file=sys.stderr, flush=True)
+
+    def _stop_ticker(self) -> None:
+        if self._ticker is not None:
+            self._ticker.stop()
+            self._ticker = None
 
     def close_line(self) -> None:
         """Ends the line that updates in place."""
+        self._stop_ticker()
         if self._open:
             print(file=sys.stderr)
             self._open = False
+
+
+_attached: list[Console] = []
+
+
+def end_status() -> None:
+    """Ends the line that updates in place, before a result is printed on the same terminal."""
+    for console in _attached:
+        console.close_line()
+
+
+class Ticker:
+    """A line on a terminal that counts the seconds of work without progress."""
+
+    def __init__(self, text: str = "") -> None:
+        self._text = f"{text} … " if text else "  "
+        self._began = time.monotonic()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._draw, daemon=True)
+        self._thread.start()
+
+    def _draw(self) -> None:
+        while not self._done.wait(SECONDS_BETWEEN_TICKS):
+            seconds = int(time.monotonic() - self._began)
+            line = f"\r\033[K{self._text}{seconds} s"
+            print(line, end="", file=sys.stderr, flush=True)
+
+    def stop(self) -> None:
+        self._done.set()
+        self._thread.join()
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """Shows on a terminal what is being waited for, and how long."""
+    if not _is_live():
+        yield
+        return
+    ticker = Ticker(translate(text))
+    try:
+        yield
+    finally:
+        ticker.stop()
+
+
+def _is_live() -> bool:
+    return sys.stderr.isatty() and "NO_COLOR" not in os.environ
 
 
 def progress_line(event: Progress, seconds_left: float | None) -> str:

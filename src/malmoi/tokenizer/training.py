@@ -5,6 +5,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import copy_context
 from functools import cache
 from typing import Any, Literal
 
@@ -85,6 +86,10 @@ class Stream:
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._texts = texts
+        self._context = copy_context()  # the trainer iterates in a thread of its own
+
+    def _report(self, event: Progress) -> None:
+        self._context.run(report_progress, event)
 
     def __iter__(self) -> Iterator[str]:
         empty = True
@@ -100,9 +105,9 @@ class Stream:
                 raise refused([text], error) from None
             empty = empty and not text.strip()
             if number % TEXTS_BETWEEN_EVENTS == TEXTS_BETWEEN_EVENTS - 1:
-                report_progress(Progress("read", number + 1, None, "texts"))
+                self._report(Progress("read", number + 1, None, "texts"))
             yield from without_runs(unicodedata.normalize("NFC", text))
-        report_progress(Progress("learn the vocabulary", 0))
+        self._report(Progress("learn the vocabulary", 0))
         if empty:
             raise MalmoiError("There is no text to train a tokenizer on: every source is empty.")
 
