@@ -136,6 +136,8 @@ class FinetuneOptions(ColumnOptions, RunOptions, total=False):
     patience: int  # stop after this many evaluations without improvement; 0: never
     seed: int
     seeds: int  # number of runs; the first is kept
+    init_seed: int | None  # of the new layer's weights; None: the seed
+    best: bool  # spend the minutes on trials of settings, and average the best
     grid: bool  # search BERT's learning rates, batch sizes and epochs; the best is kept
     precision: Literal["auto", "fp32", "bf16"]
     compile: bool

@@ -106,6 +106,10 @@ def finetune_command(
             help="Metric that selects: accuracy, f1_macro, mcc…", show_default="the task's"
         ),
     ] = None,
+    best: Annotated[
+        bool,
+        typer.Option("--best", help="Spend --minutes on trials of settings; average the best."),
+    ] = False,
     grid: Annotated[
         bool,
         typer.Option("--grid", help="Search BERT's grid of learning rates, batches and epochs."),
@@ -167,7 +171,7 @@ def finetune_command(
     )
     changes |= given(seed=seed, seeds=seeds, features=features, adapter=adapter, lm=lm)
     changes |= given(metric=metric)
-    flags = dict(grid=grid, freeze=freeze, from_scratch=from_scratch, skip_bad=skip_bad)
+    flags = dict(best=best, grid=grid, freeze=freeze, from_scratch=from_scratch, skip_bad=skip_bad)
     changes |= {name: True for name, given in flags.items() if given} | changes_of(settings)
     rows = files[0] if len(files) == 1 else files
     try:

@@ -75,6 +75,8 @@ class FinetuneConfig(Config):
     average: float = 0.0  # share of the run, at its end, whose weights are averaged
     seed: int = 0
     seeds: int = 1  # number of runs; the first is kept
+    init_seed: int | None = None  # of the new layer's weights; None: the seed
+    best: bool = False  # spend the minutes on trials of settings (see search.py)
     grid: bool = False  # the paper's rates, batch sizes and epochs; held-out rows select the best
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     compile: bool = False
@@ -169,6 +171,13 @@ def finetune_config(
     if settings.features and (settings.lm or settings.grid):
         raise UsageError(
             "features cannot be combined with lm or grid: both fine-tune the whole model."
+        )
+    if settings.best and not settings.minutes:
+        raise UsageError("best needs a time budget: --best --minutes 10 (best=True, minutes=10).")
+    if settings.best and (not settings.trains_all or settings.grid or settings.seeds > 1):
+        raise UsageError(
+            "best tries settings of full fine-tuning by itself: it goes with no grid, seeds, "
+            "features, adapter, words, freeze or contrastive."
         )
     if settings.grid and settings.seeds > 1:
         raise UsageError(

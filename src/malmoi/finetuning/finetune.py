@@ -2,9 +2,10 @@
 
 import json
 import logging
+import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from malmoi.finetuning.frozen_features import cached_states
 from malmoi.finetuning.protocol import Protocol
 from malmoi.finetuning.report import add_to_card, write_task_report
 from malmoi.finetuning.run_state import HELD_OUT, begin_run, finish_run, finished
+from malmoi.finetuning.search import RECORD, Search, TrialRun, greedy_soup, read_trials
 from malmoi.finetuning.task_data import FinetuneData, classes_in, describe_run, load_data
 from malmoi.finetuning.task_network import build_task_network
 from malmoi.finetuning.trainer import FinetuneTrainer
@@ -122,10 +124,13 @@ def run_all(
     variants = settings.variants()
     folders = [out] if len(variants) == 1 else [out / _called(settings, v) for v in variants]
     with folder_lock(out):
-        runs = [
-            _run(work, v, folder, overwrite=overwrite)
-            for v, folder in zip(variants, folders, strict=True)
-        ]
+        if settings.best and work.held:
+            runs = [_search(work, settings, out, overwrite=overwrite)]
+        else:
+            runs = [
+                _run(work, v, folder, overwrite=overwrite)
+                for v, folder in zip(variants, folders, strict=True)
+            ]
         kept = _kept(runs, measure, select=settings.grid)
         if len(runs) > 1:
             _save(work, settings, kept.checkpoint, out)
@@ -183,17 +188,26 @@ def _save(work: FinetuneData, settings: FinetuneConfig, checkpoint: Checkpoint, 
 # ------------------------------------------------------------------ one run
 
 
+def _record(work: FinetuneData, settings: FinetuneConfig) -> dict[str, Any]:
+    return {"task": work.task.name, **settings.to_dict(), "of": work.model_name, **work.taught}
+
+
 def _run(
-    work: FinetuneData, settings: FinetuneConfig, out: Path, *, overwrite: bool
+    work: FinetuneData,
+    settings: FinetuneConfig,
+    out: Path,
+    *,
+    overwrite: bool = False,
+    watched: bool = True,  # held-out rows are evaluated during the run
 ) -> FinishedRun:
     out.mkdir(parents=True, exist_ok=True)
     checkpoint = build_task_network(work.start, work.task, work.labels, settings)
-    record = {"task": work.task.name, **settings.to_dict(), "of": work.model_name, **work.taught}
+    record = _record(work, settings)
     if begin_run(out, record, overwrite=overwrite):
         return _finished(work, settings, out)
     _start_at_mean(work, checkpoint.network)
     checkpoint.network.to(work.device)
-    reading = replace(Predictor.of(checkpoint), encode=work.encode)
+    reading = _reading(work, checkpoint)
     items = _items(work, reading)
     describe_run(work, settings, checkpoint.network, items)
 
@@ -206,7 +220,7 @@ def _run(
     with cached_states(checkpoint.network, lambda: _rows(work, reading, items)):
         make = ContrastiveTrainer if settings.contrastive else FinetuneTrainer
         # the logistic layer is fitted at the end: before that there is nothing to evaluate
-        watch = evaluate if work.held and not settings.contrastive else None
+        watch = evaluate if work.held and watched and not settings.contrastive else None
         trainer = make(loss_module, items, settings, out, watch, work.primary_metric)
         trainer.fit()
         if not trainer.stopped:
@@ -227,6 +241,50 @@ def _run(
     selected = {} if held is None else held.metrics
     finish_run(out, record, {"steps": trainer.step, **done.metrics, HELD_OUT: selected})
     return FinishedRun(settings, checkpoint, done, trainer.step, selected)
+
+
+def _search(
+    work: FinetuneData, settings: FinetuneConfig, out: Path, *, overwrite: bool
+) -> FinishedRun:
+    """Spends the minutes on trials, and averages the best; only the result is judged."""
+    out.mkdir(parents=True, exist_ok=True)
+    record = _record(work, settings)
+    if overwrite:
+        shutil.rmtree(out / "trials", ignore_errors=True)
+        (out / RECORD).unlink(missing_ok=True)
+    if begin_run(out, record, overwrite=overwrite):
+        return _finished(work, settings, out)
+    measure = work.primary_metric
+    unjudged = replace(work, dev=work.held)
+    steps = []
+
+    def train(trial: FinetuneConfig, folder: Path) -> TrialRun:
+        done = _run(unjudged, trial, folder, watched=trial.patience > 0)
+        steps.append(done.steps)
+        return TrialRun(done.checkpoint, done.held[measure])
+
+    search = Search(settings, work.start.network.config.distinct, measure, out, train)
+    runs = search.run()
+    with choose_execution(work.device, settings.training(1)).computing():
+        checkpoint, members = greedy_soup(
+            runs, measure, lambda one: judge_held_out(work.task, work, _reading(work, one))
+        )
+        held = judge_held_out(work.task, work, _reading(work, checkpoint))
+        done = judge(work.task, work, _reading(work, checkpoint), held.chosen)
+    logger.info(
+        f"{len(search.trials)} trials in {search.spent:.0f} s: the mean of {members} runs has "
+        f"{measure} {held.metrics[measure]:.4f} on the held-out rows."
+    )
+    checkpoint.extra |= done.chosen
+    _save(work, settings, checkpoint, out)
+    _write_predictions(work, done, out)
+    finish_run(out, record, {"steps": sum(steps), **done.metrics, HELD_OUT: held.metrics})
+    shutil.rmtree(out / "trials")
+    return FinishedRun(settings, checkpoint, done, sum(steps), held.metrics)
+
+
+def _reading(work: FinetuneData, checkpoint: Checkpoint) -> Predictor:
+    return replace(Predictor.of(checkpoint), encode=work.encode)
 
 
 def _start_at_mean(work: FinetuneData, network: Network) -> None:
@@ -335,10 +393,12 @@ def _finish(work: FinetuneData, kept: FinishedRun, runs: Sequence[FinishedRun], 
     table = [{**run.settings.to_dict(), **run.outcome.metrics, HELD_OUT: run.held} for run in runs]
     report: dict[str, Any] = {"task": work.task.name, "kind": work.task.kind}
     report |= {"metrics": done.metrics}
-    temperature = done.chosen.get("temperature", 1.0)
+    temperature = kept.checkpoint.extra.get("temperature", 1.0)
     report |= analyse_errors(work.task, work.labels, work.dev, done, temperature)
     report |= {"settings": kept.settings.to_dict(), "steps": kept.steps}
     report |= {"protocol": work.protocol.to_dict(), "runs": table}
+    trials = read_trials(out).values()
+    report |= {"trials": [asdict(trial) for trial in trials]} if kept.settings.best else {}
     write_text(out / "report.json", json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     add_to_card(out, work, done.metrics)
     write_task_report(out, work, kept.settings, done, rows, table)

@@ -63,7 +63,7 @@ def selected_settings(
     """What held-out rows are needed for, in words; the temperature alone is no need."""
     kind = head_kind(task)
     needs = {
-        "setting": settings.grid,
+        "setting": settings.grid or settings.best,
         "epoch": settings.patience > 0,
         "threshold": kind.thresholds(rows),
     }

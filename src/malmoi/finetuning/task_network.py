@@ -55,7 +55,8 @@ def build_task_network(
     heads |= dict.fromkeys(output.beside, 0) if causal else {}
     small = feature_config(start, task, settings)
     heads |= {head: 0 if said else len(labels)}
-    network = initialise(Network(config, heads, features=small), settings.seed)
+    seed = settings.seed if settings.init_seed is None else settings.init_seed
+    network = initialise(Network(config, heads, features=small), seed)
     if not settings.from_scratch:
         layers = _transferred(network, settings)
         _inherit(network, start.network, head if start.labels == labels else None, layers)
