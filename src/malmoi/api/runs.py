@@ -213,16 +213,14 @@ def _evaluated_task(
     columns: Mapping[str, object],
 ) -> "str | Task":
     """The task, or the one that the model was fine-tuned for, on the columns that it reads."""
-    from malmoi.evaluation.guess import tuned_columns, tuned_task
-    from malmoi.evaluation.kinds import KINDS
+    from malmoi.evaluation.guess import evaluated_task
 
-    named = tuned_task(model) if task is None else task
-    if named is None:
-        raise UsageError("Which task? This model was not fine-tuned for one: name it, task=….")
-    if data is None or (isinstance(named, str) and named.endswith((".yaml", ".yml"))):
-        return named
-    known = tuned_columns(model, data) if isinstance(named, str) and named in KINDS else {}
-    return _task(named, data, {name: columns[name] or known.get(name) for name in COLUMNS})
+    if task is not None and (not isinstance(task, str) or task.endswith((".yaml", ".yml"))):
+        return _task(task, [], columns) if not isinstance(task, str) else task
+    found, guessed = evaluated_task(model, task, data, columns)
+    if guessed is not None:
+        logger.info(guessed.describe())
+    return found
 
 
 @lists_options(StudyOptions)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from malmoi.cli.finetune import guessed_task, show_facts, task_and_files
+from malmoi.cli.finetune import show_facts, task_and_files
 from malmoi.cli.options import (
     ChoicesOption,
     DeviceOption,
@@ -17,19 +17,19 @@ from malmoi.cli.options import (
     SeparatorOption,
     SkipOption,
     TextOption,
-    chosen_task,
     complete_tasks,
     given,
     load_torch,
     open_model,
+    split_columns,
 )
-from malmoi.cli.output import print_json, print_table
+from malmoi.cli.output import print_json, print_table, say
 from malmoi.errors import UsageError
-from malmoi.system.untrusted import read_object
 
 if TYPE_CHECKING:
     from malmoi.evaluation.in_context.run import InContextResult
     from malmoi.evaluation.tasks import Task
+    from malmoi.inference import Model
 
 YAML = (".yaml", ".yml")
 
@@ -86,6 +86,9 @@ def evaluate_command(
         Path | None,
         typer.Option("--out", "-o", help="Write curve.json and curve.svg here.", metavar="DIR"),
     ] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="Metric that comes first: f1_macro, mcc, bleu…")
+    ] = None,
     text: TextOption = None,
     pair: PairOption = None,
     label: LabelOption = None,
@@ -108,7 +111,7 @@ def evaluate_command(
     """
     load_torch()
     from malmoi.evaluation.evaluate import evaluate_model as judge
-    from malmoi.evaluation.kinds import HeadKind, kind_of
+    from malmoi.evaluation.evaluate import in_context
 
     asking = given(
         shots=shots,
@@ -120,16 +123,18 @@ def evaluate_command(
         reading=reading,
     )
     columns = given(text=text, pair=pair, label=label, choices=choices, separator=separator)
-    chosen, files = _task(words or [], data, model, columns)
+    harnessed = next((word for word in words or [] if word.endswith(YAML)), None)
+    name, files = ("", data or []) if harnessed else task_and_files(words or [], data)
     opened = open_model(model, device, dtype)
     rows: Any = files[0] if len(files) == 1 else files or None
+    chosen = harnessed or _task(opened, name, rows, columns, metric)
     if opened.config.encoder_depth:
         show_facts(judge(opened, chosen, rows, **asking, **given(beams=beams)), json)
     elif beams is not None:
         raise UsageError("--beams is for a model that translates (malmoi pretrain transformer-…).")
     elif harness is not None or isinstance(chosen, str):
         show_facts(judge(opened, chosen, rows, skip_bad=skip_bad, harness=harness, **asking), json)
-    elif asking or show or out or not isinstance(kind_of(chosen), HeadKind):
+    elif asking or show or out or in_context(chosen, opened):
         from malmoi.evaluation.few_shot import few_shot_results, in_context_config
 
         _tell(
@@ -144,19 +149,19 @@ def evaluate_command(
 
 
 def _task(
-    words: list[str], data: list[Path] | None, model: str, columns: dict[str, str]
-) -> tuple["Task | str", list[Path]]:
-    """The task that was named, or the one that the model was fine-tuned for, and its files."""
-    harness = [word for word in words if word.endswith(YAML)]
-    if harness:
-        return harness[0], data or []
-    name, files = task_and_files(words, data)
-    trained = Path(model) / "finetune.json"
-    if not name and trained.is_file():
-        name = str(read_object(trained).get("task"))
-    if not name:
-        raise UsageError(f"Which task? Name it: malmoi evaluate TASK --model {model}")
-    return (guessed_task(name, files, **columns) if files else chosen_task(name, **columns)), files
+    model: "Model", name: str, rows: Any, columns: dict[str, str], metric: str | None
+) -> "Task":
+    """The task that was named, or the one that the model was fine-tuned for, on its columns."""
+    from malmoi.evaluation.guess import evaluated_task, tuned_task
+    from malmoi.evaluation.kinds import by_metric
+
+    if not name and tuned_task(model) is None:
+        folder = model.checkpoint.source
+        raise UsageError(f"Which task? Name it: malmoi evaluate TASK --model {folder}")
+    task, found = evaluated_task(model, name or None, rows, split_columns(columns))
+    if found is not None:
+        say(found.describe())
+    return by_metric(task, metric or "")
 
 
 def _tell(found: "list[InContextResult]", show: int, json: bool) -> None:

@@ -19,7 +19,12 @@ from malmoi.cli.options import (
     open_model,
 )
 from malmoi.cli.output import one_line, print_json
-from malmoi.cli.prediction_file import default_output, predict_file, prediction_facts
+from malmoi.cli.prediction_file import (
+    default_output,
+    note_unknown,
+    predict_file,
+    prediction_facts,
+)
 from malmoi.errors import UsageError
 from malmoi.system.files import require_free
 from malmoi.system.result import plain
@@ -100,6 +105,7 @@ def predict_command(
         asked = [(*([one] if isinstance(one, str) else one), tuple(choices)) for one in asked]
     some = [one for one, empty in zip(asked, blank, strict=True) if not empty]
     opened = open_model(model, device, dtype)
+    note_unknown(opened, some)
     found = iter(opened.classify(some, names) if names else opened.predict(some))
     for one, empty in zip(asked, blank, strict=True):
         answer = None if empty else next(found)

@@ -75,6 +75,7 @@ def predict_file(
             f"{data} has lines, not columns; to predict its lines: malmoi predict -m DIR < {data}"
         )
     columns = _columns(model, first, data, text, pair)
+    note_unknown(model, (_asked(row, columns) for row in first))
     predict = (lambda texts: model.classify(texts, labels)) if labels else model.predict
     partial = out.with_name(out.name + PARTIAL)
     made = _resume(partial, _fingerprint(model, data, [*columns, *labels]))
@@ -97,6 +98,15 @@ def predict_file(
             WRITERS[out.suffix](target, joined)
     partial.unlink()
     return total
+
+
+def note_unknown(model: "Model", asked: Iterable[Any]) -> None:
+    """Says so if the model's vocabulary does not fit what it is asked."""
+    from malmoi.tokenizer.unknown import unknown_note
+
+    parts = (part for one in asked for part in ([one] if isinstance(one, str) else one or ()))
+    if sentence := unknown_note(model.tokenizer, (p for p in parts if isinstance(p, str))):
+        note(sentence)
 
 
 def _rows(data: Path) -> Iterator[Row]:

@@ -1,7 +1,7 @@
 """Evaluation: a fine-tuned model by its predictions, others in context (`few_shot.py`)."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import task_heads
 from malmoi.metrics import METRICS, score_predictions
 from malmoi.text.rows import RowSource
+from malmoi.tokenizer.unknown import unknown_note
 
 logger = logging.getLogger(__name__)
 ALWAYS_ANSWER = float("inf")  # threshold of a model that never predicts "no answer"
@@ -59,12 +60,22 @@ def evaluate_model(
     examples = load_examples(chosen, data, skip_bad=skip_bad).rows
     for note in unseen_labels(chosen, examples, found.labels):
         logger.warning(f"{note}.")
+    if unknown := unknown_note(found.tokenizer, example_texts(examples)):
+        logger.warning(unknown)
     reading = Predictor.of(found.checkpoint)
     done = predict_and_score(chosen, examples, reading)
     facts = {**done.metrics, "examples": len(examples)}
     if not per_label:
         return facts
     return facts | analyse_errors(chosen, found.labels, examples, done, reading.temperature)
+
+
+def example_texts(examples: Sequence[Example]) -> Iterator[str]:
+    """All texts that a model reads of some examples."""
+    for example in examples:
+        yield example.text
+        if example.pair:
+            yield example.pair
 
 
 def in_context(task: Task, model: Model) -> bool:

@@ -1,5 +1,6 @@
 """The task of some rows: named, guessed from their columns, or the one a model was tuned for."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +61,40 @@ def tuned_task(model: Model) -> str | None:
     return str(read_object(record).get("task"))
 
 
-def tuned_columns(model: Model, data: RowSource) -> dict[str, str]:
-    """The columns of text that a fine-tuned model reads, if these rows have them."""
+def tuned_columns(model: Model, data: RowSource) -> dict[str, Any]:
+    """The columns that a fine-tuned model learnt from, as far as these rows have them."""
     if model.task_head is None or (is_files(data) and _has_folder(data)):
         return {}
-    columns = dict(Predictor.of(model.checkpoint).columns)
+    columns = Predictor.of(model.checkpoint).columns
     row = first_rows(data)[0] if columns else {}
-    return columns if all(name in row for name in columns.values()) else {}
+    found: dict[str, Any] = {}
+    for name, column in columns.items():
+        parts = column.split(",")
+        if column in row:
+            found[name] = column
+        elif name in ("label", "choices") and all(part in row for part in parts):
+            found[name] = tuple(parts)
+    if "choices" in found and isinstance(found["choices"], str):
+        found["choices"] = (found["choices"],)
+    return found | ({"separator": columns["separator"]} if "separator" in columns else {})
+
+
+def evaluated_task(
+    model: Model, task: str | None, data: RowSource | None, columns: Mapping[str, Any]
+) -> tuple[Task, GuessedColumns | None]:
+    """The named task, or the one a model was fine-tuned for, on the columns that it learnt from."""
+    name = tuned_task(model) if task is None else task
+    if name is None:
+        raise UsageError("Which task? This model was not fine-tuned for one: name it, task=….")
+    if data is None:
+        return task_on_columns(name, **columns), None
+    kind = name in KINDS or name in KIND_ALIASES
+    known = tuned_columns(model, data) if kind else {}
+    return guess_task(name, data, **{**known, **_given(columns)})
+
+
+def _given(columns: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in columns.items() if value is not None}
 
 
 def _has_folder(data: Any) -> bool:

@@ -563,6 +563,14 @@ def encode_examples(
     return list(head_kind(task).features(examples, view))
 
 
+def _named_columns(by: Columns) -> dict[str, str]:
+    """The columns as strings, to be kept in a model's folder."""
+    label = by.label if isinstance(by.label, str) else ",".join(by.label)
+    named = {"text": by.text, "pair": by.pair, "label": label, "choices": ",".join(by.choices)}
+    found = {name: column for name, column in named.items() if column}
+    return found | ({} if by.separator == Columns.separator else {"separator": by.separator})
+
+
 def custom_task(  # noqa: PLR0913  # one per column
     kind: str,
     *,
@@ -599,5 +607,5 @@ def custom_task(  # noqa: PLR0913  # one per column
         tuple(metrics) or chosen.metrics,
         () if isinstance(label, str) else tuple(label),
         prompt=chosen.template(by),
-        columns={"text": text} | ({"pair": pair} if pair else {}),
+        columns=_named_columns(by),
     )

@@ -12,7 +12,7 @@ import torch
 
 from malmoi.checkpoint import Checkpoint
 from malmoi.errors import MalmoiError
-from malmoi.evaluation.evaluate import Split
+from malmoi.evaluation.evaluate import Split, example_texts
 from malmoi.evaluation.examples import (
     files_in,
     label_names,
@@ -38,6 +38,7 @@ from malmoi.finetuning.word_baseline import WordBaseline, word_baseline
 from malmoi.inference.predict import EncodeFunctions
 from malmoi.model import Network, count_parameters
 from malmoi.text.rows import RowSource
+from malmoi.tokenizer.unknown import unknown_note
 from malmoi.training.log import plural
 from malmoi.training.losses.distil import Distillation
 
@@ -110,6 +111,8 @@ def load_data(
     _check_classes(task, every)
     if start.tokenizer is not None:
         task = head_kind(task).fit(task, every, start.tokenizer)
+        if unknown := unknown_note(start.tokenizer, example_texts(every)):
+            logger.warning(unknown)
     rows = given[0].rows
     judged = given[1].rows if dev is not None else ()
     if dev is None:
