@@ -109,10 +109,7 @@ def load_data(
     every = [row for some in given for row in some.rows]
     require_labels(task, every)
     _check_classes(task, every)
-    if start.tokenizer is not None:
-        task = head_kind(task).fit(task, every, start.tokenizer)
-        if unknown := unknown_note(start.tokenizer, example_texts(every)):
-            logger.warning(unknown)
+    task = _fit(task, every, start)
     rows = given[0].rows
     judged = given[1].rows if dev is not None else ()
     if dev is None:
@@ -156,6 +153,15 @@ def load_data(
             judged_twins=twins,
         ),
     )
+
+
+def _fit(task: Task, rows: Sequence[Example], start: Checkpoint) -> Task:
+    """The task as its kind fits it to the rows; notes a vocabulary that does not fit them."""
+    if start.tokenizer is None:
+        return task
+    if unknown := unknown_note(start.tokenizer, example_texts(rows)):
+        logger.warning(unknown)
+    return head_kind(task).fit(task, rows, start.tokenizer)
 
 
 def classes_in(task: Task, example: Example) -> Iterable[Any]:
