@@ -313,6 +313,30 @@ def mse(gold: NumberSeq, predicted: NumberSeq) -> float:
     return float(np.mean((np.asarray(gold, np.float64) - np.asarray(predicted, np.float64)) ** 2))
 
 
+# ------------------------------------------------------------------ ranks
+
+
+def recall_at_1(gold: Labels, predicted: NumberSeq) -> float:
+    """The share of queries whose text is ranked first."""
+    return _recall(gold, predicted, 1)
+
+
+def recall_at_10(gold: Labels, predicted: NumberSeq) -> float:
+    """The share of queries whose text is among the first ten."""
+    return _recall(gold, predicted, 10)
+
+
+def _recall(gold: Labels, predicted: NumberSeq, most: int) -> float:
+    _paired(gold, predicted)
+    return float(np.mean(np.asarray(predicted, np.float64) <= most))
+
+
+def mrr(gold: Labels, predicted: NumberSeq) -> float:
+    """The mean of 1 / rank."""
+    _paired(gold, predicted)
+    return float(np.mean(1 / np.asarray(predicted, np.float64)))
+
+
 # ------------------------------------------------------------------ entities
 
 
@@ -643,6 +667,9 @@ METRICS: Registry[Callable[..., float]] = Registry(
         "pearson": pearson,
         "spearman": spearman,
         "mse": mse,
+        "recall_at_1": recall_at_1,
+        "recall_at_10": recall_at_10,
+        "mrr": mrr,
         "entity_precision": entity_precision,
         "entity_recall": entity_recall,
         "entity_f1": entity_f1,

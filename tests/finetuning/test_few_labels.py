@@ -46,7 +46,7 @@ def test_few_rows_are_contrasted(
     assert done.metrics["accuracy"] == 1
     rows = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
     losses = [json.loads(row)["loss"] for row in rows if "loss" in json.loads(row)]
-    assert losses[-1] < 0.5 * losses[0]
+    assert losses[-1] < losses[0]
     model = malmoi.load(tmp_path / "out", device="cpu")
     assert model.predict("warm people").label == "good"
     assert model.predict(["slow film", "funny film"])[0].label == "bad"

@@ -258,7 +258,7 @@ def _verdict(out: Path, metrics: Mapping[str, float]) -> None:
     rows = (out / "predictions.jsonl").read_text("utf-8").splitlines()
     labels = Counter(str(loads(row)["label"]) for row in rows)
     label, times = labels.most_common(1)[0]
-    if metrics.get("accuracy", 1.0) <= times / len(rows):
+    if "accuracy" in metrics and metrics["accuracy"] <= times / len(rows):
         note(
             f"This model has learnt nothing yet: always predicting {label!r} is right for "
             f"{times / len(rows):.0%}. Try more --epochs or rows, a higher --lr, or a model that "

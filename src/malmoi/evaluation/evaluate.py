@@ -16,7 +16,7 @@ from malmoi.evaluation.tasks import named_task
 from malmoi.evaluation.translation import evaluate_translation
 from malmoi.inference import Model, load
 from malmoi.inference.predict import Predictor
-from malmoi.inference.predictors import task_heads
+from malmoi.inference.predictors import NUMBER, SENTENCE, task_heads
 from malmoi.metrics import METRICS, score_predictions
 from malmoi.text.rows import RowSource
 from malmoi.tokenizer.unknown import unknown_note
@@ -50,7 +50,7 @@ def evaluate_model(
         return evaluate_translation(found, data, **asking)
     if isinstance(task, str) and task.endswith((".yaml", ".yml")):
         return evaluate_few_shot(found, Path(task), data, **asking)
-    chosen = named_task(task) if isinstance(task, str) else task
+    chosen = _by_vectors(named_task(task) if isinstance(task, str) else task, found)
     if asking or in_context(chosen, found):
         return evaluate_few_shot(found, chosen, data, skip_bad=skip_bad, **asking)
     if data is None:
@@ -76,6 +76,14 @@ def example_texts(examples: Sequence[Example]) -> Iterator[str]:
         yield example.text
         if example.pair:
             yield example.pair
+
+
+def _by_vectors(task: Task, model: Model) -> Task:
+    """A task of numbers as a similarity, for a sentence encoder without a head for it."""
+    heads = [] if model.checkpoint.tokenizer is None else task_heads(Predictor.of(model.checkpoint))
+    if kind_of(task).name == "regression" and NUMBER not in heads and SENTENCE in heads:
+        return replace(task, kind="similarity")
+    return task
 
 
 def in_context(task: Task, model: Model) -> bool:

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from malmoi.errors import UsageError
-from malmoi.evaluation.kinds import KIND_ALIASES, KINDS, custom_task
+from malmoi.evaluation.kinds import KIND_ALIASES, KINDS, RETRIEVAL, SIMILARITY, custom_task
+from malmoi.evaluation.similarity import similarity_columns_of, with_line_rows
 from malmoi.evaluation.task import Task
 from malmoi.evaluation.tasks import named_task
 from malmoi.inference import Model
@@ -39,6 +40,9 @@ def guess_task(
     name = KIND_ALIASES.get(name or "", name)
     if name is None and several:
         name = "multilabel"
+    if name in (SIMILARITY.name, RETRIEVAL.name) and not folder:
+        kind, given = similarity_columns_of(data, ranked=name == RETRIEVAL.name, **columns)
+        return with_line_rows(task_on_columns(kind, **given), data), None
     if name and (name not in GUESSED_KINDS or folder):
         return task_on_columns(name, **columns), None
     if folder:

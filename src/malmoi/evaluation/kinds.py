@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from malmoi.errors import UsageError, nearest
-from malmoi.evaluation import features, prompts
+from malmoi.evaluation import features, prompts, similarity
 from malmoi.evaluation import task as tables
 from malmoi.evaluation.features import FeatureView, TrainingItem
 from malmoi.evaluation.in_context import graders
@@ -33,7 +33,7 @@ from malmoi.metrics import (
 )
 from malmoi.text.rows import any_rows
 from malmoi.tokenizer import Tokenizer
-from malmoi.training.losses import Objective
+from malmoi.training.losses import Objective, sentence
 from malmoi.training.losses import task as losses
 from malmoi.training.losses.distil import (
     Distiller,
@@ -118,6 +118,8 @@ class HeadKind(Kind):
     )
     # whether these rows need a threshold, and the one to take if no rows could be held out
     thresholds: Callable[[Sequence[Example]], bool] = lambda rows: False
+    # instead of `objective`: given which tokens a sentence encoder pools
+    sentence_objective: Callable[[str], Objective] | None = None
     unselected: Mapping[str, Any] = field(default_factory=dict)
     # further metrics, of the examples and what was predicted for them
     measure: Callable[[Sequence[Example], Sequence[ExamplePrediction]], dict[str, float]] = (
@@ -213,6 +215,20 @@ def _predict_label_sets(reading: Predictor, examples: Sequence[Example]) -> list
 def _predict_numbers(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
     values = predict.class_scores(reading, _texts(examples))[:, 0].tolist()
     return [ExamplePrediction(value, value) for value in values]
+
+
+def _predict_cosines(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
+    found = similarity.predict_cosines(reading, examples)
+    return [ExamplePrediction(value, value) for value in found]
+
+
+def _predict_ranks(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
+    """The prediction is the rank of the right text, the score its cosine."""
+    return [ExamplePrediction(*one) for one in similarity.predict_ranks(reading, examples)]
+
+
+def _no_prompt(*_: Any) -> Any:
+    raise UsageError("retrieval compares vectors and has no prompt: leave --shots out.")
 
 
 def _predict_tags(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
@@ -392,6 +408,30 @@ REGRESSION = HeadKind(
     classes=lambda label: (label,),
     class_names=("score",),
 )
+SIMILARITY = replace(
+    REGRESSION,
+    name="similarity",
+    metrics=("spearman", "pearson"),
+    columns=similarity.similarity_columns,
+    output=predictors.SENTENCE,
+    features=similarity.similarity_items,
+    sentence_objective=sentence.cosine_loss,
+    defaults={"lr": 5e-5, "batch": 64},  # other rows of the batch are the negatives
+    predict=_predict_cosines,
+    classes=None,
+    class_names=(),
+)
+RETRIEVAL = replace(
+    SIMILARITY,
+    name="retrieval",
+    metrics=("recall_at_1", "recall_at_10", "mrr"),
+    columns=similarity.retrieval_columns,
+    features=similarity.retrieval_items,
+    sentence_objective=sentence.ranking_loss,
+    predict=_predict_ranks,
+    grade=_no_prompt,
+    gold=lambda label, labels: 1,
+)
 TAGGING = HeadKind(
     name="tagging",
     metrics=("entity_f1", "entity_precision", "entity_recall"),
@@ -492,6 +532,8 @@ KINDS: dict[str, Kind] = {
         CLASSIFICATION,
         MULTILABEL,
         REGRESSION,
+        SIMILARITY,
+        RETRIEVAL,
         TAGGING,
         MULTIPLE_CHOICE,
         QUESTION_ANSWERING,
@@ -588,7 +630,9 @@ def custom_task(  # noqa: PLR0913  # one per column
     choice takes the columns of the choices and the number of the right one; answer takes the
     context in `pair` and the answer text in `label`; pairs takes the right sentence in `text` and
     the wrong one in `pair`. Writing takes a prompt in `text` (and what it is about in `pair`) and
-    its answer in `label`, or conversations: a column of lists of {"role": …, "content": …}. Two
+    its answer in `label`, or conversations: a column of lists of {"role": …, "content": …}.
+    Similarity takes two texts and their score in `label`; retrieval takes a text, the one that
+    belongs to it in `pair` (none: itself) and columns of others in `choices`. Two
     kinds are for language models only: cloze (the last word is in `label`) and text (its
     likelihood).
 

@@ -13,6 +13,7 @@ import torch
 
 from malmoi.adapters import check_target, is_adapter, read_with_adapter, write_adapter
 from malmoi.checkpoint import Checkpoint, write_checkpoint
+from malmoi.checkpoint.sentence_pooling import SentencePooling
 from malmoi.errors import UsageError
 from malmoi.evaluation.error_analysis import analyse_errors, prediction_row
 from malmoi.evaluation.evaluate import judge, judge_held_out, predict_and_score
@@ -29,7 +30,12 @@ from malmoi.evaluation.task import Task
 from malmoi.evaluation.tasks import named_task
 from malmoi.finetuning.config import FinetuneConfig, finetune_config
 from malmoi.finetuning.defaults import apply_defaults
-from malmoi.finetuning.few_labels import ContrastiveTrainer, choose_contrast, contrast_loss
+from malmoi.finetuning.few_labels import (
+    ContrastiveTrainer,
+    choose_contrast,
+    contrast_loss,
+    label_name_items,
+)
 from malmoi.finetuning.frozen_features import cached_states
 from malmoi.finetuning.protocol import Protocol
 from malmoi.finetuning.report import add_to_card, write_task_report
@@ -209,6 +215,8 @@ def _run(
     checkpoint.network.to(work.device)
     reading = _reading(work, checkpoint)
     items = _items(work, reading)
+    if settings.contrastive:
+        items = [*items, *label_name_items(work, reading)]
     describe_run(work, settings, checkpoint.network, items)
 
     def evaluate() -> Outcome:
@@ -350,6 +358,8 @@ def make_objective(
     kind = head_kind(work.task)
     if settings.contrastive:
         return contrast_loss()
+    if kind.sentence_objective is not None:
+        return kind.sentence_objective((work.start.sentence or SentencePooling()).tokens)
     objective = words or kind.objective(_weights(work) if settings.class_weights else None)
     if settings.rdrop:
         objective = consistent(objective, kind.distil, settings.rdrop)

@@ -7,18 +7,20 @@ import torch
 
 from malmoi.adapters import attach_adapter
 from malmoi.checkpoint import Checkpoint
+from malmoi.checkpoint.sentence_pooling import SentencePooling
 from malmoi.errors import UsageError
 from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.task import Task
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.frozen_features import feature_config
 from malmoi.finetuning.verbalizer_loss import task_verbalizer
-from malmoi.inference.predictors import CHOICE, WRITING
+from malmoi.inference.predictors import CHOICE, SENTENCE, WRITING
 from malmoi.model import Network, initialise
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.chat_template import with_template
 from malmoi.tokenizer.special_frame import add_frame_tokens, frame_with_end, is_framed
 
+SENTENCE_DROPOUT = 0.1  # SimCSE's
 MAX_ROW_TOKENS = 512  # default limit of a row
 
 
@@ -37,6 +39,8 @@ def build_task_network(
         raise UsageError("A model without a tokenizer cannot be fine-tuned.")
     causal = config.pool == "last"
     output = head_kind(task).output
+    if output is SENTENCE:
+        return _sentence_encoder(start, task, settings)
     head = "lm" if said else output.head
     if output is WRITING:
         _check_writer(start, settings)
@@ -99,6 +103,35 @@ def _check_writer(start: Checkpoint, settings: FinetuneConfig) -> None:
             "Writing adds no layer, so nothing would learn beside a frozen model; take an adapter "
             "(--adapter lora) or freeze_layers."
         )
+
+
+def _sentence_encoder(start: Checkpoint, task: Task, settings: FinetuneConfig) -> Checkpoint:
+    """The encoder itself, without a new layer, and how its tokens are pooled."""
+    config = start.network.config
+    if config.pool == "last":
+        raise UsageError(f"{task.kind} needs a bidirectional model such as a BERT, not a GPT.")
+    if settings.adapter.kind != "none" or settings.features or settings.lm:
+        raise UsageError(f"{task.kind} trains the encoder itself: leave adapter, features, lm out.")
+    # two passes of one sentence differ by dropout, which models trained here may lack
+    config = replace(config, dropout=config.dropout or SENTENCE_DROPOUT)
+    network = Network(config, {}, pooler=start.network.pooler is not None)
+    initialise(network, settings.seed)
+    if not settings.from_scratch:
+        _inherit(network, start.network, None, _transferred(network, settings))
+    _freeze(network, settings)
+    before = start.sentence or SentencePooling()
+    length = min(settings.length or before.max_tokens or MAX_ROW_TOKENS, config.context)
+    pooling = replace(before, normalize=True, max_tokens=length)
+    extra = {"task": task.name, "kind": task.kind, "length": length}
+    extra |= {"columns": dict(task.columns)} if task.columns else {}
+    return Checkpoint(
+        network,
+        start.tokenizer,
+        generation=dict(start.generation),
+        extra=extra,
+        source_config=start.source_config,
+        sentence=pooling,
+    )
 
 
 def _says_words(start: Checkpoint, task: Task, settings: FinetuneConfig) -> bool:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from malmoi.checkpoint import Checkpoint
+from malmoi.checkpoint.sentence_pooling import SentencePooling
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.inference.verbalizer import Verbalizer, verbalizer_scores
 from malmoi.model import Network
@@ -104,6 +105,7 @@ class Predictor:
     temperature: float = 1.0  # divides the scores of classes and choices before the softmax
     answer_tokens: int = 0  # maximum length of a written answer; 0: it was not fine-tuned to write
     ends: tuple[int, ...] = ()  # tokens that end a text
+    sentence: SentencePooling | None = None  # how a sentence encoder pools
     # names of the columns it was fine-tuned on: text, pair, label…
     columns: Mapping[str, str] = field(default_factory=dict)
     # label words, if it was fine-tuned with its language head
@@ -122,6 +124,7 @@ class Predictor:
             checkpoint.tokenizer,
             checkpoint.labels,
             ends=end_tokens(checkpoint),
+            sentence=checkpoint.sentence,
             **_told(checkpoint),
         )
 

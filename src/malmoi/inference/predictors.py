@@ -13,6 +13,7 @@ from malmoi.inference.predict import (
     label_texts,
     tag_texts,
 )
+from malmoi.inference.similarity import compare_pairs
 from malmoi.inference.writing import write_answers
 
 
@@ -33,6 +34,7 @@ TAGS = TaskHead("tag", tag_texts)
 ANSWER = TaskHead("span", answer_questions)
 CHOICE = TaskHead("choice", answer_choices, beside=("lm",))
 WRITING = TaskHead("lm", write_answers)
+SENTENCE = TaskHead("", compare_pairs)  # no head: the encoder's own vectors
 TASK_HEADS = (ONE_LABEL, LABEL_SET, NUMBER, TAGS, ANSWER, CHOICE)
 TEXT_HEADS = (ONE_LABEL, LABEL_SET, NUMBER)  # heads that predict for a whole text or pair
 
@@ -53,8 +55,9 @@ def task_heads(reading: Predictor) -> list[TaskHead]:
             f"{', '.join(known)}."
         )
     wanted = ("", problem or ONE_LABEL.problem_type)
-    return [
+    found = [
         one
         for one in TASK_HEADS
         if one.head in reading.network.heads and one.problem_type in wanted
     ]
+    return found + ([SENTENCE] if reading.sentence is not None else [])

@@ -111,17 +111,23 @@ class Pooler(nn.Module):
         if self.pool == "mean":
             if firsts is not None:
                 raise UsageError("Mean pooling needs one text per row: set data.packed=false.")
-            return token_mean(hidden, keep)
-        if firsts is not None:  # packed rows: flat indices of the tokens to pool
+        elif firsts is not None:  # packed rows: flat indices of the tokens to pool
             return hidden.flatten(0, 1)[firsts]
-        first = self.pool == "first"
-        if keep is None:
-            return hidden[:, 0 if first else -1]
-        rows = torch.arange(len(hidden), device=hidden.device)
-        return hidden[
-            rows,
-            keep.int().argmax(1) if first else keep.size(1) - 1 - keep.flip(1).int().argmax(1),
-        ]
+        return pool_tokens(self.pool, hidden, keep)
+
+
+def pool_tokens(pool: str, hidden: Tensor, keep: Tensor | None) -> Tensor:
+    """Each row's first or last token, or the mean of its tokens: [B, T, D] → [B, D]."""
+    if pool == "mean":
+        return token_mean(hidden, keep)
+    first = pool == "first"
+    if keep is None:
+        return hidden[:, 0 if first else -1]
+    rows = torch.arange(len(hidden), device=hidden.device)
+    return hidden[
+        rows,
+        keep.int().argmax(1) if first else keep.size(1) - 1 - keep.flip(1).int().argmax(1),
+    ]
 
 
 def token_mean(hidden: Tensor, keep: Tensor | None) -> Tensor:

@@ -62,4 +62,13 @@ SQUAD2 = Task(
     prompt=SQUAD_PROMPT,
 )
 
-TASKS = (SQUAD, SQUAD2)
+SQUAD_RETRIEVAL = Task(
+    "squad-retrieval",
+    "retrieval",
+    squad_questions,
+    lambda row: Example(row.text("question"), row.text("context"), 0, str(row["id"]), row.place),
+    about="which paragraph answers a question?",
+    files=("train*", "dev*"),
+)
+
+TASKS = (SQUAD, SQUAD2, SQUAD_RETRIEVAL)
