@@ -229,6 +229,9 @@ def test_a_stopped_run_ends_as_if_it_had_not_been_and_the_folder_is_used_everywh
     for verb in ("generate", "perplexity"):
         assert run_command([verb, "-m", folder, "text"]) == 2
         assert "it translates" in capsys.readouterr().err
+    for words in (["export", "onnx"], ["compress", "quantize"]):
+        assert run_command([*words, "-m", folder, "-o", str(tmp_path / "new.onnx")]) == 2
+        assert "for models of one text; this model translates" in capsys.readouterr().err
     with pytest.raises(UsageError, match="more than this model's context of 40"):
         model.translate("dog " * 50)
 

@@ -170,6 +170,7 @@ def _checked(start: Checkpoint, settings: FinetuneConfig, out: Path, *, reads: b
         raise UsageError(
             "This model's folder has no tokenizer; put its tokenizer.json beside the weights."
         )
+    start.network.require_one_text("Fine-tuning")
     if start.network.trunk.has_soft_tokens:
         raise UsageError(
             "This model is a soft prompt or a prefix on a base model; fine-tune the base itself."

@@ -101,10 +101,18 @@ class Network(nn.Module):
         self.heads[name] = LinearHead(self.config, classes, width=self.width)
 
     def require_attention(self, what: str) -> None:
-        """Refuses a model whose tokens do not attend to one another by softmax."""
+        """Refuses a model whose tokens do not attend to one another by softmax, in one text."""
+        self.require_one_text(what)
         mixer = self.config.mixer
         if mixer != "attention":
             raise UsageError(f"{what} is for softmax attention; this model has {mixer}.")
+
+    def require_one_text(self, what: str) -> None:
+        """Refuses a model that reads more than a text: a source too, or features."""
+        if self.config.encoder_depth:
+            raise UsageError(f"{what} is for models of one text; this model translates.")
+        if self.config.feature_count:
+            raise UsageError(f"{what} is for models of text; this model writes about features.")
 
     def masked(self) -> "Network":
         """A bidirectional view of a causal network that was also trained to read both ways.

@@ -85,7 +85,7 @@ class Registry:
 
 def serve_model(name: str, model: Model, path: Path, settings: ServeConfig) -> ServedModel:
     """A model ready to serve."""
-    writes = "lm" in model.network.heads and model.network.trunk.is_causal
+    writes = "generate" in model.abilities and model.network.trunk.is_causal
     engine = Engine(model, slots=settings.slots, queue=settings.queue) if writes else None
     return ServedModel(name, model, engine, path)
 
