@@ -304,6 +304,15 @@ def chosen_jobs(given: argparse.Namespace, seconds: float) -> list[Job]:
     return jobs
 
 
+def told(results: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Prints each result as it comes, so that a run that is stopped has shown the others."""
+    found = []
+    for one in results:
+        found.append(one)
+        print(json.dumps(one), flush=True)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", required=True, help="the folder of the encoder")
@@ -332,14 +341,14 @@ def main() -> None:
                 )
     theirs = next((one["seconds"] for one in alone if one["way"] == "trainer"), 60.0)
     with context.Pool(given.workers, begin_worker, (plan,)) as pool:
-        found = list(pool.imap_unordered(run_job, chosen_jobs(given, theirs), chunksize=1))
+        found = told(pool.imap_unordered(run_job, chosen_jobs(given, theirs), chunksize=1))
         if not given.sweep:
             nli = str(Job("malmoi", "nli", 0, given.model, out).folder)
             after = [
                 Job("malmoi", "rte", seed, nli, out, name="rte after nli")
                 for seed in range(1 if given.limit else given.seeds)
             ]
-            found += list(pool.imap_unordered(run_job, after, chunksize=1))
+            found += told(pool.imap_unordered(run_job, after, chunksize=1))
     rows = summarise(found)
     facts = {"table": rows, "alone": alone, "runs": found, "seconds": time.perf_counter() - began}
     path = given.results or given.out / "gpu_finetune.json"
