@@ -5,10 +5,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 import malmoi
+from malmoi.cli.app import build_app
 
 ROOT = Path(__file__).parents[1]
 
@@ -34,3 +37,11 @@ def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
         text = page.read_text("utf-8")
         fetched = re.findall(r'<(?:script|link|img|iframe)[^>]+(?:src|href)="(https?:[^"]+)"', text)
         assert fetched == [], page
+
+
+def test_every_command_has_a_page_of_its_own_help(site: Path) -> None:
+    app: Any = get_command(build_app())
+    for name in app.commands:
+        page = (site / "commands" / name / "index.html").read_text("utf-8")
+        assert f"malmoi {name}" in page
+    assert "--minutes" in (site / "commands" / "pretrain" / "index.html").read_text("utf-8")

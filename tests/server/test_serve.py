@@ -100,6 +100,15 @@ def wait_until(condition: Any, seconds: float = 10.0) -> bool:
     return False
 
 
+def test_the_page_of_the_api_names_every_endpoint_and_loads_nothing(client: httpx.Client) -> None:
+    page = client.get("/docs").text
+    for path in client.get("/openapi.json").json()["paths"]:
+        assert path.startswith("/studio") or f" {path}</h2>" in page
+    assert "max_tokens" in page
+    assert "<script" not in page
+    assert not re.findall(r'(?:src|href)="', page)
+
+
 def test_requests_cannot_write_control_tokens(
     client: httpx.Client, models: dict[str, Model]
 ) -> None:

@@ -14,7 +14,7 @@ from starlette.types import Scope
 
 from malmoi import __version__
 from malmoi.server import errors
-from malmoi.server.api import chat, completions, inspection, predictions, server
+from malmoi.server.api import chat, completions, docs_page, inspection, predictions, server
 from malmoi.server.config import ServeConfig
 from malmoi.server.executor import ModelExecutors
 from malmoi.server.metrics import Metrics
@@ -51,7 +51,7 @@ def create_app(registry: Registry, settings: ServeConfig) -> FastAPI:
         title="Malmoi",
         version=__version__,
         summary="BERT and GPT over HTTP: OpenAI's API, and endpoints for encoders.",
-        docs_url=None,  # FastAPI's pages load scripts from other hosts
+        docs_url=None,  # FastAPI's pages load scripts from other hosts; ours is docs_page.py
         redoc_url=None,
         responses=REFUSALS,
         lifespan=_lifespan,
@@ -60,7 +60,7 @@ def create_app(registry: Registry, settings: ServeConfig) -> FastAPI:
     app.state.metrics, app.state.gate = Metrics(), ServerState()
     app.state.work = ModelExecutors(registry, settings)
     errors.install(app)
-    for part in (server, completions, chat, predictions, inspection, routes):
+    for part in (server, completions, chat, predictions, inspection, docs_page, routes):
         app.include_router(part.router)
     # after every route, so that routes answer 405 themselves
     app.router.default = Studio(directory=STUDIO, html=True)
