@@ -222,7 +222,7 @@ def test_what_cannot_be_learnt_is_a_sentence(gpt: Path, pairs: Path, tmp_path: P
         finetune(gpt, "writing", write_rows(tmp_path / "silent.jsonl", silent), tmp_path / "out")
     with pytest.raises(UsageError, match="Writing adds no layer"):
         finetune(gpt, "writing", pairs, tmp_path / "out", freeze=True)
-    with pytest.raises(MalmoiError, match="No answer fits beside its prompt into 4 tokens"):
+    with pytest.raises(MalmoiError, match="No answer fits with its prompt into 4 tokens"):
         finetune(gpt, "writing", pairs, tmp_path / "out", length=4)
 
 

@@ -64,7 +64,7 @@ def test_sentences_are_translated_with_their_values(korean: None) -> None:
     assert translate("There is no task 'sst'. Did you mean 'sst2'? `malmoi tasks` lists them.") == (
         "'sst' 과제는 없습니다. 'sst2'을(를) 찾으셨나요? 목록은 `malmoi tasks`로 봅니다."
     )
-    said = "0.42 s a step: about 12 steps in your 3 minutes. That is too few to learn much."
+    said = "0.42 s per step: about 12 steps in your 3 minutes. That is too few to learn much."
     assert translate(said).startswith("스텝당 0.42초: 3 minutes 동안 약 12스텝. That")
 
 

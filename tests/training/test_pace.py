@@ -151,7 +151,7 @@ def test_a_batch_that_fits_gives_useful_updates() -> None:
     fast = Pace(0.001, 0.0001, 180.0, PHASES)
     steps = fast.updates(256)
     assert fast.sentence("x", 256, 256) == (
-        f"{180 / steps:.2g} s a step: about {steps:,} steps in your 3 minutes."
+        f"{180 / steps:.2g} s per step: about {steps:,} steps in your 3 minutes."
     )
 
 

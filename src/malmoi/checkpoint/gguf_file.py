@@ -83,9 +83,7 @@ class Cursor:
         if kind == TEXT_TYPE:
             return self.text()
         if kind not in NUMBER_FORMATS:
-            raise damaged_file(
-                self.path, f"there is no type {kind} for a value, as at byte {self.at}"
-            )
+            raise damaged_file(self.path, f"there is no type {kind} for a value at byte {self.at}")
         return self.number(NUMBER_FORMATS[kind])
 
     def _array(self) -> list[Any]:
@@ -93,9 +91,7 @@ class Cursor:
         if kind == TEXT_TYPE:
             return [self.text() for _ in range(self.count("texts", 8))]
         if kind not in NUMBER_FORMATS:
-            raise damaged_file(
-                self.path, f"there is no type {kind} for a list, as at byte {self.at}"
-            )
+            raise damaged_file(self.path, f"there is no type {kind} for a list at byte {self.at}")
         count = self.count("numbers", struct.calcsize(NUMBER_FORMATS[kind]))
         return list(
             struct.unpack(

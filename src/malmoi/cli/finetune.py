@@ -72,7 +72,7 @@ def finetune_command(
         typer.Option(
             "--dev",
             "--test",
-            help="Rows that only judge; repeatable.",
+            help="Test rows, used for evaluation only; repeatable.",
             show_default="a tenth of the rows",
         ),
     ] = None,

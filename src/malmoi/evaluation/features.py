@@ -156,7 +156,7 @@ def writing_items(examples: Sequence[Example], view: FeatureView) -> Iterator[Tr
     rows = [answer_row(example, view) for example in examples]
     if not any(row.spans for row in rows):
         raise MalmoiError(
-            f"No answer fits beside its prompt into {view.length} tokens; raise --length, or give "
+            f"No answer fits with its prompt into {view.length} tokens; raise --length, or give "
             "shorter prompts."
         )
     _note_cuts(examples, rows, view.length)

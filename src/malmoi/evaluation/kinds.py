@@ -587,7 +587,7 @@ def by_metric(task: Task, metric: str) -> Task:
     if name not in fits:
         known = ", ".join(sorted(fits))
         raise UsageError(
-            f"The metric {metric!r} is not one of {task.name}'s.{nearest(metric, fits)} Take one "
+            f"The metric {metric!r} is not one of {task.name}'s.{nearest(metric, fits)} Use one "
             f"of {known}."
         )
     return replace(task, metrics=(name, *(one for one in metric_names(task) if one != name)))

@@ -55,7 +55,7 @@ def evaluate_translation(
     """{"bleu": 38.1, "beams": 4, "signature": …, "examples": 1000}."""
     if data is None:
         raise UsageError(
-            "Translations to compare with are needed: name two files, source and target, or a "
+            "Evaluation needs reference translations: give two files (source and target) or a "
             "table with both columns."
         )
     files = [data] if isinstance(data, str | Path) else list(data)

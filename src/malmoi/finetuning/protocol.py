@@ -47,8 +47,8 @@ class Protocol(Config):
             else "nothing is selected"
         )
         return (
-            f"{self.trained_on:,} rows train, {chosen}, {self.judged_on:,} rows only judge "
-            f"({self.judged_rows})."
+            f"{self.trained_on:,} rows are trained on, {chosen}, {self.judged_on:,} rows are "
+            f"only evaluated ({self.judged_rows})."
         )
 
 

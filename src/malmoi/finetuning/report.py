@@ -92,7 +92,7 @@ def _facts(
         (translate("task"), work.task.name),
         (translate("base model"), f"{work.start.source or '–'} ({shape})"),
         (translate("rows to train on"), f"{len(work.train):,} ({', '.join(_files(work.train))})"),
-        (translate("rows to judge by"), f"{len(work.dev):,} ({', '.join(_files(work.dev))})"),
+        (translate("rows to evaluate on"), f"{len(work.dev):,} ({', '.join(_files(work.dev))})"),
         (translate("budget"), budget),
         (translate("batch"), str(settings.batch)),
         (translate("learning rate"), f"{settings.lr:g}"),

@@ -391,7 +391,9 @@ class Model(ZeroShot):
             return self._translations([text], **options)[0]
         self._require_head("lm", "translate")
         if not to:
-            raise UsageError("A GPT translates by a prompt: name the language, to='French' say.")
+            raise UsageError(
+                "A GPT translates by a prompt: give the language, such as to='French'."
+            )
         shown = options.get("examples", ())
         return self._prompt_translation(text, to, shown, options.get("max_new_tokens", 64))
 

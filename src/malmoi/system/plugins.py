@@ -72,7 +72,7 @@ def load_plugin(file: str | Path) -> None:
     name = f"{FILE_PREFIX}{path.stem}"
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise UsageError(f"{path} is no Python file: a plugin ends in .py.")
+        raise UsageError(f"{path} is not a Python file: a plugin's name ends in .py.")
     module = module_from_spec(spec)
     sys.modules[name] = module  # its classes and functions name it as their module
     try:

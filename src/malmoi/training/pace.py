@@ -163,7 +163,7 @@ class Pace:
         """Formats the pace: "1.7 s a step: about 105 steps in your 3 minutes"."""
         steps = self.updates(batch)
         minutes = plural(self.seconds / 60, "minute")
-        return f"{self.seconds / steps:.2g} s a step: about {steps:,} steps in your {minutes}."
+        return f"{self.seconds / steps:.2g} s per step: about {steps:,} steps in your {minutes}."
 
     def sentence(self, name: str, asked: int, chosen: int) -> str:
         """Says what to expect, and what to do if the budget holds few updates."""

@@ -105,7 +105,7 @@ def check_request(recipe: Recipe, group: ProcessGroup) -> None:
         )
     if recipe.model.feature_count and not recipe.data.features:
         raise UsageError(
-            f"{recipe.name} learns to write about features: name their file with --set "
+            f"{recipe.name} is trained on features: give their file with --set "
             "data.features=FILE.npy."
         )
     if c.batch % group.world:

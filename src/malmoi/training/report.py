@@ -44,7 +44,7 @@ def _course(rows: Sequence[Mapping[str, Any]]) -> str:
     }
     small = (
         chart({"": rates}, translate("tokens"), translate("learning rate"), (400, 180)),
-        chart(both, translate("tokens"), translate("tokens a second"), (400, 180)),
+        chart(both, translate("tokens"), translate("tokens per second"), (400, 180)),
     )
     return f'<div class="pair">{"".join(f"<div>{svg}</div>" for svg in small if svg)}</div>'
 

@@ -92,7 +92,7 @@ MNLI_MM = Task(
     "classification",
     table_rows,
     MNLI.example,
-    about="MNLI, judged on genres that were not trained on",
+    about="MNLI, evaluated on genres not seen in training",
     metrics=("accuracy",),
     labels=NLI_LABELS,
     files=("train*", "dev_mismatched*"),
