@@ -4,11 +4,14 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from conftest import environment
 from malmoi.cli import run_command
+from malmoi.cli.app import build_app
 from malmoi.system.language import catalogue, language, translate
 
 SOURCE = Path(__file__).parents[2] / "src" / "malmoi"
@@ -77,3 +80,21 @@ def test_help_and_errors_are_korean(korean: None, capsys: pytest.CaptureFixture[
     assert "과제는 없습니다" in capsys.readouterr().err
     assert run_command(["generate"]) == 2
     assert "옵션이 필요합니다: '--model' / '-m'. 도움말: malmoi" in capsys.readouterr().err
+
+
+def test_every_help_text_has_a_korean_one() -> None:
+    def every(command: Any) -> Iterator[Any]:
+        yield command
+        for inner in getattr(command, "commands", {}).values():
+            yield from every(inner)
+
+    known = catalogue()
+    said = {
+        " ".join(part.split())
+        for command in every(get_command(build_app()))
+        for text in (command.help, *(getattr(one, "help", None) for one in command.params))
+        for part in (text or "").split("\n\n")
+    }
+    said = {text for text in said if re.search(r"[a-z]{3,} [a-z]", text)}
+    missing = {text for text in said if not text.startswith("Example") and text not in known}
+    assert missing == set()
