@@ -13,10 +13,9 @@ from malmoi.text.formats import FoundDocuments, ReadOptions, read_lines
 from malmoi.text.sources import FileSource
 from malmoi.training.data.loader import ArrayBatch
 from malmoi.training.data.mask import UNMASKED_LABEL
-from malmoi.training.data.permute import permutation_key, permute_all
 from malmoi.training.data.split import assign
 from malmoi.training.data.store import Store
-from malmoi.training.data.translations import padded
+from malmoi.training.data.translations import padded, shuffled
 
 Features = NDArray[np.floating[Any]]
 
@@ -129,15 +128,10 @@ class CaptionBatches:
             )
 
     def at(self, first: int, size: int) -> ArrayBatch:
-        chosen = [self._document(number) for number in range(first, first + size)]
+        chosen = shuffled(first + np.arange(size), len(self.store), self.seed, 12)
         edges = self.store.documents
         texts = [self.store.tokens[edges[n] : edges[n + 1]].tolist() for n in chosen]
-        tokens, _ = padded([[text[-1], *text[:-1]] for text in texts], self.pad)
-        labels, _ = padded(texts, UNMASKED_LABEL)
+        tokens = padded([[text[-1], *text[:-1]] for text in texts], self.pad)
+        labels = padded(texts, UNMASKED_LABEL)
         features = np.asarray(self.features[self.rows[chosen]], np.float32)
         return {"tokens": tokens, "lm_labels": labels, "features": features}
-
-    def _document(self, number: int) -> int:
-        epoch, place = divmod(number, len(self.store))
-        key = permutation_key(self.seed, epoch, 12)
-        return int(permute_all([place], len(self.store), key)[0])

@@ -8,7 +8,6 @@ every sample is. B pairs, S source tokens, T target tokens.
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -123,29 +122,51 @@ class TranslationBatches:
     pad: int
 
     def at(self, first: int, size: int) -> ArrayBatch:
-        sides = self.units.sides[self.units.pairs(first, size)]
-        tokens = self.units.store.tokens
-        sources = [tokens[a:b] for a, b, _ in sides.tolist()]
-        targets = [tokens[b:c] for _, b, c in sides.tolist()]
-        source, source_keep = padded([[*text, self.end] for text in sources], self.pad)
-        shifted, _ = padded([[self.end, *text] for text in targets], self.pad)
-        labels, _ = padded([[*text, self.end] for text in targets], UNMASKED_LABEL)
+        start, middle, stop = self.units.sides[self.units.pairs(first, size)].T
+        source, source_keep = self._ended(start, middle - start, self.pad)
+        labels, _ = self._ended(middle, stop - middle, UNMASKED_LABEL)
+        shifted = np.roll(labels, 1, axis=1)
+        shifted[:, 0] = self.end
+        # the end follows its last label, and padding needs no mask: no token sees a later one
+        past = np.arange(labels.shape[1]) > (stop - middle)[:, None]
         return {
             "source": source,
             "source_keep": source_keep,
-            "tokens": shifted,  # its padding needs no mask: it is after all that see no later one
+            "tokens": np.where(past, self.pad, shifted),
             "lm_labels": labels,
         }
 
+    def _ended(
+        self, starts: PairIndex, lengths: PairIndex, fill: int
+    ) -> tuple[PairIndex, NDArray[np.bool_]]:
+        """Spans of the store with the end after each, and which places hold a token."""
+        places = np.arange(padded_width(int(lengths.max()) + 1))
+        tokens = self.units.store.tokens
+        found = tokens[np.minimum(starts[:, None] + places, len(tokens) - 1)].astype(np.int64)
+        found = np.where(places == lengths[:, None], self.end, found)
+        keep = places <= lengths[:, None]
+        return np.where(keep, found, fill), keep
 
-def padded(rows: list[list[int]], fill: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """Rows in one array, as wide as the longest rounded up, and which places hold a token."""
-    width = -(-max(map(len, rows)) // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
-    filled = np.full((len(rows), width), fill, np.int64)
+
+def padded_width(longest: int) -> int:
+    return -(-longest // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
+
+
+def padded(rows: list[list[int]], fill: int) -> PairIndex:
+    """Rows in one array, as wide as the longest rounded up."""
+    filled = np.full((len(rows), padded_width(max(map(len, rows)))), fill, np.int64)
     for row, values in zip(filled, rows, strict=True):
         row[: len(values)] = values
-    lengths = np.array([len(values) for values in rows])
-    return filled, np.arange(width) < lengths[:, None]
+    return filled
+
+
+def shuffled(numbers: PairIndex, count: int, seed: int, purpose: int) -> PairIndex:
+    """Sample numbers as places in their epochs' orders."""
+    epochs, places = np.divmod(numbers, count)
+    for epoch in np.unique(epochs).tolist():
+        here = epochs == epoch
+        places[here] = permute_all(places[here], count, permutation_key(seed, epoch, purpose))
+    return places
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,27 +198,33 @@ class LanguageRows:
     def batch(self, indices: ArrayLike) -> dict[str, PairIndex]:
         """Returns tokens, segments and positions [B, T], lengths [B], and labels [B] of no use."""
         numbers = np.array(indices, dtype=np.int64, ndmin=1)
-        draws = Draws(permutation_key(self.seed, 10), numbers).random((len(numbers), 2))
-        rows = [self._row(int(n), *draw) for n, draw in zip(numbers, draws, strict=True)]
-        lengths = np.array([sum(map(len, row.values())) for row in rows])
-        shape = (len(rows), int(lengths.max()))
-        tokens, segments, positions = (np.zeros(shape, np.int64) for _ in range(3))
-        for i, row in enumerate(rows):
-            tokens[i, : lengths[i]] = np.concatenate(list(row.values()))
-            segments[i, : lengths[i]] = np.repeat(list(row), [len(side) for side in row.values()])
-            positions[i, : lengths[i]] = np.concatenate([np.arange(len(s)) for s in row.values()])
-        labels = np.zeros(len(rows), np.int64)
-        return dict(
-            tokens=tokens, segments=segments, positions=positions, lengths=lengths, labels=labels
-        )
+        both, side = Draws(permutation_key(self.seed, 10), numbers).random((len(numbers), 2)).T
+        pair = both < self.together
+        pairs = self.sides[shuffled(numbers, len(self), self.seed, 11)]
+        room = np.where(pair, self.context // 2, self.context)[:, None] - 2
+        framed = np.minimum(np.diff(pairs), room) + 2  # tokens of each side with [CLS] and [SEP]
+        shown = np.stack((pair | (side < 0.5), pair | (side >= 0.5)), 1)
+        first, second = (framed * shown).T
+        return self._assemble(pairs, first, second)
 
-    def _row(self, number: int, both: float, side: float) -> dict[int, list[int]]:
-        """The framed sides of a row, by language."""
-        epoch, place = divmod(number, len(self))
-        pair = int(permute_all([place], len(self), permutation_key(self.seed, epoch, 11))[0])
-        start, middle, end = self.sides[pair].tolist()
+    def _assemble(
+        self, pairs: PairIndex, first: PairIndex, second: PairIndex
+    ) -> dict[str, PairIndex]:
+        """Rows of sides with these many tokens, their frames included; 0: the side is not there."""
         cls, sep = frame_of(self.specials)
-        languages = (0, 1) if both < self.together else (int(side >= 0.5),)
-        room = self.context // len(languages) - 2
-        texts = (self.store.tokens[start:middle], self.store.tokens[middle:end])
-        return {one: [cls, *texts[one][:room].tolist(), sep] for one in languages}
+        places = np.arange(int((first + second).max()))
+        other = places >= first[:, None]
+        positions = places - np.where(other, first[:, None], 0)
+        starts = np.where(other, pairs[:, 1:2], pairs[:, :1])
+        text = np.minimum(starts + np.maximum(positions - 1, 0), len(self.store.tokens) - 1)
+        tokens = self.store.tokens[text].astype(np.int64)
+        last = np.where(other, second[:, None], first[:, None]) - 1
+        tokens = np.where(positions == last, sep, np.where(positions == 0, cls, tokens))
+        keep = places < (first + second)[:, None]
+        return {
+            "tokens": np.where(keep, tokens, 0),
+            "segments": (other & keep).astype(np.int64),
+            "positions": np.where(keep, positions, 0),
+            "lengths": first + second,
+            "labels": np.zeros(len(pairs), np.int64),
+        }
