@@ -1,6 +1,8 @@
 """Settings that nobody gave: by the rows, the kind and the model; and what is kept of a model."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -131,3 +133,16 @@ def test_r_drop_is_the_mean_loss_and_the_divergence() -> None:
     kl = [(p.exp() * (p - q)).sum(-1).mean() for p, q in ((a, b), (b, a))]
     assert not torch.equal(a, b)
     assert found == pytest.approx((hard + 0.25 * 2.0 * sum(kl)).item(), abs=1e-5)
+
+
+def test_a_run_starts_without_torchs_compiler(bert: Path, tmp_path: Path) -> None:
+    """Its import takes longer than everything else before the first step."""
+    rows = table(tmp_path / "rows.csv", "ab" * 9)
+    code = (
+        "import sys, malmoi\n"
+        f"rows = {str(rows)!r}\n"
+        f"malmoi.finetune({str(bert)!r}, 'classification', rows, {str(tmp_path / 'o')!r}, rows,"
+        " steps=1, device='cpu')\n"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

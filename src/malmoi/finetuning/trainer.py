@@ -251,7 +251,10 @@ class FinetuneTrainer:
         """Evaluates the current network."""
         training = self.network.training
         self.network.eval()
-        with self.execution.computing(), torch.compiler.set_stance("force_eager"):
+        # loading torch's compiler takes seconds, so it is not asked for unless it is used
+        compiled = self.execution.compiled
+        eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+        with self.execution.computing(), eager:
             found = evaluate()
         self.network.train(training)
         return found

@@ -1,6 +1,8 @@
 """Optimizers and parameter groups: what decays, what does not, and what Muon updates."""
 
 from collections.abc import Iterable
+from functools import cache
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -9,6 +11,22 @@ from torch import Tensor, nn
 from malmoi.model import Network
 from malmoi.system.machine import this_machine
 from malmoi.training.recipe import TrainConfig
+
+
+@cache
+def _lean_adamw() -> type[torch.optim.AdamW]:
+    """AdamW that does not load torch's compiler, which takes two seconds.
+
+    torch loads it with an optimizer's first call and first step, to keep them out of compiled code;
+    no optimizer is compiled here.
+    """
+    optimizer = torch.optim.Optimizer
+    for method in (optimizer.add_param_group, optimizer.zero_grad, optimizer.load_state_dict):
+        plain = unwrap(method)
+        if not hasattr(plain, "__dynamo_disable"):
+            setattr(plain, "__dynamo_disable", plain)  # torch's name
+    step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
+    return type("AdamW", (torch.optim.AdamW,), {"step": step})
 
 
 def make_optimizers(
@@ -35,9 +53,7 @@ def make_optimizers(
     for group in groups if capturable else ():
         group["lr"] = torch.tensor(c.lr, device=rest[0].device)
     betas = (c.betas[0], c.betas[1])
-    adam = torch.optim.AdamW(
-        groups, lr=c.lr, betas=betas, eps=c.eps, fused=True, capturable=capturable
-    )
+    adam = _lean_adamw()(groups, lr=c.lr, betas=betas, eps=c.eps, fused=True, capturable=capturable)
     if not matrices:
         return [adam]
     decay = c.decay if c.muon_decay is None else c.muon_decay
