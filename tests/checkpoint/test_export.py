@@ -110,6 +110,7 @@ def check(case: Case, path: Path, **options: int) -> None:
     assert export_onnx(Checkpoint(graph.network), path, **options) < 1e-4
     session = onnxruntime.InferenceSession(path)
     assert [given.name for given in session.get_inputs()] == list(graph.inputs)
+    assert all(given.shape == list(graph.shape) for given in session.get_inputs())
     assert [given.name for given in session.get_outputs()] == list(graph.outputs)
     for rows, length, left in [(1, 1, False), (1, 40, False), (4, 17, False), (5, 9, True)]:
         if left and graph.recurrent is not None:
@@ -170,6 +171,9 @@ def test_a_classifier_goes_to_onnx_with_its_labels_and_its_tokenizer(
     file = onnx.load(tmp_path / "new" / "model.onnx")
     about = {entry.key: entry.value for entry in file.metadata_props}
     assert json.loads(about["labels"]) == ["나쁨", "so so", "good"]
+    names = {"0": "나쁨", "1": "so so", "2": "good"}
+    assert json.loads(about["id2label"]) == names
+    assert json.loads((tmp_path / "new" / "config.json").read_text("utf-8"))["id2label"] == names
     assert (about["head"], about["context"], json.loads(about["malmoi"])) == (
         "classify",
         "40",

@@ -239,10 +239,26 @@ def _describe(model: Any, checkpoint: Checkpoint, graph: OnnxModel) -> None:
     """Adds metadata: task, class names and settings; nothing about this machine."""
     for part in (model.graph, *model.graph):
         part.metadata_props.clear()
+    _name_axes(model, graph)
     about = {"head": graph.head or "none", "context": str(graph.network.config.context)}
-    told = {"labels": checkpoint.labels, "malmoi": checkpoint.extra}
+    told: dict[str, Any] = {"labels": checkpoint.labels, "malmoi": checkpoint.extra}
+    told["id2label"] = {str(i): name for i, name in enumerate(checkpoint.labels)}
     about |= {name: json.dumps(value, ensure_ascii=False) for name, value in told.items() if value}
     model.metadata_props.update(about)
+
+
+def _name_axes(model: Any, graph: OnnxModel) -> None:
+    """Names the axes that may vary (batch, choices, length) instead of torch's s1, s27."""
+    import onnx_ir
+
+    given = model.graph.inputs[0].shape
+    names = {str(dim.value): name for dim, name in zip(given, graph.shape, strict=True)}
+    made = (value for node in model.graph for value in node.outputs)
+    for value in (*model.graph.inputs, *made):
+        if value.shape is not None:
+            dims = [dim if isinstance(dim, int) else str(dim.value) for dim in value.shape]
+            renamed = [names.get(dim, dim) if isinstance(dim, str) else dim for dim in dims]
+            value.shape = onnx_ir.Shape(renamed)
 
 
 def _quantize(file: Path) -> None:

@@ -365,6 +365,11 @@ def _earlier_int8(weights: Mapping[str, Weight], *, packed: bool) -> dict[str, W
     return found
 
 
+def model_json(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The config.json of a model, with its labels (id2label)."""
+    return _config_json(checkpoint, _table_for(checkpoint, packed=False))
+
+
 def _config_json(checkpoint: Checkpoint, table: Table | None) -> dict[str, Any]:
     network = checkpoint.network
     if table is None:

@@ -1,5 +1,6 @@
 """Exports a model as a single file for ONNX Runtime or llama.cpp."""
 
+import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +10,9 @@ import torch
 
 from malmoi.adapters import is_adapter
 from malmoi.checkpoint import Checkpoint, read_checkpoint
+from malmoi.checkpoint.folder import model_json
 from malmoi.errors import UsageError, nearest
-from malmoi.system.files import output_folder, require_free
+from malmoi.system.files import output_folder, require_free, write_text
 from malmoi.system.result import Result
 
 logger = logging.getLogger(__name__)
@@ -66,8 +68,10 @@ def export_model(
 def _write_onnx(checkpoint: Checkpoint, out: Path, dtype: str, *, overwrite: bool) -> float:
     from malmoi.checkpoint.export_onnx import export_onnx
 
-    if out.parent.resolve() != checkpoint.source:
+    apart = out.parent.resolve() != checkpoint.source
+    if apart:
         require_free(out.parent / "tokenizer.json", overwrite=overwrite)
+        require_free(out.parent / "config.json", overwrite=overwrite)
     if checkpoint.tokenizer is None:
         logger.warning("The model has no tokenizer, so none is written beside the file.")
     logger.info("Writing the ONNX file and comparing its scores with ours …")
@@ -75,6 +79,9 @@ def _write_onnx(checkpoint: Checkpoint, out: Path, dtype: str, *, overwrite: boo
         far = export_onnx(checkpoint, out, dtype)
         if checkpoint.tokenizer is not None:
             checkpoint.tokenizer.save(out.parent)
+        if apart:  # transformers' and optimum's pipelines read the labels from it
+            text = json.dumps(model_json(checkpoint), indent=2, ensure_ascii=False)
+            write_text(out.parent / "config.json", text + "\n")
     return far
 
 
