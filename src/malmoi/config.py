@@ -158,8 +158,12 @@ class ModelConfig(Config):
     # a causal model that is also trained to fill masks: a masked token is then predicted one
     # position to its left (GPT-BERT, Charpentier & Samuel 2024)
     both_ways: bool = False
-    # sinusoidal_halves: all sines, then all cosines, as in the authors' code and Marian
-    positions: Literal["learned", "sinusoidal", "sinusoidal_halves", "rotary", "none"] = "learned"
+    # sinusoidal_halves: all sines, then all cosines, as in the authors' code and Marian;
+    # relative: distances instead of positions, in every layer (Transformer-XL)
+    positions: Literal[
+        "learned", "sinusoidal", "sinusoidal_halves", "rotary", "relative", "none"
+    ] = "learned"
+    memory: int = 0  # tokens of earlier segments that the next segment attends to (Transformer-XL)
     position_offset: int = 0  # rows of the table before the first token's (RoBERTa: pad id + 1)
     rotary_base: float = 10_000.0
     local_rotary_base: float = 0.0  # in layers with a `local` pattern; 0: rotary_base
@@ -244,6 +248,16 @@ class ModelConfig(Config):
             self.mixer != "bilstm" or self.width == 2 * self.embed_width,
             f"two LSTMs need a width of twice embed_width, not {self.width} and "
             f"{self.embed_width}.",
+        )
+        _require(
+            not self.memory or self.positions == "relative",
+            f"{self.positions} positions end at the context, so that there is no place for a "
+            "memory of earlier segments: set positions=relative.",
+        )
+        _require(
+            self.positions != "relative"
+            or (self.key_heads == self.heads and not self.qk_norm and self.mixer == "attention"),
+            "relative positions need softmax attention without kv_heads and qk_norm.",
         )
         _require(
             not self.is_lstm or self.groups in (0, self.depth),
@@ -344,8 +358,9 @@ class ModelConfig(Config):
 
     @property
     def max_length(self) -> int:
-        """Tokens that a text may have: a model without positions carries its state on and on."""
-        return MAX_CONTEXT_TOKENS if self.recurrent and self.positions == "none" else self.context
+        """Tokens that a text may have; a state, or a memory with distances, sets no limit."""
+        endless = self.recurrent and self.positions == "none"
+        return MAX_CONTEXT_TOKENS if endless or self.memory else self.context
 
     @property
     def block_weights(self) -> int:
@@ -356,6 +371,8 @@ class ModelConfig(Config):
             each = 8 * self.units * width + projection
             return 2 * each if self.mixer == "bilstm" else each
         attention = self.width * self.size_per_head * 2 * (self.heads + self.key_heads)
+        if self.positions == "relative":
+            attention += self.width * self.heads * self.size_per_head
         return attention + self.width * self.mlp_width * (3 if self.gated else 2)
 
     @property

@@ -26,6 +26,13 @@ def perplexity_command(
         int | None,
         typer.Option(help="Stride of the sliding window.", show_default="half the context"),
     ] = None,
+    memory: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens of earlier segments that a Transformer-XL attends to; 0: none.",
+            show_default="as in training",
+        ),
+    ] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     json: JsonOption = False,
@@ -37,9 +44,8 @@ def perplexity_command(
     given = whole_texts(texts)
     lm = open_model(model, device, dtype)
     for text in given:
-        value = (
-            lm.bits_per_byte(text, stride=stride) if bits else lm.perplexity(text, stride=stride)
-        )
+        measure = lm.bits_per_byte if bits else lm.perplexity
+        value = measure(text, stride=stride, memory=memory)
         print_json({"bits_per_byte" if bits else "perplexity": value}) if json else print(
             f"{value:.4f}"
         )

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from malmoi.model import Network
+from malmoi.model.relative import SegmentMemory
 from malmoi.system.machine import per_device
 from malmoi.system.progress import tracked
 from malmoi.tokenizer.padding import forward_limits, length_batches, pad
@@ -45,10 +47,20 @@ def score_separately(network: Network, rows: Sequence[ScoredRow]) -> list[RowLog
         some = [rows[i] for i in group]
         # padded on the right, where no causal query attends
         shown = pad([row.tokens[:-1] for row in some], device=device)
-        found = score_hidden(network, network.trunk(shown), some, [row.first - 1 for row in some])
+        hidden = read_segments(network, shown)
+        found = score_hidden(network, hidden, some, [row.first - 1 for row in some])
         for i, one in zip(group, found, strict=True):
             results[i] = one
     return results
+
+
+def read_segments(network: Network, tokens: Tensor) -> Tensor:
+    """Hidden states [B, T, D]; with a memory, segment by segment, since attention is quadratic."""
+    c = network.config
+    if not c.memory:
+        return cast(Tensor, network.trunk(tokens))
+    memory = SegmentMemory(c.memory)
+    return torch.cat([network.trunk(part, cache=memory) for part in tokens.split(c.context, 1)], 1)
 
 
 def score_hidden(

@@ -36,7 +36,13 @@ from malmoi.inference.predict import (
 )
 from malmoi.inference.predictors import TASK_HEADS, TaskHead, task_heads
 from malmoi.inference.prompt import encode_prompt
-from malmoi.inference.score import Score, score_pairs, sliding_bits_per_byte, sliding_perplexity
+from malmoi.inference.score import (
+    LongText,
+    Score,
+    score_pairs,
+    sliding_bits_per_byte,
+    sliding_perplexity,
+)
 from malmoi.inference.translation import (
     BEAMS,
     LENGTH_PENALTY,
@@ -440,15 +446,25 @@ class Model(ZeroShot):
 
     # ------------------------------------------------------------------ likelihood of long texts
 
-    def perplexity(self, text: str, *, stride: int | None = None) -> float:
-        """exp of the mean loss per token; windows advance by `stride` (half the context)."""
-        self._require_head("lm", "perplexity")
-        return sliding_perplexity(self.network, self.tokenizer, text, stride)
+    def perplexity(
+        self, text: str, *, stride: int | None = None, memory: int | None = None
+    ) -> float:
+        """exp of the mean loss per token; windows advance by `stride` (half the context).
 
-    def bits_per_byte(self, text: str, *, stride: int | None = None) -> float:
+        A recurrent model carries its state instead, a Transformer-XL its memory, or one of `memory`
+        tokens.
+        """
+        self._require_head("lm", "perplexity")
+        how = LongText(stride, memory)
+        return sliding_perplexity(self.network, self.tokenizer, text, how)
+
+    def bits_per_byte(
+        self, text: str, *, stride: int | None = None, memory: int | None = None
+    ) -> float:
         """Like perplexity, but comparable between models with different tokenizers."""
         self._require_head("lm", "bits_per_byte")
-        return sliding_bits_per_byte(self.network, self.tokenizer, text, stride)
+        how = LongText(stride, memory)
+        return sliding_bits_per_byte(self.network, self.tokenizer, text, how)
 
     # ------------------------------------------------------------------ masks, vectors, task heads
 

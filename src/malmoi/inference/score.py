@@ -4,13 +4,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from malmoi.errors import UsageError
 from malmoi.inference.generation.prefix_cache import PrefixCache
-from malmoi.inference.likelihood import ScoredRow
+from malmoi.inference.likelihood import ScoredRow, score_hidden
 from malmoi.inference.prompt import encode_prompts, encode_text
 from malmoi.inference.shared_prefix import token_logprobs
 from malmoi.metrics import perplexity
-from malmoi.model import Network
+from malmoi.model import KVCache, Network
+from malmoi.model.relative import SegmentMemory
 from malmoi.system.result import Result
 from malmoi.tokenizer import Encoding, Tokenizer
 
@@ -88,20 +91,30 @@ def fit_context(row: ScoredRow, context: int) -> ScoredRow:
     return ScoredRow(row.tokens[surplus:], row.first - surplus)
 
 
-def sliding_perplexity(
-    network: Network, tokenizer: Tokenizer, text: str, stride: int | None
-) -> float:
+@dataclass(frozen=True)
+class LongText:
+    """How a text longer than the context is read: in windows, or in segments with a memory.
+
+    A window advances by `stride` (half the context). A model that carries a state or a memory reads
+    segment after segment instead, unless a stride is given; `memory` is another one than its own.
+    """
+
+    stride: int | None = None
+    memory: int | None = None
+
+
+def sliding_perplexity(network: Network, tokenizer: Tokenizer, text: str, how: LongText) -> float:
     """exp of the mean negative log-probability of every token but the first."""
-    return perplexity(_sliding(network, _long_text(tokenizer, text).tokens, stride))
+    return perplexity(_logprobs(network, _long_text(tokenizer, text).tokens, how))
 
 
 def sliding_bits_per_byte(
-    network: Network, tokenizer: Tokenizer, text: str, stride: int | None
+    network: Network, tokenizer: Tokenizer, text: str, how: LongText
 ) -> float:
     """Bits per byte of the text: comparable between tokenizers."""
     encoding = _long_text(tokenizer, text)
     scored = text[encoding.offsets[1][0] :]  # the first token is given, not predicted
-    return -sum(_sliding(network, encoding.tokens, stride)) / math.log(2) / len(scored.encode())
+    return -sum(_logprobs(network, encoding.tokens, how)) / math.log(2) / len(scored.encode())
 
 
 def _long_text(tokenizer: Tokenizer, text: str) -> Encoding:
@@ -112,6 +125,32 @@ def _long_text(tokenizer: Tokenizer, text: str) -> Encoding:
             "is not predicted."
         )
     return encoding
+
+
+def _logprobs(network: Network, tokens: list[int], how: LongText) -> list[float]:
+    if how.stride is not None and how.memory is not None:
+        raise UsageError("A text is read in windows or with a memory: give stride or memory.")
+    if how.memory is not None:
+        return _carried(network.with_memory(how.memory), tokens)
+    if how.stride is None and (network.config.memory or network.config.recurrent):
+        return _carried(network, tokens)
+    return _sliding(network, tokens, how.stride)
+
+
+@torch.inference_mode()
+def _carried(network: Network, tokens: list[int]) -> list[float]:
+    """Each token's log-probability, segment after segment with the state of those before."""
+    c = network.config
+    cache: KVCache | None = SegmentMemory(c.memory) if c.memory else None
+    if c.recurrent:
+        cache = KVCache(c, 1, len(tokens), dtype=network.dtype, device=network.device)
+    found: list[float] = []
+    for start in range(0, len(tokens) - 1, c.context):
+        part = tokens[start : start + c.context + 1]
+        shown = torch.tensor([part[:-1]], device=network.device)
+        hidden = network.trunk(shown, cache=cache)
+        found += score_hidden(network, hidden, [ScoredRow(part, 1)], [0])[0][0]
+    return found
 
 
 def _sliding(network: Network, tokens: list[int], stride: int | None) -> list[float]:

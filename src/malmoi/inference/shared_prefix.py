@@ -44,7 +44,8 @@ def token_logprobs(
     results: list[RowLogprobs] = [([], True)] * len(rows)
     alone: list[int] = []
     for group in _groups(rows, forward_limits(network.device)):
-        shareable = network.trunk.is_causal and not network.config.recurrent
+        c = network.config
+        shareable = network.trunk.is_causal and not c.recurrent and not c.memory
         reading = _PrefixBatch(network, rows, group, prefixes) if shareable else None
         if reading is None or not reading.saves_time:
             alone += [i for prefix in group for i in prefix.rows]

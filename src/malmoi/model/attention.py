@@ -52,6 +52,7 @@ class Mask:
     bounds: Bounds | None = None  # packed documents, kept apart without a mask tensor
     window: int = 0  # with bounds: attend to positions less than this apart; 0: any
     tiles: "Tiling | None" = None  # the pairs to compute on a CPU
+    distances: Tensor | None = None  # int, broadcasts to [B, 1, T, K]: for relative positions
     tokens: Tensor | None = None  # bool [B, T]: queries that are not padding, for recurrent layers
 
     @classmethod

@@ -18,20 +18,24 @@ def make_norm(c: ModelConfig, width: int = 0) -> nn.Module:
     return nn.LayerNorm(width or c.width, c.eps, bias=c.norm_bias)
 
 
-class Sinusoid(nn.Module):
+def sinusoid_table(positions: int, width: int, *, halves: bool = False) -> Tensor:
     """Vaswani et al. 2017 §3.5: PE(p, 2i) = sin(p / 10000^(2i/D)), PE(p, 2i+1) = cos(…).
 
     With `halves` the same columns in another order: the sines first, then the cosines.
     """
+    even = torch.arange(0, width, 2, dtype=torch.float32, device="cpu")
+    angle = torch.arange(positions, dtype=torch.float32, device="cpu")[:, None] / 10_000 ** (
+        even / width
+    )
+    return torch.stack((angle.sin(), angle.cos()), dim=1 if halves else -1).flatten(1)[:, :width]
+
+
+class Sinusoid(nn.Module):
+    """A table of sinusoids in the place of learned positions."""
 
     def __init__(self, context: int, width: int, *, halves: bool = False) -> None:
         super().__init__()
-        even = torch.arange(0, width, 2, dtype=torch.float32, device="cpu")
-        angle = torch.arange(context, dtype=torch.float32, device="cpu")[:, None] / 10_000 ** (
-            even / width
-        )
-        table = torch.stack((angle.sin(), angle.cos()), dim=1 if halves else -1)
-        table = table.flatten(1)[:, :width]
+        table = sinusoid_table(context, width, halves=halves)
         self.register_buffer("table", table, persistent=False)
 
     def forward(self, positions: Tensor) -> Tensor:

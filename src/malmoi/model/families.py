@@ -156,6 +156,31 @@ def elmo(**changes: Any) -> ModelConfig:
     return lstm(**(values | changes))
 
 
+def transformer_xl(**changes: Any) -> ModelConfig:
+    """Transformer-XL (Dai et al. 2019): distances instead of positions, memory of earlier segments.
+
+    Every token attends to as many earlier ones as the memory holds (`same_length` in the authors'
+    code), so that a text read in segments gives what it gives at once.
+    """
+    memory = changes.get("memory", 150)
+    values = dict(
+        vocab=50_257,
+        context=150,
+        width=410,
+        depth=16,
+        heads=10,
+        hidden=2100,
+        attention=(f"causal & local:{memory + 1}",),
+        positions="relative",
+        memory=memory,
+        norm="post",
+        final_norm=False,
+        activation="relu",
+        attention_dropout=0.0,
+    )
+    return ModelConfig(**(values | changes))
+
+
 def llama(**changes: Any) -> ModelConfig:
     """Rotary positions, RMSNorm, SwiGLU, no biases, grouped queries (Touvron et al. 2023)."""
     values = dict(
@@ -257,6 +282,21 @@ PRESETS: dict[str, Callable[..., ModelConfig]] = {
     # 1,024 units and projections of 128: the smallest that its authors released
     "elmo-small": partial(elmo, width=256, embed_width=128, hidden=1024),
     "elmo": elmo,
+    # the paper's base has 16 layers of 410 for WikiText-103's 267,735 words
+    "transformer-xl-base": transformer_xl,
+    "transformer-xl-large": partial(
+        transformer_xl, depth=18, width=1024, heads=16, hidden=4096, context=384, memory=384
+    ),
+    "transformer-xl-small": partial(
+        transformer_xl,
+        vocab=10_000,
+        depth=4,
+        width=256,
+        heads=4,
+        hidden=1024,
+        context=64,
+        memory=64,
+    ),
     "llama-7b": partial(llama, depth=32, width=4096, heads=32, hidden=11008, eps=1e-6),
     "llama3.2-1b": partial(
         llama,

@@ -126,16 +126,38 @@ class Network(nn.Module):
         if not self.trunk.is_causal:
             return self
         attention = tuple(text.replace("causal", "full") for text in c.attention)
-        config = replace(c, attention=attention, pool="first")
-        # shallow copies: every weight, buffer and block stays the same object
+        view = self._viewed(replace(c, attention=attention, pool="first"))
+        heads = {("mlm" if name == "lm" else name): head for name, head in self.heads.items()}
+        view._modules["heads"] = nn.ModuleDict(heads)
+        return view
+
+    def with_memory(self, memory: int) -> "Network":
+        """The same weights with a memory of this many tokens, longer or shorter than in training.
+
+        Windows that reach as far as the memory change with it.
+        """
+        c = self.config
+        if c.positions != "relative":
+            raise UsageError(
+                f"This model has {c.positions} positions, which end at its context of {c.context} "
+                "tokens: only a model with relative positions (transformer-xl) remembers more."
+            )
+        attention = tuple(
+            f"causal & local:{memory + 1}" if parse_pattern(text, c.heads).window else text
+            for text in c.attention
+        )
+        patterns = attention if memory else c.attention
+        return self._viewed(replace(c, attention=patterns, memory=memory))
+
+    def _viewed(self, config: ModelConfig) -> "Network":
+        """A shallow copy with another config: every weight, buffer and block stays the same."""
         trunk = copy.copy(self.trunk)
         trunk.config = config
-        trunk.patterns = [parse_pattern(text, c.heads) for text in attention]
+        trunk.patterns = [parse_pattern(text, config.heads) for text in config.attention]
         trunk.__dict__.pop("is_causal", None)
         view = copy.copy(self)
         view.config = config
-        heads = {("mlm" if name == "lm" else name): head for name, head in self.heads.items()}
-        view._modules = {**self._modules, "trunk": trunk, "heads": nn.ModuleDict(heads)}
+        view._modules = {**self._modules, "trunk": trunk}
         return view
 
     def without_head(self, name: str) -> "Network":

@@ -54,6 +54,14 @@ class Layout:
     def key(self, b: Any, k: Any) -> Any:
         return k - self.prefix if self.key_positions is None else self.key_positions[b, k]
 
+    def distances(self, device: torch.device) -> Tensor:
+        """How far each key lies before each query: [B or 1, 1, T, K]."""
+        b = torch.arange(self.batch if not self.plain else 1, device=device)[:, None, None]
+        q = torch.arange(self.queries, device=device)[:, None]
+        k = torch.arange(self.keys, device=device)
+        found: Tensor = self.query(b, q) - self.key(b, k)
+        return found.expand(-1, self.queries, self.keys)[:, None] if found.dim() == 3 else found
+
     def with_prefix(self, prefix: int) -> "Layout":
         """The same layout with this many more prefix keys."""
         kept = None if self.keep is None else F.pad(self.keep, (prefix, 0), value=True)

@@ -32,6 +32,7 @@ from malmoi.model.embedding import make_norm as make_norm
 from malmoi.model.linear_attention import LinearAttention
 from malmoi.model.patterns import Layout, parse_pattern
 from malmoi.model.recurrent import LSTMBlock
+from malmoi.model.relative import RelativeAttention
 from malmoi.model.rotary import rotary_table
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -144,12 +145,18 @@ class SkipConnections(nn.Module):
         return x + self.shares[mirrored].to(x.dtype) * states[mirrored + 1]
 
 
+def make_attention(c: ModelConfig) -> Attention:
+    if c.positions == "relative":
+        return RelativeAttention(c)
+    return LinearAttention(c) if c.mixer == "linear" else Attention(c)
+
+
 class Block(nn.Module):
     def __init__(self, c: ModelConfig, *, first: bool = False) -> None:
         super().__init__()
         self.again = EmbeddingResidual(c) if c.embedding_residual else None
         self.residual = RESIDUALS[c.norm]
-        self.attend = LinearAttention(c) if c.mixer == "linear" else Attention(c)
+        self.attend = make_attention(c)
         self.attend_norm = nn.Identity() if first and not c.first_norm else make_norm(c)
         self.mlp: nn.Module = GatedMLP(c) if c.gated else MLP(c)
         self.mlp_norm = make_norm(c)
@@ -340,6 +347,11 @@ class Transformer(nn.Module):
             return [Mask(tokens=layout.tokens)]
         dropout = self.config.attention_dropout if self.training else 0.0
         layouts = [self._cached(layout, kept, i) for i in range(len(self.patterns))]
+        if self.config.positions == "relative":
+            return [
+                replace(Mask.of(pattern.mask(layout, device)), distances=layout.distances(device))
+                for pattern, layout in zip(self.patterns, layouts, strict=True)
+            ]
         return [
             build_mask(pattern, layout, device, bounds, dropout)
             for pattern, layout in zip(self.patterns, layouts, strict=True)

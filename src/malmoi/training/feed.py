@@ -25,6 +25,14 @@ class MicroBatch:
     tokens: int
 
 
+@dataclass(frozen=True)
+class Stretch:
+    """Where a batch of a contiguous text lies: its first row, and the number of its segment."""
+
+    row: int
+    segment: int
+
+
 class Samples(Protocol):
     """Batches by the number of their first sample."""
 
@@ -40,6 +48,7 @@ class PhaseFeed:
     epoch: int  # samples in an epoch
     # for steps that mix kinds of batches: the share of each
     kinds: tuple[tuple[float, Samples], ...] = ()
+    rows: int = 0  # of contiguous batches, which have no other size
 
     def micro(self, first: int, size: int, device: torch.device) -> MicroBatch:
         return self._micro(self.samples, first, size, device)
@@ -101,6 +110,8 @@ def _tensors(batch: ArrayBatch, length: int, device: torch.device) -> Tensors:
         tensors |= {"tokens": whole[:, :-1].contiguous(), "lm_labels": whole[:, 1:].contiguous()}
         if "documents" in tensors:
             tensors["documents"] = tensors["documents"][:, :-1].contiguous()
+    if "stretch" in batch:
+        tensors["stretch"] = Stretch(*batch["stretch"].tolist())
     if "bounds" in tensors:
         tensors["bounds"] = Bounds(tensors["bounds"], max(length, PACKED_MULTIPLE))
     return tensors

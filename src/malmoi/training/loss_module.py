@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from malmoi.model import Network
+from malmoi.model.relative import SegmentMemory
 from malmoi.training.losses import IGNORE_LABEL, ForwardPass, Objective
 from malmoi.training.losses.base import real_tokens
 
@@ -17,17 +18,48 @@ class LossModule(nn.Module):
         super().__init__()
         self.network = network
         self.objective = objective
+        # what rows of contiguous text remember, in training and in validation: by their first row
+        self.memories: dict[tuple[bool, int], SegmentMemory] = {}
+
+    def _with_memory(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        if "stretch" not in batch:
+            return batch
+        key = (self.training, batch["stretch"].row)
+        memory = self.memories.setdefault(key, SegmentMemory(self.network.config.memory))
+        if not batch["stretch"].segment:
+            memory.clear()
+        return {**batch, "cache": memory}
+
+    def memory_tensors(self) -> dict[str, Tensor]:
+        """What training remembers, by name, to be saved."""
+        return {
+            f"memory.{row}.{layer}": states
+            for (training, row), memory in self.memories.items()
+            for layer, states in (memory.coming or memory.past).items()
+            if training
+        }
+
+    def load_memory(self, tensors: Mapping[str, Tensor]) -> None:
+        """Remembers what was saved, and nothing else."""
+        self.memories = {}
+        for name, states in tensors.items():
+            kind, *numbers = name.split(".")
+            if kind == "memory":
+                row, layer = map(int, numbers)
+                fresh = SegmentMemory(self.network.config.memory)
+                memory = self.memories.setdefault((True, row), fresh)
+                memory.past[layer] = states.to(self.network.device)
 
     def forward(
         self, batch: Mapping[str, Any], counts: Mapping[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns a micro-batch's share of the step's loss, and each head's own loss."""
-        return self.objective(ForwardPass.of(self.network, batch), counts)
+        return self.objective(ForwardPass.of(self.network, self._with_memory(batch)), counts)
 
     @torch.no_grad()
     def measure(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Returns validation sums by head: loss, correct predictions (if cheap) and labels."""
-        done = ForwardPass.of(self.network, batch)
+        done = ForwardPass.of(self.network, self._with_memory(batch))
         sums = {}
         terms = [term for term in self.objective.terms if term.labels in batch]
         for term in terms:

@@ -232,6 +232,17 @@ class Recipe(Config):
             f"data.causal_share lies between 0 and 1, not {self.data.causal_share:g}.",
         )
         _require(
+            not self.model.memory
+            or (self.objective == "lm" and len(self.data.weights) < 2 and len(lengths) == 1),
+            "a memory of earlier segments needs the objective lm and one text in one phase.",
+        )
+        _require(
+            not self.model.memory
+            or not (self.train.batch_start or self.train.fit_batch or self.data.document_mask),
+            "with a memory every batch has the same rows and documents follow one another: leave "
+            "train.batch_start, train.fit_batch and data.document_mask out.",
+        )
+        _require(
             (self.model.mixer == "bilstm") == (self.objective == "bilm"),
             "the objective bilm and model.mixer=bilstm belong together.",
         )

@@ -253,6 +253,28 @@ def elmo_recipe(name: str) -> Recipe:
     )
 
 
+def transformer_xl_recipe(name: str) -> Recipe:
+    """Dai et al. 2019 and their code: Adam at 2.5e-4, cosine, clip 0.25; byte-BPE, not words."""
+    model = preset(name)
+    small = name.endswith("small")
+    train = TrainConfig(
+        steps=200_000,
+        batch=32 if small else 60,
+        lr=1e-3 if small else 2.5e-4,
+        decay=0.0,
+        clip=0.25,
+        schedule="cosine",
+        compile=False,
+    )
+    return Recipe(
+        name=name,
+        about="LM in segments with a memory (Dai et al. 2019; byte-BPE, same length for all)",
+        model=model,
+        tokenizer=TokenizerConfig(kind="byte-bpe", vocab=model.vocab),
+        train=train,
+    )
+
+
 def gpt_char() -> Recipe:
     """A character-level GPT for minutes on a CPU: rotary, QK-norm, ReLU², Muon and WSD."""
     model = preset(
@@ -429,6 +451,10 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "lstm": partial(lstm_recipe, "lstm"),
     "lstm-gpt1": partial(lstm_gpt1_recipe, "lstm-gpt1"),
     **{name: partial(elmo_recipe, name) for name in ("elmo-small", "elmo")},
+    **{
+        f"transformer-xl-{size}": partial(transformer_xl_recipe, f"transformer-xl-{size}")
+        for size in ("small", "base", "large")
+    },
     **{kind: partial(sized_recipe, kind) for kind in SIZED},
     **{f"{name}-fast": lambda name=name: fast_bert(RECIPES[name]()) for name in _BERTS},  # type: ignore[misc]
     **{f"{name}-fast": lambda name=name: fast_gpt(RECIPES[name]()) for name in _GPT2S},  # type: ignore[misc]

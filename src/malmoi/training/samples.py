@@ -15,12 +15,13 @@ from malmoi.training.data.mixture import Mixture
 from malmoi.training.data.pairs import Pairs
 from malmoi.training.data.store import Store
 from malmoi.training.data.translations import LanguageRows, PairUnits, TranslationBatches
-from malmoi.training.data.windows import Windows
+from malmoi.training.data.windows import Stretches, Windows
 from malmoi.training.feed import PhaseFeed
 from malmoi.training.recipe import Recipe
 
 logger = logging.getLogger(__name__)
 
+VALID_SEGMENTS = 8  # at least this many in a validation row, if the text is long enough
 PROMPT_WORDS = 3  # words of the text that prompt a language model's samples
 GAP_SENTENCE_TOKENS = range(5, 25)  # lengths of sentences that suit a fill-in sample
 
@@ -57,6 +58,8 @@ def _feed(
         return _captions(recipe, stores[0], words, valid=others is not None)
     if recipe.objective == "translation":
         return _translations(recipe, stores[0], words, length)
+    if recipe.model.memory:
+        return _contiguous(recipe, stores[0], length, valid=others is not None)
     parts = [
         _source(recipe, store, words, length, others[i] if others else None)
         for i, store in enumerate(stores)
@@ -73,6 +76,14 @@ def _feed(
     pad = words.specials.pad or 0
     batches = BertBatches(source, masking, pad, seed, packed)
     return PhaseFeed(batches, length, len(source))
+
+
+def _contiguous(recipe: Recipe, store: Store, length: int, *, valid: bool) -> PhaseFeed:
+    rows = recipe.train.batch
+    if valid:  # few rows, so that each can remember
+        rows = max(1, min(rows, (len(store.tokens) - 1) // (VALID_SEGMENTS * length)))
+    source = Stretches(store, length, rows)
+    return PhaseFeed(source, length, len(source), rows=rows)
 
 
 def _captions(recipe: Recipe, store: Store, words: Tokenizer, *, valid: bool) -> PhaseFeed:

@@ -45,6 +45,7 @@ from malmoi.training.state import (
     Position,
     latest_state,
     load_state,
+    other_tensors,
     prune_states,
     save_state,
     tensors_of,
@@ -582,6 +583,8 @@ class Trainer:
         tensors = tensors_of(self.network, self.optimizers)
         if self.average is not None and self.position.averaged:
             tensors |= self.average.tensors
+        if self.group.world == 1:  # several processes begin with an empty memory again
+            tensors |= self.loss_module.memory_tensors()
         return save_state(self.state_root, self.position, tensors, self.group)
 
     def _averaged(self) -> AbstractContextManager[None]:
@@ -607,6 +610,8 @@ class Trainer:
             folder = self._save_state()
         mean = self.average.tensors if self.average is not None else None
         self.position = load_state(folder, self.network, self.optimizers, mean)
+        single = self.network.config.memory and self.group.world == 1
+        self.loss_module.load_memory(other_tensors(folder) if single else {})
         if len(self.position.samples_seen) != len(self.feeds) or not 0 <= self.position.phase < len(
             self.feeds
         ):

@@ -163,7 +163,9 @@ def has_decode_kernel(network: Network, device: torch.device) -> bool:
     """Whether the fused kernel applies: plain causal layers, no prefix, and Triton installed."""
     trunk = network.trunk
     plain = (
-        all(pattern.text == "causal" for pattern in trunk.patterns) and not trunk.has_soft_tokens
+        all(pattern.text == "causal" for pattern in trunk.patterns)
+        and not trunk.has_soft_tokens
+        and trunk.config.positions != "relative"
     )
     return plain and device.type == "cuda" and find_spec("triton") is not None
 

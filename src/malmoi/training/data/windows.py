@@ -107,3 +107,38 @@ class Windows:
         order = permute_all(np.arange(count), count, permutation_key(self.seed, epoch, 6))
         edges = self.store.documents
         return edges[1:][order], np.cumsum(np.diff(edges)[order])
+
+
+class Stretches:
+    """Windows in reading order: each of `rows` rows reads its own stretch of the text.
+
+    Sample i is segment i // rows of stretch i mod rows, so that a row of one batch continues in the
+    same row of the next (Dai et al. 2019 §3.2).
+    """
+
+    def __init__(self, store: Store, context: int, rows: int) -> None:
+        tokens = len(store.tokens) - 1
+        if tokens < rows * context:
+            raise MalmoiError(
+                f"The text in {store.folder} has {tokens + 1:,} tokens, too few for {rows} rows "
+                f"that each read a stretch of it in segments of {context:,}: set a smaller "
+                "train.batch."
+            )
+        self.store = store
+        self.context = context
+        self.rows = rows
+        self.stretch = tokens // rows
+        self.segments = self.stretch // context
+
+    def __len__(self) -> int:
+        return self.rows * self.segments
+
+    def at(self, first: int, size: int) -> dict[str, NDArray[np.int64]]:
+        """Returns tokens [B, context + 1], the first row, and the number of its segment."""
+        segment = first // self.rows % self.segments
+        row = first % self.rows
+        if row + size > self.rows:
+            raise MalmoiError(f"A batch of {size} rows does not fit into {self.rows} stretches.")
+        begins = (row + np.arange(size)) * self.stretch + segment * self.context
+        tokens = np.stack([self.store.tokens[b : b + self.context + 1] for b in begins.tolist()])
+        return {"tokens": tokens.astype(np.int64), "stretch": np.array([row, segment])}

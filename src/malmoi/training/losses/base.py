@@ -19,6 +19,7 @@ IGNORE_LABEL = -100  # the label of positions without a loss
 MODEL_INPUTS = (
     *("segments", "keep", "positions", "documents", "bounds"),
     *("source", "source_keep", "features"),  # of an encoder, or before the text
+    "cache",  # the memory of earlier segments
 )
 TensorBatch = Mapping[str, Tensor]
 
