@@ -13,6 +13,7 @@ import argparse
 import json
 import logging
 import multiprocessing
+import os
 import statistics
 import sys
 import time
@@ -198,7 +199,7 @@ def train_theirs(job: Job) -> dict[str, float]:
 
     settings = transformers.TrainingArguments(
         output_dir=str(job.folder),
-        per_device_train_batch_size=PLAN.trainer_batch,
+        per_device_train_batch_size=32 if job.task in LARGE else PLAN.trainer_batch,
         seed=job.seed,
         bf16=torch.cuda.is_available(),
         use_cpu=not torch.cuda.is_available(),
@@ -282,7 +283,7 @@ def tell(rows: Sequence[Mapping[str, Any]], found: Sequence[Mapping[str, Any]]) 
 
 
 def chosen_jobs(given: argparse.Namespace, seconds: float) -> list[Job]:
-    """All jobs but RTE after NLI, the longest first."""
+    """All jobs but RTE after NLI; the first seed of all tasks comes first."""
     out = str(given.out)
     seeds = range(1 if given.limit else given.seeds)
     if given.sweep:
@@ -293,14 +294,17 @@ def chosen_jobs(given: argparse.Namespace, seconds: float) -> list[Job]:
             for name, options in VARIANTS.items()
             for seed in count
         ]
-    jobs = [Job(way, task, 0, given.model, out) for task in LARGE for way in ("trainer", "malmoi")]
-    jobs.insert(0, Job("malmoi", "nli", 0, given.model, out))
-    for task in SMALL:
-        for seed in seeds:
+    jobs: list[Job] = []
+    if "nli" in given.parts:
+        jobs.append(Job("malmoi", "nli", 0, given.model, out))
+    for seed in seeds if "small" in given.parts else ():
+        for task in SMALL:
             jobs += [Job(way, task, seed, given.model, out) for way in ("trainer", "malmoi")]
             if given.best:
                 budget = {"best": True, "minutes": seconds / 60}
                 jobs.append(Job("malmoi best", task, seed, given.model, out, budget))
+    for task in LARGE if "large" in given.parts else ():
+        jobs += [Job(way, task, 0, given.model, out) for way in ("trainer", "malmoi")]
     return jobs
 
 
@@ -322,6 +326,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--trainer-batch", type=int, default=16)
+    parser.add_argument(
+        "--parts", nargs="+", choices=("small", "nli", "large"), default=["small", "nli", "large"]
+    )
     parser.add_argument("--sweep", action="store_true", help="compare settings of ours")
     parser.add_argument("--best", action="store_true", help="also best=True in the Trainer's time")
     parser.add_argument("--results", type=Path, help="the JSON file [OUT/gpu_finetune.json]")
@@ -329,6 +336,9 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     plan = Plan(given.data, given.limit == "tiny", given.trainer_batch)
     began = time.perf_counter()
+    # workers share the cores; torch would start a thread per core in each of them
+    os.environ.setdefault("OMP_NUM_THREADS", "2")
+    os.environ.setdefault("RAYON_NUM_THREADS", "2")
     context = multiprocessing.get_context("spawn")
     out = str(given.out)
     alone: list[dict[str, Any]] = []
@@ -342,7 +352,7 @@ def main() -> None:
     theirs = next((one["seconds"] for one in alone if one["way"] == "trainer"), 60.0)
     with context.Pool(given.workers, begin_worker, (plan,)) as pool:
         found = told(pool.imap_unordered(run_job, chosen_jobs(given, theirs), chunksize=1))
-        if not given.sweep:
+        if "nli" in given.parts and not given.sweep:
             nli = str(Job("malmoi", "nli", 0, given.model, out).folder)
             after = [
                 Job("malmoi", "rte", seed, nli, out, name="rte after nli")

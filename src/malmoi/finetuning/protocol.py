@@ -14,6 +14,7 @@ from malmoi.errors import MalmoiError
 from malmoi.evaluation.kinds import HeadKind, head_kind
 from malmoi.evaluation.task import Example, Task
 from malmoi.finetuning.config import FinetuneConfig
+from malmoi.system.language import translate
 
 JUDGED_SHARE = 0.1  # of the rows, if no file to judge by is given
 SELECTION_SHARE = 0.1
@@ -41,20 +42,14 @@ class Protocol(Config):
     judged_twins: int = 0  # judged rows whose text is also in a training row
 
     def describe(self) -> str:
-        chosen = (
-            f"{self.selected_on:,} held-out rows select the {_listed(self.selects)}"
-            if self.selected_on
-            else "nothing is selected"
+        names = ", ".join(translate(name) for name in self.selects)
+        chosen = translate("nothing is selected")
+        if self.selected_on:
+            chosen = translate(f"{self.selected_on:,} held-out rows select: {names}")
+        return translate(
+            f"{self.trained_on:,} rows are trained on; {chosen}; {self.judged_on:,} rows are only "
+            f"evaluated ({translate(self.judged_rows)})."
         )
-        return (
-            f"{self.trained_on:,} rows are trained on, {chosen}, {self.judged_on:,} rows are "
-            f"only evaluated ({self.judged_rows})."
-        )
-
-
-def _listed(names: Sequence[str]) -> str:
-    *most, last = names
-    return f"{', '.join(most)} and {last}" if most else last
 
 
 def selected_settings(
