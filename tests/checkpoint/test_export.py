@@ -79,6 +79,7 @@ SLOW: dict[str, Case] = {
         None,
     ),
     "gpt classifier": (gpt2(**SIZES), {"classify": 3}, None),
+    "choice by gpt": (gpt2(**SIZES), {"lm": 0, "choice": 0}, None),
     "bert": (bert(**SIZES), {"mlm": 0, "nsp": 0}, None),
     "bert classifier": (bert(**SIZES), {"classify": 3}, None),
     "bare": (bert(**SIZES), {}, None),
@@ -129,20 +130,17 @@ def check(case: Case, path: Path, **options: int) -> None:
             np.testing.assert_allclose(other[places], one[places], rtol=0, atol=1e-4)
 
 
-def test_onnx_runtime_gives_our_scores_at_any_shape(tmp_path: Path) -> None:
-    check(BANDED, tmp_path / "model.onnx")
+def test_onnx_runtime_gives_our_scores_at_any_shape_and_large_weights_lie_beside_the_file(
+    tmp_path: Path,
+) -> None:
+    check(BANDED, tmp_path / "model.onnx", inline_bytes=0)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["model.onnx", "model.onnx.data"]
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", SLOW)
 def test_onnx_runtime_gives_the_scores_of_every_kind_of_model(name: str, tmp_path: Path) -> None:
     check(SLOW[name], tmp_path / "model.onnx")
-
-
-def test_weights_too_large_for_the_file_lie_beside_it(tmp_path: Path) -> None:
-    case: Case = (gpt2(**SIZES), {"lm": 0, "choice": 0}, None)
-    check(case, tmp_path / "model.onnx", inline_bytes=0)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["model.onnx", "model.onnx.data"]
 
 
 def test_every_head_is_written() -> None:

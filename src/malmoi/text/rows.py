@@ -12,8 +12,8 @@ from typing import Any, Protocol, TypeAlias
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.system.untrusted import parse
 from malmoi.text.dialect import Dialect, Tabs, comma_dialect, tab_dialect
-from malmoi.text.formats import import_pyarrow, whole_rows
-from malmoi.text.lines import COMPRESSED, SAMPLE_BYTES, decode_lines, encoding_of, open_bytes
+from malmoi.text.formats import import_pyarrow, read_lines, whole_rows
+from malmoi.text.lines import COMPRESSED
 
 
 class Table(Protocol):
@@ -102,22 +102,12 @@ class DataRow:
 
 
 def text_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields every line of a text file with its number; undecodable bytes are an error."""
+    """Every line of a text file with its number; undecodable bytes are an error."""
 
     def bad(number: int, why: str) -> None:
         raise MalmoiError(f"{path}:{number} is {why}.")
 
-    with open_bytes(path) as stream:
-        encoding = encoding_of(stream.read(SAMPLE_BYTES))
-    with open_bytes(path) as stream:
-        parts: list[str] = []
-        for number, text, ends in decode_lines(stream, encoding, bad):
-            parts.append(text)
-            if ends:
-                yield number, "".join(parts)
-                parts = []
-        if parts:
-            yield number, "".join(parts)
+    return read_lines(path, bad)
 
 
 def table_rows(
