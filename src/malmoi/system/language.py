@@ -65,6 +65,11 @@ def _filled(korean: str, values: Mapping[str, str]) -> str:
 
     def value(place: re.Match[str]) -> str:
         found = values[place[1]]
-        return _translated(found) if " " in found else found
+        clause = _clause(found)
+        return ", ".join(map(_clause, found.split(", "))) if clause == found else clause
 
     return PLACE.sub(value, korean)
+
+
+def _clause(text: str) -> str:
+    return _translated(text) if " " in text else text
