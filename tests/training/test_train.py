@@ -1043,3 +1043,30 @@ def test_a_vocabulary_named_alone_is_that_of_the_tokenizer() -> None:
 def test_the_models_vocabulary_is_that_of_the_tokenizer_to_train() -> None:
     chosen = resolve_recipe("bert-tiny", {"model.vocab": "300"})
     assert (chosen.model.vocab, chosen.tokenizer.vocab) == (300, 300)
+
+
+# ---- snapshots along training
+
+
+def test_snapshots_are_models_and_a_resumed_run_has_each_once(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"train.snapshots": True, "train.save_every": 5, "steps": 12}
+    with pytest.raises(Stopped), signalled(7):
+        train("gpt", corpus, tmp_path / "run", **settings)
+    root = tmp_path / "run" / "snapshots"
+    stale = root / "000011"  # left by a kill after it was written and before the next saved state
+    stale.mkdir()
+    model = train("gpt", corpus, tmp_path / "run", **settings)
+    assert sorted(p.name for p in root.iterdir()) == [f"{n:06d}" for n in (1, 2, 3, 4, 6, 8, 11)]
+    train("gpt", corpus, tmp_path / "whole", **settings)
+    for name in ("000004", "000008", "000011"):
+        assert_equal_weights(root / name, tmp_path / "whole" / "snapshots" / name)
+    text = "The state of the union is strong."
+    values = [
+        malmoi.load(root / name, device="cpu").perplexity(text) for name in ("000001", "000011")
+    ]
+    assert values[1] < values[0]
+    assert model.perplexity(text) < values[0]
+    assert run_command(["perplexity", "-m", str(root / "000011"), text]) == 0
+    assert float(capsys.readouterr().out) == pytest.approx(values[1], abs=1e-3)

@@ -51,6 +51,7 @@ CHANGEABLE_SETTINGS |= {
     "train.log_every",
     "train.prompt",
     "train.tensorboard",
+    "train.snapshots",
 }
 CHANGEABLE_SETTINGS |= {"train.fit_batch", "train.micro", "train.compile", "train.parallel"}
 CHANGEABLE_SETTINGS |= {"plugins"}  # a file may be renamed

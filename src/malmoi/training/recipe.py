@@ -101,6 +101,7 @@ class TrainConfig(Config):
     gradient_checkpointing: bool = False  # recompute activations to save memory
     save_every: int = 1000
     keep: int = 2
+    snapshots: bool = False  # also a model folder after steps 1, 2, 3, 4, 6, 8, 11, 16… (√2 apart)
     valid_every: int = 500
     valid_batches: int = 16
     log_every: int = 10

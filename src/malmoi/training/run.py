@@ -1,5 +1,6 @@
 """A prepared run: its parts, and how its checkpoint is written."""
 
+import shutil
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from malmoi.checkpoint.translate import classes_of
 from malmoi.errors import UsageError
 from malmoi.model import Network
+from malmoi.system.files import make_folder, scratch_folder
 from malmoi.training.feed import PhaseFeed
 from malmoi.training.parallel import ProcessGroup
 from malmoi.training.recipe import Recipe
@@ -45,20 +47,46 @@ class TrainingRun:
 
     def save(self) -> None:
         """Writes the checkpoint at the top of the run folder."""
-        if self._cut:
-            self._save_gathered()
-        elif self.group.first:
-            write_checkpoint(self.checkpoint, self.out)
+        checkpoint = self._whole()
+        if self.group.first:
+            write_checkpoint(checkpoint, self.out)
 
-    def _save_gathered(self) -> None:
+    def save_snapshot(self, step: int) -> None:
+        """Writes the model as it is after a step into a folder of its own, all or nothing."""
+        checkpoint = self._whole()
+        if not self.group.first:
+            return
+        folder = self.snapshot_root / f"{step:06d}"
+        make_folder(self.snapshot_root)
+        with scratch_folder(self.snapshot_root) as scratch:
+            write_checkpoint(checkpoint, scratch / folder.name)
+            shutil.rmtree(folder, ignore_errors=True)
+            (scratch / folder.name).replace(folder)
+
+    def drop_snapshots_after(self, step: int) -> None:
+        """Removes snapshots that a resumed or rolled back run has not reached yet."""
+        for folder in self.snapshot_root.glob("[0-9]*") if self.group.first else ():
+            if folder.name.isdecimal() and int(folder.name) > step:
+                shutil.rmtree(folder)
+
+    @property
+    def snapshot_root(self) -> Path:
+        return self.out / "snapshots"
+
+    def _whole(self) -> Checkpoint:
+        """The checkpoint; gathered by the first process if the model is sharded."""
+        return self._gathered() if self._cut else self.checkpoint
+
+    def _gathered(self) -> Checkpoint:
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         weights = get_model_state_dict(self.network, options=options)
-        if self.group.first:
-            whole = self._empty()
-            whole.load_state_dict(weights)
-            write_checkpoint(replace(self.checkpoint, network=whole), self.out)
+        if not self.group.first:
+            return self.checkpoint
+        whole = self._empty()
+        whole.load_state_dict(weights)
+        return replace(self.checkpoint, network=whole)
 
     def _empty(self) -> Network:
         heads = {name: classes_of(head) for name, head in self.network.heads.items()}

@@ -387,12 +387,18 @@ class Trainer:
         done = self.budget.progress(p) >= 1 or early
         saving = done or asked or self._save_is_due()
         validating = bool(c.valid_every) and p.step % c.valid_every == 0 and not done
-        if (saving or validating or self._look_is_due()) and not self._read_losses(phase):
+        snapping = c.snapshots and is_snapshot_step(p.step)
+        looking = saving or validating or snapping or self._look_is_due()
+        if looking and not self._read_losses(phase):
             return False
         # the loss of this step was computed before its update
-        if saving and not weights_are_finite(self.network, self.group):
+        if (saving or snapping) and not weights_are_finite(self.network, self.group):
             self._roll_back(math.nan, phase)
             return False
+        if snapping:
+            with self._averaged():
+                self.run.save_snapshot(p.step)
+            self.clock.lap("save")
         if validating:
             self._validate()
             self.clock.lap("validation")
@@ -619,8 +625,16 @@ class Trainer:
                 f"{folder} was saved with other phases than the {len(self.feeds)} of this run; it "
                 "is damaged: remove it to resume from the state before it."
             )
+        if self.config.snapshots:
+            self.run.drop_snapshots_after(self.position.step)
         self._mark = (self.position.tokens, self.clock.training)
         self.network.train()
+
+
+def is_snapshot_step(step: int) -> bool:
+    """Whether a step is a power of √2, rounded: 1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64…"""
+    halves = round(2 * math.log2(step))
+    return round(2 ** (halves / 2)) == step
 
 
 def _objective(recipe: Recipe, distillation: Distillation | None) -> Objective:
