@@ -205,7 +205,7 @@ def test_progress_and_status_of_a_run(
     steps = [event for event in events if event.verb == "pretrain"]
     assert [(event.done, event.total, event.unit) for event in steps][-1] == (3, 3, "steps")
     assert steps[-1].metrics["loss"] > 0
-    assert events[0].verb == "encode"
+    assert "encode" in {event.verb for event in events}
     assert "Training a byte-bpe tokenizer" in caplog.text
     assert all(record.name.startswith("malmoi.") for record in caplog.records)
     assert logging.getLogger("malmoi").level == logging.NOTSET

@@ -9,9 +9,12 @@ import logging
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader  # it would take a third of the time to import malmoi
 
 CONFIGS = "transformers.models.auto.configuration_auto"
 MODELS = "transformers.models.auto.modeling_auto"
@@ -27,7 +30,7 @@ def register_when_imported() -> None:
             _register(name)
 
 
-class _AfterImport(MetaPathFinder):
+class _AfterImport:
     """Finds the Auto classes as usual, and has ours registered after they are executed."""
 
     def find_spec(
@@ -37,12 +40,12 @@ class _AfterImport(MetaPathFinder):
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _ThenRegister(spec.loader)
+            spec.loader = _ThenRegister(spec.loader)  # type: ignore[assignment]  # as loaders are
         return spec
 
 
-class _ThenRegister(Loader):
-    def __init__(self, loader: Loader) -> None:
+class _ThenRegister:
+    def __init__(self, loader: "Loader") -> None:
         self.loader = loader
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
