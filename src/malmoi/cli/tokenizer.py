@@ -1,11 +1,13 @@
 """Train a tokenizer, or see how one splits a text."""
 
+from collections.abc import Iterable, Iterator
 from typing import Annotated
 
 import typer
 
 from malmoi.cli.options import (
     JsonOption,
+    ModelOption,
     OutOption,
     OverwriteOption,
     number_option,
@@ -14,6 +16,8 @@ from malmoi.cli.options import (
 from malmoi.cli.output import print_json, print_table, say
 from malmoi.report.console import end_status
 from malmoi.system.files import require_free
+
+MAX_CHARACTERS = 20_000_000  # of text that new tokens are learnt from
 
 
 def train_command(
@@ -58,6 +62,68 @@ def train_command(
     tokenizer.save(out)
     result = {"folder": str(out), "kind": kind, "vocab": tokenizer.vocab_size}
     print_json(result) if json else print(f"{out}: {kind}, {tokenizer.vocab_size:,} tokens")
+
+
+def extend_command(
+    model: ModelOption,
+    data: Annotated[
+        list[str], typer.Option(help="Text to learn from: a file, folder or glob; repeatable.")
+    ],
+    out: OutOption,
+    add: Annotated[int, number_option("How many tokens to add.")] = 2000,
+    overwrite: OverwriteOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Add tokens to a model's vocabulary, learnt from text.
+
+    Old tokens keep their ids; a new one starts as the mean of the pieces that it replaces, in the
+    input and the output. Then train on with pretrain --start.
+
+    Example: malmoi tokenizer extend --model runs/gpt --data bills/ --add 2000 -o runs/gpt-ko
+    """
+    from malmoi.checkpoint import read_checkpoint, write_checkpoint
+    from malmoi.checkpoint.grow_vocabulary import grow_vocabulary
+    from malmoi.errors import UsageError
+    from malmoi.text.documents import read_documents
+    from malmoi.tokenizer.extend import extend_tokenizer
+
+    require_free(out, overwrite=overwrite)
+    checkpoint = read_checkpoint(model)
+    if checkpoint.tokenizer is None:
+        raise UsageError(
+            "This model's folder has no tokenizer; put its tokenizer.json beside the weights."
+        )
+    reader = read_documents(data)
+    texts = list(first_texts(document.text for document in reader))
+    for sentence in reader.describe():
+        say(sentence)
+    found = extend_tokenizer(checkpoint.tokenizer, texts, add)
+    grown = grow_vocabulary(checkpoint, found.tokenizer, found.pieces)
+    write_checkpoint(grown, out)
+    rates = [
+        sum(map(len, words.ids(texts))) / max(1, sum(map(len, texts)))
+        for words in (checkpoint.tokenizer, found.tokenizer)
+    ]
+    result = {
+        "folder": str(out),
+        "added": len(found.pieces),
+        "vocab": found.tokenizer.vocab_size,
+        "tokens_per_character": [round(rate, 4) for rate in rates],
+    }
+    print_json(result) if json else print(
+        f"{out}: {len(found.pieces):,} tokens added, {found.tokenizer.vocab_size:,} in all; "
+        f"{rates[0]:.3f} tokens a character before, {rates[1]:.3f} now"
+    )
+
+
+def first_texts(texts: Iterable[str], most: int = MAX_CHARACTERS) -> Iterator[str]:
+    """The texts up to a number of characters, which is enough to learn from."""
+    read = 0
+    for text in texts:
+        yield text
+        read += len(text)
+        if read >= most:
+            return
 
 
 def show_command(

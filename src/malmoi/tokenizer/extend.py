@@ -1,0 +1,182 @@
+"""New tokens for a tokenizer, learnt from text: the ids of its old tokens stay as they are.
+
+Words are cut by the old tokenizer, and the most frequent pairs of neighbouring pieces are merged,
+as byte-pair encoding would go on (Sennrich et al. 2016). The merges of a BPE are appended to its
+own; a WordPiece takes the longest piece that it knows, and a Unigram model the likeliest.
+"""
+
+import json
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokenizers import Tokenizer as Rust
+from tokenizers import models, pre_tokenizers, trainers
+
+from malmoi.errors import MalmoiError, UsageError
+from malmoi.tokenizer import pipeline
+from malmoi.tokenizer.core import Tokenizer
+from malmoi.tokenizer.training import Stream
+
+CONTINUES = "##"  # a WordPiece that is not the first of its word
+MIN_FREQUENCY = 2  # of a pair that is merged
+SPARE_MERGES = 2  # for each new token: some merges only make tokens that are known
+FIRST_LETTER = 0x20000  # ideographs: no spaces among the 180,000 characters from here on
+UNIGRAM_BONUS = 0.1
+UNKNOWN_SHARE = 0.5  # of the new tokens may be characters that the old tokenizer lacks
+
+Word = tuple[str, ...]  # its pieces
+
+
+@dataclass(frozen=True)
+class ExtendedTokenizer:
+    """A tokenizer with new tokens, and the old tokens that each new one is made of."""
+
+    tokenizer: Tokenizer
+    # by new id; empty for a character that no old token has
+    pieces: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+
+def extend_tokenizer(old: Tokenizer, texts: Iterable[str], add: int) -> ExtendedTokenizer:
+    """Adds up to `add` tokens that make this text shorter."""
+    if add < 1:
+        raise UsageError(f"add={add}: give the number of tokens to add, 1 or more.")
+    state = pipeline.parse_pipeline(old._rust)
+    kind = state["model"]["type"]
+    bare = state["pre_tokenizer"] is None
+    if kind not in ("BPE", "WordPiece", "Unigram") or bare or old.kind == "char":
+        raise UsageError(
+            "This tokenizer cannot be extended: it has no words whose pieces could be merged. "
+            "Byte-level BPE (GPT-2), BPE with words (GPT-1), WordPiece (BERT) and Unigram can."
+        )
+    words = _words(old._rust, state, texts)
+    characters = _unknown_characters(words, state, add) if kind == "WordPiece" else []
+    known = old.vocab()
+    join = _join_wordpieces if kind == "WordPiece" else operator.add
+    merges = _learn_merges(words, SPARE_MERGES * add, join)
+    tokens, merges = _first_tokens(merges, characters, known, add)
+    if not tokens:
+        raise MalmoiError("No token was added: the text has no pair of pieces that occurs twice.")
+    size = old.vocab_size
+    ids = {token: size + i for i, token in enumerate(tokens)}
+    model = state["model"]
+    if kind == "Unigram":
+        _extend_unigram(model, [merge for merge in merges if merge.token in ids], size)
+    else:
+        model["vocab"] |= ids
+    if kind == "BPE":
+        listed = [[merge.left, merge.right] for merge in merges]
+        model["merges"] = [_listed(merge) for merge in model["merges"]] + listed
+    made: dict[str, tuple[str, ...]] = dict.fromkeys(characters, ())
+    for merge in merges:
+        parts = (made.get(part, (part,)) for part in (merge.left, merge.right))
+        made.setdefault(merge.token, tuple(piece for some in parts for piece in some))
+    found = {
+        ids[token]: tuple(known[piece] for piece in made[token] if piece in known)
+        for token in tokens
+    }
+    rust = Rust.from_str(json.dumps(state))
+    return ExtendedTokenizer(Tokenizer(rust, old.settings), found)
+
+
+def _first_tokens(
+    merges: Iterable["Merge"], characters: list[str], known: dict[str, int], add: int
+) -> tuple[list[str], list["Merge"]]:
+    """The first `add` new tokens, and the merges whose parts and result exist."""
+    tokens = list(characters)
+    usable = {*known, *characters}
+    kept = []
+    for merge in merges:
+        if {merge.left, merge.right} <= usable and (merge.token in usable or len(tokens) < add):
+            tokens += [] if merge.token in usable else [merge.token]
+            usable.add(merge.token)
+            kept.append(merge)
+    return tokens, kept
+
+
+def _listed(merge: Any) -> list[str]:
+    """A merge of a tokenizer.json, which older files have as one text."""
+    return merge.split(" ") if isinstance(merge, str) else list(merge)
+
+
+def _words(rust: Rust, state: pipeline.State, texts: Iterable[str]) -> Counter[Word]:
+    """How often each word occurs, by the pieces that the old tokenizer cuts it into."""
+    counts: Counter[str] = Counter()
+    for text in Stream(texts):
+        plain = rust.normalizer.normalize_str(text) if rust.normalizer else text
+        counts.update(word for word, _ in rust.pre_tokenizer.pre_tokenize_str(plain))
+    known = rust.get_vocab(with_added_tokens=False)
+    unknown = state["model"].get("unk_token")
+    found: Counter[Word] = Counter()
+    for word, count in counts.items():
+        pieces = tuple(token.value for token in rust.model.tokenize(word))
+        if unknown in pieces and state["model"]["type"] == "WordPiece":
+            pieces = (word[0], *(CONTINUES + letter for letter in word[1:]))
+        elif unknown in pieces or not known.keys() >= set(pieces):
+            continue  # a character that only more training data could spell
+        found[pieces] += count
+    return found
+
+
+def _unknown_characters(words: Counter[Word], state: pipeline.State, add: int) -> list[str]:
+    """The most frequent pieces of one character that a WordPiece lacks, so that words are [UNK]."""
+    known = state["model"]["vocab"]
+    counts: Counter[str] = Counter()
+    for word, count in words.items():
+        for piece in word:
+            if piece not in known:
+                counts[piece] += count
+    ordered = sorted(counts, key=lambda piece: (-counts[piece], piece))
+    return ordered[: int(add * UNKNOWN_SHARE)]
+
+
+def _join_wordpieces(left: str, right: str) -> str:
+    return left + right.removeprefix(CONTINUES)
+
+
+@dataclass(frozen=True)
+class Merge:
+    left: str
+    right: str
+    token: str
+
+
+def _learn_merges(words: Counter[Word], most: int, join: Callable[[str, str], str]) -> list[Merge]:
+    """The merges of the most frequent pairs of neighbouring pieces, in order.
+
+    The library learns them on words in which every piece is one character.
+    """
+    pieces = list(dict.fromkeys(piece for word in words for piece in word))
+    letters = {piece: chr(FIRST_LETTER + i) for i, piece in enumerate(pieces)}
+    names = {letter: piece for piece, letter in letters.items()}
+    rust = Rust(models.BPE())
+    rust.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trainer = trainers.BpeTrainer(
+        vocab_size=len(pieces) + most, min_frequency=MIN_FREQUENCY, show_progress=False
+    )
+    lines = (
+        " ".join(["".join(letters[piece] for piece in word)] * count)
+        for word, count in words.items()
+        if len(word) > 1
+    )
+    rust.train_from_iterator(lines, trainer)
+    found = []
+    for merge in json.loads(rust.model.__getstate__())["merges"]:
+        left, right = _listed(merge)
+        names[left + right] = join(names[left], names[right])
+        found.append(Merge(names[left], names[right], names[left + right]))
+    return found
+
+
+def _extend_unigram(model: dict[str, Any], merges: list[Merge], size: int) -> None:
+    """Appends pieces that are a little likelier than the two that they replace."""
+    if len(model["vocab"]) != size:
+        raise UsageError(
+            "This Unigram tokenizer cannot be extended: it has added tokens after its vocabulary."
+        )
+    scores = dict(model["vocab"])
+    for merge in merges:
+        scores[merge.token] = scores[merge.left] + scores[merge.right] + UNIGRAM_BONUS
+        model["vocab"].append([merge.token, scores[merge.token]])
