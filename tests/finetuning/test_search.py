@@ -78,11 +78,12 @@ def test_a_killed_search_repeats_nothing(tmp_path: Path) -> None:
     assert cut.asked + rest.asked[2:] == whole.asked
 
 
-def test_a_short_budget_is_one_full_run_of_the_defaults(tmp_path: Path) -> None:
+def test_a_short_budget_shortens_the_full_run(tmp_path: Path) -> None:
     search = search_in(tmp_path, Trainer())
     search.settings = FinetuneConfig(best=True, minutes=1e-9, lr=1e-4, seed=7)
     search.run()
-    assert [(t.share, dict(t.changes)) for t in search.trials] == [(0.25, {}), (1.0, {})]
+    found = [(t.name, t.share, dict(t.changes)) for t in search.trials]
+    assert found == [("short-1", 0.25, {}), ("full-2", 0.25, {})]
 
 
 def test_a_run_that_does_not_help_is_left_out_of_the_mean() -> None:
@@ -116,7 +117,7 @@ def test_from_rows_to_a_folder(tmp_path: Path) -> None:
     )
     assert done.protocol.selects == ("setting", "temperature")
     report = json.loads((out / "report.json").read_text("utf-8"))
-    assert {trial["share"] for trial in report["trials"]} == {0.25, 1.0}
+    assert {trial["name"].partition("-")[0] for trial in report["trials"]} == {"short", "full"}
     assert malmoi.load(out).predict("good film").label in "ny"
     assert not (out / "trials").exists()
     assert {event.unit for event in events if event.verb == "finetune"} == {"seconds"}

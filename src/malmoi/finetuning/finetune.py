@@ -55,6 +55,7 @@ from malmoi.system.result import Result
 from malmoi.text.rows import RowSource
 from malmoi.tokenizer import TokenRow
 from malmoi.training.device import choose_execution
+from malmoi.training.log import plural
 from malmoi.training.loss_module import LossModule
 from malmoi.training.losses import Objective, lm
 from malmoi.training.losses.distil import consistent
@@ -205,7 +206,7 @@ def _run(
     out: Path,
     *,
     overwrite: bool = False,
-    watched: bool = True,  # held-out rows are evaluated during the run
+    trial: bool = False,  # of a search: the judged rows are held-out ones, and little is logged
 ) -> FinishedRun:
     out.mkdir(parents=True, exist_ok=True)
     checkpoint = build_task_network(work.start, work.task, work.labels, settings)
@@ -218,7 +219,8 @@ def _run(
     items = _items(work, reading)
     if settings.contrastive:
         items = [*items, *label_name_items(work, reading)]
-    describe_run(work, settings, checkpoint.network, items)
+    if not trial:
+        describe_run(work, settings, checkpoint.network, items)
 
     def evaluate() -> Outcome:
         return judge_held_out(work.task, work, reading)
@@ -229,13 +231,15 @@ def _run(
     with cached_states(checkpoint.network, lambda: _rows(work, reading, items)):
         make = ContrastiveTrainer if settings.contrastive else FinetuneTrainer
         # the logistic layer is fitted at the end: before that there is nothing to evaluate
-        watch = evaluate if work.held and watched and not settings.contrastive else None
+        watch = evaluate if work.held and not trial and not settings.contrastive else None
         trainer = make(loss_module, items, settings, out, watch, work.primary_metric)
         trainer.fit()
         if not trainer.stopped:
             held = trainer.outcome(evaluate) if work.held else None
             chosen = None if held is None else held.chosen
-            done = trainer.judge(lambda: judge(work.task, work, reading, chosen))
+            done = trainer.judge(
+                lambda: judge(work.task, work, reading, chosen), "held out" if trial else "judged"
+            )
             done = replace(done, metrics={**done.metrics, **untuned})
     if trainer.stopped:
         _save(work, settings, checkpoint, out)
@@ -263,12 +267,13 @@ def _search(
         (out / RECORD).unlink(missing_ok=True)
     if begin_run(out, record, overwrite=overwrite):
         return _finished(work, settings, out)
+    logger.info(work.protocol.describe())
     measure = work.primary_metric
     unjudged = replace(work, dev=work.held)
     steps = []
 
     def train(trial: FinetuneConfig, folder: Path) -> TrialRun:
-        done = _run(unjudged, trial, folder, watched=trial.patience > 0)
+        done = _run(unjudged, trial, folder, trial=True)
         steps.append(done.steps)
         return TrialRun(done.checkpoint, done.held[measure])
 
@@ -280,9 +285,10 @@ def _search(
         )
         held = judge_held_out(work.task, work, _reading(work, checkpoint))
         done = judge(work.task, work, _reading(work, checkpoint), held.chosen)
+    mixed = plural(members, "run")
     logger.info(
-        f"{len(search.trials)} trials in {search.spent:.0f} s: the mean of {members} runs has "
-        f"{measure} {held.metrics[measure]:.4f} on the held-out rows."
+        f"{len(search.trials)} trials in {search.spent:.0f} s: the mean of {mixed} has {measure} "
+        f"{held.metrics[measure]:.4f} on the held-out rows."
     )
     checkpoint.extra |= done.chosen
     _save(work, settings, checkpoint, out)

@@ -108,14 +108,20 @@ class Search:
             tried += [self._short(changes, found) for changes in options[1:room]]
         ranked = sorted(tried, key=self._goodness, reverse=True)
         best = ranked[: -(-len(ranked) // PROMOTED)]
+        share = self._affordable(first.seconds / SHORT_SHARE)
         while not done or self._fits([trial for trial, _ in done]):
             again, which = divmod(len(done), len(best))
-            done.append(self._full(best[which].changes, self.settings.seed + again, found))
+            seed = self.settings.seed + again
+            done.append(self._full(best[which].changes, seed, share, found))
         done.sort(key=lambda pair: self._goodness(pair[0]), reverse=True)
         return [run for _, run in done]
 
     def _goodness(self, trial: Trial) -> float:
         return goodness(self.measure, trial.value)
+
+    def _affordable(self, seconds: float) -> float:
+        """The share of the epochs that fits into what is left, if a full run takes `seconds`."""
+        return max(SHORT_SHARE, min(1.0, (self.budget - self.spent) / seconds))
 
     def _fits(self, full: Sequence[Trial]) -> bool:
         """Whether another full run fits into the budget."""
@@ -132,11 +138,11 @@ class Search:
         return trial
 
     def _full(
-        self, changes: Mapping[str, Any], seed: int, found: Mapping[str, Trial]
+        self, changes: Mapping[str, Any], seed: int, share: float, found: Mapping[str, Trial]
     ) -> tuple[Trial, TrialRun]:
         name = f"full-{len(self.trials) + 1}"
         if name not in found:
-            return self._trial(name, changes, seed, 1.0)
+            return self._trial(name, changes, seed, share)
         self.trials.append(found[name])  # its folder is read, not trained again
         return found[name], self.train(self._settings(found[name]), self.out / "trials" / name)
 

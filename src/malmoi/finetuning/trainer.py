@@ -104,9 +104,9 @@ class FinetuneTrainer:
             self.average.keep()
         self.network.eval()
 
-    def judge(self, evaluate: Callable[[], Outcome]) -> Outcome:
-        """Evaluates the resulting network on the judged rows, and closes the log."""
-        outcome = self._evaluated(evaluate, "judged")
+    def judge(self, evaluate: Callable[[], Outcome], rows: str = "judged") -> Outcome:
+        """Evaluates the resulting network on these rows, and closes the log."""
+        outcome = self._evaluated(evaluate, rows)
         self.log.close()
         return outcome
 
