@@ -10,7 +10,8 @@ import pytest
 import malmoi
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.cli import run_command
-from malmoi.errors import UsageError
+from malmoi.errors import MalmoiError, UsageError
+from malmoi.evaluation.tasks import custom_task, load_examples
 from malmoi.model import Network, initialise, preset
 from malmoi.tokenizer import train_tokenizer
 
@@ -83,3 +84,28 @@ def test_a_vocabulary_that_does_not_fit_is_said(
     assert len(said) == 2
     with pytest.raises(UsageError, match="Which task"):
         malmoi.evaluate(bert, data=table)
+
+
+def test_wrong_tables_are_a_sentence_each(tmp_path: Path) -> None:
+    def refused(task: str, data: Any, words: str, **columns: Any) -> None:
+        with pytest.raises(MalmoiError) as caught:
+            load_examples(custom_task(task, **columns), data)
+        assert words in str(caught.value)
+
+    both = write_csv(tmp_path / "both.csv", "text,clean,insult", ["a,1,1", "b,0,1", "c,1,0"])
+    sentence = "both.csv:2: the labels 'clean' and 'insult' contradict each other"
+    refused("multilabel", both, sentence, label=("clean", "insult"))
+    unlabelled = write_csv(tmp_path / "none.csv", "text,label", ["a,", "b,", "c,"])
+    sentence = "None of the 3 rows can be used: "
+    refused("classification", unlabelled, sentence)
+    refused("classification", unlabelled, "none.csv:2: the label in 'label' is missing")
+    empty = tmp_path / "empty.csv"
+    empty.write_text("", "utf-8")
+    refused("classification", empty, "There are no examples in")
+    pandas = pytest.importorskip("pandas", reason="tables in memory")
+    table = pandas.DataFrame([["a", "b", "x"]], columns=["text", "text", "label"])
+    refused("classification", table, "The table has two columns 'text'")
+    pandas.DataFrame({"body": ["a"], "label": ["x"]}).to_parquet(tmp_path / "rows.parquet")
+    refused("classification", tmp_path / "rows.parquet", "rows.parquet:1 has no column 'text'")
+    (tmp_path / "bad.parquet").write_bytes(b"not parquet")
+    refused("classification", tmp_path / "bad.parquet", "is not a valid Parquet file")

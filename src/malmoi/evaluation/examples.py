@@ -44,6 +44,8 @@ def load_examples(task: Task, sources: RowSource, *, skip_bad: bool = False) -> 
     else:
         rows = rows_of(sources)
     found, bad = _sorted_out(task, rows)
+    if len(bad) > 1 and not found:
+        raise MalmoiError(f"None of the {len(bad):,} rows can be used: {bad[0]}.")
     if bad and not skip_bad:
         shown = "; ".join(bad[:MAX_BAD_ROWS_SHOWN]) + (
             f"; and {len(bad) - MAX_BAD_ROWS_SHOWN} more" if len(bad) > MAX_BAD_ROWS_SHOWN else ""

@@ -42,6 +42,8 @@ from malmoi.training.losses.distil import (
     squared_distance,
 )
 
+# labels that say that no other label holds
+NO_LABEL_NAMES = frozenset({"none", "clean", "no label", "없음", "해당 없음"})
 LEAST_PROBABILITY = 1e-30  # of an answer; its logarithm must be finite
 SPARE_TOKENS = 4  # that a written answer may have beyond a quarter more than the longest learnt
 
@@ -149,8 +151,14 @@ def _check_label(task: Task, example: Example) -> str:
 
 
 def _check_label_set(task: Task, example: Example) -> str:
-    others = [name for name in example.label or () if task.labels and name not in task.labels]
-    return f"the label {others[0]!r} is not one of {', '.join(task.labels)}" if others else ""
+    held = example.label or ()
+    others = [name for name in held if task.labels and name not in task.labels]
+    if others:
+        return f"the label {others[0]!r} is not one of {', '.join(task.labels)}"
+    none = next((name for name in held if name.lower() in NO_LABEL_NAMES), None)
+    more = next((name for name in held if name != none), None)
+    contradict = none is not None and more is not None
+    return f"the labels {none!r} and {more!r} contradict each other" if contradict else ""
 
 
 def _check_tags(task: Task, example: Example) -> str:

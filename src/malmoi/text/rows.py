@@ -119,7 +119,7 @@ def table_rows(
     reader = csv.reader(texts, dialect)
     rows = whole_rows(reader, path)
     names = list(header) if header is not None else [name.strip() for name in next(rows, [])]
-    _check_header(path, names)
+    _check_header(f"{path}:1", names)
     before = reader.line_num
     for values in rows:
         # a quoted field may span lines
@@ -133,10 +133,10 @@ def table_rows(
             yield DataRow(dict(zip(names, values, strict=True)), place)
 
 
-def _check_header(path: Path, names: Sequence[str]) -> None:
+def _check_header(where: str, names: Sequence[str]) -> None:
     twice = [name for i, name in enumerate(names) if name and name in names[:i]]
     if twice:
-        raise MalmoiError(f"{path}:1 has two columns {twice[0]!r}; rename one of them.")
+        raise MalmoiError(f"{where} has two columns {twice[0]!r}; rename one of them.")
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ def parquet_rows(path: Path) -> Iterator[DataRow]:
     pyarrow = import_pyarrow(path)
     try:
         file = pyarrow.parquet.ParquetFile(path)
-        _check_header(path, file.schema_arrow.names)
+        _check_header(f"{path}:1", file.schema_arrow.names)
         number = 0
         for batch in file.iter_batches(batch_size=1000):
             for values in batch.to_pylist():
@@ -227,7 +227,7 @@ def excel_rows(path: Path) -> Iterator[DataRow]:
         raise MalmoiError(f"{path} is not a valid Excel workbook ({error}).") from error
     rows = book.worksheets[0].iter_rows(values_only=True)
     names = [str(name).strip() if name is not None else "" for name in next(rows, ())]
-    _check_header(path, names)
+    _check_header(f"{path}:1", names)
     for number, values in enumerate(rows, start=2):
         if any(value is not None for value in values):
             yield DataRow(_named_cells(names, values), f"{path}:{number}")
@@ -300,6 +300,8 @@ def records_of(table: Any) -> list[dict[str, Any]]:
 
     Numbers that a `datasets.Dataset` has names for (a `ClassLabel`) become these names.
     """
+    if hasattr(table, "columns"):
+        _check_header("The table", list(map(str, table.columns)))
     for method, *how in (("to_dicts",), ("to_dict", "records")):  # polars, pandas
         if hasattr(table, "columns") and hasattr(table, method):
             table = getattr(table, method)(*how)
