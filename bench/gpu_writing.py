@@ -96,8 +96,7 @@ def main() -> None:
         "pretrain",
         lambda: malmoi.pretrain(
             "gpt2-small", data=corpus, out=gpt, overwrite=True, minutes=size.pretrain_minutes,
-            lr=2e-3,
-            compile=False, **size.model,
+            lr=2e-3, compile=False, **size.model,
         ),
         seconds,
     )  # fmt: skip

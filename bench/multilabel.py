@@ -27,8 +27,8 @@ import malmoi
 from malmoi.metrics import score_predictions
 from malmoi.tokenizer import train_tokenizer
 
-LAYERS, WIDTH, HEADS, LENGTH = 2, 64, 2, 64
-EPOCHS, BATCH, RATE = 10, 16, 5e-4
+LAYERS, WIDTH, HEADS, LENGTH = 2, 64, 2, 48
+EPOCHS, BATCH, RATE = 6, 16, 2e-3
 Row = dict[str, Any]
 
 
@@ -54,6 +54,7 @@ def write_encoder(folder: Path, rows: list[Row]) -> None:
         num_attention_heads=HEADS,
         intermediate_size=4 * WIDTH,
         max_position_embeddings=LENGTH,
+        initializer_range=0.05,
     )
     transformers.BertModel(config).save_pretrained(folder)
     tokenizer.save(folder)
