@@ -20,8 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from live_server import TEXTS, Live, bert_with, gpt_folder
+from malmoi.checkpoint import Checkpoint
 from malmoi.inference import Model, MultiLabelPrediction, load
-from malmoi.model import Activations, Layout, parse_pattern
+from malmoi.model import Activations, Layout, Network, initialise, parse_pattern
+from malmoi.model.families import transformer
 from malmoi.server.app import STUDIO
 from malmoi.server.inspect_model import attention
 from malmoi.server.studio import runs as curves
@@ -44,6 +46,7 @@ VIEWS = (
     "attention",
     "patterns",
     "lens",
+    "translation",
     "tokens",
     "shots",
     "train",
@@ -68,7 +71,17 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
         "moods": bert_with(
             pieces, ("화남", "기쁨", "슬픔"), "multi_label_classification", classify=3
         ),
+        "translator": translator(),
     }
+
+
+def translator() -> Model:
+    words = train_tokenizer([*TEXTS, SENTENCE], kind="byte-bpe", vocab=280, special="pad")
+    config = transformer(
+        vocab=words.vocab_size, context=64, width=16, heads=2, depth=2, encoder_depth=1
+    )
+    network = initialise(Network(config, {"lm": 0}), seed=0).eval()
+    return Model(Checkpoint(network, words))
 
 
 @pytest.fixture(scope="module")
@@ -460,8 +473,10 @@ def test_every_tokenizer_is_shown_once_with_its_own_tokens(
     visitor: Visitor, models: dict[str, Model]
 ) -> None:
     page = visitor.visit("tokens", text=SENTENCE)
-    assert page.locator("#view h2").all_inner_texts() == ["gpt, small", "bert, moods"]
-    for name, card in zip(("gpt", "bert"), page.locator("#view section").all()[1:], strict=True):
+    shown = ["gpt, small", "bert, moods", "translator"]
+    assert page.locator("#view h2").all_inner_texts() == shown
+    cards = page.locator("#view section").all()[1:]
+    for name, card in zip(("gpt", "bert", "translator"), cards, strict=True):
         encoding = models[name].tokenizer.encode(SENTENCE)
         assert [
             int(one) for one in card.locator(".pieces small").all_inner_texts()
@@ -566,6 +581,20 @@ def test_what_the_models_cannot_do_is_said_with_what_to_load(
 
 
 # ------------------------------------------------------------------ for everyone
+
+
+@in_browser
+def test_a_translation_shows_what_it_attended_to(
+    visitor: Visitor, models: dict[str, Model]
+) -> None:
+    page = visitor.visit("translation", text=SENTENCE, layer=0)
+    model = models["translator"]
+    said = model.translate(SENTENCE)
+    seen = model.cross_attention(SENTENCE, said, layer=0).weights
+    assert page.locator("#view svg rect").count() == seen.size
+    page.locator("#view summary").click()
+    row = page.locator("#view tbody tr").first.locator("td").all_inner_texts()
+    assert row[-seen.shape[1] :] == [fixed(weight) for weight in seen[0].round(4).tolist()]
 
 
 @in_browser

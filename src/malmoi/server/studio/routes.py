@@ -13,7 +13,16 @@ from malmoi.inference import Model
 from malmoi.server.api.requests import ApiRequest, NameField, TextField, Token
 from malmoi.server.executor import run_on_model
 from malmoi.server.registry import Registry
-from malmoi.server.studio import compare, few_shot, inspection, patterns, projection, runs, tokens
+from malmoi.server.studio import (
+    compare,
+    few_shot,
+    inspection,
+    patterns,
+    projection,
+    runs,
+    tokens,
+    translation,
+)
 from malmoi.server.studio.overview import Overview, overview
 
 router = APIRouter(prefix="/studio", tags=["studio"])
@@ -41,6 +50,13 @@ class BranchRequest(ApiRequest):
     prompt: TextField = ""
     tokens: list[Token] = Field(default_factory=list, max_length=20_000)  # or the prompt's tokens
     written: Annotated[list[NameField], Field(max_length=4096)]
+
+
+class TranslationRequest(ApiRequest):
+    """A text to translate, and the decoder layer whose attention is drawn."""
+
+    text: TextField
+    layer: int = Field(-1, ge=-1000, le=1000)
 
 
 class LayersRequest(ApiRequest):
@@ -122,6 +138,14 @@ async def show_attention(request: Request, body: AttentionViewRequest) -> inspec
     return await _show(
         request, body.model, inspection.attention_view, body.text, body.pair, words=body.words
     )
+
+
+@router.post("/translation")
+async def show_translation(
+    request: Request, body: TranslationRequest
+) -> translation.TranslationView:
+    """A translation, and its attention to the source."""
+    return await _show(request, body.model, translation.translation_view, body.text, body.layer)
 
 
 @router.post("/lens")

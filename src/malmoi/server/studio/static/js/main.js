@@ -5,7 +5,7 @@ import { h, put } from "./dom.js";
 import { Page } from "./page.js";
 import { preferred, speak, t } from "./words.js";
 
-const NAMES = ["generate", "fill", "labels", "attention", "patterns", "lens", "tokens", "shots", "train", "embeddings", "beside"];
+const NAMES = ["generate", "fill", "labels", "attention", "patterns", "lens", "translation", "tokens", "shots", "train", "embeddings", "beside"];
 const at = (id) => document.getElementById(id);
 let about = { models: [], tasks: [], runs: false };
 let page = null;

@@ -7,8 +7,9 @@ const CELL = 26;
 const LEFT = 110;
 const TOP = 84;
 
-export function matrix(names, weights, label) {
-  const size = names.length * CELL;
+/** `columns` names what is looked at, where that is another text. */
+export function matrix(names, weights, label, columns = names) {
+  const [width, height] = [columns.length * CELL, names.length * CELL];
   const cells = weights.flatMap((row, q) =>
     row.map((weight, k) =>
       s(
@@ -22,20 +23,24 @@ export function matrix(names, weights, label) {
           style: { fill: "var(--a)" },
           "fill-opacity": Math.max(0.04, Math.min(1, weight)).toFixed(2),
         },
-        s("title", {}, `${names[q]} → ${names[k]}: ${percent(weight)}`),
+        s("title", {}, `${names[q]} → ${columns[k]}: ${percent(weight)}`),
       ),
     ),
   );
-  const texts = names.flatMap((name, i) => [
-    s("text", { x: LEFT - 8, y: TOP + i * CELL + 17, "text-anchor": "end" }, visible(name).slice(0, 12)),
-    s("text", { transform: `translate(${LEFT + i * CELL + 17},${TOP - 8}) rotate(-55)` }, visible(name).slice(0, 12)),
-  ]);
+  const texts = [
+    ...names.map((name, i) =>
+      s("text", { x: LEFT - 8, y: TOP + i * CELL + 17, "text-anchor": "end" }, visible(name).slice(0, 12)),
+    ),
+    ...columns.map((name, i) =>
+      s("text", { transform: `translate(${LEFT + i * CELL + 17},${TOP - 8}) rotate(-55)` }, visible(name).slice(0, 12)),
+    ),
+  ];
   return s(
     "svg",
     {
       class: "picture",
-      viewBox: `0 0 ${LEFT + size + 40} ${TOP + size}`,
-      style: { "max-width": `${LEFT + size + 40}px` },
+      viewBox: `0 0 ${LEFT + width + 40} ${TOP + height}`,
+      style: { "max-width": `${LEFT + width + 40}px` },
       role: "img",
       "aria-label": label,
     },

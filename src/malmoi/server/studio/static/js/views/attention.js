@@ -69,7 +69,7 @@ class Looks {
 
 export default {
   name: "attention",
-  needs: (model) => model.tokenizer,
+  needs: (model) => model.tokenizer && !model.can.includes("cross_attention"),
   defaults: () => ({ text: t("attention.sample"), pair: "", words: "no", layer: "1", head: "1", picture: "lines" }),
 
   build(page) {

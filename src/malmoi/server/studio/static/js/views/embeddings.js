@@ -50,7 +50,7 @@ class Cloud {
 
 export default {
   name: "embeddings",
-  needs: (model) => model.tokenizer,
+  needs: (model) => model.can.includes("embed"),
   defaults: () => ({ texts: t("embeddings.sample"), layer: "-1", pool: "mean", text: "1" }),
 
   build(page) {

@@ -1,0 +1,28 @@
+"""A translation, and what each of its words attended to in the source."""
+
+from pydantic import BaseModel
+
+from malmoi.inference import Model
+from malmoi.server.studio.tokens import readable_token
+
+
+class TranslationView(BaseModel):
+    """Source and target tokens, and the attention between them [target, source]."""
+
+    translation: str
+    source: list[str]
+    target: list[str]
+    weights: list[list[float]]  # the mean of a layer's heads
+
+
+def translation_view(model: Model, text: str, layer: int) -> TranslationView:
+    """Translates by beam search; `layer` counts from 0, -1 is the last."""
+    said = model.translate(text)
+    seen = model.cross_attention(text, said, layer=layer)
+    words = model.tokenizer
+    return TranslationView(
+        translation=said,
+        source=[readable_token(words, token) for token in seen.source],
+        target=[readable_token(words, token) for token in seen.target],
+        weights=seen.weights.round(4).tolist(),
+    )
