@@ -20,6 +20,7 @@ from malmoi.text.sentences import sentence_splitter
 from malmoi.tokenizer import Tokenizer
 from malmoi.training.data.captions import open_features
 from malmoi.training.data.encode import Stores, build_stores
+from malmoi.training.data.spans import SENTINELS
 from malmoi.training.data.store import Store
 from malmoi.training.feed import PhaseFeed, samples_per_epoch
 from malmoi.training.log import plural
@@ -71,7 +72,7 @@ def prepare_run(recipe: Recipe, origin: RunSources, out: Path, group: ProcessGro
     recipe = (
         recipe
         if origin.start
-        else replace(recipe, model=replace(recipe.model, vocab=words.vocab_size))
+        else replace(recipe, model=replace(recipe.model, vocab=_vocabulary(recipe, words)))
     )
     recipe = _with_features(recipe)
     checkpoint = _begin(recipe, words, origin)
@@ -113,6 +114,11 @@ def check_request(recipe: Recipe, group: ProcessGroup) -> None:
         raise UsageError(
             f"train.batch={c.batch} does not divide over {group.world} processes: use a multiple."
         )
+
+
+def _vocabulary(recipe: Recipe, words: Tokenizer) -> int:
+    """The tokenizer's vocabulary, and embeddings of its own for the gaps of span corruption."""
+    return words.vocab_size + (SENTINELS if recipe.samples == "span" else 0)
 
 
 def _with_features(recipe: Recipe) -> Recipe:
@@ -217,7 +223,7 @@ def _places(recipe: Recipe, out: Path) -> list[Path]:
 
 def _encode(recipe: Recipe, readers: list[DocumentReader], words: Tokenizer, out: Path) -> None:
     """Encodes every source; existing stores of the same text are reused."""
-    pairs = not recipe.causal
+    pairs = not recipe.in_windows
     sentences, end = (_splitter(recipe.data), None) if pairs else (None, words.specials.eos)
     for reader, where in zip(readers, _places(recipe, out), strict=True):
         valid = recipe.data.valid

@@ -16,12 +16,12 @@ BUDGETS = ("minutes", "tokens", "epochs", "steps")  # fields of TrainConfig, one
 _require = partial(require, "Invalid recipe")
 
 # objective → the one of ours whose samples it learns from; `malmoi.register_objective` adds to it
+OBJECTIVES_OF_OURS = (
+    *("lm", "bilm", "both", "mlm", "mlm+nsp", "mlm+sop", "electra"),
+    *("translation", "span"),
+)
 OBJECTIVE_SAMPLES: Registry[str] = Registry(
-    "objective",
-    {
-        name: name
-        for name in ("lm", "bilm", "both", "mlm", "mlm+nsp", "mlm+sop", "electra", "translation")
-    },
+    "objective", {name: name for name in OBJECTIVES_OF_OURS}
 )
 
 
@@ -130,7 +130,7 @@ class Recipe(Config):
     name: str
     about: str = ""
     model: ModelConfig
-    # lm, bilm, both, mlm, mlm+nsp, mlm+sop, electra, translation, or a plugin's
+    # lm, bilm, both, mlm, mlm+nsp, mlm+sop, electra, translation, span, or a plugin's
     objective: str = "lm"
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -155,6 +155,11 @@ class Recipe(Config):
     def causal(self) -> bool:
         """Whether next tokens are predicted, so that samples are windows of the text."""
         return self.samples in ("lm", "bilm", "both")
+
+    @property
+    def in_windows(self) -> bool:
+        """Whether samples are windows of the text, across its sentences."""
+        return self.causal or self.samples == "span"
 
     @property
     def phases(self) -> tuple[tuple[int, float], ...]:
@@ -189,8 +194,9 @@ class Recipe(Config):
                 f"train.{name} must be positive, not {getattr(self.train, name)}.",
             )
         _require(
-            bool(self.model.encoder_depth) == (self.objective == "translation"),
-            "the objective translation and an encoder (model.encoder_depth) belong together.",
+            bool(self.model.encoder_depth) == (self.samples in ("translation", "span")),
+            "the objectives translation and span, and an encoder (model.encoder_depth), belong "
+            "together.",
         )
         _require(
             self.data.pairs or self.objective != "translation",

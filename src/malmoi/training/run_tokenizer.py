@@ -15,7 +15,7 @@ from malmoi.training.recipe import DataConfig, Recipe, run_folder
 
 logger = logging.getLogger(__name__)
 
-SPECIAL: dict[str, Special] = {"both": "mask", "translation": "pad"}  # by objective
+SPECIAL: dict[str, Special] = {"both": "mask", "translation": "pad", "span": "pad"}  # by objective
 TOKENIZER_CHARACTERS = 200_000_000  # characters a vocabulary is trained on
 
 

@@ -13,6 +13,7 @@ from malmoi.training.data.loader import BertBatches, LMBatches, MaskedWindows
 from malmoi.training.data.mask import Masking
 from malmoi.training.data.mixture import Mixture
 from malmoi.training.data.pairs import Pairs
+from malmoi.training.data.spans import SpanBatches
 from malmoi.training.data.store import Store
 from malmoi.training.data.translations import LanguageRows, PairUnits, TranslationBatches
 from malmoi.training.data.windows import Stretches, Windows
@@ -65,6 +66,11 @@ def _feed(
         for i, store in enumerate(stores)
     ]
     source = parts[0] if len(parts) == 1 else Mixture(parts, d.weights, seed)
+    if recipe.samples == "span":
+        end = _end_of(words)
+        pad = words.specials.pad or 0
+        spans = SpanBatches(source, d.mask_rate, words.vocab_size, end, pad, seed)
+        return PhaseFeed(spans, length, len(source))
     if recipe.causal:
         causal = LMBatches(source)
         if recipe.samples != "both":
@@ -96,15 +102,19 @@ def _captions(recipe: Recipe, store: Store, words: Tokenizer, *, valid: bool) ->
 
 
 def _translations(recipe: Recipe, store: Store, words: Tokenizer, length: int) -> PhaseFeed:
-    end = words.specials.eos
-    if end is None:
-        raise UsageError("This tokenizer has no end-of-text token, which translations need.")
+    end = _end_of(words)
     units = PairUnits(store, length, recipe.train.batch, recipe.train.seed)
     if units.left_out:
         logger.warning(
             f"{units.left_out:,} pairs of more than {length - 1} tokens on a side are left out."
         )
     return PhaseFeed(TranslationBatches(units, end, words.specials.pad or 0), length, len(units))
+
+
+def _end_of(words: Tokenizer) -> int:
+    if words.specials.eos is None:
+        raise UsageError("This tokenizer has no end-of-text token, which a decoder needs.")
+    return words.specials.eos
 
 
 def _masking(recipe: Recipe, words: Tokenizer) -> Masking:
@@ -121,7 +131,7 @@ def _source(
     d = recipe.data
     if d.pairs:
         return LanguageRows(store, length, seed, words.specials, d.together)
-    if recipe.causal:
+    if recipe.in_windows:
         shuffled = d.shuffle == "documents" and others is None  # validation keeps its order
         return Windows(store, length, seed, documents=d.document_mask, shuffled=shuffled)
     following: Any = {"mlm+nsp": "nsp", "mlm+sop": "sop"}.get(recipe.samples)
@@ -138,7 +148,7 @@ def prompt_of(recipe: Recipe, stores: list[Stores], words: Tokenizer) -> str:
     if recipe.train.prompt:
         return recipe.train.prompt
     store = next((s for one in stores for s in (one.valid, one.train) if len(s.tokens)), None)
-    if store is None or recipe.data.features:
+    if store is None or recipe.data.features or recipe.samples == "span":
         return ""
     if recipe.objective == "translation" and store.sentences is not None:
         return words.decode(store.tokens[: store.sentences[1]].tolist())

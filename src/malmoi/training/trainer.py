@@ -641,6 +641,7 @@ def _objective(recipe: Recipe, distillation: Distillation | None) -> Objective:
     settings = {
         "both": recipe.data.causal_share,
         "translation": recipe.train.label_smoothing,
+        "span": recipe.train.label_smoothing,
     }
     given = [settings[recipe.objective]] if recipe.objective in settings else []
     hard = objective(recipe.objective, *given)

@@ -101,6 +101,7 @@ OBJECTIVES: Registry[Callable[..., Objective]] = Registry(
         "bilm": bilm,
         "both": both,
         "translation": translation,
+        "span": translation,  # another source and target
         "mlm": mlm,
         "electra": lambda: mlm("generator") + DETECTION_WEIGHT * detect(),
         "mlm+nsp": lambda: mlm() + nsp(),
