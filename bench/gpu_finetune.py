@@ -10,11 +10,14 @@ tries settings of ours instead; `--best` adds `best=True` in the time that the T
 """
 
 import argparse
+import atexit
 import json
 import logging
 import multiprocessing
 import os
+import shutil
 import statistics
+import subprocess
 import sys
 import time
 import warnings
@@ -49,15 +52,13 @@ LENGTHS = {"squad": 384}
 # settings of ours that --sweep compares
 VARIANTS: dict[str, dict[str, Any]] = {
     "defaults": {},
+    "r-drop": {"rdrop": 1.0},
+    "top layer new": {"layers_transferred": 5},
+    "two new": {"layers_transferred": 4},
+    "batch 32": {"batch": 32, "lr": 1.2e-4},
+    "half rate": {"lr": 4e-5},
     "no averaging": {"average": 0.0},
     "no layer decay": {"layer_decay": 1.0},
-    "half rate": {"lr": 4e-5},
-    "double rate": {"lr": 1.6e-4},
-    "half the epochs": {"epochs": 5},
-    "double epochs": {"epochs": 20},
-    "r-drop 1": {"rdrop": 1.0},
-    "r-drop 4": {"rdrop": 4.0},
-    "top layer new": {"layers_transferred": 5},
 }
 SWEEP_SEEDS = 2
 TINY_ROWS = 6
@@ -290,15 +291,16 @@ def chosen_jobs(given: argparse.Namespace, seconds: float) -> list[Job]:
         count = range(1 if given.limit else SWEEP_SEEDS)
         return [
             Job(name, task, seed, given.model, out, options)
-            for task in SMALL
-            for name, options in VARIANTS.items()
             for seed in count
+            for task in given.tasks
+            for name, options in VARIANTS.items()
+            if not given.variants or name in given.variants
         ]
     jobs: list[Job] = []
     if "nli" in given.parts:
         jobs.append(Job("malmoi", "nli", 0, given.model, out))
     for seed in seeds if "small" in given.parts else ():
-        for task in SMALL:
+        for task in given.tasks:
             jobs += [Job(way, task, seed, given.model, out) for way in ("trainer", "malmoi")]
             if given.best:
                 budget = {"best": True, "minutes": seconds / 60}
@@ -317,6 +319,19 @@ def told(results: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
+def start_mps(out: Path) -> None:
+    """NVIDIA's multi-process service: without it, processes take turns on the card."""
+    control = shutil.which("nvidia-cuda-mps-control")
+    if control is None:
+        print("There is no nvidia-cuda-mps-control here: processes take turns.", flush=True)
+        return
+    for name in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"):
+        os.environ[name] = str(out.resolve() / "mps")
+    Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"]).mkdir(parents=True, exist_ok=True)
+    subprocess.run([control, "-d"], check=True, timeout=30)
+    atexit.register(subprocess.run, [control], input=b"quit\n", timeout=30, check=False)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", required=True, help="the folder of the encoder")
@@ -324,11 +339,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--limit", choices=("tiny",), help="a few rows and steps: a dry run")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--trainer-batch", type=int, default=16)
     parser.add_argument(
         "--parts", nargs="+", choices=("small", "nli", "large"), default=["small", "nli", "large"]
     )
+    parser.add_argument("--tasks", nargs="+", choices=SMALL, default=list(SMALL))
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, help="of --sweep [all]")
+    parser.add_argument("--mps", action="store_true", help="let processes' kernels overlap (MPS)")
     parser.add_argument("--sweep", action="store_true", help="compare settings of ours")
     parser.add_argument("--best", action="store_true", help="also best=True in the Trainer's time")
     parser.add_argument("--results", type=Path, help="the JSON file [OUT/gpu_finetune.json]")
@@ -339,6 +357,8 @@ def main() -> None:
     # workers share the cores; torch would start a thread per core in each of them
     os.environ.setdefault("OMP_NUM_THREADS", "2")
     os.environ.setdefault("RAYON_NUM_THREADS", "2")
+    if given.mps:
+        start_mps(given.out)
     context = multiprocessing.get_context("spawn")
     out = str(given.out)
     alone: list[dict[str, Any]] = []
