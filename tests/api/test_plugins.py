@@ -1,14 +1,20 @@
 """Plugins: a file registers names, a run uses them by name, and resuming says what is missing."""
 
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import malmoi
-from malmoi.cli.app import plugins_first
+from malmoi.cli.app import plugins_first, run_command
+from malmoi.evaluation.tasks import TASKS
+from malmoi.metrics import METRICS
+from malmoi.model import PATTERNS
+from malmoi.system import plugins
 from malmoi.system.plugins import load_plugin
+from malmoi.training.losses import OBJECTIVES
+from malmoi.training.recipe import OBJECTIVE_SAMPLES
+from malmoi.training.schedule import SCHEDULES
 from tiny_runs import write_corpus
 
 PLUGIN = """
@@ -50,27 +56,37 @@ malmoi.register_task(
 SIZE = ("width=16", "depth=1", "heads=2", "context=16", "attention=causal & near:8")
 
 
-def test_a_plugin_of_the_command_line_and_its_resumed_run(tmp_path: Path) -> None:
-    """A process trains with the plugin's names; here, without the plugin, the run names it."""
-    (tmp_path / "mine.py").write_text(PLUGIN, "utf-8")
-    write_corpus(tmp_path / "book.txt")
+@pytest.fixture
+def forgetting() -> Iterator[Callable[[], None]]:
+    """Makes this process forget plugins, as a new one would; also at the end."""
+
+    def forget() -> None:
+        for registry in (TASKS, METRICS, SCHEDULES, PATTERNS, OBJECTIVES, OBJECTIVE_SAMPLES):
+            for name in list(registry.origins):
+                del registry[name], registry.origins[name]  # type: ignore[attr-defined]
+        plugins._loaded.clear()
+
+    yield forget
+    forget()
+
+
+def test_a_plugin_of_the_command_line_and_its_resumed_run(
+    tmp_path: Path, forgetting: Callable[[], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its names train a model; without the plugin, the run says which one it needs."""
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(PLUGIN, "utf-8")
+    book = str(write_corpus(tmp_path / "book.txt"))
+    run = tmp_path / "run"
     settings = [f"--set=model.{one}" for one in SIZE]
-    settings += [
-        "--set=objective=twice_lm",
-        "--set=train.schedule=halved",
-        "--set=train.compile=false",
-    ]
-    run = ["pretrain", "gpt-char", "book.txt", "-o", "run", "--steps", "2", "--device", "cpu"]
-    done = subprocess.run(
-        [sys.executable, "-m", "malmoi", *run, *settings, "--plugin", "mine.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    recipe = (tmp_path / "run" / "recipe.json").read_text("utf-8")
-    with pytest.raises(malmoi.UsageError, match=r"uses the plugin mine, .* add --plugin FILE\.py"):
-        malmoi.Recipe.from_json(recipe)
+    settings += ["--set=objective=twice_lm", "--set=train.schedule=halved"]
+    command = ["pretrain", "gpt-char", book, "-o", str(run), "--steps", "2", "--device", "cpu"]
+    assert run_command([*command, *settings, "--plugin", str(plugin)]) == 0, capsys.readouterr().err
+    assert run_command(["tasks", "feedback"]) == 0
+    assert "share_of_good, accuracy" in capsys.readouterr().out
+    forgetting()
+    assert run_command(["pretrain", str(run / "recipe.json"), book, "-o", f"{run}-2"]) == 1
+    assert "plugin mine, which is not loaded: add --plugin FILE.py" in capsys.readouterr().err
     with pytest.raises(malmoi.UsageError, match="There is no objective 'twice_lm'"):
         malmoi.recipes()["gpt-char"].override({"objective": "twice_lm"})
 
