@@ -80,6 +80,7 @@ def test_a_plugin_of_the_command_line_and_its_resumed_run(
     run = tmp_path / "run"
     settings = [f"--set=model.{one}" for one in SIZE]
     settings += ["--set=objective=twice_lm", "--set=train.schedule=halved"]
+    settings += ["--set=train.compile=false", "--set=train.batch=2"]
     command = ["pretrain", "gpt-char", book, "-o", str(run), "--steps", "2", "--device", "cpu"]
     assert run_command([*command, *settings, "--plugin", str(plugin)]) == 0, capsys.readouterr().err
     assert run_command(["tasks", "feedback"]) == 0
