@@ -56,6 +56,7 @@ class RecipeOptions(TypedDict, total=False):
     log_every: int  # steps between rows of metrics.jsonl
     prompt: str  # what the sample of each validation continues or fills
     tensorboard: bool
+    track: str | Sequence[str]  # tensorboard, wandb, mlflow, trackio
     # how text becomes samples
     lengths: tuple[int, ...]  # tokens of a sample, phase by phase; none: the model's context
     shares: tuple[float, ...]  # of the budget for each phase
@@ -142,6 +143,7 @@ class FinetuneOptions(ColumnOptions, RunOptions, total=False):
     precision: Literal["auto", "fp32", "bf16"]
     compile: bool
     skip_bad: bool  # leave bad rows out instead of stopping at the first
+    track: str | Sequence[str]  # tensorboard, wandb, mlflow, trackio
 
 
 class EvaluateOptions(ColumnOptions, total=False):

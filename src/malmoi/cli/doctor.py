@@ -21,7 +21,7 @@ EXTRAS = {  # modules of each optional part of the installation
     "ko": ("kiwipiepy",),
     "eval": ("lm_eval",),
     "serve": ("fastapi", "uvicorn", "jinja2"),
-    "track": ("tensorboard",),
+    "track": ("tensorboard", "wandb", "mlflow", "trackio"),
     "export": ("onnx", "onnxscript", "onnxruntime", "gguf"),
 }
 

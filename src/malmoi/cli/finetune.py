@@ -22,6 +22,7 @@ from malmoi.cli.options import (
     SkipOption,
     StepsOption,
     TextOption,
+    TrackOption,
     changes_of,
     complete_tasks,
     given,
@@ -135,6 +136,7 @@ def finetune_command(
     from_scratch: Annotated[
         bool, typer.Option("--from-scratch", help="Start from random weights: the baseline.")
     ] = False,
+    track: TrackOption = None,
     settings: SetOption = None,
     skip_bad: SkipOption = False,
     overwrite: OverwriteOption = False,
@@ -170,7 +172,7 @@ def finetune_command(
         epochs=epochs, steps=steps, minutes=minutes, lr=lr, batch=batch, length=length
     )
     changes |= given(seed=seed, seeds=seeds, features=features, adapter=adapter, lm=lm)
-    changes |= given(metric=metric)
+    changes |= given(metric=metric, track=track)
     flags = dict(best=best, grid=grid, freeze=freeze, from_scratch=from_scratch, skip_bad=skip_bad)
     changes |= {name: True for name, given in flags.items() if given} | changes_of(settings)
     rows = files[0] if len(files) == 1 else files

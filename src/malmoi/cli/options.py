@@ -64,6 +64,13 @@ DtypeOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
 SeedOption = Annotated[int | None, typer.Option(help="Random seed.", show_default="0")]
+TrackOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Track the run too with tensorboard, wandb, mlflow or trackio; repeatable.",
+        metavar="NAME",
+    ),
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", help="Change any other setting; repeatable.", metavar="NAME=VALUE"),

@@ -17,6 +17,7 @@ from malmoi.cli.options import (
     SetOption,
     StepsOption,
     TokensOption,
+    TrackOption,
     changes_of,
     complete_recipes,
     given,
@@ -56,6 +57,7 @@ def pretrain_command(
     epochs: EpochsOption = None,
     steps: StepsOption = None,
     seed: SeedOption = None,
+    track: TrackOption = None,
     settings: SetOption = None,
     tokenizer: Annotated[
         Path | None,
@@ -91,7 +93,7 @@ def pretrain_command(
     changes |= {
         f"train.{name}": value
         for name, value in given(
-            minutes=minutes, tokens=tokens, epochs=epochs, steps=steps, seed=seed
+            minutes=minutes, tokens=tokens, epochs=epochs, steps=steps, seed=seed, track=track
         ).items()
     }
     named, sources = recipe_and_sources(words, data)

@@ -81,6 +81,7 @@ class FinetuneConfig(Config):
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     compile: bool = False
     skip_bad: bool = False
+    track: tuple[str, ...] = ()  # tensorboard, wandb, mlflow, trackio: where metrics go too
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -133,6 +134,7 @@ class FinetuneConfig(Config):
             seed=self.seed,
             precision=self.precision,
             compile=self.compile,
+            track=self.track,
         )
 
     def variants(self) -> list["FinetuneConfig"]:

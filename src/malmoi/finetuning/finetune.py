@@ -61,6 +61,7 @@ from malmoi.training.losses import Objective, lm
 from malmoi.training.losses.distil import consistent
 from malmoi.training.parallel import join_process_group
 from malmoi.training.signals import Stopped
+from malmoi.training.trackers import check_trackers
 
 logger = logging.getLogger(__name__)
 MAX_BASELINE_ROWS = 100  # that the model answers before it is fine-tuned
@@ -113,6 +114,7 @@ def run_finetuning(
     kind = head_kind(chosen)
     gpt = _is_gpt(start.network)
     settings = finetune_config(options, gpt=gpt, defaults=kind.defaults)
+    check_trackers(settings.track)
     chosen = by_metric(chosen, settings.metric)
     out = Path(out)
     start = _checked(start, settings, out, reads=kind.head != "lm")
@@ -197,7 +199,9 @@ def _save(work: FinetuneData, settings: FinetuneConfig, checkpoint: Checkpoint, 
 
 
 def _record(work: FinetuneData, settings: FinetuneConfig) -> dict[str, Any]:
-    return {"task": work.task.name, **settings.to_dict(), "of": work.model_name, **work.taught}
+    values = settings.to_dict()
+    values.pop("track")  # a resumed run may be tracked elsewhere
+    return {"task": work.task.name, **values, "of": work.model_name, **work.taught}
 
 
 def _run(

@@ -9,6 +9,7 @@ from typing import Any
 from malmoi.system.files import write_text
 from malmoi.system.progress import Progress, report_progress
 from malmoi.training.recipe import TrainConfig
+from malmoi.training.trackers import Tracker, open_trackers
 
 logger = logging.getLogger(__name__)
 
@@ -19,10 +20,10 @@ class RunLog:
     def __init__(self, out: Path, c: TrainConfig, *, first: bool) -> None:
         self.path = out / "metrics.jsonl"
         self.first = first
-        self._board: Any = None
+        self._trackers: list[Tracker] = []
         self._there: set[tuple[int, bool]] = set()  # rows of the step that a run resumes from
-        if first and c.tensorboard:
-            self._board = _tensorboard(out)
+        if first and c.trackers:
+            self._trackers = open_trackers(c.trackers, out, c.to_dict())
 
     def resume(self, step: int) -> list[dict[str, Any]]:
         """Drops rows that a killed run wrote after its last saved step; returns the rest."""
@@ -41,9 +42,13 @@ class RunLog:
             return
         with self.path.open("a", encoding="utf-8") as file:
             file.write(_line(values))
-        for name, value in values.items() if self._board else ():
-            if isinstance(value, int | float) and name != "step":
-                self._board.add_scalar(name, value, values["step"])
+        numbers = {
+            name: value
+            for name, value in values.items()
+            if isinstance(value, int | float) and name != "step"
+        }
+        for tracker in self._trackers:
+            tracker.log(numbers, values["step"])
 
     def line(self, text: str) -> None:
         """Logs a line of status."""
@@ -55,8 +60,8 @@ class RunLog:
             report_progress(event)
 
     def close(self) -> None:
-        if self._board:
-            self._board.close()
+        for tracker in self._trackers:
+            tracker.close()
 
 
 def _line(row: Mapping[str, Any]) -> str:
@@ -79,12 +84,6 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         except (ValueError, RecursionError):
             break
     return [row for row in rows if isinstance(row, dict) and "step" in row]
-
-
-def _tensorboard(out: Path) -> Any:
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(out / "tensorboard"))
 
 
 def plural(count: float, noun: str) -> str:

@@ -4,7 +4,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from malmoi.training.recipe import DataConfig, Recipe, run_folder
 from malmoi.training.run import TrainingRun
 from malmoi.training.run_tokenizer import RunSources, prepare_tokenizer
 from malmoi.training.samples import make_feeds, prompt_of
+from malmoi.training.trackers import check_trackers
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +53,7 @@ CHANGEABLE_SETTINGS |= {
     "train.prompt",
     "train.tensorboard",
     "train.snapshots",
+    "train.track",
 }
 CHANGEABLE_SETTINGS |= {"train.fit_batch", "train.micro", "train.compile", "train.parallel"}
 CHANGEABLE_SETTINGS |= {"plugins"}  # a file may be renamed
@@ -98,8 +99,7 @@ def prepare_run(recipe: Recipe, origin: RunSources, out: Path, group: ProcessGro
 def check_request(recipe: Recipe, group: ProcessGroup) -> None:
     """Rejects, before the text is encoded, what would otherwise fail only afterwards."""
     c = recipe.train
-    if c.tensorboard and find_spec("tensorboard") is None:
-        raise MalmoiError("train.tensorboard needs: pip install tensorboard.")
+    check_trackers(c.trackers)
     if group.world > 1 and c.parallel == "fsdp" and c.optimizer == "muon":
         raise UsageError(
             "Muon needs whole matrices, which train.parallel=fsdp shards: use ddp, or "

@@ -109,6 +109,11 @@ class TrainConfig(Config):
     prompt: str = ""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     tensorboard: bool = False
+    track: tuple[str, ...] = ()  # tensorboard, wandb, mlflow, trackio: where metrics go too
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        return (*self.track, *(("tensorboard",) if self.tensorboard else ()))
 
     def __post_init__(self) -> None:
         super().__post_init__()
