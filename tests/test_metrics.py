@@ -278,3 +278,16 @@ def test_unscorable_inputs_are_refused() -> None:
         metrics.metric("acuracy")
     assert metrics.is_better("accuracy", 0.9, 0.8)
     assert metrics.is_better("mse", 0.1, 0.2)
+
+
+def test_korquad_counts_characters_as_its_script_does() -> None:
+    """By hand: quotes and brackets become spaces, other punctuation goes, case is folded."""
+    golds = [["《국회 의원》"], ["1988년", "1988년 9월"], ["서울(Seoul)"]]
+    said = ["국회의원", "1988년 8월", "서울, SEOUL"]
+    # 국회 의원 / 국회의원: the same four characters, but the space makes them unequal
+    # best gold 1988년9월: 6 of the 7 characters on either side
+    # 서울 seoul / 서울 seoul: equal
+    assert metrics.korquad_exact(golds, said) == pytest.approx(1 / 3)
+    assert metrics.korquad_f1(golds, said) == pytest.approx((1 + 6 / 7 + 1) / 3)
+    assert metrics.korquad_f1([["가나다"]], ["나라"]) == pytest.approx(2 * 1 / (2 + 3))
+    assert metrics.korquad_f1([["가"]], [""]) == 0

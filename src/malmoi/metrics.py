@@ -451,6 +451,42 @@ def span_f1(gold: Golds, predicted: Sequence[str]) -> float:
     return float(np.mean([_best(token_f1, g, p) for g, p in zip(gold, predicted, strict=True)]))
 
 
+_KORQUAD_MARKS = str.maketrans(dict.fromkeys("'\"《》<>〈〉()‘’", " "))
+
+
+@lru_cache(maxsize=100_000)
+def normalize_korquad(text: str) -> str:
+    """KorQuAD 1.0's normalization: quotes and brackets are spaces, other punctuation goes."""
+    return " ".join(text.translate(_KORQUAD_MARKS).lower().translate(_UNPOINTED).split())
+
+
+def korquad_exact(gold: Golds, predicted: Sequence[str]) -> float:
+    """The share of answers equal to a gold (evaluate-v1.0.py of KorQuAD)."""
+
+    def equal(one: str, said: str) -> float:
+        return float(normalize_korquad(one) == normalize_korquad(said))
+
+    return _mean_best(equal, gold, predicted)
+
+
+def korquad_f1(gold: Golds, predicted: Sequence[str]) -> float:
+    """The mean F1 of the characters shared with the best gold, spaces aside (Lim et al. 2019)."""
+
+    def characters(one: str, said: str) -> float:
+        a, b = (normalize_korquad(text).replace(" ", "") for text in (one, said))
+        return _f(sum((Counter(a) & Counter(b)).values()), len(b), len(a))
+
+    return _mean_best(characters, gold, predicted)
+
+
+def _mean_best(
+    measure: Callable[[str, str], float], gold: Golds, predicted: Sequence[str]
+) -> float:
+    _paired(gold, predicted)
+    pairs = zip(gold, predicted, strict=True)
+    return float(np.mean([max(measure(one, p) for one in golds or ("",)) for golds, p in pairs]))
+
+
 def match(gold: Golds, predicted: Sequence[str]) -> float:
     """The share of exact string matches with a gold: unlike span_exact, a minus sign counts."""
     _paired(gold, predicted)
@@ -675,6 +711,8 @@ METRICS: Registry[Callable[..., float]] = Registry(
         "entity_f1": entity_f1,
         "span_exact": span_exact,
         "span_f1": span_f1,
+        "korquad_exact": korquad_exact,
+        "korquad_f1": korquad_f1,
         "match": match,
         "bleu": bleu,
         "rouge_l": rouge_l,

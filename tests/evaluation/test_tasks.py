@@ -105,6 +105,23 @@ FILES = {  # a file of each task as it is distributed, and what its first row sa
         squad_file("What?", [{"text": "Rome", "answer_start": 0}]),
         ("What?", "Rome is old.", (("Rome", 0),)),
     ),
+    "korquad": (
+        squad_file("무엇?", [{"text": "Rome", "answer_start": 0}]),
+        ("무엇?", "Rome is old.", (("Rome", 0),)),
+    ),
+    "squad-retrieval": (squad_file("Which?", []), ("Which?", "Rome is old.", 0)),
+    "snli": (
+        '{"gold_label": "-", "sentence1": "x", "sentence2": "y", "pairID": "1"}\n'
+        '{"gold_label": "neutral", "sentence1": "a", "sentence2": "b", "pairID": "2"}\n',
+        ("a", "b", "neutral"),
+    ),
+    "scitail": ("Rocks melt.\tMagma forms.\tentails\n", ("Rocks melt.", "Magma forms.", "entails")),
+    "story-cloze": (
+        "InputStoryid,InputSentence1,InputSentence2,InputSentence3,InputSentence4,"
+        "RandomFifthSentenceQuiz1,RandomFifthSentenceQuiz2,AnswerRightEnding\n"
+        'x,"Ann, a cook, ate.",She slept.,She woke.,She sang.,She cried.,She smiled.,2\n',
+        ("Ann, a cook, ate. She slept. She woke. She sang.", None, 1),
+    ),
     "squad2": (squad_file("Why?", [], is_impossible=True), ("Why?", "Rome is old.", ())),
     "conll2003": (
         "-DOCSTART- -X- O O\n\nEU NNP I-NP I-ORG\nrejects VBZ I-VP O\n\nGerman JJ I-NP I-MISC\n",
@@ -188,6 +205,7 @@ FILES |= {
     ),
 }
 SUFFIX = {"klue-nli": ".json", "swag": ".csv", "squad": ".json", "squad2": ".json"}
+SUFFIX |= {"korquad": ".json", "squad-retrieval": ".json", "story-cloze": ".csv"}
 
 
 def test_every_task_has_a_file_here() -> None:
@@ -599,3 +617,19 @@ def test_a_gpt_has_the_delimiter_before_the_choice_and_never_loses_the_question(
             assert framed.decode(row.tokens.tolist()[cut + 1 : -1]).strip() == choice
             assert first.endswith("now is")
             assert first.removesuffix("now is").strip() == text or not whole
+
+
+def test_snli_and_scitail_in_their_other_formats(tmp_path: Path) -> None:
+    table = write(
+        tmp_path / "snli_1.0_dev.txt",
+        "gold_label\tsentence1\tsentence2\tpairID\n-\tx\ty\t1\nentailment\ta\tb\t2\n",
+    )
+    (row,) = load_examples(named_task("snli"), table).rows
+    assert (row.text, row.pair, row.label, row.id) == ("a", "b", "entailment", "2")
+    lines = write(
+        tmp_path / "scitail_1.0_dev.txt",
+        '{"gold_label": "entailment", "sentence1": "a", "sentence2": "b"}\n'
+        '{"gold_label": "neutral", "sentence1": "c", "sentence2": "d"}\n',
+    )
+    rows = load_examples(named_task("scitail"), lines).rows
+    assert [(one.text, one.label) for one in rows] == [("a", "entails"), ("c", "neutral")]

@@ -1,4 +1,6 @@
-"""Multiple choice: SWAG (Zellers et al. 2018), RACE (Lai et al. 2017), COPA (Roemmele 2011)."""
+"""Multiple choice: SWAG (Zellers et al. 2018), RACE (Lai et al. 2017), COPA (Roemmele 2011),
+Story Cloze (Mostafazadeh et al. 2016).
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,6 +98,17 @@ def copa(row: DataRow) -> Example:
     )
 
 
+def story_cloze(row: DataRow) -> Example:
+    """Four sentences and two endings; AnswerRightEnding is 1 or 2, or missing in a test file."""
+    story = " ".join(row.text(f"InputSentence{i}") for i in range(1, 5))
+    endings = tuple(row.text(f"RandomFifthSentenceQuiz{i}") for i in (1, 2))
+    right = row.whole("AnswerRightEnding") if "AnswerRightEnding" in row.values else None
+    if right not in (1, 2, None):
+        raise BadRow(row.place, f"AnswerRightEnding must be 1 or 2, not {right}")
+    label = None if right is None else right - 1
+    return Example(story, None, label, str(row.values.get("InputStoryid", "")), row.place, endings)
+
+
 SWAG = Task(
     "swag",
     "choice",
@@ -123,4 +136,13 @@ COPA = Task(
     files=("train*", "val*"),
 )
 
-TASKS = (SWAG, RACE, COPA)
+STORY_CLOZE = Task(
+    "story-cloze",
+    "choice",
+    swag_rows,
+    story_cloze,
+    about="which of two endings fits a story of four sentences? (Mostafazadeh et al. 2016)",
+    files=("*val*", "*test*"),  # its training stories have no wrong endings
+)
+
+TASKS = (SWAG, RACE, COPA, STORY_CLOZE)

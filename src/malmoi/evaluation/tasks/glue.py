@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from malmoi.evaluation.task import Task, columns, numbers
-from malmoi.text.rows import DataRow, table_rows
+from malmoi.text.rows import BrokenRow, DataRow, json_line_rows, table_rows
 
 COLA_COLUMNS = ("source", "label", "mark", "sentence")
+SCITAIL_COLUMNS = ("premise", "hypothesis", "label")
 ENTAILMENT_LABELS = ("entailment", "not_entailment")
 NLI_LABELS = ("contradiction", "entailment", "neutral")
 YES_NO = {"0": "no", "1": "yes"}
@@ -15,6 +16,28 @@ YES_NO = {"0": "no", "1": "yes"}
 def cola_rows(path: Path) -> Iterator[DataRow]:
     """Reads CoLA, which has no header, or its test set, which has one and two columns."""
     return table_rows(path, COLA_COLUMNS)
+
+
+def snli_rows(path: Path) -> Iterator[DataRow]:
+    """Reads SNLI's .jsonl or .txt; pairs without a gold label (-) are left out, as usual."""
+    jsonl = ".jsonl" in path.suffixes
+    for row in json_line_rows(path) if jsonl else table_rows(path):
+        if row.values.get("gold_label") != "-":
+            yield row
+
+
+def scitail_rows(path: Path) -> Iterator[DataRow]:
+    """Reads SciTail's tsv_format, which has no header, or its snli_format, JSON in a .txt file."""
+    if ".tsv" in path.suffixes:
+        yield from table_rows(path, SCITAIL_COLUMNS)
+        return
+    for row in json_line_rows(path):
+        if isinstance(row, BrokenRow):
+            yield row
+            continue
+        label = {"entailment": "entails"}.get(row["gold_label"], row["gold_label"])
+        values = (row["sentence1"], row["sentence2"], label)
+        yield DataRow(dict(zip(SCITAIL_COLUMNS, values, strict=True)), row.place)
 
 
 COLA = Task(
@@ -132,6 +155,30 @@ WNLI = Task(
     prompt=RTE.prompt,
     answers={"0": "False", "1": "True"},
 )
+SNLI = Task(
+    "snli",
+    "classification",
+    snli_rows,
+    columns("sentence1", "sentence2", "gold_label", id="pairID"),
+    about="entailment, contradiction or neither, of image captions (Bowman et al. 2015)",
+    metrics=("accuracy",),
+    labels=NLI_LABELS,
+    files=("*train*", "*dev*"),
+    prompt=MNLI.prompt,
+    answers=MNLI.answers,
+)
+SCITAIL = Task(
+    "scitail",
+    "classification",
+    scitail_rows,
+    columns("premise", "hypothesis", "label"),
+    about="does a sentence of science entail an answer? (Khot et al. 2018)",
+    metrics=("accuracy",),
+    labels=("entails", "neutral"),
+    files=("*train*", "*dev*"),
+    prompt=RTE.prompt,
+    answers={"entails": "True", "neutral": "False"},
+)
 SICK = Task(
     "sick",
     "classification",
@@ -168,4 +215,20 @@ IMDB = Task(
     answers={"neg": "negative", "pos": "positive"},
 )
 
-TASKS = (COLA, SST2, MRPC, STSB, QQP, MNLI, MNLI_MM, QNLI, RTE, WNLI, SICK, SICK_R, IMDB)
+TASKS = (
+    COLA,
+    SST2,
+    MRPC,
+    STSB,
+    QQP,
+    MNLI,
+    MNLI_MM,
+    QNLI,
+    RTE,
+    WNLI,
+    SNLI,
+    SCITAIL,
+    SICK,
+    SICK_R,
+    IMDB,
+)

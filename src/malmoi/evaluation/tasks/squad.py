@@ -62,6 +62,16 @@ SQUAD2 = Task(
     prompt=SQUAD_PROMPT,
 )
 
+KORQUAD = Task(
+    "korquad",
+    "answer",
+    squad_questions,
+    squad_example,
+    about="문단에서 질문의 답은 어디인가? (KorQuAD 1.0; F1 by characters)",
+    metrics=("korquad_f1", "korquad_exact"),
+    files=("*train*", "*dev*"),
+    prompt="지문: {pair}\n질문: {text}\n답:",
+)
 SQUAD_RETRIEVAL = Task(
     "squad-retrieval",
     "retrieval",
@@ -71,4 +81,4 @@ SQUAD_RETRIEVAL = Task(
     files=("train*", "dev*"),
 )
 
-TASKS = (SQUAD, SQUAD2, SQUAD_RETRIEVAL)
+TASKS = (SQUAD, SQUAD2, KORQUAD, SQUAD_RETRIEVAL)
