@@ -296,3 +296,13 @@ def test_a_very_long_context_is_read_in_windows(
         == 0
     )
     assert "span_f1" in capsys.readouterr().out
+
+
+def test_pretrain_finds_the_text_of_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = "".join(f"{i},a review of some length {i}\n" for i in range(20))
+    (tmp_path / "rows.csv").write_text(f"stars,review\n{rows}", "utf-8")
+    words = ["pretrain", "gpt-char", str(tmp_path / "rows.csv"), "--steps", "2", "--dry-run"]
+    assert run_command(words) == 0
+    assert "text = review" in capsys.readouterr().err

@@ -36,7 +36,12 @@ if TYPE_CHECKING:
     from malmoi.evaluation.tasks import Task
 
 DEFAULTS = "malmoi.finetuning.config:FinetuneConfig."
-RUN_FOLDERS = ("runs/*", "demo/bert", "*")  # where `newest_model` looks for a base model
+RUN_FOLDERS = (
+    "runs/*",
+    "demo/bert",
+    "demo-ko/bert",
+    "*",
+)  # where `newest_model` looks for a base model
 
 
 def finetune_command(
@@ -226,9 +231,9 @@ def newest_model(file: Path, *, writes: bool = False) -> str:
     if not found:
         family = "gpt" if writes else "bert"
         raise UsageError(
-            "There is no pre-trained model here to start from. Make one from your own text: malmoi "
-            f"pretrain {family} my_texts/ -o runs/{family} --minutes 10. Or name one: malmoi "
-            f"finetune {file} --model DIR."
+            "There is no pre-trained model here to start from. Make one, from these rows or "
+            f"better from more text: malmoi pretrain {family} {file} -o runs/{family} --minutes "
+            f"10. Or name one: malmoi finetune {file} --model DIR."
         )
     return str(found[-1].parent)
 

@@ -97,6 +97,7 @@ def pretrain_command(
         ).items()
     }
     named, sources = recipe_and_sources(words, data)
+    changes = _guessed_column(sources) | changes
     recipe = named or DEFAULT_RECIPE
     if recipe in SIZED and not {f"train.{name}" for name in BUDGETS} & changes.keys():
         changes["train.minutes"] = DEFAULT_MINUTES
@@ -119,6 +120,22 @@ def pretrain_command(
     _train(recipe, sources, folder, overwrite, changes, tokenizer, start, device)
     if os.environ.get("RANK", "0") == "0":
         _tell(folder, json)
+
+
+def _guessed_column(sources: Sequence[str]) -> dict[str, str]:
+    """The column of the text, where the only source is a table without a column `text`."""
+    from malmoi.text.columns import first_rows, text_column
+    from malmoi.text.sources import kind_of
+
+    file = Path(sources[0])
+    if len(sources) > 1 or not file.is_file() or kind_of(file) not in (".csv", ".tsv"):
+        return {}
+    rows = first_rows(file)
+    if "text" in rows[0]:
+        return {}
+    column = text_column(rows, list(rows[0]), str(file))
+    say(f"text = {column}")
+    return {"data.text": column}
 
 
 def _train(
