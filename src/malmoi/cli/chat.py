@@ -47,6 +47,7 @@ def chat_command(
         messages.append({"role": "user", "content": said})
         answer = ""
         for piece in lm.chat_stream(messages, **options):
+            piece = piece if answer else piece.lstrip()
             answer += piece
             if not json:
                 print(piece, end="", flush=True)

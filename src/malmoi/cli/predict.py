@@ -106,22 +106,24 @@ def predict_command(
     some = [one for one, empty in zip(asked, blank, strict=True) if not empty]
     opened = open_model(model, device, dtype)
     note_unknown(opened, some)
-    found = iter(opened.classify(some, names) if names else opened.predict(some))
+    answers = opened.classify(some, names) if names else opened.predict(some)
+    scored = any("score" in prediction_facts(answer) for answer in answers[:1])
+    found = iter(answers)
     for one, empty in zip(asked, blank, strict=True):
         answer = None if empty else next(found)
         if json:
             key = "spans" if isinstance(answer, list) else "prediction"
             print_json({"text": one, key: plain(answer)})
         else:
-            print(_line(one, answer))
+            print(_line(one, answer, scored=scored))
 
 
-def _line(text: Any, answer: Any) -> str:
+def _line(text: Any, answer: Any, *, scored: bool) -> str:
     shown = (
         one_line(text) if isinstance(text, str) else "\t".join(one_line(str(part)) for part in text)
     )
     if answer is None:
-        return f"-\t-\t{shown}"
+        return "\t".join(("-", *(["-"] if scored else []), shown))
     facts = prediction_facts(answer)
     said = one_line(str(facts["prediction"])) or "-"
     return "\t".join((said, *([facts["score"]] if "score" in facts else []), shown))

@@ -5,6 +5,7 @@ from malmoi.inference.fill import Fill
 from malmoi.inference.model import Model, load
 from malmoi.inference.predict import MultiLabelPrediction, Prediction, Span
 from malmoi.inference.score import Score
+from malmoi.inference.writing import Reply
 
 __all__ = [
     "Answer",
@@ -12,6 +13,7 @@ __all__ = [
     "Model",
     "MultiLabelPrediction",
     "Prediction",
+    "Reply",
     "Score",
     "Span",
     "load",
