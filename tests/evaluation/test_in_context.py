@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import malmoi
 from malmoi.cli import run_command
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.evaluation.in_context.graders import measure_with_error
+from malmoi.evaluation.in_context.graders import cross_thresholded, measure_with_error
 from malmoi.evaluation.in_context.question import QuestionBuilder
 from malmoi.evaluation.in_context.run import InContextConfig, InContextResult, evaluate_in_context
 from malmoi.evaluation.in_context.shots import (
@@ -354,6 +354,23 @@ def test_the_perplexity_of_a_text_counts_the_words_of_its_file(gpt: Path, tmp_pa
     assert facts["bits_per_byte"] == pytest.approx(
         -scored.logprob / math.log(2) / len(text.encode())
     )
+
+
+def test_likelihood_alone_tells_good_sentences_from_bad(gpt: Path, tmp_path: Path) -> None:
+    """GPT-1 §5: the mean log-probability of a sentence's tokens against a threshold."""
+    scores = np.array([-3.0, -1.0] * 20) + np.linspace(0, 0.5, 40)
+    assert (cross_thresholded(scores, np.array([False, True] * 20)) == [False, True] * 20).all()
+    path = tmp_path / "cola.tsv"
+    rows = [f"x\t{i % 2}\t\t{words(random.Random(i), 3 + i % 5)}" for i in range(30)]
+    path.write_text("\n".join(rows), "utf-8")
+    found = result(gpt, "cola-likelihood", path)
+    assert set(found.verdict.measures) == {"matthews", "accuracy"}
+    model = load(gpt, device="cpu")
+    texts = [question.example.text for question in found.questions]
+    means = [float(np.mean(model.score("", text).token_logprobs)) for text in texts]
+    gold = np.array([question.example.label == "1" for question in found.questions])
+    said = ["1" if high else "0" for high in cross_thresholded(np.array(means), gold)]
+    assert found.verdict.predictions == said
 
 
 def test_numbers_and_labels_in_context(gpt: Path, bert: Path, tmp_path: Path) -> None:

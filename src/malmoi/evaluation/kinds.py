@@ -526,6 +526,14 @@ READING = Kind(
     grade=graders.grade_likelihood,
     only_read=True,
 )
+ACCEPTABILITY = Kind(
+    name="acceptability",
+    metrics=("matthews", "accuracy"),
+    columns=tables.text_columns,
+    prompt=prompts.text_prompt,
+    grade=graders.grade_acceptability,
+    only_read=True,
+)
 MINIMAL_PAIRS = Kind(
     name="pairs",
     metrics=("accuracy",),
@@ -548,6 +556,7 @@ KINDS: dict[str, Kind] = {
         CLOZE,
         WRITING,
         READING,
+        ACCEPTABILITY,
         MINIMAL_PAIRS,
     )
 }

@@ -22,7 +22,7 @@ from torch import Tensor
 from malmoi.model.patterns import Layout, Pattern, Predicate, parse_pattern
 
 TILE_QUERIES = 128
-MAX_TILES = 4  # in one call of the kernel: bounds the memory of gathered keys
+MAX_TILE_HEADS = 16  # tiles times heads in one call: bounds the memory of gathered keys
 MAX_TILED_SHARE = 0.5  # of all pairs; above this, one masked call is faster than the tiles
 HIDDEN_SCORE = -1e9  # added to scores of pairs that do not see one another
 
@@ -69,7 +69,8 @@ def make_tiling(pattern: Pattern, length: int) -> Tiling | None:
     pairs = 0.0
     for i, text in enumerate(texts):
         heads = slice(*(-(-j * pattern.heads // len(texts)) for j in (i, i + 1)))
-        parts = tuple(_parts(parse_pattern(text), length))
+        together = max(1, MAX_TILE_HEADS // (heads.stop - heads.start))
+        parts = tuple(_parts(parse_pattern(text), length, together))
         pairs += sum(b.seen.numel() for part in parts for b in part) / len(texts)
         if pairs > MAX_TILED_SHARE * length**2:
             return None
@@ -77,12 +78,12 @@ def make_tiling(pattern: Pattern, length: int) -> Tiling | None:
     return Tiling(pattern, length, tuple(groups))
 
 
-def _parts(pattern: Pattern, length: int) -> Iterator[tuple[Bucket, ...]]:
+def _parts(pattern: Pattern, length: int, together: int) -> Iterator[tuple[Bucket, ...]]:
     sees = pattern.at(Layout(1, length, length))
     slots = torch.arange(length, dtype=torch.int32)
     strides = [int(n) for n in re.findall(r"(?:column|strided):(\d+)", pattern.text)]
     if not strides:
-        yield _buckets(sees, slots)
+        yield _buckets(sees, slots, together)
         return
     stride = max(strides)
 
@@ -92,11 +93,11 @@ def _parts(pattern: Pattern, length: int) -> Iterator[tuple[Bucket, ...]]:
     def far(b: Any, h: Any, q: Any, k: Any) -> Any:
         return sees(b, h, q, k) & ((q - k).abs() >= stride)
 
-    yield _buckets(near, slots)
-    yield _buckets(far, slots[(slots % stride).argsort(stable=True)])
+    yield _buckets(near, slots, together)
+    yield _buckets(far, slots[(slots % stride).argsort(stable=True)], together)
 
 
-def _buckets(sees: Predicate, order: Tensor) -> tuple[Bucket, ...]:
+def _buckets(sees: Predicate, order: Tensor, together: int) -> tuple[Bucket, ...]:
     """Tiles of the queries in this order, by the number of keys that they gather."""
     keys = torch.arange(len(order), dtype=torch.int32)[None]
     by_size: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}
@@ -107,9 +108,9 @@ def _buckets(sees: Predicate, order: Tensor) -> tuple[Bucket, ...]:
             tile = (queries.long(), columns, seen[:, columns])
             by_size.setdefault(_rounded(len(columns)), []).append(tile)
     return tuple(
-        _bucket(tiles[i : i + MAX_TILES], size)
+        _bucket(tiles[i : i + together], size)
         for size, tiles in by_size.items()
-        for i in range(0, len(tiles), MAX_TILES)
+        for i in range(0, len(tiles), together)
     )
 
 

@@ -205,6 +205,38 @@ def grade_likelihood(exam: EvaluationSession, questions: Sequence[Question]) -> 
     return Graded(measures, rows[:, 0].tolist())
 
 
+def grade_acceptability(exam: EvaluationSession, questions: Sequence[Question]) -> Graded:
+    """Whether a sentence's mean log-probability per token lies above a threshold (GPT-1 §5).
+
+    The threshold of each half of the items is the best one of the other half.
+    """
+    if language_head(exam.model) != "lm":
+        raise UsageError(
+            f"The task {exam.task.name} scores the likelihood of text, which needs a language "
+            "model (an lm head)."
+        )
+    totals = exam.in_steps("text", questions, lambda some: [_totals(exam.model, q) for q in some])
+    means = np.array([-loss / tokens for loss, _, _, tokens in totals])
+    bad, good = exam.task.labels
+    gold = [question.example.label for question in questions]
+    above = cross_thresholded(means, np.array([label == good for label in gold]))
+    said = [good if high else bad for high in above]
+    return Graded({name: measure_with_error(name, gold, said) for name in exam.task.metrics}, said)
+
+
+def cross_thresholded(scores: Any, gold: Any) -> Any:
+    """Which scores lie above the threshold that best divides the other half of the items."""
+    halves = np.random.default_rng(0).permutation(len(scores)) % 2  # files may be sorted by label
+    said = np.zeros(len(scores), dtype=bool)
+    for half in (0, 1):
+        others = halves != half
+        values = np.unique(scores[others])
+        cuts = np.concatenate([[-np.inf], (values[1:] + values[:-1]) / 2, [np.inf]])
+        tried = [(gold[others] == (scores[others] > cut)).mean() for cut in cuts]
+        said[~others] = scores[~others] > cuts[int(np.argmax(tried))]
+    return said
+
+
 def _totals(model: Model, question: Question) -> tuple[float, int, int, int]:
     """A text's loss in nats, and its words, bytes and tokens; the first token is predicted too."""
     text = question.example.text

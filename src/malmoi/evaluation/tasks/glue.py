@@ -51,6 +51,14 @@ COLA = Task(
     prompt="Sentence: {text}\nIs this good English?",
     answers=YES_NO,
 )
+COLA_LIKELIHOOD = Task(
+    "cola-likelihood",
+    "acceptability",
+    cola_rows,
+    columns("sentence"),
+    about="is a sentence good English? By its likelihood alone (GPT-1 §5)",
+    labels=("0", "1"),
+)
 SST2 = Task(
     "sst2",
     "classification",
@@ -217,6 +225,7 @@ IMDB = Task(
 
 TASKS = (
     COLA,
+    COLA_LIKELIHOOD,
     SST2,
     MRPC,
     STSB,
