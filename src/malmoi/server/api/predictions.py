@@ -75,7 +75,7 @@ async def embeddings_endpoint(ask: EmbeddingRequest, request: Request) -> Any:
     served: ServedModel = request.app.state.registry.get(ask.model)
     width = served.model.config.width
     if ask.dimensions is not None and ask.dimensions > width:
-        raise UsageError(f"dimensions is above this model's {width}.")
+        raise UsageError(f"dimensions is above this model's {width} dimensions.")
 
     def embed() -> tuple[list[Float32Array], int]:
         encodings = []
