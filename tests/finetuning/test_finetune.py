@@ -537,7 +537,7 @@ def test_a_stopped_run_resumes_and_ends_bit_equal(
     )
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     done = finetune(bert, "classification", path, whole, path, **settings)
-    for step, number in ((2, signal.SIGTERM), (13, signal.SIGINT)):
+    for step, number in ((2, signal.SIGTERM), (20, signal.SIGINT)):
         with monkeypatch.context() as patch:
             stop_at(step, patch, number)
             with pytest.raises(Stopped) as stopped:
