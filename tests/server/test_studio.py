@@ -395,7 +395,7 @@ def test_a_server_that_is_busy_or_gone_is_said_so_too(
         visitor.page.locator("textarea").fill("the [MASK]")
         told(visitor, "요청이 밀려 있습니다", "requests are waiting already")
     visitor.page.locator("textarea").fill("the [MASK] is")
-    told(visitor, "서버에 물어볼 수 없습니다", "Failed to fetch")
+    told(visitor, "서버가 응답하지 않습니다", "Failed to fetch")
     visitor.context.close()
 
 
