@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--limit", choices=("tiny",), help="a dry run on a CPU")
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument(
-        "--masked-steps", type=int, default=2000, help="of each masked model; 0: none"
+        "--masked-steps", type=int, default=4000, help="of each masked model; 0: none"
     )
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     given = parser.parse_args()
