@@ -497,11 +497,11 @@ def test_the_lab_shows_the_prompt_and_the_models_scores(
     ]
     shares = np.exp([models["gpt"].score(prompt, f" {row[0]}").logprob for row in rows])
     assert [value for _, value in visitor.bars()] == [percent(p) for p in shares / shares.sum()]
-    page.get_by_role("button", name="Draw it for every K").click()
+    page.get_by_role("button", name="Plot every K").click()
     expect(page.locator("#view svg circle")).to_have_count(1)
 
     page.get_by_label("Task").select_option("own")
-    page.get_by_label("Your lines").fill('{"text": "a", "label": "x"}\nnot json')
+    page.get_by_label("Your examples").fill('{"text": "a", "label": "x"}\nnot json')
     expect(page.locator("#status")).to_contain_text("line:2: not JSON")
     visitor.problems.clear()
 
