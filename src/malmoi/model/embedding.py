@@ -18,13 +18,15 @@ def make_norm(c: ModelConfig, width: int = 0) -> nn.Module:
     return nn.LayerNorm(width or c.width, c.eps, bias=c.norm_bias)
 
 
-def sinusoid_table(positions: int, width: int, *, halves: bool = False) -> Tensor:
+def sinusoid_table(
+    positions: int, width: int, *, halves: bool = False, device: torch.device | str = "cpu"
+) -> Tensor:
     """Vaswani et al. 2017 §3.5: PE(p, 2i) = sin(p / 10000^(2i/D)), PE(p, 2i+1) = cos(…).
 
     With `halves` the same columns in another order: the sines first, then the cosines.
     """
-    even = torch.arange(0, width, 2, dtype=torch.float32, device="cpu")
-    angle = torch.arange(positions, dtype=torch.float32, device="cpu")[:, None] / 10_000 ** (
+    even = torch.arange(0, width, 2, dtype=torch.float32, device=device)
+    angle = torch.arange(positions, dtype=torch.float32, device=device)[:, None] / 10_000 ** (
         even / width
     )
     return torch.stack((angle.sin(), angle.cos()), dim=1 if halves else -1).flatten(1)[:, :width]

@@ -92,7 +92,8 @@ class RelativeAttention(Attention):
     def _distance_scores(self, q: Tensor, keys: int, mask: Mask) -> Tensor:
         """(q + v)·W R(i − j) / √E [B, H, T, K]; pairs that do not see one another get −∞."""
         assert mask.distances is not None
-        table = sinusoid_table(keys, self.width).to(q)  # no visible key is farther than there are
+        # no visible key is farther than there are keys; made on the device, as CUDA graphs need it
+        table = sinusoid_table(keys, self.width, device=q.device).to(q.dtype)
         r = self.distance(table).view(keys, self.heads, self.size).permute(1, 2, 0)
         by_distance = (q + self.distance_bias) @ r.to(q.dtype)
         at = mask.distances.clamp(0, keys - 1).expand(*q.shape[:3], keys)
