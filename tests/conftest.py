@@ -102,3 +102,25 @@ def native_bf16() -> Iterator[None]:
         yield
     finally:
         torch.backends.mkldnn.enabled = before
+
+
+def korean_bills(count: int) -> list[str]:
+    """Made-up rationales of Korean bills, each naming one ministry."""
+    matters = {
+        "국토교통부": ("도로의 안전", "주택의 공급", "철도의 이용"),
+        "보건복지부": ("어린이집의 위생", "의료기관의 진료", "노인의 돌봄"),
+        "교육부": ("학교의 급식", "대학의 등록금", "교원의 연수"),
+        "고용노동부": ("근로자의 휴가", "사업장의 안전", "실업자의 훈련"),
+    }
+    reasons = ("강화하려는", "개선하려는", "지원하려는", "분명히 하려는")
+    names = list(matters)
+    found = []
+    for i in range(count):
+        name = names[i % 4]
+        matter = matters[name][i // 4 % 3]
+        found.append(
+            f"현행법은 {name}장관이 {matter}에 관한 계획을 세우도록 규정하고 있음. "
+            f"그러나 최근 {i + 1}건의 사고가 일어나 국민의 걱정이 커지고 있음. "
+            f"이에 {matter}에 관한 사항을 {reasons[i // 12 % 4]} 것임."
+        )
+    return found

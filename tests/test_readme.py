@@ -14,7 +14,6 @@ import urllib.request
 from collections.abc import Iterator
 from importlib import import_module
 from inspect import signature
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ import typer
 from typer.main import get_command
 
 import malmoi
+from conftest import korean_bills
 from malmoi.cli.app import build_app, run_command
 from malmoi.inference.model import GenerationSettings
 from malmoi.text.documents import read_documents
@@ -190,7 +190,7 @@ SMALL_STUDY = (
 # what makes a line small enough for a test
 SMALLER = (
     (r"builtin:sotu", "small.txt"),
-    (r"builtin:bills", "small.ko.txt"),
+    (r"bills\.ko\.txt", "small.ko.txt"),
     (r"--minutes \d+", "--minutes 3s"),
     (r"minutes=\d+", "minutes=0.05"),
     (r"--steps \d+", "--steps 2"),
@@ -256,8 +256,7 @@ def test_every_line_runs_in_order_from_a_clean_clone(page: str, tmp_path: Path) 
     (folder / "guide").mkdir(parents=True)
     sotu = [document.text for document in read_documents("builtin:sotu")]
     (folder / "small.txt").write_text("\n\n\n".join(sotu[:12]), "utf-8")
-    bills = islice((document.text for document in read_documents("builtin:bills")), 200)
-    (folder / "small.ko.txt").write_text("\n\n\n".join(bills), "utf-8")
+    (folder / "small.ko.txt").write_text("\n\n".join(korean_bills(200)), "utf-8")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {
         **os.environ,

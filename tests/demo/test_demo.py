@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import malmoi
-from conftest import environment
+from conftest import environment, korean_bills
 from malmoi.demo import demo as module
 from malmoi.demo.demo import demo_recipes, run_demo
 from malmoi.demo.pictures import attention_grid, heat_map, sharpest
 from malmoi.demo.story import BERT_SIZES, GPT_SIZES, DemoConfig, DemoSize, Story
-from malmoi.demo.texts import DEMO_TEXTS, MINISTRIES, DemoText
+from malmoi.demo.texts import MINISTRIES, SPEECHES, DemoText, bills
 from malmoi.system.machine import pretend, this_machine
 
 TINY = DemoConfig(
@@ -36,7 +36,7 @@ def part_of(text: DemoText, every: int) -> DemoText:
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
-    return run_demo(tmp_path_factory.mktemp("demo"), TINY, part_of(DEMO_TEXTS["en"], 12))
+    return run_demo(tmp_path_factory.mktemp("demo"), TINY, part_of(SPEECHES, 12))
 
 
 def test_every_part_leaves_its_folder(story: Story) -> None:
@@ -146,24 +146,35 @@ def test_the_gain_of_pre_training_is_printed(story: Story) -> None:
     assert story.facts["verdict"] in (story.out / "report.html").read_text("utf-8")
 
 
-def test_the_korean_text_has_a_task_whose_answer_is_hidden() -> None:
-    documents = DEMO_TEXTS["ko"].documents()
+@pytest.fixture
+def bill_file(tmp_path: Path) -> Path:
+    path = tmp_path / "bills.ko.txt"
+    path.write_text("\n\n".join(korean_bills(240)), "utf-8")
+    return path
+
+
+def test_the_korean_task_hides_its_answer(bill_file: Path) -> None:
+    documents = bills(bill_file).documents()
     rows = [row for document in documents for row in document.rows]
-    assert len(documents) > 5000
+    assert len(documents) == 240
     assert {label for _, label in rows} == set(MINISTRIES)
-    assert min(sum(label == name for _, label in rows) for name in MINISTRIES) > 300
     assert not [text for text, label in rows if label in text or "\t" in text]
 
 
-def test_the_korean_demo_has_a_korean_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "poem.txt"
+    path.write_text("나 보기가 역겨워\n\n가실 때에는", "utf-8")
+    with pytest.raises(malmoi.UsageError, match="no collection of Korean bills"):
+        bills(path).documents()
+
+
+def test_the_korean_demo_has_a_korean_page(bill_file: Path, tmp_path: Path) -> None:
     tiny = replace(TINY, gpt=replace(TINY.gpt, seconds=1), bert=replace(TINY.bert, seconds=1))
-    monkeypatch.setitem(DEMO_TEXTS, "ko", part_of(DEMO_TEXTS["ko"], 20))
     with environment(MALMOI_LANG="ko"):
-        found = run_demo(tmp_path, tiny)
+        found = run_demo(tmp_path, tiny, bills(bill_file))
     assert malmoi.load(tmp_path / "ministry").predict("학교의 안전").label in MINISTRIES
     page = (tmp_path / "report.html").read_text("utf-8")
     assert '<html lang="ko">' in page
-    assert "CC BY 4.0" in page
     shown = " ".join(
         re.sub(r"<(style|pre|svg).*?</\1>|<[^>]*>", " ", page, flags=re.DOTALL).split()
     )

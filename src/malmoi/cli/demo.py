@@ -19,19 +19,29 @@ def demo_command(
             "--out", "-o", help="Output folder.", metavar="DIR", show_default="demo, or demo-ko"
         ),
     ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Korean bills (제안이유), a blank line between them.",
+            metavar="FILE",
+            show_default="English speeches",
+        ),
+    ] = None,
     language: Annotated[
         str | None,
         typer.Option(
-            help="Text, messages and page: en or ko.", metavar="NAME", show_default="the locale's"
+            help="Messages and page: en or ko.", metavar="NAME", show_default="the locale's"
         ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Train and try a GPT and a BERT on built-in text, in minutes.
+    """Train and try a GPT and a BERT on built-in text or Korean bills, in minutes.
 
     Vocabularies, pre-training, fine-tuning, and a page that shows what they learnt.
 
     Example: malmoi demo
+
+    Example: malmoi demo --data bills.ko.txt --language ko
     """
     if language is not None:
         if language not in LANGUAGES:
@@ -39,10 +49,11 @@ def demo_command(
         os.environ["MALMOI_LANG"] = language
     load_torch()
     from malmoi.demo.demo import run_demo
+    from malmoi.demo.texts import bills
     from malmoi.training.signals import Stopped
 
     try:
-        story = run_demo(out)
+        story = run_demo(out, text=bills(data) if data else None)
     except Stopped as stopped:
         raise typer.Exit(stopped.code) from stopped
     facts = {

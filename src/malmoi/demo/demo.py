@@ -26,13 +26,13 @@ from malmoi.demo.story import (
     DemoSize,
     Story,
 )
-from malmoi.demo.texts import DEMO_TEXTS, DemoText
+from malmoi.demo.texts import SPEECHES, DemoText
 from malmoi.evaluation.tasks import custom_task
 from malmoi.finetuning.finetune import FinetuneResult, run_finetuning
 from malmoi.inference import Model
 from malmoi.model import preset
 from malmoi.system.files import write_text
-from malmoi.system.language import language, translate
+from malmoi.system.language import translate
 from malmoi.system.machine import pick_device
 from malmoi.text.documents import read_documents
 from malmoi.tokenizer import Tokenizer, train_tokenizer
@@ -49,11 +49,8 @@ logger = logging.getLogger(__name__)
 def run_demo(
     out: str | Path | None = None, plan: DemoConfig | None = None, text: DemoText | None = None
 ) -> Story:
-    """Runs the demo in a folder, logs each step in plain sentences, and writes report.html.
-
-    The default text is the one of the user's language.
-    """
-    text = text or DEMO_TEXTS[language()]
+    """Runs the demo in a folder, logs each step in plain sentences, and writes report.html."""
+    text = text or SPEECHES
     story = Story(plan or plan_for_this_machine(), Path(out or text.out), text)
     began = time.monotonic()
     story.out.mkdir(parents=True, exist_ok=True)

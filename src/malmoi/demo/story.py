@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from malmoi.demo.texts import DEMO_TEXTS, DemoText
+from malmoi.demo.texts import SPEECHES, DemoText
 
 HELD_OUT_DOCUMENTS = 6  # one document in this many
 
@@ -56,7 +56,7 @@ class Story:
 
     plan: DemoConfig
     out: Path
-    text: DemoText = DEMO_TEXTS["en"]
+    text: DemoText = SPEECHES
     seconds: dict[str, float] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     cut: dict[str, list[str]] = field(default_factory=dict)  # a sentence by each vocabulary

@@ -1,10 +1,12 @@
-"""The texts that the demo learns from, one for each language, and a task on each."""
+"""The texts that the demo can learn from, and a task on each."""
 
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
+from malmoi.errors import UsageError
 from malmoi.text.documents import read_documents
 
 ERAS = ((1900, "before 1900"), (1946, "1900–1945"), (9999, "after 1945"))
@@ -66,13 +68,6 @@ def _paragraphs(text: str) -> Iterator[str]:
             yield one
 
 
-def _bills() -> list[DemoDocument]:
-    return [
-        DemoDocument("bills.txt", document.text, list(_ministry(document.text)))
-        for document in read_documents("builtin:bills")
-    ]
-
-
 def _ministry(text: str) -> Iterator[tuple[str, str]]:
     """The text without its ministry's name, and that name; only where there is exactly one."""
     names = set(MINISTRY_NAME.findall(text))
@@ -80,41 +75,58 @@ def _ministry(text: str) -> Iterator[tuple[str, str]]:
         yield " ".join(text.replace(name, HIDDEN_NAME).split()), name
 
 
-DEMO_TEXTS = {
-    "en": DemoText(
-        source="builtin:sotu",
-        documents=_messages,
-        rule="file",
-        out="demo",
-        title="Two language models from 12 MB of speeches",
-        about="Every State of the Union message since 1790.",
-        task="era",
-        labels=tuple(name for _, name in ERAS),
-        task_about="The task: tell a paragraph's era.",
-        question="Fine-tuned: when was this written?",
-        prompts=(
-            "The state of the Union is",
-            "My fellow Americans,",
-            "We must",
-            "The people of the United States",
-        ),
-        masked=(
-            "The [MASK] of the United States is strong.",
-            "I ask the [MASK] to pass this bill.",
-            "We are at [MASK] with all nations.",
-        ),
-        attended="The Congress must act now to protect the people.",
-        opening="The",
-        example="We will put a man on the moon.",
+SPEECHES = DemoText(
+    source="builtin:sotu",
+    documents=_messages,
+    rule="file",
+    out="demo",
+    title="Two language models from 12 MB of speeches",
+    about="Every State of the Union message since 1790.",
+    task="era",
+    labels=tuple(name for _, name in ERAS),
+    task_about="The task: tell a paragraph's era.",
+    question="Fine-tuned: when was this written?",
+    prompts=(
+        "The state of the Union is",
+        "My fellow Americans,",
+        "We must",
+        "The people of the United States",
     ),
-    "ko": DemoText(
-        source="builtin:bills",
-        documents=_bills,
+    masked=(
+        "The [MASK] of the United States is strong.",
+        "I ask the [MASK] to pass this bill.",
+        "We are at [MASK] with all nations.",
+    ),
+    attended="The Congress must act now to protect the people.",
+    opening="The",
+    example="We will put a man on the moon.",
+)
+
+
+def bills(path: Path) -> DemoText:
+    """Rationales of bills of Korea's National Assembly, from a file of them."""
+
+    def documents() -> list[DemoDocument]:
+        found = [
+            DemoDocument("bills.txt", document.text, list(_ministry(document.text)))
+            for document in read_documents(str(path))
+        ]
+        labels = {label for document in found for _, label in document.rows}
+        if labels != set(MINISTRIES):
+            missing = ", ".join(name for name in MINISTRIES if name not in labels)
+            raise UsageError(
+                f"{path} is no collection of Korean bills: no bill names only {missing}. Put a "
+                "blank line between bills."
+            )
+        return found
+
+    return DemoText(
+        source=path.name,
+        documents=documents,
         rule="blank",
         out="demo-ko",
-        title="Two language models from 8 MB of Korean bills",
-        about="Rationales of bills of Korea's National Assembly (Bill Information System, "
-        "CC BY 4.0).",
+        title="Two language models from Korean bills",
+        about="Rationales of bills of Korea's National Assembly.",
         task="ministry",
         labels=MINISTRIES,
         task_about="The task: tell a bill's ministry, whose name is hidden.",
@@ -128,5 +140,4 @@ DEMO_TEXTS = {
         attended="현행법은 국민의 생명과 재산을 보호하도록 규정하고 있음.",
         opening="현행법은",
         example="어린이집에 다니는 아이의 건강을 지키려는 것임.",
-    ),
-}
+    )

