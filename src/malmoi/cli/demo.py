@@ -35,7 +35,7 @@ def demo_command(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Train and try a GPT and a BERT on built-in text or Korean bills, in minutes.
+    """Train and try a GPT and a BERT on built-in text, in minutes.
 
     Vocabularies, pre-training, fine-tuning, and a page that shows what they learnt.
 
