@@ -53,7 +53,7 @@ def _table(path: Path) -> Iterator[BenchmarkRow]:
 
 def _lines(path: Path) -> Iterator[str]:
     want = ReadOptions("line", "", lambda line, why: None, lambda rule: None)
-    return (text for text, _ in read_plain(path, want) if text)
+    return (found.text for found in read_plain(path, want) if found.text)
 
 
 def _texts(value: Any) -> Iterator[str]:

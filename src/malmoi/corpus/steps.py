@@ -68,6 +68,7 @@ def write_document_file(path: Path, documents: Iterable[Document]) -> None:
     with atomic_write(path) as file:
         for document in documents:
             row = {"text": document.text, "source": document.source, "place": document.place}
+            row |= {"url": document.url} if document.url else {}
             file.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
 
 

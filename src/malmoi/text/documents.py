@@ -8,18 +8,20 @@ from pathlib import Path
 
 from malmoi.errors import UsageError, nearest
 from malmoi.text.formats import DOCUMENT_RULES, MAX_DOCUMENT_CHARACTERS, ReadOptions
-from malmoi.text.sources import TextSource, resolve_source
+from malmoi.text.sources import TextSource, kind_of, resolve_source
+from malmoi.text.web import WEB_FORMATS
 
 MAX_BAD_LINES_SHOWN = 5  # per file
 
 
 @dataclass(frozen=True)
 class Document:
-    """A text, its source, and its location there ("file:line")."""
+    """A text, its source, its location there ("file:line"), and the URL of a web page."""
 
     text: str
     source: str
     place: str
+    url: str = ""
 
 
 @dataclass
@@ -57,9 +59,9 @@ class DocumentReader:
         self.problems = {}
         self.rules = {}
         for source in self.sources:
-            for text, line in source.documents(self._want(source.name)):
+            for text, line, url in source.documents(self._want(source.name)):
                 for piece in _pieces(text):
-                    yield Document(piece, source.name, f"{source.name}:{line}")
+                    yield Document(piece, source.name, f"{source.name}:{line}", url)
 
     def _want(self, name: str) -> ReadOptions:
         def bad(line: int, why: str) -> None:
@@ -76,8 +78,9 @@ class DocumentReader:
         """Describes each file in a sentence: the rule that was used, and the bad lines."""
         said = [f"{name}: {DOCUMENT_RULES[rule]}." for name, rule in self.rules.items()]
         for name, problem in self.problems.items():
+            what = "records" if kind_of(Path(name)) in WEB_FORMATS else "lines"
             said.append(
-                f"{name}: {problem.count:,} bad lines skipped, first {'; '.join(problem.first)}."
+                f"{name}: {problem.count:,} bad {what} skipped, first {'; '.join(problem.first)}."
             )
         return said
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from malmoi.errors import MalmoiError, nearest
 from malmoi.text.lines import SAMPLE_BYTES, OnBadLine, decode_lines, encoding_of, open_bytes
@@ -18,7 +18,17 @@ DOCUMENT_RULES = {
     "line": "every line is a document",
     "file": "the file is one document",
 }
-FoundDocuments = Iterator[tuple[str, int]]  # text and line
+
+
+class FoundDocument(NamedTuple):
+    """A document in a file: its text, its line or record, and its URL if it has one."""
+
+    text: str
+    line: int
+    url: str = ""
+
+
+FoundDocuments = Iterator[FoundDocument]
 
 
 @dataclass(frozen=True)
@@ -84,14 +94,14 @@ def _by_rule(read: Iterator[tuple[int, str, bool]], rule: str) -> FoundDocuments
             or size > MAX_DOCUMENT_CHARACTERS
             or (rule == "line" and begun < number)
         ):
-            yield _document(parts, rule), begun
+            yield FoundDocument(_document(parts, rule), begun)
             parts = []
             size = 0
         if not parts:
             begun = number
         parts.append(text + "\n" if ends else text)
         size += len(parts[-1])
-    yield _document(parts, rule), begun
+    yield FoundDocument(_document(parts, rule), begun)
 
 
 def _document(parts: list[str], rule: str) -> str:
@@ -110,7 +120,8 @@ def read_json_lines(path: Path, want: ReadOptions) -> FoundDocuments:
             raise MalmoiError(f"{path}:{number} has no key {want.column!r}.{hint}")
         first = False
         if isinstance(found := row.get(want.column), str) and _is_text(found):
-            yield found, number
+            url = row.get("url")
+            yield FoundDocument(found, number, url if isinstance(url, str) else "")
         else:
             want.on_bad_line(number, f"no text under {want.column!r}")
 
@@ -131,7 +142,7 @@ def json_file(path: Path, want: ReadOptions) -> FoundDocuments:
     for number, row in enumerate(values, start=1):
         found = row.get(want.column) if isinstance(row, dict) else row
         if isinstance(found, str) and _is_text(found):
-            yield found, number
+            yield FoundDocument(found, number)
         else:
             named = f"no text under {want.column!r}"
             want.on_bad_line(
@@ -191,7 +202,7 @@ def read_table(path: Path, want: ReadOptions) -> FoundDocuments:
     place = header.index(_column(f"{path}:1", want.column, header))
     for row in read:
         if len(row) == len(header):
-            yield row[place], rows.line_num
+            yield FoundDocument(row[place], rows.line_num)
         elif row:
             reason = f"{len(row)} fields where the header has {len(header)}"
             want.on_bad_line(rows.line_num, reason)
@@ -260,7 +271,7 @@ def _rows(batches: Any, want: ReadOptions) -> FoundDocuments:
         for value in batch.column(0).to_pylist():
             number += 1
             if isinstance(value, str):
-                yield value, number
+                yield FoundDocument(value, number)
             else:
                 want.on_bad_line(number, f"no text in {want.column!r}")
 

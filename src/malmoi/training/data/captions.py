@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.text.formats import FoundDocuments, ReadOptions, read_lines
+from malmoi.text.formats import FoundDocument, FoundDocuments, ReadOptions, read_lines
 from malmoi.text.sources import FileSource
 from malmoi.training.data.loader import ArrayBatch
 from malmoi.training.data.mask import UNMASKED_LABEL
@@ -65,7 +65,7 @@ class TextPerRow:
         for number, text in read_lines(self.path, self._refuse):
             if not text.strip():
                 self._refuse(number, "empty")
-            yield text.strip(), number
+            yield FoundDocument(text.strip(), number)
         if number != self.rows:
             raise MalmoiError(
                 f"{self.path} has {number:,} lines, and there are features for {self.rows:,} texts."

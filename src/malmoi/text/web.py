@@ -1,0 +1,141 @@
+"""Web pages as documents: HTML files, and the records of WARC and WET files, with their URLs."""
+
+import gzip
+import logging
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from malmoi.errors import MalmoiError
+from malmoi.text.formats import FoundDocument, FoundDocuments, ReadOptions
+from malmoi.text.lines import encoding_of, open_bytes
+from malmoi.text.warc import WarcRecord, read_records
+
+PAGE_TYPES = ("text/html", "application/xhtml+xml")
+_CANONICAL = '//link[@rel="canonical"]/@href | //meta[@property="og:url"]/@content'
+_BLANK_LINE = re.compile(rb"\r?\n\r?\n")
+_CHUNK = re.compile(rb"([0-9A-Fa-f]+)[^\r\n]*\r?\n")
+
+
+def read_html(path: Path, want: ReadOptions) -> FoundDocuments:
+    """Reads the main text of a page; its URL is the one that it calls canonical."""
+    extract = main_text_extractor(path)
+    with open_bytes(path) as stream:
+        text, url = extract(stream.read())
+    if text:
+        yield FoundDocument(text, 1, url)
+    else:
+        want.on_bad_line(1, "no main text was found")
+
+
+def read_warc(path: Path, want: ReadOptions) -> FoundDocuments:
+    """Reads pages that were answered with 200, and plain text (all of a WET file)."""
+    extract: Callable[[bytes], tuple[str, str]] | None = None
+    for record in read_records(path, want.on_bad_line):
+        content = _content(record, want)
+        if content is None:
+            continue
+        kind, body = content
+        if kind in PAGE_TYPES:
+            extract = extract or main_text_extractor(path)
+            text, _ = extract(body)
+        elif kind == "text/plain":
+            text = _decoded(body)
+        else:
+            continue
+        if text:
+            yield FoundDocument(text, record.number, record.url)
+        else:
+            want.on_bad_line(record.number, "no main text was found")
+
+
+def main_text_extractor(path: Path) -> Callable[[bytes], tuple[str, str]]:
+    """A function that returns a page's main text and canonical URL ("" where it has none)."""
+    try:
+        import trafilatura
+    except ImportError as error:
+        raise MalmoiError(
+            f"{path} needs the package trafilatura: pip install trafilatura."
+        ) from error
+    # a page without text is reported by its place, not by trafilatura's own log
+    logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
+
+    def extract(page: bytes) -> tuple[str, str]:
+        tree: Any = trafilatura.load_html(page)
+        if tree is None:
+            return "", ""
+        links = tree.xpath(_CANONICAL)
+        text = trafilatura.extract(tree, include_comments=False)
+        return text or "", str(links[0]) if links else ""
+
+    return extract
+
+
+def _content(record: WarcRecord, want: ReadOptions) -> tuple[str, bytes] | None:
+    """The type and the bytes of what a record holds; None if it is no document."""
+    kind = _media_type(record.headers.get("content-type", ""))
+    if record.type in ("conversion", "resource"):
+        return kind, record.body
+    if record.type != "response" or kind != "application/http":
+        return None
+    parts = _BLANK_LINE.split(record.body, maxsplit=1)
+    body = parts[1] if len(parts) > 1 else b""
+    status, *lines = parts[0].decode("latin-1").splitlines() or [""]
+    if status.split()[1:2] != ["200"]:
+        return None
+    headers = {
+        name.strip().lower(): value.strip() for name, _, value in (x.partition(":") for x in lines)
+    }
+    kind = _media_type(headers.get("content-type", ""))
+    if kind not in (*PAGE_TYPES, "text/plain"):
+        return None
+    try:
+        return kind, _unpacked(body, headers)
+    except (ValueError, EOFError, OSError, zlib.error) as error:
+        want.on_bad_line(record.number, f"the page cannot be unpacked: {error}")
+        return None
+
+
+def _media_type(header: str) -> str:
+    return header.partition(";")[0].strip().lower()
+
+
+def _unpacked(body: bytes, headers: dict[str, str]) -> bytes:
+    """The body without its transfer and content encodings; crawlers often removed them before."""
+    if "chunked" in headers.get("transfer-encoding", "").lower() and _CHUNK.match(body):
+        body = b"".join(_chunks(body))
+    coding = headers.get("content-encoding", "identity").lower()
+    if coding in ("gzip", "x-gzip") and body.startswith(b"\x1f\x8b"):
+        return gzip.decompress(body)
+    if coding in ("br", "zstd") and not body.lstrip().startswith(b"<"):
+        raise ValueError(f"its Content-Encoding is {coding}")
+    if coding == "deflate" and not body.lstrip().startswith(b"<"):
+        return zlib.decompress(body, 47 if body[:1] == b"\x78" else -15)
+    return body
+
+
+def _chunks(body: bytes) -> Iterator[bytes]:
+    at = 0
+    while found := _CHUNK.match(body, at):
+        size = int(found[1], 16)
+        yield body[found.end() : found.end() + size]
+        if not size:
+            return
+        at = found.end() + size
+        at += len(body[at : at + 2]) - len(body[at : at + 2].lstrip(b"\r\n"))
+    raise ValueError("a chunk of its Transfer-Encoding is damaged")
+
+
+def _decoded(body: bytes) -> str:
+    """Plain text in its encoding; undecodable bytes become U+FFFD."""
+    return body.decode(encoding_of(body), "replace").replace("\r\n", "\n").strip()
+
+
+WEB_FORMATS: dict[str, Callable[[Path, ReadOptions], FoundDocuments]] = {
+    ".html": read_html,
+    ".htm": read_html,
+    ".warc": read_warc,
+    ".wet": read_warc,
+}
