@@ -170,7 +170,7 @@ class _Records:
     def _ends_at(self, end: int) -> bool:
         """Whether two newlines, another record or the end of the file come there."""
         self._fill(end + _BEGIN_BYTES)
-        rest = self._buffer[end : end + _BEGIN_BYTES]
+        rest = bytes(self._buffer[end : end + _BEGIN_BYTES])
         return rest.startswith(b"\r\n\r\n") or rest.lstrip(b"\r\n")[:5] in (b"", b"WARC/")
 
     def _skip_newlines(self) -> bool:
