@@ -528,3 +528,69 @@ def test_the_command_and_what_pretrain_reads(
     assert [document.text for document in read_documents(out)] == [prose(0), prose(1)]
     assert run_command(["corpus", "build", source, "--out", str(out), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["mix"]["shards"] == 1
+
+
+# ---- select
+
+
+def web_pages(path: Path) -> str:
+    """Pages of six sites, and one without a URL."""
+    urls = ["http://www.a.org/x/", "https://b.org/low", "https://c.org/?p=1", "https://d.org/",
+            "https://en.wikipedia.org/wiki/A", "https://notwikipedia.org/a", None]  # fmt: skip
+    rows = [{"text": prose(n), "url": url} for n, url in enumerate(urls)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+LINKS = [("https://a.org/x#top", 3), ("https://b.org/low", 2), ("https://c.org?p=1", 1),
+         ("https://c.org/?p=1", 40), ("https://en.wikipedia.org/wiki/A", 99),
+         ("https://notwikipedia.org/a", 3), ("", 5), ("https://e.org", "?")]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl"])
+def test_links_with_scores_select_pages(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / f"links.{kind}"
+    if kind == "jsonl":
+        lines = [json.dumps({"url": url, "score": score}) for url, score in LINKS]
+    else:
+        sign = "\t" if kind == "tsv" else ","
+        lines = ["score" + sign + "url", *(f"{score}{sign}{url}" for url, score in LINKS)]
+    path.write_text("\n".join(lines) + "\n")
+    raw = web_pages(tmp_path / "web.jsonl")
+    done = run_build([raw], tmp_path / "out", links=str(path), steps="clean")
+    rows = map(json.loads, (tmp_path / "out" / "shard-00000.jsonl").read_text().splitlines())
+    assert [row["url"] for row in rows] == [
+        "http://www.a.org/x/", "https://c.org/?p=1", "https://notwikipedia.org/a"
+    ]  # fmt: skip
+    select = done["finished"]["steps"]["select"]
+    assert select["documents"] == [7, 3]
+    assert select["rules"] == {
+        "score below 3": 1, "not in the links": 1, "blocked domain": 1, "no URL": 1
+    }  # fmt: skip
+    assert "2 rows have no URL or no score" in caplog.text
+
+
+def test_blocked_domains_and_lower_scores(tmp_path: Path) -> None:
+    raw = web_pages(tmp_path / "web.jsonl")
+    domains = tmp_path / "domains.txt"
+    domains.write_text("b.org\nWikipedia.org\n")
+
+    def kept(name: str, **changes: Any) -> int:
+        done = run_build([raw], tmp_path / name, steps="clean", **changes)
+        return int(done["finished"]["steps"]["clean"]["documents"][1])
+
+    assert kept("all") == 7
+    assert kept("file", block_domains=(str(domains), "a.org")) == 4
+    links = tmp_path / "links.csv"
+    links.write_text("url,score\n" + "".join(f"{url},{score}\n" for url, score in LINKS))
+    assert kept("lower", links=str(links), min_score=2, block_domains="none") == 5
+    links.write_text("url,score\nhttps://d.org,4\n")
+    with pytest.raises(UsageError, match="link lists"):
+        kept("lower", links=str(links), min_score=2, block_domains="none")
+    with pytest.raises(UsageError, match="does not exist"):
+        kept("missing", links=str(tmp_path / "missing.csv"))
+    links.write_text("url,karma\n")
+    with pytest.raises(MalmoiError, match="no column 'score'"):
+        kept("new", links=str(links))

@@ -205,6 +205,9 @@ class CorpusOptions(TypedDict, total=False):
     language: str  # en, ko, …; empty: any
     min_words: int
     max_words: int  # 0: no limit
+    links: str  # .csv, .tsv, .jsonl with url and score: only these pages are kept
+    min_score: float  # from this score on
+    block_domains: tuple[str, ...]  # left out; by default wikipedia.org with links
     weights: str  # web=0.6,books=0.4: shares of the output's characters
     size: int  # characters of the output; 0: as many as before mixing
     settings: Settings  # any setting by its name

@@ -27,6 +27,21 @@ def build_command(
         str | None,
         typer.Option(help="Keep only documents in this language: en, ko, …", metavar="CODE"),
     ] = None,
+    links: Annotated[
+        str | None,
+        typer.Option(
+            help="Keep only pages whose url has a score of 3 or more in this table (WebText).",
+            metavar="FILE",
+        ),
+    ] = None,
+    block_domains: Annotated[
+        str | None,
+        typer.Option(
+            help="Leave out pages of these domains, or of a file of them.",
+            show_default="wikipedia.org with --links; none: no domain",
+            metavar="DOMAIN,…",
+        ),
+    ] = None,
     quality_reference: Annotated[
         list[str] | None,
         typer.Option(
@@ -69,7 +84,13 @@ def build_command(
     from malmoi.corpus.build import run_build
 
     changes: dict[str, Any] = changes_of(settings) | given(
-        steps=steps, language=language, weights=weights, documents=documents, text=text
+        steps=steps,
+        language=language,
+        links=links,
+        block_domains=block_domains,
+        weights=weights,
+        documents=documents,
+        text=text,
     )
     found = run_build(
         sources,

@@ -1,4 +1,4 @@
-"""Builds a corpus from raw text: read, clean, filter, rate, de-duplicate, decontaminate, mix.
+"""Builds a corpus: read, select, clean, filter, rate, de-duplicate, decontaminate, mix.
 
 Shards go through the steps in several processes; in between come the steps that need all shards at
 once (menus, the classifier, duplicates, shares). Every write is atomic, so a killed build resumes.
@@ -24,6 +24,7 @@ from malmoi.corpus.control import total_control_names
 from malmoi.corpus.decontaminate import BenchmarkSets
 from malmoi.corpus.duplicates import duplicates
 from malmoi.corpus.language import check_language
+from malmoi.corpus.links import LinkList, selection_record
 from malmoi.corpus.named_sources import NamedSource, benchmark_files, named_sources
 from malmoi.corpus.quality import QualityScorer, sample_documents
 from malmoi.corpus.stats import StepStats, total_stats
@@ -43,7 +44,11 @@ logger = logging.getLogger(__name__)
 def run_folder(out: Path) -> RunFolder:
     others = {
         name: f"of other {words}"
-        for name, words in (("sources", "sources"), ("against", "test sets"))
+        for name, words in (
+            ("sources", "sources"),
+            ("against", "test sets"),
+            ("links", "link lists"),
+        )
     }
     others["good"] = "with other reference text"
     return RunFolder(out, "corpus.json", "corpus", can_restart=True, unreadable=others)
@@ -72,6 +77,7 @@ def _forget(out: Path) -> None:
 
 
 STEP_FILES = {
+    "select": "clean",
     "clean": "clean",
     "menus": "sift",
     "filter": "sift",
@@ -107,6 +113,7 @@ class CorpusPlan:
             "against": read_documents(list(map(str, self.decontaminate))).fingerprint()
             if self.decontaminate
             else "",
+            **selection_record(self.config),
         }
 
 
@@ -222,6 +229,9 @@ def _read(plan: CorpusPlan) -> dict[str, Any]:
     path = plan.work.folder / "read.json"
     if path.is_file():
         return read_account(path)
+    if plan.config.links:
+        with atomic_write(plan.work.folder / "links.npz") as file:
+            LinkList.read(Path(plan.config.links), plan.config.min_score).save(file)
     found = Counter[str]()
     run_jobs(_clean_jobs(plan, found), plan.workers, "read and clean")
     if not found["documents"]:

@@ -21,6 +21,10 @@ class CorpusConfig(Config):
     text: str = "text"  # the key or column of JSON lines and tables
     seed: int = 0
     shard: int = 1 << 23  # characters of raw text that are processed together and become one shard
+    # select (GPT-2 §2.1)
+    links: str = ""  # .csv, .tsv, .jsonl with url and score: only these pages are kept …
+    min_score: float = 3.0  # … from this score on
+    block_domains: tuple[str, ...] = ()  # or files; by default wikipedia.org with links; none
     # clean
     menu_length: int = 40  # a longer line is not part of a menu
     menu_share: float = 0.05  # a short line in this share of a source's documents is boilerplate …

@@ -21,6 +21,7 @@ from malmoi.corpus.control import count_control_names
 from malmoi.corpus.decontaminate import BenchmarkSets, decontaminated
 from malmoi.corpus.duplicates import signatures_of
 from malmoi.corpus.filter import filtered
+from malmoi.corpus.links import LinkList, blocked_domains, selected
 from malmoi.corpus.ngrams import seeded_hash
 from malmoi.corpus.quality import QualityScorer, filter_by_quality
 from malmoi.corpus.stats import StepStats
@@ -73,8 +74,12 @@ def write_document_file(path: Path, documents: Iterable[Document]) -> None:
 
 
 def clean_shard(work: BuildFolder, number: int, documents: Sequence[Document]) -> None:
-    """Raw documents → .clean, and the short lines that could be menus."""
+    """Raw documents → .clean, those that are selected, and the short lines that could be menus."""
     stats = StepStats()
+    chosen = StepStats()
+    links, blocked = _selection(work)
+    if links or blocked:
+        documents = list(selected(documents, links, blocked, work.config.min_score, chosen))
     if "clean" in work.config.steps:
         documents = list(cleaned(documents, stats))
     lines: dict[str, Counter[str]] = {document.source: Counter() for document in documents}
@@ -84,9 +89,8 @@ def clean_shard(work: BuildFolder, number: int, documents: Sequence[Document]) -
         source: {line: n for line, n in found.items() if n > 1} for source, found in lines.items()
     }
     sizes = Counter(document.source for document in documents)
-    work.finish(
-        number, "clean", documents, {"clean": stats.to_dict(), "lines": often, "sources": sizes}
-    )
+    tallies = {"select": chosen.to_dict(), "clean": stats.to_dict()}
+    work.finish(number, "clean", documents, tallies | {"lines": often, "sources": sizes})
 
 
 def filter_shard(work: BuildFolder, number: int) -> None:
@@ -149,6 +153,12 @@ def write_shard(work: BuildFolder, number: int, path: Path, chosen: NDArray[np.b
     """.clear → a shard of the corpus with the chosen documents."""
     documents = zip(work.documents(number, "clear"), chosen.tolist(), strict=True)
     write_document_file(path, (document for document, wanted in documents if wanted))
+
+
+@cache
+def _selection(work: BuildFolder) -> tuple[LinkList | None, frozenset[str]]:
+    path = work.folder / "links.npz"
+    return LinkList.load(path) if path.is_file() else None, blocked_domains(work.config)
 
 
 @cache

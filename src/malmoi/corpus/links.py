@@ -1,0 +1,183 @@
+"""Step 0, select: documents by their URL, as WebText was made (Radford et al. 2019, §2.1).
+
+WebText has the pages that Reddit linked to with 3 karma or more, without Wikipedia, which is in
+many test sets.
+"""
+
+import csv
+import json
+import logging
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from malmoi.corpus.config import CorpusConfig
+from malmoi.corpus.ngrams import HashArray, seeded_hash
+from malmoi.corpus.stats import StepStats
+from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.text.documents import Document
+from malmoi.text.formats import read_lines, whole_rows
+from malmoi.text.sources import FileSource, kind_of
+
+logger = logging.getLogger(__name__)
+WEBTEXT_BLOCKS = ("wikipedia.org",)
+NO_DOMAIN = "none"
+Link = tuple[int, str, str]  # line, URL, score
+
+
+def url_key(url: str) -> str:
+    """A URL without what seldom changes the page: scheme, www., fragment, last slash."""
+    try:
+        parts = urlsplit(url.strip())
+    except ValueError:  # not a URL
+        return ""
+    host = parts.netloc.lower().removeprefix("www.")
+    query = f"?{parts.query}" if parts.query else ""
+    return f"{host}{parts.path.rstrip('/')}{query}" if host else ""
+
+
+def domain_of(url: str) -> str:
+    return url_key(url).partition("/")[0].partition("?")[0].rpartition("@")[2].partition(":")[0]
+
+
+@dataclass(frozen=True)
+class LinkList:
+    """Hashes of the URLs of a link list, sorted: those that scored enough, and the others."""
+
+    good: HashArray
+    low: HashArray
+
+    @classmethod
+    def read(cls, path: Path, min_score: float) -> "LinkList":
+        """Reads a table with the columns url and score; a URL counts with its best score."""
+        good, low = array("Q"), array("Q")
+        bad: list[str] = []
+        count = 0
+        for line, url, score in _links(path):
+            key = url_key(url)
+            number = _number(score)
+            if key and number is not None:
+                (good if number >= min_score else low).append(seeded_hash(key, 0))
+                continue
+            count += 1
+            bad = bad or [f"{path}:{line}"]
+        if count:
+            logger.warning(f"{path}: {count:,} rows have no URL or no score, first {bad[0]}.")
+        if not good:
+            raise MalmoiError(f"No URL of {path} has a score of {min_score:g} or more.")
+        return cls(*(np.unique(np.frombuffer(values, np.uint64)) for values in (good, low)))
+
+    def save(self, file: IO[bytes]) -> None:
+        np.savez(file, good=self.good, low=self.low)
+
+    @classmethod
+    def load(cls, path: Path) -> "LinkList":
+        with np.load(path) as file:
+            return cls(file["good"], file["low"])
+
+    def reason_against(self, url: str, min_score: float) -> str | None:
+        """Why a document with this URL is dropped, if it is."""
+        if not url:
+            return "no URL"
+        value = np.uint64(seeded_hash(url_key(url), 0))
+        if _contains(self.good, value):
+            return None
+        return f"score below {min_score:g}" if _contains(self.low, value) else "not in the links"
+
+
+def _contains(known: HashArray, value: np.uint64) -> bool:
+    at = int(np.searchsorted(known, value))
+    return at < len(known) and bool(known[at] == value)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _links(path: Path) -> Iterator[Link]:
+    kind = kind_of(path)
+    if kind not in (".csv", ".tsv", ".jsonl"):
+        raise UsageError(f"The link list {path} should be a .csv, .tsv or .jsonl file.")
+    return _json_links(path) if kind == ".jsonl" else _table_links(path, tabs=kind == ".tsv")
+
+
+def _json_links(path: Path) -> Iterator[Link]:
+    for line, text in read_lines(path, lambda line, why: None):
+        try:
+            row = json.loads(text) if text.strip() else {}
+        except (ValueError, RecursionError):
+            row = {}
+        if line == 1 and isinstance(row, dict):
+            _require_columns(path, row)
+        found = row if isinstance(row, dict) else {}
+        yield line, str(found.get("url", "")), str(found.get("score", ""))
+
+
+def _table_links(path: Path, *, tabs: bool) -> Iterator[Link]:
+    lines = (text + "\n" for _, text in read_lines(path, lambda line, why: None))
+    rows = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.reader(lines)
+    header = next(whole_rows(rows, path), [])
+    _require_columns(path, dict.fromkeys(header, 0))
+    url, score = header.index("url"), header.index("score")
+    for row in whole_rows(rows, path):
+        if row:
+            cells = row if len(row) == len(header) else [""] * len(header)
+            yield rows.line_num, cells[url], cells[score]
+
+
+def _require_columns(path: Path, row: Mapping[str, object]) -> None:
+    for name in ("url", "score"):
+        if name not in row:
+            raise MalmoiError(f"The link list {path} has no column {name!r}.{nearest(name, row)}")
+
+
+def blocked_domains(config: CorpusConfig) -> frozenset[str]:
+    """The domains that are left out: listed, in files with one per line, or WebText's."""
+    given = config.block_domains or (WEBTEXT_BLOCKS if config.links else ())
+    found: set[str] = set()
+    for entry in given:
+        lines = Path(entry).read_text("utf-8").split() if Path(entry).is_file() else [entry]
+        found.update(line.lower().removeprefix("www.") for line in lines)
+    return frozenset(found - {NO_DOMAIN})
+
+
+def selection_record(config: CorpusConfig) -> dict[str, object]:
+    """What determines the selection besides the settings; empty if all documents are kept."""
+    if config.links and not Path(config.links).is_file():
+        raise UsageError(f"The link list {config.links} does not exist.")
+    links = FileSource(Path(config.links), "").fingerprint() if config.links else []
+    domains = sorted(blocked_domains(config))
+    return {"links": [links, seeded_hash("\n".join(domains), 0)]} if links or domains else {}
+
+
+def is_blocked(domain: str, blocked: frozenset[str]) -> bool:
+    """Whether a domain or one above it is blocked."""
+    parts = domain.split(".")
+    return any(".".join(parts[at:]) in blocked for at in range(len(parts)))
+
+
+def selected(
+    documents: Iterable[Document],
+    links: LinkList | None,
+    blocked: frozenset[str],
+    min_score: float,
+    stats: StepStats,
+) -> Iterator[Document]:
+    """Yields documents whose domain is not blocked and whose URL was linked with enough score."""
+    for document in documents:
+        stats.count_in(document)
+        reason = links.reason_against(document.url, min_score) if links else None
+        if document.url and is_blocked(domain_of(document.url), blocked):
+            reason = "blocked domain"
+        if reason:
+            stats.count_rule(reason, document)
+        else:
+            yield stats.count_out(document)
