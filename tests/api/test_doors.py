@@ -157,7 +157,7 @@ OPTIONS = {
 }
 # what a function takes beside its settings, and a field that may also be written as a word
 BESIDE = {"device", "dtype", "settings", "overwrite", "workers", "quality_reference"}
-BESIDE |= {"out", "harness", "per_label", "decontaminate", "beams"}
+BESIDE |= {"out", "harness", "per_label", "decontaminate", "beams", "contamination"}
 
 
 COLUMNS = set(options.ColumnOptions.__annotations__)

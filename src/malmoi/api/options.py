@@ -165,6 +165,7 @@ class EvaluateOptions(ColumnOptions, total=False):
     reading: Literal["causal", "masked"]  # of a model that was trained both ways
     out: str | Path | None  # a folder for curve.json and curve.svg
     harness: Literal["lm-eval"] | None
+    contamination: Sequence[str]  # training text: score the items that are in it apart
 
 
 class DistilOptions(FinetuneOptions, total=False):

@@ -201,6 +201,11 @@ def evaluate(
     if shots is not None:
         several = isinstance(shots, Sequence) and not isinstance(shots, str)
         given["shots"] = ",".join(map(str, cast("Sequence[int]", shots))) if several else shots
+    if corpus := given.pop("contamination", None):
+        from malmoi.corpus.contamination import find_overlaps
+
+        texts = [corpus] if isinstance(corpus, str) else [str(one) for one in corpus]
+        given["contamination"] = lambda items: find_overlaps(items, texts)
     with listening(progress):
         found: Metrics | list[Metrics] = judge(opened, chosen, data, **given)
     return found

@@ -27,6 +27,7 @@ from malmoi.cli.output import print_json, print_table, say
 from malmoi.errors import UsageError
 
 if TYPE_CHECKING:
+    from malmoi.evaluation.contamination import FindOverlaps
     from malmoi.evaluation.in_context.run import InContextResult
     from malmoi.evaluation.tasks import Task
     from malmoi.inference import Model
@@ -89,6 +90,13 @@ def evaluate_command(
     metric: Annotated[
         str | None, typer.Option(help="Metric that comes first: f1_macro, mcc, bleu…")
     ] = None,
+    contamination: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Training text: score the items that overlap with it apart (GPT-3 §4).",
+            metavar="CORPUS",
+        ),
+    ] = None,
     text: TextOption = None,
     pair: PairOption = None,
     label: LabelOption = None,
@@ -122,6 +130,7 @@ def evaluate_command(
         template=template,
         reading=reading,
     )
+    find = _overlaps_with(contamination)
     columns = given(text=text, pair=pair, label=label, choices=choices, separator=separator)
     harnessed = next((word for word in words or [] if word.endswith(YAML)), None)
     name, files = ("", data or []) if harnessed else task_and_files(words or [], data)
@@ -129,23 +138,54 @@ def evaluate_command(
     rows: Any = files[0] if len(files) == 1 else files or None
     chosen = harnessed or _task(opened, name, rows, columns, metric)
     if opened.config.encoder_depth:
-        show_facts(judge(opened, chosen, rows, **asking, **given(beams=beams)), json)
+        asking |= given(contamination=find, beams=beams)
+        show_facts(judge(opened, chosen, rows, **asking), json)
     elif beams is not None:
         raise UsageError("--beams is for a model that translates (malmoi pretrain transformer-…).")
     elif harness is not None or isinstance(chosen, str):
+        asking |= given(contamination=find)
         show_facts(judge(opened, chosen, rows, skip_bad=skip_bad, harness=harness, **asking), json)
     elif asking or show or out or in_context(chosen, opened):
         from malmoi.evaluation.few_shot import few_shot_results, in_context_config
 
         _tell(
             few_shot_results(
-                opened, chosen, rows, in_context_config(asking | {"skip_bad": skip_bad}), out
+                opened, chosen, rows, in_context_config(asking | {"skip_bad": skip_bad}), out, find
             ),
             show,
             json,
         )
     else:
-        show_facts(judge(opened, chosen, rows, skip_bad=skip_bad, per_label=True), json)
+        facts = judge(opened, chosen, rows, skip_bad=skip_bad, per_label=True, contamination=find)
+        show_facts(facts, json)
+        if not json:
+            _print_contamination(facts.get("contamination"))
+
+
+def _overlaps_with(corpus: list[str] | None) -> "FindOverlaps | None":
+    """Finds items in a corpus, which is resolved now: a misspelt path ends the command early."""
+    if not corpus:
+        return None
+    from malmoi.corpus.contamination import find_overlaps
+    from malmoi.text.documents import read_documents
+
+    read_documents(corpus)
+    return lambda items: find_overlaps(items, corpus)
+
+
+def _print_contamination(found: dict[str, Any] | None) -> None:
+    if found is None:
+        return
+    print(
+        f"\n{found['dirty']:,} of {found['items']:,} items share a run of {found['words']} words "
+        f"with the corpus; {found['short']:,} have no such run and count as clean."
+    )
+    columns = ("all", "clean", "dirty", "clean_minus_all")
+    rows = [
+        (name, *(f"{row[part]:.4f}" if part in row else "–" for part in columns))
+        for name, row in found["scores"].items()
+    ]
+    print_table(("measure", "all", "clean", "dirty", "clean − all"), rows)
 
 
 def _task(
@@ -174,6 +214,8 @@ def _tell(found: "list[InContextResult]", show: int, json: bool) -> None:
             _print_items(shown)
     if not json:
         _print_measures(found)
+        for result in found:
+            _print_contamination(result.contamination)
 
 
 def _print_items(shown: list[dict[str, Any]]) -> None:

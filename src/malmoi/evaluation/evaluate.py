@@ -7,6 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from malmoi.errors import UsageError
+from malmoi.evaluation.contamination import (
+    FindOverlaps,
+    contamination_report,
+    item_texts,
+    refuse_contamination,
+)
 from malmoi.evaluation.error_analysis import analyse_errors
 from malmoi.evaluation.examples import load_examples, require_labels, unseen_labels
 from malmoi.evaluation.few_shot import evaluate_few_shot
@@ -43,16 +49,20 @@ def evaluate_model(
     limit, score, template, reading; and out (a folder for the curve), harness ("lm-eval").
     `per_label` adds each label's precision, recall, F1 and support, the confusion matrix, the
     calibration, the worst mistakes and likely label errors. A model that translates is scored by
-    BLEU on two files or a table; its options are `beams` and `limit`.
+    BLEU on two files or a table; its options are `beams` and `limit`. `contamination` finds the
+    items that are in the training text; clean and dirty ones are then scored too.
     """
+    contamination: FindOverlaps | None = asking.pop("contamination", None)
     found = model if isinstance(model, Model) else load(model, device=device)
     if found.config.encoder_depth:
+        refuse_contamination(contamination, "translations")
         return evaluate_translation(found, data, **asking)
     if isinstance(task, str) and task.endswith((".yaml", ".yml")):
-        return evaluate_few_shot(found, Path(task), data, **asking)
+        return evaluate_few_shot(found, Path(task), data, contamination=contamination, **asking)
     chosen = _by_vectors(named_task(task) if isinstance(task, str) else task, found)
     if asking or in_context(chosen, found):
-        return evaluate_few_shot(found, chosen, data, skip_bad=skip_bad, **asking)
+        asking |= {"skip_bad": skip_bad, "contamination": contamination}
+        return evaluate_few_shot(found, chosen, data, **asking)
     if data is None:
         raise UsageError(
             f"The task {chosen.name} needs a file of rows: give it with --data (data=…)."
@@ -64,7 +74,15 @@ def evaluate_model(
         logger.warning(unknown)
     reading = Predictor.of(found.checkpoint)
     done = predict_and_score(chosen, examples, reading)
-    facts = {**done.metrics, "examples": len(examples)}
+    facts: dict[str, Any] = {**done.metrics, "examples": len(examples)}
+    if contamination is not None:
+        overlaps = contamination([item_texts(example) for example in examples])
+        facts["contamination"] = contamination_report(
+            examples,
+            overlaps,
+            done.metrics,
+            lambda some: predict_and_score(chosen, [examples[i] for i in some], reading).metrics,
+        )
     if not per_label:
         return facts
     return facts | analyse_errors(chosen, found.labels, examples, done, reading.temperature)

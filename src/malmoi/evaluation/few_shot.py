@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from malmoi.errors import UsageError, nearest
+from malmoi.evaluation.contamination import FindOverlaps, item_texts, refuse_contamination
 from malmoi.evaluation.in_context.lm_eval_tasks import evaluate_with_harness
 from malmoi.evaluation.in_context.run import InContextConfig, InContextResult, evaluate_in_context
 from malmoi.evaluation.tasks import Task
@@ -24,13 +25,15 @@ def evaluate_few_shot(
 ) -> Any:
     """Metrics as a dictionary, or a list for several shot counts; a path is an lm-eval YAML."""
     out = asking.pop("out", None)
+    find = asking.pop("contamination", None)
     harness = asking.pop("harness", None)
     settings = in_context_config(asking)
     if harness is not None:
+        refuse_contamination(find, "lm-eval")
         return evaluate_with_harness(model, task, data, settings, harness)
     if isinstance(task, Path):
         raise UsageError(f"{task} is a task of lm-evaluation-harness: add --harness lm-eval.")
-    facts = [result.facts for result in few_shot_results(model, task, data, settings, out)]
+    facts = [result.facts for result in few_shot_results(model, task, data, settings, out, find)]
     return facts[0] if len(facts) == 1 else facts
 
 
@@ -51,8 +54,12 @@ def few_shot_results(
     data: RowSource | None,
     asking: InContextConfig,
     out: str | Path | None = None,
+    find: FindOverlaps | None = None,
 ) -> list[InContextResult]:
-    """Evaluates, reports progress and notes, and writes the curve if there is a folder."""
+    """Evaluates, reports progress and notes, and writes the curve if there is a folder.
+
+    `find` looks for the items in the training text; clean and dirty ones are then scored too.
+    """
     found = []
     told = set()
     for result in evaluate_in_context(model, task, data, asking):
@@ -61,6 +68,9 @@ def few_shot_results(
             if note not in told:
                 logger.warning(note)
             told.add(note)
+    if find is not None:
+        overlaps = find([item_texts(question.example) for question in found[0].questions])
+        found = [result.with_contamination(overlaps) for result in found]
     if out is not None:
         write_curve(Path(out), found)
     return found

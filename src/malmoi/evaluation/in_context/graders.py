@@ -232,7 +232,7 @@ def cross_thresholded(scores: Any, gold: Any) -> Any:
         others = halves != half
         values = np.unique(scores[others])
         cuts = np.concatenate([[-np.inf], (values[1:] + values[:-1]) / 2, [np.inf]])
-        tried = [(gold[others] == (scores[others] > cut)).mean() for cut in cuts]
+        tried = [(gold[others] == (scores[others] > cut)).sum() for cut in cuts]
         said[~others] = scores[~others] > cuts[int(np.argmax(tried))]
     return said
 

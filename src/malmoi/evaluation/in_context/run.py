@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 from malmoi.errors import UsageError, nearest
+from malmoi.evaluation.contamination import Overlaps, contamination_report
 from malmoi.evaluation.examples import (
     files_in,
     generate_examples,
@@ -49,7 +50,9 @@ class InContextResult:
     shots: Shots
     verdict: Graded
     questions: list[Question] = field(repr=False)
+    session: EvaluationSession = field(repr=False)
     notes: tuple[str, ...] = ()
+    contamination: dict[str, Any] | None = None
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -62,7 +65,22 @@ class InContextResult:
             **measured,
             "shots": count if self.shots.as_many_as_fit else self.shots.count,
             "examples": len(self.questions),
+            **({"contamination": self.contamination} if self.contamination else {}),
         }
+
+    def with_contamination(self, overlaps: Overlaps) -> "InContextResult":
+        """Grades the clean and the dirty items again, each on their own."""
+
+        def means(graded: Graded) -> dict[str, float]:
+            return {name: value.mean for name, value in graded.measures.items()}
+
+        def score(chosen: Sequence[int]) -> dict[str, float]:
+            some = [self.questions[i] for i in chosen]
+            return means(kind_of(self.session.task).grade(self.session, some))
+
+        examples = [question.example for question in self.questions]
+        report = contamination_report(examples, overlaps, means(self.verdict), score)
+        return replace(self, contamination=report)
 
 
 def evaluate_in_context(
@@ -115,7 +133,8 @@ def _result(
         else []
     )
     drawn = notes if shots.count or shots.as_many_as_fit else ()
-    return InContextResult(task.name, shots, graded, questions, (*drawn, *said, *graded.notes))
+    notes = (*drawn, *said, *graded.notes)
+    return InContextResult(task.name, shots, graded, questions, exam, notes)
 
 
 def split_rows(

@@ -1,0 +1,67 @@
+"""Scores on clean and on dirty items, to see how much a test set in the training text helps.
+
+An item is dirty if it shares an n-gram with the training text (Brown et al. 2020, §4, appendix C).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from malmoi.errors import UsageError
+from malmoi.evaluation.task import Example
+
+
+@dataclass(frozen=True)
+class Overlaps:
+    """The n-gram length in words, which items overlap, and which are too short to say."""
+
+    words: int
+    dirty: tuple[bool, ...]
+    short: tuple[bool, ...]
+
+
+FindOverlaps = Callable[[Sequence[Sequence[str]]], Overlaps]  # given the texts of each item
+
+
+def item_texts(example: Example) -> list[str]:
+    """The texts of an item that could be in the training text; names of labels are not."""
+    said = [message["content"] for message in example.messages]
+    return [text for text in (example.text, example.pair, *example.choices, *said) if text]
+
+
+def contamination_report(
+    examples: Sequence[Example],
+    overlaps: Overlaps,
+    scores: Mapping[str, float],
+    score: Callable[[Sequence[int]], Mapping[str, float]],
+) -> dict[str, Any]:
+    """{"words": 13, "items": 500, "dirty": 21, …, "scores": {"accuracy": {"all": 0.61, …}}}.
+
+    `scores` are those of all items; `score` computes them for some.
+    """
+    dirty = [i for i, overlap in enumerate(overlaps.dirty) if overlap]
+    clean = [i for i, overlap in enumerate(overlaps.dirty) if not overlap]
+    parts = {"all": scores, "clean": score(clean) if clean else {}}
+    parts["dirty"] = score(dirty) if dirty else {}
+    table = {
+        name: {part: found[name] for part, found in parts.items() if name in found}
+        for name in scores
+    }
+    for row in table.values():
+        if "clean" in row:
+            row["clean_minus_all"] = row["clean"] - row["all"]
+    return {
+        "words": overlaps.words,
+        "items": len(examples),
+        "dirty": len(dirty),
+        "short": sum(overlaps.short),
+        "places": [examples[i].place for i in dirty],
+        "scores": table,
+    }
+
+
+def refuse_contamination(find: FindOverlaps | None, what: str) -> None:
+    if find is not None:
+        raise UsageError(
+            f"--contamination needs the rows of a task; it cannot be used with {what}."
+        )
