@@ -82,6 +82,8 @@ def test_one_gzip_member_for_all_records(tmp_path: Path) -> None:
     [
         (record(b"x" * 50, length=20), "Content-Length is wrong"),
         (record(b"x" * 50, length=130), "Content-Length is wrong"),
+        # it ends where the next record's header does
+        (record(b"x" * 50, length=54 + record(b"second").index(b"\r\n\r\n")), "is wrong"),
         (record(b"x" * 50, length=10**9), "Content-Length is 1000000000"),
         (record(b"x" * 50).replace(b"Content-Length: 50\r\n", b""), "Content-Length is missing"),
         (record(b"x" * 50)[:60], "header is damaged"),

@@ -142,6 +142,8 @@ class _Records:
         header = self._header()
         lines = self._buffer[:header].decode("utf-8", "replace").split("\n")
         headers = dict(map(_field, lines))
+        if not headers.get("warc-type"):
+            raise _BadRecord("its WARC-Type is missing")
         length = headers.get("content-length", "")
         if not (length.isascii() and length.isdigit()):
             raise _BadRecord("its Content-Length is missing")
@@ -171,7 +173,11 @@ class _Records:
         """Whether two newlines, another record or the end of the file come there."""
         self._fill(end + _BEGIN_BYTES)
         rest = bytes(self._buffer[end : end + _BEGIN_BYTES])
-        return rest.startswith(b"\r\n\r\n") or rest.lstrip(b"\r\n")[:5] in (b"", b"WARC/")
+        if rest == b"\r\n\r\n" or rest.startswith(b"\r\n\r\nWARC/"):
+            return True
+        # newlines are missing or other bytes follow: it is whole unless it holds another's header
+        likely = rest.startswith(b"\r\n\r\n") or rest.lstrip(b"\r\n")[:5] in (b"", b"WARC/")
+        return likely and not _BEGIN.search(self._buffer, 1, end)
 
     def _skip_newlines(self) -> bool:
         """Moves to the next byte that is no newline; False at the end."""

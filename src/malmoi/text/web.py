@@ -1,6 +1,5 @@
 """Web pages as documents: HTML files, and the records of WARC and WET files, with their URLs."""
 
-import gzip
 import logging
 import re
 import zlib
@@ -11,7 +10,7 @@ from typing import Any
 from malmoi.errors import MalmoiError
 from malmoi.text.formats import FoundDocument, FoundDocuments, ReadOptions
 from malmoi.text.lines import encoding_of, open_bytes
-from malmoi.text.warc import WarcRecord, read_records
+from malmoi.text.warc import MAX_RECORD_BYTES, WarcRecord, read_records
 
 PAGE_TYPES = ("text/html", "application/xhtml+xml")
 _CANONICAL = '//link[@rel="canonical"]/@href | //meta[@property="og:url"]/@content'
@@ -93,7 +92,7 @@ def _content(record: WarcRecord, want: ReadOptions) -> tuple[str, bytes] | None:
         return None
     try:
         return kind, _unpacked(body, headers)
-    except (ValueError, EOFError, OSError, zlib.error) as error:
+    except (ValueError, zlib.error) as error:
         want.on_bad_line(record.number, f"the page cannot be unpacked: {error}")
         return None
 
@@ -108,12 +107,21 @@ def _unpacked(body: bytes, headers: dict[str, str]) -> bytes:
         body = b"".join(_chunks(body))
     coding = headers.get("content-encoding", "identity").lower()
     if coding in ("gzip", "x-gzip") and body.startswith(b"\x1f\x8b"):
-        return gzip.decompress(body)
+        return _inflated(body, 31)
     if coding in ("br", "zstd") and not body.lstrip().startswith(b"<"):
         raise ValueError(f"its Content-Encoding is {coding}")
     if coding == "deflate" and not body.lstrip().startswith(b"<"):
-        return zlib.decompress(body, 47 if body[:1] == b"\x78" else -15)
+        return _inflated(body, 15 if body.startswith(b"\x78") else -15)
     return body
+
+
+def _inflated(body: bytes, wbits: int) -> bytes:
+    """Decompresses up to the size of a record: a page may be made to fill the memory."""
+    inflate = zlib.decompressobj(wbits)
+    found = inflate.decompress(body, MAX_RECORD_BYTES)
+    if not inflate.eof:
+        raise ValueError("it is truncated or too long")
+    return found
 
 
 def _chunks(body: bytes) -> Iterator[bytes]:
