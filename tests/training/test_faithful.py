@@ -68,3 +68,11 @@ def test_gpt1_warms_up_for_2000_updates_of_its_100_epochs() -> None:
     assert steps == 100 * 2_000_000 / 64
     shares = [rate_at(step, step / steps, recipe.train, steps) for step in (999, 1999, steps)]
     assert shares == pytest.approx([0.5, 1.0, 0.0], abs=1e-3)
+
+
+def test_a_shortened_warm_up_of_the_2017_schedule_lowers_its_peak() -> None:
+    c = RECIPES["transformer-base"]().train
+    whole = [rate_at(step, 0.0, c, expected=100_000) for step in (1999, 3999, 15_999)]
+    assert whole == pytest.approx([0.5, 1.0, 0.5])
+    short = [rate_at(step, 0.0, c, expected=10_000) for step in (499, 999, 3999)]
+    assert short == pytest.approx([0.25, 0.5, 0.25])

@@ -76,7 +76,9 @@ def rate_at(step: int, progress: float, c: RateSettings, expected: int = 0) -> f
     """
     steps = warmup_steps(c, expected)
     if c.schedule == INVERSE_SQRT:  # by steps alone: it has no end
-        return inverse_sqrt(step + 1, max(1.0, steps))
+        # post-norm does not bear the whole rate after a warm-up that a small budget shortened
+        peak = math.sqrt(steps / c.warmup_steps) if c.warmup_steps else 1.0
+        return peak * inverse_sqrt(step + 1, max(1.0, steps))
     share = steps / expected if expected else 0.0
     warm = min(
         1.0,
