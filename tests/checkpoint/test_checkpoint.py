@@ -355,7 +355,7 @@ def test_models_without_a_hugging_face_class_round_trip(tmp_path: Path) -> None:
     network = initialise(Network(config, {"lm": 0}), 0).eval()
     write_checkpoint(Checkpoint(network), tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "malmoi"
-    assert "open it with Malmoi" in (tmp_path / "README.md").read_text()
+    assert "A model of Malmoi's own type" in (tmp_path / "README.md").read_text()
     tokens = torch.randint(0, 60, (1, 8))
     again = read_checkpoint(tmp_path)
     assert again.network.config == config

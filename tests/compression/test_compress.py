@@ -126,7 +126,7 @@ def test_transformers_finds_the_same_numbers(
 
 @pytest.mark.parametrize("config", [gpt2(**SIZES), gpt3(**SIZES), gpt1(**SIZES)])
 @torch.no_grad()
-def test_what_transformers_cannot_open_is_said_and_opened_by_us(
+def test_transformers_opens_other_quantized_folders_after_import_malmoi(
     config: ModelConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole, small = saved(tmp_path / "whole", config, {"lm": 0}), tmp_path / "small"
@@ -151,8 +151,10 @@ def test_what_transformers_cannot_open_is_said_and_opened_by_us(
     assert found["bytes"][1] < 0.45 * found["bytes"][0]
     assert (found["memory"][1] < found["memory"][0]) == (why_not() is None)
     assert min(found["tokens_per_second"]) > 0
-    with pytest.raises(ValueError, match="malmoi"):
-        transformers.AutoConfig.from_pretrained(small)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(small)
+    tokens = torch.arange(12)[None]
+    ours = malmoi.load(small, device="cpu", dtype="fp32").network(tokens)["lm"]
+    assert torch.allclose(theirs(tokens).logits, ours, atol=1e-4)
 
 
 @pytest.mark.skipif(why_not() is not None, reason="there is no int8 kernel for this machine")

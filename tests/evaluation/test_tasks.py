@@ -57,6 +57,10 @@ def squad_file(question: str, answers: list[dict[str, object]], **more: bool) ->
 
 FILES = {  # a file of each task as it is distributed, and what its first row says
     "cola": ("gj04\t1\t\tA good one.\ngj04\t0\t*\tA one bad.\n", ("A good one.", None, "1")),
+    "cola-likelihood": (
+        "gj04\t1\t\tA good one.\ngj04\t0\t*\tA one bad.\n",
+        ("A good one.", None, "1"),
+    ),
     "sst2": ("sentence\tlabel\na fine film \t1\nno \t0\n", ("a fine film ", None, "1")),
     "mrpc": (
         '\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t7\t8\tHe "said.\tSaid he.\n',

@@ -61,7 +61,7 @@ def test_a_model_is_fine_tuned(begun: Path, tmp_path: Path) -> None:
     data.write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in rows), "utf-8")
     out = tmp_path / "tuned"
     done = finetune(
-        begun, "classification", data, out, data, device="cpu", epochs=5, batch=8, lr=1e-2
+        begun, "classification", data, out, data, device="cpu", epochs=10, batch=8, lr=1e-2
     )
     assert losses(out)[-1] < losses(out)[0]
     assert done.metrics["accuracy"] == 1.0

@@ -210,7 +210,9 @@ def _find(name: str) -> Recipe:
     folder = name not in RECIPES and (Path(name) / "recipe.json").is_file()
     if not name.endswith(".json") and not folder:
         # the paper's batch assumes the paper's hardware
-        return named_recipe(name).override({"train.fit_batch": True})
+        named = named_recipe(name)
+        # rows that read on from segment to segment stay as many
+        return named.override({"train.fit_batch": not named.model.memory})
     path = Path(name) if name.endswith(".json") else Path(name) / "recipe.json"
     if not path.is_file():
         raise UsageError(f"There is no recipe file {path}.")
