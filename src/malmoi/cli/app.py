@@ -6,6 +6,7 @@ torch.
 
 import errno
 import os
+import re
 import signal
 import sys
 import traceback
@@ -85,10 +86,10 @@ def _tidy(param: Any) -> Any:
 
 def default_words(shown: str) -> str:
     """The words as they are; for "module:Class.field" the value of that field."""
-    module, _, name = shown.partition(":")
-    owner, _, field = name.partition(".")
-    if not name:
+    found = re.fullmatch(r"(malmoi\.[\w.]+):(\w+)\.(\w+)", shown)
+    if found is None:
         return translate(shown)
+    module, owner, field = found.groups()
     return f"{getattr(getattr(import_module(module), owner), field):g}"
 
 

