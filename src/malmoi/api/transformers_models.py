@@ -20,6 +20,7 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
+from transformers.utils import ModelOutput
 
 from malmoi.api.transformers_config import MalmoiConfig
 from malmoi.checkpoint.folder import Checkpoint, read_checkpoint, write_checkpoint
@@ -173,59 +174,46 @@ class MalmoiForCausalLM(MalmoiPreTrainedModel, GenerationMixin):  # type: ignore
         return {"input_ids": input_ids, "attention_mask": attention_mask}
 
 
-class MalmoiForMaskedLM(MalmoiPreTrainedModel):
+class _LabelledModel(MalmoiPreTrainedModel):
+    """A head whose labels stand where its scores do."""
+
+    output: type[ModelOutput]
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        **_: Any,
+    ) -> ModelOutput:
+        scores = self._scores(input_ids, attention_mask, token_type_ids)
+        return self.output(loss=_loss(scores, labels), logits=scores)
+
+
+class MalmoiForMaskedLM(_LabelledModel):
     """Masked tokens."""
 
     needs_head = "mlm"
+    output = MaskedLMOutput
 
     @property
     def _reader(self) -> Network:
         return self.network.masked() if self.network.config.both_ways else self.network
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        labels: Tensor | None = None,
-        **_: Any,
-    ) -> MaskedLMOutput:
-        scores = self._scores(input_ids, attention_mask, token_type_ids)
-        return MaskedLMOutput(loss=_loss(scores, labels), logits=scores)
 
-
-class MalmoiForSequenceClassification(MalmoiPreTrainedModel):
+class MalmoiForSequenceClassification(_LabelledModel):
     """One label a text."""
 
     needs_head = "classify"
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        labels: Tensor | None = None,
-        **_: Any,
-    ) -> SequenceClassifierOutput:
-        scores = self._scores(input_ids, attention_mask, token_type_ids)
-        return SequenceClassifierOutput(loss=_loss(scores, labels), logits=scores)
+    output = SequenceClassifierOutput
 
 
-class MalmoiForTokenClassification(MalmoiPreTrainedModel):
+class MalmoiForTokenClassification(_LabelledModel):
     """One label a token."""
 
     needs_head = "tag"
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        labels: Tensor | None = None,
-        **_: Any,
-    ) -> TokenClassifierOutput:
-        scores = self._scores(input_ids, attention_mask, token_type_ids)
-        return TokenClassifierOutput(loss=_loss(scores, labels), logits=scores)
+    output = TokenClassifierOutput
 
 
 AUTO_CLASSES = {

@@ -56,7 +56,7 @@ class RunSources:
                 f"{', '.join(self.sources)}."
             )
         rows = len(open_features(features))
-        return DocumentReader([TextPerRow(Path(self.sources[0]), rows)], "line", "")
+        return DocumentReader([TextPerRow(Path(self.sources[0]), ".txt", rows)], "line", "")
 
 
 def prepare_tokenizer(

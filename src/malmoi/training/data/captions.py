@@ -42,22 +42,13 @@ def open_features(path: str | Path) -> Features:
 
 
 @dataclass(frozen=True)
-class TextPerRow:
+class TextPerRow(FileSource):
     """A text file with a line for each row of the features."""
 
-    path: Path
     rows: int
 
-    @property
-    def name(self) -> str:
-        return str(self.path)
-
-    @property
-    def size(self) -> int:
-        return self.path.stat().st_size
-
     def fingerprint(self) -> list[Any]:
-        return [*FileSource(self.path, "").fingerprint(), self.rows]
+        return [*super().fingerprint(), self.rows]
 
     def documents(self, want: ReadOptions) -> FoundDocuments:
         """Every line; an empty or missing one is an error, because the others would shift."""
