@@ -12,8 +12,7 @@ from malmoi.cli import run_command
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.evaluation.tasks import load_examples, named_task
 from malmoi.inference import Model
-from malmoi.inference.pseudo_likelihood import SplitText, pseudo_scores
-from malmoi.inference.sentences import sentence_logprobs
+from malmoi.inference.pseudo_likelihood import SplitText, pseudo_scores, sentence_logprobs
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert, gpt2
 from malmoi.tokenizer import Tokenizer, train_tokenizer

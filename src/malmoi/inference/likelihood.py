@@ -11,7 +11,7 @@ from malmoi.model import Network
 from malmoi.model.relative import SegmentMemory
 from malmoi.system.machine import per_device
 from malmoi.system.progress import tracked
-from malmoi.tokenizer.padding import forward_limits, length_batches, pad
+from malmoi.tokenizer.padding import BatchLimits, forward_limits, length_batches, pad
 
 # tokens whose logits are held at once: 100 MB for GPT-2 on a CPU, 400 MB on a GPU
 MAX_SCORED_TOKENS = {"cpu": 512, "cuda": 2048}
@@ -38,11 +38,13 @@ class ScoredRow:
         return self.tokens[self.first - 1 : -1]
 
 
-def score_separately(network: Network, rows: Sequence[ScoredRow]) -> list[RowLogprobs]:
+def score_separately(
+    network: Network, rows: Sequence[ScoredRow], most: BatchLimits | None = None
+) -> list[RowLogprobs]:
     """Scores every row from its start, in batches of similar length."""
     device = network.device
     results: list[RowLogprobs] = [([], True)] * len(rows)
-    batches = length_batches([len(row.tokens) for row in rows], forward_limits(device))
+    batches = length_batches([len(row.tokens) for row in rows], most or forward_limits(device))
     for group in tracked(batches, "score", len(rows)):
         some = [rows[i] for i in group]
         # padded on the right, where no causal query attends

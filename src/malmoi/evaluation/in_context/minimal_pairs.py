@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from malmoi.evaluation.in_context.graders import Graded
 from malmoi.evaluation.in_context.session import EvaluationSession, Question, language_head
-from malmoi.inference.sentences import sentence_logprobs
+from malmoi.inference.pseudo_likelihood import sentence_logprobs
 from malmoi.metrics import MeanWithError, mean_with_error
 from malmoi.system.progress import Progress, report_progress
 

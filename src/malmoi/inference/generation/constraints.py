@@ -1,14 +1,15 @@
 """Constrained decoding: allowed tokens, banned words, a regular expression, a list of choices.
 
-A `Constraint` is shared; each request has its own `ConstraintState`. V vocabulary.
+V vocabulary.
 """
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any, Literal, NamedTuple, Protocol, TypedDict, Unpack
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -31,54 +32,43 @@ REMEMBERED = 64  # cached masks per pattern: each may list the whole vocabulary
 MIN_CODE_POINT = {2: 0x80, 3: 0x800, 4: 0x10000}  # by encoded length in bytes
 
 
-class ConstraintState(Protocol):
-    """One text's progress through a constraint."""
-
-    def allowed(self, vocab: int) -> Tensor:
-        """A mask of the tokens that may come next: bool [V]."""
-        ...
-
-    def push(self, token: int) -> None:
-        """Advances by a selected token."""
-        ...
+class Constraint:
+    """What a text may contain; each request advances a copy of its own, `new_state()`."""
 
     @property
     def finished(self) -> bool:
         """Whether nothing more can follow, so that the text ends here."""
-        ...
+        return False
+
+    def new_state(self) -> "Constraint":
+        return copy(self)
+
+    def allowed(self, vocab: int) -> Tensor:
+        """A mask of the tokens that may come next: bool [V]."""
+        raise NotImplementedError
+
+    def push(self, token: int) -> None:
+        """Advances by a selected token."""
+        raise NotImplementedError
 
 
-class Constraint(Protocol):
-    def new_state(self) -> ConstraintState: ...
-
-
-class AllowedTokens:
+class AllowedTokens(Constraint):
     """Allows only these tokens, or those returned by a function of the tokens generated so far."""
 
     def __init__(self, tokens: Iterable[int] | Callable[[list[int]], Iterable[int]]) -> None:
         fixed = () if callable(tokens) else tuple(tokens)
         self.rule = tokens if callable(tokens) else lambda _: fixed
-
-    def new_state(self) -> ConstraintState:
-        return _AllowedState(self.rule)
-
-
-class _AllowedState:
-    finished = False
-
-    def __init__(self, rule: Callable[[list[int]], Iterable[int]]) -> None:
-        self.rule = rule
-        self.written = list[int]()
+        self.written: tuple[int, ...] = ()
 
     def allowed(self, vocab: int) -> Tensor:
         mask = _mask(self.rule(list(self.written)), vocab)
         return _require_some(mask, "none of the allowed tokens is in the vocabulary")
 
     def push(self, token: int) -> None:
-        self.written.append(token)
+        self.written += (token,)
 
 
-class BannedWords:
+class BannedWords(Constraint):
     """Forbids words anywhere in the text, however they are tokenized."""
 
     def __init__(self, words: Sequence[str], tokenizer: Tokenizer) -> None:
@@ -90,116 +80,134 @@ class BannedWords:
         self.whole = [
             i for i, text in enumerate(self.spelled) if any(word in text for word in self.words)
         ]
+        self.tail = b""
+        self.finishing = lru_cache(maxsize=1024)(self._finishing)
 
-    def new_state(self) -> ConstraintState:
-        return _BannedState(self)
-
-    @lru_cache(maxsize=1024)  # noqa: B019  # lives as long as the token bytes
-    def finishing(self, rest: bytes) -> list[int]:
+    def _finishing(self, rest: bytes) -> list[int]:
         """Tokens that start with the rest of a banned word."""
         return [i for i, text in enumerate(self.spelled) if text.startswith(rest)]
 
-
-class _BannedState:
-    finished = False
-
-    def __init__(self, banned: BannedWords) -> None:
-        self.banned = banned
-        self.tail = b""
-
     def allowed(self, vocab: int) -> Tensor:
-        wrong = set(self.banned.whole)
-        for word in self.banned.words:
+        wrong = set(self.whole)
+        for word in self.words:
             for size in range(1, len(word)):
                 if self.tail.endswith(word[:size]):
-                    wrong.update(self.banned.finishing(word[size:]))
+                    wrong.update(self.finishing(word[size:]))
         return _require_some(~_mask(wrong, vocab), "every token would write a banned word")
 
     def push(self, token: int) -> None:
-        spelled = self.banned.spelled[token] if token < len(self.banned.spelled) else b""
-        self.tail = (self.tail + spelled)[-self.banned.longest :]
+        spelled = self.spelled[token] if token < len(self.spelled) else b""
+        self.tail = (self.tail + spelled)[-self.longest :]
 
 
-class RegexConstraint:
-    """Makes the whole text match a regular expression; a token of `ends` may end a full match."""
+class _TextConstraint(Constraint):
+    """Walks through the text byte by byte; a token of `ends` may end a complete one.
 
-    def __init__(self, regex: str | Regex, tokenizer: Tokenizer, ends: Iterable[int] = ()) -> None:
-        self.regex = parse_regex(regex) if isinstance(regex, str) else regex
+    Its position is an immutable value; `after` gives the next one, or None where a byte is not
+    allowed.
+    """
+
+    reason: str  # why there may be no next token
+
+    def __init__(self, start: Any, tokenizer: Tokenizer, ends: Iterable[int]) -> None:
+        self.at = start
         self.tokenizer = tokenizer
         self.ends = tuple(ends)
+
+    def after(self, at: Any, byte: int) -> Any:
+        raise NotImplementedError
+
+    @property
+    def complete(self) -> bool:
+        raise NotImplementedError
+
+    def tokens(self) -> list[int]:
+        """Collects tokens by walking the vocabulary's trie as far as the text may go."""
+        found: list[int] = []
+        waiting = [(token_trie(self.tokenizer), self.at)]
+        while waiting:
+            node, at = waiting.pop()
+            for byte, child in node.children.items():
+                left = self.after(at, byte)
+                if left is not None:
+                    found += child.tokens
+                    waiting.append((child, left))
+        return found
+
+    def allowed(self, vocab: int) -> Tensor:
+        tokens = [*self.tokens(), *(self.ends if self.complete else ())]
+        return _require_some(_mask(tokens, vocab), self.reason)
+
+    def push(self, token: int) -> None:
+        if token not in self.ends:
+            for byte in all_token_bytes(self.tokenizer)[token]:
+                self.at = self.after(self.at, byte)
+
+
+class RegexConstraint(_TextConstraint):
+    """Makes the whole text match a regular expression.
+
+    Its position is the remaining expression and the bytes of an incomplete character.
+    """
+
+    reason = "no token can continue the pattern"
+
+    def __init__(self, regex: str | Regex, tokenizer: Tokenizer, ends: Iterable[int] = ()) -> None:
+        start = parse_regex(regex) if isinstance(regex, str) else regex
+        super().__init__((start, b""), tokenizer, ends)
         self.derivatives = Derivatives()
         self.masks: OrderedDict[tuple[Regex, bytes], list[int]] = OrderedDict()
 
-    def new_state(self) -> ConstraintState:
-        return _RegexState(self)
+    @property
+    def finished(self) -> bool:
+        return self.at[0] is EMPTY
 
-    def tokens(self, regex: Regex, begun: bytes) -> list[int]:
-        """The possible next tokens, given the remaining expression and an incomplete character."""
-        if (regex, begun) not in self.masks:
-            self.masks[regex, begun] = self._follow(regex, begun)
+    @property
+    def complete(self) -> bool:
+        regex, begun = self.at
+        return regex.complete and not begun
+
+    def tokens(self) -> list[int]:
+        if self.at not in self.masks:
+            self.derivatives.begin()
+            self.masks[self.at] = super().tokens()
             if len(self.masks) > REMEMBERED:
                 self.masks.popitem(last=False)
-        return self.masks[regex, begun]
+        return self.masks[self.at]
 
-    def _follow(self, regex: Regex, begun: bytes) -> list[int]:
-        """Collects tokens by walking the vocabulary's trie as far as the expression allows."""
-        self.derivatives.begin()
-        found: list[int] = []
-        waiting = [(token_trie(self.tokenizer), regex, begun)]
-        while waiting:
-            node, regex, begun = waiting.pop()
-            for byte, child in node.children.items():
-                left, rest = self.advance(regex, begun, byte)
-                if left is not NOTHING:
-                    found += child.tokens
-                    waiting.append((child, left, rest))
-        return found
-
-    def advance(self, regex: Regex, begun: bytes, byte: int) -> tuple[Regex, bytes]:
-        """The remaining expression after a byte, and the bytes of an incomplete character."""
+    def after(self, at: tuple[Regex, bytes], byte: int) -> tuple[Regex, bytes] | None:
+        regex, begun = at
         text = begun + bytes((byte,))
         size = _length(text[0])
         if size == 0 or (len(text) > 1 and not 0x80 <= byte < 0xC0):
-            return NOTHING, b""
+            return None
         if len(text) < size:
             low, high = _reach(text, size)
-            alive = any(
-                first <= high and low <= last for first, last in self.derivatives.firsts(regex)
-            )
-            return (regex if alive else NOTHING), text
+            firsts = self.derivatives.firsts(regex)
+            alive = any(first <= high and low <= last for first, last in firsts)
+            return (regex, text) if alive else None
         try:
-            return self.derivatives.after(regex, ord(text.decode())), b""
+            left = self.derivatives.after(regex, ord(text.decode()))
         except UnicodeDecodeError:
-            return NOTHING, b""
+            return None
+        return None if left is NOTHING else (left, b"")
 
 
-class _RegexState:
-    def __init__(self, pattern: RegexConstraint) -> None:
-        self.pattern = pattern
-        self.regex = pattern.regex
-        self.begun = b""
+class _Range(NamedTuple):
+    """The texts from `first` to before `end`, whose first `depth` bytes are equal."""
 
-    @property
-    def finished(self) -> bool:
-        return self.regex is EMPTY
-
-    def allowed(self, vocab: int) -> Tensor:
-        ends = self.pattern.ends if self.regex.complete and not self.begun else ()
-        tokens = [*self.pattern.tokens(self.regex, self.begun), *ends]
-        return _require_some(_mask(tokens, vocab), "no token can continue the pattern")
-
-    def push(self, token: int) -> None:
-        if token not in self.pattern.ends:
-            for byte in all_token_bytes(self.pattern.tokenizer)[token]:
-                self.regex, self.begun = self.pattern.advance(self.regex, self.begun, byte)
+    first: int
+    end: int
+    depth: int
 
 
-class Choices:
+class Choices(_TextConstraint):
     """Allows exactly one of these texts.
 
-    Where one text is a prefix of another, a token of `ends` may end it. Texts are sorted, so that
-    those with a common prefix form a range.
+    Texts are sorted, so that those with a common prefix form a range.
     """
+
+    reason = "no token can continue any of the choices"
 
     def __init__(
         self, texts: Sequence[str], tokenizer: Tokenizer, ends: Iterable[int] = ()
@@ -213,115 +221,59 @@ class Choices:
                 f"limits are {MAX_CHOICES:,} and {MAX_CHOICE_CHARACTERS:,}."
             )
         self.texts = sorted({text.encode() for text in texts})
-        self.tokenizer = tokenizer
-        self.ends = tuple(ends)
+        super().__init__(_Range(0, len(self.texts), 0), tokenizer, ends)
 
-    def new_state(self) -> ConstraintState:
-        return _ChoicesWalk(self)
+    @property
+    def finished(self) -> bool:
+        return self.at.end - self.at.first == 1 and self.complete
 
-    def after(self, at: "_Range", byte: int) -> "_Range":
-        """The part of a range that continues with this byte."""
+    @property
+    def complete(self) -> bool:
+        return len(self.texts[self.at.first]) == self.at.depth
+
+    def after(self, at: _Range, byte: int) -> _Range | None:
         key = itemgetter(at.depth)
         # a text that ends here has no next byte
         first = at.first + (len(self.texts[at.first]) == at.depth)
         low = bisect_left(self.texts, byte, first, at.end, key=key)
-        return _Range(low, bisect_right(self.texts, byte, low, at.end, key=key), at.depth + 1)
-
-    def tokens(self, at: "_Range") -> list[int]:
-        """Collects tokens by walking the vocabulary's trie as far as a text allows."""
-        found: list[int] = []
-        waiting = [(token_trie(self.tokenizer), at)]
-        while waiting:
-            node, at = waiting.pop()
-            for byte, child in node.children.items():
-                left = self.after(at, byte)
-                if left.first < left.end:
-                    found += child.tokens
-                    waiting.append((child, left))
-        return found
+        high = bisect_right(self.texts, byte, low, at.end, key=key)
+        return _Range(low, high, at.depth + 1) if low < high else None
 
 
-class _Range(NamedTuple):
-    """The texts from `first` to before `end`, whose first `depth` bytes are equal."""
-
-    first: int
-    end: int
-    depth: int
-
-
-class _ChoicesWalk:
-    def __init__(self, choices: Choices) -> None:
-        self.choices = choices
-        self.at = _Range(0, len(choices.texts), 0)
-
-    @property
-    def finished(self) -> bool:
-        return self.at.end - self.at.first == 1 and self._complete
-
-    @property
-    def _complete(self) -> bool:
-        return len(self.choices.texts[self.at.first]) == self.at.depth
-
-    def allowed(self, vocab: int) -> Tensor:
-        tokens = [*self.choices.tokens(self.at), *(self.choices.ends if self._complete else ())]
-        return _require_some(_mask(tokens, vocab), "no token can continue any of the choices")
-
-    def push(self, token: int) -> None:
-        if token not in self.choices.ends:
-            for byte in all_token_bytes(self.choices.tokenizer)[token]:
-                self.at = self.choices.after(self.at, byte)
-
-
-class MinTokens:
+class MinTokens(Constraint):
     """Requires at least this many tokens before one of `ends`."""
 
     def __init__(self, least: int, ends: Iterable[int]) -> None:
-        self.least = check_whole_number("min_tokens", least, 0, MAX_SIZE)
+        self.left = check_whole_number("min_tokens", least, 0, MAX_SIZE)
         self.ends = tuple(ends)
 
-    def new_state(self) -> ConstraintState:
-        return _MinTokensState(self)
-
-
-class _MinTokensState:
-    finished = False
-
-    def __init__(self, wanted: MinTokens) -> None:
-        self.wanted = wanted
-        self.written = 0
-
     def allowed(self, vocab: int) -> Tensor:
-        return ~_mask(self.wanted.ends if self.written < self.wanted.least else (), vocab)
+        return ~_mask(self.ends if self.left > 0 else (), vocab)
 
     def push(self, token: int) -> None:
-        self.written += 1
+        self.left -= 1
 
 
-class AllConstraints:
+class AllConstraints(Constraint):
     """The conjunction of several constraints."""
 
-    def __init__(self, parts: Sequence[Constraint]) -> None:
-        self.parts = parts
+    def __init__(self, parts: Iterable[Constraint]) -> None:
+        self.parts = list(parts)
 
-    def new_state(self) -> ConstraintState:
-        return _AllStates([part.new_state() for part in self.parts])
-
-
-class _AllStates:
-    def __init__(self, states: list[ConstraintState]) -> None:
-        self.states = states
+    def new_state(self) -> Constraint:
+        return AllConstraints(part.new_state() for part in self.parts)
 
     @property
     def finished(self) -> bool:
-        return any(state.finished for state in self.states)
+        return any(part.finished for part in self.parts)
 
     def allowed(self, vocab: int) -> Tensor:
-        masks = torch.stack([state.allowed(vocab) for state in self.states])
+        masks = torch.stack([part.allowed(vocab) for part in self.parts])
         return _require_some(masks.all(0), "the constraints exclude each other")
 
     def push(self, token: int) -> None:
-        for state in self.states:
-            state.push(token)
+        for part in self.parts:
+            part.push(token)
 
 
 class ConstraintOptions(TypedDict, total=False):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from malmoi.errors import UsageError
-from malmoi.inference.generation.constraints import ConstraintState
+from malmoi.inference.generation.constraints import Constraint
 from malmoi.inference.generation.token_bytes import token_bytes
 from malmoi.tokenizer import Tokenizer
 
@@ -122,7 +122,7 @@ class TextWriter:
         self.done = self.ended or self.left == 0
         return text + self.filter.flush() if self.done else text
 
-    def push_all(self, tokens: Sequence[int], state: ConstraintState | None) -> tuple[str, int]:
+    def push_all(self, tokens: Sequence[int], state: Constraint | None) -> tuple[str, int]:
         """The text of these tokens up to its end, and how many tokens that took."""
         text = ""
         for used, token in enumerate(tokens, start=1):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from malmoi.errors import MalmoiError
 from malmoi.inference.generation.config import GenerationConfig, check_prompt_length
-from malmoi.inference.generation.constraints import ConstraintState
+from malmoi.inference.generation.constraints import Constraint
 from malmoi.inference.generation.fast_argmax import FastArgmax, greedy_tokens
 from malmoi.inference.generation.sampling import (
     NEGATIVE_INFINITY,
@@ -41,7 +41,7 @@ class SequenceState:
     generator: torch.Generator
     limit: int  # maximum number of new tokens
     sampling: Sampling
-    constraint_state: ConstraintState | None = None
+    constraint_state: Constraint | None = None
     top: int = 0  # log-probabilities returned with each token
     echo: bool = False  # also return the prompt's log-probabilities
     row: int = -1
@@ -197,7 +197,7 @@ def apply_constraints(sequences: Sequence[SequenceState], logits: Tensor) -> Ten
     return logits
 
 
-def _forbid(row: Tensor, sequence: SequenceState, state: ConstraintState) -> None:
+def _forbid(row: Tensor, sequence: SequenceState, state: Constraint) -> None:
     try:
         allowed = state.allowed(len(row))
     except Exception as error:  # a user's function may raise anything; only its own request fails
