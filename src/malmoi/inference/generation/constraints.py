@@ -150,6 +150,7 @@ class RegexConstraint(_TextConstraint):
     Its position is the remaining expression and the bytes of an incomplete character.
     """
 
+    at: tuple[Regex, bytes]
     reason = "no token can continue the pattern"
 
     def __init__(self, regex: str | Regex, tokenizer: Tokenizer, ends: Iterable[int] = ()) -> None:
@@ -207,6 +208,7 @@ class Choices(_TextConstraint):
     Texts are sorted, so that those with a common prefix form a range.
     """
 
+    at: _Range
     reason = "no token can continue any of the choices"
 
     def __init__(
