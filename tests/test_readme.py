@@ -89,7 +89,7 @@ def test_a_command_of_the_pages_parses(words: list[str]) -> None:
         return
     name, values = parsed(words)
     if name == "pretrain":
-        from malmoi.cli.options import changes_of, given
+        from malmoi.cli.inputs import changes_of, given
         from malmoi.training.pretrain import resolve_recipe
         from malmoi.training.recipes import RECIPES
 

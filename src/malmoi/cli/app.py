@@ -4,7 +4,6 @@
 torch.
 """
 
-import errno
 import os
 import re
 import signal
@@ -16,18 +15,20 @@ from inspect import cleandoc
 from itertools import islice, takewhile
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, NoReturn, TextIO
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from malmoi import __version__
 from malmoi.cli.deprecated import current_options
+from malmoi.cli.options import option
 from malmoi.errors import MalmoiError, UsageError, is_out_of_memory, nearest
 from malmoi.report.console import Console
 from malmoi.system.files import disk_error
 from malmoi.system.language import language, translate
 from malmoi.system.plugins import load_plugin
+from malmoi.training.signals import Stopped
 
 # modules of this package in the order they are used; each is a command or a group of commands
 PANELS = {
@@ -156,13 +157,11 @@ def _translate_titles() -> None:
 
 def malmoi(
     ctx: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show the full traceback of an error.")
-    ] = False,
+    version: Annotated[bool, option("Print the version and exit.", "--version")] = False,
+    debug: Annotated[bool, option("Show the full traceback of an error.", "--debug")] = False,
     plugin: Annotated[
         list[Path] | None,
-        typer.Option(help="Python file that registers tasks, losses, schedules…; on any command."),
+        option("Python file that registers tasks, losses, schedules…; on any command."),
     ] = None,
 ) -> None:
     """Pretrain, finetune and serve BERT and GPT on your own text.
@@ -213,6 +212,8 @@ def run_command(arguments: Sequence[str]) -> int:
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
         return 130
+    except Stopped as stopped:
+        return stopped.code
     except Exception as error:
         if debug:
             traceback.print_exc()
@@ -236,20 +237,11 @@ def plugins_first(arguments: Sequence[str]) -> list[str]:
 
 def _explain(error: Exception) -> int:
     """Prints one sentence on stderr and returns the exit code."""
-    if (
-        isinstance(error, OSError) and error.errno == errno.EPIPE
-    ):  # the reader of our output closed the pipe
-        sys.stdout = _nowhere()
+    if isinstance(error, BrokenPipeError):  # the reader of our output closed the pipe
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # until the process ends
         return 1
-    code = (
-        error.exit_code
-        if hasattr(error, "exit_code")
-        else 2
-        if isinstance(error, UsageError)
-        else 1
-    )
     print(f"malmoi: {translate(_sentence(error))}", file=sys.stderr)
-    return int(code)
+    return int(getattr(error, "exit_code", 2 if isinstance(error, UsageError) else 1))
 
 
 def _sentence(error: Exception) -> str:
@@ -272,10 +264,6 @@ def _sentence(error: Exception) -> str:
             "smaller batch."
         )
     return f"Internal error: {type(error).__name__}: {error} (run malmoi --debug … to see where)."
-
-
-def _nowhere() -> TextIO:
-    return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123  (open until the process ends)
 
 
 def _stop(number: int, frame: Any) -> NoReturn:

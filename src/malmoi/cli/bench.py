@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from malmoi.cli.options import option
 from malmoi.cli.output import say
 from malmoi.errors import UsageError, nearest
 
@@ -25,9 +26,7 @@ def bench_command(
             help="Benchmark to run, followed by its own options; omit it for the quick ones.",
         ),
     ] = None,
-    list_: Annotated[
-        bool, typer.Option("--list", help="List the benchmarks and what they compare.")
-    ] = False,
+    list_: Annotated[bool, option("List the benchmarks and what they compare.", "--list")] = False,
 ) -> None:
     """Benchmark Malmoi against its peers on this machine.
 

@@ -6,32 +6,31 @@ from typing import Annotated, Any
 
 import typer
 
-from malmoi.cli.options import DeviceOption, DtypeOption, JsonOption, ModelOption, open_model
+from malmoi.cli import options as opt
+from malmoi.cli.inputs import open_model
+from malmoi.cli.options import option
 from malmoi.cli.output import print_json
 from malmoi.errors import UsageError
 
 
 def chat_command(
-    model: ModelOption,
+    model: opt.Model,
     texts: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="TEXT…", help="Your messages in order; omit them to type interactively."
         ),
     ] = None,
-    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Maximum tokens per reply.")] = 256,
-    temperature: Annotated[float, typer.Option(help="0 is greedy; above 1 is more random.")] = 0.7,
+    system: Annotated[str | None, option("System prompt.")] = None,
+    max_new_tokens: Annotated[int, option("Maximum tokens per reply.")] = 256,
+    temperature: Annotated[float, option("0 is greedy; above 1 is more random.")] = 0.7,
     top_p: Annotated[
-        float | None,
-        typer.Option(help="Sample from the smallest set of tokens whose probabilities reach p."),
+        float | None, option("Sample from the smallest set of tokens whose probabilities reach p.")
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Random seed.", show_default="another each time")
-    ] = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    json: JsonOption = False,
+    seed: Annotated[int | None, option("Random seed.", shown="another each time")] = None,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    json: opt.Json = False,
 ) -> None:
     """Chat with a language model through its own chat template.
 

@@ -3,23 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from malmoi.cli.options import (
-    DeviceOption,
-    JsonOption,
-    LabelOption,
-    ModelOption,
-    OutOption,
-    OverwriteOption,
-    PairOption,
-    SetOption,
-    TaskOption,
-    TextOption,
-    changes_of,
-    chosen_task,
-    load_torch,
-)
+from malmoi.cli import options as opt
+from malmoi.cli.inputs import changes_of, chosen_task, load_torch
+from malmoi.cli.options import option
 from malmoi.cli.output import note, print_json, print_table
 from malmoi.errors import UsageError
 from malmoi.system.files import require_free
@@ -29,26 +15,23 @@ if TYPE_CHECKING:
     from malmoi.evaluation.tasks import Task
 
 JudgedOption = Annotated[
-    Path | None,
-    typer.Option("--data", help="Text, or rows of the task, to evaluate on before and after."),
+    Path | None, option("Text, or rows of the task, to evaluate on before and after.", "--data")
 ]
 
 
 def quantize_command(
-    model: ModelOption,
-    out: OutOption,
-    bits: Annotated[int, typer.Option(help="Bits per weight: 8 or 4.")] = 8,
-    group: Annotated[
-        int, typer.Option(help="Inputs that share a scale; 0: a whole row, at 4 bits 32.")
-    ] = 0,
-    task: TaskOption = None,
+    model: opt.Model,
+    out: opt.Out,
+    bits: Annotated[int, option("Bits per weight: 8 or 4.")] = 8,
+    group: Annotated[int, option("Inputs that share a scale; 0: a whole row, at 4 bits 32.")] = 0,
+    task: opt.Task = None,
     data: JudgedOption = None,
-    text: TextOption = None,
-    pair: PairOption = None,
-    label: LabelOption = None,
-    device: DeviceOption = None,
-    overwrite: OverwriteOption = False,
-    json: JsonOption = False,
+    text: opt.Text = None,
+    pair: opt.Pair = None,
+    label: opt.Label = None,
+    device: opt.Device = None,
+    overwrite: opt.Overwrite = False,
+    json: opt.Json = False,
 ) -> None:
     """Quantize the linear layers to 8 or 4 bits.
 
@@ -67,37 +50,25 @@ def quantize_command(
 
 
 def prune_command(
-    model: ModelOption,
-    out: OutOption,
-    sparsity: Annotated[
-        float | None, typer.Option(help="Fraction of the weights to set to zero.")
-    ] = None,
-    pattern: Annotated[
-        str | None, typer.Option(help="Zeros in a pattern: 2:4 is two of every four.")
-    ] = None,
-    layers: Annotated[
-        str | None, typer.Option(help="Layers to keep, e.g. 0,2,4.", metavar="N,…")
-    ] = None,
-    heads: Annotated[
-        float | None, typer.Option(help="Fraction of each layer's heads to keep.")
-    ] = None,
-    neurons: Annotated[
-        float | None, typer.Option(help="Fraction of each MLP's neurons to keep.")
-    ] = None,
+    model: opt.Model,
+    out: opt.Out,
+    sparsity: Annotated[float | None, option("Fraction of the weights to set to zero.")] = None,
+    pattern: Annotated[str | None, option("Zeros in a pattern: 2:4 is two of every four.")] = None,
+    layers: Annotated[str | None, option("Layers to keep, e.g. 0,2,4.", metavar="N,…")] = None,
+    heads: Annotated[float | None, option("Fraction of each layer's heads to keep.")] = None,
+    neurons: Annotated[float | None, option("Fraction of each MLP's neurons to keep.")] = None,
     train: Annotated[
         Path | None,
-        typer.Option(
-            help="Text, or rows of the task, to measure which heads or neurons matter least."
-        ),
+        option("Text, or rows of the task, to measure which heads or neurons matter least."),
     ] = None,
-    task: TaskOption = None,
+    task: opt.Task = None,
     data: JudgedOption = None,
-    text: TextOption = None,
-    pair: PairOption = None,
-    label: LabelOption = None,
-    device: DeviceOption = None,
-    overwrite: OverwriteOption = False,
-    json: JsonOption = False,
+    text: opt.Text = None,
+    pair: opt.Pair = None,
+    label: opt.Label = None,
+    device: opt.Device = None,
+    overwrite: opt.Overwrite = False,
+    json: opt.Json = False,
 ) -> None:
     """Remove the least important weights, layers, heads or neurons.
 
@@ -122,37 +93,30 @@ def prune_command(
 
 
 def distil_command(
-    model: ModelOption,
-    data: Annotated[
-        list[Path], typer.Option(help="Text, or rows of the task, to train the student on.")
-    ],
-    out: OutOption,
-    task: TaskOption = None,
-    dev: Annotated[
-        list[Path] | None,
-        typer.Option(help="Evaluation rows.", show_default="a tenth of --data"),
-    ] = None,
-    text: TextOption = None,
-    pair: PairOption = None,
-    label: LabelOption = None,
+    model: opt.Model,
+    data: Annotated[list[Path], option("Text, or rows of the task, to train the student on.")],
+    out: opt.Out,
+    task: opt.Task = None,
+    dev: Annotated[list[Path] | None, option("Evaluation rows.", shown="a tenth of --data")] = None,
+    text: opt.Text = None,
+    pair: opt.Pair = None,
+    label: opt.Label = None,
     layers: Annotated[
-        int | None, typer.Option(help="Layers of the student.", show_default="half the teacher's")
+        int | None, option("Layers of the student.", shown="half the teacher's")
     ] = None,
-    student: Annotated[
-        str | None, typer.Option(help="A student of another shape.", metavar="DIR")
-    ] = None,
-    temperature: Annotated[float, typer.Option(help="Softmax temperature of the teacher.")] = 2.0,
+    student: Annotated[str | None, option("A student of another shape.", metavar="DIR")] = None,
+    temperature: Annotated[float, option("Softmax temperature of the teacher.")] = 2.0,
     soft: Annotated[
         float | None,
-        typer.Option(
-            help="Weight of the teacher's loss; the labels get the rest.",
-            show_default="5/7 for text, 1/2 for a task",
+        option(
+            "Weight of the teacher's loss; the labels get the rest.",
+            shown="5/7 for text, 1/2 for a task",
         ),
     ] = None,
-    settings: SetOption = None,
-    overwrite: OverwriteOption = False,
-    device: DeviceOption = None,
-    json: JsonOption = False,
+    settings: opt.Set = None,
+    overwrite: opt.Overwrite = False,
+    device: opt.Device = None,
+    json: opt.Json = False,
 ) -> None:
     """Distil a model into a smaller student.
 
@@ -177,14 +141,12 @@ def distil_command(
 
 
 def share_command(
-    model: ModelOption,
-    out: OutOption,
-    groups: Annotated[int, typer.Option(help="Distinct blocks, shared over the depth.")] = 1,
-    embedding: Annotated[
-        int, typer.Option(help="Width of a factorised embedding; 0: unchanged.")
-    ] = 0,
-    overwrite: OverwriteOption = False,
-    json: JsonOption = False,
+    model: opt.Model,
+    out: opt.Out,
+    groups: Annotated[int, option("Distinct blocks, shared over the depth.")] = 1,
+    embedding: Annotated[int, option("Width of a factorised embedding; 0: unchanged.")] = 0,
+    overwrite: opt.Overwrite = False,
+    json: opt.Json = False,
 ) -> None:
     """Share weights between layers, as ALBERT does.
 

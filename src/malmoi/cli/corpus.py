@@ -5,7 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from malmoi.cli.options import JsonOption, OutOption, OverwriteOption, SetOption, changes_of, given
+from malmoi.cli import options as opt
+from malmoi.cli.inputs import changes_of, given
+from malmoi.cli.options import option
 from malmoi.cli.output import print_json, print_table, say
 from malmoi.system.machine import this_machine
 
@@ -15,63 +17,54 @@ def build_command(
         list[str],
         typer.Argument(metavar="SRC…", help="Files, folders, globs, builtin:sotu, -; or NAME=SRC."),
     ],
-    out: OutOption,
+    out: opt.Out,
     steps: Annotated[
         str | None,
-        typer.Option(
-            help="A subset of clean,filter,dedup; the options below add their own steps.",
+        option(
+            "A subset of clean,filter,dedup; the options below add their own steps.",
             metavar="STEP,…",
         ),
     ] = None,
     language: Annotated[
-        str | None,
-        typer.Option(help="Keep only documents in this language: en, ko, …", metavar="CODE"),
+        str | None, option("Keep only documents in this language: en, ko, …", metavar="CODE")
     ] = None,
     links: Annotated[
         str | None,
-        typer.Option(
-            help="Keep only pages whose url has a score of 3 or more in this table (WebText).",
+        option(
+            "Keep only pages whose url has a score of 3 or more in this table (WebText).",
             metavar="FILE",
         ),
     ] = None,
     block_domains: Annotated[
         str | None,
-        typer.Option(
-            help="Leave out pages of these domains, or of a file of them.",
-            show_default="wikipedia.org with --links; none: no domain",
+        option(
+            "Leave out pages of these domains, or of a file of them.",
+            shown="wikipedia.org with --links; none: no domain",
             metavar="DOMAIN,…",
         ),
     ] = None,
     quality_reference: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Reference text: documents unlike it are mostly dropped (GPT-3's classifier)."
-        ),
+        option("Reference text: documents unlike it are mostly dropped (GPT-3's classifier)."),
     ] = None,
     decontaminate: Annotated[
         list[str] | None,
-        typer.Option(help="Test sets: text that overlaps with them is removed.", metavar="FILE"),
+        option("Test sets: text that overlaps with them is removed.", metavar="FILE"),
     ] = None,
     weights: Annotated[
-        str | None,
-        typer.Option(help="Share of each source in the output.", metavar="web=0.6,books=0.4"),
+        str | None, option("Share of each source in the output.", metavar="web=0.6,books=0.4")
     ] = None,
     documents: Annotated[
         str | None,
-        typer.Option(
-            help="How plain text is split into documents: blank, blanks, line, file.",
-            metavar="RULE",
+        option(
+            "How plain text is split into documents: blank, blanks, line, file.", metavar="RULE"
         ),
     ] = None,
-    text: Annotated[
-        str | None, typer.Option(help="Key or column of the text.", metavar="COLUMN")
-    ] = None,
-    workers: Annotated[
-        int | None, typer.Option(help="Worker processes.", show_default="one per core")
-    ] = None,
-    settings: SetOption = None,
-    overwrite: OverwriteOption = False,
-    json: JsonOption = False,
+    text: Annotated[str | None, option("Key or column of the text.", metavar="COLUMN")] = None,
+    workers: Annotated[int | None, option("Worker processes.", shown="one per core")] = None,
+    settings: opt.Set = None,
+    overwrite: opt.Overwrite = False,
+    json: opt.Json = False,
 ) -> None:
     """Clean, filter, deduplicate, decontaminate and mix raw text.
 

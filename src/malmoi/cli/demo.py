@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from malmoi.cli.options import JsonOption, load_torch
+from malmoi.cli import options as opt
+from malmoi.cli.inputs import load_torch
+from malmoi.cli.options import option
 from malmoi.cli.output import print_json, print_table
 from malmoi.errors import UsageError, nearest
 from malmoi.system.language import LANGUAGES, translate
@@ -15,25 +15,20 @@ from malmoi.system.language import LANGUAGES, translate
 def demo_command(
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", "-o", help="Output folder.", metavar="DIR", show_default="demo, or demo-ko"
-        ),
+        option("Output folder.", "--out", "-o", shown="demo, or demo-ko", metavar="DIR"),
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(
-            help="Korean bills (제안이유), a blank line between them.",
+        option(
+            "Korean bills (제안이유), a blank line between them.",
+            shown="English speeches",
             metavar="FILE",
-            show_default="English speeches",
         ),
     ] = None,
     language: Annotated[
-        str | None,
-        typer.Option(
-            help="Messages and page: en or ko.", metavar="NAME", show_default="the locale's"
-        ),
+        str | None, option("Messages and page: en or ko.", shown="the locale's", metavar="NAME")
     ] = None,
-    json: JsonOption = False,
+    json: opt.Json = False,
 ) -> None:
     """Train and try a GPT and a BERT on built-in text, in minutes.
 
@@ -50,12 +45,8 @@ def demo_command(
     load_torch()
     from malmoi.demo.demo import run_demo
     from malmoi.demo.texts import bills
-    from malmoi.training.signals import Stopped
 
-    try:
-        story = run_demo(out, text=bills(data) if data else None)
-    except Stopped as stopped:
-        raise typer.Exit(stopped.code) from stopped
+    story = run_demo(out, text=bills(data) if data else None)
     facts = {
         "report": str(story.out / "report.html"),
         "seconds": round(story.seconds["all"], 1),

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from malmoi import __version__
-from malmoi.cli.options import JsonOption
+from malmoi.cli import options as opt
 from malmoi.cli.output import print_json, print_table
 from malmoi.system.machine import GIB, free_memory, this_machine
 
@@ -27,7 +27,7 @@ EXTRAS = {  # modules of each optional part of the installation
 }
 
 
-def doctor_command(json: JsonOption = False) -> None:
+def doctor_command(json: opt.Json = False) -> None:
     """Show what this machine can do, and what is missing.
 
     Example: malmoi doctor

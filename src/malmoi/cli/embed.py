@@ -3,18 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-import typer
-
-from malmoi.cli.options import (
-    DeviceOption,
-    DtypeOption,
-    JsonOption,
-    ModelOption,
-    OverwriteOption,
-    TextsArgument,
-    input_lines,
-    open_model,
-)
+from malmoi.cli import options as opt
+from malmoi.cli.inputs import input_lines, open_model
+from malmoi.cli.options import option
 from malmoi.cli.output import print_json
 from malmoi.errors import UsageError
 from malmoi.system.files import atomic_write, require_free
@@ -24,25 +15,24 @@ if TYPE_CHECKING:
 
 
 def embed_command(
-    model: ModelOption,
-    texts: TextsArgument = None,
+    model: opt.Model,
+    texts: opt.Texts = None,
     layers: Annotated[
-        str, typer.Option(help="Layers to average: 0 is the embedding, -1 the last; -4,-3,-2,-1")
+        str, option("Layers to average: 0 is the embedding, -1 the last; -4,-3,-2,-1")
     ] = "-1",
     pool: Annotated[
-        str,
-        typer.Option(help="mean over the tokens, cls (the first token), none; auto: the folder's"),
+        str, option("mean over the tokens, cls (the first token), none; auto: the folder's")
     ] = "auto",
     truncate: Annotated[
-        bool, typer.Option("--truncate", help="Truncate texts longer than the context.")
+        bool, option("Truncate texts longer than the context.", "--truncate")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Write the vectors to this .npy file.")
+        Path | None, option("Write the vectors to this .npy file.", "--out", "-o")
     ] = None,
-    overwrite: OverwriteOption = False,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    json: JsonOption = False,
+    overwrite: opt.Overwrite = False,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    json: opt.Json = False,
 ) -> None:
     """Turn each text into a vector.
 

@@ -5,24 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from malmoi.cli import options as opt
 from malmoi.cli.finetune import show_facts, task_and_files
-from malmoi.cli.options import (
-    ChoicesOption,
-    DeviceOption,
-    DtypeOption,
-    JsonOption,
-    LabelOption,
-    ModelOption,
-    PairOption,
-    SeparatorOption,
-    SkipOption,
-    TextOption,
-    complete_tasks,
-    given,
-    load_torch,
-    open_model,
-    split_columns,
-)
+from malmoi.cli.inputs import complete_tasks, given, load_torch, open_model, split_columns
+from malmoi.cli.options import option
 from malmoi.cli.output import print_json, print_table, say
 from malmoi.errors import UsageError
 
@@ -36,7 +22,7 @@ YAML = (".yaml", ".yml")
 
 
 def evaluate_command(
-    model: ModelOption,
+    model: opt.Model,
     words: Annotated[
         list[str] | None,
         typer.Argument(
@@ -46,66 +32,53 @@ def evaluate_command(
             autocompletion=complete_tasks,
         ),
     ] = None,
-    data: Annotated[
-        list[Path] | None, typer.Option(help="Labelled rows, if not given as FILE.")
-    ] = None,
+    data: Annotated[list[Path] | None, option("Labelled rows, if not given as FILE.")] = None,
     shots: Annotated[
         str | None,
-        typer.Option(
-            help="Evaluate in context with this many examples: 0, 1, K, max, or 0,1,4.", metavar="K"
-        ),
+        option("Evaluate in context with this many examples: 0, 1, K, max, or 0,1,4.", metavar="K"),
     ] = None,
-    train: Annotated[
-        list[Path] | None, typer.Option(help="Rows to draw the examples from.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Random seed of the examples.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Evaluate at most this many items.")] = None,
+    train: Annotated[list[Path] | None, option("Rows to draw the examples from.")] = None,
+    seed: Annotated[int | None, option("Random seed of the examples.")] = None,
+    limit: Annotated[int | None, option("Evaluate at most this many items.")] = None,
     score: Annotated[
         str | None,
-        typer.Option(
-            help=(
-                "Compare choices by total, token, byte or unconditional likelihood; BERT: "
-                "cloze_total…"
-            )
+        option(
+            "Compare choices by total, token, byte or unconditional likelihood; BERT: cloze_total…"
         ),
     ] = None,
     template: Annotated[
-        str | None, typer.Option(help="Another prompt template, by name or from a .toml file.")
+        str | None, option("Another prompt template, by name or from a .toml file.")
     ] = None,
     beams: Annotated[
-        int | None,
-        typer.Option(help="Beams of a model that translates; 1 is greedy.", show_default="4"),
+        int | None, option("Beams of a model that translates; 1 is greedy.", shown="4")
     ] = None,
     reading: Annotated[
-        str | None, typer.Option(help="How a model trained both ways reads: causal or masked.")
+        str | None, option("How a model trained both ways reads: causal or masked.")
     ] = None,
-    show: Annotated[int, typer.Option(help="Print the first N prompts as the model saw them.")] = 0,
+    show: Annotated[int, option("Print the first N prompts as the model saw them.")] = 0,
     harness: Annotated[
-        str | None, typer.Option(help="Evaluate with lm-eval; TASK may be one of its YAML files.")
+        str | None, option("Evaluate with lm-eval; TASK may be one of its YAML files.")
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="Write curve.json and curve.svg here.", metavar="DIR"),
+        Path | None, option("Write curve.json and curve.svg here.", "--out", "-o", metavar="DIR")
     ] = None,
-    metric: Annotated[
-        str | None, typer.Option(help="Metric that comes first: f1_macro, mcc, bleu…")
-    ] = None,
+    metric: Annotated[str | None, option("Metric that comes first: f1_macro, mcc, bleu…")] = None,
     contamination: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Training text: score the items that overlap with it apart (GPT-3 §4).",
+        option(
+            "Training text: score the items that overlap with it apart (GPT-3 §4).",
             metavar="CORPUS",
         ),
     ] = None,
-    text: TextOption = None,
-    pair: PairOption = None,
-    label: LabelOption = None,
-    choices: ChoicesOption = None,
-    separator: SeparatorOption = None,
-    skip_bad: SkipOption = False,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    json: JsonOption = False,
+    text: opt.Text = None,
+    pair: opt.Pair = None,
+    label: opt.Label = None,
+    choices: opt.Choices = None,
+    separator: opt.Separator = None,
+    skip_bad: opt.SkipBad = False,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    json: opt.Json = False,
 ) -> None:
     """Evaluate a model on a task, fine-tuned or in context.
 

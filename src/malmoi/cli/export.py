@@ -3,21 +3,20 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from malmoi.cli.options import ModelOption, OverwriteOption
+from malmoi.cli import options as opt
+from malmoi.cli.options import option
 from malmoi.report.console import waiting
 
-OutFileOption = Annotated[Path, typer.Option("--out", "-o", help="Output file.")]
+OutFileOption = Annotated[Path, option("Output file.", "--out", "-o")]
 
 
 def onnx_command(
-    model: ModelOption,
+    model: opt.Model,
     out: OutFileOption,
     dtype: Annotated[
-        str, typer.Option(help="fp32, or int8: a quarter of the size, slightly different scores.")
+        str, option("fp32, or int8: a quarter of the size, slightly different scores.")
     ] = "fp32",
-    overwrite: OverwriteOption = False,
+    overwrite: opt.Overwrite = False,
 ) -> None:
     """Write an ONNX file, its tokenizer beside it.
 
@@ -33,10 +32,10 @@ def onnx_command(
 
 
 def gguf_command(
-    model: ModelOption,
+    model: opt.Model,
     out: OutFileOption,
-    dtype: Annotated[str, typer.Option(help="f32, f16, bf16 or q8_0.")] = "f32",
-    overwrite: OverwriteOption = False,
+    dtype: Annotated[str, option("f32, f16, bf16 or q8_0.")] = "f32",
+    overwrite: opt.Overwrite = False,
 ) -> None:
     """Write a GPT-2 or a LLaMA as a GGUF file for llama.cpp.
 

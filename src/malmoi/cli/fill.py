@@ -2,27 +2,19 @@
 
 from typing import Annotated
 
-import typer
-
-from malmoi.cli.options import (
-    DeviceOption,
-    DtypeOption,
-    JsonOption,
-    ModelOption,
-    TextsArgument,
-    input_lines,
-    open_model,
-)
+from malmoi.cli import options as opt
+from malmoi.cli.inputs import input_lines, open_model
+from malmoi.cli.options import option
 from malmoi.cli.output import one_line, print_json
 
 
 def fill_command(
-    model: ModelOption,
-    texts: TextsArgument = None,
-    top: Annotated[int, typer.Option(help="Candidates for each mask.")] = 5,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    json: JsonOption = False,
+    model: opt.Model,
+    texts: opt.Texts = None,
+    top: Annotated[int, option("Candidates for each mask.")] = 5,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    json: opt.Json = False,
 ) -> None:
     """Fill in the [MASK] of each text with a BERT.
 

@@ -8,27 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from malmoi.cli.options import (
-    ChoicesOption,
-    DeviceOption,
-    JsonOption,
-    LabelOption,
-    MinutesOption,
-    OverwriteOption,
-    PairOption,
-    SeedOption,
-    SeparatorOption,
-    SetOption,
-    SkipOption,
-    StepsOption,
-    TextOption,
-    TrackOption,
-    changes_of,
-    complete_tasks,
-    given,
-    load_torch,
-    split_columns,
-)
+from malmoi.cli import options as opt
+from malmoi.cli.inputs import changes_of, complete_tasks, given, load_torch, split_columns
+from malmoi.cli.options import option
 from malmoi.cli.output import note, print_json, print_table, say
 from malmoi.errors import UsageError, nearest
 
@@ -56,97 +38,79 @@ def finetune_command(
     ],
     model: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Model to start from: a folder, or a hub id.",
             "--model",
             "-m",
-            help="Model to start from: a folder, or a hub id.",
+            shown="the newest BERT in runs/",
             metavar="DIR",
-            show_default="the newest BERT in runs/",
         ),
     ] = None,
-    data: Annotated[
-        list[Path] | None, typer.Option(help="Training rows, if not given as FILE.")
-    ] = None,
+    data: Annotated[list[Path] | None, option("Training rows, if not given as FILE.")] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", "-o", help="Output folder.", metavar="DIR", show_default="runs/FILE's name"
-        ),
+        option("Output folder.", "--out", "-o", shown="runs/FILE's name", metavar="DIR"),
     ] = None,
     dev: Annotated[
         list[Path] | None,
-        typer.Option(
+        option(
+            "Test rows, used for evaluation only; repeatable.",
             "--dev",
             "--test",
-            help="Test rows, used for evaluation only; repeatable.",
-            show_default="a tenth of the rows",
+            shown="a tenth of the rows",
         ),
     ] = None,
-    text: TextOption = None,
-    pair: PairOption = None,
-    label: LabelOption = None,
-    choices: ChoicesOption = None,
-    separator: SeparatorOption = None,
+    text: opt.Text = None,
+    pair: opt.Pair = None,
+    label: opt.Label = None,
+    choices: opt.Choices = None,
+    separator: opt.Separator = None,
     epochs: Annotated[
-        float | None, typer.Option(help="Passes over the rows.", show_default=DEFAULTS + "epochs")
+        float | None, option("Passes over the rows.", shown=DEFAULTS + "epochs")
     ] = None,
-    steps: StepsOption = None,
-    minutes: MinutesOption = None,
-    lr: Annotated[
-        float | None, typer.Option(help="Peak learning rate.", show_default=DEFAULTS + "lr")
-    ] = None,
-    batch: Annotated[
-        int | None, typer.Option(help="Examples per step.", show_default=DEFAULTS + "batch")
-    ] = None,
+    steps: opt.Steps = None,
+    minutes: opt.Minutes = None,
+    lr: Annotated[float | None, option("Peak learning rate.", shown=DEFAULTS + "lr")] = None,
+    batch: Annotated[int | None, option("Examples per step.", shown=DEFAULTS + "batch")] = None,
     length: Annotated[
-        int | None, typer.Option(help="Maximum tokens per row.", show_default="the context, to 512")
+        int | None, option("Maximum tokens per row.", shown="the context, to 512")
     ] = None,
-    seed: SeedOption = None,
+    seed: opt.Seed = None,
     seeds: Annotated[
-        int | None,
-        typer.Option(help="Repeat with N seeds: mean ± deviation; the first run is kept."),
+        int | None, option("Repeat with N seeds: mean ± deviation; the first run is kept.")
     ] = None,
     metric: Annotated[
-        str | None,
-        typer.Option(
-            help="Metric that selects: accuracy, f1_macro, mcc…", show_default="the task's"
-        ),
+        str | None, option("Metric that selects: accuracy, f1_macro, mcc…", shown="the task's")
     ] = None,
     best: Annotated[
-        bool,
-        typer.Option("--best", help="Spend --minutes on trials of settings; average the best."),
+        bool, option("Spend --minutes on trials of settings; average the best.", "--best")
     ] = False,
     grid: Annotated[
-        bool,
-        typer.Option("--grid", help="Search BERT's grid of learning rates, batches and epochs."),
+        bool, option("Search BERT's grid of learning rates, batches and epochs.", "--grid")
     ] = False,
-    freeze: Annotated[
-        bool, typer.Option("--freeze", help="Train only the new output layer.")
-    ] = False,
+    freeze: Annotated[bool, option("Train only the new output layer.", "--freeze")] = False,
     features: Annotated[
         str | None,
-        typer.Option(
-            help="A small model on frozen layers: last4, last, weighted-all, mix, layers=5,6…",
+        option(
+            "A small model on frozen layers: last4, last, weighted-all, mix, layers=5,6…",
             metavar="LAYERS",
         ),
     ] = None,
     adapter: Annotated[
-        str | None,
-        typer.Option(help="Train only an adapter: lora, prompt or prefix.", metavar="KIND"),
+        str | None, option("Train only an adapter: lora, prompt or prefix.", metavar="KIND")
     ] = None,
     lm: Annotated[
-        float | None,
-        typer.Option(help="λ of GPT-1's auxiliary language model.", show_default=DEFAULTS + "lm"),
+        float | None, option("λ of GPT-1's auxiliary language model.", shown=DEFAULTS + "lm")
     ] = None,
     from_scratch: Annotated[
-        bool, typer.Option("--from-scratch", help="Start from random weights: the baseline.")
+        bool, option("Start from random weights: the baseline.", "--from-scratch")
     ] = False,
-    track: TrackOption = None,
-    settings: SetOption = None,
-    skip_bad: SkipOption = False,
-    overwrite: OverwriteOption = False,
-    device: DeviceOption = None,
-    json: JsonOption = False,
+    track: opt.Track = None,
+    settings: opt.Set = None,
+    skip_bad: opt.SkipBad = False,
+    overwrite: opt.Overwrite = False,
+    device: opt.Device = None,
+    json: opt.Json = False,
 ) -> None:
     """Fine-tune a BERT or a GPT on your rows, or on a known task.
 
@@ -171,7 +135,6 @@ def finetune_command(
 
     load_torch()
     from malmoi.finetuning.finetune import run_finetuning
-    from malmoi.training.signals import Stopped
 
     changes: dict[str, Any] = given(
         epochs=epochs, steps=steps, minutes=minutes, lr=lr, batch=batch, length=length
@@ -181,12 +144,9 @@ def finetune_command(
     flags = dict(best=best, grid=grid, freeze=freeze, from_scratch=from_scratch, skip_bad=skip_bad)
     changes |= {name: True for name, given in flags.items() if given} | changes_of(settings)
     rows = files[0] if len(files) == 1 else files
-    try:
-        done = run_finetuning(
-            base, task, rows, folder, dev or None, device=device, overwrite=overwrite, **changes
-        )
-    except Stopped as stopped:
-        raise typer.Exit(stopped.code) from stopped
+    done = run_finetuning(
+        base, task, rows, folder, dev or None, device=device, overwrite=overwrite, **changes
+    )
     facts = {**done.metrics, "model": str(done.out), "protocol": done.protocol.to_dict()}
     show_facts(facts, json)
     if not json:

@@ -3,18 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from malmoi.cli.options import (
-    DeviceOption,
-    DtypeOption,
-    JsonOption,
-    ModelOption,
-    TextsArgument,
-    given,
-    open_model,
-    whole_texts,
-)
+from malmoi.cli import options as opt
+from malmoi.cli.inputs import given, open_model, whole_texts
+from malmoi.cli.options import option
 from malmoi.cli.output import note, one_line, print_json
 from malmoi.errors import UsageError
 
@@ -23,67 +14,44 @@ if TYPE_CHECKING:
 
 
 def generate_command(
-    model: ModelOption,
-    texts: TextsArgument = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Maximum new tokens.")] = 40,
+    model: opt.Model,
+    texts: opt.Texts = None,
+    max_new_tokens: Annotated[int, option("Maximum new tokens.")] = 40,
     temperature: Annotated[
         float | None,
-        typer.Option(
-            help="0 is greedy; above 1 is more random.",
-            show_default="1; 0 with --beams or --speculate",
-        ),
+        option("0 is greedy; above 1 is more random.", shown="1; 0 with --beams or --speculate"),
     ] = None,
-    top_k: Annotated[
-        int | None, typer.Option(help="Sample from the k most likely tokens only.")
-    ] = None,
+    top_k: Annotated[int | None, option("Sample from the k most likely tokens only.")] = None,
     top_p: Annotated[
-        float | None,
-        typer.Option(help="Sample from the smallest set of tokens whose probabilities reach p."),
+        float | None, option("Sample from the smallest set of tokens whose probabilities reach p.")
     ] = None,
-    repetition_penalty: Annotated[
-        float, typer.Option(help="Above 1 makes repetition less likely.")
-    ] = 1.0,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="Stop before this text; repeatable.")
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Random seed.", show_default="another each time")
-    ] = None,
-    n: Annotated[int, typer.Option("--samples", "-n", help="Continuations of each prompt.")] = 1,
+    repetition_penalty: Annotated[float, option("Above 1 makes repetition less likely.")] = 1.0,
+    stop: Annotated[list[str] | None, option("Stop before this text; repeatable.")] = None,
+    seed: Annotated[int | None, option("Random seed.", shown="another each time")] = None,
+    n: Annotated[int, option("Continuations of each prompt.", "--samples", "-n")] = 1,
     choices: Annotated[
-        str | None,
-        typer.Option(help="Generate exactly one of these; spaces count.", metavar="A,B,…"),
+        str | None, option("Generate exactly one of these; spaces count.", metavar="A,B,…")
     ] = None,
     regex: Annotated[
-        str | None,
-        typer.Option(help="Regular expression that the whole text must match.", metavar="PATTERN"),
+        str | None, option("Regular expression that the whole text must match.", metavar="PATTERN")
     ] = None,
-    banned: Annotated[
-        list[str] | None, typer.Option(help="Text never to generate; repeatable.")
-    ] = None,
-    beams: Annotated[int, typer.Option(help="More than 1: beam search.")] = 1,
+    banned: Annotated[list[str] | None, option("Text never to generate; repeatable.")] = None,
+    beams: Annotated[int, option("More than 1: beam search.")] = 1,
     length_penalty: Annotated[
-        float | None,
-        typer.Option(help="Beams are scored by log p / length^penalty.", show_default="1"),
+        float | None, option("Beams are scored by log p / length^penalty.", shown="1")
     ] = None,
     speculate: Annotated[
-        bool,
-        typer.Option("--speculate", help="Prompt-lookup decoding: the same greedy text, faster."),
+        bool, option("Prompt-lookup decoding: the same greedy text, faster.", "--speculate")
     ] = False,
     parse_special: Annotated[
-        bool,
-        typer.Option(
-            "--parse-special",
-            help="Read control tokens such as <|endoftext|> in the prompt.",
-        ),
+        bool, option("Read control tokens such as <|endoftext|> in the prompt.", "--parse-special")
     ] = False,
     features: Annotated[
-        Path | None,
-        typer.Option(help="Rows of a .npy file to write about (caption-small).", metavar="FILE"),
+        Path | None, option("Rows of a .npy file to write about (caption-small).", metavar="FILE")
     ] = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    json: JsonOption = False,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    json: opt.Json = False,
 ) -> None:
     """Continue prompts with a GPT.
 

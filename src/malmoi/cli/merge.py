@@ -1,21 +1,13 @@
 """`malmoi merge`: an adapter and its base as one model."""
 
-from malmoi.cli.options import (
-    JsonOption,
-    ModelOption,
-    OutOption,
-    OverwriteOption,
-)
+from malmoi.cli import options as opt
 from malmoi.cli.output import print_json
 from malmoi.errors import UsageError
 from malmoi.system.files import require_free
 
 
 def merge_command(
-    model: ModelOption,
-    out: OutOption,
-    overwrite: OverwriteOption = False,
-    json: JsonOption = False,
+    model: opt.Model, out: opt.Out, overwrite: opt.Overwrite = False, json: opt.Json = False
 ) -> None:
     """Merge a LoRA into its base: a plain model for every tool.
 

@@ -2,40 +2,29 @@
 
 from typing import Annotated
 
-import typer
-
-from malmoi.cli.options import (
-    DeviceOption,
-    DtypeOption,
-    JsonOption,
-    ModelOption,
-    TextsArgument,
-    open_model,
-    whole_texts,
-)
+from malmoi.cli import options as opt
+from malmoi.cli.inputs import open_model, whole_texts
+from malmoi.cli.options import option
 from malmoi.cli.output import print_json
 
 
 def perplexity_command(
-    model: ModelOption,
-    texts: TextsArgument = None,
-    bits: Annotated[
-        bool, typer.Option("--bits-per-byte", help="Comparable between tokenizers.")
-    ] = False,
+    model: opt.Model,
+    texts: opt.Texts = None,
+    bits: Annotated[bool, option("Comparable between tokenizers.", "--bits-per-byte")] = False,
     stride: Annotated[
-        int | None,
-        typer.Option(help="Stride of the sliding window.", show_default="half the context"),
+        int | None, option("Stride of the sliding window.", shown="half the context")
     ] = None,
     memory: Annotated[
         int | None,
-        typer.Option(
-            help="Tokens of earlier segments that a Transformer-XL attends to; 0: none.",
-            show_default="as in training",
+        option(
+            "Tokens of earlier segments that a Transformer-XL attends to; 0: none.",
+            shown="as in training",
         ),
     ] = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    json: JsonOption = False,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    json: opt.Json = False,
 ) -> None:
     """Perplexity of a text of any length under a GPT: lower is better.
 

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from malmoi.cli.options import JsonOption, SetOption, changes_of, complete_recipes, given
+from malmoi.cli import options as opt
+from malmoi.cli.inputs import changes_of, complete_recipes, given
+from malmoi.cli.options import option
 from malmoi.cli.output import format_count, format_span, print_json, print_table
 from malmoi.system.limits import format_size
 
@@ -32,45 +34,35 @@ def plan_command(
             autocompletion=complete_recipes,
         ),
     ] = None,
-    gpus: Annotated[int, typer.Option(help="Number of GPUs.", metavar="N")] = 1,
+    gpus: Annotated[int, option("Number of GPUs.", metavar="N")] = 1,
     gpu: Annotated[
-        str, typer.Option(help="GPU model; any name together with --gpu-memory and --gpu-tflops.")
+        str, option("GPU model; any name together with --gpu-memory and --gpu-tflops.")
     ] = "h200",
-    gpu_memory: Annotated[
-        float | None, typer.Option(help="Memory of one GPU in GB.", metavar="GB")
-    ] = None,
+    gpu_memory: Annotated[float | None, option("Memory of one GPU in GB.", metavar="GB")] = None,
     gpu_tflops: Annotated[
-        float | None, typer.Option(help="Dense bf16 peak of one GPU.", metavar="TFLOP/s")
+        float | None, option("Dense bf16 peak of one GPU.", metavar="TFLOP/s")
     ] = None,
-    gpu_watts: Annotated[
-        float | None, typer.Option(help="Power of one GPU in watts.", metavar="W")
-    ] = None,
+    gpu_watts: Annotated[float | None, option("Power of one GPU in watts.", metavar="W")] = None,
     utilisation: Annotated[
         float | None,
-        typer.Option(
-            help="Fraction of the peak FLOP/s.",
-            show_default="malmoi.planning.plan:Fleet.utilisation",
-        ),
+        option("Fraction of the peak FLOP/s.", shown="malmoi.planning.plan:Fleet.utilisation"),
     ] = None,
     price: Annotated[
-        float | None, typer.Option(help="Price of one GPU-hour; omit to leave the cost out.")
+        float | None, option("Price of one GPU-hour; omit to leave the cost out.")
     ] = None,
     pue: Annotated[
         float | None,
-        typer.Option(
-            help="Data-centre watts per GPU watt (PUE).",
-            show_default="malmoi.planning.plan:Fleet.pue",
-        ),
+        option("Data-centre watts per GPU watt (PUE).", shown="malmoi.planning.plan:Fleet.pue"),
     ] = None,
     gradient_checkpointing: Annotated[
         bool,
-        typer.Option(
+        option(
+            "Recompute activations in the backward pass instead of storing them.",
             "--gradient-checkpointing",
-            help="Recompute activations in the backward pass instead of storing them.",
         ),
     ] = False,
-    settings: SetOption = None,
-    json: JsonOption = False,
+    settings: opt.Set = None,
+    json: opt.Json = False,
 ) -> None:
     """Estimate memory, days and cost of a run on any GPUs.
 
@@ -88,12 +80,7 @@ def plan_command(
     changes = changes_of(settings) | (
         {"train.gradient_checkpointing": "true"} if gradient_checkpointing else {}
     )
-    fleet = Fleet(
-        one,
-        gpus,
-        price=price,
-        **given(utilisation=utilisation, pue=pue),
-    )
+    fleet = Fleet(one, gpus, price=price, **given(utilisation=utilisation, pue=pue))
     made = plan_run(resolve_recipe(recipe, changes), fleet)
     print_json(made.to_dict()) if json else _tell(made)
 

@@ -3,73 +3,54 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from malmoi.cli.options import (
-    DeviceOption,
-    DtypeOption,
-    JsonOption,
-    ModelOption,
-    OverwriteOption,
-    PairOption,
-    TextOption,
-    TextsArgument,
-    input_lines,
-    input_pairs,
-    open_model,
-)
+from malmoi.cli import options as opt
+from malmoi.cli.inputs import input_lines, input_pairs, open_model
+from malmoi.cli.options import option
 from malmoi.cli.output import one_line, print_json
-from malmoi.cli.prediction_file import (
-    default_output,
-    note_unknown,
-    predict_file,
-    prediction_facts,
-)
+from malmoi.cli.prediction_file import default_output, note_unknown, predict_file, prediction_facts
 from malmoi.errors import UsageError
 from malmoi.system.files import require_free
 from malmoi.system.result import plain
 
 
 def predict_command(
-    model: ModelOption,
-    texts: TextsArgument = None,
+    model: opt.Model,
+    texts: opt.Texts = None,
     data: Annotated[
-        Path | None, typer.Option(help="Rows to predict, if not given as a file instead of TEXT.")
+        Path | None, option("Rows to predict, if not given as a file instead of TEXT.")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "Where a file's rows go, with their predictions.",
             "--out",
             "-o",
-            help="Where a file's rows go, with their predictions.",
-            show_default="beside the file",
+            shown="beside the file",
         ),
     ] = None,
-    text: TextOption = None,
-    pair: PairOption = None,
+    text: opt.Text = None,
+    pair: opt.Pair = None,
     paired: Annotated[
         bool,
-        typer.Option(
-            "--pairs",
-            help="Read texts in pairs (question, context…); tab-separated on standard input.",
+        option(
+            "Read texts in pairs (question, context…); tab-separated on standard input.", "--pairs"
         ),
     ] = False,
     choices: Annotated[
-        list[str] | None,
-        typer.Option("--choice", help="A choice, for a multiple-choice model; repeatable."),
+        list[str] | None, option("A choice, for a multiple-choice model; repeatable.", "--choice")
     ] = None,
     labels: Annotated[
         str | None,
-        typer.Option(
-            help="Classify by these names without training: positive,negative. For a sentence "
+        option(
+            "Classify by these names without training: positive,negative. For a sentence "
             "encoder, a model of inference (NLI), a GPT or a BERT.",
             metavar="A,B…",
         ),
     ] = None,
-    overwrite: OverwriteOption = False,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    json: JsonOption = False,
+    overwrite: opt.Overwrite = False,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    json: opt.Json = False,
 ) -> None:
     """Predict labels, spans or answers with a fine-tuned model.
 

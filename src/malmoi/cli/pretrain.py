@@ -7,22 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from malmoi.cli.options import (
-    DeviceOption,
-    EpochsOption,
-    JsonOption,
-    MinutesOption,
-    OverwriteOption,
-    SeedOption,
-    SetOption,
-    StepsOption,
-    TokensOption,
-    TrackOption,
-    changes_of,
-    complete_recipes,
-    given,
-    load_torch,
-)
+from malmoi.cli import options as opt
+from malmoi.cli.inputs import changes_of, complete_recipes, given, load_torch
+from malmoi.cli.options import option
 from malmoi.cli.output import format_span, print_json, print_table, say
 from malmoi.errors import UsageError, nearest
 from malmoi.system.limits import format_size
@@ -43,36 +30,28 @@ def pretrain_command(
             autocompletion=complete_recipes,
         ),
     ],
-    data: Annotated[
-        list[str] | None, typer.Option(help="Text, if not given as SRC.", metavar="SRC")
-    ] = None,
+    data: Annotated[list[str] | None, option("Text, if not given as SRC.", metavar="SRC")] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", "-o", help="Run folder.", metavar="DIR", show_default="runs/ and SRC's name"
-        ),
+        option("Run folder.", "--out", "-o", shown="runs/ and SRC's name", metavar="DIR"),
     ] = None,
-    minutes: MinutesOption = None,
-    tokens: TokensOption = None,
-    epochs: EpochsOption = None,
-    steps: StepsOption = None,
-    seed: SeedOption = None,
-    track: TrackOption = None,
-    settings: SetOption = None,
+    minutes: opt.Minutes = None,
+    tokens: opt.Tokens = None,
+    epochs: opt.Epochs = None,
+    steps: opt.Steps = None,
+    seed: opt.Seed = None,
+    track: opt.Track = None,
+    settings: opt.Set = None,
     tokenizer: Annotated[
-        Path | None,
-        typer.Option(help="Existing tokenizer.", metavar="DIR", show_default="one is trained"),
+        Path | None, option("Existing tokenizer.", shown="one is trained", metavar="DIR")
     ] = None,
     start: Annotated[
-        str | None,
-        typer.Option(help="Model to continue from.", metavar="DIR", show_default="new weights"),
+        str | None, option("Model to continue from.", shown="new weights", metavar="DIR")
     ] = None,
-    overwrite: OverwriteOption = False,
-    device: DeviceOption = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only estimate the cost of the run.")
-    ] = False,
-    json: JsonOption = False,
+    overwrite: opt.Overwrite = False,
+    device: opt.Device = None,
+    dry_run: Annotated[bool, option("Only estimate the cost of the run.", "--dry-run")] = False,
+    json: opt.Json = False,
 ) -> None:
     """Train a model from raw text.
 
@@ -117,7 +96,10 @@ def pretrain_command(
         say(f"recipe = {recipe}, out = {folder}{', ' if budget else ''}{budget}")
     if recipe in SIZED:
         say("Reading the text and measuring this machine …")
-    _train(recipe, sources, folder, overwrite, changes, tokenizer, start, device)
+    from malmoi.training.pretrain import run_pretraining
+
+    changes |= dict(tokenizer=tokenizer, start=start, device=device, overwrite=overwrite)
+    run_pretraining(recipe, data=sources, out=folder, **changes)
     if os.environ.get("RANK", "0") == "0":
         _tell(folder, json)
 
@@ -136,34 +118,6 @@ def _guessed_column(sources: Sequence[str]) -> dict[str, str]:
     column = text_column(rows, list(rows[0]), str(file))
     say(f"text = {column}")
     return {"data.text": column}
-
-
-def _train(
-    recipe: str,
-    sources: list[str],
-    out: Path,
-    overwrite: bool,
-    changes: dict[str, Any],
-    tokenizer: Path | None,
-    start: str | None,
-    device: str | None,
-) -> None:
-    from malmoi.training.pretrain import run_pretraining
-    from malmoi.training.signals import Stopped
-
-    try:
-        run_pretraining(
-            recipe,
-            data=sources,
-            out=out,
-            tokenizer=tokenizer,
-            start=start,
-            device=device,
-            overwrite=overwrite,
-            **changes,
-        )
-    except Stopped as stopped:
-        raise typer.Exit(stopped.code) from stopped
 
 
 def recipe_and_sources(

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from malmoi.cli.options import JsonOption, complete_recipes
+from malmoi.cli import options as opt
+from malmoi.cli.inputs import complete_recipes
 from malmoi.cli.output import format_count, print_json, print_table
 from malmoi.config import Config, ModelConfig, field_comments
 
@@ -25,7 +26,7 @@ def recipes_command(
             autocompletion=complete_recipes,
         ),
     ] = None,
-    json: JsonOption = False,
+    json: opt.Json = False,
 ) -> None:
     """List the recipes, or the settings of one.
 

@@ -1,11 +1,13 @@
 """`malmoi records`: the best results reached within a number of minutes."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from malmoi.cli.options import DeviceOption, JsonOption, SetOption, changes_of
+from malmoi.cli import options as opt
+from malmoi.cli.inputs import changes_of
+from malmoi.cli.options import option
 from malmoi.cli.output import print_json, print_table
 from malmoi.errors import UsageError
 
@@ -18,18 +20,14 @@ def records_command(
             help="Run a track on its text; omit to list the tracks and their records.",
         ),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Run folder.", metavar="DIR")
-    ] = None,
-    recipe: Annotated[
-        str | None, typer.Option(help="Recipe.", metavar="NAME", show_default="the track's")
-    ] = None,
+    out: Annotated[Path | None, option("Run folder.", "--out", "-o", metavar="DIR")] = None,
+    recipe: Annotated[str | None, option("Recipe.", shown="the track's", metavar="NAME")] = None,
     judge_data: Annotated[
-        Path | None, typer.Option(help="Folder with glue/ and blimp.jsonl.xz.", metavar="DIR")
+        Path | None, option("Folder with glue/ and blimp.jsonl.xz.", metavar="DIR")
     ] = None,
-    settings: SetOption = None,
-    device: DeviceOption = None,
-    json: JsonOption = False,
+    settings: opt.Set = None,
+    device: opt.Device = None,
+    json: opt.Json = False,
 ) -> None:
     """List the records, or run a track and evaluate it.
 
@@ -47,20 +45,10 @@ def records_command(
             "lists the tracks."
         )
     from malmoi.studies.records import entry_toml, run_record
-    from malmoi.training.signals import Stopped
 
-    try:
-        entry = run_record(
-            words[1],
-            words[2:],
-            out,
-            recipe=recipe,
-            judge_data=judge_data,
-            device=device,
-            **changes_of(settings),
-        )
-    except Stopped as stopped:
-        raise typer.Exit(stopped.code) from stopped
+    changes: dict[str, Any] = dict(changes_of(settings))
+    changes |= dict(recipe=recipe, judge_data=judge_data, device=device)
+    entry = run_record(words[1], words[2:], out, **changes)
     print_json(entry.to_dict()) if json else print(entry_toml(entry), end="")
 
 

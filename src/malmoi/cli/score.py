@@ -1,24 +1,17 @@
 """`malmoi score`: how likely a language model finds continuations."""
 
-from malmoi.cli.options import (
-    DeviceOption,
-    DtypeOption,
-    JsonOption,
-    ModelOption,
-    TextsArgument,
-    input_pairs,
-    open_model,
-)
+from malmoi.cli import options as opt
+from malmoi.cli.inputs import input_pairs, open_model
 from malmoi.cli.output import one_line, print_json
 from malmoi.errors import UsageError
 
 
 def score_command(
-    model: ModelOption,
-    texts: TextsArgument = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    json: JsonOption = False,
+    model: opt.Model,
+    texts: opt.Texts = None,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    json: opt.Json = False,
 ) -> None:
     """Log-probabilities of continuations of a context, by a GPT.
 

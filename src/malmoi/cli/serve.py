@@ -4,9 +4,9 @@ import logging
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from malmoi.cli.options import DeviceOption, DtypeOption, load_torch
+from malmoi.cli import options as opt
+from malmoi.cli.inputs import load_torch
+from malmoi.cli.options import option
 
 KEY = "MALMOI_API_KEY"
 
@@ -14,41 +14,32 @@ KEY = "MALMOI_API_KEY"
 def serve_command(
     model: Annotated[
         list[str],
-        typer.Option(
-            "--model",
-            "-m",
-            help="Model folder; repeatable, the first is the default.",
-            metavar="DIR",
+        option(
+            "Model folder; repeatable, the first is the default.", "--model", "-m", metavar="DIR"
         ),
     ],
-    host: Annotated[
-        str, typer.Option(help="Address to bind; 0.0.0.0 accepts other machines.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 picks a free port.")] = 8000,
+    host: Annotated[str, option("Address to bind; 0.0.0.0 accepts other machines.")] = "127.0.0.1",
+    port: Annotated[int, option("0 picks a free port.")] = 8000,
     api_key: Annotated[
-        str | None,
-        typer.Option(envvar=KEY, show_envvar=True, help="API key that clients must send."),
+        str | None, option("API key that clients must send.", envvar=KEY, show_envvar=True)
     ] = None,
-    cors: Annotated[list[str] | None, typer.Option(help="An allowed CORS origin.")] = None,
-    slots: Annotated[int, typer.Option(help="Sequences decoded at the same time.")] = 16,
-    queue: Annotated[
-        int, typer.Option(help="Requests that may queue; more are rejected with 429.")
-    ] = 256,
-    timeout: Annotated[float, typer.Option(help="Timeout of one request, in seconds.")] = 300,
-    max_tokens: Annotated[int, typer.Option(help="Maximum new tokens per request.")] = 4096,
+    cors: Annotated[list[str] | None, option("An allowed CORS origin.")] = None,
+    slots: Annotated[int, option("Sequences decoded at the same time.")] = 16,
+    queue: Annotated[int, option("Requests that may queue; more are rejected with 429.")] = 256,
+    timeout: Annotated[float, option("Timeout of one request, in seconds.")] = 300,
+    max_tokens: Annotated[int, option("Maximum new tokens per request.")] = 4096,
     max_read_tokens: Annotated[
-        int,
-        typer.Option(help="Maximum tokens a model reads for one request: texts × labels."),
+        int, option("Maximum tokens a model reads for one request: texts × labels.")
     ] = 300_000,
     runs: Annotated[
-        Path | None, typer.Option(help="Folder of runs for the studio to show.", metavar="DIR")
+        Path | None, option("Folder of runs for the studio to show.", metavar="DIR")
     ] = None,
     access_log: Annotated[
-        bool, typer.Option("--access-log", help="Write a line for each request to stderr.")
+        bool, option("Write a line for each request to stderr.", "--access-log")
     ] = False,
-    open: Annotated[bool, typer.Option("--open", help="Show the studio in a browser.")] = False,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
+    open: Annotated[bool, option("Show the studio in a browser.", "--open")] = False,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
 ) -> None:
     """Serve models: OpenAI's API under /v1, the studio page at /.
 

@@ -1,21 +1,13 @@
 """`malmoi study`: a paper's table or figure."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from malmoi.cli.options import (
-    DeviceOption,
-    JsonOption,
-    MinutesOption,
-    SeedOption,
-    SetOption,
-    TokensOption,
-    changes_of,
-    given,
-    load_torch,
-)
+from malmoi.cli import options as opt
+from malmoi.cli.inputs import changes_of, given, load_torch
+from malmoi.cli.options import option
 from malmoi.cli.output import print_json, print_table
 from malmoi.errors import UsageError
 
@@ -28,21 +20,16 @@ def study_command(
         str | None, typer.Argument(metavar="[NAME]", help="A study; omit to list them.")
     ] = None,
     data: Annotated[
-        list[str] | None,
-        typer.Option(help="Text: files, folders, globs or builtin:sotu.", metavar="SRC…"),
+        list[str] | None, option("Text: files, folders, globs or builtin:sotu.", metavar="SRC…")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Study folder.", metavar="DIR")
-    ] = None,
-    sizes: Annotated[
-        str | None, typer.Option(help="Only these: small,medium,large.", metavar="A,B")
-    ] = None,
-    minutes: MinutesOption = None,
-    tokens: TokensOption = None,
-    seed: SeedOption = None,
-    settings: SetOption = None,
-    device: DeviceOption = None,
-    json: JsonOption = False,
+    out: Annotated[Path | None, option("Study folder.", "--out", "-o", metavar="DIR")] = None,
+    sizes: Annotated[str | None, option("Only these: small,medium,large.", metavar="A,B")] = None,
+    minutes: opt.Minutes = None,
+    tokens: opt.Tokens = None,
+    seed: opt.Seed = None,
+    settings: opt.Set = None,
+    device: opt.Device = None,
+    json: opt.Json = False,
 ) -> None:
     """Reproduce a paper's table or figure, ours beside theirs.
 
@@ -64,17 +51,9 @@ def study_command(
     load_torch()
     changes = changes_of(settings) | given(sizes=sizes, minutes=minutes, tokens=tokens, seed=seed)
     required = {"data": [*data, *ctx.args], "out": str(out), "device": device}
-    _do(chosen, chosen.plan.from_dict(required).override(changes), json)
-
-
-def _do(chosen: Any, plan: Any, json: bool) -> None:
     from malmoi.evaluation.in_context.question import plural_examples
-    from malmoi.training.signals import Stopped
 
-    try:
-        facts = chosen.run(plan)
-    except Stopped as stopped:
-        raise typer.Exit(stopped.code) from stopped
+    facts = chosen.run(chosen.plan.from_dict(required).override(changes))
     if json:
         print_json(facts)
         return
@@ -86,7 +65,7 @@ def _do(chosen: Any, plan: Any, json: bool) -> None:
         plural_examples(point["shots"]) for point in next(iter(facts["sizes"].values()))["curve"]
     ]
     print_table(("size", *shots), rows)
-    print(f"{plan.out}/report.md")
+    print(f"{out}/report.md")
 
 
 def _list(rows: list[dict[str, str]], json: bool) -> None:

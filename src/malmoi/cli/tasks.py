@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from malmoi.cli.options import JsonOption, complete_tasks
+from malmoi.cli import options as opt
+from malmoi.cli.inputs import complete_tasks
 from malmoi.cli.output import print_json, print_table
 
 
@@ -16,7 +17,7 @@ def tasks_command(
             metavar="[NAME]", help="Show this task alone.", autocompletion=complete_tasks
         ),
     ] = None,
-    json: JsonOption = False,
+    json: opt.Json = False,
 ) -> None:
     """List the tasks, their kinds and the files they read.
 

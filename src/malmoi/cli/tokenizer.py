@@ -5,14 +5,9 @@ from typing import Annotated
 
 import typer
 
-from malmoi.cli.options import (
-    JsonOption,
-    ModelOption,
-    OutOption,
-    OverwriteOption,
-    number_option,
-    whole_texts,
-)
+from malmoi.cli import options as opt
+from malmoi.cli.inputs import whole_texts
+from malmoi.cli.options import option, whole_number
 from malmoi.cli.output import print_json, print_table, say
 from malmoi.report.console import end_status
 from malmoi.system.files import require_free
@@ -24,22 +19,17 @@ def train_command(
     sources: Annotated[
         list[str], typer.Argument(metavar="SRC…", help="Files, folders, globs, or builtin:sotu.")
     ],
-    out: OutOption,
+    out: opt.Out,
     kind: Annotated[
-        str,
-        typer.Option(
-            help="wordpiece (BERT), bpe (GPT-1), byte-bpe (GPT-2) or char.", metavar="KIND"
-        ),
+        str, option("wordpiece (BERT), bpe (GPT-1), byte-bpe (GPT-2) or char.", metavar="KIND")
     ] = "wordpiece",
-    vocab: Annotated[int, number_option("Vocabulary size.")] = 30_000,
+    vocab: Annotated[int, option("Vocabulary size.", parser=whole_number, metavar="N")] = 30_000,
     lowercase: Annotated[
-        bool | None, typer.Option(help="Lowercase the text first.", show_default="as the family")
+        bool | None, option("Lowercase the text first.", shown="as the family")
     ] = None,
-    min_frequency: Annotated[
-        int, typer.Option(help="Merge only pairs that occur at least this often.")
-    ] = 2,
-    overwrite: OverwriteOption = False,
-    json: JsonOption = False,
+    min_frequency: Annotated[int, option("Merge only pairs that occur at least this often.")] = 2,
+    overwrite: opt.Overwrite = False,
+    json: opt.Json = False,
 ) -> None:
     """Train a tokenizer on text.
 
@@ -65,14 +55,12 @@ def train_command(
 
 
 def extend_command(
-    model: ModelOption,
-    data: Annotated[
-        list[str], typer.Option(help="Text to learn from: a file, folder or glob; repeatable.")
-    ],
-    out: OutOption,
-    add: Annotated[int, number_option("How many tokens to add.")] = 2000,
-    overwrite: OverwriteOption = False,
-    json: JsonOption = False,
+    model: opt.Model,
+    data: Annotated[list[str], option("Text to learn from: a file, folder or glob; repeatable.")],
+    out: opt.Out,
+    add: Annotated[int, option("How many tokens to add.", parser=whole_number, metavar="N")] = 2000,
+    overwrite: opt.Overwrite = False,
+    json: opt.Json = False,
 ) -> None:
     """Add tokens to a model's vocabulary, learnt from text.
 
@@ -132,12 +120,12 @@ def show_command(
         typer.Argument(metavar="[TEXT]", help="A text; omit it, or pass -, to read stdin."),
     ] = None,
     tokenizer: Annotated[
-        str, typer.Option("--tokenizer", "-t", help="Tokenizer folder or file.", metavar="DIR")
+        str, option("Tokenizer folder or file.", "--tokenizer", "-t", metavar="DIR")
     ] = ".",
     parse_special: Annotated[
-        bool, typer.Option("--parse-special", help="Read names such as [MASK] as control tokens.")
+        bool, option("Read names such as [MASK] as control tokens.", "--parse-special")
     ] = False,
-    json: JsonOption = False,
+    json: opt.Json = False,
 ) -> None:
     """Show how a text is split into tokens.
 

@@ -3,35 +3,26 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from malmoi.cli.options import (
-    DeviceOption,
-    DtypeOption,
-    JsonOption,
-    ModelOption,
-    TextsArgument,
-    given,
-    input_lines,
-    open_model,
-)
+from malmoi.cli import options as opt
+from malmoi.cli.inputs import given, input_lines, open_model
+from malmoi.cli.options import option
 from malmoi.cli.output import one_line, print_json
 from malmoi.errors import UsageError
 
 
 def translate_command(
-    model: ModelOption,
-    texts: TextsArgument = None,
+    model: opt.Model,
+    texts: opt.Texts = None,
     to: Annotated[
-        str, typer.Option(help="Language, for a GPT that is asked in a prompt.", metavar="NAME")
+        str, option("Language, for a GPT that is asked in a prompt.", metavar="NAME")
     ] = "",
-    beams: Annotated[int, typer.Option(help="1 is greedy.")] = 4,
+    beams: Annotated[int, option("1 is greedy.")] = 4,
     length_penalty: Annotated[
-        float, typer.Option(help="Beams are scored by log p / ((5 + length) / 6)^penalty.")
+        float, option("Beams are scored by log p / ((5 + length) / 6)^penalty.")
     ] = 0.6,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    json: JsonOption = False,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    json: opt.Json = False,
 ) -> None:
     """Translate texts, or every line of a file.
 

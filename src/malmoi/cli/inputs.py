@@ -1,0 +1,135 @@
+"""What commands are given: tasks and columns, models, settings, texts of standard input."""
+
+import sys
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from malmoi.cli.output import note
+from malmoi.errors import UsageError
+from malmoi.report.console import waiting
+
+if TYPE_CHECKING:
+    from malmoi.evaluation.tasks import Task
+    from malmoi.inference import Model
+
+
+def chosen_task(name: str, **columns: Any) -> "Task":
+    """A named task, or one on the user's columns: text, pair, label, choices."""
+    from malmoi.evaluation.guess import task_on_columns
+
+    return task_on_columns(name, **split_columns(columns))
+
+
+def split_columns(columns: Mapping[str, str | None]) -> dict[str, Any]:
+    """The columns that were given; several choices or labels are comma-separated."""
+    found: dict[str, Any] = {key: value for key, value in columns.items() if value is not None}
+    if "choices" in found:
+        found["choices"] = tuple(found["choices"].split(","))
+    if "," in found.get("label", ""):
+        found["label"] = tuple(found["label"].split(","))
+    return found
+
+
+def complete_tasks(incomplete: str) -> Iterable[str]:
+    """Shell completion of task names."""
+    from malmoi.evaluation.tasks import KINDS, TASKS
+
+    return [name for name in (*KINDS, *TASKS) if name.startswith(incomplete)]
+
+
+def complete_recipes(incomplete: str) -> Iterable[str]:
+    """Shell completion of recipe names."""
+    from malmoi.training.recipes import RECIPES
+
+    return [name for name in RECIPES if name.startswith(incomplete)]
+
+
+# ------------------------------------------------------------------ models and settings
+
+
+def load_torch() -> None:
+    """Imports torch, which takes seconds, and says so on a terminal."""
+    with waiting("Starting"):
+        import torch  # noqa: F401
+
+
+def open_model(path: str, device: str | None, dtype: str | None) -> "Model":
+    """Loads a model and prints the notes of loading on stderr."""
+    with waiting(f"Loading {path}"):
+        from malmoi.inference import load
+
+        model = load(path, device=device, dtype=dtype)
+    for sentence in model.notes:
+        note(sentence)
+    return model
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The options that were given on the command line."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def changes_of(settings: list[str] | None) -> dict[str, str]:
+    """The changes given by --set, such as `train.lr=3e-4`."""
+    changes = {}
+    for text in settings or []:
+        name, sign, value = text.partition("=")
+        if not sign or not name.strip():
+            raise UsageError(
+                f"--set {text} is not NAME=VALUE; write for example --set train.lr=3e-4."
+            )
+        changes[name.strip()] = value.strip()
+    return changes
+
+
+# ------------------------------------------------------------------ texts
+
+
+def whole_texts(texts: list[str] | None) -> list[str]:
+    """The texts of the command line; else all of standard input as one text."""
+    return texts if texts and texts != ["-"] else [_standard_input().rstrip("\r\n")]
+
+
+def input_lines(texts: list[str] | None, *, keep_blank: bool = False) -> list[str]:
+    """The texts of the command line; else the lines of standard input, blank ones on request."""
+    if texts and texts != ["-"]:
+        return texts
+    return [line for line in _standard_input().splitlines() if keep_blank or line.strip()]
+
+
+def input_pairs(texts: list[str] | None, *, keep_blank: bool = False) -> list[tuple[str, str]]:
+    """Arguments two by two; else lines of two texts with a tab between."""
+    if texts and texts != ["-"]:
+        if len(texts) % 2:
+            raise UsageError(f"Pairs need an even number of texts; there are {len(texts)}.")
+        return list(zip(texts[::2], texts[1::2], strict=True))
+    return [
+        _pair(number, line) if line.strip() else ("", "")
+        for number, line in enumerate(_standard_input().splitlines(), 1)
+        if keep_blank or line.strip()
+    ]
+
+
+def _pair(number: int, line: str) -> tuple[str, str]:
+    first, tab, second = line.partition("\t")
+    if not tab:
+        raise UsageError(
+            f"Line {number} of standard input has no tab; write two texts with a tab between them."
+        )
+    return first, second
+
+
+def _standard_input() -> str:
+    if sys.stdin is None or sys.stdin.isatty():
+        raise UsageError("There is no text: write one after the options, or pipe one in.")
+    content = sys.stdin.buffer.read()
+    if not content.strip():
+        raise UsageError("There is no text: standard input is empty.")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise UsageError(
+            f"Standard input is not UTF-8: byte 0x{content[error.start]:02x} in line {line}; "
+            "convert it first, for example with: iconv -f EUC-KR -t UTF-8"
+        ) from error
