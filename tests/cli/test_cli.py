@@ -130,6 +130,14 @@ ASKED: dict[str, tuple[list[str], dict[str, object]]] = {  # options, and what P
         ["--regex", "[0-9]{3}-[ab]+!", "--seed", "1"],
         dict(regex="[0-9]{3}-[ab]+!", seed=1),
     ),
+    "penalties": (
+        "--frequency-penalty 1.5 --presence-penalty 0.5 --temperature 0 --min-tokens 9".split(),
+        dict(frequency_penalty=1.5, presence_penalty=0.5, temperature=0, min_tokens=9),
+    ),
+    "a bias": (
+        ["--logit-bias", "70=5", "--logit-bias", "71=-9", "--min-p", "0.2", "--seed", "1"],
+        dict(logit_bias={70: 5.0, 71: -9.0}, min_p=0.2, seed=1),
+    ),
     "banned words": (
         ["--banned", "D", "--banned", "\x10", "--temperature", "0"],
         dict(banned=["D", "\x10"], temperature=0),
@@ -315,6 +323,7 @@ def test_wrong_requests(call: Call, gpt: Path, encoder: Path, tmp_path: Path) ->
     refused(
         call("generate", "--model", gpt, "--top-k", "many", "the"), 2, "--top-k", "integer. See"
     )
+    refused(call("generate", "--model", gpt, "--logit-bias", "a", "the"), 2, "50256=-100")
     refused(call("generate", "--model", gpt, "--device", "gpu", "the"), 2, "'gpu'")
     refused(call("generate", "--model", gpt, "--dtype", "fp33", "the"), 2, "'fp32'")
     refused(call("generate", "--model", encoder, "the"), 2, "cannot generate", "fill")

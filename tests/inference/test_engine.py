@@ -307,7 +307,12 @@ def test_steps_submitted_ahead_change_no_token(model: Model) -> None:
             prompt, GenerationConfig(5 + 4 * i, Sampling(**rule), seed=i), logprobs=2 * (i == 3)
         )
         for i, prompt in enumerate(prompts(7, longest=50))
-        for rule in ({"temperature": 0}, {"temperature": 0.8, "top_k": 9}, {"top_p": 0.8})
+        for rule in (
+            {"temperature": 0},
+            {"temperature": 0.8, "top_k": 9},
+            {"top_p": 0.8},
+            {"temperature": 0, "frequency_penalty": 1.2, "logit_bias": {5: 2.0}},
+        )
     ]
 
     def served(mode: str) -> list[TextChunk]:
@@ -317,6 +322,40 @@ def test_steps_submitted_ahead_change_no_token(model: Model) -> None:
     expected = served("plain")
     assert [done.tokens for done in served("captured")] == [done.tokens for done in expected]
     assert max(len(done.tokens) for done in expected) > 3 * STEPS_AHEAD
+
+
+@pytest.mark.parametrize("mode", ["plain", "captured"])
+def test_penalties_and_biases_are_those_of_the_formula(pair, mode: str) -> None:
+    """OpenAI's: logit - frequency · count - presence · (count > 0) + bias, in a mixed batch."""
+    theirs, ours = pair
+    rules = [(0.0, 0.0), (1.5, 0.0), (0.0, 1.1), (-0.4, 0.3)]
+    bias = {3: 4.0, 250: -2.5}
+
+    @torch.inference_mode()
+    def oracle(prompt: tuple[int, ...], frequency: float, presence: float) -> tuple[int, ...]:
+        written: list[int] = []
+        for _ in range(12):
+            logits = theirs(torch.tensor([[*prompt, *written]])).logits[0, -1].clone()
+            for token in range(len(logits)):
+                count = written.count(token)
+                logits[token] -= frequency * count + presence * (count > 0)
+                logits[token] += bias.get(token, 0.0)
+            written.append(int(logits.argmax()))
+        return tuple(written)
+
+    with Engine(ours, slots=3, mode=mode) as engine:
+        expected = []
+        streams = []
+        for prompt, (frequency, presence) in zip(prompts(4, longest=9), rules, strict=True):
+            sampling = Sampling(
+                0,
+                frequency_penalty=frequency,
+                presence_penalty=presence,
+                logit_bias=tuple(bias.items()),
+            )
+            streams.append(engine.submit(GenerationJob(prompt, GenerationConfig(12, sampling))))
+            expected.append(oracle(prompt, frequency, presence))
+        assert [stream.result().tokens for stream in streams] == expected
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="recorded steps need a GPU")

@@ -289,22 +289,25 @@ def test_column_major_weights_change_no_result(mkl: bool) -> None:
     st.sampled_from([None, 1, 3, 50]),
     st.sampled_from([None, 0.05, 0.5, 0.9, 1.0]),
     st.sampled_from([1.0, 1.3, 0.7]),
+    st.sampled_from([None, 0.02, 0.3]),
 )
 def test_rules_give_the_distribution_of_transformers(
-    seed, temperature, top_k, top_p, penalty
+    seed, temperature, top_k, top_p, penalty, min_p
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(2, 40, generator=generator) * 4
     ids = torch.randint(0, 40, (2, 6), generator=generator)
     seen = torch.zeros(2, 40, dtype=torch.bool).scatter(1, ids, True)
-    processors = hf.LogitsProcessorList(
-        [hf.RepetitionPenaltyLogitsProcessor(penalty)] if penalty != 1 else []
-    )
+    bias = {int(ids[0, 0]): 3.5, 7: -100.0}
+    theirs = {(token,): value for token, value in bias.items()}
+    processors = hf.LogitsProcessorList([hf.SequenceBiasLogitsProcessor(theirs)])
+    processors += [hf.RepetitionPenaltyLogitsProcessor(penalty)] if penalty != 1 else []
     processors += [hf.TemperatureLogitsWarper(temperature)]
     processors += [hf.TopKLogitsWarper(top_k)] if top_k else []
     processors += [hf.TopPLogitsWarper(top_p)] if top_p else []
+    processors += [hf.MinPLogitsWarper(min_p)] if min_p else []
     expected = processors(ids, logits.clone())
-    ours = Sampling(temperature, top_k, top_p, penalty).apply(
+    ours = Sampling(temperature, top_k, top_p, penalty, min_p, logit_bias=bias).apply(
         logits, TokenHistory(seen, seen.float())
     )
     assert torch.equal(ours, expected)

@@ -168,6 +168,8 @@ def test_two_constraints_are_refused(live: Live) -> None:
         {"store": False, "service_tier": "auto", "metadata": {"a": "b"}},
         {"response_format": {"type": "text"}, "logit_bias": {}},
         {"temperature": None, "n": None, "stream": None, "stop": None, "tools": None},
+        {"reasoning_effort": "none", "verbosity": "medium", "use_beam_search": False},
+        {"max_tokens": None, "max_completion_tokens": 5, "stop_token_ids": []},
     ],
 )
 def test_fields_that_ask_for_nothing_change_nothing(live: Live, neutral: dict[str, Any]) -> None:
@@ -179,12 +181,42 @@ def test_fields_that_ask_for_nothing_change_nothing(live: Live, neutral: dict[st
     assert same == plain
 
 
-@pytest.mark.parametrize("field", ["tools", "functions"])
-def test_unsupported_fields_are_refused(live: Live, field: str) -> None:
-    body = {"messages": USER, field: [{"type": "function"}]}
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools is not offered by this server: omit it."),
+        ({"store": True}, "store is not offered by this server: omit it."),
+        ({"reasoning_effort": "high"}, "reasoning_effort is not offered"),
+        ({"messages": [*USER, {"role": "tool", "content": "3"}]}, "tools are not offered"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]},
+            "messages: tools are not offered by this server, so omit the messages that use them.",
+        ),
+    ],
+)
+def test_what_is_not_offered_is_refused_in_a_sentence(
+    live: Live, asked: dict[str, Any], sentence: str
+) -> None:
+    body = {"messages": USER} | asked
     answer = httpx.post(f"{live.url}/v1/chat/completions", json=body, timeout=60)
     assert answer.status_code == 400
-    assert f"{field} is not supported" in answer.json()["error"]["message"]
+    assert sentence in answer.json()["error"]["message"]
+
+
+def test_a_developer_message_is_a_system_message(live: Live) -> None:
+    def reply(role: str) -> str:
+        body = {"messages": [{"role": role, "content": "be kind"}, *USER], "seed": 1}
+        answer = httpx.post(f"{live.url}/v1/chat/completions", json=body, timeout=60)
+        return answer.json()["choices"][0]["message"]["content"]
+
+    assert reply("developer") == reply("system")
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+@pytest.mark.parametrize("path", ["/v1/moderations", "/tokenize", "/foo"])
+def test_unknown_addresses_are_not_found(live: Live, method: str, path: str) -> None:
+    answer = httpx.request(method, live.url + path, timeout=60)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
 
 
 def test_embeddings_of_many_texts(client: openai.OpenAI) -> None:

@@ -478,7 +478,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
         "/v1/chat/completions",
         {"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]},
         400,
-        "tools is not supported",
+        "tools is not offered",
     ),
     (
         "/v1/embeddings",

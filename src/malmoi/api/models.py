@@ -72,8 +72,8 @@ def generate(
     """Continues a prompt, or each of a list of prompts, with a language model.
 
     Options are those of `Model.generate`: max_new_tokens=40, temperature=1.0 (0 is greedy), top_k,
-    top_p, stop, seed, beams, regex, choices and others. With n > 1 each prompt has a list of n
-    continuations.
+    top_p, stop, seed, beams, regex, choices, json_schema and others. With n > 1 each prompt has a
+    list of n continuations.
 
     Examples:
         >>> malmoi.generate("runs/tiny-gpt", "The state of", max_new_tokens=8, seed=0)

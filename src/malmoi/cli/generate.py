@@ -25,7 +25,23 @@ def generate_command(
     top_p: Annotated[
         float | None, option("Sample from the smallest set of tokens whose probabilities reach p.")
     ] = None,
+    min_p: Annotated[
+        float | None, option("Sample from tokens at least this many times as likely as the best.")
+    ] = None,
     repetition_penalty: Annotated[float, option("Above 1 makes repetition less likely.")] = 1.0,
+    frequency_penalty: Annotated[
+        float, option("Subtracted from a token's score each time it was generated.")
+    ] = 0.0,
+    presence_penalty: Annotated[
+        float, option("Subtracted from the score of every token generated before.")
+    ] = 0.0,
+    logit_bias: Annotated[
+        list[str] | None, option("Added to a token's score; repeatable.", metavar="ID=BIAS")
+    ] = None,
+    ignore_eos: Annotated[
+        bool, option("Do not end at the end-of-text token.", "--ignore-eos")
+    ] = False,
+    min_tokens: Annotated[int | None, option("Minimum new tokens.")] = None,
     stop: Annotated[list[str] | None, option("Stop before this text; repeatable.")] = None,
     seed: Annotated[int | None, option("Random seed.", shown="another each time")] = None,
     n: Annotated[int, option("Continuations of each prompt.", "--samples", "-n")] = 1,
@@ -73,6 +89,9 @@ def generate_command(
         max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p
     )
     options |= given(repetition_penalty=repetition_penalty, stop=stop, seed=seed, n=n)
+    options |= given(frequency_penalty=frequency_penalty, presence_penalty=presence_penalty)
+    options |= given(min_p=min_p, min_tokens=min_tokens, ignore_eos=ignore_eos or None)
+    options |= given(logit_bias=logit_bias and dict(map(_token_bias, logit_bias)))
     options |= given(choices=choices and choices.split(","), regex=regex, banned=banned)
     options |= given(
         beams=beams,
@@ -86,6 +105,16 @@ def generate_command(
         _stream(lm, prompts[0], options)
     else:
         _write_all(lm, prompts, options, json)
+
+
+def _token_bias(text: str) -> tuple[int, float]:
+    token, _, bias = text.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise UsageError(
+            f"--logit-bias takes a token's id and a number, such as 50256=-100, not {text!r}."
+        ) from None
 
 
 def _describe(lm: "Model", features: Path, max_new_tokens: int, json: bool) -> None:

@@ -294,9 +294,10 @@ class Model(ZeroShot):
         An empty prompt starts after the tokenizer's beginning-of-text token, or else its
         end-of-text token; a tokenizer with neither is an error. Special tokens in a prompt, such as
         "<|endoftext|>", are plain text unless `parse_special` is set. Options: max_new_tokens=40,
-        temperature=1.0 (0 is greedy), top_k=None, top_p=None, repetition_penalty=1.0, stop=(),
-        seed=None; choices, regex, allowed and banned constrain the text; beams=1,
-        length_penalty=1.0, early_stopping=False; speculate=False.
+        temperature=1.0 (0 is greedy), top_k=None, top_p=None, min_p=None, repetition_penalty=1.0,
+        frequency_penalty=0.0, presence_penalty=0.0, logit_bias={}, stop=(), ignore_eos=False,
+        min_tokens=0, seed=None; choices, regex, json_schema, allowed and banned constrain the text;
+        beams=1, length_penalty=1.0, early_stopping=False; speculate=False.
         """
         self._require_head("lm", "generate")
         config = self._generation_config(n=n, **options)

@@ -41,8 +41,8 @@ async def chat_completions(ask: ChatRequest, request: Request) -> Any:
     stripped from an answer, which has 256 tokens at most unless another number is given.
     """
     served: ServedModel = request.app.state.registry.get(ask.model)
-    check_length(ask, ask.max_completion_tokens or ask.max_tokens or 0, request)
-    if ask.max_tokens == 0:
+    check_length(ask, request)
+    if ask.limit == 0:
         raise UsageError("max_tokens must be 1 or more: an answer needs at least one token.")
     jobs = await asyncio.to_thread(_jobs, ask, served.writer)
     return await respond(request, ChatReply(ask, served, jobs))
@@ -51,8 +51,8 @@ async def chat_completions(ask: ChatRequest, request: Request) -> Any:
 def _jobs(ask: ChatRequest, engine: Engine) -> list[GenerationJob]:
     messages = [message.plain() for message in ask.messages]
     said = encode_conversation(engine.model.tokenizer, messages)
-    most = ask.max_completion_tokens or ask.max_tokens
-    options = said.settings(ask.settings() | ({"max_new_tokens": most} if most else {}))
+    limit = {"max_new_tokens": ask.limit} if ask.limit else {}
+    options = said.settings(ask.settings() | limit)
     named = max(ask.top_logprobs or 0, 1) if ask.logprobs else 0
     return [
         engine.job(said.tokens, logprobs=named, seed=seed, **options) for seed in ask.seeds(ask.n)

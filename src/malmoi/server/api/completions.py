@@ -41,11 +41,11 @@ async def completions(ask: CompletionRequest, request: Request) -> Any:
     return await respond(request, CompletionReply(ask, served, jobs))
 
 
-def check_length(ask: GenerationFields, asked: int, request: Request) -> None:
+def check_length(ask: GenerationFields, request: Request) -> None:
     """Refuses more tokens than the server generates for one request."""
     limit = request.app.state.settings.max_tokens
-    if asked > limit:
-        raise too_long(asked, limit)
+    if (ask.limit or 0) > limit:
+        raise too_long(ask.limit or 0, limit)
     if ask.stream_options is not None and not ask.stream:
         raise UsageError("stream_options needs stream: true.")
 
@@ -55,8 +55,8 @@ def too_long(asked: int, limit: int) -> UsageError:
 
 
 def _check(ask: CompletionRequest, request: Request) -> None:
-    check_length(ask, ask.max_tokens or 0, request)
-    if ask.max_tokens == 0 and not ask.echo:
+    check_length(ask, request)
+    if ask.limit == 0 and not ask.echo:
         raise UsageError("max_tokens is 0 and echo is false, so there is nothing to return.")
     if ask.best_of is not None and (ask.best_of < ask.n or (ask.stream and ask.best_of > ask.n)):
         raise UsageError("best_of must be at least n, and cannot be streamed when it is larger.")
@@ -66,7 +66,7 @@ def _jobs(ask: CompletionRequest, engine: Engine) -> list[GenerationJob]:
     """One job for each continuation of each prompt."""
     compared = ask.best_of is not None and ask.best_of > ask.n
     named = 0 if ask.logprobs is None and not compared else max(ask.logprobs or 0, 1)
-    most = 16 if ask.max_tokens is None else max(ask.max_tokens, 1)
+    most = 16 if ask.limit is None else max(ask.limit, 1)
     options: dict[str, Any] = ask.settings() | {"max_new_tokens": most}
     prompts = [engine.job(prompt, **options).prompt for prompt in prompts_of(ask.prompt)]
     return [
@@ -115,10 +115,15 @@ class GenerationReply(ABC):
 
     async def stream(self, generation: GenerationStream) -> Events:
         """Events as the text is generated, then the usage on request."""
+        options = self.ask.stream_options
         yield self.opening()
         async for chunks in generation.batches():
-            yield self.events(chunks)
-        if self.ask.stream_options and self.ask.stream_options.include_usage:
+            events = self.events(chunks)
+            if options and options.continuous_usage_stats:
+                for event in events:
+                    event.usage = self.usage()
+            yield events
+        if options and options.include_usage:
             yield [self.body([], self.usage())]
 
     def usage(self) -> Usage:
@@ -173,7 +178,7 @@ class CompletionReply(GenerationReply):
         """Counts new tokens; with max_tokens=0 one was generated, which is not shown."""
         new = self.echoed[index]
         self.echoed[index] = True
-        if new and self.ask.max_tokens == 0:
+        if new and self.ask.limit == 0:
             return TextChunk("", finish=chunk.finish and "length")
         self.written += len(chunk.tokens) if new else 0
         return chunk

@@ -31,17 +31,28 @@ TextField = Annotated[str, Field(max_length=20_000)]
 NameField = Annotated[str, Field(max_length=200)]
 
 
-# OpenAI's fields for unsupported features, with the values that request nothing
+# fields of OpenAI's API and vLLM's for features we lack, with the values that request nothing
 NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
+    "function_call": ("none", "auto"),
     "parallel_tool_calls": (True, False),
     "store": (False,),
     "service_tier": ("auto", "default"),
     "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "suffix": ("",),
+    "use_beam_search": (False,),
+    "skip_special_tokens": (True,),
+    "stop_token_ids": ([],),
 }
-IGNORED = ("metadata", "prompt_cache_key", "safety_identifier")
+ROLE_NAMES = {"developer": "system"}
+IGNORED = ("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier")
 
 
 def _example(**fields: Any) -> dict[str, Any]:
@@ -69,7 +80,7 @@ class ApiRequest(BaseModel):
             about = {"name": name[:80], "hint": nearest(name[:80], cls.model_fields)}
             if name in NOT_OFFERED:
                 if value is not None and value not in NOT_OFFERED[name]:
-                    sentence = "{name} is not supported by this server: omit it."
+                    sentence = "{name} is not offered by this server: omit it."
                     raise PydanticCustomError("unknown_field", sentence, about)
             elif name not in IGNORED:
                 sentence = "There is no field {name} here.{hint}"
@@ -99,6 +110,7 @@ class StreamOptions(BaseModel):
 
     include_usage: bool = Field(False, description="End with an event that holds the token usage.")
     include_obfuscation: bool = Field(False, description="Accepted and ignored.")
+    continuous_usage_stats: bool = Field(False, description="Token usage in every event.")
 
 
 class NamedSchema(BaseModel):
@@ -140,6 +152,7 @@ class GenerationFields(ApiRequest):
     """How text is generated."""
 
     max_tokens: int | None = Field(None, ge=0, description="Maximum new tokens.")
+    max_completion_tokens: int | None = Field(None, ge=1, description="New name of max_tokens.")
     temperature: float = Field(1.0, ge=0, le=100, description="0 is greedy decoding.")
     top_p: float | None = Field(None, gt=0, le=1, description="Nucleus sampling.")
     top_k: int | None = Field(None, ge=1, le=2**31, description="Sample from the k most likely.")
@@ -168,6 +181,11 @@ class GenerationFields(ApiRequest):
         None, description="The text must be one of these."
     )
     user: str | None = Field(None, description="Accepted and not stored.")
+
+    @property
+    def limit(self) -> int | None:
+        """The maximum number of new tokens, under either name; None: the default."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     def settings(self) -> dict[str, Any]:
         """The settings of `generate`, except the number and length of the texts."""
@@ -217,7 +235,6 @@ class CompletionRequest(
     best_of: int | None = Field(
         None, ge=1, le=128, description="Generate this many and return the n most likely."
     )
-    suffix: Literal[""] | None = Field(None, description="Not supported.")
 
 
 class TextPart(BaseModel):
@@ -228,7 +245,7 @@ class TextPart(BaseModel):
 
 
 class Message(BaseModel):
-    """A message of a conversation."""
+    """A message of a conversation; one that calls a tool or answers for it is refused."""
 
     model_config = ConfigDict(strict=True)
 
@@ -238,11 +255,24 @@ class Message(BaseModel):
     )
     name: str | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _no_tools(cls, given: Any) -> Any:
+        asked = isinstance(given, dict) and (
+            given.get("role") in ("tool", "function")
+            or given.get("tool_calls")
+            or given.get("function_call")
+        )
+        if asked:
+            sentence = "tools are not offered by this server, so omit the messages that use them"
+            raise PydanticCustomError("no_tools", sentence)
+        return given
+
     def plain(self) -> dict[str, str]:
-        """As a chat template reads it."""
+        """As a chat template reads it; OpenAI's newer role "developer" is "system"."""
         parts = self.content if isinstance(self.content, list) else []
         text = "".join(part.text for part in parts) if parts else self.content or ""
-        return {"role": self.role, "content": str(text)}
+        return {"role": ROLE_NAMES.get(self.role, self.role), "content": str(text)}
 
 
 class ChatRequest(
@@ -252,7 +282,6 @@ class ChatRequest(
     """A conversation to answer."""
 
     messages: list[Message] = Field(min_length=1, max_length=1000)
-    max_completion_tokens: int | None = Field(None, ge=1, description="New name of max_tokens.")
     logprobs: bool = Field(False, description="Return the log-probability of each token.")
     top_logprobs: int | None = Field(
         None, ge=0, le=MAX_TOP_LOGPROBS, description="Number of top tokens to return for each."
