@@ -131,7 +131,16 @@ ASKED: dict[str, tuple[list[str], dict[str, object]]] = {  # options, and what P
         dict(regex="[0-9]{3}-[ab]+!", seed=1),
     ),
     "penalties": (
-        "--frequency-penalty 1.5 --presence-penalty 0.5 --temperature 0 --min-tokens 9".split(),
+        [
+            "--frequency-penalty",
+            "1.5",
+            "--presence-penalty",
+            "0.5",
+            "--temperature",
+            "0",
+            "--min-tokens",
+            "9",
+        ],
         dict(frequency_penalty=1.5, presence_penalty=0.5, temperature=0, min_tokens=9),
     ),
     "a bias": (
