@@ -55,6 +55,7 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from malmoi.inference.model import GenerationOptions as GenerationOptions
     from malmoi.inference.model import Model as Model
     from malmoi.inference.model import load as load
+    from malmoi.model.intervention import Intervention as Intervention
     from malmoi.system.progress import Progress as Progress
     from malmoi.tokenizer.core import Tokenizer as Tokenizer
     from malmoi.training.recipe import Recipe as Recipe
@@ -82,6 +83,7 @@ HOMES = {
     "api.options": ("PretrainOptions", "FinetuneOptions", "EvaluateOptions"),
     "inference.model": ("load", "Model", "GenerationOptions"),
     "inference.generation.config": ("GenerationConfig",),
+    "model.intervention": ("Intervention",),
     "evaluation.kinds": ("custom_task",),
     "evaluation.task": ("Task",),
     "training.recipe": ("Recipe",),

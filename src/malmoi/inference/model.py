@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from malmoi.checkpoint import Checkpoint, write_checkpoint
+from malmoi.checkpoint import write_checkpoint
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError, nearest
 from malmoi.inference.answer import Answer
@@ -24,6 +24,7 @@ from malmoi.inference.generation.fast_argmax import column_major, fast_argmax_fo
 from malmoi.inference.generation.generate import TextGenerator, continuations, stream_texts
 from malmoi.inference.generation.prefix_cache import PrefixCache
 from malmoi.inference.generation.sampling import Sampling
+from malmoi.inference.interpretation import Interpretation
 from malmoi.inference.precision import open_for_use
 from malmoi.inference.predict import (
     MultiLabelPrediction,
@@ -52,7 +53,7 @@ from malmoi.inference.translation import (
 )
 from malmoi.inference.writing import Reply
 from malmoi.inference.zero_shot import ShownExamples, ZeroShot, entailment_class
-from malmoi.model import Activations, Network, count_parameters
+from malmoi.model import Activations, count_parameters
 from malmoi.system.html import fact_table
 from malmoi.text.rows import Table
 from malmoi.tokenizer import Encoding, Tokenizer
@@ -157,7 +158,7 @@ def load(
     return Model(checkpoint)
 
 
-class Model(ZeroShot):
+class Model(Interpretation, ZeroShot):
     """A network with its tokenizer and labels, and everything you can do with them.
 
     Examples:
@@ -166,10 +167,6 @@ class Model(ZeroShot):
         True
         >>> lm.save("copy")
     """
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.checkpoint = checkpoint
-        self.network: Network = checkpoint.network.eval()
 
     # ------------------------------------------------------------------ properties
 

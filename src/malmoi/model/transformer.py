@@ -218,6 +218,8 @@ class Transformer(nn.Module):
         self.gradient_checkpointing = False
         # `run_blocks` as training compiled it; decoding has other shapes and never uses it
         self.compiled_blocks: Callable[..., Tensor] | None = None
+        # rotary tables follow the patterns it was trained with, also in a view with other masks
+        self.local_layers = [pattern.is_local for pattern in self.patterns]
         if c.positions == "rotary":
             self.register_buffer("rotary", rotary_table(c), persistent=False)
             local = replace(c, rotary_base=c.local_rotary_base or c.rotary_base, rotary_scaling="")
@@ -425,7 +427,7 @@ class Transformer(nn.Module):
         if self.local_rotary is None:
             return [wide]
         near = cast(Tensor, self.local_rotary)[:, positions][:, :, None]
-        return [near if pattern.is_local else wide for pattern in self.patterns]
+        return [near if is_local else wide for is_local in self.local_layers]
 
     def _check_length(
         self, tokens: Tensor, positions: Tensor | None, cache: KVCache | None

@@ -44,6 +44,8 @@ def plain(value: object) -> PlainValue:
         return {str(name): plain(one) for name, one in value.items()}
     if isinstance(value, Sequence | set | frozenset):
         return [plain(one) for one in value]
+    if callable(tolist := getattr(value, "tolist", None)):  # an array
+        return plain(tolist())
     return str(value)
 
 

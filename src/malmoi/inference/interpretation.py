@@ -1,0 +1,72 @@
+"""Methods of `Model` that look inside it: interventions and what they show."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Self
+
+from malmoi.checkpoint import Checkpoint
+from malmoi.errors import UsageError
+from malmoi.inference.intervene import (
+    ForwardResult,
+    RunOptions,
+    Subject,
+    network_with,
+    run_text,
+)
+from malmoi.model import Network
+from malmoi.model.intervention import Intervention
+
+
+class Interpretation:
+    """Methods of `Model` that look inside it."""
+
+    checkpoint: Checkpoint
+    network: Network
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self.network = checkpoint.network.eval()
+
+    @cached_property
+    def _subject(self) -> Subject:
+        return Subject(self.checkpoint)
+
+    def run(
+        self,
+        text: str,
+        interventions: Sequence[Intervention] = (),
+        *,
+        positions: Sequence[int] | None = None,
+        top: int = 5,
+        hidden: bool = False,
+        attention: bool = False,
+    ) -> ForwardResult:
+        """One forward pass, under interventions if any are given, and the likeliest answers.
+
+        A GPT answers after its last token, a BERT at each [MASK], a tagger at every token, a
+        classifier once; `positions` asks elsewhere. `hidden` and `attention` also return the
+        hidden states and the attention probabilities.
+        """
+        options = RunOptions(positions, top, hidden, attention)
+        return run_text(self._subject, text, tuple(interventions), options)
+
+    def intervene(self, *interventions: Intervention) -> Self:
+        """The same model under interventions, for every method: generate, fill, predict…
+
+        It shares the weights. Interventions that depend on one text's positions are for `run`.
+        """
+        for one in interventions:
+            if one.needs_one_text:
+                raise UsageError(
+                    f"{one!r} depends on the positions of one text: give it to run(text, […])."
+                )
+        view = network_with(self._subject, interventions)
+        causal = self.network.trunk.is_causal
+        if causal and not view.trunk.is_causal:
+            raise UsageError(
+                "A GPT that sees later tokens cannot write: use run(text, […]) for one pass."
+            )
+        model = type(self)(replace(self.checkpoint, network=view))
+        model.__dict__["_causal"] = causal  # a text is encoded as the model was trained to read it
+        return model

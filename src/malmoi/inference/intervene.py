@@ -1,0 +1,232 @@
+"""A forward pass under interventions, and its answer. B batch, T tokens, V classes or tokens."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from malmoi.checkpoint import Checkpoint
+from malmoi.config import ModelConfig
+from malmoi.errors import UsageError
+from malmoi.inference.embed import Float32Array
+from malmoi.inference.predict import name_of
+from malmoi.inference.prompt import encode_prompt, text_too_long
+from malmoi.model import Network
+from malmoi.model.intervention import (
+    Intervention,
+    Place,
+    changed_patterns,
+    combined,
+    recorder,
+    run_layers,
+    view_with_taps,
+)
+from malmoi.system.result import Result
+from malmoi.tokenizer import Encoding, Tokenizer
+from malmoi.tokenizer.padding import model_inputs
+
+Interventions = Sequence[Intervention]
+READ_HEADS = ("classify", "tag", "lm", "mlm")  # the first that a model has gives its answer
+
+
+@dataclass(frozen=True, repr=False)
+class Guess(Result):
+    """A token or a label, and its probability."""
+
+    name: str
+    probability: float
+
+
+@dataclass(frozen=True, repr=False)
+class ForwardResult(Result):
+    """What a model computed for a text.
+
+    A GPT answers after its last token, a BERT at each mask (at every token without one), a tagger
+    at every token, a classifier once, with no position.
+    """
+
+    tokens: tuple[str, ...]
+    positions: tuple[int, ...]  # where it answers
+    guesses: tuple[tuple[Guess, ...], ...]  # the likeliest at each position
+    logits: Float32Array = field(repr=False)  # [positions, V]
+    # [layers + 1, T, D], as `hidden_states`
+    hidden: Float32Array | None = field(default=None, repr=False)
+    # [layers, H, T, T]
+    attention: Float32Array | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What a forward pass returns."""
+
+    positions: Sequence[int] | None = None  # None: where the model answers
+    top: int = 5
+    hidden: bool = False
+    attention: bool = False
+
+
+class Subject:
+    """A model on which interventions are made: its encoding, its head, and its last clean pass."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.tokenizer is None:
+            raise UsageError(
+                "This model's folder has no tokenizer; put its tokenizer.json beside the weights."
+            )
+        if checkpoint.network.reader is not None:
+            raise UsageError("An intervention needs a model whose own layers give the answer.")
+        self.network: Network = checkpoint.network
+        self.tokenizer: Tokenizer = checkpoint.tokenizer
+        self.labels = checkpoint.labels
+        self._clean: tuple[Encoding, list[Tensor]] | None = None
+
+    @cached_property
+    def head(self) -> str:
+        """The head that gives the answer; "" without one."""
+        return next((name for name in READ_HEADS if name in self.network.heads), "")
+
+    def encode(self, text: str) -> Encoding:
+        if self.head == "lm" or (not self.head and self.network.trunk.is_causal):
+            encoding = encode_prompt(self.tokenizer, text)
+        elif self.head == "mlm":
+            encoding = self.tokenizer.encode_masked(text)
+        else:
+            encoding = self.tokenizer.encode(text)
+        context = self.network.config.context
+        if len(encoding.tokens) > context:
+            raise text_too_long(len(encoding.tokens), context)
+        return encoding
+
+    def inputs(self, encodings: Sequence[Encoding]) -> dict[str, Tensor | None]:
+        return model_inputs(encodings, self.network.config, self.network.device)
+
+    def answer_positions(self, encoding: Encoding) -> list[int]:
+        """Where the model answers; none for a classifier, which answers once."""
+        if self.head in ("classify", ""):
+            return []
+        if self.head == "lm":
+            return [len(encoding.tokens) - 1]
+        masks = [i for i, t in enumerate(encoding.tokens) if t == self.tokenizer.specials.mask]
+        return masks or list(range(len(encoding.tokens)))
+
+    def scores(self, network: Network, hidden: Tensor, at: Sequence[int]) -> Tensor:
+        """The head's scores [positions, V] at positions of a single text."""
+        if not self.head:
+            return hidden.new_empty(0, 0)
+        if self.head == "classify":
+            return network.read("classify", hidden)
+        return network.read(self.head, hidden[:, list(at)])[0]
+
+    def name(self, i: int) -> str:
+        """A class of the head by its name."""
+        if self.head in ("classify", "tag"):
+            return name_of(self.labels, i)
+        return self.tokenizer.token(i)
+
+    def clean_states(self, encoding: Encoding) -> list[Tensor]:
+        """The block inputs and outputs of an undisturbed pass; those of the last text are kept."""
+        if self._clean is None or self._clean[0] != encoding:
+            states = run_layers(self.network.trunk, self.inputs([encoding]))
+            self._clean = (encoding, states)
+        return self._clean[1]
+
+
+def network_with(subject: Subject, interventions: Interventions) -> Network:
+    """A view of the network under interventions; their sources are read undisturbed."""
+    network = subject.network
+    c = network.config
+    if not interventions:
+        return network
+    recorded = {text: _record(subject, text, places) for text, places in _sources(c, interventions)}
+    taps = []
+    bypassed: dict[int, tuple[int, ...] | None] = {}
+    for one in interventions:
+        for place in one.places(c):
+            if one.site == "layer":
+                bypassed[place[1]] = one.positions
+                continue
+            source = None if one.source is None else recorded[one.source][place]
+            taps.append((place, one.tap(c, source)))
+    return view_with_taps(network, combined(taps), bypassed, changed_patterns(c, interventions))
+
+
+def _sources(c: ModelConfig, interventions: Interventions) -> Iterable[tuple[str, list[Place]]]:
+    found: dict[str, list[Place]] = {}
+    for one in interventions:
+        if one.source is not None:
+            found.setdefault(one.source, []).extend(one.places(c))
+    return found.items()
+
+
+def _record(subject: Subject, text: str, places: Sequence[Place]) -> Mapping[Place, Tensor]:
+    """The activations at these places while the model reads a text."""
+    found: dict[Place, Tensor] = {}
+    view = view_with_taps(subject.network, {place: recorder(found, place) for place in places})
+    run_layers(view.trunk, subject.inputs([subject.encode(text)]))
+    return found
+
+
+def first_changed(subject: Subject, interventions: Interventions) -> int:
+    """The first layer that interventions change; −1: the embedding."""
+    c = subject.network.config
+    starts = [-1 if one.site == "embedding" else one.layers(c)[0] for one in interventions]
+    return min(starts, default=c.depth)
+
+
+@torch.inference_mode()
+def run_text(
+    subject: Subject, text: str, interventions: Interventions, options: RunOptions
+) -> ForwardResult:
+    """One forward pass; layers below the first change are taken from the last clean pass."""
+    if options.top < 1:
+        raise UsageError(f"top must be 1 or more, not {options.top}.")
+    encoding = subject.encode(text)
+    network = network_with(subject, interventions)
+    start = first_changed(subject, interventions)
+    attention: list[Tensor] | None = [] if options.attention else None
+    states: list[Tensor] = []
+    if start >= 0 and attention is None:
+        states = subject.clean_states(encoding)[: start + 1]
+    states = run_layers(network.trunk, subject.inputs([encoding]), states, attention)
+    last = network.trunk.norm(states[-1])
+    at = (
+        [*subject.answer_positions(encoding)] if options.positions is None else [*options.positions]
+    )
+    at = [_position(i, len(encoding.tokens)) for i in at]
+    scores = subject.scores(network, last, at).float()
+    return ForwardResult(
+        tokens=tuple(map(subject.tokenizer.token, encoding.tokens)),
+        positions=tuple(at),
+        guesses=_guesses(subject, scores, options.top),
+        logits=scores.cpu().numpy(),
+        hidden=_stacked([*states[:-1], last]) if options.hidden else None,
+        attention=_stacked(attention) if attention else None,
+    )
+
+
+def _position(i: int, length: int) -> int:
+    if not -length <= i < length:
+        raise UsageError(f"There is no position {i} in a text of {length} tokens.")
+    return i % length
+
+
+def _guesses(subject: Subject, scores: Tensor, top: int) -> tuple[tuple[Guess, ...], ...]:
+    known = (
+        len(subject.labels)
+        if subject.head in ("classify", "tag")
+        else (
+            subject.tokenizer.vocab_size  # padding of the vocabulary is left out
+        )
+    )
+    chances = scores.softmax(-1)[:, : known or None]
+    best = chances.topk(min(top, chances.size(-1)))
+    return tuple(
+        tuple(Guess(subject.name(i), p) for i, p in zip(ids, row, strict=True))
+        for ids, row in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    )
+
+
+def _stacked(layers: Sequence[Tensor]) -> Float32Array:
+    return torch.stack([layer[0] for layer in layers]).float().cpu().numpy()
