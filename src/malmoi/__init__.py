@@ -52,7 +52,7 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from malmoi.evaluation.kinds import custom_task as custom_task
     from malmoi.evaluation.task import Task as Task
     from malmoi.inference.generation.config import GenerationConfig as GenerationConfig
-    from malmoi.inference.model import GenerationOptions as GenerationOptions
+    from malmoi.inference.generation.config import GenerationOptions as GenerationOptions
     from malmoi.inference.model import Model as Model
     from malmoi.inference.model import load as load
     from malmoi.model.intervention import Intervention as Intervention
@@ -81,8 +81,8 @@ HOMES = {
         "register_task",
     ),
     "api.options": ("PretrainOptions", "FinetuneOptions", "EvaluateOptions"),
-    "inference.model": ("load", "Model", "GenerationOptions"),
-    "inference.generation.config": ("GenerationConfig",),
+    "inference.model": ("load", "Model"),
+    "inference.generation.config": ("GenerationConfig", "GenerationOptions"),
     "model.intervention": ("Intervention",),
     "evaluation.kinds": ("custom_task",),
     "evaluation.task": ("Task",),

@@ -13,13 +13,8 @@ from malmoi.system.progress import ProgressCallback, listening
 if TYPE_CHECKING:
     from malmoi.inference.embed import Float32Array, Pool
     from malmoi.inference.fill import Fill
-    from malmoi.inference.model import (
-        Asked,
-        GenerationOptions,
-        GenerationSettings,
-        Model,
-        Predicted,
-    )
+    from malmoi.inference.generation.config import GenerationOptions, GenerationSettings
+    from malmoi.inference.model import Asked, Model, Predicted
     from malmoi.inference.score import Score
     from malmoi.text.rows import Table
     from malmoi.tokenizer.chat_template import Messages

@@ -1,10 +1,10 @@
 """The public model class, returned by `malmoi.load`."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 import numpy as np
 import torch
@@ -12,18 +12,21 @@ from numpy.typing import NDArray
 
 from malmoi.checkpoint import write_checkpoint
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError, nearest
+from malmoi.errors import UsageError
 from malmoi.inference.answer import Answer
 from malmoi.inference.captions import describe_features
 from malmoi.inference.conversation import encode_conversation
 from malmoi.inference.embed import Float32Array, Pool, embed_texts
 from malmoi.inference.fill import Fill, fills
-from malmoi.inference.generation.config import GenerationConfig
-from malmoi.inference.generation.constraints import CONSTRAINT_SETTINGS, build_constraint
+from malmoi.inference.generation.config import (
+    GenerationConfig,
+    GenerationOptions,
+    GenerationSettings,
+    generation_config,
+)
 from malmoi.inference.generation.fast_argmax import column_major, fast_argmax_for
 from malmoi.inference.generation.generate import TextGenerator, continuations, stream_texts
 from malmoi.inference.generation.prefix_cache import PrefixCache
-from malmoi.inference.generation.sampling import Sampling
 from malmoi.inference.interpretation import Interpretation
 from malmoi.inference.precision import open_for_use
 from malmoi.inference.predict import (
@@ -36,7 +39,7 @@ from malmoi.inference.predict import (
     row_texts,
 )
 from malmoi.inference.predictors import TASK_HEADS, TaskHead, task_heads
-from malmoi.inference.prompt import encode_prompt
+from malmoi.inference.prompt import encode_prompt, text_too_long
 from malmoi.inference.score import (
     LongText,
     Score,
@@ -45,14 +48,14 @@ from malmoi.inference.score import (
     sliding_perplexity,
 )
 from malmoi.inference.translation import (
-    BEAMS,
-    LENGTH_PENALTY,
     CrossAttentionMap,
+    TranslationOptions,
     Translator,
     cross_attention,
+    translate_texts,
 )
 from malmoi.inference.writing import Reply
-from malmoi.inference.zero_shot import ShownExamples, ZeroShot, entailment_class
+from malmoi.inference.zero_shot import ZeroShot, entailment_class
 from malmoi.model import Activations, count_parameters
 from malmoi.system.html import fact_table
 from malmoi.text.rows import Table
@@ -85,55 +88,6 @@ ABILITIES = {
     "mlm": ("fill", "logits", "classify"),
     **{one.head: ("predict",) for one in TASK_HEADS},
 }
-
-
-class GenerationOptions(TypedDict, total=False):
-    """Options that control how text is generated.
-
-    Examples:
-        >>> options: malmoi.GenerationOptions = {"max_new_tokens": 20, "temperature": 0.7}
-    """
-
-    max_new_tokens: int  # 40
-    temperature: float  # 1.0; 0 is greedy
-    top_k: int | None
-    top_p: float | None
-    repetition_penalty: float  # 1.0
-    frequency_penalty: float  # 0.0: subtracted once per earlier occurrence of a generated token
-    presence_penalty: float  # 0.0: subtracted from every token generated before
-    min_p: float | None  # keep tokens at least this many times as likely as the best
-    logit_bias: Mapping[int, float]  # added to the logits of these tokens
-    ignore_eos: bool  # False; True: keep generating after the end-of-text token
-    min_tokens: int  # generate at least this many tokens before the end
-    # constrain the text to JSON of this schema; True: any object
-    json_schema: Mapping[str, Any] | Literal[True]
-    stop: str | Sequence[str]  # stop before any of these strings
-    seed: int | None  # the same seed gives the same text, alone or in a batch
-    choices: Sequence[str]  # constrain the text to one of these
-    regex: str  # constrain the whole text to match
-    # token ids, or a function of the tokens generated so far
-    allowed: Iterable[int] | Callable[[list[int]], Iterable[int]]
-    banned: Sequence[str]  # words that must not appear
-    beams: int  # 1; more: beam search, with temperature=0
-    length_penalty: float  # 1.0: beams are scored by log p / length^penalty
-    early_stopping: bool | Literal["never"]  # False: when beam search ends
-    # False; True: prompt-lookup drafts, with temperature=0; the same text, faster
-    speculate: bool
-
-
-class TranslationOptions(TypedDict, total=False):
-    """Options of `translate`."""
-
-    beams: int  # 4; 1 is greedy
-    length_penalty: float  # 0.6: beams are scored by log p / ((5 + length) / 6)^penalty
-    examples: ShownExamples  # of a GPT: (text, translation) pairs shown first
-    max_new_tokens: int  # of a GPT: 64
-
-
-class GenerationSettings(GenerationOptions, total=False):
-    """`GenerationOptions` and the number of continuations."""
-
-    n: int  # 1: continuations per prompt
 
 
 def load(
@@ -355,9 +309,7 @@ class Model(Interpretation, ZeroShot):
         """Returns log p(continuation | context); lists are batched, and may share one context."""
         self._require_head("lm", "score")
         if isinstance(context, str) and isinstance(continuation, str):
-            return score_pairs(
-                self.network, self.tokenizer, [(context, continuation)], self._prefixes
-            )[0]
+            return self.score([context], [continuation])[0]
         contexts = [context] * len(continuation) if isinstance(context, str) else list(context)
         if isinstance(continuation, str) or len(contexts) != len(continuation):
             raise UsageError(
@@ -390,9 +342,9 @@ class Model(Interpretation, ZeroShot):
             texts = _listed(text, "text")
             if not self.config.encoder_depth:
                 return [self.translate(one, to, **options) for one in texts]
-            return self._translations(texts, **options)
+            return translate_texts(self.translator, self.tokenizer, texts, options)
         if self.config.encoder_depth:
-            return self._translations([text], **options)[0]
+            return translate_texts(self.translator, self.tokenizer, [text], options)[0]
         self._require_head("lm", "translate")
         if not to:
             raise UsageError(
@@ -400,17 +352,6 @@ class Model(Interpretation, ZeroShot):
             )
         shown = options.get("examples", ())
         return self._prompt_translation(text, to, shown, options.get("max_new_tokens", 64))
-
-    def _translations(self, texts: list[str], **options: Unpack[TranslationOptions]) -> list[str]:
-        beams = options.get("beams", BEAMS)
-        if beams < 1:
-            raise UsageError(f"beams must be at least 1, not {beams}.")
-        end = self.translator.end
-        lines = [" ".join(text.split()) for text in texts]  # as pairs are read in training
-        sources = [[*tokens, end] for tokens in self.tokenizer.ids(lines)]
-        alpha = options.get("length_penalty", LENGTH_PENALTY)
-        found = self.translator.translate(sources, beams, alpha)
-        return [self.tokenizer.decode(tokens).strip() for tokens in found]
 
     def cross_attention(self, source: str, target: str, *, layer: int = -1) -> CrossAttentionMap:
         """What each token of a translation attends to in its source, the mean over heads."""
@@ -421,12 +362,11 @@ class Model(Interpretation, ZeroShot):
         """The parts of this model that translation needs."""
         if not self.config.encoder_depth:
             raise UsageError("This model has no encoder and decoder: it was not made to translate.")
-        specials = self.tokenizer.specials
         ends = sorted(self._ends)
         if not ends:
             raise UsageError("This model's tokenizer has no end-of-text token.")
         start = self.checkpoint.generation.get("decoder_start_token_id", ends[0])
-        return Translator(self.network, start, ends[0], specials.pad or 0)
+        return Translator(self.network, start, ends[0], self.tokenizer.specials.pad or 0)
 
     def describe(self, features: NDArray[Any], *, max_new_tokens: int = 40) -> list[str]:
         """Writes a text about each row of features [N, P, F] ([N, F]: one vector each), greedily.
@@ -437,9 +377,8 @@ class Model(Interpretation, ZeroShot):
             raise UsageError("This model was not trained on features: it cannot describe any.")
         given = np.asarray(features)
         given = given[:, None] if given.ndim == 2 else given
-        end = min(self._ends)
         limit = min(max_new_tokens, self.config.context - self.config.feature_count)
-        tokens = describe_features(self.network, given, end, limit)
+        tokens = describe_features(self.network, given, min(self._ends), limit)
         return [self.tokenizer.decode(some).strip() for some in tokens]
 
     # ------------------------------------------------------------------ likelihood of long texts
@@ -453,8 +392,7 @@ class Model(Interpretation, ZeroShot):
         tokens.
         """
         self._require_head("lm", "perplexity")
-        how = LongText(stride, memory)
-        return sliding_perplexity(self.network, self.tokenizer, text, how)
+        return sliding_perplexity(self.network, self.tokenizer, text, LongText(stride, memory))
 
     def bits_per_byte(
         self, text: str, *, stride: int | None = None, memory: int | None = None
@@ -551,10 +489,7 @@ class Model(Interpretation, ZeroShot):
         A model of two languages, trained on pairs, takes the texts' `language`: 0 the source's, 1
         the target's.
         """
-        if self.config.encoder_depth:
-            raise UsageError("This model cannot embed: it translates. Use translate.")
-        if self.config.feature_count:
-            raise UsageError("This model cannot embed: it writes about features. Use describe.")
+        self._require_text_input("embed")
         reader = self.masked
         encodings = [reader._encoded(text, truncate=truncate) for text in _listed(texts, "texts")]
         if language:
@@ -563,13 +498,9 @@ class Model(Interpretation, ZeroShot):
         found = embed_texts(reader.network, encodings, read, pool, self.checkpoint.sentence)
         if isinstance(texts, str):
             return found[0]
-        return (
-            found
-            if pool == "none"
-            else np.stack(found)
-            if found
-            else np.empty((0, self.config.width), np.float32)
-        )
+        if pool == "none":
+            return found
+        return np.stack(found) if found else np.empty((0, self.config.width), np.float32)
 
     def _in_language(self, encoding: Encoding, language: int) -> Encoding:
         """A text as one of another language: a segment of a model that was trained on pairs."""
@@ -601,7 +532,7 @@ class Model(Interpretation, ZeroShot):
             if pair is None
             else reader._fitting(self.tokenizer.encode(text, pair))
         )
-        inputs = model_inputs([encoding], reader.config, self._device)
+        inputs = model_inputs([encoding], reader.config, self.network.device)
         reader.network.trunk(**inputs, activations=found)
         return found
 
@@ -611,17 +542,13 @@ class Model(Interpretation, ZeroShot):
         head = next((name for name in ("lm", "mlm") if name in self.network.heads), "lm")
         self._require_head(head, "logits")
         # a BERT is asked about its masks, so [MASK] in the text is parsed as the token
-        masked = head == "mlm"
         encoding = (
             self._fitting(self.tokenizer.encode_masked(text))
-            if masked
+            if head == "mlm"
             else self._encoded(text, truncate=False)
         )
-        tokens = torch.tensor([encoding.tokens], device=self._device)
-        segments = (
-            torch.tensor([encoding.segments], device=self._device) if self.config.segments else None
-        )
-        scores: torch.Tensor = self.network(tokens, heads=(head,), segments=segments)[head][0]
+        inputs = model_inputs([encoding], self.config, self.network.device)
+        scores: torch.Tensor = self.network(**inputs, heads=(head,))[head][0]
         return scores.float().cpu().numpy()
 
     @overload
@@ -656,15 +583,14 @@ class Model(Interpretation, ZeroShot):
 
     # ------------------------------------------------------------------ internals
 
-    @property
-    def _device(self) -> torch.device:
-        return self.network.device
-
-    def _require_head(self, head: str, verb: str) -> None:
+    def _require_text_input(self, verb: str) -> None:
         if self.config.encoder_depth:
             raise UsageError(f"This model cannot {verb}: it translates. Use translate.")
         if self.config.feature_count:
             raise UsageError(f"This model cannot {verb}: it writes about features. Use describe.")
+
+    def _require_head(self, head: str, verb: str) -> None:
+        self._require_text_input(verb)
         if head not in self.network.heads:
             can = ", ".join(verb for verb in self.abilities if verb != "stream")
             heads = ", ".join(self.network.heads) or "none"
@@ -674,33 +600,7 @@ class Model(Interpretation, ZeroShot):
             )
 
     def _generation_config(self, **options: Unpack[GenerationSettings]) -> GenerationConfig:
-        for name in options:
-            if name not in GenerationSettings.__annotations__:
-                raise UsageError(
-                    "generate has no setting "
-                    f"{name!r}.{nearest(name, GenerationSettings.__annotations__)}"
-                )
-        rules = {
-            name: value for name, value in options.items() if name in Sampling.__dataclass_fields__
-        }
-        limits = {name: value for name, value in options.items() if name in CONSTRAINT_SETTINGS}
-        others = {name: value for name, value in options.items() if name not in rules | limits}
-        wanted = {name: value for name, value in limits.items() if value is not None}
-        constraint = build_constraint(self.tokenizer, self._ends, **wanted) if wanted else None  # type: ignore[arg-type]
-        ends = self._ends | self._stop_tokens(options.get("stop", ()))
-        if others.pop("ignore_eos", False):
-            ends = frozenset()
-        sampling = Sampling(**rules)  # type: ignore[arg-type]
-        if wrong := [token for token, _ in sampling.logit_bias if token >= self.config.vocab]:
-            raise UsageError(
-                f"logit_bias has the token {wrong[0]}, which is not in this model's vocabulary."
-            )
-        return GenerationConfig(
-            sampling=sampling,
-            end_tokens=ends,
-            constraint=constraint,
-            **others,  # type: ignore[arg-type]
-        )
+        return generation_config(self.tokenizer, self._ends, self.config.vocab, options)
 
     @cached_property
     def generator(self) -> TextGenerator:
@@ -717,12 +617,6 @@ class Model(Interpretation, ZeroShot):
     def _ends(self) -> frozenset[int]:
         """Tokens that end a text: generation_config.json's, else the tokenizer's."""
         return frozenset(end_tokens(self.checkpoint))
-
-    def _stop_tokens(self, stop: str | Sequence[str]) -> frozenset[int]:
-        """Special tokens among the stop strings: they decode to no text, so they match by id."""
-        known = self.tokenizer.control_tokens
-        stops = [stop] if isinstance(stop, str) else stop
-        return frozenset(known[name] for name in stops if isinstance(name, str) and name in known)
 
     def _prompts(self, texts: Sequence[str], *, parse_special: bool = False) -> list[list[int]]:
         return [
@@ -744,13 +638,8 @@ class Model(Interpretation, ZeroShot):
         return self._fitting(read(self.tokenizer, text, max_tokens=longest if truncate else None))
 
     def _fitting(self, encoding: Encoding) -> Encoding:
-        context = self.config.context
-        if len(encoding.tokens) > context:
-            raise UsageError(
-                f"The text has {len(encoding.tokens)} tokens, more than this model's context of "
-                f"{context}; shorten it.",
-                code="context_length_exceeded",
-            )
+        if len(encoding.tokens) > self.config.context:
+            raise text_too_long(len(encoding.tokens), self.config.context)
         return encoding
 
 

@@ -6,24 +6,34 @@ V vocabulary, T tokens written so far.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TypedDict, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from malmoi.errors import UsageError
+from malmoi.inference.prompt import text_too_long
 from malmoi.model import KVCache, Network
 from malmoi.model.encoder_decoder import CrossActivations, EncoderDecoder, Memory
 from malmoi.tokenizer import Tokenizer
+from malmoi.tokenizer.padding import pad_to_width
 
 EXTRA_TOKENS = 50  # a translation has at most this many tokens more than its source (§6.1)
 BEAMS = 4
 LENGTH_PENALTY = 0.6  # α
 BATCH_TOKENS = {"cuda": 65_536}  # source tokens decoded together, all beams counted
 CPU_BATCH_TOKENS = 4_096
+
+
+class TranslationOptions(TypedDict, total=False):
+    """Options of `translate`."""
+
+    beams: int  # 4; 1 is greedy
+    length_penalty: float  # 0.6: beams are scored by log p / ((5 + length) / 6)^penalty
+    examples: Sequence[tuple[str, str]]  # of a GPT: (text, translation) pairs shown first
+    max_new_tokens: int  # of a GPT: 64
 
 
 @dataclass(frozen=True)
@@ -45,7 +55,7 @@ class Translator:
     ) -> list[list[int]]:
         """Translates sources, which end with the end token, each into tokens without one."""
         for source in sources:
-            self._check(source)
+            self.check_length(source)
         order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
         found: dict[int, list[int]] = {}
         while order:
@@ -63,20 +73,14 @@ class Translator:
             found |= zip(some, rows, strict=True)
         return [found[i] for i in range(len(sources))]
 
-    def _check(self, source: Sequence[int]) -> None:
-        context = self.network.config.context
-        if len(source) > context:
-            raise UsageError(
-                f"The text has {len(source)} tokens, more than this model's context of {context}; "
-                "shorten it.",
-                code="context_length_exceeded",
-            )
+    def check_length(self, source: Sequence[int]) -> None:
+        if len(source) > self.network.config.context:
+            raise text_too_long(len(source), self.network.config.context)
 
     def _read(self, sources: Sequence[Sequence[int]]) -> Memory:
-        rows = [torch.tensor(source) for source in sources]
-        tokens = pad_sequence(rows, batch_first=True, padding_value=self.pad)
-        lengths = torch.tensor([len(source) for source in sources])
-        keep = torch.arange(tokens.size(1)) < lengths[:, None]
+        width = max(map(len, sources))
+        tokens = torch.from_numpy(pad_to_width(sources, width, self.pad))
+        keep = torch.arange(width) < torch.tensor([[len(source)] for source in sources])
         device = self.network.device
         return self.trunk.encode(tokens.to(device), keep.to(device))
 
@@ -201,6 +205,19 @@ class _Beams:
         return _Beams(self.tokens[rows], self.logprobs[rows], self.best_score[rows], best)
 
 
+def translate_texts(
+    translator: Translator, tokenizer: Tokenizer, texts: Sequence[str], options: TranslationOptions
+) -> list[str]:
+    """Translates texts of one line each."""
+    beams = options.get("beams", BEAMS)
+    if beams < 1:
+        raise UsageError(f"beams must be at least 1, not {beams}.")
+    lines = [" ".join(text.split()) for text in texts]  # as pairs are read in training
+    sources = [[*tokens, translator.end] for tokens in tokenizer.ids(lines)]
+    found = translator.translate(sources, beams, options.get("length_penalty", LENGTH_PENALTY))
+    return [tokenizer.decode(tokens).strip() for tokens in found]
+
+
 @dataclass(frozen=True, eq=False)
 class CrossAttentionMap:
     """What each target token attended to in the source: [T, S], the mean of a layer's heads."""
@@ -217,7 +234,7 @@ def cross_attention(
     """The attention from a target, token by token, to its source; rows add up to 1."""
     read = [*tokenizer.encode(source, specials=False).tokens, translator.end]
     written = tokenizer.encode(target, specials=False).tokens
-    translator._check(read)
+    translator.check_length(read)
     device = translator.network.device
     seen = CrossActivations()
     tokens = torch.tensor([[translator.start, *written]], device=device)

@@ -1,11 +1,15 @@
-"""Generation config."""
+"""The options of `generate`, and their validated form."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, TypedDict
 
-from malmoi.errors import UsageError
-from malmoi.inference.generation.constraints import Constraint
+from malmoi.errors import UsageError, nearest
+from malmoi.inference.generation.constraints import (
+    CONSTRAINT_SETTINGS,
+    Constraint,
+    build_constraint,
+)
 from malmoi.inference.generation.detokenize import stop_strings
 from malmoi.inference.generation.sampling import Sampling
 from malmoi.system.limits import (
@@ -16,6 +20,47 @@ from malmoi.system.limits import (
     MIN_SEED,
     check_whole_number,
 )
+from malmoi.tokenizer import Tokenizer
+
+
+class GenerationOptions(TypedDict, total=False):
+    """Options that control how text is generated.
+
+    Examples:
+        >>> options: malmoi.GenerationOptions = {"max_new_tokens": 20, "temperature": 0.7}
+    """
+
+    max_new_tokens: int  # 40
+    temperature: float  # 1.0; 0 is greedy
+    top_k: int | None
+    top_p: float | None
+    repetition_penalty: float  # 1.0
+    frequency_penalty: float  # 0.0: subtracted once per earlier occurrence of a generated token
+    presence_penalty: float  # 0.0: subtracted from every token generated before
+    min_p: float | None  # keep tokens at least this many times as likely as the best
+    logit_bias: Mapping[int, float]  # added to the logits of these tokens
+    ignore_eos: bool  # False; True: keep generating after the end-of-text token
+    min_tokens: int  # generate at least this many tokens before the end
+    # constrain the text to JSON of this schema; True: any object
+    json_schema: Mapping[str, Any] | Literal[True]
+    stop: str | Sequence[str]  # stop before any of these strings
+    seed: int | None  # the same seed gives the same text, alone or in a batch
+    choices: Sequence[str]  # constrain the text to one of these
+    regex: str  # constrain the whole text to match
+    # token ids, or a function of the tokens generated so far
+    allowed: Iterable[int] | Callable[[list[int]], Iterable[int]]
+    banned: Sequence[str]  # words that must not appear
+    beams: int  # 1; more: beam search, with temperature=0
+    length_penalty: float  # 1.0: beams are scored by log p / length^penalty
+    early_stopping: bool | Literal["never"]  # False: when beam search ends
+    # False; True: prompt-lookup drafts, with temperature=0; the same text, faster
+    speculate: bool
+
+
+class GenerationSettings(GenerationOptions, total=False):
+    """`GenerationOptions` and the number of continuations."""
+
+    n: int  # 1: continuations per prompt
 
 
 @dataclass(frozen=True)
@@ -59,6 +104,36 @@ class GenerationConfig:
             raise UsageError(
                 f"early_stopping must be True, False or 'never', not {self.early_stopping!r}."
             )
+
+
+def generation_config(
+    tokenizer: Tokenizer, ends: frozenset[int], vocab: int, options: GenerationSettings
+) -> GenerationConfig:
+    """The config of these options, for a model whose texts end with one of `ends`."""
+    given: dict[str, Any] = dict(options)
+    for name in given:
+        if name not in GenerationSettings.__annotations__:
+            raise UsageError(
+                "generate has no setting "
+                f"{name!r}.{nearest(name, GenerationSettings.__annotations__)}"
+            )
+    sampling = Sampling(**_take(given, Sampling.__dataclass_fields__))
+    if wrong := [token for token, _ in sampling.logit_bias if token >= vocab]:
+        raise UsageError(
+            f"logit_bias has the token {wrong[0]}, which is not in this model's vocabulary."
+        )
+    rules = _take(given, CONSTRAINT_SETTINGS)
+    rules = {name: value for name, value in rules.items() if value is not None}
+    constraint = build_constraint(tokenizer, ends, **rules) if rules else None
+    # special tokens decode to no text, so they match by id
+    known = tokenizer.control_tokens
+    stops = (known[one] for one in stop_strings(given.get("stop", ())) if one in known)
+    ends = frozenset() if given.pop("ignore_eos", False) else ends.union(stops)
+    return GenerationConfig(sampling=sampling, end_tokens=ends, constraint=constraint, **given)
+
+
+def _take(given: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {name: given.pop(name) for name in names if name in given}
 
 
 def check_prompt_length(prompt: Sequence[int], context: int) -> None:
