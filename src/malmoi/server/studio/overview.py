@@ -8,6 +8,10 @@ from malmoi import __version__
 from malmoi.inference import Model
 from malmoi.inference.predictors import LABEL_SET, ONE_LABEL
 from malmoi.model import count_parameters
+from malmoi.server.studio.tokens import covers
+from malmoi.tokenizer import Tokenizer
+
+SAMPLES = {"en": "The state of the union is strong", "ko": "어제 카페 갔었어 거기 사람 많더라"}
 
 
 class ModelFacts(BaseModel):
@@ -26,11 +30,13 @@ class ModelFacts(BaseModel):
     tokenizer: str | None
     mask: str | None  # what is written for a missing word
     labels: list[str]
+    knows: list[str]  # languages of SAMPLES that its tokenizer covers, the best covered first
     classifies: bool  # whether a text as a whole gets one of them, or several
 
 
 class Overview(BaseModel):
     version: str
+    samples: dict[str, str]  # a sentence to begin with, by language
     models: list[ModelFacts]
     runs: bool  # whether there is a folder of runs to watch
     tasks: list[str]  # of the few-shot lab
@@ -54,13 +60,22 @@ def model_facts(name: str, model: Model) -> ModelFacts:
         tokenizer=None if words is None else words.kind,
         mask=None if words is None or mask is None else words.token(mask),
         labels=list(model.labels),
+        knows=[] if words is None else known_languages(words),
         classifies=model.task_head in (ONE_LABEL, LABEL_SET),
     )
+
+
+def known_languages(words: Tokenizer) -> list[str]:
+    """The languages whose sample the tokenizer covers, or the one of which it covers most."""
+    found = {language: covers(words, text) for language, text in SAMPLES.items()}
+    ordered = sorted(found, key=lambda language: (found[language].unknown, found[language].ratio))
+    return [language for language in ordered if found[language].known] or ordered[:1]
 
 
 def overview(models: Iterable[tuple[str, Model]], tasks: Iterable[str], *, runs: bool) -> Overview:
     return Overview(
         version=__version__,
+        samples=SAMPLES,
         models=[model_facts(*one) for one in models],
         runs=runs,
         tasks=list(tasks),

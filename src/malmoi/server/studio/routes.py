@@ -72,6 +72,13 @@ class TokenizationRequest(StudioRequest):
     text: TextField
 
 
+class CoverageRequest(StudioRequest):
+    """A text, and the models that are to read it."""
+
+    text: TextField
+    models: Annotated[list[NameField], Field(max_length=8)]
+
+
 class PatternRequest(StudioRequest):
     """A pattern to draw."""
 
@@ -105,7 +112,7 @@ def _registry(request: Request) -> Registry:
     return found
 
 
-async def _show(
+async def show_view(
     request: Request,
     name: str | None,
     view: Callable[Concatenate[Model, P], View],
@@ -127,7 +134,7 @@ def show_about(request: Request) -> Overview:
 @router.post("/branch")
 async def show_branch(request: Request, body: BranchRequest) -> tokens.PromptBranch:
     """The tokens from which to generate another continuation."""
-    return await _show(
+    return await show_view(
         request, body.model, tokens.prompt_branch, body.tokens or body.prompt, body.written
     )
 
@@ -135,7 +142,7 @@ async def show_branch(request: Request, body: BranchRequest) -> tokens.PromptBra
 @router.post("/attention")
 async def show_attention(request: Request, body: AttentionViewRequest) -> inspection.AttentionView:
     """Attention in every head, by tokens or by words."""
-    return await _show(
+    return await show_view(
         request, body.model, inspection.attention_view, body.text, body.pair, words=body.words
     )
 
@@ -145,13 +152,13 @@ async def show_translation(
     request: Request, body: TranslationRequest
 ) -> translation.TranslationView:
     """A translation, and its attention to the source."""
-    return await _show(request, body.model, translation.translation_view, body.text, body.layer)
+    return await show_view(request, body.model, translation.translation_view, body.text, body.layer)
 
 
 @router.post("/lens")
 async def show_layers(request: Request, body: LayersRequest) -> inspection.LayerGuesses:
     """Each layer's predictions at each position."""
-    return await _show(request, body.model, inspection.layer_guesses, body.text, body.top)
+    return await show_view(request, body.model, inspection.layer_guesses, body.text, body.top)
 
 
 @router.post("/tokens")
@@ -160,6 +167,13 @@ def show_tokenization(request: Request, body: TokenizationRequest) -> tokens.Tok
     return tokens.tokenizations(
         ((served.name, served.model) for served in _registry(request)), body.text
     )
+
+
+@router.post("/coverage")
+def show_coverage(request: Request, body: CoverageRequest) -> tokens.Coverages:
+    """How much of a text each model's tokenizer knows."""
+    served = (_registry(request).get(name) for name in body.models)
+    return tokens.coverages(((one.name, one.model) for one in served), body.text)
 
 
 @router.post("/pattern")
@@ -171,7 +185,7 @@ def show_pattern(body: PatternRequest) -> patterns.DrawnPattern:
 @router.post("/shots")
 async def show_few_shot(request: Request, body: few_shot.FewShotRequest) -> few_shot.FewShotView:
     """One item of a task with its examples, and the likelihood of each answer."""
-    return await _show(request, body.model, few_shot.few_shot_view, body)
+    return await show_view(request, body.model, few_shot.few_shot_view, body)
 
 
 @router.get("/runs")
@@ -186,7 +200,7 @@ def show_runs(request: Request) -> runs.RunViews:
 @router.post("/embeddings")
 async def show_projection(request: Request, body: ProjectionRequest) -> projection.Projection:
     """Texts as points on a plane, with nearest neighbours."""
-    return await _show(
+    return await show_view(
         request, body.model, projection.project_texts, body.texts, body.layer, body.pool
     )
 

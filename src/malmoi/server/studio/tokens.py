@@ -1,5 +1,6 @@
 """Tokens in readable form: vocabularies write "Ġthe" and "ìĸ´" for " the" and bytes."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
@@ -41,6 +42,63 @@ def _by_name(tokenizer: Tokenizer) -> dict[str, int]:
     return {
         token_name(tokenizer, id): id for id in sorted(tokenizer.vocab().values(), reverse=True)
     }
+
+
+# ------------------------------------------------------------------ how much of a text is known
+
+MAX_TOKENS_PER_CHARACTER = 1.2  # a tokenizer that needs more falls back to bytes or Jamo
+MAX_UNKNOWN_SHARE = 0.1
+
+
+class Coverage(BaseModel):
+    """How much of a text a tokenizer knows."""
+
+    name: str = ""
+    words: int
+    unknown: int  # words with a part that the tokenizer does not know
+    characters: int
+    tokens: int
+
+    @property
+    def ratio(self) -> float:
+        return self.tokens / max(1, self.characters)
+
+    @property
+    def known(self) -> bool:
+        few_unknown = self.unknown <= MAX_UNKNOWN_SHARE * self.words
+        return few_unknown and self.ratio <= MAX_TOKENS_PER_CHARACTER
+
+
+class Coverages(BaseModel):
+    models: list[Coverage]
+
+
+def coverages(models: Iterable[tuple[str, Model]], text: str) -> Coverages:
+    """The coverage by every model that has a tokenizer."""
+    found = (
+        covers(model.tokenizer, text).model_copy(update={"name": name})
+        for name, model in models
+        if model.checkpoint.tokenizer is not None
+    )
+    return Coverages(models=list(found))
+
+
+def covers(words: Tokenizer, text: str) -> Coverage:
+    """Words are split at spaces; the masks and other special tokens of a text are known."""
+    masked = words.specials.mask is not None
+    encoding = words.encode_masked(text) if masked else words.encode(text)
+    missing = [
+        start
+        for token, (start, _) in zip(encoding.tokens, encoding.offsets, strict=True)
+        if token == words.specials.unk
+    ]
+    spans = [found.span() for found in re.finditer(r"\S+", text)]
+    return Coverage(
+        words=len(spans),
+        unknown=sum(any(begin <= at < end for at in missing) for begin, end in spans),
+        characters=len(text),
+        tokens=encoding.specials.count(False),
+    )
 
 
 # ------------------------------------------------------------------ how tokenizers split a text

@@ -26,6 +26,7 @@ export const number = (page, name, given = {}) => line(page, name, { type: "numb
 
 /** A slider that says its value; `read` puts it in words. */
 export function range(page, name, given, read = (value) => value) {
+  page.number(name, Number(given.min), Number(given.max)); // a link may hold another
   const shown = h("output", {}, read(page.values[name]));
   const control = h("input", {
     type: "range",
@@ -50,7 +51,11 @@ export function pick(page, name, options) {
     options.map(([value, words]) => h("option", { value }, words)),
   );
   control.value = page.values[name];
-  if (control.selectedIndex < 0) control.selectedIndex = 0;
+  if (control.selectedIndex < 0 && options.length) {
+    page.warn(t("link.number", { name: t(`field.${name}`), value: page.values[name], used: options[0][1] }));
+    page.set(name, options[0][0]);
+    control.selectedIndex = 0;
+  }
   return labelled(name, control);
 }
 

@@ -1,31 +1,59 @@
 // The studio: which view is shown, in which language and light.
-import { read } from "./address.js";
 import { get } from "./api.js";
 import { h, put } from "./dom.js";
 import { Page } from "./page.js";
-import { preferred, speak, t } from "./words.js";
+import { linkTo, read, state } from "./state.js";
+import { GROUPS, VIEWS, named } from "./views.js";
+import { LANGUAGES, preferred, speak, t } from "./words.js";
 
-const NAMES = ["generate", "fill", "labels", "attention", "patterns", "lens", "translation", "tokens", "shots", "train", "embeddings", "beside"];
 const at = (id) => document.getElementById(id);
-let about = { models: [], tasks: [], runs: false };
+const NOTHING = { version: null, models: [], tasks: [], runs: false, samples: {} };
+let about = null; // what is loaded; null until the server has said it
 let page = null;
 
 /** Shows the view that the address names; `focus` goes there, or back to the field called `keep`. */
 async function show({ focus = false, keep = null } = {}) {
   const { name, values } = read();
-  const known = NAMES.includes(name) ? name : NAMES[0];
-  const { default: view } = await import(`./views/${known}.js`);
+  await dress(values);
   page?.close();
-  page = new Page(view, about, values, { status: at("status"), shown: at("view") });
+  const view = named(name) ?? VIEWS[0];
+  const found = about ?? NOTHING;
   at("view").classList.remove("stale");
+  put(at("notice"));
+  page = new Page(view, found, values, { status: at("status"), notice: at("notice"), shown: at("view") });
   page.rebuild = () => show({ keep: document.activeElement?.id });
+  page.reload = reload;
   page.say("");
-  title(known);
-  const served = page.models.length || view.alone?.(about);
-  put(at("view"), served ? view.build(page) : missing(known));
+  title(view.name);
+  if (name && name !== view.name) page.warn(t("link.view", { name, used: t(`${view.name}.name`) }));
+  const served = page.models.length || view.alone?.(found);
+  put(at("view"), served ? view.build(page) : about && missing(view.name));
   if (focus) at("main").focus({ preventScroll: true });
   if (keep) document.getElementById(keep)?.focus();
   if (served && !view.waits) await page.run();
+}
+
+/** Asks what is loaded, and shows the view anew. */
+async function reload() {
+  try {
+    about = await get("studio/about");
+  } catch (error) {
+    return page.fail(error);
+  }
+  furnish();
+  await show({ keep: document.activeElement?.id });
+}
+
+/** The language and the theme that a link asks for. */
+async function dress({ lang, theme }) {
+  if (["light", "dark"].includes(theme)) light(theme);
+  if (LANGUAGES.includes(lang) && lang !== state.lang) await talk(lang);
+}
+
+async function talk(language) {
+  await speak(language);
+  state.lang = language;
+  furnish();
 }
 
 function title(known) {
@@ -60,50 +88,62 @@ function missing(name) {
 function furnish() {
   at("skip").textContent = t("skip");
   at("views").setAttribute("aria-label", t("views"));
-  put(
-    at("views"),
-    h(
-      "ul",
-      {},
-      NAMES.map((name) => h("li", {}, h("a", { href: `#/${name}`, "data-view": name }, t(`${name}.name`)))),
-    ),
-  );
+  const entry = ({ name }) => h("li", {}, h("a", { href: `#/${name}`, "data-view": name }, t(`${name}.name`)));
+  const group = ([name, views]) => [
+    h("p", { id: `group-${name}` }, t(`group.${name}`)),
+    h("ul", { "aria-labelledby": `group-${name}` }, views.map(entry)),
+  ];
+  put(at("views"), h("div", {}, Object.entries(GROUPS).flatMap(group)));
   at("language").textContent = t("language");
-  at("language").lang = document.documentElement.lang === "ko" ? "en" : "ko";
+  at("language").lang = state.lang === "ko" ? "en" : "ko";
   at("theme").textContent = t(dark() ? "theme.light" : "theme.dark");
 }
 
-const dark = () =>
-  (document.documentElement.dataset.theme ??
-    (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
-
-function light(theme) {
-  if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
+/** Links carry the sentence, the model, the language and the theme: they are written as they are used. */
+function carry(event) {
+  const link = event.target.closest?.("a[data-view]");
+  if (link && about) link.setAttribute("href", linkTo(named(link.dataset.view), about));
 }
 
-async function turn(language) {
-  localStorage.setItem("malmoi.language", language);
-  await speak(language);
-  furnish();
+const dark = () =>
+  (state.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+
+function light(theme) {
+  state.theme = theme;
+  document.documentElement.dataset.theme = theme;
+  at("theme").textContent = t(dark() ? "theme.light" : "theme.dark");
+}
+
+/** Shows the view anew; what nobody has changed follows the language. */
+async function anew() {
+  const changed = Object.entries(page.values).filter(([name, value]) => value !== page.defaults[name]);
+  history.replaceState(null, "", linkTo(page.view, about ?? page.about, Object.fromEntries(changed)));
   await show();
 }
 
-at("language").addEventListener("click", () => turn(document.documentElement.lang === "ko" ? "en" : "ko"));
-at("theme").addEventListener("click", () => {
+at("language").addEventListener("click", async () => {
+  await talk(state.lang === "ko" ? "en" : "ko");
+  localStorage.setItem("malmoi.language", state.lang);
+  await anew();
+});
+at("theme").addEventListener("click", async () => {
   light(dark() ? "light" : "dark");
-  localStorage.setItem("malmoi.theme", document.documentElement.dataset.theme);
-  furnish();
-  show();
+  localStorage.setItem("malmoi.theme", state.theme);
+  await anew(); // thumbnails are drawn in the theme's colours
 });
 at("skip").addEventListener("click", (event) => {
   event.preventDefault(); // the address says which view is shown
   at("main").focus();
 });
+for (const kind of ["pointerover", "focusin", "click"]) document.addEventListener(kind, carry, true);
 window.addEventListener("hashchange", () => show({ focus: true }));
 
-light(localStorage.getItem("malmoi.theme"));
-const [found] = await Promise.allSettled([get("studio/about"), speak(preferred())]);
-furnish();
+const theme = localStorage.getItem("malmoi.theme");
+if (["light", "dark"].includes(theme)) light(theme);
+const asked = read().values.lang;
+state.lang = LANGUAGES.includes(asked) ? asked : preferred();
+const [found] = await Promise.allSettled([get("studio/about"), speak(state.lang)]);
 if (found.status === "fulfilled") about = found.value;
+furnish();
 await show();
-if (found.status === "rejected") page.fail(found.reason);
+if (!about) page.fail(found.reason);

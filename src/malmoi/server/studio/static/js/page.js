@@ -1,47 +1,85 @@
 // What a view is given: its settings (kept in the address), the models it may use, and one piece of work at a time.
-import { Refused, newRun } from "./api.js";
-import { write } from "./address.js";
+import { Refused, get, newRun, post } from "./api.js";
 import { h, put } from "./dom.js";
+import { modelsFor, sampleFor, state, usable, write } from "./state.js";
 import { refusal, t } from "./words.js";
 
 const PAUSE = 300; // ms after the last key before work starts
 const LONGEST_PAUSE = 3000; // of a model that takes long
 
+const RETRY = 2000; // ms between two looks for a server that is gone
+
 export class Page {
-  /** `status` is where it says how things are, `shown` where its pictures are. */
-  constructor(view, about, values, { status, shown }) {
-    this.view = view;
-    this.about = about;
-    this.models = about.models.filter(view.needs ?? (() => true));
-    this.defaults = { model: this.models[0]?.name ?? "", ...view.defaults(this) };
-    this.values = { ...this.defaults, ...values };
-    if (!this.models.some((model) => model.name === this.values.model)) this.values.model = this.defaults.model;
-    this.status = status;
-    this.shown = shown;
+  /** `status` is where it says how things are, `notice` what is odd about them, `shown` where its pictures are. */
+  constructor(view, about, given, { status, notice, shown }) {
+    Object.assign(this, { view, about, status, notice, shown });
+    this.models = modelsFor(view, about);
+    this.notices = new Set();
+    this.unknown = ""; // how much of the text the models do not know
     this.took = 0; // ms of the work that was done last
     this.rebuild = () => {}; // shows the view anew
+    this.reload = () => {}; // asks the server what is loaded, and shows the view anew
     this.work = null; // what is done when a setting changes
     this.control = new AbortController();
+    this.settle(given);
+  }
+
+  /** The settings: the link's, else what is shared, else the view's own. */
+  settle(given) {
+    this.values = { model: this.chosenModel(given.model) };
+    this.defaults = { model: this.values.model, ...this.view.defaults(this) };
+    if ("text" in this.defaults) {
+      const sample = sampleFor(this.model, this.about);
+      if (given.text !== undefined) state.text = given.text === sample ? null : given.text;
+      this.defaults.text = state.text ?? sample;
+    }
+    const known = Object.entries(given).filter(([name]) => name in this.defaults && name !== "model");
+    Object.assign(this.values, this.defaults, Object.fromEntries(known));
+    if (this.about.version !== null) write(this.view.name, this.values, this.defaults);
+  }
+
+  /** The link's model where there is one of that name that can do this, else the shared one; a change is said. */
+  chosenModel(name) {
+    const fallback = usable(this.view, this.about)?.name ?? "";
+    if (!name || name === fallback) return fallback;
+    if (this.models.some((model) => model.name === name)) return (state.model = name);
+    const loaded = this.about.models.some((model) => model.name === name);
+    if (fallback) this.warn(t(loaded ? "link.cannot" : "link.model", { name, used: fallback }));
+    return fallback;
   }
 
   get model() {
     return this.models.find((model) => model.name === this.values.model);
   }
 
-  /** A number among the settings, kept within bounds. */
+  /** A number among the settings, kept within bounds; that it was outside is said. */
   number(name, low, high) {
     const value = Number(this.values[name]);
-    return Number.isFinite(value) ? Math.min(high, Math.max(low, value)) : Number(this.defaults[name]);
+    const kept = Number.isFinite(value) ? Math.min(high, Math.max(low, value)) : Number(this.defaults[name]);
+    if (kept !== value) {
+      const words = { name: t(`field.${name}`), value: this.values[name] || "–", used: kept };
+      this.warn(t("link.number", words));
+    }
+    return kept;
   }
 
   set(name, value) {
     this.values[name] = String(value);
+    if (name === "text") state.text = this.values.text;
+    if (name === "model") this.turnTo(this.values.model);
     write(this.view.name, this.values, this.defaults);
+  }
+
+  /** Another model for all views; a sample sentence that nobody has touched becomes one that it knows. */
+  turnTo(name) {
+    state.model = name;
+    if ("text" in this.defaults && state.text === null) this.values.text = sampleFor(this.model, this.about);
   }
 
   /** A setting was changed by hand: what is shown is not about it any more; work soon, once. */
   changed(name, value) {
     this.set(name, value);
+    this.notices.clear();
     clearTimeout(this.timer);
     if (!this.work) return;
     this.control.abort(); // nobody waits for what was asked before
@@ -72,7 +110,7 @@ export class Page {
     const start = performance.now();
     const took = () => performance.now() - start;
     try {
-      await work(control.signal);
+      await Promise.all([work(control.signal), quiet || this.cover(control.signal)]);
       if (control.signal.aborted) return;
       if (work === this.work) this.refresh(took());
       if (!quiet) this.say(t("done", { seconds: (took() / 1000).toFixed(2) }));
@@ -98,6 +136,25 @@ export class Page {
     this.control.abort();
   }
 
+  /** Says how much of the text the models do not know; `view.reads` names them where it is not the one chosen. */
+  async cover(signal) {
+    if (!("text" in this.values) || !this.model) return;
+    const models = this.view.reads?.(this) ?? [this.values.model];
+    const { models: found } = await post("studio/coverage", { text: this.values.text, models }, signal);
+    this.unknown = found.map(uncovered).filter(Boolean).join(" ");
+    this.tell();
+  }
+
+  /** Something odd that does not stop the work: a link's value that cannot be. */
+  warn(sentence) {
+    this.notices.add(sentence);
+    this.tell();
+  }
+
+  tell() {
+    if (this.notice) put(this.notice, [...this.notices, this.unknown].filter(Boolean).join(" "));
+  }
+
   say(text) {
     this.status.classList.remove("wrong");
     put(this.status, text);
@@ -109,6 +166,21 @@ export class Page {
     put(this.status, words, words !== error.message && [" ", h("small", { lang: "en" }, error.message)]);
     this.status.scrollIntoView({ block: "nearest" });
     if (error.status === 401) this.status.append(this.keyField());
+    else if (!(error instanceof Refused)) this.awaitServer();
+    else if (error.code === "model_not_found") this.offerReload();
+  }
+
+  /** The server is gone: looks for it until it is back. */
+  awaitServer() {
+    this.offerReload();
+    const { signal } = this.control;
+    const look = () => get("health", signal).then(() => this.reload(), again);
+    const again = () => signal.aborted || (this.timer = setTimeout(look, RETRY));
+    again();
+  }
+
+  offerReload() {
+    this.status.append(" ", h("button", { type: "button", class: "quiet", onclick: () => this.reload() }, t("again")));
   }
 
   keyField() {
@@ -125,4 +197,10 @@ export class Page {
       h("button", { type: "button", onclick: use }, t("key.use")),
     );
   }
+}
+
+/** A sentence where much of a text is unknown to a model, or cut into bytes. */
+function uncovered({ name, words, unknown, characters, tokens }) {
+  if (unknown) return t("unknown.words", { name, unknown, words });
+  return tokens > 1.5 * characters ? t("unknown.bytes", { name, tokens, characters }) : "";
 }

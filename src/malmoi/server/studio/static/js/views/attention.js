@@ -70,7 +70,7 @@ class Looks {
 export default {
   name: "attention",
   needs: (model) => model.tokenizer && !model.can.includes("cross_attention"),
-  defaults: () => ({ text: t("attention.sample"), pair: "", words: "no", layer: "1", head: "1", picture: "lines" }),
+  defaults: () => ({ text: "", pair: "", words: "no", layer: "1", head: "1", picture: "lines" }),
 
   build(page) {
     const looks = new Looks(page);

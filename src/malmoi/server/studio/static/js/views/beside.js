@@ -4,20 +4,25 @@ import { h, put } from "../dom.js";
 import { card, line, pick, range, row } from "../fields.js";
 import { fixed, percent } from "../numbers.js";
 import { bars, maskPicture } from "../parts.js";
+import { state } from "../state.js";
 import { t } from "../words.js";
 
 const writers = (about) => about.models.filter((model) => model.can.includes("score"));
 const fillers = (about) => about.models.filter((model) => model.can.includes("fill") && model.mask);
 
+const shared = (models) => (models.find((model) => model.name === state.model) ?? models[0])?.name ?? "";
+
 export default {
   name: "beside",
   needs: (model) => model.can.includes("score") || (model.can.includes("fill") && model.mask),
   defaults: (page) => ({
-    text: "어제 카페 갔었어 거기 사람 많더라",
+    text: "",
     place: "4",
-    gpt: writers(page.about)[0]?.name ?? "",
-    bert: fillers(page.about)[0]?.name ?? "",
+    gpt: shared(writers(page.about)),
+    bert: shared(fillers(page.about)),
   }),
+
+  reads: ({ values }) => [values.gpt, values.bert].filter(Boolean),
 
   build(page) {
     const sides = h("div", { class: "pair" });

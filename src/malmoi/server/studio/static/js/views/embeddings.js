@@ -31,12 +31,12 @@ class Cloud {
       plane(this.texts, this.seen.points, t("embeddings.title"), (i) => this.choose(i)),
       share,
     );
-    this.choose(this.page.number("text", 1, this.texts.length) - 1);
+    this.choose(this.page.number("chosen", 1, this.texts.length) - 1);
   }
 
   /** A text's neighbours: in a list, and marked on the plane. */
   choose(chosen) {
-    this.page.set("text", chosen + 1);
+    this.page.set("chosen", chosen + 1);
     const near = this.seen.neighbours[chosen];
     const bar = ({ index, cosine }) => ({ name: this.texts[index], share: Math.max(0, cosine), value: fixed(cosine) });
     put(this.near, h("h2", {}, t("embeddings.near", { text: this.texts[chosen] })), bars(near.map(bar)));
@@ -51,7 +51,7 @@ class Cloud {
 export default {
   name: "embeddings",
   needs: (model) => model.can.includes("embed"),
-  defaults: () => ({ texts: t("embeddings.sample"), layer: "-1", pool: "mean", text: "1" }),
+  defaults: () => ({ texts: t("embeddings.sample"), layer: "-1", pool: "mean", chosen: "1" }),
 
   build(page) {
     const cloud = new Cloud(page);

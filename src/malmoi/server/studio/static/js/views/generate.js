@@ -1,7 +1,7 @@
 // Tokens as they are written, coloured by how likely they were; each can be opened, and left for another.
 import { post, stream } from "../api.js";
 import { h, put } from "../dom.js";
-import { act, area, button, card, number, pick, range, row } from "../fields.js";
+import { act, area, button, card, modelField, number, pick, range, row } from "../fields.js";
 import { percent, strength } from "../numbers.js";
 import { bars, visible } from "../parts.js";
 import { t } from "../words.js";
@@ -129,7 +129,7 @@ export default {
   waits: true,
   needs: (model) => model.can.includes("generate"),
   defaults: () => ({
-    text: t("generate.sample"),
+    text: "",
     second: "",
     temperature: "0.8",
     topk: "0",
@@ -155,7 +155,7 @@ export default {
       card(
         area(page, "text", 2),
         row(
-          pick(page, "model", others.slice(1)),
+          modelField(page),
           pick(page, "second", others),
           number(page, "seed", { min: 0, placeholder: t("any") }),
         ),

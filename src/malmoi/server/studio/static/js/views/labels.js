@@ -8,7 +8,7 @@ import { t } from "../words.js";
 export default {
   name: "labels",
   needs: (model) => model.classifies,
-  defaults: () => ({ text: t("labels.sample") }),
+  defaults: () => ({ text: "" }),
 
   build(page) {
     const found = h("div", {});

@@ -53,9 +53,7 @@ class Lens {
 export default {
   name: "lens",
   needs: (model) => model.can.includes("logits"),
-  defaults: ({ models: [first] }) => ({
-    text: first?.causal ? t("lens.sample") : t("fill.sample").replaceAll("[MASK]", first?.mask ?? "[MASK]"),
-  }),
+  defaults: () => ({ text: "" }),
 
   build(page) {
     const lens = new Lens(page);

@@ -17,7 +17,7 @@ const piece = (one) =>
 export default {
   name: "tokens",
   needs: (model) => model.tokenizer,
-  defaults: () => ({ text: t("tokens.sample") }),
+  defaults: () => ({ text: "" }),
 
   build(page) {
     const found = h("div", {});

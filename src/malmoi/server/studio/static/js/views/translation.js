@@ -10,7 +10,7 @@ import { t } from "../words.js";
 export default {
   name: "translation",
   needs: (model) => model.can.includes("cross_attention"),
-  defaults: () => ({ text: t("translation.sample"), layer: "-1" }),
+  defaults: () => ({ text: "", layer: "-1" }),
 
   build(page) {
     const [said, large, numbers] = [h("p", {}), h("div"), h("div")];

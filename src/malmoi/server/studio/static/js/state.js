@@ -1,0 +1,42 @@
+// What all views share: the sentence, the model, the language and the theme. The address holds all of it, and the
+// settings of the view that is shown, so that a link means the same to everyone.
+export const state = { text: null, model: null, lang: "en", theme: null }; // null: nobody has chosen yet
+const kept = {}; // by view: its own settings, for when one comes back by the menu
+
+export function read() {
+  const [name, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  return { name, values: Object.fromEntries(new URLSearchParams(query)) };
+}
+
+/** Writes where we are, without a new entry in the history. */
+export function write(name, values, defaults) {
+  const own = Object.entries(values).filter(([key, value]) => !["text", "model"].includes(key) && value !== defaults[key]);
+  kept[name] = Object.fromEntries(own);
+  history.replaceState(null, "", address(name, values));
+}
+
+/** A view's address with the shared settings: what the menu and other views link to. */
+export function linkTo(view, about, values = {}) {
+  const shared = { ...(state.text === null ? {} : { text: state.text }), model: usable(view, about)?.name ?? "" };
+  return address(view.name, { ...kept[view.name], ...shared, ...values });
+}
+
+function address(name, values) {
+  const { lang, theme } = state;
+  const given = Object.entries({ ...values, lang, theme: theme ?? "" }).filter(([, value]) => value !== "");
+  return `#/${name}?${new URLSearchParams(given)}`;
+}
+
+export const modelsFor = (view, about) => about.models.filter(view.needs ?? (() => true));
+
+/** The shared model where this view can use it, else the first that it can use. */
+export function usable(view, about) {
+  const models = modelsFor(view, about);
+  return models.find((model) => model.name === state.model) ?? models[0];
+}
+
+/** The sentence to begin with: in the page's language where the model knows that, else in one that it knows. */
+export function sampleFor(model, about) {
+  const known = model?.knows ?? [];
+  return about.samples?.[known.includes(state.lang) ? state.lang : (known[0] ?? state.lang)] ?? "";
+}
