@@ -7,6 +7,15 @@ from typing import Self
 
 from malmoi.checkpoint import Checkpoint
 from malmoi.errors import UsageError
+from malmoi.inference.importance import (
+    Importance,
+    Method,
+    Metric,
+    PatchingMap,
+    Row,
+    importance,
+    patching_map,
+)
 from malmoi.inference.intervene import (
     ForwardResult,
     RunOptions,
@@ -15,7 +24,7 @@ from malmoi.inference.intervene import (
     run_text,
 )
 from malmoi.model import Network
-from malmoi.model.intervention import Intervention
+from malmoi.model.intervention import Intervention, Site
 
 
 class Interpretation:
@@ -70,3 +79,24 @@ class Interpretation:
         model = type(self)(replace(self.checkpoint, network=view))
         model.__dict__["_causal"] = causal  # a text is encoded as the model was trained to read it
         return model
+
+    def head_importance(
+        self, rows: Sequence[Row], *, method: Method = "ablation", metric: Metric = "loss"
+    ) -> Importance:
+        """How much worse the model predicts your rows without each head, attention and MLP.
+
+        A GPT predicts every next token, a BERT the same random 15 % of each text, a classifier the
+        label of (text, label). "ablation" computes the rows once more for each part, from its layer
+        on; "gradient" estimates all parts from one pass there and back.
+        """
+        return importance(self._subject, rows, method, metric)
+
+    def patching_map(
+        self, source: str, text: str, *, site: Site = "residual", answer: str | None = None
+    ) -> PatchingMap:
+        """Where in the model two sentences of the same length come to different answers.
+
+        Each position of each layer is copied from `source` into `text`, one at a time; the map has
+        log p of `answer` then, by default the likeliest one after `source`.
+        """
+        return patching_map(self._subject, source, text, site, answer)

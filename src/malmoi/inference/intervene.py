@@ -117,7 +117,9 @@ class Subject:
             return hidden.new_empty(0, 0)
         if self.head == "classify":
             return network.read("classify", hidden)
-        return network.read(self.head, hidden[:, list(at)])[0]
+        if self.head == "tag":
+            return network.read("tag", hidden)[0, list(at)]
+        return network.read(self.head, hidden, slots=torch.tensor(at, device=hidden.device))
 
     def name(self, i: int) -> str:
         """A class of the head by its name."""
