@@ -312,11 +312,12 @@ def _patched(
         changed[each, each] = source[0]
         return changed
 
-    _, layer = place
-    view = view_with_taps(network, {place: put})
+    site, layer = place
     wide = {name: None if x is None else x.repeat(length, 1) for name, x in inputs.items()}
-    begun = [state.repeat(length, 1, 1) for state in states[: layer + 1]]
-    return run_layers(view.trunk, wide, begun)
+    begun = [state.repeat(length, 1, 1) for state in states[: layer + 2]]
+    if site == "residual":
+        return run_layers(network.trunk, wide, [*begun[:-1], put(begun[-1])])
+    return run_layers(view_with_taps(network, {place: put}).trunk, wide, begun[:-1])
 
 
 def _logprobs(subject: Subject, states: Sequence[Tensor], at: Sequence[int]) -> Tensor:
