@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from malmoi.evaluation.tasks import Task
     from malmoi.finetuning.finetune import FinetuneResult
     from malmoi.inference.model import Model
-    from malmoi.studies.registry import StudyResult
+    from malmoi.studies.run import StudyResult
     from malmoi.text.rows import RowSource
     from malmoi.training.recipe import Recipe
 
@@ -246,13 +246,16 @@ def study(
         Traceback (most recent call last):
         malmoi.errors.UsageError: There is no study 'in-contxt'. Did you mean 'in-context'? ...
     """
-    from malmoi.studies.registry import StudyResult, named_study
+    from malmoi.studies.in_context.study import InContextStudyConfig, run_in_context_study
+    from malmoi.studies.registry import IN_CONTEXT, named_study
+    from malmoi.studies.run import StudyResult
 
     check_options("study", options, StudyOptions)
     if isinstance(data, str):
         raise UsageError("data must be a list of sources: data=['book.txt'].")
-    chosen = named_study(name)
-    plan = chosen.plan.from_dict({"data": list(data), "out": str(out)})
+    if name != IN_CONTEXT:
+        named_study(name)
+    plan = InContextStudyConfig.from_dict({"data": list(data), "out": str(out)})
     with listening(progress):
-        facts = chosen.run(plan.override(merge_settings(options)))
+        facts = run_in_context_study(plan.override(merge_settings(options)))
     return StudyResult(name, Path(out), facts)

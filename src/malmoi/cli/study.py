@@ -1,7 +1,7 @@
 """`malmoi study`: a paper's table or figure."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,9 +20,18 @@ def study_command(
         str | None, typer.Argument(metavar="[NAME]", help="A study; omit to list them.")
     ] = None,
     data: Annotated[
-        list[str] | None, option("Text: files, folders, globs or builtin:sotu.", metavar="SRC…")
+        list[str] | None,
+        option("Text: files, globs or builtin:sotu; and folders with data sets.", metavar="SRC…"),
     ] = None,
     out: Annotated[Path | None, option("Study folder.", "--out", "-o", metavar="DIR")] = None,
+    scale: Annotated[str, option("How large: cpu, gpu-minutes or paper.", metavar="NAME")] = "cpu",
+    seeds: Annotated[
+        int | None,
+        option("Runs of each row, with different seeds.", metavar="N", show_default="the scale's"),
+    ] = None,
+    workers: Annotated[
+        int, option("Cells at a time, each in a process of its own.", metavar="N")
+    ] = 1,
     sizes: Annotated[str | None, option("Only these: small,medium,large.", metavar="A,B")] = None,
     minutes: opt.Minutes = None,
     tokens: opt.Tokens = None,
@@ -33,27 +42,39 @@ def study_command(
 ) -> None:
     """Reproduce a paper's table or figure, ours beside theirs.
 
-    Finished parts are reused. Several processes may each do one size in the same folder (--sizes),
-    given the same --tokens.
+    Finished cells are kept: the same command resumes a stopped study.
 
-    Example: malmoi study in-context --data builtin:sotu --out runs/in-context
+    Example: malmoi study bert-masking --out runs/bert-masking
     """
-    from malmoi.studies.registry import STUDIES, named_study
-
     if name is None:
-        _list([{"study": one.name, "about": one.about} for one in STUDIES.values()], json)
+        _list(json)
         return
-    chosen = named_study(name)
-    if not data or out is None:
-        raise UsageError(
-            f"The study {name} needs text and a folder: --data book.txt --out runs/{name}"
-        )
+    if out is None:
+        raise UsageError(f"The study {name} needs a folder: --out runs/{name}")
     load_torch()
-    changes = changes_of(settings) | given(sizes=sizes, minutes=minutes, tokens=tokens, seed=seed)
-    required = {"data": [*data, *ctx.args], "out": str(out), "device": device}
-    from malmoi.evaluation.in_context.question import plural_examples
+    from malmoi.studies.registry import IN_CONTEXT, named_study
+    from malmoi.studies.run import StudyOptions, run_study
 
-    facts = chosen.run(chosen.plan.from_dict(required).override(changes))
+    sources = [*(data or ()), *ctx.args]
+    if name == IN_CONTEXT:
+        changes = changes_of(settings) | given(
+            sizes=sizes, minutes=minutes, tokens=tokens, seed=seed
+        )
+        required = {"data": sources or ["builtin:sotu"], "out": str(out), "device": device}
+        _in_context(required, changes, json)
+        return
+    options = StudyOptions(
+        scale=scale, data=sources, seeds=seeds or 0, workers=workers, device=device
+    )
+    result = run_study(named_study(name), out, options)
+    print_json(result.facts) if json else print(result.report.read_text("utf-8"), end="")
+
+
+def _in_context(required: dict[str, Any], changes: dict[str, Any], json: bool) -> None:
+    from malmoi.evaluation.in_context.question import plural_examples
+    from malmoi.studies.in_context.study import InContextStudyConfig, run_in_context_study
+
+    facts = run_in_context_study(InContextStudyConfig.from_dict(required).override(changes))
     if json:
         print_json(facts)
         return
@@ -65,10 +86,18 @@ def study_command(
         plural_examples(point["shots"]) for point in next(iter(facts["sizes"].values()))["curve"]
     ]
     print_table(("size", *shots), rows)
-    print(f"{out}/report.md")
+    print(f"{required['out']}/report.md")
 
 
-def _list(rows: list[dict[str, str]], json: bool) -> None:
+def _list(json: bool) -> None:
+    from malmoi.studies.registry import IN_CONTEXT, MODULES, named_study
+
+    rows = [
+        {"study": one.name, "about": one.about.en, "paper": one.paper}
+        for one in map(named_study, MODULES)
+    ]
+    about = "accuracy by the number of examples, for three sizes"
+    rows.append({"study": IN_CONTEXT, "about": about, "paper": "Brown et al. 2020, figure 1.2"})
     if json:
         for row in rows:
             print_json(row)

@@ -1,0 +1,272 @@
+"""A study's text and tasks: public data sets where a folder has them, else made from the text."""
+
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from malmoi.demo.texts import SPEECHES
+from malmoi.errors import UsageError
+from malmoi.evaluation.tasks import KINDS, Task, custom_task, named_task
+from malmoi.system.files import folder_lock, write_json, write_text
+from malmoi.text.documents import read_documents
+from malmoi.text.rows import DataRow
+from malmoi.text.sentences import sentence_splitter
+
+BUILTIN = "builtin:sotu"
+HELD_OUT_EACH = 12  # one document in this many is no training text
+FEW_DOCUMENTS = 60  # of fewer, the end of each is held out instead
+MADE_ROWS = {"train": 4000, "dev": 1000}
+WORDS_OF_A_SENTENCE = range(6, 30)
+
+
+@dataclass(frozen=True)
+class StudyTask:
+    """A task of a study: the name of its column, its role, its files and how many rows are used."""
+
+    name: str
+    role: str  # sentence, acceptability, pair, similarity, tokens, span, minimal pairs, last word
+    task: str  # the name of a task, or a kind whose columns are text, pair and label
+    dev: Path
+    train: Path | None = None
+    train_rows: int = 0  # 0: all
+    dev_rows: int = 0
+
+    def load(self) -> Task:
+        """The task, whose files have as many rows as the study uses, evenly from all of them."""
+        kind = self.task in KINDS
+        pair = "pair" if self.role in ("pair", "minimal pairs") else None
+        found = custom_task(self.task, text="text", pair=pair) if kind else named_task(self.task)
+        limits = {self.train: self.train_rows, self.dev: self.dev_rows}
+
+        def rows(path: Path) -> Iterable[DataRow]:
+            return _evenly(list(found.rows(path)), limits.get(path, 0))
+
+        return replace(found, rows=rows)
+
+
+def _evenly(rows: Sequence[DataRow], count: int) -> Sequence[DataRow]:
+    if not count or count >= len(rows):
+        return rows
+    return [rows[i * len(rows) // count] for i in range(count)]
+
+
+# (column, role, task, folder or "", pattern of the training file, pattern of the judged file)
+DATA_SETS = (
+    ("SST-2", "sentence", "sst2", "SST-2", "train.*", "dev.*"),
+    ("CoLA", "acceptability", "cola", "CoLA", "train.*", "dev.*"),
+    ("MNLI", "pair", "mnli", "MNLI", "train.*", "dev_matched.*"),
+    ("SICK", "pair", "sick", "", "SICK_train*", "SICK_test_annotated*"),
+    ("RTE", "pair", "rte", "RTE", "train.*", "dev.*"),
+    ("STS-B", "similarity", "stsb", "STS-B", "train.*", "dev.*"),
+    ("CoNLL-2003", "tokens", "conll2003", "", "conll2003*train*", "conll2003*testa*"),
+    ("SQuAD", "span", "squad", "", "train*v1.1*", "dev*v1.1*"),
+    ("BLiMP", "minimal pairs", "blimp", "", "", "blimp*.jsonl*"),
+    ("LAMBADA", "last word", "lambada", "", "", "lambada*"),
+)
+
+
+@dataclass(frozen=True)
+class StudyData:
+    """Text to learn from, text that was held out, tasks, and the folders with data sets."""
+
+    text: tuple[str, ...]
+    held_out: Path
+    tasks: tuple[StudyTask, ...]
+    folders: tuple[Path, ...] = ()
+
+    @classmethod
+    def prepare(cls, out: Path, sources: Sequence[str], characters: int = 0) -> "StudyData":
+        """Splits the text and makes the tasks that no folder has, once, in a folder.
+
+        Sources that are folders are searched for data sets in their public formats; other sources
+        are text, of which `characters` are used, evenly (0: all). Without text it is the folders'
+        `text/`, or the speeches of the demo.
+        """
+        folders = tuple(Path(one) for one in sources if Path(one).is_dir())
+        texts = [one for one in sources if not Path(one).is_dir()]
+        texts = texts or [str(f / "text") for f in folders if (f / "text").is_dir()] or [BUILTIN]
+        public = list(_public_tasks(folders))
+        out.mkdir(parents=True, exist_ok=True)
+        made_of = [*texts, characters]
+        with folder_lock(out, wait=True):
+            if not (out / "made.json").is_file():
+                _make(out, texts, characters)
+                write_json(out / "made.json", made_of)
+        if json.loads((out / "made.json").read_text("utf-8")) != made_of:
+            raise UsageError(
+                f"{out} holds another text than {', '.join(texts)}, or another scale: choose "
+                "another --out."
+            )
+        filled = {task.role for task in public}
+        made = [task for task in _made_tasks(out) if task.role not in filled]
+        return cls((str(out / "train.jsonl"),), out / "held-out.txt", (*public, *made), folders)
+
+    def of(self, *roles: str, train_rows: int = 0, dev_rows: int = 0) -> list[StudyTask]:
+        """The first task of each role that there is."""
+        found = [next((t for t in self.tasks if t.role == role), None) for role in roles]
+        return [
+            replace(task, train_rows=train_rows, dev_rows=dev_rows)
+            for task in found
+            if task is not None
+        ]
+
+    def file(self, pattern: str) -> Path | None:
+        """The first file of the folders that matches, for what is no task: PTB, WikiText…"""
+        return next(
+            (path for folder in self.folders for path in sorted(folder.rglob(pattern))), None
+        )
+
+
+def _public_tasks(folders: Sequence[Path]) -> Iterator[StudyTask]:
+    for name, role, task, inside, train, dev in DATA_SETS:
+        where = [
+            place
+            for folder in folders
+            for place in (sorted(folder.rglob(inside)) if inside else [folder])
+        ]
+        found_train = _first(where, train) if train else None
+        found_dev = _first(where, dev)
+        if found_dev is not None and (found_train is not None or not train):
+            yield StudyTask(name, role, task, found_dev, found_train)
+
+
+def _first(folders: Sequence[Path], pattern: str) -> Path | None:
+    found = (path for folder in folders for path in sorted(folder.rglob(pattern)))
+    return next((path for path in found if path.is_file()), None)
+
+
+# ------------------------------------------------------------------ made from the text
+
+MADE_TASKS = (
+    ("era", "sentence", "classification"),
+    ("next sentence", "pair", "classification"),
+    ("capitals", "tokens", "tagging"),
+    ("word order", "minimal pairs", "pairs"),
+    ("last word", "last word", "lambada"),
+)
+
+
+def _made_tasks(out: Path) -> Iterator[StudyTask]:
+    for name, role, task in MADE_TASKS:
+        train, dev = (out / f"{role}.{part}.jsonl" for part in ("train", "dev"))
+        if dev.is_file():
+            yield StudyTask(name, role, task, dev, train)
+
+
+def _make(out: Path, sources: Sequence[str], characters: int) -> None:
+    """train.jsonl, held-out.txt, and rows for the tasks."""
+    parts = _split([document.text for document in read_documents(sources)], characters)
+    if not parts["dev"]:
+        raise UsageError(f"{', '.join(sources)} is too short for a study: give more text.")
+    lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in parts["train"])
+    write_text(out / "train.jsonl", "".join(lines))
+    write_text(out / "held-out.txt", "\n\n".join(parts["dev"]))
+    for part, texts in parts.items():
+        sentences = [words for text in texts for words in _sentences(text)]
+        for role, make in ROW_MAKERS.items():
+            _write_rows(out / f"{role}.{part}.jsonl", make(sentences, random.Random(role)), part)
+        if list(sources) == [BUILTIN]:
+            _write_rows(out / f"sentence.{part}.jsonl", _eras(part), part)
+
+
+def _split(texts: Sequence[str], characters: int) -> dict[str, list[str]]:
+    size = sum(map(len, texts))
+    if characters and size > characters:
+        texts = [_beginning(text, characters / size) for text in texts]
+    if len(texts) >= FEW_DOCUMENTS:
+        kept = [text for i, text in enumerate(texts) if (i + 1) % HELD_OUT_EACH]
+        return {"train": kept, "dev": list(texts[HELD_OUT_EACH - 1 :: HELD_OUT_EACH])}
+    cuts = [len(text) - len(text) // HELD_OUT_EACH for text in texts]
+    ends = [text[cut:] for text, cut in zip(texts, cuts, strict=True)]
+    begun = [text[:cut] for text, cut in zip(texts, cuts, strict=True)]
+    return {"train": begun, "dev": [text for text in ends if text.strip()]}
+
+
+def _beginning(text: str, share: float) -> str:
+    """The beginning of a text, up to the end of a word."""
+    end = text.find(" ", int(share * len(text)))
+    return text if end < 0 else text[:end]
+
+
+def _sentences(text: str) -> Iterator[list[str]]:
+    """Sentences of a document as words, in order; an empty one between paragraphs."""
+    split = sentence_splitter("rules")
+    for paragraph in text.split("\n\n"):
+        for sentence in split(" ".join(paragraph.split())):
+            words = sentence.split()
+            yield words if len(words) in WORDS_OF_A_SENTENCE else []
+        yield []
+
+
+Sentences = Sequence[Sequence[str]]
+Row = dict[str, Any]
+
+
+def _next_rows(sentences: Sentences, rng: random.Random) -> Iterator[Row]:
+    """Does the second sentence follow the first in the text?"""
+    some = [words for words in sentences if words]
+    pairs = [(a, b) for a, b in pairwise(sentences) if a and b]
+    for first, second in rng.sample(pairs, min(len(pairs), MADE_ROWS["train"])):
+        follows = rng.random() < 0.5
+        pair = second if follows else rng.choice(some)
+        label = "next" if follows else "other"
+        yield {"text": " ".join(first), "pair": " ".join(pair), "label": label}
+
+
+def _capital_rows(sentences: Sentences, rng: random.Random) -> Iterator[Row]:
+    """Which words of a lower-cased sentence are written with a capital?"""
+    for words in _shuffled(sentences, rng):
+        tags = ["B-CAP" if word[0].isupper() else "O" for word in words[1:]]
+        if "B-CAP" in tags:
+            yield {"text": [word.lower() for word in words[1:]], "label": tags}
+
+
+def _order_rows(sentences: Sentences, rng: random.Random) -> Iterator[Row]:
+    """A sentence, and the same one with two neighbouring words swapped."""
+    for words in _shuffled(sentences, rng):
+        at = rng.randrange(1, len(words) - 2)
+        wrong = [*words[:at], words[at + 1], words[at], *words[at + 2 :]]
+        if wrong != list(words):
+            yield {"text": " ".join(words), "pair": " ".join(wrong)}
+
+
+def _last_word_rows(sentences: Sentences, rng: random.Random) -> Iterator[Row]:
+    for words in _shuffled(sentences, rng):
+        yield {"text": " ".join(words).rstrip(".,;:?!\"'")}
+
+
+def _shuffled(sentences: Sentences, rng: random.Random) -> list[Sequence[str]]:
+    some = [words for words in sentences if words]
+    return rng.sample(some, len(some))
+
+
+ROW_MAKERS: dict[str, Callable[[Sentences, random.Random], Iterator[Row]]] = {
+    "pair": _next_rows,
+    "tokens": _capital_rows,
+    "minimal pairs": _order_rows,
+    "last word": _last_word_rows,
+}
+
+
+def _eras(part: str) -> Iterator[Row]:
+    """The demo's task: when was a paragraph of a speech written?"""
+    documents = _split_documents(part)
+    rows = [row for document in documents for row in document]
+    for text, label in random.Random("era").sample(rows, len(rows)):
+        yield {"text": text, "label": label}
+
+
+def _split_documents(part: str) -> list[list[tuple[str, str]]]:
+    rows = [document.rows for document in SPEECHES.documents()]
+    if part == "dev":
+        return rows[HELD_OUT_EACH - 1 :: HELD_OUT_EACH]
+    return [one for i, one in enumerate(rows) if (i + 1) % HELD_OUT_EACH]
+
+
+def _write_rows(path: Path, rows: Iterator[Row], part: str) -> None:
+    some = [row for _, row in zip(range(MADE_ROWS[part]), rows, strict=False)]
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in some))

@@ -1,0 +1,343 @@
+"""A study: cells (a recipe, a seed, a judge), each run once, and a page of their results.
+
+A cell's result is kept under the hash of its recipe, its text, its judge and the files that the
+judge reads, so that a stopped study resumes, and studies that share a cache share their models.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    wait,
+)
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache, cached_property, partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from malmoi import __version__
+from malmoi.config import Config
+from malmoi.errors import MalmoiError
+from malmoi.model import count_parameters
+from malmoi.studies.data import StudyData
+from malmoi.studies.scale import Scale
+from malmoi.studies.table import Claim, StudyResults, Values, Words, dot_figure
+from malmoi.system.files import folder_lock, write_json
+from malmoi.system.progress import Progress, listening, report_progress
+from malmoi.system.untrusted import read_object
+from malmoi.text.documents import read_documents
+from malmoi.text.sentences import sentence_splitter
+from malmoi.tokenizer import Tokenizer, train_tokenizer
+from malmoi.training.data.encode import build_stores
+from malmoi.training.log import read_metrics
+from malmoi.training.pretrain import run_pretraining
+from malmoi.training.recipe import Recipe
+from malmoi.training.run_tokenizer import SPECIAL
+
+logger = logging.getLogger(__name__)
+
+ONLY_FOR_TRAINING = ("train_state", "data")  # folders of a run that no judge reads
+
+
+@dataclass(frozen=True)
+class JudgedModel:
+    """What a judge gets: the pre-trained model's folder, and a scratch folder of its own."""
+
+    folder: Path
+    scratch: Path
+    seed: int
+    device: str | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """Parameters, tokens, steps, seconds and valid_loss of the pre-training."""
+        return dict(read_object(self.folder / "facts.json"))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row of the table at one seed: a recipe, the text that it learns from, and a judge.
+
+    The judge is `partial(function, **options)` of a function at the top of a module, called with a
+    `JudgedModel`; it returns a number for each of its columns. Without a recipe nothing is
+    pre-trained, and the judge's `folder` is its scratch folder.
+    """
+
+    row: str
+    seed: int
+    judge: "partial[dict[str, float]]"
+    recipe: Recipe | None = None
+    text: tuple[str, ...] = ()
+
+    @cached_property
+    def model_key(self) -> str:
+        if self.recipe is None:
+            return ""
+        return _digest([{**self.recipe.to_dict(), "about": ""}, *self.sources])
+
+    @property
+    def sources(self) -> list[str | Path]:
+        """The text; files count by their content."""
+        return [Path(one) if Path(one).exists() else one for one in self.text]
+
+    @cached_property
+    def key(self) -> str:
+        return _digest([self.model_key, self.seed, self.judge])
+
+
+def _digest(value: object) -> str:
+    text = json.dumps([__version__, _plain(value)], sort_keys=True, ensure_ascii=False)
+    return hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
+
+
+def _plain(value: object) -> object:
+    """A value as JSON; a file counts by its content, a function by its name."""
+    if isinstance(value, partial):
+        named = f"{value.func.__module__}.{value.func.__qualname__}"
+        return [named, _plain(value.args), _plain(value.keywords)]
+    if isinstance(value, Path):
+        files = sorted(p for p in value.rglob("*") if p.is_file()) if value.is_dir() else [value]
+        return [_content(path, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    if isinstance(value, Config):
+        return _plain(value.to_dict())
+    if is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value
+
+
+@cache
+def _content(path: Path, size: int, changed: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()[:20]
+
+
+@dataclass(frozen=True)
+class StudyPlan:
+    """What the cells of a study depend on."""
+
+    scale: Scale
+    data: StudyData
+    seeds: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A paper's table or figure: its cells at a scale, and how their results are shown."""
+
+    name: str
+    about: Words
+    paper: str  # "Devlin et al. 2019, table 8"
+    cells: Callable[[StudyPlan], Iterable[Cell]]
+    claims: Callable[[StudyResults], Sequence[Claim]]  # what the paper found
+    caption: Words  # of the figure
+    theirs: Mapping[str, Values] = field(default_factory=dict)  # row → the paper's numbers
+    figure: Callable[[StudyResults], str] = dot_figure
+    notes: Callable[[StudyResults], Sequence[Words]] = lambda results: ()  # further sentences
+
+
+# ------------------------------------------------------------------ one job, in any process
+
+
+def train_model(cell: Cell, cache: Path, device: str | None) -> None:
+    """Pre-trains a cell's model, or resumes it; only what a judge needs is kept."""
+    if cell.recipe is None:
+        return
+    folder = cache / "models" / cell.model_key
+    with folder_lock(cache / "models" / f"{cell.model_key}.lock", wait=True):
+        if (folder / "facts.json").is_file():
+            return
+        tokenizer, store = _shared_text(cell, cell.recipe, cache)
+        if not (folder / "data").is_dir():
+            shutil.copytree(store, folder / "data", copy_function=os.link)
+        started = time.monotonic()
+        model = run_pretraining(
+            cell.recipe, data=cell.text, out=folder, tokenizer=tokenizer, device=device
+        )
+        rows = read_metrics(folder / "metrics.jsonl")
+        losses = [row["valid_loss"] for row in rows if "valid_loss" in row]
+        facts = {
+            "parameters": count_parameters(model.network),
+            "tokens": rows[-1]["tokens"],
+            "steps": rows[-1]["step"],
+            "seconds": time.monotonic() - started,
+            "valid_loss": losses[-1] if losses else None,
+        }
+        for name in ONLY_FOR_TRAINING:
+            shutil.rmtree(folder / name, ignore_errors=True)
+        write_json(folder / "facts.json", facts)
+
+
+def _shared_text(cell: Cell, recipe: Recipe, cache: Path) -> tuple[Path, Path]:
+    """The vocabulary and the encoded text that several models share, each made once."""
+    wanted = recipe.tokenizer
+    special = SPECIAL.get(recipe.samples, "none")
+    made_of = [wanted, special, *cell.sources]
+    folder = cache / "tokenizers" / _digest(made_of)
+    with folder_lock(folder, wait=True):
+        if not (folder / "tokenizer.json").is_file():
+            texts = (document.text for document in read_documents(cell.text))
+            trained = train_tokenizer(
+                texts,
+                kind=wanted.kind,
+                vocab=wanted.vocab,
+                lowercase=wanted.lowercase,
+                special=special,
+            )
+            trained.save(folder)
+    words = Tokenizer.load(folder)
+    windows = recipe.in_windows
+    store = cache / "stores" / _digest([made_of, windows, recipe.data.valid])
+    build_stores(
+        read_documents(cell.text, documents=recipe.data.documents),
+        words,
+        store,
+        sentences=None if windows else sentence_splitter(recipe.data.sentences),
+        valid=recipe.data.valid,
+        end=words.specials.eos if windows else None,
+    )
+    return folder, store
+
+
+def judge_cell(cell: Cell, cache: Path, device: str | None) -> None:
+    """Judges a cell's model and keeps the numbers."""
+    scratch = cache / "scratch" / cell.key
+    scratch.mkdir(parents=True, exist_ok=True)
+    folder = cache / "models" / cell.model_key if cell.model_key else scratch
+    started = time.monotonic()
+    judged = JudgedModel(folder, scratch, cell.seed, device)
+    values = {name: float(value) for name, value in cell.judge(judged).items()}
+    facts = {**(judged.facts() if cell.model_key else {})}
+    facts["judge_seconds"] = time.monotonic() - started
+    record = {"row": cell.row, "seed": cell.seed, "values": values, "facts": facts}
+    write_json(result_path(cell, cache), record)
+    shutil.rmtree(scratch)
+
+
+def result_path(cell: Cell, cache: Path) -> Path:
+    return cache / "cells" / f"{cell.key}.json"
+
+
+# ------------------------------------------------------------------ all of them
+
+
+class _Here(Executor):
+    """Runs a job at once, in this process."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            with quietly(), listening(lambda event: None):
+                done.set_result(fn(*args, **options))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without the logs of each run: a study has many."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def _worker_ready(threads: int) -> None:
+    import torch
+
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(threads)
+
+
+def _executor(workers: int) -> Executor:
+    if workers <= 1:
+        return _Here()
+    threads = max(1, len(os.sched_getaffinity(0)) // workers)
+    return ProcessPoolExecutor(workers, get_context("spawn"), _worker_ready, (threads,))
+
+
+@dataclass
+class Grid:
+    """The cells that are not done yet; models before the cells that judge them."""
+
+    cells: Sequence[Cell]
+    cache: Path
+    workers: int = 1
+    device: str | None = None
+    deadline: float = float("inf")  # in time.monotonic(): nothing new starts after it
+
+    def run(self) -> list[str]:
+        """Does what is missing, and returns one sentence for each cell that failed."""
+        for name in ("models", "cells"):
+            (self.cache / name).mkdir(parents=True, exist_ok=True)
+        waiting = [cell for cell in self.cells if not result_path(cell, self.cache).is_file()]
+        total = len(waiting)
+        trained = {c.model_key for c in waiting if self._is_trained(c)}
+        begun: set[str] = set(trained)
+        running: dict[Future[Any], tuple[str, Cell]] = {}
+        failed: list[str] = []
+        with _executor(self.workers) as pool:
+            while waiting or running:
+                while len(running) < self.workers and time.monotonic() < self.deadline:
+                    job = self._next(waiting, begun, trained)
+                    if job is None:
+                        break
+                    verb, cell = job
+                    do = judge_cell if verb == "judge" else train_model
+                    running[pool.submit(do, cell, self.cache, self.device)] = job
+                if not running:
+                    break
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    verb, cell = running.pop(future)
+                    if error := future.exception():
+                        failed.append(f"{cell.row}, seed {cell.seed}: {error}")
+                        logger.warning(failed[-1], exc_info=not isinstance(error, MalmoiError))
+                        waiting = [
+                            c for c in waiting if c.model_key != cell.model_key or verb == "judge"
+                        ]
+                    elif verb == "train":
+                        trained.add(cell.model_key)
+                report_progress(Progress("study", total - len(waiting), total, "cells"))
+        return failed
+
+    def _is_trained(self, cell: Cell) -> bool:
+        if not cell.model_key:
+            return True
+        return (self.cache / "models" / cell.model_key / "facts.json").is_file()
+
+    def _next(
+        self, waiting: list[Cell], begun: set[str], trained: set[str]
+    ) -> tuple[str, Cell] | None:
+        """A cell whose model is trained, or else a model to train."""
+        for cell in waiting:
+            if cell.model_key in trained:
+                waiting.remove(cell)
+                return "judge", cell
+        for cell in waiting:
+            if cell.model_key not in begun:
+                begun.add(cell.model_key)
+                return "train", cell
+        return None
+
+
+def finished_cells(cells: Sequence[Cell], cache: Path) -> list[dict[str, Any]]:
+    """The records of the cells that are done."""
+    paths = {cell: result_path(cell, cache) for cell in cells}
+    return [
+        {**read_object(path), "row": cell.row} for cell, path in paths.items() if path.is_file()
+    ]

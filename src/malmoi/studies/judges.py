@@ -1,0 +1,50 @@
+"""Judges of a study's models: functions of a `JudgedModel` and options, to numbers by column.
+
+Shares (accuracy, F1, correlations) are in percent.
+"""
+
+from typing import Any
+
+from malmoi.evaluation.evaluate import evaluate_model
+from malmoi.evaluation.tasks import metric_names
+from malmoi.finetuning.finetune import run_finetuning
+from malmoi.inference import load
+from malmoi.studies.data import StudyTask
+from malmoi.studies.grid import JudgedModel
+
+BITS_CHARACTERS = 200_000  # of held-out text that bits per byte are measured on
+
+
+def fine_tuned(
+    judged: JudgedModel, task: StudyTask, options: dict[str, Any], column: str = ""
+) -> dict[str, float]:
+    """The task's first metric on its judged rows after fine-tuning, in percent."""
+    found = task.load()
+    assert task.train is not None, f"{task.name} has no rows to learn from"
+    result = run_finetuning(
+        judged.folder, found, task.train, judged.scratch, task.dev, device=judged.device, **options
+    )
+    return {column or task.name: 100 * result.metrics[metric_names(found)[0]]}
+
+
+def zero_shot(
+    judged: JudgedModel, task: StudyTask, column: str = "", **asking: Any
+) -> dict[str, float]:
+    """The task's first metric without fine-tuning (minimal pairs, last words), in percent."""
+    found = task.load()
+    model = load(judged.folder, device=judged.device)
+    facts = evaluate_model(model, found, task.dev, **asking)
+    return {column or task.name: 100 * facts[metric_names(found)[0]]}
+
+
+def bits_per_byte(
+    judged: JudgedModel, text: Any, column: str = "bits per byte"
+) -> dict[str, float]:
+    """Bits per byte of held-out text, of which half of each window is context."""
+    model = load(judged.folder, device=judged.device)
+    return {column: model.bits_per_byte(text.read_text("utf-8")[:BITS_CHARACTERS])}
+
+
+def validation_loss(judged: JudgedModel, column: str = "loss") -> dict[str, float]:
+    """The loss on the validation text at the end of pre-training."""
+    return {column: judged.facts()["valid_loss"]}

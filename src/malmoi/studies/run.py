@@ -1,0 +1,84 @@
+"""Runs a study in a folder; cells that are done there are not repeated."""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from malmoi.errors import MalmoiError, UsageError
+from malmoi.studies.data import StudyData
+from malmoi.studies.grid import Grid, Study, StudyPlan, finished_cells
+from malmoi.studies.page import write_pages
+from malmoi.studies.scale import named_scale
+from malmoi.system.files import folder_lock
+from malmoi.system.result import PlainValue, Result
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, repr=False)
+class StudyResult(Result):
+    """A finished study: its folder, which holds report.md, and its numbers."""
+
+    name: str
+    out: Path
+    facts: dict[str, PlainValue] = field(repr=False)
+
+    @property
+    def report(self) -> Path:
+        return self.out / "report.md"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyOptions:
+    """How a study is run; none of these changes a cell's result but `scale` and `seeds`."""
+
+    scale: str = "cpu"
+    data: Sequence[str] = ()
+    seeds: int = 0  # 0: as many as the scale has
+    workers: int = 1  # cells at a time, each in a process of its own
+    device: str | None = None
+    cache: Path | None = None  # where models and cells are kept; None: in the study's folder
+    seconds: float = float("inf")  # no cell starts later than this
+
+
+def run_study(study: Study, out: Path, options: StudyOptions) -> StudyResult:
+    """Does the cells that are missing, and writes the table, the figure and the pages."""
+    return run_studies([study], {study.name: out}, options)[0]
+
+
+def run_studies(
+    studies: Sequence[Study], outs: dict[str, Path], options: StudyOptions
+) -> list[StudyResult]:
+    """Several studies at once, so that their cells fill the workers and share their models."""
+    deadline = time.monotonic() + options.seconds
+    scale = named_scale(options.scale)
+    cache = options.cache or outs[studies[0].name] / "cache"
+    plan = StudyPlan(
+        scale,
+        StudyData.prepare(cache / "data", options.data, scale.characters),
+        range(options.seeds or scale.seeds),
+    )
+    cells = {study.name: list(study.cells(plan)) for study in studies}
+    for name, some in cells.items():
+        if not some:
+            raise UsageError(f"The data has no task for the study {name}: give it with --data.")
+    every = [cell for some in cells.values() for cell in some]
+    every.sort(key=lambda cell: cell.seed)  # all studies have a first seed before a second one
+    cache.mkdir(parents=True, exist_ok=True)
+    with folder_lock(cache):
+        failed = Grid(every, cache, options.workers, options.device, deadline).run()
+    done = []
+    for study in studies:
+        outs[study.name].mkdir(parents=True, exist_ok=True)
+        records = finished_cells(cells[study.name], cache)
+        logger.info(f"{study.name}: {len(records)} of {len(cells[study.name])} cells are done.")
+        facts = write_pages(study, plan, records, outs[study.name])
+        done.append(StudyResult(study.name, outs[study.name], facts))
+    if failed:
+        raise MalmoiError(
+            f"{len(failed)} cells failed, the first one: {failed[0]}. The pages show the others; "
+            "the same command runs the failed ones again."
+        )
+    return done
