@@ -261,8 +261,11 @@ def test_mistakes_are_sentences(
     assert run_command(["study"]) == 0
     assert "in-context\t" in capsys.readouterr().out
     for words, said in (
-        (["study", "in-contxt"], "There is no study 'in-contxt'. Did you mean 'in-context'?"),
-        (["study", "in-context", "--out", str(tmp_path)], "needs text and a folder"),
+        (
+            ["study", "in-contxt", "--out", str(tmp_path)],
+            "There is no study 'in-contxt'. Did you mean 'in-context'?",
+        ),
+        (["study", "in-context"], "needs a folder"),
         (
             order(text, tmp_path, "--sizes", "smal"),
             "There is no size 'smal'. Did you mean 'small'?",

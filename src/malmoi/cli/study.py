@@ -27,7 +27,7 @@ def study_command(
     scale: Annotated[str, option("How large: cpu, gpu-minutes or paper.", metavar="NAME")] = "cpu",
     seeds: Annotated[
         int | None,
-        option("Runs of each row, with different seeds.", metavar="N", show_default="the scale's"),
+        option("Runs of each row, with different seeds.", metavar="N", shown="the scale's"),
     ] = None,
     workers: Annotated[
         int, option("Cells at a time, each in a process of its own.", metavar="N")
