@@ -60,5 +60,13 @@ await answered(60_000); // very slow
 typed("abcd");
 waited();
 await answered(10, { message: "failed" });
-console.log(JSON.stringify({ seen, pauses, givenUp, runs: asked.map(({ run }) => Number(run.split(":")[1])) }));
+const { particle } = await import("./words.js");
+const [object, way] = [["사람", "거기"], ["서울"]];
+const particles = [
+  ...object.map((word) => word + particle(word, "을")),
+  ...way.map((word) => word + particle(word, "으로")),
+  ...["GPT"].map((word) => word + particle(word, "을")),
+  ...["3", "1"].map((word) => word + particle(word, "으로")),
+];
+console.log(JSON.stringify({ particles, seen, pauses, givenUp, runs: asked.map(({ run }) => Number(run.split(":")[1])) }));
 process.exit(0);

@@ -5,8 +5,9 @@ import math
 import re
 import shutil
 import subprocess
+from base64 import b64decode
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -106,6 +107,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name / "metrics.jsonl").write_text(
             "".join(json.dumps(row) + "\n" for row in rows), "utf-8"
         )
+        objective = {"one": "lm", "two": "mlm + nsp"}[name]
+        (folder / name / "recipe.json").write_text(json.dumps({"objective": objective}), "utf-8")
+    judged = [{"step": 5 * n, "rows": "dev", "accuracy": 0.5 + n / 10} for n in (1, 2, 3)]
+    (folder / "task").mkdir()
+    (folder / "task" / "metrics.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in [{"step": 1, "loss": 0.7}, *judged]), "utf-8"
+    )
     return folder
 
 
@@ -220,6 +228,36 @@ def test_written_tokens_have_the_models_probabilities_and_can_be_left_for_others
     first = float(page.locator("section[aria-label=gpt] .token").first.get_attribute("data-p"))
     branch = [*before, *written[:4], int(likeliest.indices[1])]
     assert any(abs(first - float(p)) < 1e-4 * first for p in chances(model, branch)[-1])
+
+
+@in_browser
+def test_line_breaks_and_spaces_can_be_seen_and_a_full_context_is_said(visitor: Visitor) -> None:
+    page = visitor.visit("generate", text="1.", length=20)
+    names = ["a", "\n", " ", "b\u200d"]
+    choices = [
+        {
+            "text": name,
+            "logprobs": {
+                "tokens": [name],
+                "token_logprobs": [-1.0],
+                "top_logprobs": [{name: -1.0}],
+            },
+        }
+        for name in names
+    ]
+    choices.append({"text": "", "finish_reason": "length"})
+    body = "".join(f"data: {json.dumps({'choices': [one]})}\n\n" for one in choices)
+    page.route("**/v1/completions", lambda route: route.fulfill(body=body + "data: [DONE]\n\n"))
+    page.click("#write")
+    visitor.done()
+    shown = page.locator(".token")
+    assert shown.all_inner_texts() == ["a", "↵", "␣", "b\u200d"]
+    tops = [box["y"] for box in (one.bounding_box() for one in shown.all()) if box]
+    assert tops[0] == tops[1] < tops[2]  # the line breaks where it was broken
+    expect(page.locator("#view")).to_contain_text("4 tokens; the model's context of 256 tokens is")
+    shown.nth(2).press("Enter")
+    expect(page.locator("h3")).to_have_text("In place of “␣”")
+    assert visitor.bars() == [("␣", "36.8%"), ("all others", "63.2%")]
 
 
 @in_browser
@@ -433,6 +471,7 @@ def test_a_page_gives_up_what_is_old_and_asks_a_slow_model_less_often(tmp_path: 
     assert told["pauses"] == [300, 2000, 2000, 3000]
     assert told["givenUp"]
     assert told["runs"] == [1, 2, 3, 4, 5]
+    assert told["particles"] == ["사람을", "거기를", "서울로", "GPT를", "3으로", "1로"]
     done, busy = {"status": "done", "stale": False}, {"status": "busy", "stale": True}
     assert told["seen"] == [
         done,
@@ -471,7 +510,7 @@ def test_the_lens_ends_with_what_the_model_says(visitor: Visitor, models: dict[s
 
 @in_browser
 def test_every_tokenizer_is_shown_once_with_its_own_tokens(
-    visitor: Visitor, models: dict[str, Model]
+    visitor: Visitor, models: dict[str, Model], tmp_path: Path
 ) -> None:
     page = visitor.visit("tokens", text=SENTENCE)
     shown = ["gpt, small", "bert, moods", "translator"]
@@ -483,6 +522,14 @@ def test_every_tokenizer_is_shown_once_with_its_own_tokens(
             int(one) for one in card.locator(".pieces small").all_inner_texts()
         ] == encoding.tokens
         assert card.locator("dd").first.inner_text() == str(encoding.specials.count(False))
+        if name == "bert":  # the tokens themselves, not the text that they cover
+            shown = card.locator(".pieces li > span").all_inner_texts()
+            assert shown == [models["bert"].tokenizer.token(token) for token in encoding.tokens]
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Save the view as SVG").click()
+    saved.value.save_as(tmp_path / "tokens.svg")
+    written = [node.text for node in ElementTree.parse(tmp_path / "tokens.svg").iter()]
+    assert {"[CLS]", "gpt,", "Tokens"} <= set(written)
 
 
 @in_browser
@@ -510,8 +557,21 @@ def test_the_lab_shows_the_prompt_and_the_models_scores(
 @in_browser
 def test_runs_are_read_again_as_they_go(visitor: Visitor, runs: Path) -> None:
     page = visitor.visit("train")
-    assert page.locator("svg polyline").count() == 4
+    graphs = page.locator("#view .pair section")
+    titles = ["Loss: mlm + nsp", "Loss: lm", "Loss: Fine-tuning", "accuracy"]
+    assert sorted(graphs.locator("h2").all_inner_texts()) == sorted(titles)
+    assert page.locator("svg polyline").count() == 6
+    ends = page.locator("svg text.end").all_text_contents()
+    assert sorted(ends) == ["one", "task", "task", "two"]  # named at their ends
+    hues = page.locator("svg text.end").evaluate_all("nodes => nodes.map(n => n.style.fill)")
+    assert len(set(hues)) == 3
+    scales = page.locator("svg.picture").evaluate_all(
+        "nodes => nodes.map(n => n.clientWidth / n.viewBox.baseVal.width)"
+    )
+    assert scales == pytest.approx([1.0] * 4, abs=0.01)  # drawn for their cards
     assert "two said this" in page.locator("#view").inner_text()
+    numbers = page.get_by_role("region", name="Runs to compare")
+    numbers.focus()
     with (runs / "two" / "metrics.jsonl").open("a", encoding="utf-8") as file:
         row = {
             "step": 41,
@@ -523,9 +583,11 @@ def test_runs_are_read_again_as_they_go(visitor: Visitor, runs: Path) -> None:
         file.write(json.dumps(row) + "\n")
     expect(page.locator("#view")).to_contain_text("new words")
     expect(page.locator("table").first).to_contain_text("3.250")
-    page.get_by_role("checkbox", name="one").uncheck()
-    expect(page.locator("svg polyline")).to_have_count(2)
-    assert "runs=two" in page.url
+    expect(numbers).to_be_focused()
+    for name, left in (("one", 4), ("task", 2), ("two", 0)):
+        page.get_by_role("checkbox", name=name).uncheck()
+        expect(page.locator("svg polyline")).to_have_count(left)
+    assert "runs=none" in page.url
 
 
 @in_browser
@@ -536,6 +598,11 @@ def test_neighbours_are_counted_in_the_whole_space(
     page = visitor.visit("embeddings", texts="\n".join(texts), model="bert")
     vectors = models["bert"].embed(texts)
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    names = page.locator(".dot text").evaluate_all(
+        "nodes => nodes.filter(n => getComputedStyle(n).visibility === 'visible')"
+        ".map(n => n.getBoundingClientRect().toJSON())"
+    )
+    assert not any(overlap(one, other) for one, other in combinations(names, 2))
     page.locator(".dot").nth(2).press("Enter")
     cosines = {texts[i]: fixed(float(unit[2] @ unit[i])) for i in (0, 1, 3)}
     assert dict(visitor.bars()) == cosines
@@ -610,6 +677,8 @@ def test_every_view_can_be_read_and_reached(
             page.click("#write")
             visitor.done()
         assert page.evaluate(CHECKS) == [], view
+        expect(page.locator("#saves button")).to_have_count(2)
+        expect(page.locator("#saves")).to_be_visible()
         assert page.evaluate("document.documentElement.lang") == language[:2]
         assert unreached(page) == [], view
         words = page.locator("body").inner_text()
@@ -618,6 +687,11 @@ def test_every_view_can_be_read_and_reached(
         )
     visitor.context.close()
     assert visitor.problems == []
+
+
+def overlap(one: dict[str, float], other: dict[str, float]) -> bool:
+    across = one["left"] < other["right"] and other["left"] < one["right"]
+    return across and one["top"] < other["bottom"] and other["top"] < one["bottom"]
 
 
 def unreached(page: Any) -> list[str]:
@@ -778,6 +852,20 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+def test_attention_is_sent_compressed_one_head_in_full(
+    live: Live, models: dict[str, Model]
+) -> None:
+    body = {"model": "gpt", "text": "the state " * 40, "layer": 1, "head": 2}
+    answer = httpx.post(f"{live.url}/studio/attention", json=body)
+    assert answer.headers["content-encoding"] == "gzip"
+    seen = answer.json()
+    full = attention(models["gpt"], "the state " * 40).weights
+    assert np.allclose(seen["weights"], full[1, 2], atol=1e-4)
+    small = np.frombuffer(b64decode(seen["thumbnails"][2][3]), np.uint8)
+    assert small.size == seen["small"] ** 2
+    assert int(small[0]) == round(255 * float(full[2, 3, 0, 0]))
+
+
 @pytest.mark.parametrize(("view", "body"), REFUSED)
 def test_what_cannot_be_shown_is_refused_in_a_sentence(
     live: Live, view: str, body: dict[str, Any]
@@ -818,8 +906,8 @@ def test_both_dictionaries_say_everything() -> None:
     # the server speaks English
     assert list(english) == [key for key in korean if not key.startswith("refused.")]
     for key, words in english.items():
-        assert sorted(re.findall(r"\{[a-z]+\}", words)) == sorted(
-            re.findall(r"\{[a-z]+\}", korean[key])
+        assert set(re.findall(r"\{([a-z]+)", words)) == set(
+            re.findall(r"\{([a-z]+)", korean[key])
         ), key
         assert words
     assert all(words for words in korean.values())

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
@@ -67,6 +68,7 @@ def create_app(registry: Registry, settings: ServeConfig) -> FastAPI:
     app.add_middleware(
         RequestGuard, gate=app.state.gate, settings=settings, metrics=app.state.metrics
     )
+    app.add_middleware(GZipMiddleware, minimum_size=2048, compresslevel=5)
     if settings.cors:
         app.add_middleware(
             CORSMiddleware,

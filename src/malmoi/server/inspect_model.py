@@ -50,14 +50,16 @@ class Lens:
 
 
 @torch.inference_mode()
-def attention(model: Model, text: str, pair: str | None = None) -> AttentionMaps:
+def attention(
+    model: Model, text: str, pair: str | None = None, limit: int = MAX_ATTENTION_NUMBERS
+) -> AttentionMaps:
     """The attention of every head while the model reads a text or a pair of texts."""
     model.network.require_attention("The attention view")
     encoding = encode_for_model(model, text, pair)
     size = len(encoding.tokens)
     c = model.config
-    if c.depth * c.heads * size**2 > MAX_ATTENTION_NUMBERS:
-        most = int((MAX_ATTENTION_NUMBERS / (c.depth * c.heads)) ** 0.5)
+    if c.depth * c.heads * size**2 > limit:
+        most = int((limit / (c.depth * c.heads)) ** 0.5)
         raise text_too_long(size, most, "the attention map's limit")
     activations = Activations(attention=[])
     _watch(model, encoding, activations)

@@ -13,7 +13,7 @@ from malmoi.inference.pseudo_likelihood import SplitText, pseudo_scores
 from malmoi.model import Layout
 from malmoi.server.inspect_model import attention, encode_for_model
 from malmoi.server.studio.inspection import LayerToken
-from malmoi.server.studio.tokens import readable_token
+from malmoi.server.studio.tokens import covers, readable_token
 
 TOP_GUESSES = 5
 
@@ -29,6 +29,7 @@ class ModelSide(BaseModel):
     guesses: list[LayerToken]
     logprob: float  # probability of the word itself
     tokens: int  # tokens of the word
+    unknown: bool  # whether the tokenizer does not know the word: logprob is then of [UNK]
 
 
 class Comparison(BaseModel):
@@ -64,6 +65,7 @@ def _gpt(model: Model, words: Sequence[str], place: int) -> ModelSide:
         guesses=_likeliest(model, before),
         logprob=score.logprob,
         tokens=len(score.tokens),
+        unknown=covers(model.tokenizer, words[place]).unknown > 0,
     )
 
 
@@ -89,6 +91,7 @@ def _bert(model: Model, words: Sequence[str], place: int) -> ModelSide:
         ],
         logprob=score.logprob,
         tokens=len(score.tokens),
+        unknown=covers(model.tokenizer, words[place]).unknown > 0,
     )
 
 

@@ -3,45 +3,82 @@
 L layers, H heads, T tokens, W words.
 """
 
+from base64 import b64encode
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from malmoi.errors import UsageError
 from malmoi.inference import Model
+from malmoi.server.api.requests import ApiRequest, TextField
 from malmoi.server.inspect_model import AttentionMaps, LayerGuess, attention, lens
 from malmoi.server.studio.tokens import readable_token
 from malmoi.tokenizer import Tokenizer
 
 VIEW_DIGITS = 4  # smaller differences are invisible
-MAX_VIEW_NUMBERS = 1_000_000  # attention weights that a page can draw
+MAX_VIEW_NUMBERS = 32_000_000  # attention weights that are computed for a picture
+THUMBNAIL = 24  # pixels of a head's small picture
 ViewArray = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class AttentionView(BaseModel):
     names: list[str]  # tokens, or words
     segments: list[int]
-    weights: list[list[list[list[float]]]]  # [L][H][T][T]: one row per query
+    weights: list[list[float]]  # [T][T] of the chosen head: one row per query
+    small: int  # pixels of a thumbnail's side
+    thumbnails: list[list[str]]  # [L][H]: a byte per pixel, in base64
 
 
-def attention_view(model: Model, text: str, pair: str | None, *, words: bool) -> AttentionView:
-    """The attention of every head, rounded."""
-    seen = attention(model, text, pair)
+class AttentionViewRequest(ApiRequest):
+    """A text whose attention is drawn, and the head that is drawn large."""
+
+    text: TextField
+    pair: TextField | None = None
+    words: bool = False  # pieces of a word merged
+    layer: int = Field(0, ge=0, le=10_000)
+    head: int = Field(0, ge=0, le=10_000)
+
+
+@lru_cache(maxsize=2)  # another head of the same text is another request
+def _maps(model: Model, text: str, pair: str | None) -> AttentionMaps:
+    return attention(model, text, pair, MAX_VIEW_NUMBERS)
+
+
+def attention_view(model: Model, wanted: AttentionViewRequest) -> AttentionView:
+    """One head's attention, rounded, and a thumbnail of every head's."""
+    seen = _maps(model, wanted.text, wanted.pair)
+    words = wanted.words
     groups = word_groups(seen) if words else [[i] for i in range(len(seen.tokens))]
     weights = by_words(seen.weights, groups) if words else seen.weights
-    if weights.size > MAX_VIEW_NUMBERS:
-        most = int((MAX_VIEW_NUMBERS / (weights.shape[0] * weights.shape[1])) ** 0.5)
-        sentence = f"{len(groups)} are too many to draw for this model; shorten the text to {most}."
-        raise UsageError(sentence, code="context_length_exceeded")
+    layers, heads = weights.shape[:2]
+    if wanted.layer >= layers or wanted.head >= heads:
+        raise UsageError(f"There are {layers} layers of {heads} heads here; choose one of them.")
+    small = _thumbnails(weights)
     name = _word if words else _token
     return AttentionView(
         names=[name(model.tokenizer, seen, group) for group in groups],
         segments=[seen.segments[group[0]] for group in groups],
-        weights=np.round(weights.astype(np.float64), VIEW_DIGITS).tolist(),
+        weights=np.round(
+            weights[wanted.layer, wanted.head].astype(np.float64), VIEW_DIGITS
+        ).tolist(),
+        small=small.shape[-1],
+        thumbnails=[[b64encode(head.tobytes()).decode() for head in layer] for layer in small],
     )
+
+
+def _thumbnails(weights: ViewArray) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The maps [L, H, S, S] as bytes, each pixel the largest weight of its tile."""
+    size = weights.shape[-1]
+    starts = np.linspace(0, size, min(size, THUMBNAIL), endpoint=False).astype(int)
+    rows = np.maximum.reduceat(weights, starts, axis=-2)
+    found: np.ndarray[Any, np.dtype[np.uint8]] = np.round(
+        255 * np.maximum.reduceat(rows, starts, axis=-1).clip(0, 1)
+    ).astype(np.uint8)
+    return found
 
 
 def word_groups(seen: AttentionMaps) -> list[list[int]]:

@@ -21,16 +21,19 @@ class Projection(BaseModel):
     points: list[tuple[float, float]]
     explained: tuple[float, float]  # share of the variance that each direction explains
     neighbours: list[list[Neighbour]]  # neighbours of each text, nearest first
+    cosine: float  # mean over pairs of texts: near 1 where all vectors point one way
 
 
 def project_texts(model: Model, texts: list[str], layer: int, pool: Pool) -> Projection:
     """Neighbours are computed in the full space, not on the plane."""
     vectors = np.asarray(model.embed(texts, (layer,), pool, truncate=True), np.float64)
     plane, explained = principal(vectors)
+    cosines = _cosines(vectors)
     return Projection(
         points=[(float(x), float(y)) for x, y in plane],
         explained=(float(explained[0]), float(explained[1])),
-        neighbours=_neighbours(vectors),
+        neighbours=_neighbours(cosines),
+        cosine=float(cosines[~np.eye(len(texts), dtype=bool)].mean()),
     )
 
 
@@ -46,10 +49,14 @@ def principal(vectors: VectorArray) -> tuple[VectorArray, VectorArray]:
     return scores * np.where(signs == 0, 1, signs), shares
 
 
-def _neighbours(vectors: VectorArray) -> list[list[Neighbour]]:
+def _cosines(vectors: VectorArray) -> VectorArray:
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     unit = vectors / np.where(norms == 0, 1, norms)
-    cosines = unit @ unit.T
+    found: VectorArray = unit @ unit.T
+    return found
+
+
+def _neighbours(cosines: VectorArray) -> list[list[Neighbour]]:
     return [
         [
             Neighbour(index=int(j), cosine=float(row[j]))

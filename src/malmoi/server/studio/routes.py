@@ -36,14 +36,6 @@ class StudioRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class AttentionViewRequest(ApiRequest):
-    """A text whose attention is drawn."""
-
-    text: TextField
-    pair: TextField | None = None
-    words: bool = False  # pieces of a word merged
-
-
 class BranchRequest(ApiRequest):
     """A prompt, and the tokens generated after it."""
 
@@ -140,11 +132,11 @@ async def show_branch(request: Request, body: BranchRequest) -> tokens.PromptBra
 
 
 @router.post("/attention")
-async def show_attention(request: Request, body: AttentionViewRequest) -> inspection.AttentionView:
-    """Attention in every head, by tokens or by words."""
-    return await show_view(
-        request, body.model, inspection.attention_view, body.text, body.pair, words=body.words
-    )
+async def show_attention(
+    request: Request, body: inspection.AttentionViewRequest
+) -> inspection.AttentionView:
+    """Attention in one head, by tokens or by words, and thumbnails of all heads."""
+    return await show_view(request, body.model, inspection.attention_view, body)
 
 
 @router.post("/translation")

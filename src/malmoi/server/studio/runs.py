@@ -9,12 +9,16 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from malmoi.errors import MalmoiError
 from malmoi.report.chart import ChartPoints, smooth_points, thin_points
+from malmoi.system.untrusted import read_object
 from malmoi.training.log import read_metrics
 
 MAX_RUNS = 50  # runs that are shown, the latest first
 MAX_FOLDER_DEPTH = 3  # folders below the one that is named
 MAX_SAMPLES = 6
+# the other columns of an evaluated row
+NO_MEASURE = ("step", "tokens", "seconds", "judging_seconds", "rows", "loss", "lr")
 
 
 class RunSample(BaseModel):
@@ -26,6 +30,8 @@ class RunView(BaseModel):
     """One run: points are (tokens, loss), or (step, loss) where no tokens are counted."""
 
     name: str
+    objective: str | None  # of pre-training; none: a fine-tuning
+    metrics: dict[str, list[tuple[float, float]]]  # of a fine-tuning's evaluations
     changed: float  # when it last wrote, in seconds since 1970
     step: int
     seconds: float
@@ -67,6 +73,8 @@ def _run(file: Path, folder: Path, changed: int, size: int) -> RunView:
         name=file.parent.relative_to(folder).as_posix()
         if file.parent != folder
         else folder.resolve().name,
+        objective=(objective := _objective(file.parent)),
+        metrics={} if objective else _measures(rows),
         changed=changed / 1e9,
         step=int(last.get("step", 0)),
         seconds=float(last.get("seconds", 0.0)),
@@ -75,6 +83,23 @@ def _run(file: Path, folder: Path, changed: int, size: int) -> RunView:
         valid=thin_points(_line(rows, "valid_loss")),
         samples=said[-MAX_SAMPLES:],
     )
+
+
+def _objective(folder: Path) -> str | None:
+    """What the run's recipe says it was trained for; fine-tuning has no recipe."""
+    recipe = folder / "recipe.json"
+    try:
+        return read_object(recipe).text("objective", default=None) if recipe.is_file() else None
+    except MalmoiError:  # it is being written, or not ours
+        return None
+
+
+def _measures(rows: Sequence[dict[str, Any]]) -> dict[str, ChartPoints]:
+    """Every measure of the rows that were evaluated, by name."""
+    judged = [row for row in rows if "rows" in row]
+    names = dict.fromkeys(name for row in judged for name in row if name not in NO_MEASURE)
+    found = {name: thin_points(_line(judged, name)) for name in names}
+    return {name: points for name, points in found.items() if points}
 
 
 def _line(rows: Sequence[dict[str, Any]], key: str) -> ChartPoints:

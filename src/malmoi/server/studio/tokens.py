@@ -109,6 +109,7 @@ class TokenView(BaseModel):
 
     id: int
     token: str
+    shown: str  # the token as text, with WordPiece's ##
     text: str
     special: bool
     unknown: bool  # an unknown token
@@ -171,6 +172,13 @@ def _pieces(words: Tokenizer, encoding: Encoding, text: str) -> Iterator[TokenVi
         shown = held.hex(" ").upper() if broken and held else None
         name = words.token(token)
         unknown = token == words.specials.unk
+        readable = name if special or unknown else readable_token(words, name)
         yield TokenView(
-            id=token, token=name, text=covered, special=special, unknown=unknown, bytes=shown
+            id=token,
+            token=name,
+            shown=readable,
+            text=covered,
+            special=special,
+            unknown=unknown,
+            bytes=shown,
         )

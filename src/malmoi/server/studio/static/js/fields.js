@@ -9,8 +9,8 @@ function labelled(name, control, ...beside) {
 
 const bound = (page, name) => (event) => page.changed(name, event.target.value);
 
-export function area(page, name, rows = 3) {
-  const control = h("textarea", { rows, spellcheck: "false", oninput: bound(page, name) });
+export function area(page, name, rows = 3, given = {}) {
+  const control = h("textarea", { rows, spellcheck: "false", oninput: bound(page, name), ...given });
   control.value = page.values[name];
   return labelled(name, control);
 }

@@ -1,7 +1,9 @@
 // The studio: which view is shown, in which language and light.
 import { get } from "./api.js";
 import { h, put } from "./dom.js";
+import { button } from "./fields.js";
 import { Page } from "./page.js";
+import { savePng, saveSvg } from "./save.js";
 import { linkTo, read, state } from "./state.js";
 import { GROUPS, VIEWS, named } from "./views.js";
 import { LANGUAGES, preferred, speak, t } from "./words.js";
@@ -23,6 +25,8 @@ async function show({ focus = false, keep = null } = {}) {
   page = new Page(view, found, values, { status: at("status"), notice: at("notice"), shown: at("view") });
   page.rebuild = () => show({ keep: document.activeElement?.id });
   page.reload = reload;
+  page.ready = () => at("saves").toggleAttribute("hidden", false);
+  at("saves").toggleAttribute("hidden", true);
   page.say("");
   title(view.name);
   if (name && name !== view.name) page.warn(t("link.view", { name, used: t(`${view.name}.name`) }));
@@ -78,7 +82,7 @@ function missing(name) {
   return h(
     "section",
     { class: "card empty" },
-    h("h2", {}, t("missing")),
+    h("h2", {}, t(named(name).missing ?? "missing")),
     h("p", {}, t(`${name}.need`)),
     h("p", { class: "note" }, t("loaded", { names: loaded })),
     h("pre", {}, h("code", {}, t(`${name}.command`))),
@@ -94,6 +98,11 @@ function furnish() {
     h("ul", { "aria-labelledby": `group-${name}` }, views.map(entry)),
   ];
   put(at("views"), h("div", {}, Object.entries(GROUPS).flatMap(group)));
+  put(
+    at("saves"),
+    button(t("view.svg"), () => saveSvg(at("view"), page.view.name), { class: "quiet" }),
+    button(t("view.png"), () => savePng(at("view"), page.view.name), { class: "quiet" }),
+  );
   at("language").textContent = t("language");
   at("language").lang = state.lang === "ko" ? "en" : "ko";
   at("theme").textContent = t(dark() ? "theme.light" : "theme.dark");

@@ -113,6 +113,7 @@ export class Page {
       await Promise.all([work(control.signal), quiet || this.cover(control.signal)]);
       if (control.signal.aborted) return;
       if (work === this.work) this.refresh(took());
+      this.ready?.(); // what is shown can be saved
       if (!quiet) this.say(t("done", { seconds: (took() / 1000).toFixed(2) }));
     } catch (error) {
       if (control.signal.aborted) this.took = Math.max(this.took, took());
@@ -161,12 +162,13 @@ export class Page {
   }
 
   fail(error) {
-    const words = error instanceof Refused ? refusal(error) : t("failed");
+    const gone = error instanceof TypeError && /fetch|network/i.test(error.message); // as browsers word it
+    const words = error instanceof Refused ? refusal(error) : gone ? t("failed") : error.message;
     this.status.classList.add("wrong");
     put(this.status, words, words !== error.message && [" ", h("small", { lang: "en" }, error.message)]);
     this.status.scrollIntoView({ block: "nearest" });
     if (error.status === 401) this.status.append(this.keyField());
-    else if (!(error instanceof Refused)) this.awaitServer();
+    else if (gone) this.awaitServer();
     else if (error.code === "model_not_found") this.offerReload();
   }
 

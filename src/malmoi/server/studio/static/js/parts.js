@@ -2,29 +2,40 @@
 import { h, s } from "./dom.js";
 import { percent } from "./numbers.js";
 
-/** Shares as bars: {name, share, value?, right?}; with `choose`, names are buttons. The largest is coloured. */
-export function bars(rows, choose) {
-  const top = Math.max(...rows.map((row) => row.share));
+/**
+ * Shares as bars: {name, share, value?, right?, mine?, kind?}; with `choose`, names are buttons. The largest is coloured
+ * where it is the `best`; a `right` one is ticked, a `mine` one is marked.
+ */
+export function bars(rows, choose, { best = true } = {}) {
+  const ranked = rows.filter((row) => row.kind !== "rest").map((row) => row.share);
+  const top = best ? Math.max(...ranked) : Infinity;
   return h(
     "ul",
     { class: "bars" },
     rows.map((row) => {
-      const kind = [row.share === top && "best", row.right && "right"].filter(Boolean).join(" ");
-      const name = choose
+      const kind = [row.share === top && row.kind !== "rest" && "best", row.right && "right", row.mine && "mine", row.kind].filter(Boolean).join(" ");
+      const name = choose && row.kind !== "rest"
         ? h("button", { type: "button", class: "name", onclick: () => choose(row) }, visible(row.name))
-        : h("span", { class: "name" }, visible(row.name));
+        : h("span", { class: "name" }, row.kind === "rest" ? row.name : visible(row.name));
       const bar = h("div", { class: "bar" }, h("i", { style: { "--share": String(Math.min(1, row.share)) } }));
       return h("li", { class: kind || null }, name, bar, h("b", {}, row.value ?? percent(row.share)));
     }),
   );
 }
 
-/** A token that can be seen, whatever it is made of: spaces as ·, bytes of a character as ⟨EC 96⟩. */
+const SPACES = { " ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍", "\u00a0": "⍽", "\u3000": "␣" };
+const hex = (mark) => `⟨${mark.codePointAt(0).toString(16).toUpperCase().padStart(2, "0")}⟩`;
+
+/** A token that can be seen, whatever it is made of: a leading space as ·, spaces alone as ␣, bytes as ⟨EC 96⟩. */
 export function visible(name) {
   if (name.startsWith("bytes:")) return `⟨${name.slice(6).replaceAll("\\x", " ").trim().toUpperCase()}⟩`;
-  const shown = name.replace(/^ +/, (spaces) => "·".repeat(spaces.length)).replaceAll("\n", "↵");
+  const alone = /^\s+$/.test(name);
   return (
-    shown.replace(/\p{Cc}/gu, (mark) => `⟨${mark.codePointAt(0).toString(16).toUpperCase().padStart(2, "0")}⟩`) || "∅"
+    name
+      .replace(/^ +(?=\S)/, (spaces) => "·".repeat(spaces.length))
+      .replace(alone ? /\s/g : /[\n\t\r]/g, (mark) => SPACES[mark] ?? hex(mark))
+      .replace(/[\p{Cc}\p{Cf}\p{Co}\p{Cn}\ufe00-\ufe0f]/gu, hex)
+      .replace(/^\p{M}/u, "◌$&") || "∅"
   );
 }
 
@@ -60,15 +71,15 @@ export function maskPicture(rows, label, now = -1) {
 }
 
 /** A table of numbers for those who would rather read than look. */
-export function table(head, rows, kind = "full") {
+export function table(head, rows, label = head.filter(Boolean).slice(0, 2).join(", ")) {
   const cells = (row, name) =>
     row.map((value, i) => h(i ? name : "th", i || name === "th" ? {} : { scope: "row" }, value));
   return h(
     "div",
-    { class: "wide", tabindex: "0", role: "region", "aria-label": head.filter(Boolean).slice(0, 2).join(", ") },
+    { class: "wide", tabindex: "0", role: "region", "aria-label": label },
     h(
       "table",
-      { class: kind },
+      { class: "full" },
       h(
         "thead",
         {},

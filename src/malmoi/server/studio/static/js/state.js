@@ -35,8 +35,10 @@ export function usable(view, about) {
   return models.find((model) => model.name === state.model) ?? models[0];
 }
 
-/** The sentence to begin with: in the page's language where the model knows that, else in one that it knows. */
-export function sampleFor(model, about) {
+/** The language of samples: the page's where the model knows that, else one that it knows. */
+export function languageFor(model) {
   const known = model?.knows ?? [];
-  return about.samples?.[known.includes(state.lang) ? state.lang : (known[0] ?? state.lang)] ?? "";
+  return known.includes(state.lang) ? state.lang : (known[0] ?? state.lang);
 }
+
+export const sampleFor = (model, about) => about.samples?.[languageFor(model)] ?? "";

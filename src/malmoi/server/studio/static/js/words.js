@@ -20,10 +20,24 @@ export function refusal({ code, type, param, message }) {
   return key ? t(key, { param }) : message;
 }
 
-/** The words of a key, with {names} replaced. */
+/** The words of a key: {name} is its value, {name:one|many} depends on a number, {name:을} is the particle after it. */
 export function t(key, values = {}) {
-  return Object.entries(values).reduce(
-    (text, [name, value]) => text.replaceAll(`{${name}}`, value),
-    dictionary[key] ?? key,
-  );
+  return (dictionary[key] ?? key).replace(/\{([a-z]+)(?::([^}]+))?\}/g, (all, name, form) => {
+    if (!(name in values)) return all;
+    const value = String(values[name]);
+    if (!form) return value;
+    return form.includes("|") ? form.split("|")[value === "1" ? 0 : 1] : particle(value, form);
+  });
+}
+
+const PARTICLES = { 을: "를", 은: "는", 이: "가", 과: "와", 으로: "로" };
+
+/** 을 or 를, by whether the word ends in a consonant as it is read aloud. */
+export function particle(word, form) {
+  const last = word.trimEnd().at(-1) ?? "";
+  const syllable = last.charCodeAt(0) - 0xac00;
+  const hangul = syllable >= 0 && syllable < 11172;
+  const final = hangul ? syllable % 28 > 0 : /[013678lmn]/i.test(last);
+  const rieul = hangul ? syllable % 28 === 8 : /[178lr]/i.test(last);
+  return final && !(form === "으로" && rieul) ? form : PARTICLES[form];
 }

@@ -1,46 +1,53 @@
-// Lines over an axis: one colour each, round numbers at the ticks.
+// Lines over an axis: one colour each, named at their ends, round numbers at the ticks.
 import { s } from "../dom.js";
 import { short } from "../numbers.js";
+import { wide } from "./fit.js";
 
-const WIDEST = 720;
-const EDGES = 76; // of the page and the card on a phone
-const ROOM = { left: 58, right: 14, top: 26, bottom: 34 };
-export const HUES = ["var(--a)", "var(--b)", "var(--c)", "var(--d)", "var(--soft)"];
+const ROOM = { left: 52, right: 16, top: 28, bottom: 36 };
+const LINE = 15; // between two names
+export const HUES = ["a", "b", "c", "d", "e", "f", "g", "i"].map((name) => `var(--${name})`);
 
-/** series: {name, points: [[x, y]…], hue, dashed?}. */
-export function chart(series, { across, up, read = short, height = 280, floor = null }) {
-  const width = Math.min(WIDEST, innerWidth - EDGES); // so that words keep their size
-  const points = series.flatMap((one) => one.points);
+/** series: {name, points: [[x, y]…], hue, dashed?, label?}; those with a `label` are named at their end. */
+export function chart(series, { width, across, up, read = short, height = 280, floor = null }) {
+  const shown = series.filter((one) => one.points.length);
+  const room = { ...ROOM, right: Math.max(ROOM.right, Math.min(0.4 * width, nameRoom(shown))) };
+  const points = shown.flatMap((one) => one.points);
   const [xs, ys] = [0, 1].map((i) => points.map((point) => point[i]));
   const right = Math.max(...xs);
-  const x = scale(Math.min(...xs), right, ROOM.left, width - ROOM.right, right);
+  const x = scale(Math.min(...xs), right, room.left, width - room.right, right);
   const low = floor ?? Math.min(...ys);
-  const y = scale(low, Math.max(...ys, low + 1e-9), height - ROOM.bottom, ROOM.top);
-  const grid = y.ticks.flatMap((value) => [
-    s("line", { class: "axis", x1: ROOM.left, x2: width - ROOM.right, y1: y.at(value), y2: y.at(value) }),
-    s("text", { class: "soft", x: ROOM.left - 8, y: y.at(value) + 4, "text-anchor": "end" }, read(value)),
-  ]);
-  const feet = x.ticks
-    .filter((value) => value <= right)
-    .map((value) =>
-      s("text", { class: "soft", x: x.at(value), y: height - 14, "text-anchor": "middle" }, short(value)),
-    );
-  const drawn = series.filter((one) => one.points.length).map((one) => line(one, x, y));
-  const label = `${up} / ${across}: ${series.map((one) => `${one.name} ${one.points.length ? read(one.points.at(-1)[1]) : ""}`).join(", ")}`;
-  return s(
+  const y = scale(low, Math.max(...ys, low + 1e-9), height - room.bottom, room.top);
+  const label = `${up} / ${across}: ${shown.map((one) => `${one.name} ${read(one.points.at(-1)[1])}`).join(", ")}`;
+  const svg = s(
     "svg",
     { class: "picture", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label },
-    grid,
-    feet,
-    drawn,
+    axes(x, y, { width, height, room, read, right }),
+    shown.map((one) => line(one, x, y)),
+    names(shown, x, y, width - room.right, room.right - 10),
     s("text", { class: "soft", x: 0, y: 12 }, up),
-    s("text", { class: "soft", x: width - ROOM.right, y: height - 1, "text-anchor": "end" }, across),
+    s("text", { class: "soft", x: width - room.right, y: height - 2, "text-anchor": "end" }, across),
   );
+  return hovered(svg, shown, { x, y, width, height, room, read });
+}
+
+const nameRoom = (series) => Math.max(0, ...series.map((one) => (one.label ? 1.12 * wide(one.label) + 18 : 0)));
+
+function axes(x, y, { width, height, room, read, right }) {
+  const rows = y.ticks.flatMap((value) => [
+    s("line", { class: "axis", x1: room.left, x2: width - room.right, y1: y.at(value), y2: y.at(value) }),
+    s("text", { class: "soft", x: room.left - 8, y: y.at(value) + 4, "text-anchor": "end" }, read(value)),
+  ]);
+  const every = Math.ceil((45 * x.ticks.length) / (width - room.left - room.right));
+  const feet = x.ticks
+    .filter((value, i) => value <= right && i % every === 0)
+    .map((value) => s("text", { class: "soft", x: x.at(value), y: height - 18, "text-anchor": "middle" }, short(value)));
+  return [rows, feet].flat();
 }
 
 function line({ points, hue, dashed }, x, y) {
   const path = points.map(([px, py]) => `${x.at(px).toFixed(1)},${y.at(py).toFixed(1)}`).join(" ");
   const [ex, ey] = points.at(-1);
+  const end = dashed ? { r: 4, fill: "none", "stroke-width": 2, style: { stroke: hue } } : { r: 3, style: { fill: hue } };
   return s(
     "g",
     {},
@@ -52,8 +59,44 @@ function line({ points, hue, dashed }, x, y) {
       "stroke-linejoin": "round",
       "stroke-dasharray": dashed ? "5 4" : null,
     }),
-    s("circle", { cx: x.at(ex), cy: y.at(ey), r: 3, style: { fill: hue } }),
+    s("circle", { cx: x.at(ex), cy: y.at(ey), ...end }),
   );
+}
+
+/** Names at the ends of their lines, pushed apart where they would overlap. */
+function names(series, x, y, right, room) {
+  const placed = series
+    .filter((one) => one.label)
+    .map((one) => ({ ...one, from: y.at(one.points.at(-1)[1]), at: y.at(one.points.at(-1)[1]) }))
+    .sort((one, other) => one.at - other.at);
+  placed.forEach((one, i) => (one.at = Math.max(one.at, i ? placed[i - 1].at + LINE : LINE)));
+  return placed.map(({ label, hue, at }) => s("text", { class: "end", x: right + 9, y: at + 4, style: { fill: hue } }, cut(label, room)));
+}
+
+function cut(label, room) {
+  let shown = label;
+  while (shown && 1.12 * wide(shown) > room) shown = shown.slice(0, -1);
+  return shown.length < label.length ? `${shown.slice(0, -1)}…` : label;
+}
+
+/** Values under the pointer: the nearest point of every line. */
+function hovered(svg, series, { x, y, width, height, room, read }) {
+  const mark = s("line", { class: "hair", y1: room.top, y2: height - room.bottom, visibility: "hidden" });
+  const text = s("text", { class: "soft", y: 12, "text-anchor": "end", x: width });
+  svg.append(mark, text);
+  svg.addEventListener("pointermove", (event) => {
+    const at = event.offsetX * (width / svg.clientWidth);
+    const near = series.map((one) => one.points.reduce((a, b) => (Math.abs(x.at(b[0]) - at) < Math.abs(x.at(a[0]) - at) ? b : a)));
+    mark.setAttribute("x1", at);
+    mark.setAttribute("x2", at);
+    mark.setAttribute("visibility", "visible");
+    text.textContent = cut(series.map((one, i) => `${one.name} ${read(near[i][1])}`).join("  ·  "), width - 110);
+  });
+  svg.addEventListener("pointerleave", () => {
+    mark.setAttribute("visibility", "hidden");
+    text.textContent = "";
+  });
+  return svg;
 }
 
 function scale(low, high, from, to, end = null) {

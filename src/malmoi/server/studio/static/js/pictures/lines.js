@@ -2,34 +2,41 @@
 import { s } from "../dom.js";
 import { percent } from "../numbers.js";
 import { visible } from "../parts.js";
+import { wide } from "./fit.js";
 
 const STEP = 28;
-const LEFT = 126;
-const RIGHT = 276;
-const WIDTH = 420;
-const BEND = 70;
+const NAME = 118; // of a token, at most
+const SHARE = 48; // of a percentage
+const WIDEST = 640;
 const FAINT = 0.02; // weaker ones are not drawn
 const LONG = 12; // characters of a name
 const y = (i) => 8 + i * STEP + STEP / 2;
 
-export function lines(names, weights, label) {
-  const strands = weights.map((row, q) => row.map((weight, k) => (weight < FAINT ? null : strand(q, k, weight))));
-  const shares = names.map((_, k) => s("text", { class: "soft", x: WIDTH - 4, y: y(k) + 4, "text-anchor": "end" }));
+export function lines(names, weights, label, width) {
+  const whole = Math.min(WIDEST, width);
+  const room = Math.min(NAME, 26 + 1.1 * Math.max(...names.map((name) => wide(clipped(name)))));
+  const [left, right] = [room, whole - room - SHARE];
+  const strands = weights.map((row, q) =>
+    row.map((weight, k) => (weight < FAINT ? null : strand([left, y(q)], [right, y(k)], weight))),
+  );
+  const shares = names.map((_, k) => s("text", { class: "soft", x: whole - 4, y: y(k) + 4, "text-anchor": "end" }));
   const light = (chosen) => {
     const seen = (i) => (chosen === null || i === chosen ? "visible" : "hidden");
     strands.forEach((some, i) => some.forEach((path) => path?.setAttribute("visibility", seen(i))));
     shares.forEach((text, k) => (text.textContent = chosen === null ? "" : percent(weights[chosen][k])));
     askers.forEach((node, i) => node.classList.toggle("on", i === chosen));
   };
-  const askers = names.map((name, i) => asker(name, i, spoken(names, weights[i], i), light));
-  const targets = names.map((name, i) => s("text", { x: RIGHT + 10, y: y(i) + 5 }, clipped(name)));
-  const given = { class: "picture", viewBox: `0 0 ${WIDTH} ${names.length * STEP + 12}`, role: "group" };
+  const askers = names.map((name, i) => asker(clipped(name), [i, room], spoken(names, weights[i], i), light));
+  const targets = names.map((name, i) => s("text", { x: right + 10, y: y(i) + 5 }, clipped(name)));
+  const given = { class: "picture", viewBox: `0 0 ${whole} ${names.length * STEP + 12}`, role: "group" };
+  given.style = { "max-width": `${whole}px` };
   return s("svg", { ...given, "aria-label": label }, strands.flat(), askers, targets, shares);
 }
 
-function strand(q, k, weight) {
+function strand([left, from], [right, to], weight) {
+  const bend = (right - left) / 2;
   return s("path", {
-    d: `M${LEFT} ${y(q)}C${LEFT + BEND} ${y(q)} ${RIGHT - BEND} ${y(k)} ${RIGHT} ${y(k)}`,
+    d: `M${left} ${from}C${left + bend} ${from} ${right - bend} ${to} ${right} ${to}`,
     fill: "none",
     style: { stroke: "var(--a)" },
     "stroke-width": 1 + 3 * weight,
@@ -38,7 +45,7 @@ function strand(q, k, weight) {
 }
 
 /** A token that looks: pointed at, or reached with Tab, it shows its looks alone. */
-function asker(name, i, words, light) {
+function asker(name, [i, room], words, light) {
   const [on, off] = [() => light(i), () => light(null)];
   return s(
     "g",
@@ -46,8 +53,8 @@ function asker(name, i, words, light) {
       ...{ class: "look", tabindex: "0", role: "button", "aria-label": words },
       ...{ onmouseenter: on, onmouseleave: off, onfocus: on, onblur: off },
     },
-    s("rect", { x: 4, y: y(i) - 12, width: LEFT - 10, height: 24, rx: 6, fill: "transparent" }),
-    s("text", { x: LEFT - 12, y: y(i) + 5, "text-anchor": "end" }, clipped(name)),
+    s("rect", { x: 4, y: y(i) - 12, width: room - 10, height: 24, rx: 6, fill: "transparent" }),
+    s("text", { x: room - 12, y: y(i) + 5, "text-anchor": "end" }, name),
   );
 }
 
@@ -59,6 +66,6 @@ function clipped(name) {
 /** The three strongest looks in words. */
 function spoken(names, row, i) {
   const best = row.map((weight, k) => [weight, k]).sort((one, other) => other[0] - one[0]);
-  const told = best.slice(0, 3).map(([weight, k]) => `${names[k]} ${percent(weight)}`);
-  return `${names[i]}: ${told.join(", ")}`;
+  const told = best.slice(0, 3).map(([weight, k]) => `${visible(names[k])} ${percent(weight)}`);
+  return `${clipped(names[i])}: ${told.join(", ")}`;
 }

@@ -8,7 +8,7 @@ const LEFT = 110;
 const TOP = 84;
 
 /** `columns` names what is looked at, where that is another text. */
-export function matrix(names, weights, label, columns = names) {
+export function matrix(names, weights, label, _width = 0, columns = names) {
   const [width, height] = [columns.length * CELL, names.length * CELL];
   const cells = weights.flatMap((row, q) =>
     row.map((weight, k) =>
@@ -23,7 +23,7 @@ export function matrix(names, weights, label, columns = names) {
           style: { fill: "var(--a)" },
           "fill-opacity": Math.max(0.04, Math.min(1, weight)).toFixed(2),
         },
-        s("title", {}, `${names[q]} → ${columns[k]}: ${percent(weight)}`),
+        s("title", {}, `${visible(names[q])} → ${visible(columns[k])}: ${percent(weight)}`),
       ),
     ),
   );

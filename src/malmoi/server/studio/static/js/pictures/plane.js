@@ -1,26 +1,20 @@
-// Texts as dots that can be chosen.
+// Texts as dots that can be chosen. Names that would cover one another are shown only when their dot is.
 import { s } from "../dom.js";
+import { wide } from "./fit.js";
 
-const WIDEST = 460;
-const HEIGHT = 360;
 const EDGE = 24;
-const EDGES = 76; // of the page and the card on a phone
 const LONG = 20; // characters of a name
+const HIGH = 16; // pixels of a name
+const FAR = 12; // from the middle of a dot to its name
 
-export function plane(texts, points, label, choose) {
-  const width = Math.min(WIDEST, innerWidth - EDGES); // so that words keep their size
-  const x = spread(
-    points.map((point) => point[0]),
-    EDGE,
-    width - EDGE,
-  );
-  const y = spread(
-    points.map((point) => point[1]),
-    HEIGHT - EDGE,
-    EDGE,
-  );
-  const dots = texts.map((text, i) => dot(text, [x(points[i][0]), y(points[i][1])], width / 2, () => choose(i)));
-  return s("svg", { class: "picture", viewBox: `0 0 ${width} ${HEIGHT}`, role: "group", "aria-label": label }, dots);
+export function plane(texts, points, { width, label, choose }) {
+  const height = Math.round(Math.min(520, Math.max(300, 0.7 * width)));
+  const x = spread(points.map((point) => point[0]), EDGE, width - EDGE);
+  const y = spread(points.map((point) => point[1]), height - EDGE, EDGE);
+  const places = points.map(([px, py]) => [x(px), y(py)]);
+  const taken = places.map(([px, py]) => [px - 8, py - 8, px + 8, py + 8]);
+  const dots = texts.map((text, i) => dot(text, places[i], spot(text, places[i], taken, { width, height }), () => choose(i)));
+  return s("svg", { class: "picture", viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": label }, dots);
 }
 
 /** From values to places between two edges. */
@@ -29,18 +23,33 @@ function spread(values, from, to) {
   return (value) => from + ((value - low) / (high - low || 1)) * (to - from);
 }
 
-function dot(text, [x, y], middle, choose) {
+const short = (text) => (text.length > LONG ? `${text.slice(0, LONG - 1)}…` : text);
+const apart = ([a, b, c, d], [e, f, g, h]) => c <= e || g <= a || d <= f || h <= b;
+
+/** Where a name goes: right, left, above or below its dot, whichever is free; `free` is false where none is. */
+function spot(text, [x, y], taken, { width, height }) {
+  const size = wide(short(text));
+  const tries = [
+    { anchor: "start", dx: FAR, dy: 4, box: [x + FAR, y - 8, x + FAR + size, y + 8] },
+    { anchor: "end", dx: -FAR, dy: 4, box: [x - FAR - size, y - 8, x - FAR, y + 8] },
+    { anchor: "middle", dx: 0, dy: -FAR, box: [x - size / 2, y - FAR - HIGH, x + size / 2, y - FAR + 4] },
+    { anchor: "middle", dx: 0, dy: FAR + 10, box: [x - size / 2, y + FAR - 2, x + size / 2, y + FAR + HIGH] },
+  ].filter(({ box }) => box[0] >= 0 && box[2] <= width && box[1] >= 0 && box[3] <= height);
+  const found = tries.find(({ box }) => taken.every((other) => apart(box, other)));
+  if (found) taken.push(found.box);
+  return { ...(found ?? tries[0] ?? { anchor: x > width / 2 ? "end" : "start", dx: 0, dy: -FAR }), free: Boolean(found) };
+}
+
+function dot(text, [x, y], { anchor, dx, dy, free }, choose) {
   const onkeydown = (event) => {
     if (!["Enter", " "].includes(event.key)) return;
     event.preventDefault();
     choose();
   };
-  const [beside, anchor] = x > middle ? [-11, "end"] : [11, "start"]; // names stay inside
-  const name = text.length > LONG ? `${text.slice(0, LONG - 1)}…` : text;
   return s(
     "g",
-    { class: "dot", tabindex: "0", role: "button", "aria-label": text, onclick: choose, onkeydown },
+    { class: `dot${free ? "" : " crowded"}`, tabindex: "0", role: "button", "aria-label": text, onclick: choose, onkeydown },
     s("circle", { cx: x, cy: y, r: 7 }),
-    s("text", { class: "soft", x: x + beside, y: y + 4, "text-anchor": anchor }, name),
+    s("text", { class: "soft", x: x + dx, y: y + dy, "text-anchor": anchor }, short(text)),
   );
 }

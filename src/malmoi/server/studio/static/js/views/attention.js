@@ -3,55 +3,72 @@ import { post } from "../api.js";
 import { h, put } from "../dom.js";
 import { area, button, card, check, line, modelField, pick, row } from "../fields.js";
 import { fixed } from "../numbers.js";
-import { table } from "../parts.js";
-import { headGrid } from "../pictures/grid.js";
+import { table, visible } from "../parts.js";
+import { fit } from "../pictures/fit.js";
+import { HeadGrid } from "../pictures/grid.js";
 import { lines } from "../pictures/lines.js";
 import { matrix } from "../pictures/matrix.js";
 import { savePng, saveSvg } from "../save.js";
 import { t } from "../words.js";
 
 const PICTURES = { lines, matrix };
+const READABLE = 64; // tokens up to which the numbers are written before anyone asks
 
 class Looks {
   constructor(page) {
     this.page = page;
     [this.large, this.small, this.numbers] = [h("div"), h("div"), h("div")];
+    this.details = h("details", { class: "card", ontoggle: () => this.write() }, h("summary", {}, t("numbers")), this.numbers);
     page.work = (signal) => this.read(signal);
-  }
-
-  async read(signal) {
-    const { model, text, pair, words } = this.page.values;
-    const second = this.page.model.causal ? null : pair || null;
-    this.seen = await post("studio/attention", { model, text, pair: second, words: words === "yes" }, signal);
-    this.draw();
   }
 
   /** Which head is shown large: [layer, head], counted from 0. */
   get place() {
-    const { weights } = this.seen;
-    return [this.page.number("layer", 1, weights.length) - 1, this.page.number("head", 1, weights[0].length) - 1];
+    const { depth, heads } = this.page.model;
+    return [this.page.number("layer", 1, depth) - 1, this.page.number("head", 1, heads) - 1];
+  }
+
+  async read(signal) {
+    const { model, text, pair, words } = this.page.values;
+    const [layer, head] = this.place;
+    const second = this.page.model.causal ? null : pair || null;
+    const body = { model, text, pair: second, words: words === "yes", layer, head };
+    this.seen = await post("studio/attention", body, signal);
+    this.draw();
   }
 
   draw() {
-    const { names, weights } = this.seen;
+    const { names, weights, small, thumbnails } = this.seen;
     const [layer, head] = this.place;
-    const shown = weights[layer][head];
     const label = t("attention.one", { layer: layer + 1, head: head + 1 });
     const picture = PICTURES[this.page.values.picture] ?? lines;
-    put(this.large, h("h2", {}, label), picture(names, shown, label));
-    put(
-      this.small,
-      h("h2", {}, t("attention.all")),
-      headGrid(weights, this.place, (...place) => this.choose(...place)),
-    );
-    const rows = shown.map((values, i) => [names[i], ...values.map((value) => fixed(value))]);
-    put(this.numbers, table([t("attention.from"), ...names], rows));
+    const holder = h("div");
+    put(this.large, h("h2", {}, label), holder, this.saves());
+    fit(holder, (width) => picture(names, weights, label, width));
+    const told = JSON.stringify(thumbnails);
+    if (told !== this.drawn) {
+      this.drawn = told;
+      this.grid = new HeadGrid(thumbnails, small, (...place) => this.choose(...place));
+      put(this.small, h("h2", {}, t("attention.all")), this.grid.node);
+    }
+    this.grid.select(layer, head);
+    put(this.numbers);
+    if (names.length <= READABLE) this.write();
+  }
+
+  /** The numbers of a long text only when they are asked for. */
+  write() {
+    const { names, weights } = this.seen ?? { names: [] };
+    if (!names.length || (names.length > READABLE && !this.details.open)) return;
+    const rows = weights.map((values, i) => [visible(names[i]), ...values.map((value) => fixed(value))]);
+    put(this.numbers, table([t("attention.from"), ...names.map(visible)], rows));
   }
 
   choose(layer, head) {
     this.page.set("layer", layer + 1);
     this.page.set("head", head + 1);
-    this.draw();
+    this.grid.select(layer, head);
+    this.page.run();
   }
 
   save(how) {
@@ -78,8 +95,8 @@ export default {
     const second = page.model.causal ? null : line(page, "pair");
     return [
       card(area(page, "text", 2), row(modelField(page), second, pick(page, "picture", pictures), check(page, "words"))),
-      h("div", { class: "pair" }, card(looks.large, looks.saves()), card(looks.small)),
-      h("details", { class: "card" }, h("summary", {}, t("numbers")), looks.numbers),
+      h("div", { class: "pair" }, card(looks.large), card(looks.small)),
+      looks.details,
     ];
   },
 };

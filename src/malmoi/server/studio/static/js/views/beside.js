@@ -78,6 +78,7 @@ function side(kind, one, { words, place }) {
     h("h2", {}, t(`beside.${kind}`)),
     h("p", { class: "note" }, t(`beside.${kind}.about`, { word: words[place] })),
     h("ol", { class: "words", lang: "" }, one.words.map(word)),
+    h("p", { class: "note" }, t("beside.looks")),
     maskPicture(one.mask, t(`beside.${kind}.mask`), kind === "gpt" && !place ? -1 : one.row),
     h("p", { class: "note" }, t(`beside.${kind}.mask`)),
     h("h3", {}, t(`beside.${kind}.guesses`)),
@@ -85,7 +86,7 @@ function side(kind, one, { words, place }) {
     h(
       "p",
       { class: "note" },
-      t("beside.word", {
+      t(one.unknown ? "beside.unknown" : "beside.word", {
         word: words[place],
         logprob: fixed(one.logprob),
         p: percent(Math.exp(one.logprob)),

@@ -5,14 +5,20 @@ import { area, card, modelField, pick, row } from "../fields.js";
 import { fixed, percent } from "../numbers.js";
 import { bars } from "../parts.js";
 import { plane } from "../pictures/plane.js";
+import { fit } from "../pictures/fit.js";
+import { languageFor } from "../state.js";
 import { t } from "../words.js";
 
 const MARKED = 3; // neighbours that the plane shows
+const LITTLE = 0.4; // of the variance on the plane: less, and distances on it mislead
+const ALIKE = 0.6; // mean cosine of two texts above which all vectors point one way
 
 class Cloud {
   constructor(page) {
     this.page = page;
     [this.plane, this.near] = [h("div"), h("div", { "aria-live": "polite" })];
+    this.share = h("p", { class: "note" });
+    this.chosen = 0;
     page.work = (signal) => this.read(signal);
   }
 
@@ -22,15 +28,19 @@ class Cloud {
       .split("\n")
       .map((text) => text.trim())
       .filter(Boolean);
+    if (this.texts.length < 2) throw new Error(t("embeddings.few"));
     const body = { model, texts: this.texts, layer: this.page.number("layer", -1000, 1000), pool };
     this.seen = await post("studio/embeddings", body, signal);
     const [first, second] = this.seen.explained.map(percent);
-    const share = h("p", { class: "note" }, t("embeddings.share", { first, second }));
-    put(
-      this.plane,
-      plane(this.texts, this.seen.points, t("embeddings.title"), (i) => this.choose(i)),
-      share,
-    );
+    const little = this.seen.explained[0] + this.seen.explained[1] < LITTLE;
+    const alike = this.seen.cosine > ALIKE && t("embeddings.alike", { cosine: fixed(this.seen.cosine, 2) });
+    put(this.share, t("embeddings.share", { first, second }), little && ` ${t("embeddings.little")}`, alike && ` ${alike}`);
+    const given = { label: t("embeddings.title"), choose: (i) => this.choose(i) };
+    fit(this.plane, (width) => {
+      const drawn = plane(this.texts, this.seen.points, { ...given, width });
+      this.mark(drawn);
+      return drawn;
+    });
     this.choose(this.page.number("chosen", 1, this.texts.length) - 1);
   }
 
@@ -40,10 +50,16 @@ class Cloud {
     const near = this.seen.neighbours[chosen];
     const bar = ({ index, cosine }) => ({ name: this.texts[index], share: Math.max(0, cosine), value: fixed(cosine) });
     put(this.near, h("h2", {}, t("embeddings.near", { text: this.texts[chosen] })), bars(near.map(bar)));
-    const marked = near.slice(0, MARKED).map((one) => one.index);
-    this.plane.querySelectorAll(".dot").forEach((dot, i) => {
-      dot.classList.toggle("on", i === chosen);
-      dot.classList.toggle("near", marked.includes(i));
+    this.chosen = chosen;
+    this.mark(this.plane);
+  }
+
+  mark(drawn) {
+    const near = this.seen.neighbours[this.chosen]?.slice(0, MARKED).map((one) => one.index) ?? [];
+    const dots = [...drawn.querySelectorAll(".dot")];
+    dots.forEach((dot, i) => {
+      dot.classList.toggle("on", i === this.chosen);
+      dot.classList.toggle("near", near.includes(i));
     });
   }
 }
@@ -51,7 +67,7 @@ class Cloud {
 export default {
   name: "embeddings",
   needs: (model) => model.can.includes("embed"),
-  defaults: () => ({ texts: t("embeddings.sample"), layer: "-1", pool: "mean", chosen: "1" }),
+  defaults: ({ model }) => ({ texts: t(`embeddings.sample.${languageFor(model)}`), layer: "-1", pool: "mean", chosen: "1" }),
 
   build(page) {
     const cloud = new Cloud(page);
@@ -60,7 +76,7 @@ export default {
     const pools = ["mean", "cls"].map((name) => [name, t(`pool.${name}`)]);
     return [
       card(area(page, "texts", 8), row(modelField(page), pick(page, "layer", layers), pick(page, "pool", pools))),
-      h("div", { class: "pair" }, card(cloud.plane), card(cloud.near)),
+      h("div", { class: "pair" }, card(cloud.plane, cloud.share), card(cloud.near)),
     ];
   },
 };

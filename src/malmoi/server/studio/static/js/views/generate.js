@@ -54,6 +54,7 @@ class Sheet {
 
   async write(signal) {
     const body = { model: this.name, prompt: this.prompt, ...wishes(this.page) };
+    this.asked = body.max_tokens;
     for await (const event of stream("v1/completions", body, signal)) {
       const [said] = event.choices;
       const { tokens = [], token_logprobs: logprobs, top_logprobs: others } = said.logprobs ?? {};
@@ -66,25 +67,30 @@ class Sheet {
   add(name, text, logprob, others) {
     const at = this.tokens.length;
     const p = Math.exp(logprob);
+    // not a button: that would be a box of its own, in which a line break breaks nothing
     const node = h(
-      "button",
+      "span",
       {
-        type: "button",
         class: "token",
+        role: "button",
+        tabindex: "0",
         title: percent(p),
         "aria-expanded": "false",
         "data-p": p.toPrecision(6),
         style: { "--p": String(strength(p)) },
         onclick: () => this.open(at),
+        onkeydown: (event) => ["Enter", " "].includes(event.key) && (event.preventDefault(), this.open(at)),
       },
-      text || visible(name),
+      /\S/.test(text) ? text.replace(/\n/g, "↵\n") : visible(name),
     );
     this.tokens.push({ name, text, others, node });
-    this.text.append(node);
+    this.text.append(node, ...(/\S/.test(text) ? [] : text.replace(/[^\n]/g, "")));
   }
 
   finish(why) {
-    put(this.end, t("generate.end", { count: this.tokens.length, why: t(`finish.${why}`) }));
+    const full = why === "length" && this.tokens.length < this.asked;
+    const words = { count: this.tokens.length, context: this.page.about.models.find(({ name }) => name === this.name).context };
+    put(this.end, t("generate.end", { ...words, why: t(full ? "finish.context" : `finish.${why}`, words) }));
     put(this.live, this.tokens.map((token) => token.text).join(""));
   }
 
@@ -95,13 +101,13 @@ class Sheet {
     const rows = Object.entries(token.others ?? {}).map(([name, logprob]) => ({
       name,
       share: Math.exp(logprob),
-      right: name === token.name,
+      mine: name === token.name,
     }));
     rows.sort((one, other) => other.share - one.share);
     put(
       this.panel,
       h("h3", {}, t("generate.instead", { token: visible(token.name) })),
-      bars(rows, (chosen) => this.branch(at, chosen.name)),
+      bars([...rows, rest(rows)], (chosen) => this.branch(at, chosen.name)),
       h("p", { class: "note" }, t("generate.branch")),
     );
   }
@@ -123,6 +129,12 @@ class Sheet {
     });
   }
 }
+
+/** What all other tokens have together, so that the bars sum to 1. */
+const rest = (rows) => {
+  const share = Math.max(0, 1 - rows.reduce((sum, row) => sum + row.share, 0));
+  return { name: t("rest"), share, kind: "rest" };
+};
 
 export default {
   name: "generate",
@@ -153,7 +165,7 @@ export default {
     const others = [["", t("none")], ...page.models.map((model) => [model.name, model.name])];
     return [
       card(
-        area(page, "text", 2),
+        area(page, "text", 2, { onkeydown: (event) => event.ctrlKey && event.key === "Enter" && start() }),
         row(
           modelField(page),
           pick(page, "second", others),

@@ -73,14 +73,14 @@ class Patterns {
 
   /** The known patterns' shares at the same length. */
   async compare(body, share, signal) {
-    const rows = [{ name: body.pattern, share, right: true }];
+    const rows = [{ name: body.pattern, share, mine: true }];
     for (const [name, pattern] of Object.entries(KNOWN)) {
       if (pattern === body.pattern) continue;
       const key = `${pattern} ${body.at}`;
       this.costs[key] ??= (await post("studio/pattern", { ...body, pattern, length: 1, heads: 2 }, signal)).share;
       rows.push({ name: t(`pattern.${name}`), share: this.costs[key] });
     }
-    put(this.others, h("h2", {}, t("patterns.others")), bars(rows));
+    put(this.others, h("h2", {}, t("patterns.others")), bars(rows, null, { best: false }));
   }
 }
 

@@ -5,6 +5,8 @@ import { area, button, card, modelField, number, pick, range, row } from "../fie
 import { fixed, percent } from "../numbers.js";
 import { bars, table } from "../parts.js";
 import { chart } from "../pictures/chart.js";
+import { fit } from "../pictures/fit.js";
+import { languageFor } from "../state.js";
 import { t } from "../words.js";
 
 const MOST = 8;
@@ -49,7 +51,7 @@ class Lab {
       if (!seen) break;
       points.push([k, seen.choices.find((one) => one.right)?.share ?? 0]);
       const series = { name: t("shots.right"), points, hue: "var(--c)" };
-      put(this.curve, chart([series], { across: "K", up: t("shots.right"), read: percent, floor: 0 }));
+      fit(this.curve, (width) => chart([series], { width, across: "K", up: t("shots.right"), read: percent, floor: 0 }));
       if (k >= seen.most) break;
     }
   }
@@ -58,8 +60,8 @@ class Lab {
 export default {
   name: "shots",
   needs: (model) => model.can.includes("score") || model.can.includes("fill"),
-  defaults: ({ about }) => ({
-    ...{ task: about.tasks[0] ?? "own", lines: t("shots.lines") },
+  defaults: ({ about, model }) => ({
+    ...{ task: about.tasks[0] ?? "own", lines: t(`shots.lines.${languageFor(model)}`) },
     ...{ item: "1", k: "2", seed: "0", scoring: "total" },
   }),
 

@@ -6,13 +6,17 @@ import { fixed, whole } from "../numbers.js";
 import { facts, visible } from "../parts.js";
 import { t } from "../words.js";
 
-const piece = (one) =>
-  h(
+/** A token as the vocabulary has it, its id, and the text that it stands for where that reads otherwise. */
+const piece = (one) => {
+  const other = !one.special && !one.bytes && one.text !== one.shown && one.text !== one.shown.replace(/^##/, "");
+  return h(
     "li",
     { class: one.special ? "special" : one.unknown ? "unknown" : one.bytes ? "broken" : null, title: one.token },
-    h("span", {}, one.special ? one.token : (one.bytes ?? visible(one.text))),
+    h("span", {}, one.bytes ?? visible(one.shown)),
+    other && h("i", {}, t("tokens.from", { text: visible(one.text) })),
     h("small", {}, String(one.id)),
   );
+};
 
 export default {
   name: "tokens",

@@ -1,74 +1,125 @@
-// Runs as they go: losses side by side, and what each says.
+// Runs as they go: pre-training first, one axis for each objective, task measures, and what each run says.
 import { get } from "../api.js";
 import { h, put } from "../dom.js";
 import { card } from "../fields.js";
 import { fixed, short, whole } from "../numbers.js";
 import { table } from "../parts.js";
 import { HUES, chart } from "../pictures/chart.js";
+import { fit } from "../pictures/fit.js";
 import { t } from "../words.js";
 
 const EVERY = 2000; // ms
-const FIRST = 4; // runs that are shown unless others are chosen
+const FIRST = 4; // runs of each kind that are shown unless others are chosen
+const NONE = "none"; // in the address: no run is chosen
 const COLUMNS = ["run", "step", "loss", "valid", "speed", "time"];
 const last = (points) => (points.length ? fixed(points.at(-1)[1]) : "–");
+const kinds = (runs) => [runs.filter((run) => run.objective), runs.filter((run) => !run.objective)];
 
 class Runs {
   constructor(page) {
     this.page = page;
-    this.legend = h("fieldset");
-    [this.picture, this.numbers, this.said] = [h("div"), h("div"), h("div")];
-    [this.found, this.listed] = [[], ""];
+    [this.legend, this.pictures, this.said] = [h("div"), h("div", { class: "pair" }), h("div")];
+    this.numbers = h("div");
+    [this.found, this.parts] = [[], new Map()];
     page.work = (signal) => this.read(signal);
   }
 
   async read(signal) {
     this.page.timer = setTimeout(() => this.page.run(this.page.work, { quiet: true }), EVERY);
-    this.found = (await get("studio/runs", signal)).runs;
-    const names = this.found.map((run) => run.name).join("|");
-    if (names !== this.listed) this.furnish(); // a box that has the focus is not made anew
-    this.listed = names;
+    this.found = kinds((await get("studio/runs", signal)).runs).flat();
     this.draw();
   }
 
   get chosen() {
     const { runs } = this.page.values;
-    return runs ? runs.split("|") : this.found.slice(0, FIRST).map((run) => run.name);
+    if (runs === NONE) return [];
+    if (runs) return runs.split("|");
+    return kinds(this.found).flatMap((some) => some.slice(0, FIRST).map((run) => run.name));
+  }
+
+  toggle(name, on) {
+    const { chosen } = this;
+    const wanted = this.found.map((run) => run.name).filter((one) => (one === name ? on : chosen.includes(one)));
+    this.page.set("runs", wanted.join("|") || NONE);
+    this.draw();
   }
 
   hue(run) {
     return HUES[this.found.indexOf(run) % HUES.length];
   }
 
-  toggle(name, on) {
-    const wanted = (one) => (one === name ? on : this.chosen.includes(one));
-    this.page.set(
-      "runs",
-      this.found
-        .map((run) => run.name)
-        .filter(wanted)
-        .join("|"),
-    );
-    this.draw();
+  /** Draws what has changed: a box that has the focus and a text that is selected are not made anew. */
+  draw() {
+    const { chosen } = this;
+    const shown = this.found.filter((run) => chosen.includes(run.name));
+    this.part(this.legend, "legend", this.found.map((run) => run.name), () => this.boxes());
+    const graphs = this.graphs(shown);
+    const holders = graphs.map((one) => this.kept(`graph ${one.title}`, () => card(h("h2", {}, one.title), h("div"))));
+    this.keep(this.pictures, holders);
+    if (!graphs.length) put(this.pictures, h("p", { class: "note" }, t("train.nothing")));
+    graphs.forEach((one, i) => {
+      const holder = holders[i].lastChild;
+      const draw = () => fit(holder, (width) => chart(one.series, { width, across: t(one.across), up: one.up }));
+      this.part(holder, one.title, one.series, draw);
+    });
+    this.part(this.numbers, "numbers", shown, () => this.figures(shown));
+    const speakers = shown.filter((run) => run.samples.length);
+    this.keep(this.said, speakers.map((run) => this.kept(`said ${JSON.stringify([run.name, run.samples])}`, () => samples(run))));
   }
 
-  furnish() {
+  /** Makes a part anew if what it shows has changed. */
+  part(node, name, shown, make) {
+    const told = JSON.stringify(shown);
+    if (this.parts.get(name) === told) return;
+    this.parts.set(name, told);
+    const made = make();
+    if (made) put(node, made);
+  }
+
+  kept(key, make) {
+    if (!this.parts.has(key)) this.parts.set(key, make());
+    return this.parts.get(key);
+  }
+
+  /** Puts nodes into a place, leaving those that are there where they are. */
+  keep(node, wanted) {
+    if (wanted.length !== node.children.length || wanted.some((one, i) => node.children[i] !== one)) put(node, wanted);
+  }
+
+  boxes() {
     const box = (run) => {
       const onchange = (event) => this.toggle(run.name, event.target.checked);
       const control = h("input", { type: "checkbox", checked: this.chosen.includes(run.name), onchange });
-      return h(
-        "label",
-        { class: "check" },
-        control,
-        h("span", { class: "swatch", style: { "--hue": this.hue(run) } }),
-        run.name,
-      );
+      const swatch = h("span", { class: "swatch", style: { "--hue": this.hue(run) } });
+      return h("label", { class: "check" }, control, swatch, run.name);
     };
-    put(this.legend, h("legend", {}, t("train.compare")), h("div", { class: "legend" }, this.found.map(box)));
+    const names = ["train.pretraining", "train.finetuning"];
+    return kinds(this.found).map((some, i) =>
+      some.length ? h("fieldset", {}, h("legend", {}, t(names[i])), h("div", { class: "legend" }, some.map(box))) : null,
+    );
   }
 
-  draw() {
-    const shown = this.found.filter((run) => this.chosen.includes(run.name));
-    put(this.picture, this.curves(shown));
+  /** One graph for each objective, since their losses cannot be compared, and one for each measure of a task. */
+  graphs(shown) {
+    const titles = [...new Set(shown.map(objectiveName))];
+    const losses = titles.map((title) => {
+      const runs = shown.filter((run) => objectiveName(run) === title);
+      const series = runs.flatMap((run) => [
+        { name: run.name, label: run.name, points: run.loss, hue: this.hue(run) },
+        { name: `${run.name} ${t("train.valid")}`, points: run.valid, hue: this.hue(run), dashed: true },
+      ]);
+      return { title: t("train.losses", { objective: title }), series, across: "train.tokens", up: t("train.loss") };
+    });
+    const measures = [...new Set(shown.flatMap((run) => Object.keys(run.metrics)))];
+    const tasks = measures.map((name) => {
+      const runs = shown.filter((run) => run.metrics[name]);
+      const line = (run) => ({ name: run.name, label: run.name, points: run.metrics[name], hue: this.hue(run) });
+      return { title: name.replaceAll("_", " "), series: runs.map(line), across: "train.tokens", up: "" };
+    });
+    return [...losses, ...tasks].filter((one) => one.series.some(({ points }) => points.length));
+  }
+
+  figures(shown) {
     const speed = (run) => (run.tokens_per_second ? short(run.tokens_per_second) : "–");
     const cells = (run) => [
       run.name,
@@ -78,40 +129,32 @@ class Runs {
       speed(run),
       `${Math.round(run.seconds)} s`,
     ];
-    put(
-      this.numbers,
-      table(
-        COLUMNS.map((name) => t(`train.${name}`)),
-        shown.map(cells),
-      ),
-    );
-    put(this.said, shown.filter((run) => run.samples.length).map(samples));
-  }
-
-  curves(shown) {
-    const lines = shown.flatMap((run) => [
-      { name: run.name, points: run.loss, hue: this.hue(run) },
-      { name: `${run.name} ${t("train.valid")}`, points: run.valid, hue: this.hue(run), dashed: true },
-    ]);
-    if (!lines.some((one) => one.points.length > 1)) return h("p", { class: "note" }, t("train.nothing"));
-    return chart(lines, { across: t("train.tokens"), up: t("train.loss") });
+    const made = table(COLUMNS.map((name) => t(`train.${name}`)), shown.map(cells), t("train.compare"));
+    const there = this.numbers.firstElementChild; // it may have the focus
+    if (!there) return made;
+    there.replaceChildren(made.firstElementChild);
+    return null;
   }
 }
 
+const objectiveName = (run) => run.objective ?? t("train.finetuning");
+
 function samples(run) {
-  const rows = run.samples.map((sample) => [whole(sample.step), sample.text]);
-  return card(h("h2", {}, t("train.said", { name: run.name })), table([t("train.step"), t("train.sample")], rows));
+  const rows = run.samples.map((sample) => [whole(sample.step), h("span", { class: "said", lang: "" }, sample.text)]);
+  const title = t("train.said", { name: run.name });
+  return card(h("h2", {}, title), table([t("train.step"), t("train.sample")], rows, title));
 }
 
 export default {
   name: "train",
   alone: (about) => about.runs,
+  missing: "train.missing",
   needs: () => false,
   defaults: () => ({ runs: "" }),
 
   build(page) {
     const runs = new Runs(page);
     const hint = h("p", { class: "note" }, t("train.hint"));
-    return [card(runs.legend, runs.picture, hint), card(runs.numbers), runs.said];
+    return [card(runs.legend, hint), runs.pictures, card(runs.numbers), runs.said];
   },
 };

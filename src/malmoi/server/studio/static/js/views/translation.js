@@ -19,7 +19,7 @@ export default {
       const layer = page.number("layer", -1, page.model.depth - 1);
       const seen = await post("studio/translation", { model, text, layer }, signal);
       said.textContent = seen.translation;
-      put(large, matrix(seen.target, seen.weights, t("translation.title"), seen.source));
+      put(large, matrix(seen.target, seen.weights, t("translation.title"), 0, seen.source));
       const rows = seen.weights.map((values, i) => [seen.target[i], ...values.map((value) => fixed(value))]);
       put(numbers, table([t("attention.from"), ...seen.source], rows));
     };

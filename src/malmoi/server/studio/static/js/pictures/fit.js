@@ -1,0 +1,23 @@
+// Pictures drawn for the width of their card, so that words keep their size; drawn anew when that changes.
+import { put } from "../dom.js";
+
+const drawn = new WeakMap();
+const watch = globalThis.ResizeObserver && new ResizeObserver((some) => some.forEach(({ target }) => redraw(target)));
+
+/** Draws into a holder that is on the page: `draw` is given its width in pixels. */
+export function fit(holder, draw) {
+  drawn.set(holder, { draw, width: 0 });
+  watch.observe(holder);
+  redraw(holder);
+}
+
+function redraw(holder) {
+  const one = drawn.get(holder);
+  const width = Math.floor(holder.clientWidth);
+  if (!width || width === one.width) return;
+  one.width = width;
+  put(holder, one.draw(width));
+}
+
+/** About how wide a text is, in pixels of 12. */
+export const wide = (text) => [...text].reduce((sum, letter) => sum + (letter > "\u2e80" ? 12.5 : 6.6), 0);
