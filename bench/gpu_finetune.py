@@ -53,14 +53,15 @@ LENGTHS = {"squad": 384}
 VARIANTS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "r-drop": {"rdrop": 1.0},
-    "top layer new": {"layers_transferred": 5},
-    "two new": {"layers_transferred": 4},
+    "top layer new": {"layers_transferred": -1},
+    "r-drop, top new": {"rdrop": 1.0, "layers_transferred": -1},
+    "r-drop 3, top new": {"rdrop": 3.0, "layers_transferred": -1},
     "batch 32": {"batch": 32, "lr": 1.2e-4},
-    "half rate": {"lr": 4e-5},
+    "rate 2e-4": {"lr": 2e-4},
+    "rate 5e-4": {"lr": 5e-4},
     "no averaging": {"average": 0.0},
     "no layer decay": {"layer_decay": 1.0},
 }
-SWEEP_SEEDS = 2
 TINY_ROWS = 6
 
 
@@ -159,6 +160,8 @@ def train_ours(job: Job) -> dict[str, float]:
 
     task, train, dev = rows_of(job)
     options = {"length": LENGTHS.get(job.task, 128), "seed": job.seed, **job.options}
+    if options.get("layers_transferred", 0) < 0:  # counted from the top
+        options["layers_transferred"] += malmoi.load(job.model).config.depth
     if PLAN.tiny and not options.get("best"):
         options |= {"steps": 1, "length": 64}
     done = malmoi.finetune(job.model, task, train, job.folder, dev, overwrite=True, **options)
@@ -288,7 +291,7 @@ def chosen_jobs(given: argparse.Namespace, seconds: float) -> list[Job]:
     out = str(given.out)
     seeds = range(1 if given.limit else given.seeds)
     if given.sweep:
-        count = range(1 if given.limit else SWEEP_SEEDS)
+        count = range(1 if given.limit else given.sweep_seeds)
         return [
             Job(name, task, seed, given.model, out, options)
             for seed in count
@@ -345,6 +348,7 @@ def main() -> None:
         "--parts", nargs="+", choices=("small", "nli", "large"), default=["small", "nli", "large"]
     )
     parser.add_argument("--tasks", nargs="+", choices=SMALL, default=list(SMALL))
+    parser.add_argument("--sweep-seeds", type=int, default=2)
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, help="of --sweep [all]")
     parser.add_argument("--mps", action="store_true", help="let processes' kernels overlap (MPS)")
     parser.add_argument("--sweep", action="store_true", help="compare settings of ours")

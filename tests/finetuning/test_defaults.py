@@ -53,6 +53,10 @@ def test_the_rule() -> None:
         "epochs": 3, "batch": 32, "lr": 0, "layer_decay": 0.9, "average": 0.33,
     }  # fmt: skip
     assert default_settings(67_349, labels, base)["lr"] == 4e-5
+    assert default_settings(2_390, labels, base)["layers_transferred"] == 11
+    assert "layers_transferred" not in default_settings(16, labels, base)
+    assert default_settings(8_551, labels, base, gpu=True)["rdrop"] == 1.0
+    assert "rdrop" not in default_settings(8_551, labels, base)
 
 
 def test_it_is_said_and_recorded_and_gives_way(

@@ -64,7 +64,8 @@ Train = Callable[[FinetuneConfig, Path], TrialRun]
 def candidates(settings: FinetuneConfig, depth: int) -> list[dict[str, Any]]:
     """Changes of the default settings, the most promising first."""
     faster: dict[str, Any] = {"lr": 2 * settings.lr}
-    agreeing: dict[str, Any] = {"rdrop": 1.0}
+    agreeing: dict[str, Any] = {"rdrop": 0.0 if settings.rdrop else 1.0}
+    top: int | None = depth - 1 if settings.layers_transferred is None else None
     found: list[dict[str, Any]] = [
         {},
         agreeing,
@@ -74,7 +75,7 @@ def candidates(settings: FinetuneConfig, depth: int) -> list[dict[str, Any]]:
         {"layer_decay": 0.8, **faster},
         {"batch": 2 * settings.batch, **faster},
     ]
-    return found + ([{"layers_transferred": depth - 1}] if depth > 1 else [])
+    return found + ([{"layers_transferred": top}] if depth > 1 else [])
 
 
 @dataclass

@@ -64,9 +64,10 @@ MEASURED = (
     MeasuredRun(9.6e16, 32.5e6, 500e6, "H100, 5 minutes of fresh text: 9 × 512 (autoresearch)"),
 )
 # Runs limited by text did best at the size that reads it at most this often
-# (H200: 9 × 512 for 70 s of 7.7M tokens, 10 × 640 for 290 s of 23.5M).
-# The values for bert and both are guesses.
-MAX_EPOCHS: dict[Kind, float] = {"gpt": 9.0, "bert": 30.0, "both": 16.0}
+# (H200: 9 × 512 for 70 s of 7.7M tokens, 10 × 640 for 290 s of 23.5M). A BERT's validation loss
+# still fell at 28 epochs; for both, 16 were too many.
+MAX_EPOCHS: dict[Kind, float] = {"gpt": 9.0, "bert": 30.0, "both": 10.0}
+MAX_BERT_DROPOUT = 0.05
 USABLE_EPOCHS = 4.0  # times MAX_EPOCHS: more training than this is useless; a guess
 # The share of a matrix product's speed that a step reaches: on a GPU width / (width + …), from
 # 655,000 tokens/s of 11 × 640 on an H200; on a processor about the same for all widths (fp32
@@ -255,14 +256,16 @@ def _one_size(
     return SizeChoice(model, weights, seen, epochs, seconds / 60, limit)
 
 
-def dropout_for(epochs: float) -> float:
+def dropout_for(kind: Kind, epochs: float) -> float:
     """Dropout by how often the text is read: 0 for once, 0.06 for four epochs, 0.1 for nine.
 
-    At most 0.2, for text that is read far too often.
+    At most 0.2, for text that is read far too often. A BERT sees other masks every time: 0.05 at
+    most (at 28 epochs 0.2 costs it 0.16 nats, docs/lab.md).
     """
     most = MAX_EPOCHS["gpt"]
     often = min(1.0, max(0.0, (epochs - most) / most))
-    return round(0.1 * min(1.0, math.log(max(1.0, epochs)) / math.log(most)) + 0.1 * often, 2)
+    rate = 0.1 * min(1.0, math.log(max(1.0, epochs)) / math.log(most)) + 0.1 * often
+    return round(min(rate, MAX_BERT_DROPOUT) if kind == "bert" else rate, 2)
 
 
 def muon_decay_for(epochs: float) -> float:
@@ -373,7 +376,7 @@ def size_recipe(
     }
     tokens = text.tokens(words)
     size = choose_size(kind, tokens, vocab, asked.train.minutes * 60, speed, fixed)
-    changes = _settings(size, text, vocab, speed.device)
+    changes = _settings(kind, size, text, vocab, speed.device)
     if "train.batch" in given:
         del changes["train.fit_batch"]
     changes = {name: value for name, value in changes.items() if name not in given}
@@ -401,14 +404,16 @@ def check_enough_text(kind: Kind, text: TextSize) -> None:
         )
 
 
-def _settings(size: SizeChoice, text: TextSize, vocab: int, device: str) -> dict[str, Any]:
+def _settings(
+    kind: Kind, size: SizeChoice, text: TextSize, vocab: int, device: str
+) -> dict[str, Any]:
     """The settings that follow from the size, by name."""
     length = size.model.context
     batch = max(4, batch_tokens(size.tokens, device) // length)
     steps = max(1, size.tokens // (batch * length))
     model = {f"model.{name}": value for name, value in size.model.to_dict().items()}
     return model | {
-        "model.dropout": dropout_for(size.epochs),
+        "model.dropout": dropout_for(kind, size.epochs),
         "tokenizer.vocab": vocab,
         "data.valid": round(min(0.1, max(0.01, 100_000 / text.bytes)), 4),
         "train.minutes": size.minutes,
