@@ -71,7 +71,8 @@ def judge_blimp(given: argparse.Namespace, model: Any) -> dict[str, float]:
     import malmoi
 
     both = model.config.both_ways
-    readings: list[dict[str, Any]] = [{"reading": "causal"}, {"reading": "masked"}] if both else [{}]
+    each: tuple[dict[str, Any], ...] = ({"reading": "causal"}, {"reading": "masked"})
+    readings = each if both else ({},)
     limit = 100 if given.limit else None
     pairs = given.judge / "blimp.jsonl.xz"
     return {
