@@ -48,6 +48,7 @@ VIEWS = (
     "attention",
     "patterns",
     "lens",
+    "ablate",
     "translation",
     "tokens",
     "shots",

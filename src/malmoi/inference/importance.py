@@ -273,7 +273,8 @@ def patching_map(
     if sizes[0] != sizes[1]:
         raise UsageError(
             f"The sentences have {sizes[0]} and {sizes[1]} tokens: to patch position by position, "
-            "choose two of the same length."
+            "choose two of the same length.",
+            code="lengths_differ",
         )
     places = [subject.answer_positions(encoding)[-1:] for encoding in encodings]
     if places[0] != places[1] or subject.head in ("", "tag"):

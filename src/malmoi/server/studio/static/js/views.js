@@ -9,6 +9,7 @@
 //  3. its words in words/en.json and ko.json: NAME.name, .title, .lead, .need, .command (and field.X for new fields).
 //  4. its numbers: a typed function in studio/*.py and a route in routes.py that goes through `show_view`.
 //  5. its name in VIEWS of tests/server/test_studio.py, which opens every view in both languages and on a phone.
+import ablate from "./views/ablate.js";
 import attention from "./views/attention.js";
 import beside from "./views/beside.js";
 import embeddings from "./views/embeddings.js";
@@ -24,7 +25,7 @@ import translation from "./views/translation.js";
 
 export const GROUPS = {
   text: [tokens, embeddings],
-  inside: [attention, patterns, lens],
+  inside: [attention, patterns, lens, ablate],
   words: [generate, fill, beside],
   tasks: [shots, labels, translation],
   training: [train],

@@ -8,7 +8,7 @@ import { t } from "../words.js";
 const WORD = /[\p{L}\p{N}]+(?:['’-][\p{L}\p{N}]+)*/gu;
 
 /** The sentence, and which of its words are hidden: those that are chosen, else the last. Masks may be typed too. */
-class Gaps {
+export class Gaps {
   constructor(page) {
     this.page = page;
     this.chips = h("div", { class: "chips", role: "group", "aria-label": t("fill.words"), lang: "" });

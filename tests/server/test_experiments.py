@@ -1,0 +1,90 @@
+"""Break it, and the other experiments of the studio: every number is the model's own."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from live_server import TEXTS, Live, bert_with, gpt_folder
+from malmoi import Intervention
+from malmoi.inference import Model, load
+from malmoi.tokenizer import train_tokenizer
+
+TEXT = "the state of the union"
+OTHER = "the state is a small"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
+    pieces = train_tokenizer(TEXTS, kind="wordpiece", vocab=160)
+    return {
+        "gpt": load(gpt_folder(tmp_path_factory.mktemp("gpt"), n_layer=2), device="cpu"),
+        "bert": bert_with(pieces, mlm=0),
+        "mood": bert_with(pieces, ("bad", "good"), classify=2),
+    }
+
+
+@pytest.fixture(scope="module")
+def live(models: dict[str, Model]) -> Iterator[Live]:
+    with Live(models) as server:
+        yield server
+
+
+def asked(live: Live, path: str, status: int = 200, **body: Any) -> Any:
+    answer = httpx.post(f"{live.url}/studio/{path}", json=body, timeout=60)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def chances(some: list[dict[str, Any]]) -> list[float]:
+    return [one["probability"] for one in some]
+
+
+def test_the_answer_before_and_after_is_the_models(live: Live, models: dict[str, Model]) -> None:
+    off = [{"site": "head", "layer": 0, "head": 1}, {"site": "mlp", "layer": 1}]
+    found = asked(live, "ablation", model="gpt", text=TEXT, interventions=off, top=3)
+    gpt = models["gpt"]
+    before = gpt.run(TEXT, top=3)
+    after = gpt.run(TEXT, [Intervention(**one) for one in off], top=3)
+    assert chances(found["before"][0]) == pytest.approx(
+        [one.probability for one in before.guesses[0]]
+    )
+    assert chances(found["after"][0]) == pytest.approx(
+        [one.probability for one in after.guesses[0]]
+    )
+    first, second = (np.exp(x) / np.exp(x).sum() for x in (before.logits[0], after.logits[0]))
+    assert found["moved"] == pytest.approx([float(np.abs(first - second).sum() / 2)], abs=1e-5)
+    mask = [{"site": "mask", "pattern": "causal"}]
+    found = asked(live, "ablation", model="bert", text="the [MASK] of", interventions=mask)
+    expected = models["bert"].run("the [MASK] of", [Intervention("mask", pattern="causal")])
+    assert chances(found["after"][0]) == pytest.approx(
+        [one.probability for one in expected.guesses[0]]
+    )
+
+
+def test_the_maps_are_the_models(live: Live, models: dict[str, Model]) -> None:
+    rows = [TEXT, OTHER]
+    found = asked(live, "importance", model="gpt", rows=rows)
+    expected = models["gpt"].head_importance(rows)
+    assert np.allclose(found["heads"], expected.heads, atol=1e-6)
+    labelled = asked(live, "importance", model="mood", rows=[f"{TEXT}\tgood"], method="gradient")
+    assert np.shape(labelled["heads"]) == (2, 2)
+    size = min(len(models["gpt"].tokens(text)) for text in rows)
+    words = models["gpt"].tokenizer
+    one, other = (words.decode(words.encode(text).tokens[:size]) for text in rows)
+    found = asked(live, "patching", model="gpt", source=one, text=other)
+    expected_map = models["gpt"].patching_map(one, other)
+    assert np.allclose(found["recovered"], expected_map.recovered, atol=1e-4)
+
+
+def test_what_cannot_be_done_is_said(live: Live, tmp_path: Path) -> None:
+    wrong = asked(live, "patching", 400, model="gpt", source=TEXT, text=TEXT + " is strong")
+    assert wrong["error"]["code"] == "lengths_differ"
+    wrong = asked(live, "importance", 400, model="mood", rows=[TEXT])
+    assert "a tab and its label" in wrong["error"]["message"]
+    layer = [{"site": "mlp", "layer": 9}]
+    wrong = asked(live, "ablation", 400, model="gpt", text=TEXT, interventions=layer)
+    assert "no layer 9" in wrong["error"]["message"]
