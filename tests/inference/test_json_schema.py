@@ -3,11 +3,14 @@
 import json
 from typing import Any
 
+import jsonschema_rs
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from live_server import gpt_folder
 from malmoi.errors import UsageError
+from malmoi.inference import Model, load
 from malmoi.inference.generation.json_schema import json_schema_regex
 from malmoi.inference.generation.regex import NOTHING, Derivatives, Regex
 
@@ -98,7 +101,137 @@ def test_references() -> None:
     assert matches(json_schema_regex(schema), '{"a": [1, 2], "b": []}')
 
 
-@pytest.mark.parametrize("schema", [3, {"type": "array", "items": 3}, {"title": "no type"}])
+@given(st.integers(-2000, 2000), st.integers(0, 1500), st.integers(-4000, 4000))
+def test_whole_numbers_within_limits(low: int, size: int, number: int) -> None:
+    regex = json_schema_regex({"type": "integer", "minimum": low, "maximum": low + size})
+    for one in (number, low - 1, low, low + size, low + size + 1):
+        assert matches(regex, str(one)) == (low <= one <= low + size), one
+
+
+@given(st.decimals(-20, 20, places=2), st.decimals(0, 9, places=2), st.decimals(-30, 30, places=3))
+def test_numbers_within_limits(low: Any, size: Any, number: Any) -> None:
+    regex = json_schema_regex(
+        {"type": "number", "minimum": float(low), "exclusiveMaximum": float(low + size + 1)}
+    )
+    inside = low <= number < low + size + 1
+    # a negative zero has no numeral of its own
+    assert matches(regex, str(abs(number) if number == 0 else number)) == inside
+
+
+@pytest.mark.parametrize("schema", [3, {"type": "array", "items": 3}, {"properties": []}])
 def test_what_is_no_schema_is_refused(schema: Any) -> None:
     with pytest.raises(UsageError, match="json_schema"):
         json_schema_regex(schema)
+
+
+# ------------------------------------------------------------------ what a model writes
+
+TREE = {
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {
+                "value": {"type": "integer", "minimum": -3, "maximum": 120},
+                "children": {"type": "array", "items": {"$ref": "#/$defs/node"}},
+            },
+            "required": ["value", "children"],
+            "additionalProperties": False,
+        }
+    },
+    "$ref": "#/$defs/node",
+}
+SCHEMAS: dict[str, Any] = {
+    "recursion": TREE,
+    "any object": {"type": "object"},
+    "anything": {"title": "no type"},
+    "strings": {
+        "properties": {
+            "free": {"type": "string"},
+            "short": {"type": "string", "minLength": 1, "maxLength": 3},
+            "code": {"type": "string", "pattern": "^[A-Z]{2}-\\d+$"},
+            "found": {"type": "string", "pattern": "\\w!"},
+            "day": {"type": "string", "format": "date"},
+            "mail": {"type": "string", "format": "email"},
+        },
+        "required": ["free", "short", "code", "found", "day", "mail"],
+    },
+    "numbers": {
+        "type": "array",
+        "items": {"type": "number", "exclusiveMinimum": -0.25, "maximum": 7.5},
+        "minItems": 2,
+    },
+    "unions": {
+        "anyOf": [{"type": ["integer", "null"]}, {"enum": ["가", "나", 1.5, True]}],
+        "default": None,
+    },
+    "merged": {
+        "allOf": [{"$ref": "#/$defs/named"}, {"properties": {"b": {"const": {"x": [1]}}}}],
+        "required": ["a", "b", "other"],
+        "$defs": {"named": {"type": "object", "properties": {"a": {"type": "boolean"}}}},
+    },
+    "tuple": {
+        "type": "array",
+        "prefixItems": [{"type": "string"}, {"type": "integer"}],
+        "items": False,
+        "minItems": 2,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def gpt(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """A model of random weights, which knows nothing of JSON."""
+    size = dict(n_positions=160, n_layer=1, n_embd=16, n_head=2)
+    return load(gpt_folder(tmp_path_factory.mktemp("gpt") / "gpt", **size), device="cpu")
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_whatever_a_model_writes_is_valid(gpt: Model, name: str) -> None:
+    """Also at the limit of tokens: close to it only tokens are allowed that lead to an end."""
+    check = jsonschema_rs.validator_for(SCHEMAS[name], validate_formats=True)
+    written = set()
+    for seed, limit in enumerate((100, 120, 140)):
+        text = gpt.generate("a", json_schema=SCHEMAS[name], max_new_tokens=limit, seed=seed)
+        check.validate(json.loads(text))
+        written.add(text)
+    assert len(written) > 1
+
+
+def simple_schemas() -> st.SearchStrategy[dict[str, Any]]:
+    leaves = st.sampled_from(
+        [
+            {"type": "string"},
+            {"type": "integer", "minimum": 7},
+            {"type": "number"},
+            {"type": "boolean"},
+            {"enum": ["x", 2, None]},
+        ]
+    )
+
+    def joined(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
+        objects = st.dictionaries(st.sampled_from("abcd"), inner, max_size=3).flatmap(
+            lambda named: st.sets(st.sampled_from([*named, ""])).map(
+                lambda wanted: {
+                    "type": "object",
+                    "properties": named,
+                    "required": sorted(wanted - {""}),
+                }
+            )
+        )
+        arrays = inner.map(lambda one: {"type": "array", "items": one, "maxItems": 3})
+        return (
+            objects
+            | arrays
+            | st.lists(inner, min_size=1, max_size=3).map(lambda some: {"anyOf": some})
+        )
+
+    return st.recursive(leaves, joined, max_leaves=5)
+
+
+@settings(max_examples=10, deadline=None)
+@given(simple_schemas(), st.integers(0, 99))
+def test_whatever_a_schema_is_the_text_is_valid(
+    gpt: Model, schema: dict[str, Any], seed: int
+) -> None:
+    text = gpt.generate("a", json_schema=schema, max_new_tokens=60, seed=seed)
+    jsonschema_rs.validate(schema, json.loads(text))

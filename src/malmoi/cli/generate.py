@@ -8,6 +8,7 @@ from malmoi.cli.inputs import given, open_model, whole_texts
 from malmoi.cli.options import option
 from malmoi.cli.output import note, one_line, print_json
 from malmoi.errors import UsageError
+from malmoi.system.untrusted import read_object
 
 if TYPE_CHECKING:
     from malmoi.inference import Model
@@ -51,6 +52,9 @@ def generate_command(
     regex: Annotated[
         str | None, option("Regular expression that the whole text must match.", metavar="PATTERN")
     ] = None,
+    json_schema: Annotated[
+        Path | None, option("JSON schema that the text must follow.", metavar="FILE")
+    ] = None,
     banned: Annotated[list[str] | None, option("Text never to generate; repeatable.")] = None,
     beams: Annotated[int, option("More than 1: beam search.")] = 1,
     length_penalty: Annotated[
@@ -93,6 +97,7 @@ def generate_command(
     options |= given(min_p=min_p, min_tokens=min_tokens, ignore_eos=ignore_eos or None)
     options |= given(logit_bias=logit_bias and dict(map(_token_bias, logit_bias)))
     options |= given(choices=choices and choices.split(","), regex=regex, banned=banned)
+    options |= given(json_schema=json_schema and read_object(json_schema))
     options |= given(
         beams=beams,
         length_penalty=length_penalty,

@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from functools import lru_cache
 from operator import itemgetter
+from threading import Lock
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from malmoi.errors import MalmoiError, UsageError
@@ -20,16 +23,26 @@ from malmoi.inference.generation.regex import (
     EMPTY,
     MAX_CODE_POINT,
     NOTHING,
+    UNREACHABLE,
     Derivatives,
     Regex,
     parse_regex,
 )
-from malmoi.inference.generation.token_bytes import all_token_bytes, token_trie
+from malmoi.inference.generation.token_bytes import TokenMatrix, all_token_bytes, token_matrix
 from malmoi.system.limits import MAX_CHOICE_CHARACTERS, MAX_CHOICES, MAX_SIZE, check_whole_number
 from malmoi.tokenizer import Tokenizer
 
-REMEMBERED = 64  # cached masks per pattern: each may list the whole vocabulary
+REMEMBERED = 64  # cached walks per pattern: each may list the whole vocabulary
+MAX_POSITIONS = 1 << 14  # a kilobyte each
+UNKNOWN, DEAD = -1, -2  # transitions not yet found, and not allowed
 MIN_CODE_POINT = {2: 0x80, 3: 0x800, 4: 0x10000}  # by encoded length in bytes
+
+
+class Walk(NamedTuple):
+    """The tokens that may follow a position."""
+
+    tokens: NDArray[np.int32]
+    rest: NDArray[np.int64]  # bytes of the shortest completion after each
 
 
 class Constraint:
@@ -40,7 +53,8 @@ class Constraint:
         """Whether nothing more can follow, so that the text ends here."""
         return False
 
-    def new_state(self) -> "Constraint":
+    def new_state(self, limit: int) -> "Constraint":
+        """For a text of at most `limit` tokens."""
         return copy(self)
 
     def allowed(self, vocab: int) -> Tensor:
@@ -100,11 +114,79 @@ class BannedWords(Constraint):
         self.tail = (self.tail + spelled)[-self.longest :]
 
 
+class ByteAutomaton:
+    """The positions of a text as numbers, with their transitions by byte, found on demand."""
+
+    def __init__(self, after: Callable[[Any, int], Any], shortest: Callable[[Any], int]) -> None:
+        self.after = after
+        self.shortest = shortest
+        self.lock = Lock()
+        self._clear()
+
+    def _clear(self) -> None:
+        self.positions: list[Any] = []
+        self.numbers: dict[Any, int] = {}
+        self.next = np.full((64, 256), UNKNOWN, np.int32)
+        self.left = np.zeros(64, np.int64)  # bytes of each position's shortest completion
+        self.walks: OrderedDict[Any, Walk] = OrderedDict()
+
+    def walk(self, start: Any, tokens: TokenMatrix) -> Walk:
+        """The tokens that may follow a position, and the bytes that each leaves to be written."""
+        with self.lock:
+            if start not in self.walks:
+                if len(self.positions) > MAX_POSITIONS:
+                    self._clear()
+                self.walks[start] = self._walk(self._number(start), tokens)
+                if len(self.walks) > REMEMBERED:
+                    self.walks.popitem(last=False)
+            return self.walks[start]
+
+    def _walk(self, start: int, tokens: TokenMatrix) -> Walk:
+        """Reads a byte of every token at a time, dropping the tokens that are not allowed."""
+        rows = np.arange(len(tokens.ids))
+        at = np.full(len(rows), start, np.int32)
+        found = [(rows[:0], at[:0])]
+        for depth in range(tokens.bytes.shape[1]):
+            byte = tokens.bytes[rows, depth]
+            self._explore(at, byte)
+            at = self.next[at, byte]
+            rows = rows[at != DEAD]
+            at = at[at != DEAD]
+            done = tokens.lengths[rows] == depth + 1
+            found.append((rows[done], at[done]))
+            rows = rows[~done]
+            at = at[~done]
+            if not len(rows):
+                break
+        rows, at = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        return Walk(tokens.ids[rows], self.left[at])
+
+    def _explore(self, at: NDArray[np.int32], byte: NDArray[np.uint8]) -> None:
+        """Fills in the transitions that are needed."""
+        unknown = self.next[at, byte] == UNKNOWN
+        for key in np.unique(at[unknown].astype(np.int64) * 256 + byte[unknown]).tolist():
+            number, value = divmod(key, 256)
+            left = self.after(self.positions[number], value)
+            target = DEAD if left is None else self._number(left)  # may replace self.next
+            self.next[number, value] = target
+
+    def _number(self, at: Any) -> int:
+        if at not in self.numbers:
+            number = self.numbers[at] = len(self.positions)
+            self.positions.append(at)
+            if number == len(self.left):
+                self.next = np.concatenate((self.next, np.full_like(self.next, UNKNOWN)))
+                self.left = np.concatenate((self.left, np.zeros_like(self.left)))
+            self.left[number] = self.shortest(at)
+        return self.numbers[at]
+
+
 class _TextConstraint(Constraint):
     """Walks through the text byte by byte; a token of `ends` may end a complete one.
 
     Its position is an immutable value; `after` gives the next one, or None where a byte is not
-    allowed.
+    allowed. Close to the limit of tokens only those are allowed after which the text can still be
+    completed, counting a token for each byte.
     """
 
     reason: str  # why there may be no next token
@@ -113,32 +195,35 @@ class _TextConstraint(Constraint):
         self.at = start
         self.tokenizer = tokenizer
         self.ends = tuple(ends)
+        self.left = MAX_SIZE  # tokens that may still be written
+        self.automaton = ByteAutomaton(self.after, self.shortest)
+
+    def new_state(self, limit: int) -> Constraint:
+        state = copy(self)
+        state.left = limit
+        return state
 
     def after(self, at: Any, byte: int) -> Any:
+        raise NotImplementedError
+
+    def shortest(self, at: Any) -> int:
+        """Bytes of a completion from a position; the next byte of it leaves one fewer."""
         raise NotImplementedError
 
     @property
     def complete(self) -> bool:
         raise NotImplementedError
 
-    def tokens(self) -> list[int]:
-        """Collects tokens by walking the vocabulary's trie as far as the text may go."""
-        found: list[int] = []
-        waiting = [(token_trie(self.tokenizer), self.at)]
-        while waiting:
-            node, at = waiting.pop()
-            for byte, child in node.children.items():
-                left = self.after(at, byte)
-                if left is not None:
-                    found += child.tokens
-                    waiting.append((child, left))
-        return found
-
     def allowed(self, vocab: int) -> Tensor:
-        tokens = [*self.tokens(), *(self.ends if self.complete else ())]
-        return _require_some(_mask(tokens, vocab), self.reason)
+        tokens, rest = self.automaton.walk(self.at, token_matrix(self.tokenizer))
+        fits = rest < self.left
+        mask = _mask(self.ends if self.complete else (), vocab)
+        chosen = tokens[fits] if fits.any() else tokens
+        mask[torch.from_numpy(chosen[chosen < vocab]).long()] = True
+        return _require_some(mask, self.reason)
 
     def push(self, token: int) -> None:
+        self.left -= 1
         if token not in self.ends:
             for byte in all_token_bytes(self.tokenizer)[token]:
                 self.at = self.after(self.at, byte)
@@ -155,9 +240,8 @@ class RegexConstraint(_TextConstraint):
 
     def __init__(self, regex: str | Regex, tokenizer: Tokenizer, ends: Iterable[int] = ()) -> None:
         start = parse_regex(regex) if isinstance(regex, str) else regex
-        super().__init__((start, b""), tokenizer, ends)
         self.derivatives = Derivatives()
-        self.masks: OrderedDict[tuple[Regex, bytes], list[int]] = OrderedDict()
+        super().__init__((start, b""), tokenizer, ends)
 
     @property
     def finished(self) -> bool:
@@ -168,13 +252,13 @@ class RegexConstraint(_TextConstraint):
         regex, begun = self.at
         return regex.complete and not begun
 
-    def tokens(self) -> list[int]:
-        if self.at not in self.masks:
-            self.derivatives.begin()
-            self.masks[self.at] = super().tokens()
-            if len(self.masks) > REMEMBERED:
-                self.masks.popitem(last=False)
-        return self.masks[self.at]
+    def allowed(self, vocab: int) -> Tensor:
+        self.derivatives.begin()
+        return super().allowed(vocab)
+
+    def shortest(self, at: tuple[Regex, bytes]) -> int:
+        regex, begun = at
+        return UNREACHABLE if begun else regex.shortest
 
     def after(self, at: tuple[Regex, bytes], byte: int) -> tuple[Regex, bytes] | None:
         regex, begun = at
@@ -233,6 +317,9 @@ class Choices(_TextConstraint):
     def complete(self) -> bool:
         return len(self.texts[self.at.first]) == self.at.depth
 
+    def shortest(self, at: _Range) -> int:
+        return len(self.texts[at.first]) - at.depth  # of the first text, which stays the first
+
     def after(self, at: _Range, byte: int) -> _Range | None:
         key = itemgetter(at.depth)
         # a text that ends here has no next byte
@@ -262,8 +349,8 @@ class AllConstraints(Constraint):
     def __init__(self, parts: Iterable[Constraint]) -> None:
         self.parts = list(parts)
 
-    def new_state(self) -> Constraint:
-        return AllConstraints(part.new_state() for part in self.parts)
+    def new_state(self, limit: int) -> Constraint:
+        return AllConstraints(part.new_state(limit) for part in self.parts)
 
     @property
     def finished(self) -> bool:
@@ -300,10 +387,10 @@ def build_constraint(
     if "choices" in options:
         parts.append(Choices(options["choices"], tokenizer, ends))
     if "regex" in options:
-        parts.append(RegexConstraint(options["regex"], tokenizer, ends))
+        parts.append(_regex_constraint(parse_regex(options["regex"]), tokenizer, tuple(ends)))
     if "json_schema" in options:
         regex = json_schema_regex(options["json_schema"])
-        parts.append(RegexConstraint(regex, tokenizer, ends))
+        parts.append(_regex_constraint(regex, tokenizer, tuple(ends)))
     if "allowed" in options:
         parts.append(AllowedTokens(options["allowed"]))
     if "banned" in options:
@@ -312,6 +399,12 @@ def build_constraint(
     if "min_tokens" in options:
         parts.append(MinTokens(options["min_tokens"], ends))
     return parts[0] if len(parts) == 1 else AllConstraints(parts)
+
+
+@lru_cache(maxsize=16)
+def _regex_constraint(regex: Regex, tokenizer: Tokenizer, ends: tuple[int, ...]) -> RegexConstraint:
+    """Kept, so that the next request with the same expression finds its tokens."""
+    return RegexConstraint(regex, tokenizer, ends)
 
 
 @lru_cache(maxsize=1 << 14)

@@ -21,16 +21,22 @@ from malmoi.system.limits import (
 )
 
 MAX_CODE_POINT = 0x10FFFF
+UNREACHABLE = 1 << 40  # the length of a match of NOTHING
 REMEMBERED = 1 << 16  # cached derivatives
 Ranges = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Regex:
-    """A regular expression; `complete`: it matches the empty text, so a text may end here."""
+    """A regular expression."""
 
-    complete: bool = field(default=False, kw_only=True)
+    shortest: int = field(default=0, kw_only=True)  # bytes of its shortest match
     height: int = field(default=0, kw_only=True)  # nesting depth
+
+    @property
+    def complete(self) -> bool:
+        """Whether it matches the empty text, so that a text may end here."""
+        return self.shortest == 0
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
@@ -72,20 +78,22 @@ class Repeat(Regex):
 _KNOWN: WeakValueDictionary[tuple[Anything, ...], Regex] = WeakValueDictionary()
 
 
-def _one(kind: type[Regex], *values: Anything, complete: bool, height: int) -> Regex:
+def _one(kind: type[Regex], *values: Anything, shortest: int, height: int = 0) -> Regex:
     """The interned expression of this kind with these parts: always the same object."""
     found = _KNOWN.get((kind, *values))
     if found is None:
-        found = _KNOWN[(kind, *values)] = kind(*values, complete=complete, height=height)
+        found = _KNOWN[(kind, *values)] = kind(*values, shortest=shortest, height=height)
     return found
 
 
 def chars(ranges: Ranges) -> Regex:
-    return _one(Chars, ranges, complete=False, height=0)
+    lowest = min((low for low, _ in ranges), default=None)
+    size = UNREACHABLE if lowest is None else len(chr(lowest).encode("utf-8", "surrogatepass"))
+    return _one(Chars, ranges, shortest=size)
 
 
 NOTHING = chars(())
-EMPTY = _one(Empty, complete=True, height=0)
+EMPTY = _one(Empty, shortest=0)
 
 
 def concat(*parts: Regex) -> Regex:
@@ -110,7 +118,7 @@ def then(first: Regex, rest: Regex) -> Regex:
         rest = (
             head
             if rest is EMPTY
-            else _one(Then, head, rest, complete=head.complete and rest.complete, height=height)
+            else _one(Then, head, rest, shortest=head.shortest + rest.shortest, height=height)
         )
     return rest
 
@@ -125,9 +133,9 @@ def alternation(*parts: Regex) -> Regex:
         raise UsageError(f"The regular expression has more than {most}; make it simpler.")
     if len(flat) < 2:
         return flat.pop() if flat else NOTHING
-    complete = any(part.complete for part in flat)
+    shortest = min(part.shortest for part in flat)
     height = 1 + max(part.height for part in flat)
-    return _one(Alternation, frozenset(flat), complete=complete, height=height)
+    return _one(Alternation, frozenset(flat), shortest=shortest, height=height)
 
 
 def repeat(part: Regex, least: int, most: int | None) -> Regex:
@@ -135,9 +143,32 @@ def repeat(part: Regex, least: int, most: int | None) -> Regex:
         return EMPTY
     if part is NOTHING:
         return NOTHING if least else EMPTY
-    return _one(
-        Repeat, part, least, most, complete=least == 0 or part.complete, height=part.height + 1
-    )
+    shortest = least * part.shortest
+    return _one(Repeat, part, least, most, shortest=shortest, height=part.height + 1)
+
+
+def within(regex: Regex, ranges: Ranges) -> Regex:
+    """The same expression with characters of these ranges only, and ASCII's alone for \\w."""
+    match regex:
+        case Chars(ranges=given):
+            kept = [
+                (max(low, first), min(high, last))
+                for low, high in given
+                if (low, high) != CLASSES["w"][-1]
+                for first, last in ranges
+            ]
+            return chars(tuple((low, high) for low, high in kept if low <= high))
+        case Then():
+            row = []
+            while isinstance(regex, Then):
+                row.append(within(regex.first, ranges))
+                regex = regex.rest
+            return concat(*row, within(regex, ranges))
+        case Alternation(parts=parts):
+            return alternation(*(within(part, ranges) for part in parts))
+        case Repeat(part=part, least=least, most=most):
+            return repeat(within(part, ranges), least, most)
+    return regex
 
 
 class Derivatives:

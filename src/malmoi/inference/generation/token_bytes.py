@@ -1,8 +1,11 @@
-"""The bytes of every token of a vocabulary, and a trie of them."""
+"""The bytes of every token of a vocabulary, one by one and as a matrix."""
 
 import re
-from dataclasses import dataclass, field
 from functools import cache, lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from malmoi.tokenizer import Tokenizer
 
@@ -60,21 +63,19 @@ def all_token_bytes(tokenizer: Tokenizer) -> tuple[bytes, ...]:
     return tuple(spelled[id] if id in known else b"" for id in range(tokenizer.vocab_size))
 
 
-@dataclass
-class TokenTrie:
-    """A trie of tokens by their bytes."""
+class TokenMatrix(NamedTuple):
+    """The bytes of the tokens that have any: row i is the token ids[i], zeros after its end."""
 
-    children: dict[int, "TokenTrie"] = field(default_factory=dict)
-    tokens: list[int] = field(default_factory=list)  # tokens that end at this node
+    ids: NDArray[np.int32]
+    bytes: NDArray[np.uint8]
+    lengths: NDArray[np.int32]
 
 
 @lru_cache(maxsize=8)
-def token_trie(tokenizer: Tokenizer) -> TokenTrie:
-    root = TokenTrie()
-    for id, text in enumerate(all_token_bytes(tokenizer)):
-        node = root
-        for byte in text:
-            node = node.children.setdefault(byte, TokenTrie())
-        if text:
-            node.tokens.append(id)
-    return root
+def token_matrix(tokenizer: Tokenizer) -> TokenMatrix:
+    spelled = [(id, text) for id, text in enumerate(all_token_bytes(tokenizer)) if text]
+    lengths = np.array([len(text) for _, text in spelled], np.int32)
+    matrix = np.zeros((len(spelled), lengths.max(initial=0)), np.uint8)
+    for row, (_, text) in zip(matrix, spelled, strict=True):
+        row[: len(text)] = np.frombuffer(text, np.uint8)
+    return TokenMatrix(np.array([id for id, _ in spelled], np.int32), matrix, lengths)

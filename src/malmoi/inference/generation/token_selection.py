@@ -88,9 +88,9 @@ def new_sequences(
         SequenceState(
             tuple(prompt),
             generator,
-            min(config.max_new_tokens, context - len(prompt)),
+            limit := min(config.max_new_tokens, context - len(prompt)),
             config.sampling,
-            config.constraint.new_state() if config.constraint is not None else None,
+            config.constraint.new_state(limit) if config.constraint is not None else None,
             logprobs,
             echo,
         )
