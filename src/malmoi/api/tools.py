@@ -88,11 +88,11 @@ def compress(
 ) -> "CompressionResult":
     """Writes a smaller model, and says what that saves and costs.
 
-    quantize: fewer bits a weight (bits=8 or 4). prune: fewer weights, layers, heads or neurons, one
-    way at a time (sparsity=0.5, pattern="2:4", layers=[0, 2], heads=0.5, neurons=0.5). distil: a
-    student of fewer layers learns from the model (data=…, task=…). share: layers share their
-    weights, as in ALBERT (groups=1, embedding=128). A folder that holds something is refused unless
-    overwrite=True; an unfinished student resumes.
+    quantize: fewer bits a weight (bits=8 or 4; by GPTQ with calibration="text.txt"). prune: fewer
+    weights, layers, heads or neurons, one way at a time (sparsity=0.5, pattern="2:4",
+    layers=[0, 2], heads=0.5, neurons=0.5). distil: a student of fewer layers learns from the model
+    (data=…, task=…). share: layers share their weights, as in ALBERT (groups=1, embedding=128). A
+    folder that holds something is refused unless overwrite=True; an unfinished student resumes.
 
     Examples:
         >>> result = malmoi.compress("runs/tiny-gpt", "runs/tiny-gpt-1", "prune", layers=[0])

@@ -48,6 +48,9 @@ class Quantized:
         """In fp32, which holds number · scale exactly."""
         return expanded(self.numbers, self.scale)
 
+    def cpu(self) -> "Quantized":
+        return Quantized(self.numbers.cpu(), self.scale.cpu(), self.bits)
+
     def packed(self) -> Packed | None:
         """Laid out for the kernel; None if it lacks such groups or would round the scales."""
         scale = self.scale.to(bf16())
@@ -209,20 +212,27 @@ def rounded(rows: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     to 127. The largest weight is therefore always 127 steps, and `malmoi.model.int8.pack_int8`
     finds the same numbers again.
     """
-    high = (1 << bits - 1) - 1
-    largest = rows.abs().amax(1).clamp(min=TINY) / high
+    scale = clipped_scales(rows, bits)
+    return _steps(rows, scale, bits).to(torch.int8), scale
+
+
+def clipped_scales(groups: Tensor, bits: int, importance: Tensor | float = 1.0) -> Tensor:
+    """The bf16 scale of each group of weights [..., I] with the least error² · importance."""
+    largest = groups.abs().amax(-1).clamp(min=TINY) / ((1 << bits - 1) - 1)
     best = largest.to(bf16())
     least = torch.full_like(largest, torch.inf)
     for clip in CLIP_RATIOS[bits]:
         scale = (clip * largest).to(bf16())
-        error = (_steps(rows, scale, high) * scale.float()[:, None] - rows).square().sum(1)
-        best = torch.where(error < least, scale, best)
-        least = torch.minimum(error, least)
-    return _steps(rows, best, high).to(torch.int8), best
+        error = _steps(groups, scale, bits) * scale.float()[..., None] - groups
+        cost = (error.square() * importance).sum(-1)
+        best = torch.where(cost < least, scale, best)
+        least = torch.minimum(cost, least)
+    return best
 
 
-def _steps(rows: Tensor, scale: Tensor, high: int) -> Tensor:
-    return (rows / scale.float()[:, None]).round().clamp(-high - 1, high)
+def _steps(groups: Tensor, scale: Tensor, bits: int) -> Tensor:
+    half = 1 << bits - 1
+    return (groups / scale.float()[..., None]).round().clamp(-half, half - 1)
 
 
 def to_words(numbers: Tensor, bits: int) -> Tensor:

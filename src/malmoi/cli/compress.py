@@ -1,7 +1,7 @@
 """Make a model smaller: quantize, prune, distil, share."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import changes_of, chosen_task, load_torch
@@ -11,6 +11,7 @@ from malmoi.errors import UsageError
 from malmoi.system.files import require_free
 
 if TYPE_CHECKING:
+    from malmoi.compression.options import JudgedOptions
     from malmoi.compression.result import CompressionResult
     from malmoi.evaluation.tasks import Task
 
@@ -24,6 +25,13 @@ def quantize_command(
     out: opt.Out,
     bits: Annotated[int, option("Bits per weight: 8 or 4.")] = 8,
     group: Annotated[int, option("Inputs that share a scale; 0: a whole row, at 4 bits 32.")] = 0,
+    method: Annotated[
+        Literal["round", "gptq"],
+        option("Round to the nearest, or fit to a text by GPTQ: closer at 4 bits."),
+    ] = "round",
+    calibration: Annotated[
+        Path | None, option("Text for GPTQ, like what the model will read.")
+    ] = None,
     task: opt.Task = None,
     data: JudgedOption = None,
     text: opt.Text = None,
@@ -42,10 +50,11 @@ def quantize_command(
 
     require_free(out, overwrite=overwrite)
     asked = _task(task, text, pair, label)
-    _show(
-        quantize_model(model, out, bits=bits, group=group, task=asked, data=data, device=device),
-        json,
-    )
+    if (method == "gptq") != (calibration is not None):
+        raise UsageError("--method gptq and --calibration FILE go together: GPTQ reads that text.")
+    judged: JudgedOptions = {"task": asked, "data": data, "device": device}
+    found = quantize_model(model, out, bits=bits, group=group, calibration=calibration, **judged)
+    _show(found, json)
     _remark(out)
 
 

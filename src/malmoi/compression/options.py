@@ -19,6 +19,7 @@ class JudgedOptions(TypedDict, total=False):
 class QuantizeOptions(JudgedOptions, total=False):
     bits: Literal[8, 4]
     group: int  # inputs per scale; 0: a whole row at 8 bits, 32 at 4
+    calibration: str | Path | None  # text to fit the rounded weights to, by GPTQ
 
 
 class PruneOptions(JudgedOptions, total=False):

@@ -1,17 +1,19 @@
 """Quantization: linear maps as integers with scales, in a correspondingly smaller folder."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
 from malmoi.checkpoint import write_checkpoint
 from malmoi.checkpoint.quantized import Packing
 from malmoi.compression.cost import Cost, cost_of
+from malmoi.compression.gptq import round_calibrated
 from malmoi.compression.models import check_rows, measured, open_whole, paired
 from malmoi.compression.options import JudgedOptions
-from malmoi.compression.result import CompressionResult
+from malmoi.compression.result import CompressionResult, folder_size
 from malmoi.errors import UsageError
 from malmoi.inference import load
+from malmoi.model import count_parameters
+from malmoi.system.machine import pick_device
 
 DEFAULT_GROUP_SIZE = 32  # inputs per scale at 4 bits
 SUPPORTED_BITS = (8, 4)
@@ -23,14 +25,16 @@ def quantize_model(
     *,
     bits: int = 8,
     group: int = 0,
+    calibration: str | Path | None = None,
     **judged: Unpack[JudgedOptions],
 ) -> CompressionResult:
     """Writes a model whose linear maps have 8 or 4 bits per weight; reports savings and costs.
 
     At 8 bits each row has one scale, at 4 every 32 inputs of it; `group` sets another number of
-    inputs. Embeddings, norms and heads are kept in bf16. Weights are rounded to the nearest value,
-    so data is needed only to evaluate. When opened, the model stays quantized if the machine has a
-    kernel for it (see `malmoi.model.int8`).
+    inputs. Embeddings, norms and heads are kept in bf16. Weights are rounded to the nearest value;
+    with a `calibration` text, GPTQ (Frantar et al. 2023) keeps the outputs on such text near the
+    original's instead. When opened, the model stays quantized if the machine has a kernel for it
+    (see `malmoi.model.int8`).
     """
     if bits not in SUPPORTED_BITS:
         raise UsageError(f"A weight can have 8 or 4 bits, not {bits}.")
@@ -43,14 +47,15 @@ def quantize_model(
     checkpoint = open_whole(model, out)
     source = checkpoint.source or out
     before, cost = _judged(source, judged)
-    write_checkpoint(
-        checkpoint, out, packing=Packing(bits, group or (DEFAULT_GROUP_SIZE if bits == 4 else 0))
-    )
+    count = count_parameters(checkpoint.network)
+    packing = Packing(bits, group or (DEFAULT_GROUP_SIZE if bits == 4 else 0))
+    if calibration is not None:
+        device = pick_device(judged.get("device"))
+        round_calibrated(checkpoint, packing, Path(calibration), device)
+    write_checkpoint(checkpoint, out, packing=packing)
     after, less = _judged(out, judged)
-    found = CompressionResult.of(
-        (checkpoint.network, source), (checkpoint.network, out), paired(before, after)
-    )
-    return replace(found, costs=(cost, less))
+    sizes = folder_size(source), folder_size(out)
+    return CompressionResult(out, (count, count), sizes, paired(before, after), (cost, less))
 
 
 def _judged(folder: Path, judged: JudgedOptions) -> tuple[dict[str, float], Cost]:

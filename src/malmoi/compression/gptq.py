@@ -1,0 +1,157 @@
+"""GPTQ (Frantar et al. 2023): rounding whose errors the weights not yet rounded make up for.
+
+A linear map [O, I] is rounded one input at a time. The error of a column, seen through the inputs
+of a calibration text, is taken out of the columns still to come: Ŵ is chosen for Ŵx near Wx, not
+for Ŵ near W. O outputs, I inputs, G groups, N rows of activations.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from malmoi.checkpoint import Checkpoint
+from malmoi.checkpoint.quantized import Packing, Quantized, clipped_scales
+from malmoi.errors import UsageError
+from malmoi.model import Network
+from malmoi.model.int8 import QuantizedLinear
+from malmoi.model.int8_row import STRIDE
+from malmoi.system.machine import float64_device
+from malmoi.text.documents import read_documents
+
+MAX_CALIBRATION_TOKENS = 16_384  # all of them pass through the network at once
+MAX_ROW_TOKENS = 512
+DAMPING = 0.01  # of the mean of the Hessian's diagonal, added to it (Frantar et al. 2023 §3.3)
+COLUMNS_AT_ONCE = 128  # whose errors reach the later columns in one product (their "lazy batch")
+
+
+@torch.no_grad()
+def round_calibrated(
+    checkpoint: Checkpoint, packing: Packing, calibration: Path, device: torch.device
+) -> None:
+    """Replaces the blocks' linear maps by 4- or 8-bit ones, fitted to the calibration text.
+
+    One forward pass: each map is rounded when its input arrives, which already has the errors of
+    the maps before it.
+    """
+    network = checkpoint.network
+    _check(network, packing)
+    tokens = calibration_tokens(checkpoint, calibration)
+    found: dict[nn.Module, Quantized] = {}
+    network.float().to(device).eval()
+    with _hooked(network, partial(_round_on_arrival, found, packing)):
+        network.trunk(tokens.to(device))
+    network.to("cpu")
+    for name, part in list(network.named_modules()):
+        if part in found:
+            weight = found[part].packed()
+            assert weight is not None
+            assert isinstance(part, nn.Linear)
+            network.set_submodule(name, QuantizedLinear(weight, part.bias))
+
+
+def _check(network: Network, packing: Packing) -> None:
+    c = network.config
+    if c.distinct < c.depth:
+        raise UsageError(
+            "GPTQ is for layers with weights of their own; this model shares them: use --method "
+            "round."
+        )
+    if packing.group % STRIDE:
+        raise UsageError(
+            f"GPTQ writes groups of a multiple of {STRIDE} inputs, not {packing.group}; choose "
+            "another --group."
+        )
+
+
+def calibration_tokens(checkpoint: Checkpoint, calibration: Path) -> Tensor:
+    """The text as full rows [B, T], each with the special tokens that the model expects."""
+    words = checkpoint.tokenizer
+    if words is None:
+        raise UsageError("A calibration text needs a tokenizer; put its tokenizer.json there.")
+    frame = words.encode("").tokens
+    body = min(checkpoint.network.config.context, MAX_ROW_TOKENS) - len(frame)
+    ids: list[int] = []
+    for document in read_documents(calibration):
+        ids += words.ids([document.text])[0]
+        if len(ids) >= MAX_CALIBRATION_TOKENS:
+            break
+    count = min(len(ids), MAX_CALIBRATION_TOKENS) // body
+    if count < 1:
+        raise UsageError(
+            f"{calibration} has {len(ids):,} tokens, too few for a row of {body}; give more text."
+        )
+    rows = torch.tensor(ids[: count * body]).view(count, body)
+    before = torch.tensor(frame[:1], dtype=rows.dtype).expand(count, -1)
+    after = torch.tensor(frame[1:], dtype=rows.dtype).expand(count, -1)
+    return torch.cat((before, rows, after), 1)
+
+
+@contextmanager
+def _hooked(network: Network, hook: "partial[None]") -> Iterator[None]:
+    maps = [part for part in network.trunk.blocks.modules() if isinstance(part, nn.Linear)]
+    hooks = [part.register_forward_pre_hook(hook) for part in maps]
+    try:
+        yield
+    finally:
+        for one in hooks:
+            one.remove()
+
+
+def _round_on_arrival(
+    found: dict[nn.Module, Quantized], packing: Packing, part: nn.Linear, given: tuple[Tensor]
+) -> None:
+    rows = given[0].reshape(-1, part.in_features).float()
+    found[part] = gptq(part.weight, rows.T @ rows, packing.bits, packing.group or part.in_features)
+    part.weight.copy_(found[part].dense())
+    found[part] = found[part].cpu()
+
+
+def gptq(weight: Tensor, hessian: Tensor, bits: int, group: int) -> Quantized:
+    """A weight [O, I] rounded for inputs x with the Hessian Σ x xᵀ [I, I].
+
+    Scales are those of the weights as they were, so that columns can be taken by importance (the
+    largest of the diagonal first) and still be stored in order.
+    """
+    importance = hessian.diagonal()
+    groups = weight.float().unflatten(1, (-1, group))
+    scale = clipped_scales(groups, bits, importance.view(-1, group))
+    order = importance.argsort(descending=True)
+    numbers = torch.empty_like(weight, dtype=torch.int8)
+    steps = scale.float().repeat_interleave(group, 1)[:, order]
+    numbers[:, order] = _rounded_in_order(
+        weight.float()[:, order], steps, _error_weights(hessian[order][:, order]), bits
+    )
+    return Quantized(numbers, scale, bits)
+
+
+def _error_weights(hessian: Tensor) -> Tensor:
+    """The upper Cholesky factor of the damped inverse: row i has what column i's error costs."""
+    damped = hessian.to(float64_device(hessian.device)).double()
+    diagonal = damped.diagonal()
+    diagonal += DAMPING * diagonal.mean() + torch.finfo(torch.float32).tiny
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
+    factor: Tensor = torch.linalg.cholesky(inverse, upper=True)
+    return factor.float().to(hessian.device)
+
+
+def _rounded_in_order(weight: Tensor, steps: Tensor, factor: Tensor, bits: int) -> Tensor:
+    """Integers for the columns from left to right (Frantar et al. 2023, algorithm 1)."""
+    high = (1 << bits - 1) - 1
+    left = weight.clone()
+    numbers = torch.empty_like(weight, dtype=torch.int8)
+    for start in range(0, weight.size(1), COLUMNS_AT_ONCE):
+        end = min(start + COLUMNS_AT_ONCE, weight.size(1))
+        errors = torch.empty_like(left[:, start:end])
+        for i in range(start, end):
+            column = left[:, i]
+            number = (column / steps[:, i]).round().clamp(-high - 1, high)
+            numbers[:, i] = number.to(torch.int8)
+            error = (column - number * steps[:, i]) / factor[i, i]
+            left[:, i:end] -= error[:, None] * factor[i, i:end]
+            errors[:, i - start] = error
+        left[:, end:] -= errors @ factor[start:end, end:]
+    return numbers
