@@ -6,7 +6,7 @@ import string
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -82,11 +82,9 @@ def _log_precisions(found: Sequence[int], possible: Sequence[int]) -> list[float
 
 def rouge_l(gold: Sequence[Sequence[str]], predicted: Sequence[str]) -> float:
     """Mean F1, 0 to 1, of the longest common subsequence with the best gold (Lin 2004 §3)."""
-    best = [
-        max(_subsequence_f1(g, said) for g in golds)
-        for golds, said in zip(gold, predicted, strict=True)
-    ]
-    return sum(best) / len(best)
+    return _mean(
+        lambda golds, said: max(_subsequence_f1(one, said) for one in golds), gold, predicted
+    )
 
 
 def _subsequence_f1(gold: str, said: str) -> float:
@@ -100,10 +98,9 @@ def _common(a: Sequence[str], b: Sequence[str]) -> int:
     for word in a:
         before = 0
         for j, other in enumerate(b):
-            before, row[j + 1] = (
-                row[j + 1],
-                before + 1 if word == other else max(row[j], row[j + 1]),
-            )
+            longest = before + 1 if word == other else max(row[j], row[j + 1])
+            before = row[j + 1]
+            row[j + 1] = longest
     return row[-1]
 
 
@@ -156,13 +153,18 @@ def _paired(gold: Labels | NumberSeq, predicted: Labels | NumberSeq) -> None:
         raise UsageError("There is nothing to score: no labels.")
 
 
+def _mean(measure: Callable[[Any, Any], float], gold: Labels, predicted: Labels) -> float:
+    """The mean of a measure of one item."""
+    _paired(gold, predicted)
+    return float(np.mean([measure(g, p) for g, p in zip(gold, predicted, strict=True)]))
+
+
 # ------------------------------------------------------------------ labels
 
 
 def accuracy(gold: Labels, predicted: Labels) -> float:
     """The share of correct predictions."""
-    _paired(gold, predicted)
-    return sum(bool(g == p) for g, p in zip(gold, predicted, strict=True)) / len(gold)
+    return _mean(lambda g, p: bool(g == p), gold, predicted)
 
 
 def confusion(
@@ -264,11 +266,11 @@ def matthews(gold: Labels, predicted: Labels) -> float:
     """Matthews correlation for any number of labels (Gorodkin 2004); 0 if one side is constant."""
     table = confusion(gold, predicted).astype(np.float64)
     total = table.sum()
-    right = np.trace(table)
     golds = table.sum(1)
     given = table.sum(0)
     spread = (total**2 - given @ given) * (total**2 - golds @ golds)
-    return float((right * total - golds @ given) / math.sqrt(spread)) if spread > 0 else 0.0
+    shared = np.trace(table) * total - golds @ given
+    return float(shared / math.sqrt(spread)) if spread > 0 else 0.0
 
 
 # ------------------------------------------------------------------ numbers
@@ -282,12 +284,11 @@ def pearson(gold: NumberSeq, predicted: NumberSeq) -> float:
         return math.nan
     a = a - a.mean()
     b = b - b.mean()
-    largest = float(np.abs(a).max()), float(np.abs(b).max())
-    if min(largest) <= 0:
+    if not a.any() or not b.any():
         return 0.0
     # scaled so that squares neither underflow nor overflow
-    a = a / largest[0]
-    b = b / largest[1]
+    a /= np.abs(a).max()
+    b /= np.abs(b).max()
     return float(np.clip(a @ b / (np.sqrt(a @ a) * np.sqrt(b @ b)), -1, 1))
 
 
@@ -309,8 +310,7 @@ def spearman(gold: NumberSeq, predicted: NumberSeq) -> float:
 
 def mse(gold: NumberSeq, predicted: NumberSeq) -> float:
     """The mean squared error."""
-    _paired(gold, predicted)
-    return float(np.mean((np.asarray(gold, np.float64) - np.asarray(predicted, np.float64)) ** 2))
+    return _mean(lambda g, p: (float(g) - float(p)) ** 2, gold, predicted)
 
 
 # ------------------------------------------------------------------ ranks
@@ -318,23 +318,17 @@ def mse(gold: NumberSeq, predicted: NumberSeq) -> float:
 
 def recall_at_1(gold: Labels, predicted: NumberSeq) -> float:
     """The share of queries whose text is ranked first."""
-    return _recall(gold, predicted, 1)
+    return _mean(lambda _, rank: rank <= 1, gold, predicted)
 
 
 def recall_at_10(gold: Labels, predicted: NumberSeq) -> float:
     """The share of queries whose text is among the first ten."""
-    return _recall(gold, predicted, 10)
-
-
-def _recall(gold: Labels, predicted: NumberSeq, most: int) -> float:
-    _paired(gold, predicted)
-    return float(np.mean(np.asarray(predicted, np.float64) <= most))
+    return _mean(lambda _, rank: rank <= 10, gold, predicted)
 
 
 def mrr(gold: Labels, predicted: NumberSeq) -> float:
     """The mean of 1 / rank."""
-    _paired(gold, predicted)
-    return float(np.mean(1 / np.asarray(predicted, np.float64)))
+    return _mean(lambda _, rank: 1 / rank, gold, predicted)
 
 
 # ------------------------------------------------------------------ entities
@@ -377,16 +371,13 @@ def _parts(tag: str) -> tuple[str, str]:
 
 def _entity_counts(gold: Tags, predicted: Tags) -> tuple[int, int, int]:
     _paired(gold, predicted)
-    right = given = wanted = 0
     for number, (g, p) in enumerate(zip(gold, predicted, strict=True), start=1):
         if len(g) != len(p):
             raise UsageError(f"Sentence {number} has {len(g)} tags and {len(p)} predicted ones.")
-        a = entities(g)
-        b = entities(p)
-        right = right + len(a & b)
-        given = given + len(b)
-        wanted = wanted + len(a)
-    return right, given, wanted
+    golds = [entities(tags) for tags in gold]
+    given = [entities(tags) for tags in predicted]
+    right = sum(len(a & b) for a, b in zip(golds, given, strict=True))
+    return right, sum(map(len, given)), sum(map(len, golds))
 
 
 def entity_precision(gold: Tags, predicted: Tags) -> float:
@@ -425,9 +416,11 @@ def token_f1(gold: str, predicted: str) -> float:
     """F1 of the words that two answers share; if one is empty, whether both are."""
     a = normalize_answer(gold).split()
     b = normalize_answer(predicted).split()
-    if not a or not b:
-        return float(a == b)
-    return _f(sum((Counter(a) & Counter(b)).values()), len(b), len(a))
+    return _shared_f1(a, b) if a and b else float(a == b)
+
+
+def _shared_f1(a: Sequence[str], b: Sequence[str]) -> float:
+    return _f((Counter(a) & Counter(b)).total(), len(b), len(a))
 
 
 def _best(measure: Callable[[str, str], float], golds: Sequence[str], predicted: str) -> float:
@@ -441,14 +434,12 @@ def _best(measure: Callable[[str, str], float], golds: Sequence[str], predicted:
 
 def span_exact(gold: Golds, predicted: Sequence[str]) -> float:
     """The share of answers equal to a gold; an empty one is right if there is no gold."""
-    _paired(gold, predicted)
-    return float(np.mean([_best(exact_match, g, p) for g, p in zip(gold, predicted, strict=True)]))
+    return _mean(partial(_best, exact_match), gold, predicted)
 
 
 def span_f1(gold: Golds, predicted: Sequence[str]) -> float:
     """The mean word F1 with the best gold."""
-    _paired(gold, predicted)
-    return float(np.mean([_best(token_f1, g, p) for g, p in zip(gold, predicted, strict=True)]))
+    return _mean(partial(_best, token_f1), gold, predicted)
 
 
 _KORQUAD_MARKS = str.maketrans(dict.fromkeys("'\"《》<>〈〉()‘’", " "))
@@ -463,38 +454,25 @@ def normalize_korquad(text: str) -> str:
 def korquad_exact(gold: Golds, predicted: Sequence[str]) -> float:
     """The share of answers equal to a gold (evaluate-v1.0.py of KorQuAD)."""
 
-    def equal(one: str, said: str) -> float:
-        return float(normalize_korquad(one) == normalize_korquad(said))
+    def equal(golds: Sequence[str], said: str) -> bool:
+        return normalize_korquad(said) in map(normalize_korquad, golds or ("",))
 
-    return _mean_best(equal, gold, predicted)
+    return _mean(equal, gold, predicted)
 
 
 def korquad_f1(gold: Golds, predicted: Sequence[str]) -> float:
     """The mean F1 of the characters shared with the best gold, spaces aside (Lim et al. 2019)."""
 
-    def characters(one: str, said: str) -> float:
-        a, b = (normalize_korquad(text).replace(" ", "") for text in (one, said))
-        return _f(sum((Counter(a) & Counter(b)).values()), len(b), len(a))
+    def shared(golds: Sequence[str], said: str) -> float:
+        texts = [normalize_korquad(text).replace(" ", "") for text in (said, *(golds or ("",)))]
+        return max(_shared_f1(one, texts[0]) for one in texts[1:])
 
-    return _mean_best(characters, gold, predicted)
-
-
-def _mean_best(
-    measure: Callable[[str, str], float], gold: Golds, predicted: Sequence[str]
-) -> float:
-    _paired(gold, predicted)
-    pairs = zip(gold, predicted, strict=True)
-    return float(np.mean([max(measure(one, p) for one in golds or ("",)) for golds, p in pairs]))
+    return _mean(shared, gold, predicted)
 
 
 def match(gold: Golds, predicted: Sequence[str]) -> float:
     """The share of exact string matches with a gold: unlike span_exact, a minus sign counts."""
-    _paired(gold, predicted)
-    return float(
-        np.mean(
-            [p.strip() in {one.strip() for one in g} for g, p in zip(gold, predicted, strict=True)]
-        )
-    )
+    return _mean(lambda g, p: p.strip() in {one.strip() for one in g}, gold, predicted)
 
 
 @dataclass(frozen=True)
@@ -533,12 +511,11 @@ def best_threshold(
 
 def best_f1_threshold(right: NumberSeq, chances: NumberSeq) -> float:
     """The probability threshold with the best F1 of a binary label."""
-    flags = np.asarray(right, bool)
     values = np.asarray(chances, np.float64)
     order = np.argsort(-values, kind="stable")
     values = np.append(values[order], 0.0)
-    hits = np.cumsum(flags[order])
-    f1s = 2 * hits / (np.arange(1, len(hits) + 1) + flags.sum())
+    hits = np.cumsum(np.asarray(right, bool)[order])
+    f1s = 2 * hits / (np.arange(1, len(hits) + 1) + hits[-1])
     f1s[values[:-1] == values[1:]] = -1  # a threshold cannot separate equal probabilities
     best = int(np.argmax(f1s))
     return float((values[best] + values[best + 1]) / 2)
@@ -692,34 +669,13 @@ def mean_with_error(values: NumberSeq) -> MeanWithError:
     return MeanWithError(float(array.mean()), deviation / math.sqrt(array.size), deviation)
 
 
+_FUNCTIONS: tuple[Callable[..., float], ...] = (
+    accuracy, f1, f1_macro, f1_micro, matthews, pearson, spearman, mse, recall_at_1, recall_at_10,
+    mrr, entity_precision, entity_recall, entity_f1, span_exact, span_f1, korquad_exact, korquad_f1,
+    match, bleu, rouge_l, chrf, perplexity, bits_per_byte,
+)  # fmt: skip
 METRICS: Registry[Callable[..., float]] = Registry(
-    "metric",
-    {
-        "accuracy": accuracy,
-        "f1": f1,
-        "f1_macro": f1_macro,
-        "f1_micro": f1_micro,
-        "matthews": matthews,
-        "pearson": pearson,
-        "spearman": spearman,
-        "mse": mse,
-        "recall_at_1": recall_at_1,
-        "recall_at_10": recall_at_10,
-        "mrr": mrr,
-        "entity_precision": entity_precision,
-        "entity_recall": entity_recall,
-        "entity_f1": entity_f1,
-        "span_exact": span_exact,
-        "span_f1": span_f1,
-        "korquad_exact": korquad_exact,
-        "korquad_f1": korquad_f1,
-        "match": match,
-        "bleu": bleu,
-        "rouge_l": rouge_l,
-        "chrf": chrf,
-        "perplexity": perplexity,
-        "bits_per_byte": bits_per_byte,
-    },
+    "metric", {function.__name__: function for function in _FUNCTIONS}
 )
 LABEL_AVERAGES = frozenset({"f1_macro", "f1_micro"})
 LOWER_IS_BETTER = {"mse", "perplexity", "bits_per_byte", "answer_loss"}
@@ -731,10 +687,7 @@ def metric(name: str) -> Callable[..., float]:
 
 
 def score_predictions(
-    names: Sequence[str],
-    gold: Sequence[Any],
-    predicted: Sequence[Any],
-    labels: Sequence[str] = (),
+    names: Sequence[str], gold: Labels, predicted: Labels, labels: Sequence[str] = ()
 ) -> dict[str, float]:
     """Computes several metrics; averages over labels include all `labels`, even absent ones."""
     averaged = {"labels": labels} if labels else {}
