@@ -153,7 +153,9 @@ def _paired(gold: Labels | NumberSeq, predicted: Labels | NumberSeq) -> None:
         raise UsageError("There is nothing to score: no labels.")
 
 
-def _mean(measure: Callable[[Any, Any], float], gold: Labels, predicted: Labels) -> float:
+def _mean(
+    measure: Callable[[Any, Any], float], gold: Labels | NumberSeq, predicted: Labels | NumberSeq
+) -> float:
     """The mean of a measure of one item."""
     _paired(gold, predicted)
     return float(np.mean([measure(g, p) for g, p in zip(gold, predicted, strict=True)]))

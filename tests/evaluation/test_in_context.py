@@ -20,15 +20,15 @@ import malmoi
 from malmoi.cli import run_command
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.evaluation.in_context.graders import cross_thresholded, measure_with_error
-from malmoi.evaluation.in_context.question import QuestionBuilder
-from malmoi.evaluation.in_context.run import InContextConfig, InContextResult, evaluate_in_context
-from malmoi.evaluation.in_context.shots import (
+from malmoi.evaluation.in_context.question import (
+    QuestionBuilder,
     Shots,
     draw_examples,
     is_same_question,
     parse_shots,
     shuffled,
 )
+from malmoi.evaluation.in_context.run import InContextConfig, InContextResult, evaluate_in_context
 from malmoi.evaluation.in_context.templates import templated, templates
 from malmoi.evaluation.prompts import answer_cue
 from malmoi.evaluation.tasks import (

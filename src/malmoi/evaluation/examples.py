@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from malmoi.errors import MalmoiError
@@ -75,9 +75,9 @@ def _sorted_out(task: Task, rows: Iterable[DataRow]) -> tuple[list[Example], lis
     bad: list[str] = []
     for row in rows:
         try:
-            example = task.example(row)
+            example = replace(task.example(row), place=row.place)
             if wrong := kind.check(task, example):
-                raise BadRow(example.place, wrong)
+                raise BadRow(row.place, wrong)
             found.append(example)
         except BadRow as problem:
             if isinstance(problem, NoColumn) and not found and not bad:

@@ -12,7 +12,6 @@ from malmoi.evaluation.in_context.lm_eval_tasks import evaluate_with_harness
 from malmoi.evaluation.in_context.run import InContextConfig, InContextResult, evaluate_in_context
 from malmoi.evaluation.tasks import Task
 from malmoi.inference import Model
-from malmoi.metrics import MeanWithError
 from malmoi.report.chart import Line, chart, standalone_svg
 from malmoi.system.files import write_text
 from malmoi.text.rows import RowSource
@@ -60,14 +59,12 @@ def few_shot_results(
 
     `find` looks for the items in the training text; clean and dirty ones are then scored too.
     """
-    found = []
-    told = set()
+    found: list[InContextResult] = []
     for result in evaluate_in_context(model, task, data, asking):
+        told = {note for one in found for note in one.notes}
+        for note in (note for note in result.notes if note not in told):
+            logger.warning(note)
         found.append(result)
-        for note in result.notes:
-            if note not in told:
-                logger.warning(note)
-            told.add(note)
     if find is not None:
         overlaps = find([item_texts(question.example) for question in found[0].questions])
         found = [result.with_contamination(overlaps) for result in found]
@@ -79,29 +76,12 @@ def few_shot_results(
 def write_curve(out: Path, found: Sequence[InContextResult]) -> None:
     """Writes curve.json and, from two points on, curve.svg: the first metric ± standard error."""
     out.mkdir(parents=True, exist_ok=True)
-    name = next(iter(found[0].verdict.measures))
-    write_text(
-        out / "curve.json",
-        json.dumps([{"task": one.task, **one.facts} for one in found], indent=1) + "\n",
-    )
+    facts = [{"task": one.task, **one.facts} for one in found]
+    write_text(out / "curve.json", json.dumps(facts, indent=1) + "\n")
     if len(found) > 1:
-        write_text(
-            out / "curve.svg",
-            _drawn(
-                f"{found[0].task}: {name}",
-                [one.verdict.measures[name] for one in found],
-                [one.facts["shots"] for one in found],
-            ),
-        )
-
-
-def _drawn(title: str, values: Sequence[MeanWithError], shots: Sequence[float]) -> str:
-    """The curve as a standalone SVG."""
-    points = [(number, value.mean) for number, value in zip(shots, values, strict=True)]
-    return standalone_svg(
-        chart(
-            {"mean": Line(points, [value.standard_error for value in values])},
-            "examples shown",
-            title,
-        )
-    )
+        name = next(iter(found[0].verdict.measures))
+        values = [one.verdict.measures[name] for one in found]
+        points = [(one["shots"], value.mean) for one, value in zip(facts, values, strict=True)]
+        line = Line(points, [value.standard_error for value in values])
+        svg = chart({"mean": line}, "examples shown", f"{found[0].task}: {name}")
+        write_text(out / "curve.svg", standalone_svg(svg))

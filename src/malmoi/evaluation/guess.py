@@ -20,7 +20,7 @@ GUESSED_KINDS = ("classification", "regression", "writing")  # the columns of ot
 
 def task_on_columns(name: str, **columns: Any) -> Task:
     """A named task, or a kind of task on the given columns: text, pair, label, choices."""
-    given = {key: value for key, value in columns.items() if value is not None}
+    given = _given(columns)
     if name in KINDS or name in KIND_ALIASES:
         return custom_task(name, **given)
     if given:
@@ -51,16 +51,14 @@ def guess_task(
         )
     named = {key: columns.get(key) for key in ("text", "pair", "label")}
     found = guess_columns(data, kind=name, **named)
-    others = {key: columns.get(key) for key in ("choices", "separator")}
-    columns = dict(text=found.text, pair=found.pair, label=found.label, **others)
+    columns |= dict(text=found.text, pair=found.pair, label=found.label)
     return task_on_columns(found.kind, **columns), found
 
 
 def tuned_task(model: Model) -> str | None:
     """The name of the task that a model was fine-tuned for."""
-    source = model.checkpoint.source
-    record = None if source is None else Path(source) / "finetune.json"
-    if record is None or not record.is_file():
+    record = Path(model.checkpoint.source or "") / "finetune.json"
+    if model.checkpoint.source is None or not record.is_file():
         return None
     return str(read_object(record).get("task"))
 

@@ -6,6 +6,7 @@ How rows are read and checked, trained on and predicted, prompted for, and grade
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any
 
 from malmoi.errors import UsageError, nearest
@@ -14,7 +15,6 @@ from malmoi.evaluation import task as tables
 from malmoi.evaluation.features import FeatureView, TrainingItem
 from malmoi.evaluation.in_context import graders
 from malmoi.evaluation.in_context.graders import Grader, written_grader
-from malmoi.evaluation.in_context.minimal_pairs import grade_pairs
 from malmoi.evaluation.prompts import NO_ANSWER, TaskPrompt, parse_labels, parse_tags
 from malmoi.evaluation.task import Columns, Example, ExampleMaker, Task
 from malmoi.inference import predict, predictors
@@ -23,6 +23,7 @@ from malmoi.inference.likelihood import ScoredRow
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import TaskHead
 from malmoi.inference.shared_prefix import token_logprobs
+from malmoi.inference.similarity import pair_cosines
 from malmoi.inference.writing import write_answers
 from malmoi.metrics import (
     apply_temperature,
@@ -73,14 +74,6 @@ class Outcome:
         return [one.prediction for one in self.said]
 
 
-def _nothing_wrong(task: Task, example: Example) -> str:
-    return ""
-
-
-def _text_alone(by: Columns) -> str:
-    return "{text}"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Kind:
     """A kind of task; plain `Kind`s are only evaluated with language models, never fine-tuned."""
@@ -90,8 +83,9 @@ class Kind:
     columns: Callable[[Columns], ExampleMaker]  # reads a row of a user's table
     prompt: Callable[[Task, Example], TaskPrompt]
     grade: Grader  # in-context evaluation
-    template: Callable[[Columns], str] = _text_alone  # a custom task's prompt
-    check: Callable[[Task, Example], str] = _nothing_wrong  # what is wrong; empty: nothing
+    template: Callable[[Columns], str] = lambda by: "{text}"  # a custom task's prompt
+    # what is wrong with an example; empty: nothing
+    check: Callable[[Task, Example], str] = lambda task, example: ""
     text_labels: bool = False  # a text as a whole has named labels
     only_read: bool = False  # only the text's likelihood is measured: there is no label
 
@@ -226,8 +220,8 @@ def _predict_numbers(reading: Predictor, examples: Sequence[Example]) -> list[Ex
 
 
 def _predict_cosines(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
-    found = similarity.predict_cosines(reading, examples)
-    return [ExamplePrediction(value, value) for value in found]
+    values = pair_cosines(reading, [(e.text, e.pair or "") for e in examples])
+    return [ExamplePrediction(value, value) for value in values]
 
 
 def _predict_ranks(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
@@ -272,26 +266,19 @@ def _predict_writing(reading: Predictor, examples: Sequence[Example]) -> list[Ex
     view = FeatureView.of(reading, ())
     rows = [features.answer_row(example, view) for example in examples]
     scored = [ScoredRow(row.tokens[:end], first) for row in rows for first, end in row.spans[-1:]]
-    found = iter(token_logprobs(reading.network, scored))
-    scores = [_mean_probability(next(found)[0]) if row.spans else 0.0 for row in rows]
+    found = (math.exp(fmean(logprobs)) for logprobs, _ in token_logprobs(reading.network, scored))
+    scores = [next(found) if row.spans else 0.0 for row in rows]
     replies = write_answers(reading, asked)
     return [ExamplePrediction(r.text, p) for r, p in zip(replies, scores, strict=True)]
-
-
-def _mean_probability(logprobs: Sequence[float]) -> float:
-    return math.exp(sum(logprobs) / len(logprobs))
 
 
 def _measure_writing(
     examples: Sequence[Example], said: Sequence[ExamplePrediction]
 ) -> dict[str, float]:
     """The loss on the reference answers, and as a baseline the BLEU of copying the prompt."""
-    losses = [-math.log(max(one.score, LEAST_PROBABILITY)) for one in said]
+    loss = fmean(-math.log(max(one.score, LEAST_PROBABILITY)) for one in said)
     copied = [e.pair or e.text for e in examples]
-    return {
-        "answer_loss": sum(losses) / len(losses),
-        "bleu_copying": bleu([e.label for e in examples], copied),
-    }
+    return {"answer_loss": loss, "bleu_copying": bleu([e.label for e in examples], copied)}
 
 
 def _fit_writing(task: Task, examples: Sequence[Example], tokenizer: Tokenizer) -> Task:
@@ -526,40 +513,26 @@ READING = Kind(
     grade=graders.grade_likelihood,
     only_read=True,
 )
-ACCEPTABILITY = Kind(
+ACCEPTABILITY = replace(
+    READING,
     name="acceptability",
     metrics=("matthews", "accuracy"),
-    columns=tables.text_columns,
-    prompt=prompts.text_prompt,
     grade=graders.grade_acceptability,
-    only_read=True,
 )
-MINIMAL_PAIRS = Kind(
+MINIMAL_PAIRS = replace(
+    READING,
     name="pairs",
     metrics=("accuracy",),
     columns=tables.pair_columns,
-    prompt=prompts.text_prompt,
-    grade=grade_pairs,
-    only_read=True,
+    grade=graders.grade_pairs,
 )
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
-        CLASSIFICATION,
-        MULTILABEL,
-        REGRESSION,
-        SIMILARITY,
-        RETRIEVAL,
-        TAGGING,
-        MULTIPLE_CHOICE,
-        QUESTION_ANSWERING,
-        CLOZE,
-        WRITING,
-        READING,
-        ACCEPTABILITY,
-        MINIMAL_PAIRS,
+        CLASSIFICATION, MULTILABEL, REGRESSION, SIMILARITY, RETRIEVAL, TAGGING, MULTIPLE_CHOICE,
+        QUESTION_ANSWERING, CLOZE, WRITING, READING, ACCEPTABILITY, MINIMAL_PAIRS,
     )
-}
+}  # fmt: skip
 KIND_ALIASES = {"write": "writing"}
 
 
@@ -602,10 +575,9 @@ def by_metric(task: Task, metric: str) -> Task:
     if kind_of(task).text_labels:
         fits |= {"accuracy", "f1_macro", "f1_micro", "matthews"}
     if name not in fits:
-        known = ", ".join(sorted(fits))
         raise UsageError(
             f"The metric {metric!r} is not one of {task.name}'s.{nearest(metric, fits)} Use one "
-            f"of {known}."
+            f"of {', '.join(sorted(fits))}."
         )
     return replace(task, metrics=(name, *(one for one in metric_names(task) if one != name)))
 

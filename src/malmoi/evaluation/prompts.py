@@ -53,6 +53,13 @@ def _query(task: Task, example: Example) -> str:
         ) from None
 
 
+def _written_prompt(task: Task, example: Example, *golds: str) -> TaskPrompt:
+    """Asks for an answer that is generated; `golds` are right."""
+    known = 0 if golds and example.label is not None else None
+    said = tuple(f" {gold}" for gold in golds)
+    return TaskPrompt(_query(task, example), said, known, written=True)
+
+
 def classification_prompt(task: Task, example: Example) -> TaskPrompt:
     names = task.labels or tuple(task.answers)
     gold = names.index(example.label) if example.label in names else None
@@ -63,10 +70,7 @@ def classification_prompt(task: Task, example: Example) -> TaskPrompt:
 def multilabel_prompt(task: Task, example: Example) -> TaskPrompt:
     """Asks for all labels of a text, as a list: " anger, fear"."""
     held = [task.answers.get(name, name) for name in example.label or ()]
-    said = f" {LABEL_COMMA.join(held) or NO_NAMES}"
-    return TaskPrompt(
-        _query(task, example), (said,), None if example.label is None else 0, written=True
-    )
+    return _written_prompt(task, example, LABEL_COMMA.join(held) or NO_NAMES)
 
 
 def parse_labels(said: str, task: Task) -> tuple[str, ...]:
@@ -80,26 +84,19 @@ def regression_prompt(task: Task, example: Example) -> TaskPrompt:
     values = [float(value) for value in task.answers]
     if not values:
         raise UsageError(f"The task {task.name} has no prompt: it lists no numbers to answer with.")
-    near = (
-        None
-        if example.label is None
-        else min(range(len(values)), key=lambda i: abs(values[i] - example.label))
-    )
-    return TaskPrompt(
-        _query(task, example),
-        tuple(f" {said}" for said in task.answers.values()),
-        near,
-        task.suffix,
-    )
+    near = None
+    if example.label is not None:
+        near = min(range(len(values)), key=lambda i: abs(values[i] - example.label))
+    said = tuple(f" {word}" for word in task.answers.values())
+    return TaskPrompt(_query(task, example), said, near, task.suffix)
 
 
 def choice_prompt(task: Task, example: Example) -> TaskPrompt:
     query = _query(task, example)
     space = " " if query and not query[-1].isspace() else ""
     if not task.gap:
-        return TaskPrompt(
-            query, tuple(space + choice for choice in example.choices), example.label, task.suffix
-        )
+        choices = tuple(space + choice for choice in example.choices)
+        return TaskPrompt(query, choices, example.label, task.suffix)
     before, _, rest = (example.pair or "_").partition("_")
     query = f"{query}{space}{before}".rstrip()
     fills = tuple((" " if query else "") + choice for choice in example.choices)
@@ -109,22 +106,15 @@ def choice_prompt(task: Task, example: Example) -> TaskPrompt:
 
 
 def answer_prompt(task: Task, example: Example) -> TaskPrompt:
-    golds = tuple(dict.fromkeys(text for text, _ in example.label or ()))
-    known = example.label is not None
-    said = tuple(f" {gold}" for gold in golds or (NO_ANSWER,))
-    return TaskPrompt(_query(task, example), said, 0 if known else None, written=True)
+    golds = dict.fromkeys(text for text, _ in example.label or ())
+    return _written_prompt(task, example, *(golds or (NO_ANSWER,)))
 
 
 def tagging_prompt(task: Task, example: Example) -> TaskPrompt:
     """Asks for the entities and their labels in order: " EU (ORG); German (MISC)"."""
     spans = sorted(entities(example.label or ()), key=lambda span: span[1])
     named = [f"{' '.join(example.words[a : b + 1])} ({label})" for label, a, b in spans]
-    return TaskPrompt(
-        _query(task, example),
-        (" " + ("; ".join(named) or NO_NAMES),),
-        None if example.label is None else 0,
-        written=True,
-    )
+    return _written_prompt(task, example, "; ".join(named) or NO_NAMES)
 
 
 def parse_tags(said: str, words: tuple[str, ...]) -> tuple[str, ...]:
@@ -143,18 +133,14 @@ def parse_tags(said: str, words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def cloze_prompt(task: Task, example: Example) -> TaskPrompt:
-    known = example.label is not None
-    return TaskPrompt(
-        _query(task, example),
-        (f" {example.label}",) if known else (),
-        0 if known else None,
-        task.suffix,
-    )
+    query = _query(task, example)
+    if example.label is None:
+        return TaskPrompt(query, (), None, task.suffix)
+    return TaskPrompt(query, (f" {example.label}",), 0, task.suffix)
 
 
 def write_prompt(task: Task, example: Example) -> TaskPrompt:
-    golds = tuple(f" {gold}" for gold in example.label or ())
-    return TaskPrompt(_query(task, example), golds, 0 if golds else None, written=True)
+    return _written_prompt(task, example, *(example.label or ()))
 
 
 def text_prompt(task: Task, example: Example) -> TaskPrompt:

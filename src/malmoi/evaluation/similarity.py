@@ -9,18 +9,11 @@ import torch
 
 from malmoi.errors import UsageError
 from malmoi.evaluation.features import FeatureView, TrainingItem
-from malmoi.evaluation.task import Columns, Example, ExampleMaker, Task
+from malmoi.evaluation.task import Columns, Example, ExampleMaker, Task, numbers
 from malmoi.inference.predict import Predictor
-from malmoi.inference.similarity import pair_cosines, sentence_vectors
+from malmoi.inference.similarity import sentence_vectors
 from malmoi.text.columns import first_rows
-from malmoi.text.rows import (
-    BadRow,
-    DataRow,
-    RowSource,
-    file_list,
-    is_files,
-    text_lines,
-)
+from malmoi.text.rows import BadRow, DataRow, RowSource, file_list, is_files, text_lines
 
 # names that such columns usually have, the likeliest first
 ANCHOR_NAMES = ("anchor", "query", "question", "sentence1", "sentence_a", "premise", "text")
@@ -32,13 +25,7 @@ QUERIES_AT_ONCE = 1024  # rows of the table of cosines held in memory
 
 def similarity_columns(by: Columns) -> ExampleMaker:
     """Two texts and their score."""
-    label = by.one_label
-
-    def example(row: DataRow) -> Example:
-        pair = row.text(by.pair or "pair")
-        return Example(row.text(by.text), pair, row.number(label), place=row.place)
-
-    return example
+    return numbers(by.text, by.pair or "pair", by.one_label)
 
 
 def retrieval_columns(by: Columns) -> ExampleMaker:
@@ -53,7 +40,7 @@ def retrieval_columns(by: Columns) -> ExampleMaker:
         negatives = tuple(row.text(name) for name in by.choices if row.values.get(name))
         if not anchor.strip() or not positive.strip():
             raise BadRow(row.place, "a text is empty")
-        return Example(anchor, positive, 0, place=row.place, choices=negatives)
+        return Example(anchor, positive, 0, choices=negatives)
 
     return example
 
@@ -93,10 +80,6 @@ def _items(
 
 
 # ------------------------------------------------------------------ predictions
-
-
-def predict_cosines(reading: Predictor, examples: Sequence[Example]) -> list[float]:
-    return pair_cosines(reading, [(e.text, e.pair or "") for e in examples])
 
 
 def predict_ranks(reading: Predictor, examples: Sequence[Example]) -> list[tuple[int, float]]:
@@ -166,9 +149,7 @@ def with_line_rows(task: Task, data: RowSource) -> Task:
 
 def _is_plain_text(data: RowSource) -> bool:
     """Whether the data are text files whose first line has no columns."""
-    if not is_files(data):
-        return False
-    paths = file_list(data)
-    return all(
-        ".txt" in path.suffixes and "\t" not in next(text_lines(path), (0, ""))[1] for path in paths
+    return is_files(data) and all(
+        ".txt" in path.suffixes and "\t" not in next(text_lines(path), (0, ""))[1]
+        for path in file_list(data)
     )

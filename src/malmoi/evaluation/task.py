@@ -102,9 +102,7 @@ def columns(
 
     def example(row: DataRow) -> Example:
         second = None if pair is None else row.text(pair)
-        return Example(
-            row.text(text), second, row.label(label), str(row[id]) if id else "", row.place
-        )
+        return Example(row.text(text), second, row.label(label), id=str(row[id]) if id else "")
 
     return example
 
@@ -132,7 +130,7 @@ def label_set_columns(by: Columns) -> ExampleMaker:
 
     def example(row: DataRow) -> Example:
         pair = row.text(by.pair) if by.pair else None
-        return Example(row.text(by.text), pair, read(row), place=row.place)
+        return Example(row.text(by.text), pair, read(row))
 
     return example
 
@@ -179,7 +177,7 @@ def tag_columns(by: Columns) -> ExampleMaker:
     def example(row: DataRow) -> Example:
         words = listed(row, by.text)
         tags = listed(row, label) if label in row.values else None
-        return Example(" ".join(words), label=tags, place=row.place, words=words)
+        return Example(" ".join(words), label=tags, words=words)
 
     return example
 
@@ -192,7 +190,7 @@ def pair_columns(by: Columns) -> ExampleMaker:
 
     def example(row: DataRow) -> Example:
         choices = (row.text(by.text), row.text(wrong))
-        return Example(choices[0], label=0, place=row.place, choices=choices)
+        return Example(choices[0], label=0, choices=choices)
 
     return example
 
@@ -211,7 +209,7 @@ def choice_columns(by: Columns) -> ExampleMaker:
         if not isinstance(given, list) or len(given) < 2:
             raise BadRow(row.place, "there are fewer than two choices")
         second = row.text(by.pair) if by.pair else None
-        return Example(row.text(by.text), second, row.whole(label), "", row.place, tuple(given))
+        return Example(row.text(by.text), second, row.whole(label), choices=tuple(given))
 
     return example
 
@@ -228,9 +226,7 @@ def answer_columns(by: Columns) -> ExampleMaker:
         if -1 in starts:
             raise BadRow(row.place, f"the answer {found!r:.60} is not in its context")
         gold = None if golds is None else tuple(zip(golds, starts, strict=True))
-        return Example(
-            row.text(by.text), passage, gold, str(row.values.get("id", row.place)), row.place
-        )
+        return Example(row.text(by.text), passage, gold, id=str(row.values.get("id", row.place)))
 
     return example
 
@@ -243,7 +239,7 @@ def written_columns(by: Columns) -> ExampleMaker:
         if isinstance(given, list) or by.text.lower() in CHAT_COLUMNS:
             return _conversation(row, given)
         pair = None if by.pair is None else str(row.values.get(by.pair) or "")
-        return Example(row.text(by.text), pair, _answers(row, by.one_label), place=row.place)
+        return Example(row.text(by.text), pair, _answers(row, by.one_label))
 
     return example
 
@@ -270,9 +266,9 @@ def _conversation(row: DataRow, given: Any) -> Example:
     if not before:
         raise BadRow(row.place, "the conversation has no message before its answer")
     gold = (messages[last]["content"],) if spoken else None
-    return Example(before[-1]["content"], None, gold, place=row.place, messages=before)
+    return Example(before[-1]["content"], label=gold, messages=before)
 
 
 def text_columns(by: Columns) -> ExampleMaker:
     """A text without a label, whose likelihood is measured."""
-    return lambda row: Example(row.text(by.text), row.text(by.text), place=row.place)
+    return lambda row: Example(row.text(by.text), row.text(by.text))

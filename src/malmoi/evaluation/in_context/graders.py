@@ -9,25 +9,22 @@ from typing import Any
 import numpy as np
 
 from malmoi.errors import UsageError
-from malmoi.evaluation.in_context.answer_scores import (
-    SCORINGS,
-    ScoredAnswer,
-    answer_parts,
-    part_likelihoods,
-    score_answers,
-)
 from malmoi.evaluation.in_context.session import EvaluationSession, Question, language_head
+from malmoi.evaluation.prompts import answer_cue
 from malmoi.evaluation.task import Example, Task
-from malmoi.inference import Model
+from malmoi.inference import Model, Score
 from malmoi.inference.prompt import encode_text, has_opening_token, start_token
+from malmoi.inference.pseudo_likelihood import SplitText, pseudo_scores, sentence_logprobs
 from malmoi.inference.score import score_windows
 from malmoi.inference.shared_prefix import token_logprobs
 from malmoi.metrics import METRICS, MeanWithError, mean_with_error, metric
+from malmoi.system.progress import Progress, report_progress
 
 MEAN_METRICS = frozenset(
     {"accuracy", "span_exact", "span_f1", "rouge_l", "match"}
 )  # metrics of a set that are means over its items
 RESAMPLES = 200  # bootstrap samples, for the other metrics
+PAIRS_PER_UPDATE = 8192  # large, so that sentences of equal length fill a pass
 
 
 @dataclass(frozen=True)
@@ -51,16 +48,71 @@ def measure_with_error(name: str, gold: Sequence[Any], said: Sequence[Any]) -> M
     rng = Random(0)
     size = len(gold)
     draws = [[rng.randrange(size) for _ in range(size)] for _ in range(RESAMPLES)]
-    spread = float(
-        np.std(
-            [measure([gold[i] for i in some], [said[i] for i in some]) for some in draws],
-            ddof=1,
-        )
-    )
+    found = [measure([gold[i] for i in some], [said[i] for i in some]) for some in draws]
+    spread = float(np.std(found, ddof=1))
     return MeanWithError(value, spread, spread * math.sqrt(size))
 
 
 # ------------------------------------------------------------------ choices
+
+
+@dataclass(frozen=True)
+class ScoredAnswer:
+    """One answer's score after its question, its score alone, and its text."""
+
+    score: Score
+    alone: Score
+    text: str
+
+
+# GPT-3 §2.4, and lm-evaluation-harness's acc_norm (byte)
+SCORINGS: dict[str, Callable[[ScoredAnswer], float]] = {
+    "total": lambda one: one.score.logprob,
+    "token": lambda one: one.score.logprob / len(one.score.tokens),
+    "byte": lambda one: one.score.logprob / len(one.text.strip().encode()),
+    "unconditional": lambda one: one.score.logprob - one.alone.logprob,
+}
+
+
+def answer_parts(question: Question) -> list[SplitText]:
+    """Each choice as the part to score between what precedes and follows it."""
+    before = question.before
+    prompt = question.prompt
+    if prompt.partial:
+        return [SplitText(before + choice, prompt.ending) for choice in prompt.choices]
+    return [SplitText(before, choice, prompt.ending) for choice in prompt.choices]
+
+
+def part_likelihoods(
+    exam: EvaluationSession, parts: Sequence[SplitText], *, together: bool = False
+) -> list[Score]:
+    """log p of every part's middle, given what precedes it (GPT) or surrounds it (BERT)."""
+    model = exam.model
+
+    def read_on(some: Sequence[SplitText]) -> list[Score]:
+        return model.score([part.before for part in some], [part.middle for part in some])
+
+    def fill_in(some: Sequence[SplitText]) -> list[Score]:
+        return pseudo_scores(model.network, model.tokenizer, some, together=together)
+
+    return exam.in_steps("answer", parts, read_on if language_head(model) == "lm" else fill_in)
+
+
+def score_answers(
+    exam: EvaluationSession, questions: Sequence[Question], *, together: bool = False
+) -> list[list[ScoredAnswer]]:
+    """Scores every choice of every question, ordered so that shared prefixes are read once."""
+    parts = [part for question in questions for part in answer_parts(question)]
+    scores = part_likelihoods(exam, parts, together=together)
+    middles = list(dict.fromkeys(part.middle for part in parts))
+    alone = part_likelihoods(
+        exam, [SplitText(answer_cue(exam.task), middle) for middle in middles], together=together
+    )
+    by_itself = dict(zip(middles, alone, strict=True))
+    found = iter(
+        ScoredAnswer(s, by_itself[p.middle], p.middle) for p, s in zip(parts, scores, strict=True)
+    )
+    return [[next(found) for _ in question.prompt.choices] for question in questions]
 
 
 def likelihood_modes(model: Model) -> dict[str, bool]:
@@ -90,8 +142,8 @@ def grade_choices(exam: EvaluationSession, questions: Sequence[Question]) -> Gra
             measures[f"accuracy_{way}{name}"] = measure_with_error(
                 "accuracy", gold, said[way + name]
             )
-    chosen = said[exam.scoring]
-    return Graded({"accuracy": measures[f"accuracy_{exam.scoring}"], **measures}, chosen)
+    accuracy = measures[f"accuracy_{exam.scoring}"]
+    return Graded({"accuracy": accuracy, **measures}, said[exam.scoring])
 
 
 def grade_labels(exam: EvaluationSession, questions: Sequence[Question]) -> Graded:
@@ -121,9 +173,8 @@ def grade_numbers(exam: EvaluationSession, questions: Sequence[Question]) -> Gra
 
 def grade_cloze(exam: EvaluationSession, questions: Sequence[Question]) -> Graded:
     """The missing word: whether greedy decoding generates it, and its likelihood (GPT-2 §3.3)."""
-    scores = part_likelihoods(
-        exam, [part for question in questions for part in answer_parts(question)]
-    )
+    parts = [part for question in questions for part in answer_parts(question)]
+    scores = part_likelihoods(exam, parts)
     likely = mean_with_error([score.logprob for score in scores])
     perplexity = math.exp(-likely.mean)
     measures = {
@@ -174,11 +225,8 @@ def _written(exam: EvaluationSession, questions: Sequence[Question]) -> list[str
         )
 
     def go_on(prompts: Sequence[str]) -> list[str]:
-        return list(
-            exam.model.generate(
-                list(prompts), temperature=0, max_new_tokens=task.max_answer_tokens, stop="\n"
-            )
-        )
+        most = task.max_answer_tokens
+        return exam.model.generate(list(prompts), temperature=0, max_new_tokens=most, stop="\n")
 
     return exam.in_steps("prompt", [question.before for question in questions], go_on)
 
@@ -188,15 +236,7 @@ def _written(exam: EvaluationSession, questions: Sequence[Question]) -> list[str
 
 def grade_likelihood(exam: EvaluationSession, questions: Sequence[Question]) -> Graded:
     """Perplexity of whole texts per word (as in the file, counting line ends) and per byte."""
-    if language_head(exam.model) != "lm":
-        name = exam.task.name
-        raise UsageError(
-            f"The task {name} scores the likelihood of text, which needs a language model (an lm "
-            "head)."
-        )
-    rows = np.array(
-        exam.in_steps("text", questions, lambda some: [_totals(exam.model, one) for one in some])
-    )
+    rows = _all_totals(exam, questions)
     measures = {
         "perplexity": _ratio(rows[:, 0], rows[:, 1], math.exp),
         "bits_per_byte": _ratio(rows[:, 0], rows[:, 2], lambda nats: nats / math.log(2)),
@@ -210,13 +250,8 @@ def grade_acceptability(exam: EvaluationSession, questions: Sequence[Question]) 
 
     The threshold of each half of the items is the best one of the other half.
     """
-    if language_head(exam.model) != "lm":
-        raise UsageError(
-            f"The task {exam.task.name} scores the likelihood of text, which needs a language "
-            "model (an lm head)."
-        )
-    totals = exam.in_steps("text", questions, lambda some: [_totals(exam.model, q) for q in some])
-    means = np.array([-loss / tokens for loss, _, _, tokens in totals])
+    totals = _all_totals(exam, questions)
+    means = -totals[:, 0] / totals[:, 3]
     bad, good = exam.task.labels
     gold = [question.example.label for question in questions]
     above = cross_thresholded(means, np.array([label == good for label in gold]))
@@ -237,15 +272,25 @@ def cross_thresholded(scores: Any, gold: Any) -> Any:
     return said
 
 
+def _all_totals(exam: EvaluationSession, questions: Sequence[Question]) -> Any:
+    if language_head(exam.model) != "lm":
+        raise UsageError(
+            f"The task {exam.task.name} scores the likelihood of text, which needs a language "
+            "model (an lm head)."
+        )
+    return np.array(
+        exam.in_steps("text", questions, lambda some: [_totals(exam.model, one) for one in some])
+    )
+
+
 def _totals(model: Model, question: Question) -> tuple[float, int, int, int]:
     """A text's loss in nats, and its words, bytes and tokens; the first token is predicted too."""
     text = question.example.text
     cut = question.example.pair or question.example.text
     context = model.config.context
     tokens = encode_text(model.tokenizer, text).tokens
-    tokens = (
-        tokens if has_opening_token(model.tokenizer) else [start_token(model.tokenizer), *tokens]
-    )
+    if not has_opening_token(model.tokenizer):
+        tokens = [start_token(model.tokenizer), *tokens]
     found = token_logprobs(model.network, score_windows(tokens, context, context // 2 or 1))
     loss = -sum(logprob for logprobs, _ in found for logprob in logprobs)
     return loss, len(cut.split()) + cut.count("\n"), len(text.encode()), len(tokens) - 1
@@ -262,3 +307,34 @@ def _ratio(loss: Any, units: Any, as_measure: Callable[[float], float]) -> MeanW
     return MeanWithError(
         as_measure(float(loss.sum() / units.sum())), error, error * math.sqrt(len(loss))
     )
+
+
+# ------------------------------------------------------------------ minimal pairs
+
+
+def grade_pairs(exam: EvaluationSession, questions: Sequence[Question]) -> Graded:
+    """How often the right sentence is more likely (Warstadt et al. 2020 §4), overall and by group.
+
+    Likelihood for a GPT, pseudo-likelihood for a BERT. Ties count as wrong.
+    """
+    language_head(exam.model)  # raises an error if the model has none
+    said: list[int] = []
+    for start in range(0, len(questions), PAIRS_PER_UPDATE):
+        some = questions[start : start + PAIRS_PER_UPDATE]
+        said += _likelier(exam, some)
+        report_progress(Progress(f"{exam.task.name}: pairs", len(said), len(questions), "pairs"))
+    right: dict[str, list[float]] = {}
+    for question, chosen in zip(questions, said, strict=True):
+        for name in filter(None, ("accuracy", question.example.group)):
+            right.setdefault(name, []).append(float(chosen == question.example.label))
+    return Graded({name: mean_with_error(values) for name, values in right.items()}, said)
+
+
+def _likelier(exam: EvaluationSession, questions: Sequence[Question]) -> list[int]:
+    """The index of the more likely sentence of each pair; for ties, the wrong one."""
+    texts = [text for question in questions for text in question.example.choices]
+    scores = sentence_logprobs(exam.model.network, exam.model.tokenizer, texts)
+    return [
+        int(second > first or (second == first and question.example.label == 0))
+        for question, first, second in zip(questions, scores[::2], scores[1::2], strict=True)
+    ]

@@ -3,6 +3,7 @@
 import json
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from malmoi.evaluation.in_context.graders import (
     grade_labels,
     grade_likelihood,
 )
+from malmoi.evaluation.in_context.question import parse_shots
 from malmoi.evaluation.in_context.run import InContextConfig, split_rows
-from malmoi.evaluation.in_context.shots import parse_shots
 from malmoi.evaluation.in_context.templates import templated
 from malmoi.evaluation.kinds import grade_answers, grade_texts, kind_of, task_prompt
 from malmoi.evaluation.task import Example, Task
@@ -122,7 +123,7 @@ def _choices(task: Task) -> tuple[HarnessConfig, HarnessDocument]:
             "gold": prompt.gold,
         }
 
-    def partial(example: Example) -> HarnessConfig:
+    def by_context(example: Example) -> HarnessConfig:
         prompt = task_prompt(task, example)
         contexts = [prompt.query + choice for choice in prompt.choices]
         return {"choices": contexts, "ending": prompt.ending.removeprefix(" "), "gold": prompt.gold}
@@ -134,39 +135,31 @@ def _choices(task: Task) -> tuple[HarnessConfig, HarnessDocument]:
     shape = {"output_type": "multiple_choice", "doc_to_choice": "choices", "metric_list": measures}
     # several contexts, one ending: the harness then expects the gold index in doc_to_text
     if task.gap == "rest":
-        return {
-            **shape,
-            "doc_to_text": "gold",
-            "doc_to_target": "{{ending}}",
-            "metric_list": measures[:1],
-        }, partial
+        shape |= {"doc_to_text": "gold", "doc_to_target": "{{ending}}"}
+        return {**shape, "metric_list": measures[:1]}, by_context
     return {**shape, "doc_to_text": "{{query}}", "doc_to_target": "gold"}, plain
 
 
 def _cloze(task: Task) -> tuple[HarnessConfig, HarnessDocument]:
     """The harness adds no space before a target scored alone, so the word includes its own."""
-    spaced = {
+    return {
+        "output_type": "loglikelihood",
         "doc_to_text": "{{query}}",
         "doc_to_target": "{{' ' + answer}}",
         "target_delimiter": "",
-    }
-    measures = [{"metric": "acc"}, {"metric": "perplexity"}]
-    return {
-        "output_type": "loglikelihood",
-        **spaced,
-        "metric_list": measures,
-    }, lambda example: _asked(task, example)
+        "metric_list": [{"metric": "acc"}, {"metric": "perplexity"}],
+    }, partial(_asked, task)
 
 
 def _write(task: Task) -> tuple[HarnessConfig, HarnessDocument]:
     kwargs = {"until": ["\n"], "max_gen_toks": task.max_answer_tokens, "do_sample": False}
-    shape = {"output_type": "generate_until", **_ASKED, "generation_kwargs": kwargs}
-    return {**shape, "metric_list": [{"metric": "exact_match"}]}, lambda example: _asked(
-        task, example
-    )
-
-
-_ASKED = {"doc_to_text": "{{query}}", "doc_to_target": "{{answer}}"}
+    return {
+        "output_type": "generate_until",
+        "doc_to_text": "{{query}}",
+        "doc_to_target": "{{answer}}",
+        "generation_kwargs": kwargs,
+        "metric_list": [{"metric": "exact_match"}],
+    }, partial(_asked, task)
 
 
 def _asked(task: Task, example: Example) -> HarnessConfig:

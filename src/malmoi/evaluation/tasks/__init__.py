@@ -1,5 +1,7 @@
 """Tasks: GLUE, SQuAD, NER, multiple choice, Korean tasks, GPT-3's, and custom tables."""
 
+from importlib import import_module
+
 from malmoi.errors import UsageError, nearest
 from malmoi.evaluation.examples import (
     Examples,
@@ -12,35 +14,16 @@ from malmoi.evaluation.examples import (
 from malmoi.evaluation.kinds import KIND_ALIASES, KINDS, custom_task, metric_names, task_prompt
 from malmoi.evaluation.prompts import TaskPrompt
 from malmoi.evaluation.task import Example, Task, columns
-from malmoi.evaluation.tasks import (
-    arithmetic,
-    choice,
-    commonsense,
-    glue,
-    korean,
-    language_modelling,
-    minimal_pairs,
-    ner,
-    scramble,
-    squad,
-)
 from malmoi.system.plugins import Registry, load_installed_plugins
 from malmoi.text.rows import table_rows
 
 _FAMILIES = (
-    glue,
-    korean,
-    ner,
-    squad,
-    choice,
-    commonsense,
-    language_modelling,
-    minimal_pairs,
-    arithmetic,
-    scramble,
-)
+    "glue", "korean", "ner", "squad", "choice", "commonsense", "language_modelling",
+    "minimal_pairs", "arithmetic", "scramble",
+)  # fmt: skip
+_MODULES = (import_module(f"malmoi.evaluation.tasks.{name}") for name in _FAMILIES)
 TASKS: Registry[Task] = Registry(
-    "task", {task.name: task for family in _FAMILIES for task in family.TASKS}
+    "task", {task.name: task for module in _MODULES for task in module.TASKS}
 )
 
 __all__ = [

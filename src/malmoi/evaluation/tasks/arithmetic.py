@@ -47,7 +47,7 @@ def _row(question: str, answer: int, number: int) -> DataRow:
 
 def arithmetic_example(row: DataRow) -> Example:
     answer = row.label("answer")
-    return Example(row.text("question"), None, None if answer is None else (answer,), "", row.place)
+    return Example(row.text("question"), label=None if answer is None else (answer,))
 
 
 def _task(name: str, about: str, made: Callable[[Random], Iterator[DataRow]]) -> Task:

@@ -7,14 +7,7 @@ from pathlib import Path
 
 from malmoi.evaluation.task import Example, Task
 from malmoi.text.dialect import Commas
-from malmoi.text.rows import (
-    BadRow,
-    BrokenRow,
-    DataRow,
-    any_rows,
-    json_line_rows,
-    table_rows,
-)
+from malmoi.text.rows import BadRow, BrokenRow, DataRow, any_rows, json_line_rows, table_rows
 
 
 def swag_rows(path: Path) -> Iterator[DataRow]:
@@ -25,40 +18,32 @@ def swag_rows(path: Path) -> Iterator[DataRow]:
 def swag(row: DataRow) -> Example:
     """A scene, the beginning of the next one, and four possible endings."""
     endings = tuple(row.text(f"ending{i}") for i in range(4))
-    return Example(row.text("sent1"), row.text("sent2"), row.whole("label"), "", row.place, endings)
+    return Example(row.text("sent1"), row.text("sent2"), row.whole("label"), choices=endings)
 
 
 def race_rows(path: Path) -> Iterator[DataRow]:
     """Reads one article per line; each of its questions becomes a row."""
     for row in json_line_rows(path):
-        missing = [
-            name
-            for name in ("article", "questions", "options", "answers")
-            if name not in row.values
-        ]
-        if isinstance(row, BrokenRow) or missing:
-            yield (
-                row
-                if isinstance(row, BrokenRow)
-                else BrokenRow({}, row.place, f"there is no {missing[0]!r}")
-            )
-            continue
-        parts = [row[name] for name in ("questions", "options", "answers")]
-        if len({len(part) for part in parts}) != 1:
-            why = (
-                f"{len(parts[0])} questions, {len(parts[1])} lists of options, {len(parts[2])} "
-                f"answers"
-            )
-            yield BrokenRow({}, row.place, why)
-            continue
-        for question, options, answer in zip(*parts, strict=True):
-            values = {
-                "article": row["article"],
-                "question": question,
-                "options": options,
-                "answer": answer,
-            }
-            yield DataRow(values, row.place)
+        names = ("article", "questions", "options", "answers")
+        missing = [name for name in names if name not in row.values]
+        if isinstance(row, BrokenRow):
+            yield row
+        elif missing:
+            yield BrokenRow({}, row.place, f"there is no {missing[0]!r}")
+        else:
+            yield from _race_questions(row)
+
+
+def _race_questions(row: DataRow) -> Iterator[DataRow]:
+    parts = [row[name] for name in ("questions", "options", "answers")]
+    asked, options, answers = map(len, parts)
+    if not asked == options == answers:
+        why = f"{asked} questions, {options} lists of options, {answers} answers"
+        yield BrokenRow({}, row.place, why)
+        return
+    for values in zip(*parts, strict=True):
+        named = dict(zip(("question", "options", "answer"), values, strict=True))
+        yield DataRow({"article": row["article"], **named}, row.place)
 
 
 def race(row: DataRow) -> Example:
@@ -67,9 +52,7 @@ def race(row: DataRow) -> Example:
     if letter is not None and letter not in "ABCDEFGH":
         raise BadRow(row.place, f"the answer must be a letter such as A, not {letter!r}")
     right = None if letter is None else "ABCDEFGH".index(letter)
-    return Example(
-        row.text("article"), row.text("question"), right, "", row.place, tuple(row["options"])
-    )
+    return Example(row.text("article"), row.text("question"), right, choices=tuple(row["options"]))
 
 
 def query_example(row: DataRow) -> Example:
@@ -77,7 +60,7 @@ def query_example(row: DataRow) -> Example:
     choices = tuple(map(str, row["choices"]))
     if len(choices) < 2:
         raise BadRow(row.place, "there are fewer than two choices")
-    return Example(row.text("query"), None, row.whole("gold"), "", row.place, choices)
+    return Example(row.text("query"), label=row.whole("gold"), choices=choices)
 
 
 def copa(row: DataRow) -> Example:
@@ -89,12 +72,7 @@ def copa(row: DataRow) -> Example:
         raise BadRow(row.place, f"the question must be cause or effect, not {row['question']!r}")
     choices = (row.text("choice1"), row.text("choice2"))
     return Example(
-        f"{row.text('premise').rstrip('.')} {link}",
-        None,
-        row.whole("label"),
-        "",
-        row.place,
-        choices,
+        f"{row.text('premise').rstrip('.')} {link}", label=row.whole("label"), choices=choices
     )
 
 
@@ -106,7 +84,7 @@ def story_cloze(row: DataRow) -> Example:
     if right not in (1, 2, None):
         raise BadRow(row.place, f"AnswerRightEnding must be 1 or 2, not {right}")
     label = None if right is None else right - 1
-    return Example(story, None, label, str(row.values.get("InputStoryid", "")), row.place, endings)
+    return Example(story, label=label, id=str(row.values.get("InputStoryid", "")), choices=endings)
 
 
 SWAG = Task(
@@ -124,7 +102,6 @@ RACE = Task(
     race_rows,
     race,
     about="exam questions about an article",
-    files=("train*", "dev*"),
     prompt="{text}\nQuestion: {pair}\nAnswer:",
 )
 COPA = Task(

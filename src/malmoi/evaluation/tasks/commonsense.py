@@ -25,12 +25,7 @@ def piqa(row: DataRow) -> Example:
     if "query" in row.values:
         return _question(row)
     return Example(
-        row.text("goal"),
-        None,
-        row.whole("label"),
-        "",
-        row.place,
-        (row.text("sol1"), row.text("sol2")),
+        row.text("goal"), label=row.whole("label"), choices=(row.text("sol1"), row.text("sol2"))
     )
 
 
@@ -54,11 +49,9 @@ def arc(row: DataRow) -> Example:
     choices = tuple(text for _, text in pairs)
     return Example(
         prefix,
-        None,
-        None if key is None else marks.index(key),
-        str(row.values.get("id", "")),
-        row.place,
-        choices,
+        label=None if key is None else marks.index(key),
+        id=str(row.values.get("id", "")),
+        choices=choices,
     )
 
 
@@ -71,12 +64,7 @@ def winograd(row: DataRow) -> Example:
         right = row.whole("answer")
         choices = (row.text("option1"), row.text("option2"))
         return Example(
-            before.strip(),
-            f"_{after}",
-            None if right is None else right - 1,
-            "",
-            row.place,
-            choices,
+            before.strip(), f"_{after}", None if right is None else right - 1, choices=choices
         )
     contexts = [str(context).split() for context in row["context_options"]]
     shared = sum(
@@ -87,7 +75,7 @@ def winograd(row: DataRow) -> Example:
     )
     fills = tuple(" ".join(context[shared:]) for context in contexts)
     rest = f"_ {row.text('continuation').strip()}"
-    return Example(" ".join(contexts[0][:shared]), rest, row.whole("gold"), "", row.place, fills)
+    return Example(" ".join(contexts[0][:shared]), rest, row.whole("gold"), choices=fills)
 
 
 def hellaswag(row: DataRow) -> Example:
@@ -95,11 +83,9 @@ def hellaswag(row: DataRow) -> Example:
     endings = tuple(map(str, row["endings"]))
     return Example(
         row.text("ctx"),
-        None,
-        row.whole("label"),
-        str(row.values.get("ind", "")),
-        row.place,
-        endings,
+        label=row.whole("label"),
+        id=str(row.values.get("ind", "")),
+        choices=endings,
     )
 
 
@@ -109,9 +95,7 @@ def boolq(row: DataRow) -> Example:
     known = {"true": "1", "false": "0", "1": "1", "0": "0", "yes": "1", "no": "0"}
     if found is not None and found.lower() not in known:
         raise BadRow(row.place, f"the answer must be true or false, not {found!r}")
-    return Example(
-        row.text("passage"), row.text("question"), found and known[found.lower()], "", row.place
-    )
+    return Example(row.text("passage"), row.text("question"), found and known[found.lower()])
 
 
 def cbt_rows(path: Path) -> Iterator[DataRow]:
@@ -138,9 +122,7 @@ def cbt(row: DataRow) -> Example:
     if "XXXXX" not in row["question"] or row["answer"] not in options:
         raise BadRow(row.place, "there must be a gap XXXXX, and its word among the candidates")
     question = row.text("question").replace("_", " ").replace("XXXXX", "_", 1)
-    return Example(
-        row.text("story"), question, options.index(row["answer"]), "", row.place, options
-    )
+    return Example(row.text("story"), question, options.index(row["answer"]), choices=options)
 
 
 QUESTION_PROMPT = "Question: {text}\nAnswer:"

@@ -1,6 +1,7 @@
 """GLUE (Wang et al. 2018) in its own file formats, and related data sets: SICK, IMDB."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from malmoi.evaluation.task import Task, columns, numbers
@@ -94,17 +95,13 @@ STSB = Task(
     prompt="First: {text}\nSecond: {pair}\nHow alike are they, from 0 to 5?",
     answers={str(n): str(n) for n in range(6)},
 )
-QQP = Task(
-    "qqp",
-    "classification",
-    table_rows,
-    columns("question1", "question2", "is_duplicate"),
+QQP = replace(
+    MRPC,
+    name="qqp",
+    example=columns("question1", "question2", "is_duplicate"),
     about="do two questions ask the same?",
-    metrics=("f1", "accuracy"),
-    labels=("0", "1"),
-    both_orders=True,
+    files=("train*", "dev*"),
     prompt="First: {text}\nSecond: {pair}\nDo they ask the same?",
-    answers=YES_NO,
 )
 MNLI = Task(
     "mnli",
@@ -118,17 +115,11 @@ MNLI = Task(
     prompt="{text}\nQuestion: {pair} True, False, or Neither?\nAnswer:",
     answers={"contradiction": "False", "entailment": "True", "neutral": "Neither"},
 )
-MNLI_MM = Task(
-    "mnli-mm",
-    "classification",
-    table_rows,
-    MNLI.example,
+MNLI_MM = replace(
+    MNLI,
+    name="mnli-mm",
     about="MNLI, evaluated on genres not seen in training",
-    metrics=("accuracy",),
-    labels=NLI_LABELS,
     files=("train*", "dev_mismatched*"),
-    prompt=MNLI.prompt,
-    answers=MNLI.answers,
 )
 QNLI = Task(
     "qnli",
@@ -152,92 +143,61 @@ RTE = Task(
     prompt="{text}\nQuestion: {pair} True or False?\nAnswer:",
     answers={"entailment": "True", "not_entailment": "False"},
 )
-WNLI = Task(
-    "wnli",
-    "classification",
-    table_rows,
-    columns("sentence1", "sentence2"),
+WNLI = replace(
+    RTE,
+    name="wnli",
     about="does a sentence with its pronoun replaced follow?",
-    metrics=("accuracy",),
     labels=("0", "1"),
-    prompt=RTE.prompt,
     answers={"0": "False", "1": "True"},
 )
-SNLI = Task(
-    "snli",
-    "classification",
-    snli_rows,
-    columns("sentence1", "sentence2", "gold_label", id="pairID"),
+SNLI = replace(
+    MNLI,
+    name="snli",
+    rows=snli_rows,
+    example=columns("sentence1", "sentence2", "gold_label", id="pairID"),
     about="entailment, contradiction or neither, of image captions (Bowman et al. 2015)",
-    metrics=("accuracy",),
-    labels=NLI_LABELS,
     files=("*train*", "*dev*"),
-    prompt=MNLI.prompt,
-    answers=MNLI.answers,
 )
-SCITAIL = Task(
-    "scitail",
-    "classification",
-    scitail_rows,
-    columns("premise", "hypothesis", "label"),
+SCITAIL = replace(
+    RTE,
+    name="scitail",
+    rows=scitail_rows,
+    example=columns("premise", "hypothesis", "label"),
     about="does a sentence of science entail an answer? (Khot et al. 2018)",
-    metrics=("accuracy",),
     labels=("entails", "neutral"),
     files=("*train*", "*dev*"),
-    prompt=RTE.prompt,
     answers={"entails": "True", "neutral": "False"},
 )
-SICK = Task(
-    "sick",
-    "classification",
-    table_rows,
-    columns("sentence_A", "sentence_B", "entailment_judgment", id="pair_ID"),
+SICK = replace(
+    MNLI,
+    name="sick",
+    example=columns("sentence_A", "sentence_B", "entailment_judgment", id="pair_ID"),
     about="entailment, contradiction or neither, in plain sentences",
-    metrics=("accuracy",),
     labels=("CONTRADICTION", "ENTAILMENT", "NEUTRAL"),
     files=("*train*", "*trial*"),
-    prompt=MNLI.prompt,
     answers={name.upper(): word for name, word in MNLI.answers.items()},
 )
-SICK_R = Task(
-    "sick-r",
-    "regression",
-    table_rows,
-    numbers("sentence_A", "sentence_B", "relatedness_score", id="pair_ID"),
+SICK_R = replace(
+    STSB,
+    name="sick-r",
+    example=numbers("sentence_A", "sentence_B", "relatedness_score", id="pair_ID"),
     about="how related are two plain sentences, 1 to 5?",
+    metrics=(),
     files=("*train*", "*trial*"),
-    both_orders=True,
     prompt="First: {text}\nSecond: {pair}\nHow related are they, from 1 to 5?",
     answers={str(n): str(n) for n in range(1, 6)},
 )
-IMDB = Task(
-    "imdb",
-    "classification",
-    table_rows,
-    columns("text"),
+IMDB = replace(
+    SST2,
+    name="imdb",
+    example=columns("text"),
     about="does a film review praise or blame?",
-    metrics=("accuracy",),
     labels=("neg", "pos"),
     files=("*train*", "*test*"),
-    prompt="Review: {text}\nSentiment:",
     answers={"neg": "negative", "pos": "positive"},
 )
 
 TASKS = (
-    COLA,
-    COLA_LIKELIHOOD,
-    SST2,
-    MRPC,
-    STSB,
-    QQP,
-    MNLI,
-    MNLI_MM,
-    QNLI,
-    RTE,
-    WNLI,
-    SNLI,
-    SCITAIL,
-    SICK,
-    SICK_R,
-    IMDB,
-)
+    COLA, COLA_LIKELIHOOD, SST2, MRPC, STSB, QQP, MNLI, MNLI_MM, QNLI, RTE, WNLI, SNLI, SCITAIL,
+    SICK, SICK_R, IMDB,
+)  # fmt: skip

@@ -1,7 +1,9 @@
 """Korean tasks: NSMC (film reviews), KorSTS (Ham et al. 2020), KLUE-NLI (Park et al. 2021)."""
 
-from malmoi.evaluation.task import Task, columns, numbers
-from malmoi.evaluation.tasks.glue import NLI_LABELS
+from dataclasses import replace
+
+from malmoi.evaluation.task import Task, columns
+from malmoi.evaluation.tasks.glue import NLI_LABELS, STSB
 from malmoi.text.rows import json_array_rows, table_rows
 
 NSMC = Task(
@@ -16,17 +18,12 @@ NSMC = Task(
     prompt="리뷰: {text}\n감정:",
     answers={"0": "부정", "1": "긍정"},
 )
-KORSTS = Task(
-    "korsts",
-    "regression",
-    table_rows,
-    numbers("sentence1", "sentence2"),
+KORSTS = replace(
+    STSB,
+    name="korsts",
     about="두 문장이 얼마나 비슷한가, 0에서 5 (Korean similarity)",
-    metrics=("spearman", "pearson"),
     files=("*train*", "*dev*"),
-    both_orders=True,
     prompt="문장 1: {text}\n문장 2: {pair}\n얼마나 비슷한가? (0에서 5)\n답:",
-    answers={str(n): str(n) for n in range(6)},
 )
 KLUE_NLI = Task(
     "klue-nli",

@@ -26,13 +26,11 @@ def lambada_rows(path: Path) -> Iterator[DataRow]:
 def lambada(row: DataRow) -> Example:
     """A passage without its last word; the label is that word (Paperno et al. 2016)."""
     if "context" in row.values:
-        return Example(
-            row.text("context").rstrip(), None, row.text("continuation").strip(), "", row.place
-        )
+        return Example(row.text("context").rstrip(), label=row.text("continuation").strip())
     before, _, last = row.text("text").rstrip().rpartition(" ")
     if not before:
         raise BadRow(row.place, "a passage needs two words at least")
-    return Example(before.rstrip(), None, last, "", row.place)
+    return Example(before.rstrip(), label=last)
 
 
 # ------------------------------------------------------------------ likelihood
@@ -59,7 +57,7 @@ def whole_file(path: Path) -> Iterator[DataRow]:
 
 def detokenized(clean: Callable[[str], str]) -> Callable[[DataRow], Example]:
     """Makes examples of the detokenized text, with the original as `pair` for its word count."""
-    return lambda row: Example(clean(row.text("text")), row.text("text"), None, "", row.place)
+    return lambda row: Example(clean(row.text("text")), row.text("text"))
 
 
 # GPT-2 §3.1 reverses the data sets' tokenization by rules it does not publish. WikiText's here are
@@ -110,7 +108,7 @@ def text_pair(sources: tuple[str, ...], targets: tuple[str, ...], row: DataRow) 
     """A text and its reference output, from the first of these columns that exist."""
     text = row.text(next((name for name in sources if name in row.values), sources[0]))
     right = row.label(*targets)
-    return Example(text.strip(), None, None if right is None else (right,), "", row.place)
+    return Example(text.strip(), label=None if right is None else (right,))
 
 
 LAMBADA = Task("lambada", "cloze", lambada_rows, lambada, about="the last word of a passage")
@@ -129,11 +127,7 @@ PTB = Task(
     about="how likely is the Wall Street Journal of 1989?",
 )
 PLAIN_TEXT = Task(
-    "plain-text",
-    "text",
-    whole_file,
-    detokenized(str),
-    about="how likely is any text, word by word?",
+    "plain-text", "text", whole_file, detokenized(str), "how likely is any text, word by word?"
 )
 TRANSLATION = Task(
     "translation",

@@ -10,7 +10,7 @@ def blimp(row: DataRow) -> Example:
     good = row.text("sentence_good" if published else "good")
     bad = row.text("sentence_bad" if published else "bad")
     group = row.text("linguistics_term" if published else "phenomenon")
-    return Example(good, label=0, place=row.place, choices=(good, bad), group=group)
+    return Example(good, label=0, choices=(good, bad), group=group)
 
 
 def kontrast(row: DataRow) -> Example:
@@ -20,7 +20,7 @@ def kontrast(row: DataRow) -> Example:
         raise BadRow(row.place, f"gold_label is A or B, not {right!r}")
     choices = (row.text("sentence_A"), row.text("sentence_B"))
     label = "AB".index(right)
-    return Example(choices[label], label=label, place=row.place, choices=choices)
+    return Example(choices[label], label=label, choices=choices)
 
 
 BLIMP = Task(
@@ -31,10 +31,6 @@ BLIMP = Task(
     about="which of two sentences is English? 67 paradigms of grammar",
 )
 KONTRAST = Task(
-    "kontrast",
-    "pairs",
-    any_rows,
-    kontrast,
-    about="어느 문장이 자연스러운가? (Korean minimal pairs)",
+    "kontrast", "pairs", any_rows, kontrast, "어느 문장이 자연스러운가? (Korean minimal pairs)"
 )
 TASKS = (BLIMP, KONTRAST)

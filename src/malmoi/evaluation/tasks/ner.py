@@ -1,6 +1,7 @@
 """Named entities: CoNLL-2003 (Tjong Kim Sang & De Meulder 2003) and the Korean set klp2016."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from malmoi.evaluation.task import Example, Task
@@ -46,11 +47,8 @@ def _fault(columns: list[str], word: int, wide: int, *, bare: bool) -> str:
     """What is wrong with a line, if anything; `bare`: it starts with the space before a tag."""
     if bare or len(columns) < word + 2 or not columns[word].strip():
         return "must hold a word and a tag"
-    return (
-        f"must have {wide} columns like the lines before it"
-        if wide not in (0, len(columns))
-        else ""
-    )
+    other = wide not in (0, len(columns))
+    return f"must have {wide} columns like the lines before it" if other else ""
 
 
 def _sentence(place: str, words: list[str], tags: list[str], broken: str) -> Iterator[DataRow]:
@@ -63,9 +61,7 @@ def _sentence(place: str, words: list[str], tags: list[str], broken: str) -> Ite
 def tagging_example(row: DataRow) -> Example:
     """Words and their tags, converted to IOB2."""
     words = tuple(row["words"])
-    return Example(
-        " ".join(words), label=tuple(iob2(row["tags"], row.place)), place=row.place, words=words
-    )
+    return Example(" ".join(words), label=tuple(iob2(row["tags"], row.place)), words=words)
 
 
 def iob2(tags: list[str], place: str) -> list[str]:
@@ -83,10 +79,6 @@ def iob2(tags: list[str], place: str) -> list[str]:
     return marked
 
 
-def conll_rows(path: Path) -> Iterator[DataRow]:
-    return conll_sentences(path)
-
-
 def klp_rows(path: Path) -> Iterator[DataRow]:
     """Reads number, morpheme, part of speech, tag; ; and $ lines before them hold the sentence."""
     return conll_sentences(path, "\t", word=1)
@@ -95,22 +87,20 @@ def klp_rows(path: Path) -> Iterator[DataRow]:
 CONLL2003 = Task(
     "conll2003",
     "tagging",
-    conll_rows,
+    conll_sentences,
     tagging_example,
     about="which words name a person, a place, an organisation?",
     files=("*train*", "*testa*"),
     prompt="Text: {text}\nNames:",
     max_answer_tokens=64,
 )
-KLP2016 = Task(
-    "klp2016",
-    "tagging",
-    klp_rows,
-    tagging_example,
+KLP2016 = replace(
+    CONLL2003,
+    name="klp2016",
+    rows=klp_rows,
     about="사람, 곳, 기관, 날짜, 시간의 이름은 어디에? (Korean names)",
     files=("*train*", "*dev*"),
     prompt="글: {text}\n이름:",
-    max_answer_tokens=64,
 )
 
 TASKS = (CONLL2003, KLP2016)

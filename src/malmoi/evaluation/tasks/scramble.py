@@ -72,7 +72,7 @@ def scrambled_file(mix: Mix, path: Path) -> Iterator[DataRow]:
 
 
 def scramble_example(row: DataRow) -> Example:
-    return Example(row.text("mixed"), None, (row.text("word"),), "", row.place)
+    return Example(row.text("mixed"), label=(row.text("word"),))
 
 
 def _task(name: str, about: str, mix: Mix) -> Task:

@@ -1,6 +1,7 @@
 """SQuAD 1.1 (Rajpurkar et al. 2016) and 2.0 (2018): a question, a paragraph, an answer span."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def squad_example(row: DataRow) -> Example:
     if impossible or "answers" in row.values:
         given = [] if impossible else row["answers"]
         golds = tuple(dict.fromkeys(_gold(one, row.place) for one in given))
-    return Example(row.text("question"), row.text("context"), golds, str(row["id"]), row.place)
+    return Example(row.text("question"), row.text("context"), golds, id=str(row["id"]))
 
 
 def _gold(answer: Any, place: str) -> tuple[str, int]:
@@ -49,24 +50,12 @@ SQUAD = Task(
     squad_questions,
     squad_example,
     about="where in a paragraph is the answer?",
-    files=("train*", "dev*"),
     prompt=SQUAD_PROMPT,
 )
-SQUAD2 = Task(
-    "squad2",
-    "answer",
-    squad_questions,
-    squad_example,
-    about="where is the answer, if there is one at all?",
-    files=("train*", "dev*"),
-    prompt=SQUAD_PROMPT,
-)
-
-KORQUAD = Task(
-    "korquad",
-    "answer",
-    squad_questions,
-    squad_example,
+SQUAD2 = replace(SQUAD, name="squad2", about="where is the answer, if there is one at all?")
+KORQUAD = replace(
+    SQUAD,
+    name="korquad",
     about="문단에서 질문의 답은 어디인가? (KorQuAD 1.0; F1 by characters)",
     metrics=("korquad_f1", "korquad_exact"),
     files=("*train*", "*dev*"),
@@ -76,9 +65,8 @@ SQUAD_RETRIEVAL = Task(
     "squad-retrieval",
     "retrieval",
     squad_questions,
-    lambda row: Example(row.text("question"), row.text("context"), 0, str(row["id"]), row.place),
+    lambda row: Example(row.text("question"), row.text("context"), 0, id=str(row["id"])),
     about="which paragraph answers a question?",
-    files=("train*", "dev*"),
 )
 
 TASKS = (SQUAD, SQUAD2, KORQUAD, SQUAD_RETRIEVAL)

@@ -8,11 +8,9 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.evaluation.in_context.answer_scores import SCORINGS, ScoredAnswer, score_answers
-from malmoi.evaluation.in_context.graders import scorings
-from malmoi.evaluation.in_context.question import QuestionBuilder
+from malmoi.evaluation.in_context.graders import SCORINGS, ScoredAnswer, score_answers, scorings
+from malmoi.evaluation.in_context.question import QuestionBuilder, Shots
 from malmoi.evaluation.in_context.session import EvaluationSession
-from malmoi.evaluation.in_context.shots import Shots
 from malmoi.evaluation.tasks import (
     Example,
     Task,

@@ -69,7 +69,7 @@ def _rows(rule: HiddenRule, items: RuleItems, rng: Random) -> Iterator[DataRow]:
 
 
 def _example(row: DataRow) -> Example:
-    return Example(row.text("x"), None, (row.text("y"),), "", row.place)
+    return Example(row.text("x"), label=(row.text("y"),))
 
 
 # settings that may change between two calls
