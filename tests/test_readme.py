@@ -93,7 +93,7 @@ def test_a_command_of_the_pages_parses(words: list[str]) -> None:
         from malmoi.training.pretrain import resolve_recipe
         from malmoi.training.recipes import RECIPES
 
-        budget = given(**{key: values[key] for key in ("minutes", "tokens", "steps")})
+        budget = given(values, "minutes", "tokens", "steps")
         for recipe in RECIPES.keys() & set(values["words"]):
             resolve_recipe(recipe, changes_of(values["settings"]) | budget)
 

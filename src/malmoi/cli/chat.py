@@ -2,12 +2,12 @@
 
 import sys
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from malmoi.cli import options as opt
-from malmoi.cli.inputs import open_model
+from malmoi.cli.inputs import given, open_model
 from malmoi.cli.options import option
 from malmoi.cli.output import print_json
 from malmoi.errors import UsageError
@@ -37,9 +37,7 @@ def chat_command(
     Example: malmoi chat --model SmolLM2-135M-Instruct.gguf --temperature 0 "What is the capital of
     France?"
     """
-    options: dict[str, Any] = dict(
-        max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed
-    )
+    options = given(locals(), "max_new_tokens", "temperature", "top_p", "seed")
     lm = open_model(model, device, dtype)
     messages = [{"role": "system", "content": system}] if system else []
     for said in texts or _typed():

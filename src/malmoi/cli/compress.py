@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from malmoi.cli import options as opt
-from malmoi.cli.inputs import changes_of, chosen_task, load_torch
+from malmoi.cli.inputs import changes_of, given_columns, load_torch
 from malmoi.cli.options import option
 from malmoi.cli.output import note, print_json, print_table
 from malmoi.errors import UsageError
@@ -49,7 +49,7 @@ def quantize_command(
     from malmoi.compression.quantize import quantize_model
 
     require_free(out, overwrite=overwrite)
-    asked = _task(task, text, pair, label)
+    asked = _task(task, given_columns(locals()))
     if (method == "gptq") != (calibration is not None):
         raise UsageError("--method gptq and --calibration FILE go together: GPTQ reads that text.")
     judged: JudgedOptions = {"task": asked, "data": data, "device": device}
@@ -90,7 +90,7 @@ def prune_command(
     ways: dict[str, Any] = dict(
         sparsity=sparsity, pattern=pattern, layers=layers, heads=heads, neurons=neurons
     )
-    asked = _task(task, text, pair, label)
+    asked = _task(task, given_columns(locals()))
     _show(prune_model(model, out, **ways, train=train, task=asked, data=data, device=device), json)
     blind = train is None and (heads or neurons)
     ranked = [
@@ -139,7 +139,7 @@ def distil_command(
 
     ways: dict[str, Any] = dict(layers=layers, student=student, temperature=temperature, soft=soft)
     changes: dict[str, Any] = {**changes_of(settings), "overwrite": overwrite}
-    asked = _task(task, text, pair, label)
+    asked = _task(task, given_columns(locals()))
     _show(
         distil_model(
             model, out, data, task=asked, dev=dev or None, **ways, device=device, **changes
@@ -180,12 +180,14 @@ def share_command(
     )
 
 
-def _task(name: str | None, text: str | None, pair: str | None, label: str | None) -> "Task | None":
-    if name is None and (text or pair or label):
+def _task(name: str | None, columns: dict[str, Any]) -> "Task | None":
+    from malmoi.evaluation.guess import task_on_columns
+
+    if name is None and columns:
         raise UsageError(
             "--text, --pair and --label are columns of a task's rows: name the --task too."
         )
-    return chosen_task(name, text=text, pair=pair, label=label) if name else None
+    return task_on_columns(name, **columns) if name else None
 
 
 def _remark(out: Path, *others: str) -> None:

@@ -77,13 +77,7 @@ def build_command(
     from malmoi.corpus.build import run_build
 
     changes: dict[str, Any] = changes_of(settings) | given(
-        steps=steps,
-        language=language,
-        links=links,
-        block_domains=block_domains,
-        weights=weights,
-        documents=documents,
-        text=text,
+        locals(), "steps", "language", "links", "block_domains", "weights", "documents", "text"
     )
     found = run_build(
         sources,

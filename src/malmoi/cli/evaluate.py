@@ -7,7 +7,7 @@ import typer
 
 from malmoi.cli import options as opt
 from malmoi.cli.finetune import show_facts, task_and_files
-from malmoi.cli.inputs import complete_tasks, given, load_torch, open_model, split_columns
+from malmoi.cli.inputs import complete_tasks, given, given_columns, load_torch, open_model
 from malmoi.cli.options import option
 from malmoi.cli.output import print_json, print_table, say
 from malmoi.errors import UsageError
@@ -95,41 +95,30 @@ def evaluate_command(
     from malmoi.evaluation.evaluate import in_context
 
     asking = given(
-        shots=shots,
-        train=train,
-        seed=seed,
-        limit=limit,
-        score=score,
-        template=template,
-        reading=reading,
+        locals(), "shots", "train", "seed", "limit", "score", "template", "reading", "beams"
     )
+    columns = given_columns(locals())
     find = _overlaps_with(contamination)
-    columns = given(text=text, pair=pair, label=label, choices=choices, separator=separator)
+    found: dict[str, Any] = {} if find is None else {"contamination": find}
     harnessed = next((word for word in words or [] if word.endswith(YAML)), None)
     name, files = ("", data or []) if harnessed else task_and_files(words or [], data)
     opened = open_model(model, device, dtype)
     rows: Any = files[0] if len(files) == 1 else files or None
     chosen = harnessed or _task(opened, name, rows, columns, metric)
     if opened.config.encoder_depth:
-        asking |= given(contamination=find, beams=beams)
-        show_facts(judge(opened, chosen, rows, **asking), json)
+        show_facts(judge(opened, chosen, rows, **asking, **found), json)
     elif beams is not None:
         raise UsageError("--beams is for a model that translates (malmoi pretrain transformer-…).")
     elif harness is not None or isinstance(chosen, str):
-        asking |= given(contamination=find)
-        show_facts(judge(opened, chosen, rows, skip_bad=skip_bad, harness=harness, **asking), json)
+        asking |= found | {"skip_bad": skip_bad, "harness": harness}
+        show_facts(judge(opened, chosen, rows, **asking), json)
     elif asking or show or out or in_context(chosen, opened):
         from malmoi.evaluation.few_shot import few_shot_results, in_context_config
 
-        _tell(
-            few_shot_results(
-                opened, chosen, rows, in_context_config(asking | {"skip_bad": skip_bad}), out, find
-            ),
-            show,
-            json,
-        )
+        config = in_context_config(asking | {"skip_bad": skip_bad})
+        _tell(few_shot_results(opened, chosen, rows, config, out, find), show, json)
     else:
-        facts = judge(opened, chosen, rows, skip_bad=skip_bad, per_label=True, contamination=find)
+        facts = judge(opened, chosen, rows, skip_bad=skip_bad, per_label=True, **found)
         show_facts(facts, json)
         if not json:
             _print_contamination(facts.get("contamination"))
@@ -162,7 +151,7 @@ def _print_contamination(found: dict[str, Any] | None) -> None:
 
 
 def _task(
-    model: "Model", name: str, rows: Any, columns: dict[str, str], metric: str | None
+    model: "Model", name: str, rows: Any, columns: dict[str, Any], metric: str | None
 ) -> "Task":
     """The task that was named, or the one that the model was fine-tuned for, on its columns."""
     from malmoi.evaluation.guess import evaluated_task, tuned_task
@@ -171,7 +160,7 @@ def _task(
     if not name and tuned_task(model) is None:
         folder = model.checkpoint.source
         raise UsageError(f"Which task? Name it: malmoi evaluate TASK --model {folder}")
-    task, found = evaluated_task(model, name or None, rows, split_columns(columns))
+    task, found = evaluated_task(model, name or None, rows, columns)
     if found is not None:
         say(found.describe())
     return by_metric(task, metric or "")
@@ -229,7 +218,5 @@ def _item(result: "InContextResult", number: int) -> dict[str, Any]:
         "choices": list(prompt.choices),
         "ending": prompt.ending,
         "right": right,
-        "said": prompt.choices[said]
-        if isinstance(said, int) and not isinstance(said, bool)
-        else said,
+        "said": prompt.choices[said] if type(said) is int else said,
     }

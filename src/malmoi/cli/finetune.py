@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from malmoi.cli import options as opt
-from malmoi.cli.inputs import changes_of, complete_tasks, given, load_torch, split_columns
+from malmoi.cli.inputs import changes_of, complete_tasks, given, given_columns, load_torch
 from malmoi.cli.options import option
 from malmoi.cli.output import note, print_json, print_table, say
 from malmoi.errors import UsageError, nearest
@@ -121,29 +121,28 @@ def finetune_command(
 
     Example: malmoi finetune sst2 SST-2/train.tsv --dev SST-2/dev.tsv -m runs/bert -o runs/sst2
     """
+    options = dict(locals())
     name, files = task_and_files(words, data)
     if not files:
         raise UsageError(
             f"The task {name} needs rows: malmoi finetune {name} train.csv --model DIR"
         )
-    columns = given(text=text, pair=pair, label=label, choices=choices, separator=separator)
-    task = guessed_task(name, files, **columns)
+    rows = files[0] if len(files) == 1 else files
+    from malmoi.evaluation.guess import guess_task
+
+    task, found = guess_task(name or None, rows, **given_columns(options))
+    if found is not None:
+        say(found.describe())
     base = model or newest_model(files[0], writes=task.kind == "writing")
     folder = out or Path("runs") / files[0].name.split(".")[0]
     if model is None or out is None:
         say(f"model = {base}, out = {folder}")
 
     load_torch()
+    from malmoi.finetuning.config import FinetuneConfig
     from malmoi.finetuning.finetune import run_finetuning
 
-    changes: dict[str, Any] = given(
-        epochs=epochs, steps=steps, minutes=minutes, lr=lr, batch=batch, length=length
-    )
-    changes |= given(seed=seed, seeds=seeds, features=features, adapter=adapter, lm=lm)
-    changes |= given(metric=metric, track=track)
-    flags = dict(best=best, grid=grid, freeze=freeze, from_scratch=from_scratch, skip_bad=skip_bad)
-    changes |= {name: True for name, given in flags.items() if given} | changes_of(settings)
-    rows = files[0] if len(files) == 1 else files
+    changes = given(options, *FinetuneConfig.__dataclass_fields__) | changes_of(settings)
     done = run_finetuning(
         base, task, rows, folder, dev or None, device=device, overwrite=overwrite, **changes
     )
@@ -171,17 +170,6 @@ def task_and_files(words: Sequence[str], data: Sequence[Path] | None) -> tuple[s
         )
     name = (named or [""])[0]
     return KIND_ALIASES.get(name, name), files
-
-
-def guessed_task(name: str, files: Sequence[Path], **columns: str | None) -> "Task":
-    """The task that was given, or the one guessed from the table."""
-    from malmoi.evaluation.guess import guess_task
-
-    rows = files[0] if len(files) == 1 else files
-    task, found = guess_task(name or None, rows, **split_columns(columns))
-    if found is not None:
-        say(found.describe())
-    return task
 
 
 def newest_model(file: Path, *, writes: bool = False) -> str:

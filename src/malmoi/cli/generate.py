@@ -13,6 +13,12 @@ from malmoi.system.untrusted import read_object
 if TYPE_CHECKING:
     from malmoi.inference import Model
 
+OPTIONS = (
+    "max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "stop", "seed", "n",
+    "regex", "banned", "beams", "length_penalty", "speculate", "parse_special",
+    "frequency_penalty", "presence_penalty", "min_p", "min_tokens", "ignore_eos",
+)  # fmt: skip
+
 
 def generate_command(
     model: opt.Model,
@@ -89,27 +95,21 @@ def generate_command(
         _describe(open_model(model, device, dtype), features, max_new_tokens, json)
         return
     prompts = whole_texts(texts)
-    options = given(
-        max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p
-    )
-    options |= given(repetition_penalty=repetition_penalty, stop=stop, seed=seed, n=n)
-    options |= given(frequency_penalty=frequency_penalty, presence_penalty=presence_penalty)
-    options |= given(min_p=min_p, min_tokens=min_tokens, ignore_eos=ignore_eos or None)
-    options |= given(logit_bias=logit_bias and dict(map(_token_bias, logit_bias)))
-    options |= given(choices=choices and choices.split(","), regex=regex, banned=banned)
-    options |= given(json_schema=json_schema and read_object(json_schema))
-    options |= given(
-        beams=beams,
-        length_penalty=length_penalty,
-        speculate=speculate,
-        parse_special=parse_special or None,
-    )
+    options = given(locals(), *OPTIONS)
+    if choices:
+        options["choices"] = choices.split(",")
+    if logit_bias:
+        options["logit_bias"] = dict(map(_token_bias, logit_bias))
+    if json_schema:
+        options["json_schema"] = read_object(json_schema)
     lm = open_model(model, device, dtype)
     _note_empty(lm, prompts)
-    if len(prompts) == 1 and n == 1 and not json:
-        _stream(lm, prompts[0], options)
-    else:
+    if len(prompts) > 1 or n > 1 or json:
         _write_all(lm, prompts, options, json)
+        return
+    for piece in lm.stream(prompts[0], **options):
+        print(piece, end="", flush=True)
+    print()
 
 
 def _token_bias(text: str) -> tuple[int, float]:
@@ -125,13 +125,9 @@ def _token_bias(text: str) -> tuple[int, float]:
 def _describe(lm: "Model", features: Path, max_new_tokens: int, json: bool) -> None:
     from malmoi.training.data.captions import open_features
 
-    for row, text in enumerate(
-        lm.describe(open_features(features), max_new_tokens=max_new_tokens), start=1
-    ):
-        if json:
-            print_json({"row": row, "text": text})
-        else:
-            print(one_line(text))
+    texts = lm.describe(open_features(features), max_new_tokens=max_new_tokens)
+    for row, text in enumerate(texts, start=1):
+        print_json({"row": row, "text": text}) if json else print(one_line(text))
 
 
 def _note_empty(lm: "Model", prompts: list[str]) -> None:
@@ -143,12 +139,6 @@ def _note_empty(lm: "Model", prompts: list[str]) -> None:
     ):
         mark = lm.tokenizer.token(start_token(lm.tokenizer))
         note(f"The prompt is empty, so the text starts after {mark}.")
-
-
-def _stream(lm: "Model", prompt: str, options: dict[str, Any]) -> None:
-    for piece in lm.stream(prompt, **options):
-        print(piece, end="", flush=True)
-    print()
 
 
 def _write_all(lm: "Model", prompts: list[str], options: dict[str, Any], json: bool) -> None:

@@ -9,20 +9,20 @@ from malmoi.errors import UsageError
 from malmoi.report.console import waiting
 
 if TYPE_CHECKING:
-    from malmoi.evaluation.tasks import Task
     from malmoi.inference import Model
 
 
-def chosen_task(name: str, **columns: Any) -> "Task":
-    """A named task, or one on the user's columns: text, pair, label, choices."""
-    from malmoi.evaluation.guess import task_on_columns
+def given(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """The options of these names that were given on the command line."""
+    found = {name: values[name] for name in names if name in values}
+    return {name: v for name, v in found.items() if v is not None and v is not False}
+        name: value for name, value in found.items() if value is not None and value is not False
+    }
 
-    return task_on_columns(name, **split_columns(columns))
 
-
-def split_columns(columns: Mapping[str, str | None]) -> dict[str, Any]:
+def given_columns(values: Mapping[str, Any]) -> dict[str, Any]:
     """The columns that were given; several choices or labels are comma-separated."""
-    found: dict[str, Any] = {key: value for key, value in columns.items() if value is not None}
+    found = given(values, "text", "pair", "label", "choices", "separator")
     if "choices" in found:
         found["choices"] = tuple(found["choices"].split(","))
     if "," in found.get("label", ""):
@@ -62,11 +62,6 @@ def open_model(path: str, device: str | None, dtype: str | None) -> "Model":
     for sentence in model.notes:
         note(sentence)
     return model
-
-
-def given(**options: Any) -> dict[str, Any]:
-    """The options that were given on the command line."""
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def changes_of(settings: list[str] | None) -> dict[str, str]:

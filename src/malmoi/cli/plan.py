@@ -80,7 +80,7 @@ def plan_command(
     changes = changes_of(settings) | (
         {"train.gradient_checkpointing": "true"} if gradient_checkpointing else {}
     )
-    fleet = Fleet(one, gpus, price=price, **given(utilisation=utilisation, pue=pue))
+    fleet = Fleet(one, gpus, price=price, **given(locals(), "utilisation", "pue"))
     made = plan_run(resolve_recipe(recipe, changes), fleet)
     print_json(made.to_dict()) if json else _tell(made)
 

@@ -68,13 +68,9 @@ def pretrain_command(
     from malmoi.training.recipe import BUDGETS
     from malmoi.training.recipes import SIZED
 
-    changes: dict[str, Any] = {**changes_of(settings)}
-    changes |= {
-        f"train.{name}": value
-        for name, value in given(
-            minutes=minutes, tokens=tokens, epochs=epochs, steps=steps, seed=seed, track=track
-        ).items()
-    }
+    budget = given(locals(), "minutes", "tokens", "epochs", "steps", "seed", "track")
+    changes: dict[str, Any] = dict(changes_of(settings))
+    changes |= {f"train.{name}": value for name, value in budget.items()}
     named, sources = recipe_and_sources(words, data)
     changes = _guessed_column(sources) | changes
     recipe = named or DEFAULT_RECIPE
@@ -89,11 +85,11 @@ def pretrain_command(
         return
     folder = out or Path("runs") / (Path(sources[0].split(":")[-1]).name.split(".")[0] or "text")
     if named is None or out is None:
-        budget = ", ".join(
+        shown = ", ".join(
             f"{name} = {value:.3g}" if isinstance(value, float) else f"{name} = {value}"
             for name, value in changes.items()
         )
-        say(f"recipe = {recipe}, out = {folder}{', ' if budget else ''}{budget}")
+        say(f"recipe = {recipe}, out = {folder}{', ' if shown else ''}{shown}")
     if recipe in SIZED:
         say("Reading the text and measuring this machine …")
     from malmoi.training.pretrain import run_pretraining

@@ -45,24 +45,15 @@ def serve_command(
 
     Example: malmoi serve --model runs/tiny-gpt --model runs/tiny-bert
     """
+    options = dict(locals())
     import webbrowser
 
     load_torch()
     from malmoi.server.config import ServeConfig
     from malmoi.server.serve import serve_models
 
-    settings = ServeConfig(
-        host=host,
-        port=port,
-        api_key=api_key,
-        cors=tuple(cors or ()),
-        slots=slots,
-        queue=queue,
-        timeout=timeout,
-        max_tokens=max_tokens,
-        max_read_tokens=max_read_tokens,
-        runs=runs,
-    )
+    names = [name for name in ServeConfig.__dataclass_fields__ if name in options]
+    settings = ServeConfig(**{name: options[name] for name in names} | {"cors": tuple(cors or ())})
     if access_log:
         _log_requests()
     show = webbrowser.open if open else lambda address: None

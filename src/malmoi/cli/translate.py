@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 from malmoi.cli import options as opt
-from malmoi.cli.inputs import given, input_lines, open_model
+from malmoi.cli.inputs import input_lines, open_model
 from malmoi.cli.options import option
 from malmoi.cli.output import one_line, print_json
 from malmoi.errors import UsageError
@@ -35,16 +35,13 @@ def translate_command(
     if opened.config.encoder_depth:
         if to:
             raise UsageError("--to is for a GPT: this model knows one language to translate into.")
-        options = given(beams=beams, length_penalty=length_penalty)
-        said = iter(opened.translate([line for line in lines if line.strip()], **options))
+        some = [line for line in lines if line.strip()]
+        said = iter(opened.translate(some, beams=beams, length_penalty=length_penalty))
         found = [next(said) if line.strip() else "" for line in lines]
     else:
         found = [opened.translate(line, to) if line.strip() else "" for line in lines]
     for line, text in zip(lines, found, strict=True):
-        if json:
-            print_json({"text": line, "translation": text})
-        else:
-            print(one_line(text))
+        print_json({"text": line, "translation": text}) if json else print(one_line(text))
 
 
 def _lines(texts: list[str] | None) -> list[str]:
