@@ -16,8 +16,6 @@ def given(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
     """The options of these names that were given on the command line."""
     found = {name: values[name] for name in names if name in values}
     return {name: v for name, v in found.items() if v is not None and v is not False}
-        name: value for name, value in found.items() if value is not None and value is not False
-    }
 
 
 def given_columns(values: Mapping[str, Any]) -> dict[str, Any]:
