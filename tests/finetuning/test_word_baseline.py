@@ -16,7 +16,6 @@ def rows(count: int, first: int) -> list[Example]:
 
 def test_the_words_alone_are_a_baseline() -> None:
     words = train_tokenizer([row.text for row in rows(40, 0)], kind="wordpiece", vocab=120)
-    found = word_baseline(rows(40, 0), rows(20, 40), ("0", "1"), words)
-    assert (found.accuracy, found.judged, found.learnt) == (1.0, 20, 40)
+    assert word_baseline(rows(40, 0), rows(20, 40), ("0", "1"), words) == 1
     others = [replace(row, label=str(i // 20)) for i, row in enumerate(rows(40, 0))]
-    assert word_baseline(others, rows(20, 40), ("0", "1"), words).accuracy < 1
+    assert word_baseline(others, rows(20, 40), ("0", "1"), words) < 1

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from malmoi.api.models import AnyModel, as_model
 from malmoi.api.options import (
@@ -199,8 +199,7 @@ def evaluate(
     opened = as_model(model, device=given.pop("device", None))
     chosen = _evaluated_task(opened, task, data, columns)
     if shots is not None:
-        several = isinstance(shots, Sequence) and not isinstance(shots, str)
-        given["shots"] = ",".join(map(str, cast("Sequence[int]", shots))) if several else shots
+        given["shots"] = shots if isinstance(shots, int | str) else ",".join(map(str, shots))
     if corpus := given.pop("contamination", None):
         from malmoi.corpus.contamination import find_overlaps
 
@@ -220,8 +219,10 @@ def _evaluated_task(
     """The task, or the one that the model was fine-tuned for, on the columns that it reads."""
     from malmoi.evaluation.guess import evaluated_task
 
-    if task is not None and (not isinstance(task, str) or task.endswith((".yaml", ".yml"))):
-        return _task(task, [], columns) if not isinstance(task, str) else task
+    if isinstance(task, str) and task.endswith((".yaml", ".yml")):
+        return task
+    if task is not None and not isinstance(task, str):
+        return _task(task, [], columns)
     found, guessed = evaluated_task(model, task, data, columns)
     if guessed is not None:
         logger.info(guessed.describe())

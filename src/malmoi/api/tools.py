@@ -1,6 +1,7 @@
 """Around a model: compress, export, plan, build_corpus, train_tokenizer, serve, and lists."""
 
 from collections.abc import Iterable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
@@ -30,11 +31,11 @@ if TYPE_CHECKING:
     from malmoi.tokenizer.core import Tokenizer
     from malmoi.training.recipe import Recipe
 
-METHODS = {
-    "quantize": QuantizeOptions,
-    "prune": PruneOptions,
-    "distil": DistilOptions,
-    "share": ShareOptions,
+METHODS: dict[str, tuple[str, type]] = {  # the function, and its options
+    "quantize": ("quantize_model", QuantizeOptions),
+    "prune": ("prune_model", PruneOptions),
+    "distil": ("distil_model", DistilOptions),
+    "share": ("share_layers", ShareOptions),
 }
 
 
@@ -101,35 +102,18 @@ def compress(
     """
     if method not in METHODS:
         raise UsageError(f"There is no method {method!r}.{nearest(method, METHODS)}")
-    check_options(f"compress {method}", options, METHODS[method])
+    name, known = METHODS[method]
+    check_options(f"compress {method}", options, known)
     if method == "distil":
         options["overwrite"] = overwrite
+        if "data" not in options:
+            raise UsageError("A student is trained on text or on a task's rows: pass them as data.")
     else:
         require_free(Path(out), overwrite=overwrite)
+    shrink = getattr(import_module(f"malmoi.compression.{method}"), name)
     with listening(progress):
-        return _compress(_folder_of(model), out, method, merge_settings(options))
-
-
-def _compress(
-    model: str | Path, out: str | Path, method: str, options: dict[str, Any]
-) -> "CompressionResult":
-    if method == "quantize":
-        from malmoi.compression.quantize import quantize_model
-
-        return quantize_model(model, out, **options)
-    if method == "prune":
-        from malmoi.compression.prune import prune_model
-
-        return prune_model(model, out, **options)
-    if method == "share":
-        from malmoi.compression.share import share_layers
-
-        return share_layers(model, out, **options)
-    from malmoi.compression.distil import distil_model
-
-    if "data" not in options:
-        raise UsageError("A student is trained on text or on a task's rows: pass them as data.")
-    return distil_model(model, out, options.pop("data"), **options)
+        found: CompressionResult = shrink(_folder_of(model), out, **merge_settings(options))
+    return found
 
 
 def _folder_of(model: AnyModel) -> str | Path:
@@ -161,10 +145,9 @@ def export(
     """
     from malmoi.inference.export import export_model
 
+    folder = _folder_of(model)
     with listening(progress):
-        return export_model(
-            _folder_of(model), Path(out), format=format, dtype=dtype, overwrite=overwrite
-        )
+        return export_model(folder, Path(out), format=format, dtype=dtype, overwrite=overwrite)
 
 
 @lists_options(PlanOptions)
@@ -186,14 +169,10 @@ def plan(
 
     check_options("plan", options, PlanOptions)
     given: dict[str, Any] = dict(options)
-    one = card(
-        gpu,
-        memory=given.pop("gpu_memory", None),
-        tflops=given.pop("gpu_tflops", None),
-        watts=given.pop("gpu_watts", None),
-    )
+    figures = {name: given.pop(f"gpu_{name}", None) for name in ("memory", "tflops", "watts")}
     settings = given.pop("settings", {})
-    return plan_run(resolve_recipe(recipe, settings), Fleet(one, gpus, **given))
+    fleet = Fleet(card(gpu, **figures), gpus, **given)
+    return plan_run(resolve_recipe(recipe, settings), fleet)
 
 
 @lists_options(CorpusOptions)
@@ -306,6 +285,5 @@ def serve(models: "AnyModel | Sequence[AnyModel]", **options: Unpack[ServeOption
     check_options("serve", options, ServeOptions)
     listed = models if isinstance(models, Sequence) and not isinstance(models, str) else [models]
     given: dict[str, Any] = dict(options)
-    device = given.pop("device", None)
-    dtype = given.pop("dtype", None)
-    serve_models(listed, ServeConfig(**given), device=device, dtype=dtype)
+    where = {name: given.pop(name, None) for name in ("device", "dtype")}
+    serve_models(listed, ServeConfig(**given), **where)

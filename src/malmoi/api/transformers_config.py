@@ -14,22 +14,8 @@ class MalmoiConfig(PreTrainedConfig):  # type: ignore[misc]  # it has no types
     def ours(self) -> ModelConfig:
         return ModelConfig.from_dict(self.model)
 
-    @property
-    def vocab_size(self) -> int:
-        return self.ours.vocab
-
-    @property
-    def hidden_size(self) -> int:
-        return self.ours.width
-
-    @property
-    def num_hidden_layers(self) -> int:
-        return self.ours.depth
-
-    @property
-    def num_attention_heads(self) -> int:
-        return self.ours.heads
-
-    @property
-    def max_position_embeddings(self) -> int:
-        return self.ours.context
+    vocab_size = property(lambda self: self.ours.vocab)
+    hidden_size = property(lambda self: self.ours.width)
+    num_hidden_layers = property(lambda self: self.ours.depth)
+    num_attention_heads = property(lambda self: self.ours.heads)
+    max_position_embeddings = property(lambda self: self.ours.context)

@@ -59,24 +59,15 @@ class _ThenRegister:
 def _register(name: str) -> None:
     """An error here must not keep anybody from importing transformers."""
     try:
+        from malmoi.api.transformers_config import MalmoiConfig
+
+        loaded = import_module(name)
         if name == CONFIGS:
-            _register_config()
-        else:
-            _register_models()
+            loaded.CONFIG_MAPPING.register("malmoi", MalmoiConfig, exist_ok=True)
+            return
+        from malmoi.api.transformers_models import AUTO_CLASSES
+
+        for auto_name, model in AUTO_CLASSES.items():
+            getattr(loaded, auto_name).register(MalmoiConfig, model, exist_ok=True)
     except Exception as error:  # transformers of another version, or a broken torch
         logger.warning(f"transformers cannot open folders of the model type malmoi here: {error}")
-
-
-def _register_config() -> None:
-    from malmoi.api.transformers_config import MalmoiConfig
-
-    import_module(CONFIGS).CONFIG_MAPPING.register("malmoi", MalmoiConfig, exist_ok=True)
-
-
-def _register_models() -> None:
-    from malmoi.api.transformers_config import MalmoiConfig
-    from malmoi.api.transformers_models import AUTO_CLASSES
-
-    auto = import_module(MODELS)
-    for auto_name, model in AUTO_CLASSES.items():
-        getattr(auto, auto_name).register(MalmoiConfig, model, exist_ok=True)

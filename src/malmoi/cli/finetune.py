@@ -27,7 +27,7 @@ RUN_FOLDERS = (
 
 
 def finetune_command(
-    words: Annotated[
+    arguments: Annotated[
         list[str],
         typer.Argument(
             metavar="[TASK] FILE…",
@@ -121,8 +121,8 @@ def finetune_command(
 
     Example: malmoi finetune sst2 SST-2/train.tsv --dev SST-2/dev.tsv -m runs/bert -o runs/sst2
     """
-    options = dict(locals())
-    name, files = task_and_files(words, data)
+    options = dict(locals())  # by the names of settings
+    name, files = task_and_files(arguments, data)
     if not files:
         raise UsageError(
             f"The task {name} needs rows: malmoi finetune {name} train.csv --model DIR"

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from malmoi.adapters import AdapterConfig
 from malmoi.config import Config
 from malmoi.errors import UsageError, require
+from malmoi.training.log import plural
 from malmoi.training.recipe import TrainConfig
 from malmoi.training.schedule import SCHEDULES
 
@@ -25,6 +26,15 @@ ADAPTER_RATES = {"none": 5e-5, "lora": 1e-3, "prompt": 3e-2, "prefix": 1e-2}
 GPT_DEFAULTS = {"lr": 6.25e-5, "warmup": 0.002, "lm": 0.5}
 # a small model on frozen features
 FEATURE_DEFAULTS = {"lr": 2e-3, "batch": 16, "epochs": 10.0, "precision": "fp32"}
+POSITIVE = ("batch", "lr", "epochs", "seeds", "evaluations", "stride")
+NOT_NEGATIVE = (
+    "steps", "minutes", "length", "lm", "decay", "clip", "patience", "freeze_layers", "rdrop"
+)  # fmt: skip
+# fields that `TrainConfig` has too
+SHARED = (
+    "minutes", "batch", "lr", "decay", "clip", "schedule", "warmup", "seed", "precision", "compile",
+    "track",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,32 +96,17 @@ class FinetuneConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         SCHEDULES.find(self.schedule)
-        for name in ("batch", "lr", "epochs", "seeds", "evaluations", "stride"):
-            _require(
-                getattr(self, name) > 0, f"{name} must be positive, not {getattr(self, name)}."
-            )
-        for name in (
-            "steps",
-            "minutes",
-            "length",
-            "lm",
-            "decay",
-            "clip",
-            "patience",
-            "freeze_layers",
-            "rdrop",
-        ):
-            _require(
-                getattr(self, name) >= 0,
-                f"{name} must not be negative, but is {getattr(self, name)}.",
-            )
-        for name in ("holdout", "average"):
+        for name in POSITIVE:
+            value = getattr(self, name)
+            _require(value > 0, f"{name} must be positive, not {value}.")
+        for name in NOT_NEGATIVE:
+            value = getattr(self, name)
+            _require(value >= 0, f"{name} must not be negative, but is {value}.")
+        for name in ("holdout", "average", "warmup"):
             value = getattr(self, name)
             _require(0 <= value < 1, f"{name} must lie in [0, 1), not {value}.")
-        _require(0 <= self.warmup < 1, f"warmup must lie in [0, 1), not {self.warmup}.")
-        _require(
-            0 < self.layer_decay <= 1, f"layer_decay must lie in (0, 1], not {self.layer_decay}."
-        )
+        decay = self.layer_decay
+        _require(0 < decay <= 1, f"layer_decay must lie in (0, 1], not {decay}.")
 
     @property
     def trains_all(self) -> bool:
@@ -121,21 +116,14 @@ class FinetuneConfig(Config):
 
     def training(self, steps: int) -> TrainConfig:
         """The equivalent `TrainConfig`."""
-        return TrainConfig(
-            steps=0 if self.minutes else steps,
-            minutes=self.minutes,
-            batch=self.batch,
-            lr=self.lr,
-            decay=self.decay,
-            clip=self.clip,
-            schedule=self.schedule,
-            warmup=self.warmup,
-            warmup_steps=1,
-            seed=self.seed,
-            precision=self.precision,
-            compile=self.compile,
-            track=self.track,
-        )
+        shared: dict[str, Any] = {name: getattr(self, name) for name in SHARED}
+        return TrainConfig(steps=0 if self.minutes else steps, warmup_steps=1, **shared)
+
+    def describe_budget(self) -> str:
+        """3 epochs, 100 steps or 5 minutes."""
+        units = ("minutes", "steps", "epochs")
+        unit = next(name for name in units if getattr(self, name))
+        return plural(getattr(self, unit), unit.removesuffix("s"))
 
     def variants(self) -> list["FinetuneConfig"]:
         """The configs of all runs: one, one per seed, or the paper's grid."""
@@ -149,10 +137,7 @@ class FinetuneConfig(Config):
 
 
 def finetune_config(
-    overrides: Mapping[str, Any],
-    *,
-    gpt: bool = False,
-    defaults: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, Any], *, gpt: bool = False, defaults: Mapping[str, Any] | None = None
 ) -> FinetuneConfig:
     """A config from the kind's, GPT-1's or BERT's defaults and overrides; None is ignored."""
     given = {name: value for name, value in overrides.items() if value is not None}

@@ -31,7 +31,6 @@ from malmoi.config import ModelConfig
 from malmoi.evaluation.kinds import HeadKind, head_kind
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.task_data import FinetuneData, classes_in
-from malmoi.training.log import plural
 
 logger = logging.getLogger(__name__)
 
@@ -122,12 +121,9 @@ def rare_label(work: FinetuneData) -> str:
 
 
 def _sentence(settings: FinetuneConfig, rows: int) -> str:
-    long = plural(settings.steps, "step") if settings.steps else plural(settings.epochs, "epoch")
-    long = plural(settings.minutes, "minute") if settings.minutes else long
-    parts = [long, f"batches of {settings.batch}", f"rate {settings.lr:g}"]
+    parts = [settings.describe_budget(), f"batches of {settings.batch}", f"rate {settings.lr:g}"]
     parts += [f"layer decay {settings.layer_decay:g}"] if settings.layer_decay < 1 else []
-    averaged = f"averaged over the last {settings.average:.0%}"
-    parts += [averaged] if settings.average else []
+    parts += [f"averaged over the last {settings.average:.0%}"] if settings.average else []
     parts += ["a new top layer"] if settings.layers_transferred is not None else []
     parts += [f"R-Drop {settings.rdrop:g}"] if settings.rdrop else []
     return f"{rows:,} rows: {', '.join(parts)}."

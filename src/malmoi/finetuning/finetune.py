@@ -5,6 +5,7 @@ import logging
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -251,13 +252,20 @@ def _run(
         where = f"the model so far is in {out}, run the same command to resume"
         logger.info(f"Stopped at step {trainer.step:,} and saved: {where}.")
         raise Stopped(trainer.stopped)
-    checkpoint.extra |= done.chosen
-    _save(work, settings, checkpoint, out)
-    # before the run is marked as finished, so that a kill in between loses nothing
-    _write_predictions(work, done, out)
     selected = {} if held is None else held.metrics
-    finish_run(out, record, {"steps": trainer.step, **done.metrics, HELD_OUT: selected})
-    return FinishedRun(settings, checkpoint, done, trainer.step, selected)
+    run = FinishedRun(settings, checkpoint, done, trainer.step, selected)
+    return _complete(work, run, record, out)
+
+
+def _complete(
+    work: FinetuneData, run: FinishedRun, record: Mapping[str, Any], out: Path
+) -> FinishedRun:
+    run.checkpoint.extra |= run.outcome.chosen
+    _save(work, run.settings, run.checkpoint, out)
+    # before the run is marked as finished, so that a kill in between loses nothing
+    _write_predictions(work, run.outcome, out)
+    finish_run(out, record, {"steps": run.steps, **run.outcome.metrics, HELD_OUT: run.held})
+    return run
 
 
 def _search(
@@ -283,23 +291,25 @@ def _search(
 
     search = Search(settings, work.start.network.config.distinct, measure, out, train)
     runs = search.run()
-    with choose_execution(work.device, settings.training(1)).computing():
+    with _computing(work, settings):
         checkpoint, members = greedy_soup(
             runs, measure, lambda one: judge_held_out(work.task, work, _reading(work, one))
         )
         held = judge_held_out(work.task, work, _reading(work, checkpoint))
         done = judge(work.task, work, _reading(work, checkpoint), held.chosen)
-    mixed = plural(members, "run")
     logger.info(
-        f"{len(search.trials)} trials in {search.spent:.0f} s: the mean of {mixed} has {measure} "
+        f"{len(search.trials)} trials in {search.spent:.0f} s: the mean of "
+        f"{plural(members, 'run')} has {measure} "
         f"{held.metrics[measure]:.4f} on the held-out rows."
     )
-    checkpoint.extra |= done.chosen
-    _save(work, settings, checkpoint, out)
-    _write_predictions(work, done, out)
-    finish_run(out, record, {"steps": sum(steps), **done.metrics, HELD_OUT: held.metrics})
+    run = FinishedRun(settings, checkpoint, done, sum(steps), held.metrics)
+    _complete(work, run, record, out)
     shutil.rmtree(out / "trials")
-    return FinishedRun(settings, checkpoint, done, sum(steps), held.metrics)
+    return run
+
+
+def _computing(work: FinetuneData, settings: FinetuneConfig) -> AbstractContextManager[Any]:
+    return choose_execution(work.device, settings.training(1)).computing()
 
 
 def _reading(work: FinetuneData, checkpoint: Checkpoint) -> Predictor:
@@ -328,7 +338,7 @@ def _finished(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Finish
     checkpoint = read_with_adapter(out, device=work.device)
     said = _read_predictions(work, metrics, out)
     if said is None:
-        with choose_execution(work.device, settings.training(1)).computing():
+        with _computing(work, settings):
             said = predict_and_score(work.task, work.dev, Predictor.of(checkpoint))
     return FinishedRun(settings, checkpoint, replace(said, metrics=metrics), steps, held)
 
@@ -338,7 +348,7 @@ def _untuned(work: FinetuneData, settings: FinetuneConfig, reading: Predictor) -
     if not head_kind(work.task).in_context:
         return {}
     reading.network.eval()
-    with choose_execution(work.device, settings.training(1)).computing():
+    with _computing(work, settings):
         found = predict_and_score(work.task, work.dev[:MAX_BASELINE_ROWS], reading).metrics
     reading.network.train()
     logger.info(f"Before fine-tuning: {', '.join(f'{k} {v:.4g}' for k, v in found.items())}.")
@@ -412,14 +422,19 @@ def _finish(work: FinetuneData, kept: FinishedRun, runs: Sequence[FinishedRun], 
         answers = {e.id: said for e, said in zip(work.dev, done.predictions, strict=True)}
         write_text(out / "predictions.json", json.dumps(answers, ensure_ascii=False) + "\n")
     table = [{**run.settings.to_dict(), **run.outcome.metrics, HELD_OUT: run.held} for run in runs]
-    report: dict[str, Any] = {"task": work.task.name, "kind": work.task.kind}
-    report |= {"metrics": done.metrics}
     temperature = kept.checkpoint.extra.get("temperature", 1.0)
-    report |= analyse_errors(work.task, work.labels, work.dev, done, temperature)
-    report |= {"settings": kept.settings.to_dict(), "steps": kept.steps}
-    report |= {"protocol": work.protocol.to_dict(), "runs": table}
-    trials = read_trials(out).values()
-    report |= {"trials": [asdict(trial) for trial in trials]} if kept.settings.best else {}
+    report: dict[str, Any] = {
+        "task": work.task.name,
+        "kind": work.task.kind,
+        "metrics": done.metrics,
+        **analyse_errors(work.task, work.labels, work.dev, done, temperature),
+        "settings": kept.settings.to_dict(),
+        "steps": kept.steps,
+        "protocol": work.protocol.to_dict(),
+        "runs": table,
+    }
+    if kept.settings.best:
+        report["trials"] = [asdict(trial) for trial in read_trials(out).values()]
     write_text(out / "report.json", json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     add_to_card(out, work, done.metrics)
     write_task_report(out, work, kept.settings, done, rows, table)
@@ -428,10 +443,8 @@ def _finish(work: FinetuneData, kept: FinishedRun, runs: Sequence[FinishedRun], 
 def _write_predictions(work: FinetuneData, done: Outcome, out: Path) -> list[dict[str, Any]]:
     """Writes predictions.jsonl: label and prediction of every judged example."""
     rows = [prediction_row(*each) for each in zip(work.dev, done.labels, done.said, strict=True)]
-    write_text(
-        out / "predictions.jsonl",
-        "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows),
-    )
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+    write_text(out / "predictions.jsonl", "".join(lines))
     return rows
 
 
@@ -439,7 +452,7 @@ def _read_predictions(work: FinetuneData, metrics: dict[str, float], out: Path) 
     """Reads a finished run's predictions, if its file is of these judged rows."""
     try:
         lines = (out / "predictions.jsonl").read_text("utf-8").removesuffix("\n").split("\n")
-        rows = [_current_row(json.loads(line)) for line in lines]
+        rows = [json.loads(line) for line in lines]
         seen = [[row["id"], row["text"]] for row in rows]
         said = [
             ExamplePrediction(r["prediction"], r["score"], r.get("probabilities", {})) for r in rows
@@ -448,9 +461,3 @@ def _read_predictions(work: FinetuneData, metrics: dict[str, float], out: Path) 
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return Outcome(metrics, labels, said) if seen == [[e.id, e.text] for e in work.dev] else None
-
-
-def _current_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with current field names; the previous release wrote gold, said and sure."""
-    names = {"gold": "label", "said": "prediction", "sure": "score"}
-    return {names.get(name, name): value for name, value in row.items()}

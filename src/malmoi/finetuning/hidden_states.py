@@ -15,7 +15,6 @@ from typing import IO, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from malmoi.errors import MalmoiError
@@ -143,16 +142,11 @@ def _write(
         some = [rows[i] for i in group]
         network.trunk(**model_inputs(some, network.config, device), activations=activations)
         for layer, file in zip(layers, files, strict=True):
-            for row, states in zip(
-                some, activations.hidden[layer].to(STATE_DTYPE).cpu().numpy(), strict=True
-            ):
-                file.write(_plain(states[: len(row.tokens)]))
+            found = activations.hidden[layer].to(STATE_DTYPE).cpu().numpy()
+            for row, states in zip(some, found, strict=True):
+                file.write(states[: len(row.tokens)].tobytes())
         done += len(group)
         report_progress(Progress("hidden states", done, len(rows), "rows"))
-
-
-def _plain(states: NDArray[np.float16]) -> bytes:
-    return np.ascontiguousarray(states).tobytes()
 
 
 def _check_room(folder: Path, needed: int) -> None:

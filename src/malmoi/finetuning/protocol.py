@@ -67,7 +67,8 @@ def selected_settings(
 
 def selection_rows(count: int, kind: HeadKind, settings: FinetuneConfig, *, needed: bool) -> int:
     """How many of the training rows are held out to select by; 0: none."""
-    if not needed and not (kind.calibrated and (settings.holdout or _enough(count))):
+    enough = settings.holdout or count >= MIN_ROWS_FOR_TEMPERATURE
+    if not needed and not (kind.calibrated and enough):
         return 0
     if settings.holdout:
         return max(1, round(count * settings.holdout))
@@ -76,10 +77,6 @@ def selection_rows(count: int, kind: HeadKind, settings: FinetuneConfig, *, need
         return min(high, max(low, round(count * TEMPERATURE_SHARE)))
     rows = min(MAX_SELECTION_ROWS, max(MIN_SELECTION_ROWS, round(count * SELECTION_SHARE)))
     return rows if rows <= count * LARGEST_SELECTION_SHARE else 0
-
-
-def _enough(count: int) -> bool:
-    return count >= MIN_ROWS_FOR_TEMPERATURE
 
 
 def judged_rows(count: int, settings: FinetuneConfig) -> int:

@@ -44,6 +44,7 @@ def write_task_report(
     """Writes report.html; a stopped run has no outcome yet."""
     kind = head_kind(work.task)
     log = read_metrics(out / "metrics.jsonl") if (out / "metrics.jsonl").is_file() else []
+    found = work.word_baseline
     page = TaskPage(
         title=f"Fine-tuned: {', '.join(_files(work.train)) or work.task.name}",
         lead=work.protocol.describe(),
@@ -53,7 +54,7 @@ def write_task_report(
         rows=rows,
         labels=work.labels if kind.text_labels else (),
         exclusive=kind.exclusive,
-        baselines=_baselines(work),
+        baselines=[] if found is None else [("the words alone (naive Bayes)", found)],
         runs=runs,
         facts=_facts(out, work, settings, log),
         settings=json.dumps(settings.to_dict(), indent=1, ensure_ascii=False),
@@ -61,11 +62,6 @@ def write_task_report(
         warning="" if outcome else "Stopped before the end: the same command resumes.",
     )
     write_text(out / "report.html", page.render())
-
-
-def _baselines(work: FinetuneData) -> list[tuple[str, float]]:
-    found = work.word_baseline
-    return [("the words alone (naive Bayes)", found.accuracy)] if found else []
 
 
 def _files(rows: Sequence[Example]) -> list[str]:

@@ -4,6 +4,7 @@ import hashlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,27 +46,15 @@ def run_fingerprint(network: Network, examples: Sequence[Example]) -> str:
 
 def distillation_record(distillation: Distillation) -> dict[str, Any]:
     """The settings that determine the teacher's part of the loss."""
-    numbers = {
-        "soft": distillation.soft,
-        "temperature": distillation.temperature,
-        "cosine": distillation.cosine,
-    }
+    numbers = {name: getattr(distillation, name) for name in ("soft", "temperature", "cosine")}
     return {"teacher": run_fingerprint(distillation.teacher, []), **numbers}
-
-
-def _current_record(found: JsonObject) -> dict[str, Any]:
-    return current_fields("FinetuneConfig", found)
 
 
 def run_folder(out: Path) -> RunFolder:
     others = {"of": "of another model or other examples", "teacher": "of another teacher"}
+    parse = partial(current_fields, "FinetuneConfig")
     return RunFolder(
-        out,
-        "finetune.json",
-        "fine-tuning",
-        can_restart=True,
-        unreadable=others,
-        parse=_current_record,
+        out, "finetune.json", "fine-tuning", can_restart=True, unreadable=others, parse=parse
     )
 
 
@@ -96,6 +85,7 @@ def finished(out: Path) -> tuple[int, dict[str, float], dict[str, float]]:
 # ------------------------------------------------------------------ train_state: progress
 
 BEST_PREFIX = "best."  # prefix of the best weights' names
+POSITION_FIELDS = ("step", "tokens", "seconds", "threads", "averaged")
 
 
 @dataclass
@@ -125,10 +115,7 @@ class RunState:
         best_step, since = found.pop("judged").tolist()
         pending = list(found.pop("pending").to(device))
         return cls(
-            step=position.step,
-            tokens=position.tokens,
-            seconds=position.seconds,
-            threads=position.threads,
+            **{name: getattr(position, name) for name in POSITION_FIELDS},
             pending=pending,
             best_step=best_step,
             evaluations_since=since,
@@ -137,7 +124,6 @@ class RunState:
                 for name, tensor in found.items()
                 if name.startswith(BEST_PREFIX)
             },
-            averaged=position.averaged,
             means={name: t for name, t in found.items() if name.startswith("average.")},
             folder=folder,
         )
@@ -147,9 +133,8 @@ class RunState:
     ) -> None:
         """Writes the state atomically, and removes the previous one."""
         root = out / "train_state"
-        position = Position(self.step, tokens=self.tokens, seconds=self.seconds)
-        position.threads = torch.get_num_threads()
-        position.averaged = self.averaged
+        self.threads = torch.get_num_threads()
+        position = Position(**{name: getattr(self, name) for name in POSITION_FIELDS})
         tensors = tensors_of(network, optimizers)
         tensors |= {f"{BEST_PREFIX}{name}": tensor for name, tensor in self.best_weights.items()}
         tensors |= self.means

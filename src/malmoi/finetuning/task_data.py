@@ -34,12 +34,11 @@ from malmoi.finetuning.protocol import (
 )
 from malmoi.finetuning.run_state import distillation_record, run_fingerprint
 from malmoi.finetuning.task_network import MAX_ROW_TOKENS
-from malmoi.finetuning.word_baseline import WordBaseline, word_baseline
+from malmoi.finetuning.word_baseline import word_baseline
 from malmoi.inference.predict import EncodeFunctions
 from malmoi.model import Network, count_parameters
 from malmoi.text.rows import RowSource
 from malmoi.tokenizer.unknown import unknown_note
-from malmoi.training.log import plural
 from malmoi.training.losses.distil import Distillation
 
 logger = logging.getLogger(__name__)
@@ -70,7 +69,7 @@ class FinetuneData(Split):
         return {} if self.teaching is None else distillation_record(self.teaching)
 
     @cached_property
-    def word_baseline(self) -> WordBaseline | None:
+    def word_baseline(self) -> float | None:
         """The accuracy of naive Bayes on the tokens, where each row has one label."""
         words = self.start.tokenizer
         if not head_kind(self.task).exclusive or words is None:
@@ -99,11 +98,8 @@ def load_data(
     """Reads the examples, and holds out rows to select by and, without a file, to judge by."""
     if dev is None and isinstance(data, str | Path):
         data, dev = files_in(task, data)
-    given = [
-        load_examples(task, files, skip_bad=settings.skip_bad)
-        for files in (data, dev)
-        if files is not None
-    ]
+    sources = [data] if dev is None else [data, dev]
+    given = [load_examples(task, files, skip_bad=settings.skip_bad) for files in sources]
     for note in (note for some in given for note in some.notes):
         logger.warning(note)
     every = [row for some in given for row in some.rows]
@@ -192,10 +188,9 @@ def describe_run(
     logger.info(work.protocol.describe())
     learning = sum(p.numel() for p in network.parameters() if p.requires_grad)
     whole = count_parameters(network)
-    long = plural(settings.steps, "step") if settings.steps else plural(settings.epochs, "epoch")
-    long = plural(settings.minutes, "minute") if settings.minutes else long
     logger.info(
-        f"{work.task.name}: {learning:,} weights are trained ({learning / whole:.2%}), {long}."
+        f"{work.task.name}: {learning:,} weights are trained ({learning / whole:.2%}), "
+        f"{settings.describe_budget()}."
     )
     kind = head_kind(work.task)
     if kind.text_labels:
@@ -205,14 +200,10 @@ def describe_run(
         logger.info(f"Always predicting {said or 'no label'!r} would be right for {share} of them.")
     if work.word_baseline is not None:
         logger.info(
-            f"A first accuracy, from the words alone: {work.word_baseline.accuracy:.1%} (naive "
+            f"A first accuracy, from the words alone: {work.word_baseline:.1%} (naive "
             "Bayes, no network)."
         )
-    limit = max(item.length for item in items)
-    cut = sum(item.length == limit for item in items)
-    if (
-        cut > 1
-        and limit == min(settings.length or MAX_ROW_TOKENS, network.config.context)
-        and not kind.windows
-    ):
+    limit = min(settings.length or MAX_ROW_TOKENS, network.config.context)
+    cut = sum(item.length >= limit for item in items)
+    if cut > 1 and not kind.windows:
         logger.warning(f"Up to {cut:,} texts are longer than {limit} tokens and are truncated.")

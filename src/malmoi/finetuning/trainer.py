@@ -235,17 +235,15 @@ class FinetuneTrainer:
         self.state.pending = []
         if loss != loss:
             raise MalmoiError(f"The loss became NaN at step {self.step}; a lower lr usually helps.")
-        seconds = round(self.clock.seconds, 3)
         speed = self.clock.steps_per_second * self.state.tokens / self.step
-        learning = self.config.lr * rate_at(self.step, self.progress, self.config)
-        row = dict(
+        self.log.write_row(
             step=self.step,
             tokens=self.state.tokens,
-            seconds=seconds,
+            seconds=round(self.clock.seconds, 3),
             loss=round(loss, 5),
-            lr=learning,
+            lr=self.config.lr * rate_at(self.step, self.progress, self.config),
+            tokens_per_second=round(speed, 1),
         )
-        self.log.write_row(**row, tokens_per_second=round(speed, 1))
 
     def outcome(self, evaluate: Callable[[], Outcome]) -> Outcome:
         """Evaluates the current network."""

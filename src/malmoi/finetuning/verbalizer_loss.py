@@ -39,17 +39,11 @@ def verbalizer_items(
     items = []
     for example in examples:
         query = words.query(example.text, example.pair or "")
-        row = fit_context(
-            encode_pair(reading.tokenizer, query, right[example.label]), reading.max_tokens
-        )
-        shown = row.tokens[:-1]
-        next_ones = row.tokens[1:]
-        labels = [IGNORE_LABEL] * (row.first - 1) + next_ones[row.first - 1 :]
-        items.append(
-            TrainingItem(
-                (TokenRow(np.array(shown, np.int32), np.zeros(len(shown), np.int32)),), labels
-            )
-        )
+        pair = encode_pair(reading.tokenizer, query, right[example.label])
+        row = fit_context(pair, reading.max_tokens)
+        shown = np.array(row.tokens[:-1], np.int32)
+        labels = [IGNORE_LABEL] * (row.first - 1) + row.tokens[row.first :]
+        items.append(TrainingItem((TokenRow(shown, np.zeros_like(shown)),), labels))
     return items
 
 
