@@ -12,7 +12,7 @@ import malmoi
 from conftest import environment, korean_bills
 from malmoi.demo import demo as module
 from malmoi.demo.demo import demo_recipes, run_demo
-from malmoi.demo.pictures import attention_grid, heat_map, sharpest
+from malmoi.demo.page import attention_grid, heat_map, sharpest
 from malmoi.demo.story import BERT_SIZES, GPT_SIZES, DemoConfig, DemoSize, Story
 from malmoi.demo.texts import MINISTRIES, SPEECHES, DemoText, bills
 from malmoi.system.machine import pretend, this_machine

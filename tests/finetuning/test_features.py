@@ -22,7 +22,7 @@ from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.cli import run_command
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.evaluation.tasks import custom_task, metric_names
-from malmoi.finetuning import hidden_states
+from malmoi.finetuning import frozen_features
 from malmoi.finetuning.frozen_features import _chosen
 from malmoi.inference.predict import Predictor, class_scores, tag_words, token_scores
 from malmoi.model import Activations, FeatureConfig, Network, initialise, preset
@@ -207,9 +207,9 @@ def test_states_are_computed_once_and_kept_by_layer(
     (folder,) = (own_cache / "malmoi" / "states").iterdir()
     assert {p.name for p in folder.iterdir()} == {"layer-1.f16", "layer-2.f16", "layer-3.f16"}
     written: list[Any] = []
-    compute = hidden_states._compute
+    compute = frozen_features._compute
     monkeypatch.setattr(
-        hidden_states, "_compute", lambda *args: (written.append(args[2]), compute(*args))
+        frozen_features, "_compute", lambda *args: (written.append(args[2]), compute(*args))
     )
     for i, features in enumerate(("last", "layers=0,3")):
         finetune(
@@ -248,11 +248,11 @@ def test_the_disk_gives_back_what_the_trunk_said(model: Path) -> None:
     network.load_state_dict(loaded.network.trunk.state_dict(), strict=False)
     network.trunk.load_state_dict(loaded.network.trunk.state_dict())
     rows = [loaded.tokenizer.encode(text) for text in [*TEXTS, "film"]]
-    found = hidden_states.HiddenStateCache.of(network.eval(), rows)
+    found = frozen_features.HiddenStateCache.of(network.eval(), rows)
     for row in rows:
         segments = torch.tensor([row.segments]) if loaded.config.segments else None
         wanted = network.trunk(torch.tensor([row.tokens]), segments=segments)[0]
-        name = hidden_states.row_key(
+        name = frozen_features.row_key(
             [row.tokens, row.segments] if loaded.config.segments else [row.tokens]
         )
         assert torch.allclose(found[name].float(), wanted, atol=2e-3)
@@ -267,7 +267,7 @@ def test_states_that_cannot_be_written_leave_nothing_half(
 
     path = file_of("tagging", tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(hidden_states, "_write", half)
+        patch.setattr(frozen_features, "_write", half)
         with pytest.raises(MalmoiError, match="The disk is full"):
             finetune(model, "tagging", path, tmp_path / "o", path, features="last")
     (folder,) = (own_cache / "malmoi" / "states").iterdir()
@@ -296,7 +296,7 @@ def test_conflicting_settings_are_refused(
     asked.write_text("text,context,label\nwho,it is me,me\n", "utf-8")
     with pytest.raises(UsageError, match="features support labels and numbers; answer"):
         finetune(model, custom_task("answer"), asked, tmp_path / "o", asked, features="last")
-    monkeypatch.setattr(hidden_states.shutil, "disk_usage", lambda path: SimpleNamespace(free=9))
+    monkeypatch.setattr(frozen_features.shutil, "disk_usage", lambda path: SimpleNamespace(free=9))
     with pytest.raises(MalmoiError, match=r"hidden states need .* and .* has"):
         finetune(model, "classification", path, tmp_path / "o", path, features="last")
 

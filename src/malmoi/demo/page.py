@@ -1,11 +1,10 @@
 """The demo's report.html: what was trained, its curves, its output, and what to try next."""
 
 import html
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from malmoi.demo.pictures import attention_grid, chips, heat_map, sharpest
 from malmoi.demo.story import Story
 from malmoi.metrics import confusion
 from malmoi.report.chart import chart
@@ -16,6 +15,7 @@ from malmoi.system.files import write_text
 from malmoi.system.language import translate
 from malmoi.training.log import read_metrics
 
+Matrix = Sequence[Sequence[float]]  # [queries][keys]
 DEMO_STYLE = """<style>
 .cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:.8rem;margin:1.4rem 0 .5rem}
 .cards div{border:1px solid var(--line);border-radius:12px;padding:.8rem 1rem}
@@ -236,3 +236,62 @@ def _made(story: Story) -> str:
         (translate("time"), format_duration(story.seconds["all"])),
     ]
     return _section("How this was made", html_table(("what", "value"), rows))
+
+
+# ------------------------------------------------------------------ figures
+
+
+def chips(tokens: Sequence[str]) -> str:
+    """Renders tokens as small boxes."""
+    return (
+        f'<p class="chips">{"".join(f"<span>{html.escape(token)}</span>" for token in tokens)}</p>'
+    )
+
+
+def heat_map(weights: Matrix, tokens: Sequence[str] = (), cell: int = 26) -> str:
+    """Renders one head's attention: rows are queries, columns are keys."""
+    size = len(weights)
+    left, top = (96, 84) if tokens else (0, 0)
+    width = left + size * cell
+    height = top + size * cell
+    parts = [
+        f'<rect x="{left + k * cell}" y="{top + q * cell}" width="{cell - 1}" height="{cell - 1}" '
+        f'rx="{cell // 8}" '
+        f'fill="var(--a)" fill-opacity="{max(0.04, min(1.0, weight)):.2f}"/>'
+        for q, row in enumerate(weights)
+        for k, weight in enumerate(row)
+    ]
+    for i, token in enumerate(tokens):
+        middle = i * cell + cell / 2
+        name = html.escape(token)
+        parts.append(
+            f'<text x="{left - 8}" y="{top + middle + 4:.0f}" text-anchor="end">{name}</text>'
+        )
+        at = f"{left + middle + 4:.0f},{top - 8}"
+        parts.append(f'<text transform="translate({at}) rotate(-55)">{name}</text>')
+    label = "attention of one head" + (f" over: {' '.join(tokens)}" if tokens else "")
+    return (
+        f'<svg viewBox="0 0 {width} {height}" style="max-width:{width}px" role="img" '
+        f'aria-label="{html.escape(label)}">{"".join(parts)}</svg>'
+    )
+
+
+def attention_grid(layers: Sequence[Sequence[Matrix]]) -> str:
+    """Renders every head of every layer in small: layers down, heads across."""
+    rows = []
+    for number, heads in enumerate(layers, start=1):
+        cells = "".join(f"<figure>{heat_map(head, cell=6)}</figure>" for head in heads)
+        rows.append(f'<div class="heads"><span>{words(f"layer {number}")}</span>{cells}</div>')
+    return "".join(rows)
+
+
+def sharpest(layers: Sequence[Sequence[Matrix]]) -> tuple[int, int]:
+    """The (layer, head), from 0, with the most peaked attention over the most varied targets."""
+
+    def score(head: Matrix) -> float:
+        decided = sum(max(row) for row in head) / len(head)
+        targets = len({max(range(len(row)), key=row.__getitem__) for row in head})
+        return decided * targets / len(head)
+
+    places = [(i, j) for i, heads in enumerate(layers) for j in range(len(heads))]
+    return max(places, key=lambda place: score(layers[place[0]][place[1]]))

@@ -9,7 +9,7 @@ from itertools import islice
 from random import Random
 
 from malmoi.errors import UsageError
-from malmoi.evaluation.in_context.session import Question
+from malmoi.evaluation.in_context.graders import Question
 from malmoi.evaluation.kinds import task_prompt
 from malmoi.evaluation.prompts import TaskPrompt
 from malmoi.evaluation.task import Example, Task

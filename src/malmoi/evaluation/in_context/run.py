@@ -15,9 +15,8 @@ from malmoi.evaluation.examples import (
     load_examples,
     require_labels,
 )
-from malmoi.evaluation.in_context.graders import Graded, scorings
+from malmoi.evaluation.in_context.graders import EvaluationSession, Graded, Question, scorings
 from malmoi.evaluation.in_context.question import QuestionBuilder, Shots, parse_shots
-from malmoi.evaluation.in_context.session import EvaluationSession, Question
 from malmoi.evaluation.in_context.templates import templated
 from malmoi.evaluation.kinds import kind_of, metric_names
 from malmoi.evaluation.task import Example, Task

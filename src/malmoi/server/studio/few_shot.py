@@ -8,9 +8,14 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.evaluation.in_context.graders import SCORINGS, ScoredAnswer, score_answers, scorings
+from malmoi.evaluation.in_context.graders import (
+    SCORINGS,
+    EvaluationSession,
+    ScoredAnswer,
+    score_answers,
+    scorings,
+)
 from malmoi.evaluation.in_context.question import QuestionBuilder, Shots
-from malmoi.evaluation.in_context.session import EvaluationSession
 from malmoi.evaluation.tasks import (
     Example,
     Task,
