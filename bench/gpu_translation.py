@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from malmoi.checkpoint import Checkpoint
-from malmoi.evaluation.translation import Pairs, corpus_bleu
+from malmoi.evaluation.translation import ReferencePairs, corpus_bleu
 from malmoi.inference import Model
 from malmoi.model import Network, count_parameters, initialise
 from malmoi.training.log import read_metrics
@@ -48,7 +48,7 @@ def scores(targets: list[str], said: list[str]) -> dict[str, Any]:
     return {"bleu": round(bleu, 2), "lower": round(lower, 2), "signature": signature}
 
 
-def timed(model: Model, pairs: Pairs, beams: int) -> dict[str, Any]:
+def timed(model: Model, pairs: ReferencePairs, beams: int) -> dict[str, Any]:
     began = time.perf_counter()
     said = model.translate(pairs.sources, beams=beams)
     seconds = round(time.perf_counter() - began, 2)
@@ -94,7 +94,7 @@ def train_masked(data: Path, out: Path, together: float, changes: dict[str, Any]
     )
 
 
-def retrieval(model: Model, pairs: Pairs, layer: int) -> dict[str, float]:
+def retrieval(model: Model, pairs: ReferencePairs, layer: int) -> dict[str, float]:
     """How near translations are: top-1 accuracy, and the mean cosine of pairs and of others."""
     one, other = (
         model.embed(texts, layers=(layer,), language=language)
@@ -116,7 +116,7 @@ def compare_masked(given: argparse.Namespace) -> dict[str, Any]:
     """TLM and plain MLM for the same steps, and the network before training."""
     tiny = {"train.steps": 10, "train.batch": 4, "tokenizer.vocab": 2000, "model.depth": 2}
     changes = tiny if given.limit else {"train.steps": given.masked_steps, "train.batch": 128}
-    val = Pairs.read(files(given.data, "val")).first(50 if given.limit else None)
+    val = ReferencePairs.read(files(given.data, "val")).first(50 if given.limit else None)
     found: dict[str, Any] = {"examples": len(val.sources), "chance": 1 / len(val.sources)}
     for name, together in (("mlm", 0.0), ("tlm", 0.5)):
         began = time.perf_counter()
@@ -147,7 +147,9 @@ def main() -> None:
     began = time.perf_counter()
     model = train(given.data, given.out / "en-de", given.minutes, changes)
     trained = round(time.perf_counter() - began, 1)
-    test = Pairs.read(files(given.data, "test_2016_flickr")).first(20 if given.limit else None)
+    test = ReferencePairs.read(files(given.data, "test_2016_flickr")).first(
+        20 if given.limit else None
+    )
     few = test.first(50)
     rows = {
         "copy": scores(test.targets, test.sources),

@@ -25,8 +25,8 @@ from malmoi.evaluation.in_context.question import (
     Shots,
     draw_examples,
     is_same_question,
+    lazy_permutation,
     parse_shots,
-    shuffled,
 )
 from malmoi.evaluation.in_context.run import InContextConfig, InContextResult, evaluate_in_context
 from malmoi.evaluation.in_context.templates import templated, templates
@@ -123,7 +123,7 @@ def result(model: Path, name: str, data: Path | None, **asking: Any) -> InContex
 
 @given(st.integers(0, 50), st.integers())
 def test_a_shuffle_that_is_drawn_bit_by_bit_is_a_permutation(size: int, seed: int) -> None:
-    assert sorted(shuffled(size, random.Random(seed))) == list(range(size))
+    assert sorted(lazy_permutation(size, random.Random(seed))) == list(range(size))
 
 
 TWINS = st.lists(st.sampled_from("abcde"), min_size=1, max_size=12)

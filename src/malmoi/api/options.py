@@ -18,7 +18,7 @@ Files = str | Path | Sequence[str | Path]
 Settings = Mapping[str, object]  # by path: {"train.floor": 0.1}
 
 
-class RunOptions(TypedDict, total=False):
+class SharedRunOptions(TypedDict, total=False):
     """What every training run takes beside its settings."""
 
     device: str | None  # cpu, cuda, cuda:1, mps; None: a GPU if there is one
@@ -77,7 +77,7 @@ class RecipeOptions(TypedDict, total=False):
     dropout: float
 
 
-class PretrainOptions(RunOptions, RecipeOptions, total=False):
+class PretrainOptions(SharedRunOptions, RecipeOptions, total=False):
     """The options of `pretrain`.
 
     Examples:
@@ -98,7 +98,7 @@ class ColumnOptions(TypedDict, total=False):
     separator: str  # between the labels of a row, if they are one string
 
 
-class FinetuneOptions(ColumnOptions, RunOptions, total=False):
+class FinetuneOptions(ColumnOptions, SharedRunOptions, total=False):
     """The options of `finetune`: the columns, and the fields of its settings.
 
     Examples:

@@ -169,15 +169,9 @@ def share_command(
 
     require_free(out, overwrite=overwrite)
     _show(share_layers(model, out, groups=groups, embedding=embedding), json)
-    kind = (
-        f"It is written as a model of type "
-        f"{read_model_json(out / 'config.json')['model_type']}, in fp32."
-    )
-    _remark(
-        out,
-        kind,
-        "Train it again: malmoi compress distil --student, finetune, or pretrain --start.",
-    )
+    model_type = read_model_json(out / "config.json")["model_type"]
+    again = "Train it again: malmoi compress distil --student, finetune, or pretrain --start."
+    _remark(out, f"It is written as a model of type {model_type}, in fp32.", again)
 
 
 def _task(name: str | None, columns: dict[str, Any]) -> "Task | None":
@@ -199,18 +193,13 @@ def _remark(out: Path, *others: str) -> None:
 
 
 def _show(found: "CompressionResult", json: bool) -> None:
-    if json:
-        sizes: dict[str, tuple[float, float]] = {"weights": found.weights, "bytes": found.size}
-        if found.costs is not None:
-            before, after = found.costs
-            sizes["memory"] = (before.memory, after.memory)
-            sizes[before.unit.replace("/s", "_per_second")] = (before.rate, after.rate)
-        print_json(
-            {
-                **{name: list(pair) for name, pair in (sizes | dict(found.metrics)).items()},
-                "model": str(found.out),
-            }
-        )
-    else:
+    if not json:
         print_table(("what", "before", "after"), list(found.rows()))
         print(found.out)
+        return
+    facts: dict[str, Any] = {"weights": found.weights, "bytes": found.size}
+    if found.costs is not None:
+        before, after = found.costs
+        facts["memory"] = (before.memory, after.memory)
+        facts[before.unit.replace("/s", "_per_second")] = (before.rate, after.rate)
+    print_json({**facts, **found.metrics, "model": str(found.out)})

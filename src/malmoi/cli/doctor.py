@@ -44,10 +44,8 @@ def doctor_command(json: opt.Json = False) -> None:
 
 
 def _python() -> str:
-    return (
-        f"Python {platform.python_version()}, malmoi {__version__}, {platform.system()} "
-        f"{platform.machine()}"
-    )
+    system = f"{platform.system()} {platform.machine()}"
+    return f"Python {platform.python_version()}, malmoi {__version__}, {system}"
 
 
 def _torch() -> str:
@@ -123,10 +121,8 @@ CHECKS: dict[str, Callable[[], str]] = {
 
 def _extras() -> dict[str, str]:
     """Each optional part: installed, or the line that installs it."""
-    missing = {
-        name: [m for m in modules if find_spec(m) is None] for name, modules in EXTRAS.items()
-    }
-    said = {
-        name: f"missing: pip install {' '.join(some)}" for name, some in missing.items() if some
-    }
-    return {name: said.get(name, "installed") for name in EXTRAS}
+    found = {}
+    for name, modules in EXTRAS.items():
+        missing = [module for module in modules if find_spec(module) is None]
+        found[name] = f"missing: pip install {' '.join(missing)}" if missing else "installed"
+    return found

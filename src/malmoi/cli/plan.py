@@ -93,13 +93,10 @@ def _list(json: bool) -> None:
             print_json(asdict(gpu))
         return
     columns = ("gpu", "bf16 TFLOP/s", "fp32 TFLOP/s", "memory GB", "GB/s", "watts")
-    print_table(
-        columns,
-        [
-            [f"{cell:g}" if cell != gpu.name else cell for cell in asdict(gpu).values()]
-            for gpu in GPUS.values()
-        ],
-    )
+    rows = [
+        (gpu.name, *(f"{v:g}" for v in list(asdict(gpu).values())[1:])) for gpu in GPUS.values()
+    ]
+    print_table(columns, rows)
     print(f"\nExample: {EXAMPLE}")
 
 
@@ -122,17 +119,14 @@ def _rows(made: "RunPlan") -> Iterator[tuple[str, str]]:
     yield "of them", f"embedding {made.embedding:,}, blocks {made.blocks:,}, head {made.head:,}"
     yield "tokens", f"{made.tokens:,}" + (f" in {made.steps:,} steps" if made.steps else "")
     yield "FLOPs, 6·N·D", f"{f.rule * made.tokens:.3g}"
-    yield (
-        "FLOPs, exact",
-        f"{f.exact * made.tokens:.3g}: every product, attention too" + _again(made),
-    )
+    again = f"; {f.again * made.tokens:.3g} more are recomputed" if f.again else ""
+    exact = f"{f.exact * made.tokens:.3g}: every product, attention too"
+    yield "FLOPs, exact", exact + again
     yield "tokens per parameter", _compared(made)
     yield "memory", _fit(made)
-    yield (
-        "time",
-        f"{format_span(made.seconds)}, {made.tokens / made.seconds:,.0f} tokens per second, "
-        f"{_pace(made)}",
-    )
+    speed = f"{made.tokens / made.seconds:,.0f} tokens per second"
+    pace = f"{fleet.utilisation:.0%} of {fleet.peak(made.recipe) / 1e12:,.4g} TFLOP/s"
+    yield "time", f"{format_span(made.seconds)}, {speed}, at {pace}"
     yield "GPU-hours", f"{_short(made.gpu_hours)}"
     if made.kwh is not None:
         yield (
@@ -146,15 +140,6 @@ def _rows(made: "RunPlan") -> Iterator[tuple[str, str]]:
         f"up to {format_size(made.storage)}: checkpoints of {format_size(made.state)} and the "
         "model",
     )
-
-
-def _again(made: "RunPlan") -> str:
-    again = made.flops.again * made.tokens
-    return f"; {again:.3g} more are recomputed" if again else ""
-
-
-def _pace(made: "RunPlan") -> str:
-    return f"at {made.fleet.utilisation:.0%} of {made.fleet.peak(made.recipe) / 1e12:,.4g} TFLOP/s"
 
 
 def _compared(made: "RunPlan") -> str:
@@ -182,11 +167,8 @@ def _fit(made: "RunPlan") -> str:
 
 
 def _row(one: "MemoryUse", room: float) -> list[str]:
-    name = (
-        LAYOUT_NAMES[one.way]
-        + (f" × {one.gpus}" if one.gpus > 1 else "")
-        + (", checkpointed" if one.gradient_checkpointing else "")
-    )
+    name = LAYOUT_NAMES[one.way] + (f" × {one.gpus}" if one.gpus > 1 else "")
+    name += ", checkpointed" if one.gradient_checkpointing else ""
     model = sum(getattr(one, part) for part in MEMORY_PARTS)
     fits = "yes" if one.total <= room else "no"
     sizes = (model, one.activations, one.total)

@@ -215,13 +215,10 @@ def _tell(out: Path, json: bool) -> None:
     if json:
         print_json({"folder": str(out), **row})
         return
-    row = {
-        "training_loss" if name == "loss" else name: value
-        for name, value in row.items()
-        if name != "seconds"
-    }
-    words = ", ".join(f"{name.replace('_', ' ')} {_number(value)}" for name, value in row.items())
-    print(f"{out}: {words}")
+    row.pop("seconds", None)
+    named = {"training_loss" if name == "loss" else name: value for name, value in row.items()}
+    words = [f"{name.replace('_', ' ')} {_number(value)}" for name, value in named.items()]
+    print(f"{out}: {', '.join(words)}")
     causal = "perplexity" in row and "backward_lm_loss" not in row
     objective = read_object(out / "recipe.json").get("objective")
     verb = "translate" if objective == "translation" else "generate"

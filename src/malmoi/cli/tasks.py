@@ -29,18 +29,12 @@ def tasks_command(
 
     shown = TASKS.values() if name is None else (named_task(name),)
     if json or name is not None:
-        facts = [
-            {
-                "task": one.name,
-                "kind": one.kind,
-                "metrics": ", ".join(metric_names(one)),
-                "about": one.about,
-                "files": " ".join(one.files),
-            }
-            for one in shown
-        ]
-        for row in facts:
-            print_json(row) if json else print_table(("task", row["task"]), list(row.items())[1:])
+        for one in shown:
+            row = {"kind": one.kind, "metrics": ", ".join(metric_names(one)), "about": one.about}
+            row["files"] = " ".join(one.files)
+            print_json({"task": one.name, **row}) if json else print_table(
+                ("task", one.name), row.items()
+            )
         return
     order = list(KINDS)
     kinds = groupby(

@@ -17,14 +17,16 @@ OWN_SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:malmoi"
 
 
 @dataclass(frozen=True)
-class Pairs:
+class ReferencePairs:
     """Sources and their translations."""
 
     sources: list[str]
     targets: list[str]
 
     @classmethod
-    def read(cls, files: Sequence[str | Path], columns: tuple[str, str] = COLUMNS) -> "Pairs":
+    def read(
+        cls, files: Sequence[str | Path], columns: tuple[str, str] = COLUMNS
+    ) -> "ReferencePairs":
         """Two files aligned by line, or a table; a pair without both sides is an error."""
         reader = read_pairs(files, columns)
         rows = [split_pair(document.text) for document in reader]
@@ -34,8 +36,8 @@ class Pairs:
             raise MalmoiError(f"{' and '.join(reader.files)} hold no pair.")
         return cls([row[0] for row in rows], [row[1] for row in rows])
 
-    def first(self, count: int | None) -> "Pairs":
-        return self if count is None else Pairs(self.sources[:count], self.targets[:count])
+    def first(self, count: int | None) -> "ReferencePairs":
+        return self if count is None else ReferencePairs(self.sources[:count], self.targets[:count])
 
 
 def corpus_bleu(targets: Sequence[str], said: Sequence[str]) -> tuple[float, str]:
@@ -59,7 +61,7 @@ def evaluate_translation(
             "table with both columns."
         )
     files = [data] if isinstance(data, str | Path) else list(data)
-    pairs = Pairs.read(files).first(limit)
+    pairs = ReferencePairs.read(files).first(limit)
     said = model.translate(pairs.sources, beams=beams)
     score, signature = corpus_bleu(pairs.targets, said)
     return {"bleu": score, "beams": beams, "signature": signature, "examples": len(said)}

@@ -19,7 +19,7 @@ from malmoi.inference.prompt import encode_prompts
 ITEMS_PER_COUNT = 512  # items whose tokens are counted in one call
 
 
-def shuffled(size: int, rng: Random) -> Iterator[int]:
+def lazy_permutation(size: int, rng: Random) -> Iterator[int]:
     """A lazy random permutation of 0 … size − 1: the pool may hold a million."""
     moved: dict[int, int] = {}
     for i in range(size):
@@ -37,7 +37,7 @@ def draw_examples(
     pool: Sequence[Example], item: Example, seed: int, number: int
 ) -> Iterator[Example]:
     """Yields labelled examples for item `number`, without repetition and never the item itself."""
-    places = shuffled(len(pool), Random(f"{seed}:{number}"))
+    places = lazy_permutation(len(pool), Random(f"{seed}:{number}"))
     return (
         pool[i] for i in places if pool[i].label is not None and not is_same_question(pool[i], item)
     )
