@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from malmoi.evaluation.task import Example
-from malmoi.finetuning.word_baseline import word_baseline
+from malmoi.finetuning.task_data import word_baseline
 from malmoi.tokenizer import train_tokenizer
 
 

@@ -113,7 +113,7 @@ def evaluate_command(
         asking |= found | {"skip_bad": skip_bad, "harness": harness}
         show_facts(judge(opened, chosen, rows, **asking), json)
     elif asking or show or out or in_context(chosen, opened):
-        from malmoi.evaluation.few_shot import few_shot_results, in_context_config
+        from malmoi.evaluation.evaluate import few_shot_results, in_context_config
 
         config = in_context_config(asking | {"skip_bad": skip_bad})
         _tell(few_shot_results(opened, chosen, rows, config, out, find), show, json)

@@ -85,7 +85,7 @@ def _of_rows(
     if kind.head not in checkpoint.network.heads:
         raise UsageError(f"This model has no {kind.head} head, which the task {task.name} needs.")
     examples = load_examples(task, data).rows[:MAX_SAMPLE_ROWS]
-    require_labels(task, examples)
+    require_labels(examples)
     view = FeatureView.of(reading, reading.labels)
     items = encode_examples(task, examples, view)
     batches = (

@@ -118,7 +118,7 @@ def _contradictions(found: Sequence[Example]) -> Iterable[str]:
         )
 
 
-def require_labels(task: Task, examples: Sequence[Example]) -> None:
+def require_labels(examples: Sequence[Example]) -> None:
     """Raises an error if an example has no label, which training and evaluation need."""
     missing = [e.place for e in examples if e.label is None]
     if missing:

@@ -1,6 +1,7 @@
 """What all runs of a fine-tuning share: checked examples and the initial model."""
 
 import logging
+import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from malmoi.checkpoint import Checkpoint
@@ -34,15 +36,17 @@ from malmoi.finetuning.protocol import (
 )
 from malmoi.finetuning.run_state import distillation_record, run_fingerprint
 from malmoi.finetuning.task_network import MAX_ROW_TOKENS
-from malmoi.finetuning.word_baseline import word_baseline
 from malmoi.inference.predict import EncodeFunctions
 from malmoi.model import Network, count_parameters
 from malmoi.text.rows import RowSource
+from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.unknown import unknown_note
 from malmoi.training.losses.distil import Distillation
 
 logger = logging.getLogger(__name__)
 
+MAX_TRAINING_ROWS = 20_000
+MAX_JUDGED_ROWS = 2_000
 FEWEST_ROWS = 10  # with fewer rows, all labels may differ: it may just be a trial
 
 
@@ -103,7 +107,7 @@ def load_data(
     for note in (note for some in given for note in some.notes):
         logger.warning(note)
     every = [row for some in given for row in some.rows]
-    require_labels(task, every)
+    require_labels(every)
     _check_classes(task, every)
     task = _fit(task, every, start)
     rows = given[0].rows
@@ -207,3 +211,38 @@ def describe_run(
     cut = sum(item.length >= limit for item in items)
     if cut > 1 and not kind.windows:
         logger.warning(f"Up to {cut:,} texts are longer than {limit} tokens and are truncated.")
+
+
+# ------------------------------------------------------------------ the words alone
+
+
+def word_baseline(
+    train: Sequence[Example],
+    judged: Sequence[Example],
+    labels: Sequence[str],
+    tokenizer: Tokenizer,
+) -> float:
+    """The accuracy of multinomial naive Bayes on which tokens occur, with Laplace's smoothing."""
+    train = _sample(train, MAX_TRAINING_ROWS)
+    judged = _sample(judged, MAX_JUDGED_ROWS)
+    place = {name: i for i, name in enumerate(labels)}
+    counts = np.ones((len(labels), tokenizer.vocab_size))
+    rows = np.ones(len(labels))
+    for row, tokens in zip(train, _tokens(train, tokenizer), strict=True):
+        counts[place[row.label], tokens] += 1
+        rows[place[row.label]] += 1
+    logs = np.log(counts) - np.log(counts.sum(1, keepdims=True))
+    prior = np.log(rows / rows.sum())
+    said = [(prior + logs[:, tokens].sum(1)).argmax() for tokens in _tokens(judged, tokenizer)]
+    right = sum(labels[i] == row.label for i, row in zip(said, judged, strict=True))
+    return float(right / len(judged))
+
+
+def _sample(rows: Sequence[Example], most: int) -> Sequence[Example]:
+    return rows if len(rows) <= most else random.Random(0).sample(rows, most)
+
+
+def _tokens(rows: Sequence[Example], tokenizer: Tokenizer) -> list[list[int]]:
+    """The distinct tokens of each row's texts."""
+    texts = [row.text if row.pair is None else f"{row.text} {row.pair}" for row in rows]
+    return [sorted(set(tokens)) for tokens in tokenizer.ids(texts)]

@@ -14,8 +14,8 @@ from malmoi.evaluation.features import TrainingItem
 from malmoi.evaluation.kinds import Outcome
 from malmoi.finetuning.batches import epoch_batches, labels_per_batch, plan_batches
 from malmoi.finetuning.config import FinetuneConfig
-from malmoi.finetuning.replay import ReplayStep, StepReplay
 from malmoi.finetuning.run_state import RunState
+from malmoi.inference.generation.cuda_graphs import record_graph
 from malmoi.metrics import is_better
 from malmoi.model import Network
 from malmoi.system.progress import VALIDATE, Progress, stop_requested
@@ -30,6 +30,9 @@ from malmoi.training.schedule import rate_at
 from malmoi.training.signals import StopSignals
 from malmoi.training.state import load_state
 
+# forward, backward, update: takes a batch, returns its loss
+ReplayStep = Callable[[Mapping[str, Tensor]], Tensor]
+MAX_GRAPHS = 64  # captured shapes; batches of further shapes run eagerly
 LOG_EVERY = 10  # steps
 SECONDS_BETWEEN_SAVES = 60.0  # at most this much work is lost
 MAX_CURVE_POINTS = 10  # evaluations of a run in which they select nothing
@@ -312,3 +315,53 @@ def _layered(optimizers: list[torch.optim.Optimizer], network: Network, decay: f
                 optimizer.param_groups.append(
                     {**group, "params": params, "lr": group["lr"] * decay**below}
                 )
+
+
+class StepReplay:
+    """CUDA graphs of steps, one per shape, since small networks are bound by Python.
+
+    Runs a shape's first batch eagerly, captures the second, and replays the graph from then on.
+
+    The step must stay on the GPU: it must not return values to Python, and its optimizer must be
+    capturable. Batches may be in pinned memory; the returned loss is a copy.
+    """
+
+    def __init__(self, step: ReplayStep, device: torch.device) -> None:
+        self.step = step
+        self.device = device
+        self.stream = torch.cuda.Stream(device)
+        self.recorded: dict[Any, tuple[torch.cuda.CUDAGraph, dict[str, Tensor], Tensor] | None] = {}
+
+    def __call__(self, batch: Mapping[str, Tensor]) -> Tensor:
+        shape = tuple((name, tensor.shape) for name, tensor in sorted(batch.items()))
+        first = shape not in self.recorded
+        if first or (self.recorded[shape] is None and len(self.recorded) > MAX_GRAPHS):
+            self.recorded.setdefault(shape, None)
+            return self._run(batch)
+        found = self.recorded[shape] or self._record(batch)
+        self.recorded[shape] = found
+        graph, inputs, loss = found
+        for name, tensor in batch.items():
+            inputs[name].copy_(tensor, non_blocking=True)
+        graph.replay()
+        return loss.clone()  # replaying the next graph may overwrite its memory
+
+    def _run(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Runs eagerly on the capture stream, so that per-stream kernel state is initialized."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            loss = self.step(self._sent(batch)).detach()
+        torch.cuda.current_stream().wait_stream(self.stream)
+        return loss
+
+    def _record(
+        self, batch: Mapping[str, Tensor]
+    ) -> tuple[torch.cuda.CUDAGraph, dict[str, Tensor], Tensor]:
+        inputs = self._sent(batch)
+        pool = next((found[0].pool() for found in self.recorded.values() if found), None)
+        with record_graph(self.stream, pool) as graph:
+            loss = self.step(inputs).detach()
+        return graph, inputs, loss
+
+    def _sent(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}

@@ -146,7 +146,7 @@ def split_rows(
         else load_examples(task, dev, skip_bad=asking.skip_bad)
     )
     if not kind_of(task).only_read:
-        require_labels(task, found.rows)
+        require_labels(found.rows)
     source = train if asking.train is None else asking.train
     pool = found if source is None else load_examples(task, source, skip_bad=asking.skip_bad)
     notes = list(found.notes)

@@ -19,7 +19,7 @@ from malmoi.text.rows import table_rows
 
 _FAMILIES = (
     "glue", "korean", "ner", "squad", "choice", "commonsense", "language_modelling",
-    "minimal_pairs", "arithmetic", "scramble",
+    "minimal_pairs", "generated",
 )  # fmt: skip
 _MODULES = (import_module(f"malmoi.evaluation.tasks.{name}") for name in _FAMILIES)
 TASKS: Registry[Task] = Registry(

@@ -157,7 +157,7 @@ def _pasted(lines: str) -> tuple[Task, Sequence[Example]]:
     asked = replace(chosen, rows=lambda path: parse_json_rows(numbered, "line"))
     try:
         rows = load_examples(asked, "your lines").rows
-        require_labels(asked, rows)
+        require_labels(rows)
         return replace(asked, labels=label_names(asked, rows)), rows
     except UsageError:
         raise

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from malmoi.errors import MalmoiError
-from malmoi.evaluation.tasks.scramble import frequent_words
+from malmoi.evaluation.tasks.generated import frequent_words
 from malmoi.studies.in_context.rules import HIDDEN_RULES, HiddenRule
 
 # one word in this many is held out for questions; so are parameters of some rules

@@ -11,7 +11,7 @@ from random import Random
 from string import ascii_lowercase
 from typing import Any, Literal
 
-from malmoi.evaluation.tasks.scramble import random_insertion
+from malmoi.evaluation.tasks.generated import random_insertion
 
 VOWELS = "aeiou"
 CONSONANTS = "bdfgklmnprstvz"
