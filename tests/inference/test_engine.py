@@ -3,8 +3,10 @@ served.
 """
 
 import gc
+import mmap
 import re
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from malmoi.inference.generation.beam_search import beam_search
 from malmoi.inference.generation.config import GenerationConfig
 from malmoi.inference.generation.constraints import AllowedTokens
 from malmoi.inference.generation.cuda_graphs import bucket_rows, bucket_width, record_graph
+from malmoi.inference.generation.kv_slots import lazy_zeros
 from malmoi.inference.generation.prefix_cache import BLOCK_TOKENS, PrefixCache
 from malmoi.inference.generation.prompt_lookup import PromptLookup, find_draft
 from malmoi.inference.generation.regex import Derivatives, parse_regex
@@ -295,6 +298,18 @@ def test_closing_drains_or_cancels(model: Model) -> None:
     engine.close(drain=False)
     assert {ticket.result().finish for ticket in tickets} <= {"cancelled", "length"}
     assert not engine.thread.is_alive()
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="measures memory as Linux does")
+def test_a_cache_takes_memory_as_it_is_written() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    before = resident()
+    held = lazy_zeros((256, 2**19), torch.float32, torch.device("cpu"))
+    held[:, :100] = 1  # a few tokens of every head
+    assert not held[:, 100:200].any()
+    assert resident() - before < held.nbytes // 8
 
 
 # ------------------------------------------------------------------ steps fixed for a CUDA graph,

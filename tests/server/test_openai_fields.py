@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -10,6 +11,7 @@ import openai
 import pytest
 
 from live_server import TEXTS, Live, bert_with, gpt_folder
+from malmoi.checkpoint.sentence_pooling import SentencePooling
 from malmoi.inference import Model, load
 from malmoi.tokenizer import train_tokenizer
 
@@ -32,9 +34,17 @@ def gpt(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 @pytest.fixture(scope="module")
 def live(gpt: Model) -> Iterator[Live]:
-    bert = bert_with(train_tokenizer(TEXTS, kind="wordpiece", vocab=120), mlm=0)
-    with Live({"gpt": gpt, "bert": bert}, slots=4, timeout=60, max_tokens=90) as server:
+    words = train_tokenizer(TEXTS, kind="wordpiece", vocab=120)
+    bert = bert_with(words, mlm=0)
+    models = {"gpt": gpt, "bert": bert, "encoder": sentence_encoder(bert)}
+    models["cross"] = bert_with(words, ("LABEL_0",), classify=1)
+    models["pairs"] = bert_with(words, ("no", "yes"), classify=2)
+    with Live(models, slots=4, timeout=60, max_tokens=90) as server:
         yield server
+
+
+def sentence_encoder(bert: Model) -> Model:
+    return Model(replace(bert.checkpoint, sentence=SentencePooling(normalize=True)))
 
 
 @pytest.fixture(scope="module")
@@ -238,6 +248,42 @@ def test_embeddings_are_cut_and_scaled(client: openai.OpenAI) -> None:
     assert cut == pytest.approx(whole[:8])
     unit = client.embeddings.create(**ask, dimensions=8, extra_body={"normalize": True})
     assert unit.data[0].embedding == pytest.approx(whole[:8] / np.linalg.norm(whole[:8]))
+
+
+def test_a_sentence_encoder_gives_vectors_of_length_one(client: openai.OpenAI) -> None:
+    ask = {"model": "encoder", "input": ["the state of", "a"], "encoding_format": "float"}
+    for options in ({}, {"dimensions": 8}):
+        found = client.embeddings.create(**ask, **options).data
+        lengths = [float(np.linalg.norm(one.embedding)) for one in found]
+        assert lengths == pytest.approx([1, 1])
+
+
+@pytest.mark.parametrize("texts", ["", ["a", ""]])
+def test_an_empty_text_is_not_embedded(client: openai.OpenAI, texts: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match="empty text"):
+        client.embeddings.create(model="bert", input=texts)
+
+
+@pytest.mark.parametrize("model", ["cross", "pairs"])
+def test_documents_are_ranked_by_a_cross_encoder(live: Live, model: str) -> None:
+    documents = ["a small model", {"text": "the union is strong"}, "yes", "하늘이 맑다"]
+    ask = {"model": model, "query": "the state", "documents": documents, "top_n": 3}
+    answer = httpx.post(f"{live.url}/v1/rerank", json=ask, timeout=60).json()
+    texts = [one if isinstance(one, str) else one["text"] for one in documents]
+    found = live.registry.get(model).model.predict([("the state", text) for text in texts])
+    values = np.array([list(one.scores.values())[-1] for one in found])
+    scores = 1 / (1 + np.exp(-values)) if model == "cross" else values
+    best = np.argsort(-scores)[:3].tolist()
+    assert [one["index"] for one in answer["results"]] == best
+    assert [one["document"]["text"] for one in answer["results"]] == [texts[i] for i in best]
+    assert [one["relevance_score"] for one in answer["results"]] == pytest.approx(scores[best])
+
+
+def test_only_a_cross_encoder_ranks(live: Live) -> None:
+    ask = {"model": "bert", "query": "a", "documents": ["b"]}
+    answer = httpx.post(f"{live.url}/v1/rerank", json=ask, timeout=60)
+    assert answer.status_code == 400
+    assert "is not a cross-encoder" in answer.json()["error"]["message"]
 
 
 def test_python_has_the_same_settings(gpt: Model) -> None:

@@ -40,6 +40,13 @@ def serve_models(
                 "Other machines can reach this server, and no API key is set: anyone there may use "
                 "it."
             )
+        for one in registry:
+            if one.engine is not None:
+                slots = one.engine.batch.slots
+                logger.info(
+                    f"{one.name}: at most {slots.max_bytes / 2**30:.1f} GiB of KV cache for "
+                    f"{settings.slots} sequences of {slots.capacity:,} tokens (--slots)"
+                )
         names = ", ".join(registry.names)
         logger.info(f"{names} at {address(where)} (the studio) and {address(where)}/v1 (the API)")
         on_ready(address(where))

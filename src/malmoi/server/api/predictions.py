@@ -3,7 +3,9 @@
 import base64
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from math import tanh
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 from fastapi import APIRouter, Request
@@ -11,7 +13,7 @@ from fastapi import APIRouter, Request
 from malmoi.errors import UsageError
 from malmoi.inference import Model
 from malmoi.inference.embed import Float32Array, embed_texts
-from malmoi.inference.predictors import ANSWER, TAGS, TEXT_HEADS, TaskHead
+from malmoi.inference.predictors import ANSWER, NUMBER, ONE_LABEL, TAGS, TEXT_HEADS, TaskHead
 from malmoi.inference.stream import join_chunks
 from malmoi.inference.zero_shot import label_prompt, question_prompt
 from malmoi.server.api.completions import prompts_of, too_long
@@ -21,6 +23,7 @@ from malmoi.server.api.requests import (
     EmbeddingRequest,
     FillRequest,
     NerRequest,
+    RerankRequest,
     ScoreRequest,
 )
 from malmoi.server.api.responses import (
@@ -30,6 +33,7 @@ from malmoi.server.api.responses import (
     EmbeddingVector,
     FillResponse,
     NerResponse,
+    RerankResponse,
     ScoreResponse,
     Usage,
 )
@@ -70,12 +74,18 @@ def count_tokens(model: Model, texts: Iterable[str]) -> int:
 async def embeddings_endpoint(ask: EmbeddingRequest, request: Request) -> Any:
     """Texts as vectors: hidden states averaged over `layers` and pooled.
 
-    Only a sentence encoder whose folder says so, or `normalize`, scales them to length 1.
+    Only a sentence encoder whose folder says so, or `normalize`, scales them to length 1, also
+    after `dimensions` has cut them.
     """
     served: ServedModel = request.app.state.registry.get(ask.model)
     width = served.model.config.width
+    sentence = served.model.checkpoint.sentence
     if ask.dimensions is not None and ask.dimensions > width:
         raise UsageError(f"dimensions is above this model's {width} dimensions.")
+    if "" in prompts_of(ask.input):
+        raise UsageError("input has an empty text, which has no meaning to embed: leave it out.")
+    own = ask.pool == "auto" and sentence is not None and sentence.normalize
+    scaled = own if ask.normalize is None else ask.normalize
 
     def embed() -> tuple[list[Float32Array], int]:
         encodings = []
@@ -84,13 +94,15 @@ async def embeddings_endpoint(ask: EmbeddingRequest, request: Request) -> Any:
             encodings.append(_encoding(served.model, text, truncate=ask.truncate))
         tokens = sum(len(encoding.tokens) for encoding in encodings)
         check_reading(request, tokens)
-        sentence = served.model.checkpoint.sentence
         found = embed_texts(served.model.network, encodings, tuple(ask.layers), ask.pool, sentence)
         return found, tokens
 
     found, read = await run_on_model(request, served, embed)
     data = [
-        EmbeddingVector(index=i, embedding=_written(_shaped(one, ask), ask.encoding_format))
+        EmbeddingVector(
+            index=i,
+            embedding=_written(_cut(one, ask.dimensions, scaled=scaled), ask.encoding_format),
+        )
         for i, one in enumerate(found)
     ]
     return EmbeddingList(
@@ -109,11 +121,11 @@ def _encoding(model: Model, text: str | list[int], *, truncate: bool) -> Encodin
     return Encoding(tokens, [0] * size, [(0, 0)] * size, [False] * size, [None] * size)
 
 
-def _shaped(vector: Float32Array, ask: EmbeddingRequest) -> Float32Array:
-    """The first `dimensions` numbers, as Matryoshka embeddings allow, scaled on request."""
-    cut = vector[: ask.dimensions]
+def _cut(vector: Float32Array, dimensions: int | None, *, scaled: bool) -> Float32Array:
+    """The first `dimensions` numbers, as Matryoshka embeddings allow, scaled to length 1."""
+    cut = vector[:dimensions]
     length = float(np.linalg.norm(cut))
-    return cut / np.float32(length) if ask.normalize and length > 0 else cut
+    return cut / np.float32(length) if scaled and length > 0 else cut
 
 
 def _written(vector: Float32Array, form: str) -> list[float] | str:
@@ -121,6 +133,60 @@ def _written(vector: Float32Array, form: str) -> list[float] | str:
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
     numbers: list[float] = vector.astype(np.float64).tolist()
     return numbers
+
+
+# ------------------------------------------------------------------ cross-encoders
+
+
+@router.post("/rerank", include_in_schema=False, response_model=RerankResponse)
+@router.post(
+    "/v1/rerank",
+    response_model=RerankResponse,
+    response_model_exclude_none=True,
+    tags=["Understand"],
+)
+async def rerank_endpoint(ask: RerankRequest, request: Request) -> Any:
+    """Documents by relevance to a query, as a model fine-tuned for pairs of texts finds it.
+
+    A model of two labels gives the probability of the second, a model of one label its value, as a
+    probability (by the sigmoid) unless it was trained for regression.
+    """
+    served: ServedModel = request.app.state.registry.get(ask.model)
+    model = served.model
+    if model.task_head not in (ONE_LABEL, NUMBER) or len(model.labels) not in (1, 2):
+        can = ", ".join(model.abilities)
+        raise UsageError(
+            f"The model {served.name!r} is not a cross-encoder, which has one or two labels for a "
+            f"pair of texts. It can: {can}."
+        )
+
+    def rank() -> tuple[list[float], int]:
+        tokens = count_tokens(model, [ask.query] * len(ask.texts) + ask.texts)
+        check_reading(request, tokens)
+        found = model.predict([(ask.query, text) for text in ask.texts])
+        return [_relevance(model, one) for one in found], tokens
+
+    scores, read = await run_on_model(request, served, rank)
+    best = sorted(range(len(scores)), key=lambda i: -scores[i])[: ask.top_n]
+    documents = ask.texts if ask.return_documents else []
+    results = [
+        RerankResponse.One(
+            index=i,
+            relevance_score=scores[i],
+            document=RerankResponse.Text(text=documents[i]) if documents else None,
+        )
+        for i in best
+    ]
+    usage = Usage(prompt_tokens=read, total_tokens=read)
+    return RerankResponse(
+        id=f"rerank-{uuid4().hex}", model=served.name, results=results, usage=usage
+    )
+
+
+def _relevance(model: Model, found: Any) -> float:
+    value = float(list(found.scores.values())[-1])
+    stated = model.checkpoint.extra.get("problem_type") == NUMBER.problem_type
+    return value if model.task_head is ONE_LABEL or stated else (1 + tanh(value / 2)) / 2
 
 
 # ------------------------------------------------------------------ masked and fine-tuned models

@@ -294,7 +294,9 @@ class EmbeddingRequest(ApiRequest, json_schema_extra=_example(input=["a text", "
     input: EmbeddingInput = Field(description="A text, its tokens, or a list of either.")
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, ge=1, description="Keep only the first N dimensions.")
-    normalize: bool = Field(False, description="Scale vectors to length 1.")
+    normalize: bool | None = Field(
+        None, description="Scale vectors to length 1; default: as a sentence encoder's folder says."
+    )
     layers: list[int] = Field(
         [-1], min_length=1, max_length=200, description="0: the embedding, -1: the last; averaged."
     )
@@ -305,6 +307,30 @@ class EmbeddingRequest(ApiRequest, json_schema_extra=_example(input=["a text", "
     )
     truncate: bool = Field(False, description="Truncate texts longer than the context.")
     user: str | None = Field(None, description="Accepted and not stored.")
+
+
+class RerankDocument(BaseModel):
+    """A document to rank."""
+
+    text: str
+
+
+class RerankRequest(
+    ApiRequest,
+    json_schema_extra=_example(query="Where is Ada?", documents=["Ada is in London.", "It rains."]),
+):
+    """Documents to rank by their relevance to a query, as in Cohere's, Jina's and vLLM's APIs."""
+
+    query: str
+    documents: Annotated[
+        list[str | RerankDocument], Field(min_length=1, max_length=MAX_EMBEDDED_TEXTS)
+    ]
+    top_n: int | None = Field(None, ge=1, description="Return only the N most relevant.")
+    return_documents: bool = Field(True, description="Return the texts too.")
+
+    @property
+    def texts(self) -> list[str]:
+        return [one if isinstance(one, str) else one.text for one in self.documents]
 
 
 class FillRequest(ApiRequest, json_schema_extra=_example(text="나는 오늘 [MASK] 갔다.", top=5)):

@@ -157,6 +157,23 @@ class EmbeddingList(BaseModel):
 # ------------------------------------------------------------------ endpoints OpenAI does not have
 
 
+class RerankResponse(BaseModel):
+    """Documents by relevance, the most relevant first."""
+
+    class Text(BaseModel):
+        text: str
+
+    class One(BaseModel):
+        index: int = Field(description="The document's place in the request.")
+        relevance_score: float
+        document: "RerankResponse.Text | None" = None
+
+    id: str
+    model: str
+    results: list[One]
+    usage: Usage
+
+
 class FillResponse(BaseModel):
     """The best tokens for each mask."""
 
