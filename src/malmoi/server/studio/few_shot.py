@@ -26,12 +26,12 @@ from malmoi.evaluation.tasks import (
     named_task,
     require_labels,
 )
-from malmoi.evaluation.tasks.arithmetic import TASKS as SUMS
+from malmoi.evaluation.tasks.generated import ARITHMETIC
 from malmoi.inference import Model
 from malmoi.server.api.requests import ApiRequest, NameField, TextField
 from malmoi.text.rows import parse_json_rows
 
-LAB_TASKS = tuple(one.name for one in SUMS)  # tasks that need no file
+LAB_TASKS = tuple(one.name for one in ARITHMETIC)  # tasks that need no file
 DRAWN_EXAMPLES = 64  # items of such a task
 OFFERED_ANSWERS = 4  # choices for a generative task: its answer, and other items' answers
 
