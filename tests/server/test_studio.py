@@ -23,7 +23,15 @@ from hypothesis import strategies as st
 from live_server import TEXTS, Live, bert_with, gpt_folder
 from malmoi.checkpoint import Checkpoint
 from malmoi.inference import Model, MultiLabelPrediction, load
-from malmoi.model import Activations, Layout, Network, initialise, parse_pattern
+from malmoi.inference.generation.sampling import Sampling
+from malmoi.model import (
+    Activations,
+    Layout,
+    Network,
+    count_parameters,
+    initialise,
+    parse_pattern,
+)
 from malmoi.model.families import transformer
 from malmoi.server.app import STUDIO
 from malmoi.server.inspect_model import attention
@@ -31,6 +39,7 @@ from malmoi.server.studio import runs as curves
 from malmoi.server.studio.few_shot import FewShotRequest, few_shot_view
 from malmoi.server.studio.inspection import by_words, word_groups
 from malmoi.server.studio.overview import known_languages
+from malmoi.server.studio.path import PathRequest, sentence_path
 from malmoi.server.studio.projection import principal
 from malmoi.tokenizer import train_tokenizer
 
@@ -42,6 +51,8 @@ in_browser = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium o
 expect = playwright.expect
 
 VIEWS = (
+    "home",
+    "next",
     "generate",
     "fill",
     "labels",
@@ -259,6 +270,41 @@ def test_line_breaks_and_spaces_can_be_seen_and_a_full_context_is_said(visitor: 
     shown.nth(2).press("Enter")
     expect(page.locator("h3")).to_have_text("In place of “␣”")
     assert visitor.bars() == [("␣", "36.8%"), ("all others", "63.2%")]
+
+
+@in_browser
+def test_the_next_tokens_distribution_is_the_samplers_and_needs_no_server(
+    visitor: Visitor, models: dict[str, Model]
+) -> None:
+    text = "the state of"
+    page = visitor.visit("next", text=text, temperature=0.6, topk=5, topp=0.7)
+    logits = torch.tensor(models["gpt"].logits(text)[-1])
+
+    def expected(**settings: Any) -> list[str]:
+        chances = Sampling(**settings).apply(logits[None])[0].softmax(-1)
+        best = chances[logits.argsort(descending=True, stable=True)]
+        shares = [*best[:16].tolist(), float(best[16:].sum())]
+        return [percent(p) if p else "0%" for p in shares]
+
+    values = page.locator(".live b")
+    assert values.all_inner_texts() == expected(temperature=0.6, top_k=5, top_p=0.7)
+    assert page.locator(".live .cut").count() == sum(
+        value == "0%" for value in values.all_inner_texts()[:16]
+    )
+    page.route("**/studio/**", lambda route: route.abort())  # the sliders ask nobody
+    for name, value in (("Temperature", "1.5"), ("Top k", "0"), ("Top p", "1")):
+        page.get_by_label(name).fill(value)
+    assert values.all_inner_texts() == expected(temperature=1.5)
+    page.evaluate("Math.random = () => 0.9999999")
+    page.locator("#die").click()
+    expect(page.locator("#view")).to_contain_text("A token further down was drawn.")
+    page.evaluate("Math.random = () => 0")
+    page.locator("#die").click()
+    expect(page.locator(".live li.fell")).to_have_count(1)
+    page.unroute("**/studio/**")
+    page.get_by_role("button", name="Write it").click()
+    expect(page.locator("textarea")).not_to_have_value(text)
+    visitor.done()
 
 
 @in_browser
@@ -832,7 +878,51 @@ def test_a_server_with_a_key_asks_for_it(browser: Any, models: dict[str, Model])
         visitor.context.close()
 
 
+@in_browser
+def test_the_path_of_a_sentence_has_the_models_numbers_and_opens_its_views(
+    visitor: Visitor, models: dict[str, Model]
+) -> None:
+    text = "the state of the union"
+    page = visitor.visit("home", text=text, model="gpt", layer=2, head=3)
+    model = models["gpt"]
+    tokens = model.tokenizer.encode(text).tokens
+    chips = page.locator(".chip")
+    assert [int(one) for one in chips.locator("small").all_inner_texts()] == tokens
+    chips.nth(1).click()
+    seen = attention(model, text).weights[1, 2, 1]
+    shares = page.locator(".looks td:last-child").all_inner_texts()
+    assert shares == [percent(float(p)) if p else "0%" for p in np.round(seen, 4)]
+    assert page.locator(".looks .away").count() == len(tokens) - 2
+    best = torch.tensor(model.logits(text)[1]).softmax(-1).topk(8).values.tolist()
+    assert [value for _, value in visitor.bars()] == [percent(p) for p in best]
+    page.locator(".flow a").nth(3).click()
+    expect(page.locator("h1")).to_have_text("Attention")
+    assert page.locator("textarea").input_value() == text
+    page.locator(".brand").click()
+    expect(page.locator("h1")).to_have_text("The path of one sentence")
+    visitor.done()
+
+
 # ------------------------------------------------------------------ without a browser
+
+
+def test_the_path_adds_up(models: dict[str, Model]) -> None:
+    model = models["gpt"]
+    for layer in range(model.config.depth):
+        seen = sentence_path(model, PathRequest(text="the state of the union", layer=layer))
+        parts = seen.block
+        total = np.array(parts.before) + parts.attention + parts.mlp
+        assert seen.plain
+        assert np.allclose(total, parts.after, atol=4e-3)
+    embedded = np.array(seen.embedding["token"]) + seen.embedding["position"]
+    assert np.allclose(embedded, seen.embedding["sum"], atol=2e-3)
+    assert sum(seen.parameters.values()) == count_parameters(model.network)
+    bert = sentence_path(models["bert"], PathRequest(text="하늘이 [MASK]"))
+    assert list(bert.embedding) == ["token", "position", "segment", "sum"]
+    assert not bert.plain
+    long = sentence_path(model, PathRequest(text="the state " * 30))
+    assert len(long.tokens) == 24
+    assert long.first + 24 == len(model.tokenizer.encode("the state " * 30).tokens)
 
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [

@@ -33,6 +33,7 @@ from malmoi.text.rows import parse_json_rows
 
 LAB_TASKS = tuple(one.name for one in ARITHMETIC)  # tasks that need no file
 DRAWN_EXAMPLES = 64  # items of such a task
+FILE_ADVICE = " Fix the file, or skip such rows with --skip-bad (skip_bad=True)."
 OFFERED_ANSWERS = 4  # choices for a generative task: its answer, and other items' answers
 
 
@@ -162,4 +163,5 @@ def _pasted(lines: str) -> tuple[Task, Sequence[Example]]:
     except UsageError:
         raise
     except MalmoiError as error:  # the error is in the request
-        raise UsageError(str(error)) from None
+        # its advice is about files and options, which a page has not
+        raise UsageError(str(error).replace(FILE_ADVICE, " Correct that line.")) from None

@@ -17,6 +17,7 @@ from malmoi.server.studio import (
     compare,
     few_shot,
     inspection,
+    path,
     patterns,
     projection,
     runs,
@@ -137,6 +138,18 @@ async def show_attention(
 ) -> inspection.AttentionView:
     """Attention in one head, by tokens or by words, and thumbnails of all heads."""
     return await show_view(request, body.model, inspection.attention_view, body)
+
+
+@router.post("/next")
+async def show_next(request: Request, body: path.NextRequest) -> path.NextToken:
+    """The logits of the next token."""
+    return await show_view(request, body.model, path.next_token, body.text)
+
+
+@router.post("/path")
+async def show_path(request: Request, body: path.PathRequest) -> path.SentencePath:
+    """One sentence through the whole network."""
+    return await show_view(request, body.model, path.sentence_path, body)
 
 
 @router.post("/translation")

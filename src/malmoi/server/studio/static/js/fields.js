@@ -24,8 +24,8 @@ export function line(page, name, given = {}) {
 
 export const number = (page, name, given = {}) => line(page, name, { type: "number", ...given });
 
-/** A slider that says its value; `read` puts it in words. */
-export function range(page, name, given, read = (value) => value) {
+/** A slider that says its value; `read` puts it in words, `then` is done in place of the page's work. */
+export function range(page, name, given, read = (value) => value, then = null) {
   page.number(name, Number(given.min), Number(given.max)); // a link may hold another
   const shown = h("output", {}, read(page.values[name]));
   const control = h("input", {
@@ -34,7 +34,9 @@ export function range(page, name, given, read = (value) => value) {
     ...given,
     oninput: (event) => {
       shown.textContent = read(event.target.value);
-      page.changed(name, event.target.value);
+      if (!then) return page.changed(name, event.target.value);
+      page.set(name, event.target.value);
+      then();
     },
   });
   control.value = page.values[name];

@@ -15,8 +15,10 @@ import beside from "./views/beside.js";
 import embeddings from "./views/embeddings.js";
 import fill from "./views/fill.js";
 import generate from "./views/generate.js";
+import home from "./views/home.js";
 import labels from "./views/labels.js";
 import lens from "./views/lens.js";
+import next from "./views/next.js";
 import patterns from "./views/patterns.js";
 import shots from "./views/shots.js";
 import tokens from "./views/tokens.js";
@@ -24,9 +26,10 @@ import train from "./views/train.js";
 import translation from "./views/translation.js";
 
 export const GROUPS = {
+  start: [home],
   text: [tokens, embeddings],
   inside: [attention, patterns, lens, ablate],
-  words: [generate, fill, beside],
+  words: [next, generate, fill, beside],
   tasks: [shots, labels, translation],
   training: [train],
 };
