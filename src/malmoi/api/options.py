@@ -121,6 +121,7 @@ class FinetuneOptions(ColumnOptions, SharedRunOptions, total=False):
     freeze_layers: int  # freeze the embeddings and the first n layers
     features: str  # a small model on frozen layers: last4, weighted-all, layers=8,9
     recurrent: int  # width of a tagger's BiLSTM on features
+    tune_features: bool  # train the layers below too (BERT table 5: + BiLSTM)
     adapter: "Literal['none', 'lora', 'prompt', 'prefix'] | AdapterConfig"
     words: bool | None  # train label words instead of a new layer
     contrastive: bool | None  # contrast sentence vectors by label; None: with few rows

@@ -60,6 +60,7 @@ class FinetuneConfig(Config):
     # a small model on frozen layers: last4, weighted-all… or layers=8,9 (see frozen_features.py)
     features: str = ""
     recurrent: int = 768  # width of a tagger's BiLSTM on features
+    tune_features: bool = False  # train the layers below too (BERT table 5: + BiLSTM)
     # trained while the model itself is frozen
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
     # train label words instead of a new layer; None: with a soft prompt, if possible

@@ -66,7 +66,12 @@ def feature_config(start: Checkpoint, task: Task, settings: FinetuneConfig) -> F
     depth = start.network.config.depth
     layers, weighted = _chosen(settings.features, depth)
     recurrent = 0 if head in POOLED_HEADS else settings.recurrent
-    return FeatureConfig(layers=layers, weighted=weighted, recurrent=recurrent)
+    return FeatureConfig(
+        layers=layers,
+        weighted=weighted,
+        recurrent=recurrent,
+        frozen=not settings.tune_features,
+    )
 
 
 def _chosen(name: str, depth: int) -> tuple[tuple[int, ...], bool]:
@@ -112,7 +117,7 @@ class CachedTrunk(nn.Module):
 @contextmanager
 def cached_states(network: Network, rows: Callable[[], Sequence[TokenRow]]) -> Iterator[None]:
     """A context in which the frozen trunk's states of these rows are read, not recomputed."""
-    if network.features is None:
+    if network.features is None or not network.features.frozen:
         yield
         return
     trunk = network.trunk

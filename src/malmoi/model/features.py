@@ -26,34 +26,33 @@ class FeatureConfig(Config):
     layers: tuple[int, ...]  # 0 is the embedding, `depth` the last layer
     weighted: bool = False  # a learned weighted sum of the layers; otherwise they are concatenated
     recurrent: int = 0  # width of the two-layer BiLSTM on top; 0: none
+    frozen: bool = True  # the layers below; else they are trained too (BERT table 5)
 
 
 class LayeredTransformer(Transformer):
-    """A frozen trunk without dropout that returns the states of several layers [B, T, L, D].
+    """A trunk that returns the states of several layers [B, T, L, D]; frozen, without dropout.
 
-    They are rounded exactly as the on-disk cache rounds them, so that a model sees the same numbers
-    at inference as in training.
+    Frozen states are rounded exactly as the on-disk cache rounds them, so that a model sees the
+    same numbers at inference as in training.
     """
 
-    def __init__(self, c: ModelConfig, layers: tuple[int, ...]) -> None:
+    def __init__(self, c: ModelConfig, f: FeatureConfig) -> None:
         super().__init__(c)
-        self.layers = layers
-        self.requires_grad_(requires_grad=False)
+        self.layers = f.layers
+        self.frozen = f.frozen
+        self.requires_grad_(requires_grad=not f.frozen)
 
     def train(self, mode: bool = True) -> Self:  # noqa: FBT001, FBT002  # torch's signature
-        return super().train(mode=False)
+        return super().train(mode=mode and not self.frozen)
 
-    @torch.no_grad()
     def forward(  # type: ignore[override]
         self, tokens: Tensor, *, activations: Activations | None = None, **inputs: Any
     ) -> Tensor:
         seen = activations or Activations()
-        last = super().forward(tokens, activations=seen, **inputs)
-        return (
-            torch.stack([seen.hidden[layer] for layer in self.layers], dim=2)
-            .to(STATE_DTYPE)
-            .to(last.dtype)
-        )
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            last = super().forward(tokens, activations=seen, **inputs)
+            states = torch.stack([seen.hidden[layer] for layer in self.layers], dim=2)
+            return states.to(STATE_DTYPE).to(last.dtype) if self.frozen else states
 
 
 class BiLSTM(nn.Module):

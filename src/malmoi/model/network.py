@@ -222,7 +222,7 @@ class Network(nn.Module):
 
 def _trunk(config: ModelConfig, features: FeatureConfig | None) -> Transformer:
     if features:
-        return LayeredTransformer(config, features.layers)
+        return LayeredTransformer(config, features)
     if config.encoder_depth:
         return EncoderDecoder(config)
     return FeaturePrefix(config) if config.feature_count else Transformer(config)

@@ -1,10 +1,9 @@
 """BERT table 8: what becomes of the tokens that an MLM predicts."""
 
 from collections.abc import Iterator
-from functools import partial
 
 from malmoi.studies.grid import Cell, Study, StudyPlan
-from malmoi.studies.judges import fine_tuned
+from malmoi.studies.judges import tuned_cell
 from malmoi.studies.table import Claim, StudyResults, Words
 
 # share of [MASK], of the token itself, of a random token → MNLI, NER fine-tuned, NER features
@@ -25,20 +24,17 @@ def _name(shares: tuple[int, int, int]) -> str:
 
 def cells(plan: StudyPlan) -> Iterator[Cell]:
     scale = plan.scale
-    tasks = plan.data.of("pair", "tokens", train_rows=scale.train_rows, dev_rows=scale.dev_rows)
     for seed in plan.seeds:
         for mask, same, other in THEIRS:
+            row = _name((mask, same, other))
             recipe = scale.recipe(
                 "bert", seed, **{"data.mask_token": mask / 100, "data.mask_random": other / 100}
             )
-            for task in tasks:
-                tuning = scale.tuning(seed)
-                ways = {task.name: tuning}
-                if task.role == "tokens":
-                    ways[f"{task.name}, features"] = scale.feature_tuning(seed)
-                for column, options in ways.items():
-                    judge = partial(fine_tuned, task=task, options=options, column=column)
-                    yield Cell(_name((mask, same, other)), seed, judge, recipe, plan.data.text)
+            for task in plan.tasks("pair", "tokens"):
+                yield tuned_cell(plan, row, recipe, task)
+            for task in plan.tasks("tokens"):
+                features = scale.feature_tuning(seed)
+                yield tuned_cell(plan, row, recipe, task, f"{task.name}, features", **features)
 
 
 def claims(results: StudyResults) -> list[Claim]:

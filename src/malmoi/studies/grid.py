@@ -29,7 +29,7 @@ from malmoi import __version__
 from malmoi.config import Config
 from malmoi.errors import MalmoiError
 from malmoi.model import count_parameters
-from malmoi.studies.data import StudyData
+from malmoi.studies.data import StudyData, StudyTask
 from malmoi.studies.scale import Scale
 from malmoi.studies.table import Claim, StudyResults, Values, Words, dot_figure
 from malmoi.system.files import folder_lock, write_json
@@ -132,6 +132,10 @@ class StudyPlan:
     data: StudyData
     seeds: Sequence[int]
 
+    def tasks(self, *roles: str) -> list[StudyTask]:
+        """The first task of each role that the data has, with as many rows as the scale uses."""
+        return self.data.of(*roles, train_rows=self.scale.train_rows, dev_rows=self.scale.dev_rows)
+
 
 @dataclass(frozen=True)
 class Study:
@@ -167,17 +171,21 @@ def train_model(cell: Cell, cache: Path, device: str | None) -> None:
             cell.recipe, data=cell.text, out=folder, tokenizer=tokenizer, device=device
         )
         rows = read_metrics(folder / "metrics.jsonl")
-        losses = [row["valid_loss"] for row in rows if "valid_loss" in row]
+        rows_of_loss = [_losses(row) for row in rows if "valid_loss" in row]
         facts = {
             "parameters": count_parameters(model.network),
             "tokens": rows[-1]["tokens"],
             "steps": rows[-1]["step"],
             "seconds": time.monotonic() - started,
-            "valid_loss": losses[-1] if losses else None,
+            **(rows_of_loss[-1] if rows_of_loss else {}),
         }
         for name in ONLY_FOR_TRAINING:
             shutil.rmtree(folder / name, ignore_errors=True)
         write_json(folder / "facts.json", facts)
+
+
+def _losses(row: Mapping[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in row.items() if name.endswith("_loss")}
 
 
 def _shared_text(cell: Cell, recipe: Recipe, cache: Path) -> tuple[Path, Path]:

@@ -3,6 +3,7 @@
 Shares (accuracy, F1, correlations) are in percent.
 """
 
+from functools import partial
 from typing import Any
 
 from malmoi.evaluation.evaluate import evaluate_model
@@ -10,7 +11,8 @@ from malmoi.evaluation.tasks import metric_names
 from malmoi.finetuning.finetune import run_finetuning
 from malmoi.inference import load
 from malmoi.studies.data import StudyTask
-from malmoi.studies.grid import JudgedModel
+from malmoi.studies.grid import Cell, JudgedModel, StudyPlan
+from malmoi.training.recipe import Recipe
 
 BITS_CHARACTERS = 200_000  # of held-out text that bits per byte are measured on
 
@@ -25,6 +27,16 @@ def fine_tuned(
         judged.folder, found, task.train, judged.scratch, task.dev, device=judged.device, **options
     )
     return {column or task.name: 100 * result.metrics[metric_names(found)[0]]}
+
+
+def tuned_cell(
+    plan: StudyPlan, row: str, recipe: Recipe, task: StudyTask, column: str = "", **options: Any
+) -> Cell:
+    """A cell whose model is fine-tuned for a task, by the scale's settings and these options."""
+    seed = recipe.train.seed
+    settings = plan.scale.tuning(seed) | options
+    judge = partial(fine_tuned, task=task, options=settings, column=column)
+    return Cell(row, seed, judge, recipe, plan.data.text)
 
 
 def zero_shot(

@@ -3,6 +3,7 @@
 import html
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,24 @@ from malmoi import __version__
 from malmoi.report.chart import short_number
 from malmoi.report.page import html_page, html_table, machine_name
 from malmoi.studies.grid import Study, StudyPlan
-from malmoi.studies.table import StudyResults, Words, table_rows
+from malmoi.studies.table import StudyResults, Words, detail_rows, table_rows
 from malmoi.system.files import write_json, write_text
 
 SVG_STYLE = re.compile(r"<style>.*?</style>", re.DOTALL)  # the page has these colours itself
+
+
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]
+
+
+@dataclass(frozen=True)
+class StudyPage:
+    """What a page shows, in Markdown or HTML."""
+
+    study: Study
+    tables: Sequence[Table]
+    claims: Sequence[tuple[Words, Words]]  # what the paper found, and whether it is found here
+    notes: Sequence[Words]
+    figure: str
 
 
 def write_pages(
@@ -22,8 +37,6 @@ def write_pages(
 ) -> dict[str, Any]:
     """Writes what the finished cells show, and returns results.json."""
     results = StudyResults(records)
-    head, rows = table_rows(results, study.theirs)
-    claims = [(claim.about, claim.verdict(results)) for claim in study.claims(results)]
     facts = {
         "study": study.name,
         "paper": study.paper,
@@ -33,19 +46,26 @@ def write_pages(
         "version": __version__,
         "seeds": list(plan.seeds),
         "rows": {
-            row: {c: _summary(results, row, c) for c in results.table[row]}
-            | {"models": results.facts(row)}
+            row: {column: _summary(results, row, column) for column in results.table[row]}
             for row in results.rows
         },
-        "claims": [{"claim": about.en, "verdict": verdict.en} for about, verdict in claims],
+        "models": {row: results.facts(row) for row in results.rows},
         "cells": list(records),
     }
-    figure = study.figure(results) if records else ""
-    said = [_about(facts, results), *study.notes(results)]
+    tables = [table_rows(results, study.theirs)]
+    tables += [detail_rows(results, group) for group in results.details]
+    page = StudyPage(
+        study,
+        tables,
+        [(claim.about, claim.verdict(results)) for claim in study.claims(results)],
+        [_about(facts, results), *study.notes(results)],
+        study.figure(results),
+    )
+    facts["claims"] = [{"claim": a.en, "verdict": v.en} for a, v in page.claims]
     write_json(out / "results.json", facts)
-    write_text(out / "figure.svg", figure)
-    write_text(out / "report.md", _markdown(study, (head, rows), claims, said))
-    write_text(out / "report.html", _html(study, (head, rows), claims, said, figure))
+    write_text(out / "figure.svg", page.figure)
+    write_text(out / "report.md", _markdown(page))
+    write_text(out / "report.html", _html(page))
     return facts
 
 
@@ -74,44 +94,45 @@ def _about(facts: Mapping[str, Any], results: StudyResults) -> Words:
     )
 
 
-Table = tuple[Sequence[str], Sequence[Sequence[str]]]
-Claims = Sequence[tuple[Words, Words]]
-
-
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
 
 
-def _markdown(study: Study, table: Table, claims: Claims, said: Sequence[Words]) -> str:
+def _markdown(page: StudyPage) -> str:
+    study = page.study
     parts = [
         f"# {study.name}: {study.about.en}\n",
         f"{study.about.ko}. {study.paper}.\n",
-        markdown_table(*table),
+        markdown_table(*page.tables[0]),
         f"![{study.caption.en}](figure.svg)\n",
         f"{study.caption.en}\n\n{study.caption.ko}\n",
-        "## Beside the paper / 논문과 비교\n",
+        "## Expected and found / 예상과 결과\n",
         "".join(
             f"- {about.en}: **{verdict.en}**.\n  {about.ko}: **{verdict.ko}**.\n"
-            for about, verdict in claims
+            for about, verdict in page.claims
         ),
-        "\n\n".join(f"{one.en}\n\n{one.ko}" for one in said) + "\n",
+        "\n\n".join(f"{one.en}\n\n{one.ko}" for one in page.notes) + "\n",
+        *(markdown_table(*table) for table in page.tables[1:]),
     ]
     return "\n".join(parts)
 
 
-def _html(study: Study, table: Table, claims: Claims, said: Sequence[Words], figure: str) -> str:
+def _html(page: StudyPage) -> str:
     def both(words: Words) -> str:
         return f'<p>{html.escape(words.en)}</p><p lang="ko">{html.escape(words.ko)}</p>'
 
+    study = page.study
     verdicts = "".join(
         f"<li>{html.escape(a.en)}: <b>{html.escape(v.en)}</b>."
         f'<br><span lang="ko">{html.escape(a.ko)}: <b>{html.escape(v.ko)}</b>.</span></li>'
-        for a, v in claims
+        for a, v in page.claims
     )
+    first, *others = (html_table(*table) for table in page.tables)
     body = (
-        f"{html_table(*table)}{SVG_STYLE.sub('', figure)}{both(study.caption)}"
-        f"<h2>Beside the paper / 논문과 비교</h2><ul>{verdicts}</ul>{''.join(map(both, said))}"
+        f"{first}{SVG_STYLE.sub('', page.figure)}{both(study.caption)}"
+        f"<h2>Expected and found / 예상과 결과</h2><ul>{verdicts}</ul>"
+        f"{''.join(map(both, page.notes))}{''.join(others)}"
     )
     lead = f"{study.about.en}. {study.about.ko}. {study.paper}."
     return html_page(study.name, lead, body)

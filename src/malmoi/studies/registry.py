@@ -5,7 +5,12 @@ from importlib import import_module
 from malmoi.errors import UsageError, nearest
 from malmoi.studies.grid import Study
 
-MODULES = {"bert-masking": "bert_masking"}  # study → its module
+STUDIES = (
+    *("bert-masking", "bert-objectives", "bert-size", "bert-features"),
+    *("gpt1-transfer", "gpt1-zeroshot", "gpt1-ablation"),
+    "bert-vs-gpt",
+)
+MODULES = {name: name.replace("-", "_") for name in STUDIES}  # study → its module
 IN_CONTEXT = "in-context"
 STUDY_NAMES = (*MODULES, IN_CONTEXT)
 

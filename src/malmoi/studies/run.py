@@ -74,8 +74,9 @@ def run_studies(
         outs[study.name].mkdir(parents=True, exist_ok=True)
         records = finished_cells(cells[study.name], cache)
         logger.info(f"{study.name}: {len(records)} of {len(cells[study.name])} cells are done.")
-        facts = write_pages(study, plan, records, outs[study.name])
-        done.append(StudyResult(study.name, outs[study.name], facts))
+        if records:
+            facts = write_pages(study, plan, records, outs[study.name])
+            done.append(StudyResult(study.name, outs[study.name], facts))
     if failed:
         raise MalmoiError(
             f"{len(failed)} cells failed, the first one: {failed[0]}. The pages show the others; "

@@ -1,5 +1,6 @@
 """How large a study is: models, text, steps and rows of tasks, for minutes on a CPU or a GPU."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +15,24 @@ RARELY = 10**6  # steps between saves and validations of runs of seconds
 MODERN_TRUNK: dict[str, Any] = MODERN_GPT | dict(
     norm="pre", norm_kind="layer", embed_norm=False, final_norm=True, init="normal", eps=1e-6
 )
+
+# what a study trains: BERT, BERT read from left to right, GPT, both in one, ELECTRA, an LSTM
+OBJECTIVES = {
+    "bert": "mlm+nsp",
+    "ltr": "lm",
+    "gpt": "lm",
+    "both": "both",
+    "electra": "electra",
+    "lstm": "lm",
+}
+PAPER_RECIPES = {
+    "bert": "bert-base",
+    "ltr": "bert-base",
+    "gpt": "gpt1",
+    "both": "gpt1",
+    "electra": "electra-base",
+    "lstm": "lstm-gpt1",
+}
 
 
 @dataclass(frozen=True)
@@ -30,6 +49,7 @@ class Scale:
     characters: int = 0  # of text; 0: all
     batch: int = 0
     steps: int = 0  # of pre-training
+    minutes: float = 0.0  # of pre-training, where models are compared at equal time
     train_rows: int = 0  # of a task; 0: all
     dev_rows: int = 0
     tune_steps: int = 0  # of fine-tuning; 0: three epochs
@@ -40,32 +60,44 @@ class Scale:
         return self.name == "paper"
 
     def recipe(self, kind: str, seed: int, **settings: Any) -> Recipe:
-        """A BERT ("bert") or a GPT ("gpt") of this scale with settings by their paths.
+        """A model of this scale, with settings by their paths: see `OBJECTIVES`.
 
-        At `paper` it is BERT-base or GPT-1; at other scales both have the same layers.
+        At `paper` it is the paper's own (BERT-base, GPT-1…); at other scales all have the same
+        layers, but for the LSTM, which has as many weights.
         """
-        base = self._paper(kind) if self.faithful else self._small(kind)
+        base = self._faithful(kind) if self.faithful else self._small(kind)
         return base.override({"train.seed": seed, **settings})
 
-    def _paper(self, kind: str) -> Recipe:
-        return named_recipe({"bert": "bert-base", "gpt": "gpt1"}[kind])
+    def _faithful(self, kind: str) -> Recipe:
+        changes: dict[str, dict[str, Any]] = {
+            "ltr": {"model.attention": ("causal",), "model.pool": "last", "objective": "lm"},
+            "both": {"model.both_ways": True, "objective": "both"},
+        }
+        return named_recipe(PAPER_RECIPES[kind]).override(changes.get(kind, {}))
 
     def _small(self, kind: str) -> Recipe:
-        shape = dict(
-            vocab=self.vocab,
-            context=self.context,
-            width=self.width,
-            depth=self.depth,
-            heads=self.heads,
-        )
-        bert = kind == "bert"
+        reads = kind in ("bert", "electra", "ltr")
+        shape = dict(vocab=self.vocab, context=self.context, width=self.width)
+        if kind == "lstm":
+            # two layers of 8·units² weights, as many as `depth` layers of 12·width²
+            units = 2 * round(self.width * math.sqrt(0.75 * self.depth) / 2)
+            model = preset(
+                "lstm", **(shape | dict(width=units, embed_width=self.width)), dropout=0.0
+            )
+        else:
+            shape |= dict(depth=self.depth, heads=self.heads)
+            model = preset("bert-tiny" if reads else "gpt2-small", **shape, **MODERN_TRUNK)
+        if kind == "ltr":  # its first token has seen nothing but itself
+            model = replace(model, attention=("causal",), pool="last", pooler="none")
         return Recipe(
             name=f"study-{kind}",
-            model=preset("bert-tiny" if bert else "gpt2-small", **shape, **MODERN_TRUNK),
-            objective="mlm+nsp" if bert else "lm",
-            tokenizer=TokenizerConfig(kind="wordpiece" if bert else "byte-bpe", vocab=self.vocab),
+            model=replace(model, both_ways=kind == "both"),
+            objective=OBJECTIVES[kind],
+            tokenizer=TokenizerConfig(kind="wordpiece" if reads else "byte-bpe", vocab=self.vocab),
             data=DataConfig(valid=0.02),
-            train=self.training(),
+            train=self.training()
+            if kind != "lstm"
+            else replace(self.training(), optimizer="adamw"),
         )
 
     def training(self) -> TrainConfig:
@@ -99,6 +131,13 @@ class Scale:
             "length": self.context,
         }
 
+    @property
+    def bilstm(self) -> dict[str, Any]:
+        """Options for a new BiLSTM on the last layer, all of it fine-tuned (BERT table 5)."""
+        width = {} if self.faithful else {"recurrent": max(16, self.width)}
+        tuned = {} if not self.faithful else {"lr": 5e-5, "batch": 32, "epochs": 3.0}
+        return {"features": "last", "tune_features": True, **width, **tuned}
+
     def feature_tuning(self, seed: int, features: str = "last4") -> dict[str, Any]:
         """Options for a small model on frozen features (BERT §5.3)."""
         if self.faithful:
@@ -113,16 +152,17 @@ SCALES = {
     for scale in (
         # checks that a study runs; its numbers mean nothing
         Scale(
-            "tiny", 1, width=32, depth=2, heads=2, context=32, vocab=400, characters=300_000,
-            batch=8, steps=4, train_rows=24, dev_rows=24, tune_steps=3, tune_lr=1e-3,
+            "tiny", 1, width=48, depth=2, heads=3, context=64, vocab=400, characters=300_000,
+            batch=8, steps=4, minutes=0.02, train_rows=24, dev_rows=24, tune_steps=3, tune_lr=1e-3,
         ),
         Scale(
-            "cpu", 2, width=96, depth=2, heads=2, context=64, vocab=2000, characters=3_000_000,
-            batch=32, steps=150, train_rows=400, dev_rows=300, tune_steps=60, tune_lr=1e-3,
+            "cpu", 2, width=96, depth=2, heads=3, context=64, vocab=2000, characters=3_000_000,
+            batch=16, steps=120, minutes=0.15, train_rows=400, dev_rows=200, tune_steps=40,
+            tune_lr=1e-3,
         ),
         Scale(
             "gpu-minutes", 3, width=384, depth=6, heads=6, context=128, vocab=8000, batch=128,
-            steps=1500, train_rows=8000, dev_rows=1000, tune_steps=400, tune_lr=3e-4,
+            steps=1200, minutes=0.6, train_rows=8000, dev_rows=1000, tune_steps=300, tune_lr=3e-4,
         ),
         Scale("paper", 5),
     )

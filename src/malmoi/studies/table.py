@@ -2,7 +2,7 @@
 
 import html
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -46,9 +46,23 @@ class StudyResults:
     def rows(self) -> list[str]:
         return list(self.table)
 
+    @cached_property
+    def _every_column(self) -> list[str]:
+        return list(dict.fromkeys(column for row in self.table.values() for column in row))
+
     @property
     def columns(self) -> list[str]:
-        return list(dict.fromkeys(column for row in self.table.values() for column in row))
+        """Columns of the table; those named "GROUP: part" are details, in a table of their own."""
+        return [column for column in self._every_column if ": " not in column]
+
+    @property
+    def details(self) -> dict[str, list[str]]:
+        """group → its columns."""
+        found: dict[str, list[str]] = {}
+        for column in self._every_column:
+            if ": " in column:
+                found.setdefault(column.split(": ")[0], []).append(column)
+        return found
 
     def at(self, row: str, column: str) -> MeanWithError | None:
         values = self.table.get(row, {}).get(column)
@@ -82,6 +96,22 @@ def with_spread(found: MeanWithError | None, seeds: int) -> str:
     if found is None:
         return "–"
     return f"{number(found.mean)} ± {number(found.deviation)}" if seeds > 1 else number(found.mean)
+
+
+def best_rows(results: StudyResults, column: str) -> list[str]:
+    """The best row of a column, and those within two standard errors of it."""
+    found = {row: value for row in results.rows if (value := results.at(row, column))}
+    sign = 1 if lower_is_better(column) else -1
+    order = sorted(found, key=lambda row: sign * found[row].mean)
+    if not order:
+        return []
+    top = found[order[0]]
+
+    def close(row: str) -> bool:
+        error = math.hypot(top.standard_error, found[row].standard_error)
+        return abs(top.mean - found[row].mean) <= 2 * error
+
+    return [order[0], *(row for row in order[1:] if close(row))]
 
 
 # ------------------------------------------------------------------ claims
@@ -121,43 +151,49 @@ class Claim:
 # ------------------------------------------------------------------ figures
 
 DOT_ROW = 26  # height of a row in a figure of dots
-DOT_LABEL = 190  # width of its name
-DOT_PANEL = 210
+DOT_LABEL = 220  # width of its name
+DOT_PANEL = 200
 DOT_TOP = 34
+PANELS_ACROSS = 3
 
 
 def dot_figure(results: StudyResults) -> str:
     """A dot with an error bar per row, a panel per column: differences that are noise look it."""
-    columns = results.columns[:6]
+    columns = results.columns
     rows = results.rows
-    width = DOT_LABEL + DOT_PANEL * len(columns)
-    height = DOT_TOP + DOT_ROW * len(rows) + 30
-    names = "".join(
-        f'<text x="0" y="{DOT_TOP + DOT_ROW * i + 17}">{html.escape(row)}</text>'
+    tall = DOT_TOP + DOT_ROW * len(rows) + 34
+    lines = -(-len(columns) // PANELS_ACROSS)
+    width = DOT_LABEL + DOT_PANEL * min(PANELS_ACROSS, len(columns))
+    parts = [
+        f'<text x="0" y="{tall * line + DOT_TOP + DOT_ROW * i + 17}">{html.escape(row)}</text>'
+        for line in range(lines)
         for i, row in enumerate(rows)
-    )
-    panels = "".join(_panel(results, c, DOT_LABEL + DOT_PANEL * i) for i, c in enumerate(columns))
+    ]
+    for i, column in enumerate(columns):
+        line, across = divmod(i, PANELS_ACROSS)
+        parts.append(_panel(results, column, DOT_LABEL + DOT_PANEL * across, tall * line))
     about = html.escape(f"{', '.join(columns)} by {', '.join(rows)}")
     return standalone_svg(
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{about}">{names}{panels}</svg>'
+        f'<svg viewBox="0 0 {width} {tall * lines}" role="img" aria-label="{about}">'
+        f"{''.join(parts)}</svg>"
     )
 
 
-def _panel(results: StudyResults, column: str, left: int) -> str:
+def _panel(results: StudyResults, column: str, left: int, top: int) -> str:
     found = {row: results.at(row, column) for row in results.rows}
     ends = [
         end for v in found.values() if v for end in (v.mean - v.deviation, v.mean + v.deviation)
     ]
     low, high = min(ends), max(ends)
     inner = DOT_PANEL - 46
-    bottom = DOT_TOP + DOT_ROW * len(found)
+    bottom = top + DOT_TOP + DOT_ROW * len(found)
 
     def across(value: float) -> float:
         return left + 14 + (value - low) / ((high - low) or 1) * inner
 
     first, last = across(low), across(high)
     parts = [
-        f'<text x="{first}" y="14">{html.escape(column)}</text>',
+        f'<text x="{first}" y="{top + 20}">{html.escape(column)}</text>',
         f'<line x1="{first}" x2="{last}" y1="{bottom}" y2="{bottom}" stroke="var(--line)"/>',
         f'<text x="{first}" y="{bottom + 16}" text-anchor="middle">{number(low)}</text>',
         f'<text x="{last}" y="{bottom + 16}" text-anchor="middle">{number(high)}</text>',
@@ -165,7 +201,7 @@ def _panel(results: StudyResults, column: str, left: int) -> str:
     for i, value in enumerate(found.values()):
         if value is None:
             continue
-        y = DOT_TOP + DOT_ROW * i + 13
+        y = top + DOT_TOP + DOT_ROW * i + 13
         if value.deviation:
             ends_at = (across(value.mean - value.deviation), across(value.mean + value.deviation))
             parts.append(
@@ -177,7 +213,12 @@ def _panel(results: StudyResults, column: str, left: int) -> str:
 
 
 def curve_figure(
-    results: StudyResults, across: str, x: Callable[[str], float | None], *, up: str = ""
+    results: StudyResults,
+    across: str,
+    x: Callable[[str], float | None],
+    *,
+    up: str = "",
+    even: bool = False,
 ) -> str:
     """A line per column over the number that `x` reads from a row's name (None: no point)."""
     lines: dict[str, Line] = {}
@@ -188,21 +229,32 @@ def curve_figure(
             if (at := x(row)) is not None and (value := results.at(row, column)) is not None
         )
         lines[column] = Line([(at, mean) for at, mean, _ in points], [d for *_, d in points])
-    return standalone_svg(chart(lines, across, up, size=(820, 340)))
+    return standalone_svg(chart(lines, across, up, size=(820, 340), even=even))
 
 
 # ------------------------------------------------------------------ the table
 
 
 def table_rows(
-    results: StudyResults, theirs: Mapping[str, Values], order: Iterable[str] = ()
+    results: StudyResults, theirs: Mapping[str, Values]
 ) -> tuple[list[str], list[list[str]]]:
     """The head and the rows of the table: ours with their spread, then the paper's columns."""
     paper = list(dict.fromkeys(column for row in theirs.values() for column in row))
     head = ["", *results.columns, *(f"paper: {column}" for column in paper)]
     rows = []
-    for row in dict.fromkeys([*order, *results.rows, *theirs]):
+    for row in dict.fromkeys([*results.rows, *theirs]):
         ours = [with_spread(results.at(row, c), results.seeds(row, c)) for c in results.columns]
         told = theirs.get(row, {})
         rows.append([row, *ours, *(number(told[c]) if c in told else "–" for c in paper)])
     return head, rows
+
+
+def detail_rows(results: StudyResults, group: str) -> tuple[list[str], list[list[str]]]:
+    """The parts of a group, one a line, such as the phenomena of BLiMP."""
+    columns = results.details[group]
+    rows = [row for row in results.rows if any(results.at(row, c) for c in columns)]
+    body = [
+        [c.split(": ", 1)[1], *(with_spread(results.at(r, c), results.seeds(r, c)) for r in rows)]
+        for c in columns
+    ]
+    return [group, *rows], body

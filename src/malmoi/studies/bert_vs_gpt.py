@@ -1,0 +1,219 @@
+"""BERT or GPT? Five models of one size on one text for the same minutes, and which is for what."""
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from malmoi.evaluation.evaluate import evaluate_model
+from malmoi.inference import load
+from malmoi.model import count_parameters
+from malmoi.studies.data import StudyTask
+from malmoi.studies.grid import Cell, JudgedModel, Study, StudyPlan
+from malmoi.studies.judges import bits_per_byte, tuned_cell, zero_shot
+from malmoi.studies.table import (
+    Claim,
+    StudyResults,
+    Words,
+    best_rows,
+    lower_is_better,
+    number,
+    with_spread,
+)
+from malmoi.system.machine import pick_device
+
+BERT = "BERT"
+GPT = "GPT"
+BOTH = "both at once"
+ELECTRA = "ELECTRA"
+LSTM = "LSTM"
+MODELS = {BERT: "bert", GPT: "gpt", BOTH: "both", ELECTRA: "electra", LSTM: "lstm"}
+WRITERS = (GPT, BOTH, LSTM)  # models of the next token
+FEW = 4  # examples in a prompt
+WRITTEN_TOKENS = 32
+READ_TEXTS = 64
+
+
+def speed(judged: JudgedModel, text: Path, *, writes: bool) -> dict[str, float]:
+    """Milliseconds to read a text of a few sentences and to write a token; memory in use."""
+    device = pick_device(judged.device)
+    model = load(judged.folder, device=judged.device)
+    words = text.read_text("utf-8").split()
+    each = model.config.context // 8  # words, which even a small vocabulary cuts into few tokens
+    texts = [" ".join(words[i * each : (i + 1) * each]) for i in range(READ_TEXTS)]
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    found = {"reading ms": 1000 * _seconds(lambda: model.embed(texts)) / len(texts)}
+    if writes:
+        prompt = " ".join(words[:4])
+        spent = _seconds(lambda: model.generate(prompt, max_new_tokens=WRITTEN_TOKENS, seed=0))
+        found["writing ms"] = 1000 * spent / WRITTEN_TOKENS
+    weights = 4 * count_parameters(model.network)
+    used = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else weights
+    return {**found, "memory MB": used / 1e6}
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    """The fastest of three calls: others may use the machine too."""
+    spent = []
+    for _ in range(3):
+        began = time.perf_counter()
+        call()
+        spent.append(time.perf_counter() - began)
+    return min(spent)
+
+
+def minimal_pairs(judged: JudgedModel, task: StudyTask) -> dict[str, float]:
+    """Accuracy on minimal pairs, and on each phenomenon."""
+    model = load(judged.folder, device=judged.device)
+    facts = evaluate_model(model, task.load(), task.dev)
+    whole = {task.name: 100 * facts["accuracy"]}
+    groups = (n for n in facts if f"{n}_error" in facts and n != "accuracy")
+    return whole | {f"{task.name}: {name}": 100 * facts[name] for name in groups}
+
+
+def cells(plan: StudyPlan) -> Iterator[Cell]:
+    scale = plan.scale
+    for seed in plan.seeds:
+        for row, kind in MODELS.items():
+            recipe = scale.recipe(kind, seed)
+            if not scale.faithful:
+                recipe = recipe.override({"train.steps": 0, "train.minutes": scale.minutes})
+            if row == BERT:
+                recipe = recipe.override({"objective": "mlm"})
+            for task in plan.tasks(
+                "sentence", "acceptability", "pair", "similarity", "tokens", "span"
+            ):
+                yield tuned_cell(plan, row, recipe, task)
+            for judge in _judges(plan, row):
+                yield Cell(row, seed, judge, recipe, plan.data.text)
+
+
+def _judges(plan: StudyPlan, row: str) -> Iterator["partial[dict[str, float]]"]:
+    """What a model can do without fine-tuning; ELECTRA's head tells no token's likelihood."""
+    if row != ELECTRA:
+        for task in plan.data.of("minimal pairs", dev_rows=8 * plan.scale.dev_rows):
+            yield partial(minimal_pairs, task=task)
+        for task in plan.tasks("sentence"):
+            if task.task == "sst2":
+                column = f"{task.name}, {FEW} examples"
+                yield partial(zero_shot, task=task, column=column, shots=FEW, train=task.train)
+        for task in plan.tasks("last word"):
+            yield partial(zero_shot, task=task)
+    if row in WRITERS:
+        yield partial(bits_per_byte, text=plan.data.held_out)
+    yield partial(speed, text=plan.data.held_out, writes=row in WRITERS)
+
+
+def claims(results: StudyResults) -> list[Claim]:
+    tokens = results.first_column("CoNLL-2003", "capitals")
+    sentence = results.first_column("SST-2", "era")
+    return [
+        Claim(
+            Words("BERT reads tokens better than GPT", "토큰 과제는 BERT가 GPT보다 잘한다"),
+            BERT,
+            GPT,
+            tokens,
+        ),
+        Claim(
+            Words("BERT reads sentences better than GPT", "문장 분류는 BERT가 GPT보다 잘한다"),
+            BERT,
+            GPT,
+            sentence,
+        ),
+        Claim(
+            Words(
+                "ELECTRA beats BERT (Clark et al. 2020)", "ELECTRA가 BERT보다 낫다 (Clark 외 2020)"
+            ),
+            ELECTRA,
+            BERT,
+            sentence,
+        ),
+        Claim(
+            Words("GPT predicts text better than an LSTM", "텍스트 예측은 GPT가 LSTM보다 낫다"),
+            GPT,
+            LSTM,
+            "bits per byte",
+        ),
+        Claim(
+            Words(
+                "Both objectives in one model cost GPT little text prediction "
+                "(Charpentier & Samuel 2024)",
+                "두 목표를 함께 학습해도 텍스트 예측은 GPT에 크게 뒤지지 않는다 "
+                "(Charpentier & Samuel 2024)",
+            ),
+            BOTH,
+            LSTM,
+            "bits per byte",
+        ),
+    ]
+
+
+def notes(results: StudyResults) -> list[Words]:
+    """Which for what: the best model of each column, and those that cannot be told from it."""
+    said_en = []
+    said_ko = []
+    for column in results.columns:
+        best = best_rows(results, column)
+        if not best:
+            continue
+        figure = with_spread(results.at(best[0], column), results.seeds(best[0], column))
+        also = ", ".join(best[1:])
+        said_en.append(f"{column}: {best[0]} ({figure}){f'; within noise {also}' if also else ''}")
+        said_ko.append(f"{column}: {best[0]} ({figure}){f', 오차 범위 안 {also}' if also else ''}")
+    return [
+        Words(
+            f"Which for what, by measurement: {'. '.join(said_en)}.",
+            f"무엇에 무엇을 쓸까, 측정 결과: {'. '.join(said_ko)}.",
+        ),
+        *_overall(results),
+    ]
+
+
+def _overall(results: StudyResults) -> Iterator[Words]:
+    """The mean over tasks after fine-tuning, and what only a model of the next token can do."""
+    told = [c for c in results.columns if not lower_is_better(c) and _all_models(results, c)]
+    if not told:
+        return
+    means = {
+        row: sum(_mean(results, row, column) for column in told) / len(told) for row in results.rows
+    }
+    order = sorted(means, key=lambda row: -means[row])
+    listed = ", ".join(f"{row} {number(means[row])}" for row in order)
+    writers = ", ".join(row for row in results.rows if row in WRITERS)
+    yield Words(
+        f"Mean over {len(told)} tasks that all models were tuned for ({', '.join(told)}): "
+        f"{listed}. Only {writers} can write text.",
+        f"모든 모델을 미세 조정한 과제 {len(told)}개({', '.join(told)})의 평균: {listed}. "
+        f"텍스트를 쓸 수 있는 모델은 {writers}뿐이다.",
+    )
+
+
+def _all_models(results: StudyResults, column: str) -> bool:
+    return all(results.at(row, column) is not None for row in results.rows)
+
+
+def _mean(results: StudyResults, row: str, column: str) -> float:
+    found = results.at(row, column)
+    return found.mean if found else 0.0
+
+
+STUDY = Study(
+    "bert-vs-gpt",
+    Words(
+        "one text, one size, the same minutes: which model for what?",
+        "같은 텍스트, 같은 크기, 같은 시간: 무엇에 어떤 모델을 쓸까?",
+    ),
+    "the question of this project; no one paper answers it",
+    cells,
+    claims,
+    caption=Words(
+        "Five models pre-trained for the same minutes: tasks after fine-tuning, likelihoods "
+        "without, speed. Bars are one standard deviation over seeds.",
+        "같은 시간 동안 사전 학습한 다섯 모델: 미세 조정한 과제, 미세 조정 없는 우도, 속도. 막대는 "
+        "시드에 따른 표준편차 하나.",
+    ),
+    notes=notes,
+)
