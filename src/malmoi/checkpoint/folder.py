@@ -122,6 +122,14 @@ class Checkpoint:
     dtype: torch.dtype | None = None  # to save in; None: the network's
     sentence: SentencePooling | None = None  # of a folder that sentence-transformers opens
 
+    @property
+    def required_tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise UsageError(
+                "This model's folder has no tokenizer; put its tokenizer.json beside the weights."
+            )
+        return self.tokenizer
+
 
 def read_checkpoint(
     source: str | Path,

@@ -71,26 +71,22 @@ def extend_command(
     """
     from malmoi.checkpoint import read_checkpoint, write_checkpoint
     from malmoi.checkpoint.grow_vocabulary import grow_vocabulary
-    from malmoi.errors import UsageError
     from malmoi.text.documents import read_documents
     from malmoi.tokenizer.extend import extend_tokenizer
 
     require_free(out, overwrite=overwrite)
     checkpoint = read_checkpoint(model)
-    if checkpoint.tokenizer is None:
-        raise UsageError(
-            "This model's folder has no tokenizer; put its tokenizer.json beside the weights."
-        )
+    tokenizer = checkpoint.required_tokenizer
     reader = read_documents(data)
     texts = list(first_texts(document.text for document in reader))
     for sentence in reader.describe():
         say(sentence)
-    found = extend_tokenizer(checkpoint.tokenizer, texts, add)
+    found = extend_tokenizer(tokenizer, texts, add)
     grown = grow_vocabulary(checkpoint, found.tokenizer, found.pieces)
     write_checkpoint(grown, out)
     rates = [
         sum(map(len, words.ids(texts))) / max(1, sum(map(len, texts)))
-        for words in (checkpoint.tokenizer, found.tokenizer)
+        for words in (tokenizer, found.tokenizer)
     ]
     result = {
         "folder": str(out),

@@ -15,6 +15,7 @@ from malmoi.tokenizer.windows import ContextWindow
 MAX_ANSWER_TOKENS = 30  # maximum length of an answer (Devlin 2019's code)
 NO_ANSWER_SCORE = 1e6  # the margin of "no answer" over the best span when the context is empty
 MAX_STARTS = 20  # best starts and ends paired in each window
+SpanScores = dict[tuple[int, int], float]  # by (start, end) character
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,17 +64,12 @@ def answer_questions(
     ]
 
 
-@dataclass(frozen=True)
-class WindowAnswers:
-    """A window's "no answer" score and the scores of its best spans (start, end character)."""
-
-    null: float
-    spans: dict[tuple[int, int], float]
-
-
 @torch.inference_mode()
-def _read(reading: Predictor, windows: Sequence[ContextWindow], top: int) -> list[WindowAnswers]:
-    found: list[WindowAnswers] = [WindowAnswers(0.0, {})] * len(windows)
+def _read(
+    reading: Predictor, windows: Sequence[ContextWindow], top: int
+) -> list[tuple[float, SpanScores]]:
+    """Each window's "no answer" score and the scores of its best spans."""
+    found: list[tuple[float, SpanScores]] = [(0.0, {})] * len(windows)
     for group, scores in score_tokens(reading.network, windows, "span"):
         some = [windows[i] for i in group]
         ends = [
@@ -82,14 +78,11 @@ def _read(reading: Predictor, windows: Sequence[ContextWindow], top: int) -> lis
         ]
         nulls = scores[range(len(some)), ends].sum(-1).tolist()
         for i, null, spans in zip(group, nulls, _spans(some, scores, top), strict=True):
-            found[i] = WindowAnswers(null, spans)
+            found[i] = (null, spans)
     return found
 
 
-def _spans(
-    windows: Sequence[ContextWindow], scores: Tensor, top: int
-) -> Iterator[dict[tuple[int, int], float]]:
-    """Yields the best spans of each window: (start, end character) → score."""
+def _spans(windows: Sequence[ContextWindow], scores: Tensor, top: int) -> Iterator[SpanScores]:
     bounds = torch.tensor(
         [(w.first, w.first + len(w.offsets)) for w in windows], device=scores.device
     )
@@ -109,7 +102,7 @@ def _spans(
     )
     read = (some.cpu().numpy() for some in (best.values, begins, closes))
     for window, *spans in zip(windows, *read, strict=True):
-        found: dict[tuple[int, int], float] = {}
+        found: SpanScores = {}
         for score, begin, close in zip(*spans, strict=True):
             if len(found) == top or score == -torch.inf:
                 break
@@ -121,11 +114,13 @@ def _spans(
         yield found
 
 
-def _answer(context: str, read: Sequence[WindowAnswers], threshold: float, top: int) -> Answer:
-    found: dict[tuple[int, int], float] = {}
-    null = min(one.null for one in read)
-    for one in read:
-        for place, score in one.spans.items():
+def _answer(
+    context: str, read: Sequence[tuple[float, SpanScores]], threshold: float, top: int
+) -> Answer:
+    found: SpanScores = {}
+    null = min(score for score, _ in read)
+    for _, spans in read:
+        for place, score in spans.items():
             found[place] = max(score, found.get(place, score))
     ranked = heapq.nlargest(max(top, 1), found.items(), key=lambda item: item[1])
     candidates = tuple(_candidate(context, a, b, score) for (a, b), score in ranked)

@@ -20,10 +20,9 @@ def describe_features(
     room = c.context - c.feature_count
     if limit < 1 or limit > room:
         raise UsageError(f"max_new_tokens={limit}: after the features there is room for {room}.")
-    found: list[list[int]] = []
-    for start in range(0, len(features), ROWS_TOGETHER):
-        found += _write(network, features[start : start + ROWS_TOGETHER], end, limit)
-    return found
+    starts = range(0, len(features), ROWS_TOGETHER)
+    parts = (_write(network, features[at : at + ROWS_TOGETHER], end, limit) for at in starts)
+    return [text for part in parts for text in part]
 
 
 def _write(network: Network, features: np.ndarray, end: int, limit: int) -> list[list[int]]:

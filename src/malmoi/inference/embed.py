@@ -10,41 +10,26 @@ from torch import Tensor
 
 from malmoi.checkpoint.sentence_pooling import SentencePooling
 from malmoi.errors import UsageError, nearest
+from malmoi.inference.predict import model_batches
 from malmoi.model import Activations, Network
-from malmoi.system.progress import tracked
-from malmoi.tokenizer import Encoding
-from malmoi.tokenizer.padding import length_batches, model_inputs
+from malmoi.tokenizer import Encoding, TokenRow
 
 Float32Array = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 Pool = Literal["auto", "mean", "cls", "none"]  # auto: as the folder says, else mean
 
 
-def mean_pool(states: Tensor, place: int) -> Tensor:
-    """The mean over a text's tokens [T, D] → [D], [CLS] and [SEP] included."""
-    return states.mean(0)
-
-
-def cls_pool(states: Tensor, place: int) -> Tensor:
-    """The token that represents the text: BERT's first, GPT's last."""
-    return states[place]
-
-
-def no_pool(states: Tensor, place: int) -> Tensor:
-    """Every token's vector [T, D]."""
-    return states
-
-
+# of a text's hidden states [T, D]
 POOLS: dict[str, Callable[[Tensor, int], Tensor]] = {
-    "mean": mean_pool,
-    "cls": cls_pool,
-    "none": no_pool,
+    "mean": lambda states, _: states.mean(0),  # [CLS] and [SEP] included
+    "cls": lambda states, place: states[place],  # BERT's first token, GPT's last
+    "none": lambda states, _: states,
 }
 
 
 @torch.inference_mode()
 def embed_texts(
     network: Network,
-    texts: Sequence[Encoding],
+    texts: Sequence[Encoding | TokenRow],
     layers: Sequence[int],
     pool: str,
     sentence: SentencePooling | None = None,
@@ -63,24 +48,16 @@ def embed_texts(
         tokens = "mean" if sentence is None else sentence.tokens
         pool = "mean" if tokens == "mean" else "cls"
         place = {"first": 0, "last": -1, "mean": place}[tokens]
-    batches = length_batches([len(text.tokens) for text in texts])
-    for group in tracked(batches, "embed", len(texts)):
-        states = _states(network, [texts[i] for i in group], layers)
+    for group, given in model_batches(network, texts, "embed"):
+        activations = Activations()
+        last = network.trunk(**given, activations=None if list(layers) == [-1] else activations)
+        chosen = [activations.hidden[layer] for layer in layers] if activations.hidden else [last]
+        states = torch.stack(chosen).mean(0)
         for i, row in zip(group, states, strict=True):
             vector = POOLS[pool](row[: len(texts[i].tokens)], place).float()
             vector = F.normalize(vector, dim=-1) if scaled else vector
             found[i] = vector.cpu().numpy()
     return found
-
-
-def _states(network: Network, texts: Sequence[Encoding], layers: Sequence[int]) -> Tensor:
-    """The mean of the layers' hidden states [B, T, D]."""
-    activations = Activations()
-    network.trunk(
-        **model_inputs(texts, network.config, network.device),
-        activations=activations,
-    )
-    return torch.stack([activations.hidden[layer] for layer in layers]).mean(0)
 
 
 def check_layers(layers: Sequence[int], depth: int) -> None:

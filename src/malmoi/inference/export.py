@@ -61,7 +61,10 @@ def export_model(
     if chosen == "onnx":
         far = _write_onnx(checkpoint, out, dtype or "fp32", overwrite=overwrite)
     else:
-        _write_gguf(checkpoint, out, dtype or "f32")
+        from malmoi.checkpoint.export_gguf import export_gguf
+
+        with output_folder(out.parent):
+            export_gguf(checkpoint, out, dtype or "f32")
     return ExportResult(out, chosen, out.stat().st_size, far)
 
 
@@ -83,10 +86,3 @@ def _write_onnx(checkpoint: Checkpoint, out: Path, dtype: str, *, overwrite: boo
             text = json.dumps(model_json(checkpoint), indent=2, ensure_ascii=False)
             write_text(out.parent / "config.json", text + "\n")
     return far
-
-
-def _write_gguf(checkpoint: Checkpoint, out: Path, dtype: str) -> None:
-    from malmoi.checkpoint.export_gguf import export_gguf
-
-    with output_folder(out.parent):
-        export_gguf(checkpoint, out, dtype)

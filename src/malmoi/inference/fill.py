@@ -1,6 +1,5 @@
 """Candidates for [MASK] under a masked language model."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +10,7 @@ from malmoi.inference.prompt import mask_token, text_too_long
 from malmoi.model import Network
 from malmoi.system.result import Result
 from malmoi.tokenizer import Encoding, Tokenizer
+from malmoi.tokenizer.padding import model_inputs
 
 
 @dataclass(frozen=True, repr=False)
@@ -29,7 +29,10 @@ def fills(network: Network, tokenizer: Tokenizer, text: str, top: int) -> list[l
         raise UsageError(f"top must be 1 or more, not {top}.")
     encoding = tokenizer.encode_masked(text)
     masks = _masks(tokenizer, encoding, network.config.context)
-    best = _probabilities(network, encoding, masks).topk(min(top, tokenizer.vocab_size))
+    slots = torch.tensor(masks, device=network.device)
+    inputs = model_inputs([encoding], network.config, network.device)
+    scores: Tensor = network(**inputs, heads=("mlm",), slots=slots)["mlm"]
+    best = scores.float().softmax(-1).topk(min(top, tokenizer.vocab_size))
     return [
         [
             Fill(_shown(tokenizer, t), p, replace_mask(tokenizer, text, encoding.offsets[at], t))
@@ -51,16 +54,6 @@ def _masks(tokenizer: Tokenizer, encoding: Encoding, context: int) -> list[int]:
         )
         raise UsageError(sentence, code="no_mask")
     return masks
-
-
-def _probabilities(network: Network, encoding: Encoding, slots: Sequence[int]) -> Tensor:
-    """Probabilities over the vocabulary for each slot [M, V]."""
-    device = network.device
-    segments = torch.tensor([encoding.segments], device=device) if network.config.segments else None
-    tokens = torch.tensor([encoding.tokens], device=device)
-    at = torch.tensor(slots, device=device)
-    scores: Tensor = network(tokens, heads=("mlm",), slots=at, segments=segments)["mlm"]
-    return scores.float().softmax(-1)
 
 
 def _shown(tokenizer: Tokenizer, token: int) -> str:

@@ -55,7 +55,7 @@ from malmoi.inference.translation import (
     translate_texts,
 )
 from malmoi.inference.writing import Reply
-from malmoi.inference.zero_shot import ZeroShot, entailment_class
+from malmoi.inference.zero_shot import ZeroShot, entailment_class, translation_prompt
 from malmoi.model import Activations, count_parameters
 from malmoi.system.html import fact_table
 from malmoi.text.rows import Table
@@ -126,11 +126,7 @@ class Model(Interpretation, ZeroShot):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        if self.checkpoint.tokenizer is None:
-            raise UsageError(
-                "This model's folder has no tokenizer; put its tokenizer.json beside the weights."
-            )
-        return self.checkpoint.tokenizer
+        return self.checkpoint.required_tokenizer
 
     @property
     def config(self) -> ModelConfig:
@@ -350,8 +346,8 @@ class Model(Interpretation, ZeroShot):
             raise UsageError(
                 "A GPT translates by a prompt: give the language, such as to='French'."
             )
-        shown = options.get("examples", ())
-        return self._prompt_translation(text, to, shown, options.get("max_new_tokens", 64))
+        prompt = translation_prompt(text, to, options.get("examples", ()))
+        return self._line(prompt, options.get("max_new_tokens", 64))
 
     def cross_attention(self, source: str, target: str, *, layer: int = -1) -> CrossAttentionMap:
         """What each token of a translation attends to in its source, the mean over heads."""

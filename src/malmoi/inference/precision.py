@@ -21,7 +21,8 @@ def open_for_use(
     path: str | Path, device: str | torch.device | None, dtype: str | torch.dtype | None
 ) -> Checkpoint:
     """Opens a folder, adapter or GGUF file as a network ready for use."""
-    named = None if dtype in (None, INT8) else _named(dtype)
+    named = named_dtype(dtype) if isinstance(dtype, str) and dtype != INT8 else None
+    named = dtype if isinstance(dtype, torch.dtype) else named
     where = pick_device(device or ("cpu" if dtype == INT8 else None))
     packed = named is None and where.type == "cpu" and why_not() is None
     checkpoint = read_with_adapter(path, packed=packed)
@@ -37,10 +38,6 @@ def open_for_use(
     return _as_stored(checkpoint, where)
 
 
-def _named(dtype: str | torch.dtype | None) -> torch.dtype:
-    return named_dtype(dtype) if isinstance(dtype, str) else dtype or torch.float32
-
-
 def _as_stored(checkpoint: Checkpoint, where: torch.device) -> Checkpoint:
     """Moves the network to a device in its stored dtype, unless this machine would emulate it."""
     stored = checkpoint.network.dtype
@@ -54,10 +51,9 @@ def _as_stored(checkpoint: Checkpoint, where: torch.device) -> Checkpoint:
         )
     # converted tensor by tensor: there is never a second network in memory
     checkpoint.network.to(where, computed)
-    place = PLACES[where.type]
     told = (
-        f"stored in {_name(stored)}, computed in {_name(computed)}: this {place} has no units "
-        f"for {_name(stored)}"
+        f"stored in {_name(stored)}, computed in {_name(computed)}: this {PLACES[where.type]} has "
+        f"no units for {_name(stored)}"
     )
     return replace(_noted(checkpoint, told), dtype=stored)
 

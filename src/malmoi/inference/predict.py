@@ -115,13 +115,9 @@ class Predictor:
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> "Predictor":
         """The predictor of a checkpoint, with the settings of its fine-tuning if it has them."""
-        if checkpoint.tokenizer is None:
-            raise UsageError(
-                "This model's folder has no tokenizer; put its tokenizer.json beside the weights."
-            )
         return cls(
             checkpoint.network,
-            checkpoint.tokenizer,
+            checkpoint.required_tokenizer,
             checkpoint.labels,
             ends=end_tokens(checkpoint),
             sentence=checkpoint.sentence,
@@ -179,20 +175,16 @@ def row_texts(rows: Any, columns: Mapping[str, str]) -> list[Any]:
     Rows are dicts, a DataFrame, a `datasets.Dataset`, or those of a file at a `Path`.
     """
     if isinstance(rows, Path):
-        rows = _file_rows(rows)
+        try:
+            rows = [row.checked for row in any_rows(rows)]
+        except BadRow as error:
+            raise MalmoiError(f"{error}.") from error
     elif hasattr(rows, "columns") or hasattr(rows, "column_names"):
         rows = records_of(rows)
     found = list(rows)
     if not columns and found and all(isinstance(row, Mapping) for row in found):
         columns = {"text": text_column(found, list(found[0]), "the data")}
     return [_row_text(row, columns) if isinstance(row, Mapping) else row for row in found]
-
-
-def _file_rows(path: Path) -> list[Mapping[str, Any]]:
-    try:
-        return [row.checked for row in any_rows(path)]
-    except BadRow as error:
-        raise MalmoiError(f"{error}.") from error
 
 
 def refuse_file_name(texts: object) -> None:
@@ -226,58 +218,47 @@ def classify_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[Pred
 
 def label_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[MultiLabelPrediction]:
     """Predicts the set of labels of each text."""
-    return [
-        _with_thresholds(row, reading) for row in class_scores(reading, texts).sigmoid().tolist()
-    ]
-
-
-def _with_thresholds(chances: Sequence[float], reading: Predictor) -> MultiLabelPrediction:
-    named = {name_of(reading.labels, i): chance for i, chance in enumerate(chances)}
-    least = reading.thresholds or [DEFAULT_THRESHOLD] * len(chances)
-    held = (name for (name, chance), t in zip(named.items(), least, strict=True) if chance >= t)
-    return MultiLabelPrediction(tuple(held), named)
+    found = []
+    for chances in class_scores(reading, texts).sigmoid().tolist():
+        named = {name_of(reading.labels, i): chance for i, chance in enumerate(chances)}
+        least = reading.thresholds or [DEFAULT_THRESHOLD] * len(chances)
+        held = (name for (name, chance), t in zip(named.items(), least, strict=True) if chance >= t)
+        found.append(MultiLabelPrediction(tuple(held), named))
+    return found
 
 
 def class_scores(reading: Predictor, texts: Sequence[TextOrPair]) -> Tensor:
     """Class scores [texts, N]."""
     if reading.words is not None:
         return verbalizer_scores(reading.network, reading.tokenizer, reading.words, texts)
-    vectors = pool_texts(
-        reading.network, reading.encode.rows(reading.tokenizer, tuple(texts), reading.max_tokens)
-    )
+    vectors = _pooled(reading, texts)
     if reading.both and texts and not isinstance(texts[0], str):
-        turned = tuple((pair[1], pair[0]) for pair in texts)
-        vectors = vectors + pool_texts(
-            reading.network, reading.encode.rows(reading.tokenizer, turned, reading.max_tokens)
-        )
+        vectors = vectors + _pooled(reading, [(pair[1], pair[0]) for pair in texts])
     with torch.inference_mode():
         scores: Tensor = reading.network.heads["classify"](vectors)
     return scores.float().cpu()
 
 
+def _pooled(reading: Predictor, texts: Sequence[TextOrPair]) -> Tensor:
+    rows = reading.encode.rows(reading.tokenizer, tuple(texts), reading.max_tokens)
+    return pool_texts(reading.network, rows)
+
+
 def answer_choices(reading: Predictor, questions: Sequence[ChoiceQuestion]) -> list[Prediction]:
     """Predicts the most likely choice of each (text, choices) or (text, question, choices)."""
-    chances = [
-        (scores / reading.temperature).softmax(-1).tolist()
-        for scores in score_choices(reading, questions)
-    ]
-    return [
-        Prediction(
-            choices[max(range(len(choices)), key=some.__getitem__)],
-            dict(zip(choices, some, strict=True)),
-        )
-        for (*_, choices), some in zip(questions, chances, strict=True)
-    ]
+    found = []
+    for (*_, choices), scores in zip(questions, score_choices(reading, questions), strict=True):
+        chances = (scores / reading.temperature).softmax(-1).tolist()
+        best = choices[max(range(len(choices)), key=chances.__getitem__)]
+        found.append(Prediction(best, dict(zip(choices, chances, strict=True))))
+    return found
 
 
 def score_choices(reading: Predictor, questions: Sequence[ChoiceQuestion]) -> list[Tensor]:
     """One score per choice of each question; every choice is scored separately after its text."""
     asked = [(q[0], q[1] if len(q) == 3 else "", q[-1]) for q in questions]
     room = reading.max_tokens if reading.choice_apart else None
-    pairs = tuple(choice_pairs(reading.tokenizer, asked, room))
-    vectors = pool_texts(
-        reading.network, reading.encode.rows(reading.tokenizer, pairs, reading.max_tokens)
-    )
+    vectors = _pooled(reading, list(choice_pairs(reading.tokenizer, asked, room)))
     with torch.inference_mode():
         scores = reading.network.heads["choice"](vectors).float().cpu().squeeze(-1)
     return list(scores.split([len(q[-1]) for q in questions]))
@@ -339,27 +320,22 @@ def tag_words(reading: Predictor, sentences: Sequence[Sequence[str]]) -> list[li
     for group, scores in score_tokens(reading.network, [piece.row for piece in flat], "tag"):
         for i, places in zip(group, scores.argmax(-1).tolist(), strict=True):
             best[i] = places
-    labels = iter(
+    found = iter(best)
+    return [
         [
-            list(_labels(piece, places, reading.labels))
-            for piece, places in zip(flat, best, strict=True)
+            OUTSIDE_TAG if place is None else name_of(reading.labels, best_labels[place])
+            for piece, best_labels in zip(some, found, strict=False)
+            for place in piece.firsts
         ]
-    )
-    return [[label for _ in some for label in next(labels)] for some in pieces]
-
-
-def _labels(piece: WordPieces, best: Sequence[int], labels: Sequence[str]) -> Iterator[str]:
-    for place in piece.firsts:
-        yield OUTSIDE_TAG if place is None else name_of(labels, best[place])
+        for some in pieces
+    ]
 
 
 @torch.inference_mode()
 def pool_texts(network: Network, rows: Sequence[TokenRow]) -> Tensor:
     """Pooled vectors of texts [N, D]."""
     found = torch.empty(len(rows), network.width, device=network.device, dtype=network.dtype)
-    batches = length_batches([len(row.tokens) for row in rows], forward_limits(network.device))
-    for group in tracked(batches, "predict", len(rows)):
-        given = model_inputs([rows[i] for i in group], network.config, network.device)
+    for group, given in model_batches(network, rows, "predict"):
         vectors = network.pooler(network.hidden(**given), given["keep"])  # type: ignore[misc, arg-type]
         found[torch.tensor(group, device=network.device)] = vectors.to(found.dtype)
     return found
@@ -379,11 +355,17 @@ def score_tokens(
     network: Network, rows: Sequence[Encoding | TokenRow], head: str
 ) -> Iterator[tuple[list[int], Tensor]]:
     """Yields batches of rows: their indices, and the scores of all their tokens [B, T, N]."""
-    device = network.device
-    batches = length_batches([len(row.tokens) for row in rows], forward_limits(device))
-    for group in tracked(batches, "predict", len(rows)):
-        given = model_inputs([rows[i] for i in group], network.config, device)
+    for group, given in model_batches(network, rows, "predict"):
         yield group, network(**given, heads=(head,))[head].float()
+
+
+def model_batches(
+    network: Network, rows: Sequence[Encoding | TokenRow], verb: str
+) -> Iterator[tuple[list[int], dict[str, Tensor | None]]]:
+    """Yields batches of rows of similar length: their indices, and the network's inputs."""
+    batches = length_batches([len(row.tokens) for row in rows], forward_limits(network.device))
+    for group in tracked(batches, verb, len(rows)):
+        yield group, model_inputs([rows[i] for i in group], network.config, network.device)
 
 
 def name_of(labels: Sequence[str], i: int) -> str:
@@ -396,29 +378,22 @@ def _prediction(scores: Tensor, labels: Sequence[str]) -> Prediction:
     return Prediction(max(named, key=named.__getitem__), named)
 
 
-@dataclass(frozen=True)
-class TaggedWord:
-    start: int
-    end: int
-    label: str
-    score: float
-
-
 def merge_tags(
     text: str, encoding: Encoding, scores: Tensor, labels: Sequence[str]
 ) -> Iterator[Span]:
     """Merges the words of an entity: B-X begins, I-X continues; other labels are one word each."""
-    entity: list[TaggedWord] = []
-    for word in _words(encoding, scores.softmax(-1), labels):
-        if entity and not _continues(entity[-1], word):
-            yield _span(text, entity)
+    entity: list[Span] = []
+    for word in _words(text, encoding, scores.softmax(-1), labels):
+        continues = word.label.startswith("I-")
+        if entity and not (continues and entity[-1].label[1:] == word.label[1:]):
+            yield _merged(text, entity)
             entity = []
         entity += [word] if word.label != OUTSIDE_TAG else []
     if entity:
-        yield _span(text, entity)
+        yield _merged(text, entity)
 
 
-def _words(encoding: Encoding, chances: Tensor, labels: Sequence[str]) -> Iterator[TaggedWord]:
+def _words(text: str, encoding: Encoding, chances: Tensor, labels: Sequence[str]) -> Iterator[Span]:
     """Yields each word with the label of its first token, the one trained (Devlin 2019 §5.3)."""
     places = [
         at
@@ -428,19 +403,12 @@ def _words(encoding: Encoding, chances: Tensor, labels: Sequence[str]) -> Iterat
     for _, pieces in groupby(places, key=lambda at: encoding.words[at]):
         some = list(pieces)
         score, best = chances[some[0]].max(-1)
-        yield TaggedWord(
-            encoding.offsets[some[0]][0],
-            encoding.offsets[some[-1]][1],
-            name_of(labels, int(best)),
-            float(score),
-        )
+        start = encoding.offsets[some[0]][0]
+        end = encoding.offsets[some[-1]][1]
+        yield Span(text[start:end], name_of(labels, int(best)), start, end, float(score))
 
 
-def _continues(before: TaggedWord, word: TaggedWord) -> bool:
-    return word.label.startswith("I-") and before.label[1:] == word.label[1:]
-
-
-def _span(text: str, words: Sequence[TaggedWord]) -> Span:
+def _merged(text: str, words: Sequence[Span]) -> Span:
     start = words[0].start
     end = words[-1].end
     label = words[0].label

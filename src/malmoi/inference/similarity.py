@@ -1,36 +1,27 @@
 """Sentence vectors and their cosines. N texts, D width."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from malmoi.checkpoint.sentence_pooling import SentencePooling
 from malmoi.errors import UsageError
+from malmoi.inference.embed import embed_texts
 from malmoi.inference.predict import Prediction, Predictor, TextOrPair
-from malmoi.model.heads import pool_tokens
-from malmoi.system.progress import tracked
-from malmoi.tokenizer.padding import forward_limits, length_batches, model_inputs
 
 
-@torch.inference_mode()
 def sentence_vectors(reading: Predictor, texts: Sequence[str]) -> Tensor:
     """Vectors of length 1 [N, D]; every distinct text is read once."""
-    distinct = list(dict.fromkeys(texts))
-    pooling = reading.sentence or SentencePooling()
+    places = {text: i for i, text in enumerate(dict.fromkeys(texts))}
+    pooling = replace(reading.sentence or SentencePooling(), normalize=True)
     longest = min(reading.max_tokens, pooling.max_tokens or reading.max_tokens)
-    rows = reading.encode.rows(reading.tokenizer, tuple(distinct), longest)
-    network = reading.network
-    found = torch.empty(len(rows), network.width)
-    batches = length_batches([len(row.tokens) for row in rows], forward_limits(network.device))
-    for group in tracked(batches, "embed", len(rows)):
-        given = model_inputs([rows[i] for i in group], network.config, network.device)
-        hidden = network.hidden(**given)  # type: ignore[arg-type]
-        vectors = pool_tokens(pooling.tokens, hidden, given["keep"])
-        found[torch.tensor(group)] = F.normalize(vectors.float(), dim=-1).cpu()
-    places = {text: i for i, text in enumerate(distinct)}
-    return found[torch.tensor([places[text] for text in texts], dtype=torch.long)]
+    rows = reading.encode.rows(reading.tokenizer, tuple(places), longest)
+    found = embed_texts(reading.network, rows, (-1,), "auto", pooling)
+    vectors = np.array([found[places[text]] for text in texts], np.float32)
+    return torch.from_numpy(vectors.reshape(len(texts), reading.network.width))
 
 
 def pair_cosines(reading: Predictor, pairs: Sequence[TextOrPair]) -> list[float]:

@@ -244,11 +244,6 @@ class ZeroShot:
         )
         return first_sentences(written, sentences)
 
-    def _prompt_translation(
-        self, text: str, to: str, examples: ShownExamples, max_new_tokens: int
-    ) -> str:
-        return self._line(translation_prompt(text, to, examples), max_new_tokens)
-
     def _line(self, prompt: str, most: int) -> str:
         return str(self.generate(prompt, temperature=0, max_new_tokens=most, stop="\n")).strip()
 

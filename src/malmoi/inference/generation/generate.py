@@ -40,8 +40,10 @@ class Decoding:
 
     def step(self) -> dict[int, list[int]]:
         """Decodes the next token of every running request; on a GPU, the next few."""
-        unread = any(not sequence.decoding for sequence in self.batch.sequences)
-        written = self._prefill() if unread else self.batch.step()
+        written: list[StepOutput] = []
+        while any(not sequence.decoding for sequence in self.batch.sequences):
+            written += self.batch.prefill()
+        written = written or self.batch.step()
         for sequence in self.batch.sequences:
             if sequence.error is not None:
                 raise sequence.error
@@ -50,13 +52,6 @@ class Decoding:
             for one in written
             if one.sequence in self.batch.sequences
         }
-
-    def _prefill(self) -> list[StepOutput]:
-        """Reads all prompts, chunk by chunk, and returns the first token of each."""
-        first: list[StepOutput] = []
-        while any(not sequence.decoding for sequence in self.batch.sequences):
-            first += self.batch.prefill()
-        return first
 
     def drop(self, finished: Iterable[int]) -> None:
         """Removes finished requests."""

@@ -157,33 +157,21 @@ class BatchSampler:
     def __init__(
         self, sequences: Sequence[SequenceState], steps: int, device: torch.device
     ) -> None:
-        self.groups = [
-            (
-                sampling,
-                _rows([sequences[i] for i in members], device),
-                _uniforms([sequences[i] for i in members], steps, device),
-            )
-            for sampling, members in group_by_sampling(sequences).items()
-            if not sampling.greedy
-        ]
+        self.groups = []
+        for sampling, members in group_by_sampling(sequences).items():
+            if sampling.greedy:
+                continue
+            some = [sequences[i] for i in members]
+            rows = torch.tensor([sequence.row for sequence in some], device=device)
+            # uniform random numbers [steps, M, 1]: the same ones that single steps would draw
+            drawn = [torch.rand(steps, generator=s.generator, dtype=torch.float64) for s in some]
+            chances = torch.stack(drawn, dim=1)[..., None].to(device)
+            self.groups.append((sampling, rows, chances))
 
     def sample(self, step: int, logits: Tensor, tokens: Tensor) -> None:
         """Writes sampled tokens into `tokens` [S], which already holds the greedy ones."""
         for sampling, rows, chances in self.groups:
             tokens[rows] = inverse_cdf(sampling.apply(logits[rows]), chances[step])
-
-
-def _rows(sequences: Sequence[SequenceState], device: torch.device) -> Tensor:
-    return torch.tensor([sequence.row for sequence in sequences], device=device)
-
-
-def _uniforms(sequences: Sequence[SequenceState], steps: int, device: torch.device) -> Tensor:
-    """Uniform random numbers [steps, M, 1]: the same ones that single steps would draw."""
-    drawn = [
-        torch.rand(steps, generator=sequence.generator, dtype=torch.float64)
-        for sequence in sequences
-    ]
-    return torch.stack(drawn, dim=1)[..., None].to(device)
 
 
 def apply_constraints(sequences: Sequence[SequenceState], logits: Tensor) -> Tensor:
