@@ -131,9 +131,8 @@ def _differences(kind: GGUFArchitecture, config: ModelConfig) -> dict[str, Any]:
 
 def _metadata(name: str, config: ModelConfig) -> dict[str, Any]:
     values = resolve_rules(config)
-    named = {
-        theirs: values[ours] for theirs, ours in GGUF_ARCHITECTURES[name].fields.items()
-    } | _scaling(config)
+    fields = GGUF_ARCHITECTURES[name].fields.items()
+    named = {theirs: values[ours] for theirs, ours in fields} | _scaling(config)
     return {f"{name}.{field}": value for field, value in named.items()}
 
 
@@ -167,11 +166,9 @@ def _turned(called: str, tensor: Tensor, name: str, config: ModelConfig) -> Tens
     if name == "gpt2":
         return tensor.T if tensor.dim() > 1 and called.startswith("blk.") else tensor
     heads = {"attn_q": config.heads, "attn_k": config.key_heads}.get(part)
-    return (
-        tensor
-        if heads is None
-        else tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
-    )
+    if heads is not None:
+        tensor = tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+    return tensor
 
 
 def _write(

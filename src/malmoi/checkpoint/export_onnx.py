@@ -185,7 +185,7 @@ def _check(network: Network, dtype: str) -> None:
 
 
 def _size(network: Network) -> int:
-    return sum(weight.numel() * weight.element_size() for weight in network.parameters())
+    return sum(weight.nbytes for weight in network.parameters())
 
 
 @contextmanager
@@ -282,10 +282,8 @@ def _distance(graph: OnnxModel, file: Path) -> float:
         None, {name: part.numpy() for name, part in zip(graph.inputs, given, strict=True)}
     )
     mask = given[1].numpy() > 0
-    gaps = [
-        np.abs(ours - other)
-        for ours, other in zip(expected_scores(graph, given), theirs, strict=True)
-    ]
+    both = zip(expected_scores(graph, given), theirs, strict=True)
+    gaps = [np.abs(ours - other) for ours, other in both]
     return max(
         float(gap[mask if gap.shape[: mask.ndim] == mask.shape else ...].max()) for gap in gaps
     )
@@ -299,11 +297,8 @@ def example_inputs(graph: OnnxModel, rows: int, length: int) -> tuple[Tensor, ..
     tokens = torch.randint(0, c.vocab, shape, generator=random)
     mask = torch.ones_like(tokens)
     mask[1:, ..., length // 2 + 1 :] = 0
-    return (
-        tokens,
-        mask,
-        *([torch.randint(0, c.segments, shape, generator=random)] if c.segments > 1 else []),
-    )
+    segments = [torch.randint(0, c.segments, shape, generator=random)] if c.segments > 1 else []
+    return (tokens, mask, *segments)
 
 
 def expected_scores(graph: OnnxModel, given: tuple[Tensor, ...]) -> list[Any]:

@@ -171,11 +171,8 @@ def read_checkpoint(
     if config.get("problem_type") is not None:
         extra["problem_type"] = config.text("problem_type")
     generation = dict(_with_ids(read_model_json(folder / "generation_config.json", required=False)))
-    kept = {
-        name: value
-        for name, value in _with_ids(config).items()
-        if name in ("model_type", *TOKEN_IDS) and value is not None
-    }
+    ids = _with_ids(config)
+    kept = {name: ids[name] for name in ("model_type", *TOKEN_IDS) if ids.get(name) is not None}
     checkpoint = Checkpoint(
         network, _read_tokenizer(folder), labels, generation, notes, extra, folder.absolute(), kept
     )
@@ -239,14 +236,12 @@ def write_checkpoint(
     weights = state_of(network) if table is None else to_hf(table, network)
     if network.config.tied:
         weights = {k: v for k, v in weights.items() if not (table is None and is_tied(k))}
-    tensors = (
-        _saved(weights, checkpoint.dtype)
-        if packing is None
-        else packing.pack(weights, network, table)
-    )
-    config = _config_json(checkpoint, table) | (
-        {} if packing is None else packing.config_json(table)
-    )
+    config = _config_json(checkpoint, table)
+    if packing is None:
+        tensors = _saved(weights, checkpoint.dtype)
+    else:
+        tensors = packing.pack(weights, network, table)
+        config |= packing.config_json(table)
     with output_folder(folder):
         # a whole model replaces an adapter in the same folder
         (folder / "adapter_config.json").unlink(missing_ok=True)
@@ -258,11 +253,8 @@ def write_checkpoint(
         write_text(folder / "generation_config.json", json.dumps(generation, indent=2) + "\n")
         write_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
         if not (folder / "README.md").exists():
-            words = checkpoint.tokenizer
-            mask = words.specials.mask if words else None
-            name = words.token(mask) if words and mask is not None else "[MASK]"
             kind = table.model_type if table else OWN_MODEL_TYPE
-            write_text(folder / "README.md", model_card(network, kind, name))
+            write_text(folder / "README.md", model_card(network, kind, checkpoint.tokenizer))
 
 
 def _generator(checkpoint: Checkpoint) -> Checkpoint:
@@ -313,16 +305,10 @@ def _read_gguf(file: Path) -> Checkpoint:
     from malmoi.checkpoint.gguf import read_gguf  # imported here because few models need it
 
     with memory_explained(file):
-        contents = read_gguf(file)
-        network, notes = from_hf(
-            FAMILY_TABLES["llama"], {**contents.weights}, contents.config, file
-        )
+        read = read_gguf(file)
+        network, notes = from_hf(FAMILY_TABLES["llama"], {**read.weights}, read.config, file)
     checkpoint = Checkpoint(
-        network,
-        contents.tokenizer,
-        generation=contents.generation,
-        notes=notes,
-        source=file.absolute(),
+        network, read.tokenizer, generation=read.generation, notes=notes, source=file.absolute()
     )
     _check_fit(checkpoint, file)
     return checkpoint
@@ -331,18 +317,15 @@ def _read_gguf(file: Path) -> Checkpoint:
 def _read_own(
     folder: Path, values: JsonObject, weights: dict[str, Weight], *, packed: bool
 ) -> tuple[Network, tuple[str, ...]]:
-    with named(values.where):
-        config = ModelConfig.from_dict(values.object("model"))
-        features = (
-            FeatureConfig.from_dict(values.object("features")) if values.get("features") else None
-        )
     heads = values.object("heads", default={})
     classes = {name: heads.whole(name, high=MAX_CLASSES) for name in heads}
-    check_sizes(config, weights, values.where)
     with named(values.where):
-        network = empty(
-            config, classes, pooler=values.flag("pooler", default=False), features=features
-        )
+        config = ModelConfig.from_dict(values.object("model"))
+        check_sizes(config, weights, values.where)
+        given = values.get("features")
+        features = FeatureConfig.from_dict(values.object("features")) if given else None
+        pooler = values.flag("pooler", default=False)
+        network = empty(config, classes, pooler=pooler, features=features)
     if values.text("weights", default="") == INT8_MARK:
         weights = _earlier_int8(weights, packed=packed)
     shapes = {name: t.shape for name, t in network.state_dict().items()}

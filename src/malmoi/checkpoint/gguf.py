@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -148,14 +147,8 @@ def _check_shape(path: Path, name: str, shape: tuple[int, ...], c: ModelConfig) 
     if part not in TENSOR_NAMES or place[:1] not in ([], ["blk"]) or len(place) not in (0, 2):
         raise MalmoiError(f"{path} holds {shown(name)}, which Malmoi's llama does not use.")
     queries, keys = (n * c.size_per_head for n in (c.heads, c.key_heads))
-    rows = {
-        "attn_q": queries,
-        "attn_k": keys,
-        "attn_v": keys,
-        "ffn_gate": c.mlp_width,
-        "ffn_up": c.mlp_width,
-    }
-    rows |= {"token_embd": c.vocab, "output": c.vocab}
+    rows = {"attn_q": queries, "attn_k": keys, "attn_v": keys, "ffn_gate": c.mlp_width}
+    rows |= {"ffn_up": c.mlp_width, "token_embd": c.vocab, "output": c.vocab}
     columns = {"attn_output": queries, "ffn_down": c.mlp_width}
     flat = end == "bias" or part.endswith("_norm")
     want = (rows.get(part, c.width), *(() if flat else (columns.get(part, c.width),)))
@@ -179,9 +172,9 @@ def _number(path: Path, name: str, value: Any) -> Any:
 
 
 def _scaling(file: GGUFFile, meta: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
-    named = {theirs: meta[ours] for ours, theirs in SCALING_FIELDS.items() if ours in meta}
     if ROPE_FACTORS in file.tensors:
         return _recognised(file, config)
+    named = {theirs: meta[ours] for ours, theirs in SCALING_FIELDS.items() if ours in meta}
     return named if named.get("rope_type", "none") != "none" else {}
 
 
@@ -213,15 +206,11 @@ def read_gguf_weights(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Te
     for name in file.tensors.keys() - {ROPE_FACTORS}:
         *place, part, end = name.split(".")
         prefix = f"model.layers.{place[1]}." if place else ""
-        change = partial(_halves, heads=heads[part]) if part in heads else lambda tensor: tensor
-        weights[f"{prefix}{TENSOR_NAMES[part]}.{end}"] = change(file.tensor(name))
+        tensor = file.tensor(name)
+        if part in heads:  # llama.cpp rotates (x_2i, x_2i+1), Hugging Face (x_i, x_i+E/2)
+            tensor = tensor.unflatten(0, (heads[part], -1, 2)).transpose(1, 2).flatten(0, 2)
+        weights[f"{prefix}{TENSOR_NAMES[part]}.{end}"] = tensor
     return weights
-
-
-def _halves(tensor: Tensor, heads: int) -> Tensor:
-    """Undoes llama.cpp's row order: it rotates (x_2i, x_2i+1), Hugging Face (x_i, x_i+E/2)."""
-    ordered: Tensor = tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
-    return ordered
 
 
 def _generation(metadata: Mapping[str, Any]) -> dict[str, Any]:

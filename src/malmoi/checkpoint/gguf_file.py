@@ -21,23 +21,10 @@ from malmoi.system.limits import shown
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-NUMBER_FORMATS = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
+NUMBER_FORMATS = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}
 TEXT_TYPE = 8
 ARRAY_TYPE = 9
 MAX_DIMENSIONS = 4
-MIN_ENTRY_BYTES = {"metadata": 13, "tensors": 24}  # of the smallest possible entry
 
 
 class Cursor:
@@ -77,28 +64,19 @@ class Cursor:
 
     def value(self) -> Any:
         kind = self.number("I")
-        return self._array() if kind == ARRAY_TYPE else self._single(kind)
-
-    def _single(self, kind: int) -> Any:
+        several = kind == ARRAY_TYPE
+        kind = self.number("I") if several else kind
         if kind == TEXT_TYPE:
-            return self.text()
+            return [self.text() for _ in range(self.count("texts", 8))] if several else self.text()
         if kind not in NUMBER_FORMATS:
-            raise damaged_file(self.path, f"there is no type {kind} for a value at byte {self.at}")
-        return self.number(NUMBER_FORMATS[kind])
-
-    def _array(self) -> list[Any]:
-        kind = self.number("I")
-        if kind == TEXT_TYPE:
-            return [self.text() for _ in range(self.count("texts", 8))]
-        if kind not in NUMBER_FORMATS:
-            raise damaged_file(self.path, f"there is no type {kind} for a list at byte {self.at}")
-        count = self.count("numbers", struct.calcsize(NUMBER_FORMATS[kind]))
-        return list(
-            struct.unpack(
-                f"<{count}{NUMBER_FORMATS[kind]}",
-                self.take(count * struct.calcsize(NUMBER_FORMATS[kind])),
-            )
-        )
+            what = "list" if several else "value"
+            raise damaged_file(self.path, f"there is no type {kind} for a {what} at byte {self.at}")
+        format = NUMBER_FORMATS[kind]
+        if not several:
+            return self.number(format)
+        size = struct.calcsize(format)
+        count = self.count("numbers", size)
+        return list(struct.unpack(f"<{count}{format}", self.take(count * size)))
 
 
 @dataclass(frozen=True)
@@ -141,13 +119,8 @@ class GGUFFile:
             raise MalmoiError(
                 f"{self.path} is a GGUF file of version {version}; Malmoi reads versions 2 and 3."
             )
-        counts = (int(cursor.number("Q")), int(cursor.number("Q")))
-        for count, (what, smallest) in zip(counts, reversed(MIN_ENTRY_BYTES.items()), strict=True):
-            if count * smallest > len(self.data):
-                raise damaged_file(
-                    self.path, f"it declares {count} {what} but is too short to hold them"
-                )
-        return counts
+        # by the bytes of the smallest possible entry
+        return cursor.count("tensors", 24), cursor.count("metadata", 13)
 
     def _entry(self, cursor: Cursor) -> tuple[str, StoredTensor]:
         name = cursor.text()
@@ -159,34 +132,27 @@ class GGUFFile:
 
     def _bytes(self, name: str) -> memoryview:
         """A tensor's bytes, once they are checked to be in the file."""
-        stored, (block, size) = self.tensors[name], self._block(name)
-        count = prod(stored.shape)
+        stored = self.tensors[name]
+        gguf = gguf_package()
+        try:  # how many numbers make a block, and its size in bytes
+            block, size = map(int, gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(stored.kind)])
+        except (ValueError, KeyError):
+            raise damaged_file(
+                self.path,
+                f"{shown(name)} is stored in a format (type {stored.kind}) that is unknown here",
+            ) from None
         if not stored.shape or stored.shape[-1] % block:
             raise damaged_file(
                 self.path,
                 f"the shape {list(stored.shape)} of {shown(name)} does not divide into blocks of "
                 f"{block}",
             )
-        end = stored.start + count // block * size
+        end = stored.start + prod(stored.shape) // block * size
         if end > len(self.data):
             raise damaged_file(
                 self.path, f"{shown(name)} ends at byte {end} of a file of {len(self.data)}"
             )
         return self.data[stored.start : end]
-
-    def _block(self, name: str) -> tuple[int, int]:
-        """How many numbers make a block, and its size in bytes."""
-        gguf = gguf_package()
-        try:
-            kind = gguf.GGMLQuantizationType(self.tensors[name].kind)
-            numbers, size = gguf.GGML_QUANT_SIZES[kind]
-            return int(numbers), int(size)
-        except (ValueError, KeyError):
-            raise damaged_file(
-                self.path,
-                f"{shown(name)} is stored in a format (type {self.tensors[name].kind}) that is "
-                "unknown here",
-            ) from None
 
     def tensor(self, name: str) -> Tensor:
         """A tensor, dequantised to fp32."""

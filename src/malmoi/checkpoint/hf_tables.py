@@ -14,6 +14,7 @@ from malmoi.checkpoint.table import (
     FieldGroup,
     Table,
     TensorRule,
+    Via,
     affine,
 )
 from malmoi.config import ModelConfig, coerce
@@ -42,10 +43,6 @@ KNOWN_SCALINGS = {
 
 
 def read_scaling(theirs: Mapping[str, Any]) -> dict[str, str]:
-    return {"rotary_scaling": _scaling(theirs)}
-
-
-def _scaling(theirs: Mapping[str, Any]) -> str:
     """The rule with its numbers; empty if positions are not scaled."""
     given = {
         key.removeprefix(PLACE): value for key, value in theirs.items() if key.startswith(PLACE)
@@ -66,7 +63,7 @@ def _scaling(theirs: Mapping[str, Any]) -> str:
             "head is rotated; Malmoi rotates whole heads, so it cannot run this model."
         )
     if kind == "default":
-        return ""
+        return {"rotary_scaling": ""}
     given = {
         "original_max_position_embeddings": theirs.get("max_position_embeddings"),
         **ASSUMED_NUMBERS,
@@ -83,7 +80,7 @@ def _scaling(theirs: Mapping[str, Any]) -> str:
             f"{wrong[0]}."
         )
     numbers = (repr(float(given[name])).removesuffix(".0") for name in SCALING_NUMBERS[kind])
-    return f"{kind}:{','.join(numbers)}"
+    return {"rotary_scaling": f"{kind}:{','.join(numbers)}"}
 
 
 def write_scaling(ours: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,8 +108,17 @@ ACTIVATION = {
     "relu2": "relu2",
 }
 BLOCK_NAME = "trunk.blocks.{}"
-ATTENTION_NAME = "trunk.blocks.{}.attend"
-MLP_NAME = "trunk.blocks.{}.mlp"
+BLOCK_PARTS = ("attend.qkv", "attend.out", "attend_norm", "mlp.up", "mlp.down", "mlp_norm")
+
+
+def _block(theirs: str, *names: str, ours: str = BLOCK_NAME, via: Via = COPY) -> list[TensorRule]:
+    """A block's linear maps and norms, in the order of `BLOCK_PARTS`; several names are joined."""
+    rules = []
+    for part, name in zip(BLOCK_PARTS, names, strict=True):
+        places = [f"{theirs}.{one}" for one in name.split()]
+        joined = {1: via, 2: HALVES, 3: SPLIT_HEADS}[len(places)]
+        rules += affine(f"{ours}.{part}", *places, via=COPY if part.endswith("_norm") else joined)
+    return rules
 
 
 def _embeddings(prefix: str) -> list[TensorRule]:
@@ -126,32 +132,20 @@ def _embeddings(prefix: str) -> list[TensorRule]:
 
 
 def _bert_layers(prefix: str) -> list[TensorRule]:
-    layer = f"{prefix}.encoder.layer.{{}}"
-    attention = f"{prefix}.encoder.layer.{{}}.attention"
-    return [
-        *affine(
-            f"{ATTENTION_NAME}.qkv",
-            *(f"{attention}.self.{part}" for part in ("query", "key", "value")),
-            via=SPLIT_HEADS,
-        ),
-        *affine(f"{ATTENTION_NAME}.out", f"{attention}.output.dense"),
-        *affine(f"{BLOCK_NAME}.attend_norm", f"{attention}.output.LayerNorm"),
-        *affine(f"{MLP_NAME}.up", f"{layer}.intermediate.dense"),
-        *affine(f"{MLP_NAME}.down", f"{layer}.output.dense"),
-        *affine(f"{BLOCK_NAME}.mlp_norm", f"{layer}.output.LayerNorm"),
-    ]
+    return _block(
+        f"{prefix}.encoder.layer.{{}}",
+        "attention.self.query attention.self.key attention.self.value",
+        "attention.output.dense",
+        "attention.output.LayerNorm",
+        "intermediate.dense",
+        "output.dense",
+        "output.LayerNorm",
+    )
 
 
 def _gpt_layers() -> list[TensorRule]:
-    layer = "transformer.h.{}"
-    return [
-        *affine(f"{ATTENTION_NAME}.qkv", f"{layer}.attn.c_attn", via=TRANSPOSE),
-        *affine(f"{ATTENTION_NAME}.out", f"{layer}.attn.c_proj", via=TRANSPOSE),
-        *affine(f"{MLP_NAME}.up", f"{layer}.mlp.c_fc", via=TRANSPOSE),
-        *affine(f"{MLP_NAME}.down", f"{layer}.mlp.c_proj", via=TRANSPOSE),
-        *affine(f"{BLOCK_NAME}.attend_norm", f"{layer}.ln_1"),
-        *affine(f"{BLOCK_NAME}.mlp_norm", f"{layer}.ln_2"),
-    ]
+    names = ("attn.c_attn", "attn.c_proj", "ln_1", "mlp.c_fc", "mlp.c_proj", "ln_2")
+    return _block("transformer.h.{}", *names, via=TRANSPOSE)
 
 
 def _mlm(dense: str, norm: str, scores: str) -> list[TensorRule]:
@@ -348,16 +342,15 @@ DISTILBERT_TABLE = Table(
     ),
     rules=(
         *(r for r in _embeddings("distilbert.embeddings") if "segment" not in r.ours),
-        *affine(
-            f"{ATTENTION_NAME}.qkv",
-            *(f"distilbert.transformer.layer.{{}}.attention.{p}_lin" for p in "qkv"),
-            via=SPLIT_HEADS,
+        *_block(
+            "distilbert.transformer.layer.{}",
+            "attention.q_lin attention.k_lin attention.v_lin",
+            "attention.out_lin",
+            "sa_layer_norm",
+            "ffn.lin1",
+            "ffn.lin2",
+            "output_layer_norm",
         ),
-        *affine(f"{ATTENTION_NAME}.out", "distilbert.transformer.layer.{}.attention.out_lin"),
-        *affine(f"{BLOCK_NAME}.attend_norm", "distilbert.transformer.layer.{}.sa_layer_norm"),
-        *affine(f"{MLP_NAME}.up", "distilbert.transformer.layer.{}.ffn.lin1"),
-        *affine(f"{MLP_NAME}.down", "distilbert.transformer.layer.{}.ffn.lin2"),
-        *affine(f"{BLOCK_NAME}.mlp_norm", "distilbert.transformer.layer.{}.output_layer_norm"),
         *affine("pooler.dense", "pre_classifier"),
         *_mlm("vocab_transform", "vocab_layer_norm", "vocab_projector"),
         *_task_heads("classify", "choice", "tag", "span"),
@@ -403,7 +396,6 @@ def _albert(**fields: Any) -> ModelConfig:
     return config
 
 
-_GROUP = "albert.encoder.albert_layer_groups.{}.albert_layers.0"
 ALBERT_TABLE = Table(
     model_type="albert",
     family=_albert,
@@ -416,16 +408,15 @@ ALBERT_TABLE = Table(
     rules=(
         *_embeddings("albert.embeddings"),
         *affine("trunk.embed.project", "albert.encoder.embedding_hidden_mapping_in"),
-        *affine(
-            f"{ATTENTION_NAME}.qkv",
-            *(f"{_GROUP}.attention.{part}" for part in ("query", "key", "value")),
-            via=SPLIT_HEADS,
+        *_block(
+            "albert.encoder.albert_layer_groups.{}.albert_layers.0",
+            "attention.query attention.key attention.value",
+            "attention.dense",
+            "attention.LayerNorm",
+            "ffn",
+            "ffn_output",
+            "full_layer_layer_norm",
         ),
-        *affine(f"{ATTENTION_NAME}.out", f"{_GROUP}.attention.dense"),
-        *affine(f"{BLOCK_NAME}.attend_norm", f"{_GROUP}.attention.LayerNorm"),
-        *affine(f"{MLP_NAME}.up", f"{_GROUP}.ffn"),
-        *affine(f"{MLP_NAME}.down", f"{_GROUP}.ffn_output"),
-        *affine(f"{BLOCK_NAME}.mlp_norm", f"{_GROUP}.full_layer_layer_norm"),
         *affine("pooler.dense", "albert.pooler"),
         *_bert_mlm("predictions", "predictions"),
         *affine("heads.nsp.linear", "sop_classifier.classifier", head="nsp"),
@@ -516,7 +507,6 @@ def _write_bias(ours: Mapping[str, Any]) -> dict[str, bool]:
 BIAS = FieldGroup(_read_bias, _write_bias)
 
 
-_LLAMA = "model.layers.{}"
 LLAMA_TABLE = Table(
     model_type="llama",
     family=families.llama,
@@ -532,16 +522,15 @@ LLAMA_TABLE = Table(
     groups=(BIAS, ROPE),
     rules=(
         TensorRule("trunk.embed.token.weight", ("model.embed_tokens.weight",)),
-        *affine(
-            f"{ATTENTION_NAME}.qkv",
-            *(f"{_LLAMA}.self_attn.{p}_proj" for p in "qkv"),
-            via=SPLIT_HEADS,
+        *_block(
+            "model.layers.{}",
+            "self_attn.q_proj self_attn.k_proj self_attn.v_proj",
+            "self_attn.o_proj",
+            "input_layernorm",
+            "mlp.gate_proj mlp.up_proj",
+            "mlp.down_proj",
+            "post_attention_layernorm",
         ),
-        *affine(f"{ATTENTION_NAME}.out", f"{_LLAMA}.self_attn.o_proj"),
-        *affine(f"{MLP_NAME}.up", f"{_LLAMA}.mlp.gate_proj", f"{_LLAMA}.mlp.up_proj", via=HALVES),
-        *affine(f"{MLP_NAME}.down", f"{_LLAMA}.mlp.down_proj"),
-        TensorRule(f"{BLOCK_NAME}.attend_norm.weight", (f"{_LLAMA}.input_layernorm.weight",)),
-        TensorRule(f"{BLOCK_NAME}.mlp_norm.weight", (f"{_LLAMA}.post_attention_layernorm.weight",)),
         TensorRule("trunk.norm.weight", ("model.norm.weight",)),
         TensorRule("heads.lm.weight", ("lm_head.weight",), COPY, "lm"),
         TensorRule("heads.classify.linear.weight", ("score.weight",), COPY, "classify"),
@@ -618,14 +607,15 @@ def _write_layers(ours: Mapping[str, Any]) -> dict[str, Any]:
 
 
 LOCAL_WINDOW = 128
-_MODERN = "model.layers.{}"
 _NO_SPECIALS = {f"{role}_token_id": None for role in ("pad", "bos", "eos", "cls", "sep")}
 
 
-def _modernbert_transform(ours: str, head: str) -> list[TensorRule]:
+def _modernbert_head(head: str, before: str) -> list[TensorRule]:
+    """A head, and the transform before it."""
     return [
-        *affine(f"{ours}.dense", "head.dense", head=head),
-        *affine(f"{ours}.norm", "head.norm", head=head),
+        *affine(f"{before}.dense", "head.dense", head=head),
+        *affine(f"{before}.norm", "head.norm", head=head),
+        *affine(f"heads.{head}.linear", "classifier", head=head),
     ]
 
 
@@ -653,23 +643,15 @@ MODERNBERT_TABLE = Table(
     rules=(
         TensorRule("trunk.embed.token.weight", ("model.embeddings.tok_embeddings.weight",)),
         *affine("trunk.embed.norm", "model.embeddings.norm"),
-        *affine(f"{ATTENTION_NAME}.qkv", f"{_MODERN}.attn.Wqkv"),
-        *affine(f"{ATTENTION_NAME}.out", f"{_MODERN}.attn.Wo"),
-        *affine(f"{MLP_NAME}.up", f"{_MODERN}.mlp.Wi"),
-        *affine(f"{MLP_NAME}.down", f"{_MODERN}.mlp.Wo"),
-        *affine(f"{BLOCK_NAME}.attend_norm", f"{_MODERN}.attn_norm"),
-        *affine(f"{BLOCK_NAME}.mlp_norm", f"{_MODERN}.mlp_norm"),
+        *_block(
+            "model.layers.{}", "attn.Wqkv", "attn.Wo", "attn_norm", "mlp.Wi", "mlp.Wo", "mlp_norm"
+        ),
         *affine("trunk.norm", "model.final_norm"),
         *_mlm("head.dense", "head.norm", "decoder"),
-        *_modernbert_transform("pooler", "classify"),
-        *_modernbert_transform("pooler", "choice"),
-        *_modernbert_transform("heads.tag", "tag"),
-        *_modernbert_transform("heads.span", "span"),
-        *(
-            rule
-            for head in ("classify", "choice", "tag", "span")
-            for rule in affine(f"heads.{head}.linear", "classifier", head=head)
-        ),
+        *_modernbert_head("classify", "pooler"),
+        *_modernbert_head("choice", "pooler"),
+        *_modernbert_head("tag", "heads.tag"),
+        *_modernbert_head("span", "heads.span"),
     ),
     architectures=_encoder_classes("ModernBert"),
     only={
@@ -700,36 +682,25 @@ MODERNBERT_TABLE = Table(
 # Marian: the Transformer of Vaswani et al. 2017, embeddings shared by encoder and decoder
 
 
-def _marian_layers(ours: str, theirs: str) -> list[TensorRule]:
-    return [
-        *affine(
-            f"{ours}.attend.qkv",
-            *(f"{theirs}.self_attn.{part}_proj" for part in "qkv"),
-            via=SPLIT_HEADS,
-        ),
-        *affine(f"{ours}.attend.out", f"{theirs}.self_attn.out_proj"),
-        *affine(f"{ours}.attend_norm", f"{theirs}.self_attn_layer_norm"),
-        *affine(f"{ours}.mlp.up", f"{theirs}.fc1"),
-        *affine(f"{ours}.mlp.down", f"{theirs}.fc2"),
-        *affine(f"{ours}.mlp_norm", f"{theirs}.final_layer_norm"),
-    ]
-
-
+_MARIAN_BLOCK = (
+    "self_attn.q_proj self_attn.k_proj self_attn.v_proj",
+    "self_attn.out_proj",
+    "self_attn_layer_norm",
+    "fc1",
+    "fc2",
+    "final_layer_norm",
+)
 _MARIAN_CROSS = "model.decoder.layers.{}.encoder_attn"
-_MARIAN_SIDES = {  # the encoder's field, which must be the decoder's too
-    "encoder_attention_heads": "heads",
-    "encoder_ffn_dim": "hidden",
-    "decoder_vocab_size": "vocab",
+_MARIAN_SIDES = {  # a field that must be equal to another of theirs, and our field
+    "encoder_attention_heads": ("decoder_attention_heads", "heads"),
+    "encoder_ffn_dim": ("decoder_ffn_dim", "hidden"),
+    "decoder_vocab_size": ("vocab_size", "vocab"),
 }
 
 
 def _read_marian(theirs: Mapping[str, Any]) -> dict[str, Any]:
     """Refuses an encoder and a decoder of different shapes."""
-    for one, other in (
-        ("encoder_attention_heads", "decoder_attention_heads"),
-        ("encoder_ffn_dim", "decoder_ffn_dim"),
-        ("decoder_vocab_size", "vocab_size"),
-    ):
+    for one, (other, _) in _MARIAN_SIDES.items():
         if theirs.get(one, theirs.get(other)) != theirs.get(other):
             raise MalmoiError(
                 f"config.json says {one} = {shown(theirs[one])} and {other} = "
@@ -739,7 +710,7 @@ def _read_marian(theirs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_marian(ours: Mapping[str, Any]) -> dict[str, Any]:
-    sides = {theirs: ours[name] for theirs, name in _MARIAN_SIDES.items()}
+    sides = {theirs: ours[name] for theirs, (_, name) in _MARIAN_SIDES.items()}
     fixed = {"is_encoder_decoder": True, "forced_eos_token_id": None, "activation_dropout": 0.0}
     # null unless a tokenizer sets them: transformers' defaults are ids of its own vocabulary
     return sides | fixed | {"decoder_start_token_id": 0, "pad_token_id": None, "eos_token_id": None}
@@ -768,8 +739,8 @@ MARIAN_TABLE = Table(
     groups=(FieldGroup(_read_marian, _write_marian),),
     rules=(
         TensorRule("trunk.embed.token.weight", ("model.shared.weight",)),
-        *_marian_layers("trunk.encoder.blocks.{}", "model.encoder.layers.{}"),
-        *_marian_layers(BLOCK_NAME, "model.decoder.layers.{}"),
+        *_block("model.encoder.layers.{}", *_MARIAN_BLOCK, ours="trunk.encoder.blocks.{}"),
+        *_block("model.decoder.layers.{}", *_MARIAN_BLOCK),
         *affine(f"{BLOCK_NAME}.cross.query", f"{_MARIAN_CROSS}.q_proj"),
         *affine(
             f"{BLOCK_NAME}.cross.key_value",

@@ -1,6 +1,7 @@
 """The model card: what a folder holds and how to use it."""
 
 from malmoi.model import Network, count_parameters
+from malmoi.tokenizer import Tokenizer
 
 # the first that fits is shown, fine-tuned heads before pre-trained ones
 _USES = {
@@ -15,8 +16,10 @@ _USES = {
 }
 
 
-def model_card(network: Network, model_type: str, mask: str) -> str:
+def model_card(network: Network, model_type: str, tokenizer: Tokenizer | None) -> str:
     c = network.config
+    id = tokenizer.specials.mask if tokenizer else None
+    mask = tokenizer.token(id) if tokenizer and id is not None else "[MASK]"
     use = next(
         (use for head, use in _USES.items() if head in network.heads),
         'malmoi.load(".").embed(["a text"])',

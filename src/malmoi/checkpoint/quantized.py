@@ -25,9 +25,7 @@ QUANT_METHOD = "compressed-tensors"
 PACK_FORMAT = "pack-quantized"
 BLOCK_PREFIX = "trunk.blocks."
 WORD_BITS = 32  # of an int32
-PACKED_SUFFIX = ".weight_packed"
-SCALE_SUFFIX = ".weight_scale"
-SHAPE_SUFFIX = ".weight_shape"
+PART_SUFFIXES = (".weight_packed", ".weight_scale", ".weight_shape")
 # clipping thresholds tried, relative to the largest weight: clipping buys smaller steps
 CLIP_RATIOS = {8: (1.0,), 4: tuple(1 - 0.04 * i for i in range(12))}
 
@@ -133,19 +131,17 @@ class Packing:
                 f"Groups of {self.group} do not divide the {columns} inputs of {name}; choose "
                 "another --group."
             )
-        if isinstance(weight, Quantized):
-            numbers = weight.numbers
-            scale = weight.scale
-        else:
-            numbers, scale = rounded(
+        numbers, scale = (
+            (weight.numbers, weight.scale)
+            if isinstance(weight, Quantized)
+            else rounded(
                 weight.detach().cpu().float().reshape(-1, self.group or columns), self.bits
             )
-        prefix = name.removesuffix(".weight")
-        return {
-            prefix + PACKED_SUFFIX: to_words(numbers.reshape(rows, columns), self.bits),
-            prefix + SCALE_SUFFIX: scale.view(rows, -1),
-            prefix + SHAPE_SUFFIX: torch.tensor([rows, columns]),
-        }
+        )
+        words = to_words(numbers.reshape(rows, columns), self.bits)
+        parts = (words, scale.view(rows, -1), torch.tensor([rows, columns]))
+        names = (name.removesuffix(".weight") + part for part in PART_SUFFIXES)
+        return dict(zip(names, parts, strict=True))
 
     def config_json(self, table: Table | None) -> dict[str, Any]:
         """Its entry in config.json; linear layers outside the blocks are ignored."""
@@ -177,12 +173,8 @@ def _linear_maps(network: Network, table: Table | None) -> set[str]:
     if table is None:
         return ours
     rules = [rule for rule in table.expand(network.config, set(network.heads)) if rule.ours in ours]
-    bare = table.architecture(set(network.heads), tied=network.config.tied) == next(
-        iter(table.architectures)
-    )
-    return {
-        name.removeprefix(table.prefix) if bare else name for rule in rules for name in rule.theirs
-    }
+    prefix = table.prefix if table.bare(set(network.heads), tied=network.config.tied) else ""
+    return {name.removeprefix(prefix) for rule in rules for name in rule.theirs}
 
 
 def _others(table: Table) -> list[str]:
@@ -264,7 +256,7 @@ def read_quantized(
     if not settings:
         return {**tensors}
     bits = bits_of(settings, folder)
-    parts = {name for name in tensors if name.endswith((PACKED_SUFFIX, SCALE_SUFFIX, SHAPE_SUFFIX))}
+    parts = {name for name in tensors if name.endswith(PART_SUFFIXES)}
     strange = [name for name in tensors if name.endswith((".weight_zero_point", ".weight_g_idx"))]
     if strange:
         raise MalmoiError(
@@ -282,13 +274,8 @@ def unpacked(weights: dict[str, Weight]) -> dict[str, Weight]:
     """The same weights, all plain and in fp32, which holds number · scale exactly."""
     if not any(isinstance(weight, Quantized) for weight in weights.values()):
         return weights
-    return {
-        name: w.dense() if isinstance(w, Quantized) else _float(w) for name, w in weights.items()
-    }
-
-
-def _float(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.is_floating_point() else tensor
+    plain = {name: dense(weight) for name, weight in weights.items()}
+    return {name: t.float() if t.is_floating_point() else t for name, t in plain.items()}
 
 
 def bits_of(settings: Any, folder: Path) -> int:
@@ -317,18 +304,13 @@ def bits_of(settings: Any, folder: Path) -> int:
 
 
 def _weight(prefix: str, tensors: Mapping[str, Tensor], bits: int, folder: Path) -> Quantized:
-    missing = [
-        prefix + part
-        for part in (PACKED_SUFFIX, SCALE_SUFFIX, SHAPE_SUFFIX)
-        if prefix + part not in tensors
-    ]
+    names = [prefix + part for part in PART_SUFFIXES]
+    missing = [name for name in names if name not in tensors]
     if missing:
         raise MalmoiError(
             f"{folder}: {missing[0]} is missing, so {prefix}.weight cannot be dequantised."
         )
-    words, scale, shape = (
-        tensors[prefix + part] for part in (PACKED_SUFFIX, SCALE_SUFFIX, SHAPE_SUFFIX)
-    )
+    words, scale, shape = (tensors[name] for name in names)
     if not _fits(words, scale, shape, bits):
         raise MalmoiError(
             f"{folder}: the packed weight {prefix} ({list(words.shape)}), its scales "

@@ -27,7 +27,7 @@ def check_sizes(config: ModelConfig, weights: Mapping[str, Weight], where: str) 
             f"only {len(weights):,} tensors; they belong to different models, or are damaged."
         )
     needed = least_numbers(config)
-    there = sum(map(_numbers, weights.values()))
+    there = sum(weight.shape.numel() for weight in weights.values())
     if needed > there + FEW_NUMBERS:
         raise MalmoiError(
             f"{where} describes a model of at least {needed:,} numbers, but the weights hold "
@@ -44,18 +44,12 @@ def least_numbers(c: ModelConfig) -> int:
     return blocks + c.token_width * (c.vocab + positions + c.segments)
 
 
-def _numbers(weight: Weight) -> int:
-    return weight.shape.numel()
-
-
 def check_memory(
     weights: Mapping[str, Tensor], dtype: torch.dtype | None, where: Path, *, packed: bool = False
 ) -> None:
     """Refuses a model that does not fit into memory, before reading it. `packed`: quantized."""
-    check_room(
-        sum(tensor.nbytes if packed else _bytes(tensor, dtype) for tensor in weights.values()),
-        where,
-    )
+    sizes = (tensor.nbytes if packed else _bytes(tensor, dtype) for tensor in weights.values())
+    check_room(sum(sizes), where)
 
 
 def check_room(needed: int, where: Path) -> None:
@@ -72,12 +66,8 @@ def check_room(needed: int, where: Path) -> None:
 def _bytes(tensor: Tensor, dtype: torch.dtype | None) -> int:
     if tensor.dtype == torch.int32:  # packed weights, unpacked to fp32
         return tensor.numel() * WORD_NUMBERS * 4
-    size = (
-        dtype.itemsize
-        if dtype is not None and tensor.is_floating_point()
-        else tensor.element_size()
-    )
-    return tensor.numel() * size
+    kept = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+    return tensor.numel() * kept.itemsize
 
 
 @contextmanager

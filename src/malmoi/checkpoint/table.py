@@ -48,11 +48,9 @@ class TensorRule(NamedTuple):
     tied: bool | None = None  # applies only if the vocabulary head is tied, or only if it is not
 
 
-def affine(
-    ours: str, *theirs: str, via: Via = COPY, bias_via: Via | None = None, head: str | None = None
-) -> list[TensorRule]:
+def affine(ours: str, *theirs: str, via: Via = COPY, head: str | None = None) -> list[TensorRule]:
     """Rules for the weight and bias of a linear map or a norm."""
-    bias = bias_via or (COPY if via is TRANSPOSE else via)
+    bias = COPY if via is TRANSPOSE else via
     return [
         TensorRule(f"{ours}.{part}", tuple(f"{t}.{part}" for t in theirs), how, head)
         for part, how in (("weight", via), ("bias", bias))
@@ -174,6 +172,10 @@ class Table:
                 if set(theirs) == wanted:
                     return name
         return None
+
+    def bare(self, heads: set[str], *, tied: bool) -> bool:
+        """Whether their class for these heads is the trunk alone, whose tensors have no prefix."""
+        return self.architecture(heads, tied=tied) == next(iter(self.architectures))
 
     def expand(self, config: ModelConfig, heads: set[str]) -> Iterator[TensorRule]:
         """The tensor rules of a network with these heads.

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +42,10 @@ def to_hf(table: Table, network: Network) -> dict[str, Weight]:
     theirs: dict[str, Weight] = {}
     for rule in table.expand(c, heads):
         if rule.ours in ours and not (c.tied and is_tied(rule.ours)):
-            theirs |= zip(
-                rule.theirs, by_rows(partial(_saved, rule, c), ours[rule.ours]), strict=True
-            )
-    bare = table.architecture(heads, tied=network.config.tied) == next(iter(table.architectures))
-    return {k.removeprefix(table.prefix): v for k, v in theirs.items()} if bare else theirs
-
-
-def _saved(rule: TensorRule, c: ModelConfig, tensor: Tensor) -> tuple[Tensor, ...]:
-    return rule.via.save(tensor, c)
+            saved = by_rows(lambda t, save=rule.via.save: save(t, c), ours[rule.ours])
+            theirs |= zip(rule.theirs, saved, strict=True)
+    prefix = table.prefix if table.bare(heads, tied=c.tied) else ""
+    return {name.removeprefix(prefix): weight for name, weight in theirs.items()}
 
 
 def from_hf(
@@ -74,28 +68,23 @@ def from_hf(
     found, used = _translate(network, rules, weights, folder)
     notes = fill_network(network, found, folder, {name: rules[name].theirs[0] for name in rules})
     used |= {*table.twins, *table.twins.values()}
-    unused = [k for k in weights if k not in used and not _is_buffer(k)]
+    buffers = (".position_ids", ".attn.bias", ".attn.masked_bias", ".inv_freq")
+    unused = [k for k in weights if k not in used and not f".{k}".endswith(buffers)]
     return network, (*notes, *([listing("not used", unused)] if unused else []))
 
 
 def _spelled(table: Table, weights: dict[str, Weight]) -> dict[str, Weight]:
     """Their tensors under current names: LayerNorm's gamma and beta, prefixes, aliases."""
-    if not any(key.startswith(table.prefix) for key in weights):
-        trunk = {
-            t.removeprefix(table.prefix).split(".")[0]
-            for r in table.rules
-            for t in r.theirs
-            if t.startswith(table.prefix)
-        }
-        weights = {
-            table.prefix + k if k.split(".")[0] in trunk else k: v for k, v in weights.items()
-        }
-    ends = {".gamma": ".weight", ".beta": ".bias"}
+    prefix = table.prefix
+    if not any(key.startswith(prefix) for key in weights):
+        names = [t for r in table.rules for t in r.theirs if t.startswith(prefix)]
+        trunk = {name.removeprefix(prefix).split(".")[0] for name in names}
+        weights = {prefix + k if k.split(".")[0] in trunk else k: v for k, v in weights.items()}
     spelled: dict[str, Weight] = {}
     for key, tensor in weights.items():
-        for old, new in ends.items():
-            key = key[: -len(old)] + new if key.endswith(old) else key
-        spelled.setdefault(key, tensor)
+        stem, _, end = key.rpartition(".")
+        ends = {"gamma": ".weight", "beta": ".bias"}
+        spelled.setdefault(stem + ends[end] if end in ends else key, tensor)
     for one, other in table.twins.items():
         if one in spelled or other in spelled:
             first, second = (one, other) if one in spelled else (other, one)
@@ -171,13 +160,6 @@ def _joinable(tensors: list[Weight], dimensions: int) -> bool:
     return all(len(t.shape) == dimensions and t.shape[1:] == tensors[0].shape[1:] for t in tensors)
 
 
-def _is_buffer(key: str) -> bool:
-    return (
-        key.endswith((".position_ids", ".attn.bias", ".attn.masked_bias", ".inv_freq"))
-        or key == "position_ids"
-    )
-
-
 def empty(
     config: ModelConfig,
     heads: Mapping[str, int],
@@ -205,10 +187,8 @@ def fill_network(
     plain, notes = _of_one_type(network, _place_quantized(network, found, folder), folder)
     network.load_state_dict({**plain, **{k: fresh[k] for k in missing}}, strict=False, assign=True)
     network.tie()
-    return (
-        *notes,
-        *([listing("newly initialised", [theirs.get(k, k) for k in missing])] if missing else []),
-    )
+    new = [theirs.get(k, k) for k in missing]
+    return (*notes, *([listing("newly initialised", new)] if new else []))
 
 
 def _of_one_type(

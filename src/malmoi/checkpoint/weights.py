@@ -96,19 +96,13 @@ def write_weights(tensors: Mapping[str, Tensor], folder: Path, shard_bytes: int)
         replace_file(folder / name, partial(save_file, contents, metadata={"format": "pt"}))
     keep = {folder / name for name in names}
     if count > 1:
-        total = sum(t.numel() * t.element_size() for t in tensors.values())
+        total = sum(t.nbytes for t in tensors.values())
         where = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
-        write_text(
-            folder / WEIGHTS_INDEX,
-            json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=2),
-        )
+        index = {"metadata": {"total_size": total}, "weight_map": where}
+        write_text(folder / WEIGHTS_INDEX, json.dumps(index, indent=2))
         keep.add(folder / WEIGHTS_INDEX)
-    for old in {
-        *folder.glob("model*.safetensors"),
-        folder / WEIGHTS_INDEX,
-        folder / TORCH_FILE,
-        folder / TORCH_INDEX,
-    } - keep:
+    others = (folder / name for name in (WEIGHTS_INDEX, TORCH_FILE, TORCH_INDEX))
+    for old in {*folder.glob("model*.safetensors"), *others} - keep:
         old.unlink(missing_ok=True)
 
 
@@ -116,11 +110,10 @@ def _shards(tensors: Mapping[str, Tensor], limit: int) -> Iterator[dict[str, Ten
     shard: dict[str, Tensor] = {}
     size = 0
     for key, tensor in tensors.items():
-        bytes_here = tensor.numel() * tensor.element_size()
-        if shard and size + bytes_here > limit:
+        if shard and size + tensor.nbytes > limit:
             yield shard
             shard = {}
             size = 0
         shard[key] = tensor
-        size += bytes_here
+        size += tensor.nbytes
     yield shard
