@@ -82,13 +82,11 @@ def _padded(tokenizer: "Tokenizer", rows: Rows, width: int) -> Rows:
             "This tokenizer has no padding token, as GPT-2's has none: encode the texts one by one."
         )
     left = tokenizer.settings.get("padding_side") == "left"
-    fill = {"input_ids": pad}
     found: Rows = {}
     for name, some in rows.items():
-        found[name] = []
-        for row in some:
-            more = [fill.get(name, 0)] * (width - len(row))
-            found[name].append(more + row if left else row + more)
+        fill = [pad if name == "input_ids" else 0]
+        more = [fill * (width - len(row)) for row in some]
+        found[name] = [b + a if left else a + b for a, b in zip(some, more, strict=True)]
     return found
 
 

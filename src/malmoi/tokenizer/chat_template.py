@@ -111,14 +111,12 @@ def _rendered(tokenizer: Tokenizer, said: dict[str, Any], *, reply: bool) -> str
 
 def plain_dialogue(messages: Messages, *, reply: bool = True, end: str = "") -> str:
     """A plain dialogue, for models without a chat template; `end` follows each answer."""
-    turns = (
-        f"{_text_of(message)}\n\n"
-        if message["role"] == "system"
-        else f"Assistant: {_text_of(message)}{end}\n"
-        if message["role"] == "assistant"
-        else f"{message['role'].capitalize()}: {_text_of(message)}\n"
-        for message in messages
-    )
+    turns = []
+    for message in messages:
+        role = message["role"]
+        opening = "" if role == "system" else f"{role.capitalize()}: "
+        closing = {"system": "\n\n", "assistant": f"{end}\n"}.get(role, "\n")
+        turns.append(opening + _text_of(message) + closing)
     return "".join(turns) + ("Assistant:" if reply else "")
 
 

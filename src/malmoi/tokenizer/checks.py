@@ -54,17 +54,22 @@ def integers(ids: Any) -> list[int]:
         ) from None
 
 
-def refused(texts: Iterable[str], error: BaseException) -> BaseException:
-    """Why a text could not be encoded: usually a lone surrogate."""
-    if not is_refusal(error):
-        return error
-    for at, text in enumerate(texts):
-        try:
-            text.encode()
-        except UnicodeEncodeError as where:
-            return MalmoiError(
-                f"Text {at} is not valid Unicode: a lone surrogate U+{ord(text[where.start]):04X} "
-                f"at character {where.start}. Read the file with the right encoding, or "
-                "replace it: text.encode('utf-8', 'replace').decode()."
-            )
-    return MalmoiError(f"The text could not be encoded: {error}.")
+@contextmanager
+def encoding_explained(texts: Iterable[str], pairs: Iterable[str] = ()) -> Iterator[None]:
+    """Explains why a text could not be encoded: usually a lone surrogate."""
+    try:
+        yield
+    except BaseException as error:
+        if not is_refusal(error):
+            raise
+        for at, text in enumerate((*texts, *pairs)):
+            try:
+                text.encode()
+            except UnicodeEncodeError as where:
+                raise MalmoiError(
+                    f"Text {at} is not valid Unicode: a lone surrogate "
+                    f"U+{ord(text[where.start]):04X} at character {where.start}. Read the file "
+                    "with the right encoding, or replace it: text.encode('utf-8', "
+                    "'replace').decode()."
+                ) from None
+        raise MalmoiError(f"The text could not be encoded: {error}.") from None

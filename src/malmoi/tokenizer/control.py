@@ -61,10 +61,11 @@ def renamed(rust: Rust, names: Vocab, secret: Mapping[str, str]) -> Rust:
         model["unk_token"] = secret[model["unk_token"]]
     if model.get("merges"):
         prefix = model.get("continuing_subword_prefix") or ""
-        made = [
-            ((left, right), left + right.removeprefix(prefix)) for left, right in model["merges"]
+        model["merges"] = [
+            (left, right)
+            for left, right in model["merges"]
+            if secret.keys().isdisjoint((left, right, left + right.removeprefix(prefix)))
         ]
-        model["merges"] = [pair for pair, whole in made if secret.keys().isdisjoint((*pair, whole))]
     for token in state["added_tokens"]:
         token["content"] = secret.get(token["content"], token["content"])
     made_anew = Rust.from_str(json.dumps(state))
@@ -83,8 +84,5 @@ def pattern(names: Vocab) -> re.Pattern[str] | None:
 
 
 def _pieces(model: Any) -> set[str]:
-    return (
-        set(model["vocab"])
-        if isinstance(model["vocab"], dict)
-        else {piece for piece, _ in model["vocab"]}
-    )
+    vocab = model["vocab"]
+    return set(vocab) if isinstance(vocab, dict) else {piece for piece, _ in vocab}

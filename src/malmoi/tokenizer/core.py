@@ -28,7 +28,7 @@ from malmoi.tokenizer.call import (
     as_tensors,
     call_rows,
 )
-from malmoi.tokenizer.checks import check_texts, integers, panics_explained, refused
+from malmoi.tokenizer.checks import check_texts, encoding_explained, integers, panics_explained
 from malmoi.tokenizer.chunks import split_long_text, truncate_to_tokens
 from malmoi.tokenizer.hf_settings import special_names
 from malmoi.tokenizer.offsets import Offsets, moved_offsets, widened
@@ -167,15 +167,12 @@ class Tokenizer:
         self._check(texts, pairs, max_tokens, specials=specials)
         inputs = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
         rust = self._parsing if parse_special else self._text_only
-        try:
+        with encoding_explained(texts, pairs or ()):
             if len(texts) == 1:  # avoids waking the thread pool
-                encoded = [
-                    rust.encode(texts[0], pairs[0] if pairs else None, add_special_tokens=specials)
-                ]
+                pair = pairs[0] if pairs else None
+                encoded = [rust.encode(texts[0], pair, add_special_tokens=specials)]
             else:
                 encoded = rust.encode_batch(inputs, add_special_tokens=specials)
-        except BaseException as error:
-            raise refused([*texts, *(pairs or [])], error) from None
         given = zip(texts, pairs or [""] * len(texts), strict=True)
         return [
             self._encoding(one, both, max_tokens) for one, both in zip(encoded, given, strict=True)
@@ -217,10 +214,8 @@ class Tokenizer:
         ]
         first = "".join(given[0])
         second = "".join(given[1]) if len(given) > 1 else None
-        try:
+        with encoding_explained([first, second or ""]):
             one = self._secretive.encode(first, second, add_special_tokens=specials)
-        except BaseException as error:
-            raise refused([first, second or ""], error) from None
         encoding = self._encoding(one, (first, second or ""), None)
         shown = shown or [
             [part if isinstance(part, str) else self.token(part) for part in parts]
@@ -244,16 +239,12 @@ class Tokenizer:
         self._check(texts, pairs, max_tokens, specials=True)
         inputs: list[Any] = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
         # the fast method may lose which text of a pair a token belongs to
-        encode = (
-            self._text_only.encode_batch_fast if pairs is None else self._text_only.encode_batch
-        )
+        rust = self._text_only
+        encode = rust.encode_batch_fast if pairs is None else rust.encode_batch
         found = []
         for start in range(0, len(inputs), TEXTS_PER_CALL):
-            some = inputs[start : start + TEXTS_PER_CALL]
-            try:
-                encoded = encode(some, add_special_tokens=True)
-            except BaseException as error:
-                raise refused([*texts, *(pairs or [])], error) from None
+            with encoding_explained(texts, pairs or ()):
+                encoded = encode(inputs[start : start + TEXTS_PER_CALL], add_special_tokens=True)
             found += [_row(one, max_tokens) for one in encoded]
         return found
 
@@ -267,10 +258,8 @@ class Tokenizer:
         pieces = [list(split_long_text(text)) if self._splits else [text] for text in texts]
         flat = [piece for some in pieces for piece in some]
         rust = self._parsing if parse_special else self._text_only
-        try:
+        with encoding_explained(texts):
             encoded = rust.encode_batch_fast(flat, add_special_tokens=False)
-        except BaseException as error:
-            raise refused(texts, error) from None
         if len(flat) == len(texts):
             return [one.ids for one in encoded]
         bounds = pairwise(accumulate((len(some) for some in pieces), initial=0))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Rust
 
 from malmoi.errors import MalmoiError, nearest
@@ -35,9 +35,8 @@ DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", GPT2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]")
 
 def _cut_at(*patterns: str) -> Any:
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
-    return pre_tokenizers.Sequence(
-        [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
+    last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([*splits, last])
 
 
 def _gpt2() -> Any:
@@ -85,7 +84,7 @@ def read_vocabulary(metadata: Mapping[str, Any], where: str) -> Tokenizer:
     with panics_explained(f"{where}: its vocabulary cannot be used"):
         rust = GGUF_TOKENIZERS[kind](vocab, types, given)
         _mark(rust, tokens, types)
-        _open(rust, vocab, names, given)
+        _open(rust, names, given)
     template = JsonObject(metadata, where).text("tokenizer.chat_template", default=None)
     settings = {f"{role}_token": name for role, name in names.items()}
     return Tokenizer(rust, settings | ({"chat_template": template} if template else {}))
@@ -116,18 +115,11 @@ def sentencepiece(vocab: Vocab, types: Sequence[int], given: JsonObject) -> Rust
         raise MalmoiError(
             f"{given.where} has {len(scores):,} scores for {len(tokens):,} tokens; it is damaged."
         )
-    normal = {
-        token: score
-        for token, score, type in zip(tokens, scores, types, strict=True)
-        if type == NORMAL
-    }
-    unknown = next(
-        (token for token, type in zip(tokens, types, strict=True) if type == UNKNOWN), None
-    )
-    bpe = models.BPE(
-        vocab, merges_by_score(normal, vocab), unk_token=unknown, fuse_unk=True, byte_fallback=True
-    )
-    rust = Rust(bpe)
+    kinds = dict(zip(tokens, types, strict=True))
+    normal = {t: score for t, score in zip(tokens, scores, strict=True) if kinds[t] == NORMAL}
+    merges = merges_by_score(normal, vocab)
+    unknown = next((token for token in tokens if kinds[token] == UNKNOWN), None)
+    rust = Rust(models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     front = [normalizers.Prepend(SPACE)] if given.get("add_space_prefix", True) else []
     rust.normalizer = normalizers.Sequence([*front, normalizers.Replace(" ", SPACE)])
     back = [decoders.Strip(" ", 1, 0)] if front else []
@@ -176,7 +168,7 @@ def _names(given: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, str]:
     }
 
 
-def _open(rust: Rust, vocab: Vocab, names: Mapping[str, str], given: Mapping[str, Any]) -> None:
+def _open(rust: Rust, names: Mapping[str, str], given: Mapping[str, Any]) -> None:
     """Adds bos and eos around texts if the file says so; SentencePiece adds bos by default."""
     first = names.get("bos") if given.get("add_bos_token", given["model"] == "llama") else None
     last = names.get("eos") if given.get("add_eos_token", False) else None
@@ -184,7 +176,4 @@ def _open(rust: Rust, vocab: Vocab, names: Mapping[str, str], given: Mapping[str
         return
     whole = " ".join(part for part in (first, "$A", last) if part)
     second = " ".join(f"{part}:1" for part in (first, "$B", last) if part)
-    marks = [(name, vocab[name]) for name in (first, last) if name]
-    rust.post_processor = processors.TemplateProcessing(
-        single=whole, pair=f"{whole} {second}", special_tokens=marks
-    )
+    pipeline.frame(rust, whole, f"{whole} {second}", *filter(None, (first, last)))

@@ -33,13 +33,8 @@ def gguf_vocabulary(tokenizer: Tokenizer, size: int) -> dict[str, Any]:
         types[token["id"]] = CONTROL if token["special"] else DEFINED
     if kind == "llama" and tokenizer.specials.unk is not None:
         types[tokenizer.specials.unk] = UNKNOWN
-    values = {
-        "model": kind,
-        "tokens": tokens,
-        "token_type": types,
-        **described,
-        **_ids(tokenizer, kind),
-    }
+    values = {"model": kind, "tokens": tokens, "token_type": types, **described}
+    values |= _ids(tokenizer, kind)
     if kind == "llama":
         values["scores"] = _scores(state, tokens)
     named = {f"tokenizer.ggml.{name}": value for name, value in values.items()}
@@ -100,10 +95,8 @@ def _cut(name: str) -> Any:
 
 def _spaces(*, front: bool) -> Any:
     rust = Rust(models.BPE())
-    first = [normalizers.Prepend(SPACE)]
-    rust.normalizer = normalizers.Sequence(
-        [*(first if front else []), normalizers.Replace(" ", SPACE)]
-    )
+    first = [normalizers.Prepend(SPACE)] if front else []
+    rust.normalizer = normalizers.Sequence([*first, normalizers.Replace(" ", SPACE)])
     return pipeline.parse_pipeline(rust)["normalizer"]
 
 

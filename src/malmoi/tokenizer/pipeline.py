@@ -49,12 +49,16 @@ def bert_pipeline(
     rust.decoder = decoders.WordPiece(prefix="##")
     cls = names["cls"]
     sep = names["sep"]
-    rust.post_processor = processors.TemplateProcessing(
-        single=f"{cls}:0 $A:0 {sep}:0",
-        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
-        special_tokens=[(cls, vocab[cls]), (sep, vocab[sep])],
-    )
+    frame(rust, f"{cls}:0 $A:0 {sep}:0", f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1", cls, sep)
     return rust
+
+
+def frame(rust: Rust, single: str, pair: str, *names: str) -> None:
+    """Puts special tokens around a text and a pair, as two templates of `tokenizers`."""
+    ids = [(name, rust.token_to_id(name)) for name in names]
+    rust.post_processor = processors.TemplateProcessing(
+        single=single, pair=pair, special_tokens=ids
+    )
 
 
 def gpt1_pipeline(
@@ -99,11 +103,7 @@ def with_mask(rust: Rust, names: dict[str, str]) -> dict[str, str]:
     A language model's prompt stays bare, since no token has the role of bos.
     """
     end = names["eos"]
-    rust.post_processor = processors.TemplateProcessing(
-        single=f"{end}:0 $A:0 {end}:0",
-        pair=f"{end}:0 $A:0 {end}:0 $B:1 {end}:1",
-        special_tokens=[(end, rust.token_to_id(end))],
-    )
+    frame(rust, f"{end}:0 $A:0 {end}:0", f"{end}:0 $A:0 {end}:0 $B:1 {end}:1", end)
     bare = {role: name for role, name in names.items() if role != "bos"}
     return bare | {"cls": end, "sep": end, "pad": end, "mask": BERT_SPECIALS["mask"]}
 
@@ -111,11 +111,7 @@ def with_mask(rust: Rust, names: dict[str, str]) -> dict[str, str]:
 def with_padding(rust: Rust, names: dict[str, str]) -> dict[str, str]:
     """Adds a padding token, and puts the end-of-text token after every text, as Marian does."""
     end = names["eos"]
-    rust.post_processor = processors.TemplateProcessing(
-        single=f"$A:0 {end}:0",
-        pair=f"$A:0 {end}:0 $B:1 {end}:1",
-        special_tokens=[(end, rust.token_to_id(end))],
-    )
+    frame(rust, f"$A:0 {end}:0", f"$A:0 {end}:0 $B:1 {end}:1", end)
     return {"eos": end, "unk": end, "pad": "<pad>"}
 
 
@@ -267,15 +263,10 @@ def _same(state: State, rust: Rust) -> bool:
 
 def _skeleton(state: State) -> State:
     """What the transformers classes set themselves: all but vocabulary and post-processor."""
-    model = {
-        key: value or None
-        for key, value in state["model"].items()
-        if key not in ("vocab", "merges")
-    }
-    # Trimming of byte-level offsets does not affect ids.
-    pre = {
-        key: value for key, value in (state["pre_tokenizer"] or {}).items() if key != "trim_offsets"
-    }
+    learnt = ("vocab", "merges")
+    model = {key: value or None for key, value in state["model"].items() if key not in learnt}
+    # trimming of byte-level offsets does not affect ids
+    pre = {**(state["pre_tokenizer"] or {}), "trim_offsets": None}
     return {"model": model, "normalizer": state["normalizer"], "pre_tokenizer": pre}
 
 

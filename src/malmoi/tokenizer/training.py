@@ -15,7 +15,7 @@ from tokenizers import pre_tokenizers, trainers
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.system.progress import Progress, report_progress
 from malmoi.tokenizer import pipeline
-from malmoi.tokenizer.checks import refused
+from malmoi.tokenizer.checks import encoding_explained
 from malmoi.tokenizer.core import Tokenizer
 from malmoi.tokenizer.pipeline import BERT_SPECIALS, GPT1_SPECIALS, GPT2_SPECIALS, Merges, Vocab
 
@@ -99,10 +99,8 @@ class Stream:
                     f"Training takes texts (str); text {number} is {type(text).__name__}: "
                     f"{text!r:.60}."
                 )
-            try:
+            with encoding_explained([text]):
                 text.isascii() or text.encode()
-            except UnicodeEncodeError as error:
-                raise refused([text], error) from None
             empty = empty and not text.strip()
             if number % TEXTS_BETWEEN_EVENTS == TEXTS_BETWEEN_EVENTS - 1:
                 self._report(Progress("read", number + 1, None, "texts"))
