@@ -83,7 +83,12 @@ def guess_columns(
     names = list(rows[0])
     written = _writing(names, text, pair, label)
     if kind == "writing":
-        return written or _no_prompts(where, names)
+        if written is None:
+            raise MalmoiError(
+                f"No columns of {where} look like prompts and answers ({', '.join(names)}): name "
+                "them with --text COLUMN --label COLUMN."
+            )
+        return written
     if kind is None and not (text or label) and written and _answers(rows, written.label):
         return written
     label = label or _label(rows, [name for name in names if name not in (text, pair)], where)
@@ -98,11 +103,9 @@ def guess_columns(
         return GuessedColumns(kind, text, label, pair, baseline=pstdev(numbers) if numbers else 0)
     if kind != "classification" or label not in rows[0]:
         return GuessedColumns(kind, text, label, pair)
-    counts = Counter(str(value).strip() for value in values)
-    ordered = tuple(name for name, _ in counts.most_common())
-    return GuessedColumns(
-        kind, text, label, pair, ordered, counts.most_common(1)[0][1] / len(values)
-    )
+    counts = Counter(str(value).strip() for value in values).most_common()
+    ordered = tuple(name for name, _ in counts)
+    return GuessedColumns(kind, text, label, pair, ordered, counts[0][1] / len(values))
 
 
 def _writing(
@@ -127,13 +130,6 @@ def _answers(rows: Sequence[Mapping[str, Any]], column: str | None) -> bool:
     if "context" in rows[0]:
         return False
     return column is None or 2 * len({str(row.get(column)) for row in rows}) > len(rows)
-
-
-def _no_prompts(where: str, names: Sequence[str]) -> GuessedColumns:
-    raise MalmoiError(
-        f"No columns of {where} look like prompts and answers ({', '.join(names)}): name them with "
-        "--text COLUMN --label COLUMN."
-    )
 
 
 def first_rows(data: RowSource) -> list[Mapping[str, Any]]:

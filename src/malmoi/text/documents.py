@@ -115,11 +115,8 @@ def _pieces(text: str) -> Iterator[str]:
     """Yields the document, unless it is empty; a huge one in parts, split at spaces."""
     start = 0
     while len(text) - start > MAX_DOCUMENT_CHARACTERS:
-        stop = (
-            text.rfind(" ", start + MAX_DOCUMENT_CHARACTERS // 2, start + MAX_DOCUMENT_CHARACTERS)
-            + 1
-            or start + MAX_DOCUMENT_CHARACTERS
-        )
+        most = start + MAX_DOCUMENT_CHARACTERS
+        stop = text.rfind(" ", start + MAX_DOCUMENT_CHARACTERS // 2, most) + 1 or most
         yield text[start:stop]
         start = stop
     rest = text[start:] if start else text

@@ -3,8 +3,8 @@
 import csv
 import json
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,8 +54,7 @@ def read_plain(path: Path, want: ReadOptions) -> FoundDocuments:
 
 def read_markdown(path: Path, want: ReadOptions) -> FoundDocuments:
     """Reads a Markdown file as one document, unless another rule was given."""
-    rule = "file" if want.rule == "auto" else want.rule
-    yield from read_plain(path, ReadOptions(rule, want.column, want.on_bad_line, want.on_rule))
+    yield from read_plain(path, replace(want, rule="file") if want.rule == "auto" else want)
 
 
 def guess_rule(text: str) -> str:
@@ -111,9 +110,9 @@ def _document(parts: list[str], rule: str) -> str:
 def read_json_lines(path: Path, want: ReadOptions) -> FoundDocuments:
     """Reads one JSON object per line; the text is under the key."""
     first = True
-    for number, text in _lines(path, want):
-        row = _object(text, number, want.on_bad_line) if text.strip() else None
-        if row is None:
+    for number, row in json_objects(read_lines(path, want.on_bad_line)):
+        if isinstance(row, str):
+            want.on_bad_line(number, row)
             continue
         if first and want.column not in row:
             hint = nearest(want.column, row)
@@ -129,7 +128,7 @@ def read_json_lines(path: Path, want: ReadOptions) -> FoundDocuments:
 def json_file(path: Path, want: ReadOptions) -> FoundDocuments:
     """Reads one JSON value: an array of objects or texts, or an object with the text at the key."""
     try:
-        value = json.loads("\n".join(text for _, text in _lines(path, want)))
+        value = json.loads("\n".join(text for _, text in read_lines(path, want.on_bad_line)))
     except (ValueError, RecursionError) as error:
         raise MalmoiError(
             f"{path} is not valid JSON ({error}); a file with one object per line must be named "
@@ -145,13 +144,8 @@ def json_file(path: Path, want: ReadOptions) -> FoundDocuments:
             yield FoundDocument(found, number)
         else:
             named = f"no text under {want.column!r}"
-            want.on_bad_line(
-                number, named if isinstance(row, dict) else "neither text nor an object"
-            )
-
-
-def _lines(path: Path, want: ReadOptions) -> Iterator[tuple[int, str]]:
-    return read_lines(path, want.on_bad_line)
+            why = named if isinstance(row, dict) else "neither text nor an object"
+            want.on_bad_line(number, why)
 
 
 def read_lines(path: Path, bad: OnBadLine) -> Iterator[tuple[int, str]]:
@@ -175,16 +169,19 @@ def _joined(read: Iterator[tuple[int, str, bool]]) -> Iterator[tuple[int, str]]:
         yield number, "".join(parts)
 
 
-def _object(text: str, number: int, bad: OnBadLine) -> dict[str, Any] | None:
-    try:
-        row = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        bad(number, f"not JSON: {error}")
-        return None
-    if not isinstance(row, dict):
-        bad(number, "not a JSON object")
-        return None
-    return row
+def json_objects(
+    numbered: Iterable[tuple[int, str]],
+) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    """Yields the object of each line that is not blank, or why it has none."""
+    for number, text in numbered:
+        if not text.strip():
+            continue
+        try:
+            row = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            yield number, f"not JSON: {error}"
+            continue
+        yield number, row if isinstance(row, dict) else "not a JSON object"
 
 
 def _is_text(value: str) -> bool:
@@ -196,10 +193,11 @@ def read_table(path: Path, want: ReadOptions) -> FoundDocuments:
     """Reads CSV or TSV with a header; TSV is never quoted, as in common data sets."""
     csv.field_size_limit(1 << 30)
     tabs = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if ".tsv" in path.suffixes else {}
-    rows = csv.reader((text + "\n" for _, text in _lines(path, want)), **tabs)  # type: ignore[arg-type]
+    lines = (text + "\n" for _, text in read_lines(path, want.on_bad_line))
+    rows = csv.reader(lines, **tabs)  # type: ignore[arg-type]
     read = whole_rows(rows, path)
     header = next(read, [])
-    place = header.index(_column(f"{path}:1", want.column, header))
+    place = header.index(checked_column(f"{path}:1", want.column, header))
     for row in read:
         if len(row) == len(header):
             yield FoundDocument(row[place], rows.line_num)
@@ -227,11 +225,9 @@ def read_parquet(path: Path, want: ReadOptions) -> FoundDocuments:
             file = pyarrow.parquet.ParquetFile(
                 stream if stream.seekable() else pyarrow.BufferReader(stream.read())
             )
-            names = file.schema_arrow.names
-            batches = file.iter_batches(
-                batch_size=1000, columns=[_column(path, want.column, names)]
-            )
-            yield from _rows(batches, want)
+            name = checked_column(path, want.column, file.schema_arrow.names)
+            batches = file.iter_batches(batch_size=1000, columns=[name])
+            yield from text_cells((cell for one in batches for cell in one[0].to_pylist()), want)
         except pyarrow.ArrowInvalid as error:
             raise MalmoiError(f"{path} is not a valid Parquet file ({error}).") from error
 
@@ -242,8 +238,8 @@ def read_arrow(path: Path, want: ReadOptions) -> FoundDocuments:
     with open_bytes(path) as stream:
         try:
             reader = pyarrow.ipc.open_stream(stream)
-            name = _column(path, want.column, reader.schema.names)
-            yield from _rows((batch.select([name]) for batch in reader), want)
+            name = checked_column(path, want.column, reader.schema.names)
+            yield from text_cells((cell for one in reader for cell in one[name].to_pylist()), want)
         except pyarrow.ArrowInvalid as error:
             raise MalmoiError(f"{path} is not a valid Arrow file ({error}).") from error
 
@@ -259,21 +255,20 @@ def import_pyarrow(path: Path) -> Any:
     return pyarrow
 
 
-def _column(where: str | Path, column: str, names: list[str]) -> str:
+def checked_column(where: str | Path, column: str, names: list[str]) -> str:
+    """The column, if a table with these names has it."""
     if column not in names:
         raise MalmoiError(f"{where} has no column {column!r}.{nearest(column, names)}")
     return column
 
 
-def _rows(batches: Any, want: ReadOptions) -> FoundDocuments:
-    number = 0
-    for batch in batches:
-        for value in batch.column(0).to_pylist():
-            number += 1
-            if isinstance(value, str):
-                yield FoundDocument(value, number)
-            else:
-                want.on_bad_line(number, f"no text in {want.column!r}")
+def text_cells(cells: Iterable[Any], want: ReadOptions) -> FoundDocuments:
+    """The texts of a column; other values are reported."""
+    for number, cell in enumerate(cells, start=1):
+        if isinstance(cell, str):
+            yield FoundDocument(cell, number)
+        else:
+            want.on_bad_line(number, f"no text in {want.column!r}")
 
 
 FORMATS: dict[str, Callable[[Path, ReadOptions], FoundDocuments]] = {

@@ -156,11 +156,10 @@ def _byte_lines(
 
 def _decode(line: bytes, *, korean: bool) -> str | None:
     """Decodes with the file's encoding, then with the other one: some files mix both."""
-    if korean:
-        text = _strict(line, "cp949")
-        return _strict(line, "utf-8") if text is None else text
-    text = _strict(line, "utf-8")
-    return _korean(line) if text is None else text
+    text = _strict(line, "cp949" if korean else "utf-8")
+    if text is not None:
+        return text
+    return _strict(line, "utf-8") if korean else _korean(line)
 
 
 def _cut(line: bytes, *, korean: bool) -> tuple[bytes, bytes]:

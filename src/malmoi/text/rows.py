@@ -1,7 +1,6 @@
 """Rows of labelled data: tables, JSON lines and JSON files in any known encoding, or in memory."""
 
 import csv
-import json
 import math
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.system.untrusted import parse
 from malmoi.text.dialect import Dialect, Tabs, comma_dialect, tab_dialect
-from malmoi.text.formats import import_pyarrow, read_lines, whole_rows
+from malmoi.text.formats import import_pyarrow, json_objects, read_lines, whole_rows
 from malmoi.text.lines import COMPRESSED
 
 
@@ -128,7 +127,8 @@ def table_rows(
         before = reader.line_num
         if len(values) != len(names) and values:
             quote = f" (a quote that opens here continues to line {before})" if several else ""
-            yield _broken(place, f"{len(values)} fields where there should be {len(names)}{quote}")
+            why = f"{len(values)} fields where there should be {len(names)}{quote}"
+            yield BrokenRow({}, place, why)
         elif values:
             yield DataRow(dict(zip(names, values, strict=True)), place)
 
@@ -153,10 +153,6 @@ class BrokenRow(DataRow):
         raise BadRow(self.place, self.why)
 
 
-def _broken(place: str, why: str) -> DataRow:
-    return BrokenRow({}, place, why)
-
-
 def json_line_rows(path: Path) -> Iterator[DataRow]:
     """Yields one row per line of a JSON lines file."""
     return parse_json_rows(text_lines(path), str(path))
@@ -164,20 +160,15 @@ def json_line_rows(path: Path) -> Iterator[DataRow]:
 
 def parse_json_rows(numbered: Iterable[tuple[int, str]], name: str) -> Iterator[DataRow]:
     """Parses numbered JSON lines from memory; `name` is their source."""
-    for number, text in numbered:
-        if not text.strip():
-            continue
-        place = f"{name}:{number}"
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            yield _broken(place, f"not JSON: {error}")
-            continue
-        yield (
-            DataRow(value, place)
-            if isinstance(value, dict)
-            else _broken(place, "not a JSON object")
-        )
+    for number, value in json_objects(numbered):
+        yield _object_row(value, f"{name}:{number}")
+
+
+def _object_row(value: Any, place: str) -> DataRow:
+    """An object as a row; a text says why there is none."""
+    if isinstance(value, dict):
+        return DataRow(value, place)
+    return BrokenRow({}, place, value if isinstance(value, str) else "not a JSON object")
 
 
 def json_value(path: Path) -> Any:
@@ -192,12 +183,7 @@ def json_array_rows(path: Path) -> Iterator[DataRow]:
     if not isinstance(values, list):
         raise MalmoiError(f"{path} must hold a JSON array.")
     for number, value in enumerate(values, start=1):
-        place = f"{path}:{number}"
-        yield (
-            DataRow(value, place)
-            if isinstance(value, dict)
-            else _broken(place, "not a JSON object")
-        )
+        yield _object_row(value if isinstance(value, dict) else None, f"{path}:{number}")
 
 
 def parquet_rows(path: Path) -> Iterator[DataRow]:
@@ -206,11 +192,10 @@ def parquet_rows(path: Path) -> Iterator[DataRow]:
     try:
         file = pyarrow.parquet.ParquetFile(path)
         _check_header(f"{path}:1", file.schema_arrow.names)
-        number = 0
-        for batch in file.iter_batches(batch_size=1000):
-            for values in batch.to_pylist():
-                number += 1
-                yield DataRow(values, f"{path}:{number}")
+        batches = file.iter_batches(batch_size=1000)
+        rows = (values for batch in batches for values in batch.to_pylist())
+        for number, values in enumerate(rows, start=1):
+            yield DataRow(values, f"{path}:{number}")
     except pyarrow.ArrowInvalid as error:
         raise MalmoiError(f"{path} is not a valid Parquet file ({error}).") from error
 
@@ -230,12 +215,9 @@ def excel_rows(path: Path) -> Iterator[DataRow]:
     _check_header(f"{path}:1", names)
     for number, values in enumerate(rows, start=2):
         if any(value is not None for value in values):
-            yield DataRow(_named_cells(names, values), f"{path}:{number}")
+            cells = {name: cell for name, cell in zip(names, values, strict=False) if name}
+            yield DataRow(cells, f"{path}:{number}")
     book.close()
-
-
-def _named_cells(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
-    return {name: value for name, value in zip(names, values, strict=False) if name}
 
 
 ROW_READERS: dict[str, Callable[[Path], Iterator[DataRow]]] = {

@@ -83,11 +83,8 @@ def _full_stop(text: str, start: int, begin: int, end: int) -> bool:
     """Whether a full stop ends a sentence, and not an abbreviation, initial or list number."""
     if begin - start < 12 and _MARKER.fullmatch(text[start:begin].strip()):
         return False
-    word = (
-        text[max(text.rfind(" ", start, begin) + 1, start, begin - 12) : begin]
-        .lstrip(_OPENING)
-        .lower()
-    )
+    first = max(text.rfind(" ", start, begin) + 1, start, begin - 12)
+    word = text[first:begin].lstrip(_OPENING).lower()
     if word in _TITLES:
         return False
     if word in _SHORT or _INITIALS.fullmatch(word):
@@ -118,12 +115,7 @@ class KiwiSplitter:
 
 def sentence_splitter(name: str) -> Callable[[str], list[str]]:
     """Returns the splitter of this name: "rules" or "kiwi"."""
-    ways: dict[str, Callable[[], Callable[[str], list[str]]]] = {
-        "rules": lambda: split_sentences,
-        "kiwi": KiwiSplitter,
-    }
-    if name not in ways:
-        raise UsageError(
-            f"There is no method to split sentences called {name!r}.{nearest(name, ways)}"
-        )
-    return ways[name]()
+    if name not in ("rules", "kiwi"):
+        hint = nearest(name, ("rules", "kiwi"))
+        raise UsageError(f"There is no method to split sentences called {name!r}.{hint}")
+    return split_sentences if name == "rules" else KiwiSplitter()

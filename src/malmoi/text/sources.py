@@ -10,7 +10,14 @@ from typing import Any, Protocol
 
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.system.untrusted import JsonObject, read_object
-from malmoi.text.formats import FORMATS, FoundDocument, FoundDocuments, ReadOptions
+from malmoi.text.formats import (
+    FORMATS,
+    FoundDocument,
+    FoundDocuments,
+    ReadOptions,
+    checked_column,
+    text_cells,
+)
 from malmoi.text.lines import COMPRESSED
 from malmoi.text.web import WEB_FORMATS
 
@@ -136,14 +143,8 @@ class HubDataset:
         return int(self._data.dataset_size or 0)
 
     def documents(self, want: ReadOptions) -> FoundDocuments:
-        if want.column not in self._data.column_names:
-            hint = nearest(want.column, self._data.column_names)
-            raise MalmoiError(f"{self.name} has no column {want.column!r}.{hint}")
-        for number, row in enumerate(self._data.select_columns([want.column]), start=1):
-            if isinstance(row[want.column], str):
-                yield FoundDocument(row[want.column], number)
-            else:
-                want.on_bad_line(number, f"no text in {want.column!r}")
+        name = checked_column(self.name, want.column, self._data.column_names)
+        yield from text_cells((row[name] for row in self._data.select_columns([name])), want)
 
     def fingerprint(self) -> list[Any]:
         return [self.name, self._data._fingerprint]
@@ -177,12 +178,8 @@ def _on_disk(given: str) -> Iterator[FileSource]:
     elif path.exists():
         yield _file(path)
     elif any(sign in given for sign in "*?["):
-        root = Path(path.anchor or ".")
-        found = [
-            _file(match)
-            for match in sorted(root.glob(str(path.relative_to(path.anchor))))
-            if match.is_file()
-        ]
+        matches = Path(path.anchor or ".").glob(str(path.relative_to(path.anchor)))
+        found = [_file(match) for match in sorted(matches) if match.is_file()]
         if not found:
             raise MalmoiError(f"No file matches {given!r}.")
         yield from found
