@@ -72,11 +72,8 @@ class LoRALinear(nn.Linear):
 
     def joined(self, start: int, stop: int) -> tuple[Tensor, Tensor] | None:
         """The patches on some rows as one (A, B): the A's stacked, the B's side by side."""
-        met = [
-            p
-            for p in self.patches
-            if isinstance(p, LoRAPatch) and p.start < stop and start < p.stop
-        ]
+        patches = (p for p in self.patches if isinstance(p, LoRAPatch))
+        met = [p for p in patches if p.start < stop and start < p.stop]
         if not met:
             return None
         a = torch.cat([p.a for p in met])
@@ -114,34 +111,27 @@ def add_lora(network: Network, adapter: AdapterConfig, generator: torch.Generato
         for name in adapter.targets:
             path, start, stop = known[name]
             map_ = patched(network, f"trunk.blocks.{i}.{path}")
-            a = (
-                torch.randn(adapter.rank, map_.in_features, generator=generator)
-                * map_.in_features**-0.5
-            )
+            a = torch.randn(adapter.rank, map_.in_features, generator=generator)
+            a *= map_.in_features**-0.5
             b = torch.zeros(stop - start, adapter.rank)
-            map_.patches.append(
-                LoRAPatch((start, stop), a, b, adapter.alpha / adapter.rank, adapter.dropout)
-            )
+            scale = adapter.alpha / adapter.rank
+            map_.patches.append(LoRAPatch((start, stop), a, b, scale, adapter.dropout))
 
 
 def patched(network: Network, path: str) -> LoRALinear:
     """The linear map at `path`, replaced by a `LoRALinear` if it is not one yet."""
-    outer, _, name = path.rpartition(".")
-    parent = network.get_submodule(outer)
     found = network.get_submodule(path)
     if not isinstance(found, nn.Linear):
         raise UsageError(f"{path} is not a linear layer, so LoRA cannot change it.")
-    if not isinstance(found, LoRALinear):
-        setattr(parent, name, LoRALinear(found))
-    added: LoRALinear = getattr(parent, name)
+    if isinstance(found, LoRALinear):
+        return found
+    added = LoRALinear(found)
+    network.set_submodule(path, added)
     return added
 
 
 def merge_lora(network: Network) -> None:
     """Merges every patch into its weight."""
-    found = [
-        (name, module) for name, module in network.named_modules() if isinstance(module, LoRALinear)
-    ]
-    for path, module in found:
-        outer, _, name = path.rpartition(".")
-        setattr(network.get_submodule(outer), name, module.merged())
+    for path, module in list(network.named_modules()):
+        if isinstance(module, LoRALinear):
+            network.set_submodule(path, module.merged())

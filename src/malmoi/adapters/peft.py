@@ -58,11 +58,8 @@ def places(network: Network, table: Table | None) -> Iterator[PeftPlace]:
 
     BERT has separate query, key and value maps, GPT-2 a single one.
     """
-    maps = {
-        name: m
-        for name, m in network.named_modules()
-        if isinstance(m, nn.Linear) and ".blocks." in name
-    }
+    linear = ((name, m) for name, m in network.named_modules() if isinstance(m, nn.Linear))
+    maps = {name: m for name, m in linear if ".blocks." in name}
     if table is None:
         yield from (PeftPlace(name, 0, m.out_features, name) for name, m in maps.items())
         return
@@ -84,9 +81,8 @@ def new_weights(network: Network, names: set[str], table: Table | None) -> dict[
     theirs: dict[str, Tensor] = {}
     for rule in table.expand(network.config, set(network.heads)) if table else ():
         if rule.ours in ours:
-            theirs |= zip(
-                rule.theirs, rule.via.save(ours.pop(rule.ours), network.config), strict=True
-            )
+            saved = rule.via.save(ours.pop(rule.ours), network.config)
+            theirs |= zip(rule.theirs, saved, strict=True)
     return theirs | ours
 
 
@@ -116,9 +112,8 @@ def modules(names: Mapping[str, Tensor], table: Table | None) -> list[str]:
 def lora_config(network: Network, adapter: AdapterConfig, table: Table | None) -> dict[str, Any]:
     """PEFT's LoRA config; a map with several patches gets its own rank, and alpha to match."""
     found = {place.theirs: (place, pair) for place, pair in _joined(network, table)}
-    ranks = {
-        name: len(pair[0]) for name, (_, pair) in found.items() if len(pair[0]) != adapter.rank
-    }
+    ranks = {name: len(pair[0]) for name, (_, pair) in found.items()}
+    ranks = {name: rank for name, rank in ranks.items() if rank != adapter.rank}
     return {
         "peft_type": "LORA",
         "r": adapter.rank,
@@ -155,9 +150,8 @@ def put_lora(
     network: Network, config: JsonObject, tensors: Mapping[str, Tensor], table: Table | None
 ) -> set[str]:
     """Adds patches from a file's tensors and returns the names that were used."""
-    changed = [
-        name for name, plain in REQUIRED_DEFAULTS.items() if config.get(name, plain) != plain
-    ]
+    usual = REQUIRED_DEFAULTS.items()
+    changed = [name for name, plain in usual if config.get(name, plain) != plain]
     if changed:
         raise MalmoiError(
             f"This LoRA has {changed[0]}={shown(config[changed[0]])}, which Malmoi does not "
@@ -185,10 +179,8 @@ def _put(
 ) -> None:
     module = patched(network, place.ours)
     wanted = [place.stop - place.start, module.in_features]
-    fits = (
-        a.dim() == b.dim() == 2 and [b.size(0), a.size(1)] == wanted and b.size(1) == a.size(0) > 0
-    )
-    if not fits:
+    flat = a.dim() == b.dim() == 2
+    if not flat or [b.size(0), a.size(1)] != wanted or not b.size(1) == a.size(0) > 0:
         raise MalmoiError(
             f"This LoRA's matrices for {place.theirs}, {list(a.shape)} and {list(b.shape)}, do "
             f"not fit the base's layer {wanted}; it was trained on another model."

@@ -40,10 +40,8 @@ def first_words(adapter: AdapterConfig, tokenizer: Tokenizer, seed: int) -> Tens
     """n token ids: those of `adapter.init`, repeated or cut, or common ones drawn by the seed."""
     n = adapter.tokens
     if not adapter.init.strip():
-        drawn = random.Random(seed).choices(
-            range(min(COMMON_WORD_COUNT, tokenizer.vocab_size)), k=n
-        )
-        return torch.tensor(drawn)
+        common = range(min(COMMON_WORD_COUNT, tokenizer.vocab_size))
+        return torch.tensor(random.Random(seed).choices(common, k=n))
     tokens = tokenizer.encode(adapter.init, specials=False).tokens
     if not tokens:
         raise UsageError(
@@ -56,17 +54,13 @@ def set_prefix(
     network: Network, *, soft_prompt: Tensor | None = None, prefix_kv: Tensor | None = None
 ) -> None:
     """Sets the trained prefix; the context then holds that many fewer tokens of text."""
-    n = 0
-    if soft_prompt is not None:
-        n = soft_prompt.size(0)
-    elif prefix_kv is not None:
-        n = prefix_kv.size(3)
+    n = len(soft_prompt) if soft_prompt is not None else 0
+    n = prefix_kv.size(3) if prefix_kv is not None else n
     check_soft_tokens(network, n)
     network.trunk.soft_prompt = None if soft_prompt is None else nn.Parameter(soft_prompt)
     network.trunk.prefix_kv = None if prefix_kv is None else nn.Parameter(prefix_kv)
-    network.config = network.trunk.config = replace(
-        network.config, context=network.config.context - n
-    )
+    shorter = replace(network.config, context=network.config.context - n)
+    network.config = network.trunk.config = shorter
 
 
 def check_soft_tokens(network: Network, n: int) -> None:

@@ -51,13 +51,10 @@ INT_OF_BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def base_fingerprint(base: Checkpoint) -> dict[str, Any]:
     """The model's config and a checksum of each tensor's bits, to detect any changed number."""
     network = base.network
-    weights = {
-        k: v for k, v in network.state_dict().items() if not (network.config.tied and is_tied(k))
-    }
-    return {
-        "model": function_of(network.config),
-        "weights": {k: checksum(v) for k, v in weights.items()},
-    }
+    tied = network.config.tied
+    weights = {k: v for k, v in network.state_dict().items() if not (tied and is_tied(k))}
+    checksums = {k: checksum(v) for k, v in weights.items()}
+    return {"model": function_of(network.config), "weights": checksums}
 
 
 def checksum(tensor: Tensor) -> int:
@@ -109,11 +106,10 @@ def write_adapter(
     new = new_weights(network, _learnt(network), table)
     prefix = LORA_PREFIX if lora else SOFT_PREFIX
     tensors = own | {prefix + name: tensor for name, tensor in new.items()}
+    types = [PEFT_TASK_TYPES[head] for head in network.heads if head in PEFT_TASK_TYPES]
     config |= {
         "base_model_name_or_path": str(base.source),
-        "task_type": next(
-            (PEFT_TASK_TYPES[head] for head in network.heads if head in PEFT_TASK_TYPES), None
-        ),
+        "task_type": types[0] if types else None,
         "inference_mode": True,
         "modules_to_save": modules(new, table) or None,
     }
@@ -134,11 +130,8 @@ def write_adapter(
 def _learnt(network: Network) -> set[str]:
     """Names of the network's own trained weights: a task's new layer, not the adapter."""
     learning = {name for name, p in network.named_parameters() if p.requires_grad}
-    return {
-        name
-        for name in learning
-        if ".patches." not in name and name not in ("trunk.soft_prompt", "trunk.prefix_kv")
-    }
+    learning -= {"trunk.soft_prompt", "trunk.prefix_kv"}
+    return {name for name in learning if ".patches." not in name}
 
 
 def _card(config: Mapping[str, Any]) -> str:
@@ -195,16 +188,8 @@ def read_with_adapter(
     labels = tuple(found.record.list_of("labels", str, default=list(base.labels)))
     extra = dict(found.record.object("malmoi", default=base.extra))
     check_labels(network, labels, found.record.where)
-    return Checkpoint(
-        network,
-        tokenizer,
-        labels,
-        base.generation,
-        base.notes,
-        extra,
-        found.folder,
-        base.source_config,
-    )
+    kept = (base.generation, base.notes, extra, found.folder, base.source_config)
+    return Checkpoint(network, tokenizer, labels, *kept)
 
 
 def _open(folder: Path) -> AdapterFolder:
@@ -255,16 +240,12 @@ def _set_heads(found: AdapterFolder, network: Network, table: Table | None) -> N
     """Loads the adapter and the task's new weights into the base."""
     lora = found.config["peft_type"] == "LORA"
     prefix = LORA_PREFIX if lora else SOFT_PREFIX
-    used = (
-        put_lora(network, found.config, found.tensors, table)
-        if lora
-        else put_soft(network, found.config, found.tensors)
-    )
-    new = {
-        name.removeprefix(prefix): tensor
-        for name, tensor in found.tensors.items()
-        if name not in used
-    }
+    if lora:
+        used = put_lora(network, found.config, found.tensors, table)
+    else:
+        used = put_soft(network, found.config, found.tensors)
+    left = ((name, tensor) for name, tensor in found.tensors.items() if name not in used)
+    new = {name.removeprefix(prefix): tensor for name, tensor in left}
     if new or "heads" in found.record:
         told = found.record.object("heads", default={})
         classes = {name: told.whole(name, high=MAX_CLASSES) for name in told}

@@ -35,9 +35,8 @@ class Cost:
 def cost_of(model: Model) -> Cost:
     """Measures briefly: the best of several rounds after a warm-up."""
     writes = "generate" in model.abilities
-    unit, count, work = (
-        ("tokens/s", *_writing(model)) if writes else ("rows/s", ROWS, _reading(model))
-    )
+    count, work = _writing(model) if writes else (ROWS, _reading(model))
+    unit = "tokens/s" if writes else "rows/s"
     return Cost(memory_of(model.network), unit, count / _seconds(work))
 
 

@@ -73,12 +73,15 @@ class Lesson:
     device: str | None
     overwrite: bool
 
+    def result(
+        self, trained: Checkpoint, metrics: Mapping[str, tuple[float, float]]
+    ) -> CompressionResult:
+        before = (self.teacher.network, self.teacher.source or self.out)
+        return CompressionResult.of(before, (trained.network, self.out), metrics)
+
 
 def distil_model(
-    model: str | Path,
-    out: str | Path,
-    data: TextFiles,
-    **options: Any,
+    model: str | Path, out: str | Path, data: TextFiles, **options: Any
 ) -> CompressionResult:
     """Trains a smaller student, given or made of every second layer of the teacher.
 
@@ -164,10 +167,8 @@ def _given(teacher: Checkpoint, found: Checkpoint, layers: object) -> Checkpoint
         )
     if count_parameters(found.network) > count_parameters(teacher.network):
         raise UsageError(f"The student {found.source} is larger than its teacher; swap the two.")
-    own = found.tokenizer
-    wanted = teacher.tokenizer
-    assert own is not None
-    assert wanted is not None
+    own = found.required_tokenizer
+    wanted = teacher.required_tokenizer
     if is_framed(wanted) and not is_framed(own):  # a GPT that was not fine-tuned yet
         own = add_frame_tokens(own)
     if own.fingerprint() != wanted.fingerprint():
@@ -204,10 +205,9 @@ def _of_task(
     with choose_execution(work.device, settings.training(1)).computing():
         before = judge(task, work, replace(reading, encode=work.encode)).metrics
     result = run_all(work, settings, lesson.out, overwrite=lesson.overwrite)
-    metrics = {
-        name: (before[name], value) for name, value in result.metrics.items() if name in before
-    }
-    return _shrunk(teacher, result.model.checkpoint, lesson.out, metrics)
+    after = {name: value for name, value in result.metrics.items() if name in before}
+    metrics = {name: (before[name], value) for name, value in after.items()}
+    return lesson.result(result.model.checkpoint, metrics)
 
 
 def _settings(teacher: Checkpoint, changes: Mapping[str, Any]) -> FinetuneConfig:
@@ -271,7 +271,11 @@ def _of_text(lesson: Lesson, data: TextFiles, changes: Mapping[str, Any]) -> Com
     recipe = _recipe(teacher, pupil, kind)
     if lesson.overwrite:
         discard_run(out)
-    _begin(out, distillation_record(lesson.distillation))
+    make_folder(out)
+    # it resumes only with the teacher it started with
+    other = {"teacher": "of another teacher"}
+    folder = RunFolder(out, DISTIL, "distillation", unreadable=other)
+    folder.begin(distillation_record(lesson.distillation))
     with TemporaryDirectory() as beside:
         write_checkpoint(pupil, beside)
         model = run_pretraining(
@@ -283,12 +287,8 @@ def _of_text(lesson: Lesson, data: TextFiles, changes: Mapping[str, Any]) -> Com
             distillation=lesson.distillation,
             **changes,
         )
-    return _shrunk(
-        teacher,
-        model.checkpoint,
-        out,
-        _held_out(teacher.network, model.checkpoint.network, kind, out),
-    )
+    metrics = _held_out(teacher.network, model.checkpoint.network, kind, out)
+    return lesson.result(model.checkpoint, metrics)
 
 
 def _held_out(
@@ -324,18 +324,3 @@ def _recipe(teacher: Checkpoint, pupil: Checkpoint, kind: Literal["mlm", "lm"]) 
         )
     length = min(model.context, teacher.network.config.context, MAX_TEXT_TOKENS)
     return Recipe(name="distil", model=model, objective=kind, data=DataConfig(lengths=(length,)))
-
-
-def _begin(out: Path, record: Mapping[str, Any]) -> None:
-    """Records the run; it resumes only with the teacher it started with."""
-    make_folder(out)
-    RunFolder(out, DISTIL, "distillation", unreadable={"teacher": "of another teacher"}).begin(
-        record
-    )
-
-
-def _shrunk(
-    teacher: Checkpoint, student: Checkpoint, out: Path, metrics: Mapping[str, tuple[float, float]]
-) -> CompressionResult:
-    assert teacher.source is not None
-    return CompressionResult.of((teacher.network, teacher.source), (student.network, out), metrics)

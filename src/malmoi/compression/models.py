@@ -58,11 +58,8 @@ def measured(opened: Model, task: str | Task | None, data: Path) -> dict[str, fl
             "Plain text in --data is scored by a GPT's perplexity; for this model give the "
             "--task of the rows."
         )
-    return {
-        "perplexity": opened.perplexity(
-            "\n\n".join(document.text for document in read_documents(data))
-        )
-    }
+    text = "\n\n".join(document.text for document in read_documents(data))
+    return {"perplexity": opened.perplexity(text)}
 
 
 def paired(

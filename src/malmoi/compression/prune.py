@@ -59,7 +59,8 @@ def prune_model(
     check_rows(task, train, judged["data"])
     out = Path(out)
     checkpoint = open_whole(model, out)
-    (way, how), source = next(iter(chosen.items())), checkpoint.source or out
+    source = checkpoint.source or out
+    way, how = next(iter(chosen.items()))
     if train is not None:
         smaller = _by_loss(checkpoint, way, how, (task, train), judged["device"])
     else:
@@ -83,19 +84,15 @@ def _by_loss(
             f"--train ranks {' and '.join(RANKED_METHODS)} by their importance, not {way}."
         )
     _count(share, 1, way)  # fail on a bad share before the work
-    return RANKED_METHODS[way](
-        checkpoint.network,
-        share,
-        importance(checkpoint, way, *rows, join_process_group(device).device),
-    )
+    sizes = importance(checkpoint, way, *rows, join_process_group(device).device)
+    return RANKED_METHODS[way](checkpoint.network, share, sizes)
 
 
 def zeros(network: Network) -> float:
     """The share of zeros among the blocks' linear weights."""
     weights = [linear.weight for linear in _linear_maps(network)]
-    return sum(int((weight == 0).sum()) for weight in weights) / sum(
-        weight.numel() for weight in weights
-    )
+    count = sum(weight.numel() for weight in weights)
+    return sum(int((weight == 0).sum()) for weight in weights) / count
 
 
 def _linear_maps(network: Network) -> list[nn.Linear]:
@@ -203,7 +200,7 @@ def with_neurons(network: Network, share: float, sizes: Sequence[Tensor] | None 
     """Keeps the same share of neurons in every MLP, the largest by `sizes` or |w_in| · |w_out|."""
     config = network.config
     stay = _count(share, config.mlp_width, "neurons")
-    sizes = sizes or [_neuron_sizes(block.mlp) for block in _blocks(network)]
+    sizes = sizes or [_neuron_sizes(block.mlp) for block in network.trunk.blocks]
     parts: list[PrunedPart] = [_neuron_part(_largest(one, stay), config.mlp_width) for one in sizes]
     return _rebuilt(network, replace(config, hidden=stay), range(config.distinct), parts)
 
@@ -237,7 +234,7 @@ def with_heads(network: Network, share: float, sizes: Sequence[Tensor] | None = 
             "removed."
         )
     stay = _count(share, config.key_heads, "heads")
-    sizes = sizes or [_head_sizes(block.attend, config) for block in _blocks(network)]
+    sizes = sizes or [_head_sizes(block.attend, config) for block in network.trunk.blocks]
     parts: list[PrunedPart] = [_head_part(_largest(one, stay), config) for one in sizes]
     each = config.heads // config.key_heads
     changed = replace(
@@ -268,12 +265,8 @@ def _head_part(chosen: Tensor, config: ModelConfig) -> PrunedPart:
     def part(name: str, tensor: Tensor) -> Tensor:
         if name.startswith("attend.qkv."):
             sizes = (config.heads * size, groups * size, groups * size)
-            return torch.cat(
-                [
-                    one.unflatten(0, (groups, -1))[chosen].flatten(0, 1)
-                    for one in tensor.split(sizes)
-                ]
-            )
+            parts = (one.unflatten(0, (groups, -1)) for one in tensor.split(sizes))
+            return torch.cat([one[chosen].flatten(0, 1) for one in parts])
         if name == "again.value.weight":
             return tensor.view(groups, size, -1)[chosen].flatten(0, 1)
         if name == "attend.out.weight":
@@ -295,33 +288,19 @@ def _largest(sizes: Tensor, count: int) -> Tensor:
     return sizes.topk(count).indices.sort().values
 
 
-def _blocks(network: Network) -> list[Any]:
-    return list(network.trunk.blocks)
-
-
 @torch.no_grad()
 def _rebuilt(
     network: Network, config: ModelConfig, layers: Sequence[int], parts: Sequence[PrunedPart]
 ) -> Network:
     """A network with this config from what remains of these layers, all else unchanged."""
     heads = {name: classes_of(head) for name, head in network.heads.items()}
-    smaller = empty(
-        config,
-        heads,
-        pooler=network.pooler is not None and network.features is None,
-        features=network.features,
-    )
-    weights = {
-        name: tensor
-        for name, tensor in network.state_dict().items()
-        if not name.startswith("trunk.blocks.")
-    }
+    pooler = network.pooler is not None and network.features is None
+    smaller = empty(config, heads, pooler=pooler, features=network.features)
+    state = network.state_dict().items()
+    weights = {name: tensor for name, tensor in state if not name.startswith("trunk.blocks.")}
     for i, (layer, part) in enumerate(zip(layers, parts, strict=True)):
-        block = network.trunk.blocks[layer].state_dict()
-        weights |= {
-            f"trunk.blocks.{i}.{name}": part(name, tensor).contiguous()
-            for name, tensor in block.items()
-        }
+        for name, tensor in network.trunk.blocks[layer].state_dict().items():
+            weights[f"trunk.blocks.{i}.{name}"] = part(name, tensor).contiguous()
     fill_network(smaller, weights, Path(), {})
     return smaller.eval()
 

@@ -39,9 +39,8 @@ class CompressionResult(Result):
     ) -> "CompressionResult":
         """Counts the weights of two networks and the bytes of their folders."""
         weights = count_parameters(before[0]), count_parameters(after[0])
-        return cls(
-            after[1], weights, (folder_size(before[1]), folder_size(after[1])), metrics or {}
-        )
+        sizes = folder_size(before[1]), folder_size(after[1])
+        return cls(after[1], weights, sizes, metrics or {})
 
 
 def _both(values: tuple[float, float], form: str) -> tuple[str, str]:
