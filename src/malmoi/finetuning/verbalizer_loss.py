@@ -16,7 +16,7 @@ from malmoi.evaluation.features import TrainingItem
 from malmoi.evaluation.kinds import task_prompt
 from malmoi.evaluation.task import Example, Task
 from malmoi.inference.predict import Predictor
-from malmoi.inference.score import encode_pair, fit_context
+from malmoi.inference.score import encode_pairs, fit_context
 from malmoi.inference.verbalizer import Verbalizer
 from malmoi.tokenizer import TokenRow
 from malmoi.training.losses import IGNORE_LABEL, ForwardPass, Objective
@@ -36,10 +36,10 @@ def verbalizer_items(
 ) -> list[TrainingItem]:
     """Each example's prompt followed by the right words; the loss covers only the words."""
     right = dict(zip(reading.labels, words.said, strict=True))
+    queries = [words.query(example.text, example.pair or "") for example in examples]
+    answers = [right[example.label] for example in examples]
     items = []
-    for example in examples:
-        query = words.query(example.text, example.pair or "")
-        pair = encode_pair(reading.tokenizer, query, right[example.label])
+    for pair in encode_pairs(reading.tokenizer, list(zip(queries, answers, strict=True))):
         row = fit_context(pair, reading.max_tokens)
         shown = np.array(row.tokens[:-1], np.int32)
         labels = [IGNORE_LABEL] * (row.first - 1) + row.tokens[row.first :]

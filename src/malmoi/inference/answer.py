@@ -72,10 +72,8 @@ def _read(
     found: list[tuple[float, SpanScores]] = [(0.0, {})] * len(windows)
     for group, scores in score_tokens(reading.network, windows, "span"):
         some = [windows[i] for i in group]
-        ends = [
-            len(window.tokens) - 1 if reading.network.config.pool == "last" else 0
-            for window in some
-        ]
+        last = reading.network.config.pool == "last"
+        ends = [len(window.tokens) - 1 if last else 0 for window in some]
         nulls = scores[range(len(some)), ends].sum(-1).tolist()
         for i, null, spans in zip(group, nulls, _spans(some, scores, top), strict=True):
             found[i] = (null, spans)

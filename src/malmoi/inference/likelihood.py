@@ -78,22 +78,14 @@ def score_hidden(
         for t in range(n)
     ]
     targets = torch.tensor([t for row in rows for t in row.tokens[row.first :]], device=device)
-    logprobs, best = _in_pieces(
-        network, hidden.flatten(0, 1)[torch.tensor(slots, device=device)], targets
-    )
-    parts = zip(logprobs.split(sizes), best.split(sizes), strict=True)
-    return [(one.tolist(), bool(right.all())) for one, right in parts]
-
-
-def _in_pieces(network: Network, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    size = per_device(MAX_SCORED_TOKENS, hidden.device.type)
-    parts = zip(hidden.split(size), targets.split(size), strict=True)
-    found = [_logprobs_of(network.read("lm", part).float(), target) for part, target in parts]
-    logprobs, best = zip(*found, strict=True)
+    flat = hidden.flatten(0, 1)[torch.tensor(slots, device=device)]
+    size = per_device(MAX_SCORED_TOKENS, device.type)
+    logprobs, best = [], []
+    for part, target in zip(flat.split(size), targets.split(size), strict=True):
+        logits = network.read("lm", part).float()
+        chosen = logits.gather(1, target[:, None]).squeeze(1)
+        logprobs.append(chosen - logits.logsumexp(-1))
+        best.append(logits.argmax(-1) == target)
     # one transfer for all rows: a GPU synchronizes on each
-    return torch.cat(logprobs).cpu(), torch.cat(best).cpu()
-
-
-def _logprobs_of(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    chosen = logits.gather(1, targets[:, None]).squeeze(1)
-    return chosen - logits.logsumexp(-1), logits.argmax(-1) == targets
+    both = (torch.cat(some).cpu().split(sizes) for some in (logprobs, best))
+    return [(one.tolist(), bool(right.all())) for one, right in zip(*both, strict=True)]

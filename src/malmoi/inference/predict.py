@@ -303,11 +303,9 @@ def tag_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[list[Span
                 f"{reading.network.config.context}; split it into sentences."
             )
     scores = token_scores(reading.network, encodings, "tag")
-    tagged = zip(texts, encodings, scores, strict=True)
-    return [
-        list(merge_tags(text if isinstance(text, str) else text[0], e, s, reading.labels))
-        for text, e, s in tagged
-    ]
+    firsts = [text if isinstance(text, str) else text[0] for text in texts]
+    tagged = zip(firsts, encodings, scores, strict=True)
+    return [list(merge_tags(text, e, s, reading.labels)) for text, e, s in tagged]
 
 
 def tag_words(reading: Predictor, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
@@ -395,12 +393,9 @@ def merge_tags(
 
 def _words(text: str, encoding: Encoding, chances: Tensor, labels: Sequence[str]) -> Iterator[Span]:
     """Yields each word with the label of its first token, the one trained (Devlin 2019 §5.3)."""
-    places = [
-        at
-        for at, word in enumerate(encoding.words)
-        if word is not None and not encoding.specials[at]
-    ]
-    for _, pieces in groupby(places, key=lambda at: encoding.words[at]):
+    words = enumerate(encoding.words)
+    places = [at for at, word in words if word is not None and not encoding.specials[at]]
+    for _, pieces in groupby(places, key=encoding.words.__getitem__):
         some = list(pieces)
         score, best = chances[some[0]].max(-1)
         start = encoding.offsets[some[0]][0]

@@ -55,9 +55,6 @@ def task_heads(reading: Predictor) -> list[TaskHead]:
             f"{', '.join(known)}."
         )
     wanted = ("", problem or ONE_LABEL.problem_type)
-    found = [
-        one
-        for one in TASK_HEADS
-        if one.head in reading.network.heads and one.problem_type in wanted
-    ]
+    heads = [one for one in TASK_HEADS if one.head in reading.network.heads]
+    found = [one for one in heads if one.problem_type in wanted]
     return found + ([SENTENCE] if reading.sentence is not None else [])

@@ -122,10 +122,8 @@ def _logprobs(
     for rows in _equal_lengths(network, by_row):
         asked = [(at, i) for at, row in enumerate(rows) for i in by_row[row]]
         slots = [at * len(rows[0]) + queries[i][1] for at, i in asked]
-        where, tokens, targets = (
-            torch.tensor(values, device=network.device)
-            for values in (slots, rows, [[queries[i][2]] for _, i in asked])
-        )
+        given = (slots, rows, [[queries[i][2]] for _, i in asked])
+        where, tokens, targets = (torch.tensor(one, device=network.device) for one in given)
         segments = torch.zeros_like(tokens) if network.config.segments else None
         logits = network(tokens, heads=("mlm",), slots=where, segments=segments)["mlm"].float()
         chosen = (logits.gather(1, targets)[:, 0] - logits.logsumexp(-1)).tolist()

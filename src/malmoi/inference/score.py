@@ -36,22 +36,11 @@ def score_pairs(
 ) -> list[Score]:
     """Scores every (context, continuation); `prefixes` caches contexts between calls."""
     rows = [fit_context(row, network.config.max_length) for row in encode_pairs(tokenizer, pairs)]
-    return [
-        Score(
-            sum(logprobs),
-            tuple(map(tokenizer.token, row.tokens[row.first :])),
-            tuple(logprobs),
-            greedy,
-        )
-        for row, (logprobs, greedy) in zip(
-            rows, token_logprobs(network, rows, prefixes), strict=True
-        )
-    ]
-
-
-def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> ScoredRow:
-    """Encodes one pair: see `encode_pairs`."""
-    return encode_pairs(tokenizer, [(context, continuation)])[0]
+    scores = []
+    for row, (logprobs, greedy) in zip(rows, token_logprobs(network, rows, prefixes), strict=True):
+        names = tuple(map(tokenizer.token, row.tokens[row.first :]))
+        scores.append(Score(sum(logprobs), names, tuple(logprobs), greedy))
+    return scores
 
 
 def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> list[ScoredRow]:
@@ -162,11 +151,8 @@ def _sliding(network: Network, tokens: list[int], stride: int | None) -> list[fl
             f"stride must be between 1 and {context - 1}, less than this model's context, not "
             f"{stride}."
         )
-    return [
-        logprob
-        for logprobs, _ in token_logprobs(network, score_windows(tokens, context, stride))
-        for logprob in logprobs
-    ]
+    found = token_logprobs(network, score_windows(tokens, context, stride))
+    return [logprob for logprobs, _ in found for logprob in logprobs]
 
 
 def score_windows(tokens: list[int], context: int, stride: int) -> list[ScoredRow]:

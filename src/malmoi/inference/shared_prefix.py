@@ -99,11 +99,8 @@ class _PrefixBatch:
         alone = sum(len(self.rows[i].tokens) - 1 for prefix in self.shared for i in prefix.rows)
         branches = sum(len(self.rows[i].branch) for prefix in self.shared for i in prefix.rows)
         known = self.prefixes.cached_length(self.common) if self.prefixes is not None else 0
-        read = (
-            len(self.common)
-            - known
-            + sum(len(prefix.tokens) - len(self.common) for prefix in self.shared)
-        )
+        rests = sum(len(prefix.tokens) - len(self.common) for prefix in self.shared)
+        read = len(self.common) - known + rests
         return bool(self.shared[-1].tokens) and read + branches < MAX_TOKEN_RATIO * alone
 
     def run(self) -> Iterator[tuple[int, RowLogprobs]]:
@@ -113,17 +110,13 @@ class _PrefixBatch:
         self._read_common()
         self._read_rests()
         pairs = [(row, i) for row, prefix in enumerate(self.shared) for i in prefix.rows]
-        for group in length_batches(
-            [len(self.rows[i].branch) for _, i in pairs], self._room(pairs)
-        ):
-            some = [pairs[k] for k in group]
-            yield from zip([i for _, i in some], self._branch(some), strict=True)
-
-    def _room(self, pairs: Sequence[tuple[int, int]]) -> BatchLimits:
-        """Batch limits for branches, each of which attends to its own prefix's keys and values."""
+        # each branch attends to its own prefix's keys and values
         most = forward_limits(self.slots.device)
         longest = max(len(self.rows[i].tokens) for _, i in pairs)
-        return replace(most, rows=min(most.rows, max(1, most.tokens // longest)))
+        most = replace(most, rows=min(most.rows, max(1, most.tokens // longest)))
+        for group in length_batches([len(self.rows[i].branch) for _, i in pairs], most):
+            some = [pairs[k] for k in group]
+            yield from zip([i for _, i in some], self._branch(some), strict=True)
 
     def _read_common(self) -> None:
         """Reads the common prefix into the first row, from the cache if possible, and copies it."""
@@ -138,31 +131,21 @@ class _PrefixBatch:
 
     def _read_rests(self) -> None:
         start = len(self.common)
-        rests = [
-            (row, list(prefix.tokens[start:]))
-            for row, prefix in enumerate(self.shared)
-            if len(prefix.tokens) > start
-        ]
-        for group in length_batches(
-            [len(rest) for _, rest in rests], forward_limits(self.slots.device)
-        ):
-            some = [rests[k] for k in group]
-            prefill_rows(
-                self.network,
-                self.slots,
-                [r for r, _ in some],
-                [rest for _, rest in some],
-                [start] * len(some),
-            )
+        rests = [list(prefix.tokens[start:]) for prefix in self.shared]
+        rows = [row for row, rest in enumerate(rests) if rest]
+        lengths = [len(rests[row]) for row in rows]
+        for group in length_batches(lengths, forward_limits(self.slots.device)):
+            some = [rows[k] for k in group]
+            parts = [rests[row] for row in some]
+            prefill_rows(self.network, self.slots, some, parts, [start] * len(some))
 
     def _branch(self, some: Sequence[tuple[int, int]]) -> list[RowLogprobs]:
         device = self.slots.device
         rows = [self.rows[i] for _, i in some]
         tokens = pad([row.branch for row in rows], device=device)
         lengths = torch.tensor([row.first - 1 for row in rows], device=device)
-        cache = BranchCache(
-            self.slots, torch.tensor([row for row, _ in some], device=device), lengths
-        )
+        slots = torch.tensor([row for row, _ in some], device=device)
+        cache = BranchCache(self.slots, slots, lengths)
         steps = torch.arange(tokens.size(1), device=device).expand_as(tokens)
         sizes = torch.tensor([[len(row.branch)] for row in rows], device=device)
         where = lengths[:, None] + steps.minimum(sizes - 1)

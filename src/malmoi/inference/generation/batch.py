@@ -149,19 +149,15 @@ class DecodeBatch:
         if self.prefixes is None or sequence.tokens_read or sequence.echo:
             return False
         prompt = sequence.prompt[:-1]
-        common = (
-            max((common_prefix_length(prompt, other.prompt) for other in readers), default=0)
-            // BLOCK_TOKENS
-            * BLOCK_TOKENS
-        )
+        shared = max((common_prefix_length(prompt, other.prompt) for other in readers), default=0)
+        common = shared // BLOCK_TOKENS * BLOCK_TOKENS
         return common > 0 and common > self.prefixes.cached_length(prompt)
 
     def _load_prefix(self, sequence: SequenceState) -> None:
         """Loads the cached prefix; the last token is always read, since the prediction needs it."""
         if self.prefixes is not None and not sequence.tokens_read and not sequence.echo:
-            sequence.tokens_read = self.prefixes.load(
-                sequence.prompt[:-1], self.slots, sequence.row
-            )
+            prompt = sequence.prompt[:-1]
+            sequence.tokens_read = self.prefixes.load(prompt, self.slots, sequence.row)
             self.shared += sequence.tokens_read
 
     def _echo(self, sequence: SequenceState, states: Tensor) -> None:
@@ -223,11 +219,10 @@ class BatchPool:
         if kept is not None and kept.fits(rows, capacity):
             kept.prefixes = prefixes
             return kept
-        if network.device.type != "cuda" or network.config.recurrent:
-            return DecodeBatch(network, rows, capacity, fast_argmax=fast_argmax, prefixes=prefixes)
-        width = bucket_width(capacity, network.config.context)
-        rows = bucket_rows(rows, MAX_ROWS)
-        return DecodeBatch(network, rows, width, fast_argmax=fast_argmax, prefixes=prefixes)
+        if network.device.type == "cuda" and not network.config.recurrent:
+            capacity = bucket_width(capacity, network.config.context)
+            rows = bucket_rows(rows, MAX_ROWS)
+        return DecodeBatch(network, rows, capacity, fast_argmax=fast_argmax, prefixes=prefixes)
 
     def release(self, batch: DecodeBatch) -> None:
         batch.clear()

@@ -5,7 +5,7 @@
 
 import codecs
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 from malmoi.errors import UsageError
 from malmoi.inference.generation.constraints import Constraint
@@ -17,12 +17,6 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 1000
 # prompt tokens that decide how the first new token is written (its space, its "##")
 CONTEXT_TOKENS = 8
-
-
-class Detokenizer(Protocol):
-    tokenizer: Tokenizer
-
-    def push(self, token: int) -> str: ...
 
 
 class ByteDetokenizer:
@@ -58,6 +52,9 @@ class WindowDetokenizer:
         return text[len(shown) :]
 
 
+Detokenizer = ByteDetokenizer | WindowDetokenizer
+
+
 def detokenizer(tokenizer: Tokenizer, prompt: Sequence[int]) -> Detokenizer:
     """The incremental detokenizer for the continuation of a prompt."""
     if tokenizer.kind == "byte-bpe":
@@ -81,15 +78,14 @@ class StopFilter:
         if at:
             self.found = True
             # the stop string completed first wins, however the text was tokenized
-            return self._release(min(at)[1], rest="")
-        return self._release(len(self.held) - self._begun())
+            self.held = self.held[: min(at)[1]]
+            return self.flush()
+        upto = len(self.held) - self._begun()
+        shown, self.held = self.held[:upto], self.held[upto:]
+        return shown
 
     def flush(self) -> str:
-        return self._release(len(self.held))
-
-    def _release(self, upto: int, rest: str | None = None) -> str:
-        shown = self.held[:upto]
-        self.held = self.held[upto:] if rest is None else rest
+        shown, self.held = self.held, ""
         return shown
 
     def _begun(self) -> int:
