@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from malmoi.inference.generation.config import GenerationOptions, GenerationSettings
     from malmoi.inference.model import Asked, Model, Predicted
     from malmoi.inference.score import Score
-    from malmoi.text.rows import Table
+    from malmoi.text.rows import TableLike
     from malmoi.tokenizer.chat_template import Messages
 
 AnyModel: TypeAlias = "Model | str | Path"
@@ -213,13 +213,13 @@ def predict(  # type: ignore[overload-overlap]
 @overload
 def predict(
     model: "AnyModel",
-    texts: "Sequence[Asked] | Path | Table",
+    texts: "Sequence[Asked] | Path | TableLike",
     *,
     progress: ProgressCallback | None = None,
 ) -> "list[Predicted]": ...
 def predict(
     model: "AnyModel",
-    texts: "Asked | Sequence[Asked] | Path | Table",
+    texts: "Asked | Sequence[Asked] | Path | TableLike",
     *,
     progress: ProgressCallback | None = None,
 ) -> "Predicted | list[Predicted]":

@@ -103,10 +103,10 @@ def pretrain_command(
 def _guessed_column(sources: Sequence[str]) -> dict[str, str]:
     """The column of the text, where the only source is a table without a column `text`."""
     from malmoi.text.columns import first_rows, text_column
-    from malmoi.text.sources import kind_of
+    from malmoi.text.sources import format_of
 
     file = Path(sources[0])
-    if len(sources) > 1 or not file.is_file() or kind_of(file) not in (".csv", ".tsv"):
+    if len(sources) > 1 or not file.is_file() or format_of(file) not in (".csv", ".tsv"):
         return {}
     rows = first_rows(file)
     if "text" in rows[0]:

@@ -32,7 +32,7 @@ MAX_SAMPLE_TOKENS = 512
 SampleBatch = Mapping[str, Tensor]
 
 
-def importance(
+def part_importance(
     checkpoint: Checkpoint, part: str, task: str | Task | None, data: Path, device: torch.device
 ) -> list[Tensor]:
     """The importance [N] of each block's "heads" (groups, if they share keys) or "neurons"."""

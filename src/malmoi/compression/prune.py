@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.checkpoint.translate import classes_of, empty, fill_network
-from malmoi.compression.importance import importance
+from malmoi.compression.importance import part_importance
 from malmoi.compression.models import check_rows, measures, open_whole, paired
 from malmoi.compression.options import JudgedOptions, PruneOptions
 from malmoi.compression.result import CompressionResult
@@ -84,7 +84,7 @@ def _by_loss(
             f"--train ranks {' and '.join(RANKED_METHODS)} by their importance, not {way}."
         )
     _count(share, 1, way)  # fail on a bad share before the work
-    sizes = importance(checkpoint, way, *rows, join_process_group(device).device)
+    sizes = part_importance(checkpoint, way, *rows, join_process_group(device).device)
     return RANKED_METHODS[way](checkpoint.network, share, sizes)
 
 

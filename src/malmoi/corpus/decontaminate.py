@@ -17,7 +17,7 @@ from malmoi.corpus.stats import StepStats
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.text.documents import Document, read_documents
 from malmoi.text.formats import ReadOptions, read_plain
-from malmoi.text.sources import kind_of
+from malmoi.text.sources import format_of
 
 # bounds of the n-gram length, in words, that counts as an overlap
 MIN_OVERLAP_WORDS = 8
@@ -28,7 +28,7 @@ BenchmarkRow = list[str]  # the texts of one row
 
 def read_benchmark_rows(path: Path) -> Iterator[BenchmarkRow]:
     """Reads the rows of a test set; every text of a row counts."""
-    kind = kind_of(path) or ".txt"
+    kind = format_of(path) or ".txt"
     if kind not in TEST_SET_READERS:
         raise UsageError(f"{path} cannot be used as a test set: give {' '.join(TEST_SET_READERS)}.")
     yield from TEST_SET_READERS[kind](path)
@@ -47,7 +47,7 @@ def _json(path: Path) -> Iterator[BenchmarkRow]:
 
 
 def _table(path: Path) -> Iterator[BenchmarkRow]:
-    tabs = kind_of(path) == ".tsv"
+    tabs = format_of(path) == ".tsv"
     return (line.split("\t") for line in _lines(path)) if tabs else csv.reader(_lines(path))
 
 

@@ -22,7 +22,7 @@ from malmoi.corpus.stats import StepStats
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.text.documents import Document
 from malmoi.text.formats import read_lines, whole_rows
-from malmoi.text.sources import FileSource, kind_of
+from malmoi.text.sources import FileSource, format_of
 
 logger = logging.getLogger(__name__)
 WEBTEXT_BLOCKS = ("wikipedia.org",)
@@ -103,7 +103,7 @@ def _number(text: str) -> float | None:
 
 
 def _links(path: Path) -> Iterator[Link]:
-    kind = kind_of(path)
+    kind = format_of(path)
     if kind not in (".csv", ".tsv", ".jsonl"):
         raise UsageError(f"The link list {path} should be a .csv, .tsv or .jsonl file.")
     return _json_links(path) if kind == ".jsonl" else _table_links(path, tabs=kind == ".tsv")

@@ -10,7 +10,7 @@ from malmoi.corpus.config import CorpusConfig
 from malmoi.errors import UsageError
 from malmoi.text.documents import DocumentReader, read_documents
 from malmoi.text.lines import COMPRESSED
-from malmoi.text.sources import FileSource, kind_of, resolve_source
+from malmoi.text.sources import FileSource, format_of, resolve_source
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def _name(given: str) -> tuple[str, str]:
 
 def _bare(path: Path) -> str:
     """The name of a file without its suffixes."""
-    kind = kind_of(path)
+    kind = format_of(path)
     name = path.with_suffix("") if path.suffix in COMPRESSED else path
     return name.stem if kind else name.name
 

@@ -58,7 +58,7 @@ from malmoi.inference.writing import Reply
 from malmoi.inference.zero_shot import ZeroShot, entailment_class, translation_prompt
 from malmoi.model import Activations, count_parameters
 from malmoi.system.html import fact_table
-from malmoi.text.rows import Table
+from malmoi.text.rows import TableLike
 from malmoi.tokenizer import Encoding, Tokenizer
 from malmoi.tokenizer.chat_template import Messages
 from malmoi.tokenizer.padding import model_inputs
@@ -552,9 +552,11 @@ class Model(Interpretation, ZeroShot):
         self, texts: Asked
     ) -> Predicted: ...
     @overload
-    def predict(self, texts: Sequence[Asked] | Path | Table) -> list[Predicted]: ...
+    def predict(self, texts: Sequence[Asked] | Path | TableLike) -> list[Predicted]: ...
 
-    def predict(self, texts: Asked | Sequence[Asked] | Path | Table) -> Predicted | list[Predicted]:
+    def predict(
+        self, texts: Asked | Sequence[Asked] | Path | TableLike
+    ) -> Predicted | list[Predicted]:
         """Predicts with the fine-tuned head for a text, a pair (a, b), a row, or a list of them.
 
         A row has the columns of the training table; a DataFrame, a `datasets.Dataset` or a file at

@@ -7,7 +7,7 @@ from pathlib import Path
 from malmoi.text.lines import SAMPLE_BYTES, encoding_of, open_bytes
 
 
-class Tabs(csv.excel_tab):
+class UnquotedTabs(csv.excel_tab):
     """Tabs between fields that are never quoted, as in GLUE and other public sets."""
 
     quoting = csv.QUOTE_NONE
@@ -36,14 +36,14 @@ def tab_dialect(path: Path) -> Dialect:
     """Whether a tab-separated file is quoted: every quote fits, and so do the numbers of fields."""
     sample, _ = _sample(path)
     if '"' not in sample:
-        return Tabs
+        return UnquotedTabs
     at = 0
     while at < len(sample):
         found = FIELD.match(sample, at)
         if found is None or found.end() == at:
-            return Tabs
+            return UnquotedTabs
         at = found.end()
-    return QuotedTabs if _even(sample, QuotedTabs) else Tabs
+    return QuotedTabs if _even(sample, QuotedTabs) else UnquotedTabs
 
 
 def comma_dialect(path: Path) -> Dialect:

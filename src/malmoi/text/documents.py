@@ -8,7 +8,7 @@ from pathlib import Path
 
 from malmoi.errors import UsageError, nearest
 from malmoi.text.formats import DOCUMENT_RULES, MAX_DOCUMENT_CHARACTERS, ReadOptions
-from malmoi.text.sources import TextSource, kind_of, resolve_source
+from malmoi.text.sources import TextSource, format_of, resolve_source
 from malmoi.text.web import WEB_FORMATS
 
 MAX_BAD_LINES_SHOWN = 5  # per file
@@ -78,7 +78,7 @@ class DocumentReader:
         """Describes each file in a sentence: the rule that was used, and the bad lines."""
         said = [f"{name}: {DOCUMENT_RULES[rule]}." for name, rule in self.rules.items()]
         for name, problem in self.problems.items():
-            what = "records" if kind_of(Path(name)) in WEB_FORMATS else "lines"
+            what = "records" if format_of(Path(name)) in WEB_FORMATS else "lines"
             said.append(
                 f"{name}: {problem.count:,} bad {what} skipped, first {'; '.join(problem.first)}."
             )

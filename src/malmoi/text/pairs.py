@@ -12,7 +12,7 @@ from typing import Any
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.text.documents import DocumentReader
 from malmoi.text.formats import FORMATS, FoundDocument, FoundDocuments, ReadOptions, read_lines
-from malmoi.text.sources import FileSource, kind_of
+from malmoi.text.sources import FileSource, format_of
 
 TABLES = (".tsv", ".csv", ".jsonl", ".json", ".parquet", ".arrow")
 Columns = tuple[str, str]
@@ -56,7 +56,7 @@ class PairSource:
                 yield FoundDocument(f"{_one_line(source)}\n{_one_line(target)}", number)
 
     def _sides(self, want: ReadOptions) -> tuple[FoundDocuments, FoundDocuments]:
-        kind = kind_of(self.source)
+        kind = format_of(self.source)
         if self.source != self.target or kind is None:
             return _lines(self.source, want), _lines(self.target, want)
         first, second = (
@@ -111,7 +111,7 @@ def read_pairs(sources: Sequence[str | Path], columns: Columns) -> DocumentReade
     for path in (Path(given).expanduser() for given in sources):
         if not path.is_file():
             raise MalmoiError(f"{path} is missing.")
-        if kind_of(path) in TABLES:
+        if format_of(path) in TABLES:
             found.append(PairSource(path, path, columns))
         else:
             alone.append(path)

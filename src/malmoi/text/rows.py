@@ -10,12 +10,12 @@ from typing import Any, Protocol, TypeAlias
 
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.system.untrusted import parse
-from malmoi.text.dialect import Dialect, Tabs, comma_dialect, tab_dialect
+from malmoi.text.dialect import Dialect, UnquotedTabs, comma_dialect, tab_dialect
 from malmoi.text.formats import import_pyarrow, json_objects, read_lines, whole_rows
 from malmoi.text.lines import COMPRESSED
 
 
-class Table(Protocol):
+class TableLike(Protocol):
     """A table in memory: a DataFrame of pandas or polars, or a `datasets.Dataset`."""
 
     @property
@@ -23,7 +23,7 @@ class Table(Protocol):
 
 
 Files: TypeAlias = str | Path | Sequence[str | Path]
-RowSource: TypeAlias = Files | Sequence[Mapping[str, Any]] | Table
+RowSource: TypeAlias = Files | Sequence[Mapping[str, Any]] | TableLike
 
 
 class BadRow(Exception):
@@ -110,7 +110,7 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def table_rows(
-    path: Path, header: Sequence[str] | None = None, dialect: Dialect = Tabs
+    path: Path, header: Sequence[str] | None = None, dialect: Dialect = UnquotedTabs
 ) -> Iterator[DataRow]:
     """Yields the rows of a table, by default tab-separated and never quoted (GLUE and others)."""
     csv.field_size_limit(1 << 30)

@@ -191,13 +191,13 @@ def _on_disk(given: str) -> Iterator[FileSource]:
 
 def _file(path: Path) -> FileSource:
     """An explicitly named file: of a known format, or without suffix, which means plain text."""
-    kind = kind_of(path)
+    kind = format_of(path)
     if kind is None and path.suffix:
         raise UsageError(f"{path} has an unknown format: its name should end in one of {_known()}.")
     return FileSource(path, kind or ".txt")
 
 
-def kind_of(path: Path) -> str | None:
+def format_of(path: Path) -> str | None:
     """The suffix that determines the format, without that of the compression."""
     name = path.with_suffix("") if path.suffix in COMPRESSED else path
     return name.suffix if name.suffix in READERS else None
@@ -223,5 +223,5 @@ def _in_folder(folder: Path) -> list[FileSource]:
     paths = sorted(
         path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")
     )
-    found = [FileSource(path, kind) for path in paths if (kind := kind_of(path))]
+    found = [FileSource(path, kind) for path in paths if (kind := format_of(path))]
     return [file for file in found if file.kind != ".json"] or found

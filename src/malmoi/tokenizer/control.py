@@ -76,7 +76,7 @@ def renamed(rust: Rust, names: Vocab, secret: Mapping[str, str]) -> Rust:
     return made_anew
 
 
-def pattern(names: Vocab) -> re.Pattern[str] | None:
+def names_pattern(names: Vocab) -> re.Pattern[str] | None:
     """Finds control tokens by name, the longest first; None if there are none."""
     if not names:
         return None

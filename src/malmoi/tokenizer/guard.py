@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from malmoi.errors import UsageError
-from malmoi.tokenizer.control import pattern
+from malmoi.tokenizer.control import names_pattern
 from malmoi.tokenizer.core import Tokenizer
 
 # Unicode noncharacters, reserved for internal use
@@ -52,7 +52,7 @@ class Guard:
     def __init__(self, tokenizer: Tokenizer, said: Any, text: str) -> None:
         self.ids = tokenizer.control_tokens
         self.control = tokenizer.control_ids
-        self.names = pattern(self.ids)
+        self.names = names_pattern(self.ids)
         seen = text + json.dumps(said, ensure_ascii=False)
         self.mark = next((mark for mark in MARKS if mark not in seen), None)
         self.firsts = re.compile("|".join({re.escape(name[0]) for name in self.ids}) or r"(?!)")

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.tokenizer.control import pattern
+from malmoi.tokenizer.control import names_pattern
 
 TokenInts = NDArray[np.int64]
 # cached words take about 100 MB; beyond either limit the cache is cleared
@@ -167,7 +167,7 @@ class CachedWords:
     def __init__(self, tokenizer: Any, mark: tuple[str, int] | None = None):
         self._tokenizer = tokenizer
         self._mark = mark
-        self._names = None if mark is None else pattern(tokenizer.control_tokens)
+        self._names = None if mark is None else names_pattern(tokenizer.control_tokens)
         self._forget()
 
     def _forget(self) -> None:
