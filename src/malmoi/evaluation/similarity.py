@@ -10,8 +10,8 @@ import torch
 from malmoi.errors import UsageError
 from malmoi.evaluation.features import FeatureView, TrainingItem
 from malmoi.evaluation.task import Columns, Example, ExampleMaker, Task, numbers
+from malmoi.inference.embed import sentence_vectors
 from malmoi.inference.predict import Predictor
-from malmoi.inference.similarity import sentence_vectors
 from malmoi.text.columns import first_rows
 from malmoi.text.rows import BadRow, DataRow, RowSource, file_list, is_files, text_lines
 

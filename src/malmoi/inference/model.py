@@ -1,5 +1,6 @@
 """The public model class, returned by `malmoi.load`."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -40,13 +41,7 @@ from malmoi.inference.predict import (
 )
 from malmoi.inference.predictors import TASK_HEADS, TaskHead, task_heads
 from malmoi.inference.prompt import encode_prompt, text_too_long
-from malmoi.inference.score import (
-    LongText,
-    Score,
-    score_pairs,
-    sliding_bits_per_byte,
-    sliding_perplexity,
-)
+from malmoi.inference.score import Score, long_text_logprobs, score_pairs
 from malmoi.inference.translation import (
     CrossAttentionMap,
     TranslationOptions,
@@ -56,6 +51,7 @@ from malmoi.inference.translation import (
 )
 from malmoi.inference.writing import Reply
 from malmoi.inference.zero_shot import ZeroShot, entailment_class, translation_prompt
+from malmoi.metrics import perplexity
 from malmoi.model import Activations, count_parameters
 from malmoi.system.html import fact_table
 from malmoi.text.rows import TableLike
@@ -388,15 +384,16 @@ class Model(Interpretation, ZeroShot):
         tokens.
         """
         self._require_head("lm", "perplexity")
-        return sliding_perplexity(self.network, self.tokenizer, text, LongText(stride, memory))
+        found = long_text_logprobs(self.network, self.tokenizer, text, stride, memory)
+        return perplexity(found[0])
 
     def bits_per_byte(
         self, text: str, *, stride: int | None = None, memory: int | None = None
     ) -> float:
         """Like perplexity, but comparable between models with different tokenizers."""
         self._require_head("lm", "bits_per_byte")
-        how = LongText(stride, memory)
-        return sliding_bits_per_byte(self.network, self.tokenizer, text, how)
+        logprobs, size = long_text_logprobs(self.network, self.tokenizer, text, stride, memory)
+        return -sum(logprobs) / math.log(2) / size
 
     # ------------------------------------------------------------------ masks, vectors, task heads
 

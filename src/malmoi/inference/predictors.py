@@ -6,6 +6,7 @@ from typing import Any
 
 from malmoi.errors import MalmoiError
 from malmoi.inference.answer import answer_questions
+from malmoi.inference.embed import compare_pairs
 from malmoi.inference.predict import (
     Predictor,
     answer_choices,
@@ -13,7 +14,6 @@ from malmoi.inference.predict import (
     label_texts,
     tag_texts,
 )
-from malmoi.inference.similarity import compare_pairs
 from malmoi.inference.writing import write_answers
 
 

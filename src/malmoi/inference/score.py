@@ -1,6 +1,5 @@
 """Log-probabilities of continuations, and of texts of any length with a sliding window."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,11 +10,10 @@ from malmoi.inference.generation.prefix_cache import PrefixCache
 from malmoi.inference.likelihood import ScoredRow, score_hidden
 from malmoi.inference.prompt import encode_prompts, encode_text
 from malmoi.inference.shared_prefix import token_logprobs
-from malmoi.metrics import perplexity
 from malmoi.model import KVCache, Network
 from malmoi.model.relative import SegmentMemory
 from malmoi.system.result import Result
-from malmoi.tokenizer import Encoding, Tokenizer
+from malmoi.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, repr=False)
@@ -80,50 +78,32 @@ def fit_context(row: ScoredRow, context: int) -> ScoredRow:
     return ScoredRow(row.tokens[surplus:], row.first - surplus)
 
 
-@dataclass(frozen=True)
-class LongText:
-    """How a text longer than the context is read: in windows, or in segments with a memory.
+def long_text_logprobs(
+    network: Network, tokenizer: Tokenizer, text: str, stride: int | None, memory: int | None
+) -> tuple[list[float], int]:
+    """Log-probabilities of every token of a text of any length but the first, and their bytes.
 
-    A window advances by `stride` (half the context). A model that carries a state or a memory reads
-    segment after segment instead, unless a stride is given; `memory` is another one than its own.
+    It is read in windows that advance by `stride` (half the context). A model that carries a state
+    or a memory reads segment after segment instead, unless a stride is given; `memory` is another
+    one than its own.
     """
-
-    stride: int | None = None
-    memory: int | None = None
-
-
-def sliding_perplexity(network: Network, tokenizer: Tokenizer, text: str, how: LongText) -> float:
-    """exp of the mean negative log-probability of every token but the first."""
-    return perplexity(_logprobs(network, _long_text(tokenizer, text).tokens, how))
-
-
-def sliding_bits_per_byte(
-    network: Network, tokenizer: Tokenizer, text: str, how: LongText
-) -> float:
-    """Bits per byte of the text: comparable between tokenizers."""
-    encoding = _long_text(tokenizer, text)
-    scored = text[encoding.offsets[1][0] :]  # the first token is given, not predicted
-    return -sum(_logprobs(network, encoding.tokens, how)) / math.log(2) / len(scored.encode())
-
-
-def _long_text(tokenizer: Tokenizer, text: str) -> Encoding:
     encoding = encode_text(tokenizer, text)
-    if len(encoding.tokens) < 2:
+    tokens = encoding.tokens
+    if len(tokens) < 2:
         raise UsageError(
             "The perplexity of a text needs at least two tokens: the first is context only and "
             "is not predicted."
         )
-    return encoding
-
-
-def _logprobs(network: Network, tokens: list[int], how: LongText) -> list[float]:
-    if how.stride is not None and how.memory is not None:
+    if stride is not None and memory is not None:
         raise UsageError("A text is read in windows or with a memory: give stride or memory.")
-    if how.memory is not None:
-        return _carried(network.with_memory(how.memory), tokens)
-    if how.stride is None and (network.config.memory or network.config.recurrent):
-        return _carried(network, tokens)
-    return _sliding(network, tokens, how.stride)
+    carries = network.config.memory or network.config.recurrent
+    if memory is not None:
+        found = _carried(network.with_memory(memory), tokens)
+    elif stride is None and carries:
+        found = _carried(network, tokens)
+    else:
+        found = _sliding(network, tokens, stride)
+    return found, len(text[encoding.offsets[1][0] :].encode())
 
 
 @torch.inference_mode()

@@ -89,26 +89,17 @@ def min_p(logits: Tensor, p: float, history: TokenHistory | None) -> Tensor:
     return logits.masked_fill(chances < p * chances.amax(-1, keepdim=True), NEGATIVE_INFINITY)
 
 
-SAMPLING_RULES: dict[str, SamplingRule] = {
-    "logit_bias": logit_bias,
-    "frequency_penalty": frequency_penalty,
-    "presence_penalty": presence_penalty,
-    "repetition_penalty": repetition_penalty,
-    "temperature": temperature,
-    "top_k": top_k,
-    "top_p": top_p,
-    "min_p": min_p,
-}
-NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
-    "logit_bias": ((),),
-    "frequency_penalty": (None, 0.0),
-    "presence_penalty": (None, 0.0),
-    "min_p": (None, 0.0),
-    "repetition_penalty": (None, 1.0),
-    "temperature": (None, 0.0, 1.0),
-    "top_k": (None,),
-    "top_p": (None, 1.0),
-}
+_RULES: tuple[SamplingRule, ...] = (
+    logit_bias,
+    frequency_penalty,
+    presence_penalty,
+    repetition_penalty,
+    temperature,
+    top_k,
+    top_p,
+    min_p,
+)
+SAMPLING_RULES = {rule.__name__: rule for rule in _RULES}
 
 
 @dataclass(frozen=True)
@@ -180,8 +171,8 @@ class Sampling:
         logits = logits.float()
         for name, rule in SAMPLING_RULES.items():
             value = getattr(self, name)
-            skipped = self.greedy and name in ("top_k", "top_p", "min_p")
-            if value not in NEUTRAL_VALUES[name] and not skipped:
+            skipped = self.greedy and name in ("temperature", "top_k", "top_p", "min_p")
+            if value != getattr(Sampling, name) and not skipped:  # its default changes nothing
                 logits = rule(logits, value, history)
         return logits
 
