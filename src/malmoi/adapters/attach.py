@@ -1,7 +1,5 @@
 """Attaches a new adapter to a network, or folds a trained one into it."""
 
-from collections.abc import Callable
-
 import torch
 
 from malmoi.adapters.config import AdapterConfig
@@ -10,24 +8,19 @@ from malmoi.adapters.soft_prompt import add_prefix, add_prompt, freeze_prompt
 from malmoi.model import Network
 from malmoi.tokenizer import Tokenizer
 
-Adder = Callable[[Network, AdapterConfig, Tokenizer, int], None]
-ADDERS: dict[str, Adder] = {
-    "none": lambda network, adapter, tokenizer, seed: None,
-    "lora": lambda network, adapter, tokenizer, seed: add_lora(
-        network, adapter, torch.Generator().manual_seed(seed)
-    ),
-    "prompt": add_prompt,
-    "prefix": add_prefix,
-}
-
 
 def attach_adapter(
     network: Network, adapter: AdapterConfig, tokenizer: Tokenizer, seed: int = 0
 ) -> None:
     """Adds the trainable parameters that `adapter` describes; the network's own stay unchanged."""
-    if adapter.kind != "none":
-        network.require_attention("An adapter")
-    ADDERS[adapter.kind](network, adapter, tokenizer, seed)
+    if adapter.kind == "none":
+        return
+    network.require_attention("An adapter")
+    if adapter.kind == "lora":
+        add_lora(network, adapter, torch.Generator().manual_seed(seed))
+    else:
+        add = add_prompt if adapter.kind == "prompt" else add_prefix
+        add(network, adapter, tokenizer, seed)
 
 
 def fold_adapter(network: Network) -> None:
