@@ -1,6 +1,6 @@
 """Hugging Face's names, known only here: one reversible table per family."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from malmoi.checkpoint.table import (
@@ -500,11 +500,9 @@ def _read_bias(theirs: Mapping[str, Any]) -> dict[str, bool]:
     return {"bias": attention}
 
 
-def _write_bias(ours: Mapping[str, Any]) -> dict[str, bool]:
-    return {"attention_bias": ours["bias"], "mlp_bias": ours["bias"]}
-
-
-BIAS = FieldGroup(_read_bias, _write_bias)
+BIAS = FieldGroup(
+    _read_bias, lambda ours: {"attention_bias": ours["bias"], "mlp_bias": ours["bias"]}
+)
 
 
 LLAMA_TABLE = Table(
@@ -584,12 +582,9 @@ def _read_layers(theirs: Mapping[str, Any]) -> dict[str, Any]:
             f"config.json says layer_types = {shown(kinds)}; it must name {FULL_LAYER} or "
             f"{LOCAL_LAYER} for each of the {depth} layers."
         )
-    cycle = next(n for n in range(1, depth + 1) if _repeats(kinds, n))
+    lengths = range(1, depth + 1)
+    cycle = next(n for n in lengths if all(k == kinds[i % n] for i, k in enumerate(kinds)))
     return {"attention": tuple(patterns[kind] for kind in kinds[:cycle])}
-
-
-def _repeats(kinds: Sequence[str], length: int) -> bool:
-    return all(kind == kinds[i % length] for i, kind in enumerate(kinds))
 
 
 def _write_layers(ours: Mapping[str, Any]) -> dict[str, Any]:

@@ -143,7 +143,9 @@ def _translate(
                 weight.scale if isinstance(weight, Quantized) else weight, their_name, folder
             )
         dimensions = len(shapes[name]) + (rule.via is ONE_ROW)
-        tensor = by_rows(rule.via.load, *given) if _joinable(given, dimensions) else given[0]
+        rest = given[0].shape[1:]
+        joinable = all(len(t.shape) == dimensions and t.shape[1:] == rest for t in given)
+        tensor = by_rows(rule.via.load, *given) if joinable else given[0]
         if tensor.shape != shapes[name]:
             raise MalmoiError(
                 f"{folder}: {rule.theirs[0]} has the shape "
@@ -153,11 +155,6 @@ def _translate(
             )
         found[name] = tensor
     return found, used
-
-
-def _joinable(tensors: list[Weight], dimensions: int) -> bool:
-    """Whether several tensors can be joined into one with this many dimensions."""
-    return all(len(t.shape) == dimensions and t.shape[1:] == tensors[0].shape[1:] for t in tensors)
 
 
 def empty(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from malmoi.checkpoint import Checkpoint
@@ -105,11 +106,7 @@ def _of_text(checkpoint: Checkpoint, data: Path) -> tuple[Objective, Iterator[Sa
     tokens = torch.tensor(checkpoint.tokenizer.encode(text, specials=False).tokens)
     rows = tokens.split(min(checkpoint.network.config.context, MAX_SAMPLE_TOKENS))
     return lm(), (
-        {"tokens": row[None], "lm_labels": _next(row)[None]}
+        {"tokens": row[None], "lm_labels": F.pad(row[None, 1:], (0, 1), value=IGNORE_LABEL)}
         for row in islice(rows, MAX_SAMPLE_ROWS)
         if len(row) > 1
     )
-
-
-def _next(row: Tensor) -> Tensor:
-    return torch.cat((row[1:], row.new_tensor([IGNORE_LABEL])))

@@ -299,7 +299,8 @@ def records_of(table: Any) -> list[dict[str, Any]]:
         if not isinstance(row, Mapping):
             raise UsageError(f"A row is a dict of its columns, not {row!r:.40}.")
         found.append({str(name): _plain_value(value) for name, value in row.items()})
-    names = _class_names(table)
+    features = getattr(table, "features", None) or {}
+    names = {name: one.int2str for name, one in features.items() if hasattr(one, "int2str")}
     for row in found:
         row.update((name, of(row[name])) for name, of in names.items() if row[name] is not None)
     return found
@@ -309,8 +310,3 @@ def _plain_value(value: Any) -> Any:
     if isinstance(value, float) and math.isnan(value):
         return None
     return value.tolist() if hasattr(value, "tolist") else value  # numpy's arrays and numbers
-
-
-def _class_names(table: Any) -> dict[str, Callable[[Any], Any]]:
-    features = getattr(table, "features", None) or {}
-    return {name: one.int2str for name, one in features.items() if hasattr(one, "int2str")}

@@ -49,13 +49,9 @@ def read_records(path: Path, bad: OnBadLine) -> Iterator[WarcRecord]:
     by_member = path.suffix == ".gz"
     damages: list[Damage] = []
     with open_bytes(path, decompress=not by_member) as stream:
-        chunks = _members(stream, damages) if by_member else _plain(stream)
+        plain = iter(lambda: stream.read(READ_BYTES), b"")
+        chunks = _members(stream, damages) if by_member else plain
         yield from _Records(chunks, damages, bad).read()
-
-
-def _plain(stream: IO[bytes]) -> Iterator[bytes]:
-    while chunk := stream.read(READ_BYTES):
-        yield chunk
 
 
 def _members(stream: IO[bytes], damages: list[Damage]) -> Iterator[bytes]:
@@ -141,7 +137,8 @@ class _Records:
     def _record(self) -> WarcRecord:
         header = self._header()
         lines = self._buffer[:header].decode("utf-8", "replace").split("\n")
-        headers = dict(map(_field, lines))
+        fields = (line.partition(":") for line in lines)
+        headers = {name.strip().lower(): value.strip() for name, _, value in fields}
         if not headers.get("warc-type"):
             raise _BadRecord("its WARC-Type is missing")
         length = headers.get("content-length", "")
@@ -216,8 +213,3 @@ class _Records:
 
 class _BadRecord(Exception):
     """What is wrong with a record."""
-
-
-def _field(line: str) -> tuple[str, str]:
-    name, _, value = line.partition(":")
-    return name.strip().lower(), value.strip()

@@ -41,7 +41,8 @@ def read_warc(path: Path, want: ReadOptions) -> FoundDocuments:
             extract = extract or main_text_extractor(path)
             text, _ = extract(body)
         elif kind == "text/plain":
-            text = _decoded(body)
+            # undecodable bytes become U+FFFD
+            text = body.decode(encoding_of(body), "replace").replace("\r\n", "\n").strip()
         else:
             continue
         if text:
@@ -84,9 +85,8 @@ def _content(record: WarcRecord, want: ReadOptions) -> tuple[str, bytes] | None:
     status, *lines = parts[0].decode("latin-1").splitlines() or [""]
     if status.split()[1:2] != ["200"]:
         return None
-    headers = {
-        name.strip().lower(): value.strip() for name, _, value in (x.partition(":") for x in lines)
-    }
+    fields = (line.partition(":") for line in lines)
+    headers = {name.strip().lower(): value.strip() for name, _, value in fields}
     kind = _media_type(headers.get("content-type", ""))
     if kind not in (*PAGE_TYPES, "text/plain"):
         return None
@@ -134,11 +134,6 @@ def _chunks(body: bytes) -> Iterator[bytes]:
         at = found.end() + size
         at += len(body[at : at + 2]) - len(body[at : at + 2].lstrip(b"\r\n"))
     raise ValueError("a chunk of its Transfer-Encoding is damaged")
-
-
-def _decoded(body: bytes) -> str:
-    """Plain text in its encoding; undecodable bytes become U+FFFD."""
-    return body.decode(encoding_of(body), "replace").replace("\r\n", "\n").strip()
 
 
 WEB_FORMATS: dict[str, Callable[[Path, ReadOptions], FoundDocuments]] = {

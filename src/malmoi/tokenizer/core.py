@@ -108,7 +108,10 @@ class Tokenizer:
         self._splits = pipeline.splits_safely(state)
         self._composes = pipeline.composes(state)
         self.control_tokens = control.control_names(state, names, self._vocab)
-        self.control_ids = self._control_ids()
+        # an unknown word is text: [UNK] is no control token, unless it has another role too
+        roles = {id for role, id in vars(self.specials).items() if role != "unk"}
+        unknown = {self.specials.unk} - roles
+        self.control_ids = frozenset(set(self.control_tokens.values()) - unknown)
         self.names_are_literal = state["normalizer"] is None or not any(
             token["special"] and token["normalized"] for token in state["added_tokens"]
         )
@@ -392,11 +395,6 @@ class Tokenizer:
     def __reduce__(self) -> tuple[Any, ...]:
         # a copied Rust object loses `encode_special_tokens`
         return Tokenizer, (self._rust, self.settings)
-
-    def _control_ids(self) -> frozenset[int]:
-        """All control tokens but [UNK], unless it has another role too: an unknown word is text."""
-        roles = {id for role, id in vars(self.specials).items() if role != "unk"}
-        return frozenset(set(self.control_tokens.values()) - ({self.specials.unk} - roles))
 
     def _made_text_only(self, state: pipeline.State) -> Rust:
         """The encoder that finds no control tokens in text."""

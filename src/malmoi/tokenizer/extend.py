@@ -6,9 +6,8 @@ own; a WordPiece takes the longest piece that it knows, and a Unigram model the 
 """
 
 import json
-import operator
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,8 +53,8 @@ def extend_tokenizer(old: Tokenizer, texts: Iterable[str], add: int) -> Extended
     words = _words(old._rust, state, texts)
     characters = _unknown_characters(words, state, add) if kind == "WordPiece" else []
     known = old.vocab()
-    join = _join_wordpieces if kind == "WordPiece" else operator.add
-    merges = _learn_merges(words, SPARE_MERGES * add, join)
+    prefix = CONTINUES if kind == "WordPiece" else ""
+    merges = _learn_merges(words, SPARE_MERGES * add, prefix)
     tokens, merges = _first_tokens(merges, characters, known, add)
     if not tokens:
         raise MalmoiError("No token was added: the text has no pair of pieces that occurs twice.")
@@ -132,10 +131,6 @@ def _unknown_characters(words: Counter[Word], state: pipeline.State, add: int) -
     return ordered[: int(add * UNKNOWN_SHARE)]
 
 
-def _join_wordpieces(left: str, right: str) -> str:
-    return left + right.removeprefix(CONTINUES)
-
-
 @dataclass(frozen=True)
 class Merge:
     left: str
@@ -143,7 +138,7 @@ class Merge:
     token: str
 
 
-def _learn_merges(words: Counter[Word], most: int, join: Callable[[str, str], str]) -> list[Merge]:
+def _learn_merges(words: Counter[Word], most: int, prefix: str) -> list[Merge]:
     """The merges of the most frequent pairs of neighbouring pieces, in order.
 
     The library learns them on words in which every piece is one character.
@@ -165,7 +160,7 @@ def _learn_merges(words: Counter[Word], most: int, join: Callable[[str, str], st
     found = []
     for merge in json.loads(rust.model.__getstate__())["merges"]:
         left, right = _listed(merge)
-        names[left + right] = join(names[left], names[right])
+        names[left + right] = names[left] + names[right].removeprefix(prefix)
         found.append(Merge(names[left], names[right], names[left + right]))
     return found
 

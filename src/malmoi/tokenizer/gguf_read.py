@@ -83,7 +83,9 @@ def read_vocabulary(metadata: Mapping[str, Any], where: str) -> Tokenizer:
     names = _names(given, tokens)
     with panics_explained(f"{where}: its vocabulary cannot be used"):
         rust = GGUF_TOKENIZERS[kind](vocab, types, given)
-        _mark(rust, tokens, types)
+        for token, type in zip(tokens, types, strict=True):
+            if type in (UNKNOWN, CONTROL, DEFINED):  # user-defined tokens represent text
+                rust.add_tokens([pipeline.added(token, special=type != DEFINED)])
         _open(rust, names, given)
     template = JsonObject(metadata, where).text("tokenizer.chat_template", default=None)
     settings = {f"{role}_token": name for role, name in names.items()}
@@ -149,13 +151,6 @@ def _listed(given: JsonObject, name: str, kind: type[T]) -> list[T]:
             f"{given.where} has no list tokenizer.ggml.{name}, so its tokenizer cannot be rebuilt."
         )
     return given.list_of(name, kind)
-
-
-def _mark(rust: Rust, tokens: Sequence[str], types: Sequence[int]) -> None:
-    """Adds special tokens: control tokens represent no text, user-defined ones do."""
-    for token, type in zip(tokens, types, strict=False):
-        if type in (UNKNOWN, CONTROL, DEFINED):
-            rust.add_tokens([pipeline.added(token, special=type != DEFINED)])
 
 
 def _names(given: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, str]:

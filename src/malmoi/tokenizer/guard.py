@@ -66,7 +66,9 @@ class Guard:
     def protect(self, value: Any, key: str = "") -> Any:
         """A JSON value with marks in its strings."""
         if isinstance(value, str):
-            return value if key in COMPARED and self._is_word(value) else self._protected(value)
+            if key in COMPARED and self._is_word(value):
+                return value
+            return (str(self.mark) if self._completes(value) else "") + self._broken(value)
         if isinstance(value, list):
             return [self.protect(one) for one in value]
         if isinstance(value, dict):
@@ -77,9 +79,6 @@ class Guard:
     def _is_word(self, text: str) -> bool:
         """Whether this is a plain word, which a template may put between `<|` and `|>`."""
         return bool(WORD.fullmatch(text)) and not (self.names and self.names.search(text))
-
-    def _protected(self, text: str) -> str:
-        return (str(self.mark) if self._completes(text) else "") + self._broken(text)
 
     def _broken(self, text: str) -> str:
         """The text with a mark after every possible start of a name."""

@@ -23,13 +23,9 @@ def widened(text: str, offsets: Sequence[tuple[int, int]]) -> Offsets:
 def _end(text: str, end: int, starts: Sequence[int]) -> int:
     later = bisect_left(starts, end)
     limit = starts[later] if later < len(starts) else len(text)
-    while end < limit and _joins(text[end]):
+    while end < limit and (unicodedata.combining(text[end]) or JOINS.match(text[end])):
         end += 1
     return end
-
-
-def _joins(character: str) -> bool:
-    return unicodedata.combining(character) != 0 or JOINS.match(character) is not None
 
 
 def moved_offsets(given: Sequence[str], shown: Sequence[str]) -> Callable[[int], int]:
