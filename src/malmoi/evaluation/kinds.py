@@ -19,11 +19,11 @@ from malmoi.evaluation.prompts import NO_ANSWER, TaskPrompt, parse_labels, parse
 from malmoi.evaluation.task import Columns, Example, ExampleMaker, Task
 from malmoi.inference import predict, predictors
 from malmoi.inference.answer import answer_questions
+from malmoi.inference.embed import pair_cosines
 from malmoi.inference.likelihood import ScoredRow
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import TaskHead
 from malmoi.inference.shared_prefix import token_logprobs
-from malmoi.inference.similarity import pair_cosines
 from malmoi.inference.writing import write_answers
 from malmoi.metrics import (
     apply_temperature,
