@@ -15,7 +15,7 @@ from inspect import cleandoc
 from itertools import islice, takewhile
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, NoReturn
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -157,12 +157,11 @@ def _translate_titles() -> None:
 
 def malmoi(
     ctx: typer.Context,
-    version: Annotated[bool, option("Print the version and exit.", "--version")] = False,
-    debug: Annotated[bool, option("Show the full traceback of an error.", "--debug")] = False,
-    plugin: Annotated[
-        list[Path] | None,
-        option("Python file that registers tasks, losses, schedules…; on any command."),
-    ] = None,
+    version: bool = option(False, "Print the version and exit.", "--version"),
+    debug: bool = option(False, "Show the full traceback of an error.", "--debug"),
+    plugin: list[Path] | None = option(
+        None, "Python file that registers tasks, losses, schedules…; on any command."
+    ),
 ) -> None:
     """Pretrain, finetune and serve BERT and GPT on your own text.
 

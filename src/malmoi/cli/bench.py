@@ -4,11 +4,10 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from malmoi.cli.options import option
+from malmoi.cli.options import argument, option
 from malmoi.cli.output import say
 from malmoi.errors import UsageError, nearest
 
@@ -19,14 +18,12 @@ CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 def bench_command(
     ctx: typer.Context,
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[NAME]",
-            help="Benchmark to run, followed by its own options; omit it for the quick ones.",
-        ),
-    ] = None,
-    list_: Annotated[bool, option("List the benchmarks and what they compare.", "--list")] = False,
+    name: str | None = argument(
+        None,
+        "Benchmark to run, followed by its own options; omit it for the quick ones.",
+        metavar="[NAME]",
+    ),
+    list_: bool = option(False, "List the benchmarks and what they compare.", "--list"),
 ) -> None:
     """Benchmark Malmoi against its peers on this machine.
 

@@ -2,32 +2,26 @@
 
 import sys
 from collections.abc import Iterator
-from typing import Annotated
-
-import typer
 
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import given, open_model
-from malmoi.cli.options import option
+from malmoi.cli.options import argument, option
 from malmoi.cli.output import print_json
 from malmoi.errors import UsageError
 
 
 def chat_command(
     model: opt.Model,
-    texts: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="TEXT…", help="Your messages in order; omit them to type interactively."
-        ),
-    ] = None,
-    system: Annotated[str | None, option("System prompt.")] = None,
-    max_new_tokens: Annotated[int, option("Maximum tokens per reply.")] = 256,
-    temperature: Annotated[float, option("0 is greedy; above 1 is more random.")] = 0.7,
-    top_p: Annotated[
-        float | None, option("Sample from the smallest set of tokens whose probabilities reach p.")
-    ] = None,
-    seed: Annotated[int | None, option("Random seed.", shown="another each time")] = None,
+    texts: list[str] | None = argument(
+        None, "Your messages in order; omit them to type interactively.", metavar="TEXT…"
+    ),
+    system: str | None = option(None, "System prompt."),
+    max_new_tokens: int = option(256, "Maximum tokens per reply."),
+    temperature: float = option(0.7, "0 is greedy; above 1 is more random."),
+    top_p: float | None = option(
+        None, "Sample from the smallest set of tokens whose probabilities reach p."
+    ),
+    seed: int | None = option(None, "Random seed.", shown="another each time"),
     device: opt.Device = None,
     dtype: opt.Dtype = None,
     json: opt.Json = False,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import changes_of, given_columns, load_torch
-from malmoi.cli.options import option
+from malmoi.cli.options import described, option
 from malmoi.cli.output import note, print_json, print_table
 from malmoi.errors import UsageError
 from malmoi.system.files import require_free
@@ -16,22 +16,19 @@ if TYPE_CHECKING:
     from malmoi.evaluation.tasks import Task
 
 JudgedOption = Annotated[
-    Path | None, option("Text, or rows of the task, to evaluate on before and after.", "--data")
+    Path | None, described("Text, or rows of the task, to evaluate on before and after.", "--data")
 ]
 
 
 def quantize_command(
     model: opt.Model,
     out: opt.Out,
-    bits: Annotated[int, option("Bits per weight: 8 or 4.")] = 8,
-    group: Annotated[int, option("Inputs that share a scale; 0: a whole row, at 4 bits 32.")] = 0,
-    method: Annotated[
-        Literal["round", "gptq"],
-        option("Round to the nearest, or fit to a text by GPTQ: closer at 4 bits."),
-    ] = "round",
-    calibration: Annotated[
-        Path | None, option("Text for GPTQ, like what the model will read.")
-    ] = None,
+    bits: int = option(8, "Bits per weight: 8 or 4."),
+    group: int = option(0, "Inputs that share a scale; 0: a whole row, at 4 bits 32."),
+    method: Literal["round", "gptq"] = option(
+        "round", "Round to the nearest, or fit to a text by GPTQ: closer at 4 bits."
+    ),
+    calibration: Path | None = option(None, "Text for GPTQ, like what the model will read."),
     task: opt.Task = None,
     data: JudgedOption = None,
     text: opt.Text = None,
@@ -61,15 +58,14 @@ def quantize_command(
 def prune_command(
     model: opt.Model,
     out: opt.Out,
-    sparsity: Annotated[float | None, option("Fraction of the weights to set to zero.")] = None,
-    pattern: Annotated[str | None, option("Zeros in a pattern: 2:4 is two of every four.")] = None,
-    layers: Annotated[str | None, option("Layers to keep, e.g. 0,2,4.", metavar="N,…")] = None,
-    heads: Annotated[float | None, option("Fraction of each layer's heads to keep.")] = None,
-    neurons: Annotated[float | None, option("Fraction of each MLP's neurons to keep.")] = None,
-    train: Annotated[
-        Path | None,
-        option("Text, or rows of the task, to measure which heads or neurons matter least."),
-    ] = None,
+    sparsity: float | None = option(None, "Fraction of the weights to set to zero."),
+    pattern: str | None = option(None, "Zeros in a pattern: 2:4 is two of every four."),
+    layers: str | None = option(None, "Layers to keep, e.g. 0,2,4.", metavar="N,…"),
+    heads: float | None = option(None, "Fraction of each layer's heads to keep."),
+    neurons: float | None = option(None, "Fraction of each MLP's neurons to keep."),
+    train: Path | None = option(
+        None, "Text, or rows of the task, to measure which heads or neurons matter least."
+    ),
     task: opt.Task = None,
     data: JudgedOption = None,
     text: opt.Text = None,
@@ -103,25 +99,21 @@ def prune_command(
 
 def distil_command(
     model: opt.Model,
-    data: Annotated[list[Path], option("Text, or rows of the task, to train the student on.")],
+    data: Annotated[list[Path], described("Text, or rows of the task, to train the student on.")],
     out: opt.Out,
     task: opt.Task = None,
-    dev: Annotated[list[Path] | None, option("Evaluation rows.", shown="a tenth of --data")] = None,
+    dev: list[Path] | None = option(None, "Evaluation rows.", shown="a tenth of --data"),
     text: opt.Text = None,
     pair: opt.Pair = None,
     label: opt.Label = None,
-    layers: Annotated[
-        int | None, option("Layers of the student.", shown="half the teacher's")
-    ] = None,
-    student: Annotated[str | None, option("A student of another shape.", metavar="DIR")] = None,
-    temperature: Annotated[float, option("Softmax temperature of the teacher.")] = 2.0,
-    soft: Annotated[
-        float | None,
-        option(
-            "Weight of the teacher's loss; the labels get the rest.",
-            shown="5/7 for text, 1/2 for a task",
-        ),
-    ] = None,
+    layers: int | None = option(None, "Layers of the student.", shown="half the teacher's"),
+    student: str | None = option(None, "A student of another shape.", metavar="DIR"),
+    temperature: float = option(2.0, "Softmax temperature of the teacher."),
+    soft: float | None = option(
+        None,
+        "Weight of the teacher's loss; the labels get the rest.",
+        shown="5/7 for text, 1/2 for a task",
+    ),
     settings: opt.Set = None,
     overwrite: opt.Overwrite = False,
     device: opt.Device = None,
@@ -152,8 +144,8 @@ def distil_command(
 def share_command(
     model: opt.Model,
     out: opt.Out,
-    groups: Annotated[int, option("Distinct blocks, shared over the depth.")] = 1,
-    embedding: Annotated[int, option("Width of a factorised embedding; 0: unchanged.")] = 0,
+    groups: int = option(1, "Distinct blocks, shared over the depth."),
+    embedding: int = option(0, "Width of a factorised embedding; 0: unchanged."),
     overwrite: opt.Overwrite = False,
     json: opt.Json = False,
 ) -> None:

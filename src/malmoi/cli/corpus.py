@@ -18,50 +18,39 @@ def build_command(
         typer.Argument(metavar="SRC…", help="Files, folders, globs, builtin:sotu, -; or NAME=SRC."),
     ],
     out: opt.Out,
-    steps: Annotated[
-        str | None,
-        option(
-            "A subset of clean,filter,dedup; the options below add their own steps.",
-            metavar="STEP,…",
-        ),
-    ] = None,
-    language: Annotated[
-        str | None, option("Keep only documents in this language: en, ko, …", metavar="CODE")
-    ] = None,
-    links: Annotated[
-        str | None,
-        option(
-            "Keep only pages whose url has a score of 3 or more in this table (WebText).",
-            metavar="FILE",
-        ),
-    ] = None,
-    block_domains: Annotated[
-        str | None,
-        option(
-            "Leave out pages of these domains, or of a file of them.",
-            shown="wikipedia.org with --links; none: no domain",
-            metavar="DOMAIN,…",
-        ),
-    ] = None,
-    quality_reference: Annotated[
-        list[str] | None,
-        option("Reference text: documents unlike it are mostly dropped (GPT-3's classifier)."),
-    ] = None,
-    decontaminate: Annotated[
-        list[str] | None,
-        option("Test sets: text that overlaps with them is removed.", metavar="FILE"),
-    ] = None,
-    weights: Annotated[
-        str | None, option("Share of each source in the output.", metavar="web=0.6,books=0.4")
-    ] = None,
-    documents: Annotated[
-        str | None,
-        option(
-            "How plain text is split into documents: blank, blanks, line, file.", metavar="RULE"
-        ),
-    ] = None,
-    text: Annotated[str | None, option("Key or column of the text.", metavar="COLUMN")] = None,
-    workers: Annotated[int | None, option("Worker processes.", shown="one per core")] = None,
+    steps: str | None = option(
+        None,
+        "A subset of clean,filter,dedup; the options below add their own steps.",
+        metavar="STEP,…",
+    ),
+    language: str | None = option(
+        None, "Keep only documents in this language: en, ko, …", metavar="CODE"
+    ),
+    links: str | None = option(
+        None,
+        "Keep only pages whose url has a score of 3 or more in this table (WebText).",
+        metavar="FILE",
+    ),
+    block_domains: str | None = option(
+        None,
+        "Leave out pages of these domains, or of a file of them.",
+        shown="wikipedia.org with --links; none: no domain",
+        metavar="DOMAIN,…",
+    ),
+    quality_reference: list[str] | None = option(
+        None, "Reference text: documents unlike it are mostly dropped (GPT-3's classifier)."
+    ),
+    decontaminate: list[str] | None = option(
+        None, "Test sets: text that overlaps with them is removed.", metavar="FILE"
+    ),
+    weights: str | None = option(
+        None, "Share of each source in the output.", metavar="web=0.6,books=0.4"
+    ),
+    documents: str | None = option(
+        None, "How plain text is split into documents: blank, blanks, line, file.", metavar="RULE"
+    ),
+    text: str | None = option(None, "Key or column of the text.", metavar="COLUMN"),
+    workers: int | None = option(None, "Worker processes.", shown="one per core"),
     settings: opt.Set = None,
     overwrite: opt.Overwrite = False,
     json: opt.Json = False,

@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
 
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import load_torch
@@ -13,21 +12,18 @@ from malmoi.system.language import LANGUAGES, translate
 
 
 def demo_command(
-    out: Annotated[
-        Path | None,
-        option("Output folder.", "--out", "-o", shown="demo, or demo-ko", metavar="DIR"),
-    ] = None,
-    data: Annotated[
-        Path | None,
-        option(
-            "Korean bills (제안이유), a blank line between them.",
-            shown="English speeches",
-            metavar="FILE",
-        ),
-    ] = None,
-    language: Annotated[
-        str | None, option("Messages and page: en or ko.", shown="the locale's", metavar="NAME")
-    ] = None,
+    out: Path | None = option(
+        None, "Output folder.", "--out", "-o", shown="demo, or demo-ko", metavar="DIR"
+    ),
+    data: Path | None = option(
+        None,
+        "Korean bills (제안이유), a blank line between them.",
+        shown="English speeches",
+        metavar="FILE",
+    ),
+    language: str | None = option(
+        None, "Messages and page: en or ko.", shown="the locale's", metavar="NAME"
+    ),
     json: opt.Json = False,
 ) -> None:
     """Train and try a GPT and a BERT on built-in text, in minutes.

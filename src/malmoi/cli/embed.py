@@ -1,7 +1,7 @@
 """`malmoi embed`: texts as vectors."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import input_lines, open_model
@@ -17,18 +17,12 @@ if TYPE_CHECKING:
 def embed_command(
     model: opt.Model,
     texts: opt.Texts = None,
-    layers: Annotated[
-        str, option("Layers to average: 0 is the embedding, -1 the last; -4,-3,-2,-1")
-    ] = "-1",
-    pool: Annotated[
-        str, option("mean over the tokens, cls (the first token), none; auto: the folder's")
-    ] = "auto",
-    truncate: Annotated[
-        bool, option("Truncate texts longer than the context.", "--truncate")
-    ] = False,
-    out: Annotated[
-        Path | None, option("Write the vectors to this .npy file.", "--out", "-o")
-    ] = None,
+    layers: str = option("-1", "Layers to average: 0 is the embedding, -1 the last; -4,-3,-2,-1"),
+    pool: str = option(
+        "auto", "mean over the tokens, cls (the first token), none; auto: the folder's"
+    ),
+    truncate: bool = option(False, "Truncate texts longer than the context.", "--truncate"),
+    out: Path | None = option(None, "Write the vectors to this .npy file.", "--out", "-o"),
     overwrite: opt.Overwrite = False,
     device: opt.Device = None,
     dtype: opt.Dtype = None,

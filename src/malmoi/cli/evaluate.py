@@ -1,14 +1,12 @@
 """`malmoi evaluate`: a fine-tuned model by its head, any other in context."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from malmoi.cli import options as opt
 from malmoi.cli.finetune import show_facts, task_and_files
 from malmoi.cli.inputs import complete_tasks, given, given_columns, load_torch, open_model
-from malmoi.cli.options import option
+from malmoi.cli.options import argument, option
 from malmoi.cli.output import print_json, print_table, say
 from malmoi.errors import UsageError
 
@@ -23,53 +21,38 @@ YAML = (".yaml", ".yml")
 
 def evaluate_command(
     model: opt.Model,
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[TASK] [FILE…]",
-            help="Labelled rows; some tasks generate their own. TASK: a name (malmoi tasks) or a "
-            "kind such as classification; omit it for the one the model was fine-tuned for.",
-            autocompletion=complete_tasks,
-        ),
-    ] = None,
-    data: Annotated[list[Path] | None, option("Labelled rows, if not given as FILE.")] = None,
-    shots: Annotated[
-        str | None,
-        option("Evaluate in context with this many examples: 0, 1, K, max, or 0,1,4.", metavar="K"),
-    ] = None,
-    train: Annotated[list[Path] | None, option("Rows to draw the examples from.")] = None,
-    seed: Annotated[int | None, option("Random seed of the examples.")] = None,
-    limit: Annotated[int | None, option("Evaluate at most this many items.")] = None,
-    score: Annotated[
-        str | None,
-        option(
-            "Compare choices by total, token, byte or unconditional likelihood; BERT: cloze_total…"
-        ),
-    ] = None,
-    template: Annotated[
-        str | None, option("Another prompt template, by name or from a .toml file.")
-    ] = None,
-    beams: Annotated[
-        int | None, option("Beams of a model that translates; 1 is greedy.", shown="4")
-    ] = None,
-    reading: Annotated[
-        str | None, option("How a model trained both ways reads: causal or masked.")
-    ] = None,
-    show: Annotated[int, option("Print the first N prompts as the model saw them.")] = 0,
-    harness: Annotated[
-        str | None, option("Evaluate with lm-eval; TASK may be one of its YAML files.")
-    ] = None,
-    out: Annotated[
-        Path | None, option("Write curve.json and curve.svg here.", "--out", "-o", metavar="DIR")
-    ] = None,
-    metric: Annotated[str | None, option("Metric that comes first: f1_macro, mcc, bleu…")] = None,
-    contamination: Annotated[
-        list[str] | None,
-        option(
-            "Training text: score the items that overlap with it apart (GPT-3 §4).",
-            metavar="CORPUS",
-        ),
-    ] = None,
+    words: list[str] | None = argument(
+        None,
+        "Labelled rows; some tasks generate their own. TASK: a name (malmoi tasks) or a "
+        "kind such as classification; omit it for the one the model was fine-tuned for.",
+        metavar="[TASK] [FILE…]",
+        autocompletion=complete_tasks,
+    ),
+    data: list[Path] | None = option(None, "Labelled rows, if not given as FILE."),
+    shots: str | None = option(
+        None, "Evaluate in context with this many examples: 0, 1, K, max, or 0,1,4.", metavar="K"
+    ),
+    train: list[Path] | None = option(None, "Rows to draw the examples from."),
+    seed: int | None = option(None, "Random seed of the examples."),
+    limit: int | None = option(None, "Evaluate at most this many items."),
+    score: str | None = option(
+        None,
+        "Compare choices by total, token, byte or unconditional likelihood; BERT: cloze_total…",
+    ),
+    template: str | None = option(None, "Another prompt template, by name or from a .toml file."),
+    beams: int | None = option(None, "Beams of a model that translates; 1 is greedy.", shown="4"),
+    reading: str | None = option(None, "How a model trained both ways reads: causal or masked."),
+    show: int = option(0, "Print the first N prompts as the model saw them."),
+    harness: str | None = option(None, "Evaluate with lm-eval; TASK may be one of its YAML files."),
+    out: Path | None = option(
+        None, "Write curve.json and curve.svg here.", "--out", "-o", metavar="DIR"
+    ),
+    metric: str | None = option(None, "Metric that comes first: f1_macro, mcc, bleu…"),
+    contamination: list[str] | None = option(
+        None,
+        "Training text: score the items that overlap with it apart (GPT-3 §4).",
+        metavar="CORPUS",
+    ),
     text: opt.Text = None,
     pair: opt.Pair = None,
     label: opt.Label = None,

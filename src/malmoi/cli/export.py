@@ -4,18 +4,16 @@ from pathlib import Path
 from typing import Annotated
 
 from malmoi.cli import options as opt
-from malmoi.cli.options import option
+from malmoi.cli.options import described, option
 from malmoi.report.console import waiting
 
-OutFileOption = Annotated[Path, option("Output file.", "--out", "-o")]
+OutFileOption = Annotated[Path, described("Output file.", "--out", "-o")]
 
 
 def onnx_command(
     model: opt.Model,
     out: OutFileOption,
-    dtype: Annotated[
-        str, option("fp32, or int8: a quarter of the size, slightly different scores.")
-    ] = "fp32",
+    dtype: str = option("fp32", "fp32, or int8: a quarter of the size, slightly different scores."),
     overwrite: opt.Overwrite = False,
 ) -> None:
     """Write an ONNX file, its tokenizer beside it.
@@ -34,7 +32,7 @@ def onnx_command(
 def gguf_command(
     model: opt.Model,
     out: OutFileOption,
-    dtype: Annotated[str, option("f32, f16, bf16 or q8_0.")] = "f32",
+    dtype: str = option("f32", "f32, f16, bf16 or q8_0."),
     overwrite: opt.Overwrite = False,
 ) -> None:
     """Write a GPT-2 or a LLaMA as a GGUF file for llama.cpp.

@@ -1,7 +1,5 @@
 """`malmoi fill`: candidates for the masks of a text."""
 
-from typing import Annotated
-
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import input_lines, open_model
 from malmoi.cli.options import option
@@ -11,7 +9,7 @@ from malmoi.cli.output import one_line, print_json
 def fill_command(
     model: opt.Model,
     texts: opt.Texts = None,
-    top: Annotated[int, option("Candidates for each mask.")] = 5,
+    top: int = option(5, "Candidates for each mask."),
     device: opt.Device = None,
     dtype: opt.Dtype = None,
     json: opt.Json = False,

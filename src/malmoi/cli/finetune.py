@@ -36,75 +36,64 @@ def finetune_command(
             autocompletion=complete_tasks,
         ),
     ],
-    model: Annotated[
-        str | None,
-        option(
-            "Model to start from: a folder, or a hub id.",
-            "--model",
-            "-m",
-            shown="the newest BERT in runs/",
-            metavar="DIR",
-        ),
-    ] = None,
-    data: Annotated[list[Path] | None, option("Training rows, if not given as FILE.")] = None,
-    out: Annotated[
-        Path | None,
-        option("Output folder.", "--out", "-o", shown="runs/FILE's name", metavar="DIR"),
-    ] = None,
-    dev: Annotated[
-        list[Path] | None,
-        option(
-            "Test rows, used for evaluation only; repeatable.",
-            "--dev",
-            "--test",
-            shown="a tenth of the rows",
-        ),
-    ] = None,
+    model: str | None = option(
+        None,
+        "Model to start from: a folder, or a hub id.",
+        "--model",
+        "-m",
+        shown="the newest BERT in runs/",
+        metavar="DIR",
+    ),
+    data: list[Path] | None = option(None, "Training rows, if not given as FILE."),
+    out: Path | None = option(
+        None, "Output folder.", "--out", "-o", shown="runs/FILE's name", metavar="DIR"
+    ),
+    dev: list[Path] | None = option(
+        None,
+        "Test rows, used for evaluation only; repeatable.",
+        "--dev",
+        "--test",
+        shown="a tenth of the rows",
+    ),
     text: opt.Text = None,
     pair: opt.Pair = None,
     label: opt.Label = None,
     choices: opt.Choices = None,
     separator: opt.Separator = None,
-    epochs: Annotated[
-        float | None, option("Passes over the rows.", shown=DEFAULTS + "epochs")
-    ] = None,
+    epochs: float | None = option(None, "Passes over the rows.", shown=DEFAULTS + "epochs"),
     steps: opt.Steps = None,
     minutes: opt.Minutes = None,
-    lr: Annotated[float | None, option("Peak learning rate.", shown=DEFAULTS + "lr")] = None,
-    batch: Annotated[int | None, option("Examples per step.", shown=DEFAULTS + "batch")] = None,
-    length: Annotated[
-        int | None, option("Maximum tokens per row.", shown="the context, to 512")
-    ] = None,
+    lr: float | None = option(None, "Peak learning rate.", shown=DEFAULTS + "lr"),
+    batch: int | None = option(None, "Examples per step.", shown=DEFAULTS + "batch"),
+    length: int | None = option(None, "Maximum tokens per row.", shown="the context, to 512"),
     seed: opt.Seed = None,
-    seeds: Annotated[
-        int | None, option("Repeat with N seeds: mean ± deviation; the first run is kept.")
-    ] = None,
-    metric: Annotated[
-        str | None, option("Metric that selects: accuracy, f1_macro, mcc…", shown="the task's")
-    ] = None,
-    best: Annotated[
-        bool, option("Spend --minutes on trials of settings; average the best.", "--best")
-    ] = False,
-    grid: Annotated[
-        bool, option("Search BERT's grid of learning rates, batches and epochs.", "--grid")
-    ] = False,
-    freeze: Annotated[bool, option("Train only the new output layer.", "--freeze")] = False,
-    features: Annotated[
-        str | None,
-        option(
-            "A small model on frozen layers: last4, last, weighted-all, mix, layers=5,6…",
-            metavar="LAYERS",
-        ),
-    ] = None,
-    adapter: Annotated[
-        str | None, option("Train only an adapter: lora, prompt or prefix.", metavar="KIND")
-    ] = None,
-    lm: Annotated[
-        float | None, option("λ of GPT-1's auxiliary language model.", shown=DEFAULTS + "lm")
-    ] = None,
-    from_scratch: Annotated[
-        bool, option("Start from random weights: the baseline.", "--from-scratch")
-    ] = False,
+    seeds: int | None = option(
+        None, "Repeat with N seeds: mean ± deviation; the first run is kept."
+    ),
+    metric: str | None = option(
+        None, "Metric that selects: accuracy, f1_macro, mcc…", shown="the task's"
+    ),
+    best: bool = option(
+        False, "Spend --minutes on trials of settings; average the best.", "--best"
+    ),
+    grid: bool = option(
+        False, "Search BERT's grid of learning rates, batches and epochs.", "--grid"
+    ),
+    freeze: bool = option(False, "Train only the new output layer.", "--freeze"),
+    features: str | None = option(
+        None,
+        "A small model on frozen layers: last4, last, weighted-all, mix, layers=5,6…",
+        metavar="LAYERS",
+    ),
+    adapter: str | None = option(
+        None, "Train only an adapter: lora, prompt or prefix.", metavar="KIND"
+    ),
+    lm: float | None = option(
+        None, "λ of GPT-1's auxiliary language model.", shown=DEFAULTS + "lm"
+    ),
+    from_scratch: bool = option(
+        False, "Start from random weights: the baseline.", "--from-scratch"
+    ),
     track: opt.Track = None,
     settings: opt.Set = None,
     skip_bad: opt.SkipBad = False,

@@ -1,7 +1,7 @@
 """`malmoi generate`: continue prompts with a language model."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import given, open_model, whole_texts
@@ -23,58 +23,55 @@ OPTIONS = (
 def generate_command(
     model: opt.Model,
     texts: opt.Texts = None,
-    max_new_tokens: Annotated[int, option("Maximum new tokens.")] = 40,
-    temperature: Annotated[
-        float | None,
-        option("0 is greedy; above 1 is more random.", shown="1; 0 with --beams or --speculate"),
-    ] = None,
-    top_k: Annotated[int | None, option("Sample from the k most likely tokens only.")] = None,
-    top_p: Annotated[
-        float | None, option("Sample from the smallest set of tokens whose probabilities reach p.")
-    ] = None,
-    min_p: Annotated[
-        float | None, option("Sample from tokens at least this many times as likely as the best.")
-    ] = None,
-    repetition_penalty: Annotated[float, option("Above 1 makes repetition less likely.")] = 1.0,
-    frequency_penalty: Annotated[
-        float, option("Subtracted from a token's score each time it was generated.")
-    ] = 0.0,
-    presence_penalty: Annotated[
-        float, option("Subtracted from the score of every token generated before.")
-    ] = 0.0,
-    logit_bias: Annotated[
-        list[str] | None, option("Added to a token's score; repeatable.", metavar="ID=BIAS")
-    ] = None,
-    ignore_eos: Annotated[
-        bool, option("Do not end at the end-of-text token.", "--ignore-eos")
-    ] = False,
-    min_tokens: Annotated[int | None, option("Minimum new tokens.")] = None,
-    stop: Annotated[list[str] | None, option("Stop before this text; repeatable.")] = None,
-    seed: Annotated[int | None, option("Random seed.", shown="another each time")] = None,
-    n: Annotated[int, option("Continuations of each prompt.", "--samples", "-n")] = 1,
-    choices: Annotated[
-        str | None, option("Generate exactly one of these; spaces count.", metavar="A,B,…")
-    ] = None,
-    regex: Annotated[
-        str | None, option("Regular expression that the whole text must match.", metavar="PATTERN")
-    ] = None,
-    json_schema: Annotated[
-        Path | None, option("JSON schema that the text must follow.", metavar="FILE")
-    ] = None,
-    banned: Annotated[list[str] | None, option("Text never to generate; repeatable.")] = None,
-    beams: Annotated[int, option("More than 1: beam search.")] = 1,
-    length_penalty: Annotated[
-        float | None, option("Beams are scored by log p / length^penalty.", shown="1")
-    ] = None,
-    speculate: Annotated[
-        bool, option("Prompt-lookup decoding: the same greedy text, faster.", "--speculate")
-    ] = False,
-    parse_special: Annotated[
-        bool, option("Read control tokens such as <|endoftext|> in the prompt.", "--parse-special")
-    ] = False,
-    features: Annotated[
-        Path | None, option("Rows of a .npy file to write about (caption-small).", metavar="FILE")
-    ] = None,
+    max_new_tokens: int = option(40, "Maximum new tokens."),
+    temperature: float | None = option(
+        None, "0 is greedy; above 1 is more random.", shown="1; 0 with --beams or --speculate"
+    ),
+    top_k: int | None = option(None, "Sample from the k most likely tokens only."),
+    top_p: float | None = option(
+        None, "Sample from the smallest set of tokens whose probabilities reach p."
+    ),
+    min_p: float | None = option(
+        None, "Sample from tokens at least this many times as likely as the best."
+    ),
+    repetition_penalty: float = option(1.0, "Above 1 makes repetition less likely."),
+    frequency_penalty: float = option(
+        0.0, "Subtracted from a token's score each time it was generated."
+    ),
+    presence_penalty: float = option(
+        0.0, "Subtracted from the score of every token generated before."
+    ),
+    logit_bias: list[str] | None = option(
+        None, "Added to a token's score; repeatable.", metavar="ID=BIAS"
+    ),
+    ignore_eos: bool = option(False, "Do not end at the end-of-text token.", "--ignore-eos"),
+    min_tokens: int | None = option(None, "Minimum new tokens."),
+    stop: list[str] | None = option(None, "Stop before this text; repeatable."),
+    seed: int | None = option(None, "Random seed.", shown="another each time"),
+    n: int = option(1, "Continuations of each prompt.", "--samples", "-n"),
+    choices: str | None = option(
+        None, "Generate exactly one of these; spaces count.", metavar="A,B,…"
+    ),
+    regex: str | None = option(
+        None, "Regular expression that the whole text must match.", metavar="PATTERN"
+    ),
+    json_schema: Path | None = option(
+        None, "JSON schema that the text must follow.", metavar="FILE"
+    ),
+    banned: list[str] | None = option(None, "Text never to generate; repeatable."),
+    beams: int = option(1, "More than 1: beam search."),
+    length_penalty: float | None = option(
+        None, "Beams are scored by log p / length^penalty.", shown="1"
+    ),
+    speculate: bool = option(
+        False, "Prompt-lookup decoding: the same greedy text, faster.", "--speculate"
+    ),
+    parse_special: bool = option(
+        False, "Read control tokens such as <|endoftext|> in the prompt.", "--parse-special"
+    ),
+    features: Path | None = option(
+        None, "Rows of a .npy file to write about (caption-small).", metavar="FILE"
+    ),
     device: opt.Device = None,
     dtype: opt.Dtype = None,
     json: opt.Json = False,

@@ -29,37 +29,51 @@ def duration(text: str) -> float:
     return value * unit
 
 
-def option(help_: str, *names: str, shown: str | None = None, **settings: Any) -> Any:
-    """An option with its help; `shown` says in words what its default is."""
+def option(default: Any, help_: str, *names: str, shown: str | None = None, **settings: Any) -> Any:
+    """An option as a parameter's default; `shown` says in words what its value is."""
+    return typer.Option(default, *names, help=help_, show_default=shown or True, **settings)
+
+
+def argument(default: Any, help_: str, **settings: Any) -> Any:
+    """An argument as a parameter's default."""
+    return typer.Argument(default, help=help_, **settings)
+
+
+def described(help_: str, *names: str, shown: str | None = None, **settings: Any) -> Any:
+    """An option in a type, to be shared by commands or to be required."""
     return typer.Option(*names, help=help_, show_default=shown or True, **settings)
 
 
-Model = Annotated[str, option("Model folder, or a hub id.", "--model", "-m", metavar="DIR")]
-Out = Annotated[Path, option("Output folder.", "--out", "-o", metavar="DIR")]
-Overwrite = Annotated[bool, option("Replace what --out holds instead of refusing.", "--overwrite")]
+Model = Annotated[str, described("Model folder, or a hub id.", "--model", "-m", metavar="DIR")]
+Out = Annotated[Path, described("Output folder.", "--out", "-o", metavar="DIR")]
+Overwrite = Annotated[
+    bool, described("Replace what --out holds instead of refusing.", "--overwrite")
+]
 Device = Annotated[
-    str | None, option("cpu, cuda, cuda:1… or mps.", shown="a GPU if there is one", metavar="NAME")
+    str | None,
+    described("cpu, cuda, cuda:1… or mps.", shown="a GPU if there is one", metavar="NAME"),
 ]
 Dtype = Annotated[
-    str | None, option("fp32, bf16, fp16, or int8 on a CPU.", shown="as stored", metavar="NAME")
+    str | None, described("fp32, bf16, fp16, or int8 on a CPU.", shown="as stored", metavar="NAME")
 ]
-Json = Annotated[bool, option("Print JSON, one object per line.", "--json")]
-Seed = Annotated[int | None, option("Random seed.", shown="0")]
+Json = Annotated[bool, described("Print JSON, one object per line.", "--json")]
+Seed = Annotated[int | None, described("Random seed.", shown="0")]
 Track = Annotated[
     list[str] | None,
-    option(
+    described(
         "Track the run too with tensorboard, wandb, mlflow or trackio; repeatable.", metavar="NAME"
     ),
 ]
 Set = Annotated[
-    list[str] | None, option("Change any other setting; repeatable.", "--set", metavar="NAME=VALUE")
+    list[str] | None,
+    described("Change any other setting; repeatable.", "--set", metavar="NAME=VALUE"),
 ]
 Minutes = Annotated[
-    float | None, option("Budget as a time: 3, 90s, 2h.", parser=duration, metavar="MINUTES")
+    float | None, described("Budget as a time: 3, 90s, 2h.", parser=duration, metavar="MINUTES")
 ]
-Steps = Annotated[int | None, option("Budget in steps.", parser=whole_number, metavar="N")]
-Epochs = Annotated[float | None, option("Budget in epochs of the text.", metavar="N")]
-Tokens = Annotated[int | None, option("Budget in tokens.", parser=whole_number, metavar="N")]
+Steps = Annotated[int | None, described("Budget in steps.", parser=whole_number, metavar="N")]
+Epochs = Annotated[float | None, described("Budget in epochs of the text.", metavar="N")]
+Tokens = Annotated[int | None, described("Budget in tokens.", parser=whole_number, metavar="N")]
 Texts = Annotated[
     list[str] | None,
     typer.Argument(metavar="TEXT…", help="Texts; omit them, or pass -, to read standard input."),
@@ -68,15 +82,15 @@ Texts = Annotated[
 # ------------------------------------------------------------------ rows of a task
 
 Task = Annotated[
-    str | None, option("Task of the rows in --data (see malmoi tasks).", metavar="TASK")
+    str | None, described("Task of the rows in --data (see malmoi tasks).", metavar="TASK")
 ]
-Text = Annotated[str | None, option("Column of the text.", "--text", metavar="COLUMN")]
+Text = Annotated[str | None, described("Column of the text.", "--text", metavar="COLUMN")]
 Pair = Annotated[
-    str | None, option("Column of a second text or a context.", "--pair", metavar="COLUMN")
+    str | None, described("Column of a second text or a context.", "--pair", metavar="COLUMN")
 ]
 Label = Annotated[
     str | None,
-    option(
+    described(
         "Column of the label; for multilabel also A,B,… holding 0 and 1.",
         "--label",
         metavar="COLUMN",
@@ -84,11 +98,13 @@ Label = Annotated[
 ]
 Separator = Annotated[
     str | None,
-    option(
+    described(
         "Separator between a row's labels (multilabel).", "--separator", shown=",", metavar="TEXT"
     ),
 ]
 Choices = Annotated[
-    str | None, option("Columns of the choices, comma-separated.", "--choices", metavar="A,B,…")
+    str | None, described("Columns of the choices, comma-separated.", "--choices", metavar="A,B,…")
 ]
-SkipBad = Annotated[bool, option("Skip bad rows instead of stopping at the first.", "--skip-bad")]
+SkipBad = Annotated[
+    bool, described("Skip bad rows instead of stopping at the first.", "--skip-bad")
+]

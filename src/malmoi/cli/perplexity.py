@@ -1,7 +1,5 @@
 """`malmoi perplexity`: how well a language model predicts a text."""
 
-from typing import Annotated
-
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import open_model, whole_texts
 from malmoi.cli.options import option
@@ -11,17 +9,13 @@ from malmoi.cli.output import print_json
 def perplexity_command(
     model: opt.Model,
     texts: opt.Texts = None,
-    bits: Annotated[bool, option("Comparable between tokenizers.", "--bits-per-byte")] = False,
-    stride: Annotated[
-        int | None, option("Stride of the sliding window.", shown="half the context")
-    ] = None,
-    memory: Annotated[
-        int | None,
-        option(
-            "Tokens of earlier segments that a Transformer-XL attends to; 0: none.",
-            shown="as in training",
-        ),
-    ] = None,
+    bits: bool = option(False, "Comparable between tokenizers.", "--bits-per-byte"),
+    stride: int | None = option(None, "Stride of the sliding window.", shown="half the context"),
+    memory: int | None = option(
+        None,
+        "Tokens of earlier segments that a Transformer-XL attends to; 0: none.",
+        shown="as in training",
+    ),
     device: opt.Device = None,
     dtype: opt.Dtype = None,
     json: opt.Json = False,

@@ -2,13 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import changes_of, complete_recipes, given
-from malmoi.cli.options import option
+from malmoi.cli.options import argument, option
 from malmoi.cli.output import format_count, format_span, print_json, print_table
 from malmoi.system.limits import format_size
 
@@ -26,41 +24,29 @@ MEMORY_PARTS = ("weights", "gradients", "optimizer", "copies", "exchange")
 
 
 def plan_command(
-    recipe: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[RECIPE]",
-            help="A name or a recipe.json; omit to list the GPUs.",
-            autocompletion=complete_recipes,
-        ),
-    ] = None,
-    gpus: Annotated[int, option("Number of GPUs.", metavar="N")] = 1,
-    gpu: Annotated[
-        str, option("GPU model; any name together with --gpu-memory and --gpu-tflops.")
-    ] = "h200",
-    gpu_memory: Annotated[float | None, option("Memory of one GPU in GB.", metavar="GB")] = None,
-    gpu_tflops: Annotated[
-        float | None, option("Dense bf16 peak of one GPU.", metavar="TFLOP/s")
-    ] = None,
-    gpu_watts: Annotated[float | None, option("Power of one GPU in watts.", metavar="W")] = None,
-    utilisation: Annotated[
-        float | None,
-        option("Fraction of the peak FLOP/s.", shown="malmoi.planning.plan:Fleet.utilisation"),
-    ] = None,
-    price: Annotated[
-        float | None, option("Price of one GPU-hour; omit to leave the cost out.")
-    ] = None,
-    pue: Annotated[
-        float | None,
-        option("Data-centre watts per GPU watt (PUE).", shown="malmoi.planning.plan:Fleet.pue"),
-    ] = None,
-    gradient_checkpointing: Annotated[
-        bool,
-        option(
-            "Recompute activations in the backward pass instead of storing them.",
-            "--gradient-checkpointing",
-        ),
-    ] = False,
+    recipe: str | None = argument(
+        None,
+        "A name or a recipe.json; omit to list the GPUs.",
+        metavar="[RECIPE]",
+        autocompletion=complete_recipes,
+    ),
+    gpus: int = option(1, "Number of GPUs.", metavar="N"),
+    gpu: str = option("h200", "GPU model; any name together with --gpu-memory and --gpu-tflops."),
+    gpu_memory: float | None = option(None, "Memory of one GPU in GB.", metavar="GB"),
+    gpu_tflops: float | None = option(None, "Dense bf16 peak of one GPU.", metavar="TFLOP/s"),
+    gpu_watts: float | None = option(None, "Power of one GPU in watts.", metavar="W"),
+    utilisation: float | None = option(
+        None, "Fraction of the peak FLOP/s.", shown="malmoi.planning.plan:Fleet.utilisation"
+    ),
+    price: float | None = option(None, "Price of one GPU-hour; omit to leave the cost out."),
+    pue: float | None = option(
+        None, "Data-centre watts per GPU watt (PUE).", shown="malmoi.planning.plan:Fleet.pue"
+    ),
+    gradient_checkpointing: bool = option(
+        False,
+        "Recompute activations in the backward pass instead of storing them.",
+        "--gradient-checkpointing",
+    ),
     settings: opt.Set = None,
     json: opt.Json = False,
 ) -> None:

@@ -1,7 +1,7 @@
 """`malmoi predict`: predictions of a fine-tuned model for texts or for the rows of a file."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import input_lines, input_pairs, open_model
@@ -16,37 +16,30 @@ from malmoi.system.result import plain
 def predict_command(
     model: opt.Model,
     texts: opt.Texts = None,
-    data: Annotated[
-        Path | None, option("Rows to predict, if not given as a file instead of TEXT.")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        option(
-            "Where a file's rows go, with their predictions.",
-            "--out",
-            "-o",
-            shown="beside the file",
-        ),
-    ] = None,
+    data: Path | None = option(None, "Rows to predict, if not given as a file instead of TEXT."),
+    out: Path | None = option(
+        None,
+        "Where a file's rows go, with their predictions.",
+        "--out",
+        "-o",
+        shown="beside the file",
+    ),
     text: opt.Text = None,
     pair: opt.Pair = None,
-    paired: Annotated[
-        bool,
-        option(
-            "Read texts in pairs (question, context…); tab-separated on standard input.", "--pairs"
-        ),
-    ] = False,
-    choices: Annotated[
-        list[str] | None, option("A choice, for a multiple-choice model; repeatable.", "--choice")
-    ] = None,
-    labels: Annotated[
-        str | None,
-        option(
-            "Classify by these names without training: positive,negative. For a sentence "
-            "encoder, a model of inference (NLI), a GPT or a BERT.",
-            metavar="A,B…",
-        ),
-    ] = None,
+    paired: bool = option(
+        False,
+        "Read texts in pairs (question, context…); tab-separated on standard input.",
+        "--pairs",
+    ),
+    choices: list[str] | None = option(
+        None, "A choice, for a multiple-choice model; repeatable.", "--choice"
+    ),
+    labels: str | None = option(
+        None,
+        "Classify by these names without training: positive,negative. For a sentence "
+        "encoder, a model of inference (NLI), a GPT or a BERT.",
+        metavar="A,B…",
+    ),
     overwrite: opt.Overwrite = False,
     device: opt.Device = None,
     dtype: opt.Dtype = None,

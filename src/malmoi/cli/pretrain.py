@@ -30,11 +30,10 @@ def pretrain_command(
             autocompletion=complete_recipes,
         ),
     ],
-    data: Annotated[list[str] | None, option("Text, if not given as SRC.", metavar="SRC")] = None,
-    out: Annotated[
-        Path | None,
-        option("Run folder.", "--out", "-o", shown="runs/ and SRC's name", metavar="DIR"),
-    ] = None,
+    data: list[str] | None = option(None, "Text, if not given as SRC.", metavar="SRC"),
+    out: Path | None = option(
+        None, "Run folder.", "--out", "-o", shown="runs/ and SRC's name", metavar="DIR"
+    ),
     minutes: opt.Minutes = None,
     tokens: opt.Tokens = None,
     epochs: opt.Epochs = None,
@@ -42,15 +41,13 @@ def pretrain_command(
     seed: opt.Seed = None,
     track: opt.Track = None,
     settings: opt.Set = None,
-    tokenizer: Annotated[
-        Path | None, option("Existing tokenizer.", shown="one is trained", metavar="DIR")
-    ] = None,
-    start: Annotated[
-        str | None, option("Model to continue from.", shown="new weights", metavar="DIR")
-    ] = None,
+    tokenizer: Path | None = option(
+        None, "Existing tokenizer.", shown="one is trained", metavar="DIR"
+    ),
+    start: str | None = option(None, "Model to continue from.", shown="new weights", metavar="DIR"),
     overwrite: opt.Overwrite = False,
     device: opt.Device = None,
-    dry_run: Annotated[bool, option("Only estimate the cost of the run.", "--dry-run")] = False,
+    dry_run: bool = option(False, "Only estimate the cost of the run.", "--dry-run"),
     json: opt.Json = False,
 ) -> None:
     """Train a model from raw text.

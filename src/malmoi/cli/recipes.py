@@ -4,12 +4,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import fields
 from itertools import groupby
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import complete_recipes
+from malmoi.cli.options import argument
 from malmoi.cli.output import format_count, print_json, print_table
 from malmoi.config import Config, ModelConfig, field_comments
 
@@ -18,14 +17,9 @@ if TYPE_CHECKING:
 
 
 def recipes_command(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[NAME]",
-            help="Show the settings of this recipe.",
-            autocompletion=complete_recipes,
-        ),
-    ] = None,
+    name: str | None = argument(
+        None, "Show the settings of this recipe.", metavar="[NAME]", autocompletion=complete_recipes
+    ),
     json: opt.Json = False,
 ) -> None:
     """List the recipes, or the settings of one.

