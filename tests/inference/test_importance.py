@@ -1,5 +1,6 @@
 """The maps equal one `run` for each of their numbers."""
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,15 @@ from malmoi.checkpoint import Checkpoint
 from malmoi.inference import Model
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert, gpt2
-from malmoi.tokenizer import train_tokenizer
+from malmoi.tokenizer import Tokenizer, train_tokenizer
 
 ROWS = ["the state of the union is strong", "a small model", "of small words the state is"]
 SHAPE = {"width": 24, "depth": 2, "heads": 3, "context": 32, "init_std": 0.4}
+
+
+@cache
+def pieces() -> Tokenizer:
+    return train_tokenizer(ROWS, kind="wordpiece", vocab=90)
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +31,7 @@ def gpt() -> Model:
 
 
 def encoder(head: str, labels: tuple[str, ...] = ()) -> Model:
-    words = train_tokenizer(ROWS, kind="wordpiece", vocab=90)
+    words = pieces()
     config = bert(vocab=words.vocab_size, dropout=0.0, attention_dropout=0.0, **SHAPE)
     network = initialise(Network(config, {head: len(labels)}), seed=1)
     return Model(Checkpoint(network, words, labels=labels))

@@ -3,10 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
+
+import torch
 
 from malmoi.checkpoint import Checkpoint
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, nearest
+from malmoi.inference.attribution import (
+    Attribution,
+    AttributionMethod,
+    gradient_input,
+    leave_one_out,
+    target_index,
+)
 from malmoi.inference.importance import (
     Importance,
     Method,
@@ -23,6 +32,7 @@ from malmoi.inference.intervene import (
     network_with,
     run_text,
 )
+from malmoi.inference.predictors import TEXT_HEADS
 from malmoi.model import Network
 from malmoi.model.intervention import Intervention, Site
 
@@ -32,6 +42,8 @@ class Interpretation:
 
     checkpoint: Checkpoint
     network: Network
+    predict: Any
+    task_head: Any
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
@@ -100,3 +112,46 @@ class Interpretation:
         log p of `answer` then, by default the likeliest one after `source`.
         """
         return patching_map(self._subject, source, text, site, answer)
+
+    def attributions(
+        self,
+        text: str,
+        *,
+        target: str | None = None,
+        method: AttributionMethod = "leave-one-out",
+    ) -> Attribution:
+        """What each word of a text did for the answer: a label, or a language model's token.
+
+        `target` is the answer to explain, by default the predicted one. "leave-one-out" predicts
+        the text again without each word; "gradient" is gradient × input, for each token.
+        """
+        known = ("leave-one-out", "gradient")
+        if method not in known:
+            raise UsageError(f"There is no method {method!r}.{nearest(method, known)}")
+        if self._subject.head not in ("classify", "lm", "mlm"):
+            raise UsageError(
+                "This needs a model with a language head, a masked one, or a classifier."
+            )
+        if method == "gradient":
+            return gradient_input(self._subject, text, target)
+        mask = self._subject.tokenizer.specials.mask
+        fixed = None if mask is None else self._subject.tokenizer.token(mask)
+        return leave_one_out(text, target or self._likeliest(text), self._chances, fixed)
+
+    def _likeliest(self, text: str) -> str:
+        if self.task_head not in TEXT_HEADS:
+            return self.run(text, top=1).guesses[-1][0].name
+        (scores,) = (one.scores for one in self.predict([text]))
+        return str(max(scores, key=scores.__getitem__))
+
+    def _chances(self, texts: Sequence[str], target: str) -> list[float]:
+        """p(target) of each text, as `predict` or `run` gives it."""
+        if self.task_head in TEXT_HEADS:
+            if target not in self.checkpoint.labels:
+                raise UsageError(
+                    f"This model has no label {target!r}.{nearest(target, self.checkpoint.labels)}"
+                )
+            return [one.scores[target] for one in self.predict(list(texts))]
+        index = target_index(self._subject, torch.zeros(1), target)
+        logits = [self.run(text).logits[-1] for text in texts]
+        return [float(torch.tensor(row).softmax(-1)[index]) for row in logits]

@@ -11,7 +11,7 @@ from malmoi.checkpoint import Checkpoint
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
 from malmoi.inference.embed import Float32Array
-from malmoi.inference.predict import name_of
+from malmoi.inference.predict import Predictor, name_of
 from malmoi.inference.prompt import encode_prompt, text_too_long
 from malmoi.model import Network
 from malmoi.model.intervention import (
@@ -80,6 +80,7 @@ class Subject:
         self.network: Network = checkpoint.network
         self.tokenizer: Tokenizer = checkpoint.tokenizer
         self.labels = checkpoint.labels
+        self.length = Predictor.of(checkpoint).max_tokens  # a classifier's texts are truncated
         self._clean: tuple[Encoding, list[Tensor]] | None = None
 
     @cached_property
@@ -93,7 +94,7 @@ class Subject:
         elif self.head == "mlm":
             encoding = self.tokenizer.encode_masked(text)
         else:
-            encoding = self.tokenizer.encode(text)
+            encoding = self.tokenizer.encode(text, max_tokens=self.length)
         context = self.network.config.context
         if len(encoding.tokens) > context:
             raise text_too_long(len(encoding.tokens), context)
