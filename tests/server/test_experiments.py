@@ -1,5 +1,6 @@
 """Break it, and the other experiments of the studio: every number is the model's own."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 
 from live_server import TEXTS, Live, bert_with, gpt_folder
-from malmoi import Intervention
+from malmoi import Intervention, MalmoiError
 from malmoi.inference import Model, load
+from malmoi.server.studio.finetuned import view_of_tested
 from malmoi.tokenizer import train_tokenizer
 
 TEXT = "the state of the union"
@@ -78,6 +80,37 @@ def test_the_maps_are_the_models(live: Live, models: dict[str, Model]) -> None:
     found = asked(live, "patching", model="gpt", source=one, text=other)
     expected_map = models["gpt"].patching_map(one, other)
     assert np.allclose(found["recovered"], expected_map.recovered, atol=1e-4)
+
+
+def test_words_are_coloured_by_what_they_did(live: Live, models: dict[str, Model]) -> None:
+    for method in ("leave-one-out", "gradient"):
+        found = asked(live, "attributions", model="mood", text=TEXT, method=method)
+        expected = models["mood"].attributions(TEXT, method=method)
+        assert found["target"] == expected.target
+        assert [piece["score"] for piece in found["pieces"]] == pytest.approx(
+            [piece.score for piece in expected.pieces], abs=1e-6
+        )
+
+
+def test_tested_rows_are_those_that_fine_tuning_wrote(tmp_path: Path) -> None:
+    pieces = train_tokenizer(TEXTS, kind="wordpiece", vocab=160)
+    bert_with(pieces, ("bad", "good"), classify=2).save(tmp_path)
+    model = load(tmp_path, device="cpu")
+    assert view_of_tested(model).rows == []
+    rows = [("good", "good", 0.9), ("good", "bad", 0.2), ("bad", "bad", 0.7)]
+    lines = [
+        {"text": TEXT, "label": label, "prediction": said, "probabilities": {label: chance}}
+        for label, said, chance in rows
+    ]
+    file = tmp_path / "predictions.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    found = view_of_tested(model)
+    assert found.labels == ["bad", "good"]
+    assert found.confusion == [[1, 0], [1, 1]]
+    assert [row.chance for row in found.rows] == [0.2, 0.7, 0.9]
+    file.write_text('{"text": "a", "label": "good"}\n', "utf-8")
+    with pytest.raises(MalmoiError, match="prediction"):
+        view_of_tested(model)
 
 
 def test_what_cannot_be_done_is_said(live: Live, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ VIEWS = (
     "next",
     "generate",
     "fill",
-    "labels",
+    "finetuned",
     "attention",
     "patterns",
     "lens",
@@ -309,13 +309,15 @@ def test_the_next_tokens_distribution_is_the_samplers_and_needs_no_server(
 
 @in_browser
 def test_every_label_has_the_models_probability(visitor: Visitor, models: dict[str, Model]) -> None:
-    page = visitor.visit("labels", text=SENTENCE)
+    page = visitor.visit("finetuned", text=SENTENCE)
     said = models["moods"].predict(SENTENCE)
     assert isinstance(said, MultiLabelPrediction)
     ordered = sorted(said.scores.items(), key=lambda item: -item[1])
-    assert visitor.bars() == [(name, percent(share)) for name, share in ordered]
-    assert page.locator("#view h2").inner_text() == (", ".join(said.labels) or "No label")
-    assert page.locator(".bars .right .name").count() == len(said.labels)
+    assert visitor.bars("#view .card:has(h2:text-is('moods'))") == [
+        (name, percent(share)) for name, share in ordered
+    ]
+    assert page.locator("#view h3").first.inner_text() == (", ".join(said.labels) or "No label")
+    assert page.locator(".pair .card").first.locator(".right .name").count() == len(said.labels)
 
 
 @in_browser

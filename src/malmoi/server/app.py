@@ -21,7 +21,7 @@ from malmoi.server.executor import ModelExecutors
 from malmoi.server.metrics import Metrics
 from malmoi.server.middleware import RequestGuard, ServerState
 from malmoi.server.registry import Registry
-from malmoi.server.studio import ablation, routes
+from malmoi.server.studio import ablation, finetuned, routes
 
 STUDIO = Path(__file__).parent / "studio" / "static"
 # load nothing from other hosts and run only our scripts, whatever a model or a user writes
@@ -61,7 +61,17 @@ def create_app(registry: Registry, settings: ServeConfig) -> FastAPI:
     app.state.metrics, app.state.gate = Metrics(), ServerState()
     app.state.work = ModelExecutors(registry, settings)
     errors.install(app)
-    for part in (server, completions, chat, predictions, inspection, docs_page, routes, ablation):
+    for part in (
+        server,
+        completions,
+        chat,
+        predictions,
+        inspection,
+        docs_page,
+        routes,
+        ablation,
+        finetuned,
+    ):
         app.include_router(part.router)
     # after every route, so that routes answer 405 themselves
     app.router.default = Studio(directory=STUDIO, html=True)

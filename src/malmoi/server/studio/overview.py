@@ -31,7 +31,9 @@ class ModelFacts(BaseModel):
     mask: str | None  # what is written for a missing word
     labels: list[str]
     knows: list[str]  # languages of SAMPLES that its tokenizer covers, the best covered first
+    head: str  # of its fine-tuning: classify, tag, span…; empty without one
     classifies: bool  # whether a text as a whole gets one of them, or several
+    several: bool  # … several
 
 
 class Overview(BaseModel):
@@ -61,7 +63,9 @@ def model_facts(name: str, model: Model) -> ModelFacts:
         mask=None if words is None or mask is None else words.token(mask),
         labels=list(model.labels),
         knows=[] if words is None else known_languages(words),
+        head="" if model.task_head is None else model.task_head.head,
         classifies=model.task_head in (ONE_LABEL, LABEL_SET),
+        several=model.task_head is LABEL_SET,
     )
 
 

@@ -14,9 +14,9 @@ import attention from "./views/attention.js";
 import beside from "./views/beside.js";
 import embeddings from "./views/embeddings.js";
 import fill from "./views/fill.js";
+import finetuned from "./views/finetuned.js";
 import generate from "./views/generate.js";
 import home from "./views/home.js";
-import labels from "./views/labels.js";
 import lens from "./views/lens.js";
 import next from "./views/next.js";
 import patterns from "./views/patterns.js";
@@ -30,7 +30,7 @@ export const GROUPS = {
   text: [tokens, embeddings],
   inside: [attention, patterns, lens, ablate],
   words: [next, generate, fill, beside],
-  tasks: [shots, labels, translation],
+  tasks: [finetuned, shots, translation],
   training: [train],
 };
 export const VIEWS = Object.values(GROUPS).flat();
