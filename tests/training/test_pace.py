@@ -21,7 +21,7 @@ from malmoi.errors import UsageError
 from malmoi.system.machine import Accelerator, Machine, detect, pick_device, pretend, this_machine
 from malmoi.system.progress import Progress, listening
 from malmoi.training.calibration import StepTimer
-from malmoi.training.device import choose_execution, is_out_of_memory
+from malmoi.training.device import choose_execution
 from malmoi.training.log import plural, read_metrics
 from malmoi.training.pace import SMALLEST_BATCH, Budget, Pace, WorkClock, verdict
 from malmoi.training.pretrain import resolve_recipe
@@ -428,5 +428,3 @@ def test_an_apple_gpu_computes_in_fp32_without_compiling() -> None:
     with execution.computing():
         assert not torch.is_autocast_enabled("mps")
     assert "mps" in _get_fused_kernels_supported_devices()  # AdamW's one kernel for all weights
-    assert is_out_of_memory(RuntimeError("MPS backend out of memory (MPS allocated: 9.0 GB)"))
-    assert not is_out_of_memory(RuntimeError("The size of tensor a (3) must match"))

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 
@@ -40,29 +40,22 @@ class Execution:
 
     def synchronize(self) -> None:
         """Waits until the device has finished its queue, so that timings are right."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        elif self.device.type == "mps":
-            torch.mps.synchronize()
+        getattr(torch, self.device.type).synchronize()
 
     def free_cache(self) -> None:
         """Releases memory that torch caches."""
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        elif self.device.type == "mps":
-            torch.mps.empty_cache()
+        if self.device.type != "cpu":
+            getattr(torch, self.device.type).empty_cache()
 
     @contextmanager
     def computing(self) -> Iterator[None]:
         """Autocasts to bf16 if chosen, and selects the fastest attention kernel."""
-        products = torch.autocast(self.device.type, self.dtype) if self.half else nullcontext()
-        backends = SDPA_BACKENDS[1:] if self.varied else SDPA_BACKENDS
-        with (
-            products,
-            sdpa_kernel(backends, set_priority=True)
-            if self.device.type == "cuda"
-            else nullcontext(),
-        ):
+        with ExitStack() as stack:
+            if self.half:
+                stack.enter_context(torch.autocast(self.device.type, self.dtype))
+            if self.device.type == "cuda":
+                backends = SDPA_BACKENDS[1:] if self.varied else SDPA_BACKENDS
+                stack.enter_context(sdpa_kernel(backends, set_priority=True))
             yield
 
 
@@ -75,12 +68,9 @@ def choose_execution(device: torch.device, c: TrainConfig) -> Execution:
     )
     if dtype != torch.float32 and not this_machine().native_bf16(device.type):
         hush_emulation()
-    return Execution(device, dtype, _compile_pays(device, c) if c.compile is None else c.compile)
-
-
-def _compile_pays(device: torch.device, c: TrainConfig) -> bool:
     seconds = c.minutes * 60 if c.minutes else math.inf
-    return this_machine().compile_pays(device.type, seconds)
+    pays = this_machine().compile_pays(device.type, seconds)
+    return Execution(device, dtype, pays if c.compile is None else c.compile)
 
 
 @cache
@@ -108,11 +98,6 @@ def measured_flops(execution: Execution) -> float:
     )
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether the device ran out of memory: CUDA has a class for it, Apple GPUs a message."""
-    return isinstance(error, torch.OutOfMemoryError) or "MPS backend out of memory" in str(error)
-
-
 @contextmanager
 def thread_count(device: torch.device, recorded: int, say: Callable[[str], None]) -> Iterator[None]:
     """Computes with as many CPU threads as the run began with, within the context.
@@ -120,23 +105,21 @@ def thread_count(device: torch.device, recorded: int, say: Callable[[str], None]
     Another number sums in another order, and a resumed run would no longer be bit-identical. A new
     run takes one thread per free core.
     """
+    if device.type != "cpu":
+        yield
+        return
     before = torch.get_num_threads()
     cores = this_machine().cores
-    count = before
-    if device.type == "cpu":
-        count = min(recorded, cores) if recorded else usable_threads()
-    if device.type == "cpu" and recorded > cores:
+    if recorded > cores:
         say(
             f"This run began with {recorded} threads and continues with {cores}: its last digits "
             "may differ."
         )
-    if count != before:
-        torch.set_num_threads(count)
+    torch.set_num_threads(min(recorded, cores) if recorded else usable_threads())
     try:
         yield
     finally:
-        if count != before:
-            torch.set_num_threads(before)
+        torch.set_num_threads(before)
 
 
 def flops_per_token(config: ModelConfig, weights: int, length: int) -> float:

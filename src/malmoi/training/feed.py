@@ -102,9 +102,7 @@ def _real_tokens(batch: ArrayBatch) -> int:
 
 def _tensors(batch: ArrayBatch, length: int, device: torch.device) -> Tensors:
     """Moves arrays to the device; a language model's labels are its tokens shifted by one."""
-    tensors: Tensors = {
-        name: _send(torch.from_numpy(array), device) for name, array in batch.items()
-    }
+    tensors: Tensors = {name: _send(torch.from_numpy(a), device) for name, a in batch.items()}
     if "mlm_labels" not in tensors and "lm_labels" not in tensors:
         whole: Tensor = tensors["tokens"]
         tensors |= {"tokens": whole[:, :-1].contiguous(), "lm_labels": whole[:, 1:].contiguous()}
@@ -118,11 +116,8 @@ def _tensors(batch: ArrayBatch, length: int, device: torch.device) -> Tensors:
 
 
 def _send(tensor: Tensor, device: torch.device) -> Tensor:
-    return (
-        tensor.pin_memory().to(device, non_blocking=True)
-        if device.type == "cuda"
-        else tensor.to(device)
-    )
+    cuda = device.type == "cuda"
+    return (tensor.pin_memory() if cuda else tensor).to(device, non_blocking=cuda)
 
 
 def samples_per_epoch(recipe: Recipe, feeds: Sequence[PhaseFeed]) -> float:

@@ -86,12 +86,7 @@ class Muon(torch.optim.Optimizer):
         decay: float = 0.0,
         cautious: bool = False,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "weight_decay": decay,
-            "cautious": cautious,
-        }
+        defaults = dict(lr=lr, momentum=momentum, weight_decay=decay, cautious=cautious)
         super().__init__(list(params), defaults)
 
     @torch.no_grad()

@@ -26,7 +26,7 @@ from malmoi.training.log import plural
 from malmoi.training.losses import objective
 from malmoi.training.pace import Budget
 from malmoi.training.parallel import ProcessGroup
-from malmoi.training.recipe import DataConfig, Recipe, run_folder
+from malmoi.training.recipe import BUDGETS, DataConfig, Recipe, run_folder
 from malmoi.training.run import TrainingRun
 from malmoi.training.run_tokenizer import RunSources, prepare_tokenizer
 from malmoi.training.samples import make_feeds, prompt_of
@@ -37,26 +37,11 @@ logger = logging.getLogger(__name__)
 DISTIL = "distil.json"  # records the teacher of a distillation run
 MAX_DESCRIBED_FILES = 3  # more files than this are not described one by one
 # settings that may change between resumes
-CHANGEABLE_SETTINGS = {
-    "about",
-    "train.steps",
-    "train.tokens",
-    "train.epochs",
-    "train.minutes",
-    "train.save_every",
-    "train.keep",
-}
-CHANGEABLE_SETTINGS |= {
-    "train.valid_every",
-    "train.valid_batches",
-    "train.log_every",
-    "train.prompt",
-    "train.tensorboard",
-    "train.snapshots",
-    "train.track",
-}
-CHANGEABLE_SETTINGS |= {"train.fit_batch", "train.micro", "train.compile", "train.parallel"}
-CHANGEABLE_SETTINGS |= {"plugins"}  # a file may be renamed
+CHANGEABLE_SETTINGS = {"about", "plugins"}  # a plugin's file may be renamed
+CHANGEABLE_SETTINGS |= {f"train.{name}" for name in (*BUDGETS, "save_every", "keep", "snapshots")}
+CHANGEABLE_SETTINGS |= {f"train.{name}" for name in ("valid_every", "valid_batches", "log_every")}
+CHANGEABLE_SETTINGS |= {f"train.{name}" for name in ("prompt", "tensorboard", "track")}
+CHANGEABLE_SETTINGS |= {f"train.{name}" for name in ("fit_batch", "micro", "compile", "parallel")}
 
 
 def prepare_run(recipe: Recipe, origin: RunSources, out: Path, group: ProcessGroup) -> TrainingRun:

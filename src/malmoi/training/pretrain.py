@@ -3,8 +3,8 @@
 import logging
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,8 +79,12 @@ def run_pretraining(
             if distillation is not None:
                 distillation.teacher.to(group.device)
             trainer = Trainer(run, distillation)
-            with _reported(trainer):
+            try:
                 trainer.fit()
+            except Stopped:
+                _report(trainer)
+                raise
+            _report(trainer)
             return run.model()
 
 
@@ -93,17 +97,6 @@ def discard_run(out: Path) -> None:
             shutil.rmtree(out / name, ignore_errors=True)
         for name in RUN_FILES:
             (out / name).unlink(missing_ok=True)
-
-
-@contextmanager
-def _reported(trainer: Trainer) -> Iterator[None]:
-    """Writes the report whether the run finishes or is stopped."""
-    try:
-        yield
-    except Stopped:
-        _report(trainer)
-        raise
-    _report(trainer)
 
 
 def _report(trainer: Trainer) -> None:

@@ -37,19 +37,13 @@ def electra_recipe(name: str) -> Recipe:
     """
     small = name == "electra-small"
     base = bert_recipe(name, lr=5e-4 if small else 2e-4)
-    train = replace(
-        base.train,
-        steps=1_000_000 if small else 766_000,
-        batch=128 if small else 256,
-        warmup=0.0,
-        warmup_steps=10_000,
-    )
+    sizes = dict(batch=128) if small else dict(steps=766_000)
     return replace(
         base,
         about="MLM by a generator + replaced tokens by the model (Clark et al. 2020)",
         objective="electra",
         data=DataConfig(lengths=(128 if small else 512,), mask_token=0.85, mask_random=0.0),
-        train=train,
+        train=replace(base.train, warmup=0.0, warmup_steps=10_000, **sizes),
     )
 
 
@@ -118,25 +112,15 @@ def caption_small() -> Recipe:
 
     The number of vectors and their width come from the file of features.
     """
-    model = preset(
-        "gpt2-small",
-        context=128,
-        width=128,
-        depth=2,
-        heads=4,
-        attention=("causal | prefix:1",),
-        feature_count=1,
-        feature_width=1,
-    )
-    train = TrainConfig(
-        steps=2000, batch=32, lr=2e-3, betas=(0.9, 0.95), decay=0.1, schedule="cosine", floor=0.1
-    )
+    features = dict(attention=("causal | prefix:1",), feature_count=1, feature_width=1)
+    model = preset("gpt2-small", context=128, width=128, depth=2, heads=4, **features)
+    settings: dict[str, Any] = dict(schedule="cosine", floor=0.1, compile=False)
     return Recipe(
         name="caption-small",
         about="texts about features, for minutes on a CPU (data.features=FILE.npy)",
         model=model,
         tokenizer=TokenizerConfig(kind="byte-bpe", vocab=4096),
-        train=replace(train, compile=False),
+        train=TrainConfig(steps=2000, lr=2e-3, betas=(0.9, 0.95), decay=0.1, **settings),
     )
 
 
@@ -145,13 +129,7 @@ def gpt1_recipe(name: str) -> Recipe:
     cosine to 0.
     """
     train = TrainConfig(
-        epochs=100,
-        batch=64,
-        lr=2.5e-4,
-        decay=0.01,
-        schedule="cosine",
-        warmup=0.0,
-        warmup_steps=2000,
+        epochs=100, batch=64, lr=2.5e-4, schedule="cosine", warmup=0.0, warmup_steps=2000
     )
     return Recipe(
         name=name,
@@ -188,19 +166,14 @@ def _gpt3_training(lr: float, batch_tokens: int, context: int) -> TrainConfig:
 
 def gpt2_recipe(name: str, lr: float) -> Recipe:
     """Radford et al. 2019: 512 × 1,024 tokens; its optimizer is unpublished, so GPT-3's is used."""
-    train = replace(
-        _gpt3_training(lr, 512 * 1024, 1024),
-        tokens=10_000_000_000,
-        batch_start=0,
-        batch_ramp=0.0,
-        decay_until=1.0,
-    )
+    changes: dict[str, Any] = dict(batch_start=0, batch_ramp=0.0, decay_until=1.0, warmup=0.01)
+    train = replace(_gpt3_training(lr, 512 * 1024, 1024), tokens=10_000_000_000, **changes)
     return Recipe(
         name=name,
         about="LM, byte-level BPE (Radford et al. 2019; the optimizer of Brown et al. 2020)",
         model=preset(name),
         tokenizer=GPT2_BPE,
-        train=replace(train, warmup=0.01),
+        train=train,
     )
 
 
@@ -216,15 +189,13 @@ def gpt3_recipe(name: str, lr: float, batch_tokens: int) -> Recipe:
 
 def lstm_recipe(name: str) -> Recipe:
     """An LSTM language model of Zaremba et al. 2014's medium size; Adam instead of their SGD."""
-    train = TrainConfig(
-        steps=100_000, batch=32, lr=1e-3, betas=(0.9, 0.99), decay=0.0, schedule="cosine"
-    )
+    settings: dict[str, Any] = dict(betas=(0.9, 0.99), decay=0.0, schedule="cosine", compile=False)
     return Recipe(
         name=name,
         about="LM by a recurrent network (Zaremba et al. 2014; Adam)",
         model=preset(name),
         tokenizer=TokenizerConfig(kind="byte-bpe", vocab=10_000),
-        train=replace(train, compile=False),
+        train=TrainConfig(steps=100_000, lr=1e-3, **settings),
     )
 
 
@@ -257,14 +228,9 @@ def transformer_xl_recipe(name: str) -> Recipe:
     """Dai et al. 2019 and their code: Adam at 2.5e-4, cosine, clip 0.25; byte-BPE, not words."""
     model = preset(name)
     small = name.endswith("small")
+    sizes: dict[str, Any] = dict(batch=32, lr=1e-3) if small else dict(batch=60, lr=2.5e-4)
     train = TrainConfig(
-        steps=200_000,
-        batch=32 if small else 60,
-        lr=1e-3 if small else 2.5e-4,
-        decay=0.0,
-        clip=0.25,
-        schedule="cosine",
-        compile=False,
+        steps=200_000, decay=0.0, clip=0.25, schedule="cosine", compile=False, **sizes
     )
     return Recipe(
         name=name,
@@ -279,13 +245,8 @@ def gpt_char() -> Recipe:
     """A character-level GPT for minutes on a CPU: rotary, QK-norm, ReLU², Muon and WSD."""
     model = preset(
         "gpt2-small",
-        vocab=256,
-        context=256,
-        width=192,
-        depth=4,
-        heads=3,
-        # fast without a compiler, which would take a fifth of the three minutes
-        **MODERN_GPT | {"norm_kind": "layer"},
+        # a norm that is fast without a compiler, which would take a fifth of the three minutes
+        **MODERN_GPT | dict(norm_kind="layer", vocab=256, context=256, width=192, depth=4, heads=3),
     )
     train = TrainConfig(
         minutes=3, batch=32, **_MUON, lr=3e-3, valid_every=250, save_every=500, compile=False
@@ -331,16 +292,9 @@ MODERN_BERT: dict[str, Any] = dict(
     dropout=0.0,
     attention_dropout=0.0,
 )
-_MUON: dict[str, Any] = dict(
-    optimizer="muon",
-    betas=(0.9, 0.95),
-    decay=0.0,
-    schedule="wsd",
-    cooldown=0.5,
-    floor=0.0,
-    warmup=0.0,
-    warmup_steps=20,
-)
+_MASKING: dict[str, Any] = dict(mask_rate=0.25, mask_token=1.0, mask_random=0.0)
+_MUON: dict[str, Any] = dict(optimizer="muon", betas=(0.9, 0.95), decay=0.0)
+_MUON |= dict(schedule="wsd", cooldown=0.5, floor=0.0, warmup=0.0, warmup_steps=20)
 
 
 def fast_gpt(base: Recipe) -> Recipe:
@@ -356,58 +310,32 @@ def fast_bert(base: Recipe) -> Recipe:
     """Changes the mathematics to ModernBERT's: rotary, pre-norm, GeGLU, no biases, no segments; no
     dropout, 25 % masking, no NSP, Muon.
     """
-    model = replace(base.model, **MODERN_BERT)
-    train = replace(base.train, **_MUON, lr=3e-3, clip=0.0)
-    data = replace(base.data, mask_rate=0.25, mask_token=1.0, mask_random=0.0)
-    about = f"{fast_bert.__doc__}"
     return replace(
         base,
         name=f"{base.name}-fast",
-        about=about,
-        model=model,
+        about=f"{fast_bert.__doc__}",
+        model=replace(base.model, **MODERN_BERT),
         objective="mlm",
-        data=data,
-        train=train,
+        data=replace(base.data, **_MASKING),
+        train=replace(base.train, **_MUON, lr=3e-3, clip=0.0),
     )
 
 
 def sized_recipe(kind: str) -> Recipe:
     """What all sizes of `gpt`, `bert` or `both` have in common; `sizing.py` chooses the rest."""
-    train = TrainConfig(
-        minutes=1.0,
-        optimizer="muon",
-        lr=3e-3,
-        muon_lr=0.02,
-        betas=(0.9, 0.95),
-        decay=0.0,
-        cautious_decay=True,
-        clip=0.0,
-        schedule="wsd",
-        cooldown=0.75,
-        warmup=0.0,
-        warmup_steps=20,
-        ema=0.05,
-        save_every=100_000,  # saves by time are frequent enough
-    )
-    about = "sized for its text, its minutes and its machine (see docs/lab.md)"
-    if kind == "bert":
-        return Recipe(
-            name=kind,
-            about=about,
-            model=preset("bert-small", **MODERN_BERT, heads=1),  # heads=1 divides any width
-            objective="mlm",
-            tokenizer=TokenizerConfig(kind="wordpiece", vocab=8192),
-            data=DataConfig(mask_rate=0.25, mask_token=1.0, mask_random=0.0),
-            train=train,
-        )
-    both = kind == "both"
+    changes = dict(cooldown=0.75, cautious_decay=True, clip=0.0, ema=0.05)
+    # saves by time are frequent enough
+    train = TrainConfig(minutes=1.0, lr=3e-3, save_every=100_000, **_MUON | changes)
+    bert = kind == "bert"
+    shape = MODERN_BERT if bert else MODERN_GPT | {"both_ways": kind == "both"}
     return Recipe(
         name=kind,
-        about=about,
-        model=preset("gpt2-small", **MODERN_GPT, both_ways=both, heads=1),
-        objective="both" if both else "lm",
-        tokenizer=TokenizerConfig(kind="byte-bpe", vocab=8192),
-        data=DataConfig(shuffle="documents", mask_rate=0.25, mask_token=1.0, mask_random=0.0),
+        about="sized for its text, its minutes and its machine (see docs/lab.md)",
+        # one head divides any width
+        model=preset("bert-small" if bert else "gpt2-small", **shape, heads=1),
+        objective={"bert": "mlm", "gpt": "lm"}.get(kind, kind),
+        tokenizer=TokenizerConfig(kind="wordpiece" if bert else "byte-bpe", vocab=8192),
+        data=DataConfig(shuffle="windows" if bert else "documents", **_MASKING),
         train=train,
     )
 
@@ -423,17 +351,15 @@ _BERTS = {
 _TRANSFORMERS = ("small", "base", "big")
 _GPT2S = {"gpt2-small": 6e-4, "gpt2-medium": 3e-4, "gpt2-large": 2.5e-4, "gpt2-xl": 2e-4}
 _HALF = 500_000
-_ONE = 1_000_000
-_TWO = 2_000_000
 _LARGEST = 3_200_000
 _GPT3S = {
     "gpt3-125m": (6e-4, _HALF),
     "gpt3-350m": (3e-4, _HALF),
     "gpt3-760m": (2.5e-4, _HALF),
-    "gpt3-1.3b": (2e-4, _ONE),
-    "gpt3-2.7b": (1.6e-4, _ONE),
-    "gpt3-6.7b": (1.2e-4, _TWO),
-    "gpt3-13b": (1e-4, _TWO),
+    "gpt3-1.3b": (2e-4, 1_000_000),
+    "gpt3-2.7b": (1.6e-4, 1_000_000),
+    "gpt3-6.7b": (1.2e-4, 2_000_000),
+    "gpt3-13b": (1e-4, 2_000_000),
     "gpt3-175b": (0.6e-4, _LARGEST),
 }
 

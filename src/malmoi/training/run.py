@@ -75,22 +75,18 @@ class TrainingRun:
 
     def _whole(self) -> Checkpoint:
         """The checkpoint; gathered by the first process if the model is sharded."""
-        return self._gathered() if self._cut else self.checkpoint
-
-    def _gathered(self) -> Checkpoint:
+        if not self._cut:
+            return self.checkpoint
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         weights = get_model_state_dict(self.network, options=options)
         if not self.group.first:
             return self.checkpoint
-        whole = self._empty()
+        heads = {name: classes_of(head) for name, head in self.network.heads.items()}
+        whole = Network(self.network.config, heads, pooler=self.network.pooler is not None)
         whole.load_state_dict(weights)
         return replace(self.checkpoint, network=whole)
-
-    def _empty(self) -> Network:
-        heads = {name: classes_of(head) for name, head in self.network.heads.items()}
-        return Network(self.network.config, heads, pooler=self.network.pooler is not None)
 
     def sample(self) -> str:
         """Generates a short sample from the current weights."""

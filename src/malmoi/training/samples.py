@@ -66,9 +66,9 @@ def _feed(
         for i, store in enumerate(stores)
     ]
     source = parts[0] if len(parts) == 1 else Mixture(parts, d.weights, seed)
+    pad = words.specials.pad or 0
     if recipe.samples == "span":
         end = _end_of(words)
-        pad = words.specials.pad or 0
         spans = SpanBatches(source, d.mask_rate, words.vocab_size, end, pad, seed)
         return PhaseFeed(spans, length, len(source))
     if recipe.causal:
@@ -78,9 +78,7 @@ def _feed(
         masked = MaskedWindows(source, _masking(recipe, words), seed)
         kinds = ((d.causal_share, causal), (1 - d.causal_share, masked))
         return PhaseFeed(causal, length, len(source), kinds)
-    masking = _masking(recipe, words)
-    pad = words.specials.pad or 0
-    batches = BertBatches(source, masking, pad, seed, packed)
+    batches = BertBatches(source, _masking(recipe, words), pad, seed, packed)
     return PhaseFeed(batches, length, len(source))
 
 
@@ -164,22 +162,14 @@ def _gap(store: Store, words: Tokenizer) -> str:
     """The first sentence of suitable length, with [MASK] for a word in its middle."""
     starts = store.sentences if store.sentences is not None else store.documents
     lengths = np.diff(starts[:1000])
-    fair = np.flatnonzero(
-        (lengths >= GAP_SENTENCE_TOKENS.start) & (lengths < GAP_SENTENCE_TOKENS.stop)
-    )
+    fair = np.flatnonzero(np.isin(lengths, GAP_SENTENCE_TOKENS))
     if not len(fair) or words.specials.mask is None:
         return ""
     ids = store.tokens[starts[fair[0]] : starts[fair[0] + 1]].tolist()
     whole = [not words.token(i).startswith("##") for i in [*ids, ids[0]]]
-    places = [
-        i
-        for i in range(len(ids) // 2, len(ids))
-        if whole[i] and whole[i + 1] and words.token(ids[i]).isalpha()
-    ]
-    middle = places[0] if places else len(ids) // 2
-    parts = (
-        words.decode(ids[:middle]),
-        words.token(words.specials.mask),
-        words.decode(ids[middle + 1 :]),
-    )
-    return " ".join(part for part in parts if part)
+    half = len(ids) // 2
+    places = (i for i in range(half, len(ids)) if whole[i] and whole[i + 1])
+    middle = next((i for i in places if words.token(ids[i]).isalpha()), half)
+    before, after = words.decode(ids[:middle]), words.decode(ids[middle + 1 :])
+    parts = (before, words.token(words.specials.mask), after)
+    return " ".join(filter(None, parts))

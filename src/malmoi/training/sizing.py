@@ -8,10 +8,11 @@ floating-point operations of the budget.
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
@@ -128,34 +129,20 @@ class SizeChoice:
 def tokens_per_weight(flops: float) -> float:
     """The most useful tokens per weight with this much compute.
 
-    Log-linear between the measured runs and beyond them.
+    Log-linear between the two measured runs and beyond them.
     """
-    low, high = MEASURED[0], MEASURED[-1]
-    for one in MEASURED[1:]:
-        if flops < one.flops:
-            high = one
-            break
-        low = one
-    if low is high:
-        low = MEASURED[-2]
-    slope = math.log(high.tokens_per_weight / low.tokens_per_weight) / math.log(
-        high.flops / low.flops
-    )
+    low, high = MEASURED
+    ratio = high.tokens_per_weight / low.tokens_per_weight
+    slope = math.log(ratio) / math.log(high.flops / low.flops)
     return low.tokens_per_weight * float((flops / low.flops) ** slope)
 
 
 def shapes(given: Mapping[str, Any]) -> list[tuple[int, int]]:
     """(depth, width) from small to large, about 64 of width per layer; given values are fixed."""
-    widths = [int(given["width"])] if "width" in given else WIDTHS
-    found = [
-        (depth, width)
-        for width in widths
-        for depth in (
-            [int(given["depth"])]
-            if "depth" in given
-            else range(max(2, width // 64 - 1), max(2, width // 64) + 2)
-        )
-    ]
+    found = []
+    for width in [int(given["width"])] if "width" in given else WIDTHS:
+        depths = range(max(2, width // 64 - 1), max(2, width // 64) + 2)
+        found += [(d, width) for d in ([int(given["depth"])] if "depth" in given else depths)]
     return sorted(found, key=lambda shape: _block_weights(*shape))
 
 
@@ -240,12 +227,9 @@ def _one_size(
     weights = blocks + vocab * width
     context = int(given.get("context", context_length(kind, blocks, tokens)))
     base = MODERN_BERT if kind == "bert" else SMALL_TEXT_GPT | {"both_ways": kind == "both"}
-    heads = heads_for(width)
-    model = preset(
-        "bert-small" if kind == "bert" else "gpt2-small",
-        **base
-        | dict(vocab=vocab, context=context, width=width, depth=depth, heads=heads, hidden=0),
-    )
+    sizes = dict(width=width, depth=depth, heads=heads_for(width), hidden=0)
+    name = "bert-small" if kind == "bert" else "gpt2-small"
+    model = preset(name, **base | sizes | dict(vocab=vocab, context=context))
     seen = int(seconds * speed.reached(width) / flops_per_token(model, weights, context))
     epochs = seen / max(1, tokens)
     limit = (
@@ -280,8 +264,8 @@ def measure_text(readers: Sequence[DocumentReader]) -> TextSize:
     """Counts the text, all of it or 256 MB, and keeps a sample of every source."""
     sizes = {source.name: source.size for reader in readers for source in reader.sources}
     each = max(20_000, SAMPLE_CHARACTERS // max(1, len(sizes)))
-    found: dict[str, int] = {}
-    taken: dict[str, int] = {}
+    found = Counter[str]()
+    taken = Counter[str]()
     sample: list[str] = []
     documents = 0
     whole = 0
@@ -291,18 +275,17 @@ def measure_text(readers: Sequence[DocumentReader]) -> TextSize:
         size = len(document.text.encode("utf-8", "replace"))
         whole += size
         documents += 1
-        found[document.source] = found.get(document.source, 0) + size
-        room = each - taken.get(document.source, 0)
+        found[document.source] += size
+        room = each - taken[document.source]
         if room > 0:
             sample.append(document.text[:room])
-            taken[document.source] = taken.get(document.source, 0) + len(sample[-1])
+            taken[document.source] += len(sample[-1])
     if whole <= READ_BYTES:
         return TextSize(whole, documents, tuple(sample))
-    done = list(takewhile(lambda name: name in found, sizes))
-    if len(done) > 1:  # the last of them was not read to its end
-        ratio = sum(found[name] for name in done[:-1]) / sum(sizes[name] for name in done[:-1])
-    else:
-        ratio = 1.0  # only a single large file's size on disk is known
+    # the last of them was not read to its end
+    done = list(takewhile(lambda name: name in found, sizes))[:-1]
+    # of a single large file only the size on disk is known
+    ratio = sum(found[n] for n in done) / sum(sizes[n] for n in done) if done else 1.0
     estimate = max(whole, round(sum(sizes.values()) * ratio))
     return TextSize(estimate, documents * estimate // whole, tuple(sample), exact=False)
 
@@ -355,18 +338,16 @@ def size_recipe(
     `asked` has the user's settings, named in `given`: they are kept, and the others follow from
     them.
     """
-    kind = _kind(asked.name)
+    kind = cast(Kind, asked.name)
     text = measure_text(readers)
     check_enough_text(kind, text)
     named = "tokenizer.vocab" in given
     vocab = asked.tokenizer.vocab if named else vocabulary_size(text.bytes)
     if tokenizer is not None:
         vocab = tokenizer.vocab_size
+    c = asked.tokenizer
     words = tokenizer or train_tokenizer(
-        text.sample,
-        kind=asked.tokenizer.kind,
-        vocab=vocab,
-        lowercase=asked.tokenizer.lowercase,
+        text.sample, kind=c.kind, vocab=vocab, lowercase=c.lowercase
     )
     speed = measure_speed(group, asked.train)
     fixed = {
@@ -382,11 +363,6 @@ def size_recipe(
     changes = {name: value for name, value in changes.items() if name not in given}
     chosen = asked.override(changes)
     return SizedRecipe(chosen, tuple(_reasons(chosen, size, text, tokens, speed, asked)))
-
-
-def _kind(name: str) -> Kind:
-    kinds: dict[str, Kind] = {"gpt": "gpt", "bert": "bert", "both": "both"}
-    return kinds[name]
 
 
 def check_enough_text(kind: Kind, text: TextSize) -> None:

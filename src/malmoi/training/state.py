@@ -76,10 +76,8 @@ def tensors_of(
 
 def weights_are_finite(network: nn.Module, group: ProcessGroup) -> bool:
     """Whether every weight is finite, on every process."""
-    norms = torch.stack(
-        list(torch._foreach_norm([local_part(p.data) for p in network.parameters()]))
-    )
-    return not group.max((~norms.isfinite()).any().int()).item()
+    norms = torch._foreach_norm([local_part(p.data) for p in network.parameters()])
+    return not group.max((~torch.stack(norms).isfinite()).any().int()).item()
 
 
 def save_state(
@@ -96,9 +94,8 @@ def save_state(
         file = beside / f"rank-{group.rank:05}.safetensors"
         own = {name: t for name, t in tensors.items() if group.first or _is_cut(t)}
         local = {name: local_part(t).detach().cpu().contiguous() for name, t in own.items()}
-        save_file(
-            local, file, {"rows": json.dumps({name: _first_row(t) for name, t in own.items()})}
-        )
+        rows = {name: _first_row(t) for name, t in own.items()}
+        save_file(local, file, {"rows": json.dumps(rows)})
         _fsync(file)
         group.barrier()
         if group.first:
@@ -311,7 +308,7 @@ def _read(folder: Path, *, verify: bool = False) -> "_Saved":
     try:
         values = read_object(path)
         written = values.whole("format", high=MAX_SIZE)
-        saved = _Saved.of(values) if written == STATE_FORMAT else None
+        saved = _Saved(values) if written == STATE_FORMAT else None
     except MalmoiError as error:
         raise CorruptState(f"{folder} is damaged: its state.json is invalid ({error})") from error
     if saved is None:
@@ -323,23 +320,16 @@ def _read(folder: Path, *, verify: bool = False) -> "_Saved":
     return saved
 
 
-@dataclass(frozen=True)
 class _Saved:
     """The contents of state.json."""
 
-    position: Position
-    shapes: dict[str, list[int]]
-    files: dict[str, list[int]]  # bytes and checksum of each
-
-    @classmethod
-    def of(cls, values: JsonObject) -> "_Saved":
+    def __init__(self, values: JsonObject) -> None:
         shapes = values.object("shapes")
         files = values.object("files")
-        return cls(
-            _position(values.object("position")),
-            {name: shapes.list_of(name, int) for name in shapes},
-            {name: files.list_of(name, int) for name in files},
-        )
+        self.position = _position(values.object("position"))
+        self.shapes = {name: shapes.list_of(name, int) for name in shapes}
+        # bytes and checksum of each
+        self.files = {name: files.list_of(name, int) for name in files}
 
 
 def _position(values: JsonObject) -> Position:
@@ -363,22 +353,15 @@ def _value(values: JsonObject, name: str, kind: Any) -> Any:
         kind = next(one for one in get_args(kind) if one is not NoneType)
         if kind is float and isinstance(values[name], float):
             return values[name]  # the loss of a diverged run may be infinite
-    readers: dict[Any, Callable[[str], Any]] = {
-        int: values.whole,
-        float: values.number,
-        bool: values.flag,
-    }
-    return readers[kind](name)
+    read: Callable[[str], Any] = {int: values.whole, float: values.number, bool: values.flag}[kind]
+    return read(name)
 
 
 def _verify(folder: Path, saved: _Saved) -> None:
     """Checks every file's checksum, and that together they hold the tensors state.json lists."""
     for name, checksum in saved.files.items():
-        if (
-            Path(name).name != name
-            or not (folder / name).is_file()
-            or _checksum(folder / name) != checksum
-        ):
+        ours = Path(name).name == name and (folder / name).is_file()
+        if not ours or _checksum(folder / name) != checksum:
             raise CorruptState(f"{folder} is damaged: {name[:80]} does not match its checksum.")
     held: set[str] = set()
     for name in saved.files:
@@ -415,12 +398,10 @@ def _first_row(tensor: Any) -> int:
 
 def _checksum(path: Path) -> list[int]:
     crc = 0
-    size = 0
     with path.open("rb") as file:
         while chunk := file.read(1 << 24):
             crc = zlib.crc32(chunk, crc)
-            size = size + len(chunk)
-    return [size, crc]
+        return [file.tell(), crc]
 
 
 def _fsync(path: Path) -> None:

@@ -7,7 +7,7 @@ offline, is that library's own setting (WANDB_MODE, MLFLOW_TRACKING_URI, TRACKIO
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from malmoi.errors import MalmoiError, UsageError, nearest
 
@@ -17,92 +17,54 @@ Values = Mapping[str, float]
 Settings = Mapping[str, Any]
 
 
-class Tracker(Protocol):
+class Tracker(NamedTuple):
     """Where the metrics of a run go, besides metrics.jsonl."""
 
-    def log(self, values: Values, step: int) -> None: ...
+    log: Callable[[Values, int], object]  # the values of a step
+    close: Callable[[], object]
 
-    def close(self) -> None: ...
 
-
-class TensorBoardTracker:
+def tensorboard(out: Path, settings: Settings) -> Tracker:
     """Event files in the run's folder."""
+    from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, out: Path, settings: Settings) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+    writer: Any = SummaryWriter(str(out / "tensorboard"))
 
-        self.writer: Any = SummaryWriter(str(out / "tensorboard"))
-
-    def log(self, values: Values, step: int) -> None:
+    def log(values: Values, step: int) -> None:
         for name, value in values.items():
-            self.writer.add_scalar(name, value, step)
+            writer.add_scalar(name, value, step)
 
-    def close(self) -> None:
-        self.writer.close()
+    return Tracker(log, writer.close)
 
 
-class WandbTracker:
+def wandb(out: Path, settings: Settings) -> Tracker:
     """A Weights & Biases run named as the folder; a resumed run is the same one."""
+    import wandb
 
-    def __init__(self, out: Path, settings: Settings) -> None:
-        import wandb
-
-        self.run: Any = wandb.init(
-            project=PROJECT,
-            name=out.name,
-            id=run_id(out),
-            dir=str(out),
-            config=dict(settings),
-            resume="allow",
-        )
-
-    def log(self, values: Values, step: int) -> None:
-        self.run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        self.run.finish()
+    about: dict[str, Any] = dict(name=out.name, id=run_id(out), dir=str(out), config=dict(settings))
+    run: Any = wandb.init(project=PROJECT, resume="allow", **about)
+    return Tracker(lambda values, step: run.log(dict(values), step=step), run.finish)
 
 
-class MlflowTracker:
+def mlflow(out: Path, settings: Settings) -> Tracker:
     """An MLflow run named as the folder, in the experiment of this name."""
+    import mlflow
 
-    def __init__(self, out: Path, settings: Settings) -> None:
-        import mlflow
-
-        self.mlflow: Any = mlflow
-        mlflow.set_experiment(PROJECT)
-        mlflow.start_run(run_name=out.name, tags={"folder": str(out.absolute())})
-        mlflow.log_params({name: str(value)[:500] for name, value in settings.items()})
-
-    def log(self, values: Values, step: int) -> None:
-        self.mlflow.log_metrics(dict(values), step=step)
-
-    def close(self) -> None:
-        self.mlflow.end_run()
+    mlflow.set_experiment(PROJECT)
+    mlflow.start_run(run_name=out.name, tags={"folder": str(out.absolute())})
+    mlflow.log_params({name: str(value)[:500] for name, value in settings.items()})
+    return Tracker(lambda values, step: mlflow.log_metrics(dict(values), step=step), mlflow.end_run)
 
 
-class TrackioTracker:
+def trackio(out: Path, settings: Settings) -> Tracker:
     """A Trackio run named as the folder."""
+    import trackio
 
-    def __init__(self, out: Path, settings: Settings) -> None:
-        import trackio
-
-        self.trackio: Any = trackio
-        trackio.init(project=PROJECT, name=out.name, config=dict(settings), resume="allow")
-
-    def log(self, values: Values, step: int) -> None:
-        self.trackio.log(dict(values), step=step)
-
-    def close(self) -> None:
-        self.trackio.finish()
+    trackio.init(project=PROJECT, name=out.name, config=dict(settings), resume="allow")
+    return Tracker(lambda values, step: trackio.log(dict(values), step=step), trackio.finish)
 
 
-TRACKERS: dict[str, Callable[[Path, Settings], Tracker]] = {
-    "tensorboard": TensorBoardTracker,
-    "wandb": WandbTracker,
-    "mlflow": MlflowTracker,
-    "trackio": TrackioTracker,
-}
+TRACKERS = {make.__name__: make for make in (tensorboard, wandb, mlflow, trackio)}
 
 
 def run_id(out: Path) -> str:

@@ -11,19 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from malmoi.errors import MalmoiError
+from malmoi.errors import MalmoiError, is_out_of_memory
 from malmoi.model import count_parameters
 from malmoi.system.files import write_text
 from malmoi.system.progress import VALIDATE, Progress, stop_requested
 from malmoi.training.average import WeightAverage
 from malmoi.training.calibration import COMPILED_PAYS, StepTimer
 from malmoi.training.device import (
-    Execution,
     choose_execution,
     compile_for,
     first_micro,
     flops_per_token,
-    is_out_of_memory,
     measured_flops,
     release_compiled,
     thread_count,
@@ -65,21 +63,16 @@ class Trainer:
     """Trains one run in its folder."""
 
     def __init__(self, run: TrainingRun, distillation: Distillation | None = None) -> None:
-        recipe = run.recipe
-        network = run.network
-        group = run.group
         self.run = run
-        self.recipe = recipe
+        self.recipe = recipe = run.recipe
         self.config = recipe.train
-        self.network = network
-        self.group = group
+        self.network = network = run.network
+        self.group = group = run.group
         self.out = run.out
         self.feeds = run.feeds
-        self.valid = run.valid
         self.budget = Budget.of(recipe, samples_per_epoch(recipe, run.feeds))
-        self.execution: Execution = replace(
-            choose_execution(group.device, self.config), varied=recipe.data.pairs
-        )
+        execution = choose_execution(group.device, self.config)
+        self.execution = replace(execution, varied=recipe.data.pairs)
         self.objective = _objective(recipe, distillation)
         self._guessing = (
             0.0 if distillation else guessing_loss(self.objective, network.config.vocab)
@@ -241,8 +234,7 @@ class Trainer:
                 raise
             self._shrink()
             return self._measure(compiled=compiled)
-        for each in self.optimizers:
-            each.zero_grad(set_to_none=True)
+        self.network.zero_grad()
         slowest = self.group.max(torch.tensor([update, sequence], device=self.group.device))
         update, sequence = slowest.tolist()
         sized = {"lm": "gpt", "both": "both"}.get(self.recipe.samples, "bert")
@@ -324,8 +316,7 @@ class Trainer:
             for name, value in {"loss": loss.detach(), **means}.items():
                 total[name] = total[name] + value if name in total else value
         self._apply_gradients()
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
+        self.network.zero_grad()
         if self.average is not None:
             averaging = self.budget.progress(p) >= 1 - c.ema
             p.averaged = p.averaged + 1 if averaging else 0
@@ -335,13 +326,12 @@ class Trainer:
 
     def _counts(self, micros: list[Tensors]) -> dict[str, Tensor]:
         """Labels of the whole step per process, since gradients are averaged over processes."""
-        parts = [count_labels(self.objective, micro) for micro in micros]
-        names = list(dict.fromkeys(name for part in parts for name in part))
-        summed = torch.stack(
-            [torch.stack([p[name] for p in parts if name in p]).sum() for name in names]
-        ).float()
-        summed = self.group.sum(summed) / self.group.world
-        return {name: summed[i].clamp(min=1) for i, name in enumerate(names)}
+        totals: dict[str, Tensor] = {}
+        for micro in micros:
+            for name, count in count_labels(self.objective, micro).items():
+                totals[name] = totals[name] + count if name in totals else count
+        summed = self.group.sum(torch.stack(list(totals.values())).float()) / self.group.world
+        return dict(zip(totals, summed.clamp(min=1), strict=True))
 
     def _shrink(self) -> None:
         """Out of memory: halves the micro-batch, unless there are several processes."""
@@ -357,8 +347,7 @@ class Trainer:
                 f"set train.micro={self.micro // 2} or train.gradient_checkpointing=true."
             )
         self.micro = max(1, self.micro // 2)
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
+        self.network.zero_grad()
         self.execution.free_cache()
         self.log.line(
             f"The batch does not fit into memory; taking {self.micro} sequences in one pass."
@@ -415,10 +404,8 @@ class Trainer:
         """Whether to read the losses: on a GPU only now and then, because reading waits for it."""
         if self.group.device.type == "cpu" or not self.clock.started:
             return True
-        return (
-            self.position.step % self._log_every == 0
-            or self.position.seconds - self._looked >= LOOK_SECONDS
-        )
+        waited = self.position.seconds - self._looked
+        return self.position.step % self._log_every == 0 or waited >= LOOK_SECONDS
 
     def _save_is_due(self) -> bool:
         c = self.config
@@ -476,13 +463,9 @@ class Trainer:
             )
         self._restore()
         self.log.resume(self.position.step)
-        self.position.samples_seen[phase], self.position.seconds = p.samples_seen[phase], p.seconds
-        self.position.rollbacks, self.position.spiked = rollbacks, p.step
-        self.position.expected, self.position.compiled, self.position.threads = (
-            p.expected,
-            p.compiled,
-            p.threads,
-        )
+        self.position.samples_seen[phase] = p.samples_seen[phase]
+        kept = {name: getattr(p, name) for name in ("seconds", "expected", "compiled", "threads")}
+        self.position = replace(self.position, rollbacks=rollbacks, spiked=p.step, **kept)
         back = f"back to step {self.position.step:,}, skipping the data that led there"
         self.log.line(f"The loss reached {loss:g} at step {p.step:,}: {back}.")
 
@@ -490,19 +473,15 @@ class Trainer:
         p = self.position
         speed = self._speed()
         self._mark = (p.tokens, self.clock.training)
-        learning = self.config.lr * rate_at(
-            p.step, self.budget.progress(p), self.config, self.expected
-        )
-        extra = {
-            name: round(value, 5)
-            for name, value in losses.items()
-            if name != "loss" and len(losses) > 2
-        }
-        loss = round(losses["loss"], 5)
-        row = dict(
-            step=p.step, tokens=p.tokens, seconds=round(p.seconds, 3), loss=loss, lr=learning
-        )
-        self.log.write_row(**row, tokens_per_second=round(speed, 1), **extra)
+        rounded = {name: round(value, 5) for name, value in losses.items()}
+        loss = rounded.pop("loss")
+        lr = self.config.lr * rate_at(p.step, self.budget.progress(p), self.config, self.expected)
+        row = dict(self._progress_row(), loss=loss, lr=lr, tokens_per_second=round(speed, 1))
+        self.log.write_row(**row, **(rounded if len(rounded) > 1 else {}))
+
+    def _progress_row(self) -> dict[str, Any]:
+        p = self.position
+        return {"step": p.step, "tokens": p.tokens, "seconds": round(p.seconds, 3)}
 
     def _speed(self) -> float:
         """Training tokens per second since the last row, without validation and saving."""
@@ -529,10 +508,10 @@ class Trainer:
 
         Uses the averaged weights if there are any, and then reports the loss of the others too.
         """
-        if not self.valid:
+        if not self.run.valid:
             return {}
         self.network.eval()
-        feed = self.valid[self._phase_number()]
+        feed = self.run.valid[self._phase_number()]
         own = validate(self.loss_module, feed, self.config, self.execution)
         with self._averaged():
             metrics = own
@@ -557,10 +536,8 @@ class Trainer:
             rounded["guessing_loss"] = round(self._guessing, 5)
         with torch.compiler.set_stance("force_eager"):
             text = self.run.sample() if self.group.first and self.config.parallel != "fsdp" else ""
-        row: dict[str, Any] = dict(
-            step=p.step, tokens=p.tokens, seconds=round(p.seconds, 3), **rounded
-        )
-        self.log.write_row(**row, **({"sample": text} if text else {}))
+        shown = {"sample": text} if text else {}
+        self.log.write_row(**self._progress_row(), **rounded, **shown)
         self.log.progress(Progress(VALIDATE, p.step, unit="steps", metrics=metrics))
         words = ", ".join(
             f"{name.replace('_', ' ')} {value:.4g}" for name, value in rounded.items()
@@ -573,9 +550,8 @@ class Trainer:
 
     def save(self) -> None:
         """Saves the training state, then the checkpoint; removes old states but the best."""
-        self.position.seconds = (
-            self.clock.seconds if self.group.world == 1 else self.position.seconds
-        )
+        if self.group.world == 1:
+            self.position.seconds = self.clock.seconds
         self._save_state()
         self.position.valid_loss = None  # it belonged to this state only
         if self.group.first:
@@ -618,11 +594,10 @@ class Trainer:
         self.position = load_state(folder, self.network, self.optimizers, mean)
         single = self.network.config.memory and self.group.world == 1
         self.loss_module.load_memory(other_tensors(folder) if single else {})
-        if len(self.position.samples_seen) != len(self.feeds) or not 0 <= self.position.phase < len(
-            self.feeds
-        ):
+        phases = len(self.feeds)
+        if len(self.position.samples_seen) != phases or not 0 <= self.position.phase < phases:
             raise MalmoiError(
-                f"{folder} was saved with other phases than the {len(self.feeds)} of this run; it "
+                f"{folder} was saved with other phases than the {phases} of this run; it "
                 "is damaged: remove it to resume from the state before it."
             )
         if self.config.snapshots:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator
 from queue import Empty, Full, Queue
 from threading import Event, Thread
-from types import TracebackType
 from typing import Generic, TypeVar
 
 Prepared = TypeVar("Prepared")
@@ -66,10 +65,5 @@ class Background(Generic[Prepared]):
     def __enter__(self) -> "Background[Prepared]":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.control import names_pattern
 
 TokenInts = NDArray[np.int64]
@@ -33,49 +34,9 @@ _WORD = re.compile(
     rf"{_SPACE}*(?:[A-Za-z0-9가-힣]+(?:(?=[.,!?;:\"')])|{_SOLID}*{_MORE})|{_SOLID}+{_MORE})|{_SPACE}+"
 )
 _KINDS = ("wordpiece", "bpe", "byte-bpe")
-_SIDES = (
-    "a",
-    "Ab1",
-    ".",
-    "(b)",
-    "it's",
-    "가",
-    "é",
-    "e\u0301",
-    "中",
-    "👍",
-    "##",
-    "\x1c",
-    "\x85",
-    "\x0c",
-    "\u200b",
-    "\xad",
-)
-_SPACES = (
-    " ",
-    "  ",
-    "\n",
-    "\n\n",
-    " \n ",
-    "\t",
-    "\u3000",
-    "\xa0 ",
-    " \xa0",
-    "\r\n",
-    "\u200b ",
-    "\x85",
-    "\x0b",
-)
-_SIGNS = (".", ", ", "!?", ";", ":", '"', "'", ")", "...", "'ll", ".\n")
-
-
-class Encoder(Protocol):
-    """The part of a tokenizer that encoding needs."""
-
-    @property
-    def vocab_size(self) -> int: ...
-    def ids(self, texts: list[str]) -> list[list[int]]: ...
-    def fingerprint(self) -> str: ...
+_SIDES = [*"a.가é中👍", "Ab1", "(b)", "it's", "e\u0301", "##", *"\x1c\x85\x0c\u200b\xad"]
+_SPACES = [*" \n\t\u3000\x85\x0b", "  ", "\n\n", " \n ", "\xa0 ", " \xa0", "\r\n", "\u200b "]
+_SIGNS = [".", ", ", "!?", ";", ":", '"', "'", ")", "...", "'ll", ".\n"]
 
 
 class Coder(Protocol):
@@ -86,7 +47,7 @@ class Coder(Protocol):
         ...
 
 
-def make_encoder(tokenizer: Encoder) -> Coder:
+def make_encoder(tokenizer: Tokenizer) -> Coder:
     """Caches words or characters if the tokenizer keeps them apart, else encodes text by text."""
     kind = getattr(tokenizer, "kind", None)
     if kind not in (*_KINDS, "char"):
@@ -99,17 +60,15 @@ def make_encoder(tokenizer: Encoder) -> Coder:
 
 def _alike(one: Coder, other: Coder) -> bool:
     """Whether both give the same ids at every boundary of letters, signs, scripts and spaces."""
-    texts = ["".join(parts) for parts in product(_SIDES, _SPACES + _SIGNS, _SIDES)] + [
-        *_SPACES,
-        *_SIGNS,
-    ]
+    between = _SPACES + _SIGNS
+    texts = ["".join(parts) for parts in product(_SIDES, between, _SIDES)] + between
     return all(
         np.array_equal(mine, yours)
         for mine, yours in zip(one.encode(texts), other.encode(texts), strict=True)
     )
 
 
-def _mark(tokenizer: Any) -> tuple[str, int] | None:
+def _mark(tokenizer: Tokenizer) -> tuple[str, int] | None:
     """Finds a control token to write between words, so that many are encoded in one call."""
     specials = tokenizer.specials
     id = specials.eos if specials.sep is None else specials.sep
@@ -125,7 +84,7 @@ def _flat(ids: Iterable[list[int]], lengths: TokenInts) -> TokenInts:
 class CachedTexts:
     """The tokenizer without a cache."""
 
-    def __init__(self, tokenizer: Encoder):
+    def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
 
     def encode(self, texts: Sequence[str]) -> tuple[NDArray[Any], TokenInts]:
@@ -137,7 +96,7 @@ class CachedTexts:
 class CharacterEncoder:
     """The tokenizer with a cache of characters: a table indexed by code point."""
 
-    def __init__(self, tokenizer: Encoder):
+    def __init__(self, tokenizer: Tokenizer):
         self._texts = CachedTexts(tokenizer)
         self._ids = np.full(sys.maxunicode + 1, -1, np.int64)
 
@@ -164,7 +123,7 @@ class CharacterEncoder:
 class CachedWords:
     """The tokenizer with a cache of words; `mark` is a control token's name and id."""
 
-    def __init__(self, tokenizer: Any, mark: tuple[str, int] | None = None):
+    def __init__(self, tokenizer: Tokenizer, mark: tuple[str, int] | None = None):
         self._tokenizer = tokenizer
         self._mark = mark
         self._names = None if mark is None else names_pattern(tokenizer.control_tokens)

@@ -1,6 +1,5 @@
 """Texts about features: row i of a .npy file belongs to line i of a text file."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,10 @@ from malmoi.text.formats import FoundDocument, FoundDocuments, ReadOptions, read
 from malmoi.text.sources import FileSource
 from malmoi.training.data.loader import ArrayBatch
 from malmoi.training.data.mask import UNMASKED_LABEL
+from malmoi.training.data.permute import permute_epochs
 from malmoi.training.data.split import assign
 from malmoi.training.data.store import Store
-from malmoi.training.data.translations import padded, shuffled
+from malmoi.training.data.translations import padded
 
 Features = NDArray[np.floating[Any]]
 
@@ -66,27 +66,9 @@ class TextPerRow(FileSource):
         raise MalmoiError(f"{self.path}:{number} is {why}; every row of features needs its text.")
 
 
-@dataclass(frozen=True)
-class _Row:
-    text: str = "text"
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """As many documents as there are rows, to see which of them validate."""
-
-    count: int
-
-    def __iter__(self) -> Iterator[_Row]:
-        return iter([_Row()] * self.count)
-
-    def fingerprint(self) -> str:
-        return str(self.count)
-
-
 def rows_of(store: Store, rows: int, share: float, *, valid: bool) -> NDArray[np.int64]:
     """The row of each document of a store, by the rule that split training and validation."""
-    parts = [part for _, part in assign(_Rows(rows), share, 0)]
+    parts = [part for _, part in assign(["text"] * rows, share, 0)]
     found = np.flatnonzero(np.array(parts) == valid)
     if len(found) != len(store):
         raise MalmoiError(
@@ -119,7 +101,7 @@ class CaptionBatches:
             )
 
     def at(self, first: int, size: int) -> ArrayBatch:
-        chosen = shuffled(first + np.arange(size), len(self.store), self.seed, 12)
+        chosen = permute_epochs(first + np.arange(size), len(self.store), self.seed, 12)
         edges = self.store.documents
         texts = [self.store.tokens[edges[n] : edges[n + 1]].tolist() for n in chosen]
         tokens = padded([[text[-1], *text[:-1]] for text in texts], self.pad)

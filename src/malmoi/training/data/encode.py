@@ -4,7 +4,6 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -17,10 +16,12 @@ from malmoi.errors import MalmoiError, UsageError
 from malmoi.system.files import folder_lock, write_json
 from malmoi.system.progress import Progress, report_progress
 from malmoi.system.untrusted import read_object
+from malmoi.text.documents import DocumentReader
+from malmoi.tokenizer import Tokenizer
 from malmoi.training.data.background import Background
-from malmoi.training.data.cached_encoder import Coder, Encoder, make_encoder
+from malmoi.training.data.cached_encoder import Coder, make_encoder
 from malmoi.training.data.journal import Appender, Chunk, StoreCounts, holds
-from malmoi.training.data.split import Documents, assign, cut
+from malmoi.training.data.split import assign, cut
 from malmoi.training.data.store import STORE_FORMAT, Store, dtype_for
 
 JOURNAL_BYTES = 8 << 20  # bytes of text between two journal entries
@@ -42,13 +43,21 @@ class Stores:
 class EncodePlan:
     """One build: input, settings and output folder."""
 
-    reader: Documents
-    tokenizer: Encoder
+    reader: DocumentReader
+    tokenizer: Tokenizer
     out: Path
     sentences: Splitter | None
     valid: float
     seed: int
     end: int | None
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return dtype_for(self.tokenizer.vocab_size)
+
+    def appender(self, part: str, counts: StoreCounts) -> Appender:
+        sentences = self.sentences is not None
+        return Appender(self.out / part, self.dtype, counts, sentences=sentences)
 
     def made(self) -> dict[str, str]:
         """What determines the stores' content, part by part, so that a change can be named."""
@@ -67,8 +76,8 @@ def _name(splitter: Splitter) -> str:
 
 
 def build_stores(
-    reader: Documents,
-    tokenizer: Encoder,
+    reader: DocumentReader,
+    tokenizer: Tokenizer,
     out: str | Path,
     *,
     sentences: Splitter | None = None,
@@ -144,17 +153,19 @@ class _State:
             state = cls(kept.map_of("made", str), kept.whole("done"), train, valid)
         except MalmoiError:  # missing or unreadable: nothing is known to be valid
             return cls(made)
-        width = dtype_for(plan.tokenizer.vocab_size).itemsize
         sentences = plan.sentences is not None
-        parts = {"train": state.train, "valid": state.valid}
         whole = all(
-            holds(plan.out / part, counts, width, sentences=sentences)
-            for part, counts in parts.items()
+            holds(plan.out / part, counts, plan.dtype.itemsize, sentences=sentences)
+            for part, counts in state.parts.items()
         )
         return state if whole and state.made == made else cls(made)
 
+    @property
+    def parts(self) -> dict[str, StoreCounts]:
+        return {"train": self.train, "valid": self.valid}
+
     def save(self, out: Path) -> None:
-        parts = {"train": self.train.as_dict(), "valid": self.valid.as_dict()}
+        parts = {part: counts.as_dict() for part, counts in self.parts.items()}
         write_json(out / "journal.json", {"made": self.made, "done": self.done, **parts})
 
     def describe(self, changed: str | None) -> str:
@@ -173,25 +184,16 @@ class _State:
 def _encode_all(plan: EncodePlan, state: _State) -> None:
     """Encodes in this thread while another reads and splits; every batch is journalled."""
     began = time.monotonic()
-    dtype = dtype_for(plan.tokenizer.vocab_size)
-    sentences = plan.sentences is not None
     coder = make_encoder(plan.tokenizer)
-    with ExitStack() as stack:
-        train = stack.enter_context(
-            Appender(plan.out / "train", dtype, state.train, sentences=sentences)
-        )
-        valid = stack.enter_context(
-            Appender(plan.out / "valid", dtype, state.valid, sentences=sentences)
-        )
+    train = plan.appender("train", state.train)
+    valid = plan.appender("valid", state.valid)
+    with train, valid, Background(_batches(plan, state.done), ahead=2) as batches:
         state.save(plan.out)
-        for batch in stack.enter_context(Background(_batches(plan, state.done), ahead=2)):
+        for batch in batches:
             encoded = _encode(batch, coder, plan.end)
-            for appender, part in ((train, False), (valid, True)):
-                appender.append(
-                    encoded.chunk(
-                        np.array([item.valid == part for item in batch]), sentences=sentences
-                    )
-                )
+            held_out = np.array([item.valid for item in batch])
+            for appender, chosen in ((train, ~held_out), (valid, held_out)):
+                appender.append(encoded.chunk(chosen, sentences=plan.sentences is not None))
                 appender.sync()
             state.done += len(batch)
             state.save(plan.out)
@@ -210,7 +212,8 @@ class _Item:
 def _batches(plan: EncodePlan, skip: int) -> Iterator[list[_Item]]:
     batch: list[_Item] = []
     size = 0
-    for text, valid in islice(assign(plan.reader, plan.valid, plan.seed), skip, None):
+    texts = (document.text for document in plan.reader)
+    for text, valid in islice(assign(texts, plan.valid, plan.seed), skip, None):
         pieces = plan.sentences(text) if plan.sentences else cut(text)
         batch.append(_Item(pieces, len(text.encode("utf-8", "surrogatepass")), valid))
         size += batch[-1].bytes
@@ -288,14 +291,11 @@ def _gulps(pieces: list[str]) -> Iterator[list[str]]:
 
 def _publish(plan: EncodePlan, state: _State) -> None:
     """Completes the arrays, writes store.json, then removes the journal."""
-    dtype = dtype_for(plan.tokenizer.vocab_size)
-    sentences = plan.sentences is not None
-    for part, counts in (("train", state.train), ("valid", state.valid)):
-        with Appender(plan.out / part, dtype, counts, sentences=sentences) as appender:
+    for part, counts in state.parts.items():
+        with plan.appender(part, counts) as appender:
             appender.finish()
-        about = {"format": STORE_FORMAT, "dtype": dtype.name, **counts.as_dict()}
+        about = {"format": STORE_FORMAT, "dtype": plan.dtype.name, **counts.as_dict()}
         about |= {"end": plan.end, "vocab": plan.tokenizer.vocab_size, "made": state.made}
-        write_json(
-            plan.out / part / "store.json", about | ({} if sentences else {"sentences": None})
-        )
+        about |= {} if plan.sentences else {"sentences": None}
+        write_json(plan.out / part / "store.json", about)
     (plan.out / "journal.json").unlink()

@@ -7,7 +7,6 @@ and the build resumes from there.
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -97,22 +96,16 @@ class Appender:
     def __enter__(self) -> "Appender":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         for file in self._files.values():
             file.close()
 
 
 def holds(folder: Path, counts: StoreCounts, width: int, *, sentences: bool) -> bool:
     """Whether the files hold at least what the journal says; if not, they were modified."""
-    wanted = {"tokens": counts.tokens * width, "documents": counts.documents * 8}
-    if sentences:
-        wanted["sentences"] = counts.sentences * 8
-    paths = {name: folder / f"{name}.bin" for name in wanted}
-    return all(
-        path.is_file() and path.stat().st_size >= wanted[name] for name, path in paths.items()
-    )
+    for name in STORE_FILES if sentences else STORE_FILES[:2]:
+        path = folder / f"{name}.bin"
+        wanted = getattr(counts, name) * (width if name == "tokens" else 8)
+        if not path.is_file() or path.stat().st_size < wanted:
+            return False
+    return True

@@ -55,7 +55,7 @@ class BertBatches:
     def _padded(
         self, tokens: NDArray[Any], labels: NDArray[Any], keep: NDArray[Any], samples: ArrayBatch
     ) -> ArrayBatch:
-        width = _up(tokens.shape[1], WIDTH_MULTIPLE)
+        width = round_up(tokens.shape[1], WIDTH_MULTIPLE)
         labels = _widen(labels, width, UNMASKED_LABEL)
         most = len(tokens) * self.masking.slots(width - 2)
         # of pairs that count their positions anew in the second language
@@ -73,7 +73,7 @@ class BertBatches:
     ) -> ArrayBatch:
         lengths = samples["lengths"]
         bounds = np.concatenate([[0], np.cumsum(lengths)])
-        size = _up(int(bounds[-1]), PACKED_MULTIPLE)
+        size = round_up(int(bounds[-1]), PACKED_MULTIPLE)
         rows = np.broadcast_to(np.arange(len(tokens))[:, None], tokens.shape)
         counted = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
         places = samples.get("positions", counted)
@@ -86,7 +86,7 @@ class BertBatches:
             "firsts": bounds[:-1],
             "bounds": np.append(bounds, size).astype(np.int32),
             **_slots(
-                _tail(labels[keep], size, UNMASKED_LABEL)[0], _up(max(most, 1), WIDTH_MULTIPLE)
+                _tail(labels[keep], size, UNMASKED_LABEL)[0], round_up(max(most, 1), WIDTH_MULTIPLE)
             ),
         }
 
@@ -117,7 +117,7 @@ class MaskedWindows:
         return {**windows, "tokens": corrupted, **_slots(before.reshape(-1), most)}
 
 
-def _up(size: int, multiple: int) -> int:
+def round_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 

@@ -2,37 +2,17 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from malmoi.errors import MalmoiError, UsageError
+from malmoi.tokenizer import Tokenizer
+from malmoi.training.data.permute import Draws
 
 MaskInts = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 UNMASKED_LABEL = -100  # the label of tokens that are not predicted
-
-
-class Random(Protocol):
-    """numpy's Generator, or Draws, whose rows depend only on the sample."""
-
-    def random(self, size: tuple[int, ...]) -> NDArray[np.float64]: ...
-
-
-class HasMask(Protocol):
-    @property
-    def mask(self) -> int | None: ...
-
-
-class Vocabulary(Protocol):
-    """The part of a tokenizer that masking needs."""
-
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def specials(self) -> HasMask: ...
-    def token(self, id: int) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -53,7 +33,7 @@ class Masking:
     @classmethod
     def of(
         cls,
-        tokenizer: Vocabulary,
+        tokenizer: Tokenizer,
         *,
         whole_word: bool = False,
         rate: float = 0.15,
@@ -86,15 +66,13 @@ class Masking:
         return max(1, int(np.rint(self.rate * tokens)))
 
 
-def mask(tokens: MaskInts, maskable: Bools, rng: Random, how: Masking) -> tuple[MaskInts, MaskInts]:
+def mask(tokens: MaskInts, maskable: Bools, rng: Draws, how: Masking) -> tuple[MaskInts, MaskInts]:
     """Returns corrupted tokens [..., T], and labels that are -100 wherever nothing is predicted.
 
     round(rate × maskable) tokens of each sequence are chosen, at least one: an exact number, as in
     google's code.
     """
     shape = tokens.shape
-    tokens = np.atleast_2d(tokens)
-    maskable = np.atleast_2d(maskable)
     flat = tokens.reshape(-1, shape[-1])
     maskable = maskable.reshape(flat.shape)
     count = _counts(maskable, how.rate)
@@ -108,13 +86,11 @@ def mask(tokens: MaskInts, maskable: Bools, rng: Random, how: Masking) -> tuple[
 
 def _counts(maskable: Bools, rate: float) -> MaskInts:
     total = maskable.sum(axis=1)
-    counts: NDArray[np.int64] = np.minimum(
-        np.maximum(np.rint(rate * total).astype(np.int64), 1), total
-    )
-    return counts
+    wanted: MaskInts = np.maximum(np.rint(rate * total).astype(np.int64), 1)
+    return np.minimum(wanted, total)
 
 
-def _tokens(maskable: Bools, count: MaskInts, rng: Random) -> Bools:
+def _tokens(maskable: Bools, count: MaskInts, rng: Draws) -> Bools:
     """Chooses the `count` maskable tokens of each row with the smallest random numbers."""
     scores = np.where(maskable, rng.random(maskable.shape), 2.0)
     order = np.argsort(scores, axis=1)
@@ -123,7 +99,7 @@ def _tokens(maskable: Bools, count: MaskInts, rng: Random) -> Bools:
     return chosen
 
 
-def _words(maskable: Bools, starts: Bools, count: MaskInts, rng: Random) -> Bools:
+def _words(maskable: Bools, starts: Bools, count: MaskInts, rng: Draws) -> Bools:
     """Chooses whole words in random order, each if it still fits, like google's whole-word masking.
 
     W is the largest number of words in a row. The greedy choice runs in rounds over all rows: take
@@ -160,7 +136,7 @@ def _part_of_a_word(word: Bools, count: MaskInts) -> Bools:
     return word & (np.cumsum(word, axis=1) <= count[:, None])
 
 
-def _corrupt(tokens: MaskInts, chosen: Bools, rng: Random, how: Masking) -> MaskInts:
+def _corrupt(tokens: MaskInts, chosen: Bools, rng: Draws, how: Masking) -> MaskInts:
     dice = rng.random(tokens.shape)
     other = how.ordinary[(rng.random(tokens.shape) * len(how.ordinary)).astype(np.int64)]
     corrupted = np.where(chosen & (dice < how.mask), how.mask_id, tokens)

@@ -48,19 +48,9 @@ class Mixture:
         )
         self._before = np.cumsum(quotas, axis=0) - quotas
 
-    @property
-    def weights(self) -> list[float]:
-        """The proportions in use, rounded to 2^-20."""
-        return [float(unit) / SAMPLES_PER_BLOCK**2 for unit in self.units]
-
     def __len__(self) -> int:
         """An epoch of the mixture: the total number of samples of its sources."""
         return sum(len(source) for source in self.sources)
-
-    def epochs(self, samples: int) -> list[float]:
-        """Epochs of each source in this many samples (the last column of GPT-3's table 2.2)."""
-        pairs = zip(self.weights, self.sources, strict=True)
-        return [samples * weight / len(source) for weight, source in pairs]
 
     def pick(self, indices: ArrayLike) -> tuple[MixtureInts, MixtureInts]:
         """Returns the source of each number, and the sample within that source."""

@@ -7,27 +7,19 @@ sorted, so lookups are O(log n).
 
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.training.data.permute import Draws, permutation_key, permute_all
+from malmoi.tokenizer.core import Specials
+from malmoi.training.data.permute import Draws, permute_grid
 from malmoi.training.data.store import Store
 
 PairInts = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Next = Literal["nsp", "sop"] | None
-
-
-class HasSpecials(Protocol):
-    """The special tokens that frame a sample."""
-
-    @property
-    def cls(self) -> int | None: ...
-    @property
-    def sep(self) -> int | None: ...
 
 
 @dataclass
@@ -43,7 +35,7 @@ class Pairs:
     context: int
     seed: int
     _: KW_ONLY
-    specials: HasSpecials
+    specials: Specials
     next: Next = "nsp"
     short: float = 0.1
     others: Store | None = None
@@ -74,11 +66,6 @@ class Pairs:
     def __len__(self) -> int:
         return self.count
 
-    def sample(self, index: int) -> tuple[PairInts, PairInts, int]:
-        """Returns tokens, segments and label of this sample; higher numbers are in later epochs."""
-        batch = self.batch([index])
-        return batch["tokens"][0], batch["segments"][0], int(batch["labels"][0])
-
     def batch(self, indices: ArrayLike) -> dict[str, PairInts]:
         """Returns tokens [B, T] (0: padding), segments [B, T], lengths [B], labels [B]."""
         numbers = np.array(indices, dtype=np.int64, ndmin=1)
@@ -106,7 +93,8 @@ class Pairs:
         """Returns first sentence, end (exclusive) and document of a chunk of the target length."""
         sentences = self._sentences
         documents = self.store.documents
-        first = np.searchsorted(sentences, self._grid(numbers)) % (len(sentences) - 1)
+        grid = permute_grid(numbers, self.count, self.seed, 2, self.room, self.room)
+        first = np.searchsorted(sentences, grid) % (len(sentences) - 1)
         document = np.searchsorted(documents, sentences[first], side="right") - 1
         begin, end = (np.searchsorted(sentences, documents[document + more]) for more in (0, 1))
         last = np.maximum(np.searchsorted(sentences, sentences[first] + target), first + 1)
@@ -115,20 +103,6 @@ class Pairs:
             last = np.maximum(last, first + 2)
             first = np.maximum(np.minimum(first, end - 2), begin)
         return first, np.minimum(last, end), document
-
-    def _grid(self, numbers: PairInts) -> PairInts:
-        """The positions to look up sentences at: a grid of sample width, shifted and permuted."""
-        epochs, places = np.divmod(numbers, self.count)
-        points = np.empty_like(numbers)
-        for epoch in np.unique(epochs).tolist():
-            here = epochs == epoch
-            shift = permutation_key(self.seed, epoch, 3) % self.room if epoch else 0
-            points[here] = (
-                permute_all(places[here], self.count, permutation_key(self.seed, epoch, 2))
-                * self.room
-                + shift
-            )
-        return points
 
     def _split(self, first: PairInts, last: PairInts, draw: Floats) -> tuple["Spans", "Spans"]:
         """Splits A and B at a random sentence boundary; a single sentence is cut in two."""
@@ -161,12 +135,15 @@ class Pairs:
         ours = self.store.tokens
         others = self._others.tokens
         for row, (start, stop) in enumerate(a):
-            self._put(tokens[row], segments[row], 1, ours[start:stop])
+            tokens[row, 1 : stop - start + 1] = ours[start:stop]
+            tokens[row, stop - start + 1] = self._sep
         for row, (start, stop) in enumerate(b or ()):
             source = others if turned[row] and self.next == "nsp" else ours
-            self._put(
-                tokens[row], segments[row], int(a.length[row]) + 2, source[start:stop], segment=1
-            )
+            at = int(a.length[row]) + 2
+            end = at + stop - start
+            tokens[row, at:end] = source[start:stop]
+            tokens[row, end] = self._sep
+            segments[row, at : end + 1] = 1
         if self.next == "sop" and b is not None:
             _swap(tokens, segments, a.length, b.length, turned)
         return {
@@ -175,19 +152,6 @@ class Pairs:
             "lengths": lengths,
             "labels": turned.astype(np.int64),
         }
-
-    def _put(
-        self,
-        tokens: PairInts,
-        segments: PairInts,
-        at: int,
-        part: NDArray[np.integer],
-        segment: int = 0,
-    ) -> None:
-        stop = at + len(part)
-        tokens[at:stop] = part
-        tokens[stop] = self._sep
-        segments[at : stop + 1] = segment
 
 
 @dataclass(frozen=True)
@@ -256,7 +220,7 @@ def _sentences(store: Store) -> PairInts:
     return store.sentences
 
 
-def frame_of(specials: HasSpecials) -> tuple[int, int]:
+def frame_of(specials: Specials) -> tuple[int, int]:
     if specials.cls is None or specials.sep is None:
         raise MalmoiError(
             "This tokenizer has no [CLS] and [SEP], which BERT's samples need: use a WordPiece one."

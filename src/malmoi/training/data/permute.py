@@ -45,6 +45,28 @@ def permute_all(indices: ArrayLike, size: int, key: int) -> NDArray[np.int64]:
     return result.astype(np.int64)
 
 
+def permute_epochs(
+    numbers: NDArray[np.int64], count: int, seed: int, purpose: int
+) -> NDArray[np.int64]:
+    """Sample numbers as places in the orders of their epochs, of `count` samples each."""
+    epochs, places = np.divmod(numbers, count)
+    for epoch in np.unique(epochs).tolist():
+        here = epochs == epoch
+        places[here] = permute_all(places[here], count, permutation_key(seed, epoch, purpose))
+    return places
+
+
+def permute_grid(
+    numbers: NDArray[np.int64], count: int, seed: int, purpose: int, width: int, room: int
+) -> NDArray[np.int64]:
+    """Where samples start on a grid of `width`, which every later epoch shifts within `room`."""
+    points = permute_epochs(numbers, count, seed, purpose) * width
+    epochs = numbers // count
+    for epoch in np.unique(epochs[epochs > 0]).tolist():
+        points[epochs == epoch] += permutation_key(seed, epoch, purpose + 1) % room
+    return points
+
+
 def _feistel(values: NDArray[np.uint64], bits: np.uint64, key: int) -> NDArray[np.uint64]:
     low = np.uint64((1 << int(bits)) - 1)
     left = values >> bits

@@ -1,27 +1,14 @@
 """Splits a corpus into training and validation, and long documents into pieces."""
 
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Iterable, Iterator
 
 from malmoi.training.data.permute import permutation_key
 
 MAX_PIECE_CHARACTERS = 1 << 17  # a longer document is encoded in pieces, on all cores
 
 
-class HasText(Protocol):
-    @property
-    def text(self) -> str: ...
-
-
-class Documents(Protocol):
-    """A re-iterable collection of documents with a fingerprint."""
-
-    def __iter__(self) -> Iterator[HasText]: ...
-    def fingerprint(self) -> str: ...
-
-
-def assign(reader: Documents, share: float, seed: int) -> Iterator[tuple[str, bool]]:
-    """Pairs every document with whether it is for validation, by a hash of its number.
+def assign(texts: Iterable[str], share: float, seed: int) -> Iterator[tuple[str, bool]]:
+    """Pairs every document's text with whether it is for validation, by a hash of its number.
 
     At least one of several validates, and the first always trains. A single document is cut, and
     its last part validates.
@@ -29,32 +16,22 @@ def assign(reader: Documents, share: float, seed: int) -> Iterator[tuple[str, bo
     held: str | None = None
     number = 0
     validated = share == 0
-    for document in reader:
+    for text in texts:
         if held is not None:
             chosen = number > 0 and permutation_key(seed, number) < share * 2.0**64
             validated |= chosen
             yield held, chosen
             number += 1
-        held = document.text
-    if held is not None:
-        yield from _last(
-            held,
-            number,
-            validated=validated,
-            chosen=permutation_key(seed, number) < share * 2.0**64,
-            share=share,
-        )
-
-
-def _last(
-    text: str, number: int, *, validated: bool, chosen: bool, share: float
-) -> Iterator[tuple[str, bool]]:
+        held = text
+    if held is None:
+        return
     if number == 0 and share:
-        at = _before_space(text, int(len(text) * (1 - share)), len(text) // 2)
-        parts = ((text[:at], False), (text[at:], True))
+        at = _before_space(held, int(len(held) * (1 - share)), len(held) // 2)
+        parts = ((held[:at], False), (held[at:], True))
         yield from (part for part in parts if part[0])
     else:
-        yield text, number > 0 and (chosen or not validated)
+        chosen = permutation_key(seed, number) < share * 2.0**64
+        yield held, number > 0 and (chosen or not validated)
 
 
 def cut(text: str, most: int = MAX_PIECE_CHARACTERS) -> list[str]:

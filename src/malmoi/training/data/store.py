@@ -36,19 +36,10 @@ class Store:
     about: dict[str, Any]
 
     @property
-    def bytes(self) -> int:
-        """Bytes of UTF-8 text, for bits per byte."""
-        return int(self.about["bytes"])
-
-    @property
     def end(self) -> int | None:
         """The end-of-text token after every document, if there is one."""
-        end = self.about["end"]
-        return None if end is None else int(end)
-
-    @property
-    def vocab(self) -> int:
-        return int(self.about["vocab"])
+        end: int | None = self.about["end"]
+        return end
 
     def __len__(self) -> int:
         return len(self.documents) - 1

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from malmoi.errors import MalmoiError
-from malmoi.training.data.loader import WIDTH_MULTIPLE, ArrayBatch
+from malmoi.tokenizer.core import Specials
+from malmoi.training.data.loader import WIDTH_MULTIPLE, ArrayBatch, round_up
 from malmoi.training.data.mask import UNMASKED_LABEL
-from malmoi.training.data.pairs import HasSpecials, frame_of
-from malmoi.training.data.permute import Draws, permutation_key, permute_all
+from malmoi.training.data.pairs import frame_of
+from malmoi.training.data.permute import Draws, permutation_key, permute_all, permute_epochs
 from malmoi.training.data.store import Store
 
 PairIndex = NDArray[np.int64]
@@ -57,9 +58,8 @@ class PairUnits:
 
         Pairs that are longer than a unit are left out.
         """
-        sides = self._all_sides
-        short: PairIndex = sides[np.diff(sides).max(1, initial=0) < self.length]
-        return short
+        short: PairIndex = np.diff(self._all_sides).max(1, initial=0) < self.length
+        return self._all_sides[short]
 
     @property
     def left_out(self) -> int:
@@ -140,7 +140,7 @@ class TranslationBatches:
         self, starts: PairIndex, lengths: PairIndex, fill: int
     ) -> tuple[PairIndex, NDArray[np.bool_]]:
         """Spans of the store with the end after each, and which places hold a token."""
-        places = np.arange(padded_width(int(lengths.max()) + 1))
+        places = np.arange(round_up(int(lengths.max()) + 1, WIDTH_MULTIPLE))
         tokens = self.units.store.tokens
         found = tokens[np.minimum(starts[:, None] + places, len(tokens) - 1)].astype(np.int64)
         found = np.where(places == lengths[:, None], self.end, found)
@@ -148,25 +148,12 @@ class TranslationBatches:
         return np.where(keep, found, fill), keep
 
 
-def padded_width(longest: int) -> int:
-    return -(-longest // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
-
-
 def padded(rows: list[list[int]], fill: int) -> PairIndex:
     """Rows in one array, as wide as the longest rounded up."""
-    filled = np.full((len(rows), padded_width(max(map(len, rows)))), fill, np.int64)
+    filled = np.full((len(rows), round_up(max(map(len, rows)), WIDTH_MULTIPLE)), fill, np.int64)
     for row, values in zip(filled, rows, strict=True):
         row[: len(values)] = values
     return filled
-
-
-def shuffled(numbers: PairIndex, count: int, seed: int, purpose: int) -> PairIndex:
-    """Sample numbers as places in their epochs' orders."""
-    epochs, places = np.divmod(numbers, count)
-    for epoch in np.unique(epochs).tolist():
-        here = epochs == epoch
-        places[here] = permute_all(places[here], count, permutation_key(seed, epoch, purpose))
-    return places
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +168,7 @@ class LanguageRows:
     store: Store
     context: int
     seed: int
-    specials: HasSpecials
+    specials: Specials
     together: float  # share of the pairs
 
     def __post_init__(self) -> None:
@@ -200,7 +187,7 @@ class LanguageRows:
         numbers = np.array(indices, dtype=np.int64, ndmin=1)
         both, side = Draws(permutation_key(self.seed, 10), numbers).random((len(numbers), 2)).T
         pair = both < self.together
-        pairs = self.sides[shuffled(numbers, len(self), self.seed, 11)]
+        pairs = self.sides[permute_epochs(numbers, len(self), self.seed, 11)]
         room = np.where(pair, self.context // 2, self.context)[:, None] - 2
         framed = np.minimum(np.diff(pairs), room) + 2  # tokens of each side with [CLS] and [SEP]
         shown = np.stack((pair | (side < 0.5), pair | (side >= 0.5)), 1)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from malmoi.errors import MalmoiError
-from malmoi.training.data.permute import permutation_key, permute_all
+from malmoi.training.data.permute import permutation_key, permute_all, permute_grid
 from malmoi.training.data.store import Store
 
 
@@ -55,22 +55,7 @@ class Windows:
     def starts(self, indices: ArrayLike) -> NDArray[np.int64]:
         """The first token of each window: permuted per epoch, on a grid that shifts every epoch."""
         numbers = np.array(indices, dtype=np.int64, ndmin=1)
-        epochs, places = np.divmod(numbers, self.count)
-        starts = np.empty_like(numbers)
-        for epoch in np.unique(epochs).tolist():
-            here = epochs == epoch
-            shift = permutation_key(self.seed, epoch, 1) % self._room if epoch else 0
-            starts[here] = (
-                permute_all(places[here], self.count, permutation_key(self.seed, epoch, 0))
-                * self.context
-                + shift
-            )
-        return starts
-
-    def sample(self, index: int) -> NDArray[np.int64]:
-        """Returns the window with this number; any number ≥ 0, later epochs included."""
-        window: NDArray[np.int64] = self.batch([index])["tokens"][0]
-        return window
+        return permute_grid(numbers, self.count, self.seed, 0, self.context, self._room)
 
     def batch(self, indices: ArrayLike) -> dict[str, NDArray[np.int64]]:
         """Returns tokens [B, context + 1] and optionally documents, numbered within each window."""

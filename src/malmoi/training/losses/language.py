@@ -12,12 +12,17 @@ from malmoi.training.losses.base import IGNORE_LABEL, ForwardPass, Objective, Te
 from malmoi.training.losses.linear_xent import linear_cross_entropy
 
 
-def lm() -> Objective:
-    """GPT-1 eq. 1: Σ −log P(u_i | u_1 … u_{i−1}), with labels that the batch has shifted by one."""
+def lm(smoothing: float = 0.0) -> Objective:
+    """GPT-1 eq. 1: Σ −log P(u_i | u_1 … u_{i−1}), with labels that the batch has shifted by one.
+
+    Labels are smoothed in training only (Vaswani et al. 2017 §5.4).
+    """
 
     def total(done: ForwardPass) -> Tensor:
-        head = done.network.heads["lm"]
-        return linear_cross_entropy(head.features(done.hidden), head, done.batch["lm_labels"])  # type: ignore[operator, arg-type]
+        head = cast(LMHead, done.network.heads["lm"])
+        smooth = smoothing if done.network.training else 0.0
+        features = head.features(done.hidden)
+        return linear_cross_entropy(features, head, done.batch["lm_labels"], smooth)
 
     return Objective((Term("lm", "lm_labels", total),))
 
@@ -34,18 +39,6 @@ def bilm() -> Objective:
         return scale * linear_cross_entropy(features, head, tokens[:, :-1])
 
     return lm() + Objective((Term("lm", "lm_labels", backward, name="backward_lm"),))
-
-
-def translation(smoothing: float = 0.0) -> Objective:
-    """Next tokens of the target given the source; labels are smoothed in training only (§5.4)."""
-
-    def total(done: ForwardPass) -> Tensor:
-        head = done.network.heads["lm"]
-        smooth = smoothing if done.network.training else 0.0
-        features = head.features(done.hidden)  # type: ignore[operator]
-        return linear_cross_entropy(features, head, done.batch["lm_labels"], smooth)  # type: ignore[arg-type]
-
-    return Objective((Term("lm", "lm_labels", total),))
 
 
 def mlm(head_name: str = "mlm") -> Objective:
@@ -100,8 +93,8 @@ OBJECTIVES: Registry[Callable[..., Objective]] = Registry(
         "lm": lm,
         "bilm": bilm,
         "both": both,
-        "translation": translation,
-        "span": translation,  # another source and target
+        "translation": lm,  # of the target, given the source
+        "span": lm,
         "mlm": mlm,
         "electra": lambda: mlm("generator") + DETECTION_WEIGHT * detect(),
         "mlm+nsp": lambda: mlm() + nsp(),

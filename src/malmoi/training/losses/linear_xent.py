@@ -42,8 +42,7 @@ def linear_cross_entropy(
     if not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)):
         return _forward_only(x, weight, bias, y, Shape(head.cap, smoothing))
     apply: Callable[..., Tensor] = _LinearCrossEntropy.apply
-    total = apply(x, weight, bias, y, Shape(head.cap, smoothing))
-    return total
+    return apply(x, weight, bias, y, Shape(head.cap, smoothing))
 
 
 class Shape(NamedTuple):
@@ -57,15 +56,10 @@ def _forward_only(
     x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, shape: Shape
 ) -> Tensor:
     total = x.new_zeros((), dtype=torch.float32)
-    for rows in torch.arange(len(x)).split(_rows(x, weight)):
-        part = slice(int(rows[0]), int(rows[-1]) + 1)
-        total = total + F.cross_entropy(
-            _logits(x[part], weight, bias, shape.cap),
-            y[part],
-            ignore_index=IGNORE_LABEL,
-            reduction="sum",
-            label_smoothing=shape.smoothing,
-        )
+    how: Any = dict(ignore_index=IGNORE_LABEL, reduction="sum", label_smoothing=shape.smoothing)
+    size = _rows(x, weight)
+    for rows, labels in zip(x.split(size), y.split(size), strict=True):
+        total = total + F.cross_entropy(_logits(rows, weight, bias, shape.cap), labels, **how)
     return total
 
 
@@ -106,14 +100,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
-        dx, dw, db = ctx.saved_tensors
-        return (
-            dx * grad.to(dx.dtype),
-            dw * grad.to(dw.dtype),
-            None if db is None else db * grad,
-            None,
-            None,
-        )
+        slopes = (None if d is None else d * grad.to(d.dtype) for d in ctx.saved_tensors)
+        return *slopes, None, None
 
 
 @cache

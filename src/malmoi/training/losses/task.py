@@ -67,13 +67,9 @@ def _cross_entropy(
 
     def total(done: ForwardPass) -> Tensor:
         scores = read(done).flatten(0, -2)
-        return F.cross_entropy(
-            scores,
-            done.batch["labels"].flatten(),
-            on_device(scores.device),
-            ignore_index=IGNORE_LABEL,
-            reduction="sum",
-        )
+        labels = done.batch["labels"].flatten()
+        weight = on_device(scores.device)
+        return F.cross_entropy(scores, labels, weight, ignore_index=IGNORE_LABEL, reduction="sum")
 
     return Objective((Term(head, "labels", total),))
 
