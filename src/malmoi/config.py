@@ -11,7 +11,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache, partial
 from itertools import takewhile
 from types import UnionType
@@ -27,7 +27,7 @@ from malmoi.system.limits import (
     format_size,
     shown,
 )
-from malmoi.system.untrusted import parse, parse_object
+from malmoi.system.untrusted import is_a, parse, parse_object
 
 logger = logging.getLogger(__name__)
 _require = partial(require, "This model cannot be built")
@@ -84,7 +84,8 @@ class Config:
                 raise UsageError(
                     f"{cls.__name__} has no field {shown(name)}.{nearest(name, field_types(cls))}"
                 )
-        missing = [f.name for f in fields(cls) if _required(f) and f.name not in values]
+        optional = {f.name for f in fields(cls) if (f.default, f.default_factory) != (MISSING,) * 2}
+        missing = [name for name in field_types(cls) if name not in optional | values.keys()]
         if missing:
             raise UsageError(
                 f"{cls.__name__} needs the field{'s'[: len(missing) > 1]} {', '.join(missing)}."
@@ -396,10 +397,6 @@ def field_types(cls: Any) -> dict[str, Any]:
     return {f.name: hints[f.name] for f in fields(cls)}
 
 
-def _required(field: Any) -> bool:
-    return "MISSING" in repr(field.default) and "MISSING" in repr(field.default_factory)
-
-
 def _plain(value: Any) -> Any:
     if isinstance(value, Config):
         return value.to_dict()
@@ -419,37 +416,20 @@ def coerce(value: Any, kind: Any, where: str) -> Any:
             raise UsageError(f"{where} must be one of {choices}, not {shown(value)}.{hint}")
         return value
     if origin in (Union, UnionType):
-        return (
-            None
-            if value is None
-            else coerce(value, next(a for a in args if a is not type(None)), where)
-        )
+        inner = next(a for a in args if a is not type(None))
+        return None if value is None else coerce(value, inner, where)
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(coerce(v, args[0], where) for v in value)
     if is_dataclass(kind) and isinstance(value, Mapping):
         return kind.from_dict(value)  # type: ignore[union-attr]
-    expected = (int, float) if kind is float else origin or kind
-    fits = isinstance(value, expected) and not (isinstance(value, bool) and expected is not bool)
-    if not fits or (kind is float and not _is_finite(value)):
+    if not is_a(value, origin or kind):
         raise UsageError(f"{where} must be {_called(kind)}, not {shown(value)}.")
     return float(value) if kind is float else value
 
 
-def _is_finite(value: float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer beyond float range
-        return False
-
-
 def _called(kind: Any) -> str:
-    names = {
-        int: "a whole number",
-        float: "a number",
-        bool: "true or false",
-        str: "text",
-        tuple: "a list",
-    }
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    names[tuple] = "a list"
     return names.get(get_origin(kind) or kind, getattr(kind, "__name__", str(kind)))
 
 

@@ -42,15 +42,8 @@ logger = logging.getLogger(__name__)
 
 
 def run_folder(out: Path) -> RunFolder:
-    others = {
-        name: f"of other {words}"
-        for name, words in (
-            ("sources", "sources"),
-            ("against", "test sets"),
-            ("links", "link lists"),
-        )
-    }
-    others["good"] = "with other reference text"
+    others = {"sources": "of other sources", "against": "of other test sets"}
+    others |= {"links": "of other link lists", "good": "with other reference text"}
     return RunFolder(out, "corpus.json", "corpus", can_restart=True, unreadable=others)
 
 
@@ -58,9 +51,8 @@ def begin_build(out: Path, record: Mapping[str, Any], *, overwrite: bool) -> dic
     """Opens the folder's record for this build, finished or not; refuses other builds and files."""
     if overwrite:
         _forget(out)
-    if not (out / "corpus.json").is_file() and any(
-        file.name != LOCK_NAME for file in out.iterdir()
-    ):
+    others = any(file.name != LOCK_NAME for file in out.iterdir())
+    if others and not (out / "corpus.json").is_file():
         raise UsageError(f"{out} is not empty and holds no corpus; choose another folder.")
     found = run_folder(out).begin(record)
     (out / "work").mkdir(exist_ok=True)
@@ -107,14 +99,14 @@ class CorpusPlan:
         return {
             "settings": self.config.to_dict(),
             "sources": [source.about() for source in self.sources],
-            "good": read_documents(self.quality_reference).fingerprint()
-            if self.quality_reference
-            else "",
-            "against": read_documents(list(map(str, self.decontaminate))).fingerprint()
-            if self.decontaminate
-            else "",
+            "good": _fingerprint(self.quality_reference),
+            "against": _fingerprint(list(map(str, self.decontaminate))),
             **selection_record(self.config),
         }
+
+
+def _fingerprint(sources: list[str]) -> str:
+    return read_documents(sources).fingerprint() if sources else ""
 
 
 @dataclass(frozen=True, repr=False)
@@ -192,18 +184,11 @@ def _work(plan: CorpusPlan) -> dict[str, Any]:
     about = _read(plan)
     shards = range(about["shards"])
     _prepare(plan, shards)
-    _run(
-        plan,
-        "sift",
-        [(stages.filter_shard, (plan.work, n)) for n in shards if not plan.work.is_done(n, "sift")],
-    )
+    left = [n for n in shards if not plan.work.is_done(n, "sift")]
+    _run(plan, "sift", [(stages.filter_shard, (plan.work, n)) for n in left])
     twins = _find_duplicates(plan, shards)
-    jobs = [
-        (stages.finalize_shard, (plan.work, n, twins[n]))
-        for n in shards
-        if not plan.work.is_done(n, "clear")
-    ]
-    _run(plan, "clear", jobs)
+    left = [n for n in shards if not plan.work.is_done(n, "clear")]
+    _run(plan, "clear", [(stages.finalize_shard, (plan.work, n, twins[n])) for n in left])
     steps = {
         step: total_stats(plan.work.account(n, stage)[step] for n in shards)
         for step, stage in STEP_FILES.items()
@@ -297,16 +282,12 @@ def _menus(work: BuildFolder, shards: range) -> dict[str, list[str]]:
 def _scorer(plan: CorpusPlan, shards: range) -> QualityScorer:
     """Trains the classifier on reference text against raw text, both cleaned."""
     number = plan.config.examples
-    seed = plan.config.seed
     raw = chain.from_iterable(plan.work.documents(n, "clean") for n in shards)
     size = sum(sum(plan.work.account(n, "clean")["sources"].values()) for n in shards)
-    good = read_documents(
-        plan.quality_reference, documents=plan.config.documents, text=plan.config.text
-    )
-    chosen = sample_documents(good, sum(1 for _ in good), number)
-    return QualityScorer.fit(
-        [clean(text) for text in chosen], sample_documents(raw, size, number), seed
-    )
+    c = plan.config
+    good = read_documents(plan.quality_reference, documents=c.documents, text=c.text)
+    chosen = [clean(text) for text in sample_documents(good, sum(1 for _ in good), number)]
+    return QualityScorer.fit(chosen, sample_documents(raw, size, number), c.seed)
 
 
 def _find_duplicates(plan: CorpusPlan, shards: range) -> list[NDArray[np.uint8]]:
@@ -343,10 +324,8 @@ def _mix(plan: CorpusPlan, shards: range) -> dict[str, Any]:
     """Writes the corpus in several passes, so that copies of a document are far apart."""
     accounts = [plan.work.account(n, "clear") for n in shards]
     names = [name for account in accounts for name in account["source"]]
-    characters = np.array(
-        [size for account in accounts for size in account["characters"]], np.int64
-    )
-    draws = np.array([draw for account in accounts for draw in account["draws"]], np.uint64)
+    characters = np.array([size for part in accounts for size in part["characters"]], np.int64)
+    draws = np.array([draw for part in accounts for draw in part["draws"]], np.uint64)
     if not len(characters):
         raise MalmoiError(
             f"Every document was dropped: {plan.out / 'work'} shows what each step dropped."

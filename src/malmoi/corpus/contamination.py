@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from malmoi.corpus.clean import clean
 from malmoi.corpus.decontaminate import overlap_words
-from malmoi.corpus.ngrams import HashArray, hash_each, hash_words
+from malmoi.corpus.ngrams import HashArray, hash_each, hash_words, is_among
 from malmoi.evaluation.contamination import Overlaps
 from malmoi.system.progress import Progress, report_progress
 from malmoi.text.documents import read_documents
@@ -26,11 +26,8 @@ def find_overlaps(items: Sequence[Sequence[str]], corpus: Sequence[str]) -> Over
     ngrams = [np.concatenate([empty, *(t.ngrams(length) for t in item)]) for item in hashed]
     known = np.unique(np.concatenate([empty, *ngrams]))
     seen = _seen(known, length, corpus)
-    return Overlaps(
-        length,
-        tuple(bool(seen[np.searchsorted(known, found)].any()) for found in ngrams),
-        tuple(not len(found) for found in ngrams),
-    )
+    dirty = tuple(bool(seen[np.searchsorted(known, found)].any()) for found in ngrams)
+    return Overlaps(length, dirty, tuple(not len(found) for found in ngrams))
 
 
 def _seen(known: HashArray, length: int, corpus: Sequence[str]) -> NDArray[np.bool_]:
@@ -40,9 +37,7 @@ def _seen(known: HashArray, length: int, corpus: Sequence[str]) -> NDArray[np.bo
     number = 0
     for number, words in enumerate(hash_each(clean(document.text) for document in reader), 1):
         found = words.ngrams(length)
-        if len(known) and len(found):
-            places = np.minimum(np.searchsorted(known, found), len(known) - 1)
-            seen[places[known[places] == found]] = True
+        seen[np.searchsorted(known, found[is_among(found, known)])] = True
         if number % DOCUMENTS_PER_REPORT == 0:
             report_progress(Progress("compare", number, None, "documents"))
     report_progress(Progress("compare", number, number, "documents"))

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from malmoi.corpus.clean import clean
 from malmoi.corpus.config import CorpusConfig
-from malmoi.corpus.ngrams import HashArray, hash_words
+from malmoi.corpus.ngrams import HashArray, hash_words, is_among
 from malmoi.corpus.stats import StepStats
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.text.documents import Document, read_documents
@@ -107,7 +106,7 @@ class BenchmarkSets:
         found = hash_words(text)
         spans: list[tuple[int, int]] = []
         for length, known in self.runs.items():
-            hits = np.flatnonzero(_among(found.ngrams(length), known))
+            hits = np.flatnonzero(is_among(found.ngrams(length), known))
             spans += zip(
                 found.starts[hits].tolist(), found.ends[hits + length - 1].tolist(), strict=True
             )
@@ -120,14 +119,6 @@ class BenchmarkSets:
     def load(cls, path: Path) -> "BenchmarkSets":
         with np.load(path) as file:
             return cls({int(name): file[name] for name in file.files})
-
-
-def _among(values: HashArray, known: HashArray) -> NDArray[np.bool_]:
-    """Which values are in a sorted array."""
-    if not len(known):
-        return np.zeros(len(values), bool)
-    nearest = known[np.minimum(np.searchsorted(known, values), len(known) - 1)]
-    return np.equal(nearest, values)
 
 
 def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from malmoi.corpus.config import CorpusConfig
-from malmoi.corpus.ngrams import HashArray, hash_each, mix_hashes, random_odd
+from malmoi.corpus.ngrams import HashArray, hash_each, random_odd
+from malmoi.training.data.permute import mix_bits
 
 RUNS_PER_BLOCK = 1 << 11  # n-grams hashed together, so that they stay in the cache
 Signatures = NDArray[np.uint32]
@@ -91,7 +92,7 @@ def _bands(signatures: Signatures, rows: int) -> Iterator[HashArray]:
     factors = random_odd(rows, seed=5)
     for band in range(signatures.shape[1] // rows):
         part = signatures[:, band * rows : (band + 1) * rows].astype(np.uint64)
-        yield mix_hashes((part * factors).sum(axis=1, dtype=np.uint64) + np.uint64(band))
+        yield mix_bits((part * factors).sum(axis=1, dtype=np.uint64) + np.uint64(band))
 
 
 def _meeting(signatures: Signatures, rows: int) -> DuplicateIndices:

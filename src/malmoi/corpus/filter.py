@@ -1,6 +1,7 @@
 """Step 2, filter: rules that ordinary prose passes (Rae et al. 2021, appendix A), in any script."""
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -17,33 +18,21 @@ BULLETS = ("- ", "* ", "•", "·", "●", "○", "■", "▪", "◦", "‣", "�
 ELLIPSES = ("…", "...", "‥")
 
 
+@dataclass
 class TextStats:
     """A text and its words."""
 
-    def __init__(self, text: str, words: HashedWords):
-        self.text = text
-        self.words = words
+    text: str
+    words: HashedWords
 
     @cached_property
     def lines(self) -> list[str]:
         return [line for line in self.text.split("\n") if line]
 
 
-def too_short(look: TextStats, c: CorpusConfig) -> bool:
-    return len(look.words) < c.min_words
-
-
-def too_long(look: TextStats, c: CorpusConfig) -> bool:
-    return 0 < c.max_words < len(look.words)
-
-
 def word_length(look: TextStats, c: CorpusConfig) -> bool:
     mean = float((look.words.ends - look.words.starts).mean()) if len(look.words) else 0.0
     return not c.min_word_length <= mean <= c.max_word_length
-
-
-def symbols(look: TextStats, c: CorpusConfig) -> bool:
-    return sum(look.text.count(sign) for sign in ("#", *ELLIPSES)) > c.max_symbols * len(look.words)
 
 
 def too_few_letters(look: TextStats, c: CorpusConfig) -> bool:
@@ -52,24 +41,10 @@ def too_few_letters(look: TextStats, c: CorpusConfig) -> bool:
     return int(ngrams.letter_table()[found].sum()) < c.min_letters * (len(found) - space)
 
 
-def bullets(look: TextStats, c: CorpusConfig) -> bool:
-    return _share(look.lines, lambda line: line.startswith(BULLETS)) > c.max_bullets
-
-
-def ellipses(look: TextStats, c: CorpusConfig) -> bool:
-    return _share(look.lines, lambda line: line.endswith(ELLIPSES)) > c.max_ellipses
-
-
-def _share(lines: list[str], test: Callable[[str], bool]) -> float:
-    return sum(map(test, lines)) / len(lines) if len(lines) >= MIN_LINES else 0.0
-
-
-def repeated_lines(look: TextStats, c: CorpusConfig) -> bool:
-    return _repeated(look.lines) > c.max_repeated_lines * len(look.text)
-
-
-def repeated_paragraphs(look: TextStats, c: CorpusConfig) -> bool:
-    return _repeated(look.text.split("\n\n")) > c.max_repeated_lines * len(look.text)
+def _share(
+    lines: list[str], marks: tuple[str, ...], test: Callable[[str, tuple[str, ...]], bool]
+) -> float:
+    return sum(test(line, marks) for line in lines) / len(lines) if len(lines) >= MIN_LINES else 0.0
 
 
 def _repeated(parts: list[str]) -> int:
@@ -82,11 +57,8 @@ def repeated_run(look: TextStats, c: CorpusConfig) -> bool:
     most = _most(look.words.ngrams(2))  # no longer n-gram can be more frequent
     for length, share in enumerate(c.max_run, 2):
         limit = share * len(look.text)
-        if (
-            most > 1
-            and most * _longest(look.words, length) > limit
-            and _covered(look.words, length) > limit
-        ):
+        could = most > 1 and most * _longest(look.words, length) > limit
+        if could and _covered(look.words, length) > limit:
             return True
     return False
 
@@ -109,22 +81,24 @@ def _covered(words: HashedWords, length: int) -> int:
     return int(counts.max() * (words.ends[begin + length - 1] - words.starts[begin]))
 
 
-def other_language(look: TextStats, c: CorpusConfig) -> bool:
-    return c.language != "" and not is_in_language(look.text, c.language)
-
-
 # in this order; the first rule that applies is counted
 FILTER_RULES: dict[str, Callable[[TextStats, CorpusConfig], bool]] = {
-    "too short": too_short,
-    "too long": too_long,
-    "another language": other_language,
+    "too short": lambda look, c: len(look.words) < c.min_words,
+    "too long": lambda look, c: 0 < c.max_words < len(look.words),
+    "another language": lambda look, c: (
+        c.language != "" and not is_in_language(look.text, c.language)
+    ),
     "length of words": word_length,
-    "symbols": symbols,
+    "symbols": lambda look, c: (
+        sum(map(look.text.count, ("#", *ELLIPSES))) > c.max_symbols * len(look.words)
+    ),
     "few letters": too_few_letters,
-    "bullets": bullets,
-    "ellipses": ellipses,
-    "repeated lines": repeated_lines,
-    "repeated paragraphs": repeated_paragraphs,
+    "bullets": lambda look, c: _share(look.lines, BULLETS, str.startswith) > c.max_bullets,
+    "ellipses": lambda look, c: _share(look.lines, ELLIPSES, str.endswith) > c.max_ellipses,
+    "repeated lines": lambda look, c: _repeated(look.lines) > c.max_repeated_lines * len(look.text),
+    "repeated paragraphs": lambda look, c: (
+        _repeated(look.text.split("\n\n")) > c.max_repeated_lines * len(look.text)
+    ),
     "repeated words": repeated_run,
 }
 

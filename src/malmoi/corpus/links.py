@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from malmoi.corpus.config import CorpusConfig
-from malmoi.corpus.ngrams import HashArray, seeded_hash
+from malmoi.corpus.ngrams import HashArray, is_among, seeded_hash
 from malmoi.corpus.stats import StepStats
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.text.documents import Document
@@ -84,15 +84,10 @@ class LinkList:
         """Why a document with this URL is dropped, if it is."""
         if not url:
             return "no URL"
-        value = np.uint64(seeded_hash(url_key(url), 0))
-        if _contains(self.good, value):
+        value = np.array([seeded_hash(url_key(url), 0)], np.uint64)
+        if is_among(value, self.good)[0]:
             return None
-        return f"score below {min_score:g}" if _contains(self.low, value) else "not in the links"
-
-
-def _contains(known: HashArray, value: np.uint64) -> bool:
-    at = int(np.searchsorted(known, value))
-    return at < len(known) and bool(known[at] == value)
+        return f"score below {min_score:g}" if is_among(value, self.low)[0] else "not in the links"
 
 
 def _number(text: str) -> float | None:
@@ -172,12 +167,10 @@ def selected(
     stats: StepStats,
 ) -> Iterator[Document]:
     """Yields documents whose domain is not blocked and whose URL was linked with enough score."""
-    for document in documents:
-        stats.count_in(document)
-        reason = links.reason_against(document.url, min_score) if links else None
+
+    def reason(document: Document) -> str | None:
         if document.url and is_blocked(domain_of(document.url), blocked):
-            reason = "blocked domain"
-        if reason:
-            stats.count_rule(reason, document)
-        else:
-            yield stats.count_out(document)
+            return "blocked domain"
+        return links.reason_against(document.url, min_score) if links else None
+
+    return stats.kept(documents, reason)

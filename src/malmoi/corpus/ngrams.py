@@ -13,6 +13,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from malmoi.training.data.permute import mix_bits
+
 PIECE_CHARACTERS = 1 << 20  # characters hashed together
 BATCH_CHARACTERS = 1 << 16  # characters of short texts hashed together
 LAST_CODE = 0xFFFF  # stands for all characters beyond the basic plane, mostly emoji
@@ -33,7 +35,11 @@ class HashedWords:
 
     def ngrams(self, length: int) -> HashArray:
         """The hash of every `length` consecutive words."""
-        return ngram_hashes(self.hashes, length)
+        count = max(len(self) - length + 1, 0)
+        total = np.zeros(count, np.uint64)
+        for place, factor in enumerate(random_odd(length, seed=1)):
+            total += self.hashes[place : place + count] * factor
+        return mix_bits(total)
 
 
 def seeded_hash(text: str, seed: int) -> int:
@@ -43,26 +49,18 @@ def seeded_hash(text: str, seed: int) -> int:
     return int.from_bytes(digest, "little")
 
 
-def mix_hashes(values: HashArray) -> HashArray:
-    """Spreads numbers over all 64 bits (the last steps of SplitMix64, Steele et al. 2014)."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+def is_among(values: HashArray, known: HashArray) -> NDArray[np.bool_]:
+    """Which values are in a sorted array."""
+    if not len(known):
+        return np.zeros(len(values), bool)
+    nearest = known[np.minimum(np.searchsorted(known, values), len(known) - 1)]
+    return np.equal(nearest, values)
 
 
 @cache
 def random_odd(count: int, seed: int = 0) -> HashArray:
-    return mix_hashes(
-        np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
-    ) | np.uint64(1)
-
-
-def ngram_hashes(values: HashArray, length: int) -> HashArray:
-    count = max(len(values) - length + 1, 0)
-    total = np.zeros(count, np.uint64)
-    for place, factor in enumerate(random_odd(length, seed=1)):
-        total += values[place : place + count] * factor
-    return mix_hashes(total)
+    numbers = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return mix_bits(numbers + np.uint64(seed)) | np.uint64(1)
 
 
 def code_points(text: str) -> NDArray[np.uint32]:
@@ -75,23 +73,17 @@ def code_points(text: str) -> NDArray[np.uint32]:
 @cache
 def _values() -> HashArray:
     """A random number for each word character, case-insensitive; 0 for all others."""
-    lower = np.array(
-        [ord(chr(code).lower()[0]) if _in_word(code) else 0 for code in range(LAST_CODE + 1)],
-        np.uint64,
-    )
-    return np.where(
-        lower > 0, mix_hashes(lower * np.uint64(0x9E3779B97F4A7C15)) | np.uint64(1), np.uint64(0)
-    )
+    signs = map(chr, range(LAST_CODE + 1))
+    codes = [ord(c.lower()[0]) if unicodedata.category(c)[0] in "LNM" else 0 for c in signs]
+    lower = np.array(codes, np.uint64)
+    spread = mix_bits(lower * np.uint64(0x9E3779B97F4A7C15)) | np.uint64(1)
+    return np.where(lower > 0, spread, np.uint64(0))
 
 
 @cache
 def letter_table() -> NDArray[np.bool_]:
     """Which characters are letters or combining marks."""
     return np.array([unicodedata.category(chr(code))[0] in "LM" for code in range(LAST_CODE + 1)])
-
-
-def _in_word(code: int) -> bool:
-    return unicodedata.category(chr(code))[0] in "LNM"
 
 
 def hash_words(text: str, chunk: int = PIECE_CHARACTERS) -> HashedWords:
@@ -153,4 +145,4 @@ def _words(text: str, offset: int) -> tuple[HashArray, IndexArray, IndexArray]:
     sizes = np.append(starts[1:], len(text)) - starts
     places = np.arange(starts[0], len(text)) - np.repeat(starts, sizes)
     values[starts[0] :] *= random_odd(64, seed=2)[places & 63]
-    return mix_hashes(np.add.reduceat(values, starts)), starts + offset, ends + offset
+    return mix_bits(np.add.reduceat(values, starts)), starts + offset, ends + offset

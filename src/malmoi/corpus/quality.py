@@ -88,21 +88,20 @@ def evenly_spaced(texts: Sequence[str], number: int) -> list[str]:
 
 def sample_documents(documents: Iterable[Document], total: int, number: int) -> list[str]:
     """About `number` of `total` documents, evenly spaced."""
-    return [document.text for document in islice(documents, 0, None, max(total // number, 1))][
-        :number
-    ]
+    spaced = islice(documents, 0, None, max(total // number, 1))
+    return [document.text for document in islice(spaced, number)]
 
 
 def filter_by_quality(
     documents: Iterable[Document], scorer: QualityScorer, pareto: float, seed: int, stats: StepStats
 ) -> Iterator[Document]:
     """Keeps good documents, and some others: those with pareto(9) > 1 − score."""
-    for document in documents:
-        stats.count_in(document)
-        if pareto_draw(document.text, pareto, seed) > 1 - scorer(document.text):
-            yield stats.count_out(document)
-        else:
-            stats.count_rule("quality", document)
+
+    def reason(document: Document) -> str | None:
+        good = pareto_draw(document.text, pareto, seed) > 1 - scorer(document.text)
+        return None if good else "quality"
+
+    return stats.kept(documents, reason)
 
 
 def pareto_draw(text: str, pareto: float, seed: int) -> float:

@@ -1,7 +1,7 @@
 """Statistics of each step: documents and characters in and out, and how often each rule applied."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,17 @@ class StepStats:
     characters: list[int] = field(default_factory=lambda: [0, 0])
     rules: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+
+    def kept(
+        self, documents: Iterable[Document], reason: Callable[[Document], str | None]
+    ) -> Iterator[Document]:
+        """Yields the documents that there is no reason against, and counts all of them."""
+        for document in documents:
+            self.count_in(document)
+            if why := reason(document):
+                self.count_rule(why, document)
+            else:
+                yield self.count_out(document)
 
     def count_in(self, document: Document) -> None:
         self.documents[0] += 1
@@ -44,12 +55,7 @@ class StepStats:
             self.examples[rule] = (self.examples.get(rule, []) + shown)[:EXAMPLES_PER_RULE]
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "documents": self.documents,
-            "characters": self.characters,
-            "rules": dict(self.rules),
-            "examples": self.examples,
-        }
+        return vars(self) | {"rules": dict(self.rules)}
 
 
 def total_stats(parts: Iterable[dict[str, Any]]) -> StepStats:

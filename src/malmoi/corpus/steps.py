@@ -102,30 +102,26 @@ def filter_shard(work: BuildFolder, number: int) -> None:
         found = without_menus(found, _menus(work.folder), tallies["menus"])
     if "filter" in config.steps:
         found = filtered(found, config, tallies["filter"])
-    if (work.folder / "quality.npy").is_file():
-        found = filter_by_quality(
-            found, _scorer(work.folder), config.pareto, config.seed, tallies["quality"]
-        )
+    if (path := work.folder / "quality.npy").is_file():
+        scorer = _scorer(path)
+        found = filter_by_quality(found, scorer, config.pareto, config.seed, tallies["quality"])
     documents = list(found)
     if "dedup" in config.steps:
-        _save_signatures(work, number, documents)
+        texts = [document.text for document in documents]
+        exact, signatures = signatures_of(texts, config)
+        with atomic_write(work.path(number, "marks.npz")) as file:
+            np.savez(file, exact=exact, signatures=signatures)
     account = {step: stats.to_dict() for step, stats in tallies.items()}
     work.finish(number, "sift", documents, account | {"documents": len(documents)})
     work.path(number, "clean").unlink()
-
-
-def _save_signatures(work: BuildFolder, number: int, documents: Sequence[Document]) -> None:
-    exact, signatures = signatures_of([document.text for document in documents], work.config)
-    with atomic_write(work.path(number, "marks.npz")) as file:
-        np.savez(file, exact=exact, signatures=signatures)
 
 
 def finalize_shard(work: BuildFolder, number: int, twins: NDArray[np.uint8]) -> None:
     """.sift → .clear, without duplicates and overlaps with test sets."""
     tallies = {step: StepStats() for step in ("dedup", "decontaminate")}
     found = _without(work.documents(number, "sift"), twins, tallies["dedup"])
-    if (work.folder / "against.npz").is_file():
-        found = decontaminated(found, _tests(work.folder), work.config, tallies["decontaminate"])
+    if (path := work.folder / "against.npz").is_file():
+        found = decontaminated(found, _benchmarks(path), work.config, tallies["decontaminate"])
     documents = list(found)
     account = {step: stats.to_dict() for step, stats in tallies.items()}
     sizes = {
@@ -141,12 +137,8 @@ def finalize_shard(work: BuildFolder, number: int, twins: NDArray[np.uint8]) -> 
 def _without(
     documents: Iterable[Document], twins: NDArray[np.uint8], stats: StepStats
 ) -> Iterator[Document]:
-    for document, why in zip(documents, twins.tolist(), strict=True):
-        stats.count_in(document)
-        if why:
-            stats.count_rule(DUPLICATE_REASONS[why], document)
-        else:
-            yield stats.count_out(document)
+    reasons = iter(twins.tolist())
+    return stats.kept(documents, lambda _: DUPLICATE_REASONS[next(reasons)])
 
 
 def write_shard(work: BuildFolder, number: int, path: Path, chosen: NDArray[np.bool_]) -> None:
@@ -168,11 +160,5 @@ def _menus(folder: Path) -> dict[str, frozenset[str]]:
     }
 
 
-@cache
-def _scorer(folder: Path) -> QualityScorer:
-    return QualityScorer.load(folder / "quality.npy")
-
-
-@cache
-def _tests(folder: Path) -> BenchmarkSets:
-    return BenchmarkSets.load(folder / "against.npz")
+_scorer = cache(QualityScorer.load)
+_benchmarks = cache(BenchmarkSets.load)

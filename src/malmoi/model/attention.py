@@ -380,8 +380,7 @@ class Attention(nn.Module):
             qk = rotate(qk, rotary)
         q, k = qk.split((self.heads, self.key_heads), dim=1)
         y = self.mix((q, k, v), mask, cache, attention_out)
-        mixed: Tensor = self.out(y.transpose(1, 2).reshape(B, T, -1))
-        return mixed
+        return cast(Tensor, self.out(y.transpose(1, 2).reshape(B, T, -1)))
 
     def mix(
         self,

@@ -91,5 +91,4 @@ class Embedding(nn.Module):
             x = x + (self.segment.weight[0] if one else self.segment(segments))
         if self.position is not None:
             x = x + self.position(positions + self.position_offset)
-        embedded: Tensor = self.project(self.drop(self.norm(x)))
-        return embedded
+        return cast(Tensor, self.project(self.drop(self.norm(x))))

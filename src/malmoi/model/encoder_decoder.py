@@ -75,8 +75,7 @@ class CrossAttention(nn.Module):
         if out is not None:
             out.append(attention_probs(q, k, mask))
         y = attend(q, k, v, mask, self.dropout if self.training else 0.0)
-        mixed: Tensor = self.out(y.transpose(1, 2).flatten(2))
-        return mixed
+        return cast(Tensor, self.out(y.transpose(1, 2).flatten(2)))
 
 
 class DecoderBlock(Block):

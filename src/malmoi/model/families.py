@@ -13,9 +13,14 @@ from malmoi.config import ModelConfig
 from malmoi.errors import UsageError, nearest
 
 
+def _config(changes: dict[str, Any], **values: Any) -> ModelConfig:
+    return ModelConfig(**(values | changes))
+
+
 def bert(**changes: Any) -> ModelConfig:
     """BERT: bidirectional, post-norm, segments, exact GELU, [CLS] with a tanh pooler."""
-    values = dict(
+    return _config(
+        changes,
         vocab=30_522,
         context=512,
         segments=2,
@@ -29,7 +34,6 @@ def bert(**changes: Any) -> ModelConfig:
         pooler="tanh",
         init="truncated",
     )
-    return ModelConfig(**(values | changes))  # type: ignore[arg-type]
 
 
 def distilbert(**changes: Any) -> ModelConfig:
@@ -43,8 +47,12 @@ def roberta(**changes: Any) -> ModelConfig:
     Positions start after the padding id, which is 1. The MLM head uses GELU regardless of the
     blocks' activation.
     """
-    values = dict(vocab=50_265, segments=1, position_offset=2, eps=1e-5, mlm_activation="gelu")
-    return bert(**(values | changes))
+    return bert(
+        **(
+            dict(vocab=50_265, segments=1, position_offset=2, eps=1e-5, mlm_activation="gelu")
+            | changes
+        )
+    )
 
 
 def modernbert(**changes: Any) -> ModelConfig:
@@ -52,7 +60,8 @@ def modernbert(**changes: Any) -> ModelConfig:
 
     Rotary positions, pre-norm, GeGLU, no biases; two of every three layers attend within 64 tokens.
     """
-    values = dict(
+    return _config(
+        changes,
         vocab=50_368,
         context=8192,
         depth=22,
@@ -75,7 +84,6 @@ def modernbert(**changes: Any) -> ModelConfig:
         init="truncated",
         residual_init="scaled",
     )
-    return ModelConfig(**(values | changes))  # type: ignore[arg-type]
 
 
 def electra(**changes: Any) -> ModelConfig:
@@ -105,12 +113,12 @@ def albert(**changes: Any) -> ModelConfig:
 
 def gpt1(**changes: Any) -> ModelConfig:
     """The original GPT decoder: post-norm, as in Vaswani et al."""
-    return ModelConfig(**(dict(vocab=40_478, context=512, norm="post", final_norm=False) | changes))  # type: ignore[arg-type]
+    return _config(changes, vocab=40_478, context=512, norm="post", final_norm=False)
 
 
 def gpt2(**changes: Any) -> ModelConfig:
     """Pre-norm with a final norm; residual output weights are scaled by 1/√(2·depth)."""
-    return ModelConfig(**(dict(vocab=50_257, residual_init="scaled") | changes))  # type: ignore[arg-type]
+    return _config(changes, vocab=50_257, residual_init="scaled")
 
 
 def gpt3(**changes: Any) -> ModelConfig:
@@ -123,7 +131,8 @@ def gpt3(**changes: Any) -> ModelConfig:
 
 def lstm(**changes: Any) -> ModelConfig:
     """An LSTM language model with tied embeddings; `hidden` is its units if not its width."""
-    values = dict(
+    return _config(
+        changes,
         vocab=10_000,
         context=256,
         width=650,
@@ -136,7 +145,6 @@ def lstm(**changes: Any) -> ModelConfig:
         attention_dropout=0.0,
         init_std=0.05,
     )
-    return ModelConfig(**(values | changes))  # type: ignore[arg-type]
 
 
 def elmo(**changes: Any) -> ModelConfig:
@@ -163,7 +171,8 @@ def transformer_xl(**changes: Any) -> ModelConfig:
     code), so that a text read in segments gives what it gives at once.
     """
     memory = changes.get("memory", 150)
-    values = dict(
+    return _config(
+        changes,
         vocab=50_257,
         context=150,
         width=410,
@@ -178,12 +187,12 @@ def transformer_xl(**changes: Any) -> ModelConfig:
         activation="relu",
         attention_dropout=0.0,
     )
-    return ModelConfig(**(values | changes))
 
 
 def llama(**changes: Any) -> ModelConfig:
     """Rotary positions, RMSNorm, SwiGLU, no biases, grouped queries (Touvron et al. 2023)."""
-    values = dict(
+    return _config(
+        changes,
         vocab=32_000,
         context=2048,
         positions="rotary",
@@ -194,13 +203,11 @@ def llama(**changes: Any) -> ModelConfig:
         dropout=0.0,
         attention_dropout=0.0,
     )
-    return ModelConfig(**(values | changes))  # type: ignore[arg-type]
 
 
 def smollm2(**changes: Any) -> ModelConfig:
     """A small LLaMA (Allal et al. 2025 §5): deep and thin, three query heads per key head, tied."""
-    values = dict(vocab=49_152, context=8192, rotary_base=100_000.0, tied=True)
-    return llama(**(values | changes))
+    return llama(**(dict(vocab=49_152, context=8192, rotary_base=100_000.0, tied=True) | changes))
 
 
 def transformer(**changes: Any) -> ModelConfig:
@@ -208,7 +215,8 @@ def transformer(**changes: Any) -> ModelConfig:
 
     One matrix embeds the source and the target and scores the target (§3.4).
     """
-    values = dict(
+    return _config(
+        changes,
         vocab=37_000,
         context=512,
         width=512,
@@ -222,7 +230,6 @@ def transformer(**changes: Any) -> ModelConfig:
         activation="relu",
         init="xavier",
     )
-    return ModelConfig(**(values | changes))  # type: ignore[arg-type]
 
 
 PRESETS: dict[str, Callable[..., ModelConfig]] = {

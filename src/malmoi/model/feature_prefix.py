@@ -4,14 +4,13 @@ B batch, P vectors of each row, F their width, T tokens, D width. All of a row s
 text sees what comes before: the pattern `causal | prefix:P`.
 """
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
 from malmoi.model.attention import KVCache
-from malmoi.model.transformer import Activations, LayerCache, Transformer
+from malmoi.model.transformer import Activations, Transformer
 
 
 class FeaturePrefix(Transformer):
@@ -35,19 +34,9 @@ class FeaturePrefix(Transformer):
                 raise UsageError("This model writes about features: give them with the text.")
             return super().forward(tokens, keep=keep, cache=cache, activations=activations)
         self._check(features)
-        count = features.size(1)
-        wide = F.pad(tokens, (count, 0))
-        keep = None if keep is None else F.pad(keep, (count, 0), value=True)
-        self._check_length(wide, None, cache)
-        layout, positions = self._layout(wide, keep, None, None, cache)
-        dtype = self.project.weight.dtype
-        vectors = torch.cat((self.project(features.to(dtype)), self.embed.token(tokens)), 1)
-        x = self.embed.place(vectors, positions, None)
-        kept: list[LayerCache] = [
-            None if cache is None else (cache, i) for i in range(self.config.depth)
-        ]
-        hidden = self._layers(x, layout, positions, None, kept, activations)
-        return hidden[:, count:]
+        self._check_length(F.pad(tokens, (features.size(1), 0)), None, cache)
+        vectors = self.project(features.to(self.project.weight.dtype))
+        return self._after_vectors(vectors, tokens, None, keep, cache, activations)
 
     def _check(self, features: Tensor) -> None:
         shape = (self.config.feature_count, self.config.feature_width)

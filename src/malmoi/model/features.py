@@ -4,7 +4,7 @@ B batch, T tokens, L layers read, D width.
 """
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -74,8 +74,7 @@ class BiLSTM(nn.Module):
     def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
         """[B, T, inputs] → [B, T, width]; `keep` [B, T] marks tokens; padding is on the right."""
         if keep is None:
-            out: Tensor = self.lstm(x)[0]
-            return out
+            return cast(Tensor, self.lstm(x)[0])
         packed = pack_padded_sequence(x, keep.sum(1).cpu(), batch_first=True, enforce_sorted=False)
         read, _ = self.lstm(packed)
         return pad_packed_sequence(read, batch_first=True, total_length=x.size(1))[0]

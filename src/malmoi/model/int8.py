@@ -169,11 +169,8 @@ class QuickRMS(nn.Module):
 
 
 def _linear(linear: nn.Linear) -> nn.Module:
-    return (
-        QuantizedLinear(packed(linear.weight), linear.bias)
-        if fits(linear.in_features, 1)
-        else linear
-    )
+    fitting = fits(linear.in_features, 1)
+    return QuantizedLinear(packed(linear.weight), linear.bias) if fitting else linear
 
 
 INT8_MODULES: dict[type[nn.Module], Callable[[Any], nn.Module]] = {
@@ -231,13 +228,9 @@ def plain_state(network: Network) -> dict[str, Tensor | Packed]:
             found[f"{name}.weight"] = (
                 module.weight if isinstance(module, QuantizedLinear) else module.packed
             )
-    within = [
-        f"heads.{name}."
-        for name, head in network.heads.items()
-        if isinstance(head, QuantizedVocabulary)
-    ]
-    for prefix in within:
-        for part in ("product.", "head."):
+    for head_name, head in network.heads.items():
+        prefix = f"heads.{head_name}."
+        for part in ("product.", "head.") if isinstance(head, QuantizedVocabulary) else ():
             for name in [name for name in found if name.startswith(prefix + part)]:
                 found[prefix + name.removeprefix(prefix + part)] = found.pop(name)
     return found
@@ -250,7 +243,5 @@ def memory_of(network: nn.Module) -> int:
         weight = getattr(module, "packed", None) or getattr(module, "weight", None)
         if isinstance(weight, Packed):
             held += [weight.numbers, weight.scale]
-    storages = {
-        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in held
-    }
-    return sum(storages.values())
+    storages = (tensor.untyped_storage() for tensor in held)
+    return sum({one.data_ptr(): one.nbytes() for one in storages}.values())

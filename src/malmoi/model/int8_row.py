@@ -51,14 +51,9 @@ class Packed:
         if bits == 4:
             first, second = (laid_out + 8).to(torch.uint8).unbind(2)
             laid_out = first | second << 4
-        scales = (
-            F.pad(scale.view(torch.int16), (0, 0, 0, short))
-            .view(-1, LANES, scale.size(1))
-            .transpose(1, 2)
-        )
-        return cls(
-            laid_out.contiguous().view(torch.uint8), scales.contiguous(), outputs, inputs, bits
-        )
+        scales = F.pad(scale.view(torch.int16), (0, 0, 0, short)).view(-1, LANES, scale.size(1))
+        packed = laid_out.contiguous().view(torch.uint8)
+        return cls(packed, scales.transpose(1, 2).contiguous(), outputs, inputs, bits)
 
     @property
     def groups(self) -> int:
@@ -187,13 +182,9 @@ def _build(compiler: str, flags: tuple[str, ...], built: Path) -> None:
     half = built.with_suffix(".o")
     text.write_text(files("malmoi.model").joinpath("int8_row.c").read_text("utf-8"), "utf-8")
     compiled = [compiler, "-x", "c", *flags, "-c", str(text), "-o", str(half)]
+    run = partial(subprocess.run, check=True, capture_output=True, timeout=60)
     try:
-        subprocess.run([*compiled, "-fopenmp"], check=True, capture_output=True, timeout=60)
+        run([*compiled, "-fopenmp"])
     except subprocess.CalledProcessError:
-        subprocess.run(compiled, check=True, capture_output=True, timeout=60)
-    subprocess.run(
-        [compiler, "-shared", str(half), "-o", str(built), "-lm"],
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
+        run(compiled)
+    run([compiler, "-shared", str(half), "-o", str(built), "-lm"])

@@ -59,12 +59,8 @@ def _cached(folder: Path, name: str) -> Path | None:
     """A cached library whose checksum still matches; a file that has changed is deleted."""
     for path in sorted(folder.glob(f"{name}-*.so")):
         found = path.lstat()
-        ours = (
-            stat.S_ISREG(found.st_mode)
-            and found.st_uid == os.geteuid()
-            and not found.st_mode & 0o022
-        )
-        if ours and path.stem == f"{name}-{_checksum(path)}":
+        ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+        if ours and not found.st_mode & 0o022 and path.stem == f"{name}-{_checksum(path)}":
             return path
         path.unlink(missing_ok=True)
     return None

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial, reduce
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -256,8 +256,7 @@ class Pattern:
         )
         q = torch.arange(layout.queries, device=device)[None, None, :, None]
         k = torch.arange(layout.keys, device=device)[None, None, None, :]
-        seen: Tensor = self.at(layout)(b if not layout.plain else 0, h, q, k)
-        return seen
+        return cast(Tensor, self.at(layout)(b if not layout.plain else 0, h, q, k))
 
     def _read(self, layout: Layout) -> Predicate:
         groups = [_Parser(text, partial(_named, layout)).parse() for text in self.text.split(";")]

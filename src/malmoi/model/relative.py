@@ -4,6 +4,8 @@ B batch, H heads, T tokens of a segment, M remembered tokens, K = M + T keys, E 
 width.
 """
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -86,8 +88,7 @@ class RelativeAttention(Attention):
         y = F.scaled_dot_product_attention(
             (q + self.content_bias).to(v.dtype), k, v, bias.to(v.dtype), dropout
         )
-        mixed: Tensor = self.out(y.transpose(1, 2).reshape(B, T, -1))
-        return mixed
+        return cast(Tensor, self.out(y.transpose(1, 2).reshape(B, T, -1)))
 
     def _distance_scores(self, q: Tensor, keys: int, mask: Mask) -> Tensor:
         """(q + v)·W R(i − j) / √E [B, H, T, K]; pairs that do not see one another get −∞."""

@@ -55,8 +55,7 @@ class MLP(nn.Module):
         self.down = nn.Linear(c.mlp_width, c.width, bias=c.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down(self.activate(self.up(x)))
-        return out
+        return cast(Tensor, self.down(self.activate(self.up(x))))
 
 
 class GatedMLP(nn.Module):
@@ -70,8 +69,7 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.up(x).chunk(2, dim=-1)
-        out: Tensor = self.down(self.activate(gate) * up)
-        return out
+        return cast(Tensor, self.down(self.activate(gate) * up))
 
 
 LayerCache = tuple[KVStore, int] | None  # a layer's KV store, and the layer's index in it
@@ -85,8 +83,7 @@ def pre_norm(x: Tensor, norm: nn.Module, branch: ResidualBranch) -> Tensor:
 
 def post_norm(x: Tensor, norm: nn.Module, branch: ResidualBranch) -> Tensor:
     """Vaswani et al., BERT, GPT-1: LN(x + f(x))."""
-    normed: Tensor = norm(x + branch(x))
-    return normed
+    return cast(Tensor, norm(x + branch(x)))
 
 
 RESIDUALS = {"pre": pre_norm, "post": post_norm}
@@ -248,7 +245,11 @@ class Transformer(nn.Module):
                 raise UsageError(
                     "Soft tokens with a bidirectional model need one padded text per row."
                 )
-            return self._with_soft_prompt(tokens, segments, keep, activations)
+            soft = self.soft_prompt.expand(len(tokens), -1, -1)
+            hidden = self._after_vectors(soft, tokens, segments, keep, activations=activations)
+            if activations:
+                activations.hidden[:] = [states[:, soft.size(1) :] for states in activations.hidden]
+            return hidden
         if self.config.mixer != "attention" and (documents is not None or bounds is not None):
             raise UsageError(
                 "A recurrent model reads a row from end to end and cannot keep packed documents "
@@ -257,9 +258,7 @@ class Transformer(nn.Module):
         layout, positions = self._layout(tokens, keep, positions, documents, cache)
         layout = replace(layout, tokens=keep)
         prefix = self.prefix_kv if self.soft_prompt is None else self.prompt_kv(self.soft_prompt)
-        kept: list[LayerCache] = [
-            None if cache is None else (cache, i) for i in range(self.config.depth)
-        ]
+        kept = self._kept(cache)
         if prefix is not None:
             layout = layout.with_prefix(prefix.size(3))
             positions = positions + prefix.size(3)
@@ -279,25 +278,27 @@ class Transformer(nn.Module):
         )
         return torch.stack(record.layers)
 
-    def _with_soft_prompt(
+    def _after_vectors(
         self,
+        vectors: Tensor,
         tokens: Tensor,
         segments: Tensor | None,
         keep: Tensor | None,
-        activations: Activations | None,
+        cache: KVCache | None = None,
+        activations: Activations | None = None,
     ) -> Tensor:
-        """Runs soft vectors as part of the row: in bidirectional models they attend to the text."""
-        soft = cast(Tensor, self.soft_prompt)
-        wide = F.pad(tokens, (len(soft), 0))
-        segments = None if segments is None else F.pad(segments, (len(soft), 0))
-        keep = None if keep is None else F.pad(keep, (len(soft), 0), value=True)
-        layout, positions = self._layout(wide, keep, None, None, None)
-        vectors = torch.cat((soft.expand(len(tokens), -1, -1), self.embed.token(tokens)), 1)
-        x = self.embed.place(vectors, positions, segments)
-        hidden = self._layers(x, layout, positions, None, [None] * self.config.depth, activations)
-        if activations:
-            activations.hidden[:] = [states[:, len(soft) :] for states in activations.hidden]
-        return hidden[:, len(soft) :]
+        """Hidden states of the tokens, with vectors [B, n, E] before them as part of the row."""
+        n = vectors.size(1)
+        wide = F.pad(tokens, (n, 0))
+        segments = None if segments is None else F.pad(segments, (n, 0))
+        keep = None if keep is None else F.pad(keep, (n, 0), value=True)
+        layout, positions = self._layout(wide, keep, None, None, cache)
+        row = torch.cat((vectors, self.embed.token(tokens)), 1)
+        x = self.embed.place(row, positions, segments)
+        return self._layers(x, layout, positions, None, self._kept(cache), activations)[:, n:]
+
+    def _kept(self, cache: KVCache | None) -> list[LayerCache]:
+        return [None if cache is None else (cache, i) for i in range(self.config.depth)]
 
     def _layers(
         self,
@@ -348,20 +349,17 @@ class Transformer(nn.Module):
         if self.config.mixer != "attention":
             return [Mask(tokens=layout.tokens)]
         dropout = self.config.attention_dropout if self.training else 0.0
-        layouts = [self._cached(layout, kept, i) for i in range(len(self.patterns))]
-        if self.config.positions == "relative":
-            return [
-                replace(Mask.of(pattern.mask(layout, device)), distances=layout.distances(device))
-                for pattern, layout in zip(self.patterns, layouts, strict=True)
-            ]
-        return [
-            build_mask(pattern, layout, device, bounds, dropout)
-            for pattern, layout in zip(self.patterns, layouts, strict=True)
-        ]
-
-    def _cached(self, layout: Layout, kept: LayerCache, layer: int) -> Layout:
-        """The layout of a layer's keys, of which a cache may hold the newest only."""
-        return kept[0].layout(layer, layout) if kept and isinstance(kept[0], KVCache) else layout
+        masks = []
+        for layer, pattern in enumerate(self.patterns):
+            here = layout
+            if kept is not None and isinstance(kept[0], KVCache):
+                here = kept[0].layout(layer, layout)  # it may hold the newest keys only
+            if self.config.positions == "relative":
+                mask = Mask.of(pattern.mask(here, device))
+                masks.append(replace(mask, distances=here.distances(device)))
+            else:
+                masks.append(build_mask(pattern, here, device, bounds, dropout))
+        return masks
 
     def _block(self, i: int, *inputs: Any) -> Tensor:
         block = self.blocks[i * self.config.distinct // self.config.depth]
@@ -385,9 +383,8 @@ class Transformer(nn.Module):
         if cache is not None:
             cache.grow(where.expand(B, T), keep)
         if not moved:
-            return Layout(
-                B, T, past + T, past, query_documents=documents, key_documents=documents
-            ), where
+            plain = Layout(B, T, past + T, past)
+            return replace(plain, query_documents=documents, key_documents=documents), where
         where = where.expand(B, T)
         if cache is None:
             return Layout(B, T, T, 0, where, where, keep, documents, documents), where
@@ -400,12 +397,8 @@ class Transformer(nn.Module):
         """Counts positions from the first token that is not padding, continuing after the cache."""
         steps = torch.arange(tokens.size(1), device=tokens.device)[None]
         if cache is not None and past and cache.padded:
-            last = (
-                cache.positions[:, :past]
-                .masked_fill(~cache.keep[:, :past], -1)
-                .amax(1, keepdim=True)
-            )
-            return last + 1 + steps
+            held = cache.positions[:, :past].masked_fill(~cache.keep[:, :past], -1)
+            return held.amax(1, keepdim=True) + 1 + steps
         if keep is None or past:
             return past + steps
         return (steps - keep.int().argmax(1, keepdim=True)).clamp(min=0)

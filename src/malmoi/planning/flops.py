@@ -76,15 +76,8 @@ def keys_seen(text: str, heads: int, length: int) -> float:
             1, len(some), length, query_positions=some[None], key_positions=keys,
             query_documents=document[:, : len(some)], key_documents=document,
         )  # fmt: skip
-        seen += (
-            parse_pattern(text, heads)
-            .mask(layout)
-            .expand(-1, -1, len(some), length)
-            .float()
-            .mean((0, 1))
-            .sum()
-            .item()
-        )
+        mask = parse_pattern(text, heads).mask(layout).expand(-1, -1, len(some), length)
+        seen += mask.float().mean((0, 1)).sum().item()
     return seen / len(queries)
 
 
@@ -108,9 +101,8 @@ class Optimal:
 def optimal(blocks: int, parameters: int, flops: float) -> Optimal:
     """Kaplan counts weights without embeddings, Hoffmann all; 6·N·20·N = C gives N for C FLOPs."""
     size = (flops / (6 * TOKENS_PER_PARAMETER)) ** 0.5
-    return Optimal(
-        kaplan_tokens(blocks), TOKENS_PER_PARAMETER * parameters, size, TOKENS_PER_PARAMETER * size
-    )
+    hoffmann, same = (TOKENS_PER_PARAMETER * count for count in (parameters, size))
+    return Optimal(kaplan_tokens(blocks), hoffmann, size, same)
 
 
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022 table 3, as commonly rounded

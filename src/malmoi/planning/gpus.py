@@ -47,11 +47,8 @@ def gpu(
     watts: float | None = None,
 ) -> GPU:
     """A GPU by name, with overrides; any name is allowed if memory and speed are given."""
-    for option, value in (
-        ("--gpu-memory", memory),
-        ("--gpu-tflops", tflops),
-        ("--gpu-watts", watts),
-    ):
+    given = {"--gpu-memory": memory, "--gpu-tflops": tflops, "--gpu-watts": watts}
+    for option, value in given.items():
         if value is not None and not 0 < value < math.inf:
             raise UsageError(f"{option} must be positive and finite, not {value:g}.")
     if name not in GPUS and (memory is None or tflops is None):

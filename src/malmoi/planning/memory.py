@@ -14,33 +14,27 @@ from malmoi.training.recipe import Recipe
 GATHERED_BLOCKS = 2  # blocks that FSDP2 holds unsharded: the current, and the next or previous
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MemoryUse:
     """Bytes on one GPU, with `micro` sequences per pass and `passes` passes per step."""
 
     way: str  # one, ddp, fsdp
     gpus: int
     gradient_checkpointing: bool
-    micro: int
-    passes: int
+    micro: int = 0
+    passes: int = 0
     weights: int
     gradients: int
     optimizer: int
     copies: int  # bf16 copies of the weights, needed by the backward pass
     # communication buffers: DDP's buckets, FSDP's temporarily unsharded weights and gradients
     exchange: int
-    activations: int
+    activations: int = 0
 
     @property
     def total(self) -> int:
-        return (
-            self.weights
-            + self.gradients
-            + self.optimizer
-            + self.copies
-            + self.exchange
-            + self.activations
-        )
+        state = self.weights + self.gradients + self.optimizer
+        return state + self.copies + self.exchange + self.activations
 
     def to_dict(self, room: float) -> dict[str, Any]:
         return asdict(self) | {"total": self.total, "fits": self.total <= room}
@@ -51,35 +45,19 @@ class DeviceLayout:
     """A network placed on some GPUs: everything that does not depend on the micro-batch."""
 
     recipe: Recipe
-    way: str
-    gpus: int
     half: bool
-    cut: int  # weights held by one GPU
-    optimizer: int
-    copies: int
-    exchange: int
+    fixed: MemoryUse  # without a pass
 
     @property
     def share(self) -> int:
         """Sequences of a step that one GPU processes."""
-        return max(1, self.recipe.train.batch // self.gpus)
+        return max(1, self.recipe.train.batch // self.fixed.gpus)
 
     def memory(self, micro: int) -> MemoryUse:
         """Memory use with this many sequences per pass."""
         activations = activation_bytes(self.recipe, micro, half=self.half, device="cuda")
-        return MemoryUse(
-            way=self.way,
-            gpus=self.gpus,
-            gradient_checkpointing=self.recipe.train.gradient_checkpointing,
-            micro=micro,
-            passes=-(-self.share // micro),
-            weights=4 * self.cut,
-            gradients=4 * self.cut,
-            optimizer=self.optimizer,
-            copies=self.copies,
-            exchange=self.exchange,
-            activations=activations,
-        )
+        passes = -(-self.share // micro)
+        return replace(self.fixed, micro=micro, passes=passes, activations=activations)
 
     def best(self, room: float) -> MemoryUse:
         """With the recipe's micro-batch, or the largest that fits; if none does, the least use."""
@@ -104,16 +82,18 @@ def device_layout(
     block = count_parameters(network.trunk.blocks[0])
     around = whole - count_parameters(network.trunk.blocks)
     moment = {"one": 0, "ddp": 4 * whole, "fsdp": 8 * (around + GATHERED_BLOCKS * block)}
-    return DeviceLayout(
-        recipe=recipe,
+    held = 4 * sum(map(here, network.parameters()))
+    fixed = MemoryUse(
         way=way,
         gpus=gpus,
-        half=half,
-        cut=sum(map(here, network.parameters())),
+        gradient_checkpointing=recipe.train.gradient_checkpointing,
+        weights=held,
+        gradients=held,
         optimizer=optimizer_bytes(network, recipe, here),
         copies=_copies(network, recipe) if half else 0,
         exchange=moment[way],
     )
+    return DeviceLayout(recipe, half, fixed)
 
 
 def activations(recipe: Recipe, most: int, *, half: bool) -> dict[int, tuple[int, int]]:
@@ -123,13 +103,8 @@ def activations(recipe: Recipe, most: int, *, half: bool) -> dict[int, tuple[int
         for r in (False, True)
     )
     sizes = [1 << n for n in range(most.bit_length())]
-    return {
-        n: (
-            activation_bytes(kept, n, half=half, device="cuda"),
-            activation_bytes(again, n, half=half, device="cuda"),
-        )
-        for n in sizes
-    }
+    how: Any = dict(half=half, device="cuda")
+    return {n: (activation_bytes(kept, n, **how), activation_bytes(again, n, **how)) for n in sizes}
 
 
 def _copies(network: Network, recipe: Recipe) -> int:

@@ -92,11 +92,8 @@ class RunPlan:
     @property
     def kwh(self) -> float | None:
         """Energy at the GPUs' maximum power, including the data centre's overhead."""
-        return (
-            self.gpu_hours * self.fleet.gpu.watts / 1000 * self.fleet.pue
-            if self.fleet.gpu.watts
-            else None
-        )
+        watts = self.fleet.gpu.watts
+        return self.gpu_hours * watts / 1000 * self.fleet.pue if watts else None
 
     @property
     def cost(self) -> float | None:
@@ -194,13 +191,8 @@ def _help(network: Network, recipe: Recipe, fleet: Fleet) -> str:
         )
         if device_layout(network, tried, way, gpus, half=half).best(fleet.room).total <= fleet.room:
             return f"It fits with {' '.join(_words(recipe, tried, fleet.gpus, gpus))}."
-    least = device_layout(
-        network,
-        replace(recipe, train=replace(c, gradient_checkpointing=True, micro=1)),
-        "fsdp",
-        c.batch,
-        half=half,
-    )
+    small = replace(recipe, train=replace(c, gradient_checkpointing=True, micro=1))
+    least = device_layout(network, small, "fsdp", c.batch, half=half)
     return (
         f"No number of these GPUs is enough: on {c.batch:,}, sharded and with gradient "
         f"checkpointing, one sequence still takes {least.memory(1).total / 1000000000.0:,.0f} GB "

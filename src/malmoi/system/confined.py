@@ -33,13 +33,9 @@ class Refused(MalmoiError):
 
 def render_template(template: str, values: dict[str, Any]) -> str:
     """Renders a Jinja template with plain values."""
-    limit = MAX_RENDERED_CHARACTERS
-    return str(
-        _WORKER.ask(
-            {"do": "render", "template": template, "values": values, "limit": limit},
-            "chat template",
-        )
-    )
+    question = {"do": "render", "template": template, "values": values}
+    found = _WORKER.ask(question | {"limit": MAX_RENDERED_CHARACTERS}, "chat template")
+    return str(found)
 
 
 def match_patterns(patterns: list[str], names: list[str]) -> list[int | None]:
@@ -73,14 +69,8 @@ class _Worker:
     def _running(self) -> subprocess.Popen[bytes]:
         if self.process is None or self.process.poll() is not None or self.owner != os.getpid():
             self.stop()
-            script = Path(__file__).with_name("confined_worker.py")
-            command = [
-                sys.executable,
-                "-P",
-                str(script),
-                str(MAX_CONFINED_BYTES),
-                str(int(2 * MAX_CONFINED_SECONDS)),
-            ]
+            command = [sys.executable, "-P", str(Path(__file__).with_name("confined_worker.py"))]
+            command += [str(MAX_CONFINED_BYTES), str(int(2 * MAX_CONFINED_SECONDS))]
             # in a session of its own, so that Ctrl-C in a terminal reaches only us
             self.process = subprocess.Popen(
                 command,

@@ -97,10 +97,8 @@ def _environment() -> Any:
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
     made.filters["tojson"] = _to_json
-    made.globals |= {
-        "raise_exception": refuse,
-        "strftime_now": lambda format: datetime.now().strftime(format),
-    }
+    made.globals["raise_exception"] = refuse
+    made.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
     return made
 
 

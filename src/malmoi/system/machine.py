@@ -32,25 +32,10 @@ FEWER_THREADS_PAY = 0.8  # at most this share of the time that all cores take
 PROBE_PRODUCTS = 60  # about 60 ms on one slow core
 
 # Names of instruction sets in Linux and macOS → ours.
-LINUX_FEATURES = {
-    "avx2": "avx2",
-    "avx512f": "avx512",
-    "avx512_vnni": "avx512_vnni",
-    "avx_vnni": "avx_vnni",
-    "avx512_bf16": "avx512_bf16",
-    "amx_bf16": "amx_bf16",
-    "amx_int8": "amx_int8",
-    "asimd": "neon",
-    "asimddp": "dotprod",
-    "i8mm": "i8mm",
-    "bf16": "arm_bf16",
-    "sve": "sve",
-}
-MACOS_FEATURES = {
-    "FEAT_DotProd": "dotprod",
-    "FEAT_I8MM": "i8mm",
-    "FEAT_BF16": "arm_bf16",
-}
+SAME_NAMES = ("avx2", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
+LINUX_FEATURES = {name: name for name in (*SAME_NAMES, "i8mm", "sve")}
+LINUX_FEATURES |= {"avx512f": "avx512", "asimd": "neon", "asimddp": "dotprod", "bf16": "arm_bf16"}
+MACOS_FEATURES = {"FEAT_DotProd": "dotprod", "FEAT_I8MM": "i8mm", "FEAT_BF16": "arm_bf16"}
 BF16_FEATURES = ("amx_bf16", "avx512_bf16", "arm_bf16")
 INT8_FEATURES = ("avx512_vnni", "avx_vnni", "amx_int8", "dotprod", "i8mm")
 
@@ -103,8 +88,7 @@ class Machine:
         """
         if kind == "cpu":
             return "amx_bf16" in self.features
-        found = self._accelerator(kind)
-        return found is not None and found.bf16 and kind == "cuda"
+        return kind == "cuda" and self.native_bf16(kind)
 
     def native_bf16(self, kind: str) -> bool:
         """Whether bf16 has native instructions; emulation is 270 times slower."""
@@ -372,11 +356,9 @@ def free_memory() -> int:
     if pretended != detect().memory:
         return pretended
     told = Path("/proc/meminfo")
-    if told.exists():
-        found = re.search(r"^MemAvailable:\s+(\d+) kB", told.read_text(), re.MULTILINE)
-        if found:
-            return min(pretended, int(found[1]) * 1024)
-    return pretended
+    text = told.read_text() if told.exists() else ""
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
+    return min(pretended, int(found[1]) * 1024) if found else pretended
 
 
 def usable_threads(measure: Callable[[int], float] | None = None) -> int:

@@ -79,10 +79,9 @@ class RunFolder:
         now = _flat(json.loads(json.dumps(settings)))
         changed = [name for name, value in now if name not in free and old.get(name) != value]
         if changed:
-            raise self.refusal([self._difference(name, old.get(name)) for name in changed])
-
-    def _difference(self, name: str, was: Any) -> str:
-        return self.unreadable.get(name) or f"{name} was {json.dumps(was, ensure_ascii=False)}"
+            was = {name: json.dumps(old.get(name), ensure_ascii=False) for name in changed}
+            words = [self.unreadable.get(name) or f"{name} was {was[name]}" for name in changed]
+            raise self.refusal(words)
 
     def _write(self, record: Mapping[str, Any]) -> None:
         write_text(self.path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast
 
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.system.limits import MAX_JSON_BYTES, MAX_JSON_DEPTH, shown
@@ -18,13 +18,8 @@ D = TypeVar("D")
 T = TypeVar("T")
 _REQUIRED: Any = object()
 HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
-CALLED: dict[type, str] = {
-    str: "a text",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-}
-CALLED |= {list: "a list", dict: "an object"}
+CALLED: dict[type, str] = {str: "a text", int: "a whole number", float: "a number"}
+CALLED |= {bool: "true or false", list: "a list", dict: "an object"}
 
 
 class JsonObject(Mapping[str, Any]):
@@ -50,42 +45,22 @@ class JsonObject(Mapping[str, Any]):
     def __repr__(self) -> str:
         return f"JsonObject({self.where!r}, {shown(dict(self._values))})"
 
-    @overload
-    def text(self, key: str) -> str: ...
-    @overload
-    def text(self, key: str, *, default: D) -> str | D: ...
-
-    def text(self, key: str, *, default: Any = _REQUIRED) -> Any:
+    def text(self, key: str, *, default: D = _REQUIRED) -> str | D:
         return self._typed(key, str, default)
 
-    @overload
-    def flag(self, key: str) -> bool: ...
-    @overload
-    def flag(self, key: str, *, default: D) -> bool | D: ...
-
-    def flag(self, key: str, *, default: Any = _REQUIRED) -> Any:
+    def flag(self, key: str, *, default: D = _REQUIRED) -> bool | D:
         return self._typed(key, bool, default)
 
-    @overload
-    def whole(self, key: str, *, low: int = ..., high: int = ...) -> int: ...
-    @overload
-    def whole(self, key: str, *, default: D, low: int = ..., high: int = ...) -> int | D: ...
-
     def whole(
-        self, key: str, *, default: Any = _REQUIRED, low: int = 0, high: int = 2**63 - 1
-    ) -> Any:
+        self, key: str, *, default: D = _REQUIRED, low: int = 0, high: int = 2**63 - 1
+    ) -> int | D:
         """An integer within bounds."""
         value = self._typed(key, int, default)
-        if self._values.get(key) is not None and not low <= value <= high:
+        if self._values.get(key) is not None and not low <= cast(int, value) <= high:
             raise self.wrong(key, f"a whole number from {low:,} to {high:,}")
         return value
 
-    @overload
-    def number(self, key: str) -> float: ...
-    @overload
-    def number(self, key: str, *, default: D) -> float | D: ...
-
-    def number(self, key: str, *, default: Any = _REQUIRED) -> Any:
+    def number(self, key: str, *, default: D = _REQUIRED) -> float | D:
         """A finite number."""
         return self._typed(key, float, default)
 
@@ -107,7 +82,7 @@ class JsonObject(Mapping[str, Any]):
         """The error for a value of the wrong type."""
         return _wrong(self.where, self._prefix + key, expected, self._values.get(key))
 
-    def _typed(self, key: str, kind: type[Any], default: Any) -> Any:
+    def _typed(self, key: str, kind: type[T], default: D) -> T | D:
         value = self._values.get(key)
         if value is not None:
             return self._checked(key, value, kind)

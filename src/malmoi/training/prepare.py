@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from malmoi.training.log import plural
 from malmoi.training.losses import objective
 from malmoi.training.pace import Budget
 from malmoi.training.parallel import ProcessGroup
-from malmoi.training.recipe import BUDGETS, DataConfig, Recipe, run_folder
+from malmoi.training.recipe import BUDGETS, Recipe, run_folder
 from malmoi.training.run import TrainingRun
 from malmoi.training.run_tokenizer import RunSources, prepare_tokenizer
 from malmoi.training.samples import make_feeds, prompt_of
@@ -55,11 +55,10 @@ def prepare_run(recipe: Recipe, origin: RunSources, out: Path, group: ProcessGro
         prepare_tokenizer(recipe, readers, out, origin)
     group.barrier()
     words = Tokenizer.load(out)
-    recipe = (
-        recipe
-        if origin.start
-        else replace(recipe, model=replace(recipe.model, vocab=_vocabulary(recipe, words)))
-    )
+    if not origin.start:
+        # span corruption has embeddings of its own for the gaps
+        vocab = words.vocab_size + (SENTINELS if recipe.samples == "span" else 0)
+        recipe = replace(recipe, model=replace(recipe.model, vocab=vocab))
     recipe = _with_features(recipe)
     checkpoint = _begin(recipe, words, origin)
     recipe = replace(recipe, model=checkpoint.network.config).check()
@@ -99,11 +98,6 @@ def check_request(recipe: Recipe, group: ProcessGroup) -> None:
         raise UsageError(
             f"train.batch={c.batch} does not divide over {group.world} processes: use a multiple."
         )
-
-
-def _vocabulary(recipe: Recipe, words: Tokenizer) -> int:
-    """The tokenizer's vocabulary, and embeddings of its own for the gaps of span corruption."""
-    return words.vocab_size + (SENTINELS if recipe.samples == "span" else 0)
 
 
 def _with_features(recipe: Recipe) -> Recipe:
@@ -165,13 +159,10 @@ def _freeze_others(network: Network, heads: Sequence[str]) -> None:
     others: list[Any] = [head for name, head in network.heads.items() if name not in heads]
     if network.pooler is not None and not POOLED_HEADS & set(heads):
         others.append(network.pooler)
-    trained = {
-        id(p)
-        for part in (network.trunk, *(network.heads[h] for h in heads))
-        for p in part.parameters()
-    }
-    for parameter in (p for part in others for p in part.parameters() if id(p) not in trained):
-        parameter.requires_grad_(requires_grad=False)
+    for part in others:
+        part.requires_grad_(requires_grad=False)
+    for part in (network.trunk, *(network.heads[h] for h in heads)):  # they may share weights
+        part.requires_grad_(requires_grad=True)
 
 
 # ------------------------------------------------------------------ recipe.json
@@ -180,14 +171,10 @@ def _freeze_others(network: Network, heads: Sequence[str]) -> None:
 def _with_fitted_batch(recipe: Recipe, out: Path) -> Recipe:
     """The recipe with the batch size fitted in this folder, unless the user set one."""
     path = out / "recipe.json"
-    if not recipe.train.fit_batch or not path.is_file():
-        return recipe
-    before = read_recipe(path).train
-    if not before.fit_batch:
-        return recipe
-    return replace(
-        recipe, train=replace(recipe.train, batch=before.batch, batch_start=before.batch_start)
-    )
+    c = recipe.train
+    if c.fit_batch and path.is_file() and (before := read_recipe(path).train).fit_batch:
+        c = replace(c, batch=before.batch, batch_start=before.batch_start)
+    return replace(recipe, train=c)
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -208,8 +195,8 @@ def _places(recipe: Recipe, out: Path) -> list[Path]:
 
 def _encode(recipe: Recipe, readers: list[DocumentReader], words: Tokenizer, out: Path) -> None:
     """Encodes every source; existing stores of the same text are reused."""
-    pairs = not recipe.in_windows
-    sentences, end = (_splitter(recipe.data), None) if pairs else (None, words.specials.eos)
+    split = split_pair if recipe.data.pairs else sentence_splitter(recipe.data.sentences)
+    sentences, end = (None, words.specials.eos) if recipe.in_windows else (split, None)
     for reader, where in zip(readers, _places(recipe, out), strict=True):
         valid = recipe.data.valid
         done = build_stores(reader, words, where, sentences=sentences, valid=valid, end=end)
@@ -219,10 +206,6 @@ def _encode(recipe: Recipe, readers: list[DocumentReader], words: Tokenizer, out
             )
         for sentence in _about(reader):
             logger.info(sentence)
-
-
-def _splitter(data: DataConfig) -> Callable[[str], list[str]]:
-    return split_pair if data.pairs else sentence_splitter(data.sentences)
 
 
 def _about(reader: DocumentReader) -> list[str]:
@@ -246,22 +229,9 @@ def _describe(
     lengths = " then ".join(str(length) for length, _ in recipe.phases)
     logger.info(f"{recipe.name}: {size}, {steps}, {recipe.train.batch} × {lengths} tokens per step")
     if budget.steps and len(stores) > 1:
-        weights = recipe.data.weights
-        samples = budget.steps * recipe.train.batch
-        for i, (weight, epochs) in enumerate(
-            zip(weights, _epochs(weights, feeds[0], stores, samples), strict=True)
-        ):
-            logger.info(
-                f"  source {i + 1}: weight {weight / sum(weights):.2f}, {epochs:.2f} epochs"
-            )
-
-
-def _epochs(
-    weights: Sequence[float], feed: PhaseFeed, stores: list[Stores], samples: int
-) -> list[float]:
-    """The epochs of each source (the last column of GPT-3's table 2.2)."""
-    used = samples * feed.length
-    return [
-        used * w / sum(weights) / max(1, len(s.train.tokens))
-        for w, s in zip(weights, stores, strict=True)
-    ]
+        # the epochs of each source are the last column of GPT-3's table 2.2
+        used = budget.steps * recipe.train.batch * feeds[0].length
+        for i, (weight, store) in enumerate(zip(recipe.data.weights, stores, strict=True), 1):
+            share = weight / sum(recipe.data.weights)
+            epochs = used * share / max(1, len(store.train.tokens))
+            logger.info(f"  source {i}: weight {share:.2f}, {epochs:.2f} epochs")

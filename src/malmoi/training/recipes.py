@@ -37,7 +37,7 @@ def electra_recipe(name: str) -> Recipe:
     """
     small = name == "electra-small"
     base = bert_recipe(name, lr=5e-4 if small else 2e-4)
-    sizes = dict(batch=128) if small else dict(steps=766_000)
+    sizes: dict[str, Any] = dict(batch=128) if small else dict(steps=766_000)
     return replace(
         base,
         about="MLM by a generator + replaced tokens by the model (Clark et al. 2020)",

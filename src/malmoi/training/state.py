@@ -353,8 +353,8 @@ def _value(values: JsonObject, name: str, kind: Any) -> Any:
         kind = next(one for one in get_args(kind) if one is not NoneType)
         if kind is float and isinstance(values[name], float):
             return values[name]  # the loss of a diverged run may be infinite
-    read: Callable[[str], Any] = {int: values.whole, float: values.number, bool: values.flag}[kind]
-    return read(name)
+    readers: Any = {int: values.whole, float: values.number, bool: values.flag}
+    return readers[kind](name)
 
 
 def _verify(folder: Path, saved: _Saved) -> None:

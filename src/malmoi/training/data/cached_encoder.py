@@ -8,7 +8,7 @@ look-up costs a tenth of encoding the word again.
 import re
 import sys
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain, product
 from typing import Any, Protocol
 
@@ -77,10 +77,6 @@ def _mark(tokenizer: Tokenizer) -> tuple[str, int] | None:
     return tokenizer.token(id), id
 
 
-def _flat(ids: Iterable[list[int]], lengths: TokenInts) -> TokenInts:
-    return np.fromiter(chain.from_iterable(ids), np.int64, int(lengths.sum()))
-
-
 class CachedTexts:
     """The tokenizer without a cache."""
 
@@ -90,7 +86,7 @@ class CachedTexts:
     def encode(self, texts: Sequence[str]) -> tuple[NDArray[Any], TokenInts]:
         ids = self._tokenizer.ids(list(texts))
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
-        return _flat(ids, lengths), lengths
+        return np.fromiter(chain.from_iterable(ids), np.int64, int(lengths.sum())), lengths
 
 
 class CharacterEncoder:

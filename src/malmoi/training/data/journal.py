@@ -57,10 +57,7 @@ class Appender:
         names = STORE_FILES if sentences else STORE_FILES[:2]
         self._files = {name: (folder / f"{name}.bin").open("ab", buffering=0) for name in names}
         for name, file in self._files.items():
-            file.truncate(getattr(counts, name) * self._width(name))
-
-    def _width(self, name: str) -> int:
-        return self.dtype.itemsize if name == "tokens" else 8
+            file.truncate(getattr(counts, name) * (dtype.itemsize if name == "tokens" else 8))
 
     def append(self, chunk: Chunk) -> None:
         """Appends documents; they count only once the journal includes them."""

@@ -86,8 +86,8 @@ def mask(tokens: MaskInts, maskable: Bools, rng: Draws, how: Masking) -> tuple[M
 
 def _counts(maskable: Bools, rate: float) -> MaskInts:
     total = maskable.sum(axis=1)
-    wanted: MaskInts = np.maximum(np.rint(rate * total).astype(np.int64), 1)
-    return np.minimum(wanted, total)
+    counts: MaskInts = np.minimum(np.maximum(np.rint(rate * total).astype(np.int64), 1), total)
+    return counts
 
 
 def _tokens(maskable: Bools, count: MaskInts, rng: Draws) -> Bools:
@@ -115,7 +115,10 @@ def _words(maskable: Bools, starts: Bools, count: MaskInts, rng: Draws) -> Bools
     kept = np.zeros_like(maskable)
     np.put_along_axis(kept, order, taken, axis=1)
     chosen = maskable & np.take_along_axis(kept, np.maximum(word, 0), axis=1)
-    return chosen | _part_of_a_word(maskable & (word == order[:, :1]), count * ~chosen.any(axis=1))
+    # a part of the first word, in rows whose every word exceeds the limit
+    first = maskable & (word == order[:, :1])
+    chosen |= first & (np.cumsum(first, axis=1) <= (count * ~chosen.any(axis=1))[:, None])
+    return chosen
 
 
 def _greedy(sizes: MaskInts, count: MaskInts) -> Bools:
@@ -129,11 +132,6 @@ def _greedy(sizes: MaskInts, count: MaskInts) -> Bools:
         left -= (sizes * fits).sum(axis=1)
         open_ &= ~fits & (sizes <= left[:, None])
     return taken
-
-
-def _part_of_a_word(word: Bools, count: MaskInts) -> Bools:
-    """The first `count` tokens of a word, for rows whose every word exceeds the limit."""
-    return word & (np.cumsum(word, axis=1) <= count[:, None])
 
 
 def _corrupt(tokens: MaskInts, chosen: Bools, rng: Draws, how: Masking) -> MaskInts:

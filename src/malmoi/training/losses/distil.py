@@ -5,7 +5,7 @@ B examples, T tokens, K choices, N classes, D width, V vocabulary.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -142,25 +142,17 @@ def binary_divergence(student: Tensor, teacher: Tensor, temperature: float) -> T
     return divergence(ours, theirs, temperature)
 
 
-def _next(done: ForwardPass) -> tuple[Tensor, Tensor]:
-    return done.hidden.flatten(0, 1), done.batch["lm_labels"].flatten()
-
-
-def _masked(done: ForwardPass) -> tuple[Tensor, Tensor]:
-    return done.hidden.flatten(0, 1)[done.batch["mlm_slots"]], done.batch["mlm_labels"].flatten()
-
-
 def _vocabulary_divergence(
-    head: str, chosen: Callable[[ForwardPass], tuple[Tensor, Tensor]]
+    head: str, labels_name: str, chosen: Callable[[ForwardPass], Tensor]
 ) -> Divergence:
     """Sums over chunks of rows; scores are recomputed in the backward pass, never all held."""
 
     def apart(done: ForwardPass, taught: ForwardPass, temperature: float) -> Tensor:
         ours, theirs = (cast(VocabularyHead, one.network.heads[head]) for one in (done, taught))
-        hidden, labels = chosen(done)
-        x = ours.features(hidden)
+        labels = done.batch[labels_name].flatten()
+        x = ours.features(chosen(done))
         with torch.no_grad():
-            y = theirs.features(chosen(taught)[0])
+            y = theirs.features(chosen(taught))
 
         def piece(x: Tensor, y: Tensor, labels: Tensor) -> Tensor:
             with torch.no_grad():
@@ -169,16 +161,16 @@ def _vocabulary_divergence(
 
         rows = max(1, per_device(MAX_SCORES, x.device.type) // ours.weight.size(0))
         pieces = zip(x.split(rows), y.split(rows), labels.split(rows), strict=True)
-        sums = [
-            checkpoint(piece, *some, use_reentrant=False, preserve_rng_state=False)
-            for some in pieces
-        ]
-        return torch.stack(sums).sum()
+        how: Any = dict(use_reentrant=False, preserve_rng_state=False)
+        return torch.stack([checkpoint(piece, *some, **how) for some in pieces]).sum()
 
     return apart
 
 
 TEXT_DISTILLERS = {
-    "lm": Distiller("lm", "lm_labels", _vocabulary_divergence("lm", _next)),
-    "mlm": Distiller("mlm", "mlm_labels", _vocabulary_divergence("mlm", _masked)),
+    head: Distiller(head, labels, _vocabulary_divergence(head, labels, states))
+    for head, labels, states in (
+        ("lm", "lm_labels", lambda done: done.hidden.flatten(0, 1)),
+        ("mlm", "mlm_labels", lambda done: done.at_masks),
+    )
 }
