@@ -32,13 +32,8 @@ from malmoi.system.untrusted import is_a, parse, parse_object
 logger = logging.getLogger(__name__)
 _require = partial(require, "This model cannot be built")
 
-LARGEST = {
-    "depth": MAX_LAYERS,
-    "encoder_depth": MAX_LAYERS,
-    "context": MAX_CONTEXT_TOKENS,
-    "rotary_base": math.inf,
-    "local_rotary_base": math.inf,
-}
+LARGEST = {"depth": MAX_LAYERS, "encoder_depth": MAX_LAYERS, "context": MAX_CONTEXT_TOKENS}
+UNBOUNDED = {"rotary_base": math.inf, "local_rotary_base": math.inf}
 
 
 RENAMED_FIELDS = {  # old names, accepted for one more release
@@ -215,7 +210,7 @@ class ModelConfig(Config):
         super().__post_init__()
         for name, value in vars(self).items():
             if not isinstance(value, bool) and isinstance(value, int | float):
-                largest = LARGEST.get(name, MAX_SIZE)
+                largest = (LARGEST | UNBOUNDED).get(name, MAX_SIZE)
                 _require(
                     0 <= value <= largest,
                     f"{name} must lie in [0, {largest:,}], not {shown(value)}.",

@@ -11,7 +11,7 @@ import malmoi
 from malmoi.cli import run_command
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.model import KVCache, Network, initialise, preset
-from malmoi.training.data.captions import CaptionBatches, rows_of
+from malmoi.training.data.captions import CaptionBatches, feature_rows
 from malmoi.training.data.store import Store
 
 SMALL: dict[str, Any] = {
@@ -78,7 +78,7 @@ def test_every_text_keeps_its_row_in_training_and_in_validation(tmp_path: Path) 
     seen = []
     for part in ("train", "valid"):
         store = Store.open(tmp_path / "run" / "data" / part)
-        rows = rows_of(store, 20, 0.2, valid=part == "valid")
+        rows = feature_rows(store, 20, 0.2, valid=part == "valid")
         batch = CaptionBatches(store, rows, vectors, 20, 0, seed=0).at(0, len(store))
         for labels, row in zip(batch["lm_labels"], batch["features"], strict=True):
             words = model.tokenizer.decode([t for t in labels.tolist() if t >= 0][:-1])

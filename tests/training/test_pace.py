@@ -20,8 +20,7 @@ from malmoi import pretrain
 from malmoi.errors import UsageError
 from malmoi.system.machine import Accelerator, Machine, detect, pick_device, pretend, this_machine
 from malmoi.system.progress import Progress, listening
-from malmoi.training.calibration import StepTimer
-from malmoi.training.device import choose_execution
+from malmoi.training.device import StepTimer, choose_execution
 from malmoi.training.log import plural, read_metrics
 from malmoi.training.pace import SMALLEST_BATCH, Budget, Pace, WorkClock, verdict
 from malmoi.training.pretrain import resolve_recipe
@@ -195,7 +194,7 @@ def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     it.
     """
     monkeypatch.setattr(
-        "malmoi.training.calibration.StepTimer.measure",
+        "malmoi.training.device.StepTimer.measure",
         lambda self, micro, compiled: (0.001, 0.002),
     )
 

@@ -42,7 +42,6 @@ from malmoi.training.recipe import Recipe, TrainConfig
 from malmoi.training.recipes import RECIPES
 from malmoi.training.schedule import SCHEDULES, rate_at
 from malmoi.training.signals import Stopped
-from malmoi.training.spikes import is_spike
 from malmoi.training.state import Position, latest_state, prune_states, save_state
 from malmoi.training.trainer import Trainer
 from tiny_runs import (
@@ -559,14 +558,14 @@ def test_a_loss_spike_is_an_outlier() -> None:
     for step in range(1, 200):
         position.step = step
         # early losses fall too fast to tell
-        early = step == 50 and is_spike(position, 9.0, phase=0)
+        early = step == 50 and position.is_spike(9.0, phase=0)
         assert not early
-        assert not is_spike(position, 2 + noise.uniform(-0.1, 0.1), phase=0)
-    assert not is_spike(position, 2.9, phase=0)
-    assert is_spike(position, 9.0, phase=0)
-    assert is_spike(position, math.nan, phase=0)
+        assert not position.is_spike(2 + noise.uniform(-0.1, 0.1), phase=0)
+    assert not position.is_spike(2.9, phase=0)
+    assert position.is_spike(9.0, phase=0)
+    assert position.is_spike(math.nan, phase=0)
     # at another length BERT meets positions it has not learnt, and its loss leaps
-    assert not is_spike(position, 9.0, phase=1)
+    assert not position.is_spike(9.0, phase=1)
 
 
 def test_the_fourth_bad_step_ends_the_run_with_its_last_good_state(

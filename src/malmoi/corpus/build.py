@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 # The corpus folder, and the record of the build it holds
 
 
-def run_folder(out: Path) -> RunFolder:
+def corpus_folder(out: Path) -> RunFolder:
     others = {"sources": "of other sources", "against": "of other test sets"}
     others |= {"links": "of other link lists", "good": "with other reference text"}
     return RunFolder(out, "corpus.json", "corpus", can_restart=True, unreadable=others)
@@ -54,7 +54,7 @@ def begin_build(out: Path, record: Mapping[str, Any], *, overwrite: bool) -> dic
     others = any(file.name != LOCK_NAME for file in out.iterdir())
     if others and not (out / "corpus.json").is_file():
         raise UsageError(f"{out} is not empty and holds no corpus; choose another folder.")
-    found = run_folder(out).begin(record)
+    found = corpus_folder(out).begin(record)
     (out / "work").mkdir(exist_ok=True)
     return found
 
@@ -68,15 +68,9 @@ def _forget(out: Path) -> None:
         path.unlink()
 
 
-STEP_FILES = {
-    "select": "clean",
-    "clean": "clean",
-    "menus": "sift",
-    "filter": "sift",
-    "quality": "sift",
-    "dedup": "clear",
-    "decontaminate": "clear",
-}
+STEP_FILES = {"select": "clean", "clean": "clean"}
+STEP_FILES |= {"menus": "sift", "filter": "sift", "quality": "sift"}
+STEP_FILES |= {"dedup": "clear", "decontaminate": "clear"}
 
 
 @dataclass(frozen=True)
@@ -160,8 +154,8 @@ def run_build(
                 f"{plan.out} is finished; --overwrite (overwrite=True) discards it and starts over."
             )
         else:
-            run_folder(plan.out).finish(record, _work(plan))
-            found = run_folder(plan.out).read()
+            corpus_folder(plan.out).finish(record, _work(plan))
+            found = corpus_folder(plan.out).read()
         shutil.rmtree(plan.work.folder, ignore_errors=True)
     return found
 
@@ -221,10 +215,8 @@ def _read(plan: CorpusPlan) -> dict[str, Any]:
     run_jobs(_clean_jobs(plan, found), plan.workers, "read and clean")
     if not found["documents"]:
         raise MalmoiError("There is no text in the sources.")
-    about = {
-        "shards": found["shards"],
-        "bad": [line for source in plan.sources for line in source.reader.describe()],
-    }
+    bad = [line for source in plan.sources for line in source.reader.describe()]
+    about = {"shards": found["shards"], "bad": bad}
     write_json(path, about)
     return about
 

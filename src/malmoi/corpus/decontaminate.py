@@ -74,11 +74,8 @@ TEST_SET_READERS: dict[str, Callable[[Path], Iterator[BenchmarkRow]]] = {
 
 def overlap_words(lengths: Sequence[int]) -> int:
     """The n-gram length of an overlap: 5th percentile of the examples' lengths, within 8 to 13."""
-    return (
-        int(np.clip(np.percentile(lengths, PERCENTILE), MIN_OVERLAP_WORDS, MAX_OVERLAP_WORDS))
-        if lengths
-        else MAX_OVERLAP_WORDS
-    )
+    usual = np.percentile(lengths, PERCENTILE) if lengths else MAX_OVERLAP_WORDS
+    return int(np.clip(usual, MIN_OVERLAP_WORDS, MAX_OVERLAP_WORDS))
 
 
 @dataclass(frozen=True)
@@ -152,9 +149,7 @@ def decontaminated(
             continue
         left = cut_overlaps(document.text, overlaps, c.margin)
         large = [piece for piece in left if len(piece) >= c.piece] if len(left) <= c.pieces else []
-        stats.count_rule(
-            "cut" if large else "too many pieces" if len(left) > c.pieces else "nothing left",
-            document,
-        )
+        nothing = "too many pieces" if len(left) > c.pieces else "nothing left"
+        stats.count_rule("cut" if large else nothing, document)
         for number, piece in enumerate(large, 1):
             yield stats.count_out(replace(document, text=piece, place=f"{document.place}#{number}"))

@@ -68,11 +68,9 @@ def near_duplicates(signatures: Signatures, rows: int, least: float) -> Duplicat
     """
     found = np.full(len(signatures), -1, np.int64)
     meeting = _meeting(signatures, rows)
-    keys = (
-        np.stack(list(_bands(signatures[meeting], rows)), axis=1)
-        if len(meeting)
-        else np.zeros((0, 0))
-    )
+    if not len(meeting):
+        return found
+    keys = np.stack(list(_bands(signatures[meeting], rows)), axis=1)
     buckets: defaultdict[int, list[int]] = defaultdict(list)
     for place, mine in zip(meeting.tolist(), keys.tolist(), strict=True):
         near = sorted({other for key in mine for other in buckets[key]})

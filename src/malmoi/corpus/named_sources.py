@@ -24,13 +24,8 @@ class NamedSource:
     def about(self) -> dict[str, Any]:
         """Its entry in corpus.json."""
         r = self.reader
-        return {
-            "name": self.name,
-            "given": self.given,
-            "files": len(r.files),
-            "bytes": r.size,
-            "is": r.fingerprint(),
-        }
+        sizes = {"files": len(r.files), "bytes": r.size}
+        return {"name": self.name, "given": self.given, **sizes, "is": r.fingerprint()}
 
     def clash(self, out: Path) -> str | None:
         """The path of this source that is inside the folder or contains it, if any."""
@@ -38,12 +33,8 @@ class NamedSource:
         for given in self.given:
             if Path(given).is_dir() and out.is_relative_to(Path(given).resolve()):
                 return given
-        inside = (
-            s.path
-            for s in self.reader.sources
-            if isinstance(s, FileSource) and s.path.resolve().is_relative_to(out)
-        )
-        return next(map(str, inside), None)
+        paths = (s.path for s in self.reader.sources if isinstance(s, FileSource))
+        return next((str(path) for path in paths if path.resolve().is_relative_to(out)), None)
 
 
 def named_sources(given: Sequence[str], config: CorpusConfig) -> list[NamedSource]:

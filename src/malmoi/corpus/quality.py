@@ -22,10 +22,8 @@ HashedFeatures = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 def hashed_features(text: str) -> HashedFeatures:
     """Hashed words with 1 + log of their counts, normalised to length 1."""
-    found, counts = np.unique(
-        hash_words(text[:MAX_RATED_CHARACTERS]).hashes >> np.uint64(64 - FEATURE_BITS),
-        return_counts=True,
-    )
+    hashes = hash_words(text[:MAX_RATED_CHARACTERS]).hashes >> np.uint64(64 - FEATURE_BITS)
+    found, counts = np.unique(hashes, return_counts=True)
     values = 1 + np.log(counts)
     return found.astype(np.int64), values / max(float(np.sqrt((values**2).sum())), 1.0)
 

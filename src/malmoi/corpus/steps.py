@@ -124,10 +124,8 @@ def finalize_shard(work: BuildFolder, number: int, twins: NDArray[np.uint8]) -> 
         found = decontaminated(found, _benchmarks(path), work.config, tallies["decontaminate"])
     documents = list(found)
     account = {step: stats.to_dict() for step, stats in tallies.items()}
-    sizes = {
-        "source": [d.source for d in documents],
-        "characters": [len(d.text) for d in documents],
-    }
+    sizes: dict[str, Any] = {"source": [d.source for d in documents]}
+    sizes["characters"] = [len(d.text) for d in documents]
     draws = [seeded_hash(document.place, work.config.seed) for document in documents]
     others = {"draws": draws, "control": count_control_names(documents)}
     work.finish(number, "clear", documents, account | sizes | others)

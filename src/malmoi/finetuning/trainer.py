@@ -19,12 +19,11 @@ from malmoi.inference.generation.cuda_graphs import record_graph
 from malmoi.metrics import is_better
 from malmoi.model import Network
 from malmoi.system.progress import VALIDATE, Progress, stop_requested
-from malmoi.training.average import WeightAverage
 from malmoi.training.data.background import Background
 from malmoi.training.device import choose_execution, compile_for, thread_count
 from malmoi.training.log import RunLog
 from malmoi.training.loss_module import LossModule
-from malmoi.training.optim import make_optimizers, set_rate
+from malmoi.training.optim import WeightAverage, make_optimizers, set_rate
 from malmoi.training.pace import LOOK_SECONDS, WorkClock
 from malmoi.training.schedule import rate_at
 from malmoi.training.signals import StopSignals

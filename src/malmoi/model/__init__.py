@@ -22,20 +22,6 @@ else:
         transformer="Activations Transformer",
     )
 
-__all__ = [
-    "PATTERNS",
-    "PRESETS",
-    "Activations",
-    "Bounds",
-    "FeatureConfig",
-    "FusedDecodeCache",
-    "KVCache",
-    "Layout",
-    "Network",
-    "Transformer",
-    "count_parameters",
-    "initialise",
-    "parse_pattern",
-    "preset",
-    "without_weights",
-]
+__all__ = ["PATTERNS", "PRESETS", "count_parameters", "initialise", "parse_pattern", "preset"]
+__all__ += ["Activations", "Bounds", "FeatureConfig", "FusedDecodeCache", "KVCache", "Layout"]
+__all__ += ["Network", "Transformer", "without_weights"]

@@ -147,21 +147,15 @@ def visible(mask: Mask, scores: Tensor) -> Tensor | None:
         )
     if mask.tiles is not None:
         return mask.tiles.pattern.mask(Layout(1, T, K), scores.device)
-    ahead = (
-        torch.ones(T, K, dtype=torch.bool, device=scores.device).tril(K - T)
-        if mask.causal
-        else None
-    )
+    places = torch.arange(K, device=scores.device)
+    behind = places[-T:, None] - places
     if mask.bounds is None:
-        return mask.dense if ahead is None else ahead
-    document = torch.bucketize(
-        torch.arange(K, device=scores.device), mask.bounds.starts, right=True
-    )
+        return behind >= 0 if mask.causal else mask.dense
+    document = torch.bucketize(places, mask.bounds.starts, right=True)
     same = document[-T:, None] == document
     if mask.window:
-        places = torch.arange(K, device=scores.device)
-        same &= (places[-T:, None] - places).abs() < mask.window
-    return same if ahead is None else same & ahead
+        same &= behind.abs() < mask.window
+    return same & (behind >= 0) if mask.causal else same
 
 
 def _is_short(q: Tensor, k: Tensor) -> bool:

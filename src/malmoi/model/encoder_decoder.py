@@ -4,17 +4,15 @@ B batch, T target tokens, S source tokens, D width, H heads, G key/value heads, 
 """
 
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
-from malmoi.model.attention import KVCache, KVStore, Mask, attend, attention_probs
+from malmoi.model.attention import KVCache, Mask, attend, attention_probs
 from malmoi.model.embedding import make_norm
-from malmoi.model.patterns import Layout
-from malmoi.model.transformer import Activations, Block, LayerCache, Transformer
+from malmoi.model.transformer import Activations, Block, Transformer
 
 
 @dataclass
@@ -86,20 +84,12 @@ class DecoderBlock(Block):
         self.cross = CrossAttention(c)
         self.cross_norm = make_norm(c)
 
-    def forward(  # type: ignore[override]  # noqa: PLR0913  # a block's inputs, and the source's
-        self,
-        x: Tensor,
-        mask: Mask,
-        rotary: Tensor | None,
-        cache: tuple[KVStore, int] | None,
-        attention_out: list[Tensor] | None,
-        seen: tuple[Tensor, Tensor] | Tensor,
-        source_mask: Mask,
-        cross_out: list[Tensor] | None = None,
-    ) -> Tensor:
-        x = self.attention(x, mask, rotary, cache, attention_out)
+    def forward(self, x: Tensor, mask: Mask, *inputs: Any) -> Tensor:
+        """A layer: the inputs are those of `attention`, then the source, its mask, and `out`."""
+        *own, seen, source_mask, out = inputs
+        x = self.attention(x, mask, *own)
         x = self.residual(
-            x, self.cross_norm, lambda y: self.drop(self.cross(y, seen, source_mask, cross_out))
+            x, self.cross_norm, lambda y: self.drop(self.cross(y, seen, source_mask, out))
         )
         return self.transform(x)
 
@@ -134,8 +124,8 @@ class EncoderDecoder(Transformer):
         self._check_length(source, None, None)
         layout, positions = self.encoder._layout(source, keep, None, None, None)
         x = self.embed(source, positions, None)
-        nothing: list[LayerCache] = [None] * self.config.encoder_depth
-        return self.encoder._layers(x, layout, positions, None, nothing, activations)
+        kept = self.encoder._kept(None)
+        return self.encoder._layers(x, layout, positions, None, kept, activations)
 
     def forward(  # type: ignore[override]  # noqa: PLR0913  # the tensors of a batch, by their names
         self,
@@ -155,34 +145,8 @@ class EncoderDecoder(Transformer):
             memory = Memory((states,) * self.config.depth, source_keep)
         self._check_length(tokens, None, cache)
         layout, positions = self._layout(tokens, keep, None, None, cache)
-        return self._decode(
-            self.embed(tokens, positions, None), layout, positions, memory, cache, activations
-        )
-
-    def _decode(
-        self,
-        x: Tensor,
-        layout: Layout,
-        positions: Tensor,
-        memory: Memory,
-        cache: KVCache | None,
-        activations: Activations | None,
-    ) -> Tensor:
-        masks = self._masks(layout, x.device, None, None)
-        rotary = self._rotary(positions)
-        own = activations.attention if activations else None
+        masks = self._masks(layout, tokens.device, None, None)
         cross = activations.cross if isinstance(activations, CrossActivations) else None
-        for i, block in enumerate(self.blocks):
-            kept = None if cache is None else (cache, i)
-            inputs = (x, masks[i % len(masks)], rotary[i % len(rotary)], kept, own)
-            seen = (memory.layers[i], memory.mask, cross)
-            if activations:
-                activations.hidden.append(x)
-            if self.gradient_checkpointing and self.training:
-                x = cast(Tensor, checkpoint(block, *inputs, *seen, use_reentrant=False))
-            else:
-                x = cast(Tensor, block(*inputs, *seen))
-        x = self.norm(x)
-        if activations:
-            activations.hidden.append(x)
-        return x
+        seen = [(layer, memory.mask, cross) for layer in memory.layers]
+        inputs = (masks, self._rotary(positions), self._kept(cache), activations, seen)
+        return self.run_blocks(self.embed(tokens, positions, None), *inputs)

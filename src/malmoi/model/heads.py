@@ -53,11 +53,8 @@ class LMHead(VocabularyHead):
     def __init__(self, c: ModelConfig, token: nn.Embedding) -> None:
         super().__init__(c, token, bias=c.lm_bias)
         both = c.mixer == "bilstm"  # two halves of the embedding's width, no projection
-        self.project = (
-            nn.Linear(c.width, c.token_width, bias=False)
-            if c.token_width != c.width and not both
-            else nn.Identity()
-        )
+        same = both or c.token_width == c.width
+        self.project = nn.Identity() if same else nn.Linear(c.width, c.token_width, bias=False)
         self.forward_width = c.token_width if both else None
 
     def features(self, hidden: Tensor) -> Tensor:
@@ -121,10 +118,8 @@ def pool_tokens(pool: str, hidden: Tensor, keep: Tensor | None) -> Tensor:
     if keep is None:
         return hidden[:, 0 if first else -1]
     rows = torch.arange(len(hidden), device=hidden.device)
-    return hidden[
-        rows,
-        keep.int().argmax(1) if first else keep.size(1) - 1 - keep.flip(1).int().argmax(1),
-    ]
+    at = keep.int().argmax(1) if first else keep.size(1) - 1 - keep.flip(1).int().argmax(1)
+    return hidden[rows, at]
 
 
 def token_mean(hidden: Tensor, keep: Tensor | None) -> Tensor:

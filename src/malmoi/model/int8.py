@@ -99,12 +99,9 @@ def tile_product(numbers: Tensor, scale: Tensor) -> Callable[[Tensor], Tensor]:
     scales = scale[:, 0].float()
 
     def multiply(rows: Tensor) -> Tensor:
-        return cast(
-            Tensor,
-            ops.qlinear_pointwise.default(
-                rows, 1.0, 0, laid_out, scales, zero, None, 1.0, 0, torch.float32, "none", [], ""
-            ),
-        )
+        how: Any = (None, 1.0, 0, torch.float32, "none", [], "")
+        found = ops.qlinear_pointwise.default(rows, 1.0, 0, laid_out, scales, zero, *how)
+        return cast(Tensor, found)
 
     return multiply
 

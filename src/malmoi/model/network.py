@@ -185,10 +185,8 @@ class Network(nn.Module):
     ) -> dict[str, Tensor]:
         """The scores of `heads`; with `slots` [M], vocabulary heads read only these positions."""
         hidden = self.hidden(tokens, keep=keep, **inputs)
-        return {
-            name: self.read(name, hidden, keep, slots, firsts)
-            for name in heads or tuple(self.heads)
-        }
+        names = heads or tuple(self.heads)
+        return {name: self.read(name, hidden, keep, slots, firsts) for name in names}
 
     def hidden(self, tokens: Tensor, *, keep: Tensor | None = None, **inputs: object) -> Tensor:
         """The heads' input [B, T, D]: the last layer, or features of frozen layers."""
@@ -210,9 +208,8 @@ class Network(nn.Module):
                 "else."
             )
         if name in POOLED_HEADS:
-            return cast(
-                Tensor, self.heads[name](cast(nn.Module, self.pooler)(hidden, keep, firsts))
-            )
+            pooled = cast(nn.Module, self.pooler)(hidden, keep, firsts)
+            return cast(Tensor, self.heads[name](pooled))
         if name == "mlm" and self.config.both_ways:
             hidden = torch.cat((hidden[:, :1], hidden[:, :-1]), 1)
         if name in VOCABULARY_HEADS and slots is not None:
@@ -254,10 +251,9 @@ def initialise(network: Network, seed: int | None = None) -> Network:
         if isinstance(module, LSTM):
             module.reset(generator)
     for block in network.trunk.blocks if not c.is_lstm else ():
+        scale = {"same": 1.0, "scaled": (2 * c.depth) ** -0.5, "zero": 0.0}[c.residual_init]
         for writer in (block.attend.out, block.mlp.down):  # type: ignore[union-attr]
-            writer.weight.mul_(  # type: ignore[operator, union-attr]
-                {"same": 1.0, "scaled": (2 * c.depth) ** -0.5, "zero": 0.0}[c.residual_init]
-            )
+            writer.weight.mul_(scale)  # type: ignore[operator, union-attr]
     if network.reader is not None:
         network.reader.reset(generator)
     return network

@@ -64,19 +64,13 @@ class Layout:
 
     def with_prefix(self, prefix: int) -> "Layout":
         """The same layout with this many more prefix keys."""
-        kept = None if self.keep is None else F.pad(self.keep, (prefix, 0), value=True)
-        positions, documents = (
-            None if t is None else F.pad(t, (prefix, 0), value=-1)
-            for t in (self.key_positions, self.key_documents)
-        )
-        return replace(
-            self,
-            keys=self.keys + prefix,
-            key_positions=positions,
-            keep=kept,
-            key_documents=documents,
-            prefix=prefix,
-        )
+        padding = {"keep": True, "key_positions": -1, "key_documents": -1}
+        changes: dict[str, Any] = {
+            name: F.pad(getattr(self, name), (prefix, 0), value=value)
+            for name, value in padding.items()
+            if getattr(self, name) is not None
+        }
+        return replace(self, keys=self.keys + prefix, prefix=prefix, **changes)
 
 
 # longest sequence on which a pattern is probed: a mask of 16 million booleans
@@ -249,11 +243,8 @@ class Pattern:
     def mask(self, layout: Layout, device: torch.device | str = "cpu") -> Tensor:
         """A boolean mask that broadcasts to [B, H, T, K], for SDPA and for plots."""
         b = torch.arange(layout.batch, device=device)[:, None, None, None]
-        h = (
-            torch.arange(self.heads, device=device)[None, :, None, None]
-            if self.varies_by_head
-            else 0
-        )
+        heads = torch.arange(self.heads, device=device)[None, :, None, None]
+        h = heads if self.varies_by_head else 0
         q = torch.arange(layout.queries, device=device)[None, None, :, None]
         k = torch.arange(layout.keys, device=device)[None, None, None, :]
         return cast(Tensor, self.at(layout)(b if not layout.plain else 0, h, q, k))

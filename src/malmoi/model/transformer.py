@@ -159,16 +159,9 @@ class Block(nn.Module):
         self.mlp_norm = make_norm(c)
         self.drop = nn.Dropout(c.dropout)
 
-    def forward(
-        self,
-        x: Tensor,
-        mask: Mask,
-        rotary: Tensor | None = None,
-        cache: tuple[KVStore, int] | None = None,
-        attention_out: list[Tensor] | None = None,
-        embedded: Tensor | None = None,
-    ) -> Tensor:
-        return self.transform(self.attention(x, mask, rotary, cache, attention_out, embedded))
+    def forward(self, x: Tensor, mask: Mask, *inputs: Any) -> Tensor:
+        """A layer; the inputs are those of `attention`."""
+        return self.transform(self.attention(x, mask, *inputs))
 
     def attention(
         self,
@@ -183,11 +176,8 @@ class Block(nn.Module):
         values = None
         if self.again is not None and embedded is not None:
             x, values = self.again(x, embedded)
-        return self.residual(
-            x,
-            self.attend_norm,
-            lambda y: self.drop(self.attend(y, mask, rotary, cache, attention_out, values)),
-        )
+        inputs = (mask, rotary, cache, attention_out, values)
+        return self.residual(x, self.attend_norm, lambda y: self.drop(self.attend(y, *inputs)))
 
     def transform(self, x: Tensor) -> Tensor:
         """The last part of a block: the MLP with its residual."""
@@ -323,17 +313,21 @@ class Transformer(nn.Module):
         rotary: Sequence[Tensor | None],
         kept: Sequence[LayerCache] | None = None,
         activations: Activations | None = None,
+        seen: Sequence[tuple[Any, ...]] | None = None,
     ) -> Tensor:
-        """Runs embedded tokens [B, T, D] through every block and the final norm."""
+        """Runs embedded tokens [B, T, D] through every block and the final norm.
+
+        `seen` is what each layer of a decoder reads besides: the source.
+        """
         attention_out = activations.attention if activations else None
-        embedded = x
         states = [x]
         for i in range(self.config.depth):
             if self.skips is not None:
                 x = self.skips(i, x, states)
             turn = rotary[i % len(rotary)]
             cache = None if kept is None else kept[i]
-            x = self._block(i, x, masks[i % len(masks)], turn, cache, attention_out, embedded)
+            others = (states[0],) if seen is None else seen[i]
+            x = self._block(i, x, masks[i % len(masks)], turn, cache, attention_out, *others)
             if activations or self.skips is not None:
                 states.append(x)
         x = self.norm(x)

@@ -108,30 +108,21 @@ class RunPlan:
             **asdict(self.fleet),
             "parameters": {part: getattr(self, part) for part in PARAMETER_PARTS}
             | {"all": self.parameters},
-            "steps": self.steps,
-            "tokens": self.tokens,
+            **{name: getattr(self, name) for name in ("steps", "tokens", "seconds", "fits")},
             "flops": {
-                "6nd": f.rule * self.tokens,
-                "exact": f.exact * self.tokens,
-                "again": f.again * self.tokens,
+                name: each * self.tokens
+                for name, each in (("6nd", f.rule), ("exact", f.exact), ("again", f.again))
             },
-            "seconds": self.seconds,
             "days": self.seconds / 86_400,
             "tokens_per_second": self.tokens / self.seconds,
-            "gpu_hours": self.gpu_hours,
-            "kwh": self.kwh,
-            "cost": self.cost,
-            "fits": self.fits,
+            **{name: getattr(self, name) for name in ("gpu_hours", "kwh", "cost")},
             "memory": self.memory.to_dict(room),
             "ways": [one.to_dict(room) for one in self.ways],
             "activations": {
                 n: {"kept": kept, "rematerialised": again} for n, (kept, again) in by_micro
             },
-            "state": self.state,
-            "storage": self.storage,
+            **{name: getattr(self, name) for name in ("state", "storage", "help", "notes")},
             "optimal": None if self.optimal is None else asdict(self.optimal),
-            "help": self.help,
-            "notes": self.notes,
         }
 
 

@@ -34,8 +34,7 @@ class Refused(MalmoiError):
 def render_template(template: str, values: dict[str, Any]) -> str:
     """Renders a Jinja template with plain values."""
     question = {"do": "render", "template": template, "values": values}
-    found = _WORKER.ask(question | {"limit": MAX_RENDERED_CHARACTERS}, "chat template")
-    return str(found)
+    return str(_WORKER.ask(question | {"limit": MAX_RENDERED_CHARACTERS}, "chat template"))
 
 
 def match_patterns(patterns: list[str], names: list[str]) -> list[int | None]:

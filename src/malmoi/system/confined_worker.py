@@ -54,7 +54,7 @@ def render(question: dict[str, Any]) -> str:
     return text
 
 
-def match(question: dict[str, Any]) -> list[int | None]:
+def match_names(question: dict[str, Any]) -> list[int | None]:
     patterns = [re.compile(pattern) for pattern in question["patterns"]]
     return [
         next((i for i, p in enumerate(patterns) if p.fullmatch(name)), None)
@@ -62,7 +62,7 @@ def match(question: dict[str, Any]) -> list[int | None]:
     ]
 
 
-ANSWERS: dict[str, Callable[[dict[str, Any]], Any]] = {"render": render, "match": match}
+ANSWERS: dict[str, Callable[[dict[str, Any]], Any]] = {"render": render, "match": match_names}
 
 
 # ------------------------------------------------------------------ Jinja

@@ -139,12 +139,6 @@ class Machine:
         """Whether a bf16 copy of a vocabulary head is read in half the time."""
         return "avx512_bf16" in self.features
 
-    @property
-    def triton(self) -> bool:
-        from importlib.util import find_spec
-
-        return self.has("cuda") and find_spec("triton") is not None
-
     def compile_pays(self, kind: str, seconds: float) -> bool:
         """Whether `torch.compile` pays off in a run of `seconds`.
 

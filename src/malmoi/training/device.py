@@ -1,9 +1,9 @@
-"""Precision, compilation, measured peak speed and batch size for this machine."""
+"""Precision, compilation, measured speed and batch size for this machine."""
 
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 
@@ -23,6 +23,10 @@ SDPA_BACKENDS = [
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
+
+PROBE_SECONDS = 0.3  # a pass this long gives a reliable timing
+MAX_PROBE_SECONDS = 2.0  # a pass longer than this is not repeated
+COMPILED_PAYS = 0.95  # compile only if a step takes at most this share of the eager time
 
 
 @dataclass(frozen=True)
@@ -61,15 +65,13 @@ class Execution:
 
 def choose_execution(device: torch.device, c: TrainConfig) -> Execution:
     """Chooses bf16 and compilation where they pay, unless the recipe sets them."""
-    dtype = (
-        this_machine().training_dtype(device.type)
-        if c.precision == "auto"
-        else named_dtype(c.precision)
-    )
-    if dtype != torch.float32 and not this_machine().native_bf16(device.type):
+    automatic = c.precision == "auto"
+    machine = this_machine()
+    dtype = machine.training_dtype(device.type) if automatic else named_dtype(c.precision)
+    if dtype != torch.float32 and not machine.native_bf16(device.type):
         hush_emulation()
     seconds = c.minutes * 60 if c.minutes else math.inf
-    pays = this_machine().compile_pays(device.type, seconds)
+    pays = machine.compile_pays(device.type, seconds)
     return Execution(device, dtype, pays if c.compile is None else c.compile)
 
 
@@ -163,3 +165,41 @@ def release_compiled(loss_module: LossModule) -> None:
     trunk.compiled_blocks = None
     for block in loss_module.network.blocks:
         block._compiled_call_impl = None
+
+
+@dataclass(frozen=True)
+class StepTimer:
+    """Times a trainer's passes and updates; the trainer restores the state they change."""
+
+    execution: Execution
+    run_pass: Callable[[int], None]  # forward and backward pass over this many sequences
+    update: Callable[[], None]  # clipping and optimizer step with the current gradients
+
+    def measure(self, micro: int, *, compiled: bool) -> tuple[float, float]:
+        """Returns the seconds of one update and of one sequence."""
+        took, size = self._pass_seconds(micro, compiled=compiled)
+        self._timed(self.update)  # the first update allocates the moments
+        return min(self._timed(self.update), self._timed(self.update)), took / size
+
+    def _pass_seconds(self, micro: int, *, compiled: bool) -> tuple[float, int]:
+        """Doubles a pass until it is long enough to time; returns its seconds and sequences."""
+        size = micro if compiled else 1  # a compiled pass has a fixed size
+        with nullcontext() if compiled else torch.compiler.set_stance("force_eager"):
+            self._timed_pass(size)  # warm-up: allocations and compilation
+            took = self._timed_pass(size)
+            while took < PROBE_SECONDS and 2 * size <= micro:
+                size *= 2
+                took = self._timed_pass(size)
+            if took < MAX_PROBE_SECONDS:  # best of two, since other programs may be running
+                took = min(took, self._timed_pass(size))
+        return took, size
+
+    def _timed_pass(self, size: int) -> float:
+        return self._timed(lambda: self.run_pass(size))
+
+    def _timed(self, work: Callable[[], None]) -> float:
+        self.execution.synchronize()
+        began = time.perf_counter()
+        work()
+        self.execution.synchronize()
+        return time.perf_counter() - began

@@ -42,13 +42,10 @@ class RunLog:
             return
         with self.path.open("a", encoding="utf-8") as file:
             file.write(_line(values))
-        numbers = {
-            name: value
-            for name, value in values.items()
-            if isinstance(value, int | float) and name != "step"
-        }
+        step = values.pop("step")
+        numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
         for tracker in self._trackers:
-            tracker.log(numbers, values["step"])
+            tracker.log(numbers, step)
 
     def line(self, text: str) -> None:
         """Logs a line of status."""

@@ -87,10 +87,8 @@ def _widest(total: Tensor) -> Tensor:
 
 def guessing_loss(objective: Objective, vocab: int) -> float:
     """The loss of a model that predicts the uniform distribution for every head."""
-    return sum(
-        term.weight * math.log(2 if term.head in ("nsp", "detect") else vocab)
-        for term in objective.terms
-    )
+    choices = {"nsp": 2, "detect": 2}
+    return sum(t.weight * math.log(choices.get(t.head, vocab)) for t in objective.terms)
 
 
 def summarize_validation(

@@ -1,6 +1,7 @@
-"""Optimizers and parameter groups: what decays, what does not, and what Muon updates."""
+"""Optimizers, what they decay and what Muon updates; and the average of the last weights."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from inspect import unwrap
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from malmoi.model import Network
 from malmoi.system.machine import this_machine
 from malmoi.training.recipe import TrainConfig
+from malmoi.training.state import local_part
 
 
 @cache
@@ -153,3 +155,34 @@ def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
             x, torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315), x, beta=3.4445
         )
     return x.mT if tall else x
+
+
+class WeightAverage:
+    """A running mean of a network's weights over the last part of a run (Izmailov et al. 2018).
+
+    The caller keeps the count of averaged steps.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        named = dict(network.named_parameters())
+        self.tensors = {f"average.{n}": torch.zeros_like(p.data) for n, p in named.items()}
+        self._weights = [local_part(p.data) for p in named.values()]
+        self._means = [local_part(mean) for mean in self.tensors.values()]
+
+    def add(self, count: int) -> None:
+        """Adds the current weights to the mean as the `count`-th sample."""
+        torch._foreach_lerp_(self._means, self._weights, 1 / count)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Swaps the averaged weights into the network within the context."""
+        own = [weight.clone() for weight in self._weights]
+        torch._foreach_copy_(self._weights, self._means)
+        try:
+            yield
+        finally:
+            torch._foreach_copy_(self._weights, own)
+
+    def keep(self) -> None:
+        """Copies the averaged weights into the network for good."""
+        torch._foreach_copy_(self._weights, self._means)

@@ -26,7 +26,7 @@ from malmoi.training.log import plural
 from malmoi.training.losses import objective
 from malmoi.training.pace import Budget
 from malmoi.training.parallel import ProcessGroup
-from malmoi.training.recipe import BUDGETS, Recipe, run_folder
+from malmoi.training.recipe import BUDGETS, Recipe, pretraining_folder
 from malmoi.training.run import TrainingRun
 from malmoi.training.run_tokenizer import RunSources, prepare_tokenizer
 from malmoi.training.samples import make_feeds, prompt_of
@@ -63,13 +63,11 @@ def prepare_run(recipe: Recipe, origin: RunSources, out: Path, group: ProcessGro
     checkpoint = _begin(recipe, words, origin)
     recipe = replace(recipe, model=checkpoint.network.config).check()
     if group.first:
-        run_folder(out).begin(recipe.to_dict(), free=CHANGEABLE_SETTINGS)
+        pretraining_folder(out).begin(recipe.to_dict(), free=CHANGEABLE_SETTINGS)
         _encode(recipe, readers, words, out)
     group.barrier()
-    stores = [
-        Stores(Store.open(w / "train"), Store.open(w / "valid"), "reused")
-        for w in _places(recipe, out)
-    ]
+    places = _places(recipe, out)
+    stores = [Stores(Store.open(w / "train"), Store.open(w / "valid"), "reused") for w in places]
     feeds, valid = make_feeds(recipe, stores, words, packed=group.device.type == "cuda")
     if group.first:
         _describe(recipe, stores, feeds, checkpoint.network)

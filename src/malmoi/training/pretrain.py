@@ -18,7 +18,7 @@ from malmoi.training.log import plural
 from malmoi.training.losses.distil import Distillation
 from malmoi.training.parallel import ProcessGroup, process_group
 from malmoi.training.prepare import DISTIL, prepare_run, read_recipe
-from malmoi.training.recipe import BUDGETS, OBJECTIVE_SAMPLES, Recipe, run_folder
+from malmoi.training.recipe import BUDGETS, OBJECTIVE_SAMPLES, Recipe, pretraining_folder
 from malmoi.training.recipes import RECIPES, SIZED, named_recipe
 from malmoi.training.report import write_report
 from malmoi.training.run_tokenizer import RunSources
@@ -74,7 +74,7 @@ def run_pretraining(
             refuse_months(chosen, origin, group)
         with folder_lock(out) if group.first else nullcontext():
             if distillation is None and (out / DISTIL).is_file():
-                raise run_folder(out).refusal(["of a student with its teacher"])
+                raise pretraining_folder(out).refusal(["of a student with its teacher"])
             run = prepare_run(chosen, origin, out, group)
             if distillation is not None:
                 distillation.teacher.to(group.device)

@@ -260,7 +260,7 @@ class Recipe(Config):
         return self
 
 
-def run_folder(out: Path) -> RunFolder:
+def pretraining_folder(out: Path) -> RunFolder:
     """A pre-training run's record; fields missing in an older recipe.json get their defaults."""
     return RunFolder(
         out,

@@ -53,11 +53,8 @@ def _numbers(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> list[tuple[st
     """The run's final metrics."""
     valid = [r for r in rows if "valid_loss" in r]
     known = ("step", "tokens", "seconds", "sample")
-    measures = [
-        (k.replace("_", " "), f"{v:.4g}")
-        for k, v in (valid[-1] if valid else {}).items()
-        if k not in known
-    ]
+    final = valid[-1].items() if valid else ()
+    measures = [(k.replace("_", " "), f"{v:.4g}") for k, v in final if k not in known]
     last: Mapping[str, Any] = rows[-1] if rows else {"step": 0, "tokens": 0, "seconds": 0.0}
     return [
         *measures,

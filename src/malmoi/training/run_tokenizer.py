@@ -11,7 +11,7 @@ from malmoi.text.pairs import read_pairs
 from malmoi.tokenizer import Tokenizer, train_tokenizer
 from malmoi.tokenizer.training import Special
 from malmoi.training.data.captions import TextPerRow, open_features
-from malmoi.training.recipe import DataConfig, Recipe, run_folder
+from malmoi.training.recipe import DataConfig, Recipe, pretraining_folder
 
 logger = logging.getLogger(__name__)
 
@@ -75,12 +75,11 @@ def prepare_tokenizer(
 
 def _check_same(there: Tokenizer, wanted: Tokenizer | None, recipe: Recipe, out: Path) -> None:
     if wanted is not None and wanted.fingerprint() != there.fingerprint():
-        raise run_folder(out).refusal(["with another tokenizer than --tokenizer or --start"])
-    if (
-        not (out / "recipe.json").is_file()
-        and wanted is None
-        and there.kind != recipe.tokenizer.kind
-    ):
+        raise pretraining_folder(out).refusal(
+            ["with another tokenizer than --tokenizer or --start"]
+        )
+    fresh = not (out / "recipe.json").is_file() and wanted is None
+    if fresh and there.kind != recipe.tokenizer.kind:
         raise UsageError(
             f"{out} holds a {there.kind} tokenizer but this recipe trains a "
             f"{recipe.tokenizer.kind} one: choose another folder, or use it with --tokenizer."
@@ -91,13 +90,8 @@ def _learn(recipe: Recipe, readers: list[DocumentReader]) -> Tokenizer:
     c = recipe.tokenizer
     logger.info(f"Training a {c.kind} tokenizer of up to {c.vocab:,} tokens …")
     texts = (document.text for reader in readers for document in reader)
-    return train_tokenizer(
-        _until(texts, TOKENIZER_CHARACTERS),
-        kind=c.kind,
-        vocab=c.vocab,
-        lowercase=c.lowercase,
-        special=SPECIAL.get(recipe.samples, "none"),
-    )
+    special = SPECIAL.get(recipe.samples, "none")
+    return train_tokenizer(_until(texts, TOKENIZER_CHARACTERS), **c.to_dict(), special=special)
 
 
 def _until(texts: Iterable[str], limit: int) -> Iterator[str]:

@@ -7,7 +7,7 @@ import numpy as np
 
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.tokenizer import Tokenizer
-from malmoi.training.data.captions import CaptionBatches, open_features, rows_of
+from malmoi.training.data.captions import CaptionBatches, feature_rows, open_features
 from malmoi.training.data.encode import Stores
 from malmoi.training.data.loader import BertBatches, LMBatches, MaskedWindows
 from malmoi.training.data.mask import Masking
@@ -68,8 +68,7 @@ def _feed(
     source = parts[0] if len(parts) == 1 else Mixture(parts, d.weights, seed)
     pad = words.specials.pad or 0
     if recipe.samples == "span":
-        end = _end_of(words)
-        spans = SpanBatches(source, d.mask_rate, words.vocab_size, end, pad, seed)
+        spans = SpanBatches(source, d.mask_rate, words.vocab_size, _end_of(words), pad, seed)
         return PhaseFeed(spans, length, len(source))
     if recipe.causal:
         causal = LMBatches(source)
@@ -92,7 +91,7 @@ def _contiguous(recipe: Recipe, store: Store, length: int, *, valid: bool) -> Ph
 
 def _captions(recipe: Recipe, store: Store, words: Tokenizer, *, valid: bool) -> PhaseFeed:
     features = open_features(recipe.data.features)
-    rows = rows_of(store, len(features), recipe.data.valid, valid=valid)
+    rows = feature_rows(store, len(features), recipe.data.valid, valid=valid)
     room = recipe.model.context - recipe.model.feature_count
     pad = words.specials.pad or 0
     batches = CaptionBatches(store, rows, features, room, pad, recipe.train.seed)

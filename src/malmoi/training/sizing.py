@@ -345,16 +345,12 @@ def size_recipe(
     vocab = asked.tokenizer.vocab if named else vocabulary_size(text.bytes)
     if tokenizer is not None:
         vocab = tokenizer.vocab_size
-    c = asked.tokenizer
     words = tokenizer or train_tokenizer(
-        text.sample, kind=c.kind, vocab=vocab, lowercase=c.lowercase
+        text.sample, **asked.tokenizer.to_dict() | {"vocab": vocab}
     )
     speed = measure_speed(group, asked.train)
-    fixed = {
-        name: getattr(asked.model, name)
-        for name in ("width", "depth", "context")
-        if f"model.{name}" in given
-    }
+    sizes = [name for name in ("width", "depth", "context") if f"model.{name}" in given]
+    fixed = {name: getattr(asked.model, name) for name in sizes}
     tokens = text.tokens(words)
     size = choose_size(kind, tokens, vocab, asked.train.minutes * 60, speed, fixed)
     changes = _settings(kind, size, text, vocab, speed.device)

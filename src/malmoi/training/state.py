@@ -32,6 +32,9 @@ from malmoi.training.parallel import ProcessGroup
 STATE_FORMAT = 1
 # fields of a position that states of earlier versions lack
 LATER_FIELDS = {"expected", "compiled", "threads", "averaged"}
+SPIKE_DEVIATIONS = 8.0  # a spike is this many standard deviations above the running mean, and …
+SPIKE_NATS = 1.0  # … at least this much
+SPIKE_WARMUP_STEPS = 100  # before this step the loss falls too fast to tell
 
 
 class CorruptState(MalmoiError):
@@ -57,6 +60,21 @@ class Position:
     threads: int = 0  # of the CPU; sums in another order differ in their last bits
     averaged: int = 0  # steps in the weight average
 
+    def is_spike(self, loss: float, phase: int) -> bool:
+        """Whether a loss is not finite or far above its phase's mean; if not, the mean takes it."""
+        # Losses of another length do not compare: BERT's jumps when it goes from 128 to 512 tokens.
+        if self.phase != phase:
+            self.phase = phase
+            self.mean = 0.0
+            self.spread = 0.0
+        limit = self.mean + max(SPIKE_NATS, SPIKE_DEVIATIONS * self.spread**0.5)
+        settled = self.step > SPIKE_WARMUP_STEPS and self.mean
+        if not math.isfinite(loss) or (settled and loss > limit):
+            return True
+        self.spread = 0.98 * self.spread + 0.02 * (loss - self.mean) ** 2 if self.mean else 0.0
+        self.mean = 0.98 * self.mean + 0.02 * loss if self.mean else loss
+        return False
+
 
 def tensors_of(
     network: nn.Module, optimizers: Iterable[torch.optim.Optimizer]
@@ -67,10 +85,8 @@ def tensors_of(
     tensors = {f"weights.{name}": p.data for name, p in named.items()}
     for i, optimizer in enumerate(optimizers):
         for p, slots in optimizer.state.items():
-            tensors |= {
-                f"optimizer{i}.{names[id(p)]}.{slot}": torch.as_tensor(v)
-                for slot, v in slots.items()
-            }
+            prefix = f"optimizer{i}.{names[id(p)]}."
+            tensors |= {prefix + slot: torch.as_tensor(v) for slot, v in slots.items()}
     return tensors
 
 
@@ -336,12 +352,9 @@ def _position(values: JsonObject) -> Position:
     """Parses every field by its own type, so that none is forgotten here."""
     if "positions" in values:  # its name in earlier versions
         values = JsonObject({**values, "samples_seen": values["positions"]}, values.where)
-    found = {
-        name: _value(values, name, kind)
-        for name, kind in field_types(Position).items()
-        if name in values or name not in LATER_FIELDS
-    }
-    return Position(**found)
+    kinds = field_types(Position)
+    known = [name for name in kinds if name in values or name not in LATER_FIELDS]
+    return Position(**{name: _value(values, name, kinds[name]) for name in known})
 
 
 def _value(values: JsonObject, name: str, kind: Any) -> Any:

@@ -15,9 +15,9 @@ from malmoi.errors import MalmoiError, is_out_of_memory
 from malmoi.model import count_parameters
 from malmoi.system.files import write_text
 from malmoi.system.progress import VALIDATE, Progress, stop_requested
-from malmoi.training.average import WeightAverage
-from malmoi.training.calibration import COMPILED_PAYS, StepTimer
 from malmoi.training.device import (
+    COMPILED_PAYS,
+    StepTimer,
     choose_execution,
     compile_for,
     first_micro,
@@ -31,14 +31,13 @@ from malmoi.training.log import RunLog, read_metrics
 from malmoi.training.loss_module import LossModule, guessing_loss
 from malmoi.training.losses import Objective, count_labels, objective
 from malmoi.training.losses.distil import TEXT_DISTILLERS, Distillation
-from malmoi.training.optim import make_optimizers, set_rate
+from malmoi.training.optim import WeightAverage, make_optimizers, set_rate
 from malmoi.training.pace import LOOK_SECONDS, Budget, Pace, WorkClock, steps_per_sample, verdict
 from malmoi.training.parallel import gradient_sync, wrap_model
 from malmoi.training.recipe import Recipe
 from malmoi.training.run import TrainingRun
 from malmoi.training.schedule import rate_at
 from malmoi.training.signals import EARLY_STOP, Stopped, StopSignals
-from malmoi.training.spikes import is_spike
 from malmoi.training.state import (
     Position,
     latest_state,
@@ -169,11 +168,10 @@ class Trainer:
         """
         p = self.position
         cpu = self.group.device.type == "cpu"
-        if cpu and p.compiled is not None and self.config.compile is None:
+        free = cpu and self.config.compile is None
+        if free and p.compiled is not None:
             self._compile_or_not(compiled=p.compiled)
-        probing = (
-            cpu and self.execution.compiled and self.config.compile is None and p.compiled is None
-        )
+        probing = free and p.compiled is None and self.execution.compiled
         timing = bool(self.budget.seconds) and not p.expected
         if self.budget.progress(p) < 1 and (probing or timing):
             pace = self._measured_pace(probing=probing)
@@ -420,10 +418,9 @@ class Trainer:
         seconds = self.clock.seconds
         number = self._stop.number or (EARLY_STOP if stop_requested() else 0)
         if self.group.world > 1:
-            told = torch.tensor(
-                [seconds if self.group.first else 0.0, number], device=self.group.device
-            )
-            seconds, number = self.group.max(told.double()).tolist()
+            here = [seconds if self.group.first else 0.0, number]
+            told = torch.tensor(here, device=self.group.device).double()
+            seconds, number = self.group.max(told).tolist()
         self.position.seconds = seconds
         return int(number)
 
@@ -439,7 +436,7 @@ class Trainer:
         self._looked = self.position.seconds
         self._pending = []
         for number, loss in zip(phases, rows[0], strict=True):
-            if is_spike(self.position, loss, number):
+            if self.position.is_spike(loss, number):
                 self._roll_back(loss, phase)
                 return False
         done = self.budget.progress(self.position) >= 1
@@ -499,9 +496,8 @@ class Trainer:
             left = (self.budget.steps - p.step) * self.clock.usual_step
             return Progress("pretrain", p.step, self.budget.steps, "steps", metrics, left)
         total = self.budget.seconds
-        return Progress(
-            "pretrain", p.seconds, total, "seconds", {"step": p.step} | metrics, total - p.seconds
-        )
+        metrics = {"step": p.step} | metrics
+        return Progress("pretrain", p.seconds, total, "seconds", metrics, total - p.seconds)
 
     def _validate(self) -> dict[str, float]:
         """Validates the phase on the same batches every time, and generates a sample.
@@ -539,9 +535,7 @@ class Trainer:
         shown = {"sample": text} if text else {}
         self.log.write_row(**self._progress_row(), **rounded, **shown)
         self.log.progress(Progress(VALIDATE, p.step, unit="steps", metrics=metrics))
-        words = ", ".join(
-            f"{name.replace('_', ' ')} {value:.4g}" for name, value in rounded.items()
-        )
+        words = ", ".join(f"{name.replace('_', ' ')} {v:.4g}" for name, v in rounded.items())
         self.log.line(f"step {p.step:,}: {words}" + (f"\n  » {text}" if text else ""))
         if said:
             self.log.line(said)
@@ -613,11 +607,8 @@ def is_snapshot_step(step: int) -> bool:
 
 
 def _objective(recipe: Recipe, distillation: Distillation | None) -> Objective:
-    settings = {
-        "both": recipe.data.causal_share,
-        "translation": recipe.train.label_smoothing,
-        "span": recipe.train.label_smoothing,
-    }
+    smoothing = recipe.train.label_smoothing
+    settings = {"both": recipe.data.causal_share, "translation": smoothing, "span": smoothing}
     given = [settings[recipe.objective]] if recipe.objective in settings else []
     hard = objective(recipe.objective, *given)
     if distillation is None:
@@ -629,7 +620,6 @@ def _mix(*numbers: int) -> int:
     """Mixes several numbers into one seed."""
     seed = 0x9E3779B97F4A7C15
     for number in numbers:
-        seed = (
-            seed ^ (number + 0x9E3779B97F4A7C15 + (seed << 6) + (seed >> 2))
-        ) & 0x7FFFFFFFFFFFFFFF
+        seed ^= number + 0x9E3779B97F4A7C15 + (seed << 6) + (seed >> 2)
+        seed &= 0x7FFFFFFFFFFFFFFF
     return seed

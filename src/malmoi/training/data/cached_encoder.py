@@ -9,6 +9,7 @@ import re
 import sys
 import unicodedata
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain, product
 from typing import Any, Protocol
 
@@ -49,23 +50,21 @@ class Coder(Protocol):
 
 def make_encoder(tokenizer: Tokenizer) -> Coder:
     """Caches words or characters if the tokenizer keeps them apart, else encodes text by text."""
+    plain = CachedTexts(tokenizer)
     kind = getattr(tokenizer, "kind", None)
-    if kind not in (*_KINDS, "char"):
-        return CachedTexts(tokenizer)
-    quick: Coder = (
-        CharacterEncoder(tokenizer) if kind == "char" else CachedWords(tokenizer, _mark(tokenizer))
-    )
-    return quick if _alike(quick, CachedTexts(tokenizer)) else CachedTexts(tokenizer)
+    quick: Coder = plain
+    if kind in _KINDS:
+        quick = CachedWords(tokenizer, _mark(tokenizer))
+    elif kind == "char":
+        quick = CharacterEncoder(tokenizer)
+    return quick if quick is plain or _alike(quick, plain) else plain
 
 
 def _alike(one: Coder, other: Coder) -> bool:
     """Whether both give the same ids at every boundary of letters, signs, scripts and spaces."""
     between = _SPACES + _SIGNS
     texts = ["".join(parts) for parts in product(_SIDES, between, _SIDES)] + between
-    return all(
-        np.array_equal(mine, yours)
-        for mine, yours in zip(one.encode(texts), other.encode(texts), strict=True)
-    )
+    return all(map(np.array_equal, one.encode(texts), other.encode(texts)))
 
 
 def _mark(tokenizer: Tokenizer) -> tuple[str, int] | None:
@@ -77,14 +76,14 @@ def _mark(tokenizer: Tokenizer) -> tuple[str, int] | None:
     return tokenizer.token(id), id
 
 
+@dataclass(frozen=True)
 class CachedTexts:
     """The tokenizer without a cache."""
 
-    def __init__(self, tokenizer: Tokenizer):
-        self._tokenizer = tokenizer
+    tokenizer: Tokenizer
 
     def encode(self, texts: Sequence[str]) -> tuple[NDArray[Any], TokenInts]:
-        ids = self._tokenizer.ids(list(texts))
+        ids = self.tokenizer.ids(list(texts))
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
         return np.fromiter(chain.from_iterable(ids), np.int64, int(lengths.sum())), lengths
 
@@ -146,10 +145,8 @@ class CachedWords:
         return ids, np.diff(ends[texts_end])
 
     def _learn(self, words: set[str]) -> None:
-        if (
-            len(self._numbers) + len(words) > MAX_CACHED_WORDS
-            or self._characters > MAX_CACHED_CHARACTERS
-        ):
+        many = len(self._numbers) + len(words) > MAX_CACHED_WORDS
+        if many or self._characters > MAX_CACHED_CHARACTERS:
             self._forget()
         new = list(words.difference(self._numbers))
         if not new:
@@ -157,9 +154,7 @@ class CachedWords:
         ids, lengths = self._marked(new) or CachedTexts(self._tokenizer).encode(new)
         self._ids = np.concatenate([self._ids, ids])
         self._ends = np.concatenate([self._ends, self._ends[-1] + np.cumsum(lengths)])
-        self._numbers.update(
-            zip(new, range(len(self._numbers), len(self._numbers) + len(new)), strict=True)
-        )
+        self._numbers |= {word: n for n, word in enumerate(new, len(self._numbers))}
         self._characters += sum(map(len, new))
 
     def _marked(self, words: list[str]) -> tuple[TokenInts, TokenInts] | None:
@@ -171,12 +166,8 @@ class CachedWords:
         if self._mark is None or self._names is None or self._names.search("\n".join(words)):
             return None
         text, id = self._mark
-        joined = [
-            text.join([*words[first : first + WORDS_PER_CALL], ""])
-            for first in range(0, len(words), WORDS_PER_CALL)
-        ]
-        ids = np.array(
-            list(chain.from_iterable(self._tokenizer.ids(joined, parse_special=True))), np.int64
-        )
+        firsts = range(0, len(words), WORDS_PER_CALL)
+        joined = [text.join([*words[at : at + WORDS_PER_CALL], ""]) for at in firsts]
+        ids = np.concatenate(self._tokenizer.ids(joined, parse_special=True)).astype(np.int64)
         ends = np.flatnonzero(ids == id)
         return (ids[ids != id], np.diff(ends, prepend=-1) - 1) if len(ends) == len(words) else None

@@ -66,7 +66,7 @@ class TextPerRow(FileSource):
         raise MalmoiError(f"{self.path}:{number} is {why}; every row of features needs its text.")
 
 
-def rows_of(store: Store, rows: int, share: float, *, valid: bool) -> NDArray[np.int64]:
+def feature_rows(store: Store, rows: int, share: float, *, valid: bool) -> NDArray[np.int64]:
     """The row of each document of a store, by the rule that split training and validation."""
     parts = [part for _, part in assign(["text"] * rows, share, 0)]
     found = np.flatnonzero(np.array(parts) == valid)

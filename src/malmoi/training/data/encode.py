@@ -64,11 +64,8 @@ class EncodePlan:
         splitter = None if self.sentences is None else _name(self.sentences)
         settings = [splitter, self.valid, self.seed, self.end]
         digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
-        return {
-            "text": self.reader.fingerprint(),
-            "tokenizer": self.tokenizer.fingerprint(),
-            "settings": digest,
-        }
+        found = {"text": self.reader.fingerprint(), "tokenizer": self.tokenizer.fingerprint()}
+        return found | {"settings": digest}
 
 
 def _name(splitter: Splitter) -> str:
@@ -127,11 +124,8 @@ def _finished(out: Path, made: dict[str, str]) -> str | None:
         stores = [Store.open(out / part) for part in ("train", "valid")]
     except MalmoiError as error:
         return f"it was damaged ({error})"
-    changed = [
-        name
-        for name in made
-        if any(store.about["made"].get(name) != made[name] for store in stores)
-    ]
+    before = [store.about["made"] for store in stores]
+    changed = [name for name in made if any(old.get(name) != made[name] for old in before)]
     return f"the {' and the '.join(changed)} changed" if changed else ""
 
 
@@ -243,19 +237,14 @@ class _Encoded:
         documents = self.documents()
         chosen = chosen & (documents > 0)
         pieces = self.lengths[chosen[self.owners] & (self.lengths > 0)] if sentences else None
-        return Chunk(
-            self.ids[np.repeat(chosen, documents)],
-            documents[chosen],
-            pieces,
-            int(self.bytes[chosen].sum()),
-        )
+        ids = self.ids[np.repeat(chosen, documents)]
+        return Chunk(ids, documents[chosen], pieces, int(self.bytes[chosen].sum()))
 
 
 def _encode(batch: list[_Item], coder: Coder, end: int | None) -> _Encoded:
     """Encodes a batch in bounded calls and appends the end-of-text token to every document."""
-    parts = [
-        coder.encode(gulp) for gulp in _gulps([piece for item in batch for piece in item.pieces])
-    ]
+    pieces = [piece for item in batch for piece in item.pieces]
+    parts = [coder.encode(gulp) for gulp in _gulps(pieces)]
     nothing = np.zeros(0, np.int64)
     ids, lengths = (np.concatenate([nothing, *(part[n] for part in parts)]) for n in (0, 1))
     owners = np.repeat(np.arange(len(batch)), [len(item.pieces) for item in batch])

@@ -61,26 +61,19 @@ class Mixture:
         for block in np.unique(blocks).tolist():
             here = blocks == block
             cycle, row = divmod(block, SAMPLES_PER_BLOCK)
-            place = permute_all(
-                places[here], SAMPLES_PER_BLOCK, permutation_key(self.seed, block, 4)
-            )
+            key = permutation_key(self.seed, block, 4)
+            place = permute_all(places[here], SAMPLES_PER_BLOCK, key)
             source = np.searchsorted(self._edges[row], place, side="right") - 1
             chosen[here] = source
-            local[here] = (
-                cycle * self.units[source]
-                + self._before[row, source]
-                + place
-                - self._edges[row, source]
-            )
+            local[here] = cycle * self.units[source] + self._before[row, source]
+            local[here] += place - self._edges[row, source]
         return chosen, local
 
     def batch(self, indices: ArrayLike) -> dict[str, Any]:
         """Returns the samples with these numbers, in order; shorter rows are padded with zeros."""
         chosen, local = self.pick(indices)
-        parts = {
-            int(number): self.sources[number].batch(local[chosen == number])
-            for number in np.unique(chosen)
-        }
+        numbers = np.unique(chosen).tolist()
+        parts = {n: self.sources[n].batch(local[chosen == n]) for n in numbers}
         merged: dict[str, Any] = {}
         for name in next(iter(parts.values())):
             width = np.max([part[name].shape[1:] for part in parts.values()], axis=0).astype(int)

@@ -146,12 +146,8 @@ class Pairs:
             segments[row, at : end + 1] = 1
         if self.next == "sop" and b is not None:
             _swap(tokens, segments, a.length, b.length, turned)
-        return {
-            "tokens": tokens,
-            "segments": segments,
-            "lengths": lengths,
-            "labels": turned.astype(np.int64),
-        }
+        labels = turned.astype(np.int64)
+        return {"tokens": tokens, "segments": segments, "lengths": lengths, "labels": labels}
 
 
 @dataclass(frozen=True)
@@ -185,10 +181,8 @@ def truncate(a: Spans, b: Spans, room: int, draws: Floats) -> tuple[Spans, Spans
     radius = np.sqrt(-2 * np.log1p(-draws[0]))  # Box–Muller: two normals from two uniforms
     front_a = _coins(off_a, radius * np.cos(2 * np.pi * draws[1]))
     front_b = _coins(off_b, radius * np.sin(2 * np.pi * draws[1]))
-    return (
-        Spans(a.start + front_a, a.stop - off_a + front_a),
-        Spans(b.start + front_b, b.stop - off_b + front_b),
-    )
+    a = Spans(a.start + front_a, a.stop - off_a + front_a)
+    return a, Spans(b.start + front_b, b.stop - off_b + front_b)
 
 
 def _coins(tossed: PairInts, normal: Floats) -> PairInts:

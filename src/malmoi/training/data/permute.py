@@ -86,9 +86,8 @@ class Draws:
 
     def __init__(self, seed: int, indices: ArrayLike):
         numbers = np.array(indices, dtype=np.int64, ndmin=1).astype(np.uint64)
-        self._rows = mix_bits(
-            mix_bits(numbers * np.uint64(_GOLDEN) + np.uint64(permutation_key(seed)))
-        )
+        keyed = numbers * np.uint64(_GOLDEN) + np.uint64(permutation_key(seed))
+        self._rows = mix_bits(mix_bits(keyed))
         self._calls = 0
 
     def random(self, size: tuple[int, ...]) -> NDArray[np.float64]:
@@ -99,9 +98,7 @@ class Draws:
         if not size or size[0] != len(self._rows):
             raise ValueError(f"the first axis must be the {len(self._rows)} samples, not {size}")
         columns = int(np.prod(size[1:], dtype=np.int64))
-        counter = (np.arange(columns, dtype=np.uint64) + np.uint64(self._calls << 40)) * np.uint64(
-            _GOLDEN
-        )
+        counter = np.arange(columns, dtype=np.uint64) + np.uint64(self._calls << 40)
         self._calls += 1
-        bits = mix_bits(self._rows[:, None] + counter) >> np.uint64(11)
+        bits = mix_bits(self._rows[:, None] + counter * np.uint64(_GOLDEN)) >> np.uint64(11)
         return (bits.astype(np.float64) * 2.0**-53).reshape(size)

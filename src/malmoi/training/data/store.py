@@ -62,11 +62,8 @@ def read_about(folder: Path) -> dict[str, Any]:
     """Reads store.json and checks the fields that opening the arrays needs."""
     path = folder / "store.json"
     if not path.is_file():
-        what = (
-            "is half-written: it has tokens but no store.json"
-            if (folder / "tokens.bin").exists()
-            else "is not there"
-        )
+        half = (folder / "tokens.bin").exists()
+        what = "is half-written: it has tokens but no store.json" if half else "is not there"
         raise MalmoiError(f"The token store {folder} {what}; build it (again).")
     try:
         about = read_object(path)
@@ -91,8 +88,7 @@ def _check_about(about: JsonObject) -> None:
     for name in ("tokens", "documents", "bytes"):
         about.whole(name)
     about.whole("sentences", default=None)
-    vocab = about.whole("vocab", high=MAX_SIZE)
-    about.whole("end", default=None, high=vocab)
+    about.whole("end", default=None, high=about.whole("vocab", high=MAX_SIZE))
     about.map_of("made", str)
 
 

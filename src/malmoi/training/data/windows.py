@@ -1,5 +1,6 @@
 """Language model samples: windows of the token store without replacement, a new grid per epoch."""
 
+from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -10,6 +11,7 @@ from malmoi.training.data.permute import permutation_key, permute_all, permute_g
 from malmoi.training.data.store import Store
 
 
+@dataclass(eq=False)
 class Windows:
     """Windows of context + 1 tokens (inputs, and labels shifted by one); `len` is an epoch.
 
@@ -17,35 +19,29 @@ class Windows:
     window never joins the same neighbours twice.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        context: int,
-        seed: int,
-        *,
-        documents: bool = False,
-        shuffled: bool = False,
-    ):
-        tokens = len(store.tokens)
-        if tokens < context + 1:
+    store: Store
+    context: int
+    seed: int
+    _: KW_ONLY
+    documents: bool = False
+    shuffled: bool = False
+
+    def __post_init__(self) -> None:
+        tokens = len(self.store.tokens)
+        if tokens < self.context + 1:
             raise MalmoiError(
-                f"The text in {store.folder} has {tokens:,} tokens, fewer than one context of "
-                f"{context:,} and the "
+                f"The text in {self.store.folder} has {tokens:,} tokens, fewer than one context of "
+                f"{self.context:,} and the "
                 f"token after it: give more text or a context of at most {max(tokens - 1, 0):,}."
             )
-        if documents and store.end is None:
+        if self.documents and self.store.end is None:
             raise MalmoiError(
-                f"{store.folder} has no end-of-text tokens, so its windows cannot tell documents "
-                "apart."
+                f"{self.store.folder} has no end-of-text tokens, so its windows cannot tell "
+                "documents apart."
             )
-        self.store = store
-        self.context = context
-        self.seed = seed
-        self.documents = documents
-        self.shuffled = shuffled
         # One window fewer than fit (if more than one does) leaves room for every shift of the grid.
-        self.count = max(1, (tokens - 1) // context - 1)
-        self._room = min(context, tokens - self.count * context)
+        self.count = max(1, (tokens - 1) // self.context - 1)
+        self._room = min(self.context, tokens - self.count * self.context)
         # a batch lies in one epoch, or in two at their boundary
         self._order = lru_cache(maxsize=2)(self._ordered)
 
@@ -94,6 +90,7 @@ class Windows:
         return edges[1:][order], np.cumsum(np.diff(edges)[order])
 
 
+@dataclass(eq=False)
 class Stretches:
     """Windows in reading order: each of `rows` rows reads its own stretch of the text.
 
@@ -101,19 +98,20 @@ class Stretches:
     same row of the next (Dai et al. 2019 §3.2).
     """
 
-    def __init__(self, store: Store, context: int, rows: int) -> None:
-        tokens = len(store.tokens) - 1
-        if tokens < rows * context:
+    store: Store
+    context: int
+    rows: int
+
+    def __post_init__(self) -> None:
+        tokens = len(self.store.tokens) - 1
+        if tokens < self.rows * self.context:
             raise MalmoiError(
-                f"The text in {store.folder} has {tokens + 1:,} tokens, too few for {rows} rows "
-                f"that each read a stretch of it in segments of {context:,}: set a smaller "
-                "train.batch."
+                f"The text in {self.store.folder} has {tokens + 1:,} tokens, too few for "
+                f"{self.rows} rows that each read a stretch of it in segments of "
+                f"{self.context:,}: set a smaller train.batch."
             )
-        self.store = store
-        self.context = context
-        self.rows = rows
-        self.stretch = tokens // rows
-        self.segments = self.stretch // context
+        self.stretch = tokens // self.rows
+        self.segments = self.stretch // self.context
 
     def __len__(self) -> int:
         return self.rows * self.segments

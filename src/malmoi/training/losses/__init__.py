@@ -3,16 +3,5 @@
 from malmoi.training.losses.base import IGNORE_LABEL, ForwardPass, Objective, Term, count_labels
 from malmoi.training.losses.language import OBJECTIVES, both, lm, mlm, nsp, objective
 
-__all__ = [
-    "IGNORE_LABEL",
-    "OBJECTIVES",
-    "ForwardPass",
-    "Objective",
-    "Term",
-    "both",
-    "count_labels",
-    "lm",
-    "mlm",
-    "nsp",
-    "objective",
-]
+__all__ = ["IGNORE_LABEL", "OBJECTIVES", "ForwardPass", "Objective", "Term", "count_labels"]
+__all__ += ["both", "lm", "mlm", "nsp", "objective"]

@@ -77,7 +77,7 @@ def distillation_loss(distillation: Distillation, distiller: Distiller) -> Objec
         found = apart(done, taught, distillation.temperature)
         if distillation.cosine and taught.hidden.size(-1) == done.hidden.size(-1):
             count = (done.batch[labels] != IGNORE_LABEL).sum()  # the sum is divided by it later
-            found = found + distillation.cosine * count * cosine_loss(done, taught)
+            found = found + distillation.cosine * count * hidden_state_loss(done, taught)
         return found
 
     return Objective((Term(head, labels, total, name="distil"),))
@@ -107,7 +107,7 @@ def divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     return temperature**2 * (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
-def cosine_loss(done: ForwardPass, taught: ForwardPass) -> Tensor:
+def hidden_state_loss(done: ForwardPass, taught: ForwardPass) -> Tensor:
     """1 − cos of the last hidden states, averaged over tokens (Sanh et al. 2019 §2)."""
     apart = 1 - F.cosine_similarity(done.hidden.float(), taught.hidden.float(), dim=-1)
     keep = done.batch.get("keep")

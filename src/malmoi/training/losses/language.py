@@ -75,7 +75,7 @@ def nsp() -> Objective:
 DETECTION_WEIGHT = 50.0  # λ of Clark et al. 2020 eq. 4
 
 
-def detect() -> Objective:
+def detection() -> Objective:
     """Clark et al. 2020 eq. 3: which tokens did the generator replace? Over all tokens."""
 
     def total(done: ForwardPass) -> Tensor:
@@ -96,7 +96,7 @@ OBJECTIVES: Registry[Callable[..., Objective]] = Registry(
         "translation": lm,  # of the target, given the source
         "span": lm,
         "mlm": mlm,
-        "electra": lambda: mlm("generator") + DETECTION_WEIGHT * detect(),
+        "electra": lambda: mlm("generator") + DETECTION_WEIGHT * detection(),
         "mlm+nsp": lambda: mlm() + nsp(),
         "mlm+sop": lambda: mlm() + nsp(),  # the same head; pairs are swapped instead of drawn
     },
