@@ -24,7 +24,7 @@ from malmoi.errors import MalmoiError, UsageError
 from malmoi.evaluation.tasks import custom_task, metric_names
 from malmoi.finetuning import frozen_features
 from malmoi.finetuning.frozen_features import _chosen
-from malmoi.inference.predict import Predictor, class_scores, tag_words, token_scores
+from malmoi.inference.predict import Predictor, score_classes, tag_words, token_scores
 from malmoi.model import Activations, FeatureConfig, Network, initialise, preset
 from malmoi.model.features import BiLSTM, FeatureReader, LayeredTransformer, MeanPooler
 from malmoi.tokenizer import Tokenizer, train_tokenizer
@@ -179,7 +179,7 @@ def test_a_small_model_learns_and_says_the_same_when_it_is_loaded(
         assert tag_words(after, sentences)[0][0] == "B-PER"
         assert loaded.predict(SENTENCE)[0].text == "Alice"
     else:
-        assert torch.equal(class_scores(before, TEXTS), class_scores(after, TEXTS))
+        assert torch.equal(score_classes(before, TEXTS), score_classes(after, TEXTS))
     assert evaluate(out, chosen, path)[metric_names(chosen)[0]] == pytest.approx(
         done.metrics[metric_names(chosen)[0]], abs=1e-6
     )

@@ -161,11 +161,11 @@ def test_a_bert_learns_every_kind_and_transformers_reads_it(
 
 
 def scores_of(model: Model, text: Any, kind: str) -> torch.Tensor:
-    from malmoi.inference.predict import class_scores, score_choices, token_scores
+    from malmoi.inference.predict import score_choices, score_classes, token_scores
 
     reading = Predictor.of(model.checkpoint)
     if kind in ("classification", "regression"):
-        return class_scores(reading, [text])
+        return score_classes(reading, [text])
     if kind == "choice":
         return torch.stack(score_choices(reading, [text]))
     encoding = model.tokenizer.encode(*([text] if isinstance(text, str) else text))

@@ -15,7 +15,7 @@ from malmoi import finetune
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.evaluation.tasks import custom_task, named_task
 from malmoi.inference import Model
-from malmoi.inference.predict import Predictor, class_scores, score_choices, token_scores
+from malmoi.inference.predict import Predictor, score_choices, score_classes, token_scores
 from malmoi.model import Network, initialise, preset
 from malmoi.tokenizer import train_tokenizer
 
@@ -120,7 +120,9 @@ def tokens_of(model: Model, *text: str) -> torch.Tensor:
 
 @torch.no_grad()
 def of_a_text(ours: Model, theirs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return class_scores(Predictor.of(ours.checkpoint), [GOOD]), theirs(tokens_of(ours, GOOD)).logits
+    return score_classes(Predictor.of(ours.checkpoint), [GOOD]), theirs(
+        tokens_of(ours, GOOD)
+    ).logits
 
 
 @torch.no_grad()
@@ -129,7 +131,7 @@ def of_both_orders(ours: Model, theirs: Any) -> tuple[torch.Tensor, torch.Tensor
     the scores.
     """
     there = [theirs(tokens_of(ours, *pair)).logits for pair in ((GOOD, BAD), (BAD, GOOD))]
-    return class_scores(Predictor.of(ours.checkpoint), [(GOOD, BAD)]), there[0] + there[1]
+    return score_classes(Predictor.of(ours.checkpoint), [(GOOD, BAD)]), there[0] + there[1]
 
 
 @torch.no_grad()

@@ -125,7 +125,7 @@ def test_transformers_opens_the_folder_with_equal_logits_and_back(
 ) -> None:
     import transformers
 
-    from malmoi.inference.predict import Predictor, class_scores
+    from malmoi.inference.predict import Predictor, score_classes
 
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tuned).eval()
     words = transformers.AutoTokenizer.from_pretrained(tuned)
@@ -133,7 +133,7 @@ def test_transformers_opens_the_folder_with_equal_logits_and_back(
     text = "he is angry afraid calm"
     with torch.no_grad():
         logits = theirs(**words(text, return_tensors="pt")).logits
-    ours = class_scores(Predictor.of(malmoi.load(tuned).checkpoint), [text])
+    ours = score_classes(Predictor.of(malmoi.load(tuned).checkpoint), [text])
     assert (logits - ours).abs().max() <= 1e-5
     # theirs, read here: no thresholds of ours, so 0.5
     theirs.save_pretrained(tmp_path)

@@ -215,7 +215,7 @@ def _predict_label_sets(reading: Predictor, examples: Sequence[Example]) -> list
 
 
 def _predict_numbers(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
-    values = predict.class_scores(reading, _texts(examples))[:, 0].tolist()
+    values = predict.score_classes(reading, _texts(examples))[:, 0].tolist()
     return [ExamplePrediction(value, value) for value in values]
 
 

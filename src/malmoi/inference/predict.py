@@ -212,14 +212,14 @@ def _row_text(row: Mapping[str, Any], columns: Mapping[str, str]) -> Any:
 def classify_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[Prediction]:
     """Predicts one label per text."""
     temperature = 1.0 if len(reading.labels) == 1 else reading.temperature
-    scores = class_scores(reading, texts) / temperature
+    scores = score_classes(reading, texts) / temperature
     return [_prediction(row, reading.labels) for row in scores]
 
 
 def label_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[MultiLabelPrediction]:
     """Predicts the set of labels of each text."""
     found = []
-    for chances in class_scores(reading, texts).sigmoid().tolist():
+    for chances in score_classes(reading, texts).sigmoid().tolist():
         named = {name_of(reading.labels, i): chance for i, chance in enumerate(chances)}
         least = reading.thresholds or [DEFAULT_THRESHOLD] * len(chances)
         held = (name for (name, chance), t in zip(named.items(), least, strict=True) if chance >= t)
@@ -227,7 +227,7 @@ def label_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[MultiLa
     return found
 
 
-def class_scores(reading: Predictor, texts: Sequence[TextOrPair]) -> Tensor:
+def score_classes(reading: Predictor, texts: Sequence[TextOrPair]) -> Tensor:
     """Class scores [texts, N]."""
     if reading.words is not None:
         return verbalizer_scores(reading.network, reading.tokenizer, reading.words, texts)

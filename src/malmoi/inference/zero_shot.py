@@ -11,7 +11,7 @@ import numpy as np
 
 from malmoi.checkpoint import Checkpoint
 from malmoi.errors import UsageError
-from malmoi.inference.predict import Prediction, Predictor, class_scores
+from malmoi.inference.predict import Prediction, Predictor, score_classes
 from malmoi.inference.predictors import ONE_LABEL, task_heads
 from malmoi.inference.pseudo_likelihood import SplitText, pseudo_scores
 from malmoi.inference.score import Score
@@ -209,7 +209,7 @@ class ZeroShot:
     ) -> list[Prediction]:
         """Compares how much each text entails the labels' descriptions (Yin et al. 2019)."""
         pairs = [(text, one) for text in texts for one in descriptions(text, words, prompt)]
-        scores = class_scores(Predictor.of(self.checkpoint), pairs).log_softmax(-1)[:, place]
+        scores = score_classes(Predictor.of(self.checkpoint), pairs).log_softmax(-1)[:, place]
         rows = scores.view(len(texts), len(words)).tolist()
         return [_softmax_prediction(words, row) for row in rows]
 
