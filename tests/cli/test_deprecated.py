@@ -9,7 +9,7 @@ from malmoi.cli.deprecated import current_options
 from malmoi.config import current_fields
 from malmoi.evaluation.in_context.templates import current_template
 from malmoi.finetuning.config import finetune_config
-from malmoi.finetuning.run_state import run_folder
+from malmoi.finetuning.run_state import finetuning_folder
 from malmoi.training.recipe import Recipe
 from malmoi.training.recipes import named_recipe
 
@@ -51,7 +51,7 @@ def test_run_folders_of_earlier_versions_are_read(tmp_path: Path) -> None:
     (tmp_path / "finetune.json").write_text(
         json.dumps({"task": "sst2", "untrained": False}), "utf-8"
     )
-    assert run_folder(tmp_path).read() == {"task": "sst2", "from_scratch": False}
+    assert finetuning_folder(tmp_path).read() == {"task": "sst2", "from_scratch": False}
 
 
 def test_old_fields_of_a_template_mean_the_new_ones() -> None:

@@ -17,7 +17,6 @@ from malmoi.evaluation.tasks import (
     TASKS,
     Example,
     Task,
-    arithmetic,
     custom_task,
     files_in,
     label_names,
@@ -25,6 +24,7 @@ from malmoi.evaluation.tasks import (
     named_task,
     task_prompt,
 )
+from malmoi.evaluation.tasks.generated import ARITHMETIC
 from malmoi.evaluation.tasks.language_modelling import PTB_RULES, rewritten
 from malmoi.evaluation.tasks.ner import iob2
 from malmoi.finetuning.batches import collate, plan_batches
@@ -190,7 +190,7 @@ FILES = {  # a file of each task as it is distributed, and what its first row sa
             '{"question": "What is 1 plus 2?", "answer": "3"}\n',
             ("What is 1 plus 2?", None, ("3",)),
         )
-        for one in arithmetic.TASKS
+        for one in ARITHMETIC
     },
     "reversed-words": ("union\n", ("noinu", None, ("union",))),
     "cycle-letters": ("aaaaa\n", ("aaaaa", None, ("aaaaa",))),

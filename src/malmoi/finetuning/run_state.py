@@ -50,7 +50,7 @@ def distillation_record(distillation: Distillation) -> dict[str, Any]:
     return {"teacher": run_fingerprint(distillation.teacher, []), **numbers}
 
 
-def _run_folder(out: Path) -> RunFolder:
+def finetuning_folder(out: Path) -> RunFolder:
     others = {"of": "of another model or other examples", "teacher": "of another teacher"}
     parse = partial(current_fields, "FinetuneConfig")
     return RunFolder(
@@ -61,20 +61,22 @@ def _run_folder(out: Path) -> RunFolder:
 def begin_run(out: Path, record: Mapping[str, Any], *, overwrite: bool) -> bool:
     """Prepares the folder; returns whether this run is finished. Another run is an error."""
     if overwrite:
-        _run_folder(out).restart()
+        finetuning_folder(out).restart()
         RunState.clear(out)
-    return FINISHED in _run_folder(out).begin(record)
+    return FINISHED in finetuning_folder(out).begin(record)
 
 
 def finish_run(out: Path, record: Mapping[str, Any], results: Mapping[str, Any]) -> None:
     """Marks the run as finished and deletes its state."""
-    _run_folder(out).finish(record, results)
+    finetuning_folder(out).finish(record, results)
     RunState.clear(out)
 
 
 def finished(out: Path) -> tuple[int, dict[str, float], dict[str, float]]:
     """A finished run's number of updates, its metrics, and those on the held-out rows."""
-    found = JsonObject(_run_folder(out).read(), str(_run_folder(out).path)).object(FINISHED)
+    found = JsonObject(finetuning_folder(out).read(), str(finetuning_folder(out).path)).object(
+        FINISHED
+    )
     metrics = {
         name: float(value) for name, value in found.items() if isinstance(value, int | float)
     }
