@@ -5,7 +5,7 @@ import random
 import pytest
 
 from malmoi.evaluation.error_analysis import analyse_errors
-from malmoi.evaluation.kinds import ExamplePrediction, Outcome
+from malmoi.evaluation.predictions import ExamplePrediction, Outcome
 from malmoi.evaluation.task import Example
 from malmoi.evaluation.tasks import custom_task
 

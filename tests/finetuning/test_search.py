@@ -11,7 +11,7 @@ import torch
 import malmoi
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.errors import UsageError
-from malmoi.evaluation.kinds import Outcome
+from malmoi.evaluation.predictions import Outcome
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.search import MAX_FULL_RUNS, Search, TrialRun, greedy_soup, read_trials
 from malmoi.model import Network, initialise, preset

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from malmoi.evaluation.kinds import ExamplePrediction, Outcome, head_kind
+from malmoi.evaluation.kinds import head_kind
+from malmoi.evaluation.predictions import ExamplePrediction, Outcome
 from malmoi.evaluation.task import Example, Task
 from malmoi.metrics import (
     apply_temperature,

@@ -3,35 +3,22 @@
 How rows are read and checked, trained on and predicted, prompted for, and graded.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean
 from typing import Any
 
 from malmoi.errors import UsageError, nearest
-from malmoi.evaluation import features, prompts, similarity
+from malmoi.evaluation import features, predictions, prompts, similarity
 from malmoi.evaluation import task as tables
 from malmoi.evaluation.features import FeatureView, TrainingItem
 from malmoi.evaluation.in_context import graders
 from malmoi.evaluation.in_context.graders import Grader, written_grader
+from malmoi.evaluation.predictions import ExamplePrediction
 from malmoi.evaluation.prompts import NO_ANSWER, TaskPrompt, parse_labels, parse_tags
 from malmoi.evaluation.task import Columns, Example, ExampleMaker, Task
-from malmoi.inference import predict, predictors
-from malmoi.inference.answer import answer_questions
-from malmoi.inference.embed import pair_cosines
-from malmoi.inference.likelihood import ScoredRow
+from malmoi.inference import predictors
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import TaskHead
-from malmoi.inference.shared_prefix import token_logprobs
-from malmoi.inference.writing import write_answers
-from malmoi.metrics import (
-    apply_temperature,
-    best_label_thresholds,
-    best_temperature,
-    best_threshold,
-    bleu,
-)
 from malmoi.text.rows import any_rows
 from malmoi.tokenizer import Tokenizer
 from malmoi.training.losses import Objective, sentence
@@ -45,33 +32,7 @@ from malmoi.training.losses.distil import (
 
 # labels that say that no other label holds
 NO_LABEL_NAMES = frozenset({"none", "clean", "no label", "없음", "해당 없음"})
-LEAST_PROBABILITY = 1e-30  # of an answer; its logarithm must be finite
 SPARE_TOKENS = 4  # that a written answer may have beyond a quarter more than the longest learnt
-
-
-@dataclass(frozen=True)
-class ExamplePrediction:
-    """A model's prediction for one example."""
-
-    prediction: Any
-    # its probability, the number itself, or the margin of "no answer" over the best span
-    score: float
-    probabilities: dict[str, float] = field(default_factory=dict)  # by label, or choice index
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Metrics, and the gold label and prediction of each example."""
-
-    metrics: dict[str, float]
-    labels: list[Any] = field(repr=False)
-    said: list[ExamplePrediction] = field(repr=False)
-    # selected thresholds: fields of a `Predictor`, saved with the model
-    chosen: dict[str, Any] = field(default_factory=dict, repr=False)
-
-    @property
-    def predictions(self) -> list[Any]:
-        return [one.prediction for one in self.said]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +90,7 @@ class HeadKind(Kind):
     @property
     def calibrated(self) -> bool:
         """Whether a prediction has probabilities that a temperature can correct."""
-        return self.choose is _choose_temperature
+        return self.choose is predictions.choose_temperature
 
     @property
     def head(self) -> str:
@@ -189,96 +150,11 @@ def _and_label(by: Columns) -> str:
     return f"{_text_and_pair(by)}\n{name.replace('{', '{{').replace('}', '}}')}:"
 
 
-# ------------------------------------------------------------------ predictions
-
-
-def _texts(examples: Sequence[Example]) -> list[Any]:
-    return [e.text if e.pair is None else (e.text, e.pair) for e in examples]
-
-
-def _predict_labels(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
-    found = predict.classify_texts(reading, _texts(examples))
-    return [ExamplePrediction(one.label, one.scores[one.label], one.scores) for one in found]
-
-
-def _predict_label_sets(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
-    """Predicts label sets; the score is that of the least certain label."""
-    found = predict.label_texts(reading, _texts(examples))
-    return [
-        ExamplePrediction(
-            one.labels,
-            min(p if name in one.labels else 1 - p for name, p in one.scores.items()),
-            one.scores,
-        )
-        for one in found
-    ]
-
-
-def _predict_numbers(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
-    values = predict.score_classes(reading, _texts(examples))[:, 0].tolist()
-    return [ExamplePrediction(value, value) for value in values]
-
-
-def _predict_cosines(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
-    values = pair_cosines(reading, [(e.text, e.pair or "") for e in examples])
-    return [ExamplePrediction(value, value) for value in values]
-
-
-def _predict_ranks(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
-    """The prediction is the rank of the right text, the score its cosine."""
-    return [ExamplePrediction(*one) for one in similarity.predict_ranks(reading, examples)]
+# ------------------------------------------------------------------ labels
 
 
 def _no_prompt(*_: Any) -> Any:
     raise UsageError("retrieval compares vectors and has no prompt: leave --shots out.")
-
-
-def _predict_tags(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
-    found = predict.tag_words(reading, [e.words for e in examples])
-    return [
-        ExamplePrediction(tags, float(list(tags) == list(e.label)))
-        for tags, e in zip(found, examples, strict=True)
-    ]
-
-
-def _predict_choices(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
-    questions = [(e.text, e.pair or "", e.choices) for e in examples]
-    scores = predict.score_choices(reading, questions)
-    chances = [(some / reading.temperature).softmax(-1) for some in scores]
-    return [
-        ExamplePrediction(
-            int(some.argmax()),
-            float(some.max()),
-            {str(i): chance for i, chance in enumerate(some.tolist())},
-        )
-        for some in chances
-    ]
-
-
-def _predict_answers(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
-    found = answer_questions(reading, [(e.text, e.pair or "") for e in examples], top=1)
-    return [ExamplePrediction(one.text, one.null) for one in found]
-
-
-def _predict_writing(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
-    """Writes answers; the score is the reference's probability, its tokens' geometric mean."""
-    asked = [list(e.messages) or _texts([e])[0] for e in examples]
-    view = FeatureView.of(reading, ())
-    rows = [features.answer_row(example, view) for example in examples]
-    scored = [ScoredRow(row.tokens[:end], first) for row in rows for first, end in row.spans[-1:]]
-    found = (math.exp(fmean(logprobs)) for logprobs, _ in token_logprobs(reading.network, scored))
-    scores = [next(found) if row.spans else 0.0 for row in rows]
-    replies = write_answers(reading, asked)
-    return [ExamplePrediction(r.text, p) for r, p in zip(replies, scores, strict=True)]
-
-
-def _measure_writing(
-    examples: Sequence[Example], said: Sequence[ExamplePrediction]
-) -> dict[str, float]:
-    """The loss on the reference answers, and as a baseline the BLEU of copying the prompt."""
-    loss = fmean(-math.log(max(one.score, LEAST_PROBABILITY)) for one in said)
-    copied = [e.pair or e.text for e in examples]
-    return {"answer_loss": loss, "bleu_copying": bleu([e.label for e in examples], copied)}
 
 
 def _fit_writing(task: Task, examples: Sequence[Example], tokenizer: Tokenizer) -> Task:
@@ -291,48 +167,6 @@ def _fit_writing(task: Task, examples: Sequence[Example], tokenizer: Tokenizer) 
 def _in_order(label: Any, labels: Sequence[str]) -> tuple[str, ...]:
     """Sorts a label set in the model's order; unknown labels come last."""
     return (*(n for n in labels if n in label), *(n for n in label if n not in labels))
-
-
-# ------------------------------------------------------------------ thresholds
-
-
-def _choose_no_answer(
-    outcome: Outcome, labels: Sequence[str], *, per_label: bool
-) -> dict[str, Any]:
-    """The "no answer" threshold with the best F1 (BERT §4.3)."""
-    nulls = [one.score for one in outcome.said]
-    return {"threshold": best_threshold(outcome.labels, outcome.predictions, nulls).threshold}
-
-
-def _choose_label_thresholds(
-    outcome: Outcome, labels: Sequence[str], *, per_label: bool
-) -> dict[str, Any]:
-    chances = [list(one.probabilities.values()) for one in outcome.said]
-    found = best_label_thresholds(outcome.labels, chances, labels, per_label=per_label)
-    return {"thresholds": found}
-
-
-def _decide_labels(one: ExamplePrediction, chosen: Mapping[str, Any]) -> ExamplePrediction:
-    pairs = zip(one.probabilities.items(), chosen["thresholds"], strict=True)
-    found = tuple(name for (name, chance), threshold in pairs if chance >= threshold)
-    return replace(one, prediction=found)
-
-
-def _decide_answer(one: ExamplePrediction, chosen: Mapping[str, Any]) -> ExamplePrediction:
-    return replace(one, prediction="" if one.score > chosen["threshold"] else one.prediction)
-
-
-def _choose_temperature(
-    outcome: Outcome, labels: Sequence[str], *, per_label: bool
-) -> dict[str, Any]:
-    """The temperature with the least cross-entropy (Guo et al. 2017 §4.2)."""
-    chances = [one.probabilities for one in outcome.said]
-    return {"temperature": best_temperature([str(label) for label in outcome.labels], chances)}
-
-
-def _with_temperature(one: ExamplePrediction, chosen: Mapping[str, Any]) -> ExamplePrediction:
-    softer = apply_temperature(one.probabilities, chosen["temperature"])
-    return replace(one, score=softer[str(one.prediction)], probabilities=softer)
 
 
 # ------------------------------------------------------------------ the kinds
@@ -362,11 +196,11 @@ CLASSIFICATION = HeadKind(
     features=features.classification_items,
     objective=losses.classification_loss,
     distil=Distiller("classify", "labels", compare_scores(losses.class_scores)),
-    predict=_predict_labels,
+    predict=predictions.predict_labels,
     classes=lambda label: (label,),
     exclusive=True,
-    choose=_choose_temperature,
-    decide=_with_temperature,
+    choose=predictions.choose_temperature,
+    decide=predictions.with_temperature,
 )
 MULTILABEL = HeadKind(
     name="multilabel",
@@ -381,11 +215,11 @@ MULTILABEL = HeadKind(
     features=features.multilabel_items,
     objective=losses.multilabel_loss,
     distil=Distiller("classify", "labels", compare_scores(losses.class_scores, binary_divergence)),
-    predict=_predict_label_sets,
+    predict=predictions.predict_label_sets,
     classes=lambda label: label,
     gold=_in_order,
-    choose=_choose_label_thresholds,
-    decide=_decide_labels,
+    choose=predictions.choose_label_thresholds,
+    decide=predictions.decide_labels,
     thresholds=lambda rows: True,
 )
 REGRESSION = HeadKind(
@@ -399,7 +233,7 @@ REGRESSION = HeadKind(
     features=features.regression_items,
     objective=losses.regression_loss,
     distil=Distiller("classify", "labels", compare_scores(losses.class_scores, squared_distance)),
-    predict=_predict_numbers,
+    predict=predictions.predict_numbers,
     classes=lambda label: (label,),
     class_names=("score",),
 )
@@ -412,7 +246,7 @@ SIMILARITY = replace(
     features=similarity.similarity_items,
     sentence_objective=sentence.cosine_loss,
     defaults={"lr": 5e-5, "batch": 64},  # other rows of the batch are the negatives
-    predict=_predict_cosines,
+    predict=predictions.predict_cosines,
     classes=None,
     class_names=(),
 )
@@ -423,7 +257,7 @@ RETRIEVAL = replace(
     columns=similarity.retrieval_columns,
     features=similarity.retrieval_items,
     sentence_objective=sentence.ranking_loss,
-    predict=_predict_ranks,
+    predict=predictions.predict_ranks,
     grade=_no_prompt,
     gold=lambda label, labels: 1,
 )
@@ -438,7 +272,7 @@ TAGGING = HeadKind(
     features=features.tagging_items,
     objective=losses.tagging_loss,
     distil=Distiller("tag", "labels", compare_scores(losses.tag_scores)),
-    predict=_predict_tags,
+    predict=predictions.predict_tags,
     classes=lambda label: label,
     windows=True,
 )
@@ -454,9 +288,9 @@ MULTIPLE_CHOICE = HeadKind(
     features=features.choice_items,
     objective=losses.choice_loss,
     distil=Distiller("choice", "labels", compare_scores(losses.choice_scores)),
-    predict=_predict_choices,
-    choose=_choose_temperature,
-    decide=_with_temperature,
+    predict=predictions.predict_choices,
+    choose=predictions.choose_temperature,
+    decide=predictions.with_temperature,
 )
 QUESTION_ANSWERING = HeadKind(
     name="answer",
@@ -470,12 +304,12 @@ QUESTION_ANSWERING = HeadKind(
     features=features.answer_items,
     objective=losses.span_loss,
     distil=Distiller("span", "labels", compare_scores(losses.span_scores)),
-    predict=_predict_answers,
+    predict=predictions.predict_answers,
     gold=lambda label, labels: _answer_texts(label),
     windows=True,
     by_id=True,
-    choose=_choose_no_answer,
-    decide=_decide_answer,
+    choose=predictions.choose_no_answer,
+    decide=predictions.decide_answer,
     thresholds=lambda rows: not all(row.label for row in rows),
     unselected={"threshold": 0.0},  # no answer if it is more likely than the best span
 )
@@ -497,9 +331,9 @@ WRITING = HeadKind(
     features=features.writing_items,
     objective=losses.answer_loss,
     distil=Distiller("lm", "labels", compare_scores(losses.answer_scores)),
-    predict=_predict_writing,
+    predict=predictions.predict_writing,
     gold=lambda label, labels: list(label),
-    measure=_measure_writing,
+    measure=predictions.measure_writing,
     defaults={"lm": 0.0, "lr": 3e-4, "warmup": 0.05},
     fit=_fit_writing,
     windows=True,

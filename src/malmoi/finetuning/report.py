@@ -6,7 +6,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from malmoi.evaluation.kinds import Outcome, head_kind, metric_names
+from malmoi.evaluation.kinds import head_kind, metric_names
+from malmoi.evaluation.predictions import Outcome
 from malmoi.evaluation.task import Example
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.task_data import FinetuneData

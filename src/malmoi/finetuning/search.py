@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from malmoi.checkpoint import Checkpoint
-from malmoi.evaluation.kinds import Outcome
+from malmoi.evaluation.predictions import Outcome
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.metrics import goodness
 from malmoi.system.files import write_text

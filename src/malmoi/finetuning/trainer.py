@@ -11,7 +11,7 @@ from torch import Tensor
 
 from malmoi.errors import MalmoiError
 from malmoi.evaluation.features import TrainingItem
-from malmoi.evaluation.kinds import Outcome
+from malmoi.evaluation.predictions import Outcome
 from malmoi.finetuning.batches import epoch_batches, labels_per_batch, plan_batches
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.run_state import RunState
