@@ -150,7 +150,7 @@ def _and_label(by: Columns) -> str:
     return f"{_text_and_pair(by)}\n{name.replace('{', '{{').replace('}', '}}')}:"
 
 
-# ------------------------------------------------------------------ labels
+# ------------------------------------------------------------------ other parts of some kinds
 
 
 def _no_prompt(*_: Any) -> Any:
