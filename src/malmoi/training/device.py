@@ -44,7 +44,10 @@ class Execution:
 
     def synchronize(self) -> None:
         """Waits until the device has finished its queue, so that timings are right."""
-        getattr(torch, self.device.type).synchronize()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        elif self.device.type == "mps":
+            torch.mps.synchronize()
 
     def free_cache(self) -> None:
         """Releases memory that torch caches."""
