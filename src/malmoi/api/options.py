@@ -223,6 +223,7 @@ class TokenizerOptions(TypedDict, total=False):
     lowercase: bool | None  # None: only bpe lowercases
     min_frequency: int  # 2: merge only pairs that occur at least this often
     special: Literal["none", "mask", "pad"]  # of a byte-bpe: for reading both ways, or to translate
+    morphemes: Literal["none", "kiwi"]  # kiwi: Korean is cut into morphemes first (kiwipiepy)
 
 
 class ServeOptions(TypedDict, total=False):

@@ -1,7 +1,7 @@
 """Train a tokenizer, or see how one splits a text."""
 
 from collections.abc import Iterable, Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -26,6 +26,9 @@ def train_command(
     vocab: int = option(30_000, "Vocabulary size.", parser=whole_number, metavar="N"),
     lowercase: bool | None = option(None, "Lowercase the text first.", shown="as the family"),
     min_frequency: int = option(2, "Merge only pairs that occur at least this often."),
+    morphemes: Literal["none", "kiwi"] = option(
+        "none", "kiwi: cut Korean words into morphemes first (pip install kiwipiepy)."
+    ),
     overwrite: opt.Overwrite = False,
     json: opt.Json = False,
 ) -> None:
@@ -42,7 +45,12 @@ def train_command(
     reader = read_documents(sources)
     texts = (document.text for document in reader)
     tokenizer = train_tokenizer(
-        texts, kind=kind, vocab=vocab, lowercase=lowercase, min_frequency=min_frequency
+        texts,
+        kind=kind,
+        vocab=vocab,
+        lowercase=lowercase,
+        min_frequency=min_frequency,
+        morphemes=morphemes,
     )
     end_status()
     for sentence in reader.describe():

@@ -57,9 +57,9 @@ def _masks(tokenizer: Tokenizer, encoding: Encoding, context: int) -> list[int]:
 
 
 def _shown(tokenizer: Tokenizer, token: int) -> str:
-    """A token's display form; byte-level tokens as decoded text ("state", not "Ġstate")."""
+    """A token's display form; tokens with spaces as decoded text ("state", not "Ġstate")."""
     name = tokenizer.token(token)
-    return tokenizer.decode([token]).strip() or name if tokenizer.kind == "byte-bpe" else name
+    return tokenizer.decode([token]).strip() or name if tokenizer.tokens_have_spaces else name
 
 
 def replace_mask(tokenizer: Tokenizer, text: str, place: tuple[int, int], token: int) -> str:
@@ -70,6 +70,6 @@ def replace_mask(tokenizer: Tokenizer, text: str, place: tuple[int, int], token:
     if word.startswith("##"):
         return before.rstrip(" ") + word[2:] + after
     said = tokenizer.decode([token], skip_specials=False)
-    if tokenizer.kind != "byte-bpe":  # byte-level tokens include their own space, as the mask did
+    if not tokenizer.tokens_have_spaces:  # else the mask included the space too
         said = said.strip()
     return before + (said or word) + after

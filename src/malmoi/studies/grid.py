@@ -203,6 +203,7 @@ def _shared_text(cell: Cell, recipe: Recipe, cache: Path) -> tuple[Path, Path]:
                 vocab=wanted.vocab,
                 lowercase=wanted.lowercase,
                 special=special,
+                morphemes=wanted.morphemes,
             )
             trained.save(folder)
     words = Tokenizer.load(folder)

@@ -4,10 +4,10 @@ import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 from pathlib import Path
 from typing import Any, Literal, Unpack, overload
 
@@ -31,6 +31,7 @@ from malmoi.tokenizer.call import (
 from malmoi.tokenizer.checks import check_texts, encoding_explained, integers, panics_explained
 from malmoi.tokenizer.chunks import split_long_text, truncate_to_tokens
 from malmoi.tokenizer.hf_settings import special_names
+from malmoi.tokenizer.morphemes import load_kiwi, mark_morphemes, without_marks
 from malmoi.tokenizer.offsets import Offsets, moved_offsets, widened
 
 # texts per call, since the library's encodings hold far more than ids
@@ -106,6 +107,9 @@ class Tokenizer:
         names = special_names(state, self.settings)
         self.specials = Specials(**{role: self._vocab.get(name) for role, name in names.items()})
         self._splits = pipeline.splits_safely(state)
+        self.morphemes = pipeline.cuts_morphemes(state)
+        if self.morphemes:
+            load_kiwi()
         self._composes = pipeline.composes(state)
         self.control_tokens = control.control_names(state, names, self._vocab)
         # an unknown word is text: [UNK] is no control token, unless it has another role too
@@ -168,6 +172,8 @@ class Tokenizer:
     ) -> list[Encoding]:
         """Encodes many texts at once, on all cores."""
         self._check(texts, pairs, max_tokens, specials=specials)
+        texts = self._marked(texts)
+        pairs = None if pairs is None else self._marked(pairs)
         inputs = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
         rust = self._parsing if parse_special else self._text_only
         with encoding_explained(texts, pairs or ()):
@@ -194,9 +200,8 @@ class Tokenizer:
         given = [text] if pair is None else [text, pair]
         if mask is None or not any(self.token(mask) in one for one in given):
             return self.encode(text, pair)
-        # a byte-level token includes the space before its word, and so must a mask that replaces
-        # one
-        space = " ?" if self.kind == "byte-bpe" else ""
+        # a token that includes the space before its word is replaced by a mask that does too
+        space = " ?" if self.tokens_have_spaces else ""
         shown = [re.split(f"({space}{re.escape(self.token(mask))})", one) for one in given]
         parts = [[mask if i % 2 else part for i, part in enumerate(some)] for some in shown]
         return self._encode_secretly(parts, specials=True, shown=shown)
@@ -215,8 +220,9 @@ class Tokenizer:
             [part if isinstance(part, str) else self._secret(part) for part in parts]
             for parts in sequences
         ]
-        first = "".join(given[0])
-        second = "".join(given[1]) if len(given) > 1 else None
+        # control tokens between parts keep their secret names: those have no Hangul to mark
+        first, second = [*("".join(self._marked(parts)) for parts in given), None][:2]
+        assert first is not None
         with encoding_explained([first, second or ""]):
             one = self._secretive.encode(first, second, add_special_tokens=specials)
         encoding = self._encoding(one, (first, second or ""), None)
@@ -240,6 +246,8 @@ class Tokenizer:
     ) -> list[TokenRow]:
         """Only the tokens and segments of `encode_batch`, in a fraction of its memory."""
         self._check(texts, pairs, max_tokens, specials=True)
+        texts = self._marked(texts)
+        pairs = None if pairs is None else self._marked(pairs)
         inputs: list[Any] = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
         # the fast method may lose which text of a pair a token belongs to
         rust = self._text_only
@@ -258,6 +266,7 @@ class Tokenizer:
         busy.
         """
         check_texts(texts, "texts")
+        texts = list(self._marked(texts))
         pieces = [list(split_long_text(text)) if self._splits else [text] for text in texts]
         flat = [piece for some in pieces for piece in some]
         rust = self._parsing if parse_special else self._text_only
@@ -396,6 +405,15 @@ class Tokenizer:
         # a copied Rust object loses `encode_special_tokens`
         return Tokenizer, (self._rust, self.settings)
 
+    @property
+    def tokens_have_spaces(self) -> bool:
+        """Whether the space before a word is part of its token."""
+        return self.kind == "byte-bpe" or self.morphemes
+
+    def _marked(self, texts: Sequence[str]) -> Sequence[str]:
+        """The texts as the pipeline expects them: with morphemes marked, if it splits at those."""
+        return list(map(mark_morphemes, texts)) if self.morphemes else texts
+
     def _made_text_only(self, state: pipeline.State) -> Rust:
         """The encoder that finds no control tokens in text."""
         with panics_explained("This tokenizer cannot be used"):
@@ -466,11 +484,14 @@ class Tokenizer:
     def _offsets(self, one: Any, texts: tuple[str, str]) -> Offsets:
         """The characters of each token, including all parts of decomposed characters."""
         found: Offsets = one.offsets
-        if not self._composes or all(unicodedata.is_normalized("NFC", text) for text in texts):
-            return found
-        for which, text in enumerate(texts):
+        corrections: list[Callable[[str, Offsets], Offsets]] = []
+        if self._composes and not all(unicodedata.is_normalized("NFC", text) for text in texts):
+            corrections.append(widened)
+        if self.morphemes:
+            corrections.append(without_marks)
+        for correct, (which, text) in product(corrections, enumerate(texts)):
             places = [at for at, sequence in enumerate(one.sequence_ids) if sequence == which]
-            for at, place in zip(places, widened(text, [found[at] for at in places]), strict=True):
+            for at, place in zip(places, correct(text, [found[at] for at in places]), strict=True):
                 found[at] = place
         return found
 

@@ -50,6 +50,10 @@ def extend_tokenizer(old: Tokenizer, texts: Iterable[str], add: int) -> Extended
             "This tokenizer cannot be extended: it has no words whose pieces could be merged. "
             "Byte-level BPE (GPT-2), BPE with words (GPT-1), WordPiece (BERT) and Unigram can."
         )
+    if old.morphemes:
+        raise UsageError(
+            "This tokenizer cannot be extended: its words are morphemes. Train a new one instead."
+        )
     words = _words(old._rust, state, texts)
     characters = _unknown_characters(words, state, add) if kind == "WordPiece" else []
     known = old.vocab()

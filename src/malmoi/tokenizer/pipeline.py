@@ -4,10 +4,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Rust
 
 from malmoi.tokenizer.chunks import STOP_CHARACTERS
+from malmoi.tokenizer.morphemes import MARK
 
 Vocab = dict[str, int]
 Merges = list[tuple[str, str]]
@@ -47,6 +48,11 @@ def bert_pipeline(
     )
     rust.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     rust.decoder = decoders.WordPiece(prefix="##")
+    return with_frame(rust, vocab, names)
+
+
+def with_frame(rust: Rust, vocab: Vocab, names: dict[str, str]) -> Rust:
+    """Puts [CLS] A [SEP] B [SEP] around texts."""
     cls = names["cls"]
     sep = names["sep"]
     frame(rust, f"{cls}:0 $A:0 {sep}:0", f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1", cls, sep)
@@ -135,6 +141,36 @@ def char(vocab: Vocab, *, lowercase: bool = False) -> Rust:
         rust.normalizer = normalizers.Lowercase()
     rust.decoder = decoders.Fuse()
     return rust
+
+
+def morpheme_pipeline(model: models.Model, *, lowercase: bool) -> Rust:
+    """WordPiece or BPE over morphemes: "▁" is the space before a word, so that text is kept."""
+    rust = Rust(model)
+    if lowercase:
+        rust.normalizer = normalizers.Lowercase()
+    rust.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(MARK, "removed"),
+            pre_tokenizers.Split(Regex(r"[\n\t\r]"), "isolated"),
+            pre_tokenizers.Metaspace("▁", prepend_scheme="never"),
+            pre_tokenizers.Punctuation("isolated"),
+        ]
+    )
+    rust.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse()])
+    return rust
+
+
+def split_at_morphemes(rust: Rust) -> Rust:
+    """The same pipeline over morphemes; byte-level tokens have their spaces already."""
+    parts = [pre_tokenizers.Split(MARK, "removed"), rust.pre_tokenizer]
+    rust.pre_tokenizer = pre_tokenizers.Sequence(parts)
+    return rust
+
+
+def cuts_morphemes(state: State) -> bool:
+    """Whether a tokenizer splits words where morphemes are marked."""
+    parts = (state["pre_tokenizer"] or {}).get("pretokenizers") or [{}]
+    return bool(parts[0].get("pattern") == {"String": MARK})
 
 
 def composed(rust: Rust) -> Rust:

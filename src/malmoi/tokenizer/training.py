@@ -6,17 +6,18 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import copy_context
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 from tokenizers import Tokenizer as Rust
-from tokenizers import pre_tokenizers, trainers
+from tokenizers import models, pre_tokenizers, trainers
 
 from malmoi.errors import MalmoiError, UsageError, nearest
 from malmoi.system.progress import Progress, report_progress
 from malmoi.tokenizer import pipeline
 from malmoi.tokenizer.checks import encoding_explained
 from malmoi.tokenizer.core import Tokenizer
+from malmoi.tokenizer.morphemes import Morphemes, load_kiwi, mark_morphemes
 from malmoi.tokenizer.pipeline import BERT_SPECIALS, GPT1_SPECIALS, GPT2_SPECIALS, Merges, Vocab
 
 Special = Literal["none", "mask", "pad"]
@@ -34,7 +35,7 @@ UNICODE_BLOCKS = (
 )
 
 
-def train_tokenizer(
+def train_tokenizer(  # noqa: PLR0913  # the fields of a recipe's tokenizer, by their names
     texts: Iterable[str],
     *,
     kind: str = "wordpiece",
@@ -42,13 +43,15 @@ def train_tokenizer(
     lowercase: bool | None = None,
     min_frequency: int = 2,
     special: Special = "none",
+    morphemes: Morphemes = "none",
 ) -> Tokenizer:
     """Trains a tokenizer of at most `vocab` tokens: wordpiece, bpe, byte-bpe or char.
 
     `lowercase=None` uses the family's default: only GPT-1's bpe lowercases. Accents are kept, so
     that Hangul is never split into Jamo, and decomposed text (NFD) is composed (NFC) first. For
     char, `vocab` keeps the most frequent characters. A byte-bpe may have the special token mask,
-    to read both ways, or pad, to translate.
+    to read both ways, or pad, to translate. `morphemes="kiwi"` cuts Korean words into morphemes
+    first (kiwipiepy), which no token crosses; such a wordpiece or bpe keeps spaces as "▁".
     """
     recipes: dict[str, Callable[..., tuple[Rust, dict[str, str]]]] = {
         "wordpiece": _wordpiece,
@@ -68,7 +71,8 @@ def train_tokenizer(
     if special != "none" and kind != "byte-bpe":
         raise UsageError(f"Only a byte-bpe tokenizer is given a {special} token, not {kind}.")
     lower = kind == "bpe" if lowercase is None else lowercase
-    rust, names = recipes[kind](
+    learn = recipes[kind] if morphemes == "none" else _morpheme_recipe(kind, morphemes)
+    rust, names = learn(
         Stream(texts),
         vocab - (special != "none"),
         {"min_frequency": min_frequency, "show_progress": False},
@@ -169,9 +173,10 @@ def _bpe(
 
 
 def _byte_bpe(
-    texts: Stream, size: int, options: dict[str, Any], *, lowercase: bool
+    texts: Iterable[str], size: int, options: dict[str, Any], *, lowercase: bool
 ) -> tuple[Rust, dict[str, str]]:
-    rust = pipeline.gpt2_pipeline({}, [], lowercase=lowercase)
+    # marks between morphemes, if there are any, separate words as in the finished pipeline
+    rust = pipeline.split_at_morphemes(pipeline.gpt2_pipeline({}, [], lowercase=lowercase))
     letters = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=size, special_tokens=[GPT2_SPECIALS["eos"]], initial_alphabet=letters, **options
@@ -189,6 +194,44 @@ def _char(
         counts.update(text.lower() if lowercase else text)
     tokens = ["<unk>", *_most_frequent(counts, size - 1)]
     return pipeline.char(_numbered(tokens), lowercase=lowercase), {}
+
+
+def _morpheme_recipe(kind: str, morphemes: str) -> Callable[..., tuple[Rust, dict[str, str]]]:
+    if morphemes != "kiwi":
+        raise UsageError(f"Morphemes are found by kiwi, or none are; there is no {morphemes!r}.")
+    if kind == "char":
+        raise UsageError("Characters have no morphemes: choose wordpiece, bpe or byte-bpe.")
+    load_kiwi()  # a thread of the trainer could not say that it is missing
+    return _byte_morphemes if kind == "byte-bpe" else partial(_morphemes, kind)
+
+
+def _morphemes(
+    kind: str, texts: Stream, size: int, options: dict[str, Any], *, lowercase: bool
+) -> tuple[Rust, dict[str, str]]:
+    options = options | {"vocab_size": size, "limit_alphabet": max(size // 4, min(size // 2, 256))}
+    trainer: Any
+    model: models.Model
+    if kind == "wordpiece":
+        trainer = trainers.WordPieceTrainer(
+            special_tokens=BERT_ORDER, continuing_subword_prefix="", **options
+        )
+        unknown = BERT_SPECIALS["unk"]
+        model = models.WordPiece({unknown: 0}, unk_token=unknown, continuing_subword_prefix="")
+    else:
+        trainer = trainers.BpeTrainer(special_tokens=[GPT1_SPECIALS["unk"]], **options)
+        model = models.BPE(unk_token=GPT1_SPECIALS["unk"])
+    rust = pipeline.morpheme_pipeline(model, lowercase=lowercase)
+    rust.train_from_iterator(map(mark_morphemes, texts), trainer)
+    if kind == "bpe":
+        return rust, GPT1_SPECIALS
+    return pipeline.with_frame(rust, rust.get_vocab(), BERT_SPECIALS), BERT_SPECIALS
+
+
+def _byte_morphemes(
+    texts: Stream, size: int, options: dict[str, Any], *, lowercase: bool
+) -> tuple[Rust, dict[str, str]]:
+    rust, names = _byte_bpe(map(mark_morphemes, texts), size, options, lowercase=lowercase)
+    return pipeline.split_at_morphemes(rust), names
 
 
 @cache
@@ -232,7 +275,7 @@ def _first_merges(tokens: list[str], learned: list[list[str]], size: int) -> tup
     return vocab, merges
 
 
-def _learned(rust: Rust, trainer: Any, texts: Stream) -> dict[str, Any]:
+def _learned(rust: Rust, trainer: Any, texts: Iterable[str]) -> dict[str, Any]:
     rust.train_from_iterator(iter(texts), trainer)
     model: dict[str, Any] = json.loads(rust.model.__getstate__())
     return model

@@ -25,6 +25,7 @@ class TokenizerConfig(Config):
     kind: Literal["wordpiece", "bpe", "byte-bpe", "char"] = "byte-bpe"
     vocab: int = 50_257
     lowercase: bool = False
+    morphemes: Literal["none", "kiwi"] = "none"  # what cuts Korean words before the vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
