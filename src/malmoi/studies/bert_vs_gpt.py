@@ -31,7 +31,6 @@ ELECTRA = "ELECTRA"
 LSTM = "LSTM"
 MODELS = {BERT: "bert", GPT: "gpt", BOTH: "both", ELECTRA: "electra", LSTM: "lstm"}
 WRITERS = (GPT, BOTH, LSTM)  # models of the next token
-FEW = 4  # examples in a prompt
 WRITTEN_TOKENS = 32
 READ_TEXTS = 64
 
@@ -41,7 +40,7 @@ def speed(judged: JudgedModel, text: Path, *, writes: bool) -> dict[str, float]:
     device = pick_device(judged.device)
     model = load(judged.folder, device=judged.device)
     words = text.read_text("utf-8").split()
-    each = model.config.context // 8  # words, which even a small vocabulary cuts into few tokens
+    each = model.config.context // 16  # words, which even a small vocabulary cuts into few tokens
     texts = [" ".join(words[i * each : (i + 1) * each]) for i in range(READ_TEXTS)]
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -80,7 +79,9 @@ def cells(plan: StudyPlan) -> Iterator[Cell]:
         for row, kind in MODELS.items():
             recipe = scale.recipe(kind, seed)
             if not scale.faithful:
-                recipe = recipe.override({"train.steps": 0, "train.minutes": scale.minutes})
+                recipe = recipe.override(
+                    {"train.steps": 0, "train.minutes": scale.minutes, "train.snapshots": False}
+                )
             if row == BERT:
                 recipe = recipe.override({"objective": "mlm"})
             for task in plan.tasks(
@@ -94,12 +95,12 @@ def cells(plan: StudyPlan) -> Iterator[Cell]:
 def _judges(plan: StudyPlan, row: str) -> Iterator["partial[dict[str, float]]"]:
     """What a model can do without fine-tuning; ELECTRA's head tells no token's likelihood."""
     if row != ELECTRA:
-        for task in plan.data.of("minimal pairs", dev_rows=8 * plan.scale.dev_rows):
+        for task in plan.data.of("minimal pairs", dev_rows=4 * plan.scale.dev_rows):
             yield partial(minimal_pairs, task=task)
         for task in plan.tasks("sentence"):
             if task.task == "sst2":
-                column = f"{task.name}, {FEW} examples"
-                yield partial(zero_shot, task=task, column=column, shots=FEW, train=task.train)
+                column = f"{task.name}, examples in context"
+                yield partial(zero_shot, task=task, column=column, shots="max", train=task.train)
         for task in plan.tasks("last word"):
             yield partial(zero_shot, task=task)
     if row in WRITERS:

@@ -19,6 +19,7 @@ from malmoi.text.sentences import sentence_splitter
 BUILTIN = "builtin:sotu"
 HELD_OUT_EACH = 12  # one document in this many is no training text
 FEW_DOCUMENTS = 60  # of fewer, the end of each is held out instead
+MANY_DOCUMENTS = 2000  # of fewer, each is shortened where only a part of the text is used
 MADE_ROWS = {"train": 4000, "dev": 1000}
 WORDS_OF_A_SENTENCE = range(6, 30)
 MOST_ORDERED_WORDS = 14  # a pair has to fit into a small model's context
@@ -92,19 +93,18 @@ class StudyData:
         texts = texts or [str(f / "text") for f in folders if (f / "text").is_dir()] or [BUILTIN]
         public = list(_public_tasks(folders))
         out.mkdir(parents=True, exist_ok=True)
-        made_of = [*texts, characters]
+        made_of = [*texts, characters, *(str(task.dev) for task in public)]
         with folder_lock(out, wait=True):
             if not (out / "made.json").is_file():
-                _make(out, texts, characters)
+                _make(out, texts, characters, {task.role for task in public})
                 write_json(out / "made.json", made_of)
         if json.loads((out / "made.json").read_text("utf-8")) != made_of:
             raise UsageError(
                 f"{out} holds another text than {', '.join(texts)}, or another scale: choose "
                 "another --out."
             )
-        filled = {task.role for task in public}
-        made = [task for task in _made_tasks(out) if task.role not in filled]
-        return cls((str(out / "train.jsonl"),), out / "held-out.txt", (*public, *made), folders)
+        tasks = (*public, *_made_tasks(out))
+        return cls((str(out / "train.jsonl"),), out / "held-out.txt", tasks, folders)
 
     def of(self, *roles: str, train_rows: int = 0, dev_rows: int = 0) -> list[StudyTask]:
         """The first task of each role that there is."""
@@ -158,26 +158,27 @@ def _made_tasks(out: Path) -> Iterator[StudyTask]:
             yield StudyTask(name, role, task, dev, train)
 
 
-def _make(out: Path, sources: Sequence[str], characters: int) -> None:
-    """train.jsonl, held-out.txt, and rows for the tasks."""
+def _make(out: Path, sources: Sequence[str], characters: int, filled: set[str]) -> None:
+    """train.jsonl, held-out.txt, and rows for the roles that no data set fills."""
     parts = _split([document.text for document in read_documents(sources)], characters)
     if not parts["dev"]:
         raise UsageError(f"{', '.join(sources)} is too short for a study: give more text.")
     lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in parts["train"])
     write_text(out / "train.jsonl", "".join(lines))
     write_text(out / "held-out.txt", "\n\n".join(parts["dev"]))
+    makers = {role: make for role, make in ROW_MAKERS.items() if role not in filled}
     for part, texts in parts.items():
-        sentences = [words for text in texts for words in _sentences(text)]
-        for role, make in ROW_MAKERS.items():
+        sentences = [w for text in texts for w in _sentences(text)] if makers else []
+        for role, make in makers.items():
             _write_rows(out / f"{role}.{part}.jsonl", make(sentences, random.Random(role)), part)
-        if list(sources) == [BUILTIN]:
+        if list(sources) == [BUILTIN] and "sentence" not in filled:
             _write_rows(out / f"sentence.{part}.jsonl", _eras(part), part)
 
 
 def _split(texts: Sequence[str], characters: int) -> dict[str, list[str]]:
     size = sum(map(len, texts))
     if characters and size > characters:
-        texts = [_beginning(text, characters / size) for text in texts]
+        texts = _part(texts, characters / size)
     if len(texts) >= FEW_DOCUMENTS:
         kept = [text for i, text in enumerate(texts) if (i + 1) % HELD_OUT_EACH]
         return {"train": kept, "dev": list(texts[HELD_OUT_EACH - 1 :: HELD_OUT_EACH])}
@@ -187,10 +188,13 @@ def _split(texts: Sequence[str], characters: int) -> dict[str, list[str]]:
     return {"train": begun, "dev": [text for text in ends if text.strip()]}
 
 
-def _beginning(text: str, share: float) -> str:
-    """The beginning of a text, up to the end of a word."""
-    end = text.find(" ", int(share * len(text)))
-    return text if end < 0 else text[:end]
+def _part(texts: Sequence[str], share: float) -> list[str]:
+    """A share of the documents, evenly; of fewer documents, the beginning of each."""
+    if len(texts) >= MANY_DOCUMENTS:
+        count = int(share * len(texts))
+        return [texts[i * len(texts) // count] for i in range(count)]
+    ends = [text.find(" ", int(share * len(text))) for text in texts]
+    return [text if end < 0 else text[:end] for text, end in zip(texts, ends, strict=True)]
 
 
 def _sentences(text: str) -> Iterator[list[str]]:

@@ -10,6 +10,8 @@ from malmoi.studies.grid import Cell, JudgedModel, Study, StudyPlan
 from malmoi.studies.judges import bits_per_byte, zero_shot
 from malmoi.studies.table import Claim, StudyResults, Words, curve_figure, lower_is_better
 
+MOST_UPDATES = 2**17  # of GPT-1's hundred epochs, looked at
+
 
 def _name(step: int) -> str:
     return f"{step} updates"
@@ -33,7 +35,8 @@ def cells(plan: StudyPlan) -> Iterator[Cell]:
     )
     for seed in plan.seeds:
         recipe = plan.scale.recipe("gpt", seed, **{"train.snapshots": True})
-        steps = [2**power for power in range(24) if 2**power <= recipe.train.steps]
+        most = recipe.train.steps or MOST_UPDATES
+        steps = [2**power for power in range(24) if 2**power <= most]
         for step in steps:
             judges = [partial(snapshot_bits, step=step, text=plan.data.held_out)]
             judges += [partial(snapshot_zero_shot, step=step, task=_zero(task)) for task in tasks]

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
+    BrokenExecutor,
     Executor,
     Future,
     ProcessPoolExecutor,
@@ -280,6 +281,14 @@ def _executor(workers: int) -> Executor:
     return ProcessPoolExecutor(workers, get_context("spawn"), _worker_ready, (threads,))
 
 
+@dataclass(frozen=True)
+class Job:
+    """What a worker does: judge a cell, or first train its model."""
+
+    cell: Cell
+    judges: bool
+
+
 @dataclass
 class Grid:
     """The cells that are not done yet; models before the cells that judge them."""
@@ -289,58 +298,70 @@ class Grid:
     workers: int = 1
     device: str | None = None
     deadline: float = float("inf")  # in time.monotonic(): nothing new starts after it
+    waiting: list[Cell] = field(default_factory=list)
+    trained: set[str] = field(default_factory=set)  # keys of models
+    begun: set[str] = field(default_factory=set)
+    failed: list[str] = field(default_factory=list)
 
     def run(self) -> list[str]:
         """Does what is missing, and returns one sentence for each cell that failed."""
         for name in ("models", "cells"):
             (self.cache / name).mkdir(parents=True, exist_ok=True)
-        waiting = [cell for cell in self.cells if not result_path(cell, self.cache).is_file()]
-        total = len(waiting)
-        trained = {c.model_key for c in waiting if self._is_trained(c)}
-        begun: set[str] = set(trained)
-        running: dict[Future[Any], tuple[str, Cell]] = {}
-        failed: list[str] = []
-        with _executor(self.workers) as pool:
-            while waiting or running:
-                while len(running) < self.workers and time.monotonic() < self.deadline:
-                    job = self._next(waiting, begun, trained)
-                    if job is None:
-                        break
-                    verb, cell = job
-                    do = judge_cell if verb == "judge" else train_model
-                    running[pool.submit(do, cell, self.cache, self.device)] = job
-                if not running:
+        # studies may share cells
+        missing = {c.key: c for c in self.cells if not result_path(c, self.cache).is_file()}
+        self.waiting = list(missing.values())
+        self.trained = {c.model_key for c in self.waiting if self._is_trained(c)}
+        self.begun = set(self.trained)
+        try:
+            with _executor(self.workers) as pool:
+                self._run(pool)
+        except BrokenExecutor as error:
+            self.failed.append(f"a worker process died: {error}")
+        return self.failed
+
+    def _run(self, pool: Executor) -> None:
+        total = len(self.waiting)
+        running: dict[Future[Any], Job] = {}
+        while self.waiting or running:
+            while len(running) < self.workers and time.monotonic() < self.deadline:
+                job = self._next()
+                if job is None:
                     break
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    verb, cell = running.pop(future)
-                    if error := future.exception():
-                        failed.append(f"{cell.row}, seed {cell.seed}: {error}")
-                        logger.warning(failed[-1], exc_info=not isinstance(error, MalmoiError))
-                        waiting = [
-                            c for c in waiting if c.model_key != cell.model_key or verb == "judge"
-                        ]
-                    elif verb == "train":
-                        trained.add(cell.model_key)
-                report_progress(Progress("study", total - len(waiting), total, "cells"))
-        return failed
+                do = judge_cell if job.judges else train_model
+                running[pool.submit(do, job.cell, self.cache, self.device)] = job
+            if not running:
+                break
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                self._note(running.pop(future), future.exception())
+            left = len(self.waiting) + sum(job.judges for job in running.values())
+            report_progress(Progress("study", total - left, total, "cells"))
+
+    def _note(self, job: Job, error: BaseException | None) -> None:
+        """A model that could not be trained takes its cells with it."""
+        cell = job.cell
+        if error is None:
+            self.trained |= set() if job.judges else {cell.model_key}
+            return
+        self.failed.append(f"{cell.row}, seed {cell.seed}: {error}")
+        logger.warning(self.failed[-1], exc_info=None if isinstance(error, MalmoiError) else error)
+        if not job.judges:
+            self.waiting = [c for c in self.waiting if c.model_key != cell.model_key]
 
     def _is_trained(self, cell: Cell) -> bool:
         if not cell.model_key:
             return True
         return (self.cache / "models" / cell.model_key / "facts.json").is_file()
 
-    def _next(
-        self, waiting: list[Cell], begun: set[str], trained: set[str]
-    ) -> tuple[str, Cell] | None:
+    def _next(self) -> Job | None:
         """A cell whose model is trained, or else a model to train."""
-        for cell in waiting:
-            if cell.model_key in trained:
-                waiting.remove(cell)
-                return "judge", cell
-        for cell in waiting:
-            if cell.model_key not in begun:
-                begun.add(cell.model_key)
-                return "train", cell
+        for cell in self.waiting:
+            if cell.model_key in self.trained:
+                self.waiting.remove(cell)
+                return Job(cell, judges=True)
+        for cell in self.waiting:
+            if cell.model_key not in self.begun:
+                self.begun.add(cell.model_key)
+                return Job(cell, judges=False)
         return None
 
 

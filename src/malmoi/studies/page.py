@@ -12,7 +12,7 @@ from malmoi import __version__
 from malmoi.report.chart import short_number
 from malmoi.report.page import html_page, html_table, machine_name
 from malmoi.studies.grid import Study, StudyPlan
-from malmoi.studies.table import StudyResults, Words, detail_rows, table_rows
+from malmoi.studies.table import Claim, StudyResults, Words, detail_rows, table_rows
 from malmoi.system.files import write_json, write_text
 
 SVG_STYLE = re.compile(r"<style>.*?</style>", re.DOTALL)  # the page has these colours itself
@@ -57,7 +57,7 @@ def write_pages(
     page = StudyPage(
         study,
         tables,
-        [(claim.about, claim.verdict(results)) for claim in study.claims(results)],
+        [(_named(claim), claim.verdict(results)) for claim in study.claims(results)],
         [_about(facts, results), *study.notes(results)],
         study.figure(results),
     )
@@ -67,6 +67,13 @@ def write_pages(
     write_text(out / "report.md", _markdown(page))
     write_text(out / "report.html", _html(page))
     return facts
+
+
+def _named(claim: Claim) -> Words:
+    """The claim and its column, unless it names that itself."""
+    if claim.column in claim.about.en:
+        return claim.about
+    return Words(f"{claim.about.en} ({claim.column})", f"{claim.about.ko} ({claim.column})")
 
 
 def _summary(results: StudyResults, row: str, column: str) -> dict[str, float]:

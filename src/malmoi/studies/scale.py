@@ -89,15 +89,18 @@ class Scale:
             model = preset("bert-tiny" if reads else "gpt2-small", **shape, **MODERN_TRUNK)
         if kind == "ltr":  # its first token has seen nothing but itself
             model = replace(model, attention=("causal",), pool="last", pooler="none")
+        train = self.training()
+        if kind == "lstm":
+            train = replace(train, optimizer="adamw")
+        if kind == "gpt":  # one study looks back along the run, and others share its model
+            train = replace(train, snapshots=True)
         return Recipe(
             name=f"study-{kind}",
             model=replace(model, both_ways=kind == "both"),
             objective=OBJECTIVES[kind],
             tokenizer=TokenizerConfig(kind="wordpiece" if reads else "byte-bpe", vocab=self.vocab),
-            data=DataConfig(valid=0.02),
-            train=self.training()
-            if kind != "lstm"
-            else replace(self.training(), optimizer="adamw"),
+            data=DataConfig(valid=0.02, packed=False),  # packing would have to be compiled
+            train=train,
         )
 
     def training(self) -> TrainConfig:
@@ -152,7 +155,7 @@ SCALES = {
     for scale in (
         # checks that a study runs; its numbers mean nothing
         Scale(
-            "tiny", 1, width=48, depth=2, heads=3, context=64, vocab=400, characters=300_000,
+            "tiny", 1, width=48, depth=2, heads=3, context=128, vocab=2000, characters=300_000,
             batch=8, steps=4, minutes=0.02, train_rows=24, dev_rows=24, tune_steps=3, tune_lr=1e-3,
         ),
         Scale(
@@ -161,8 +164,9 @@ SCALES = {
             tune_lr=1e-3,
         ),
         Scale(
-            "gpu-minutes", 3, width=384, depth=6, heads=6, context=128, vocab=8000, batch=128,
-            steps=1200, minutes=0.6, train_rows=8000, dev_rows=1000, tune_steps=300, tune_lr=3e-4,
+            "gpu-minutes", 3, width=288, depth=4, heads=6, context=128, vocab=8000,
+            characters=24_000_000, batch=64, steps=1000, minutes=0.4, train_rows=8000,
+            dev_rows=1000, tune_steps=300, tune_lr=5e-4,
         ),
         Scale("paper", 5),
     )
