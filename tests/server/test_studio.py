@@ -165,6 +165,17 @@ class Visitor:
             self.done()
         return self.page
 
+    def turn(self, view: str, **values: object) -> Any:
+        """Turns to a view without loading the page anew, and waits until it has done its work."""
+        address = f"#/{view}?{urlencode(values, quote_via=quote)}"
+        self.page.evaluate("address => { location.hash = address; }", address)
+        here = self.page.locator(f"nav a[data-view={view}]")
+        expect(here).to_have_attribute("aria-current", "page")
+        if view == "generate":
+            self.page.click("#write")
+        self.done()
+        return self.page
+
     def done(self) -> None:
         expect(self.page.locator("#status")).to_have_text(re.compile(r"Done in|걸렸습니다"))
 
@@ -715,21 +726,25 @@ def test_a_translation_shows_what_it_attended_to(
 
 
 @in_browser
-@pytest.mark.parametrize(("language", "scheme"), [("en-GB", "light"), ("ko-KR", "dark")])
+@pytest.mark.parametrize(
+    ("language", "scheme", "width"), [("en-GB", "light", 1200), ("ko-KR", "dark", 360)]
+)
 def test_every_view_can_be_read_and_reached(
-    browser: Any, live: Live, language: str, scheme: str
+    browser: Any, live: Live, language: str, scheme: str, width: int
 ) -> None:
-    visitor = Visitor(browser, live.url, locale=language, color_scheme=scheme)
+    size = {"width": width, "height": 900}
+    visitor = Visitor(browser, live.url, locale=language, color_scheme=scheme, viewport=size)
+    visitor.visit(VIEWS[-1])
     for view in VIEWS:
-        page = visitor.visit(view, **QUICK.get(view, {}))
-        if view == "generate":
-            page.click("#write")
-            visitor.done()
+        page = visitor.turn(view, **QUICK.get(view, {}))
         assert page.evaluate(CHECKS) == [], view
         expect(page.locator("#saves button")).to_have_count(2)
         expect(page.locator("#saves")).to_be_visible()
         assert page.evaluate("document.documentElement.lang") == language[:2]
-        assert unreached(page) == [], view
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, view
+        expect(page.locator(f"nav a[data-view={view}]")).to_be_in_viewport()
+        if width > 760:  # the same on a phone
+            assert unreached(page) == [], view
         words = page.locator("body").inner_text()
         assert not re.search(rf"\b({'|'.join(VIEWS)})\.[a-z]+\b", words), (
             f"{view} shows a key, not its words"
@@ -761,17 +776,6 @@ def unreached(page: Any) -> list[str]:
             f"{wanted}.filter((node) => !window.seen.includes(node)).map((node) => node.outerHTML)"
         )
     )
-
-
-@in_browser
-def test_every_view_fits_a_phone(browser: Any, live: Live) -> None:
-    visitor = Visitor(browser, live.url, viewport={"width": 360, "height": 740})
-    for view in VIEWS:
-        page = visitor.visit(view, **QUICK.get(view, {}))
-        assert page.evaluate("document.documentElement.scrollWidth") <= 360, view
-        expect(page.locator(f"nav a[data-view={view}]")).to_be_in_viewport()
-    visitor.context.close()
-    assert visitor.problems == []
 
 
 @in_browser
@@ -866,6 +870,59 @@ def test_samples_are_chosen_by_what_a_model_knows_and_the_rest_is_said(
     page = korean.visit("fill", text="하늘이 囍囍 [MASK]", model="bert")
     expect(page.locator("#notice")).to_contain_text("3어절 가운데 1어절을 모릅니다")
     korean.context.close()
+
+
+@in_browser
+def test_a_lesson_leads_through_the_views_and_words_are_explained(visitor: Visitor) -> None:
+    page = visitor.visit("home", text="my own words")
+    page.locator("#hour").click()
+    lesson = page.locator("#lesson")
+    expect(lesson).to_contain_text("Lesson 1 of 12")
+    answer = lesson.locator("details p")
+    expect(answer).not_to_be_visible()
+    lesson.get_by_text("Show the answer").click()
+    expect(answer).to_be_visible()
+    for _ in range(2):
+        lesson.get_by_role("button", name="Next lesson").click()
+    expect(page.locator("h1")).to_have_text("BERT beside GPT")
+    visitor.done()
+    assert "lesson=3" in page.url
+    assert "place=4" in page.url
+    page.reload()
+    expect(lesson).to_contain_text("Two masks")
+    page.locator("#lead .glossed").first.press("Enter")
+    expect(page.locator("#meaning")).to_contain_text("which tokens may see which")
+    page.keyboard.press("Escape")
+    lesson.get_by_role("button", name="Leave the hour").click()
+    expect(lesson).not_to_be_visible()
+    assert "lesson" not in page.url
+    visitor.visit("next")
+    page.get_by_role("button", name="What is this: Temperature?").click()
+    expect(page.locator("#meaning")).to_contain_text("Divides the logits")
+
+
+@pytest.mark.heavy  # every lesson, in both languages, wide and on a phone
+@in_browser
+@pytest.mark.parametrize(("language", "width"), [("en", 1200), ("ko", 360)])
+def test_every_lesson_has_its_view(browser: Any, live: Live, language: str, width: int) -> None:
+    scheme = "dark" if language == "ko" else "light"
+    size = {"width": width, "height": 900}
+    visitor = Visitor(browser, live.url, locale=language, viewport=size, color_scheme=scheme)
+    page = visitor.page
+    page.goto(f"{live.url}/")
+    page.locator("#hour").click()
+    lessons = json.loads((STUDIO / f"lessons/{language}.json").read_text("utf-8"))
+    for number, lesson in enumerate(lessons, start=1):
+        expect(page.locator(".topic")).to_have_text(lesson["title"])
+        visitor.done()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, lesson["id"]
+        page.locator("#lesson summary").click()
+        assert page.evaluate(CHECKS) == [], lesson["id"]
+        assert not re.search("cannot|쓸 수 없", page.locator("#notice").inner_text()), lesson["id"]
+        if number < len(lessons):
+            page.locator("#lesson button").last.click()
+    visitor.context.close()
+    assert visitor.problems == []
 
 
 @in_browser
@@ -1012,9 +1069,27 @@ def test_both_dictionaries_say_everything() -> None:
     assert used <= set(english)
 
 
+def test_lessons_and_the_glossary_are_the_same_in_both_languages() -> None:
+    def read(name: str) -> Any:
+        return json.loads((STUDIO / name).read_text("utf-8"))
+
+    english, korean = (read(f"lessons/{name}.json") for name in ("en", "ko"))
+    same = ("id", "views", "values", "kind", "text")
+    assert [[one.get(key) for key in same] for one in english] == [
+        [one.get(key) for key in same] for one in korean
+    ]
+    assert len(english) == 12
+    known = set(VIEWS)
+    assert all(known & set(one["views"]) for one in english)
+    words, korean_words = (read(f"words/glossary.{name}.json") for name in ("en", "ko"))
+    assert list(words) == list(korean_words)
+    fields = {field for one in words.values() for field in one["fields"]}
+    assert {f"field.{name}" for name in fields} <= set(read("words/en.json"))
+
+
 def test_the_page_is_small_and_needs_nothing_from_elsewhere() -> None:
     files = [path for path in STUDIO.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) < 200_000
+    assert sum(path.stat().st_size for path in files) < 300_000  # 100 KB of it are words
     for path in files:
         text = path.read_text("utf-8")
         assert set(re.findall(r"https?://[^\"'\s]+", text)) <= {"http://www.w3.org/2000/svg"}, path

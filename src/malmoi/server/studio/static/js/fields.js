@@ -1,10 +1,13 @@
 // Labelled controls that are bound to a page's settings.
 import { h } from "./dom.js";
+import { help } from "./glossary.js";
 import { t } from "./words.js";
 
 function labelled(name, control, ...beside) {
   control.id = `field-${name}`;
-  return h("div", { class: "field" }, h("label", { for: control.id }, t(`field.${name}`), ...beside), control);
+  const label = t(`field.${name}`);
+  const words = h("label", { for: control.id }, label, ...beside);
+  return h("div", { class: "field" }, words, help(name, t("hour.help", { name: label })), control);
 }
 
 const bound = (page, name) => (event) => page.changed(name, event.target.value);

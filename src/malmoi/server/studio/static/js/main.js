@@ -2,6 +2,8 @@
 import { get } from "./api.js";
 import { h, put } from "./dom.js";
 import { button } from "./fields.js";
+import { gloss, learn } from "./glossary.js";
+import { firstLesson, showLesson } from "./lessons.js";
 import { Page } from "./page.js";
 import { savePng, saveSvg } from "./save.js";
 import { linkTo, read, state } from "./state.js";
@@ -17,6 +19,7 @@ let page = null;
 async function show({ focus = false, keep = null } = {}) {
   const { name, values } = read();
   await dress(values);
+  state.lesson = values.lesson ?? null;
   page?.close();
   const view = named(name) ?? VIEWS[0];
   const found = about ?? NOTHING;
@@ -29,6 +32,7 @@ async function show({ focus = false, keep = null } = {}) {
   at("saves").toggleAttribute("hidden", true);
   page.say("");
   title(view.name);
+  if (about) showLesson(at("lesson"), about);
   if (name && name !== view.name) page.warn(t("link.view", { name, used: t(`${view.name}.name`) }));
   const served = page.models.length || view.alone?.(found);
   put(at("view"), served ? view.build(page) : about && missing(view.name));
@@ -55,14 +59,14 @@ async function dress({ lang, theme }) {
 }
 
 async function talk(language) {
-  await speak(language);
+  await Promise.all([speak(language), learn(language)]);
   state.lang = language;
   furnish();
 }
 
 function title(known) {
   at("title").textContent = t(`${known}.title`);
-  at("lead").textContent = t(`${known}.lead`);
+  put(at("lead"), gloss(t(`${known}.lead`)));
   document.title = `${t(`${known}.title`)} · Malmoi`;
   mark(known);
 }
@@ -98,6 +102,7 @@ function furnish() {
     h("ul", { "aria-labelledby": `group-${name}` }, views.map(entry)),
   ];
   put(at("views"), h("div", {}, Object.entries(GROUPS).flatMap(group)));
+  put(at("hour"), t("hour.name"));
   put(
     at("saves"),
     button(t("view.svg"), () => saveSvg(at("view"), page.view.name), { class: "quiet" }),
@@ -140,6 +145,7 @@ at("theme").addEventListener("click", async () => {
   localStorage.setItem("malmoi.theme", state.theme);
   await anew(); // thumbnails are drawn in the theme's colours
 });
+at("hour").addEventListener("click", async () => about && (location.hash = await firstLesson(about)));
 at("skip").addEventListener("click", (event) => {
   event.preventDefault(); // the address says which view is shown
   at("main").focus();
@@ -151,7 +157,7 @@ const theme = localStorage.getItem("malmoi.theme");
 if (["light", "dark"].includes(theme)) light(theme);
 const asked = read().values.lang;
 state.lang = LANGUAGES.includes(asked) ? asked : preferred();
-const [found] = await Promise.allSettled([get("studio/about"), speak(state.lang)]);
+const [found] = await Promise.allSettled([get("studio/about"), speak(state.lang), learn(state.lang)]);
 if (found.status === "fulfilled") about = found.value;
 furnish();
 await show();

@@ -1,6 +1,6 @@
 // What all views share: the sentence, the model, the language and the theme. The address holds all of it, and the
 // settings of the view that is shown, so that a link means the same to everyone.
-export const state = { text: null, model: null, lang: "en", theme: null }; // null: nobody has chosen yet
+export const state = { text: null, model: null, lang: "en", theme: null, lesson: null }; // null: nobody has chosen yet
 const kept = {}; // by view: its own settings, for when one comes back by the menu
 
 export function read() {
@@ -22,8 +22,8 @@ export function linkTo(view, about, values = {}) {
 }
 
 function address(name, values) {
-  const { lang, theme } = state;
-  const given = Object.entries({ ...values, lang, theme: theme ?? "" }).filter(([, value]) => value !== "");
+  const { lang, theme, lesson } = state;
+  const given = Object.entries({ lesson: lesson ?? "", ...values, lang, theme: theme ?? "" }).filter(([, value]) => value !== "");
   return `#/${name}?${new URLSearchParams(given)}`;
 }
 

@@ -2,6 +2,7 @@
 import { post } from "../api.js";
 import { h, put } from "../dom.js";
 import { area, card, modelField, pick, row } from "../fields.js";
+import { gloss } from "../glossary.js";
 import { fixed, percent, short, whole } from "../numbers.js";
 import { bars, visible } from "../parts.js";
 import { VIEWS } from "../views.js";
@@ -40,7 +41,7 @@ function step(name, { shape, values = {}, links = [] }, ...pictures) {
     "li",
     { class: "step" },
     h("h2", {}, t(`home.${name}`), shape && h("code", {}, shape)),
-    h("p", {}, t(`home.${name}.about`, values)),
+    h("p", {}, gloss(t(`home.${name}.about`, values))),
     ...pictures,
     h("p", { class: "links" }, links.map((one) => open(one))),
   );
@@ -151,7 +152,7 @@ class Path {
       h("div", { class: "term" }, h("b"), vector("before")),
       h("section", { class: "inner" }, h("h3", {}, t("home.attention"), h("code", {}, `${model.heads} × ${Math.round(model.width / model.heads)}`)), this.heads(), this.looks()),
       h("div", { class: "term" }, h("b", { "aria-hidden": "true" }, "+"), vector("attention"), size("attention")),
-      h("section", { class: "inner" }, h("h3", {}, t("home.mlp"), h("code", {}, `${model.width} → ${wide} → ${model.width}`)), h("p", {}, t("home.mlp.about"))),
+      h("section", { class: "inner" }, h("h3", {}, t("home.mlp"), h("code", {}, `${model.width} → ${wide} → ${model.width}`)), h("p", {}, gloss(t("home.mlp.about")))),
       h("div", { class: "term" }, h("b", { "aria-hidden": "true" }, "+"), vector("mlp"), size("mlp")),
       h("div", { class: "term" }, h("b", { "aria-hidden": "true" }, "="), vector("after")),
       this.seen.plain ? null : h("p", { class: "note" }, t("home.normed")),
