@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from malmoi.api.models import fill as fill
     from malmoi.api.models import generate as generate
     from malmoi.api.models import predict as predict
+    from malmoi.api.models import probe as probe
     from malmoi.api.models import score as score
     from malmoi.api.models import stream as stream
     from malmoi.api.options import EvaluateOptions as EvaluateOptions
@@ -61,7 +62,7 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from malmoi.training.recipe import Recipe as Recipe
 
 HOMES = {
-    "api.models": ("generate", "stream", "chat", "score", "fill", "embed", "predict"),
+    "api.models": ("generate", "stream", "chat", "score", "fill", "embed", "predict", "probe"),
     "api.runs": ("pretrain", "finetune", "evaluate", "study"),
     "api.tools": (
         "compress",

@@ -4,13 +4,14 @@ Each function takes an open `Model` or the path of one. A path is opened at ever
 than one call, open it once with `load`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, Unpack, overload
 
 from malmoi.system.progress import ProgressCallback, listening
 
 if TYPE_CHECKING:
+    from malmoi.evaluation.probe import Probe, ProbeRow
     from malmoi.inference.embed import Float32Array, Pool
     from malmoi.inference.fill import Fill
     from malmoi.inference.generation.config import GenerationOptions, GenerationSettings
@@ -237,3 +238,34 @@ def predict(
     """
     with listening(progress):
         return as_model(model).predict(texts)
+
+
+def probe(
+    model: "AnyModel",
+    rows: "Iterable[ProbeRow] | Path",
+    *,
+    test: "Iterable[ProbeRow] | Path | None" = None,
+    label: str | None = None,
+    max_examples: int = 4000,
+    progress: ProgressCallback | None = None,
+) -> "Probe":
+    """What a linear reader finds in each layer, beside the most frequent label and a control.
+
+    A row is (text, label), or (words, labels) with one label for each word; a `pathlib.Path` is a
+    CoNLL-U file, whose `label` is upos, xpos or deprel, or a table. Without `test`, a fifth of the
+    rows is held out.
+
+    Examples:
+        >>> rows = [(["we", "work"], ["PRON", "VERB"]), (["people", "work"], ["NOUN", "VERB"])] * 4
+        >>> found = malmoi.probe("runs/tiny-bert", rows)
+        >>> [one.layer for one in found.layers]
+        [0, 1, 2]
+    """
+    from malmoi.evaluation.probe import probe_model, read_probe_rows
+
+    def read(given: "Iterable[ProbeRow] | Path") -> "Iterable[ProbeRow]":
+        return read_probe_rows(given, label) if isinstance(given, Path) else given
+
+    held = None if test is None else read(test)
+    with listening(progress):
+        return probe_model(as_model(model), read(rows), test=held, max_examples=max_examples)

@@ -36,7 +36,7 @@ PANELS = {
         "demo", "corpus", "tokenizer", "recipes", "pretrain", "tasks", "finetune", "merge"
     ),
     "Use": ("generate", "chat", "translate", "fill", "embed", "predict"),
-    "Evaluate": ("evaluate", "score", "perplexity", "study", "records"),
+    "Evaluate": ("evaluate", "score", "perplexity", "probe", "study", "records"),
     "Compress": ("compress",),
     "Serve": ("export", "serve"),
     "This machine": ("doctor", "plan", "bench"),
