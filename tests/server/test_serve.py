@@ -29,12 +29,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis.generation import GenerationMode
 
+import malmoi
 from conftest import without_package
 from live_server import TEXTS, Live, bert_with, gpt_folder, slow_gpt
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.inference import Model, load
 from malmoi.server.config import ServeConfig
-from malmoi.server.registry import distinct_names
+from malmoi.server.registry import Registry, distinct_names
 from malmoi.tokenizer import train_tokenizer
 
 torch.set_num_threads(1)
@@ -428,12 +429,46 @@ def test_counts_for_prometheus(client: httpx.Client, live: Live) -> None:
     post(client, "/v1/completions", prompt=PROMPT, max_tokens=3, temperature=0)
     text = client.get("/metrics").text
     assert re.search(r'malmoi_requests_total\{path="/v1/completions",status="200"\} \d+', text)
-    assert f'malmoi_tokens_total{{model="gpt"}} {before + 3}' in text
+    assert f'vllm:generation_tokens_total{{model_name="gpt"}} {before + 3}' in text
+    assert 'malmoi_request_seconds_count{path="/v1/completions"}' in text
+    found = {
+        what: float(re.search(rf'vllm:{what}_seconds_count\{{model_name="gpt"\}} (\d+)', text)[1])
+        for what in ("time_to_first_token", "inter_token_latency", "request_queue_time")
+    }
+    assert found["time_to_first_token"] == found["request_queue_time"] > 0
+    assert found["inter_token_latency"] >= 2
+    ended = r'request_success_total\{model_name="gpt",finished_reason="length"\} [1-9]'
+    assert re.search(ended, text)
+    assert 'vllm:kv_cache_usage_perc{model_name="gpt"} 0' in text
     assert all(
-        re.fullmatch(r"(# (HELP|TYPE) \w+ .+)|(\w+(\{.+\})? [-+.\deInf]+)", line)
+        re.fullmatch(r"(# (HELP|TYPE) [\w:]+ .+)|([\w:]+(\{.+\})? [-+.\deInf]+)", line)
         for line in text.splitlines()
     )
-    assert client.get("/health").json()["models"] == live.registry.names
+    assert client.get("/health").json()["models"] == [one.name for one in live.registry]
+
+
+def test_probes(client: httpx.Client) -> None:
+    for method, path in (("HEAD", "/health"), ("GET", "/ping"), ("HEAD", "/ping")):
+        answer = client.request(method, path)
+        assert (answer.status_code, answer.content) == (200, b"")
+    assert client.get("/version").json() == {"version": malmoi.__version__}
+
+
+def test_a_model_has_the_names_it_is_served_under(models: dict[str, Model]) -> None:
+    one = [models["gpt"]]
+    registry = Registry.open(one, ServeConfig(served_model_name=("gpt-4o", "mine")))
+    try:
+        assert list(registry.names) == ["gpt-4o", "mine"]
+        assert registry.get("mine") is registry.get("gpt-4o") is registry.get(None)
+        assert registry.get("mine").name == "gpt-4o"
+        assert len(list(registry)) == 1
+    finally:
+        registry.close()
+    for names in (("a",), ("a", "a"), ("a", "b", "c")):
+        with pytest.raises(UsageError, match="names for 2 models"):
+            Registry.open([*one, models["bert"]], ServeConfig(served_model_name=names))
+    with pytest.raises(UsageError, match="Did you mean 'debug'"):
+        ServeConfig(log_level="debg")
 
 
 # ------------------------------------------------------------------ whatever it is sent

@@ -136,7 +136,7 @@ def test_many_streams_for_a_while(server: Server) -> None:
     assert outcome.ends["answered"] > STREAMS
     assert server.memory - before < 20
     stats = httpx.get(f"{server.url}/metrics").text
-    assert 'malmoi_running{model="gpt"} 0' in stats
+    assert 'vllm:num_requests_running{model_name="gpt"} 0' in stats
     assert 'malmoi_failed_total{model="gpt"} 0' in stats
 
 
@@ -254,7 +254,7 @@ def test_disconnecting_and_flooding_clients_harm_nobody(server: Server) -> None:
 async def _idle(server: Server) -> None:
     """Nothing is left of those who went: no slot is taken, and nothing failed on the way."""
     async with asyncio.timeout(60):
-        while 'malmoi_running{model="gpt"} 0' not in (
+        while 'vllm:num_requests_running{model_name="gpt"} 0' not in (
             stats := httpx.get(f"{server.url}/metrics").text
         ):
             await asyncio.sleep(0.1)

@@ -243,6 +243,8 @@ class ServeOptions(TypedDict, total=False):
     stall_timeout: float  # beyond timeout, for a client that reads slowly
     time_slice: float  # seconds of computing before another client's turn
     runs: Path | None  # training runs for the studio to show
+    served_model_name: tuple[str, ...]  # instead of the folder's name; more: aliases
+    log_level: Literal["debug", "info", "warning", "error"]  # info
     device: str | None
     dtype: str | None  # fp32, bf16, fp16, int8
 

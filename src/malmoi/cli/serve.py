@@ -32,6 +32,10 @@ def serve_command(
         300_000, "Maximum tokens a model reads for one request: texts × labels."
     ),
     runs: Path | None = option(None, "Folder of runs for the studio to show.", metavar="DIR"),
+    served_model_name: list[str] | None = option(
+        None, "Name in the API instead of the folder's; repeatable: aliases, or one per model."
+    ),
+    log_level: str = option("info", "debug (with every request), info, warning or error."),
     access_log: bool = option(False, "Write a line for each request to stderr.", "--access-log"),
     open: bool = option(False, "Show the studio in a browser.", "--open"),
     device: opt.Device = None,
@@ -49,8 +53,10 @@ def serve_command(
     from malmoi.server.serve import serve_models
 
     names = [name for name in ServeConfig.__dataclass_fields__ if name in options]
-    settings = ServeConfig(**{name: options[name] for name in names} | {"cors": tuple(cors or ())})
-    if access_log:
+    lists = {"cors": tuple(cors or ()), "served_model_name": tuple(served_model_name or ())}
+    settings = ServeConfig(**{name: options[name] for name in names} | lists)
+    logging.getLogger("malmoi").setLevel(log_level.upper())
+    if access_log or log_level == "debug":
         _log_requests()
     show = webbrowser.open if open else lambda address: None
     serve_models(model, settings, device=device, dtype=dtype, on_ready=show)

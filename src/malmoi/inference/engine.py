@@ -11,6 +11,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Self, Unpack
 
 from malmoi.errors import MalmoiError, UsageError
@@ -56,6 +57,7 @@ class EngineStats:
     running: int
     waiting: int
     slots: int
+    cache_usage: float  # share of the KV cache that holds tokens
     tokens: int  # generated so far
     prompt_tokens: int  # of the prompts admitted so far
     prefix_tokens: int  # of those, loaded from the prefix cache instead of being read
@@ -180,6 +182,8 @@ class Engine:
                 running=len(self.active),
                 waiting=len(self.waiting),
                 slots=self.batch.rows,
+                cache_usage=sum(one.tokens_read for one in self.active)
+                / (self.batch.rows * self.capacity),
                 prefix_tokens=self.batch.shared,
                 **{name: self.counts[name] for name in COUNTERS},
             )
@@ -235,6 +239,7 @@ class Engine:
                 request = self._next_request()
                 self.batch.add(request.sequence)
                 self.active[request.sequence] = request
+                request.stream.admitted = perf_counter()
                 self.counts["prompt_tokens"] += len(request.job.prompt)
         return True
 

@@ -30,6 +30,7 @@ class TokenStream:
 
     def __init__(self, on_chunk: Callable[[TextChunk], None] | None = None) -> None:
         self.cancelled = False
+        self.admitted = 0.0  # when it left the queue, by perf_counter
         self.error: MalmoiError | None = None  # set if the last chunk's finish reason is "error"
         self._pieces: SimpleQueue[TextChunk] = SimpleQueue()
         self._hear = on_chunk or self._pieces.put

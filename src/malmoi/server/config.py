@@ -3,8 +3,12 @@
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Literal, get_args
 
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, nearest
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+LOG_LEVELS = get_args(LogLevel)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +30,9 @@ class ServeConfig:
     stall_timeout: float = 30.0  # beyond `timeout`, for a client that reads slowly
     time_slice: float = 0.05  # seconds of computing before another client's turn
     runs: Path | None = None  # training runs for the studio to show
+    # instead of the folders' names: one for each model, or for a single model any number
+    served_model_name: tuple[str, ...] = ()
+    log_level: LogLevel = "info"
 
     def __post_init__(self) -> None:
         limits = ("slots", "queue", "max_tokens", "max_read_tokens", "max_body")
@@ -34,6 +41,9 @@ class ServeConfig:
                 raise UsageError(f"{name} must be above 0, not {getattr(self, name)}.")
         if not 0 <= self.port < 2**16:
             raise UsageError(f"port must be between 0 and 65535, not {self.port}.")
+        if self.log_level not in LOG_LEVELS:
+            hint = nearest(self.log_level, LOG_LEVELS)
+            raise UsageError(f"There is no log level {self.log_level!r}.{hint}")
         if self.api_key is not None and (not self.api_key.isascii() or not self.api_key.strip()):
             raise UsageError(
                 "The API key must be one or more ASCII characters: it travels in a header."

@@ -190,7 +190,7 @@ class ModelExecutors:
             one.name: ModelExecutor(one.name, one.model.network.trunk.blocks, settings.time_slice)
             for one in registry
         }
-        self.waiting = dict.fromkeys(registry.names, 0)
+        self.waiting = dict.fromkeys((one.name for one in registry), 0)
 
     async def run(self, served: ServedModel, client: str, task: Callable[[], T]) -> T:
         """The task's result; raises `QueueFull` when too many wait, ApiError 504 on a timeout."""

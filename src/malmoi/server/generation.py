@@ -11,12 +11,19 @@ from typing import Self
 from fastapi import Request
 
 from malmoi.errors import UsageError
-from malmoi.inference.engine import Engine, GenerationJob
+from malmoi.inference.engine import GenerationJob
 from malmoi.inference.stream import TextChunk, TokenStream
 from malmoi.server.config import ServeConfig
 from malmoi.server.errors import ApiError
 from malmoi.server.executor import client_of, shutting_down, timed_out
-from malmoi.server.metrics import Metrics
+from malmoi.server.metrics import (
+    BETWEEN_TOKENS,
+    FIRST_TOKEN,
+    QUEUE_TIME,
+    WHOLE_TIME,
+    Metrics,
+)
+from malmoi.server.registry import ServedModel
 
 IndexedChunk = tuple[int, TextChunk]  # (index of the job, what it generated)
 
@@ -24,15 +31,20 @@ IndexedChunk = tuple[int, TextChunk]  # (index of the job, what it generated)
 class GenerationStream:
     """Jobs in an engine, their chunks passed to the event loop. Leaving it cancels the rest."""
 
-    def __init__(self, request: Request, engine: Engine, jobs: Sequence[GenerationJob]) -> None:
+    def __init__(
+        self, request: Request, served: ServedModel, jobs: Sequence[GenerationJob]
+    ) -> None:
+        engine = served.writer
         if len(jobs) > engine.queue:
             raise UsageError(f"{len(jobs)} continuations are above the limit of {engine.queue}.")
         self.settings: ServeConfig = request.app.state.settings
         self.metrics: Metrics = request.app.state.metrics
+        self.model = served.name
         self.start = perf_counter()
+        self.last = [0.0] * len(jobs)  # when each job's newest token arrived
         self.loop = asyncio.get_running_loop()
         self.ready = asyncio.Event()
-        self.received = deque[IndexedChunk]()
+        self.received = deque[tuple[float, int, TextChunk]]()
         self.late = False
         self.alarm = self.loop.call_later(self.settings.timeout, self._time_out)
         self.streams: list[TokenStream] = []
@@ -79,12 +91,25 @@ class GenerationStream:
 
     def _taken(self) -> Iterator[IndexedChunk]:
         while self.received:
-            yield self.received.popleft()
+            at, index, chunk = self.received.popleft()
+            self._observe(at, index, chunk)
+            yield index, chunk
+
+    def _observe(self, at: float, index: int, chunk: TextChunk) -> None:
+        """Records when a chunk came."""
+        observe = self.metrics.observe
+        new = len(chunk.tokens)
+        if new and self.last[index]:
+            observe(BETWEEN_TOKENS, self.model, (at - self.last[index]) / new, new)
+        elif new:
+            observe(FIRST_TOKEN, self.model, at - self.start)
+            observe(QUEUE_TIME, self.model, self.streams[index].admitted - self.start)
+        self.last[index] = at if new else self.last[index]
+        if chunk.finish is not None and chunk.finish != "cancelled":  # the engine counts those
+            observe(WHOLE_TIME, self.model, at - self.start)
+            self.metrics.finished[self.model, chunk.finish] += 1
 
     def _check(self, index: int, chunk: TextChunk) -> None:
-        if self.start and chunk.tokens:
-            self.metrics.first_token.add(perf_counter() - self.start)
-            self.start = 0.0
         if chunk.finish == "error":
             failed = ApiError(500, "The continuation failed.", code="failed")
             raise self.streams[index].error or failed
@@ -95,7 +120,7 @@ class GenerationStream:
 
     def _receive(self, index: int, chunk: TextChunk) -> None:
         """In the engine's thread. Only the first chunk wakes the loop, which then takes all."""
-        self.received.append((index, chunk))
+        self.received.append((perf_counter(), index, chunk))
         if len(self.received) == 1:
             with suppress(RuntimeError):  # the event loop is closed
                 self.loop.call_soon_threadsafe(self.ready.set)

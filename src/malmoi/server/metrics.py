@@ -1,25 +1,40 @@
-"""Metrics in Prometheus' text format."""
+"""Metrics in Prometheus' text format; those of generation have the names of vLLM's dashboards."""
 
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from time import time
 
+from malmoi.inference.engine import EngineStats
 from malmoi.server.registry import Registry
 
-BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-GAUGES = {"running", "waiting", "slots"}
-HELP = {
-    "running": "Continuations being generated",
-    "waiting": "Continuations waiting for a slot",
-    "slots": "Continuations that can be generated at the same time",
-    "tokens": "Tokens written",
-    "prompt_tokens": "Prompt tokens processed",
-    "prefix_tokens": "Prompt tokens reused from the cache",
-    "finished": "Continuations completed",
-    "cancelled": "Continuations cancelled",
-    "failed": "Continuations that failed",
+BOUNDS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1, 2.5, 5, 10, 30, 60, 120, 300),
+)
+TIMES = {
+    "vllm:time_to_first_token_seconds": "Seconds from a request to its first token",
+    "vllm:inter_token_latency_seconds": "Seconds from one token to the next",
+    "vllm:request_queue_time_seconds": "Seconds that a continuation waited for a slot",
+    "vllm:e2e_request_latency_seconds": "Seconds from a request to the end of a continuation",
+}
+FIRST_TOKEN, BETWEEN_TOKENS, QUEUE_TIME, WHOLE_TIME = TIMES
+ENGINE: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
+    "vllm:num_requests_running": ("Continuations being generated", lambda s: s.running),
+    "vllm:num_requests_waiting": ("Continuations waiting for a slot", lambda s: s.waiting),
+    "vllm:kv_cache_usage_perc": ("Share of the KV cache in use", lambda s: s.cache_usage),
+    "malmoi_slots": ("Continuations that can be generated at the same time", lambda s: s.slots),
+    "vllm:generation_tokens_total": ("Tokens generated", lambda s: s.tokens),
+    "vllm:prompt_tokens_total": ("Prompt tokens", lambda s: s.prompt_tokens),
+    "vllm:prefix_cache_queries_total": (
+        "Prompt tokens looked up in the cache",
+        lambda s: s.prompt_tokens,
+    ),
+    "vllm:prefix_cache_hits_total": (
+        "Prompt tokens reused from the cache",
+        lambda s: s.prefix_tokens,
+    ),
 }
 
 
@@ -30,17 +45,17 @@ class Histogram:
     counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
     total: float = 0.0
 
-    def add(self, value: float) -> None:
-        self.counts[bisect_left(BOUNDS, value)] += 1
-        self.total += value
+    def add(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(BOUNDS, value)] += times
+        self.total += value * times
 
-    def lines(self, name: str) -> Iterator[str]:
+    def lines(self, name: str, label: str) -> Iterator[str]:
         below = 0
         for bound, count in zip((*BOUNDS, "+Inf"), self.counts, strict=True):
             below += count
-            yield f'{name}_bucket{{le="{bound}"}} {below}'
-        yield f"{name}_sum {self.total:.6f}"
-        yield f"{name}_count {below}"
+            yield f'{name}_bucket{{{label},le="{bound}"}} {below}'
+        yield f"{name}_sum{{{label}}} {self.total:.6f}"
+        yield f"{name}_count{{{label}}} {below}"
 
 
 class Metrics:
@@ -48,17 +63,24 @@ class Metrics:
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()
-        self.seconds = Histogram()
-        self.first_token = Histogram()
+        self.seconds: defaultdict[str, Histogram] = defaultdict(Histogram)  # by path
+        self.times: defaultdict[tuple[str, str], Histogram] = defaultdict(Histogram)
+        self.finished: Counter[tuple[str, str]] = Counter()  # by model and reason
         self.start = time()
 
     def request(self, path: str, status: int, seconds: float) -> None:
         self.requests[path, status] += 1
-        self.seconds.add(seconds)
+        self.seconds[path].add(seconds)
+
+    def observe(self, what: str, model: str, seconds: float, times: int = 1) -> None:
+        """Adds to one of the histograms `TIMES`."""
+        self.times[what, model].add(seconds, times)
 
     def text(self, registry: Registry) -> str:
         """All metrics in Prometheus' text format 0.0.4."""
-        return "\n".join((*self._server(), *_engines(registry))) + "\n"
+        stats = {one.name: one.engine.stats() for one in registry if one.engine is not None}
+        parts = (*self._server(), *self._times(), *self._finished(stats), *_engines(stats))
+        return "\n".join(parts) + "\n"
 
     def _server(self) -> Iterator[str]:
         yield from _head(
@@ -67,29 +89,38 @@ class Metrics:
         yield f"malmoi_start_time_seconds {self.start:.3f}"
         yield from _head("malmoi_requests_total", "counter", "Requests by address and status")
         for (path, status), count in sorted(self.requests.items()):
-            yield f'malmoi_requests_total{{path="{_quoted(path)}",status="{status}"}} {count}'
-        yield from _head(
-            "malmoi_request_seconds", "histogram", "Seconds from a request to the end of its answer"
-        )
-        yield from self.seconds.lines("malmoi_request_seconds")
-        yield from _head(
-            "malmoi_first_token_seconds", "histogram", "Seconds from a request to its first token"
-        )
-        yield from self.first_token.lines("malmoi_first_token_seconds")
+            yield f'malmoi_requests_total{{{_label("path", path)},status="{status}"}} {count}'
+        name = "malmoi_request_seconds"
+        yield from _head(name, "histogram", "Seconds from a request to the end of its answer")
+        for path, histogram in sorted(self.seconds.items()):
+            yield from histogram.lines(name, _label("path", path))
+
+    def _times(self) -> Iterator[str]:
+        for what, about in TIMES.items():
+            yield from _head(what, "histogram", about)
+            for (name, model), histogram in sorted(self.times.items()):
+                if name == what:
+                    yield from histogram.lines(what, _label("model_name", model))
+
+    def _finished(self, stats: dict[str, EngineStats]) -> Iterator[str]:
+        name = "vllm:request_success_total"
+        yield from _head(name, "counter", "Continuations by why they ended")
+        aborted = Counter({(model, "abort"): one.cancelled for model, one in stats.items()})
+        for (model, reason), count in sorted((self.finished + aborted).items()):
+            yield f'{name}{{{_label("model_name", model)},finished_reason="{reason}"}} {count}'
 
 
-def _engines(registry: Registry) -> Iterator[str]:
-    stats = {one.name: asdict(one.engine.stats()) for one in registry if one.engine is not None}
-    for what, about in HELP.items():
-        name = f"malmoi_{what}" if what in GAUGES else f"malmoi_{what}_total"
-        yield from _head(name, "gauge" if what in GAUGES else "counter", about)
-        for model, values in stats.items():
-            yield f'{name}{{model="{_quoted(model)}"}} {values[what]}'
+def _engines(stats: dict[str, EngineStats]) -> Iterator[str]:
+    for name, (about, value) in ENGINE.items():
+        yield from _head(name, "counter" if name.endswith("_total") else "gauge", about)
+        for model, found in stats.items():
+            yield f"{name}{{{_label('model_name', model)}}} {value(found):g}"
 
 
 def _head(name: str, kind: str, about: str) -> tuple[str, str]:
     return f"# HELP {name} {about}.", f"# TYPE {name} {kind}"
 
 
-def _quoted(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+def _label(name: str, value: str) -> str:
+    quoted = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'{name}="{quoted}"'

@@ -33,10 +33,12 @@ class ServedModel:
 class Registry:
     """Models in the order given; the first is the default."""
 
-    def __init__(self, served: Sequence[ServedModel]) -> None:
+    def __init__(self, served: Sequence[ServedModel], aliases: Sequence[str] = ()) -> None:
+        """`aliases`: more names of the first model."""
         if not served:
             raise UsageError("There is no model to serve: give at least one folder.")
         self._served = {one.name: one for one in served}
+        self.names = {**self._served, **dict.fromkeys(aliases, served[0])}
 
     @classmethod
     def open(
@@ -49,16 +51,19 @@ class Registry:
     ) -> Self:
         """Loads every folder; a model is named after its folder, numbered where names repeat."""
         paths = [_path(model) for model in models]
+        names = settings.served_model_name or distinct_names([_name(path) for path in paths])
+        if len(set(names)) < len(names) or (len(models) > 1 and len(names) != len(models)):
+            raise UsageError(
+                f"served_model_name has {len(names)} names for {len(models)} models: give each "
+                "model its own."
+            )
         opened = [
             model if isinstance(model, Model) else load(model, device=device, dtype=dtype)
             for model in models
         ]
-        named = zip(distinct_names([_name(path) for path in paths]), opened, paths, strict=True)
-        return cls([serve_model(name, model, path, settings) for name, model, path in named])
-
-    @property
-    def names(self) -> list[str]:
-        return list(self._served)
+        named = zip(names, opened, paths, strict=False)
+        served = [serve_model(name, model, path, settings) for name, model, path in named]
+        return cls(served, names[len(models) :])
 
     @property
     def notes(self) -> list[str]:
@@ -71,10 +76,10 @@ class Registry:
     def get(self, name: str | None) -> ServedModel:
         if name is None:
             return next(iter(self))
-        if name not in self._served:
-            sentence = f"There is no model {name[:80]!r}.{nearest(name[:200], self._served)}"
+        if name not in self.names:
+            sentence = f"There is no model {name[:80]!r}.{nearest(name[:200], self.names)}"
             raise ApiError(404, sentence, param="model", code="model_not_found")
-        return self._served[name]
+        return self.names[name]
 
     def close(self, *, drain: bool = True) -> None:
         """Stops every engine, after draining it or with the rest cancelled."""

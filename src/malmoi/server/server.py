@@ -30,7 +30,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                log_level="warning",
+                log_level="debug" if settings.log_level == "debug" else "warning",
                 access_log=False,
                 server_header=False,
                 timeout_graceful_shutdown=FORCED_EXIT_SECONDS,

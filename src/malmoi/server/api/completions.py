@@ -134,7 +134,7 @@ class GenerationReply(ABC):
 
 async def respond(request: Request, reply: GenerationReply) -> Any:
     """The response: events as they come, or everything at the end unless the client disconnects."""
-    generation = GenerationStream(request, reply.served.writer, reply.jobs)
+    generation = GenerationStream(request, reply.served, reply.jobs)
     if reply.ask.stream:
         return EventStream(generation, reply.stream(generation))
     with generation:

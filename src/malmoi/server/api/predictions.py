@@ -302,7 +302,7 @@ async def _written_answer(
         raise too_long(ask.max_tokens, limit)
     prompt = question_prompt(ask.question, ask.context)
     job = served.writer.job(prompt, max_new_tokens=ask.max_tokens, temperature=0, stop="\n")
-    with GenerationStream(request, served.writer, [job]) as generation:
+    with GenerationStream(request, served, [job]) as generation:
         chunks = (await unless_disconnected(request.receive, generation.chunks()))[0]
     text = join_chunks(chunks).text.strip()
     return AnswerResponse(

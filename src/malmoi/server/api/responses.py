@@ -274,3 +274,9 @@ class HealthResponse(BaseModel):
     status: Literal["ok"] = "ok"
     version: str
     models: list[str]
+
+
+class VersionResponse(BaseModel):
+    """The server's version."""
+
+    version: str

@@ -6,7 +6,12 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from malmoi import __version__
-from malmoi.server.api.responses import HealthResponse, ModelCard, ModelList
+from malmoi.server.api.responses import (
+    HealthResponse,
+    ModelCard,
+    ModelList,
+    VersionResponse,
+)
 from malmoi.server.registry import Registry, ServedModel
 
 router = APIRouter()
@@ -15,26 +20,34 @@ router = APIRouter()
 @router.get("/v1/models", response_model=ModelList, tags=["OpenAI"])
 async def models(request: Request) -> Any:
     """The models that are served, in the order they were given."""
-    return ModelList(data=[_card(one, request) for one in request.app.state.registry])
+    names = request.app.state.registry.names
+    return ModelList(data=[_card(name, one, request) for name, one in names.items()])
 
 
 @router.get("/v1/models/{name}", response_model=ModelCard, tags=["OpenAI"])
 async def model(name: str, request: Request) -> Any:
     """One of the models that are served."""
-    return _card(request.app.state.registry.get(name), request)
+    return _card(name, request.app.state.registry.get(name), request)
 
 
 @router.get("/health", response_model=HealthResponse, tags=["Server"])
 async def health(request: Request) -> Any:
     """The server is up; while shutting down it answers 503."""
     registry: Registry = request.app.state.registry
-    return HealthResponse(version=__version__, models=registry.names)
+    return HealthResponse(version=__version__, models=list(registry.names))
 
 
 @router.head("/health", include_in_schema=False)
+@router.api_route("/ping", methods=["GET", "HEAD", "POST"], include_in_schema=False)
 async def health_alone() -> Response:
     """Status without a body, for probes."""
     return Response()
+
+
+@router.get("/version", response_model=VersionResponse, tags=["Server"])
+async def version() -> Any:
+    """The version of Malmoi."""
+    return VersionResponse(version=__version__)
 
 
 @router.get("/metrics", response_class=PlainTextResponse, tags=["Server"])
@@ -44,11 +57,11 @@ async def metrics(request: Request) -> Any:
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
 
-def _card(served: ServedModel, request: Request) -> ModelCard:
+def _card(name: str, served: ServedModel, request: Request) -> ModelCard:
     model = served.model
     created = int(request.app.state.metrics.start)
     return ModelCard(
-        id=served.name,
+        id=name,
         created=created,
         abilities=list(model.abilities),
         context=model.config.context,
