@@ -29,7 +29,7 @@ from pathlib import Path
 
 from malmoi.errors import MalmoiError
 from malmoi.studies.registry import named_study
-from malmoi.studies.run import StudyOptions, run_studies
+from malmoi.studies.run import StudyRunConfig, run_studies
 from malmoi.system.progress import Progress, listening
 
 STUDIES = (
@@ -80,7 +80,7 @@ def main() -> None:
     studies = [named_study(name) for name in asked.studies.split(",")]
     outs = {study.name: asked.out / study.name for study in studies}
     with tempfile.TemporaryDirectory(dir=None) as scratch, listening(say):
-        options = StudyOptions(
+        options = StudyRunConfig(
             scale="tiny" if tiny else "gpu-minutes",
             data=[*texts(asked.data), str(asked.data)],
             seeds=asked.seeds,

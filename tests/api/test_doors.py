@@ -139,6 +139,7 @@ def test_a_misspelt_option_is_an_error_in_the_editor(checked: list[str]) -> None
         (lambda: malmoi.build_corpus(["x"], "y", worker=2), "'worker'.*'workers'"),
         (lambda: malmoi.serve("x", prot=1), "'prot'.*'port'"),
         (lambda: malmoi.study("in-context", data=["x"], out="y", size="a"), "'size'.*'sizes'"),
+        (lambda: malmoi.study("bert-size", out="y", tokens=1), "tokens is an option of in-context"),
         (lambda: malmoi.export("x", "model.onx"), "'onx'.*'onnx'"),
     ],
 )
@@ -157,7 +158,16 @@ OPTIONS = {
 }
 # what a function takes beside its settings, and a field that may also be written as a word
 BESIDE = {"device", "dtype", "settings", "overwrite", "workers", "quality_reference"}
-BESIDE |= {"out", "harness", "per_label", "decontaminate", "beams", "contamination"}
+BESIDE |= {
+    "scale",
+    "seeds",
+    "out",
+    "harness",
+    "per_label",
+    "decontaminate",
+    "beams",
+    "contamination",
+}
 
 
 COLUMNS = set(options.ColumnOptions.__annotations__)

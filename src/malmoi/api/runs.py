@@ -233,14 +233,15 @@ def _evaluated_task(
 def study(
     name: str,
     *,
-    data: Sequence[str],
     out: str | Path,
+    data: Sequence[str] = (),
     progress: ProgressCallback | None = None,
     **options: Unpack[StudyOptions],
 ) -> "StudyResult":
     """Reproduces a paper's table or figure in a folder; what is already done there is kept.
 
-    `malmoi study` lists the names.
+    `malmoi study` lists the names. `data` is text (files, globs, "builtin:sotu") and folders with
+    data sets in their public formats; without it, the text and the tasks are the demo's speeches.
 
     Examples:
         >>> malmoi.study("in-contxt", data=["book.txt"], out="runs/study")
@@ -249,14 +250,19 @@ def study(
     """
     from malmoi.studies.in_context.study import InContextStudyConfig, run_in_context_study
     from malmoi.studies.registry import IN_CONTEXT, named_study
-    from malmoi.studies.run import StudyResult
+    from malmoi.studies.run import StudyResult, StudyRunConfig, run_study
 
     check_options("study", options, StudyOptions)
     if isinstance(data, str):
         raise UsageError("data must be a list of sources: data=['book.txt'].")
+    given: dict[str, Any] = merge_settings(options)
     if name != IN_CONTEXT:
-        named_study(name)
+        chosen = named_study(name)
+        if others := given.keys() - StudyRunConfig.__annotations__.keys():
+            raise UsageError(f"{sorted(others)[0]} is an option of in-context, not of {name}.")
+        with listening(progress):
+            return run_study(chosen, Path(out), StudyRunConfig(data=data, **given))
     plan = InContextStudyConfig.from_dict({"data": list(data), "out": str(out)})
     with listening(progress):
-        facts = run_in_context_study(plan.override(merge_settings(options)))
+        facts = run_in_context_study(plan.override(given))
     return StudyResult(name, Path(out), facts)

@@ -47,7 +47,7 @@ def study_command(
         raise UsageError(f"The study {name} needs a folder: --out runs/{name}")
     load_torch()
     from malmoi.studies.registry import IN_CONTEXT, named_study
-    from malmoi.studies.run import StudyOptions, run_study
+    from malmoi.studies.run import StudyRunConfig, run_study
 
     sources = [*(data or ()), *ctx.args]
     if name == IN_CONTEXT:
@@ -55,7 +55,7 @@ def study_command(
         required = {"data": sources or ["builtin:sotu"], "out": str(out), "device": device}
         _in_context(required, changes, json)
         return
-    options = StudyOptions(
+    options = StudyRunConfig(
         scale=scale, data=sources, seeds=seeds or 0, workers=workers, device=device
     )
     result = run_study(named_study(name), out, options)

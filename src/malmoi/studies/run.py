@@ -31,7 +31,7 @@ class StudyResult(Result):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudyOptions:
+class StudyRunConfig:
     """How a study is run; none of these changes a cell's result but `scale` and `seeds`."""
 
     scale: str = "cpu"
@@ -43,13 +43,13 @@ class StudyOptions:
     seconds: float = float("inf")  # no cell starts later than this
 
 
-def run_study(study: Study, out: Path, options: StudyOptions) -> StudyResult:
+def run_study(study: Study, out: Path, options: StudyRunConfig) -> StudyResult:
     """Does the cells that are missing, and writes the table, the figure and the pages."""
     return run_studies([study], {study.name: out}, options)[0]
 
 
 def run_studies(
-    studies: Sequence[Study], outs: dict[str, Path], options: StudyOptions
+    studies: Sequence[Study], outs: dict[str, Path], options: StudyRunConfig
 ) -> list[StudyResult]:
     """Several studies at once, so that their cells fill the workers and share their models."""
     deadline = time.monotonic() + options.seconds
