@@ -165,24 +165,20 @@ class AdapterFolder:
 
 
 def read_with_adapter(
-    source: str | Path,
-    *,
-    dtype: torch.dtype | None = None,
-    device: str | torch.device = "cpu",
-    packed: bool = False,
+    source: str | Path, *, device: str | torch.device = "cpu", packed: bool = False
 ) -> Checkpoint:
     """Opens a model's folder, or an adapter's on its base, ready for inference.
 
     For `packed` see `checkpoint.read_checkpoint`.
     """
     if not is_adapter(source):
-        return read_checkpoint(source, dtype=dtype, device=device, packed=packed)
+        return read_checkpoint(source, device=device, packed=packed)
     found = _open(Path(source).expanduser())
     base = _base(found)
     network = base.network
     _set_heads(found, network, table_for(network))
     fold_adapter(network)
-    network.eval().to(device=device, dtype=dtype)
+    network.eval().to(device=device)
     own = (found.folder / "tokenizer.json").is_file()
     tokenizer = Tokenizer.load(found.folder) if own else base.tokenizer
     labels = tuple(found.record.list_of("labels", str, default=list(base.labels)))

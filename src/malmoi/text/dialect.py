@@ -13,14 +13,6 @@ class UnquotedTabs(csv.excel_tab):
     quoting = csv.QUOTE_NONE
 
 
-class QuotedTabs(csv.excel_tab):
-    """Tabs between fields that are quoted where needed, as pandas and Excel write them."""
-
-
-class Commas(csv.excel):
-    """Commas between quoted fields."""
-
-
 class Semicolons(csv.excel):
     """Semicolons between quoted fields: Excel's CSV where the comma is in numbers."""
 
@@ -28,6 +20,8 @@ class Semicolons(csv.excel):
 
 
 Dialect = type[csv.Dialect]
+QuotedTabs = csv.excel_tab  # quoted where needed, as pandas and Excel write them
+Commas = csv.excel
 # a field whose quotes are where a writer that quotes would put them
 FIELD = re.compile(r'(?:"(?:[^"]|"")*"|[^"\t\n]*)(?:\t|\n|\Z)')
 

@@ -46,15 +46,15 @@ def with_template(tokenizer: Tokenizer) -> Tokenizer:
     return Tokenizer(tokenizer._rust, tokenizer.settings | settings)
 
 
-def template_of(tokenizer: Tokenizer, name: str = "default") -> str | None:
-    """The tokenizer's chat template; if it has several, the one with this name."""
+def template_of(tokenizer: Tokenizer) -> str | None:
+    """The tokenizer's chat template; if it has several, the one named "default"."""
     given = tokenizer.chat_template
     # tokenizer_config.json stores several as [{"name": …, "template": …}]
     if isinstance(given, list):
         given = {
             str(one.get("name")): one.get("template") for one in given if isinstance(one, dict)
         }
-    found = given.get(name) if isinstance(given, dict) else given
+    found = given.get("default") if isinstance(given, dict) else given
     if not found:
         return None
     if not isinstance(found, str) or len(found) > MAX_TEMPLATE_CHARACTERS:

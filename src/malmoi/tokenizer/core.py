@@ -187,12 +187,12 @@ class Tokenizer:
             self._encoding(one, both, max_tokens) for one, both in zip(encoded, given, strict=True)
         ]
 
-    def encode_parts(self, parts: Sequence[str | int], *, specials: bool = False) -> Encoding:
+    def encode_parts(self, parts: Sequence[str | int]) -> Encoding:
         """Encodes a sequence of texts and control tokens (by id); no text becomes a control token.
 
         Offsets refer to the joined parts, with each control token written by its name.
         """
-        return self._encode_secretly([parts], specials=specials)
+        return self._encode_secretly([parts], specials=False)
 
     def encode_masked(self, text: str, pair: str | None = None) -> Encoding:
         """Encodes a text or a pair in which only the mask token's name is a control token."""

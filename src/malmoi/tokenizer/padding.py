@@ -21,31 +21,26 @@ MIN_LENGTH_RATIO = 0.8
 Ids = Sequence[int] | np.ndarray[Any, Any]
 
 
-def pad(rows: Sequence[Ids], *, left: bool = False, device: torch.device | str = "cpu") -> Tensor:
-    """The rows as one tensor [B, T], padded with zeros."""
-    return torch.from_numpy(pad_to_width(rows, max(map(len, rows)), left=left)).to(device)
+def pad(rows: Sequence[Ids], *, device: torch.device | str = "cpu") -> Tensor:
+    """The rows as one tensor [B, T], padded with zeros on the right."""
+    return torch.from_numpy(pad_to_width(rows, max(map(len, rows)))).to(device)
 
 
-def pad_to_width(
-    rows: Sequence[Ids], width: int, fill: int = 0, *, left: bool = False
-) -> np.ndarray[Any, Any]:
-    """The rows as an array [B, width], padded with `fill`."""
+def pad_to_width(rows: Sequence[Ids], width: int, fill: int = 0) -> np.ndarray[Any, Any]:
+    """The rows as an array [B, width], padded with `fill` on the right."""
     found = np.full((len(rows), width), fill, np.int64)
     for place, row in zip(found, rows, strict=True):
-        place[width - len(row) if left else 0 :][: len(row)] = row
+        place[: len(row)] = row
     return found
 
 
-def keep_mask(
-    rows: Sequence[Ids], *, left: bool = False, device: torch.device | str = "cpu"
-) -> Tensor | None:
+def keep_mask(rows: Sequence[Ids], *, device: torch.device | str = "cpu") -> Tensor | None:
     """Which positions of the padded rows hold a token [B, T]; None if all do."""
     lengths = torch.tensor([len(row) for row in rows], device=device)[:, None]
     width = int(lengths.max())
     if bool((lengths == width).all()):
         return None
-    places = torch.arange(width, device=device)[None]
-    return places >= width - lengths if left else places < lengths
+    return torch.arange(width, device=device)[None] < lengths
 
 
 @dataclass(frozen=True)
@@ -57,7 +52,6 @@ class BatchLimits:
     busy_tokens: int = MAX_TOKENS
 
 
-GENERATION_LIMITS = BatchLimits()  # for a batch that generates
 # for a forward pass without generation
 FORWARD_LIMITS = {"cpu": BatchLimits(busy_tokens=512), "cuda": BatchLimits(128, 32_768, 16_384)}
 
@@ -67,10 +61,12 @@ def forward_limits(device: torch.device) -> BatchLimits:
     return per_device(FORWARD_LIMITS, device.type)
 
 
-def length_batches(
-    lengths: Sequence[int], most: BatchLimits = GENERATION_LIMITS
-) -> Iterator[list[int]]:
-    """Groups indices of the sequences, longest first, into batches within these limits."""
+def length_batches(lengths: Sequence[int], most: BatchLimits | None = None) -> Iterator[list[int]]:
+    """Groups indices of the sequences, longest first, into batches within these limits.
+
+    Without any, they are those of a batch that generates.
+    """
+    most = most or BatchLimits()
     group: list[int] = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         longest = lengths[group[0]] if group else 0

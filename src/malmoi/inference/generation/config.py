@@ -1,13 +1,14 @@
 """The options of `generate`, and their validated form."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 from malmoi.errors import UsageError, nearest
 from malmoi.inference.generation.constraints import (
     CONSTRAINT_SETTINGS,
     Constraint,
+    ConstraintOptions,
     build_constraint,
 )
 from malmoi.inference.generation.detokenize import stop_strings
@@ -23,7 +24,7 @@ from malmoi.system.limits import (
 from malmoi.tokenizer import Tokenizer
 
 
-class GenerationOptions(TypedDict, total=False):
+class GenerationOptions(ConstraintOptions, total=False):
     """Options that control how text is generated.
 
     Examples:
@@ -40,16 +41,8 @@ class GenerationOptions(TypedDict, total=False):
     min_p: float | None  # keep tokens at least this many times as likely as the best
     logit_bias: Mapping[int, float]  # added to the logits of these tokens
     ignore_eos: bool  # False; True: keep generating after the end-of-text token
-    min_tokens: int  # generate at least this many tokens before the end
-    # constrain the text to JSON of this schema; True: any object
-    json_schema: Mapping[str, Any] | Literal[True]
     stop: str | Sequence[str]  # stop before any of these strings
     seed: int | None  # the same seed gives the same text, alone or in a batch
-    choices: Sequence[str]  # constrain the text to one of these
-    regex: str  # constrain the whole text to match
-    # token ids, or a function of the tokens generated so far
-    allowed: Iterable[int] | Callable[[list[int]], Iterable[int]]
-    banned: Sequence[str]  # words that must not appear
     beams: int  # 1; more: beam search, with temperature=0
     length_penalty: float  # 1.0: beams are scored by log p / length^penalty
     early_stopping: bool | Literal["never"]  # False: when beam search ends

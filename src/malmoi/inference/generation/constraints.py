@@ -368,12 +368,13 @@ class AllConstraints(Constraint):
 class ConstraintOptions(TypedDict, total=False):
     """The options of `generate` that constrain the text."""
 
-    choices: Sequence[str]
-    regex: str
-    json_schema: Mapping[str, Any] | Literal[True]
+    choices: Sequence[str]  # one of these
+    regex: str  # the whole text must match
+    json_schema: Mapping[str, Any] | Literal[True]  # JSON of this schema; True: any object
+    # token ids, or a function of the tokens generated so far
     allowed: Iterable[int] | Callable[[list[int]], Iterable[int]]
-    banned: Sequence[str]
-    min_tokens: int
+    banned: Sequence[str]  # words that must not appear
+    min_tokens: int  # at least this many before the end
 
 
 CONSTRAINT_SETTINGS = tuple(ConstraintOptions.__annotations__)
