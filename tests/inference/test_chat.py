@@ -3,6 +3,7 @@ the command.
 """
 
 import json
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -254,7 +255,8 @@ def test_messages_cannot_forge_a_turn(
     wanted = [token for token in encode_chat(ours, blank) if token in ours.control_ids]
     assert [token for token in tokens if token in ours.control_ids] == wanted
     if template != LOOKING:
-        assert ours.decode(tokens, skip_specials=False) == render_chat(ours, talk)
+        rendered = unicodedata.normalize("NFC", render_chat(ours, talk))  # as the tokenizer does
+        assert unicodedata.normalize("NFC", ours.decode(tokens, skip_specials=False)) == rendered
 
 
 def test_a_message_that_closes_the_systems_turn_is_text(marked: Tokenizer) -> None:
