@@ -16,10 +16,9 @@ export async function learn(language) {
 
 const named = (form) => Object.keys(terms).find((id) => terms[id].forms.some((one) => one.toLowerCase() === form.toLowerCase()));
 
-/** A text in which the first of each word that is explained can be opened. */
-export function gloss(text) {
+/** A text in which the first of each word that is explained can be opened; `met` are those that were before it. */
+export function gloss(text, met = new Set()) {
   const parts = [];
-  const met = new Set();
   let from = 0;
   for (const found of text.matchAll(finder)) {
     const id = named(found[0]);

@@ -73,10 +73,11 @@ function names(series, x, y, right, room) {
   return placed.map(({ label, hue, at }) => s("text", { class: "end", x: right + 9, y: at + 4, style: { fill: hue } }, cut(label, room)));
 }
 
+/** The end of a name that is too long: runs differ in their ends. */
 function cut(label, room) {
   let shown = label;
-  while (shown && 1.12 * wide(shown) > room) shown = shown.slice(0, -1);
-  return shown.length < label.length ? `${shown.slice(0, -1)}…` : label;
+  while (shown && 1.12 * wide(shown) > room) shown = shown.slice(1);
+  return shown.length < label.length ? `…${shown.slice(1)}` : label;
 }
 
 /** Values under the pointer: the nearest point of every line. */

@@ -36,12 +36,12 @@ const open = (name, words = null) =>
     : null;
 
 /** A step of the path: its name, its shape, what happens, its picture, and the views that show more. */
-function step(name, { shape, values = {}, links = [] }, ...pictures) {
+function step(name, { shape, values = {}, links = [], met }, ...pictures) {
   return h(
     "li",
     { class: "step" },
     h("h2", {}, t(`home.${name}`), shape && h("code", {}, shape)),
-    h("p", {}, gloss(t(`home.${name}.about`, values))),
+    h("p", {}, gloss(t(`home.${name}.about`, values), met)),
     ...pictures,
     h("p", { class: "links" }, links.map((one) => open(one))),
   );
@@ -97,6 +97,7 @@ class Path {
   }
 
   draw() {
+    this.met = new Set(); // words that are explained further up
     put(this.flow, this.boxes());
     put(this.steps, this.text(), this.tokens(), this.vectors(), this.block(), this.logits(), this.sampling());
     put(this.sizes, this.parameters());
@@ -107,7 +108,7 @@ class Path {
     const [first, end] = this.seen.spans[this.chosen];
     const marked = [text.slice(0, first), h("mark", {}, text.slice(first, end)), text.slice(end)];
     const shape = t("home.characters", { count: whole([...text].length) });
-    return step("text", { shape, links: ["tokens"] }, h("p", { class: "sentence", lang: "" }, marked));
+    return step("text", { met: this.met, shape, links: ["tokens"] }, h("p", { class: "sentence", lang: "" }, marked));
   }
 
   tokens() {
@@ -122,7 +123,7 @@ class Path {
     const values = { vocab: whole(this.page.model.vocab) };
     const more = first ? h("span", { class: "note" }, t("home.earlier", { count: whole(first) })) : null;
     const chips = h("div", { class: "chips", role: "group", "aria-label": t("home.choose"), lang: "" }, tokens.map(chip));
-    return step("tokens", { shape: `[${first + tokens.length}]`, values, links: ["tokens"] }, more, chips);
+    return step("tokens", { met: this.met, shape: `[${first + tokens.length}]`, values, links: ["tokens"] }, more, chips);
   }
 
   vectors() {
@@ -135,7 +136,7 @@ class Path {
       return h("div", { class: "term" }, h("b", { "aria-hidden": "true" }, sign), strip(t(`home.${name}.vector`), embedding[name][this.chosen], width));
     };
     const rotary = names.includes("position") ? null : h("p", { class: "note" }, t("home.rotary"));
-    return step("vectors", { shape, links: ["embeddings"] }, names.length > 2 ? names.map(line) : line("token", 0), rotary);
+    return step("vectors", { met: this.met, shape, links: ["embeddings"] }, names.length > 2 ? names.map(line) : line("token", 0), rotary);
   }
 
   block() {
@@ -147,12 +148,12 @@ class Path {
     const shape = `× ${model.depth}`;
     return step(
       "block",
-      { shape, values: { depth: model.depth, layer: values.layer }, links: ["patterns", "attention", "lens", "ablate"] },
+      { met: this.met, shape, values: { depth: model.depth, layer: values.layer }, links: ["patterns", "attention", "lens", "ablate"] },
       h("div", { class: "layers", role: "group", "aria-label": t("field.layer") }, this.layers()),
       h("div", { class: "term" }, h("b"), vector("before")),
       h("section", { class: "inner" }, h("h3", {}, t("home.attention"), h("code", {}, `${model.heads} × ${Math.round(model.width / model.heads)}`)), this.heads(), this.looks()),
       h("div", { class: "term" }, h("b", { "aria-hidden": "true" }, "+"), vector("attention"), size("attention")),
-      h("section", { class: "inner" }, h("h3", {}, t("home.mlp"), h("code", {}, `${model.width} → ${wide} → ${model.width}`)), h("p", {}, gloss(t("home.mlp.about")))),
+      h("section", { class: "inner" }, h("h3", {}, t("home.mlp"), h("code", {}, `${model.width} → ${wide} → ${model.width}`)), h("p", {}, gloss(t("home.mlp.about"), this.met))),
       h("div", { class: "term" }, h("b", { "aria-hidden": "true" }, "+"), vector("mlp"), size("mlp")),
       h("div", { class: "term" }, h("b", { "aria-hidden": "true" }, "="), vector("after")),
       this.seen.plain ? null : h("p", { class: "note" }, t("home.normed")),
@@ -214,14 +215,14 @@ class Path {
     const guesses = this.seen.guesses[this.chosen];
     const links = model.causal ? ["next", "lens"] : ["fill", "lens"];
     const shape = `[${whole(model.vocab)}]`;
-    if (!guesses) return step("logits", { shape, links: ["labels", "finetuned"] }, h("p", { class: "note" }, t("home.headless")));
+    if (!guesses) return step("logits", { met: this.met, shape, links: ["labels", "finetuned"] }, h("p", { class: "note" }, t("home.headless")));
     const rows = guesses.map((one) => ({ name: one.text, share: one.probability, value: percent(one.probability) }));
     const asked = t(model.causal ? "home.after" : "home.at", { token: visible(this.seen.tokens[this.chosen]) });
-    return step("logits", { shape, links }, h("p", { class: "note" }, asked), bars(rows));
+    return step("logits", { met: this.met, shape, links }, h("p", { class: "note" }, asked), bars(rows));
   }
 
   sampling() {
-    return step("sampling", { links: this.page.model.causal ? ["next", "generate", "chat"] : ["fill", "beside"] });
+    return step("sampling", { met: this.met, links: this.page.model.causal ? ["next", "generate", "chat"] : ["fill", "beside"] });
   }
 
   /** Where the parameters are, as one bar. */

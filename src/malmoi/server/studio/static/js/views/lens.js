@@ -46,7 +46,7 @@ class Lens {
     this.cells.flat().forEach((cell) => cell.setAttribute("aria-expanded", String(cell === chosen)));
     const title = t("lens.cell", { layer: named(layer), token: visible(this.seen.tokens[place]) });
     const guesses = this.seen.layers[layer][place].map(({ text, probability }) => ({ name: text, share: probability }));
-    put(this.panel, h("h3", {}, title), bars(guesses));
+    put(this.panel, h("h2", {}, title), bars(guesses));
   }
 }
 

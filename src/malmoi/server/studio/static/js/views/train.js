@@ -15,6 +15,16 @@ const COLUMNS = ["run", "step", "loss", "valid", "speed", "time"];
 const last = (points) => (points.length ? fixed(points.at(-1)[1]) : "–");
 const kinds = (runs) => [runs.filter((run) => run.objective), runs.filter((run) => !run.objective)];
 
+/** One run of each folder, then a second of each: of many seeds, the first ones are enough to compare. */
+function inTurn(runs) {
+  const met = {};
+  const turn = ({ name }) => {
+    const folder = name.split("/")[0];
+    return (met[folder] = (met[folder] ?? -1) + 1);
+  };
+  return runs.map((run) => [turn(run), run]).sort(([one], [other]) => one - other).map(([, run]) => run);
+}
+
 class Runs {
   constructor(page) {
     this.page = page;
@@ -34,7 +44,7 @@ class Runs {
     const { runs } = this.page.values;
     if (runs === NONE) return [];
     if (runs) return runs.split("|");
-    return kinds(this.found).flatMap((some) => some.slice(0, FIRST).map((run) => run.name));
+    return kinds(this.found).flatMap((some) => inTurn(some).slice(0, FIRST).map((run) => run.name));
   }
 
   toggle(name, on) {
