@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -62,6 +63,7 @@ class Machine:
     memory: int = 8 * GIB  # bytes
     compiler: str | None = None  # path of a C++ compiler
     mkl: bool | None = None  # None: as torch was built
+    triton: bool | None = None  # None: as installed
     flops: float = 0.0  # matmul FLOP/s of training; 0: measured when needed
     accelerators: tuple[Accelerator, ...] = ()
 
@@ -133,6 +135,11 @@ class Machine:
 
             return bool(torch.backends.mkl.is_available())
         return self.mkl
+
+    @property
+    def has_triton(self) -> bool:
+        """Whether GPU kernels written in Triton can be used."""
+        return find_spec("triton") is not None if self.triton is None else self.triton
 
     @property
     def bf16_screening_pays(self) -> bool:
@@ -208,6 +215,7 @@ CHANGES: dict[str, Callable[[Machine, str], Machine]] = {
     "no-int8": _without(*INT8_FEATURES),
     "no-compiler": lambda machine, _: replace(machine, compiler=None),
     "no-mkl": lambda machine, _: replace(machine, mkl=False),
+    "no-triton": lambda machine, _: replace(machine, triton=False),
     "no-gpu": lambda machine, _: replace(machine, accelerators=()),
     "cores": lambda machine, value: replace(machine, cores=max(1, int(value))),
     "memory": lambda machine, value: replace(machine, memory=parse_bytes(value)),

@@ -9,7 +9,6 @@ S rows, C places, B rows of a pass, T tokens, K keys, G key/value heads, E width
 import mmap
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from math import prod
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError
 from malmoi.model import FusedDecodeCache, KVCache, Layout, Network
+from malmoi.system.machine import this_machine
 from malmoi.tokenizer.padding import pad
 
 UNREACHABLE_POSITION = 2**40  # a position that no query reaches
@@ -175,7 +175,7 @@ def has_decode_kernel(network: Network, device: torch.device) -> bool:
         and not trunk.has_soft_tokens
         and trunk.config.positions != "relative"
     )
-    return plain and device.type == "cuda" and find_spec("triton") is not None
+    return plain and device.type == "cuda" and this_machine().has_triton
 
 
 class BranchCache(KVCache):
