@@ -11,6 +11,7 @@ import pytest
 
 from live_server import TEXTS, Live, bert_with, gpt_folder
 from malmoi import Intervention, MalmoiError
+from malmoi.evaluation.probe import probe_model
 from malmoi.inference import Model, load
 from malmoi.server.studio.finetuned import view_of_tested
 from malmoi.tokenizer import train_tokenizer
@@ -111,6 +112,42 @@ def test_tested_rows_are_those_that_fine_tuning_wrote(tmp_path: Path) -> None:
     file.write_text('{"text": "a", "label": "good"}\n', "utf-8")
     with pytest.raises(MalmoiError, match="prediction"):
         view_of_tested(model)
+
+
+def test_a_probe_reads_pasted_lines_of_either_kind(live: Live, models: dict[str, Model]) -> None:
+    pairs = [("the state", "a"), ("small model", "b"), ("the union", "a"), ("a small", "b")] * 5
+    found = asked(
+        live, "probe", model="bert", lines="\n".join(f"{text}\t{label}" for text, label in pairs)
+    )
+    expected = probe_model(models["bert"], pairs)
+    assert [one["accuracy"] for one in found["layers"]] == [one.accuracy for one in expected.layers]
+    word = "1\tstate\t_\tNOUN\t_\t_\t0\troot\t_\t_\n2\tis\t_\tVERB\t_\t_\t0\troot\t_\t_\n\n"
+    found = asked(live, "probe", model="bert", lines=word * 6)
+    assert found["labels"] == ["NOUN", "VERB"]
+
+
+def test_a_snapshot_is_replayed_as_that_model(tmp_path: Path, models: dict[str, Model]) -> None:
+    for step in (1, 4):
+        models["gpt"].save(tmp_path / "run" / "snapshots" / f"{step:06d}")
+    rows = [{"step": n, "tokens": 8 * n, "seconds": n, "loss": 5 - n} for n in (1, 2, 3, 4)]
+    (tmp_path / "run" / "metrics.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows), "utf-8"
+    )
+    with Live({"bert": models["bert"]}, runs=tmp_path) as server:
+        (run,) = httpx.get(f"{server.url}/studio/snapshots").json()["runs"]
+        assert (run["name"], run["steps"]) == ("run", [1, 4])
+        assert run["places"] == [[8.0, 4.0], [32.0, 1.0]]
+        found = asked(server, "replay", run="run", step=4, text=TEXT)
+        gpt = models["gpt"]
+        best = gpt.run(TEXT, top=5).guesses[0]
+        assert chances(found["lens"]["layers"][-1][-1]) == pytest.approx(
+            [one.probability for one in best], abs=1e-5
+        )
+        assert found["sample"] == gpt.generate(TEXT, max_new_tokens=24, temperature=0)
+        weights = np.array(found["attention"]["weights"])
+        assert np.allclose(weights, gpt.attention(TEXT)[0, 0], atol=1e-4)
+        wrong = asked(server, "replay", 400, run="../run", step=4, text=TEXT)
+        assert "no snapshot" in wrong["error"]["message"]
 
 
 def test_what_cannot_be_done_is_said(live: Live, tmp_path: Path) -> None:

@@ -55,11 +55,14 @@ VIEWS = (
     "next",
     "generate",
     "fill",
+    "chat",
     "finetuned",
     "attention",
     "patterns",
     "lens",
     "ablate",
+    "probe",
+    "replay",
     "translation",
     "tokens",
     "shots",
@@ -68,7 +71,13 @@ VIEWS = (
     "beside",
 )
 # where the numbers do not matter
-QUICK: dict[str, dict[str, Any]] = {"generate": {"length": 6}, "patterns": {"at": 7}}
+QUICK: dict[str, dict[str, Any]] = {
+    "generate": {"length": 6},
+    "patterns": {"at": 7},
+    "chat": {"message": "the state", "length": 16},
+}
+STARTED = {"generate": "#write", "chat": "#send", "probe": "#probe"}  # work that waits for a click
+TEMPLATE = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
 SENTENCE = "어제 카페 갔었어 거기 사람 많더라"
 CHECKS = (Path(__file__).parents[1] / "studio_checks.js").read_text("utf-8")
 torch.set_num_threads(1)
@@ -80,13 +89,21 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
     pieces = train_tokenizer([*TEXTS, SENTENCE], kind="wordpiece", vocab=160)
     return {
         "gpt": load(gpt_folder(folder / "gpt", n_positions=256), device="cpu"),
-        "small": load(gpt_folder(folder / "small", n_embd=32, n_layer=2), device="cpu"),
+        "small": small_chat(folder / "small"),
         "bert": bert_with(pieces, mlm=0),
         "moods": bert_with(
             pieces, ("화남", "기쁨", "슬픔"), "multi_label_classification", classify=3
         ),
         "translator": translator(),
     }
+
+
+def small_chat(folder: Path) -> Model:
+    """A small GPT with a chat template."""
+    file = gpt_folder(folder, n_embd=32, n_layer=2) / "tokenizer_config.json"
+    settings = json.loads(file.read_text("utf-8"))
+    file.write_text(json.dumps(settings | {"chat_template": TEMPLATE}), "utf-8")
+    return load(folder, device="cpu")
 
 
 def translator() -> Model:
@@ -161,7 +178,7 @@ class Visitor:
         """Opens a view by its address and waits until it has done its work."""
         self.page.goto("about:blank")
         self.page.goto(f"{self.url}/#/{view}?{urlencode(values, quote_via=quote)}")
-        if view != "generate":
+        if view not in STARTED:
             self.done()
         return self.page
 
@@ -171,8 +188,8 @@ class Visitor:
         self.page.evaluate("address => { location.hash = address; }", address)
         here = self.page.locator(f"nav a[data-view={view}]")
         expect(here).to_have_attribute("aria-current", "page")
-        if view == "generate":
-            self.page.click("#write")
+        if view in STARTED:
+            self.page.click(STARTED[view])
         self.done()
         return self.page
 
@@ -329,6 +346,22 @@ def test_every_label_has_the_models_probability(visitor: Visitor, models: dict[s
     ]
     assert page.locator("#view h3").first.inner_text() == (", ".join(said.labels) or "No label")
     assert page.locator(".pair .card").first.locator(".right .name").count() == len(said.labels)
+
+
+@in_browser
+def test_a_conversation_is_the_models(visitor: Visitor, models: dict[str, Model]) -> None:
+    page = visitor.visit("chat", temperature=0, length=16)
+    said: list[dict[str, str]] = []
+    for message in ("the state", "of the union"):
+        page.get_by_label("Message").fill(message)
+        page.keyboard.press("Enter")
+        visitor.done()
+        said.append({"role": "user", "content": message})
+        reply = "".join(models["small"].chat_stream(said, temperature=0, max_new_tokens=16))
+        expect(page.locator(".chat .assistant p").last).to_have_text(reply)
+        said.append({"role": "assistant", "content": reply})
+    page.get_by_role("button", name="New conversation").click()
+    expect(page.locator(".chat > div")).to_have_count(0)
 
 
 @in_browser
@@ -745,7 +778,7 @@ def test_every_view_can_be_read_and_reached(
         expect(page.locator(f"nav a[data-view={view}]")).to_be_in_viewport()
         if width > 760:  # the same on a phone
             assert unreached(page) == [], view
-        words = page.locator("body").inner_text()
+        words = page.locator("body").inner_text().replace("train.snapshots", "")  # a setting
         assert not re.search(rf"\b({'|'.join(VIEWS)})\.[a-z]+\b", words), (
             f"{view} shows a key, not its words"
         )

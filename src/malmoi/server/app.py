@@ -21,7 +21,7 @@ from malmoi.server.executor import ModelExecutors
 from malmoi.server.metrics import Metrics
 from malmoi.server.middleware import RequestGuard, ServerState
 from malmoi.server.registry import Registry
-from malmoi.server.studio import ablation, finetuned, routes
+from malmoi.server.studio import ablation, finetuned, probing, routes
 
 STUDIO = Path(__file__).parent / "studio" / "static"
 # load nothing from other hosts and run only our scripts, whatever a model or a user writes
@@ -71,6 +71,7 @@ def create_app(registry: Registry, settings: ServeConfig) -> FastAPI:
         routes,
         ablation,
         finetuned,
+        probing,
     ):
         app.include_router(part.router)
     # after every route, so that routes answer 405 themselves

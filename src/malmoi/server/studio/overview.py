@@ -28,6 +28,7 @@ class ModelFacts(BaseModel):
     causal: bool
     attention: list[str]
     tokenizer: str | None
+    template: bool  # whether it has a chat template
     mask: str | None  # what is written for a missing word
     labels: list[str]
     knows: list[str]  # languages of SAMPLES that its tokenizer covers, the best covered first
@@ -60,6 +61,7 @@ def model_facts(name: str, model: Model) -> ModelFacts:
         causal=model.network.trunk.is_causal,
         attention=list(c.attention),
         tokenizer=None if words is None else words.kind,
+        template=words is not None and bool(words.chat_template),
         mask=None if words is None or mask is None else words.token(mask),
         labels=list(model.labels),
         knows=[] if words is None else known_languages(words),

@@ -12,6 +12,7 @@
 import ablate from "./views/ablate.js";
 import attention from "./views/attention.js";
 import beside from "./views/beside.js";
+import chat from "./views/chat.js";
 import embeddings from "./views/embeddings.js";
 import fill from "./views/fill.js";
 import finetuned from "./views/finetuned.js";
@@ -20,6 +21,8 @@ import home from "./views/home.js";
 import lens from "./views/lens.js";
 import next from "./views/next.js";
 import patterns from "./views/patterns.js";
+import probe from "./views/probe.js";
+import replay from "./views/replay.js";
 import shots from "./views/shots.js";
 import tokens from "./views/tokens.js";
 import train from "./views/train.js";
@@ -28,10 +31,10 @@ import translation from "./views/translation.js";
 export const GROUPS = {
   start: [home],
   text: [tokens, embeddings],
-  inside: [attention, patterns, lens, ablate],
-  words: [next, generate, fill, beside],
+  inside: [attention, patterns, lens, ablate, probe],
+  words: [next, generate, chat, fill, beside],
   tasks: [finetuned, shots, translation],
-  training: [train],
+  training: [train, replay],
 };
 export const VIEWS = Object.values(GROUPS).flat();
 export const named = (name) => VIEWS.find((view) => view.name === name);

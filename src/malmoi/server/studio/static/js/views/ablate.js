@@ -3,7 +3,7 @@ import { post } from "../api.js";
 import { h, put } from "../dom.js";
 import { act, area, button, card, line, modelField, pick, row } from "../fields.js";
 import { fixed, percent } from "../numbers.js";
-import { bars, table } from "../parts.js";
+import { bars, table, visible } from "../parts.js";
 import { SUBLAYERS, board, partName } from "../pictures/board.js";
 import { matrix } from "../pictures/matrix.js";
 import { t } from "../words.js";
@@ -122,7 +122,7 @@ class Ablation {
     const found = await post("studio/patching", { model, source: other, text: this.text, site }, signal);
     const { answer, tokens, recovered } = found;
     const said = {
-      answer,
+      answer: visible(answer),
       source: percent(Math.exp(found.source_logprob)),
       text: percent(Math.exp(found.logprob)),
     };
@@ -133,7 +133,7 @@ class Ablation {
     put(
       this.patched,
       h("p", {}, label),
-      h("div", { class: "wide", tabindex: "0", role: "region", "aria-label": label }, matrix([...names].reverse(), shares, label, tokens)),
+      h("div", { class: "wide", tabindex: "0", role: "region", "aria-label": label }, matrix([...names].reverse(), shares, label, 0, tokens)),
     );
   }
 }

@@ -1,0 +1,101 @@
+// A conversation with a model through its own template, as it is written.
+import { stream } from "../api.js";
+import { h, put } from "../dom.js";
+import { act, area, button, card, line, modelField, range, row } from "../fields.js";
+import { t } from "../words.js";
+
+class Chat {
+  constructor(page) {
+    this.page = page;
+    this.messages = []; // {role, content}
+    this.log = h("div", { class: "chat", role: "log", "aria-label": t("chat.log"), lang: "" });
+    page.work = (signal) => this.send(signal);
+  }
+
+  /** What the model reads: the instruction, and all that was said. */
+  get asked() {
+    const { instruction } = this.page.values;
+    return [...(instruction.trim() ? [{ role: "system", content: instruction }] : []), ...this.messages];
+  }
+
+  async send(signal) {
+    const field = document.getElementById("field-message");
+    const said = this.page.values.message.trim();
+    if (!said) return field.focus();
+    this.say("user", said);
+    field.value = "";
+    this.page.set("message", "");
+    const { model, temperature, seed, length } = this.page.values;
+    const body = { model, messages: this.asked, temperature: Number(temperature), seed: Number(seed), max_tokens: Number(length) };
+    const reply = this.say("assistant", "");
+    try {
+      for await (const event of stream("v1/chat/completions", body, signal)) {
+        reply.message.content += event.choices[0]?.delta?.content ?? "";
+        put(reply.text, reply.message.content);
+      }
+    } catch (error) {
+      if (!reply.message.content) this.drop(reply);
+      throw error;
+    }
+    field.focus();
+  }
+
+  say(role, content) {
+    const message = { role, content };
+    this.messages.push(message);
+    const text = h("p", {}, content);
+    const node = h("div", { class: role }, h("b", {}, t(`chat.${role}`)), text);
+    this.log.append(node);
+    return { message, text, node };
+  }
+
+  /** A reply that never began leaves no trace. */
+  drop({ message, node }) {
+    this.messages.splice(this.messages.indexOf(message), 1);
+    node.remove();
+  }
+
+  clear() {
+    this.page.stop();
+    this.messages = [];
+    put(this.log);
+    document.getElementById("field-message").focus();
+  }
+}
+
+export default {
+  name: "chat",
+  waits: true,
+  needs: (model) => model.template && model.can.includes("chat"),
+  defaults: () => ({ message: "", instruction: "", temperature: "0.7", length: "200", seed: "0" }),
+
+  build(page) {
+    const chat = new Chat(page);
+    const send = () => page.run();
+    const onkeydown = (event) => {
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      event.preventDefault();
+      send();
+    };
+    return [
+      card(
+        row(modelField(page), line(page, "instruction")),
+        row(
+          range(page, "temperature", { min: 0, max: 2, step: 0.05 }),
+          range(page, "length", { min: 16, max: 1000, step: 8 }),
+          line(page, "seed", { type: "number", min: 0, step: 1 }),
+        ),
+      ),
+      card(
+        chat.log,
+        area(page, "message", 2, { oninput: (event) => page.set("message", event.target.value), onkeydown }),
+        act(
+          button(t("chat.send"), send, { id: "send" }),
+          button(t("stop"), () => page.stop(), { class: "quiet" }),
+          button(t("chat.clear"), () => chat.clear(), { class: "quiet" }),
+        ),
+        h("p", { class: "note" }, t("chat.hint")),
+      ),
+    ];
+  },
+};
