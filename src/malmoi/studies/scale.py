@@ -160,7 +160,7 @@ SCALES = {
         ),
         Scale(
             "cpu", 2, width=96, depth=2, heads=3, context=64, vocab=2000, characters=3_000_000,
-            batch=16, steps=120, minutes=0.15, train_rows=400, dev_rows=200, tune_steps=40,
+            batch=16, steps=100, minutes=0.15, train_rows=400, dev_rows=150, tune_steps=25,
             tune_lr=1e-3,
         ),
         Scale(
