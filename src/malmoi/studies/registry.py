@@ -8,7 +8,8 @@ from malmoi.studies.grid import Study
 STUDIES = (
     *("bert-masking", "bert-objectives", "bert-size", "bert-features"),
     *("gpt1-transfer", "gpt1-zeroshot", "gpt1-ablation"),
-    "bert-vs-gpt",
+    *("gpt2-zeroshot", "gpt3-scaling", "gpt3-contamination", "gpt3-sparse"),
+    *("bert-vs-gpt", "korean", "compression"),
 )
 MODULES = {name: name.replace("-", "_") for name in STUDIES}  # study → its module
 IN_CONTEXT = "in-context"
