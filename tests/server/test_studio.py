@@ -321,7 +321,7 @@ def test_the_next_tokens_distribution_is_the_samplers_and_needs_no_server(
     )
     page.route("**/studio/**", lambda route: route.abort())  # the sliders ask nobody
     for name, value in (("Temperature", "1.5"), ("Top k", "0"), ("Top p", "1")):
-        page.get_by_label(name).fill(value)
+        page.get_by_role("slider", name=name).fill(value)
     assert values.all_inner_texts() == expected(temperature=1.5)
     page.evaluate("Math.random = () => 0.9999999")
     page.locator("#die").click()

@@ -7,6 +7,7 @@ const KEPT = [
   ...["font-family", "font-size", "font-weight"],
 ];
 const SHARP = 2; // pixels of a PNG for one on the page
+const CONTROLS = ".hidden, input, select, textarea, details:not([open]), button.quiet:not([aria-pressed])";
 const CLEAR = "rgba(0, 0, 0, 0)";
 
 export function saveSvg(node, name) {
@@ -58,7 +59,7 @@ function drawn(root) {
   const visit = (node) => {
     if (node.nodeType === Node.TEXT_NODE) return svg.append(...words(node, at));
     if (node.nodeType !== Node.ELEMENT_NODE || !node.checkVisibility()) return;
-    if (node.matches(".hidden, input, select, textarea")) return;
+    if (node.matches(CONTROLS)) return;
     const box = node.getBoundingClientRect();
     if (node instanceof SVGSVGElement || node.matches("canvas")) return svg.append(inside(node, box, at(box)));
     const back = rectangle(node, box, at(box));
@@ -70,7 +71,7 @@ function drawn(root) {
 }
 
 function inside(node, { width, height }, place) {
-  if (node.matches("canvas")) return s("image", { ...place, width, height, href: node.toDataURL() });
+  if (node.matches("canvas")) return s("image", { ...place, width, height, href: node.toDataURL(), style: { "image-rendering": "pixelated" } });
   const copy = standalone(node);
   for (const [name, value] of Object.entries({ ...place, width, height })) copy.setAttribute(name, value);
   return copy;
