@@ -29,6 +29,7 @@ from malmoi.inference.generation.fast_argmax import column_major, fast_argmax_fo
 from malmoi.inference.generation.generate import TextGenerator, continuations, stream_texts
 from malmoi.inference.generation.prefix_cache import PrefixCache
 from malmoi.inference.interpretation import Interpretation
+from malmoi.inference.pictures import Picture, PictureKind, PictureOptions, show
 from malmoi.inference.precision import open_for_use
 from malmoi.inference.predict import (
     MultiLabelPrediction,
@@ -528,6 +529,22 @@ class Model(Interpretation, ZeroShot):
         inputs = model_inputs([encoding], reader.config, self.network.device)
         reader.network.trunk(**inputs, activations=found)
         return found
+
+    def show(
+        self,
+        kind: PictureKind,
+        text: str,
+        *,
+        layer: int | None = None,
+        head: int | None = None,
+        top: int = 8,
+    ) -> Picture:
+        """A picture for notebooks: tokens, attention, lens, next or patterns.
+
+        Attention is drawn of every head, of the mean of a `layer`'s heads, or of one `head`; layers
+        and heads count from 0.
+        """
+        return show(self, kind, text, PictureOptions(layer, head, top))
 
     @torch.inference_mode()
     def logits(self, text: str) -> Float32Array:
