@@ -1,6 +1,6 @@
 """GPT-1 figure 2, right: tasks without fine-tuning, along pre-training."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,31 +17,32 @@ def _name(step: int) -> str:
     return f"{step} updates"
 
 
-def snapshot_zero_shot(judged: JudgedModel, step: int, task: StudyTask) -> dict[str, float]:
-    return zero_shot(_snapshot(judged, step), task)
-
-
-def snapshot_bits(judged: JudgedModel, step: int, text: Path) -> dict[str, float]:
-    return bits_per_byte(_snapshot(judged, step), text)
-
-
-def _snapshot(judged: JudgedModel, step: int) -> JudgedModel:
-    return replace(judged, folder=judged.folder / "snapshots" / f"{step:06d}")
+def snapshot_scores(
+    judged: JudgedModel, step: int, tasks: Sequence[StudyTask], text: Path
+) -> dict[str, float]:
+    """Bits per byte and the tasks, of the model as it was after a step (0: at the end)."""
+    folder = judged.folder / "snapshots" / f"{step:06d}" if step else judged.folder
+    then = replace(judged, folder=folder)
+    scores = bits_per_byte(then, text)
+    for task in tasks:
+        scores |= zero_shot(then, task)
+    return scores
 
 
 def cells(plan: StudyPlan) -> Iterator[Cell]:
-    tasks = plan.data.of(
-        "acceptability", "minimal pairs", "last word", dev_rows=plan.scale.dev_rows
-    )
+    rows = plan.scale.dev_rows
+    tasks = [
+        _zero(task)
+        for task in plan.data.of("acceptability", "minimal pairs", "last word", dev_rows=rows)
+    ]
     for seed in plan.seeds:
         recipe = plan.scale.recipe("gpt", seed, **{"train.snapshots": True})
         most = recipe.train.steps or MOST_UPDATES
-        steps = [2**power for power in range(24) if 2**power <= most]
-        for step in steps:
-            judges = [partial(snapshot_bits, step=step, text=plan.data.held_out)]
-            judges += [partial(snapshot_zero_shot, step=step, task=_zero(task)) for task in tasks]
-            for judge in judges:
-                yield Cell(_name(step), seed, judge, recipe, plan.data.text)
+        steps = {_name(4**power): 4**power for power in range(12) if 4**power < most}
+        end = {_name(recipe.train.steps) if recipe.train.steps else "the end": 0}
+        for row, step in (steps | end).items():
+            judge = partial(snapshot_scores, step=step, tasks=tasks, text=plan.data.held_out)
+            yield Cell(row, seed, judge, recipe, plan.data.text)
 
 
 def _zero(task: StudyTask) -> StudyTask:
@@ -77,8 +78,8 @@ def figure(results: StudyResults) -> str:
     )
 
 
-def _updates(row: str) -> float:
-    return float(row.split()[0])
+def _updates(row: str) -> float | None:
+    return None if row == "the end" else float(row.split()[0])
 
 
 STUDY = Study(
