@@ -89,6 +89,7 @@ class SentencePath(BaseModel):
     guesses: list[list[Guess]]  # per token; empty without a head over the vocabulary
     parameters: dict[str, int]  # by part of the network
     plain: bool  # whether a block's output is its input and what its parts add, nothing else
+    rotary: bool  # whether positions turn queries and keys
     mlp_width: int
 
 
@@ -97,6 +98,7 @@ def sentence_path(model: Model, wanted: PathRequest) -> SentencePath:
     """One forward pass, watched from the ids to the logits."""
     network = model.network
     c = network.config
+    network.require_one_text("The path of a sentence")
     if wanted.layer >= c.depth or wanted.head >= c.heads:
         raise UsageError(f"There are {c.depth} layers of {c.heads} heads here; choose one of them.")
     encoding = encode_for_model(model, wanted.text)
@@ -116,7 +118,8 @@ def sentence_path(model: Model, wanted: PathRequest) -> SentencePath:
         block=_block(watched, parts, wanted, shown),
         guesses=_guesses(model, watched.hidden[-1][0, -len(encoding.tokens) :][shown]),
         parameters=parameter_parts(network),
-        plain=c.norm == "pre" and not c.embedding_residual,
+        plain=c.norm == "pre" and not c.embedding_residual and not c.is_lstm,
+        rotary=c.positions == "rotary",
         mlp_width=c.mlp_width,
     )
 

@@ -14,7 +14,8 @@ const lessons = async () => (loaded[state.lang] ??= await get(`lessons/${state.l
 
 /** Where a lesson is: its view with its values, and its sentence in a language that the model knows. */
 function place(lesson, number, about) {
-  const view = lesson.views.map(named).find(Boolean);
+  const views = lesson.views.map(named).filter(Boolean);
+  const view = views.find((one) => modelsFor(one, about).length || one.alone?.(about)) ?? views[0];
   const fits = KINDS[lesson.kind] ?? (() => true);
   const model = modelsFor(view, about).find(fits) ?? usable(view, about);
   const language = languageFor(model);

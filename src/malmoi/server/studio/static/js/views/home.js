@@ -135,7 +135,7 @@ class Path {
       const sign = name === "sum" ? "=" : i ? "+" : "";
       return h("div", { class: "term" }, h("b", { "aria-hidden": "true" }, sign), strip(t(`home.${name}.vector`), embedding[name][this.chosen], width));
     };
-    const rotary = names.includes("position") ? null : h("p", { class: "note" }, t("home.rotary"));
+    const rotary = !this.seen.rotary ? null : h("p", { class: "note" }, t("home.rotary"));
     return step("vectors", { met: this.met, shape, links: ["embeddings"] }, names.length > 2 ? names.map(line) : line("token", 0), rotary);
   }
 
