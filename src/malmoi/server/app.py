@@ -15,7 +15,15 @@ from starlette.types import Scope
 
 from malmoi import __version__
 from malmoi.server import errors
-from malmoi.server.api import chat, completions, docs_page, inspection, predictions, server
+from malmoi.server.api import (
+    chat,
+    completions,
+    docs_page,
+    inspection,
+    predictions,
+    responses_api,
+    server,
+)
 from malmoi.server.config import ServeConfig
 from malmoi.server.executor import ModelExecutors
 from malmoi.server.metrics import Metrics
@@ -65,6 +73,7 @@ def create_app(registry: Registry, settings: ServeConfig) -> FastAPI:
         server,
         completions,
         chat,
+        responses_api,
         predictions,
         inspection,
         docs_page,

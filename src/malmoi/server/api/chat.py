@@ -44,11 +44,11 @@ async def chat_completions(ask: ChatRequest, request: Request) -> Any:
     check_length(ask, request)
     if ask.limit == 0:
         raise UsageError("max_tokens must be 1 or more: an answer needs at least one token.")
-    jobs = await asyncio.to_thread(_jobs, ask, served.writer)
+    jobs = await asyncio.to_thread(chat_jobs, ask, served.writer)
     return await respond(request, ChatReply(ask, served, jobs))
 
 
-def _jobs(ask: ChatRequest, engine: Engine) -> list[GenerationJob]:
+def chat_jobs(ask: ChatRequest, engine: Engine) -> list[GenerationJob]:
     messages = [message.plain() for message in ask.messages]
     said = encode_conversation(engine.model.tokenizer, messages)
     limit = {"max_new_tokens": ask.limit} if ask.limit else {}

@@ -51,7 +51,7 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
             async for some in self.events:
-                await _send(send, b"".join(sse_event(one.model_dump_json()) for one in some))
+                await _send(send, b"".join(map(_event, some)))
         except Exception as error:
             log(error)
             await _send(send, sse_event(json.dumps(api_error(error).body(), ensure_ascii=False)))
@@ -60,6 +60,13 @@ class EventStream(Response):
 
 def sse_event(data: str) -> bytes:
     return b"data: " + data.encode() + b"\n\n"
+
+
+def _event(body: BaseModel) -> bytes:
+    """A body as an event, named by its type if it has one."""
+    kind = getattr(body, "type", "")
+    name = f"event: {kind}\n".encode() if kind else b""
+    return name + sse_event(body.model_dump_json())
 
 
 async def _send(send: Send, body: bytes, *, more: bool = True) -> None:

@@ -47,6 +47,12 @@ NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
     "suffix": ("",),
+    "previous_response_id": (),
+    "conversation": (),
+    "include": ([],),
+    "background": (False,),
+    "reasoning": ({}, {"effort": "none"}),
+    "truncation": ("disabled",),
     "use_beam_search": (False,),
     "skip_special_tokens": (True,),
     "stop_token_ids": ([],),
@@ -55,7 +61,7 @@ ROLE_NAMES = {"developer": "system"}
 IGNORED = ("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier")
 
 
-def _example(**fields: Any) -> dict[str, Any]:
+def example(**fields: Any) -> dict[str, Any]:
     return {"examples": [fields]}
 
 
@@ -222,7 +228,7 @@ class GenerationFields(ApiRequest):
 
 class CompletionRequest(
     GenerationFields,
-    json_schema_extra=_example(prompt="The state of", max_tokens=16, temperature=0),
+    json_schema_extra=example(prompt="The state of", max_tokens=16, temperature=0),
 ):
     """A prompt to continue."""
 
@@ -277,7 +283,7 @@ class Message(BaseModel):
 
 class ChatRequest(
     GenerationFields,
-    json_schema_extra=_example(messages=[{"role": "user", "content": "Hello!"}], max_tokens=16),
+    json_schema_extra=example(messages=[{"role": "user", "content": "Hello!"}], max_tokens=16),
 ):
     """A conversation to answer."""
 
@@ -288,7 +294,7 @@ class ChatRequest(
     )
 
 
-class EmbeddingRequest(ApiRequest, json_schema_extra=_example(input=["a text", "another"])):
+class EmbeddingRequest(ApiRequest, json_schema_extra=example(input=["a text", "another"])):
     """Texts to embed."""
 
     input: EmbeddingInput = Field(description="A text, its tokens, or a list of either.")
@@ -317,7 +323,7 @@ class RerankDocument(BaseModel):
 
 class RerankRequest(
     ApiRequest,
-    json_schema_extra=_example(query="Where is Ada?", documents=["Ada is in London.", "It rains."]),
+    json_schema_extra=example(query="Where is Ada?", documents=["Ada is in London.", "It rains."]),
 ):
     """Documents to rank by their relevance to a query, as in Cohere's, Jina's and vLLM's APIs."""
 
@@ -333,7 +339,7 @@ class RerankRequest(
         return [one if isinstance(one, str) else one.text for one in self.documents]
 
 
-class FillRequest(ApiRequest, json_schema_extra=_example(text="나는 오늘 [MASK] 갔다.", top=5)):
+class FillRequest(ApiRequest, json_schema_extra=example(text="나는 오늘 [MASK] 갔다.", top=5)):
     """A text with masks."""
 
     text: str
@@ -341,7 +347,7 @@ class FillRequest(ApiRequest, json_schema_extra=_example(text="나는 오늘 [MA
 
 
 class ClassifyRequest(
-    ApiRequest, json_schema_extra=_example(text="I love this movie!", labels=["good", "bad"])
+    ApiRequest, json_schema_extra=example(text="I love this movie!", labels=["good", "bad"])
 ):
     """Texts to classify, by a fine-tuned model or zero-shot among the labels given."""
 
@@ -353,14 +359,14 @@ class ClassifyRequest(
     prompt: str | None = Field(None, description="A prompt with {text} and optionally {labels}.")
 
 
-class NerRequest(ApiRequest, json_schema_extra=_example(text="Ada Lovelace lived in London.")):
+class NerRequest(ApiRequest, json_schema_extra=example(text="Ada Lovelace lived in London.")):
     """Texts to tag."""
 
     text: str | TextList
 
 
 class AnswerRequest(
-    ApiRequest, json_schema_extra=_example(question="Where is Ada?", context="Ada is in London.")
+    ApiRequest, json_schema_extra=example(question="Where is Ada?", context="Ada is in London.")
 ):
     """A question, optionally about a text."""
 
@@ -371,7 +377,7 @@ class AnswerRequest(
 
 class ScoreRequest(
     ApiRequest,
-    json_schema_extra=_example(
+    json_schema_extra=example(
         context="The capital of France is", continuations=[" Paris", " Rome"]
     ),
 ):
@@ -381,14 +387,14 @@ class ScoreRequest(
     continuations: TextList
 
 
-class AttentionRequest(ApiRequest, json_schema_extra=_example(text="어제 카페 갔었어")):
+class AttentionRequest(ApiRequest, json_schema_extra=example(text="어제 카페 갔었어")):
     """A text, or a pair of texts, whose attention maps to return."""
 
     text: str
     pair: str | None = None
 
 
-class LensRequest(ApiRequest, json_schema_extra=_example(text="The capital of France is", top=3)):
+class LensRequest(ApiRequest, json_schema_extra=example(text="The capital of France is", top=3)):
     """A text for the logit lens."""
 
     text: str
