@@ -19,6 +19,7 @@ from malmoi.report.chart import Line, chart, standalone_svg
 from malmoi.studies.data import StudyTask
 from malmoi.studies.grid import Cell, JudgedModel, Study, StudyPlan
 from malmoi.studies.table import Claim, StudyResults, Words
+from malmoi.system.files import folder_lock
 
 WHOLE = "whole"
 STUDENT = "distilled student, half of the layers"
@@ -69,13 +70,16 @@ def compressed(
     """Score, bytes and speed of a model made smaller in one way."""
     found = task.load()
     assert task.train is not None
+    tuned = judged.folder / "tuned"  # shared by the rows that start from it
     source = judged.folder
     if row in BEFORE_TUNING:
+        tuned = judged.scratch / "tuned"
         source = judged.scratch / "before"
         BEFORE_TUNING[row](judged.folder, source)
-    tuned = judged.scratch / "tuned"
-    rows = (task.train, tuned, task.dev)
-    run_finetuning(source, found, *rows, device=judged.device, **options)
+    with folder_lock(tuned.with_name("tuned.lock"), wait=True):
+        if not (tuned / "report.json").is_file():
+            rows = (task.train, tuned, task.dev)
+            run_finetuning(source, found, *rows, device=judged.device, **options)
     final = tuned
     if row in AFTER_TUNING:
         final = judged.scratch / "after"
