@@ -140,14 +140,12 @@ def claims(results: StudyResults) -> list[Claim]:
         ),
         Claim(
             Words(
-                "Both objectives in one model cost GPT little text prediction "
-                "(Charpentier & Samuel 2024)",
-                "두 목표를 함께 학습해도 텍스트 예측은 GPT에 크게 뒤지지 않는다 "
-                "(Charpentier & Samuel 2024)",
+                "Trained both ways, a GPT reads tokens better (Charpentier & Samuel 2024)",
+                "양쪽으로 학습한 GPT는 토큰 과제를 더 잘한다 (Charpentier & Samuel 2024)",
             ),
             BOTH,
-            LSTM,
-            "bits per byte",
+            GPT,
+            tokens,
         ),
     ]
 
@@ -166,8 +164,8 @@ def notes(results: StudyResults) -> list[Words]:
         said_ko.append(f"{column}: {best[0]} ({figure}){f', 오차 범위 안 {also}' if also else ''}")
     return [
         Words(
-            f"Which for what, by measurement: {'. '.join(said_en)}.",
-            f"무엇에 무엇을 쓸까, 측정 결과: {'. '.join(said_ko)}.",
+            "\n".join(("The best of each column, and what cannot be told from it:", *said_en)),
+            "\n".join(("칸마다 가장 나은 모델과, 오차 범위 안이라 가릴 수 없는 모델:", *said_ko)),
         ),
         *_overall(results),
     ]
@@ -204,10 +202,10 @@ def _mean(results: StudyResults, row: str, column: str) -> float:
 STUDY = Study(
     "bert-vs-gpt",
     Words(
-        "one text, one size, the same minutes: which model for what?",
-        "같은 텍스트, 같은 크기, 같은 시간: 무엇에 어떤 모델을 쓸까?",
+        "which model is for what, at one text, one size and the same minutes",
+        "같은 텍스트, 같은 크기, 같은 시간으로 가려 본, 일마다 알맞은 모델",
     ),
-    "the question of this project; no one paper answers it",
+    "No single paper compares them all",
     cells,
     claims,
     caption=Words(

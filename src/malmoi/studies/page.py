@@ -14,6 +14,7 @@ from malmoi.report.page import html_page, html_table, machine_name
 from malmoi.studies.grid import Study, StudyPlan
 from malmoi.studies.table import Claim, StudyResults, Words, detail_rows, table_rows
 from malmoi.system.files import write_json, write_text
+from malmoi.training.log import plural
 
 SVG_STYLE = re.compile(r"<style>.*?</style>", re.DOTALL)  # the page has these colours itself
 
@@ -95,7 +96,7 @@ def _about(facts: Mapping[str, Any], results: StudyResults) -> Words:
     seeds = len(facts["seeds"])
     return Words(
         f"Scale {facts['scale']}: {span('parameters')} weights, {span('tokens')} tokens, "
-        f"{seeds} seeds ({where}). ± is the standard deviation over seeds.",
+        f"{plural(seeds, 'seed')} ({where}). ± is the standard deviation over seeds.",
         f"규모 {facts['scale']}: 가중치 {span('parameters')}개, 토큰 {span('tokens')}개, "
         f"시드 {seeds}개 ({where}). ±는 시드에 따른 표준편차.",
     )
@@ -119,15 +120,24 @@ def _markdown(page: StudyPage) -> str:
             f"- {about.en}: **{verdict.en}**.\n  {about.ko}: **{verdict.ko}**.\n"
             for about, verdict in page.claims
         ),
-        "\n\n".join(f"{one.en}\n\n{one.ko}" for one in page.notes) + "\n",
+        "\n\n".join(f"{_lines(one.en)}\n\n{_lines(one.ko)}" for one in page.notes) + "\n",
         *(markdown_table(*table) for table in page.tables[1:]),
     ]
     return "\n".join(parts)
 
 
+def _lines(text: str) -> str:
+    """The first line of a note as a sentence, the others as a list."""
+    first, *others = text.split("\n")
+    return "\n".join((first, *([""] if others else []), *(f"- {one}" for one in others)))
+
+
 def _html(page: StudyPage) -> str:
+    def paragraph(text: str) -> str:
+        return "<br>".join(html.escape(line) for line in text.split("\n"))
+
     def both(words: Words) -> str:
-        return f'<p>{html.escape(words.en)}</p><p lang="ko">{html.escape(words.ko)}</p>'
+        return f'<p>{paragraph(words.en)}</p><p lang="ko">{paragraph(words.ko)}</p>'
 
     study = page.study
     verdicts = "".join(

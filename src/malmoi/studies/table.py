@@ -185,7 +185,7 @@ def _panel(results: StudyResults, column: str, left: int, top: int) -> str:
         end for v in found.values() if v for end in (v.mean - v.deviation, v.mean + v.deviation)
     ]
     low, high = min(ends), max(ends)
-    inner = DOT_PANEL - 46
+    inner = DOT_PANEL - 60
     bottom = top + DOT_TOP + DOT_ROW * len(found)
 
     def across(value: float) -> float:
@@ -196,8 +196,11 @@ def _panel(results: StudyResults, column: str, left: int, top: int) -> str:
         f'<text x="{first}" y="{top + 20}">{html.escape(column)}</text>',
         f'<line x1="{first}" x2="{last}" y1="{bottom}" y2="{bottom}" stroke="var(--line)"/>',
         f'<text x="{first}" y="{bottom + 16}" text-anchor="middle">{number(low)}</text>',
-        f'<text x="{last}" y="{bottom + 16}" text-anchor="middle">{number(high)}</text>',
     ]
+    if high > low:
+        parts.append(
+            f'<text x="{last}" y="{bottom + 16}" text-anchor="middle">{number(high)}</text>'
+        )
     for i, value in enumerate(found.values()):
         if value is None:
             continue
