@@ -26,7 +26,7 @@ from malmoi.cli.bench import scripts
 from malmoi.cli.doctor import EXTRAS
 from malmoi.cli.options import duration, whole_number
 from malmoi.cli.prediction_file import predict_file
-from malmoi.cli.recipes import approximate_parameters
+from malmoi.cli.recipes import approximate_parameters, with_vocab
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert, gpt2
 from malmoi.text.rows import any_rows
@@ -256,7 +256,7 @@ def test_recipes_and_doctor(call: Call) -> None:
     assert counts["bert-base"] == 109_482_240
     assert "gpt2-small\t124M\t12 × 768\t1,024" in call("recipes").out
     for name, make in RECIPES.items():
-        assert approximate_parameters(make().model) == pytest.approx(counts[name], rel=0.02)
+        assert approximate_parameters(with_vocab(make())) == pytest.approx(counts[name], rel=0.02)
     shown = call("recipes", "bert-tiny").out
     assert "train.lr\t0.001\t" in shown
     assert "model.tied\tTrue\tthe vocabulary head reuses the token embedding" in shown

@@ -38,6 +38,10 @@ def sentences() -> set[str]:
             elif isinstance(node, ast.JoinedStr):
                 parts = (v.value if isinstance(v, ast.Constant) else "{}" for v in node.values)
                 found.add("".join(str(part) for part in parts))
+            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "plural":
+                noun = node.args[1]
+                if isinstance(noun, ast.Constant):
+                    found |= {f"{{}} {noun.value}", f"{{}} {noun.value}s"}
     return found
 
 
@@ -68,7 +72,7 @@ def test_sentences_are_translated_with_their_values(korean: None) -> None:
         "'sst' 과제는 없습니다. 'sst2'을(를) 찾으셨나요? 목록은 `malmoi tasks`로 봅니다."
     )
     said = "0.42 s per step: about 12 steps in your 3 minutes. That is too few to learn much."
-    assert translate(said).startswith("스텝당 0.42초: 3 minutes 동안 약 12스텝. That")
+    assert translate(said).startswith("스텝당 0.42초: 3분 동안 약 12스텝. That")
 
 
 def test_help_and_errors_are_korean(korean: None, capsys: pytest.CaptureFixture[str]) -> None:

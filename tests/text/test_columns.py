@@ -21,7 +21,9 @@ FREE = "headline,body_of_news,desk\n" + "".join(
     f"news {i},a much longer text than its headline {i},{'sport' if i % 4 else 'money'}\n"
     for i in range(40)
 )
+FLAGS = "문장,혐오,욕설\n" + "".join(f"댓글 {i},{i % 2},{int(i % 3 == 0)}\n" for i in range(20))
 TABLES = {
+    "flags.csv": (FLAGS, "multilabel", "문장", None, ("혐오", "욕설")),
     "trec.csv": (TREC, "classification", "Question Text", None, "kind"),
     "nsmc.tsv": (NSMC, "classification", "document", None, "label"),
     "sts.tsv": (PAIRS, "regression", "sentence1", "sentence2", "score"),

@@ -148,11 +148,15 @@ def _paragraph(text: str) -> str:
 def _translate_titles() -> None:
     """Translates the titles and phrases that typer prints itself."""
     import typer.rich_utils as titles
+    from rich.text import Text
 
     titles.ARGUMENTS_PANEL_TITLE = translate("Arguments")
     titles.OPTIONS_PANEL_TITLE = translate("Options")
     titles.DEFAULT_STRING = translate("[default: {}]")
     titles.REQUIRED_LONG_STRING = translate("[required]")
+    # Its own counts characters where Hangul takes two cells, keeps the space at a line's end and
+    # then cuts off a syllable to make room for it.
+    Text.rstrip_end = lambda line, size: line.rstrip()  # type: ignore[method-assign]
 
 
 def malmoi(

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from malmoi.cli import options as opt
-from malmoi.cli.inputs import changes_of, given_columns, load_torch
+from malmoi.cli.inputs import changes_of, given, given_columns, load_torch
 from malmoi.cli.options import described, option
 from malmoi.cli.output import note, print_json, print_table
 from malmoi.errors import UsageError
@@ -114,6 +114,7 @@ def distil_command(
         "Weight of the teacher's loss; the labels get the rest.",
         shown="5/7 for text, 1/2 for a task",
     ),
+    seed: opt.Seed = None,
     settings: opt.Set = None,
     overwrite: opt.Overwrite = False,
     device: opt.Device = None,
@@ -130,7 +131,7 @@ def distil_command(
     from malmoi.compression.distil import distil_model
 
     ways: dict[str, Any] = dict(layers=layers, student=student, temperature=temperature, soft=soft)
-    changes: dict[str, Any] = {**changes_of(settings), "overwrite": overwrite}
+    changes = {**changes_of(settings), **given(locals(), "seed"), "overwrite": overwrite}
     asked = _task(task, given_columns(locals()))
     _show(
         distil_model(

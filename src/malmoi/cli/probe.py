@@ -22,7 +22,7 @@ def probe_command(
     dtype: opt.Dtype = None,
     json: opt.Json = False,
 ) -> None:
-    """Read parts of speech, or your own labels, from every layer with a linear probe.
+    """Read parts of speech or your own labels from every layer.
 
     The control reads random labels, one for each word: what the probe memorises by itself.
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from malmoi.cli.inputs import complete_recipes
 from malmoi.cli.options import argument
 from malmoi.cli.output import format_count, print_json, print_table
 from malmoi.config import Config, ModelConfig, field_comments
+from malmoi.system.language import translate
 
 if TYPE_CHECKING:
     from malmoi.training.recipe import Recipe
@@ -57,17 +58,22 @@ def _family(name: str) -> str:
 def _row(name: str, recipe: "Recipe") -> tuple[str, ...]:
     c = recipe.model
     if _family(name) == "auto":
-        return name, "auto", "auto", "auto", f"{recipe.objective}, fitted to your text"
-    size = format_count(approximate_parameters(c))
+        return name, "auto", "auto", "auto", translate(f"{recipe.objective}, fitted to your text")
+    size = format_count(approximate_parameters(with_vocab(recipe)))
     return name, size, f"{c.depth} × {c.width}", f"{c.context:,}", _about(recipe)
 
 
 def _about(recipe: "Recipe") -> str:
     """A recipe in a few words: its objective and its paper."""
     if recipe.name.endswith("-fast"):
-        return f"{recipe.objective}, changed for speed"
+        return translate(f"{recipe.objective}, changed for speed")
     paper = re.search(r"\(([A-Z][\w ]+? et al\. \d{4})", recipe.about)
-    return f"{recipe.objective}, {paper[1] if paper else recipe.about.split(';')[0]}"
+    return f"{recipe.objective}, {paper[1] if paper else translate(recipe.about).split(';')[0]}"
+
+
+def with_vocab(recipe: "Recipe") -> ModelConfig:
+    """The model with as many tokens as its tokenizer learns."""
+    return replace(recipe.model, vocab=recipe.tokenizer.vocab or recipe.model.vocab)
 
 
 def approximate_parameters(c: ModelConfig) -> float:
@@ -86,7 +92,7 @@ def _facts(recipe: "Recipe") -> dict[str, Any]:
     """A recipe's exact size, from a network on the meta device."""
     from malmoi.model import Network, count_parameters, without_weights
 
-    c = recipe.model
+    c = with_vocab(recipe)
     encoder = c.pool != "last"
     with without_weights():
         network = Network(c, {} if encoder else {"lm": 0}, pooler=encoder and c.pooler == "tanh")
@@ -100,7 +106,7 @@ def _facts(recipe: "Recipe") -> dict[str, Any]:
 
 def _show(recipe: "Recipe") -> None:
     """Prints every setting by its --set name, with its comment from the source."""
-    print(f"{recipe.name}: {recipe.about.replace(chr(10), ' ')}\n")
+    print(f"{recipe.name}: {translate(recipe.about).replace(chr(10), ' ')}\n")
     rows = [(name, f"{value}", comment) for name, value, comment in _settings(recipe)]
     print_table(("--set", "value", "meaning"), rows)
 

@@ -10,6 +10,7 @@ from malmoi.cli.inputs import changes_of, given, load_torch
 from malmoi.cli.options import argument, option
 from malmoi.cli.output import print_json, print_table
 from malmoi.errors import UsageError
+from malmoi.system.language import language, translate
 
 CONTEXT_SETTINGS = {"allow_extra_args": True}  # a shell expands --data books/*.txt to several words
 
@@ -85,13 +86,16 @@ def _list(json: bool) -> None:
     from malmoi.studies.registry import IN_CONTEXT, MODULES, named_study
 
     rows = [
-        {"study": one.name, "about": one.about.en, "paper": one.paper}
+        {"study": one.name, "about": getattr(one.about, language()), "paper": one.paper}
         for one in map(named_study, MODULES)
     ]
-    about = "accuracy by the number of examples, for three sizes"
+    about = translate("accuracy by the number of examples, for three sizes")
     rows.append({"study": IN_CONTEXT, "about": about, "paper": "Brown et al. 2020, figure 1.2"})
     if json:
         for row in rows:
             print_json(row)
     else:
-        print_table(tuple(rows[0]), [tuple(row.values()) for row in rows])
+        print_table(
+            ("study", "about"),
+            [(row["study"], f"{row['about']} ({row['paper']})") for row in rows],
+        )

@@ -6,6 +6,7 @@ from malmoi.cli import options as opt
 from malmoi.cli.inputs import complete_tasks
 from malmoi.cli.options import argument
 from malmoi.cli.output import print_json, print_table
+from malmoi.system.language import translate
 
 
 def tasks_command(
@@ -25,7 +26,11 @@ def tasks_command(
     shown = TASKS.values() if name is None else (named_task(name),)
     if json or name is not None:
         for one in shown:
-            row = {"kind": one.kind, "metrics": ", ".join(metric_names(one)), "about": one.about}
+            row = {
+                "kind": one.kind,
+                "metrics": ", ".join(metric_names(one)),
+                "about": one.about if json else translate(one.about),
+            }
             row["files"] = " ".join(one.files)
             print_json({"task": one.name, **row}) if json else print_table(
                 ("task", one.name), row.items()
@@ -35,7 +40,11 @@ def tasks_command(
     kinds = groupby(
         sorted(shown, key=lambda task: order.index(task.kind)), key=lambda task: task.kind
     )
-    rows = [row for _, some in kinds for row in ((), *((t.name, t.kind, t.about) for t in some))]
+    rows = [
+        row
+        for _, some in kinds
+        for row in ((), *((t.name, t.kind, translate(t.about)) for t in some))
+    ]
     print_table(("task", "kind", "question"), rows)
     print()
     print_table(

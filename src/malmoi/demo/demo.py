@@ -39,7 +39,7 @@ from malmoi.tokenizer import Tokenizer, train_tokenizer
 from malmoi.training.device import choose_execution, flops_per_token, measured_flops, thread_count
 from malmoi.training.estimate import EXPECTED_UTILISATION
 from malmoi.training.log import read_metrics
-from malmoi.training.pretrain import run_pretraining
+from malmoi.training.pretrain import discard_run, run_pretraining
 from malmoi.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
 from malmoi.training.recipes import MODERN_GPT, fast_bert, fast_gpt
 
@@ -47,13 +47,23 @@ logger = logging.getLogger(__name__)
 
 
 def run_demo(
-    out: str | Path | None = None, plan: DemoConfig | None = None, text: DemoText | None = None
+    out: str | Path | None = None,
+    plan: DemoConfig | None = None,
+    text: DemoText | None = None,
+    *,
+    overwrite: bool = False,
 ) -> Story:
-    """Runs the demo in a folder, logs each step in plain sentences, and writes report.html."""
+    """Runs the demo in a folder, logs each step in plain sentences, and writes report.html.
+
+    A model that an earlier demo left there is resumed, or with `overwrite` trained anew.
+    """
     text = text or SPEECHES
     story = Story(plan or plan_for_this_machine(), Path(out or text.out), text)
     began = time.monotonic()
     story.out.mkdir(parents=True, exist_ok=True)
+    if overwrite:
+        discard_run(story.out / "gpt")
+        discard_run(story.out / "bert")
     for part in (_text, _vocabularies, _gpt, _bert, _task, _look):
         start = time.monotonic()
         part(story)

@@ -258,7 +258,7 @@ def read_probe_rows(path: Path, label: str | None = None) -> list[ProbeRow]:
     if ".conllu" in path.suffixes:
         return list(conllu_rows((line for _, line in text_lines(path)), label or "upos"))
     found = guess_columns(path, label=label)
-    if found.label is None:
+    if not isinstance(found.label, str):
         raise MalmoiError(f"No column of {path} looks like a label; name it with --label COLUMN.")
     try:
         return [(row.text(found.text), str(row[found.label])) for row in any_rows(path)]

@@ -43,12 +43,12 @@ class Protocol(Config):
 
     def describe(self) -> str:
         names = ", ".join(translate(name) for name in self.selects)
-        chosen = translate("nothing is selected")
+        chosen = ""
         if self.selected_on:
-            chosen = translate(f"{self.selected_on:,} held-out rows select: {names}")
+            chosen = translate(f"{self.selected_on:,} held-out rows select: {names}") + "; "
         return translate(
-            f"{self.trained_on:,} rows are trained on; {chosen}; {self.judged_on:,} rows are only "
-            f"evaluated ({translate(self.judged_rows)})."
+            f"Training on {self.trained_on:,} rows; {chosen}evaluation on {self.judged_on:,} rows "
+            f"({translate(self.judged_rows)})."
         )
 
 

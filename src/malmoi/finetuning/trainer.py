@@ -277,7 +277,8 @@ class FinetuneTrainer:
             f"{name.replace('_', ' ')} {value:.4g}" for name, value in rounded.items()
         )
         self.log.progress(Progress(VALIDATE, self.step, unit="steps", metrics=outcome.metrics))
-        self.log.line(f"step {self.step:,}, {rows}: {words}")
+        shown = "evaluation rows" if rows == "judged" else rows
+        self.log.line(f"step {self.step:,}, {shown}: {words}")
         return outcome
 
     def _keep_if_best(self, outcome: Outcome) -> None:

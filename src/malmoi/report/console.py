@@ -11,8 +11,9 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from unicodedata import east_asian_width
 
-from malmoi.system.language import translate
+from malmoi.system.language import language, translate
 from malmoi.system.progress import VALIDATE, Progress, listening
 
 SECONDS_BETWEEN_LINES = 5.0  # where there is no terminal
@@ -81,10 +82,9 @@ class Console(logging.Handler):
             return
         self._last = now
         self._shown = True
-        text = progress_line(event, self._seconds_left(event, now))
-        if self._live:
-            # a line that wraps cannot be updated in place
-            text = text[: shutil.get_terminal_size().columns - 1]
+        # a line that wraps cannot be updated in place
+        columns = shutil.get_terminal_size().columns - 1 if self._live else None
+        text = progress_line(event, self._seconds_left(event, now), columns)
         self._print(text, end="" if self._live else "\n")
         self._open = self._live
         if self._live and event.total is None and not event.unit:  # work that cannot be counted
@@ -162,8 +162,11 @@ def _is_live() -> bool:
     return sys.stderr.isatty() and "NO_COLOR" not in os.environ
 
 
-def progress_line(event: Progress, seconds_left: float | None) -> str:
-    """An event as text: ━━━─── 50%  1:30 left  pretrain 500/1,000 steps  loss 3.2."""
+def progress_line(event: Progress, seconds_left: float | None, columns: int | None = None) -> str:
+    """An event as text: ━━━─── 50%  1:30 left  pretrain 500/1,000 steps  loss 3.2.
+
+    What does not fit into the columns is left out from the end, part by part.
+    """
     parts = []
     if event.share is not None:
         parts.append(f"{progress_bar(event.share, 16)} {event.share:4.0%}")
@@ -171,7 +174,14 @@ def progress_line(event: Progress, seconds_left: float | None) -> str:
         parts.append(translate(f"{format_duration(seconds_left)} left"))
     parts.append(_amount(event))
     parts += format_metrics(event.metrics)
+    while columns and len(parts) > 1 and _cells("  ".join(parts)) > columns:
+        parts.pop()
     return "  ".join(parts)
+
+
+def _cells(text: str) -> int:
+    """Columns of a terminal: Hangul takes two each."""
+    return sum(1 + (east_asian_width(character) in "WF") for character in text)
 
 
 def _amount(event: Progress) -> str:
@@ -181,7 +191,8 @@ def _amount(event: Progress) -> str:
         return translate(event.verb)
     total = "" if event.total is None else f"/{event.total:,.0f}"
     verb, unit = translate(event.verb), translate(event.unit)
-    return f"{verb} {event.done:,.0f}{total} {unit}".rstrip()
+    space = "" if language() == "ko" else " "  # 40스텝, 40 steps
+    return f"{verb} {event.done:,.0f}{total}{space}{unit}".rstrip()
 
 
 def format_metrics(metrics: Mapping[str, float]) -> list[str]:
@@ -192,7 +203,8 @@ def format_metrics(metrics: Mapping[str, float]) -> list[str]:
 def _metric(name: str, value: float) -> str:
     words = name.replace("_", " ")
     if name.endswith("_per_second"):
-        return f"{value:,.0f} {words.removesuffix(' per second')}/s"
+        shown = f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+        return f"{shown} {words.removesuffix(' per second')}/s"
     if name == "utilization":
         return translate(f"{value:.0%} of the machine")
     return f"{words} {value:,}" if isinstance(value, int) else f"{words} {value:.3f}"

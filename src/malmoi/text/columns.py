@@ -51,7 +51,8 @@ class GuessedColumns:
 
     kind: str
     text: str
-    label: str | None  # a conversation holds its answers itself
+    # several are columns of 0 and 1; none: a conversation holds its answers itself
+    label: str | tuple[str, ...] | None
     pair: str | None = None
     labels: tuple[str, ...] = ()  # the most frequent first
     baseline: float = 0.0  # the share of the most frequent label; of numbers, their deviation
@@ -59,12 +60,15 @@ class GuessedColumns:
     def describe(self) -> str:
         """text = review, label = stars (2 labels), baseline 51% (always 'good')"""
         pair = f", pair = {self.pair}" if self.pair else ""
-        label = f", label = {self.label}" if self.label else ""
+        columns = self.label if isinstance(self.label, str) else ",".join(self.label or ())
+        label = f", label = {columns}" if columns else ""
         said = f"{self.kind}: text = {self.text}{pair}{label}"
         if self.kind == "regression":
             return f"{said}, standard deviation {self.baseline:.3g}"
         if not self.labels:
             return said
+        if self.kind == "multilabel":
+            return f"{said} ({len(self.labels)} columns of 0 and 1)"
         always = f"baseline {self.baseline:.0%} (always {self.labels[0]!r})"
         return f"{said} ({len(self.labels)} labels), {always}"
 
@@ -91,6 +95,9 @@ def guess_columns(
         return written
     if kind is None and not (text or label) and written and _answers(rows, written.label):
         return written
+    if kind is None and label is None and (flags := _flags(rows, names)):
+        text = text or text_column(rows, [name for name in names if name not in flags], where)
+        return GuessedColumns("multilabel", text, flags, pair, labels=flags)
     label = label or _label(rows, [name for name in names if name not in (text, pair)], where)
     text = text or text_column(rows, [name for name in names if name not in (label, pair)], where)
     partner = PAIRS.get(text.lower())
@@ -147,6 +154,14 @@ def _named(known: Sequence[str], names: Sequence[str]) -> str | None:
     """The column with the likeliest of the known names."""
     by_lower = {name.lower(): name for name in names}
     return next((by_lower[one] for one in known if one in by_lower), None)
+
+
+def _flags(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tuple[str, ...]:
+    """Several columns of 0 and 1, one a label: which one would be the label, otherwise?"""
+    if _named(LABEL_NAMES, names):
+        return ()
+    flags = [name for name in names if {str(row.get(name)).strip() for row in rows} <= {"0", "1"}]
+    return tuple(flags) if len(flags) > 1 else ()
 
 
 def _label(rows: Sequence[Mapping[str, Any]], names: Sequence[str], where: str) -> str:

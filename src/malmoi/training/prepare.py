@@ -222,7 +222,8 @@ def _describe(
 ) -> None:
     tokens = sum(len(s.train.tokens) for s in stores)
     budget = Budget.of(recipe, samples_per_epoch(recipe, feeds))
-    size = f"{count_parameters(network) / 1e6:.1f}M weights, {tokens:,} training tokens"
+    size = f"{count_parameters(network):,} weights"
+    size += ", " + f"{tokens:,} training tokens"
     steps = f"{budget.steps:,} steps" if budget.steps else plural(recipe.train.minutes, "minute")
     lengths = " then ".join(str(length) for length, _ in recipe.phases)
     logger.info(f"{recipe.name}: {size}, {steps}, {recipe.train.batch} × {lengths} tokens per step")

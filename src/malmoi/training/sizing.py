@@ -297,7 +297,7 @@ def measure_speed(group: ProcessGroup, precision: TrainConfig) -> Speed:
     """
     execution = choose_execution(group.device, precision)
     kind = group.device.type
-    name = next((a.name for a in this_machine().accelerators if a.kind == kind), "processor")
+    name = next((a.name for a in this_machine().accelerators if a.kind == kind), "the processor")
     try:
         with thread_count(group.device, 0, logger.info):
             flops = measured_flops(execution)

@@ -135,7 +135,7 @@ HELLASWAG = Task(
     "choice",
     any_rows,
     hellaswag,
-    about="how does a scene go on?",
+    about="how does a scene continue?",
     files=("*train*", "*val*"),
 )
 WINOGRAD = Task(

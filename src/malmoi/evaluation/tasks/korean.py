@@ -11,7 +11,7 @@ NSMC = Task(
     "classification",
     table_rows,
     columns("document", id="id"),
-    about="영화 리뷰가 긍정인가 부정인가? (Korean film reviews)",
+    about="does a Korean film review praise or blame?",
     metrics=("accuracy",),
     labels=("0", "1"),
     files=("*train*", "*test*"),
@@ -21,7 +21,7 @@ NSMC = Task(
 KORSTS = replace(
     STSB,
     name="korsts",
-    about="두 문장이 얼마나 비슷한가, 0에서 5 (Korean similarity)",
+    about="how alike are two Korean sentences, 0 to 5?",
     files=("*train*", "*dev*"),
     prompt="문장 1: {text}\n문장 2: {pair}\n얼마나 비슷한가? (0에서 5)\n답:",
 )
@@ -30,7 +30,7 @@ KLUE_NLI = Task(
     "classification",
     json_array_rows,
     columns("premise", "hypothesis", "gold_label", id="guid"),
-    about="전제에서 가설이 따라 나오는가? (Korean inference)",
+    about="does a Korean premise entail a hypothesis, contradict it, or neither?",
     metrics=("accuracy",),
     labels=NLI_LABELS,
     files=("*train*", "*dev*"),

@@ -31,6 +31,6 @@ BLIMP = Task(
     about="which of two sentences is English? 67 paradigms of grammar",
 )
 KONTRAST = Task(
-    "kontrast", "pairs", any_rows, kontrast, "어느 문장이 자연스러운가? (Korean minimal pairs)"
+    "kontrast", "pairs", any_rows, kontrast, "which of two sentences is natural Korean?"
 )
 TASKS = (BLIMP, KONTRAST)

@@ -98,7 +98,7 @@ KLP2016 = replace(
     CONLL2003,
     name="klp2016",
     rows=klp_rows,
-    about="사람, 곳, 기관, 날짜, 시간의 이름은 어디에? (Korean names)",
+    about="which Korean words name a person, a place, an organisation, a date, a time?",
     files=("*train*", "*dev*"),
     prompt="글: {text}\n이름:",
 )

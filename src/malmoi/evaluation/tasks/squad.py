@@ -56,7 +56,7 @@ SQUAD2 = replace(SQUAD, name="squad2", about="where is the answer, if there is o
 KORQUAD = replace(
     SQUAD,
     name="korquad",
-    about="문단에서 질문의 답은 어디인가? (KorQuAD 1.0; F1 by characters)",
+    about="where in a Korean paragraph is the answer? (F1 by characters)",
     metrics=("korquad_f1", "korquad_exact"),
     files=("*train*", "*dev*"),
     prompt="지문: {pair}\n질문: {text}\n답:",
