@@ -156,7 +156,7 @@ def _translate_titles() -> None:
     titles.REQUIRED_LONG_STRING = translate("[required]")
     # Its own counts characters where Hangul takes two cells, keeps the space at a line's end and
     # then cuts off a syllable to make room for it.
-    Text.rstrip_end = lambda line, size: line.rstrip()  # type: ignore[method-assign]
+    Text.rstrip_end = lambda line, size: line.rstrip()  # type: ignore[assignment, method-assign]
 
 
 def malmoi(

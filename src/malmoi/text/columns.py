@@ -93,7 +93,7 @@ def guess_columns(
                 "them with --text COLUMN --label COLUMN."
             )
         return written
-    if kind is None and not (text or label) and written and _answers(rows, written.label):
+    if kind is None and not (text or label) and written and _answers(rows, written):
         return written
     if kind is None and label is None and (flags := _flags(rows, names)):
         text = text or text_column(rows, [name for name in names if name not in flags], where)
@@ -132,11 +132,14 @@ def _writing(
     return GuessedColumns("writing", prompt, answer, pair or second)
 
 
-def _answers(rows: Sequence[Mapping[str, Any]], column: str | None) -> bool:
+def _answers(rows: Sequence[Mapping[str, Any]], found: GuessedColumns) -> bool:
     """Whether a column holds answers, or conversations do: labels and passages come again."""
     if "context" in rows[0]:
         return False
-    return column is None or 2 * len({str(row.get(column)) for row in rows}) > len(rows)
+    column = found.label
+    if not isinstance(column, str):
+        return True
+    return 2 * len({str(row.get(column)) for row in rows}) > len(rows)
 
 
 def first_rows(data: RowSource) -> list[Mapping[str, Any]]:
