@@ -224,13 +224,6 @@ def test_a_developer_message_is_a_system_message(live: Live) -> None:
     assert reply("developer") == reply("system")
 
 
-@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
-@pytest.mark.parametrize("path", ["/v1/moderations", "/tokenize", "/foo"])
-def test_unknown_addresses_are_not_found(live: Live, method: str, path: str) -> None:
-    answer = httpx.request(method, live.url + path, timeout=60)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
-
-
 def test_responses_are_those_of_the_chat(client: openai.OpenAI) -> None:
     ask = {"model": "gpt", "temperature": 0, "max_output_tokens": 9}
     system = [{"role": "system", "content": "be kind"}]
